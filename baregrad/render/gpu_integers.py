@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import product
 from math import prod
+from operator import floordiv, is_, lshift, mul, rshift
 from types import MappingProxyType
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import COMPARE, Op, Ops, mask_of
+from baregrad.render.interface import leaves
 
 I32, I64 = dtypes.int32, dtypes.int64
 Span = tuple[int, int]
@@ -47,8 +49,9 @@ class _Narrowing:
             if info is not None
             else {}
         )
-        for variable in _variables(program):
-            self._variable(variable)
+        for leaf in leaves(program):
+            if leaf.op is Ops.VAR:
+                self._variable(leaf)
         for node in program.src:
             self.visit(node)
 
@@ -113,7 +116,7 @@ class _Narrowing:
     def _same(self, node: Node, src: tuple[Node, ...] | None = None) -> None:
         """Append an instruction of the same dtype, of replaced operands or others."""
         src = tuple(map(self.full, node.src)) if src is None else src
-        unchanged = all(map(_is, src, node.src))
+        unchanged = all(map(is_, src, node.src))
         self.wide[node] = self.put(node if unchanged else Node(node.op, node.dtype, src, node.arg))
 
     def _variable(self, node: Node) -> None:
@@ -206,10 +209,6 @@ class _Narrowing:
             self.wide[node] = self.put(Node(node.op, node.dtype, src, node.arg))
 
 
-def _is(left: Node, right: Node) -> bool:
-    return left is right
-
-
 def _inside(span: Span) -> bool:
     return _FITS[0] <= span[0] and span[1] <= _FITS[1]
 
@@ -218,13 +217,6 @@ def _span_of(node: Node) -> Span:
     if node.dtype.kind == "bool":
         return 0, 1
     return int(node.dtype.min), int(node.dtype.max)
-
-
-def _variables(program: Node) -> list[Node]:
-    found: dict[Node, None] = {}
-    for node in program.src:
-        found.update(dict.fromkeys([child for child in node.src if child.op is Ops.VAR]))
-    return list(found)
 
 
 def _is_safe(node: Node) -> bool:
@@ -262,16 +254,14 @@ def _or(x: Span, y: Span) -> Span:
 def _shift(x: Span, y: Span, left: bool) -> Span:
     if not 0 <= y[0] <= y[1] < 64:
         return _ANY
-    if left:
-        return _corners(lambda a, b: a << b)(x, y)
-    return _corners(lambda a, b: a >> b)(x, y)
+    return _corners(lshift if left else rshift)(x, y)
 
 
 def _divided(x: Span, y: Span) -> Span:
     """Quotients by a positive divisor, rounded either way."""
     if y[0] < 1:
         return _ANY
-    low, high = _corners(lambda a, b: a // b)(x, y)
+    low, high = _corners(floordiv)(x, y)
     return low, max(high, 0)
 
 
@@ -283,7 +273,7 @@ _SPANS: MappingProxyType[Op, Callable[..., Span]] = MappingProxyType(
     {
         Ops.ADD: lambda x, y: (x[0] + y[0], x[1] + y[1]),
         Ops.SUB: lambda x, y: (x[0] - y[1], x[1] - y[0]),
-        Ops.MUL: _corners(lambda a, b: a * b),
+        Ops.MUL: _corners(mul),
         Ops.NEG: lambda x: (-x[1], -x[0]),
         Ops.MIN: _corners(min),
         Ops.MAX: _corners(max),

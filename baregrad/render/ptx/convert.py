@@ -10,47 +10,38 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.render.ptx.text import PtxText
-from baregrad.render.ptx.types import literal, ptx_type
+from baregrad.render.ptx.types import literal, ptx_type, sign_text
 
 F32, F64 = dtypes.float32, dtypes.float64
 
 
 def narrow(f: PtxText, dtype: DType, result: str, wide: str) -> None:
     """The low 8 or 16 bits of a 32-bit register, extended as registers hold that dtype."""
-    kind = "s" if dtype.kind == "int" else "u"
-    f.emit(f"cvt.{kind}32.{kind}{dtype.bits}", result, wide)
+    sign = sign_text(dtype)
+    f.emit(f"cvt.{sign}32.{sign}{dtype.bits}", result, wide)
 
 
 def _cast(f: PtxText, node: Node, result: str, x: str) -> None:
     source, target = node.src[0].dtype, node.dtype
     if source is target:
         f.emit(f"mov.{ptx_type(target).bits}", result, x)
-    elif target.kind == "bool":
-        _to_bool(f, source, result, x)
+        return
+    if source.is_float and source.bits < 32:
+        x, source = _widen(f, source, x, result if target is F32 else ""), F32
+        if target is F32:
+            return
+    if target.kind == "bool":
+        test = "neu" if source.is_float else "ne"
+        f.emit(f"setp.{test}.{ptx_type(source).compute}", result, x, literal(0, source))
     elif source.kind == "bool":
-        _from_bool(f, target, result, x)
-    elif source.is_float and target.is_float:
-        _between_floats(f, source, target, result, x)
+        one, zero = literal(1, target), literal(0, target)
+        f.emit(f"selp.{ptx_type(target).bits}", result, one, zero, x)
+    elif target.is_float:
+        _to_float(f, source, target, result, x)
     elif source.is_float:
         _to_integer(f, source, target, result, x)
-    elif target.is_float:
-        _from_integer(f, source, target, result, x)
     else:
         _between_integers(f, source, target, result, x)
-
-
-# --- truth values --------------------------------------------------------------------------------
-
-
-def _to_bool(f: PtxText, source: DType, result: str, x: str) -> None:
-    if source.is_float and source.bits < 32:
-        x, source = _widen(f, source, x), F32
-    test = "neu" if source.is_float else "ne"
-    f.emit(f"setp.{test}.{ptx_type(source).compute}", result, x, literal(0, source))
-
-
-def _from_bool(f: PtxText, target: DType, result: str, x: str) -> None:
-    f.emit(f"selp.{ptx_type(target).bits}", result, literal(1, target), literal(0, target), x)
 
 
 # --- integers ------------------------------------------------------------------------------------
@@ -61,7 +52,7 @@ def _between_integers(f: PtxText, source: DType, target: DType, result: str, x: 
         if source.bits == 64:
             f.emit("mov.b64", result, x)
         else:
-            f.emit(f"cvt.{target_kind(target)}64.{target_kind(source)}32", result, x)
+            f.emit(f"cvt.{sign_text(target)}64.{sign_text(source)}32", result, x)
         return
     if source.bits == 64:
         word = result if target.bits == 32 else f.fresh("%r")
@@ -73,30 +64,13 @@ def _between_integers(f: PtxText, source: DType, target: DType, result: str, x: 
         f.emit("mov.b32", result, x)
 
 
-def target_kind(dtype: DType) -> str:
-    """The letter of an integer dtype in PTX's types."""
-    return "s" if dtype.kind == "int" else "u"
-
-
 def _holds(source: DType, target: DType) -> bool:
     """Whether every value of an integer dtype is one of another."""
     return bool(target.min <= source.min and source.max <= target.max)
 
 
-def _from_integer(f: PtxText, source: DType, target: DType, result: str, x: str) -> None:
-    """To 16-bit floats by way of float32, as the evaluators do."""
-    kind = ptx_type(source).compute
-    if target.bits >= 32:
-        f.emit(f"cvt.rn.{ptx_type(target).compute}.{kind}", result, x)
-        return
-    wide = f.value(F32, f"cvt.rn.f32.{kind}", x)
-    _between_floats(f, F32, target, result, wide)
-
-
 def _to_integer(f: PtxText, source: DType, target: DType, result: str, x: str) -> None:
     """Truncation that saturates; NaN is 0."""
-    if source.bits < 32:
-        x, source = _widen(f, source, x), F32
     kind = ptx_type(target)
     opcode = f"cvt.rzi.{kind.compute}.{ptx_type(source).compute}"
     limited = target.bits < 32
@@ -120,24 +94,20 @@ def _to_integer(f: PtxText, source: DType, target: DType, result: str, x: str) -
 # --- floats --------------------------------------------------------------------------------------
 
 
-def _between_floats(f: PtxText, source: DType, target: DType, result: str, x: str) -> None:
-    if source.bits < 32:
-        wide = _widen(f, source, x, result if target is F32 else "")
-        if target is F32:
-            return
-        x, source = wide, F32
+def _to_float(f: PtxText, source: DType, target: DType, result: str, x: str) -> None:
+    """To 16-bit floats by way of float32, as the evaluators do."""
+    compute, kind = ptx_type(target).compute, ptx_type(source).compute
     if target.bits < 32:
-        if source is F64:
-            single = f.value(F32, "cvt.rn.f32.f64", x)
-            x = single
-        _round_half(f, target, result, x)
-    elif target is F64:
-        f.emit("cvt.f64.f32", result, x)
-    else:
-        f.emit("cvt.rn.f32.f64", result, x)
+        if target.name not in f.target.converted_floats:
+            raise CompilerBug(
+                f"{f.target.name} does not round to a dtype; it was to be lowered", found=target
+            )
+        if source is not F32:
+            x, kind = f.value(F32, f"cvt.rn.f32.{kind}", x), "f32"
+    f.emit(f"cvt{'' if target is F64 and source is F32 else '.rn'}.{compute}.{kind}", result, x)
 
 
-def _widen(f: PtxText, source: DType, x: str, result: str = "") -> str:
+def _widen(f: PtxText, source: DType, x: str, result: str) -> str:
     """A 16-bit float as float32."""
     found = result or f.register(F32)
     if source is dtypes.float16:
@@ -147,15 +117,6 @@ def _widen(f: PtxText, source: DType, x: str, result: str = "") -> str:
     word = f.made("%r", "cvt.u32.u16", x)
     f.emit("mov.b32", found, f.made("%r", "shl.b32", word, "16"))
     return found
-
-
-def _round_half(f: PtxText, target: DType, result: str, x: str) -> None:
-    """A float32 rounded to a 16-bit float."""
-    if target.name not in f.target.converted_floats:
-        raise CompilerBug(
-            f"{f.target.name} does not round to a dtype; it was to be lowered", found=target
-        )
-    f.emit(f"cvt.rn.{ptx_type(target).compute}.f32", result, x)
 
 
 # --- bits ----------------------------------------------------------------------------------------

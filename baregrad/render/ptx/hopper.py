@@ -12,7 +12,7 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.render.gpu import box_of
-from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule
+from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule, braces
 
 # Swizzles by their bits, as a matrix descriptor names them: of 32, 64 and 128 bytes.
 _SWIZZLE_CODES: MappingProxyType[int, int] = MappingProxyType({1: 3, 2: 2, 3: 1})
@@ -62,8 +62,7 @@ def _warp(f: PtxText, node: Node) -> None:
 def _special(register: str) -> Rule:
     def rule(f: PtxText, node: Node) -> None:
         (result,) = f.define(node)
-        word = f.made("%r", "mov.u32", register)
-        f.emit("cvt.u64.u32", result, word)
+        f.emit("cvt.u64.u32", result, f.made("%r", "mov.u32", register))
 
     return rule
 
@@ -96,13 +95,13 @@ def _set_registers(f: PtxText, node: Node) -> None:
 # --- barriers of phases --------------------------------------------------------------------------
 
 
-def _init(f: PtxText, node: Node) -> None:
-    f.emit("mbarrier.init.shared.b64", f"[{_shared(f, node.src[0])}]", str(node.arg.immediates[0]))
+def _at_barrier(opcode: str, *results: str) -> Rule:
+    """An instruction whose operands are a barrier and the immediate."""
 
+    def rule(f: PtxText, node: Node) -> None:
+        f.emit(opcode, *results, f"[{_shared(f, node.src[0])}]", str(node.arg.immediates[0]))
 
-def _expect(f: PtxText, node: Node) -> None:
-    place = f"[{_shared(f, node.src[0])}]"
-    f.emit("mbarrier.arrive.expect_tx.shared.b64", "_", place, str(node.arg.immediates[0]))
+    return rule
 
 
 def _wait(f: PtxText, node: Node) -> None:
@@ -144,9 +143,8 @@ def _load(f: PtxText, node: Node) -> None:
     operands = [f"[{target}]", _tensor(f, node), f"[{barrier}]"]
     if node.arg.immediates[3]:
         # To every block of the cluster, at the same place.
-        everyone = f.made("%h", "mov.b16", str((1 << f.program.arg.cluster) - 1))
         opcode += ".multicast::cluster"
-        operands.append(everyone)
+        operands.append(f.made("%h", "mov.b16", str((1 << f.program.arg.cluster) - 1)))
     f.emit(opcode, *operands)
 
 
@@ -180,11 +178,9 @@ def _multiply(f: PtxText, node: Node) -> None:
     columns, swizzle = node.arg.immediates
     a, b, keep, *registers = node.src
     left, right = _descriptor(f, a, swizzle), _descriptor(f, b, swizzle)
-    total = ", ".join([f.one(register) for register in registers])
-    f.emit(
-        f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16",
-        f"{{{total}}}", left, right, f.one(keep), "1", "1", "0", "0",
-    )  # fmt: skip
+    total = braces([f.one(register) for register in registers])
+    opcode = f"wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16"
+    f.emit(opcode, total, left, right, f.one(keep), "1", "1", "0", "0")
 
 
 def _store_matrices(f: PtxText, node: Node) -> None:
@@ -197,9 +193,8 @@ def _store_matrices(f: PtxText, node: Node) -> None:
     count = len(words)
     if count not in (1, 2, 4):
         raise CompilerBug("stmatrix of too many values", found=len(values), wanted="2, 4 or 8")
-    operand = f"{{{', '.join(words)}}}"
     place = f"[{_shared(f, address)}]"
-    f.emit(f"stmatrix.sync.aligned.m8n8.x{count}.shared.b16", place, operand)
+    f.emit(f"stmatrix.sync.aligned.m8n8.x{count}.shared.b16", place, braces(words))
 
 
 HOPPER_RULES: MappingProxyType[str, Rule] = MappingProxyType(
@@ -207,9 +202,9 @@ HOPPER_RULES: MappingProxyType[str, Rule] = MappingProxyType(
         "warp": _warp,
         "cluster.rank": _special("%cluster_ctarank"),
         "cluster.id": _special("%clusterid.x"),
-        "mbarrier.init": _init,
+        "mbarrier.init": _at_barrier("mbarrier.init.shared.b64"),
         "mbarrier.fence_init": _plain("fence.mbarrier_init.release.cluster"),
-        "mbarrier.arrive.expect_tx": _expect,
+        "mbarrier.arrive.expect_tx": _at_barrier("mbarrier.arrive.expect_tx.shared.b64", "_"),
         "mbarrier.arrive.remote": _arrive_remote,
         "mbarrier.wait": _wait,
         "barrier.cluster": _plain(

@@ -24,7 +24,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.render.gpu import WARP_LANES
 from baregrad.render.ptx.hopper import HOPPER_RULES
 from baregrad.render.ptx.memory import place_of
-from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule
+from baregrad.render.ptx.text import ALL_LANES, Names, PtxText, Rule, braces
 from baregrad.render.ptx.types import ptx_type
 from baregrad.render.ptx.warp import WARP_RULES
 
@@ -51,38 +51,31 @@ def _bar_sync(f: PtxText, node: Node) -> None:
 
 def _shuffle(f: PtxText, node: Node) -> None:
     mode = node.arg.name.rpartition(".")[2]
-    distance = str(node.arg.immediates[0])
-    (value,) = node.src
     # Lanes beyond the clamp keep their own value.
-    clamp = "0" if mode == "up" else "31"
-    names = f.lanes(value, f.width(node))
+    rest = str(node.arg.immediates[0]), "0" if mode == "up" else "31", ALL_LANES
+    names = f.lanes(node.src[0], f.width(node))
     for result, name in zip(f.define(node), names, strict=True):
-        _shuffle_one(f, f"shfl.sync.{mode}.b32", node.dtype, result, name, (distance, clamp))
+        _shuffle_one(f, f"shfl.sync.{mode}.b32", node.dtype, result, name, rest)
 
 
 def _shuffle_one(
-    f: PtxText, opcode: str, dtype: DType, result: str, name: str, rest: tuple[str, str]
+    f: PtxText, opcode: str, dtype: DType, result: str, name: str, rest: Names
 ) -> None:
-    kind = ptx_type(dtype)
     name = f.held(name, dtype)
     if dtype.bits == 64:
         halves = [f.fresh("%r") for _ in range(4)]
-        f.emit("mov.b64", f"{{{halves[0]}, {halves[1]}}}", name)
+        f.emit("mov.b64", braces(halves[:2]), name)
         for source, found in zip(halves[:2], halves[2:], strict=True):
-            f.emit(opcode, found, source, *rest, ALL_LANES)
-        f.emit("mov.b64", result, f"{{{halves[2]}, {halves[3]}}}")
-    elif kind.bits == "b32" or dtype is dtypes.float32:
-        f.emit(opcode, result, name, *rest, ALL_LANES)
+            f.emit(opcode, found, source, *rest)
+        f.emit("mov.b64", result, braces(halves[2:]))
+    elif ptx_type(dtype).bits == "b32" or dtype is dtypes.float32:
+        f.emit(opcode, result, name, *rest)
+    elif dtype is dtypes.bool:
+        word = f.made("%r", "selp.b32", "1", "0", name)
+        f.emit("setp.ne.u32", result, f.made("%r", opcode, word, *rest), "0")
     else:
-        if dtype is dtypes.bool:
-            word = f.made("%r", "selp.b32", "1", "0", name)
-        else:
-            word = f.made("%r", "cvt.u32.u16", name)
-        found = f.made("%r", opcode, word, *rest, ALL_LANES)
-        if dtype is dtypes.bool:
-            f.emit("setp.ne.u32", result, found, "0")
-        else:
-            f.emit("cvt.u16.u32", result, found)
+        word = f.made("%r", "cvt.u32.u16", name)
+        f.emit("cvt.u16.u32", result, f.made("%r", opcode, word, *rest))
 
 
 def _atomic_add(f: PtxText, node: Node) -> None:

@@ -14,8 +14,8 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.render.gpu import pieces
-from baregrad.render.ptx.text import Names, PtxText, Rule
-from baregrad.render.ptx.types import ptx_type
+from baregrad.render.ptx.text import Names, PtxText, Rule, braces
+from baregrad.render.ptx.types import ptx_type, sign_text
 
 # --- lanes and registers -------------------------------------------------------------------------
 
@@ -35,11 +35,10 @@ def alias(f: PtxText, node: Node, source: Node, names: Names) -> None:
 
 def _splat(f: PtxText, node: Node) -> None:
     (x,) = node.src
+    name = f.one(x)
     if x.op is Ops.REG:
-        register = f.value(node.dtype, f"mov.{ptx_type(node.dtype).bits}", f.one(x))
-        f.names[node] = (register,) * f.width(node)
-    else:
-        f.names[node] = (f.one(x),) * f.width(node)
+        name = f.value(node.dtype, f"mov.{ptx_type(node.dtype).bits}", name)
+    f.names[node] = (name,) * f.width(node)
 
 
 def _line(f: PtxText, node: Node) -> None:
@@ -67,8 +66,7 @@ def _any(f: PtxText, node: Node) -> None:
     (result,) = f.define(node)
     total = names[0]
     for name in names[1:-1]:
-        either = f.made("%p", "or.pred", total, name)
-        total = either
+        total = f.made("%p", "or.pred", total, name)
     if len(names) > 1:
         f.emit("or.pred", result, total, names[-1])
     else:
@@ -160,9 +158,9 @@ def _indexed(f: PtxText, buffer: Node, base: str, offset: Node, name: str) -> st
     else:
         if space == "local":
             base = f.made("%rd", "mov.u64", base)
-        sign = "u" if offset.dtype.kind == "uint" else "s"
         if not wide:
-            found = f.made("%rd", f"mad.wide.{sign}32", name, size, base)
+            opcode = f"mad.wide.{sign_text(offset.dtype)}32"
+            found = f.made("%rd", opcode, name, size, base)
         elif size == "1":
             found = f.made("%rd", "add.s64", base, name)
         else:
@@ -207,21 +205,18 @@ def _accesses(f: PtxText, node: Node, masks: Names) -> list[PtxAccess]:
     buffer, offset = node.src[:2]
     access, dtype = node.arg, buffer.dtype
     adjacent = access.width == 1 or (access.stride == 1 and not offset.shape)
-    if adjacent and len(set(masks)) <= 1:
+    if adjacent and len(set(masks)) == 1:
         where = place_of(f, buffer, offset, 0, access.at)
-        guard = masks[0] if masks else ""
+        size = dtype.itemsize
         return [
-            PtxAccess(where.text(lane * dtype.itemsize), lane, lanes, *_words(dtype, lanes), guard)
-            for lane, lanes in pieces(
-                dtype.itemsize, access.width, access.align, f.target.load_bytes
-            )
+            PtxAccess(where.text(lane * size), lane, lanes, *_words(dtype, lanes), masks[0])
+            for lane, lanes in pieces(size, access.width, access.align, f.target.load_bytes)
         ]
     found = []
     for lane in range(access.width):
         place, more = (lane, 0) if offset.shape else (0, access.stride * lane)
         where = place_of(f, buffer, offset, place, access.at + more)
-        guard = masks[lane] if masks else ""
-        found.append(PtxAccess(where.text(), lane, 1, *_words(dtype, 1), guard))
+        found.append(PtxAccess(where.text(), lane, 1, *_words(dtype, 1), masks[lane]))
     return found
 
 
@@ -234,8 +229,13 @@ def _cells(f: PtxText, node: Node) -> Names:
     return tuple([cells[first + access.stride * lane] for lane in range(access.width)])
 
 
+def _masks(f: PtxText, node: Node, mask: list[Node]) -> Names:
+    """The predicate of each lane of an access, "" for none."""
+    return f.lanes(mask[0], node.arg.width) if mask else ("",) * node.arg.width
+
+
 def _vector(names: Names) -> str:
-    return names[0] if len(names) == 1 else "{" + ", ".join(names) + "}"
+    return names[0] if len(names) == 1 else braces(names)
 
 
 # --- loads ---------------------------------------------------------------------------------------
@@ -244,13 +244,13 @@ def _vector(names: Names) -> str:
 def _vload(f: PtxText, node: Node) -> None:
     buffer, _, *mask = node.src
     kind = ptx_type(node.dtype).bits
-    masks = f.lanes(mask[0], node.arg.width) if mask else ()
+    masks = _masks(f, node, mask)
     cells = _cells(f, node)
     if cells:
-        for lane, (name, cell) in enumerate(zip(f.define(node), cells, strict=True)):
-            if masks:
+        for name, cell, guard in zip(f.define(node), cells, masks, strict=True):
+            if guard:
                 f.emit(f"mov.{kind}", name, f.zero(node.dtype))
-            f.emit(f"mov.{kind}", name, cell, guard=masks[lane] if masks else "")
+            f.emit(f"mov.{kind}", name, cell, guard=guard)
         return
     opcode = f"ld.{_space(buffer)}"
     if node.arg.constant and _never_changes(f, buffer):
@@ -319,11 +319,10 @@ def selector(dtype: DType, part: int) -> str:
 def _vstore(f: PtxText, node: Node) -> None:
     buffer, _, value, *mask = node.src
     values = f.lanes(value, node.arg.width)
-    masks = f.lanes(mask[0], node.arg.width) if mask else ()
+    masks = _masks(f, node, mask)
     cells = _cells(f, node)
     for lane, cell in enumerate(cells):
-        guard = masks[lane] if masks else ""
-        f.emit(f"mov.{ptx_type(buffer.dtype).bits}", cell, values[lane], guard=guard)
+        f.emit(f"mov.{ptx_type(buffer.dtype).bits}", cell, values[lane], guard=masks[lane])
     if not cells:
         for access in _accesses(f, node, masks):
             names = values[access.lane : access.lane + access.lanes]
@@ -346,7 +345,7 @@ def _pack(f: PtxText, dtype: DType, names: Names) -> Names:
     """Elements of 8 and 16 bits put together to 32-bit words."""
     if dtype.is_float:
         pairs = zip(names[0::2], names[1::2], strict=True)
-        return tuple([f.made("%r", "mov.b32", f"{{{low}, {high}}}") for low, high in pairs])
+        return tuple([f.made("%r", "mov.b32", braces(pair)) for pair in pairs])
     if dtype.itemsize == 1:
         names = _joined(f, names, "0x0040")
     return _joined(f, names, "0x5410") if len(names) > 1 else names

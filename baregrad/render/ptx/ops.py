@@ -8,13 +8,14 @@ Source: PTX ISA, "Integer Arithmetic", "Floating-Point", "Comparison and Selecti
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from types import MappingProxyType
 
 from baregrad.base.bits import is_power_of_two, next_power_of_two
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node, make_node
-from baregrad.ir.core.op import COMPARE, Op, Ops
+from baregrad.ir.core.op import COMPARE, Op, Ops, mask_of
 from baregrad.render.interface import BOOL_OPS
 from baregrad.render.ptx.convert import CONVERSIONS, narrow
 from baregrad.render.ptx.text import PtxText
@@ -59,6 +60,43 @@ def _refuse_narrow(node: Node) -> None:
 # --- arithmetic ----------------------------------------------------------------------------------
 
 
+# op: (of floats, of integers); {c} is the type that arithmetic is done in, {b} that of moves and
+# {n} the bits of a register.
+_OPCODES: MappingProxyType[Op, tuple[str, str]] = MappingProxyType(
+    {
+        Ops.ADD: ("add.rn.{c}", "add.{c}"),
+        Ops.SUB: ("sub.rn.{c}", "sub.{c}"),
+        Ops.MUL: ("mul.rn.{c}", "mul.lo.{c}"),
+        Ops.FMA: ("fma.rn.{c}", "mad.lo.{c}"),
+        Ops.DIV: ("div.rn.{c}", ""),
+        Ops.TRUNCDIV: ("", "div.{c}"),
+        Ops.NEG: ("neg.{c}", "neg.s{n}"),
+        Ops.ABS: ("abs.{c}", "abs.{c}"),
+        Ops.NOT: ("", "not.{b}"),
+        Ops.SHL: ("", "shl.{b}"),
+        Ops.SHR: ("", "shr.{c}"),
+        **{op: ("", f"{op.name.lower()}.{{b}}") for op in (Ops.AND, Ops.OR, Ops.XOR)},
+        **{op: ("", f"{op.name.lower()}.{{c}}") for op in (Ops.MAX, Ops.MIN)},
+        Ops.SQRT: ("sqrt.rn.{c}", ""),
+        Ops.RECIPROCAL: ("rcp.rn.{c}", ""),
+        # Integers are whole already.
+        Ops.FLOOR: ("cvt.rmi.{c}.{c}", "mov.{b}"),
+        Ops.CEIL: ("cvt.rpi.{c}.{c}", "mov.{b}"),
+        Ops.TRUNC: ("cvt.rzi.{c}.{c}", "mov.{b}"),
+        Ops.RINT: ("cvt.rni.{c}.{c}", "mov.{b}"),
+    }
+)
+# What may leave in a register more bits than an integer has.
+_WRAPS = mask_of((Ops.ADD, Ops.SUB, Ops.MUL, Ops.FMA, Ops.TRUNCDIV, Ops.NEG, Ops.ABS, Ops.SHL))
+
+
+@lru_cache(1 << 8)
+def _opcode(op: Op, dtype: DType) -> str:
+    kind = ptx_type(dtype)
+    form = _OPCODES[op][0 if dtype.is_float else 1]
+    return form.format(c=kind.compute, b=kind.bits, n=kind.bits[1:])
+
+
 def _whole(f: PtxText, dtype: DType, opcode: str, result: str, *operands: str) -> None:
     """An integer instruction, whose result of fewer than 32 bits wraps."""
     if dtype.bits >= 32:
@@ -67,38 +105,30 @@ def _whole(f: PtxText, dtype: DType, opcode: str, result: str, *operands: str) -
         narrow(f, dtype, result, f.value(dtype, opcode, *operands))
 
 
-_ARITHMETIC: MappingProxyType[Op, tuple[str, str]] = MappingProxyType(
-    {
-        # op: (of floats, of integers)
-        Ops.ADD: ("add.rn", "add"),
-        Ops.SUB: ("sub.rn", "sub"),
-        Ops.MUL: ("mul.rn", "mul.lo"),
-        Ops.FMA: ("fma.rn", "mad.lo"),
-        Ops.DIV: ("div.rn", ""),
-        Ops.TRUNCDIV: ("", "div"),
-    }
-)
-
-
-def _arithmetic(f: PtxText, node: Node, result: str, *operands: str) -> None:
-    dtype = node.dtype
-    if dtype.kind == "bool":
-        f.emit(f"{BOOL_OPS[node.op]}.pred", result, *operands)
+def _plain(f: PtxText, node: Node, result: str, *operands: str) -> None:
+    """One instruction."""
+    op, dtype = node.op, node.dtype
+    if dtype.kind == "bool" and op in BOOL_OPS:
+        f.emit(f"{BOOL_OPS[op]}.pred", result, *operands)
         return
     _refuse_narrow(node)
-    if node.op is Ops.MUL and dtype is dtypes.int64 and all(map(_is_widened, node.src)):
-        short = [f.one(x.src[0]) if x.op is Ops.CAST else name
-                 for x, name in zip(node.src, operands, strict=True)]  # fmt: skip
-        f.emit("mul.wide.s32", result, *short)
-        return
-    opcode = _ARITHMETIC[node.op][0 if dtype.is_float else 1]
+    opcode = _opcode(op, dtype)
     if not opcode:
         raise CompilerBug("PTX has no such instruction; it was to be lowered", found=node)
-    opcode = f"{opcode}.{ptx_type(dtype).compute}"
-    if dtype.is_float:
-        f.emit(opcode, result, *operands)
-    else:
+    if op.bit & _WRAPS or (op is Ops.NOT and dtype.kind == "uint"):
         _whole(f, dtype, opcode, result, *operands)
+    else:
+        f.emit(opcode, result, *operands)
+
+
+def _multiply(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
+    """MUL; of two int32 that were made int64 a single instruction."""
+    if node.dtype is dtypes.int64 and all(map(_is_widened, node.src)):
+        short = [f.one(child.src[0]) if child.op is Ops.CAST else name
+                 for child, name in zip(node.src, (x, y), strict=True)]  # fmt: skip
+        f.emit("mul.wide.s32", result, *short)
+    else:
+        _plain(f, node, result, x, y)
 
 
 def _is_widened(node: Node) -> bool:
@@ -109,30 +139,9 @@ def _is_widened(node: Node) -> bool:
     return plain and node.src[0].dtype is dtypes.int32
 
 
-def _bitwise(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
-    """AND, OR and XOR keep extended integers extended."""
-    name = node.op.name.lower()
-    f.emit(f"{name}.{ptx_type(node.dtype).bits}", result, x, y)
-
-
-def _invert(f: PtxText, node: Node, result: str, x: str) -> None:
-    opcode = f"not.{ptx_type(node.dtype).bits}"
-    if node.dtype.kind == "uint":
-        _whole(f, node.dtype, opcode, result, x)
-    else:
-        f.emit(opcode, result, x)
-
-
 def _shift(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
-    """Distances beyond the width count as the width, as they are to."""
-    kind = ptx_type(node.dtype)
-    if kind.bits == "b64":
-        # Distances have 32 bits.
-        y = _low_word(f, y)
-    if node.op is Ops.SHL:
-        _whole(f, node.dtype, f"shl.{kind.bits}", result, x, y)
-    else:
-        f.emit(f"shr.{kind.compute}", result, x, y)
+    """Distances beyond the width count as the width, as they are to; they have 32 bits."""
+    _plain(f, node, result, x, _low_word(f, y) if node.dtype.bits == 64 else y)
 
 
 def _low_word(f: PtxText, operand: str) -> str:
@@ -141,47 +150,11 @@ def _low_word(f: PtxText, operand: str) -> str:
     return f.made("%r", "cvt.u32.u64", operand)
 
 
-def _negate(f: PtxText, node: Node, result: str, x: str) -> None:
-    dtype = node.dtype
-    _refuse_narrow(node)
-    if dtype.is_float:
-        f.emit(f"neg.{ptx_type(dtype).compute}", result, x)
-    else:
-        _whole(f, dtype, f"neg.s{max(dtype.bits, 32)}", result, x)
-
-
 def _absolute(f: PtxText, node: Node, result: str, x: str) -> None:
-    dtype = node.dtype
-    kind = ptx_type(dtype)
-    _refuse_narrow(node)
-    if dtype.kind == "uint":
-        f.emit(f"mov.{kind.bits}", result, x)
-    elif dtype.is_float:
-        f.emit(f"abs.{kind.compute}", result, x)
+    if node.dtype.kind == "uint":
+        f.emit(f"mov.{ptx_type(node.dtype).bits}", result, x)
     else:
-        _whole(f, dtype, f"abs.{kind.compute}", result, x)
-
-
-def _root(f: PtxText, node: Node, result: str, x: str) -> None:
-    _refuse_narrow(node)
-    name = "sqrt" if node.op is Ops.SQRT else "rcp"
-    f.emit(f"{name}.rn.{ptx_type(node.dtype).compute}", result, x)
-
-
-_ROUNDINGS: MappingProxyType[Op, str] = MappingProxyType(
-    {Ops.FLOOR: "rmi", Ops.CEIL: "rpi", Ops.TRUNC: "rzi", Ops.RINT: "rni"}
-)
-
-
-def _integral(f: PtxText, node: Node, result: str, x: str) -> None:
-    """Rounding to an integer; integers are that."""
-    kind = ptx_type(node.dtype)
-    if node.dtype.is_float:
-        _refuse_narrow(node)
-        compute = kind.compute
-        f.emit(f"cvt.{_ROUNDINGS[node.op]}.{compute}.{compute}", result, x)
-    else:
-        f.emit(f"mov.{kind.bits}", result, x)
+        _plain(f, node, result, x)
 
 
 # --- choosing ------------------------------------------------------------------------------------
@@ -219,15 +192,11 @@ def _compare_bools(f: PtxText, op: Op, result: str, x: str, y: str) -> None:
 def _extreme(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
     """MAX and MIN: a NaN in either operand gives NaN."""
     dtype = node.dtype
-    if dtype.kind == "bool":
-        f.emit(f"{BOOL_OPS[node.op]}.pred", result, x, y)
+    if not dtype.is_float:
+        _plain(f, node, result, x, y)
         return
     _refuse_narrow(node)
-    name = node.op.name.lower()
-    compute = ptx_type(dtype).compute
-    if not dtype.is_float:
-        f.emit(f"{name}.{compute}", result, x, y)
-        return
+    name, compute = node.op.name.lower(), ptx_type(dtype).compute
     if dtype is dtypes.float32 and f.target.nan_extremes:
         f.emit(f"{name}.NaN.f32", result, x, y)
         return
@@ -345,15 +314,11 @@ def _sign_of_divisor(
 LANE_RULES: MappingProxyType[Op, LaneRule] = MappingProxyType(
     {
         **CONVERSIONS,
-        **dict.fromkeys(_ARITHMETIC, _arithmetic),
-        **dict.fromkeys((Ops.AND, Ops.OR, Ops.XOR), _bitwise),
+        **dict.fromkeys(_OPCODES, _plain),
+        Ops.MUL: _multiply,
         **dict.fromkeys((Ops.SHL, Ops.SHR), _shift),
-        **dict.fromkeys((Ops.SQRT, Ops.RECIPROCAL), _root),
-        **dict.fromkeys(_ROUNDINGS, _integral),
         **dict.fromkeys(COMPARE, _compare),
         **dict.fromkeys((Ops.MAX, Ops.MIN), _extreme),
-        Ops.NOT: _invert,
-        Ops.NEG: _negate,
         Ops.ABS: _absolute,
         Ops.WHERE: _where,
         Ops.FLOORDIV: _floor_divide,

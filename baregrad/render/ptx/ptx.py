@@ -133,29 +133,27 @@ def _begin(f: PtxText, node: Node) -> None:
     label = f.fresh_label()
     if high.op is Ops.REG:
         # The end is what it is when the loop begins.
-        held = f.value(node.dtype, f"mov.{kind.bits}", stop)
-        stop = held
+        stop = f.value(node.dtype, f"mov.{kind.bits}", stop)
     f.emit(f"mov.{kind.bits}", counter, start)
     if not (low.op is Ops.CONST and high.op is Ops.CONST and low.arg < high.arg):
         none = f.made("%p", f"setp.ge.{kind.compute}", counter, stop)
         f.emit("bra", f"E{label}", guard=none)
     f.label(f"L{label}")
-    f.enter(Open(label, counter, stop, kind.compute))
+    f.open.append(Open(label, counter, stop, kind.compute))
 
 
 def _test(f: PtxText, node: Node) -> None:
     condition = f.one(node.src[0])
     label = f.fresh_label()
     f.emit("bra", f"E{label}", guard=f"!{condition}")
-    f.enter(Open(label))
+    f.open.append(Open(label))
 
 
 def _end(f: PtxText, node: Node) -> None:
     block = f.open[-1]
     if block.counter:
-        more = f.fresh("%p")
         f.emit(f"add.{block.kind}", block.counter, block.counter, "1")
-        f.emit(f"setp.lt.{block.kind}", more, block.counter, block.stop)
+        more = f.made("%p", f"setp.lt.{block.kind}", block.counter, block.stop)
         f.emit("bra", f"L{block.label}", guard=more)
     f.leave()
     f.label(f"E{block.label}")

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
-from baregrad.render.gpu import (
-    HIDDEN,
-    SHARED_ALIGNMENT,
-    TILE_ALIGNMENT,
-    GpuSignature,
-)
-from baregrad.render.interface import alloc_nbytes
+from baregrad.render.gpu import HIDDEN, SHARED_ALIGNMENT, TILE_ALIGNMENT, GpuSignature
+from baregrad.render.interface import alloc_nbytes, leaves
 from baregrad.render.ptx.types import literal, ptx_type
 from baregrad.target.gpu import NvidiaTarget
 
@@ -169,21 +164,14 @@ class PtxText:
     def prologue(self) -> None:
         """Load the arguments and the numbers of block and thread."""
         call = self.signature.call
-        used = {child for node in self.program.src for child in node.src if child.op is Ops.PARAM}
-        for param in call.params:
-            if param not in used:
-                continue
-            slot = param.arg.slot
-            address = self.fresh("%rd")
-            self.emit("ld.param.u64", address, f"[p{slot}]")
+        used = leaves(self.program)
+        for param in filter(set(used).__contains__, call.params):
+            address = self.made("%rd", "ld.param.u64", f"[p{param.arg.slot}]")
             self.emit("cvta.to.global.u64", address, address)
             self.names[param] = (address,)
-        seen: set[Node] = set()
-        for node in self.program.src:
-            for child in node.src:
-                if child.op is Ops.VAR and child not in seen:
-                    seen.add(child)
-                    self._variable(child)
+        for node in used:
+            if node.op is Ops.VAR:
+                self._variable(node)
 
     def _variable(self, node: Node) -> None:
         name = node.arg.name
@@ -208,14 +196,12 @@ class PtxText:
         inside: list[str] = []
         signature = self.signature
         if signature.shared_nbytes:
-            size = signature.shared_nbytes
-            align = SHARED_ALIGNMENT
-            if self.program.arg and self.program.arg.shared_nbytes:
-                align = TILE_ALIGNMENT
+            tiles = self.program.arg and self.program.arg.shared_nbytes
+            where = f".shared .align {TILE_ALIGNMENT if tiles else SHARED_ALIGNMENT} .b8"
             if signature.dynamic_nbytes(self.target):
-                outside.append(f".extern .shared .align {align} .b8 shared_memory[];")
+                outside.append(f".extern {where} shared_memory[];")
             else:
-                inside.append(f"  .shared .align {align} .b8 shared_memory[{size}];")
+                inside.append(f"  {where} shared_memory[{signature.shared_nbytes}];")
         constant = _constant_allocs(self.program)
         for alloc in signature.private:
             nbytes = alloc_nbytes(alloc)
@@ -223,16 +209,10 @@ class PtxText:
                 cells = [self.register(alloc.dtype) for _ in range(nbytes // alloc.dtype.itemsize)]
                 self.cells[alloc] = tuple(cells)
             else:
-                name = f"local{alloc.arg.id}"
-                size = max(nbytes, 1)
-                inside.append(f"  .local .align 16 .b8 {name}[{size}];")
+                inside.append(f"  .local .align 16 .b8 local{alloc.arg.id}[{max(nbytes, 1)}];")
         return outside, inside
 
     # --- blocks ---------------------------------------------------------------------------------
-
-    def enter(self, block: Open) -> None:
-        """What follows is inside a loop or condition."""
-        self.open.append(block)
 
     def leave(self) -> None:
         """Close the innermost block; addresses found in it are forgotten."""
@@ -248,6 +228,11 @@ class PtxText:
 
 
 Rule = Callable[[PtxText, Node], None]
+
+
+def braces(names: Sequence[str]) -> str:
+    """Operands that are one vector."""
+    return f"{{{', '.join(names)}}}"
 
 
 def _constant_allocs(program: Node) -> frozenset[Node]:

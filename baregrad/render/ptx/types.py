@@ -35,8 +35,13 @@ class PtxType:
     memory: str
 
 
+def sign_text(dtype: DType) -> str:
+    """The letter of an integer dtype in PTX's types."""
+    return "s" if dtype.kind == "int" else "u"
+
+
 def _integer(dtype: DType) -> PtxType:
-    sign = "s" if dtype.kind == "int" else "u"
+    sign = sign_text(dtype)
     if dtype.bits == 64:
         return PtxType("%rd", "b64", f"{sign}64", "b64", "b64")
     memory = "b32" if dtype.bits == 32 else f"{sign}{dtype.bits}"

@@ -19,29 +19,20 @@ Words are uint32. `k` is how deep A and B are: 32 or 16 bytes of each row, in 4 
 from __future__ import annotations
 
 from types import MappingProxyType
-from typing import NamedTuple
 
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.render.ptx.memory import place_of
-from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule
+from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule, braces
 
-
-class Element(NamedTuple):
-    """A type of A and B: its name in PTX, its bytes, and that of C."""
-
-    name: str
-    nbytes: int
-    accumulator: str
-
-
-_ELEMENTS: MappingProxyType[str, Element] = MappingProxyType(
+# Of each type of A and B: its name in PTX, its bytes, and the name of that of C.
+_ELEMENTS: MappingProxyType[str, tuple[str, int, str]] = MappingProxyType(
     {
-        "float16": Element("f16", 2, "f32"),
-        "bfloat16": Element("bf16", 2, "f32"),
-        "tfloat32": Element("tf32", 4, "f32"),
-        "int8": Element("s8", 1, "s32"),
-        "uint8": Element("u8", 1, "s32"),
+        "float16": ("f16", 2, "f32"),
+        "bfloat16": ("bf16", 2, "f32"),
+        "tfloat32": ("tf32", 4, "f32"),
+        "int8": ("s8", 1, "s32"),
+        "uint8": ("u8", 1, "s32"),
     }
 )
 
@@ -52,31 +43,24 @@ def _need(f: PtxText, node: Node, there: bool) -> None:
         raise CompilerBug(f"{f.target.name} has no {node.arg.name} {node.arg.immediates}")
 
 
-def _braces(names: list[str]) -> str:
-    return "{" + ", ".join(names) + "}"
-
-
 def _multiply(f: PtxText, node: Node) -> None:
     depth, kind = node.arg.immediates
-    element = _ELEMENTS.get(kind)
-    if element is None or depth * element.nbytes not in (16, 32):
+    name, nbytes, total = _ELEMENTS.get(kind, ("", 0, ""))
+    if depth * nbytes not in (16, 32):
         raise CompilerBug(
             "no matrix product of a shape",
             found=node.arg.immediates,
             wanted="16 or 32 bytes of " + ", ".join(_ELEMENTS),
         )
-    words = depth * element.nbytes // 8
+    words = depth * nbytes // 8
     _need(f, node, (kind, depth) in f.target.warp_products)
     # Neighbours of C may be a vector.
     names = [name for child in node.src for name in f.use(child)]
     if len(names) != words + words // 2 + 4:
         raise CompilerBug("mma.sync of a wrong number of words", found=len(names))
-    total = _braces(names[-4:])
-    kinds = f"{element.accumulator}.{element.name}.{element.name}.{element.accumulator}"
-    f.emit(
-        f"mma.sync.aligned.m16n8k{depth}.row.col.{kinds}",
-        total, _braces(names[:words]), _braces(names[words:-4]), total,
-    )  # fmt: skip
+    sums, factors = braces(names[-4:]), [braces(names[:words]), braces(names[words:-4])]
+    opcode = f"mma.sync.aligned.m16n8k{depth}.row.col.{total}.{name}.{name}.{total}"
+    f.emit(opcode, sums, *factors, sums)
 
 
 def _load_matrices(f: PtxText, node: Node) -> None:
@@ -85,7 +69,7 @@ def _load_matrices(f: PtxText, node: Node) -> None:
     if count not in (1, 2, 4) or len(registers) != count:
         raise CompilerBug("ldmatrix of a wrong number of matrices", found=count, wanted="1, 2 or 4")
     where = place_of(f, buffer, offset, 0, first)
-    targets = _braces([f.one(register) for register in registers])
+    targets = braces([f.one(register) for register in registers])
     way = ".trans" if turned else ""
     f.emit(f"ldmatrix.sync.aligned.m8n8.x{count}{way}.shared.b16", targets, where.text())
 
@@ -101,19 +85,16 @@ def _copy(f: PtxText, node: Node) -> None:
     # Whole sectors need not pass through the first level cache.
     operands = [target, source, str(nbytes)]
     if mask:
-        taken = f.made("%r", "selp.b32", str(nbytes), "0", f.one(mask[0]))
-        operands.append(taken)
+        operands.append(f.made("%r", "selp.b32", str(nbytes), "0", f.one(mask[0])))
     f.emit(f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global", *operands)
 
 
-def _commit(f: PtxText, node: Node) -> None:
+def _group(f: PtxText, node: Node) -> None:
+    """A group of copies is closed, or waited for."""
     _need(f, node, f.target.async_copies)
-    f.emit("cp.async.commit_group")
-
-
-def _wait(f: PtxText, node: Node) -> None:
-    _need(f, node, f.target.async_copies)
-    f.emit("cp.async.wait_group", str(node.arg.immediates[0]))
+    closes = node.arg.name == "cp.async.commit"
+    opcode = "cp.async.commit_group" if closes else "cp.async.wait_group"
+    f.emit(opcode, *map(str, node.arg.immediates[:1]))
 
 
 def _elect(f: PtxText, node: Node) -> None:
@@ -131,8 +112,8 @@ WARP_RULES: MappingProxyType[str, Rule] = MappingProxyType(
         "mma.sync": _multiply,
         "ldmatrix": _load_matrices,
         "cp.async": _copy,
-        "cp.async.commit": _commit,
-        "cp.async.wait": _wait,
+        "cp.async.commit": _group,
+        "cp.async.wait": _group,
         "elect": _elect,
     }
 )
