@@ -254,10 +254,6 @@ def facts_of(kernel: Node) -> Facts:
     return found
 
 
-def _write(out: Node, known: _Offsets) -> ArrayAccess:
-    return ArrayAccess(out.src[0], _offset(out, out.src[2:], known), out_axes(out), True)
-
-
 def _facts(kernel: Node) -> Facts:
     everything, scanned = set[Node](), set[Node]()
     reductions: list[Reduction] = []
@@ -265,7 +261,10 @@ def _facts(kernel: Node) -> Facts:
     exposed: set[Node] = set()
     work: dict[frozenset[Node], int] = {}
     offsets: _Offsets = {}
-    accesses = [_write(out, offsets) for out in kernel.src]
+    accesses = [
+        ArrayAccess(out.src[0], _offset(out, out.src[2:], offsets), out_axes(out), True)
+        for out in kernel.src
+    ]
     data = NO_RANGES.union(*[write.axes for write in accesses])
     ordered = _ordered(kernel.src, accesses)
     order = toposort(*kernel.src)
@@ -362,20 +361,11 @@ def collapsible(facts: Facts, outer: Node, inner: Node) -> bool:
     for access in facts.accesses:
         if outer not in access.axes and inner not in access.axes:
             continue
-        offset = access.offset
-        stride = offset.strides.get(inner)
-        if stride is None or not isinstance(extent, int):
-            return False
-        if offset.strides.get(outer) != stride * extent:
-            return False
-        for atom, _ in offset.rest:
-            if outer in atom.ranges or inner in atom.ranges:
-                return False
-    for reduction in facts.reductions:
-        if (outer in reduction.own) != (inner in reduction.own):
+        stride = access.stride(inner)
+        if not stride or not isinstance(extent, int) or access.stride(outer) != stride * extent:
             return False
     # What an OUT runs along is among the axes of its write.
-    return True
+    return all((outer in each.own) == (inner in each.own) for each in facts.reductions)
 
 
 def _ordered(outs: tuple[Node, ...], writes: list[ArrayAccess]) -> frozenset[Node]:
@@ -415,11 +405,24 @@ def iterations(axes: Iterable[Node]) -> int:
 
 def op_flops(node: Node) -> int:
     """What executing this one node costs, in plain operations; 0 for index arithmetic and moves."""
-    if node.op in ALU and node.dtype is not dtypes.index:
-        if node.op in EXPENSIVE:
-            return EXPENSIVE_FLOPS
-        return SLOW_FLOPS if node.op in _SLOW else 1
-    return 0
+    if node.op not in ALU or node.dtype is _INDEX:
+        return 0
+    return EXPENSIVE_FLOPS if node.op in EXPENSIVE else SLOW_FLOPS if node.op in _SLOW else 1
+
+
+def reads_in(order: Iterable[Node]) -> list[ArrayAccess]:
+    """The reads among some nodes, each with the guard around it that is among them, if any."""
+    guards: dict[Node, Node] = {}
+    reads = []
+    for node in order:
+        if node.op is Ops.INDEX:
+            reads.append(node)
+        elif node.op is Ops.GUARD and node.src[1].op is Ops.INDEX:
+            guards[node.src[1]] = node
+    return [
+        ArrayAccess(read.src[0], offset_of(read), read.ranges, False, guards.get(read), read)
+        for read in reads
+    ]
 
 
 @lru_cache(1 << 6)
@@ -451,25 +454,15 @@ def _cost(kernel: Node) -> Cost:
         if node.op is Ops.REDUCE:
             inside = node.ranges.union(child for child in node.src if child.op is Ops.RANGE)
             flops.append(_points(inside))
-        elif node.op is Ops.SCAN:
-            flops.append(_points(node.ranges))
-        elif node.op in ALU and node.dtype is not dtypes.index and node.ranges:
+        elif node.op is Ops.SCAN or (op_flops(node) and node.ranges):
             flops.append(_points(node.ranges))
     read: dict[Node, Dim] = {}
     written: dict[Node, Dim] = {}
     for access in facts_of(kernel).accesses:
-        size = index.mul(_reached(access), itemsize(access.array.dtype))
+        reached = index.minimum(_points(access.axes), index.product(access.array.shape))
+        size = index.mul(reached, itemsize(access.array.dtype))
         into = written if access.write else read
-        known = into.get(access.array)
-        into[access.array] = size if known is None else _larger(known, size)
+        into[access.array] = max(into.get(access.array, 0), size, key=index.upper)
     return Cost(index.total(flops), index.total(read.values()), index.total(written.values()))
 
 
-def _reached(access: ArrayAccess) -> Dim:
-    points = _points(access.axes)
-    whole = index.product(access.array.shape)
-    return index.minimum(points, whole)
-
-
-def _larger(a: Dim, b: Dim) -> Dim:
-    return a if index.upper(a) >= index.upper(b) else b

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import Facts, distinct_axes
+from baregrad.kernel.facts.analysis import Facts, distinct_axes, out_axes
 from baregrad.kernel.language.schedule import (
     Pipeline,
     Prefetch,
@@ -125,25 +125,14 @@ class AxisTable:
         return self.instructions is None or instruction in self.instructions
 
 
-class FreshAxis(NamedTuple):
-    """An axis before any step: what `Axis` has of it."""
-
-    name: str
-    extent: Dim
-    reduced: bool
-    serial: str
-    whole: str
-    exact: str
-
-
-def fresh_axes(facts: Facts) -> dict[Node, FreshAxis]:
-    """The axes of a kernel before any step, in the order of loops; found once."""
+def fresh_axes(facts: Facts) -> dict[Node, Axis]:
+    """The axes of a kernel before any step, in the order of loops; found once, never changed."""
     if facts.fresh is None:
         facts.fresh = _fresh_axes(facts)
     return facts.fresh
 
 
-def _fresh_axes(facts: Facts) -> dict[Node, FreshAxis]:
+def _fresh_axes(facts: Facts) -> dict[Node, Axis]:
     labels = [node.arg.axis for node in facts.axes]
     serial = _serial_axes(facts) if facts.ordered else {}
     staged = {axis for stage in facts.stages for axis in stage.src[1:]}
@@ -153,13 +142,13 @@ def _fresh_axes(facts: Facts) -> dict[Node, FreshAxis]:
     if scanned:
         # A scan's accumulator must outlive the loops inside its own: its axis goes inside others.
         order.sort(key=lambda axis: axis in scanned)
-    found: dict[Node, FreshAxis] = {}
+    found: dict[Node, Axis] = {}
     for node in order:
         reduced = node not in data
         whole = SCANNED if node in scanned else ""
         exact = "a value is staged along the axis" if node in staged else ""
-        found[node] = FreshAxis(axis_name(node, reduced, labels), extent_of(node), reduced,
-                            whole or serial.get(node, ""), whole, exact)
+        name, why = axis_name(node, reduced, labels), whole or serial.get(node, "")
+        found[node] = Axis(name, extent_of(node), reduced, name, "loop", why, whole, exact)
     return found
 
 
@@ -172,8 +161,10 @@ def table_for(facts: Facts, target: AnyTarget | None = None) -> AxisTable:
         table.instructions = target.dot_instructions + target.tile_instructions
         table.room = target.l3_bytes
         table.registers = target.vector_registers * target.vector_bytes
-    for node, (name, extent, reduced, serial, whole, exact) in fresh_axes(facts).items():
-        table.axes[name] = Axis(name, extent, reduced, name, "loop", serial, whole, exact)
+    for node, fresh in fresh_axes(facts).items():
+        name = fresh.name
+        table.axes[name] = Axis(name, fresh.extent, fresh.reduced, name, "loop", fresh.serial,
+                                fresh.whole, fresh.exact)
         table.names[node] = name
         table.order.append(name)
         table.pieces[name] = [Piece(0, ((name, 1),))]
@@ -190,16 +181,9 @@ def axis_name(node: Node, reduced: bool, labels: list[str]) -> str:
 
 def _serial_axes(facts: Facts) -> dict[Node, str]:
     """Axes along which a scatter's writes must keep their order."""
-    found: dict[Node, str] = {}
+    found = set().union(*[out_axes(out) for out in facts.ordered])
+    arrays = [out.src[0] for out in facts.ordered]
     for out in facts.ordered:
-        for child in out.src[1:]:
-            for axis in child.ranges:
-                found[axis] = "writes along the axis may meet and keep their order"
-    counts: dict[Node, int] = {}
-    for out in facts.ordered:
-        counts[out.src[0]] = counts.get(out.src[0], 0) + 1
-    for out in facts.ordered:
-        if counts[out.src[0]] == 1:
-            for axis in distinct_axes(out):
-                found.pop(axis, None)
-    return found
+        if arrays.count(out.src[0]) == 1:
+            found -= distinct_axes(out)
+    return dict.fromkeys(found, "writes along the axis may meet and keep their order")

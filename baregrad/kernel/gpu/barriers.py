@@ -8,6 +8,7 @@ block do not come. Where copies are begun ahead of their iteration, the one that
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from baregrad.base.errors import CompilerBug
@@ -56,20 +57,15 @@ def with_barriers(kernel: Node) -> Node:
     if not any(_is_shared(node) for node in toposort(kernel)):
         return kernel
     state = _State()
-    statements: list[Node] = []
-    for child in kernel.src:
-        statements.extend(_placed(child, state))
-    return Node(Ops.KERNEL, kernel.dtype, tuple(statements), kernel.arg)
+    statements = tuple([each for child in kernel.src for each in _placed(child, state)])
+    return Node(Ops.KERNEL, kernel.dtype, statements, kernel.arg)
 
 
 def _placed(node: Node, state: _State) -> list[Node]:
     """A statement behind the barrier that it needs, with those inside it."""
     op = node.op
     if op is Ops.SEQ:
-        found = []
-        for child in node.src:
-            found.extend(_placed(child, state))
-        return found
+        return [each for child in node.src for each in _placed(child, state)]
     if op is Ops.DONE:
         state.meet()
         return [node, BARRIER]
@@ -83,7 +79,7 @@ def _placed(node: Node, state: _State) -> list[Node]:
         inside = _placed(body, state)
         state.rings = rings
         state.include(before)
-        return [make_node(op, dtypes.token, (axis, _sequence(inside)))]
+        return [make_node(op, dtypes.token, (axis, sequence(inside)))]
     if op is Ops.LOOP:
         axis, body = node.src
         # Better once ahead of the loop than in each iteration.
@@ -94,16 +90,16 @@ def _placed(node: Node, state: _State) -> list[Node]:
         state.include(before)
         inside = _placed(body, state)
         state.include(before)
-        return [*lead, make_node(op, dtypes.token, (axis, _sequence(inside)))]
+        return [*lead, make_node(op, dtypes.token, (axis, sequence(inside)))]
     if op is Ops.IF and not _varies(node.src[0]):
         condition, body = node.src
-        first = _touches(condition)
+        first = _touched(condition)
         lead = _meeting(state, first)
         state.include(first)
         before = state.copy()
         inside = _placed(body, state)
         state.include(before)
-        return [*lead, make_node(op, dtypes.token, (condition, _sequence(inside)))]
+        return [*lead, make_node(op, dtypes.token, (condition, sequence(inside)))]
     lead = _meeting(state, touched)
     if op is Ops.IF:
         alone = _State()
@@ -127,18 +123,10 @@ def _meeting(state: _State, touched: _State) -> list[Node]:
 
 def _touched(statement: Node) -> _State:
     """The shared arrays that a statement reads and writes, those inside it included."""
-    state = _touches(statement)
-    for node in toposort(statement):
-        if node.op in (Ops.STORE, Ops.COPYTO) and _is_shared(node.src[0]):
-            state.written.add(node.src[0])
-    return state
-
-
-def _touches(root: Node) -> _State:
     state = _State()
-    for node in toposort(root):
-        if node.op is Ops.LOAD and _is_shared(node.src[0]):
-            state.read.add(node.src[0])
+    for node in toposort(statement):
+        if node.op in (Ops.LOAD, Ops.STORE, Ops.COPYTO) and _is_shared(node.src[0]):
+            (state.read if node.op is Ops.LOAD else state.written).add(node.src[0])
     return state
 
 
@@ -157,7 +145,8 @@ def _is_shared(node: Node) -> bool:
     return node.op is Ops.ALLOC and node.arg.space == "shared"
 
 
-def _sequence(statements: list[Node]) -> Node:
+def sequence(statements: Sequence[Node]) -> Node:
+    """Statements as one."""
     if len(statements) == 1:
         return statements[0]
     return Node(Ops.SEQ, dtypes.token, tuple(statements))

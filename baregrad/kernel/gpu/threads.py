@@ -21,7 +21,7 @@ from baregrad.ir.core.axes import THREAD_BINDS, Var
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, alu, const, extent_of, make_node, rebuild, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.gpu.barriers import with_barriers
+from baregrad.kernel.gpu.barriers import sequence, with_barriers
 from baregrad.kernel.gpu.shared_layouts import with_addresses
 from baregrad.kernel.instructions.mma_sync import HALVES, PAIR, lane_places, registers_of
 
@@ -77,7 +77,7 @@ def to_threads(kernel: Node) -> Node:
     if index.lower(total) < 1 and axes:
         # A launch has a block at least.
         some = index.less(0, worker.expression(index.as_node(total)))
-        statements = (make_node(Ops.IF, dtypes.token, (some, _sequence(statements))),)
+        statements = (make_node(Ops.IF, dtypes.token, (some, sequence(statements))),)
     info = kernel.arg._replace(device="GPU", block=worker.block)
     done = with_barriers(Node(Ops.KERNEL, kernel.dtype, statements, info))
     return with_addresses(done)
@@ -139,7 +139,7 @@ class _Threads:
         """A statement as one thread runs it; `around`: the axes of the conditions around it."""
         op = node.op
         if op is Ops.SEQ:
-            return _sequence(tuple([self.statement(child, around) for child in node.src]))
+            return sequence(tuple([self.statement(child, around) for child in node.src]))
         if op is Ops.LOOP:
             axis, body = node.src
             if axis.arg.bind == "grid":
@@ -238,9 +238,3 @@ def _folds_threads(value: Node) -> bool:
     return any(
         child.op is Ops.RANGE and child.arg.is_thread for fold in folds for child in fold.src
     )
-
-
-def _sequence(statements: tuple[Node, ...]) -> Node:
-    if len(statements) == 1:
-        return statements[0]
-    return Node(Ops.SEQ, dtypes.token, statements)

@@ -11,6 +11,7 @@ import ast
 import keyword
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
+from math import prod
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -63,10 +64,7 @@ class Split:
     @property
     def tile(self) -> int:
         """The product of the inner sizes."""
-        result = 1
-        for _, size in self.parts[1:]:
-            result *= size
-        return result
+        return prod([size for _, size in self.parts[1:]])
 
     def __str__(self) -> str:
         named = {"outer": self.parts[0][0], **dict(self.parts[1:])}
@@ -308,12 +306,7 @@ def parallelise(axis: str, grain: int = 1) -> Bind:
 
 
 def stage_input(
-    param: int,
-    *axes: str,
-    lanes: int = 0,
-    pad: int | None = None,
-    swizzle: int = 0,
-    ahead: int = 0,
+    param: int, *axes: str, lanes: int = 0, pad: int | None = None, swizzle: int = 0, ahead: int = 0
 ) -> StageInput:
     """The input is copied to nearer memory laid out over `axes`, `lanes` elements at a time.
 
@@ -348,23 +341,12 @@ def tensorize(*axes: str, instruction: str) -> Tensorize:
     return _checked(Tensorize(axes, instruction))
 
 
-_WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType(
-    {
-        "split": split,
-        "collapse": collapse,
-        "reorder": reorder,
-        "bind": bind,
-        "vectorise": vectorise,
-        "unroll": unroll,
-        "parallelise": parallelise,
-        "stage_input": stage_input,
-        "stage_reduce": stage_reduce,
-        "stream_output": stream_output,
-        "prefetch": prefetch,
-        "pipeline": pipeline,
-        "tensorize": tensorize,
-    }
-)
+_WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType({
+    word.__name__: word for word in (
+        split, collapse, reorder, bind, vectorise, unroll, parallelise, stage_input, stage_reduce,
+        stream_output, prefetch, pipeline, tensorize,
+    )
+})
 
 
 def parse_schedule(text: str) -> Schedule:
@@ -420,22 +402,14 @@ def _parse_step(tree: ast.expr) -> Step:
 
 def _checked(step: _S) -> _S:
     """Return a step whose arguments have the types that it is made of. Raises ScheduleError."""
-    if not _is_well_typed(step):
+    typed = all(_FIELDS[field.name](getattr(step, field.name)) for field in fields(step))
+    if not typed or (isinstance(step, Tensorize) and not step.axes):
         raise ScheduleError("a step has arguments of the wrong type", found=str(step))
     return step
 
 
-def _is_well_typed(step: Step) -> bool:
-    typed = all(_FIELDS[field.name](getattr(step, field.name)) for field in fields(step))
-    return typed and (not isinstance(step, Tensorize) or bool(step.axes))
-
-
 def _is_text(value: object) -> bool:
     return type(value) is str
-
-
-def _are_texts(values: tuple[object, ...]) -> bool:
-    return all(map(_is_text, values))
 
 
 def _is_count(number: object, least: int = 1) -> bool:
@@ -456,17 +430,15 @@ def _are_parts(parts: tuple[tuple[str, int], ...]) -> bool:
 
 
 # What each field of a step may hold.
-_FIELDS: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType(
-    {
-        **dict.fromkeys(("axis", "name", "unit", "tail", "engine"), _is_text),
-        **dict.fromkeys(("grain", "depth", "nbytes"), _is_count),
-        **dict.fromkeys(("param", "lanes", "ahead"), lambda number: _is_count(number, 0)),
-        "axes": _are_texts,
-        "parts": _are_parts,
-        "loops": _are_shares,
-        "masked": lambda value: type(value) is bool,
-        "pad": lambda value: value is None or type(value) is int,
-        "swizzle": lambda value: type(value) is int,
-        "instruction": lambda value: value in INSTRUCTIONS,
-    }
-)
+_FIELDS: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType({
+    **dict.fromkeys(("axis", "name", "unit", "tail", "engine"), _is_text),
+    **dict.fromkeys(("grain", "depth", "nbytes"), _is_count),
+    **dict.fromkeys(("param", "lanes", "ahead"), lambda number: _is_count(number, 0)),
+    "axes": lambda values: all(map(_is_text, values)),
+    "parts": _are_parts,
+    "loops": _are_shares,
+    "masked": lambda value: type(value) is bool,
+    "pad": lambda value: value is None or type(value) is int,
+    "swizzle": lambda value: type(value) is int,
+    "instruction": lambda value: value in INSTRUCTIONS,
+})

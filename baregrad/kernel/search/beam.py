@@ -43,11 +43,7 @@ Measure = Callable[[Sequence[Schedule]], Sequence[float]]
 
 
 def beam_search(
-    kernel: Node,
-    target: AnyTarget,
-    width: int,
-    measure: Measure,
-    proceed: Callable[[], bool],
+    kernel: Node, target: AnyTarget, width: int, measure: Measure, proceed: Callable[[], bool],
     known: Sequence[Schedule] = (),
 ) -> list[Trial]:
     """Schedules that were measured, best first.
@@ -108,12 +104,8 @@ def _unseen(moves: Sequence[Move], seen: set[Schedule]) -> list[Move]:
 
 
 def _next_round(
-    kernel: Node,
-    target: AnyTarget,
-    beam: Sequence[Trial],
-    seen: set[Schedule],
-    rng: random.Random,
-    width: int,
+    kernel: Node, target: AnyTarget, beam: Sequence[Trial], seen: set[Schedule],
+    rng: random.Random, width: int,
 ) -> list[Move]:
     """The most promising changes of the best schedules, and some at random."""
     facts = facts_of(prepare(kernel, target))
@@ -151,7 +143,6 @@ def _estimate(kernel: Node, schedule: Schedule, target: AnyTarget) -> float:
         warnings.warn(
             f"a schedule for {kernel.arg.name} was dropped that should have been refused, which is "
             f"a bug in baregrad: {type(error).__name__}: {error}, under {schedule}",
-            RuntimeWarning,
-            stacklevel=2,
+            RuntimeWarning, stacklevel=2,
         )
         return math.inf

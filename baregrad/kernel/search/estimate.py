@@ -24,6 +24,7 @@ from baregrad.kernel.facts.analysis import (
     offset_of,
     op_flops,
     out_axes,
+    reads_in,
 )
 from baregrad.kernel.language.schedule import Bind, Schedule
 from baregrad.target import CpuTarget
@@ -93,25 +94,15 @@ def nests_of(applied: Node) -> list[Nest]:
 
 
 def _nest(
-    axes: tuple[Node, ...],
-    values: tuple[Node, ...],
-    writes: tuple[ArrayAccess, ...],
+    axes: tuple[Node, ...], values: tuple[Node, ...], writes: tuple[ArrayAccess, ...],
     sums: tuple[Node, ...] = (),
 ) -> Nest:
-    reads = []
     flops = 1.0 if sums else 0.0
-    guards: dict[Node, Node] = {}
     below = toposort(*values, enter=lambda node: not node.op.bit & _STOP)
     points = max(iterations(axes), 1)
     for node in below:
-        if node.op is Ops.GUARD and node.src[1].op is Ops.INDEX:
-            guards[node.src[1]] = node
         flops += op_flops(node) * iterations(node.ranges) / points if node.ranges else 0.0
-    for node in below:
-        if node.op is Ops.INDEX:
-            place = offset_of(node)
-            reads.append(ArrayAccess(node.src[0], place, node.ranges, False, guards.get(node)))
-    return Nest(axes, tuple(reads), writes, flops, sums)
+    return Nest(axes, tuple(reads_in(below)), writes, flops, sums)
 
 
 def nest_cycles(nest: Nest, target: CpuTarget) -> float:
@@ -160,9 +151,7 @@ def tile_cycles(nest: Nest, tile: list[Node], looped: bool, target: CpuTarget) -
     return max(work, loads / target.loads_per_cycle) + (LOOP_CYCLES if looped else 0.0)
 
 
-def moved_cycles(
-    nest: Nest, loops: list[Node], tile: list[Node], target: CpuTarget
-) -> float:
+def moved_cycles(nest: Nest, loops: list[Node], tile: list[Node], target: CpuTarget) -> float:
     """Cycles in which the second and third cache and memory deliver what a nest touches."""
     arrays = [a for a in (*nest.reads, *nest.writes) if a.axes]
     sizes = (target.l1_bytes, target.l2_bytes, target.l3_bytes)

@@ -10,9 +10,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from baregrad.base.errors import ScheduleError
+from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.index import Dim
 from baregrad.kernel.applying.axes import apply_step, table_after
 from baregrad.kernel.facts.analysis import ArrayAccess, Facts
@@ -39,6 +41,10 @@ LONGEST_UNROLL = 16
 LEAST_BLOCKED = 8
 FURTHEST_NBYTES = 1 << 14
 GRAINS = (0.25, 0.5, 2.0, 4.0)
+# Where steps stand in a schedule's normal form, by kind; what is not here comes last.
+_PLACES: MappingProxyType[type[Step], int] = MappingProxyType({
+    Collapse: 0, Split: 0, Tensorize: 1, Bind: 1, Reorder: 2, StageInput: 4, StageReduce: 4,
+})
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +124,10 @@ class _State:
         units = ("loop", "pool", "grid")
         return [name for name in table.order if table.axes[name].unit in units]
 
+    def has_lanes(self) -> bool:
+        """Whether some axis lies along vectors."""
+        return any(axis.unit == "vector" for axis in self.table.axes.values())
+
     def unit(self, name: str) -> str:
         axis = self.table.axes.get(name)
         return "loop" if axis is None else axis.unit
@@ -139,7 +149,7 @@ def neighbours(facts: Facts, schedule: Schedule, target: AnyTarget) -> Iterator[
     state = _State(facts, target, schedule, table, before)
     seen = {schedule}
     for kind in _KINDS:
-        for changed, what in kind(state):
+        for changed, what in kind(state) if target.kind == "cpu" or kind not in _CPU_KINDS else ():
             changed = normal(changed)
             if changed not in seen:
                 seen.add(changed)
@@ -158,20 +168,13 @@ def is_legal(facts: Facts, schedule: Schedule, target: AnyTarget) -> bool:
 
 def normal(schedule: Schedule) -> Schedule:
     """The same schedule with its steps by kind: axes, binds, order, the parallel axis, copies."""
-    groups: tuple[list[Step], ...] = ([], [], [], [], [], [])
-    for step in schedule.steps:
-        if isinstance(step, Collapse | Split):
-            place = 0
-        elif isinstance(step, Tensorize):
-            place = 1
-        elif isinstance(step, Bind):
-            place = 3 if step.unit in ("pool", "grid") else 1
-        elif isinstance(step, Reorder):
-            place = 2
-        else:
-            place = 4 if isinstance(step, StageInput | StageReduce) else 5
-        groups[place].append(step)
-    return Schedule(tuple(step for group in groups for step in group))
+
+    def place(step: Step) -> int:
+        if isinstance(step, Bind) and step.unit in ("pool", "grid"):
+            return 3
+        return _PLACES.get(type(step), 5)
+
+    return Schedule(tuple(sorted(schedule.steps, key=place)))
 
 
 # --- kinds of changes ---------------------------------------------------------------------------
@@ -194,11 +197,9 @@ def _traded(state: _State) -> _Changes:
     units = ("unroll",) if state.target.kind == "gpu" else ("unroll", "vector")
     spread = [part for part in state.parts() if part.unit in units]
     for one, other in itertools.product(spread, spread):
-        if one.split is other.split:
-            continue
         for factor in (2,) if "vector" in (one.unit, other.unit) else (2, 3):
             fewer, more = one.size // factor, other.size * factor
-            if not fewer:
+            if one.split is other.split or not fewer:
                 continue
             changed = one.resized(state.schedule, fewer)
             if other.split in changed.steps and more <= other.extent:
@@ -207,12 +208,10 @@ def _traded(state: _State) -> _Changes:
 
 
 def _other_sizes(size: int, extent: int, unit: str) -> list[int]:
-    if unit == "vector":
+    if unit in ("vector", *THREAD_BINDS):
         found = [size * 2, size // 2]
     elif unit == "unroll":
         found = [size + 1, size - 1, size + 2, size - 2, size * 2, size // 2, 1]
-    elif unit in ("thread", "thread_y", "thread_z"):
-        found = [size * 2, size // 2]
     else:
         found = [size * 2, size // 2, size * 4, size // 4, 1]
         found += [d for d in range(size // 2, size * 2) if d and extent % d == 0][:4]
@@ -222,48 +221,43 @@ def _other_sizes(size: int, extent: int, unit: str) -> list[int]:
 def _order(state: _State) -> _Changes:
     """Two neighbouring loops in the other order, or one loop moved to either end."""
     loops = state.loops()
-    everything = state.table.order
     for place in range(len(loops) - 1):
         swapped = [*loops]
         swapped[place], swapped[place + 1] = swapped[place + 1], swapped[place]
-        yield _ordered(state, swapped, everything), f"{loops[place]} inside {loops[place + 1]}"
+        yield _ordered(state, swapped), f"{loops[place]} inside {loops[place + 1]}"
     for name in loops:
         rest = [each for each in loops if each != name]
-        yield _ordered(state, [name, *rest], everything), f"{name} outermost"
-        yield _ordered(state, [*rest, name], everything), f"{name} innermost"
+        yield _ordered(state, [name, *rest]), f"{name} outermost"
+        yield _ordered(state, [*rest, name]), f"{name} innermost"
 
 
-def _ordered(state: _State, loops: list[str], everything: list[str]) -> Schedule:
-    """`schedule` with its loops in this order; what is no loop stays where it is."""
+def _ordered(state: _State, loops: list[str]) -> Schedule:
+    """The schedule with its loops in this order; what is no loop stays where it is."""
     names = iter(loops)
-    members = set(loops)
-    order = tuple(next(names) if name in members else name for name in everything)
+    order = tuple([next(names) if name in loops else name for name in state.table.order])
     return state.with_steps(Reorder(order), dropped=state.of(Reorder))
 
 
 def _pool(state: _State) -> _Changes:
     """Chunks of other sizes, another parallel axis, or none."""
-    if state.target.kind == "gpu":
-        return
     bound = next((step for step in state.of(Bind) if step.unit == "pool"), None)
     table = state.table
+    dropped = () if bound is None else (bound,)
     if bound is not None:
         extent = table.axes[bound.axis].extent
         for factor in GRAINS:
             grain = max(round(bound.grain * factor), 1)
             if grain != bound.grain and (not isinstance(extent, int) or grain < extent):
                 other = Bind(bound.axis, "pool", grain)
-                yield state.with_steps(other, dropped=(bound,)), f"grain {grain}"
-        yield state.with_steps(dropped=(bound,)), "one chunk"
+                yield state.with_steps(other, dropped=dropped), f"grain {grain}"
+        yield state.with_steps(dropped=dropped), "one chunk"
     for name in state.loops():
         axis = table.axes[name]
         if axis.reduced or axis.unit == "pool" or not isinstance(axis.extent, int):
             continue
         chunks = max(4 * getattr(state.target, "cores", 1), 8)
-        grain = max(axis.extent // chunks, 1)
         if axis.extent > 1:
-            other = Bind(name, "pool", grain)
-            dropped = () if bound is None else (bound,)
+            other = Bind(name, "pool", max(axis.extent // chunks, 1))
             yield state.with_steps(other, dropped=dropped), f"threads share {name}"
 
 
@@ -276,15 +270,13 @@ def _units(state: _State) -> _Changes:
         if step.unit == "vector" and state.target.kind == "cpu":
             other = Bind(step.axis, "unroll")
             yield state.with_steps(other, dropped=(step,)), f"{step.axis} over registers"
-    has_lanes = any(axis.unit == "vector" for axis in table.axes.values())
     for name in table.order:
         axis = table.axes[name]
         if axis.unit != "loop" or not isinstance(axis.extent, int) or axis.extent < 2:
             continue
         if axis.extent <= LONGEST_UNROLL:
             yield state.with_steps(Bind(name, "unroll")), f"{name} over registers"
-        lanes = _lanes(state.target)
-        if not has_lanes and axis.extent <= 2 * lanes:
+        if not state.has_lanes() and axis.extent <= 2 * _lanes(state.target):
             yield state.with_steps(Bind(name, "vector")), f"lanes along {name}"
 
 
@@ -297,58 +289,44 @@ def _blocks(state: _State) -> _Changes:
     table = state.table
     loops = state.loops()
     lanes = _lanes(state.target)
-    has_lanes = any(axis.unit == "vector" for axis in table.axes.values())
-    for name in loops:
+    for place, name in enumerate(loops):
         axis = table.axes[name]
         extent = axis.extent
         if not isinstance(extent, int) or extent < LEAST_BLOCKED or axis.unit != "loop":
             continue
         if axis.whole or axis.serial or name in table.staged:
             continue
-        inner, tail = f"{name}_i", f"{name}_r"
+        outer, inner, tail = f"{name}_o", f"{name}_i", f"{name}_r"
         if inner in table.axes or len(name) > 24:
             continue
         for size in BLOCKS:
             if size * 2 > extent:
                 break
-            rest = "" if extent % size == 0 else tail
-            cut = Split(name, ((f"{name}_o", 0), (inner, size)), rest)
-            dropped = state.of(Reorder)
-            place = loops.index(name)
-            first = [*loops[:place], f"{name}_o", *loops[place + 1 :]]
-            yield from _blocked(state, cut, dropped, [*first, inner], f"{name} in {size}s")
+            cut = Split(name, ((outer, 0), (inner, size)), tail if extent % size else "")
+            first = [*loops[:place], outer, *loops[place + 1 :]]
+            yield _blocked(state, cut, first), f"{name} in {size}s, inside"
             if size <= 8:
-                more = _end_bind(rest, extent, size)
+                more = [Bind(tail, "unroll")] if extent % size > 1 else []
                 spread = state.with_steps(cut, Bind(inner, "unroll"), *more)
-                yield _renamed_loop(spread, name, f"{name}_o"), f"{size} of {name} over registers"
-        if not has_lanes and extent >= lanes:
-            cut = Split(name, ((f"{name}_o", 0), (inner, lanes)), tail if extent % lanes else "")
+                yield _renamed_loop(spread, name, outer), f"{size} of {name} over registers"
+        if not state.has_lanes() and extent >= lanes:
+            cut = Split(name, ((outer, 0), (inner, lanes)), tail if extent % lanes else "")
             wide = state.with_steps(cut, Bind(inner, "vector"))
-            yield _renamed_loop(wide, name, f"{name}_o"), f"lanes along {name}"
+            yield _renamed_loop(wide, name, outer), f"lanes along {name}"
 
 
-def _end_bind(tail: str, extent: int, size: int) -> tuple[Step, ...]:
-    return (Bind(tail, "unroll"),) if tail and extent % size > 1 else ()
-
-
-def _blocked(
-    state: _State, cut: Split, dropped: tuple[Step, ...], loops: list[str], what: str
-) -> _Changes:
+def _blocked(state: _State, cut: Split, loops: list[str]) -> Schedule:
+    """The schedule with an axis cut in two, its inner part inside `loops`."""
     outer, inner = cut.parts[0][0], cut.parts[1][0]
-    members = iter([name for name in loops if name != inner])
-    order = []
-    for name in state.table.order:
-        if name == cut.axis or name in state.loops():
-            order.append(next(members))
-        else:
-            order.append(name)
+    names, old = iter(loops), state.loops()
+    order = [next(names) if name in old else name for name in state.table.order]
     # A tail's loop follows what it ends.
     if cut.tail:
         order.insert(order.index(outer) + 1, cut.tail)
     tiles = [name for name in order if state.unit(name) in ("vector", "unroll")]
     at = min([order.index(name) for name in tiles], default=len(order))
     order.insert(at if all(t in order[at:] for t in tiles) else len(order), inner)
-    yield state.with_steps(cut, Reorder(tuple(order)), dropped=dropped), f"{what}, inside"
+    return state.with_steps(cut, Reorder(tuple(order)), dropped=state.of(Reorder))
 
 
 def _renamed_loop(schedule: Schedule, old: str, new: str) -> Schedule:
@@ -398,8 +376,6 @@ def _more_copies(state: _State, inputs: Iterable[StageInput]) -> _Changes:
 
 def _streams(state: _State) -> _Changes:
     """Non-temporal stores to an output, or ordinary ones."""
-    if state.target.kind == "gpu":
-        return
     streamed = state.of(StreamOutput)
     for step in streamed:
         yield state.with_steps(dropped=(step,)), f"output {step.param} through the caches"
@@ -412,8 +388,6 @@ def _streams(state: _State) -> _Changes:
 
 def _requests(state: _State) -> _Changes:
     """An array asked for ahead of time, further ahead, or not at all."""
-    if state.target.kind == "gpu":
-        return
     known = state.of(Prefetch)
     for step in known:
         yield state.with_steps(dropped=(step,)), f"array {step.param} not asked for"
@@ -425,6 +399,8 @@ def _requests(state: _State) -> _Changes:
         yield state.with_steps(Prefetch(param, AHEAD_NBYTES)), f"array {param} asked for"
 
 
+# What a GPU has no use for: shares of a pool, caches to ask ahead of or to pass by.
+_CPU_KINDS = (_pool, _streams, _requests)
 _KINDS: tuple[Callable[[_State], _Changes], ...] = (
     _sizes, _pool, _streams, _requests, _order, _units, _copies, _blocks,
 )

@@ -38,14 +38,13 @@ def retiled(schedule: Schedule, split: Split, sizes: tuple[int, ...], extent: in
     ends = descendants(schedule, split.tail)
     rest = extent % prod([size for _, size in kept])
     masked = split.masked and rest != 0
-    tail = "" if not rest or masked else split.tail or f"{old[0]}t"
     outer = old[0]
+    tail = "" if not rest or masked else split.tail or f"{outer}t"
     bare = without(schedule, gone, ends, split)
     if not kept:
         return Schedule(tuple([renamed(step, {outer: split.axis}) for step in bare.steps]))
-    made: list[Step] = []
+    made: list[Step] = [Split(split.axis, ((outer, 0), *kept), tail, masked)]
     tails: list[tuple[str, ...]] = []
-    made.append(Split(split.axis, ((outer, 0), *kept), tail, masked))
     if tail:
         lanes = max([size for name, size in kept if units.get(name) == "vector"], default=0)
         inner = [units.get(name, "loop") for name, _ in kept]
@@ -54,8 +53,7 @@ def retiled(schedule: Schedule, split: Split, sizes: tuple[int, ...], extent: in
     place = schedule.steps.index(split)
     before = sum(step in bare.steps for step in schedule.steps[:place])
     steps = [*bare.steps[:before], *made, *bare.steps[before:]]
-    names_left = [name for name, _ in kept]
-    return Schedule(tuple(_with_tails(steps, outer, names_left, tails)))
+    return Schedule(tuple(_with_tails(steps, outer, [name for name, _ in kept], tails)))
 
 
 def tail_steps(
@@ -104,9 +102,7 @@ def names_of(step: Step) -> tuple[str, ...]:
     return step.axes
 
 
-def without(
-    schedule: Schedule, gone: set[str], ends: set[str], split: Split | None = None
-) -> Schedule:
+def without(schedule: Schedule, gone: set[str], ends: set[str], split: Split) -> Schedule:
     """`schedule` without a step and without what it says of some axes.
 
     A copy that was laid out over one of `ends` goes, one over an axis of `gone` loses the axis.
@@ -147,34 +143,27 @@ def _with_tails(
     seen: set[Step] = set()
     for step in steps:
         if isinstance(step, Reorder):
-            yield Reorder(_placed(step.axes, main, tails))
+            axes = step.axes
+            end = max([place + 1 for place, name in enumerate(axes) if name in main], default=0)
+            added = [name for tile in tails for name in tile if end and name not in axes]
+            yield Reorder((*axes[:end], *added, *axes[end:]))
             continue
         if step in seen:
             continue
         seen.add(step)
         yield step
-        if not isinstance(step, StageInput | StageReduce) or not tails:
-            continue
-        if not set(names_of(step)) & set(main):
+        if not isinstance(step, StageInput | StageReduce) or not set(names_of(step)) & set(main):
             continue
         for tile in tails:
             copy = _for_tail(step, outer, main, tile)
-            if copy is not None and copy not in seen:
+            if copy not in seen:
                 seen.add(copy)
                 yield copy
 
 
-def _placed(
-    axes: tuple[str, ...], main: list[str], tails: list[tuple[str, ...]]
-) -> tuple[str, ...]:
-    last = max((place for place, name in enumerate(axes) if name in main), default=-1)
-    added = tuple(name for tile in tails for name in tile if name not in axes)
-    return axes if last < 0 else (*axes[: last + 1], *added, *axes[last + 1 :])
-
-
 def _for_tail(
     step: StageInput | StageReduce, outer: str, main: list[str], tile: tuple[str, ...]
-) -> StageInput | StageReduce | None:
+) -> StageInput | StageReduce:
     """A copy laid out over a tail's tile in place of the main part's."""
     found: list[str] = []
     for name in step.axes:

@@ -21,7 +21,7 @@ from baregrad.kernel.facts.analysis import (
     collapsible,
     itemsize,
 )
-from baregrad.kernel.facts.axis_table import FreshAxis, fresh_axes
+from baregrad.kernel.facts.axis_table import Axis, fresh_axes
 from baregrad.kernel.language.schedule import (
     Bind,
     Collapse,
@@ -121,7 +121,7 @@ class CpuPlan:
 
     facts: Facts
     target: CpuTarget
-    fresh: dict[Node, FreshAxis] = field(init=False)
+    fresh: dict[Node, Axis] = field(init=False)
     lanes: int = field(init=False)
     axes: list[PlannedAxis] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)

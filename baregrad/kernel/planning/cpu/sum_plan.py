@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from baregrad.ir.core.node import Node, toposort, toposort_having
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import ArrayAccess, Reduction, offset_of
+from baregrad.kernel.facts.analysis import ArrayAccess, Reduction, reads_in
 from baregrad.kernel.planning.common.tiling import CpuPlan, PlannedAxis
 
 # What a step costs beside its products and loads: the loop, and what does not overlap.
@@ -77,19 +77,9 @@ def cycles_of_tiles(
 def accesses_below(node: Node) -> list[ArrayAccess]:
     """The array reads in a reduction's values, without those of reductions inside it."""
     values = tuple([child for child in node.src if child.op is not Ops.RANGE])
-    reads = []
-    guards: dict[Node, Node] = {}
     # Addresses read no arrays but where one is looked up in another.
     if any(value.mask & _REDUCE for value in values):
         order = toposort(*values, enter=lambda n: bool(n.mask & _READ) and n.op is not Ops.REDUCE)
     else:
         order = toposort_having(_READ, *values)
-    for below in order:
-        if below.op is Ops.INDEX:
-            reads.append(below)
-        elif below.op is Ops.GUARD and below.src[1].op is Ops.INDEX:
-            guards[below.src[1]] = below
-    return [
-        ArrayAccess(read.src[0], offset_of(read), read.ranges, False, guards.get(read), read)
-        for read in reads
-    ]
+    return reads_in(order)
