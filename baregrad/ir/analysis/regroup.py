@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
 
@@ -15,49 +16,22 @@ _PLAIN = frozenset((int,))
 _MOST = 1 << 12  # pairs of shapes that are remembered
 
 
-class _Known:
-    """Answers about pairs of shapes without symbolic extents: the layers of a network share theirs.
-
-    No node is kept alive by them.
-    """
-
-    def __init__(self) -> None:
-        self.groups: dict[tuple[Any, Any], Groups] = {}
-        self.axes: dict[tuple[Any, Any], Mapping[int, int]] = {}
-
-
-_known = _Known()
-
-
 def reshape_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
     """The shortest runs of axes with equal products: ((from, to) of old, (from, to) of new).
 
     A run may be empty, where the other shape has axes of extent 1.
     """
-    found = _known.groups.get((old, new))
-    if found is None:
-        found = _find_groups(old, new)
-        _remember(_known.groups, old, new, found)
-    return found
+    return (_known_groups if _are_plain(old, new) else _find_groups)(old, new)
 
 
 def same_axes(old: tuple[Any, ...], new: tuple[Any, ...]) -> Mapping[int, int]:
     """For each axis of `new` that is an unchanged axis of `old`: which; extents of 1 left out."""
-    found = _known.axes.get((old, new))
-    if found is None:
-        found = _find_axes(old, new)
-        _remember(_known.axes, old, new, found)
-    return found
+    return (_known_axes if _are_plain(old, new) else _axes_of_groups)(old, new)
 
 
-def _remember(
-    known: dict[tuple[Any, Any], Any], old: tuple[Any, ...], new: tuple[Any, ...], found: Any
-) -> None:
-    """Keep an answer about shapes without symbolic extents: no node is to be kept alive."""
-    if _PLAIN.issuperset(map(type, old + new)):
-        if len(known) >= _MOST:
-            known.clear()
-        known[old, new] = found
+def _are_plain(old: tuple[Any, ...], new: tuple[Any, ...]) -> bool:
+    """Whether no extent is symbolic."""
+    return _PLAIN.issuperset(map(type, old + new))
 
 
 def _find_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Groups:
@@ -86,8 +60,6 @@ def _find_axes(old: tuple[Any, ...], new: tuple[Any, ...]) -> Mapping[int, int]:
     Axes of extent 1 change no product, so they are passed over. An array without elements may get
     any axes beside the one of extent 0: its axes are the same ones only where all of them are.
     """
-    if not _PLAIN.issuperset(map(type, old + new)):
-        return _axes_of_groups(old, new)
     found: dict[int, int] = {}
     olds = [axis for axis, extent in enumerate(old) if extent != 1]
     places = [axis for axis, extent in enumerate(new) if extent != 1]
@@ -108,6 +80,11 @@ def _find_axes(old: tuple[Any, ...], new: tuple[Any, ...]) -> Mapping[int, int]:
         while right < left:
             right *= new[next(news)]
     return MappingProxyType(found)
+
+
+# Of shapes without symbolic extents, which keep no node alive: layers of a network share theirs.
+_known_groups = lru_cache(_MOST)(_find_groups)
+_known_axes = lru_cache(_MOST)(_find_axes)
 
 
 def _axes_of_groups(old: tuple[Any, ...], new: tuple[Any, ...]) -> Mapping[int, int]:

@@ -61,15 +61,24 @@ def value_of(dim: Any, variables: Mapping[str, int] | None = None) -> int | None
     values: dict[Node, int] = {}
     for node in toposort(dim):
         if node.op is Ops.VAR:
-            found = values[node.src[0]] if node.src else (variables or {}).get(node.arg.name)
+            found = node.src[0].arg if node.src else (variables or {}).get(node.arg.name)
             if found is None:
                 return None
             values[node] = found
-        elif node.op is Ops.CONST:
-            values[node] = int(node.arg)
-        else:
-            values[node] = EXACT[node.op](*[values[one] for one in node.src])
-    return values[dim]
+    return exact_value(dim, values)
+
+
+def exact_value(root: Node, values: dict[Node, int]) -> int:
+    """The value of index arithmetic or a condition, given those of its variables and axes.
+
+    values: receives the values of all nodes below `root` that it lacks. Raises KeyError for an op
+    that is no arithmetic.
+    """
+    for node in toposort(root, enter=lambda one: one not in values):
+        if node not in values:
+            known = [values[child] for child in node.src]
+            values[node] = node.arg if node.op is Ops.CONST else EXACT[node.op](*known)
+    return values[root]
 
 
 def requirements(node: Node) -> tuple[Requirement, ...]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -129,11 +130,20 @@ class LoopMachine:
     def structure(self, item: Node, stack: list[Any]) -> None:
         """Put what a KERNEL, SEQ, LOOP or IF runs next on the stack."""
         if item.op is Ops.LOOP:
-            _Counter(self, item).step(stack)
+            axis, body = item.src
+            self._iterate(axis, body, *self.span(axis), stack)
         elif item.op is Ops.IF:
             self._branch(item, stack)
         else:
             stack.extend(reversed(item.src))
+
+    def _iterate(self, axis: Node, body: Node, at: int, stop: int, stack: list[Any]) -> None:
+        """Start an iteration of a LOOP, the next one after it, or leave."""
+        if at >= stop:
+            self.counters.pop(axis, None)
+            return
+        self.counters[axis] = at
+        stack += [partial(self._iterate, axis, body, at + 1, stop), body]
 
     def span(self, axis: Node) -> tuple[int, int]:
         """First and one past the last value that a LOOP's range takes in this run."""
@@ -235,25 +245,6 @@ class LoopMachine:
             for memory, places, data in group:
                 memory[places] = data
         del self.landing[:last]
-
-
-class _Counter:
-    """One LOOP in progress."""
-
-    def __init__(self, machine: LoopMachine, loop: Node) -> None:
-        self.machine = machine
-        self.axis, self.body = loop.src
-        self.next, self.stop = machine.span(self.axis)
-
-    def step(self, stack: list[Any]) -> None:
-        """Start the next iteration, or leave."""
-        if self.next >= self.stop:
-            self.machine.counters.pop(self.axis, None)
-            return
-        self.machine.counters[self.axis] = self.next
-        self.next += 1
-        stack.append(self.step)
-        stack.append(self.body)
 
 
 class Expression:

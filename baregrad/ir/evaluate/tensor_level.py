@@ -24,9 +24,9 @@ from baregrad.base.errors import (
 )
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.integers import EXACT
 from baregrad.ir.core.node import Node, count_uses, toposort
 from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.requirements import exact_value
 from baregrad.ir.evaluate.alu import (
     SCALAR_RULES,
     Array,
@@ -132,20 +132,9 @@ def resolve(
     """The value of an index node without ranges, exactly, given the values of its variables."""
     values: dict[Node, int] = {} if known is None else known
     for node in toposort(extent, enter=lambda n: n not in values):
-        if node not in values:
-            values[node] = _resolve_node(node, [values[c] for c in node.src], variables)
-    return values[extent]
-
-
-def _resolve_node(node: Node, args: list[int], variables: Mapping[str, int]) -> int:
-    if node.op is Ops.CONST:
-        return int(node.arg)
-    if node.op is Ops.VAR:
-        return _variable(node, variables)
-    rule = EXACT.get(node.op)
-    if rule is None:
-        raise CompilerBug("not a symbolic integer", found=repr(node))
-    return int(rule(*args))
+        if node.op is Ops.VAR:
+            values[node] = _variable(node, variables)
+    return exact_value(extent, values)
 
 
 def _variable(node: Node, variables: Mapping[str, int]) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -37,6 +38,9 @@ def dtypes_by_name() -> dict[str, DType]:
     return {dtype_name(dtype): dtype for dtype in ALL}
 
 
+_WORDS: MappingProxyType[str, Any] = MappingProxyType(
+    {"true": True, "false": False, "none": None, "nan": math.nan, "inf": math.inf}
+)
 _DEEPEST = 32
 _LONGEST_NUMBER = 400
 
@@ -174,15 +178,12 @@ class _Line:
 
     def node(self) -> Node:
         """`OP dtype[shape] sources : attribute`."""
-        name = self.take("name", "the name of an op")
-        op = self.reader.ops.get(name)
-        if op is None:
-            raise self.wrong(name, "the name of an op")
+        op = self.op()
         dtype = self.dtype()
         shape = self.shape()
         sources = []
         while self.accept("%"):
-            sources.append(self.reference())
+            sources.append(self.earlier("%", self.reader.nodes, "node"))
         arg = self.value(0) if self.accept(":") else None
         return self.build(op, dtype, shape, tuple(sources), arg)
 
@@ -220,13 +221,19 @@ class _Line:
             extents.append(None if self.accept("?") else self.integer("an extent, or ?"))
         return tuple(extents)
 
-    def reference(self) -> Node:
-        """The node of a number; its `%` has been read."""
-        number = self.integer("the number of a node")
-        found = self.reader.nodes.get(number)
-        if found is None:
-            raise self.wrong(f"%{number}", "a node of an earlier line")
-        return found
+    def op(self) -> Op:
+        """An op by its name."""
+        name = self.take("name", "the name of an op")
+        if name not in self.reader.ops:
+            raise self.wrong(name, "the name of an op")
+        return self.reader.ops[name]
+
+    def earlier(self, mark: str, known: Mapping[int, Any], what: str) -> Any:
+        """What an earlier line has given a number; its mark has been read."""
+        number = self.integer(f"the number of a {what}")
+        if number not in known:
+            raise self.wrong(f"{mark}{number}", f"a {what} of an earlier line")
+        return known[number]
 
     # --- values -----------------------------------------------------------------------------
 
@@ -242,22 +249,16 @@ class _Line:
         if kind == "name":
             return self.named(depth)
         if self.accept("%"):
-            return self.reference()
+            return self.earlier("%", self.reader.nodes, "node")
         if self.accept("!"):
-            number = self.integer("the number of a monoid")
-            if number not in self.reader.monoids:
-                raise self.wrong(f"!{number}", "a monoid of an earlier line")
-            return self.reader.monoids[number]
+            return self.earlier("!", self.reader.monoids, "monoid")
         if self.accept("&"):
             number = self.integer("the number of a buffer")
             return self.reader.buffers.setdefault(number, UnboundBuffer(number))
         if self.accept("$"):
             return self.dtype()
         if self.accept("@"):
-            name = self.take("name", "the name of an op")
-            if name not in self.reader.ops:
-                raise self.wrong(name, "the name of an op")
-            return self.reader.ops[name]
+            return self.op()
         if self.accept("("):
             return self.items(depth)
         raise self.wrong(self.peek() or "the end of the line", "a value")
@@ -292,15 +293,8 @@ class _Line:
     def named(self, depth: int) -> Any:
         """`true`, `none`, `nan`, `add<f32>` or `Name(field=value)`."""
         name = self.take("name", "a value")
-        words = {
-            "true": True,
-            "false": False,
-            "none": None,
-            "nan": float("nan"),
-            "inf": float("inf"),
-        }
-        if name in words:
-            return words[name]
+        if name in _WORDS:
+            return _WORDS[name]
         if self.accept("<"):
             return self.monoid(name)
         made = self.reader.classes.get(name)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from baregrad.base.errors import CompilerBug
-from baregrad.ir.core.integers import EXACT
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Op, Ops
-from baregrad.ir.evaluate.loop_level import STRUCTURE, LoopMachine
+from baregrad.ir.core.requirements import exact_value
+from baregrad.ir.evaluate.loop_level import LoopMachine
 from baregrad.ir.protocol.attributes import Role
 from baregrad.target.gpu import GpuTarget
 
@@ -83,7 +83,6 @@ class _Tracer(LoopMachine):
 
     def __init__(self, kernel: Node, role: Role, where: dict[str, int]) -> None:
         super().__init__({}, None)
-        self.orders: dict[Node, list[Node]] = {}
         self.kernel = kernel
         self.role = role
         for node in toposort(kernel):
@@ -94,15 +93,10 @@ class _Tracer(LoopMachine):
         """Every statement in order."""
         stack: list[Any] = [self.kernel]
         count = 0
-        while stack:
-            item = stack.pop()
-            if not isinstance(item, Node):
-                item(stack)
-            elif item.op is Ops.ROLE:
+        while (item := self.statement(stack)) is not None:
+            if item.op is Ops.ROLE:
                 if item.arg.name == self.role.name:
                     stack.append(item.src[0])
-            elif item.op in STRUCTURE:
-                self.structure(item, stack)
             else:
                 count += 1
                 if count > LONGEST:
@@ -131,18 +125,8 @@ class _Tracer(LoopMachine):
 
     def scalar(self, node: Node) -> Any:
         """The value of index arithmetic, on plain integers."""
-        order = self.orders.get(node)
-        if order is None:
-            order = self.orders[node] = toposort(node)
-        values: dict[Node, Any] = {}
-        for one in order:
-            if one.op is Ops.CONST:
-                values[one] = one.arg
-            elif one.op is Ops.RANGE:
-                values[one] = self.counters.get(one, 0)
-            else:
-                values[one] = EXACT[one.op](*(values[child] for child in one.src))
-        return values[node]
+        counters = {axis: self.counters.get(axis, 0) for axis in node.ranges}
+        return exact_value(node, counters)
 
     def reads(self, value: Node) -> frozenset[Region]:
         """The regions that an expression loads."""

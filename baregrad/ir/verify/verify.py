@@ -82,17 +82,13 @@ def _text(root: Node) -> str:
 def path_to(root: Node, node: Node) -> str:
     """A shortest way down from `root`: op names with the position of each source."""
     parents: dict[Node, tuple[Node, int]] = {}
-    level = [root]
-    seen = {root}
-    while level and node not in seen:
-        below: list[Node] = []
-        for parent in level:
-            for position, child in enumerate(parent.src):
-                if child not in seen:
-                    seen.add(child)
-                    parents[child] = (parent, position)
-                    below.append(child)
-        level = below
+    reached = [root]
+    # Nearer nodes come first: what is reached is looked at in turn.
+    for parent in reached:
+        for position, child in enumerate(parent.src):
+            if child not in parents:
+                parents[child] = (parent, position)
+                reached.append(child)
     steps = [node.op.name]
     while node is not root and node in parents:
         node, position = parents[node]
