@@ -49,12 +49,10 @@ def choose_pool(plan: CpuPlan, order: list[PlannedAxis]) -> tuple[list[PlannedAx
     best: PlannedAxis | None = None
     enough = 2 * max(plan.target.cores, 2)
     for axis in order:
-        if not axis.loops or not _shared(facts, axis.nodes[-1]):
+        if not axis.loops or axis.loops[0][1] < 2 or not _shared(facts, axis.nodes[-1]):
             continue
-        trips = axis.loops[0][1]
-        if trips < 2:
-            continue
-        if best is None or (best.loops[0][1] < enough and trips >= 2 * best.loops[0][1]):
+        least = 0 if best is None else 2 * best.loops[0][1]
+        if least < 2 * enough and axis.loops[0][1] >= least:
             best = axis
     if best is None:
         if order:
@@ -65,7 +63,9 @@ def choose_pool(plan: CpuPlan, order: list[PlannedAxis]) -> tuple[list[PlannedAx
     outermost = best is next(axis for axis in order if axis.loops)
     chunk = max(total / (MOST_CHUNKS if outermost else enough), plan.target.chunk_ns)
     grain = max(1, min(round(chunk * trips / total), (trips + 1) // 2))
-    grain = _rounded(grain, trips)
+    # One near it that divides the trip count, if there is one.
+    near = range(grain, min(2 * grain, trips // 2, grain + 65) + 1)
+    grain = next((size for size in near if trips % size == 0), grain)
     plan.because(
         "threads share {}: about {:.0f} us on one core, {} chunks", name, total / 1e3,
         -(-trips // grain),
@@ -73,22 +73,8 @@ def choose_pool(plan: CpuPlan, order: list[PlannedAxis]) -> tuple[list[PlannedAx
     return order, Bind(name, "pool", grain)
 
 
-def _rounded(grain: int, trips: int) -> int:
-    """A grain near the wanted one that divides the trip count, if there is one."""
-    for candidate in range(grain, min(2 * grain, trips // 2) + 1):
-        if trips % candidate == 0:
-            return candidate
-        if candidate > grain + 64:
-            break
-    return grain
-
-
 def _shared(facts: Facts, node: Node) -> bool:
-    for out in facts.outs:
-        if node not in out_axes(out):
-            return False
-    for reduction in facts.reductions:
-        if node not in reduction.free:
-            if facts.points(reduction.free.union(reduction.own)) > 256:
-                return False
-    return True
+    return all(node in out_axes(out) for out in facts.outs) and all(
+        node in each.free or facts.points(each.free.union(each.own)) <= 256
+        for each in facts.reductions
+    )

@@ -101,10 +101,9 @@ class PlannedAxis:
 
     def _stride(self, access: ArrayAccess) -> int | None:
         nodes = self.nodes
-        stride = access.stride(nodes[-1])
-        if len(nodes) > 1 and not access.axes.isdisjoint(nodes):
-            return stride if as_one(access.offset.strides, nodes[::-1]) else None
-        return stride
+        one = len(nodes) == 1 or access.axes.isdisjoint(nodes)
+        one = one or as_one(access.offset.strides, nodes[::-1])
+        return access.stride(nodes[-1]) if one else None
 
     def inside(self, axes: frozenset[Node] | tuple[Node, ...]) -> bool:
         """Whether the axis is one of `axes`."""
@@ -343,26 +342,19 @@ def powers_of(name: str, size: int) -> tuple[list[Step], list[tuple[str, ...]]]:
 
 
 def _joins(plan: CpuPlan, outer: Node, inner: Node) -> bool:
-    facts = plan.facts
     for each in (outer, inner):
         axis = plan.fresh[each]
-        if each in facts.exposed or axis.serial or axis.whole:
+        if each in plan.facts.exposed or axis.serial or axis.whole:
             return False
-    return collapsible(facts, outer, inner)
+    return collapsible(plan.facts, outer, inner)
 
 
 def _planned(plan: CpuPlan, group: list[Node], reduced: bool) -> PlannedAxis:
     nodes = tuple(group)
-    first = plan.fresh[nodes[0]]
-    if len(nodes) == 1:
-        return PlannedAxis(first.name, first.extent, nodes, reduced, _size(first.extent))
     names = tuple([plan.fresh[node].name for node in nodes])
     name = "_".join(names)
-    plan.steps.append(Collapse(names, name))
+    if len(names) > 1:
+        plan.steps.append(Collapse(names, name))
     extent = index.product(extent_of(node) for node in nodes)
-    return PlannedAxis(name, extent, nodes, reduced, _size(extent))
-
-
-def _size(extent: Dim) -> int:
     # What is never any element has costs all the same.
-    return max(index.upper(extent), 1)
+    return PlannedAxis(name, extent, nodes, reduced, max(index.upper(extent), 1))

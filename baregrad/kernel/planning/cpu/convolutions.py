@@ -10,7 +10,10 @@ innermost loop reads it, once for many tiles; the image is read where it lies, o
 
 from __future__ import annotations
 
+import itertools
+from collections import defaultdict
 from collections.abc import Collection
+from operator import attrgetter
 
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
@@ -26,16 +29,13 @@ from baregrad.kernel.planning.cpu.convolution_tiles import (
     carries,
     panel_rows,
 )
-from baregrad.kernel.planning.cpu.gemm_fallback import (
-    carry_panels,
-    rows_that_fit,
-    stage_panels,
-)
+from baregrad.kernel.planning.cpu.gemm_fallback import carry_panels, rows_that_fit, stage_panels
 from baregrad.kernel.planning.cpu.images import (
     Image,
     cut_band,
     image_of,
     is_worth_copying,
+    overlap,
     stage_image,
 )
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
@@ -65,7 +65,8 @@ def windows_of(plan: SumPlan) -> Windows | None:
         return None
     sides = _sides(plan)
     for windows in sides:
-        if _slides(windows.image, windows.moves_image, windows.own):
+        axes = itertools.product(windows.moves_image, windows.own)
+        if any(overlap(windows.image, axis, taps) for axis, taps in axes):
             return windows._replace(slides=True)
     for windows in sides:
         if _runs(windows):
@@ -77,9 +78,7 @@ def windows_of(plan: SumPlan) -> Windows | None:
 def _sides(plan: SumPlan) -> list[Windows]:
     """A sum of products by what its axes move, either operand as the image; [] for others."""
     left, right = plan.reads
-    moves: dict[tuple[bool, bool], list[PlannedAxis]] = {
-        (first, second): [] for first in (False, True) for second in (False, True)
-    }
+    moves: defaultdict[tuple[bool, bool], list[PlannedAxis]] = defaultdict(list)
     for axis in plan.axes:
         strides = (axis.stride(left), axis.stride(right))
         if None in strides or not isinstance(axis.extent, int):
@@ -94,26 +93,11 @@ def _sides(plan: SumPlan) -> list[Windows]:
     if not first or not second or not own or moves[False, False]:
         return []
     return [
-        Windows(plan, image, other, mine, theirs, both, own, max(theirs, key=_size))
+        Windows(plan, image, other, mine, theirs, both, own, max(theirs, key=attrgetter("size")))
         for image, other, mine, theirs in (
             (left, right, first, second), (right, left, second, first)
         )
     ]
-
-
-def _size(axis: PlannedAxis) -> int:
-    return axis.size
-
-
-def _slides(image: ArrayAccess, moves_image: list[PlannedAxis], own: list[PlannedAxis]) -> bool:
-    """Whether an axis of the output and a reduced one move the image by overlapping steps."""
-    steps = [(abs(inner.stride(image) or 0), inner.size) for inner in own]
-    for axis in moves_image:
-        far = abs(axis.stride(image) or 0)
-        for step, size in steps:
-            if step and far < step * size and step < far * axis.size:
-                return True
-    return False
 
 
 def plan_windows(plan: SumPlan, found: Windows) -> tuple[list[PlannedAxis], Bind | None] | None:
@@ -181,10 +165,8 @@ def _image(found: Windows) -> Image | None:
     """What to copy of the image; None where it is better read where it lies, or has to be."""
     plan = found.plan
     steps, guarded = iterations(plan.main.own), found.image.guarded
-    if steps > panel_rows(found, 2):
-        return None
     # Sums that wait between panels would have each band copied for each panel.
-    if not guarded and carries(steps, found, 2):
+    if steps > panel_rows(found, 2) or (not guarded and carries(steps, found, 2)):
         return None
     image = image_of(found.image, found.moves_image, found.own, plan.lanes, plan.target)
     return image if image is None or guarded or is_worth_copying(image) else None
@@ -238,12 +220,12 @@ def _stage_filter(
         pieces = rows_that_fit(own, most)
         if pieces is None:
             continue
-        if not pieces.several:
-            stage_panels(plan, found.filter, own, lane, None)
+        if not pieces.outer:
+            stage_panels(plan, found.filter, own, lane)
             break
         width = min(lane.size, tile.vectors * plan.lanes)
         if carry_panels(plan, pieces, lane, width, tile.second, inside, tile.third):
-            stage_panels(plan, found.filter, pieces.inner, lane, None)
+            stage_panels(plan, found.filter, pieces.inner, lane)
             break
     if cut is not None:
         cut.loops = [loop for part in parts for loop in part.loops]

@@ -220,9 +220,6 @@ def _block(plan: CpuPlan, axis: PlannedAxis) -> None:
 
 def _by_write_stride(plan: CpuPlan) -> list[PlannedAxis]:
     write = next(access for access in plan.facts.accesses if access.write)
-
-    def key(axis: PlannedAxis) -> int:
-        stride = axis.stride(write)
-        return 1 << 62 if stride is None else stride
-
-    return sorted(plan.axes, key=key, reverse=True)
+    strides = {axis.name: axis.stride(write) for axis in plan.axes}
+    far = {name: 1 << 62 if stride is None else stride for name, stride in strides.items()}
+    return sorted(plan.axes, key=lambda axis: far[axis.name], reverse=True)

@@ -226,7 +226,8 @@ def recognise(plan: SumPlan) -> Contraction | None:
     data = [axis for axis in plan.axes if not axis.reduced and axis.size > 1 and axis is not lane]
     if lane.reduced or lane.stride(a) != 0 or lane.stride(b) == 0 or len(own) != 1:
         return None
-    if not all(_plain(access, [*data, lane, *own]) for access in (a, b)):
+    axes = [*data, lane, *own]
+    if any(not each.copyable or None in [axis.stride(each) for axis in axes] for each in (a, b)):
         return None
     alone = [axis for axis in data if axis.stride(b) == 0 and axis.stride(a) != 0]
     rows = max(alone, key=lambda axis: axis.size, default=None)
@@ -243,11 +244,6 @@ def recognise(plan: SumPlan) -> Contraction | None:
     inside = [axis for axis in data if axis is not rows and axis.stride(b) == 0]
     together = in_word(a.array.dtype) if dots else 1
     return Contraction(plan, a, b, rows, lane, steps, outside, inside, together)
-
-
-def _plain(access: ArrayAccess, axes: list[PlannedAxis]) -> bool:
-    """Whether an access is affine in all axes, and may be copied."""
-    return access.copyable and all(axis.stride(access) is not None for axis in axes)
 
 
 def choose_block_tile(found: Contraction, counts: list[tuple[int, int]]) -> tuple[int, int]:
@@ -284,9 +280,7 @@ def choose_block_tile(found: Contraction, counts: list[tuple[int, int]]) -> tupl
 
 def fewest_left_over(count: int, most: int) -> int:
     """How many of `count` tiles make a block, at most `most`: few tiles are made for nothing."""
-    return min(
-        range(most, most // 2, -1), key=lambda tiles: (-(-count // tiles) * tiles, -tiles)
-    )
+    return min(range(most, most // 2, -1), key=lambda each: (-(-count // each) * each, -each))
 
 
 def _schedule(plan: SumPlan, found: Contraction, blocks: Blocks) -> Schedule:
@@ -338,9 +332,8 @@ def _rows_lie_well(found: Contraction, blocks: Blocks) -> bool:
 
     Only a copy is 0 past the end of the steps, where the last block has fewer.
     """
-    if not _is_in_line(found) or found.steps.size % (blocks.steps * found.together):
-        return False
-    return rows_fit(found, blocks.rows)
+    whole = found.steps.size % (blocks.steps * found.together) == 0
+    return whole and _is_in_line(found) and rows_fit(found, blocks.rows)
 
 
 def _is_in_line(found: Contraction) -> bool:

@@ -50,7 +50,6 @@ def plan_contraction(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
     ]
     for axis in others:
         plan.keep(axis)
-    inner = [] if second is None else [second]
     if second is None:
         return [*others, lane]
     own = plan.own()
@@ -60,26 +59,24 @@ def plan_contraction(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
     room = plan.target.l2_bytes * 3 // 4 // (min(lane.size, vectors * plan.lanes) * size)
     pieces = rows_that_fit(own, room)
     if not wanted or pieces is None:
-        return [*others, lane, *inner]
+        return [*others, lane, second]
     # What a panel does not depend on runs inside the loop over panels.
     outside = [axis for axis in others if any(axis.stride(a) != 0 for a in wanted)]
     inside = [axis for axis in others if axis not in outside]
-    if pieces.several:
+    if pieces.outer:
         width = min(lane.size, vectors * plan.lanes)
         if not carry_panels(plan, pieces, lane, width, second, inside):
-            return [*others, lane, *inner]
+            return [*others, lane, second]
         plan.because("the sum in several panels: one would not fit the second cache")
         for access in wanted:
-            stage_panels(plan, access, pieces.inner, lane, None)
+            stage_panels(plan, access, pieces.inner, lane)
         return [*outside, lane, *inside, second]
     block = _stage_steps(plan, own, lane, second, itemsize(wanted[0].array.dtype))
     for access in wanted:
         plan.because("array {} is copied in panels: it is read often, and lies far apart",
                      access.array.arg.slot)
         stage_panels(plan, access, own, lane, block)
-    if block is None:
-        return [*outside, lane, *inside, second]
-    return [*outside, lane, *inside, second, block]
+    return [*outside, lane, *inside, second, *([] if block is None else [block])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,29 +90,22 @@ class PanelAxes:
     inner: list[PlannedAxis]
     factor: int = 1
 
-    @property
-    def several(self) -> bool:
-        """Whether a sum is made of several panels."""
-        return bool(self.outer)
-
 
 def rows_that_fit(own: list[PlannedAxis], room: int) -> PanelAxes | None:
     """As many of the innermost reduced axes as make a panel of at most `room` rows."""
     rows = 1
-    for place in range(len(own) - 1, -1, -1):
-        axis = own[place]
-        if not isinstance(axis.extent, int):
+    for place in range(len(own), 0, -1):
+        extent = own[place - 1].extent
+        if not isinstance(extent, int):
             return None
-        if rows * axis.extent <= room:
-            rows *= axis.extent
+        if rows * extent <= room:
+            rows *= extent
             continue
-        if rows >= MANY_STEPS:
-            return PanelAxes(own[: place + 1], own[place + 1 :])
-        most = room // rows
-        factor = next((f for f in range(most, 1, -1) if axis.extent % f == 0), 0)
-        if factor * rows < MANY_STEPS:
-            return None
-        return PanelAxes(own[: place + 1], own[place + 1 :], factor)
+        factor = 1
+        if rows < MANY_STEPS:
+            factor = next((f for f in range(room // rows, 1, -1) if extent % f == 0), 0)
+        enough = factor * rows >= MANY_STEPS
+        return PanelAxes(own[:place], own[place:], factor) if enough else None
     return PanelAxes([], own)
 
 
@@ -131,9 +121,8 @@ def carry_panels(
     whole = () if third is None else (third.name,)
     elements *= 1 if third is None else third.size
     static = all(isinstance(axis.extent, int) for axis in (lane, second, *inside))
-    if plan.main.node.arg.monoid.primitive is None or not static:
-        return False
-    if elements * 4 > plan.target.l2_bytes // 2:
+    too_many = elements * 4 > plan.target.l2_bytes // 2
+    if plan.main.node.arg.monoid.primitive is None or not static or too_many:
         return False
     last = pieces.outer[-1]
     at = last.name
@@ -142,11 +131,11 @@ def carry_panels(
         plan.cut(last, {at: 0, kept: pieces.factor}, {})
         part = PlannedAxis(kept, pieces.factor, last.nodes, True, pieces.factor)
         pieces.inner.insert(0, part)
-    names, loops = loop_names(inside), loop_names([second])
-    for lanes_of_tile in lane.tiles:
-        for place, tile in enumerate(second.tiles or [()]):
-            places = (*names, *(loops if place == 0 else []), *whole, *tile, *lanes_of_tile)
-            plan.stages.append(StageReduce(at, places))
+    for lanes in lane.tiles:
+        loops = loop_names([*inside, second])
+        for tile in second.tiles or [()]:
+            plan.stages.append(StageReduce(at, (*loops, *whole, *tile, *lanes)))
+            loops = loop_names(inside)
     return True
 
 
@@ -160,16 +149,12 @@ def _stage_steps(
     if not lane.loops or not second.tiles or not own:
         return None
     long = max(own, key=lambda axis: axis.size)
-    far = []
-    for access in plan.reads:
-        stride = long.stride(access)
-        if lane.stride(access) != 0 or second.stride(access) == 0 or stride is None:
-            continue
-        if not access.copyable:
-            continue
-        gap = abs(stride) * itemsize(access.array.dtype)
-        if gap >= plan.target.line_bytes and in_constant(access, own):
-            far.append(access)
+    far = [
+        access for access in plan.reads
+        if lane.stride(access) == 0 and second.stride(access) != 0 and access.copyable
+        and all(isinstance(axis.extent, int) and axis.stride(access) is not None for axis in own)
+        and gap_nbytes(access, long) >= plan.target.line_bytes
+    ]
     trips = lane.loops[0][1]
     elements = points(own)
     panel = elements * plan.lanes * len(lane.tiles[0]) * nbytes
@@ -183,19 +168,15 @@ def _stage_steps(
     plan.steps.append(Split(name, ((f"{name}p", 0), (f"{name}q", count))))
     lane.loops = [(f"{name}p", trips // count)]
     for access in far:
-        reduced = [axis.name for axis in own if axis.stride(access) != 0]
-        for tile in second.tiles:
-            plan.stages.append(StageInput(access.array.arg.slot, (*reduced, *tile)))
+        stage_panels(plan, access, own, second)
     return PlannedAxis(
         f"{name}q", count, lane.nodes, False, count, [(f"{name}q", count)], planned=True
     )
 
 
-def in_constant(access: ArrayAccess, axes: list[PlannedAxis]) -> bool:
-    """Whether an access depends on these axes affinely and they have constant extents."""
-    return all(
-        axis.stride(access) is not None and isinstance(axis.extent, int) for axis in axes
-    )
+def gap_nbytes(access: ArrayAccess, axis: PlannedAxis) -> int:
+    """Bytes between neighbours of an access along an axis; 0 where it is not affine."""
+    return abs(axis.stride(access) or 0) * itemsize(access.array.dtype)
 
 
 def plan_columns(plan: SumPlan, lane: PlannedAxis) -> bool:
@@ -288,12 +269,8 @@ def _step_cycles(
 
 
 def _worth_copy(
-    access: ArrayAccess,
-    own: list[PlannedAxis],
-    others: list[PlannedAxis],
-    lane: PlannedAxis,
-    second: PlannedAxis,
-    steps: int,
+    access: ArrayAccess, own: list[PlannedAxis], others: list[PlannedAxis], lane: PlannedAxis,
+    second: PlannedAxis, steps: int,
 ) -> bool:
     """Whether an operand's panels are read often and badly laid out."""
     if second.stride(access) != 0 or not access.copyable:
@@ -301,25 +278,17 @@ def _worth_copy(
     reads = -(-second.size // steps) * points([a for a in others if a.stride(access) == 0])
     if reads < READS_PER_COPY:
         return False
-    elements = 1
-    far = lane.stride(access) != 1 or access.guarded
-    for axis in own:
-        stride = axis.stride(access)
-        if stride == 0:
-            continue
-        if not isinstance(axis.extent, int):
-            return False
-        elements *= axis.size
-        far = far or stride is None or abs(stride) * itemsize(access.array.dtype) >= FAR_NBYTES
-    return far and isinstance(lane.extent, int) and elements >= 8
+    moving = [axis for axis in own if axis.stride(access) != 0]
+    far = lane.stride(access) != 1 or access.guarded or any(
+        axis.stride(access) is None or gap_nbytes(access, axis) >= FAR_NBYTES for axis in moving
+    )
+    static = all(isinstance(axis.extent, int) for axis in (lane, *moving))
+    return far and static and points(moving) >= 8
 
 
 def stage_panels(
-    plan: SumPlan,
-    access: ArrayAccess,
-    own: list[PlannedAxis],
-    lane: PlannedAxis,
-    block: PlannedAxis | None,
+    plan: SumPlan, access: ArrayAccess, own: list[PlannedAxis], lane: PlannedAxis,
+    block: PlannedAxis | None = None,
 ) -> None:
     """Copy the operand, a tile of the lane axis and all of the reduced axes at a time."""
     reduced = [axis.name for axis in own if axis.stride(access) != 0]

@@ -71,10 +71,7 @@ class Image(NamedTuple):
 
 
 def image_of(
-    image: ArrayAccess,
-    moves_image: list[PlannedAxis],
-    own: list[PlannedAxis],
-    lanes: int,
+    image: ArrayAccess, moves_image: list[PlannedAxis], own: list[PlannedAxis], lanes: int,
     target: CpuTarget,
 ) -> Image | None:
     """What to copy of an image at a time; None where no band of it fits the second cache."""
@@ -110,9 +107,8 @@ def image_of(
         count for count in range(1, min(size, MOST_BAND) + 1)
         if size % count == 0 and first.reach(count) * row <= room
     ]
-    if not fits or (fits[-1] < min(LEAST_BAND, size) and not image.guarded):
-        return None
-    if not image.copyable:
+    narrow = not fits or (fits[-1] < min(LEAST_BAND, size) and not image.guarded)
+    if narrow or not image.copyable:
         return None
     band = None if fits[-1] == size else first.axis
     return Image(image, tuple(slides), tuple(channels), band, fits[-1])
@@ -134,13 +130,19 @@ def _lies_in_zeros(image: ArrayAccess, slides: list[Slide]) -> bool:
     return True
 
 
+def overlap(image: ArrayAccess, axis: PlannedAxis, taps: PlannedAxis) -> bool:
+    """Whether an axis of the output and a reduced one move an image by overlapping steps."""
+    far, step = abs(axis.stride(image) or 0), abs(taps.stride(image) or 0)
+    return 0 < step < far * axis.size and far < step * taps.size
+
+
 def _slide(image: ArrayAccess, moves_image: list[PlannedAxis], taps: PlannedAxis) -> Slide | None:
     """The axis of the output along which the windows lie whose elements are along `taps`."""
     step = abs(taps.stride(image) or 0)
     found: Slide | None = None
     for axis in moves_image:
         far = abs(axis.stride(image) or 0)
-        if not step or not far < step * taps.size or not step < far * axis.size:
+        if not overlap(image, axis, taps):
             continue
         unit = min(step, far)
         if step % unit or far % unit or _rank(image, step) != _rank(image, far):

@@ -6,7 +6,6 @@ output, neighbouring ones as one (a convolution's rows and columns), and the red
 
 from __future__ import annotations
 
-from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
 from baregrad.kernel.language.schedule import Collapse
 from baregrad.kernel.planning.common.tiling import PlannedAxis, points
@@ -35,8 +34,6 @@ FORMULA_COST = 3.0
 PAIR_LOADS = 4
 # Elements between steps from which each step reads another line.
 FAR_STEP = 8
-_READ = Ops.INDEX.bit
-_REDUCE = Ops.REDUCE.bit
 
 
 def lane_axis(plan: SumPlan) -> PlannedAxis | None:

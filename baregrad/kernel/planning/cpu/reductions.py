@@ -8,6 +8,9 @@ several products.
 
 from __future__ import annotations
 
+import itertools
+from math import prod
+
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, Reduction, iterations, out_axes
@@ -121,12 +124,7 @@ def _tile_inner(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
         for second in range(min(sizes[1], most), 0, -1):
             if first * second >= plan.registers:
                 continue
-            loads = []
-            for kind in kinds:
-                count = 1
-                for used, times in zip(kind, (first, second), strict=False):
-                    count *= times if used else 1
-                loads.append(count)
+            loads = [prod(itertools.compress((first, second), kind)) for kind in kinds]
             cycles = plan.cycles(first * second, sum(loads), min(loads))
             cycles = cycles * steps + FOLD_OPS * first * second
             cost = cycles * -(-sizes[0] // first) * -(-sizes[1] // second)
@@ -206,16 +204,13 @@ def _wide(lane: PlannedAxis, lanes: int, most: int, masks: bool) -> int:
     size = lane.extent
     if not isinstance(size, int) or size <= lanes:
         return 0
-    best, found = 0.0, 0
-    registers = 1
-    while registers <= most:
-        width = registers * lanes
-        even = size % width == 0
-        cost = -(-size // width) * (registers + STEP_COST) * (1.0 if even else MASKED_COST)
-        if (even or masks) and (not found or cost < best):
-            best, found = cost, width
-        registers *= 2
-    return found
+
+    def cost(width: int) -> float:
+        masked = 1.0 if size % width == 0 else MASKED_COST
+        return -(-size // width) * (width // lanes + STEP_COST) * masked
+
+    widths = [lanes << power for power in range(most.bit_length())]
+    return min([width for width in widths if masks or size % width == 0], key=cost, default=0)
 
 
 def _side_by_side(plan: SumPlan, main: Reduction) -> int:
@@ -227,13 +222,8 @@ def _side_by_side(plan: SumPlan, main: Reduction) -> int:
         node = reduction.node
         below = [depth[other] for other in scoped_below(node.src) if other in depth]
         depth[node] = max(below, default=-1) + 1
-    same = [
-        each
-        for each in plan.facts.reductions
-        if each.own == main.own and each.free == main.free
-        and depth[each.node] == depth[main.node]
-    ]
-    return len(same)
+    kinds = [(each.own, each.free, depth[each.node]) for each in plan.facts.reductions]
+    return kinds.count((main.own, main.free, depth[main.node]))
 
 
 def _is_from_memory(plan: SumPlan) -> bool:
@@ -252,9 +242,7 @@ def _rows_at_once(plan: SumPlan, count: int) -> PlannedAxis | None:
     A core may have more lines under way where it reads several streams: the machine follows each
     of them for a page at a time.
     """
-    if count == 1:
-        return None
-    for axis in plan.axes:
+    for axis in plan.axes if count > 1 else ():
         if axis.inside(plan.main.free) and isinstance(axis.extent, int):
             if axis.extent % count == 0 and axis.extent >= LEAST_ROWS * count:
                 return axis
@@ -285,9 +273,8 @@ def _short_rows(plan: SumPlan) -> PlannedAxis | None:
         # An axis that another reduction folds is planned with that one.
         if axis.reduced or axis.planned or not axis.inside(plan.main.free):
             continue
-        if isinstance(axis.extent, int) and axis.extent > ROWS_AT_ONCE:
-            if axis.extent % ROWS_AT_ONCE == 0:
-                return axis
+        if axis.extent == axis.size > ROWS_AT_ONCE and axis.size % ROWS_AT_ONCE == 0:
+            return axis
     return None
 
 
@@ -303,47 +290,35 @@ def _accumulators(lane: PlannedAxis, lanes: int, others: int = 1) -> int:
 
 def _plan_other(plan: SumPlan, reduction: Reduction, taken: PlannedAxis | None) -> None:
     """Vectorise a further reduction along its own contiguous axis, unless it has lanes already."""
-    if taken is not None and taken.inside(reduction.free):
-        return
     own = [axis for axis in plan.axes if axis.inside(reduction.own)]
-    if any(axis.planned for axis in own):
+    if any(axis.planned for axis in own) or (taken is not None and taken.inside(reduction.free)):
         return
     reads = accesses_below(reduction.node)
     for axis in own:
-        if axis.size < 2 or plan.meets_vector(axis):
-            continue
-        if any(axis.stride(access) == 1 for access in reads):
-            together = _side_by_side(plan, reduction)
-            _vectorise_sums(plan, reduction, axis, together)
+        near = axis.size > 1 and any(axis.stride(access) == 1 for access in reads)
+        if near and not plan.meets_vector(axis):
+            _vectorise_sums(plan, reduction, axis, _side_by_side(plan, reduction))
             return
 
 
 def _plan_outputs(plan: SumPlan, taken: PlannedAxis | None) -> None:
     """Vectorise each output along its contiguous axis where no reduction runs along that axis."""
-    facts = plan.facts
-    if taken is not None:
-        return
-    for access in facts.accesses:
-        if not access.write:
+    writes = [access for access in plan.facts.accesses if access.write] if taken is None else []
+    for access, axis in itertools.product(writes, plan.axes):
+        if axis.planned or axis.reduced or axis.size < 2 or axis.stride(access) != 1:
             continue
-        for axis in plan.axes:
-            if axis.planned or axis.reduced or axis.size < 2 or axis.stride(access) != 1:
-                continue
-            if any(axis.inside(reduction.free) for reduction in facts.reductions):
-                continue
-            if not plan.meets_vector(axis):
-                plan.vectorise(axis, plan.lanes, 2)
+        along = any(axis.inside(reduction.free) for reduction in plan.facts.reductions)
+        if not along and not plan.meets_vector(axis):
+            plan.vectorise(axis, plan.lanes, 2)
 
 
 def _plan_stages(plan: SumPlan, taken: PlannedAxis | None) -> None:
     """Vectorise the copying of staged values along their innermost axis, where lanes divide it."""
     for stage in plan.facts.stages:
         axis = next(axis for axis in plan.axes if axis.nodes[-1] is stage.src[-1])
-        if axis.planned or (taken is not None and taken.inside(stage.ranges)):
-            continue
-        if plan.meets_vector(axis):
-            continue
-        _vectorise_staged(plan, axis)
+        meets = taken is not None and taken.inside(stage.ranges)
+        if not axis.planned and not meets and not plan.meets_vector(axis):
+            _vectorise_staged(plan, axis)
 
 
 def _vectorise_staged(plan: SumPlan, axis: PlannedAxis) -> int:
@@ -364,8 +339,7 @@ def _vectorise_staged(plan: SumPlan, axis: PlannedAxis) -> int:
 def _reduced_order(plan: SumPlan) -> list[str]:
     """Loops of the main reduction, the longest inside; tails follow what they end."""
     own = [axis for axis in plan.axes if axis.inside(plan.main.own) and axis.loops]
-    if len(own) < 2 or plan.stages:
-        # Copies lie in the order of the axes, as the operands that are not copied mostly do.
-        return loop_names(own) if len(own) > 1 else []
-    own.sort(key=lambda axis: min(axis.loops[0][1], 16))
-    return loop_names(own)
+    # Copies lie in the order of the axes, as the operands that are not copied mostly do.
+    if not plan.stages:
+        own.sort(key=lambda axis: min(axis.loops[0][1], 16))
+    return loop_names(own) if len(own) > 1 else []

@@ -88,7 +88,8 @@ def prefetch_arrays(plan: CpuPlan, gone: PlannedAxis | None = None) -> None:
         if slot in streamed:
             continue
         accesses = [access for access in every if access.array.arg.slot == slot]
-        if not all(_in_line(plan, access) for access in accesses):
+        # Vectors of an access may lie one after the other.
+        if not all(any(a.stride(access) == 1 for a in plan.vectors) for access in accesses):
             continue
         row = _row_nbytes(accesses, plan.target)
         if not row and not plan.target.asks_ahead:
@@ -112,15 +113,8 @@ def read_nbytes(access: ArrayAccess) -> int:
     return min(nbytes_of(access), upper(product(array.shape)) * itemsize(array.dtype))
 
 
-def _in_line(plan: CpuPlan, access: ArrayAccess) -> bool:
-    """Whether vectors of an access lie one after the other."""
-    return any(axis.stride(access) == 1 for axis in plan.vectors)
-
-
 def _row_nbytes(accesses: list[ArrayAccess], target: CpuTarget) -> int:
     """Bytes from a row to the next of an array that is read several times a row; else 0."""
-    if len(accesses) < 2:
-        return 0
     common = frozenset.intersection(*[access.axes for access in accesses])
     if any(access.axes == common for access in accesses):
         return 0

@@ -12,13 +12,7 @@ from math import prod
 
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import (
-    ArrayAccess,
-    Facts,
-    Reduction,
-    by_id,
-    iterations,
-)
+from baregrad.kernel.facts.analysis import ArrayAccess, Facts, Reduction, by_id, iterations
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.planning.common.tiling import Reason
 from baregrad.kernel.planning.gpu.gemm_factors import gemm_factors
@@ -90,12 +84,8 @@ def _reductions(plan: GpuPlan) -> None:
 
 
 def _in_threads(
-    plan: GpuPlan,
-    rows: frozenset[Node],
-    main: Reduction,
-    reads: Sequence[ArrayAccess],
-    points: int,
-    length: int,
+    plan: GpuPlan, rows: frozenset[Node], main: Reduction, reads: Sequence[ArrayAccess],
+    points: int, length: int,
 ) -> bool:
     """Give each result a thread of its own, where that keeps the machine busy and reads well."""
     if not rows:
@@ -112,12 +102,9 @@ def _in_threads(
     return False
 
 
-def _split_columns(
-    plan: GpuPlan, rows: frozenset[Node], inner: Node, main: Reduction
-) -> bool:
+def _split_columns(plan: GpuPlan, rows: frozenset[Node], inner: Node, main: Reduction) -> bool:
     """Few results with adjacent reads: a warp lies along the results, warps share the reduction."""
-    own = [axis for axis in main.own if extent_of(axis) != 1]
-    longest = max(own, key=lambda axis: index.upper(extent_of(axis)))
+    longest = max(main.own, key=lambda axis: index.upper(extent_of(axis)))
     if len(plan.facts.reductions) > 1 or not isinstance(extent_of(inner), int):
         plan.spread(by_id(rows), SMALL_BLOCK)
         return True
@@ -151,10 +138,7 @@ def _nested(
 
 
 def _across(
-    plan: GpuPlan,
-    reduction: Reduction,
-    columns: frozenset[Node],
-    units: list[tuple[str, int]],
+    plan: GpuPlan, reduction: Reduction, columns: frozenset[Node], units: list[tuple[str, int]]
 ) -> None:
     """Threads along a reduction's contiguous axis, if its results do not run along threads."""
     own = [axis for axis in reduction.own if extent_of(axis) != 1]
@@ -184,9 +168,7 @@ def _together(plan: GpuPlan, own: Sequence[Node]) -> bool:
     )
 
 
-def _columns(
-    plan: GpuPlan, columns: Sequence[Node], units: list[tuple[str, int]]
-) -> None:
+def _columns(plan: GpuPlan, columns: Sequence[Node], units: list[tuple[str, int]]) -> None:
     """Threads along the axes of the output that no reduction's result runs along."""
     axes = [axis for axis in columns if extent_of(axis) != 1]
     if not axes:
