@@ -6,7 +6,10 @@ The kernel is rewritten once, at the end (`apply.py`).
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from math import prod
+from types import MappingProxyType
+from typing import Any
 
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.core import index
@@ -17,6 +20,7 @@ from baregrad.kernel.applying.staging_checks import (
     check_room,
     check_shares,
     check_stream,
+    illegal,
 )
 from baregrad.kernel.facts.analysis import Facts, out_axes
 from baregrad.kernel.facts.axis_table import (
@@ -53,30 +57,13 @@ from baregrad.target import AnyTarget
 # A tile may have so many times the elements that the registers hold: what is spilled is slow, and
 # each element is code.
 TILES = 4
+# What is bound to these is spread over registers.
+REGISTER_UNITS = ("vector", "unroll")
 
 
 def apply_step(table: AxisTable, step: Step) -> None:
     """Apply one step. Raises ScheduleError where it is not legal."""
-    if isinstance(step, Split):
-        _split(table, step)
-    elif isinstance(step, Bind):
-        _bind(table, step)
-    elif isinstance(step, Reorder):
-        _reorder(table, step)
-    elif isinstance(step, Collapse):
-        _collapse(table, step)
-    elif isinstance(step, StreamOutput):
-        check_stream(table, step)
-        table.streamed.add(step.param)
-    elif isinstance(step, Prefetch):
-        check_prefetch(table, step)
-        table.ahead[step.param] = step
-    elif isinstance(step, Pipeline):
-        check_pipeline(table, step)
-    elif isinstance(step, Tensorize):
-        check_step(table, step, ROWS[step.instruction])
-    else:
-        _stage(table, step)
+    _RULES[type(step)](table, step)
 
 
 def _stage(table: AxisTable, step: StageInput | StageReduce) -> None:
@@ -90,11 +77,11 @@ def _stage(table: AxisTable, step: StageInput | StageReduce) -> None:
     for name in names:
         axis = table.axis(name, step)
         if not isinstance(axis.extent, int):
-            raise ScheduleError(f"{step} is not legal: a copy has a constant size")
+            raise illegal(step, "a copy has a constant size")
         if axis.unit == "pool":
-            _check_chunks(table, axis, table.grain, step)
+            _check_chunks(axis, table.grain, step)
         if name in table.tensorized:
-            raise ScheduleError(f"{step} is not legal: {axis.serial}", found=name)
+            raise illegal(step, axis.serial, found=name)
         sizes.append(table.grain if axis.unit == "pool" else axis.extent)
     if isinstance(step, StageInput):
         # What sums of axes reach, and so its room, is known where it is copied.
@@ -105,11 +92,11 @@ def _stage(table: AxisTable, step: StageInput | StageReduce) -> None:
     table.staged.update(names)
 
 
-def _check_chunks(table: AxisTable, axis: Axis, grain: int, step: Step) -> None:
+def _check_chunks(axis: Axis, grain: int, step: Step) -> None:
     """Refuse copies over the pool's axis, of which each chunk has its part, of two sizes."""
     if index.mod(axis.extent, grain) != 0:
-        raise ScheduleError(
-            f"{step} is not legal: a copy has a constant size, and the last chunk is shorter",
+        raise illegal(
+            step, "a copy has a constant size, and the last chunk is shorter",
             found=f"{axis.extent} iterations in chunks of {grain}",
             wanted="a grain that divides them",
         )
@@ -117,7 +104,7 @@ def _check_chunks(table: AxisTable, axis: Axis, grain: int, step: Step) -> None:
 
 def _check_registers(table: AxisTable) -> None:
     """Refuse tiles that are far more than registers hold."""
-    tiled = [axis for axis in table.axes.values() if axis.unit in ("vector", "unroll")]
+    tiled = [axis for axis in table.axes.values() if axis.unit in REGISTER_UNITS]
     if not table.registers or len(tiled) < 2:
         return
     # No expression has more than all tiles together.
@@ -132,10 +119,7 @@ def _check_registers(table: AxisTable) -> None:
     sets = [out_axes(out) for out in table.facts.outs]
     sets += [each.free.union(each.own) for each in table.facts.reductions]
     for axes in sets:
-        largest: dict[str, int] = {}
-        for (name, node), size in sizes.items():
-            if node in axes:
-                largest[name] = size
+        largest = {name: size for (name, node), size in sizes.items() if node in axes}
         count = prod(largest.values())
         if count > TILES * table.registers:
             raise ScheduleError(
@@ -147,19 +131,15 @@ def _check_registers(table: AxisTable) -> None:
 
 def _tile_of(table: AxisTable, piece: Piece) -> int:
     """Elements of a piece that are spread over registers at once."""
-    count = 1
-    for name, _ in piece.terms:
-        axis = table.axes[name]
-        if axis.unit in ("vector", "unroll") and isinstance(axis.extent, int):
-            count *= axis.extent
-    return count
+    axes = [table.axes[name] for name, _ in piece.terms]
+    return prod([a.extent for a in axes if a.unit in REGISTER_UNITS and isinstance(a.extent, int)])
 
 
 def _free(table: AxisTable, axis: Axis, step: Step) -> None:
     """Refuse what would change an axis that a copy lies over."""
     if axis.name in table.staged:
-        raise ScheduleError(
-            f"{step} is not legal: a copy lies over the axis", found=axis.name,
+        raise illegal(
+            step, "a copy lies over the axis", found=axis.name,
             hint="split and bind first, stage afterwards",
         )
 
@@ -177,19 +157,17 @@ def _split(table: AxisTable, step: Split) -> None:
     axis = table.axis(step.axis, step)
     _free(table, axis, step)
     if axis.whole or axis.serial:
-        raise ScheduleError(
-            f"{step} is not legal: {axis.whole or axis.serial}", found=axis.name
-        )
+        raise illegal(step, axis.whole or axis.serial, found=axis.name)
     if axis.unit != "loop":
-        raise ScheduleError(
-            f"{step} is not legal: the axis is bound already", found=axis.unit,
+        raise illegal(
+            step, "the axis is bound already", found=axis.unit,
             hint="split first, then bind the parts",
         )
     tile = step.tile
     rest = index.mod(axis.extent, tile)
     if rest != 0 and (axis.exact or not (step.tail or step.masked)):
-        raise ScheduleError(
-            f"{step} is not legal: {axis.exact or 'the sizes do not divide the extent'}",
+        raise illegal(
+            step, axis.exact or "the sizes do not divide the extent",
             found=f"extent {axis.extent}, tile {tile}",
             wanted="a divisor, tail='name', or masked=True",
         )
@@ -231,38 +209,36 @@ def _bind(table: AxisTable, step: Bind) -> None:
     if step.unit == "loop":
         return
     if axis.serial:
-        raise ScheduleError(f"{step} is not legal: {axis.serial}", found=step.unit)
+        raise illegal(step, axis.serial, found=step.unit)
     if step.unit == "pool":
         if axis.reduced:
-            raise ScheduleError(
-                f"{step} is not legal: a reduced axis cannot be shared out among threads",
+            raise illegal(
+                step, "a reduced axis cannot be shared out among threads",
                 found=axis.name, wanted="an axis of the output",
             )
         if axis.name in table.staged:
-            _check_chunks(table, axis, step.grain, step)
+            _check_chunks(axis, step.grain, step)
         taken = [other.name for other in table.axes.values() if other.unit == "pool"]
         if taken:
-            raise ScheduleError(f"{step} is not legal: one axis is the pool's", found=taken[0])
+            raise illegal(step, "one axis is the pool's", found=taken[0])
         table.grain = step.grain
     elif step.unit == "grid":
         if axis.reduced:
-            raise ScheduleError(
-                f"{step} is not legal: blocks do not meet, so none can reduce along an axis",
+            raise illegal(
+                step, "blocks do not meet, so none can reduce along an axis",
                 found=axis.name, wanted="an axis of the output",
             )
     elif not isinstance(axis.extent, int):
-        raise ScheduleError(
-            f"{step} is not legal: a tile needs a constant extent", found=axis.extent
-        )
+        raise illegal(step, "a tile needs a constant extent", found=axis.extent)
     elif table.registers and axis.extent > table.registers:
-        raise ScheduleError(
-            f"{step} is not legal: a tile lies in registers", found=f"{axis.extent} elements",
+        raise illegal(
+            step, "a tile lies in registers", found=f"{axis.extent} elements",
             wanted=f"at most {table.registers}", hint="split the axis first",
         )
     if axis.whole:
         piped = any(pipeline.axis == axis.name for pipeline in table.pipelines)
         if piped or axis.unit in THREAD_BINDS or step.unit in THREAD_BINDS:
-            raise ScheduleError(f"{step} is not legal: {axis.whole}", found=step.unit)
+            raise illegal(step, axis.whole, found=step.unit)
     # An empty axis runs on nothing; a tile of no elements would be no tile. One block or one
     # thread is nothing to tell apart.
     if axis.extent != 0 and (axis.extent != 1 or table.gpu is None):
@@ -277,22 +253,20 @@ def _check_threads(table: AxisTable, step: Bind) -> None:
     # The lanes of a warp that has a matrix unit do are nobody else's.
     sizes: dict[str, Dim] = {"thread": table.gpu.warp_lanes} if table.matrix else {}
     if table.matrix and step.unit == "thread":
-        raise ScheduleError(f"{step} is not legal: the lanes of a warp are taken")
+        raise illegal(step, "the lanes of a warp are taken")
     for other in table.axes.values():
         if other.unit not in THREAD_BINDS:
             continue
         known = sizes.setdefault(other.unit, other.extent)
         if known != other.extent:
-            raise ScheduleError(
-                f"{step} is not legal: a block has one size along {step.unit}",
+            raise illegal(
+                step, f"a block has one size along {step.unit}",
                 found=f"{known} and {other.extent}", wanted="axes of one extent",
             )
-    threads = 1
-    for size in sizes.values():
-        threads *= int(size) if isinstance(size, int) else 1
+    threads = prod([size for size in sizes.values() if isinstance(size, int)])
     if threads > table.gpu.threads_per_block:
-        raise ScheduleError(
-            f"{step} is not legal: {table.gpu.name} has no block of so many threads",
+        raise illegal(
+            step, f"{table.gpu.name} has no block of so many threads",
             found=threads, wanted=f"at most {table.gpu.threads_per_block}",
         )
 
@@ -308,18 +282,15 @@ def _reorder(table: AxisTable, step: Reorder) -> None:
     for place, name in zip(places, step.axes, strict=True):
         table.order[place] = name
     if serial and serial != [name for name in table.order if table.axes[name].serial]:
-        raise ScheduleError(
-            f"{step} is not legal: {table.axes[serial[0]].serial}",
-            wanted=f"the order {', '.join(serial)} kept",
+        raise illegal(
+            step, f"{table.axes[serial[0]].serial}", wanted=f"the order {', '.join(serial)} kept",
         )
     if not table.facts.scanned:
         return
     data = [table.axes[name] for name in table.order if not table.axes[name].reduced]
     for outer, inner in itertools.pairwise(data):
         if outer.whole == SCANNED and inner.whole != SCANNED:
-            raise ScheduleError(
-                f"{step} is not legal: {SCANNED}", wanted=f"{inner.name} outside {outer.name}"
-            )
+            raise illegal(step, SCANNED, wanted=f"{inner.name} outside {outer.name}")
 
 
 def _collapse(table: AxisTable, step: Collapse) -> None:
@@ -331,18 +302,15 @@ def _collapse(table: AxisTable, step: Collapse) -> None:
         node = named.get(name)
         why = axis.whole or axis.serial or axis.exact
         if node is None or len(table.pieces.get(name, ())) != 1 or why:
-            raise ScheduleError(
-                f"{step} is not legal: {why or 'the axis was changed'}",
-                found=name, wanted="fresh axes",
-            )
+            raise illegal(step, why or "the axis was changed", found=name, wanted="fresh axes")
         nodes.append(node)
     if len(nodes) < 2 or len({table.axes[name].reduced for name in step.axes}) != 1:
         raise ScheduleError(f"{step} is not legal", wanted="two or more axes of one kind")
     together = frozenset(nodes)
     for reduction in table.facts.reductions:
         if len(together.intersection(reduction.own)) not in (0, len(nodes)):
-            raise ScheduleError(
-                f"{step} is not legal: a reduction runs along some of these axes alone",
+            raise illegal(
+                step, "a reduction runs along some of these axes alone",
                 wanted="axes that are reduced together",
             )
     total = index.product(table.axes[name].extent for name in step.axes)
@@ -375,10 +343,7 @@ def _split_pieces(
         if axis not in scales:
             found.append(piece)
             continue
-        terms = _replaced(piece.terms, axis, parts)
-        old = tuple([each._replace(terms=_replaced(each.terms, axis, parts))
-                     for each in piece.limits])
-        found.append(Piece(piece.start, terms, old if limit is None else (*old, limit)))
+        found.append(with_parts(piece, axis, parts, limit))
         if tail:
             last = [(tail, 1)]
             shifted = []
@@ -389,6 +354,15 @@ def _split_pieces(
             start = index.add(piece.start, index.mul(covered, scales[axis]))
             found.append(Piece(start, _replaced(piece.terms, axis, last), tuple(shifted)))
     return found
+
+
+def with_parts(
+    piece: Piece, axis: str, parts: list[tuple[str, int]], limit: Limit | None
+) -> Piece:
+    """A piece in which an axis is a sum of parts, and one limit more."""
+    old = [each._replace(terms=_replaced(each.terms, axis, parts)) for each in piece.limits]
+    limits = old if limit is None else [*old, limit]
+    return Piece(piece.start, _replaced(piece.terms, axis, parts), tuple(limits))
 
 
 def _replaced(terms: Terms, axis: str, parts: list[tuple[str, int]]) -> Terms:
@@ -424,3 +398,22 @@ def table_after(facts: Facts, schedule: Schedule, target: AnyTarget | None) -> A
     return table
 
 
+def _stream(table: AxisTable, step: StreamOutput) -> None:
+    check_stream(table, step)
+    table.streamed.add(step.param)
+
+
+def _prefetch(table: AxisTable, step: Prefetch) -> None:
+    check_prefetch(table, step)
+    table.ahead[step.param] = step
+
+
+def _tensorize(table: AxisTable, step: Tensorize) -> None:
+    check_step(table, step, ROWS[step.instruction])
+
+
+_RULES: MappingProxyType[type, Callable[[AxisTable, Any], None]] = MappingProxyType({
+    Split: _split, Bind: _bind, Reorder: _reorder, Collapse: _collapse,
+    StreamOutput: _stream, Prefetch: _prefetch, Pipeline: check_pipeline,
+    Tensorize: _tensorize, StageInput: _stage, StageReduce: _stage,
+})

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import product
 
 from baregrad.base.errors import CompilerBug
+from baregrad.ir.core import index
+from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of, range_node
 from baregrad.kernel.applying.scope import (
     Pieces,
     Scope,
     chunks_of,
-    every_choice,
     is_chunks,
-    value_of,
 )
 from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.facts.axis_table import Axis, AxisTable, Piece, Terms
@@ -86,8 +87,9 @@ class FinalAxes:
         for node in axes:
             merged = self.table.merged.get(node)
             groups.setdefault(merged[0] if merged else self.table.names[node], []).append(node)
-        options = [self.choices[nodes[0]] for nodes in groups.values()]
-        return every_choice(groups.values(), options)
+        for chosen in product(*[self.choices[nodes[0]] for nodes in groups.values()]):
+            pairs = zip(groups.values(), chosen, strict=True)
+            yield {node: piece for nodes, piece in pairs for node in nodes}
 
     def value(self, node: Node, scope: Scope) -> Node:
         """What an original axis is in terms of the final ones."""
@@ -95,7 +97,15 @@ class FinalAxes:
         if piece is None:
             raise CompilerBug("an axis is used outside its scope", found=node)
         terms = dict(self.finals(node, scope))
-        return value_of(piece, terms, self.table.merged.get(node))
+        value: Dim
+        if isinstance(piece.start, int):
+            value = index.from_linear(terms, piece.start)
+        else:
+            value = index.total((index.from_linear(terms, 0), piece.start))
+        if node in self.table.merged:
+            _, stride, extent = self.table.merged[node]
+            value = index.mod(index.floordiv(value, stride), extent)
+        return index.as_node(value)
 
     def finals(self, node: Node, scope: Scope) -> list[tuple[Node, int]]:
         """The final axes that an original axis is a sum of, with their scales."""

@@ -9,8 +9,9 @@ from baregrad.ir.analysis.words import in_word
 from baregrad.ir.core import index
 from baregrad.ir.core.axes import Range
 from baregrad.ir.core.node import Node, extent_of, make_node, range_node
+from baregrad.kernel.applying.axes import with_parts
 from baregrad.kernel.facts.analysis import offset_of
-from baregrad.kernel.facts.axis_table import Limit, Piece, Terms
+from baregrad.kernel.facts.axis_table import Limit, Piece
 from baregrad.kernel.language.schedule import StageInput
 
 OUTER, LANES = "_copy_outer", "_copy_inner"
@@ -43,8 +44,8 @@ def copy_loops(
     pieces: Pieces,
     first: int,
     gpu: bool,
-    word: str = "",
-    whole: bool = False,
+    word: str,
+    whole: bool,
 ) -> CopyLoops:
     """The loops that copy the read `where` over the axes `names`; ids of ranges count from `first`.
 
@@ -154,30 +155,10 @@ def _in_vectors(
         if size > 1:
             limit = Limit(0, tuple(terms), extents[name]) if extents[name] % size else None
             pieces = {
-                axis: _with_parts(piece, name, terms, limit) if name in dict(piece.terms) else piece
+                axis: with_parts(piece, name, terms, limit) if name in dict(piece.terms) else piece
                 for axis, piece in pieces.items()
             }
     return CopyLoops(found, pieces, tuple(axes))
-
-
-def _with_parts(
-    piece: Piece, near: str, parts: list[tuple[str, int]], limit: Limit | None
-) -> Piece:
-    """A piece in which the axis `near` is a sum of parts, and one limit more."""
-    limits = [old._replace(terms=_replaced(old.terms, near, parts)) for old in piece.limits]
-    if limit is not None:
-        limits.append(limit)
-    return Piece(piece.start, _replaced(piece.terms, near, parts), tuple(limits))
-
-
-def _replaced(terms: Terms, near: str, parts: list[tuple[str, int]]) -> Terms:
-    found: list[tuple[str, int]] = []
-    for name, scale in terms:
-        if name == near:
-            found.extend((part, scale * size) for part, size in parts)
-        else:
-            found.append((name, scale))
-    return tuple(found)
 
 
 def copied_places(stage: Node, names: list[str], ranges: Mapping[str, Node]) -> tuple[Node, ...]:

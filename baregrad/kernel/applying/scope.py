@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
@@ -15,6 +14,7 @@ from baregrad.ir.core.attrs import Param
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, instruction, make_node, range_node, scalar, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.kernel.applying.stage_in_output import is_alike
 from baregrad.kernel.applying.staging_checks import shares_of
 from baregrad.kernel.facts.analysis import Offset, out_axes
 from baregrad.kernel.facts.axis_table import Axis, AxisTable, Limit, Piece
@@ -121,34 +121,6 @@ def plain(node: Node, done: dict[Node, Node]) -> Node:
     return current if simpler is None else simpler
 
 
-def value_of(piece: Piece, terms: dict[Node, int], merged: tuple[str, Dim, Dim] | None) -> Node:
-    """What an original axis is, given its piece and the final axes that that is a sum of.
-
-    merged: what it was collapsed into, its stride there and its extent.
-    """
-    value: Dim
-    if isinstance(piece.start, int):
-        value = index.from_linear(terms, piece.start)
-    else:
-        value = index.total((index.from_linear(terms, 0), piece.start))
-    if merged is not None:
-        value = index.mod(index.floordiv(value, merged[1]), merged[2])
-    return index.as_node(value)
-
-
-def every_choice(
-    groups: Iterable[list[Node]], options: Sequence[tuple[Piece, ...]]
-) -> Iterator[Pieces]:
-    """Every choice of one piece for each group of axes."""
-    whole = [*groups]
-    for chosen in itertools.product(*options):
-        pieces: Pieces = {}
-        for nodes, piece in zip(whole, chosen, strict=True):
-            for node in nodes:
-                pieces[node] = piece
-        yield pieces
-
-
 def is_sum_alone(out: Node, kernel: Node) -> bool:
     """Whether an OUT writes a staged REDUCE as it is, to neighbours, and nothing else reads that.
 
@@ -193,11 +165,8 @@ def _lies_apart(place: Node) -> bool:
 def _reads_one_element(total: Node, array: Node) -> bool:
     """Whether a REDUCE reads an element that its axes do not move, of an array like `array`."""
     steps = frozenset(total.src[1:])
-    size = index.product(array.arg.shape)
-    for node in toposort(total.src[0]):
-        if node.op not in (Ops.LOAD, Ops.INDEX) or node.src[0].op is not Ops.PARAM:
-            continue
-        alike = node.dtype is array.dtype and index.product(node.src[0].arg.shape) == size
-        if alike and node.ranges.isdisjoint(steps):
-            return True
-    return False
+    return any(
+        node.op in (Ops.LOAD, Ops.INDEX) and node.src[0].op is Ops.PARAM
+        and is_alike(node.src[0], array) and node.ranges.isdisjoint(steps)
+        for node in toposort(total.src[0])
+    )

@@ -53,7 +53,7 @@ def kept_in_output(out: Node, kernel: Node) -> Kept | None:
     sizes = [extent_of(axis) for axis in stage.src[1:]]
     begin: Dim | None = None
     for node in toposort(value):
-        if node.op is Ops.LOAD and inner <= node.ranges and _is_alike(node.src[0], array):
+        if node.op is Ops.LOAD and inner <= node.ranges and is_alike(node.src[0], array):
             return None
         if node.op is Ops.INDEX and node.src[0] is stage and not inner.isdisjoint(node.ranges):
             found = index.sub(place, index.flatten(node.src[1:], sizes))
@@ -75,7 +75,7 @@ def _fits(stage: Node, array: Node, place: Node, inner: frozenset[Node]) -> bool
     return kept == index.product(extent_of(axis) for axis in inner)
 
 
-def _is_alike(one: Node, array: Node) -> bool:
+def is_alike(one: Node, array: Node) -> bool:
     """Whether an argument might be what an output is written over."""
     sizes = index.product(one.arg.shape), index.product(array.arg.shape)
     return one.dtype is array.dtype and sizes[0] == sizes[1]

@@ -9,12 +9,6 @@ from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.instructions.mma_sync import TILE
 
 
-def copy_of(axis: Node, first: int, bind: str = "") -> Node:
-    """The axis of a kept array in place of one of the loops around it."""
-    arg = axis.arg._replace(id=first + axis.arg.id, bind=bind or axis.arg.bind)
-    return make_node(Ops.RANGE, axis.dtype, axis.src, arg)
-
-
 def in_parts(node: Node, at: Node) -> Node:
     """A REDUCE along `at` whose axes inside of that are reduced first, in registers."""
     own = [child for child in node.src if child.op is Ops.RANGE]
@@ -29,7 +23,7 @@ def in_parts(node: Node, at: Node) -> Node:
 
 
 def kept_in_scratch(
-    node: Node, at: Node, axes: list[Node], first: int, matrix: tuple[Node, ...] = ()
+    node: Node, at: Node, axes: list[Node], first: int, matrix: tuple[Node, ...]
 ) -> Node | None:
     """The element in scratch memory of a reduction along `at` for all of `axes`, or None.
 
@@ -49,7 +43,13 @@ def kept_in_scratch(
         node = in_parts(node, at)
     elif any(a.arg.id > at.arg.id and not a.arg.is_tile and a not in matrix for a in own):
         return None
-    copies = tuple([copy_of(axis, first, TILE if axis in matrix else "") for axis in axes])
+    # The axes of the kept array in place of the loops around it.
+    copies = tuple([
+        axis.replace(arg=axis.arg._replace(
+            id=first + axis.arg.id, bind=TILE if axis in matrix else axis.arg.bind
+        ))
+        for axis in axes
+    ])
     changed = dict(zip(axes, copies, strict=True))
     for axis in matrix:
         if axis in own:

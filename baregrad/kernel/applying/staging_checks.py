@@ -4,37 +4,43 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
+from typing import Any
 
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.core.node import Node
 from baregrad.kernel.facts.analysis import itemsize, out_axes
 from baregrad.kernel.facts.axis_table import AxisTable
-from baregrad.kernel.language.schedule import Prefetch, StageInput, StageReduce, StreamOutput
+from baregrad.kernel.language.schedule import Prefetch, StageInput, StageReduce, Step, StreamOutput
 
 Shares = tuple[tuple[str, int, int], ...]
+
+
+def illegal(step: Step, why: str, **more: Any) -> ScheduleError:
+    """What to raise for a step that is not legal; `more`: as of ScheduleError."""
+    return ScheduleError(f"{step} is not legal: {why}", **more)
 
 
 def check_stream(table: AxisTable, step: StreamOutput) -> None:
     """An output that is written alone, and not added to; else ScheduleError."""
     uses = [each for each in table.facts.accesses if each.array.arg.slot == step.param]
     if table.gpu is not None:
-        raise ScheduleError(f"{step} is not legal: a GPU has no non-temporal stores")
+        raise illegal(step, "a GPU has no non-temporal stores")
     if not uses or not all(each.write for each in uses):
-        raise ScheduleError(f"{step} is not legal: it takes an output that is not read")
+        raise illegal(step, "it takes an output that is not read")
     if any(out.arg.monoid is not None for out in table.facts.ordered):
-        raise ScheduleError(f"{step} is not legal: an output that is added to is read")
+        raise illegal(step, "an output that is added to is read")
     if step.param in table.ahead:
-        raise ScheduleError(f"{step} is not legal: its lines are asked for ahead of time")
+        raise illegal(step, "its lines are asked for ahead of time")
 
 
 def check_prefetch(table: AxisTable, step: Prefetch) -> None:
     """An array that is there, and does not pass the caches by; else ScheduleError."""
     if table.gpu is not None:
-        raise ScheduleError(f"{step} is not legal: a GPU's threads wait for each other")
+        raise illegal(step, "a GPU's threads wait for each other")
     if not any(each.array.arg.slot == step.param for each in table.facts.accesses):
-        raise ScheduleError(f"{step} is not legal: the kernel has no such array")
+        raise illegal(step, "the kernel has no such array")
     if step.param in table.streamed:
-        raise ScheduleError(f"{step} is not legal: what passes the caches by is not read")
+        raise illegal(step, "what passes the caches by is not read")
 
 
 def check_room(table: AxisTable, step: StageInput | StageReduce, sizes: Iterable[int]) -> None:
@@ -46,8 +52,8 @@ def check_room(table: AxisTable, step: StageInput | StageReduce, sizes: Iterable
         dtypes = [array.dtype for array in arrays if array.arg.slot == step.param]
     nbytes = prod(sizes) * max(map(itemsize, dtypes), default=1)
     if table.room and nbytes > table.room:
-        raise ScheduleError(
-            f"{step} is not legal: the copy has no room in the caches",
+        raise illegal(
+            step, "the copy has no room in the caches",
             found=f"{nbytes} bytes", wanted=f"at most {table.room}",
         )
 
@@ -61,23 +67,23 @@ def check_shares(table: AxisTable, step: Prefetch) -> None:
     accesses = [each for each in table.facts.accesses if each.array.arg.slot == step.param]
     rows = frozenset.intersection(*[each.axes for each in accesses])
     if table.staged_reductions or table.staged_inputs:
-        raise ScheduleError(f"{step} is not legal: copies have loops outside those of the rows")
+        raise illegal(step, "copies have loops outside those of the rows")
     nbytes = itemsize(accesses[0].array.dtype)
     for name, share in step.loops:
         axis = table.axis(name, step)
         if axis.unit != "loop" or not isinstance(axis.extent, int) or axis.extent < 2:
-            raise ScheduleError(
-                f"{step} is not legal: loops of a constant size ask for lines",
+            raise illegal(
+                step, "loops of a constant size ask for lines",
                 found=f"{name} of {axis.extent}, bound to {axis.unit}", wanted="at least 2",
             )
         if share % nbytes:
-            raise ScheduleError(
-                f"{step} is not legal: a share is of whole elements",
+            raise illegal(
+                step, "a share is of whole elements",
                 found=share, wanted=f"a multiple of {nbytes}",
             )
         if not _is_inside(table, name, rows):
-            raise ScheduleError(
-                f"{step} is not legal: the loop is not inside a row of the array",
+            raise illegal(
+                step, "the loop is not inside a row of the array",
                 found=name, wanted="a loop that runs again for each row",
             )
 

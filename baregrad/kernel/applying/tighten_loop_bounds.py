@@ -88,12 +88,9 @@ def _loop(axis: Node, pieces: Mapping[Node, Piece], finals_of: Finals) -> Node |
     piece = pieces[axis]
     if piece.start != 0 or piece.limits or len(piece.terms) != 1 or piece.terms[0][1] != 1:
         return None
-    finals = finals_of(piece.terms)
-    if len(finals) != 1:
-        return None
-    loop = finals[0][0]
-    extent = extent_of(loop)
-    return loop if loop.arg.bind == "loop" and isinstance(extent, int) and extent > 1 else None
+    loops = [loop for loop, _ in finals_of(piece.terms)]
+    extent = extent_of(loops[0]) if len(loops) == 1 and loops[0].arg.bind == "loop" else 1
+    return loops[0] if isinstance(extent, int) and extent > 1 else None
 
 
 def _outside(

@@ -10,6 +10,8 @@ far as no reduction then reads what the loop is still computing.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
@@ -58,6 +60,7 @@ from baregrad.kernel.loops.loop_pieces import (
     peeled_masks,
     register_places,
     scoped_below,
+    state_parts,
     stepped,
     store,
     widened,
@@ -90,43 +93,36 @@ def to_loop(
     return instruction(Ops.KERNEL, dtypes.token, (statement(builder.root),), kernel.arg)
 
 
+@dataclass(slots=True)
 class _Builder:
     """Builds the statement tree of one kernel."""
 
-    def __init__(
-        self,
-        fma: bool,
-        masks: bool,
-        pool: Node | None,
-        grid: tuple[Node, ...],
-        kernel: Node,
-    ) -> None:
-        self.fma = fma
-        self.masks = masks
-        self.pool = pool
-        self.grid = grid
-        self.kernel = kernel
-        self.root = StatementBlock(frozenset())
-        self.placed: dict[Node, Placed] = {}
-        # Expressions of the loop level that read what is placed, by what they were.
-        self.converted: dict[Node, Node] = {}
-        # The tile axes that a staged array has beside its stage's own, around those.
-        self.around: dict[Node, tuple[tuple[Node, ...], tuple[Node, ...]]] = {}
-        # Stages whose values lie in an output from the start: that OUT.
-        self.in_place: dict[Node, Node] = {}
-        # The stage whose values wait in the output, by itself and by that array.
-        self.kept: dict[Node, Kept] = {}
-        # The sizes of the axes that are one in a shared array: its last ones.
-        self.rows: dict[Node, tuple[int, ...]] = {}
-        # The loops that begin copies ahead of their iterations, by their bodies.
-        self.rings: dict[StatementBlock, Ring] = {}
-        # Reductions that their stages make: they have no accumulators of their own.
-        self.made_by_stages: set[Node] = set()
-        # The axes of reductions by what they close, and those of what is read by what they are.
-        self.owned: dict[frozenset[Node], tuple[Ranges, list[Node], Ranges]] = {}
-        self.sorts: dict[frozenset[Node], tuple[frozenset[Node], Ranges]] = {}
-        self.known_masks: Masks = {}
-        self.count = 0
+    fma: bool
+    masks: bool
+    pool: Node | None
+    grid: tuple[Node, ...]
+    kernel: Node
+    root: StatementBlock = field(default_factory=lambda: StatementBlock(frozenset()))
+    placed: dict[Node, Placed] = field(default_factory=dict)
+    # Expressions of the loop level that read what is placed, by what they were.
+    converted: dict[Node, Node] = field(default_factory=dict)
+    # The tile axes that a staged array has beside its stage's own, around those.
+    around: dict[Node, tuple[tuple[Node, ...], tuple[Node, ...]]] = field(default_factory=dict)
+    # Stages whose values lie in an output from the start: that OUT.
+    in_place: dict[Node, Node] = field(default_factory=dict)
+    # The stage whose values wait in the output, by itself and by that array.
+    kept: dict[Node, Kept] = field(default_factory=dict)
+    # The sizes of the axes that are one in a shared array: its last ones.
+    rows: dict[Node, tuple[int, ...]] = field(default_factory=dict)
+    # The loops that begin copies ahead of their iterations, by their bodies.
+    rings: dict[StatementBlock, Ring] = field(default_factory=dict)
+    # Reductions that their stages make: they have no accumulators of their own.
+    made_by_stages: set[Node] = field(default_factory=set)
+    # The axes of reductions by what they close, and those of what is read by what they are.
+    owned: dict[frozenset[Node], tuple[Ranges, list[Node], Ranges]] = field(default_factory=dict)
+    sorts: dict[frozenset[Node], tuple[frozenset[Node], Ranges]] = field(default_factory=dict)
+    known_masks: Masks = field(default_factory=dict)
+    count: int = 0
 
     # --- places ---------------------------------------------------------------------------------
 
@@ -146,12 +142,8 @@ class _Builder:
 
     def needs(self, below: tuple[Node, ...], block: StatementBlock) -> int:
         """The last item of `block` that holds one of the reductions `below`; NOTHING if none."""
-        last = NOTHING
-        for node in below:
-            found = self.placed.get(node)
-            if found is not None and found.block is block and found.position > last:
-                last = found.position
-        return last
+        found = [self.placed[node] for node in below if node in self.placed]
+        return max([each.position for each in found if each.block is block], default=NOTHING)
 
     def buffer(
         self, dtype: DType, shape: tuple[int, ...], space: str = "register", ahead: int = 0
@@ -213,12 +205,11 @@ class _Builder:
 
     def blocks(self, loops: list[Node], path: list[StatementBlock]) -> list[Node]:
         """Open the loops over blocks, which all outputs share; the loops that are left."""
-        alone = []
         for axis in self.grid:
             path.append(self.nest(path[-1], axis, NOTHING))
-            if axis not in loops:
-                # What does not run along the axis is done once, by the first block along it.
-                alone.append(alu(Ops.CMPEQ, axis, const(0, dtypes.index)))
+        # What does not run along an axis is done once, by the first block along it.
+        zero = const(0, dtypes.index)
+        alone = [alu(Ops.CMPEQ, axis, zero) for axis in self.grid if axis not in loops]
         if alone:
             path.append(self.nest(path[-1], index.both(*alone), NOTHING, share=False))
         return [axis for axis in loops if axis not in self.grid]
@@ -337,10 +328,9 @@ class _Builder:
         waiting = list(conditions)
         keys: list[Node] = []
         bound = set(axes)
-        for axis in (None, *loops):
-            if axis is not None:
-                keys.append(axis)
-                bound.add(axis)
+        for opened in ([], *[[axis] for axis in loops]):
+            keys += opened
+            bound.update(opened)
             ready = [cond for cond in waiting if cond.ranges <= bound]
             if ready:
                 waiting = [cond for cond in waiting if cond not in ready]
@@ -388,10 +378,7 @@ class _Builder:
         """Fold the lanes of finished accumulators into others over the free tile axes."""
         results = self.accumulators(monoid, tiles)
         fold = make_node(Ops.REDUCE, monoid.states[0], (*loads, *lanes), Reduce(monoid))
-        for position, result in enumerate(results):
-            part = fold
-            if monoid.arity > 1:
-                part = make_node(Ops.PROJ, monoid.states[position], (fold,), position)
+        for result, part in zip(results, state_parts(fold, monoid), strict=True):
             block.items.append(store(result, part, tiles))
         return tuple(load(result, tiles) for result in results)
 
@@ -544,10 +531,7 @@ class _Builder:
 
     def convert(self, roots: tuple[Node, ...]) -> tuple[Node, ...]:
         """Expressions of the loop level: what is staged or reduced is read from its array."""
-        mask = 0
-        for root in roots:
-            mask |= root.mask
-        if not mask & SCOPED:
+        if not any(root.mask & SCOPED for root in roots):
             return roots
         # Where an expression is read decides what its reductions are read from.
         placed, done = self.placed, self.converted

@@ -32,10 +32,7 @@ class WindowRegion(NamedTuple):
         """Where the region is read."""
         if len(self.steps) == 1:
             return ranges[self.carrier]
-        first = 0
-        for name, step in self.steps.items():
-            if step < 0:
-                first -= step * (_size(ranges[name]) - 1)
+        first = sum(-min(s, 0) * (_size(ranges[name]) - 1) for name, s in self.steps.items())
         return index.from_linear({ranges[name]: step for name, step in self.steps.items()}, first)
 
 
@@ -71,9 +68,7 @@ def regions_of(
         steps = _steps(names, moves, pieces, merged)
         if steps is None:
             return None
-        extent = 1
-        for name, each in steps.items():
-            extent += abs(each) * (_size(ranges[name]) - 1)
+        extent = 1 + sum(abs(each) * (_size(ranges[name]) - 1) for name, each in steps.items())
         carrier = next(name for name, each in steps.items() if each == 1)
         found.append(WindowRegion(carrier, steps, extent))
     return found
@@ -117,12 +112,11 @@ def without_parts(
     regions: list[WindowRegion], pieces: dict[Node, Piece], ranges: Mapping[str, Node]
 ) -> tuple[dict[Node, Piece], Mapping[str, Node]]:
     """The pieces and ranges of a copy: carriers run along their regions, the others stand still."""
-    gone: dict[str, int] = {}
-    for region in regions:
-        for name, step in region.steps.items():
-            if name != region.carrier:
-                # Where the region begins: an axis that moves it backwards is at its end.
-                gone[name] = _size(ranges[name]) - 1 if step < 0 else 0
+    # Where the region begins: an axis that moves it backwards is at its end.
+    gone = {
+        name: _size(ranges[name]) - 1 if step < 0 else 0
+        for region in regions for name, step in region.steps.items() if name != region.carrier
+    }
     if not gone:
         return pieces, ranges
     kept = {}

@@ -129,9 +129,8 @@ def _handed_on(last: Node, first: int) -> tuple[Node, list[Node]]:
         return varies(node) and node.op is not Ops.GUARD
 
     same = [node for node in toposort(last, enter=enter) if not varies(node) and node.mask & _LOAD]
-    registers: dict[Node, Node] = {}
-    for number, node in enumerate(same, first):
-        registers[node] = in_registers(number, node.dtype, ())
+    numbered = enumerate(same, first)
+    registers = {node: in_registers(number, node.dtype, ()) for number, node in numbered}
     memo = {node: load(register, ()) for node, register in registers.items()}
     changed = rebuild(last, lambda _: None, memo=memo)
     return changed, [store(register, node, ()) for node, register in registers.items()]

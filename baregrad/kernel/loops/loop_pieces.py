@@ -32,40 +32,23 @@ _PLAIN = "kernel.plain"
 # Dtypes that machines have in memory as well as in registers.
 PLAIN = frozenset(
     (
-        dtypes.float32,
-        dtypes.float64,
-        dtypes.int8,
-        dtypes.int16,
-        dtypes.int32,
-        dtypes.int64,
-        dtypes.uint8,
-        dtypes.uint16,
-        dtypes.uint32,
-        dtypes.uint64,
+        dtypes.float32, dtypes.float64, dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64,
+        dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64,
     )
 )
 _CONVERTING = mask_of((Ops.CAST, Ops.BITCAST, Ops.GUARD, Ops.SCAN))
 # What loop-level nodes hold beside constants and arithmetic on positions.
 HOLD_VALUES = mask_of(
     (
-        Ops.CAST,
-        Ops.BITCAST,
-        Ops.PARAM,
-        Ops.ALLOC,
-        Ops.LOAD,
-        Ops.GUARD,
-        Ops.REDUCE,
-        Ops.STORE,
+        Ops.CAST, Ops.BITCAST, Ops.PARAM, Ops.ALLOC, Ops.LOAD, Ops.GUARD, Ops.REDUCE, Ops.STORE,
     )
 )
 
 
 def widened(monoid: Monoid, values: tuple[Node, ...]) -> tuple[Monoid, tuple[Node, ...]]:
     """Sums and products of narrow floats are accumulated in float32."""
-    op = monoid.primitive
-    if op not in (Ops.ADD, Ops.MUL) or monoid.states[0].kind != "float":
-        return monoid, values
-    if monoid.states[0].bits >= 32:
+    op, state = monoid.primitive, monoid.states[0]
+    if op not in (Ops.ADD, Ops.MUL) or state.kind != "float" or state.bits >= 32:
         return monoid, values
     return primitive(op, dtypes.float32), (cast(values[0], dtypes.float32),)
 
@@ -117,10 +100,7 @@ def stepped(monoid: Monoid, state: Node, value: Node, fma: bool) -> Node:
     if value.op in DOTS and monoid.primitive is Ops.ADD and value.src[2].arg == 0:
         return make_node(value.op, value.dtype, (*value.src[:2], state))
     if fma and monoid.primitive is Ops.ADD and value.dtype in (dtypes.float32, dtypes.float64):
-        condition = None
-        inner = value
-        if inner.op is Ops.GUARD:
-            condition, inner = inner.src
+        condition, inner = value.src if value.op is Ops.GUARD else (None, value)
         if inner.op is Ops.MUL:
             a, b = inner.src
             if condition is not None:
@@ -281,10 +261,9 @@ def note_plain(loop: Node, facts: Facts) -> None:
     held = [access.array for access in facts.accesses]
     if not PLAIN.issuperset([one.dtype for one in (*held, *facts.stages)]):
         return
-    for reduction in facts.reductions:
-        node = reduction.node
-        if node.arg.monoid.primitive is None or node.dtype not in PLAIN:
-            return
+    folds = [reduction.node for reduction in facts.reductions]
+    if any(fold.arg.monoid.primitive is None or fold.dtype not in PLAIN for fold in folds):
+        return
     if not any(out.arg.monoid is not None for out in facts.outs):
         loop.memo[_PLAIN] = True
 

@@ -69,15 +69,15 @@ def share_values(kernel: Node) -> Node:
         for axis in by_id(one.ranges & reduced):
             if one in taken or not _fits(axis):
                 continue
-            others = [v for v in values if v not in taken and _same_but_for(one, axis, v)]
+            axes = {v: _axis_in_place_of(one, axis, v) for v in values if v not in taken}
+            others = {value: where for value, where in axes.items() if where is not None}
             if not others:
                 continue
             if one in covered and not _reads_within(one):
                 continue
             stage = _staged(one, axis, first + len(replaced), axis not in paired)
-            for value in (one, *others):
+            for value, where in {one: axis, **others}.items():
                 taken.add(value)
-                where = axis if value is one else _other_axis(one, value)
                 replaced[value] = Node(Ops.INDEX, one.dtype, (stage, where))
     if not replaced:
         return kernel
@@ -122,17 +122,11 @@ def _fits(axis: Node) -> bool:
     return isinstance(extent, int) and LEAST_EXTENT <= extent <= MOST_EXTENT
 
 
-def _same_but_for(one: Node, axis: Node, other: Node) -> bool:
-    """Whether `other` is `one` with another axis of the same extent in place of `axis`."""
-    if other is one or other.op is not one.op or other.dtype is not one.dtype:
-        return False
+def _axis_in_place_of(one: Node, axis: Node, other: Node) -> Node | None:
+    """What `other` has in place of `axis`, if it is `one` with another axis of the same extent."""
     more = other.ranges - one.ranges
-    if len(more) != 1 or one.ranges - other.ranges != {axis}:
-        return False
+    if other.op is not one.op or len(more) != 1 or one.ranges - other.ranges != {axis}:
+        return None
     (found,) = more
-    return found.src[0] is axis.src[0] and substitute(one, {axis: found}) is other
-
-
-def _other_axis(one: Node, other: Node) -> Node:
-    (found,) = other.ranges - one.ranges
-    return found
+    alike = found.src[0] is axis.src[0] and substitute(one, {axis: found}) is other
+    return found if alike else None
