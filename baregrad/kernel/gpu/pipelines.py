@@ -24,7 +24,7 @@ from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
 from baregrad.kernel.gpu.shared_copies import SharedCopy
 from baregrad.kernel.gpu.shared_layouts import layout_of
-from baregrad.kernel.language.schedule import Pipeline, StageInput, StageReduce
+from baregrad.kernel.language.schedule import Pipeline, StageInput, StageReduce, illegal
 from baregrad.kernel.loops.loop_blocks import StatementBlock
 from baregrad.kernel.loops.loop_pieces import guarded, store
 
@@ -50,23 +50,23 @@ def check_pipeline(table: AxisTable, step: Pipeline) -> None:
             wanted=", ".join(ENGINES),
         )
     if step.engine == "async" and not table.gpu.async_copies:
-        raise ScheduleError(
-            f"{step} is not legal: {table.gpu.name} has no copies that threads need not wait for",
+        raise illegal(
+            step, f"{table.gpu.name} has no copies that threads need not wait for",
             wanted="engine='lanes'",
         )
     most = 2 if step.engine == "lanes" else MOST_SLOTS
     if not 2 <= step.depth <= most:
-        raise ScheduleError(
-            f"{step} is not legal: so many slots are of no use", found=step.depth,
+        raise illegal(
+            step, "so many slots are of no use", found=step.depth,
             wanted=f"2 to {most} with engine={step.engine!r}" if most > 2 else "2, or 'async'",
         )
     if axis.unit != "loop" or axis.name in table.staged or axis.extent in (0, 1):
-        raise ScheduleError(
-            f"{step} is not legal: wanted a loop of several iterations, each with its own copies",
+        raise illegal(
+            step, "wanted a loop of several iterations, each with its own copies",
             found=f"{axis.name} of {axis.extent} on {axis.unit}",
         )
     if any(other.axis == step.axis for other in table.pipelines):
-        raise ScheduleError(f"{step} is not legal: the loop is pipelined already")
+        raise illegal(step, "the loop is pipelined already")
     axis.whole = "copies are begun ahead along the axis"
     table.pipelines.append(step)
 
@@ -74,26 +74,24 @@ def check_pipeline(table: AxisTable, step: Pipeline) -> None:
 def _check_stores(table: AxisTable, axis: Axis, step: Pipeline) -> None:
     """Raise ScheduleError where a CPU's loop cannot store what the iteration before computed."""
     if step.engine != CPU_ENGINE:
-        raise ScheduleError(
-            f"{step} is not legal: a CPU's thread makes its copies itself, one after the other",
+        raise illegal(
+            step, "a CPU's thread makes its copies itself, one after the other",
             wanted=f"a GPU, or engine={CPU_ENGINE!r}",
         )
     if step.depth != 2:
-        raise ScheduleError(
-            f"{step} is not legal: stores wait for the next iteration", found=step.depth, wanted="2"
-        )
+        raise illegal(step, "stores wait for the next iteration", found=step.depth, wanted="2")
     if axis.reduced or axis.unit not in ("loop", "pool") or axis.extent in (0, 1):
-        raise ScheduleError(
-            f"{step} is not legal: wanted a loop of several iterations, each with its own stores",
+        raise illegal(
+            step, "wanted a loop of several iterations, each with its own stores",
             found=f"{axis.name} of {axis.extent} on {axis.unit}",
         )
     if axis.unit == "pool" and table.grain == 1:
-        raise ScheduleError(
-            f"{step} is not legal: threads take the iterations one by one",
-            found="grain=1", wanted="chunks of several",
+        raise illegal(
+            step, "threads take the iterations one by one", found="grain=1",
+            wanted="chunks of several",
         )
     if table.pipelines:
-        raise ScheduleError(f"{step} is not legal: the stores of a loop are delayed already")
+        raise illegal(step, "the stores of a loop are delayed already")
     axis.whole = "stores are delayed along the axis"
 
 
@@ -112,9 +110,8 @@ def slots_of(
         if pipeline.axis not in names:
             continue
         if names[-1] != pipeline.axis:
-            raise ScheduleError(
-                f"{pipeline} is not legal: a copy is made anew in a loop inside it",
-                found=names[-1],
+            raise illegal(
+                pipeline, "a copy is made anew in a loop inside it", found=names[-1],
                 wanted=f"pipeline({names[-1]!r}, ...), or the loop {pipeline.axis} innermost",
             )
         stage = StageInfo("shared", layout, pipeline.depth, pipeline.engine, pipeline.axis)
@@ -123,9 +120,7 @@ def slots_of(
 
 
 def check_applied(
-    table: AxisTable,
-    applied: set[StageInput | StageReduce | Pipeline],
-    empty: set[str],
+    table: AxisTable, applied: set[StageInput | StageReduce | Pipeline], empty: set[str],
     dead: set[str],
 ) -> None:
     """Raise ScheduleError for a copy that nothing reads, and a pipeline that nothing is part of.
@@ -139,14 +134,12 @@ def check_applied(
         named = request.axes if isinstance(request, StageInput) else (request.axis, *request.axes)
         if request not in applied and empty.isdisjoint(named) and not dead.issuperset(named):
             what = "access of that input" if copied else "reduction over it"
-            raise ScheduleError(
-                f"{request} is not legal: no {what} runs along all of these axes, inside its bounds"
-            )
+            raise illegal(request, f"no {what} runs along all of these axes, inside its bounds")
     for step in table.pipelines:
         # What is asked of stores is seen at the loop level.
         if step not in applied and step.engine != CPU_ENGINE:
-            raise ScheduleError(
-                f"{step} is not legal: no copy is made anew in each iteration of the loop",
+            raise illegal(
+                step, "no copy is made anew in each iteration of the loop",
                 hint="stage an input that is read along the axis, but not over it",
             )
 

@@ -12,13 +12,12 @@ from dataclasses import replace
 from math import prod
 
 from baregrad.base.bits import is_power_of_two
-from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType
 from baregrad.ir.core import index
 from baregrad.ir.core.layout import Layout, Swizzle, row_major
 from baregrad.ir.core.node import Node, alu, make_node, rebuild, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.language.schedule import StageInput
+from baregrad.kernel.language.schedule import StageInput, illegal
 
 CHUNK_BYTES = 16
 # Bytes of all banks together: shorter rows lie several side by side.
@@ -32,14 +31,12 @@ _ACCESSES = Ops.LOAD.bit | Ops.STORE.bit | Ops.COPYTO.bit
 def check_layout(step: StageInput, gpu: bool) -> None:
     """Refuse layouts of shared memory where there is none, and such as make no sense."""
     if step.ahead and gpu:
-        raise ScheduleError(f"{step} is not legal: a GPU's shared memory has no lines to ask for")
+        raise illegal(step, "a GPU's shared memory has no lines to ask for")
     if (step.pad is not None or step.swizzle) and not gpu:
-        raise ScheduleError(f"{step} is not legal: only a GPU's shared memory has banks")
+        raise illegal(step, "only a GPU's shared memory has banks")
     most = MOST_BITS
     if (step.pad or 0) < 0 or not 0 <= step.swizzle <= most or (step.swizzle and step.pad):
-        raise ScheduleError(
-            f"{step} is not legal", wanted=f"0 <= swizzle <= {most}, or pad >= 0, not both"
-        )
+        raise illegal(step, wanted=f"0 <= swizzle <= {most}, or pad >= 0, not both")
 
 
 def layout_of(step: StageInput, value: Node, axes: Sequence[Node]) -> Layout | None:
@@ -61,15 +58,14 @@ def layout_of(step: StageInput, value: Node, axes: Sequence[Node]) -> Layout | N
     rows = prod(sizes[:-count])
     side = max(BANK_BYTES // nbytes, 1)
     if not is_power_of_two(nbytes) or CHUNK_BYTES << step.swizzle > nbytes:
-        raise ScheduleError(
-            f"{step} is not legal: its rows have not so many chunks to exchange",
-            found=f"rows of {nbytes} bytes",
+        raise illegal(
+            step, "its rows have not so many chunks to exchange", found=f"rows of {nbytes} bytes",
             wanted=f"a power of two, {CHUNK_BYTES << step.swizzle} or more",
         )
     if rows % (side << step.swizzle):
-        raise ScheduleError(
-            f"{step} is not legal: the pattern repeats after so many rows",
-            found=f"{rows} rows", wanted=f"a multiple of {side << step.swizzle}",
+        raise illegal(
+            step, "the pattern repeats after so many rows", found=f"{rows} rows",
+            wanted=f"a multiple of {side << step.swizzle}",
         )
     shift = (nbytes * side).bit_length() - 1 - _CHUNK_BITS
     return replace(plain, swizzle=Swizzle(step.swizzle, _CHUNK_BITS, shift))

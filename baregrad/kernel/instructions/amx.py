@@ -23,7 +23,7 @@ from baregrad.kernel.instructions.instruction import (
     summed_factors,
     without_instruction,
 )
-from baregrad.kernel.language.schedule import Tensorize
+from baregrad.kernel.language.schedule import Tensorize, illegal
 from baregrad.kernel.loops.loop_pieces import stays_inside
 
 # Rows of results in one run, and columns: two tiles each way use every register.
@@ -40,18 +40,16 @@ def _check_tiles(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
     """Refuse other sums, machines without the instruction, and a second step."""
     factors = summed_factors(table.facts, NAMES)
     if factors is None:
-        raise ScheduleError(
-            f"{step} is not legal: a CPU's matrix unit does no such sum", wanted=AMX.needs
-        )
+        raise illegal(step, "a CPU's matrix unit does no such sum", wanted=AMX.needs)
     if not table.has(instruction_of(factors[0].dtype, factors[1].dtype)):
         raise without_instruction(table, step, AMX)
     if table.tiled is not None or axes[-1].extent != in_word(factors[0].dtype):
-        raise ScheduleError(
-            f"{step} is not legal", found=f"{axes[-1].extent} numbers in a word",
+        raise illegal(
+            step, found=f"{axes[-1].extent} numbers in a word",
             wanted="one such step, with 2 bfloat16 or 4 bytes in a word",
         )
     if table.order.index(step.axes[2]) > table.order.index(step.axes[3]):
-        raise ScheduleError(f"{step} is not legal: words run inside steps")
+        raise illegal(step, "words run inside steps")
     table.tensorized.add(step.axes[-1])
     table.tiled = step
 
@@ -77,8 +75,8 @@ def sum_of_words(
 
 def without_array(step: Tensorize | None) -> ScheduleError:
     """What is said of a sum whose results no step keeps in an array."""
-    return ScheduleError(
-        f"{step} is not legal: its results need an array",
+    return illegal(
+        step, "its results need an array",
         wanted="stage_reduce of the steps, or of a loop around them, over rows and columns",
     )
 

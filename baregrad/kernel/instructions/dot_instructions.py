@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
-from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.words import NAMES, in_word
 from baregrad.ir.core import index
@@ -21,7 +20,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import in_bounds, offset_of
 from baregrad.kernel.facts.axis_table import Axis, AxisTable, Piece
 from baregrad.kernel.instructions.instruction import Instruction, factors_of, without_instruction
-from baregrad.kernel.language.schedule import Tensorize
+from baregrad.kernel.language.schedule import Tensorize, illegal
 
 I32 = dtypes.int32
 # The highest bit of each byte: as unsigned bytes 128, as signed ones -128.
@@ -149,10 +148,7 @@ def _check_dot(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
             node = reduction.node
             sums = node.arg.monoid.primitive is Ops.ADD and factors_of(node.src[0], row.products)
             if within and not sums:
-                raise ScheduleError(
-                    f"{step} is not legal: something else is reduced along the axis",
-                    wanted=row.needs,
-                )
+                raise illegal(step, "something else is reduced along the axis", wanted=row.needs)
     table.tensorized.add(axis.name)
 
 

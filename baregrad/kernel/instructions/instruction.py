@@ -13,7 +13,7 @@ from baregrad.ir.core.node import Node, alu, cast
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import Facts, is_read
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
-from baregrad.kernel.language.schedule import Tensorize
+from baregrad.kernel.language.schedule import Tensorize, illegal
 
 
 class Instruction(NamedTuple):
@@ -85,17 +85,15 @@ def check_step(table: AxisTable, step: Tensorize, row: Instruction) -> None:
         raise without_instruction(table, step, row)
     wanted = _in_words(row)
     if len(step.axes) != len(row.sizes) or len(set(step.axes)) != len(row.sizes):
-        raise ScheduleError(
-            f"{step} is not legal", found=f"{len(step.axes)} axes", wanted=wanted
-        )
+        raise illegal(step, found=f"{len(step.axes)} axes", wanted=wanted)
     axes = [table.axis(name, step) for name in step.axes]
     for place, (axis, sizes) in enumerate(zip(axes, row.sizes, strict=True)):
         free = not axis.serial and axis.name not in table.staged
         free = free and axis.unit == ("vector" if place == row.vector else "loop")
         fits = axis.extent in sizes if sizes else isinstance(axis.extent, int) and axis.extent > 0
         if not (free and fits) or axis.reduced != (place >= len(axes) - row.summed):
-            raise ScheduleError(
-                f"{step} is not legal: an axis is no part of the size that the instruction does",
+            raise illegal(
+                step, "an axis is no part of the size that the instruction does",
                 found=f"{axis.name} of {axis.extent} on {axis.unit}",
                 wanted=f"{wanted}, not staged yet",
             )
@@ -117,7 +115,7 @@ def _in_words(row: Instruction) -> str:
 def without_instruction(table: AxisTable, step: Tensorize, row: Instruction) -> ScheduleError:
     """What is said where a machine does not have an instruction."""
     has = [name for name in dict.fromkeys(row.products.values()) if table.has(name)]
-    return ScheduleError(
-        f"{step} is not legal: the machine has no such instruction",
-        found=", ".join(has) or "none of this kind", wanted=row.needs,
+    return illegal(
+        step, "the machine has no such instruction", found=", ".join(has) or "none of this kind",
+        wanted=row.needs,
     )

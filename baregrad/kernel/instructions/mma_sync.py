@@ -19,7 +19,7 @@ from baregrad.ir.protocol.attributes import Mma
 from baregrad.kernel.facts.analysis import Facts
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
 from baregrad.kernel.instructions.instruction import Instruction, summed_factors
-from baregrad.kernel.language.schedule import Tensorize
+from baregrad.kernel.language.schedule import Tensorize, illegal
 
 INSTRUCTION = "mma"
 TILE = "tile"
@@ -39,14 +39,14 @@ HALVES, PAIR = range_node(2, FIRST_ID + 1, "", "unroll"), range_node(2, FIRST_ID
 def _check_mma(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
     """Refuse threads along the lanes of a warp, and what the machine's unit does not sum."""
     if table.matrix or any(other.unit == "thread" for other in table.axes.values()):
-        raise ScheduleError(
-            f"{step} is not legal: the lanes of a warp are taken",
+        raise illegal(
+            step, "the lanes of a warp are taken",
             wanted="warps along thread_y and thread_z, and one such step",
         )
     dtype, depth = operand_of(table.facts), axes[2].extent
     if table.gpu is None or dtype is None or (dtype.name, depth) not in table.gpu.warp_products:
-        raise ScheduleError(
-            f"{step} is not legal: the machine has no such instruction for this sum",
+        raise illegal(
+            step, "the machine has no such instruction for this sum",
             found=f"{depth} products of {dtype or 'something else'}", wanted=MMA_SYNC.needs,
         )
     for axis in axes:

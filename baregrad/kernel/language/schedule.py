@@ -243,6 +243,11 @@ DOT_INSTRUCTIONS = ("dot4", "dot2")
 INSTRUCTIONS = (*DOT_INSTRUCTIONS, "mma", "amx")
 
 
+def illegal(step: Step | None, why: str = "", **details: Any) -> ScheduleError:
+    """What is said of a step that is not legal, and why. details: as those of ScheduleError."""
+    return ScheduleError(f"{step} is not legal{': ' if why else ''}{why}", **details)
+
+
 @dataclass(frozen=True, slots=True)
 class Schedule:
     """Steps in the order in which they are applied."""
