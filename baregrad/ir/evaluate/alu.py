@@ -301,62 +301,46 @@ def bitcast_array(values: npt.ArrayLike, source: DType, target: DType) -> Array:
 # --- the table ---------------------------------------------------------------------------------
 
 # The NumPy functions that fold an axis as well.
-REDUCED_BY: MappingProxyType[Op | None, np.ufunc] = MappingProxyType(
-    {
-        Ops.ADD: np.add,
-        Ops.MUL: np.multiply,
-        Ops.MAX: np.maximum,
-        Ops.MIN: np.minimum,
-        Ops.AND: np.bitwise_and,
-        Ops.OR: np.bitwise_or,
-        Ops.XOR: np.bitwise_xor,
-    }
-)
+REDUCED_BY: MappingProxyType[Op | None, np.ufunc] = MappingProxyType({
+    Ops.ADD: np.add,
+    Ops.MUL: np.multiply,
+    Ops.MAX: np.maximum,
+    Ops.MIN: np.minimum,
+    Ops.AND: np.bitwise_and,
+    Ops.OR: np.bitwise_or,
+    Ops.XOR: np.bitwise_xor,
+})  # fmt: skip
 
+_OWN: MappingProxyType[Op, Callable[..., Any]] = MappingProxyType({
+    Ops.NEG: np.negative, Ops.NOT: np.invert, Ops.ABS: np.abs, Ops.SQRT: np.sqrt,
+    Ops.RECIPROCAL: lambda x: np.ones_like(x) / x, Ops.SUB: np.subtract, Ops.DIV: np.divide,
+    Ops.CMPLT: np.less, Ops.CMPLE: np.less_equal, Ops.CMPEQ: np.equal, Ops.CMPNE: np.not_equal,
+    Ops.THREEFRY: threefry2x32, Ops.WHERE: np.where, Ops.LDEXP: _ldexp,
+})  # fmt: skip
+_WIDE: MappingProxyType[Op, Callable[..., Any]] = MappingProxyType({
+    Ops.EXP: np.exp, Ops.EXP2: np.exp2, Ops.LOG: np.log, Ops.LOG2: np.log2, Ops.SIN: np.sin,
+    Ops.COS: np.cos, Ops.TANH: np.tanh, Ops.ERF: _erf, Ops.GELU: _gelu, Ops.ATAN: np.arctan,
+    Ops.POW: np.power,
+})  # fmt: skip
+_WHOLE: MappingProxyType[Op, Callable[..., Any]] = MappingProxyType(
+    {Ops.FLOOR: np.floor, Ops.CEIL: np.ceil, Ops.TRUNC: np.trunc, Ops.RINT: np.rint}
+)
 # Each rule takes the dtype of its operands, then the operands; the result is then brought to the
 # node's dtype. CAST and BITCAST need two dtypes and are handled by `apply`.
-SCALAR_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
-    {
-        **{op: _own(function) for op, function in REDUCED_BY.items() if op is not None},
-        Ops.NEG: _own(np.negative),
-        Ops.NOT: _own(np.invert),
-        Ops.ABS: _own(np.abs),
-        Ops.RECIPROCAL: _own(lambda x: np.ones_like(x) / x),
-        Ops.SQRT: _own(np.sqrt),
-        Ops.EXP: _wide(np.exp),
-        Ops.EXP2: _wide(np.exp2),
-        Ops.LOG: _wide(np.log),
-        Ops.LOG2: _wide(np.log2),
-        Ops.SIN: _wide(np.sin),
-        Ops.COS: _wide(np.cos),
-        Ops.TANH: _wide(np.tanh),
-        Ops.ERF: _wide(_erf),
-        Ops.GELU: _wide(_gelu),
-        Ops.ATAN: _wide(np.arctan),
-        Ops.FLOOR: _for_floats(np.floor),
-        Ops.CEIL: _for_floats(np.ceil),
-        Ops.TRUNC: _for_floats(np.trunc),
-        Ops.RINT: _for_floats(np.rint),
-        Ops.SUB: _own(np.subtract),
-        Ops.DIV: _own(np.divide),
-        Ops.FLOORDIV: _floordiv,
-        Ops.MOD: _mod,
-        Ops.TRUNCDIV: _truncdiv,
-        Ops.POW: _wide(np.power),
-        Ops.SHL: _shl,
-        Ops.SHR: _shr,
-        Ops.CMPLT: _own(np.less),
-        Ops.CMPLE: _own(np.less_equal),
-        Ops.CMPEQ: _own(np.equal),
-        Ops.CMPNE: _own(np.not_equal),
-        Ops.THREEFRY: _own(threefry2x32),
-        Ops.WHERE: _own(np.where),
-        Ops.FMA: _fma,
-        Ops.LDEXP: _own(_ldexp),
-        Ops.DOT4: _dot_bytes,
-        Ops.DOT2: _dot_halves,
-    }
-)
+SCALAR_RULES: MappingProxyType[Op, Rule] = MappingProxyType({
+    **{op: _own(function) for op, function in REDUCED_BY.items() if op is not None},
+    **{op: _own(function) for op, function in _OWN.items()},
+    **{op: _wide(function) for op, function in _WIDE.items()},
+    **{op: _for_floats(function) for op, function in _WHOLE.items()},
+    Ops.FLOORDIV: _floordiv,
+    Ops.MOD: _mod,
+    Ops.TRUNCDIV: _truncdiv,
+    Ops.SHL: _shl,
+    Ops.SHR: _shr,
+    Ops.FMA: _fma,
+    Ops.DOT4: _dot_bytes,
+    Ops.DOT2: _dot_halves,
+})  # fmt: skip
 
 
 def apply(

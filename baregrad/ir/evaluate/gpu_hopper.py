@@ -228,27 +228,25 @@ def _stmatrix(warp: Threads, node: Node) -> None:
         warp.block.writer[both] = warp.number + 1
 
 
-HOPPER_INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingProxyType(
-    {
-        "warp": lambda warp, node: warp.give(node, warp.number),
-        "cluster.rank": lambda warp, node: warp.give(node, warp.block.rank),
-        "cluster.id": lambda warp, node: warp.give(node, warp.cluster.number),
-        "mbarrier.init": _init,
-        # Order that this evaluator keeps anyway.
-        **dict.fromkeys(("mbarrier.fence_init", "wgmma.fence"), lambda warp, node: None),
-        "mbarrier.arrive.expect_tx": _expect,
-        "mbarrier.arrive.remote": _arrive_remote,
-        "mbarrier.wait": _wait,
-        "barrier.cluster": _cluster_sync,
-        "fence.proxy.async": _fence_proxy,
-        "setmaxnreg": _setmaxnreg,
-        "tma.load": _tma_load,
-        "tma.store": _tma_store,
-        "bulk.commit": lambda warp, node: warp.cluster.events.append(warp.commit("store").finish),
-        "bulk.wait": lambda warp, node: wait_for(warp.groups["store"], node.arg.immediates[0]),
-        "wgmma.mma": _mma,
-        "wgmma.commit": _mma_commit,
-        "wgmma.wait": _mma_wait,
-        "stmatrix": _stmatrix,
-    }
-)
+HOPPER_INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingProxyType({
+    "warp": lambda warp, node: warp.give(node, warp.number),
+    "cluster.rank": lambda warp, node: warp.give(node, warp.block.rank),
+    "cluster.id": lambda warp, node: warp.give(node, warp.cluster.number),
+    "mbarrier.init": _init,
+    # Order that this evaluator keeps anyway.
+    **dict.fromkeys(("mbarrier.fence_init", "wgmma.fence"), lambda warp, node: None),
+    "mbarrier.arrive.expect_tx": _expect,
+    "mbarrier.arrive.remote": _arrive_remote,
+    "mbarrier.wait": _wait,
+    "barrier.cluster": _cluster_sync,
+    "fence.proxy.async": _fence_proxy,
+    "setmaxnreg": _setmaxnreg,
+    "tma.load": _tma_load,
+    "tma.store": _tma_store,
+    "bulk.commit": lambda warp, node: warp.cluster.events.append(warp.commit("store").finish),
+    "bulk.wait": lambda warp, node: wait_for(warp.groups["store"], node.arg.immediates[0]),
+    "wgmma.mma": _mma,
+    "wgmma.commit": _mma_commit,
+    "wgmma.wait": _mma_wait,
+    "stmatrix": _stmatrix,
+})  # fmt: skip

@@ -20,12 +20,7 @@ from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.alu import Array, to_raw
 from baregrad.ir.evaluate.gpu_cluster import Blocked, Cluster, ClusterBlock, Group, wait_for
-from baregrad.ir.evaluate.loop_level import (
-    Expression,
-    LoopMachine,
-    flat_arguments,
-    poisoned,
-)
+from baregrad.ir.evaluate.loop_level import Expression, LoopMachine, flat_arguments, poisoned
 from baregrad.ir.protocol.attributes import ProtocolError, Role
 from baregrad.ir.protocol.derive import box_axes, box_nbytes
 from baregrad.target.gpu import GpuTarget
@@ -298,12 +293,10 @@ def _drain(thread: ControlThread, node: Node) -> None:
 
 
 def _copy(thread: ControlThread, node: Node) -> None:
-    if node.arg.engine == "tma":
-        _bulk_load(thread, node)
-    elif node.arg.engine == "tma_store":
-        _bulk_store(thread, node)
-    else:
+    engine = {"tma": _bulk_load, "tma_store": _bulk_store}.get(node.arg.engine)
+    if engine is None:
         raise CompilerBug("an engine that nobody knows", found=node.arg)
+    engine(thread, node)
 
 
 def _bulk_load(thread: ControlThread, node: Node) -> None:
@@ -420,18 +413,16 @@ def _nothing(thread: ControlThread, node: Node) -> None:
     """COMMIT of a pipe that engines fill: the arriving bytes complete the phase."""
 
 
-_RULES: MappingProxyType[Op, Callable[[ControlThread, Node], None]] = MappingProxyType(
-    {
-        Ops.STORE: ControlThread.store,
-        Ops.ACQUIRE: _acquire,
-        Ops.COMMIT: _nothing,
-        Ops.WAIT: _wait,
-        Ops.RELEASE: _release,
-        Ops.DRAIN: _drain,
-        Ops.COPYTO: _copy,
-        Ops.MMA: _mma,
-        Ops.DONE: _done,
-        Ops.BARRIER: _barrier,
-        Ops.FENCE: _fence,
-    }
-)
+_RULES: MappingProxyType[Op, Callable[[ControlThread, Node], None]] = MappingProxyType({
+    Ops.STORE: ControlThread.store,
+    Ops.ACQUIRE: _acquire,
+    Ops.COMMIT: _nothing,
+    Ops.WAIT: _wait,
+    Ops.RELEASE: _release,
+    Ops.DRAIN: _drain,
+    Ops.COPYTO: _copy,
+    Ops.MMA: _mma,
+    Ops.DONE: _done,
+    Ops.BARRIER: _barrier,
+    Ops.FENCE: _fence,
+})  # fmt: skip

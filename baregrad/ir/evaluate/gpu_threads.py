@@ -201,15 +201,13 @@ def _multiply_matrices(machine: Threads, node: Node) -> None:
         machine.values[register] = new.astype(np.float32)
 
 
-INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingProxyType(
-    {
-        "bar.sync": _bar_sync,
-        "shfl.sync.bfly": _exchange,
-        "cp.async": _copy,
-        "cp.async.commit": _commit,
-        "cp.async.wait": _wait,
-        "ldmatrix": _load_matrices,
-        "mma.sync": _multiply_matrices,
-        **HOPPER_INSTRUCTIONS,
-    }
-)
+INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingProxyType({
+    "bar.sync": _bar_sync,
+    "shfl.sync.bfly": _exchange,
+    "cp.async": _copy,
+    "cp.async.commit": _commit,
+    "cp.async.wait": _wait,
+    "ldmatrix": _load_matrices,
+    "mma.sync": _multiply_matrices,
+    **HOPPER_INSTRUCTIONS,
+})  # fmt: skip

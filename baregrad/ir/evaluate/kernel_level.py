@@ -23,12 +23,11 @@ from baregrad.ir.evaluate.ranged_values import (
     Value,
     aligned,
     axis_order,
+    folding,
     leaf,
-    marks,
     need_unmarked,
     places_of,
     reduced,
-    split_reduce,
     union,
     value_of,
     whole,
@@ -116,15 +115,10 @@ def _reduce(node: Node, args: list[Value], machine: _Machine) -> Value:
 
 
 def _scan(node: Node, args: list[Value], machine: _Machine) -> Value:
-    values, ranges = split_reduce(node)
-    args = args[: len(values)]
-    axes = tuple(sorted({*union(args), *ranges}, key=axis_order))
-    arrays = [whole(arg, axes, machine) for arg in args]
+    ranges, axes, arrays, marked = folding(node, args, machine)
     along = axes.index(ranges[0])
-    marked = marks(args, axes)
     if marked is not None:
-        every = np.broadcast_to(marked, arrays[0].shape)
-        marked = np.logical_or.accumulate(every, axis=along)
+        marked = np.logical_or.accumulate(marked, axis=along)
     return Value(axes, scan(node.arg.monoid, arrays, along), marked)
 
 
@@ -171,14 +165,12 @@ def _kept(out: Node, axes: Axes, machine: _Machine) -> Array | None:
     return found
 
 
-KERNEL_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
-    {
-        **SHARED_RULES,
-        Ops.VAR: _variable,
-        Ops.RANGE: _range,
-        Ops.INDEX: _index,
-        Ops.REDUCE: _reduce,
-        Ops.SCAN: _scan,
-        Ops.STAGE: _stage,
-    }
-)
+KERNEL_RULES: MappingProxyType[Op, Rule] = MappingProxyType({
+    **SHARED_RULES,
+    Ops.VAR: _variable,
+    Ops.RANGE: _range,
+    Ops.INDEX: _index,
+    Ops.REDUCE: _reduce,
+    Ops.SCAN: _scan,
+    Ops.STAGE: _stage,
+})  # fmt: skip

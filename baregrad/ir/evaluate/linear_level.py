@@ -308,32 +308,28 @@ def _splat(machine: LinearMachine, node: Node) -> Array:
 
 
 # Instructions that do nothing but give a value.
-VALUE_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], Array]] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            ELEMENTWISE,
-            lambda machine, node: apply_scalar_op(node, *map(machine.use, node.src)),
-        ),
-        Ops.READ: lambda machine, node: machine.use(node.src[0]),
-        Ops.VLOAD: _vload,
-        Ops.SPLAT: _splat,
-        Ops.LANES: lambda machine, node: np.arange(node.arg, dtype=working_dtype(node.dtype)),
-        Ops.EXTRACT: lambda machine, node: machine.use(node.src[0])[..., node.arg],
-        Ops.PART: _part,
-        Ops.ACROSS: _across,
-        Ops.ANY: lambda machine, node: np.asarray(machine.use(node.src[0]).any(axis=-1)),
-    }
-)
-LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = MappingProxyType(
-    {
-        Ops.BEGIN: _begin,
-        Ops.TEST: _test,
-        Ops.END: _end,
-        Ops.SET: _set,
-        Ops.VSTORE: _vstore,
-        Ops.TURN: _turn,
-        # It changes no value, and what it names need not be there.
-        Ops.PREFETCH: lambda machine, node: None,
-        Ops.MACHINE: lambda machine, node: machine.machine(node),
-    }
-)
+VALUE_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], Array]] = MappingProxyType({
+    **dict.fromkeys(
+        ELEMENTWISE,
+        lambda machine, node: apply_scalar_op(node, *map(machine.use, node.src)),
+    ),
+    Ops.READ: lambda machine, node: machine.use(node.src[0]),
+    Ops.VLOAD: _vload,
+    Ops.SPLAT: _splat,
+    Ops.LANES: lambda machine, node: np.arange(node.arg, dtype=working_dtype(node.dtype)),
+    Ops.EXTRACT: lambda machine, node: machine.use(node.src[0])[..., node.arg],
+    Ops.PART: _part,
+    Ops.ACROSS: _across,
+    Ops.ANY: lambda machine, node: np.asarray(machine.use(node.src[0]).any(axis=-1)),
+})  # fmt: skip
+LINEAR_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], None]] = MappingProxyType({
+    Ops.BEGIN: _begin,
+    Ops.TEST: _test,
+    Ops.END: _end,
+    Ops.SET: _set,
+    Ops.VSTORE: _vstore,
+    Ops.TURN: _turn,
+    # It changes no value, and what it names need not be there.
+    Ops.PREFETCH: lambda machine, node: None,
+    Ops.MACHINE: lambda machine, node: machine.machine(node),
+})  # fmt: skip

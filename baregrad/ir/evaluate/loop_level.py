@@ -42,7 +42,6 @@ from baregrad.ir.evaluate.ranged_values import (
     need_unmarked,
     places_of,
     reduced,
-    split_reduce,
     union,
     value_of,
     whole,
@@ -315,7 +314,7 @@ def _load(node: Node, args: list[Value], scope: Expression) -> Value:
 
 
 def _reduce(node: Node, args: list[Value], scope: Expression) -> Value:
-    _, ranges = split_reduce(node)
+    ranges = node.src[node.arg.monoid.arity :]
 
     def fold(states: States, closed: list[int]) -> States:
         places = dict(zip(ranges, closed, strict=True))
@@ -363,14 +362,12 @@ def poisoned(count: int, dtype: DType) -> Array:
     return memory
 
 
-LOOP_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
-    {
-        **SHARED_RULES,
-        Ops.LOOKUP: elementwise,
-        Ops.RANGE: _range,
-        Ops.VAR: _variable,
-        Ops.LOAD: _load,
-        Ops.REDUCE: _reduce,
-        Ops.CONVERT: lambda node, args, scope: args[0],
-    }
-)
+LOOP_RULES: MappingProxyType[Op, Rule] = MappingProxyType({
+    **SHARED_RULES,
+    Ops.LOOKUP: elementwise,
+    Ops.RANGE: _range,
+    Ops.VAR: _variable,
+    Ops.LOAD: _load,
+    Ops.REDUCE: _reduce,
+    Ops.CONVERT: lambda node, args, scope: args[0],
+})  # fmt: skip

@@ -167,24 +167,28 @@ def places_of(
     return places, marked
 
 
-def split_reduce(node: Node) -> tuple[tuple[Node, ...], tuple[Node, ...]]:
-    """The values and the ranges of a kernel-level REDUCE or SCAN."""
+def folding(
+    node: Node, args: list[Value], scope: RangeScope
+) -> tuple[Axes, Axes, Parts, Array | None]:
+    """The ranges of a REDUCE or SCAN, all axes, and over those its values and marked points."""
     count = node.arg.monoid.arity
-    return node.src[:count], node.src[count:]
+    args, ranges = args[:count], node.src[count:]
+    axes = tuple(sorted({*union(args), *ranges}, key=axis_order))
+    arrays = tuple(whole(arg, axes, scope) for arg in args)
+    marked = marks(args, axes)
+    if marked is not None:
+        marked = np.broadcast_to(marked, arrays[0].shape)
+    return ranges, axes, arrays, marked
 
 
 def reduced(
     node: Node, args: list[Value], scope: RangeScope, fold: Callable[[Parts, list[int]], Parts]
 ) -> Value:
     """The value of a REDUCE; `fold` closes axes of arrays at every point, by their positions."""
-    values, ranges = split_reduce(node)
-    args = args[: len(values)]
-    inner = tuple(sorted({*union(args), *ranges}, key=axis_order))
-    arrays = tuple(whole(arg, inner, scope) for arg in args)
+    ranges, inner, arrays, marked = folding(node, args, scope)
     closed = [inner.index(axis) for axis in ranges]
-    marked = marks(args, inner)
     if marked is not None:
-        marked = np.asarray(np.broadcast_to(marked, arrays[0].shape).any(axis=tuple(closed)))
+        marked = np.asarray(marked.any(axis=tuple(closed)))
     axes = tuple(axis for axis in inner if axis not in ranges)
     return Value(axes, fold(arrays, closed), marked)
 
@@ -195,13 +199,11 @@ def _project(node: Node, args: list[Value], scope: RangeScope) -> Value:
 
 
 # Of both levels, and for leaves alone: each level adds its ranges, variables and accesses.
-SHARED_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            (*SCALAR_RULES, Ops.CAST, Ops.BITCAST, Ops.BITFIELD, Ops.WORDS), elementwise
-        ),
-        Ops.CONST: lambda node, args, scope: leaf(constant(node)),
-        Ops.GUARD: lambda node, args, scope: guard(*args),
-        Ops.PROJ: _project,
-    }
-)
+SHARED_RULES: MappingProxyType[Op, Rule] = MappingProxyType({
+    **dict.fromkeys(
+        (*SCALAR_RULES, Ops.CAST, Ops.BITCAST, Ops.BITFIELD, Ops.WORDS), elementwise
+    ),
+    Ops.CONST: lambda node, args, scope: leaf(constant(node)),
+    Ops.GUARD: lambda node, args, scope: guard(*args),
+    Ops.PROJ: _project,
+})  # fmt: skip

@@ -248,19 +248,15 @@ def _fold(node: Node, operands: list[Array], inputs: Inputs) -> Array:
 # --- structure ---------------------------------------------------------------------------------
 
 
-def _expanded(operands: list[Array], node: Node, inputs: Inputs) -> list[Array]:
-    """Reduced values at the full shape: a scalar operand stands for every element."""
+def _fold_axes(node: Node, operands: list[Array], inputs: Inputs) -> Value:
+    """A REDUCE or SCAN of values at the full shape: a scalar operand stands for every element."""
     shape = inputs.shape(node.src[0].shape)
-    return [np.broadcast_to(value, shape) for value in operands]
-
-
-def _reduce(node: Node, operands: list[Array], inputs: Inputs) -> Value:
-    states = fold(node.arg.monoid, _expanded(operands, node, inputs), node.arg.axes)
-    return states[0] if len(states) == 1 else states
-
-
-def _scan(node: Node, operands: list[Array], inputs: Inputs) -> Value:
-    states = scan(node.arg.monoid, _expanded(operands, node, inputs), node.arg.axis)
+    values = [np.broadcast_to(value, shape) for value in operands]
+    monoid = node.arg.monoid
+    if node.op is Ops.REDUCE:
+        states = fold(monoid, values, node.arg.axes)
+    else:
+        states = scan(monoid, values, node.arg.axis)
     return states[0] if len(states) == 1 else states
 
 
@@ -289,37 +285,35 @@ def _scatter(node: Node, operands: list[Array], inputs: Inputs) -> Array:
 
 TensorRule = Callable[[Node, list[Any], Inputs], Value]
 
-TENSOR_RULES: MappingProxyType[Op, TensorRule] = MappingProxyType(
-    {
-        **dict.fromkeys(
-            [op for op in (*SCALAR_RULES, Ops.CAST, Ops.BITCAST) if "tensor" in op.levels],
-            lambda node, operands, inputs: apply_scalar_op(node, *operands),
-        ),
-        **dict.fromkeys(
-            (Ops.CONTIGUOUS, Ops.DETACH, Ops.COPY), lambda node, operands, inputs: operands[0]
-        ),
-        Ops.CONST: lambda node, operands, inputs: constant(node),
-        Ops.BUFFER: _buffer,
-        Ops.PARAM: lambda node, operands, inputs: inputs.array(node),
-        Ops.VAR: lambda node, operands, inputs: np.asarray(
-            _variable(node, inputs.variables), working_dtype(node.dtype)
-        ),
-        Ops.IOTA: _iota,
-        Ops.RESHAPE: lambda node, operands, inputs: operands[0].reshape(inputs.shape(node.shape)),
-        Ops.PERMUTE: lambda node, operands, inputs: operands[0].transpose(node.arg),
-        Ops.EXPAND: lambda node, operands, inputs: np.broadcast_to(
-            operands[0], inputs.shape(node.shape)
-        ),
-        Ops.PAD: _pad,
-        Ops.SHRINK: _shrink,
-        Ops.FLIP: lambda node, operands, inputs: np.flip(operands[0], node.arg),
-        Ops.WINDOW: _window,
-        Ops.FOLD: _fold,
-        Ops.REDUCE: _reduce,
-        Ops.PROJ: _project,
-        Ops.SCAN: _scan,
-        Ops.GATHER: _gather,
-        Ops.SCATTER: _scatter,
-        Ops.SINK: lambda node, operands, inputs: tuple(operands),
-    }
-)
+TENSOR_RULES: MappingProxyType[Op, TensorRule] = MappingProxyType({
+    **dict.fromkeys(
+        [op for op in (*SCALAR_RULES, Ops.CAST, Ops.BITCAST) if "tensor" in op.levels],
+        lambda node, operands, inputs: apply_scalar_op(node, *operands),
+    ),
+    **dict.fromkeys(
+        (Ops.CONTIGUOUS, Ops.DETACH, Ops.COPY), lambda node, operands, inputs: operands[0]
+    ),
+    Ops.CONST: lambda node, operands, inputs: constant(node),
+    Ops.BUFFER: _buffer,
+    Ops.PARAM: lambda node, operands, inputs: inputs.array(node),
+    Ops.VAR: lambda node, operands, inputs: np.asarray(
+        _variable(node, inputs.variables), working_dtype(node.dtype)
+    ),
+    Ops.IOTA: _iota,
+    Ops.RESHAPE: lambda node, operands, inputs: operands[0].reshape(inputs.shape(node.shape)),
+    Ops.PERMUTE: lambda node, operands, inputs: operands[0].transpose(node.arg),
+    Ops.EXPAND: lambda node, operands, inputs: np.broadcast_to(
+        operands[0], inputs.shape(node.shape)
+    ),
+    Ops.PAD: _pad,
+    Ops.SHRINK: _shrink,
+    Ops.FLIP: lambda node, operands, inputs: np.flip(operands[0], node.arg),
+    Ops.WINDOW: _window,
+    Ops.FOLD: _fold,
+    Ops.REDUCE: _fold_axes,
+    Ops.PROJ: _project,
+    Ops.SCAN: _fold_axes,
+    Ops.GATHER: _gather,
+    Ops.SCATTER: _scatter,
+    Ops.SINK: lambda node, operands, inputs: tuple(operands),
+})  # fmt: skip

@@ -343,17 +343,15 @@ def _is_dim(value: object) -> bool:
     return type(value) is int or isinstance(value, Node)
 
 
-_FIELD_TYPES: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType(
-    {
-        "int": _is_int,
-        "str": lambda value: isinstance(value, str),
-        "bool": lambda value: isinstance(value, bool),
-        "int | Node": _is_dim,
-        "tuple[int, ...]": lambda v: type(v) is tuple and all(map(_is_int, v)),
-        "tuple[int | Node, ...]": lambda v: type(v) is tuple and all(map(_is_dim, v)),
-        "Monoid": lambda value: isinstance(value, Monoid),
-        "Monoid | None": lambda value: value is None or isinstance(value, Monoid),
-        "tuple[DType, ...]": lambda v: type(v) is tuple and all(isinstance(d, DType) for d in v),
-        "tuple[Node, ...]": lambda v: type(v) is tuple and all(isinstance(n, Node) for n in v),
-    }
-)
+_FIELD_TYPES: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType({
+    "int": _is_int,
+    "str": lambda value: isinstance(value, str),
+    "bool": lambda value: isinstance(value, bool),
+    "int | Node": _is_dim,
+    "tuple[int, ...]": lambda v: type(v) is tuple and all(map(_is_int, v)),
+    "tuple[int | Node, ...]": lambda v: type(v) is tuple and all(map(_is_dim, v)),
+    "Monoid": lambda value: isinstance(value, Monoid),
+    "Monoid | None": lambda value: value is None or isinstance(value, Monoid),
+    "tuple[DType, ...]": lambda v: type(v) is tuple and all(isinstance(d, DType) for d in v),
+    "tuple[Node, ...]": lambda v: type(v) is tuple and all(isinstance(n, Node) for n in v),
+})  # fmt: skip
