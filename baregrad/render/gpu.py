@@ -16,7 +16,7 @@ from baregrad.base.bits import round_up
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.render.interface import Signature, alloc_nbytes, signature
+from baregrad.render.interface import Signature, alloc_nbytes, leaves, signature
 from baregrad.target.gpu import GpuTarget
 
 WARP_LANES = 32
@@ -91,8 +91,10 @@ def gpu_signature(
 ) -> GpuSignature:
     """The signature of a GPU's PROGRAM; `variables` and `arrays` as a renderer takes them.
 
-    Raises CompilerBug for an ALLOC in a space that threads do not have.
+    Raises CompilerBug for an ALLOC in a space that threads do not have, and for a CPU's loop.
     """
+    if any(node.op is Ops.BEGIN and len(node.src) > 2 for node in program.src):
+        raise CompilerBug("a loop over a CPU's chunks in a GPU kernel", found=program)
     call = signature(program, variables, arrays)
     shared: dict[Node, int] = {}
     private = list(call.stack)
@@ -132,12 +134,8 @@ def _threads(program: Node) -> int:
     """The threads of a block: as many as the PROGRAM says, or as the bound of `.thread`."""
     if program.arg is not None and program.arg.block:
         return prod(program.arg.block)
-    for node in program.src:
-        for child in node.src:
-            if child.op is Ops.VAR and child.arg.name == THREAD:
-                bound: int = child.arg.hi
-                return bound + 1
-    return 1
+    used = filter(lambda leaf: leaf.op is Ops.VAR and leaf.arg.name == THREAD, leaves(program))
+    return next((int(variable.arg.hi) + 1 for variable in used), 1)
 
 
 def _written(program: Node) -> list[Node]:

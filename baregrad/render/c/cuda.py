@@ -7,7 +7,7 @@ floating-point operations (--fmad=false). Source: CUDA C++ Programming Guide 13.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import MappingProxyType
 
 from baregrad.base.errors import CompilerBug
@@ -15,7 +15,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.rows import by_rows
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
-from baregrad.render.c.ops import CONTROL_RULES, instruction, place_text, vload, vstore
+from baregrad.render.c.ops import instruction, place_text, vload, vstore
 from baregrad.render.c.text import CText, Dialect, Rule
 from baregrad.render.gpu import (
     BLOCK,
@@ -171,32 +171,34 @@ class _Kernel(CText):
 # --- memory --------------------------------------------------------------------------------------
 
 
-def _pieces(f: CText, node: Node) -> list[tuple[int, int]]:
-    """First element and number of each vector access; none where lanes go one by one."""
-    assert isinstance(f, _Kernel)
-    access = node.arg
+def _pieces(f: _Kernel, node: Node) -> Iterator[tuple[int, int, str, str]]:
+    """Of each vector access: its first element and their number, its place and its type.
+
+    There are none where lanes go one by one, and a single element has no type of its own.
+    """
+    access, dtype = node.arg, node.src[0].dtype
     masked = len(node.src) > (2 if node.op is Ops.VLOAD else 3)
     if access.width == 1 or access.stride != 1 or node.src[1].shape or masked:
-        return []
+        return
     # The compiler has no vectors of more than 16 bytes.
-    size = node.src[0].dtype.itemsize
-    return pieces(size, access.width, access.align, min(f.target.load_bytes, 16))
+    most = min(f.target.load_bytes, 16)
+    for first, count in pieces(dtype.itemsize, access.width, access.align, most):
+        kind = f.vector(dtype, count) if count > 1 else ""
+        yield first, count, place_text(f, node, str(first) if first else ""), kind
 
 
 def _vload(f: CText, node: Node) -> None:
     assert isinstance(f, _Kernel)
-    spans = _pieces(f, node)
+    spans = list(_pieces(f, node))
     if not spans:
         vload(f, node)
         return
     name = f.fresh(node)
     f.line(f"{f.type(node.dtype)} {name}[{node.arg.width}];")
-    for first, count in spans:
-        place = place_text(f, node, str(first) if first else "")
-        if count == 1:
+    for first, count, place, kind in spans:
+        if not kind:
             f.line(f"{name}[{first}] = {place};")
             continue
-        kind = f.vector(node.dtype, count)
         f.count += 1
         f.line(f"const {kind} v{f.count} = *(const {kind} *)&{place};")
         f.each(count, f"{name}[l + {first}] = v{f.count}.x[l];")
@@ -205,18 +207,16 @@ def _vload(f: CText, node: Node) -> None:
 def _vstore(f: CText, node: Node) -> None:
     assert isinstance(f, _Kernel)
     value = node.src[2]
-    spans = _pieces(f, node)
+    spans = list(_pieces(f, node))
     if not spans:
         vstore(f, node)
-    for first, count in spans:
-        place = place_text(f, node, str(first) if first else "")
-        if count == 1:
-            f.line(f"{place} = {f'{f.array(value)}[{first}]' if value.shape else f.use(value)};")
+    for first, count, place, kind in spans:
+        lane = f"{f.array(value)}[{'l + ' if kind else ''}{first}]" if value.shape else f.use(value)
+        if not kind:
+            f.line(f"{place} = {lane};")
             continue
-        kind = f.vector(node.src[0].dtype, count)
         f.count += 1
         f.line(f"{kind} v{f.count};")
-        lane = f"{f.array(value)}[l + {first}]" if value.shape else f.use(value)
         f.each(count, f"v{f.count}.x[l] = {lane};")
         f.line(f"*({kind} *)&{place} = v{f.count};")
 
@@ -348,14 +348,8 @@ def _machine(f: CText, node: Node) -> None:
     rule(f, node)
 
 
-def _begin(f: CText, node: Node) -> None:
-    if len(node.src) > 2:
-        raise CompilerBug("a loop over a CPU's chunks in a GPU kernel", found=node)
-    CONTROL_RULES[Ops.BEGIN](f, node)
-
-
 _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
-    {Ops.VLOAD: _vload, Ops.VSTORE: _vstore, Ops.MACHINE: _machine, Ops.BEGIN: _begin}
+    {Ops.VLOAD: _vload, Ops.VSTORE: _vstore, Ops.MACHINE: _machine}
 )
 # Renders programs for NVIDIA's GPUs as CUDA C.
 CUDA = Renderer("cuda", "nvrtc", _render)

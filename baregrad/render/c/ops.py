@@ -10,7 +10,7 @@ from baregrad.base.bits import next_power_of_two
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node, const, make_node
-from baregrad.ir.core.op import COMPARE, Op, Ops
+from baregrad.ir.core.op import Op, Ops
 from baregrad.render.c.text import CText, Rule
 from baregrad.render.interface import BOOL_OPS, FLOAT_FUNCTIONS
 
@@ -21,6 +21,9 @@ Expression = Callable[..., str]
 
 _SYMBOLS = MappingProxyType(
     {Ops.ADD: "+", Ops.SUB: "-", Ops.MUL: "*", Ops.AND: "&", Ops.OR: "|", Ops.XOR: "^"}
+)
+_COMPARISONS = MappingProxyType(
+    {Ops.CMPLT: "<", Ops.CMPLE: "<=", Ops.CMPEQ: "==", Ops.CMPNE: "!="}
 )
 _BOOL_SYMBOLS = MappingProxyType({"and": "&", "or": "|", "xor": "^"})
 
@@ -36,26 +39,13 @@ def _binary(f: CText, node: Node, x: str, y: str) -> str:
     return f"({f.type(dtype)})(({wide}){x} {symbol} ({wide}){y})"
 
 
-_COMPARISONS = MappingProxyType(
-    {Ops.CMPLT: "<", Ops.CMPLE: "<=", Ops.CMPEQ: "==", Ops.CMPNE: "!="}
-)
+def _infix(symbol: str) -> Expression:
+    """What C has as it is, but for its type."""
+    return lambda f, node, x, y: f"({f.type(node.dtype)})({x} {symbol} {y})"
 
 
-def _compare(f: CText, node: Node, x: str, y: str) -> str:
-    return f"{x} {_COMPARISONS[node.op]} {y}"
-
-
-def _divide(f: CText, node: Node, x: str, y: str) -> str:
-    return f"({f.type(node.dtype)})({x} / {y})"
-
-
-def _shift(symbol: str) -> Expression:
-    def rule(f: CText, node: Node, x: str, y: str) -> str:
-        kind = f.type(node.dtype)
-        operand = f"({f.unsigned(node.dtype)}){x}" if symbol == "<<" else x
-        return f"({kind})({operand} {symbol} {y})"
-
-    return rule
+def _shift_left(f: CText, node: Node, x: str, y: str) -> str:
+    return _infix("<<")(f, node, f"({f.unsigned(node.dtype)}){x}", y)
 
 
 def _extreme(f: CText, node: Node, x: str, y: str) -> str:
@@ -110,14 +100,6 @@ def _absolute(f: CText, node: Node, x: str) -> str:
 
 def _invert(f: CText, node: Node, x: str) -> str:
     return f"!{x}" if node.dtype.kind == "bool" else f"({f.type(node.dtype)})~{x}"
-
-
-def _reciprocal(f: CText, node: Node, x: str) -> str:
-    return f"{f.constant(const(1.0, node.dtype))} / {x}"
-
-
-def _where(f: CText, node: Node, cond: str, x: str, y: str) -> str:
-    return f"{cond} ? {x} : {y}"
 
 
 def _modulo(f: CText, node: Node, x: str, y: str) -> str:
@@ -219,12 +201,11 @@ def _dot_halves(f: CText, node: Node, x: str, y: str, z: str) -> str:
 _EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
     {
         **dict.fromkeys(_SYMBOLS, _binary),
-        Ops.DIV: _divide,
-        Ops.TRUNCDIV: _divide,
+        **dict.fromkeys(_COMPARISONS, lambda f, n, x, y: f"{x} {_COMPARISONS[n.op]} {y}"),
+        **dict.fromkeys((Ops.DIV, Ops.TRUNCDIV), _infix("/")),
         Ops.MOD: _modulo,
-        Ops.SHL: _shift("<<"),
-        Ops.SHR: _shift(">>"),
-        **dict.fromkeys(COMPARE, _compare),
+        Ops.SHL: _shift_left,
+        Ops.SHR: _infix(">>"),
         **dict.fromkeys((Ops.MAX, Ops.MIN), _extreme),
         **{op: _builtin(name) for op, name in FLOAT_FUNCTIONS.items()},
         Ops.LDEXP: _ldexp,
@@ -233,32 +214,20 @@ _EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
         Ops.NEG: _negate,
         Ops.ABS: _absolute,
         Ops.NOT: _invert,
-        Ops.RECIPROCAL: _reciprocal,
-        Ops.WHERE: _where,
+        Ops.RECIPROCAL: lambda f, n, x: f"{f.constant(const(1.0, n.dtype))} / {x}",
+        Ops.WHERE: lambda f, n, condition, x, y: f"{condition} ? {x} : {y}",
         Ops.CAST: _cast,
         Ops.BITCAST: _bitcast,
         Ops.LOOKUP: _lookup,
+        **dict.fromkeys((Ops.SPLAT, Ops.READ), lambda f, n, x: x),
+        Ops.LANES: lambda f, n: "l",
+        Ops.PART: lambda f, n, _: f"{f.names[n.src[0]]}[l + {n.arg[0]}]",
+        Ops.EXTRACT: lambda f, n, _: f"{f.names[n.src[0]]}[{n.arg}]",
     }
 )
 
 
 # --- lanes, registers, control ------------------------------------------------------------------
-
-
-def _splat(f: CText, node: Node) -> None:
-    f.define(node, f.use(node.src[0]))
-
-
-def _line(f: CText, node: Node) -> None:
-    f.define(node, "l")
-
-
-def _part(f: CText, node: Node) -> None:
-    f.define(node, f"{f.array(node.src[0])}[l + {node.arg[0]}]")
-
-
-def _extract(f: CText, node: Node) -> None:
-    f.define(node, f"{f.array(node.src[0])}[{node.arg}]")
 
 
 def _across(f: CText, node: Node) -> None:
@@ -352,11 +321,6 @@ def vstore(f: CText, node: Node) -> None:
 
 CONTROL_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
     {
-        Ops.SPLAT: _splat,
-        Ops.READ: _splat,
-        Ops.LANES: _line,
-        Ops.PART: _part,
-        Ops.EXTRACT: _extract,
         Ops.ACROSS: _across,
         Ops.ANY: _any,
         Ops.SET: _set,

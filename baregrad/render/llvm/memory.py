@@ -136,16 +136,12 @@ def _any(f: FunctionText, node: Node) -> None:
     f.names[node] = any_of(f, x, lanes_of(x))
 
 
-def _rows(f: FunctionText, node: Node) -> None:
+def _same(f: FunctionText, node: Node) -> None:
     f.names[node] = f.use(node.src[0], lanes_of(node))
 
 
 def _row(f: FunctionText, node: Node) -> None:
     f.names[node] = f.use(node.src[0]).replace(ROW, str(node.arg))
-
-
-def _read(f: FunctionText, node: Node) -> None:
-    f.names[node] = f.use(node.src[0])
 
 
 def _set(f: FunctionText, node: Node) -> None:
@@ -170,10 +166,7 @@ def _vload(f: FunctionText, node: Node) -> None:
         else:
             _gather(f, node, [_lane(f, offset, lane) for lane in range(lanes)])
         return
-    if access.rows:
-        where = _row_place(f, access.rows, dtype)
-    else:
-        where = f.pointer(base, f.names.get(offset) or f.use(offset), access.at, dtype)
+    where = _place(f, node)
     at_once = masked and lanes > 1 and src[2].op is Ops.SPLAT
     each = masked and not at_once and not f.target.masks_loads(dtype.itemsize)
     if lanes > 1 and (access.stride != 1 or each):
@@ -183,8 +176,7 @@ def _vload(f: FunctionText, node: Node) -> None:
     if access.ahead:
         _prefetch(f, where, access.ahead, lanes * dtype.itemsize, False)
     if not masked:
-        name = f.names[node] = next(f.unused)
-        f.lines.append(f"  {name} = load {kinds}, ptr {where}, align {access.align}{constant}")
+        f.set(node, f"load {kinds}, ptr {where}, align {access.align}{constant}")
         return
     if lanes == 1:
         f.define(node)
@@ -209,14 +201,17 @@ def _masked_load(f: FunctionText, node: Node, where: str, condition: str) -> str
     if access.strays or not f.target.masks:
         wanted = any_of(f, node.src[2], access.width)
         where = or_zeros(f, wanted, where, access.width * node.dtype.itemsize)
-    call = masked_load_call(node.dtype, access.width, where, access.align, condition)
-    return f.given(call)
+    return f.given(masked_load_call(node.dtype, access.width, where, access.align, condition))
 
 
-def _row_place(f: FunctionText, rows: tuple[int, ...], dtype: DType) -> str:
-    """The address that an access of a tile has in each row."""
-    f.places.append(rows)
-    return f.value(f"getelementptr {type_text(dtype)}, ptr {f.row_base}, i64 {PLACE}")
+def _place(f: FunctionText, node: Node) -> str:
+    """The address of an access; of a tile's that in each row."""
+    base, offset = node.src[:2]
+    access = node.arg
+    if not access.rows:
+        return f.pointer(base, f.use(offset), access.at, base.dtype)
+    f.places.append(access.rows)
+    return f.value(f"getelementptr {type_text(base.dtype)}, ptr {f.row_base}, i64 {PLACE}")
 
 
 def _prefetch(f: FunctionText, where: str, ahead: int, nbytes: int, write: bool) -> None:
@@ -229,10 +224,9 @@ def _prefetch(f: FunctionText, where: str, ahead: int, nbytes: int, write: bool)
 
 def _request(f: FunctionText, node: Node) -> None:
     """Ask for all lines of an access."""
-    base, offset = node.src
-    access, dtype = node.arg, base.dtype
-    where = f.pointer(base, f.use(offset), access.at, dtype)
-    _prefetch(f, where, 0, access.width * dtype.itemsize, not access.constant)
+    access = node.arg
+    nbytes = access.width * node.src[0].dtype.itemsize
+    _prefetch(f, _place(f, node), 0, nbytes, not access.constant)
 
 
 def _lane(f: FunctionText, vector: Node, lane: int) -> str:
@@ -299,12 +293,9 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
         f.set(node, f"call {kinds} {function}(ptr {where})")
         return
     if masked:
-        addresses = [where, *[next(f.unused) for _ in range(1, lanes)]]
-        for lane in range(1, lanes):
-            f.lines.append(
-                f"  {addresses[lane]} = getelementptr {element}, ptr {where}, i64 {stride * lane}"
-            )
-        f.names[node] = _collect(f, node, addresses, node.src[2])
+        start = f"getelementptr {element}, ptr {where}, i64"
+        others = [f.value(f"{start} {stride * lane}") for lane in range(1, lanes)]
+        f.names[node] = _collect(f, node, [where, *others], node.src[2])
         return
     name = next(f.unused)
     text = _lines_of(_form(node), node.arg.constant)
@@ -365,13 +356,10 @@ def _collect(f: FunctionText, node: Node, addresses: list[str], mask: Node | Non
 
 
 def _vstore(f: FunctionText, node: Node) -> None:
-    base, offset, value, *mask = node.src
+    base, _, value, *mask = node.src
     access = node.arg
     lanes = access.width
-    if access.rows:
-        where = _row_place(f, access.rows, base.dtype)
-    else:
-        where = f.pointer(base, f.use(offset), access.at, base.dtype)
+    where = _place(f, node)
     kinds = type_text(base.dtype, lanes)
     operand = f.use(value, lanes)
     if lanes > 1 and access.stride != 1:
@@ -418,9 +406,7 @@ def _lines_of(form: Form, constant: bool) -> str:
         lines.append(f"  {place} = getelementptr {element}, ptr @, i64 {stride * lane}")
         if loads:
             lines.append(f"  {one} = load {element}, ptr {place}, {ending}")
-            lines.append(
-                f"  {after} = insertelement {kinds} {total}, {element} {one}, i64 {lane}"
-            )
+            lines.append(f"  {after} = insertelement {kinds} {total}, {element} {one}, i64 {lane}")
         else:
             lines.append(f"  {one} = extractelement {kinds} #, i64 {lane}")
             lines.append(f"  store {element} {one}, ptr {place}, {ending}")
@@ -479,14 +465,13 @@ def _function_text(form: Form) -> tuple[str, str]:
 MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
     {
         Ops.SPLAT: _splat,
-        Ops.ROWS: _rows,
+        **dict.fromkeys((Ops.ROWS, Ops.READ), _same),
         Ops.ROW: _row,
         Ops.LANES: _line,
         Ops.PART: _part,
         Ops.EXTRACT: _extract,
         Ops.ACROSS: _across,
         Ops.ANY: _any,
-        Ops.READ: _read,
         Ops.SET: _set,
         Ops.VLOAD: _vload,
         Ops.VSTORE: _vstore,

@@ -15,7 +15,7 @@ from baregrad.render.llvm.dots import dot_bytes, dot_halves
 from baregrad.render.llvm.ldexp import ldexp
 from baregrad.render.llvm.lookup import lookup
 from baregrad.render.llvm.modulo import modulo
-from baregrad.render.llvm.text import FunctionText, Rule, declaration_text
+from baregrad.render.llvm.text import FunctionText, Rule
 from baregrad.render.llvm.types import (
     constant_text,
     lanes_of,
@@ -25,33 +25,36 @@ from baregrad.render.llvm.types import (
     value_type,
 )
 
-_FLOAT_BINARY = MappingProxyType(
-    {op: f"f{op.name.lower()}" for op in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.DIV)}
-)
-_INT_BINARY = MappingProxyType(
+# op: (of floats, of signed integers, of unsigned ones)
+_INSTRUCTIONS: MappingProxyType[Op, tuple[str, str, str]] = MappingProxyType(
     {
-        op: op.name.lower()
-        for op in (Ops.ADD, Ops.SUB, Ops.MUL, Ops.AND, Ops.OR, Ops.XOR, Ops.SHL)
+        Ops.ADD: ("fadd", "add", "add"),
+        Ops.SUB: ("fsub", "sub", "sub"),
+        Ops.MUL: ("fmul", "mul", "mul"),
+        Ops.AND: ("", "and", "and"),
+        Ops.OR: ("", "or", "or"),
+        Ops.XOR: ("", "xor", "xor"),
+        Ops.SHL: ("", "shl", "shl"),
+        Ops.DIV: ("fdiv", "", ""),
+        Ops.TRUNCDIV: ("", "sdiv", "udiv"),
+        Ops.SHR: ("", "ashr", "lshr"),
+        Ops.CMPLT: ("fcmp olt", "icmp slt", "icmp ult"),
+        Ops.CMPLE: ("fcmp ole", "icmp sle", "icmp ule"),
+        Ops.CMPEQ: ("fcmp oeq", "icmp eq", "icmp eq"),
+        Ops.CMPNE: ("fcmp une", "icmp ne", "icmp ne"),
     }
-)
-_SIGNED_BINARY = MappingProxyType(
-    {Ops.TRUNCDIV: ("sdiv", "udiv"), Ops.SHR: ("ashr", "lshr")}
 )
 
 
 @lru_cache(1 << 10)
 def _spelled(op: Op, dtype: DType, lanes: int) -> str:
-    """An instruction of two operands but for their names."""
-    kind = dtype.kind
-    if kind == "float":
-        spelling = _FLOAT_BINARY.get(op)
-    elif kind == "bool":
+    """An instruction of two operands of a dtype but for their names."""
+    if dtype.kind == "bool" and op not in COMPARE:
         spelling = BOOL_OPS.get(op)
     else:
-        spelling = _INT_BINARY.get(op)
-        if spelling is None and op in _SIGNED_BINARY:
-            spelling = _SIGNED_BINARY[op][kind == "uint"]
-    if spelling is None:
+        floats, signed, unsigned = _INSTRUCTIONS.get(op, ("", "", ""))
+        spelling = {"float": floats, "int": signed}.get(dtype.kind, unsigned)
+    if not spelling:
         raise CompilerBug("LLVM IR has no such instruction; it was to be lowered", found=op)
     return f"{spelling} {type_text(dtype, lanes)}"
 
@@ -63,28 +66,7 @@ def _binary(f: FunctionText, node: Node) -> None:
     names = f.names
     a, b = names.get(x) or f.use(x, lanes), names.get(y) or f.use(y, lanes)
     name = names[node] = next(f.unused)
-    f.lines.append(f"  {name} = {_spelled(node.op, node.dtype, lanes)} {a}, {b}")
-
-
-_COMPARISONS = MappingProxyType(
-    {
-        # op: (float, signed, unsigned)
-        Ops.CMPLT: ("fcmp olt", "icmp slt", "icmp ult"),
-        Ops.CMPLE: ("fcmp ole", "icmp sle", "icmp ule"),
-        Ops.CMPEQ: ("fcmp oeq", "icmp eq", "icmp eq"),
-        Ops.CMPNE: ("fcmp une", "icmp ne", "icmp ne"),
-    }
-)
-
-
-def _compare(f: FunctionText, node: Node) -> None:
-    lanes = lanes_of(node)
-    x, y = node.src
-    kind = x.dtype.kind
-    which = 0 if kind == "float" else 1 if kind == "int" else 2
-    a, b = f.use(x, lanes), f.use(y, lanes)
-    kinds = type_text(x.dtype, lanes)
-    f.set(node, f"{_COMPARISONS[node.op][which]} {kinds} {a}, {b}")
+    f.lines.append(f"  {name} = {_spelled(node.op, x.dtype, lanes)} {a}, {b}")
 
 
 def _extreme(f: FunctionText, node: Node) -> None:
@@ -136,19 +118,14 @@ def beyond_text(op: Op, dtype: DType, lanes: int, name: str, a: str, b: str) -> 
 
 
 def _intrinsic(f: FunctionText, node: Node) -> None:
-    shape = node.shape
-    lanes = shape[-1] if shape else 1
-    names, src = f.names, node.src
+    lanes, kinds = lanes_of(node), value_type(node)
+    operands = [(kinds, f.use(child, lanes)) for child in node.src]
     if node.dtype.kind != "float":
         # Integers are whole already.
-        names[node] = f.use(src[0], lanes)
+        f.names[node] = operands[0][1]
         return
-    operands = [names.get(child) or f.use(child, lanes) for child in src]
-    kinds, name, declaration = _intrinsic_form(node.op, node.dtype, lanes, len(src))
-    f.declarations[declaration] = None
-    result = names[node] = next(f.unused)
-    arguments = f", {kinds} ".join(operands)
-    f.lines.append(f"  {result} = call {kinds} {name}({kinds} {arguments})")
+    name = f"llvm.{FLOAT_FUNCTIONS[node.op]}.{suffix_text(node.dtype, lanes)}"
+    f.names[node] = f.call(name, kinds, *operands)
 
 
 def _fma(f: FunctionText, node: Node) -> None:
@@ -158,14 +135,6 @@ def _fma(f: FunctionText, node: Node) -> None:
     lanes, kinds = lanes_of(node), value_type(node)
     a, b, c = [f.use(child, lanes) for child in node.src]
     f.set(node, f"add {kinds} {f.value(f'mul {kinds} {a}, {b}')}, {c}")
-
-
-@lru_cache(1 << 8)
-def _intrinsic_form(op: Op, dtype: DType, lanes: int, count: int) -> tuple[str, str, str]:
-    """The type of a float intrinsic's operands and result, its name, and its declaration."""
-    kinds = type_text(dtype, lanes)
-    name = f"llvm.{FLOAT_FUNCTIONS[op]}.{suffix_text(dtype, lanes)}"
-    return kinds, f"@{name}", declaration_text(name, kinds, *[kinds] * count)
 
 
 def _unary(f: FunctionText, node: Node) -> None:
@@ -193,8 +162,7 @@ def _unary(f: FunctionText, node: Node) -> None:
 
 
 def _where(f: FunctionText, node: Node) -> None:
-    lanes = lanes_of(node)
-    kinds = value_type(node)
+    lanes, kinds = lanes_of(node), value_type(node)
     cond, x, y = [f.use(child, lanes) for child in node.src]
     mask = type_text(dtypes.bool, lanes)
     f.set(node, f"select {mask} {cond}, {kinds} {x}, {kinds} {y}")
@@ -202,8 +170,7 @@ def _where(f: FunctionText, node: Node) -> None:
 
 ELEMENTWISE_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
     {
-        **dict.fromkeys((*_FLOAT_BINARY, *_INT_BINARY, *_SIGNED_BINARY), _binary),
-        **dict.fromkeys(COMPARE, _compare),
+        **dict.fromkeys(_INSTRUCTIONS, _binary),
         **dict.fromkeys((Ops.MAX, Ops.MIN), _extreme),
         **dict.fromkeys(FLOAT_FUNCTIONS, _intrinsic),
         Ops.FMA: _fma,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from functools import lru_cache
 from itertools import chain, count
 from typing import NamedTuple
 
@@ -88,8 +87,10 @@ class FunctionText:
         signature = self.signature
         names = self.names
         for param in signature.params:
-            names[param], text = _argument(param.arg.slot)
-            self.lines.append(text)
+            slot = param.arg.slot
+            name = names[param] = f"%b{slot}"
+            self.lines.append(f"  %t{slot} = getelementptr ptr, ptr %buffers, i64 {slot}")
+            self.lines.append(f"  {name} = load ptr, ptr %t{slot}, !invariant.load !0")
         for place in range(len(signature.variables)):
             self.lines.append(f"  %q{place} = getelementptr i64, ptr %variables, i64 {place}")
             self.lines.append(f"  %x{place} = load i64, ptr %q{place}, !invariant.load !0")
@@ -170,16 +171,14 @@ class FunctionText:
             key = (name, offset)
             found = self.pointers.get(key)
             if found is None:
-                found = self.pointers[key] = next(self.unused)
-                self.lines.append(f"  {found} = getelementptr {element}, ptr {name}, i64 {offset}")
+                text = f"getelementptr {element}, ptr {name}, i64 {offset}"
+                found = self.pointers[key] = self.value(text)
                 if self.blocks:
                     self.blocks[-1].pointers.append(key)
             name = found
         if not at:
             return name
-        moved = next(self.unused)
-        self.lines.append(f"  {moved} = getelementptr {element}, ptr {name}, i64 {at}")
-        return moved
+        return self.value(f"getelementptr {element}, ptr {name}, i64 {at}")
 
 
 def row_numbers(count: int) -> Sequence[str]:
@@ -194,16 +193,6 @@ def each_row(node: Node, line: str) -> str:
         return line
     parts = line.split(ROW)
     return "\n".join([number.join(parts) for number in row_numbers(shape[0])])
-
-
-@lru_cache(1 << 8)
-def _argument(slot: int) -> tuple[str, str]:
-    """The name of an argument array's address, and the text that loads it."""
-    text = (
-        f"  %t{slot} = getelementptr ptr, ptr %buffers, i64 {slot}\n"
-        f"  %b{slot} = load ptr, ptr %t{slot}, !invariant.load !0"
-    )
-    return f"%b{slot}", text
 
 
 def declaration_text(name: str, result: str, *parameters: str) -> str:

@@ -124,8 +124,6 @@ def _extent_text(extent: int | Node) -> str:
 
 
 def _begin(f: PtxText, node: Node) -> None:
-    if len(node.src) > 2:
-        raise CompilerBug("a loop over a CPU's chunks in a GPU kernel", found=node)
     low, high = node.src
     start, stop = f.one(low), f.one(high)
     kind = ptx_type(node.dtype)
