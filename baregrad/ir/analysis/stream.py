@@ -15,7 +15,7 @@ reductions, and a guarded element is the identity.
 
 from __future__ import annotations
 
-from functools import cache
+from functools import cache, partial, reduce
 
 from baregrad.dtypes import DType
 from baregrad.ir.core.attrs import Reduce
@@ -133,7 +133,7 @@ def merge_streams(root: Node) -> Node:
 
 
 def _merged(root: Node, top: Node, axis: Node, found: list[tuple[Node, Node]]) -> Node:
-    kind = _exponential_of(found[0][0], top)
+    kind = next(f.op for f in _factors(found[0][0].src[0]) if _is_power(f, top))
     monoid = stream(top.dtype, len(found), kind)
     values = (top.src[0], *(relative for _, relative in found))
     folded = Node(Ops.REDUCE, top.dtype, (*values, axis), Reduce(monoid))
@@ -152,20 +152,16 @@ def _relative(node: Node, top: Node, axis: Node) -> Node | None:
     factors = _factors(node.src[0])
     streaming = [f for f in factors if _is_power(f, top)]
     rest = [f for f in factors if f not in streaming]
-    if len(streaming) != 1 or any(_below(f, top) for f in rest):
+    if len(streaming) != 1 or any(top in toposort(f) for f in rest):
         return None
     power = streaming[0]
     exponent = substitute(power.src[0].src[0], {own: axis})
-    if _below(exponent, top):
+    if top in toposort(exponent):
         return None
     moved = [substitute(factor, {own: axis}) for factor in rest]
     if exponent is not top.src[0]:
         moved.insert(0, _factor(exponent, top.src[0], power.op))
     return _product(moved) if moved else const(1, node.dtype)
-
-
-def _exponential_of(node: Node, top: Node) -> Op:
-    return next(f.op for f in _factors(node.src[0]) if _is_power(f, top))
 
 
 def _is_sum(node: Node) -> bool:
@@ -183,10 +179,6 @@ def _is_power(node: Node, top: Node) -> bool:
     return inner is not None and inner.op is Ops.SUB and inner.src[1] is top
 
 
-def _below(node: Node, wanted: Node) -> bool:
-    return wanted in toposort(node)
-
-
 def _factors(value: Node) -> list[Node]:
     """The factors of a product, those of a quotient's numerator under the same divisor."""
     factors: list[Node] = []
@@ -201,7 +193,4 @@ def _factors(value: Node) -> list[Node]:
 
 
 def _product(factors: list[Node]) -> Node:
-    total = factors[0]
-    for factor in factors[1:]:
-        total = alu(Ops.MUL, total, factor)
-    return total
+    return reduce(partial(alu, Ops.MUL), factors)

@@ -69,11 +69,8 @@ class Launched:
     ) -> Iterator[ControlThread]:
         """A thread of control for each warpgroup of each role of each block."""
         kernel, cluster = self.kernel, self.cluster
-        axes = [
-            node
-            for node in toposort(kernel)
-            if node.op is Ops.RANGE and node.arg.bind in _LAUNCHED
-        ]
+        ranges = [node for node in toposort(kernel) if node.op is Ops.RANGE]
+        axes = [axis for axis in ranges if axis.arg.bind in _LAUNCHED]
         for block in self.blocks:
             for role in self.roles or [Role("all", kernel.arg.warps)]:
                 for group in range(role.agents(cluster.target)):
@@ -199,7 +196,7 @@ class ControlThread(LoopMachine):
 
     def buffer(self, node: Node) -> Array:
         """The flat memory of a PARAM or ALLOC, in the present view."""
-        if node.op is Ops.ALLOC and node.arg.space == "shared":
+        if _space(node) == "shared":
             self.block.touch(node.arg.name)
             return self.block.memory(node, self.view)
         return super().buffer(node)
@@ -220,11 +217,9 @@ class ControlThread(LoopMachine):
     def store(self, node: Node) -> None:
         """STORE by the lanes."""
         target = node.src[0]
-        if target.op is Ops.ALLOC and target.arg.space == "register":
-            self._store(node)
+        if _space(target) == "register":
             self.unfenced_registers.add(target)
-            return
-        if target.op is Ops.ALLOC and target.arg.space == "shared":
+        elif _space(target) == "shared":
             places = self.places(node, target, node.src[2:])
             for flying in self.stores:
                 if flying.buffer is target and not flying.places.isdisjoint(places.tolist()):
@@ -243,6 +238,11 @@ class ControlThread(LoopMachine):
         """The tile that a COPYTO moves, as raw codes in row-major order of its box."""
         scope = Expression(self)
         return to_raw(scope.matrix(scope.value(node.src[1]), box_axes(node)), node.src[0].dtype)
+
+
+def _space(buffer: Node) -> str:
+    """Where a buffer is; device memory for arguments."""
+    return str(buffer.arg.space) if buffer.op is Ops.ALLOC else "device"
 
 
 # --- pipes ---------------------------------------------------------------------------------------
@@ -341,7 +341,8 @@ def _bulk_store(thread: ControlThread, node: Node) -> None:
 
 def _mma(thread: ControlThread, node: Node) -> None:
     total, a, b, keep, *axes = node.src
-    registers = {n.src[0] for n in toposort(a) if n.op is Ops.LOAD and _in_registers(n.src[0])}
+    loaded = {load.src[0] for load in toposort(a) if load.op is Ops.LOAD}
+    registers = {array for array in loaded if _space(array) == "register"}
     kept = bool(thread.scalar(keep))
     dirty = thread.unfenced_registers.intersection(registers | ({total} if kept else set()))
     engine = thread.frozen("async")
@@ -370,10 +371,6 @@ def _mma(thread: ControlThread, node: Node) -> None:
     thread.groups.append(group)
     if not thread.cluster.lazy:
         thread.cluster.events.append(by_itself)
-
-
-def _in_registers(node: Node) -> bool:
-    return node.op is Ops.ALLOC and node.arg.space == "register"
 
 
 def _done(thread: ControlThread, node: Node) -> None:

@@ -124,8 +124,8 @@ class _Checker:
 
     def step(self, step: TraceStep) -> Iterator[str]:
         """The rules for one step."""
-        if step.op in _PIPED or step.pipe is not None:
-            yield from self.remote(step)
+        if step.pipe is not None:
+            yield from self.remote(step, step.pipe)
         if step.op in _PIPED:
             yield from self.piped(step)
         elif step.op is Ops.COPYTO:
@@ -147,10 +147,9 @@ class _Checker:
             self.fenced.clear()
             self.stores = [store for store in self.stores if not store[1]]
 
-    def remote(self, step: TraceStep) -> Iterator[str]:
+    def remote(self, step: TraceStep, pipe: Node) -> Iterator[str]:
         """A pipe is used only after its barriers are known to be made everywhere it reaches."""
-        assert step.pipe is not None
-        scope = step.pipe.arg.scope
+        scope = pipe.arg.scope
         if scope not in self.met and "cluster" not in self.met:
             yield f"{step.op.name} before a barrier of the {scope} after the pipe was made"
             self.met.add(scope)
