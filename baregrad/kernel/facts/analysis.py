@@ -163,16 +163,9 @@ class Cost:
 def access_offset(array: Node, indices: tuple[Node, ...]) -> Offset:
     """The flat offset of an access."""
     terms, constant = index.flat_terms(indices, array.shape)
-    strides: dict[Node, int] = {}
-    rest: list[tuple[Node, int]] = []
-    for atom, scale in terms.items():
-        if not scale:
-            continue
-        if atom.op is Ops.RANGE:
-            strides[atom] = scale
-        else:
-            rest.append((atom, scale))
-    return Offset(constant, strides, tuple(rest))
+    moving = [(atom, scale) for atom, scale in terms.items() if scale]
+    strides = dict([term for term in moving if term[0].op is Ops.RANGE])
+    return Offset(constant, strides, tuple([term for term in moving if term[0] not in strides]))
 
 
 def offset_of(node: Node) -> Offset:
@@ -249,8 +242,7 @@ def facts_of(kernel: Node) -> Facts:
     """The facts of a kernel-level KERNEL."""
     found: Facts | None = kernel.memo.get(_FACTS)
     if found is None:
-        found = _facts(kernel)
-        kernel.memo[_FACTS] = found
+        found = kernel.memo[_FACTS] = _facts(kernel)
     return found
 
 
@@ -317,11 +309,7 @@ def _facts(kernel: Node) -> Facts:
 
 def _positions(node: Node) -> frozenset[Node]:
     """The axes of positions that a node computes with."""
-    found = NO_RANGES
-    for child in node.src:
-        if child.dtype is _INDEX:
-            found |= child.ranges
-    return found
+    return NO_RANGES.union(*[child.ranges for child in node.src if child.dtype is _INDEX])
 
 
 def _add_steps(work: dict[frozenset[Node], int], fold: Node, own: tuple[Node, ...]) -> None:
@@ -439,8 +427,7 @@ def cost_of(kernel: Node) -> Cost:
     """
     found: Cost | None = kernel.memo.get(_COST)
     if found is None:
-        found = _cost(kernel)
-        kernel.memo[_COST] = found
+        found = kernel.memo[_COST] = _cost(kernel)
     return found
 
 

@@ -63,13 +63,11 @@ def tail_steps(
 
     lanes: of the vectors of the main part, 0 for none. units: what its parts are bound to.
     """
+    if not lanes:
+        spread = size > 1 and "unroll" in units
+        return ([Bind(name, "unroll")], [(name,)]) if spread else ([], [])
     steps: list[Step] = []
     tiles: list[tuple[str, ...]] = []
-    if not lanes:
-        if size > 1 and "unroll" in units:
-            steps.append(Bind(name, "unroll"))
-            tiles.append((name,))
-        return steps, tiles
     if size >= lanes:
         count, size = divmod(size, lanes)
         rest = f"{name}t" if size else ""
