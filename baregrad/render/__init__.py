@@ -4,13 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal, overload
 
-from baregrad.render.interface import (
-    Renderer,
-    Signature,
-    entry_name,
-    scratch_nbytes,
-    signature,
-)
+from baregrad.render.interface import Renderer, Signature, entry_name, scratch_nbytes, signature
 from baregrad.target.gpu import NvidiaTarget
 
 __all__ = ["Renderer", "Signature", "entry_name", "get", "scratch_nbytes", "signature"]

@@ -106,19 +106,16 @@ def gpu_signature(
             shared[alloc] = nbytes
             nbytes = round_up(nbytes + alloc_nbytes(alloc), SHARED_ALIGNMENT)
         else:
-            raise CompilerBug(
-                "a GPU's thread has no such memory",
-                found=alloc,
-                wanted="register, scratch or shared",
-            )
-    written = frozenset(_written(program))
+            wanted = "register, scratch or shared"
+            raise CompilerBug("a GPU's thread has no such memory", found=alloc, wanted=wanted)
+    # What is stored to, or handed to an instruction that may write it.
+    targets = [n.src[0] for n in program.src if n.op in (Ops.VSTORE, Ops.MACHINE) and n.src]
+    written = frozenset([node for node in targets if node.op is Ops.PARAM])
     machine = [node for node in program.src if node.op is Ops.MACHINE]
     warps = any(node.arg.name == "warp" for node in machine)
-    boxes = dict.fromkeys([box_of(node) for node in machine if node.arg.name in _COPIES])
+    boxes = tuple(dict.fromkeys([box_of(node) for node in machine if node.arg.name in _COPIES]))
     threads = program.arg.warps * WARP_LANES if warps else _threads(program)
-    return GpuSignature(
-        call, threads, warps, tuple(boxes), shared, nbytes, tuple(private), written
-    )
+    return GpuSignature(call, threads, warps, boxes, shared, nbytes, tuple(private), written)
 
 
 _COPIES = frozenset(("tma.load", "tma.store"))
@@ -136,15 +133,6 @@ def _threads(program: Node) -> int:
         return prod(program.arg.block)
     used = filter(lambda leaf: leaf.op is Ops.VAR and leaf.arg.name == THREAD, leaves(program))
     return next((int(variable.arg.hi) + 1 for variable in used), 1)
-
-
-def _written(program: Node) -> list[Node]:
-    """The parameters that are stored to, or handed to an instruction that may write them."""
-    return [
-        node.src[0]
-        for node in program.src
-        if node.op in (Ops.VSTORE, Ops.MACHINE) and node.src and node.src[0].op is Ops.PARAM
-    ]
 
 
 def pieces(size: int, width: int, align: int, most: int) -> list[tuple[int, int]]:

@@ -110,9 +110,8 @@ class CText:
         name = self.fresh(node)
         kind = self.type(node.dtype)
         if node.shape:
-            lanes = node.shape[0]
-            self.line(f"{kind} {name}[{lanes}];")
-            self.each(lanes, f"{name}[l] = {expression};")
+            self.line(f"{kind} {name}{array_text(node)};")
+            self.each(node.shape[0], f"{name}[l] = {expression};")
         else:
             self.line(f"{kind} {name} = {expression};")
 

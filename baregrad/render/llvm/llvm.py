@@ -8,7 +8,6 @@ fast-math flags and nothing is contracted, so the bits are those of the evaluato
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 from types import MappingProxyType
 
 from baregrad.base.errors import CompilerBug
@@ -132,19 +131,14 @@ def _choice(f: FunctionText) -> list[str]:
 
 def _text(f: FunctionText, lines: Sequence[str]) -> str:
     """The text of a module, given the lines of its functions."""
-    target = f.target
-    attributes = _attributes(target.llvm_cpu, target.features, target.vector_bytes * 8)
-    return "\n".join([*lines, *f.declarations, attributes])
-
-
-@lru_cache(1 << 4)
-def _attributes(cpu: str, features: tuple[str, ...], bits: int) -> str:
-    """The attributes of all functions of a module for a processor."""
-    names = ",".join(["+" + name for name in features])
-    return (
-        f'attributes #0 = {{ nounwind "target-cpu"="{cpu}" "target-features"="{names}" '
+    names = ",".join(["+" + name for name in f.target.features])
+    bits = f.target.vector_bytes * 8
+    attributes = (
+        f'attributes #0 = {{ nounwind "target-cpu"="{f.target.llvm_cpu}" '
+        f'"target-features"="{names}" '
         f'"min-legal-vector-width"="{bits}" "prefer-vector-width"="{bits}" }}\n!0 = !{{}}\n'
     )
+    return "\n".join([*lines, *f.declarations, attributes])
 
 
 # --- control -------------------------------------------------------------------------------------
@@ -154,7 +148,8 @@ def _begin(f: FunctionText, node: Node) -> None:
     src = node.src
     start, stop = f.use(src[0]), f.use(src[1])
     if len(src) > 2 and f.program.arg.grain > 1:
-        start, stop = _scaled(f, start), _scaled(f, stop)
+        # Chunks are counted, and a loop begins at their first iterations.
+        start, stop = [f.value(f"mul i64 {end}, {f.program.arg.grain}") for end in (start, stop)]
     block = _open(f)
     label, carried, lines = block.label, block.carried, f.lines
     body = f"L{label}"
@@ -177,11 +172,6 @@ def _begin(f: FunctionText, node: Node) -> None:
     f.label = body
 
 
-def _scaled(f: FunctionText, chunk: str) -> str:
-    """The first iteration of a chunk."""
-    return f.value(f"mul i64 {chunk}, {f.program.arg.grain}")
-
-
 def _name_of(f: FunctionText, register: Node) -> str:
     """A fresh name for what a register holds."""
     return next(f.unused_rows) if len(register.shape) == 2 else next(f.unused)
@@ -191,9 +181,8 @@ def _open(f: FunctionText) -> ControlBlock:
     block = f.coming.pop()
     block.start = f.label
     if block.carried or block.merged:
-        name_of = f.names.get
         for register in (*block.carried, *block.merged):
-            block.before[register] = name_of(register, POISON)
+            block.before[register] = f.names.get(register, POISON)
     f.blocks.append(block)
     return block
 
@@ -202,9 +191,8 @@ def _test(f: FunctionText, node: Node) -> None:
     condition = f.use(node.src[0])
     block = _open(f)
     label = block.label
-    f.lines.append(f"  br i1 {condition}, label %L{label}, label %E{label}")
-    f.lines.append(f"L{label}:")
     f.label = f"L{label}"
+    f.lines.append(f"  br i1 {condition}, label %{f.label}, label %E{label}\n{f.label}:")
 
 
 def _end(f: FunctionText, node: Node) -> None:
@@ -238,11 +226,8 @@ def _end(f: FunctionText, node: Node) -> None:
     for register in block.merged:
         after = f.names[register]
         merged = f.names[register] = _name_of(f, register)
-        line = (
-            f"  {merged} = phi {value_type(register)} [ {before[register]}, %{block.start} ], "
-            f"[ {after}, %{last} ]"
-        )
-        lines.append(each_row(register, line))
+        ways = f"[ {before[register]}, %{block.start} ], [ {after}, %{last} ]"
+        lines.append(each_row(register, f"  {merged} = phi {value_type(register)} {ways}"))
 
 
 _RULES: MappingProxyType[Op, Rule] = MappingProxyType(

@@ -95,9 +95,7 @@ def turn_copy(f: FunctionText, node: Node) -> None:
         for above in range(0, form.rows, width):
             rows = min(width, form.rows - above)
             tile = Tile(dtype, rows, width, columns, form.pitch, ending, f.target.masks)
-            declared = _masked_store(tile)
-            if declared:
-                f.declarations[declared] = None
+            f.declarations.update(_masked_store(tile))
             name, texts = _copy_function(tile, form.stride, whole)
             f.declarations.update(dict.fromkeys(texts))
             where = f.pointer(base, to, form.start + first * form.pitch + above, dtype)
@@ -174,9 +172,7 @@ def _parts(
 
 def _write(f: FunctionText, tile: Tile, where: str, rows: list[str], several: bool) -> None:
     """The text that writes a tile; by a function where the program writes several."""
-    declared = _masked_store(tile)
-    if declared:
-        f.declarations[declared] = None
+    f.declarations.update(_masked_store(tile))
     if not several:
         f.lines.append(_body(tile).format(next(f.unused), where, *rows))
         return
@@ -259,9 +255,8 @@ def _column(tile: Tile, size: int, name: str, first: int, column: int) -> list[s
     """
     dtype = tile.dtype
     where = f"{{0}}.p{column}"
-    lines = [
-        f"  {where} = getelementptr {type_text(dtype)}, ptr {{1}}, i64 {tile.stride * column}"
-    ]
+    at = tile.stride * column
+    lines = [f"  {where} = getelementptr {type_text(dtype)}, ptr {{1}}, i64 {at}"]
     count = tile.rows
     masked = tile.masks and count < size
     kept = size if masked else count
@@ -272,9 +267,7 @@ def _column(tile: Tile, size: int, name: str, first: int, column: int) -> list[s
             lines.append(f"  {name} = extractelement {kinds} {source}, i64 {first}")
         else:
             order = order_text(first, kept)
-            lines.append(
-                f"  {name} = shufflevector {kinds} {source}, {kinds} poison, {order}"
-            )
+            lines.append(f"  {name} = shufflevector {kinds} {source}, {kinds} poison, {order}")
     if masked:
         mask = mask_text(count, size)
         call = masked_store_call(dtype, size, name, where, dtype.itemsize, mask)
@@ -285,9 +278,9 @@ def _column(tile: Tile, size: int, name: str, first: int, column: int) -> list[s
 
 
 @lru_cache(1 << 8)
-def _masked_store(tile: Tile) -> str:
-    """The declaration of the instruction by which columns are stored under a mask; "" for none."""
+def _masked_store(tile: Tile) -> dict[str, None]:
+    """The declaration of the instruction by which columns are stored under a mask, if any is."""
     size = next_power_of_two(tile.rows)
     if not tile.masks or tile.rows == size:
-        return ""
-    return masked_store_call(tile.dtype, size, "", "", 0, "").declaration
+        return {}
+    return {masked_store_call(tile.dtype, size, "", "", 0, "").declaration: None}

@@ -181,12 +181,11 @@ def _compare_bools(f: PtxText, op: Op, result: str, x: str, y: str) -> None:
     """x < y is !x & y, x <= y is !x | y."""
     if op is Ops.CMPNE:
         f.emit("xor.pred", result, x, y)
-        return
-    if op is Ops.CMPEQ:
+    elif op is Ops.CMPEQ:
         f.emit("not.pred", result, f.made("%p", "xor.pred", x, y))
-        return
-    opposite = f.made("%p", "not.pred", x)
-    f.emit("and.pred" if op is Ops.CMPLT else "or.pred", result, opposite, y)
+    else:
+        opposite = f.made("%p", "not.pred", x)
+        f.emit("and.pred" if op is Ops.CMPLT else "or.pred", result, opposite, y)
 
 
 def _extreme(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
@@ -226,10 +225,9 @@ def _floor_divide(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
     quotient = node.op is Ops.FLOORDIV
     divisor = node.src[1]
     if divisor.op is Ops.CONST and is_power_of_two(divisor.arg):
-        if quotient:
-            f.emit(f"shr.{compute}", result, x, str(divisor.arg.bit_length() - 1))
-        else:
-            f.emit(f"and.{bits}", result, x, str(divisor.arg - 1))
+        opcode = f"shr.{compute}" if quotient else f"and.{bits}"
+        operand = divisor.arg.bit_length() if quotient else divisor.arg
+        f.emit(opcode, result, x, str(operand - 1))
         return
     if dtype.kind == "uint":
         f.emit(f"{'div' if quotient else 'rem'}.{compute}", result, x, y)

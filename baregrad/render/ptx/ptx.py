@@ -107,11 +107,9 @@ def _parameters(f: PtxText) -> str:
     for place, box in enumerate(f.signature.boxes):
         what = f"tensor map of p{box.param.arg.slot}, boxes of {box.rows} x {box.columns}"
         rows.append((f".param .align 64 .b8 m{place}[128]", what))
-    lines = [
-        f"  {text}{',' if place < len(rows) - 1 else ''}  // {what}"
-        for place, (text, what) in enumerate(rows)
-    ]
-    return "\n" + "\n".join(lines) + "\n" if lines else ""
+    last = len(rows) - 1
+    lines = [f"  {text}{',' * (n < last)}  // {what}\n" for n, (text, what) in enumerate(rows)]
+    return "".join(["\n", *lines]) if lines else ""
 
 
 def _extent_text(extent: int | Node) -> str:
