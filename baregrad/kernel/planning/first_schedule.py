@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import Facts, facts_of
+from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.planning.common.tiling import CpuPlan, Reason
@@ -38,25 +38,13 @@ def choose(kernel: Node, target: AnyTarget) -> Choice:
     facts = facts_of(prepare(kernel, target))
     if target.kind == "gpu":
         return Choice(*choose_gpu_schedule(facts, target))
-    if is_tiny(facts):
+    extents = [extent_of(axis) for axis in (*facts.data, *facts.reduced)]
+    if all(isinstance(extent, int) and extent < 2 for extent in extents):
         return Choice(Schedule(), (("no axis has two elements: one scalar after the other",),))
-    plan: CpuPlan
-    if facts.ordered or facts.scanned:
-        plan = CpuPlan(facts, target)
-        schedule = plan_ordered(plan)
-    elif facts.reductions:
-        plan = SumPlan(facts, target)
-        schedule = plan_reductions(plan)
-    else:
-        plan = CpuPlan(facts, target)
-        schedule = plan_elementwise(plan)
+    in_order = bool(facts.ordered or facts.scanned)
+    if facts.reductions and not in_order:
+        sums = SumPlan(facts, target)
+        return Choice(plan_reductions(sums), tuple(sums.reasons))
+    plan = CpuPlan(facts, target)
+    schedule = plan_ordered(plan) if in_order else plan_elementwise(plan)
     return Choice(schedule, tuple(plan.reasons))
-
-
-def is_tiny(facts: Facts) -> bool:
-    """Whether no axis is worth a vector."""
-    for axis in (*facts.data, *facts.reduced):
-        extent = extent_of(axis)
-        if not isinstance(extent, int) or extent > 1:
-            return False
-    return True

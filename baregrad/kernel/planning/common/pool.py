@@ -32,8 +32,8 @@ def estimate_ns(facts: Facts, target: CpuTarget) -> float:
     return max(total_bytes / target.bytes_per_ns, computing)
 
 
-def choose_pool(plan: CpuPlan, order: list[PlannedAxis]) -> tuple[list[PlannedAxis], Bind | None]:
-    """The order of the data axes and the bind of the one that threads share; None for one chunk.
+def choose_pool(plan: CpuPlan, order: list[PlannedAxis]) -> Bind | None:
+    """The bind of the one of the data axes that threads share; None for one chunk.
 
     An axis is shared only if every output and every large reduction runs along it. Its chunks are
     the outermost loop, the iterations of a chunk stay where the axis stands.
@@ -45,7 +45,7 @@ def choose_pool(plan: CpuPlan, order: list[PlannedAxis]) -> tuple[list[PlannedAx
     total *= lanes // min(max([axis.size for axis in plan.vectors], default=1), lanes)
     if total < plan.target.alone_ns:
         plan.because("one thread: about {:.1f} us of work is not worth waking others", total / 1e3)
-        return order, None
+        return None
     best: PlannedAxis | None = None
     enough = 2 * max(plan.target.cores, 2)
     for axis in order:
@@ -57,7 +57,7 @@ def choose_pool(plan: CpuPlan, order: list[PlannedAxis]) -> tuple[list[PlannedAx
     if best is None:
         if order:
             plan.because("one thread: no axis runs through every output and every large reduction")
-        return order, None
+        return None
     name, trips = best.loops[0]
     # Each chunk of an inner loop does anew what stands between the loops outside it.
     outermost = best is next(axis for axis in order if axis.loops)
@@ -66,11 +66,9 @@ def choose_pool(plan: CpuPlan, order: list[PlannedAxis]) -> tuple[list[PlannedAx
     # One near it that divides the trip count, if there is one.
     near = range(grain, min(2 * grain, trips // 2, grain + 65) + 1)
     grain = next((size for size in near if trips % size == 0), grain)
-    plan.because(
-        "threads share {}: about {:.0f} us on one core, {} chunks", name, total / 1e3,
-        -(-trips // grain),
-    )
-    return order, Bind(name, "pool", grain)
+    plan.because("threads share {}: about {:.0f} us on one core, {} chunks",
+                 name, total / 1e3, -(-trips // grain))
+    return Bind(name, "pool", grain)
 
 
 def _shared(facts: Facts, node: Node) -> bool:

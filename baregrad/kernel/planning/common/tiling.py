@@ -177,10 +177,6 @@ class CpuPlan:
         grain = next(grain for grain in range(pool.grain, 0, -1) if trips % grain == 0)
         return Bind(pool.axis, pool.unit, grain)
 
-    def members(self, axis: PlannedAxis) -> tuple[str, ...]:
-        """The names of the kernel's own axes that an axis is made of."""
-        return tuple([self.fresh[node].name for node in axis.nodes])
-
     def meets_vector(self, axis: PlannedAxis) -> bool:
         """Whether some expression depends on this axis and on one that has lanes already.
 

@@ -137,9 +137,7 @@ def cut_blocks(
     return BlockLoops(tile, rows, row, tuple(lanes), outer, inner, inside, around, shared)
 
 
-def _cut(
-    plan: SumPlan, axis: PlannedAxis, parts: dict[str, int], units: dict[str, str]
-) -> None:
+def _cut(plan: SumPlan, axis: PlannedAxis, parts: dict[str, int], units: dict[str, str]) -> None:
     """Split an axis into parts, the last one masked where they do not divide it."""
     size = prod([max(count, 1) for count in parts.values()])
     plan.cut(axis, parts, units, masked=axis.size % size != 0)
@@ -164,10 +162,8 @@ def blocked_schedule(
 
 def _shared_loop(found: Contraction, chunks: int, block: str) -> Bind | None:
     """The loop that threads share, in `chunks` chunks: an outer one, or that over `block`s."""
-    if chunks < 2:
-        return None
-    for axis in found.outside:
-        if axis.size >= chunks:
-            name, trips = axis.loops[0]
-            return Bind(name, "pool", max(trips // (8 * chunks), 1))
-    return Bind(block, "pool")
+    axis = next((axis for axis in found.outside if axis.size >= chunks), None)
+    if axis is not None and chunks > 1:
+        name, trips = axis.loops[0]
+        return Bind(name, "pool", max(trips // (8 * chunks), 1))
+    return Bind(block, "pool") if chunks > 1 else None

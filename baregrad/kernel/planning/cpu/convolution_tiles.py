@@ -189,10 +189,8 @@ class _Work(NamedTuple):
         """The work of a sum over windows."""
         steps = max(iterations(found.plan.main.own), 1)
         filters = points((*found.moves_both, *found.moves_filter))
-        near = [
-            axis.size for axis in found.own
-            if 0 < abs(axis.stride(found.image) or 0) <= NEAR_STEPS
-        ]
+        strides = [(axis.size, abs(axis.stride(found.image) or 0)) for axis in found.own]
+        near = [size for size, stride in strides if 0 < stride <= NEAR_STEPS]
         nbytes = index.upper(index.product(found.image.array.shape)) * 4
         results, packed = filters * points(found.moves_image), PACK_CYCLES * steps * filters
         return _Work(results, packed, steps, max(near, default=1), nbytes, found.slides)
@@ -253,19 +251,17 @@ def _share(found: Windows, tile: WindowTile, work: _Work) -> Share:
 def _trips(found: Windows, tile: WindowTile, width: int) -> list[tuple[PlannedAxis, int, bool]]:
     """The loops of several trips that threads could share, and whether filters are copied anew."""
     trips: list[tuple[PlannedAxis, int, bool]] = []
-    for axes, repeats in (
-        (found.moves_both, False), (found.moves_filter, False), (found.moves_image, True)
-    ):
-        for axis in axes:
-            count = axis.size
-            if axis is found.lane:
-                count //= min(width, count)
-            elif axis is tile.second or axis is tile.third:
-                continue
-            elif found.copied is not None:
-                count = found.copied.trips(axis)
-            if count > 1:
-                trips.append((axis, count, repeats))
+    filters = (*found.moves_both, *found.moves_filter)
+    for axis in (*filters, *found.moves_image):
+        count = axis.size
+        if axis is found.lane:
+            count //= min(width, count)
+        elif axis is tile.second or axis is tile.third:
+            continue
+        elif found.copied is not None:
+            count = found.copied.trips(axis)
+        if count > 1:
+            trips.append((axis, count, axis not in filters))
     return trips
 
 

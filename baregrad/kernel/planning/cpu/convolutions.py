@@ -18,7 +18,7 @@ from operator import attrgetter
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
 from baregrad.kernel.language.schedule import Bind, StageInput
-from baregrad.kernel.planning.common.tiling import PlannedAxis, loop_names
+from baregrad.kernel.planning.common.tiling import PlannedAxis, loop_names, points
 from baregrad.kernel.planning.cpu.convolution_tiles import (
     LEAST_LANES,
     NEAR_STEPS,
@@ -31,10 +31,10 @@ from baregrad.kernel.planning.cpu.convolution_tiles import (
 )
 from baregrad.kernel.planning.cpu.gemm_fallback import carry_panels, rows_that_fit, stage_panels
 from baregrad.kernel.planning.cpu.images import (
+    LEAST_CHANNELS,
     Image,
     cut_band,
     image_of,
-    is_worth_copying,
     overlap,
     stage_image,
 )
@@ -169,7 +169,8 @@ def _image(found: Windows) -> Image | None:
     if steps > panel_rows(found, 2) or (not guarded and carries(steps, found, 2)):
         return None
     image = image_of(found.image, found.moves_image, found.own, plan.lanes, plan.target)
-    return image if image is None or guarded or is_worth_copying(image) else None
+    worth = guarded or (image is not None and points(image.channels) >= LEAST_CHANNELS)
+    return image if worth else None
 
 
 def _plan_image(

@@ -59,7 +59,7 @@ def plan_elementwise(plan: CpuPlan) -> Schedule:
     if vector is not None:
         order.remove(vector)
         order.append(vector)
-    order, pool = choose_pool(plan, order)
+    pool = choose_pool(plan, order)
     if not plan.stages and across is None:
         prefetch_arrays(plan)
     names = [name for axis in order for name, _ in axis.loops[:1]]
@@ -166,11 +166,7 @@ def best_vector_axis(
 
 def access_cost(stride: int | None, lanes: int) -> float:
     """What one vector access costs, in plain vector loads."""
-    if stride == 0:
-        return 0.5
-    if stride == 1:
-        return 1.0
-    return float(lanes) + (2.0 if stride is None else 0.0)
+    return {0: 0.5, 1: 1.0, None: lanes + 2.0}.get(stride, float(lanes))
 
 
 def _steps(

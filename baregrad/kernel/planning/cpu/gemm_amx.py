@@ -45,11 +45,10 @@ LEAST_TILES = 4
 
 def plan_amx(plan: SumPlan, found: Contraction) -> Schedule | None:
     """The schedule of a contraction by the matrix unit; None where it is not to be used."""
-    available = plan.target.tile_instructions
-    if not available or summed_factors(plan.facts, NAMES) is None or found.rows.size < LEAST_ROWS:
-        return None
     name = instruction_of(found.a.array.dtype, found.b.array.dtype)
-    if name not in available:
+    if name not in plan.target.tile_instructions or found.rows.size < LEAST_ROWS:
+        return None
+    if summed_factors(plan.facts, NAMES) is None:
         return None
     numbers = in_word(found.a.array.dtype)
     sizes = choose_sizes(found, numbers)

@@ -96,14 +96,10 @@ def plan_blocks(plan: SumPlan) -> Schedule | None:
     held = blocks.waiting_nbytes(found, WIDEST_SUM) * blocks.rows * blocks.group
     if blocks.steps < found.count and held > plan.target.l3_bytes:
         return None
-    plan.because(
-        "a contraction in blocks: tiles of {} rows by {} vectors of {} in {} registers",
-        blocks.rows, blocks.columns // plan.lanes, plan.lanes, plan.registers,
-    )
-    plan.because(
-        "{} steps and {} tiles at a time: their panel stays in the second cache",
-        blocks.steps, blocks.tiles,
-    )
+    plan.because("a contraction in blocks: tiles of {} rows by {} vectors of {} in {} registers",
+                 blocks.rows, blocks.columns // plan.lanes, plan.lanes, plan.registers)
+    plan.because("{} steps and {} tiles at a time: their panel stays in the second cache",
+                 blocks.steps, blocks.tiles)
     if found.together > 1:
         plan.because("{} numbers of each operand are one word: an instruction adds their products",
                      found.together)
@@ -222,7 +218,7 @@ def recognise(plan: SumPlan) -> Contraction | None:
     if lane is None or not lane.inside(plan.main.free):
         return None
     a, b = sorted(plan.reads, key=lambda access: lane.stride(access) != 0)
-    own = [axis for axis in plan.axes if axis.inside(plan.main.own) and axis.size > 1]
+    own = plan.own()
     data = [axis for axis in plan.axes if not axis.reduced and axis.size > 1 and axis is not lane]
     if lane.reduced or lane.stride(a) != 0 or lane.stride(b) == 0 or len(own) != 1:
         return None

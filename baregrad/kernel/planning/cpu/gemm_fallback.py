@@ -215,9 +215,8 @@ def plan_columns(plan: SumPlan, lane: PlannedAxis) -> bool:
         plan.vectorise(rest, plan.lanes, 1, carried=True)
         lane.loops += rest.loops
     plan.unroll(rows, ROWS_AT_ONCE)
-    plan.stages.append(StageReduce(rows.loops[0][0], tuple(names[1:])))
-    for tile in rows.tiles[1:]:
-        plan.stages.append(StageReduce(tile[0], tuple(names[1:])))
+    for name in (rows.loops[0][0], *[tile[0] for tile in rows.tiles[1:]]):
+        plan.stages.append(StageReduce(name, tuple(names[1:])))
     return True
 
 

@@ -163,11 +163,6 @@ def _rank(image: ArrayAccess, stride: int) -> int:
     return rank
 
 
-def is_worth_copying(image: Image) -> bool:
-    """Whether there are enough channels for the loop along them to gain what the copy takes."""
-    return points(image.channels) >= LEAST_CHANNELS
-
-
 def cut_band(plan: CpuPlan, image: Image) -> list[PlannedAxis]:
     """Cut the rows of the output into bands; the loop inside a band, if there are several."""
     axis = image.band

@@ -126,10 +126,9 @@ def broadcast_cycles(plan: SumPlan, access: ArrayAccess) -> float:
     if access.guarded:
         return 3.0
     for axis in reversed(plan.axes):
-        if axis.nodes[-1] in plan.main.own:
-            stride = axis.stride(access)
-            if stride != 0:
-                return 0.5 if stride is not None and abs(stride) <= FAR_STEP else 1.0
+        stride = axis.stride(access) if axis.inside(plan.main.own) else 0
+        if stride != 0:
+            return 0.5 if stride is not None and abs(stride) <= FAR_STEP else 1.0
     return 0.0
 
 
@@ -149,16 +148,15 @@ def _joined(plan: SumPlan) -> list[PlannedAxis]:
     data = [axis for axis in plan.axes if not axis.reduced and axis.size > 1]
     found: list[PlannedAxis] = []
     group: list[PlannedAxis] = []
-    expected = 1
     while True:
-        axis = next((a for a in data if a.stride(write) == expected), None)
-        if axis is None or not isinstance(axis.extent, int) or not axis.inside(plan.main.free):
+        size = points(group)
+        axis = next((a for a in data if a.stride(write) == size), None)
+        if axis is None or axis.extent != axis.size or not axis.inside(plan.main.free):
             return found
         known = plan.fresh[axis.nodes[-1]]
         if known.serial or known.whole or known.exact:
             return found
         group.insert(0, axis)
-        expected *= axis.extent
         if len(group) < 2:
             continue
         size = points(group)
@@ -173,17 +171,15 @@ def _joined(plan: SumPlan) -> list[PlannedAxis]:
 def _copied(plan: SumPlan, joined: PlannedAxis, access: ArrayAccess) -> bool:
     if joined.stride(access) is not None:
         return True
-    if not access.copyable:
-        return False
     others = [axis for axis in plan.axes if axis.nodes[-1] not in joined.nodes]
     still = [a for a in others if a.inside(plan.main.free) and a.stride(access) == 0]
-    return points(still) >= 2 * READS_PER_COPY
+    return access.copyable and points(still) >= 2 * READS_PER_COPY
 
 
 def _collapse(plan: SumPlan, joined: PlannedAxis) -> None:
     """Make neighbouring axes one; those that were collapsed before are undone first."""
     members = [axis for axis in plan.axes if axis.nodes[-1] in joined.nodes]
-    names = tuple(name for axis in members for name in plan.members(axis))
+    names = tuple([plan.fresh[node].name for axis in members for node in axis.nodes])
     plan.steps = [
         step for step in plan.steps if not isinstance(step, Collapse) or step.axes[0] not in names
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from baregrad.kernel.facts.analysis import itemsize
 from baregrad.kernel.language.schedule import Schedule, Split
 from baregrad.kernel.planning.common.pool import choose_pool
-from baregrad.kernel.planning.common.tiling import CpuPlan, PlannedAxis
+from baregrad.kernel.planning.common.tiling import CpuPlan, PlannedAxis, loop_names
 from baregrad.kernel.planning.cpu.elementwise import best_vector_axis
 
 # Bytes of a row that is written somewhere that are written at a time.
@@ -32,24 +32,21 @@ def plan_ordered(plan: CpuPlan) -> Schedule:
         plan.keep(axis)
     if facts.stages:
         return plan.schedule([])
-    _, pool = choose_pool(plan, [axis for axis in free if axis is not vector])
+    pool = choose_pool(plan, [axis for axis in free if axis is not vector])
     if vector is not None and pool is None:
-        _, pool = choose_pool(plan, [vector])
+        pool = choose_pool(plan, [vector])
     if pool is None:
         return plan.schedule([])
-    first = [pool.axis]
-    rest = [name for axis in plan.axes for name, _ in axis.loops if name not in first]
+    data = [axis for axis in plan.axes if not axis.reduced]
+    rest = [name for name in loop_names(data) if name != pool.axis]
     if vector is not None:
-        names = {name for name, _ in vector.loops[:1]}
-        inner = {name for name, _ in vector.loops[1:]}
-        rest = [n for n in rest if n in names] + [n for n in rest if n not in names]
-        rest = [n for n in rest if n not in inner] + [n for n in rest if n in inner]
+        outermost, *inner = loop_names([vector]) or [""]
+        rest.sort(key=lambda name: 0 if name == outermost else 2 if name in inner else 1)
     if facts.scanned:
         # A scan's steps follow each other: no other loop is inside it.
-        steps = {name for axis in plan.axes if _serial(plan, axis) for name, _ in axis.loops}
-        rest = [n for n in rest if n not in steps] + [n for n in rest if n in steps]
-    data = {name for axis in plan.axes if not axis.reduced for name, _ in axis.loops}
-    return plan.schedule(first + [n for n in rest if n in data], pool)
+        steps = loop_names([axis for axis in data if _serial(plan, axis)])
+        rest.sort(key=lambda name: name in steps)
+    return plan.schedule([pool.axis, *rest], pool)
 
 
 def _runs_across(plan: CpuPlan, vector: PlannedAxis) -> bool:

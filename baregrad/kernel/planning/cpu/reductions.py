@@ -13,7 +13,7 @@ from math import prod
 
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import ArrayAccess, Reduction, iterations, out_axes
+from baregrad.kernel.facts.analysis import Reduction, iterations, out_axes
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.loop_pieces import scoped_below
 from baregrad.kernel.planning.common.pool import choose_pool
@@ -26,7 +26,6 @@ from baregrad.kernel.planning.cpu.gemm_fallback import plan_contraction
 from baregrad.kernel.planning.cpu.lanes import FOLD_OPS, lane_axis
 from baregrad.kernel.planning.cpu.streams import nbytes_of, prefetch_arrays, stream_outputs
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan, accesses_below
-from baregrad.target.cpu import CpuTarget
 
 SEVERAL = 4
 MOST_ROWS = 8
@@ -68,7 +67,7 @@ def plan_reductions(plan: SumPlan) -> Schedule:
     order = order or [axis for axis in plan.axes if not axis.reduced]
     _plan_rest(plan, lane)
     # What is left a loop is known only now: the threads may share it.
-    order, pool = choose_pool(plan, order)
+    pool = choose_pool(plan, order)
     names = _names(plan, order)
     if lane is None or lane.reduced:
         stream_outputs(plan)
@@ -149,7 +148,7 @@ def _tile_rows(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
             plan.vectorise(lane, plan.lanes, max(SEVERAL * 2 // count, 1))
             plan.unroll(rows, count)
             return [rows]
-        lanes = _lanes_from_memory(plan.main, plan.reads, plan.lanes, plan.target)
+        lanes = _lanes_from_memory(plan)
         if lanes < plan.lanes:
             plan.because("{} sums apart, of {} lanes: memory is read faster in narrow vectors",
                          SEVERAL * 2, lanes)
@@ -249,17 +248,15 @@ def _rows_at_once(plan: SumPlan, count: int) -> PlannedAxis | None:
     return None
 
 
-def _lanes_from_memory(
-    main: Reduction, reads: list[ArrayAccess], lanes: int, target: CpuTarget
-) -> int:
+def _lanes_from_memory(plan: SumPlan) -> int:
     """The lanes of the vectors in which a sum is read, where that is all that takes time.
 
     That is where no cache holds the array: near ones answer faster than narrow vectors are added.
     """
-    monoid = main.node.arg.monoid
-    if monoid.primitive is not Ops.ADD or is_dear(main.node.src):
+    node, lanes, target = plan.main.node, plan.lanes, plan.target
+    if node.arg.monoid.primitive is not Ops.ADD or is_dear(node.src):
         return lanes
-    if max(map(nbytes_of, reads)) < target.l3_bytes:
+    if max(map(nbytes_of, plan.reads)) < target.l3_bytes:
         return lanes
     narrow = min(target.vector_bytes, target.vector_bytes_from_memory)
     return max(lanes * narrow // target.vector_bytes, min(lanes, 2))
