@@ -21,12 +21,7 @@ from baregrad.kernel.applying import partial_tiles
 from baregrad.kernel.applying.axes import table_after
 from baregrad.kernel.applying.final_axes import FinalAxes
 from baregrad.kernel.applying.input_copies import copied_places, copy_loops
-from baregrad.kernel.applying.scope import (
-    Pieces,
-    Scope,
-    flat_array,
-    plain,
-)
+from baregrad.kernel.applying.scope import Pieces, Scope, flat_array, plain
 from baregrad.kernel.applying.staged_accumulators import kept_in_scratch
 from baregrad.kernel.applying.staging_checks import check_room
 from baregrad.kernel.applying.tighten_loop_bounds import narrowed
@@ -168,8 +163,12 @@ class Rewriter:
         # Axes that were collapsed have the limits of one.
         limits = tuple(dict.fromkeys(found))
         if limits not in scope.limits:
-            finals = [self.axes.finals_of(limit.terms, scope) for limit in limits]
-            scope.limits[limits] = partial_tiles.conditions_of(limits, finals)
+            finals = [dict(self.axes.finals_of(limit.terms, scope)) for limit in limits]
+            pairs = zip(limits, finals, strict=True)
+            scope.limits[limits] = index.both(*[
+                index.less(index.add(index.from_linear(terms, 0), limit.start), limit.extent)
+                for limit, terms in pairs
+            ])
         return scope.limits[limits]
 
     def scope(

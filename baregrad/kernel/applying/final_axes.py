@@ -9,12 +9,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of, range_node
-from baregrad.kernel.applying.scope import (
-    Pieces,
-    Scope,
-    chunks_of,
-    is_chunks,
-)
+from baregrad.kernel.applying.scope import Pieces, Scope, chunks_of, is_chunks
 from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.facts.axis_table import Axis, AxisTable, Piece, Terms
 

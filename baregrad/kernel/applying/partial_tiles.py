@@ -12,7 +12,7 @@ from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, alu, const, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.applying.scope import Scope
-from baregrad.kernel.facts.axis_table import AxisTable, Limit, Piece
+from baregrad.kernel.facts.axis_table import AxisTable, Piece
 from baregrad.kernel.loops.loop_pieces import guarded
 
 TRUE = const(True, dtypes.bool)
@@ -102,15 +102,6 @@ def held_inside(
             place = index.total((index.from_linear(dict(finals), 0), piece.start))
             found[axis] = Piece(index.minimum(place, extent - 1), ())
     return found
-
-
-def conditions_of(limits: Sequence[Limit], finals: Sequence[list[tuple[Node, int]]]) -> Node:
-    """Whether all limits hold; `finals` are the final axes of each, with their scales."""
-    found = []
-    for limit, terms in zip(limits, finals, strict=True):
-        place = index.add(index.from_linear(dict(terms), 0), limit.start)
-        found.append(index.less(place, limit.extent))
-    return index.both(*found)
 
 
 def check_threads(kernel: Node) -> None:

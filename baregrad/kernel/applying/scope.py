@@ -74,13 +74,10 @@ def is_chunks(table: AxisTable, name: str) -> bool:
     if any(step.axis == name for step in table.pipelines):
         # Of a loop over part of the axis nobody knows which iteration is the first.
         return False
-    parts: set[Node] = set()
-    for node in facts.data:
-        pieces = table.pieces_of(node)
-        if len(pieces) > 1:
-            return False
-        if name in dict(pieces[0].terms):
-            parts.add(node)
+    pieces = {node: table.pieces_of(node) for node in facts.data}
+    if any(len(each) > 1 for each in pieces.values()):
+        return False
+    parts = {node for node, (piece,) in pieces.items() if name in dict(piece.terms)}
     every = [*[each.free for each in facts.reductions], *map(out_axes, facts.outs)]
     return not any(map(parts.isdisjoint, every))
 

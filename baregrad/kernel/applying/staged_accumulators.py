@@ -44,12 +44,9 @@ def kept_in_scratch(
     elif any(a.arg.id > at.arg.id and not a.arg.is_tile and a not in matrix for a in own):
         return None
     # The axes of the kept array in place of the loops around it.
-    copies = tuple([
-        axis.replace(arg=axis.arg._replace(
-            id=first + axis.arg.id, bind=TILE if axis in matrix else axis.arg.bind
-        ))
-        for axis in axes
-    ])
+    binds = {axis: TILE if axis in matrix else axis.arg.bind for axis in axes}
+    args = [axis.arg._replace(id=first + axis.arg.id, bind=binds[axis]) for axis in axes]
+    copies = tuple([axis.replace(arg=arg) for axis, arg in zip(axes, args, strict=True)])
     changed = dict(zip(axes, copies, strict=True))
     for axis in matrix:
         if axis in own:

@@ -39,17 +39,8 @@ class Address:
     """
 
     __slots__ = (
-        "constant",
-        "fixed",
-        "group",
-        "is_narrow",
-        "lanes",
-        "points",
-        "rows",
-        "stride",
-        "unrolled",
-        "vector",
-        "width",
+        "constant", "fixed", "group", "is_narrow", "lanes", "points", "rows", "stride", "unrolled",
+        "vector", "width",
     )
 
     def __init__(self, terms: dict[Node, int], constant: int) -> None:
@@ -107,10 +98,7 @@ class Address:
             return False
         if width == 1:
             return True
-        for _, scale in self.unrolled:
-            if scale % width:
-                return False
-        return not self.constant % width
+        return not (self.constant % width or any(scale % width for _, scale in self.unrolled))
 
     def is_regular(self, lanes: int) -> bool:
         """Whether the distance between neighbours of `lanes` lanes is constant."""
@@ -243,11 +231,11 @@ class MemoryUse:
     """
 
     def __init__(self, kernel: Node, gpu: bool = False) -> None:
-        addresses: dict[Node, Address] = {}
-        read: set[Node] = set()
-        written: set[Node] = set()
-        again: set[Node] = set()
-        registers: dict[Node, int] = {}
+        self.addresses = addresses = dict[Node, Address]()
+        self.read = read = set[Node]()
+        self.written = written = set[Node]()
+        self.again = again = set[Node]()
+        self.registers = registers = dict[Node, int]()
         refused: set[Node] = set()
         asks = False
         known: dict[Any, Address] = {}
@@ -289,11 +277,6 @@ class MemoryUse:
                 else:
                     refused.add(buffer)
                     registers.pop(buffer, None)
-        self.addresses = addresses
-        self.read = read
-        self.written = written
-        self.again = again
-        self.registers = registers
         self.requests: dict[str, list[PrefetchRequest]] = {}
         self.ahead: dict[Node, int] = {}
         if asks:

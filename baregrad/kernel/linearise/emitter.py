@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -36,7 +37,8 @@ class Emitter:
 
     memory: what the kernel does to buffers. block: of a GPU's kernel the threads of a block, whose
     integers of 32 bits are cheaper than those of 64. tile: the points of the statement that is done
-    for all of them at once. layouts: of the registers that are tiles.
+    for all of them at once. layouts: of the registers that are tiles. spare: returns a number that
+    it has not returned before.
     """
 
     def __init__(self, memory: MemoryUse, block: tuple[int, ...]) -> None:
@@ -47,7 +49,7 @@ class Emitter:
         self.tile: StatementTile | None = None
         self.layouts: dict[Node, Layout] = {}
         self.registers: dict[Any, Node] = {}
-        self._spares = 0
+        self.spare = itertools.count(1).__next__
 
     def vector(self, value: Node, lanes: int) -> Node:
         """`value` as a vector of `lanes`, constants too."""
@@ -145,11 +147,6 @@ class Emitter:
         self.registers[found] = found
         self.scopes.depth[found] = MOMENT
         return found
-
-    def spare(self) -> int:
-        """A number that was not handed out before."""
-        self._spares += 1
-        return self._spares
 
     def register_rows(self, alloc: Node) -> Node:
         """The register that is the tile of an ALLOC."""

@@ -36,11 +36,8 @@ def reduce(values: Reader, node: Node, operands: Sequence[Any]) -> Any:
     monoid: Monoid = node.arg.monoid
     inner = [child for child in node.src if child.op is Ops.RANGE]
     parts = node.src[: len(node.src) - len(inner)]
-    threads = []
-    if values.gpu:
-        threads = [axis for axis in inner if axis.arg.is_thread]
-        inner = [axis for axis in inner if not axis.arg.is_thread]
-    unrolled = [axis for axis in inner if axis.arg.bind != "vector"]
+    threads = [axis for axis in inner if values.gpu and axis.arg.is_thread]
+    unrolled = [axis for axis in inner if axis.arg.bind != "vector" and axis not in threads]
     vectors = [axis for axis in inner if axis.arg.bind == "vector" and lanes_of(axis) > 1]
     if len(vectors) > 1:
         raise CompilerBug("a reduction over two vector ranges", found=node)
@@ -153,11 +150,9 @@ def _through_lanes(
 
 def _exchanged(values: Reader, part: Node, mask: int) -> Node:
     """The value of the lane whose number differs in the bits of `mask`."""
-    carrier = _carrier(part.dtype)
-    one = part if carrier is part.dtype else values.apply(Ops.CAST, carrier, part)
-    swap = Machine("shfl.sync.bfly", (mask,))
-    found = values.scopes.emit(Ops.MACHINE, carrier, (one,), swap)
-    return found if carrier is part.dtype else values.apply(Ops.CAST, part.dtype, found)
+    one = values.cast(part, _carrier(part.dtype))
+    found = values.scopes.emit(Ops.MACHINE, one.dtype, (one,), Machine("shfl.sync.bfly", (mask,)))
+    return values.cast(found, part.dtype)
 
 
 def _carrier(dtype: DType) -> DType:

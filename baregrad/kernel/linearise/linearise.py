@@ -17,11 +17,7 @@ from baregrad.ir.core.bounds import INFINITE, bounds
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, instruction, make_node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.linearise.access import (
-    Address,
-    MemoryUse,
-    access_of,
-)
+from baregrad.kernel.linearise.access import Address, MemoryUse, access_of
 from baregrad.kernel.linearise.copies import commit, copy_to, done
 from baregrad.kernel.linearise.folds import BARRIER, combine
 from baregrad.kernel.linearise.mma import multiply

@@ -26,12 +26,11 @@ Step = tuple[Node, Rule, Callable[[list[Any]], Operands] | None, bool, Where]
 class EvaluationPlan(NamedTuple):
     """How an expression is evaluated.
 
-    where: the coordinates of the whole expression. leaves: values that are the same at all points.
+    leaves: values that are the same at all points.
     steps: each further node with its rule, what takes its operands from the values so far, whether
     it is remembered, and its coordinates.
     """
 
-    where: Where
     leaves: list[Node]
     steps: list[Step]
 
@@ -51,7 +50,7 @@ class Reader(Emitter):
         self.point: Point = {}
         self.counters: dict[Node, Node] = {}
         self.masks: tuple[Node, ...] = ()
-        self.plan = EvaluationPlan(None, [], [])
+        self.plan = EvaluationPlan([], [])
         self.shared: set[Node] = set()
         self.exchanges: dict[Any, Node] = {}
 

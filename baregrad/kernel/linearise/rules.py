@@ -98,19 +98,17 @@ def _proj(values: Reader, node: Node, operands: Operands) -> Node:
     return part
 
 
-RULES: MappingProxyType[Op, Rule] = MappingProxyType(
-    {
-        **dict.fromkeys(ELEMENTWISE, _elementwise),
-        Ops.CONST: _const,
-        Ops.VAR: _var,
-        Ops.RANGE: _range,
-        Ops.CAST: _cast,
-        Ops.LOAD: _load,
-        Ops.GUARD: _guard,
-        Ops.REDUCE: reduce,
-        Ops.PROJ: _proj,
-    }
-)
+RULES: MappingProxyType[Op, Rule] = MappingProxyType({
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    Ops.CONST: _const,
+    Ops.VAR: _var,
+    Ops.RANGE: _range,
+    Ops.CAST: _cast,
+    Ops.LOAD: _load,
+    Ops.GUARD: _guard,
+    Ops.REDUCE: reduce,
+    Ops.PROJ: _proj,
+})
 # What is computed element by element; where positions are meant, by a rule of its own.
 COMPUTED = frozenset([op for op, rule in RULES.items() if rule is _elementwise])
 # Asked faster than by a read-only view.

@@ -11,12 +11,7 @@ from math import prod
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, instruction
 from baregrad.ir.core.op import ELEMENTWISE, Ops
-from baregrad.kernel.linearise.access import (
-    Address,
-    MemoryUse,
-    access_of,
-    lanes_of,
-)
+from baregrad.kernel.linearise.access import Address, MemoryUse, access_of, lanes_of
 from baregrad.kernel.linearise.emitter import Layout, StatementTile
 from baregrad.kernel.linearise.lazy import is_lazy
 from baregrad.kernel.linearise.transposed import copied_transposed, neighbours, turn

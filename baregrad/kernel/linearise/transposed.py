@@ -114,22 +114,15 @@ def copied_transposed(
         return False
     if value.src[0] in values.memory.registers or value.dtype is not buffer.dtype:
         return False
+    # For each lane the neighbours along `near` at once.
     near = neighbours(source, axes, lanes)
-    if near:
-        _copy_transposed(values, store, axes, near)
-    return bool(near)
-
-
-def _copy_transposed(
-    values: Values, store: Node, axes: tuple[Node, ...], near: tuple[Node, ...]
-) -> None:
-    """Copy a tile over the unrolled `axes`: for each lane the neighbours along `near` at once."""
-    buffer, load = store.src[:2]
-    target, source = values.memory.addresses[store], values.memory.addresses[load]
-    distance = _distance(target.places(near))
-    if distance is None:
+    if not near:
+        return False
+    distances = {after - before for before, after in itertools.pairwise(address.places(near))}
+    if len(distances) > 1:
         near = near[-1:]
-        (distance,) = [scale for axis, scale in target.unrolled if axis is near[0]] or [0]
+        distances = {dict(address.unrolled).get(near[0], 0)}
+    (distance,) = distances
     others = tuple(axis for axis in axes if axis not in near)
     count = prod([lanes_of(axis) for axis in near])
     first = dict.fromkeys(near, 0)
@@ -137,15 +130,10 @@ def _copy_transposed(
         mark = values.scopes.mark()
         values.point = {**point, **first}
         offset, at = values.offset(source)
-        place, start = values.offset(target)
+        place, start = values.offset(address)
         form = Turned(source.width, count, source.stride, at, distance, start)
-        src = (buffer, place, load.src[0], offset)
+        src = (buffer, place, value.src[0], offset)
         values.scopes.append(instruction(Ops.TURNED, dtypes.token, src, form))
         values.scopes.forget_since(mark)
     values.point = {}
-
-
-def _distance(places: tuple[int, ...]) -> int | None:
-    """Elements between the places of one step and of the next; None where that differs."""
-    found = {after - before for before, after in itertools.pairwise(places)}
-    return found.pop() if len(found) == 1 else None
+    return True

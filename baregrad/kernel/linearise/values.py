@@ -33,17 +33,10 @@ class Values(Reader):
         rule = direct_rule(root.op)
         if rule is not None:
             return rule(self, root, ())
-        if self._is_single(root):
-            found = self.scopes.memo.get(root)
-            if found is None:
-                found = self.once(root)
-                self.scopes.remember(root, found)
-            return found
-        plan = self._plans.get(root) or self._plan(root)
-        key = root if plan.where is None else (root, plan.where(self.point))
+        key = self.key(root)
         found = self.scopes.memo.get(key)
         if found is None:
-            found = self._evaluate(plan)
+            found = self.fresh(root)
             self.scopes.remember(key, found)
         return found
 
@@ -52,13 +45,10 @@ class Values(Reader):
         rule = direct_rule(root.op)
         if rule is not None:
             return rule(self, root, ())
-        if self._is_single(root):
+        # What is the same at all points, without guards, needs no plan.
+        if not (root.mask & Ops.GUARD.bit or self.shared or self.tiles.axes_of(root.ranges)):
             return self.once(root)
         return self._evaluate(self._plans.get(root) or self._plan(root))
-
-    def _is_single(self, root: Node) -> bool:
-        """Whether an expression is the same at all points, without guards: it needs no plan."""
-        return not (root.mask & Ops.GUARD.bit or self.shared or self.tiles.axes_of(root.ranges))
 
     def once(self, root: Node) -> Any:
         """The value of an expression that is the same at all points, or is wanted for all."""
@@ -163,7 +153,7 @@ class Values(Reader):
                     rule = known
             places[node] = len(places)
             steps.append((node, rule, operands, kept, self._where(theirs) if kept else None))
-        found = self._plans[root] = EvaluationPlan(self._where(own), values, steps)
+        found = self._plans[root] = EvaluationPlan(values, steps)
         return found
 
 

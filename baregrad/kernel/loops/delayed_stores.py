@@ -51,7 +51,8 @@ def delay_stores(kernel: Node, step: Pipeline) -> Node:
         raise _refused(step, "no loop of stores to outputs in it", "a loop after the first one")
     position = statements.index(last)
     others = [*statements[:position], *statements[position + 1 :]]
-    last, ends = _handed_on(last, 1 + max(_numbers(kernel), default=0))
+    arrays = [n for n in toposort_having(Ops.ALLOC.bit, kernel) if n.op is Ops.ALLOC]
+    last, ends = _handed_on(last, 1 + max([array.arg.id for array in arrays], default=0))
     host = _host(last, others, position, [end.src[0] for end in ends])
     if host is None:
         raise _refused(
@@ -145,11 +146,6 @@ def _stores_outputs(node: Node) -> bool:
     if any(each.op not in (Ops.STORE, Ops.SEQ, Ops.IF, Ops.LOOP) for each in inside):
         return False
     return all(each.arg is None and each.src[0].op is Ops.PARAM for each in stores)
-
-
-def _numbers(kernel: Node) -> list[int]:
-    """Those of the arrays of a kernel's own."""
-    return [node.arg.id for node in toposort_having(Ops.ALLOC.bit, kernel) if node.op is Ops.ALLOC]
 
 
 def _arrays(op: Op, root: Node) -> set[Node]:

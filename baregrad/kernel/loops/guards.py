@@ -49,8 +49,5 @@ def _visit(node: Node) -> Node | None:
             return Node(Ops.GUARD, child.dtype, (both, child.src[1]))
         return Node(Ops.GUARD, child.dtype, (condition, child))
 
-    return Node(Ops.GUARD, node.dtype, (condition, rebuild(value, push, enter=_outside_scans)))
-
-
-def _outside_scans(node: Node) -> bool:
-    return node.op is not Ops.SCAN
+    pushed = rebuild(value, push, enter=lambda inner: inner.op is not Ops.SCAN)
+    return Node(Ops.GUARD, node.dtype, (condition, pushed))

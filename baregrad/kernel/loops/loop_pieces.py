@@ -30,19 +30,15 @@ _BELOW = "kernel.scoped"
 _VALUES = "kernel.values"
 _PLAIN = "kernel.plain"
 # Dtypes that machines have in memory as well as in registers.
-PLAIN = frozenset(
-    (
-        dtypes.float32, dtypes.float64, dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64,
-        dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64,
-    )
-)
+PLAIN = frozenset((
+    dtypes.float32, dtypes.float64, dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64,
+    dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64,
+))
 _CONVERTING = mask_of((Ops.CAST, Ops.BITCAST, Ops.GUARD, Ops.SCAN))
 # What loop-level nodes hold beside constants and arithmetic on positions.
-HOLD_VALUES = mask_of(
-    (
-        Ops.CAST, Ops.BITCAST, Ops.PARAM, Ops.ALLOC, Ops.LOAD, Ops.GUARD, Ops.REDUCE, Ops.STORE,
-    )
-)
+HOLD_VALUES = mask_of((
+    Ops.CAST, Ops.BITCAST, Ops.PARAM, Ops.ALLOC, Ops.LOAD, Ops.GUARD, Ops.REDUCE, Ops.STORE,
+))
 
 
 def widened(monoid: Monoid, values: tuple[Node, ...]) -> tuple[Monoid, tuple[Node, ...]]:
