@@ -33,35 +33,14 @@ from baregrad.kernel.loops.loop_pieces import (
 
 F32, U8, BOOL = dtypes.float32, dtypes.uint8, dtypes.bool
 # Ops whose result is representable whenever their operands are.
-_EXACT = frozenset(
-    (
-        Ops.NEG,
-        Ops.ABS,
-        Ops.MAX,
-        Ops.MIN,
-        Ops.WHERE,
-        Ops.FLOOR,
-        Ops.CEIL,
-        Ops.TRUNC,
-        Ops.RINT,
-    )
-)
+_EXACT = frozenset((
+    Ops.NEG, Ops.ABS, Ops.MAX, Ops.MIN, Ops.WHERE, Ops.FLOOR, Ops.CEIL, Ops.TRUNC, Ops.RINT,
+))
 # Arithmetic on positions is made of these; of all other nodes, these may have to change.
-_POSITIONS = mask_of(
-    (
-        Ops.CONST,
-        Ops.VAR,
-        Ops.RANGE,
-        Ops.ADD,
-        Ops.SUB,
-        Ops.MUL,
-        Ops.NEG,
-        Ops.FLOORDIV,
-        Ops.MOD,
-        Ops.MIN,
-        Ops.MAX,
-    )
-)
+_POSITIONS = mask_of((
+    Ops.CONST, Ops.VAR, Ops.RANGE, Ops.ADD, Ops.SUB, Ops.MUL, Ops.NEG, Ops.FLOORDIV, Ops.MOD,
+    Ops.MIN, Ops.MAX,
+))
 # Of other dtypes than these all has to be asked, and the ops that may have to change over these.
 _ORDINARY = PLAIN | {dtypes.index, dtypes.token}
 _ASKED = mask_of((Ops.CAST, Ops.BITCAST, Ops.GUARD, Ops.REDUCE, Ops.STORE))
@@ -434,19 +413,17 @@ def _is_shared(cond: Node, value: Node) -> bool:
     return value.op is Ops.LOAD and stays_inside(value)
 
 
-_RULES: MappingProxyType[Op, Callable[[_Lowering, Node], Node]] = MappingProxyType(
-    {
-        Ops.CONST: _Lowering.const,
-        Ops.CAST: _Lowering.cast,
-        Ops.BITCAST: _Lowering.bitcast,
-        Ops.PARAM: _Lowering.buffer,
-        Ops.ALLOC: _Lowering.buffer,
-        Ops.LOAD: _Lowering.load,
-        Ops.GUARD: _Lowering.guard,
-        Ops.REDUCE: _Lowering.reduce,
-        Ops.PROJ: _Lowering.proj,
-        Ops.STORE: _Lowering.store,
-        Ops.COPYTO: _Lowering.copy,
-        Ops.MMA: _Lowering.multiply,
-    }
-)
+_RULES: MappingProxyType[Op, Callable[[_Lowering, Node], Node]] = MappingProxyType({
+    Ops.CONST: _Lowering.const,
+    Ops.CAST: _Lowering.cast,
+    Ops.BITCAST: _Lowering.bitcast,
+    Ops.PARAM: _Lowering.buffer,
+    Ops.ALLOC: _Lowering.buffer,
+    Ops.LOAD: _Lowering.load,
+    Ops.GUARD: _Lowering.guard,
+    Ops.REDUCE: _Lowering.reduce,
+    Ops.PROJ: _Lowering.proj,
+    Ops.STORE: _Lowering.store,
+    Ops.COPYTO: _Lowering.copy,
+    Ops.MMA: _Lowering.multiply,
+})

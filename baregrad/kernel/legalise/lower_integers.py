@@ -89,14 +89,12 @@ def _fits(amount: Node, bits: int) -> Node:
     return alu(Ops.CMPLT, amount, const(bits, unsigned))
 
 
-_RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType(
-    {
-        Ops.FLOORDIV: _floordiv,
-        Ops.MOD: _mod,
-        Ops.TRUNCDIV: _truncdiv,
-        Ops.SHL: _shift,
-        Ops.SHR: _shift,
-        Ops.BITFIELD: _bitfield,
-    }
-)
+_RULES: MappingProxyType[Op, Callable[[Node], Node | None]] = MappingProxyType({
+    Ops.FLOORDIV: _floordiv,
+    Ops.MOD: _mod,
+    Ops.TRUNCDIV: _truncdiv,
+    Ops.SHL: _shift,
+    Ops.SHR: _shift,
+    Ops.BITFIELD: _bitfield,
+})
 _MASK = mask_of(_RULES)

@@ -1,6 +1,6 @@
 """Loop level: functions that the machine does not have become arithmetic.
 
-`ERRORS` states the largest error of each in units in the last place, which the tests measure.
+`ERRORS` of `tests/kernel/legalise/test_numerics.py` states the largest error of each function.
 Results do not depend on the vector width, nor on the machine but for GELU's: see `functions_of`.
 """
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from types import MappingProxyType
 
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, alu, cast, const, rebuild
@@ -19,30 +19,6 @@ from baregrad.kernel.legalise import transcendental_erf, transcendental_exp, tra
 from baregrad.kernel.loops.loop_pieces import is_plain, values_below
 
 U32, U64 = dtypes.uint32, dtypes.uint64
-
-# The largest error over all arguments, in units in the last place of the result. GELU's are those
-# of the larger of the result and half its argument: below 0 the result is a difference of such.
-# Without LOOKUP float32's is 2.7; PyTorch's own reaches 9.5.
-ERRORS: MappingProxyType[tuple[Op, DType], float] = MappingProxyType(
-    {
-        (op, dtype): error
-        for op, *errors in (
-            # of float32 and of float64
-            (Ops.EXP, 1.5, 1.5),
-            (Ops.EXP2, 1.5, 1.5),
-            (Ops.LOG, 1.5, 1.5),
-            (Ops.LOG2, 1.5, 1.5),
-            (Ops.SIN, 1.6, 2.0),
-            (Ops.COS, 1.6, 2.0),
-            (Ops.TANH, 2.0, 2.0),
-            (Ops.ERF, 2.0, 2.0),
-            (Ops.GELU, 4.1, 1.5),
-            (Ops.ATAN, 2.0, 2.0),
-            (Ops.POW, 1.5, 2.0),
-        )
-        for dtype, error in zip((dtypes.float32, dtypes.float64), errors, strict=True)
-    }
-)
 
 _ROTATIONS = (13, 15, 26, 6, 17, 29, 16, 24)
 _PARITY = 0x1BD11BDA
@@ -72,22 +48,20 @@ def threefry(counter: Node, key: Node) -> Node:
     return alu(Ops.OR, cast(x, U64), alu(Ops.SHL, cast(y, U64), half))
 
 
-FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
-    {
-        Ops.EXP: transcendental_exp.exp,
-        Ops.EXP2: transcendental_exp.exp2,
-        Ops.LOG: transcendental_exp.log,
-        Ops.LOG2: transcendental_exp.log2,
-        Ops.TANH: transcendental_exp.tanh,
-        Ops.POW: transcendental_exp.power,
-        Ops.SIN: transcendental_trig.sin,
-        Ops.COS: transcendental_trig.cos,
-        Ops.ATAN: transcendental_trig.atan,
-        Ops.ERF: transcendental_erf.erf,
-        Ops.GELU: transcendental_erf.gelu,
-        Ops.THREEFRY: threefry,
-    }
-)
+FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType({
+    Ops.EXP: transcendental_exp.exp,
+    Ops.EXP2: transcendental_exp.exp2,
+    Ops.LOG: transcendental_exp.log,
+    Ops.LOG2: transcendental_exp.log2,
+    Ops.TANH: transcendental_exp.tanh,
+    Ops.POW: transcendental_exp.power,
+    Ops.SIN: transcendental_trig.sin,
+    Ops.COS: transcendental_trig.cos,
+    Ops.ATAN: transcendental_trig.atan,
+    Ops.ERF: transcendental_erf.erf,
+    Ops.GELU: transcendental_erf.gelu,
+    Ops.THREEFRY: threefry,
+})
 
 
 @lru_cache(8)
@@ -124,9 +98,9 @@ def lower_functions(
         if rule is not None:
             return rule(*node.src)
         if node.op is Ops.REDUCE and _needs(node.arg.monoid):
-            return node.replace(arg=Reduce(_lowered(node.arg.monoid, functions)))
+            return node.replace(arg=Reduce(_lowered(node.arg.monoid, visit)))
         if node.op is Ops.STORE and node.arg is not None and _needs(node.arg):
-            return node.replace(arg=_lowered(node.arg, functions))
+            return node.replace(arg=_lowered(node.arg, visit))
         return None
 
     mask = _MASK
@@ -150,12 +124,7 @@ def _needs(monoid: Monoid) -> bool:
     return monoid.primitive is None and any(part.mask & _MASK for part in monoid.combine)
 
 
-def _lowered(monoid: Monoid, functions: Mapping[Op, Callable[..., Node]]) -> Monoid:
+def _lowered(monoid: Monoid, visit: Callable[[Node], Node | None]) -> Monoid:
     """The monoid with functions written out in how it combines."""
-
-    def visit(node: Node) -> Node | None:
-        rule = functions.get(node.op)
-        return None if rule is None else rule(*node.src)
-
     combine = tuple(rebuild(part, visit) for part in monoid.combine)
     return monoid._replace(combine=combine, primitive=None)

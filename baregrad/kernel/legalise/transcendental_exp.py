@@ -2,7 +2,7 @@
 
 Each function takes a float32 or float64 node and gives one of the same dtype. Arguments are
 reduced exactly with fused multiply-adds, a minimax polynomial does the rest, and special values
-come out of the arithmetic itself or of a final choice. Errors are stated in `transcendental.py`.
+come out of the arithmetic itself or of a final choice. Errors are stated in the tests.
 """
 
 from __future__ import annotations
@@ -58,12 +58,7 @@ def exp_by_ldexp(x: Node, slow_underflow: bool) -> Node:
     bounded = f.at_most(x if slow_underflow else f.at_least(x, low), high)
     power, n, _ = _split_exp(f, bounded, 0, 1.0)
     value = f.op(Ops.LDEXP, power, n)
-    return _unless_below(f, x, low, value) if slow_underflow else value
-
-
-def _unless_below(f: FloatBuilder, x: Node, low: float, value: Node) -> Node:
-    """A value, or 0 where x is below a limit."""
-    return f.where(f.less(x, f.c(low)), f.c(0.0), value)
+    return f.where(f.less(x, f.c(low)), f.c(0.0), value) if slow_underflow else value
 
 
 def _split_exp(
@@ -103,7 +98,7 @@ def exp2_by_ldexp(x: Node, slow_underflow: bool) -> Node:
     bounded = f.at_most(x if slow_underflow else f.at_least(x, low), high)
     n, _ = f.round_scaled(bounded, 1.0)
     value = f.op(Ops.LDEXP, _scaled_power(f, f.sub(bounded, n), 1.0), n)
-    return _unless_below(f, x, low, value) if slow_underflow else value
+    return f.where(f.less(x, f.c(low)), f.c(0.0), value) if slow_underflow else value
 
 
 def _without_integer(f: FloatBuilder, x: Node) -> tuple[Node, Node]:
