@@ -248,14 +248,9 @@ class _Lowering:
         memory = self.memory(node.dtype)
         return node if memory is node.dtype else node.replace(dtype=memory)
 
-    def codes(self, load: Node) -> Node:
-        """What a LOAD finds in memory."""
-        src = tuple([self.done[child] for child in load.src])
-        return Node(Ops.LOAD, src[0].dtype, src)
-
     def load(self, node: Node) -> Node:
         """A LOAD: of codes, then decoded; of accumulators, then rounded."""
-        found = self.codes(node)
+        found = _codes(node, self.done)
         if not _is_coded(node.dtype):
             return found
         if found.dtype is F32:
@@ -312,7 +307,7 @@ class _Lowering:
         """A COPYTO: of codes as they are."""
         target, value, *indices = node.src
         read = value.src[1] if value.op is Ops.GUARD else value
-        code = self.codes(read)
+        code = _codes(read, self.done)
         if value.op is Ops.GUARD:
             code = Node(Ops.GUARD, code.dtype, (self.done[value.src[0]], code))
         places = tuple([self.done[child] for child in indices])
@@ -321,7 +316,7 @@ class _Lowering:
     def multiply(self, node: Node) -> Node:
         """An MMA: of factors as they lie in memory."""
         total, *factors = node.src[:3]
-        codes = map(self.codes, factors)
+        codes = [_codes(load, self.done) for load in factors]
         return Node(Ops.MMA, node.dtype, (self.done[total], *codes, *node.src[3:]), node.arg)
 
     def accumulated(self, buffer: Node, value: Node) -> Node:
@@ -369,6 +364,12 @@ class _Lowering:
         start, slot = Node(Ops.CONST, memory, (), 0), Node(Ops.SLOT, memory, (), 0)
         alike = monoid.commutative, monoid.idempotent
         return Monoid(f"{monoid.name}_coded", (memory,), (start,), (slot,), (code,), *alike)
+
+
+def _codes(load: Node, done: dict[Node, Node]) -> Node:
+    """What a LOAD finds in memory, over replaced sources."""
+    src = tuple([done[child] for child in load.src])
+    return Node(Ops.LOAD, src[0].dtype, src)
 
 
 def _widened(node: Node) -> Node:
