@@ -64,12 +64,17 @@ def primitive(op: Op, dtype: DType) -> Monoid:
     )
 
 
-@cache
 def arg_extreme(op: Op, dtype: DType, index: DType = dtypes.int64) -> Monoid:
     """Argmax (op MAX) or argmin (op MIN) over (value, index).
 
     A tie goes to the lower index; a NaN beats every number.
     """
+    # The cache takes arguments that are left out for others.
+    return _arg_extreme(op, dtype, index)
+
+
+@cache
+def _arg_extreme(op: Op, dtype: DType, index: DType) -> Monoid:
     value, other = slot(0, dtype), slot(2, dtype)
     place, other_place = slot(1, index), slot(3, index)
     nearer = alu(Ops.CMPLT, place, other_place)
