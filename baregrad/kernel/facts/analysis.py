@@ -163,9 +163,14 @@ class Cost:
 def access_offset(array: Node, indices: tuple[Node, ...]) -> Offset:
     """The flat offset of an access."""
     terms, constant = index.flat_terms(indices, array.shape)
-    moving = [(atom, scale) for atom, scale in terms.items() if scale]
-    strides = dict([term for term in moving if term[0].op is Ops.RANGE])
-    return Offset(constant, strides, tuple([term for term in moving if term[0] not in strides]))
+    strides: dict[Node, int] = {}
+    rest: list[tuple[Node, int]] = []
+    for atom, scale in terms.items():
+        if scale and atom.op is Ops.RANGE:
+            strides[atom] = scale
+        elif scale:
+            rest.append((atom, scale))
+    return Offset(constant, strides, tuple(rest))
 
 
 def offset_of(node: Node) -> Offset:
@@ -441,7 +446,7 @@ def _cost(kernel: Node) -> Cost:
         if node.op is Ops.REDUCE:
             inside = node.ranges.union(child for child in node.src if child.op is Ops.RANGE)
             flops.append(_points(inside))
-        elif node.op is Ops.SCAN or (op_flops(node) and node.ranges):
+        elif node.op is Ops.SCAN or (node.ranges and op_flops(node)):
             flops.append(_points(node.ranges))
     read: dict[Node, Dim] = {}
     written: dict[Node, Dim] = {}
