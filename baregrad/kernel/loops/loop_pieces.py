@@ -149,7 +149,7 @@ def peeled_guards(
     return scalar, (value,)
 
 
-# What conditions with lanes are taken apart into: conditions of reduced lanes, and what is left.
+# What conditions with lanes are split into: conditions of reduced lanes, and what is left.
 Masks = dict[tuple[Node, frozenset[Node]], tuple[list[Node], list[Node]]]
 
 
@@ -159,7 +159,7 @@ def peeled_masks(
     """Conditions on the tile axes `lanes` that are reduced, and what is reduced without them.
 
     Where one fails the accumulator is left as it is: no value has to be made up for it. What was
-    taken apart before is in `known`.
+    split before is in `known`.
     """
     value = values[0]
     if monoid.primitive is None:
