@@ -20,9 +20,14 @@ from baregrad.ir.core.attribute_fields import attribute_fields
 from baregrad.ir.core.attrs import BufferRef, Param
 from baregrad.ir.core.node import Node, instruction, make_node, rebuild, toposort
 from baregrad.ir.core.op import FOLDED, SPELLED, Ops
-from baregrad.ir.core.requirements import Requirement, check, requirements
+from baregrad.ir.core.requirements import (
+    Requirement,
+    check,
+    moved,
+    requirements,
+    requirements_of,
+)
 
-_COMPUTED, _UNFOLDED = ~SPELLED, ~FOLDED
 _VAR = Ops.VAR.bit
 
 
@@ -72,8 +77,7 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
         for child in sources:
             if child in done:
                 continue
-            is_computed = child.mask & _COMPUTED and child.mask & _UNFOLDED
-            ref = realised(child) if is_computed else None
+            ref = realised(child) if _is_computed(child.mask) else None
             if ref is not None:
                 read = param(child.arg if child.op is Ops.BUFFER else ref, child)
                 done[child] = lifted.shaped(read, child) if child.mask & _VAR else read
@@ -103,8 +107,7 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
     values = []
     whole = not variables
     for root in roots:
-        is_computed = root.mask & _COMPUTED and root.mask & _UNFOLDED
-        ref = None if is_computed else realised(root)
+        ref = None if _is_computed(root.mask) else realised(root)
         whole = whole and ref is None
         values.append(done[root] if ref is None else param(ref, root))
     sink = Node(Ops.SINK, dtypes.token, tuple(values))
@@ -152,6 +155,11 @@ def _renew(node: Node, done: dict[Node, Node], variables: dict[str, int]) -> Nod
     if src == node.src and arg is node.arg:
         return node
     return make_node(node.op, node.dtype, src, arg)
+
+
+def _is_computed(mask: int) -> bool:
+    """Whether a value whose ops are these is worth reading where it was computed before."""
+    return mask & ~SPELLED != 0 and mask & ~FOLDED != 0
 
 
 def bind(variable: Node, value: int) -> Node:
@@ -204,12 +212,12 @@ def _unbind_dim(extent: Any, variables: dict[str, int], memo: dict[Node, Node]) 
     return memo[extent]
 
 
-def unbound(asked: Requirement) -> Requirement:
-    """A requirement of variables, whatever values they had."""
+def unbound_requirements(node: Node) -> tuple[Requirement, ...]:
+    """What a node requires of its variables, whatever values they had."""
     variables: dict[str, int] = {}
     memo: dict[Node, Node] = {}
-    left, right = (_unbind_dim(side, variables, memo) for side in (asked.left, asked.right))
-    return asked._replace(left=left, right=right)
+    shape, made = (_unbind_arg(part, variables, memo) for part in moved(node))
+    return requirements_of(node.op, shape, made)
 
 
 def _unbind_arg(arg: Any, variables: dict[str, int], memo: dict[Node, Node]) -> Any:

@@ -19,12 +19,13 @@ import numpy as np
 
 from baregrad.base.errors import JitError
 from baregrad.base.options import options
-from baregrad.engine.canonical import unbound
+from baregrad.engine.canonical import unbound_requirements
 from baregrad.engine.executor import Executable
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.report import print_commands
 from baregrad.engine.session import Run, Session, current_session
 from baregrad.ir.core.attrs import BufferRef
+from baregrad.ir.core.node import Node
 from baregrad.ir.core.requirements import Requirement, noting
 from baregrad.program import evaluate
 from baregrad.runtime.buffers import Buffer
@@ -43,7 +44,7 @@ class Capture:
         self.session = session
         self.runs: list[Run] = []
         self.uploads: list[tuple[BufferRef, bytes]] = []
-        self._asked: dict[Requirement, None] = {}
+        self._asked: dict[Node, None] = {}
 
     def __enter__(self) -> Capture:
         self.session.watching.observers.append(self.runs.append)
@@ -81,9 +82,9 @@ class Capture:
         That is of all that it made, not of what was computed alone: what is refused where nobody
         reads it, or where it has no elements, is refused in a replay too.
         """
-        asked = dict.fromkeys(map(unbound, self._asked))
-        asked.update(dict.fromkeys(one for run in self.runs for one in run.program.requirements))
-        return [one for one in asked if one.variables() <= {*variables}]
+        made = [one for node in self._asked for one in unbound_requirements(node)]
+        run = [one for run in self.runs for one in run.program.requirements]
+        return [one for one in dict.fromkeys((*made, *run)) if one.variables() <= {*variables}]
 
     def reads(self) -> list[BufferRef]:
         """The arrays that the runs read and none of them wrote before, in first-use order."""

@@ -136,6 +136,15 @@ def test_a_replay_refuses_what_the_plain_function_refuses(name: str) -> None:
             call(line(4), bind(n, 1)).realize()
 
 
+def test_a_replay_names_the_value_that_it_refuses_alone() -> None:
+    function = jit(lambda x, n: x[1:n] * 2)
+    n = variable("n", 0, 4)
+    for _ in range(3):
+        function(line(4), bind(n, 2))
+    with pytest.raises(ShapeError, match="the part 1:n leaves axis 0 .* found 0, which is n"):
+        function(line(4), bind(n, 0))
+
+
 def test_draws_of_a_changing_size_in_a_jitted_function() -> None:
     @jit
     def draw(n: Node) -> Tensor:

@@ -16,7 +16,7 @@ from baregrad.base.errors import ShapeError
 from baregrad.ir.core import index
 from baregrad.ir.core.integers import EXACT
 from baregrad.ir.core.node import Node, toposort
-from baregrad.ir.core.op import Column, Ops
+from baregrad.ir.core.op import Column, Op, Ops
 
 Dim = int | Node
 Rule = Callable[[tuple[Dim, ...], Any], Iterator["Requirement"]]
@@ -83,30 +83,39 @@ def exact_value(root: Node, values: dict[Node, int]) -> int:
 
 def requirements(node: Node) -> tuple[Requirement, ...]:
     """What a node's own symbolic extents must satisfy, as far as bounds leave it open."""
-    rule = REQUIREMENTS.get(node.op)
-    if rule is None:
+    if REQUIREMENTS.get(node.op) is None:
         return ()
     found: tuple[Requirement, ...] | None = node.memo.get("requirements")
     if found is None:
-        shape = node.src[0].shape if node.src else ()
-        made = node.shape if node.op is Ops.IOTA else node.arg
-        found = node.memo["requirements"] = tuple(_open(rule(shape, made)))
+        found = node.memo["requirements"] = requirements_of(node.op, *moved(node))
     return found
 
 
+def moved(node: Node) -> tuple[tuple[Dim, ...], Any]:
+    """The shape that a movement is of, and what it makes of it."""
+    shape = node.src[0].shape if node.src else ()
+    return shape, node.shape if node.op is Ops.IOTA else node.arg
+
+
+def requirements_of(op: Op, shape: tuple[Dim, ...], made: Any) -> tuple[Requirement, ...]:
+    """What such an op of an array of this shape requires, as far as bounds leave it open."""
+    rule = REQUIREMENTS.get(op)
+    return () if rule is None else tuple(_open(rule(shape, made)))
+
+
 class _Notes(threading.local):
-    """Where each thread notes what it requires."""
+    """Where each thread notes the nodes that it requires something of."""
 
     def __init__(self) -> None:
-        self.found: dict[Requirement, None] | None = None
+        self.found: dict[Node, None] | None = None
 
 
 _NOTES = _Notes()
 
 
 @contextmanager
-def noting(found: dict[Requirement, None]) -> Iterator[None]:
-    """Inside the block what this thread requires is added to `found` as well."""
+def noting(found: dict[Node, None]) -> Iterator[None]:
+    """Inside the block the nodes that this thread requires something of are added to `found`."""
     before, _NOTES.found = _NOTES.found, found
     try:
         yield
@@ -118,8 +127,8 @@ def require(node: Node) -> None:
     """Check what a node that is being made requires. Raises ShapeError."""
     asked = requirements(node)
     check(asked)
-    if _NOTES.found is not None:
-        _NOTES.found.update(dict.fromkeys(asked))
+    if asked and _NOTES.found is not None:
+        _NOTES.found[node] = None
 
 
 def check(asked: Iterable[Requirement], variables: Mapping[str, int] | None = None) -> None:
