@@ -41,6 +41,10 @@ MISFITS: dict[str, Callable[[], Tensor]] = {
     "the smallest of nothing": lambda: table()[: bind(N0, 0)].amin((0, 1)),
     "the place of nothing": lambda: table()[: bind(N0, 0)].argmax(0),
     "a window past a symbolic axis": lambda: line(10)[: bind(N, 3)].unfold(0, 5, 1),
+    "a gather beside what is cut off": lambda: table()[: bind(N0, 1)].gather(1, places(2)),
+    "a scatter beside what is cut off": lambda: table()[: bind(N0, 1)]
+    .scatter_add(1, places(2), table()),
+    "a scatter of fewer values": lambda: table().scatter(1, places(2), table()[: bind(N0, 1)]),
 }
 
 
@@ -159,6 +163,19 @@ def test_draws_of_a_changing_size_in_a_jitted_function() -> None:
 
 def table() -> Tensor:
     return Tensor(np.arange(12.0, dtype=np.float32).reshape(3, 4)).realize()
+
+
+def places(rows: int) -> Tensor:
+    return Tensor(np.arange(4 * rows, dtype=np.int64).reshape(rows, 4) % 4)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_scatter_of_a_changing_size(count: int) -> None:
+    n = bind(variable("n", 1, 2), count)
+    found = table().scatter_add(1, places(2)[:n], table()[1:])
+    wanted = np.arange(12.0).reshape(3, 4)
+    wanted[:count] += np.arange(4.0, 12).reshape(2, 4)[:count]
+    assert found.tolist() == wanted.tolist()
 
 
 def test_a_replay_gives_the_view_of_its_own_place() -> None:

@@ -29,8 +29,12 @@ def _places(x: Tensor, index: Tensor, axis: int) -> tuple[Node, ...]:
             hint="see index_select() for a vector of indices",
         )
     for i, (have, limit) in enumerate(zip(index.shape, x.shape, strict=True)):
-        known = isinstance(have, int) and isinstance(limit, int)
-        if i != axis and known and have > limit:
+        if i == axis:
+            continue
+        if not isinstance(have, int) or not isinstance(limit, int):
+            # The part that the index is beside requires that it lies in the tensor.
+            nodes.cut(x.node, i, 0, have)
+        elif have > limit:
             raise ShapeError(
                 f"the index is longer than the tensor in axis {i}",
                 found=str(list(index.shape)),
@@ -91,7 +95,8 @@ def _scatter(x: Tensor, dim: int, index: Tensor, source: Operand, op: Op | None)
                 hint=f"cast them: values.cast({x.dtype!r})",
             )
         if values.ndim != index.ndim or any(
-            a > b for a, b in zip(index.shape, values.shape, strict=True)
+            isinstance(a, int) and isinstance(b, int) and a > b
+            for a, b in zip(index.shape, values.shape, strict=True)
         ):
             raise ShapeError(
                 "there is a value for each index",

@@ -38,9 +38,10 @@ def scan(maker: Maker) -> bool:
         return False
     text = f"{name}.{kind.format(shown)}"
     if kind == "cumprod({})":
-        # Factors of 1 at most, of which no product overflows.
+        # Factors of 1 at most, of which no product overflows. No infinities: whether one meets a
+        # product that has underflowed to 0 hangs on the order.
         scale = 0.001 if known.peak <= PEAK else 1 / known.peak
-        text = f"({name} * {scale!r}).cumprod({shown})"
+        text = f"({name} * {scale!r}).clamp(-1, 1).cumprod({shown})"
         known = Known(known.peak * scale, known.error * scale)
     if not x.numel() and not kind.startswith("cum"):
         return False
