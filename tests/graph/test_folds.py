@@ -8,7 +8,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
 from tests.schedule.graphs import A, check, contractions, largest_buffer, param, value
-from tests.schedule.resnet import input_gradient
+from tests.schedule.whole.resnet import input_gradient
 
 
 @pytest.mark.parametrize(

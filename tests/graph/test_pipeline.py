@@ -8,7 +8,7 @@ from baregrad.graph import canonicalise, passes, stages
 from baregrad.ir.core.op import Ops
 from tests.graph.canonical import one_by_one, ops_of
 from tests.schedule.graphs import param, sink
-from tests.schedule.random_graphs import random_outputs
+from tests.schedule.whole.random_graphs import random_outputs
 
 
 @pytest.mark.parametrize("part", range(4))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.schedule.graphs import check, largest_buffer, param
-from tests.schedule.resnet import convolve, input_gradient
+from tests.schedule.whole.resnet import convolve, input_gradient
 
 
 def test_a_padded_image_in_memory_is_read_where_it_lies() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baregrad.ir.core.op import Ops
 from tests.schedule.graphs import I64, check, iota, param, value
-from tests.schedule.resnet import convolve
+from tests.schedule.whole.resnet import convolve
 
 
 def test_scatters_into_one_array() -> None:

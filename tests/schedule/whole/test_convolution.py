@@ -7,7 +7,7 @@ import pytest
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
 from tests.schedule.graphs import check, contractions, param
-from tests.schedule.resnet import batch_norm, batch_norm_back, convolve, weight_gradient
+from tests.schedule.whole.resnet import batch_norm, batch_norm_back, convolve, weight_gradient
 
 
 @pytest.mark.parametrize("pad", [0, 1])

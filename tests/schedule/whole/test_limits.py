@@ -10,7 +10,7 @@ from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
 from baregrad.schedule import Plan, make_plan
 from tests.schedule.graphs import A, check, param, sink
-from tests.schedule.resnet import resnet
+from tests.schedule.whole.resnet import resnet
 
 MOST_ARRAYS = 26
 

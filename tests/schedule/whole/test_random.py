@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from baregrad.schedule import rules
 from tests.schedule.graphs import check
-from tests.schedule.random_graphs import random_outputs
+from tests.schedule.whole.random_graphs import random_outputs
 
 pytestmark = pytest.mark.property
 

@@ -1,0 +1,125 @@
+"""What is known of values before fusion: readers, sizes, what an element costs, contractions."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import MOVEMENT, Ops
+from baregrad.schedule.survey import (
+    COSTLY,
+    MOST,
+    Sizes,
+    base_of,
+    is_tuple,
+    own_work,
+    take_survey,
+)
+from tests.schedule.graphs import A, param, sink
+
+X, Y = param(0, 40, 30), param(1, 30)
+
+
+def survey(*values: A, stored: tuple[Node, ...] = ()):  # type: ignore[no-untyped-def]
+    return take_survey(toposort(sink(*values)), stored)
+
+
+def readers_by_paths(root: Node) -> Counter[Node]:
+    """Each value's readers that are no views, found by following every path of views upwards."""
+    views = {*MOVEMENT} - {Ops.PAD}
+    users: dict[Node, list[Node]] = {}
+    for node in toposort(root):
+        for child in node.src:
+            users.setdefault(child, []).append(node)
+    found: Counter[Node] = Counter()
+    for node in toposort(root):
+        waiting = list(users.get(node, ()))
+        while waiting:
+            user = waiting.pop()
+            if user.op in views:
+                waiting += users.get(user, ())
+            else:
+                found[node] += 1
+    return found
+
+
+def test_views_pass_their_readers_on() -> None:
+    turned = X.permute(1, 0)
+    root = sink(turned + 1.0, turned.flip(0) * 2.0, X.reshape(1200).exp(), X * X)
+    found = take_survey(toposort(root)).readers
+    wanted = readers_by_paths(root)
+    for node in toposort(root):
+        assert found[node] == wanted[node], node
+    assert wanted[X.node] == 5
+
+
+def test_a_size_is_an_upper_bound() -> None:
+    n = index.variable("n", 2, 50)
+    sizes = Sizes()
+    assert sizes[(3, 5)] == 15
+    assert sizes[(3, n)] == 150
+    assert sizes[()] == 1
+    assert base_of(X.reshape(1200).flip(0).node) is X.node
+    padded = X.pad((1, 1), (0, 0)).node
+    assert base_of(padded) is padded
+
+
+@pytest.mark.parametrize(("op", "cost"), [(Ops.EXP, 10.0), (Ops.ADD, 1.0), (Ops.DIV, 4.0)])
+def test_an_element_costs_its_operations_and_the_bytes_that_it_reads(
+    op: object, cost: float
+) -> None:
+    operands = (X,) if op is Ops.EXP else (X, X.flip(0))
+    made = operands[0].alu(op, *operands[1:])
+    found = survey(made)
+    assert own_work(made.node) == cost == COSTLY.get(op, 1.0)  # type: ignore[call-overload]
+    assert found.work[made.node] == cost + 4.0 * len(operands)
+    assert found.reading[X.node] == 4.0
+
+
+def test_what_is_repeated_is_shared_and_what_is_summed_is_multiplied() -> None:
+    row = Y.exp()
+    wide = row.reshape(1, 30).expand(40, 30)
+    found = survey((X + wide).sum(0))
+    # A fortieth of an exponential for each element, but no more than a load.
+    assert found.work[wide.node] == min(4.0 + 10.0, 4.0) / 40
+    total = X.sum(1)
+    found = survey(total)
+    assert found.work[total.node] == (4.0 + 1.0) * 30
+
+
+def test_what_is_dear_for_two_readers_will_be_a_load() -> None:
+    dear = (X.exp() + X.log()).exp()
+    alone, twice = survey(dear + 1.0), survey(dear + 1.0, dear * 2.0)
+    assert alone.reading[dear.node] == alone.work[dear.node] > 24
+    assert twice.reading[dear.node] == 4.0
+    cheap = X + 1.0
+    assert survey(cheap + 1.0, cheap * 2.0).reading[cheap.node] == 5.0
+    assert survey(cheap + 1.0, stored=(cheap.node,)).reading[cheap.node] == 4.0
+
+
+def test_contractions_are_sums_of_products_whose_operands_are_read_often() -> None:
+    product = param(0, 16, 8) @ param(1, 8, 16)
+    assert survey(product).contractions == {product.node}
+    for other in (
+        (X * X.flip(0)).sum(1),
+        (param(0, 3, 8) @ param(1, 8, 16)),
+        (X.reshape(40, 1, 30).expand(40, 9, 30) + 1.0).sum(2),
+    ):
+        assert not survey(other).contractions
+
+
+def test_costs_have_an_end() -> None:
+    total = param(0, 10**10, 10**10).sum(0, 1)
+    assert survey(total).work[total.node] == MOST
+
+
+def test_the_parts_of_a_tuple_are_stored_and_not_the_tuple() -> None:
+    first, _ = X.argmax(1)
+    whole = first.node.src[0]
+    assert is_tuple(whole)
+    assert not is_tuple(X.sum(1).node)
+    found = survey(first, first + 1.0)
+    assert found.reading[whole] == found.work[whole]
