@@ -15,6 +15,10 @@ def count(node: Node, op: object) -> int:
     return sum(one.op is op for one in toposort(node))
 
 
+def ops(x: A) -> set[object]:
+    return {one.op for one in toposort(canonicalise(sink(x)))}
+
+
 def one_by_one(root: Node) -> Node:
     *_, (_, _, last) = stages(root)
     return last

@@ -7,13 +7,9 @@ import pytest
 
 from baregrad.graph import canonicalise
 from baregrad.graph.affine_index import affine_index_of
-from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
+from tests.graph.canonical import ops
 from tests.schedule.graphs import F32, I64, A, check, iota, iota_along, param, sink, value
-
-
-def ops(x: A) -> set[object]:
-    return {one.op for one in toposort(canonicalise(sink(x)))}
 
 
 def hot(labels: A, classes: int) -> A:
@@ -56,36 +52,6 @@ def test_other_sums_stay() -> None:
     made = i.eq(iota_along((7, 9), 1)).where(x, 0).sum(1)
     assert Ops.REDUCE in ops(made)
     check([made])
-
-
-def test_picking_a_class_a_row_has_no_scatter() -> None:
-    labels, d = param(0, 9, dtype=I64), param(1, 9)
-    zeros = value(0.0).to((9, 5))
-    made = zeros.scatter(d, iota(9), labels, op=Ops.ADD)
-    assert Ops.SCATTER not in ops(made)
-    check([made], kernels=1)
-    check([zeros.scatter(d, iota(9), labels), zeros.scatter(d, iota(9), labels, op=Ops.MAX)])
-
-
-def test_picking_with_axes_of_one_and_in_another_order() -> None:
-    labels, d = param(0, 4, 1, 3, dtype=I64), param(1, 4, 1, 3)
-    zeros = value(0.0).to((3, 6, 4))
-    made = zeros.scatter(d, iota_along((4, 1, 3), 2), labels, iota_along((4, 1, 3), 0), op=Ops.ADD)
-    assert Ops.SCATTER not in ops(made)
-    check([made])
-
-
-def test_rows_written_twice_stay_a_scatter() -> None:
-    ids, d = param(0, 12, dtype=I64), param(1, 12, 4)
-    zeros = value(0.0).to((5, 4))
-    made = zeros.scatter(d, ids.reshape(12, 1), iota(4).reshape(1, 4), op=Ops.ADD)
-    assert Ops.SCATTER in ops(made)
-    check([made])
-
-
-def test_array_that_is_there_is_written_in_place() -> None:
-    labels, d, x = param(0, 9, dtype=I64), param(1, 9), param(2, 9, 5)
-    assert Ops.SCATTER in ops(x.scatter(d, iota(9), labels))
 
 
 def test_places() -> None:

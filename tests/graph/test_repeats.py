@@ -1,0 +1,80 @@
+"""Which axes only repeat elements: never said of one that does not, by enumeration."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from baregrad.graph.repeats import axis_before_reshape, is_repeated
+from baregrad.ir.core import index
+from baregrad.ir.evaluate.tensor_level import evaluate_all
+from tests.schedule.graphs import A, iota, param, random_inputs, sink, value
+
+ROW = param(0, 5)
+ONCE = ROW.reshape(1, 5, 1).expand(3, 5, 2)
+BOTH = param(1, 3, 5, 2)
+VALUES = {
+    "argument": BOTH,
+    "repeated": ONCE,
+    "constant": value(2.0).to((3, 5, 2)),
+    "turned": ONCE.permute(1, 2, 0),
+    "backwards": ONCE.flip(1),
+    "arithmetic": (ONCE * 2.0 + ONCE).exp(),
+    "both": ONCE + BOTH,
+    "counted": iota(3).reshape(3, 1).expand(3, 4),
+    "reshaped": ONCE.reshape(3, 5, 2, 1),
+    "merged": ONCE.permute(1, 0, 2).reshape(5, 6),
+    "windows": ROW.reshape(1, 5).expand(4, 5).window(1, 3),
+    "zeros around": ROW.reshape(1, 5).expand(4, 5).pad((1, 1), (0, 0)),
+    "chosen": (ONCE < 1.0).where(ONCE, 0.0),
+    "one element": param(2, 1, 4),
+}
+# What the walk sees of those that are repeated; it may miss some, such as merged axes.
+SEEN = {
+    "repeated": {0, 2}, "constant": {0, 1, 2}, "turned": {1, 2}, "backwards": {0, 2},
+    "arithmetic": {0, 2}, "counted": {1}, "reshaped": {0, 2, 3}, "windows": {0},
+    "chosen": {0, 2}, "one element": {0},
+}
+
+
+def repeats(values: np.ndarray) -> set[int]:
+    """The axes along which an array is one slice, over and over."""
+    return {
+        axis
+        for axis in range(values.ndim)
+        if (values == np.take(values, [0], axis)).all()
+    }
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_repeated_axes_are_found_and_no_others(name: str) -> None:
+    made: A = VALUES[name]
+    found = {axis for axis in range(len(made.shape)) if is_repeated(made.node, axis)}
+    (values,) = evaluate_all([made.node], random_inputs(sink(made)))
+    assert found <= repeats(values)
+    assert found == SEEN.get(name, set())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "axes"),
+    [
+        ((3, 4, 5), (3, 20), {0: 0}),
+        ((3, 4, 5), (12, 5), {1: 2}),
+        ((6, 5), (2, 3, 5), {2: 1}),
+        ((6, 5), (5, 6), {}),
+        ((index.variable("n", 1, 9), 4), (index.variable("n", 1, 9), 2, 2), {0: 0}),
+    ],
+)
+def test_axes_that_a_reshape_leaves_alone(
+    old: tuple[object, ...], new: tuple[object, ...], axes: dict[int, int]
+) -> None:
+    found = {axis: axis_before_reshape(old, new, axis) for axis in range(len(new))}
+    assert {axis: before for axis, before in found.items() if before is not None} == axes
+
+
+def test_the_walk_has_an_end() -> None:
+    """Of a long chain nothing is claimed, and the walk does not take long."""
+    made = ONCE
+    for _ in range(40):
+        made = made + 1.0
+    assert not is_repeated(made.node, 0)
