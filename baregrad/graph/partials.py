@@ -22,43 +22,24 @@ MOST_PARTS = 256
 PART = 1 << 16
 
 
-# On a GPU: blocks that keep it busy, and what is worth one. A block adds up the elements of a
-# result, or of a tile of products' results.
-BLOCKS = 512
-LEAST_ELEMENTS = 1 << 13
-LEAST_PRODUCTS = 1 << 11
-TILE = 1 << 10
-
-
-def _parts_on_gpu(value: Node, results: int, elements: int) -> int:
-    """Parts of a reduction, so that its blocks and parts together keep a GPU busy."""
-    product = value.op is Ops.MUL and results > 1
-    blocks = -(-results // TILE) if product else results
-    least = LEAST_PRODUCTS if product else LEAST_ELEMENTS
-    return min(BLOCKS // max(blocks, 1), elements // max(results, 1) // least)
-
-
-def _visit(node: Node, gpu: bool = False) -> Node | None:
+def _visit(node: Node) -> Node | None:
     if node.op is not Ops.REDUCE or node.arg.monoid.primitive is None:
         return None
     value = node.src[0]
     elements = index.product(value.shape)
-    if not isinstance(elements, int) or elements < (LEAST_PRODUCTS if gpu else LONG):
+    if not isinstance(elements, int) or elements < LONG:
         return None
     results = index.product(node.shape)
     if not isinstance(results, int):
         return None
-    if gpu:
-        most = _parts_on_gpu(value, results, elements)
-    else:
-        most = min(max(elements // PART, PARTS), MOST_PARTS) if results < FEW else 0
+    most = min(max(elements // PART, PARTS), MOST_PARTS) if results < FEW else 0
     if most < 2:
         return None
     # The outermost reduced axis is cut, so that each part is near each other in memory.
     axis = min(node.arg.axes)
     extent = value.shape[axis]
     parts = extent if extent <= most else greatest_divisor(extent, most)
-    if parts < 2 or (not gpu and parts * max(results, 1) < FEW // 2):
+    if parts < 2 or parts * max(results, 1) < FEW // 2:
         return None
     return _in_parts(node, value, axis, parts)
 
@@ -86,21 +67,10 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule:
     return lambda _, made: _visit(made)
 
 
-def _rule_on_gpu(order: list[Node], changed: dict[Node, Node]) -> Rule:
-    return lambda _, made: _visit(made, gpu=True)
-
-
 PARTIALS = Part(
     "partials",
     "a long reduction to few values is made of stored partial results, for threads to share",
     Ops.REDUCE.bit,
     _rule,
-    ("sums",),
-)
-PARTIALS_ON_GPU = Part(
-    "partials",
-    "a reduction to few values is made of stored partial results, for a GPU's blocks to share",
-    Ops.REDUCE.bit,
-    _rule_on_gpu,
     ("sums",),
 )

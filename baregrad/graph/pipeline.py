@@ -9,11 +9,13 @@ from baregrad.graph.cleanup import CLEANUP
 from baregrad.graph.constants import CONSTANTS
 from baregrad.graph.folds import FOLDS
 from baregrad.graph.onehot import ONE_HOT
-from baregrad.graph.partials import PARTIALS, PARTIALS_ON_GPU
+from baregrad.graph.partials import PARTIALS
+from baregrad.graph.partials_gpu import PARTIALS_ON_GPU
 from baregrad.graph.reductions import REDUCTIONS
 from baregrad.graph.scans import SCANS
 from baregrad.graph.scatter_parts import SCATTER_PARTS
 from baregrad.graph.scatters import SCATTERS
+from baregrad.graph.sorts import SORTS, SORTS_ON_GPU
 from baregrad.graph.sums import SUMS
 from baregrad.graph.traced import Joined, Traced
 from baregrad.graph.views import VIEWS
@@ -22,6 +24,7 @@ from baregrad.ir.core.node import Node, toposort
 from baregrad.target import AnyTarget
 
 _STEPS: tuple[Traced | Joined, ...] = (
+    SORTS,
     CLEANUP,
     VIEWS,
     CONSTANTS,
@@ -31,7 +34,7 @@ _STEPS: tuple[Traced | Joined, ...] = (
     Joined((SUMS, ONE_HOT, PARTIALS)),
 )
 _STEPS_OF_GPUS = (
-    *_STEPS[:-1], Joined((SUMS, ONE_HOT, PARTIALS_ON_GPU)), SCANS, SCATTER_PARTS,
+    SORTS_ON_GPU, *_STEPS[1:-1], Joined((SUMS, ONE_HOT, PARTIALS_ON_GPU)), SCANS, SCATTER_PARTS,
 )
 # What is shown before the first pass.
 INPUT = ("input", "what the user's code built")

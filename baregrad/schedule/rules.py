@@ -33,6 +33,7 @@ from baregrad.schedule.survey import is_tuple, own_work
 LAUNCH = 4000.0  # about a microsecond
 MAX_OPS = 200  # values computed in one kernel; dear ones count several times
 MAX_LOADS = 24  # arrays read by one kernel
+LONG_NEST = 16384.0  # steps for one result of a sum of sums, on a GPU
 ROWS = 16  # independent rows that keep a small machine busy
 SERIAL_WORK = 65536.0  # operations that one thread may as well do alone
 SMALL_WORK = 4096.0
@@ -156,6 +157,8 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
             return "a running fold is read in another order"
         if _crosses(node, request.idx, draft):
             return "a running fold beside one along another axis"
+    if op.bit & _FOLDS and fusion.gpu and _is_long_nest(fusion, node, request):
+        return "a reduction of long reductions would run in few blocks"
     if op.bit & _FOLDS and not request.merges:
         return _reduction_obstacle(fusion, node, request)
     if op is Ops.PROJ and fusion.survey.size[node.shape] > SMALL_WORK:
@@ -164,6 +167,15 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
         if draft.contraction is not None:
             return "a reduction beside a contraction"
     return ""
+
+
+def _is_long_nest(fusion: Fusion, node: Node, request: Request) -> bool:
+    """Whether one result of a kernel would take many steps of reductions inside each other."""
+    inside = ranges_of(request.idx) - frozenset(request.draft.loops)
+    if not inside:
+        return False
+    points = points_of(inside)
+    return points >= ROWS and points * fusion.survey.work[node] >= LONG_NEST
 
 
 def _crosses(node: Node, idx: Idx, draft: Draft) -> bool:

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 
 from baregrad.graph import canonicalise
-from baregrad.ir.core.attrs import Reduce
-from baregrad.ir.core.monoid import primitive
-from baregrad.ir.core.node import Node, alu, toposort
+from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
-from tests.graph.gpu_graphs import F32, RNG, argument, changed
 from tests.schedule.graphs import check, param, sink
 
 
@@ -36,36 +32,3 @@ def test_longer_sums_have_more_parts(shape: tuple[int, ...], parts: int) -> None
     made = canonicalise(sink(param(0, *shape).sum()))
     (stored,) = [node for node in toposort(made) if node.op is Ops.CONTIGUOUS]
     assert stored.shape == (parts,)
-
-
-def parts(root: Node) -> int:
-    """How many results are stored on the way; 0 where there is one step."""
-    stored = [node for node in toposort(root) if node.op is Ops.CONTIGUOUS]
-    return max([int(np.prod(node.shape)) for node in stored], default=0)
-
-
-def test_long_sums_to_few_values_keep_a_gpu_busy() -> None:
-    total = Reduce(primitive(Ops.ADD, F32), (0, 1))
-    x = argument(0, F32, 1024, 300)
-    made = changed(
-        Node(Ops.REDUCE, F32, (x,), total), [RNG.standard_normal((1024, 300)).astype(np.float32)]
-    )
-    assert parts(made) == 32
-    few = Node(Ops.REDUCE, F32, (argument(0, F32, 64, 64),), total)
-    assert parts(changed(few, [np.ones((64, 64), np.float32)])) == 0
-
-
-def test_products_with_much_to_sum_are_cut() -> None:
-    m, n, depth = 8, 12, 1 << 14
-
-    def spread(value: Node, place: tuple[int, ...]) -> Node:
-        one = Node(Ops.RESHAPE, F32, (value,), place)
-        return Node(Ops.EXPAND, F32, (one,), (m, n, depth))
-
-    left = spread(argument(0, F32, m, depth), (m, 1, depth))
-    right = spread(argument(1, F32, n, depth), (1, n, depth))
-    value = Node(
-        Ops.REDUCE, F32, (alu(Ops.MUL, left, right),), Reduce(primitive(Ops.ADD, F32), (2,))
-    )
-    arrays = [RNG.standard_normal((e, depth)).astype(np.float32) * 0.01 for e in (m, n)]
-    assert parts(changed(value, arrays)) == 8 * m * n

@@ -1,0 +1,164 @@
+"""Long reductions on GPUs in two steps: blocks make partial results, which are then put together.
+
+Whether and how a reduction is cut depends on what is reduced for one result alone: the order of the
+additions, and with it a result's last bits, is the same however many results there are. What one
+block does as fast as many stays whole, so that all steps of a row's kernel can share what they
+read. Products that tiles of results share (contractions) are cut where the tiles are few.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from baregrad.base.bits import greatest_divisor, round_up
+from baregrad.dtypes import dtypes
+from baregrad.graph.repeats import is_repeated
+from baregrad.graph.traced import Part, Rule
+from baregrad.graph.views import expand, full, pad, reshape
+from baregrad.ir.core.attrs import Pad, Reduce
+from baregrad.ir.core.monoid import Monoid, primitive
+from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.ir.core.op import Ops
+
+# A reduction along rows is cut where a row has more elements: a block reads so many about as fast
+# as two launches take, and what normalises rows reads them once. Places of extremes are not
+# normalised by, and what lies in several pieces for each result is no row.
+LONG_ROW = 1 << 17
+LONG_PLACES = 1 << 15
+LONG_PIECES = 1 << 14
+ROW_PART = 1 << 12
+# Neighbouring results share their reads, each a thread of its own, so that fewer steps are many.
+LONG_COLUMN = 1 << 10
+COLUMN_PART = 1 << 8
+MOST_PARTS = 512
+# A part is of whole accesses, where that can be.
+ACCESS = 16
+# Contractions: blocks that keep a machine busy, the results of a tile, products worth a part.
+BLOCKS = 512
+TILE = 1 << 10
+LEAST_PRODUCTS = 1 << 11
+
+
+def _visit(node: Node) -> Node | None:
+    value, axes, monoid = node.src[0], node.arg.axes, node.arg.monoid
+    extents = [value.shape[axis] for axis in axes]
+    if not all(isinstance(extent, int) for extent in extents):
+        return None
+    if monoid.primitive is None and any(lift.op is not Ops.SLOT for lift in monoid.lift):
+        return None  # what elements are lifted to cannot be stored and lifted again
+    length = prod(extents)
+    wanted = _parts(node, value, length)
+    if wanted < 2:
+        return None
+    axis, parts = max(
+        ((axis, _divided(extent, wanted)) for axis, extent in zip(axes, extents, strict=True)),
+        key=lambda found: (min(found[1], wanted // 2), -found[0]),
+    )
+    if parts < wanted // 2:
+        axis, parts = max(axes, key=lambda one: (value.shape[one], -one)), wanted
+    parts = min(parts, value.shape[axis])
+    return _in_parts(node, axis, parts) if parts > 1 else None
+
+
+def _parts(node: Node, value: Node, length: int) -> int:
+    """How many parts a reduction of `length` elements for each result is cut into; 1 for whole."""
+    shape, axes, monoid = value.shape, node.arg.axes, node.arg.monoid
+    if _is_contraction(value, axes):
+        results = prod(extent for extent in node.shape if isinstance(extent, int))
+        return min(BLOCKS // max(-(-results // TILE), 1), length // LEAST_PRODUCTS)
+    inner = max([axis for axis, extent in enumerate(shape) if extent != 1], default=0)
+    if inner not in axes:
+        longest, part = LONG_COLUMN, COLUMN_PART
+    elif any(shape[axis] != 1 for axis in range(min(axes), inner) if axis not in axes):
+        longest, part = LONG_PIECES, ROW_PART
+    else:
+        longest, part = LONG_PLACES if monoid.primitive is None else LONG_ROW, ROW_PART
+    return 1 if length < longest else min(length // part, MOST_PARTS)
+
+
+def _is_contraction(value: Node, axes: tuple[int, ...]) -> bool:
+    """Whether a product is summed whose factors are each used for several results."""
+    while value.op is Ops.CAST:
+        value = value.src[0]
+    if value.op is not Ops.MUL:
+        return False
+    free = [axis for axis, e in enumerate(value.shape) if axis not in axes and e != 1]
+    return all(any(is_repeated(factor, axis) for axis in free) for factor in value.src)
+
+
+def _divided(extent: int, wanted: int) -> int:
+    """Parts of equal length of an axis, `wanted` at most; of whole accesses, if not far fewer."""
+    if extent % ACCESS == 0:
+        parts = greatest_divisor(extent // ACCESS, wanted)
+        if 2 * parts >= wanted:
+            return parts
+    return greatest_divisor(extent, wanted)
+
+
+def _in_parts(node: Node, axis: int, parts: int) -> Node:
+    """The reduction of a REDUCE's partial results, which are stored; parts of `axis`."""
+    monoid: Monoid = node.arg.monoid
+    values = node.src
+    if _is_rounded(monoid):
+        # Partial sums of narrow floats are kept as they are summed.
+        monoid = primitive(monoid.primitive, dtypes.float32)
+        values = (cast(values[0], dtypes.float32),)
+    extent = values[0].shape[axis]
+    length = -(-extent // parts)
+    if length * parts != extent:
+        length = round_up(length, ACCESS)
+        parts = -(-extent // length)
+        values = _lengthened(values, monoid, axis, length * parts)
+    shape = values[0].shape
+    split = (*shape[:axis], parts, length, *shape[axis + 1 :])
+    inner = tuple([i + (i >= axis) for i in node.arg.axes])
+    pieces = tuple([reshape(value, split) for value in values])
+    partial = Node(Ops.REDUCE, monoid.states[0], pieces, Reduce(monoid, inner))
+    stored = tuple([_stored(partial, monoid, part) for part in range(monoid.arity)])
+    place = axis - sum(1 for i in node.arg.axes if i < axis)
+    whole = Node(Ops.REDUCE, monoid.states[0], stored, Reduce(monoid, (place,)))
+    return whole if whole.dtype is node.dtype else cast(whole, node.dtype)
+
+
+def _is_rounded(monoid: Monoid) -> bool:
+    dtype = monoid.states[0]
+    return monoid.primitive in (Ops.ADD, Ops.MUL) and dtype.kind == "float" and dtype.bits < 32
+
+
+def _stored(partial: Node, monoid: Monoid, part: int) -> Node:
+    """One state of partial results, in memory."""
+    dtype = monoid.states[part]
+    value = partial if monoid.arity == 1 else Node(Ops.PROJ, dtype, (partial,), part)
+    return Node(Ops.CONTIGUOUS, dtype, (value,))
+
+
+def _lengthened(
+    values: tuple[Node, ...], monoid: Monoid, axis: int, extent: int
+) -> tuple[Node, ...]:
+    """Values with elements at the end of an axis that change no result."""
+    old = values[0].shape
+    amount = Pad(0, extent - old[axis])
+    padded = [pad(value, axis, amount) for value in values]
+    if monoid.primitive in (Ops.ADD, Ops.OR, Ops.XOR):
+        return tuple(padded)
+    shape = padded[0].shape
+    thin = tuple([extent if place == axis else 1 for place in range(len(shape))])
+    number = expand(reshape(Node(Ops.IOTA, dtypes.int64, (), extent), thin), shape)
+    within = alu(Ops.CMPLT, number, full(const(old[axis], dtypes.int64), shape))
+    return tuple([
+        alu(Ops.WHERE, within, value, full(identity, shape))
+        for value, identity in zip(padded, monoid.identity, strict=True)
+    ])
+
+
+def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule:
+    return lambda _, made: _visit(made) if made.op is Ops.REDUCE else None
+
+
+PARTIALS_ON_GPU = Part(
+    "partials",
+    "a long reduction is made of stored partial results, for a GPU's blocks to share",
+    Ops.REDUCE.bit,
+    _rule,
+    ("sums",),
+)

@@ -1,0 +1,158 @@
+"""Long reductions of a GPU in two steps, against the graphs as they were and NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from baregrad.dtypes import dtypes
+from baregrad.graph import canonicalise
+from baregrad.graph.views import full
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.monoid import arg_extreme, primitive
+from baregrad.ir.core.node import Node, alu, const, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.tensor_level import evaluate_all
+from baregrad.schedule import make_plan
+from tests.graph.gpu_graphs import F32, HOPPER, I32, RNG, argument, changed
+from tests.schedule.graphs import param, sink
+
+I64 = dtypes.int64
+
+
+def stored(root: Node) -> list[tuple[int, ...]]:
+    """The shapes of what is stored on the way."""
+    return [node.shape for node in toposort(root) if node.op is Ops.CONTIGUOUS]
+
+
+def total(value: Node, *axes: int) -> Node:
+    return Node(Ops.REDUCE, value.dtype, (value,), Reduce(primitive(Ops.ADD, value.dtype), axes))
+
+
+def parts_of(shape: tuple[int, ...], *axes: int) -> list[tuple[int, ...]]:
+    root = Node(Ops.SINK, dtypes.token, (total(argument(0, F32, *shape), *axes),))
+    return stored(canonicalise(root, None, HOPPER))
+
+
+def test_long_sums_to_few_values_keep_a_gpu_busy() -> None:
+    x = RNG.standard_normal((1024, 300)).astype(np.float32)
+    made = changed(total(argument(0, F32, 1024, 300), 0, 1), [x])
+    (shape,) = stored(made)
+    assert 32 <= shape[0] <= 128
+    assert stored(changed(total(argument(0, F32, 64, 64), 0, 1), [x[:64, :64]])) == []
+
+
+@pytest.mark.parametrize(
+    ("shape", "axes"),
+    [((1 << 18,), (1,)), ((1 << 12,), (0,)), ((1, 1 << 12), (0, 2))],
+)
+def test_parts_do_not_depend_on_the_number_of_results(
+    shape: tuple[int, ...], axes: tuple[int, ...]
+) -> None:
+    """A batch's rows, and a matrix's columns, have the bits that they have one by one."""
+    whole = []
+    for results in (1, 3, 1000):
+        if axes == (1,):
+            (found,) = parts_of((results, *shape), *axes)
+            whole.append(found[-1])
+        elif axes == (0,):
+            (found,) = parts_of((*shape, results + 1), *axes)
+            whole.append(found[0])
+        else:
+            (found,) = parts_of((64, results + 1, *shape), 0, 2, 3)
+            whole.append(found[0])
+    assert len(set(whole)) == 1
+    assert whole[0] > 1
+
+
+def test_a_row_that_a_block_reads_is_whole() -> None:
+    assert parts_of((4, 50304), 1) == []
+    assert parts_of((50304, 4), 0) != []
+
+
+@pytest.mark.parametrize("length", [1 << 18, (1 << 18) - 5, 150001])
+def test_lengths_that_nothing_divides(length: int) -> None:
+    x = RNG.standard_normal((2, length)).astype(np.float32)
+    for op, plain in ((Ops.ADD, np.add), (Ops.MAX, np.maximum), (Ops.MUL, np.multiply)):
+        reduce = Reduce(primitive(op, F32), (1,))
+        given = x if op is not Ops.MUL else 1 + x * np.float32(1e-4)
+        root = Node(Ops.SINK, dtypes.token, (
+            Node(Ops.REDUCE, F32, (argument(0, F32, 2, length),), reduce),
+        ))
+        made = canonicalise(root, None, HOPPER)
+        assert stored(made)
+        (found,) = evaluate_all(made.src, {0: given})
+        wanted = plain.reduce(given.astype(np.float64), axis=1)
+        np.testing.assert_allclose(found, wanted, rtol=1e-3, atol=1e-2)
+
+
+@pytest.mark.parametrize("length", [1 << 16, 100003])
+def test_places_of_extremes_are_cut_too(length: int) -> None:
+    """The first of equal maxima wins, in whatever part it lies; a NaN beats all."""
+    x = RNG.integers(0, 50, (3, length)).astype(np.float32)
+    x[1, length // 3] = np.nan
+    x[2] = -np.inf
+    value = argument(0, F32, 3, length)
+    iota = Node(Ops.IOTA, I64, (), length)
+    places = Node(Ops.EXPAND, I64, (Node(Ops.RESHAPE, I64, (iota,), (1, length)),), (3, length))
+    whole = Node(Ops.REDUCE, F32, (value, places), Reduce(arg_extreme(Ops.MAX, F32), (1,)))
+    root = Node(Ops.SINK, dtypes.token, tuple(
+        [Node(Ops.PROJ, dtype, (whole,), part) for part, dtype in enumerate((F32, I64))]
+    ))
+    made = canonicalise(root, None, HOPPER)
+    assert len(stored(made)) == 2
+    largest, place = evaluate_all(made.src, {0: x})
+    np.testing.assert_array_equal(place, np.argmax(x, axis=1))
+    np.testing.assert_array_equal(largest, np.max(x, axis=1))
+
+
+def test_partial_sums_of_narrow_floats_are_not_rounded() -> None:
+    value = argument(0, dtypes.bfloat16, 1 << 12, 8)
+    root = Node(Ops.SINK, dtypes.token, (total(value, 0),))
+    made = canonicalise(root, None, HOPPER)
+    kept = [node for node in toposort(made) if node.op is Ops.CONTIGUOUS]
+    assert [node.dtype for node in kept] == [F32]
+    ones = np.ones((1 << 12, 8), np.float32)
+    (found,) = evaluate_all(made.src, {0: (ones.view(np.uint32) >> 16).astype(np.uint16)})
+    np.testing.assert_array_equal(found, 4096)
+
+
+def test_all_and_any() -> None:
+    x = np.zeros((1 << 18,), np.int32)
+    x[77777] = 1
+    hit = alu(Ops.CMPLT, full(const(0, I32), x.shape), argument(0, I32, *x.shape))
+    for op in (Ops.OR, Ops.AND):
+        node = Node(Ops.REDUCE, dtypes.bool, (hit,), Reduce(primitive(op, dtypes.bool), (0,)))
+        assert stored(changed(node, [x]))
+
+
+def test_products_with_much_to_sum_are_cut() -> None:
+    m, n, depth = 8, 12, 1 << 14
+
+    def spread(value: Node, place: tuple[int, ...]) -> Node:
+        one = Node(Ops.RESHAPE, F32, (value,), place)
+        return Node(Ops.EXPAND, F32, (one,), (m, n, depth))
+
+    left = spread(argument(0, F32, m, depth), (m, 1, depth))
+    right = spread(argument(1, F32, n, depth), (1, n, depth))
+    value = total(alu(Ops.MUL, left, right), 2)
+    arrays = [RNG.standard_normal((e, depth)).astype(np.float32) * 0.01 for e in (m, n)]
+    assert [int(np.prod(shape)) for shape in stored(changed(value, arrays))] == [8 * m * n]
+
+
+def test_squares_and_a_matrix_times_a_vector_are_no_contractions() -> None:
+    x = argument(0, F32, 256, 8192)
+    root = Node(Ops.SINK, dtypes.token, (total(alu(Ops.MUL, x, x), 1),))
+    assert stored(canonicalise(root, None, HOPPER)) == []
+    vector = Node(Ops.RESHAPE, F32, (argument(1, F32, 8192),), (1, 8192))
+    wide = Node(Ops.EXPAND, F32, (vector,), (256, 8192))
+    root = Node(Ops.SINK, dtypes.token, (total(alu(Ops.MUL, x, wide), 1),))
+    assert stored(canonicalise(root, None, HOPPER)) == []
+
+
+def test_sums_of_long_sums_are_kernels_of_their_own() -> None:
+    x, w = param(0, 1, 4096), param(1, 8192, 4096)
+    logits = (x * w).sum(1)
+    for value in (logits.max(), (logits * logits).sum()):
+        plan = make_plan(canonicalise(sink(value), None, HOPPER), donate={}, target=HOPPER)
+        assert len(plan.kernels) == 2
