@@ -17,7 +17,6 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.linear_level import evaluate_linear
 from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.kernel.codegen import to_linear
-from baregrad.kernel.legalise.lower_dtypes import lower_dtypes
 from baregrad.target.cpu import cpu_row_named
 from tests.render.harness import F32, compiled, elementwise, host, lower, same_bits
 
@@ -332,31 +331,6 @@ def test_every_code_of_a_narrow_float_decodes(dtype: DType) -> None:
     found = np.zeros(len(codes), np.float32)
     compiled(lower(node))([found, array])
     assert same_bits(found, decode(codes, dtype))
-
-
-@pytest.mark.parametrize("native", (True, False))
-@pytest.mark.parametrize("dtype", NARROW, ids=str)
-def test_rounding_to_a_narrow_float(dtype: DType, native: bool) -> None:
-    """Values, ties and their neighbours, overflow and subnormals, against exact arithmetic."""
-    form, memory = dtype.format, dtype.numpy or dtype.storage
-    assert form is not None and dtype.storage is not None
-    codes = np.arange(1 << form.bits - 1).astype(dtype.storage)
-    values = decode(codes[: form.largest_code + 1], dtype).astype(np.float64)
-    middles = ((values[1:] + values[:-1]) / 2).astype(np.float32)
-    above, below = np.nextafter(middles, np.float32(1e38)), np.nextafter(middles, np.float32(0))
-    huge = [min(form.largest * 1.01, 3.4e38), 1e30, np.inf, np.nan]
-    samples = np.concatenate([values, middles, above, below, huge]).astype(np.float32)
-    samples = np.concatenate([samples, -samples])
-    node = elementwise([lambda x: cast(x, dtype)], len(samples), (F32,), len(samples))
-    expected, found = np.zeros(len(samples), memory), np.zeros(len(samples), memory)
-    evaluate_loop(node, [expected, samples])
-    machine = frozenset((dtype,) if native and form.bits == 16 else ())
-    evaluate_loop(lower_dtypes(node, machine), [found, samples])
-    bits = expected.view(dtype.storage), found.view(dtype.storage)
-    numbers = ~np.isnan(samples)
-    np.testing.assert_array_equal(bits[0][numbers], bits[1][numbers])
-    if form.special != "none":
-        assert same_bits(decode(bits[0], dtype), decode(bits[1], dtype))
 
 
 def test_extremes_keep_nan_against_constants() -> None:

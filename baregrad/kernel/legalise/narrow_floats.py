@@ -2,7 +2,8 @@
 
 Each function builds nodes on scalars of the loop level. `code` is the raw code as an unsigned
 integer of the dtype's storage; values are float32. Rounding is to nearest, ties to even, and what
-is special (infinities, NaN, saturation) follows `baregrad.dtypes.encode`.
+is special (infinities, NaN, saturation) follows `baregrad.dtypes.encode`; but in a format without
+NaN it becomes -0, whatever its sign.
 """
 
 from __future__ import annotations

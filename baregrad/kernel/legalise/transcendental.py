@@ -1,6 +1,6 @@
 """Loop level: functions that the machine does not have become arithmetic.
 
-`ERRORS` of `tests/kernel/legalise/test_numerics.py` states the largest error of each function.
+`ERRORS` of `tests/kernel/legalise/accuracy.py` states the largest error of each function.
 Results do not depend on the vector width, nor on the machine but for GELU's: see `functions_of`.
 """
 

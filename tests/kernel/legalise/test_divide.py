@@ -20,6 +20,7 @@ from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.kernel.legalise.divide import magic
 from baregrad.kernel.legalise.lower_integers import lower_integers
 from baregrad.tensor import Tensor
+from tests.kernel.legalise.integers import INT, RULES, edges, floor, modulo, wrap
 from tests.render.harness import (
     check,
     compiled,
@@ -32,40 +33,6 @@ from tests.render.harness import (
     store,
     vector,
 )
-
-INT = tuple(getattr(dtypes, f"{s}int{b}") for b in (8, 16, 32, 64) for s in ("", "u"))
-
-
-def floor(x: int, y: int) -> int:
-    return x // y if y else 0
-
-
-def modulo(x: int, y: int) -> int:
-    return x % y if y else 0
-
-
-def truncate(x: int, y: int) -> int:
-    size = abs(x) // abs(y) if y else 0
-    return size if (x < 0) == (y < 0) else -size
-
-
-RULES = ((Ops.FLOORDIV, floor), (Ops.MOD, modulo), (Ops.TRUNCDIV, truncate))
-
-
-def wrap(values: Any, dtype: DType) -> Any:
-    mask = (1 << dtype.bits) - 1
-    codes = np.array([v & mask for v in values], dtype=object).astype(dtype.storage)
-    return codes.view(dtype.numpy)
-
-
-def edges(dtype: DType) -> list[int]:
-    """Values around which quotients change: powers of two, the ends, small numbers."""
-    least, most = int(dtype.min), int(dtype.max)
-    near = {0, 1, 2, 3, 5, 7, 10, 100, least, least + 1, most, most - 1}
-    for shift in range(1, dtype.bits):
-        near |= {(1 << shift) - 1, 1 << shift, (1 << shift) + 1}
-    near |= {-v for v in near}
-    return sorted(v for v in near if least <= v <= most)
 
 
 def divided(dtype: DType, divisor: int, x: Any, evaluate: bool = True) -> list[Any]:
@@ -143,25 +110,6 @@ def test_compiled_division_by_constants(dtype: DType) -> None:
         for (op, rule), quotient in zip(RULES, divided(dtype, divisor, x, False), strict=True):
             expected = wrap([rule(v, divisor) for v in values], dtype)
             assert np.array_equal(quotient, expected), (op, divisor)
-
-
-@pytest.mark.parametrize("dtype", INT, ids=str)
-def test_shifts_by_variable_amounts(dtype: DType) -> None:
-    amounts = [a for a in (*range(dtype.bits + 3), 100, -1, int(dtype.min), int(dtype.max))
-               if dtype.min <= a <= dtype.max]
-    pairs = [(v, a) for v in edges(dtype)[::3] for a in amounts]
-    pairs += pairs[: -len(pairs) % 8]
-    x, y = (wrap(list(column), dtype) for column in zip(*pairs, strict=True))
-    node = elementwise(
-        [lambda a, b: alu(Ops.SHL, a, b), lambda a, b: alu(Ops.SHR, a, b)], len(x), [dtype] * 2
-    )
-    left, right = np.zeros_like(x), np.zeros_like(x)
-    compiled(lower(node))([left, right, x, y])
-    fits = [0 <= a < dtype.bits for _, a in pairs]
-    up = wrap([v << a if f else 0 for (v, a), f in zip(pairs, fits, strict=True)], dtype)
-    sign = [v >> a if f else (-1 if v < 0 else 0) for (v, a), f in zip(pairs, fits, strict=True)]
-    assert np.array_equal(left, up)
-    assert np.array_equal(right, wrap(sign, dtype))
 
 
 @given(st.integers(1, 1 << 40), st.integers(1, 1 << 33), st.integers(0, 1 << 33))
