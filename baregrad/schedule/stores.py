@@ -34,7 +34,7 @@ def store_scatter(fusion: Fusion, node: Node, requests: list[Request]) -> None:
     here, loops = draft.outer, draft.loops
     value = fusion.resolve(values, here, draft, loops)
     idx = tuple([fusion.place(place, here, draft, loops) for place in places])
-    draft.outs.append(Written(node, value, idx, Out(node.arg.monoid)))
+    draft.outs.append(Written(node, value, idx, Out(*node.arg)))
     fusion.store(node, draft, requests)
     later = fusion.before.get(node)
     if later is not None:
@@ -57,8 +57,13 @@ def store_scatter(fusion: Fusion, node: Node, requests: list[Request]) -> None:
 
 
 def is_worth_padding_in_place(fusion: Fusion, node: Node) -> bool:
-    """Whether a PAD is of something computed, which can be written between the zeros at once."""
-    if node.op is not Ops.PAD:
+    """Whether a PAD is of something computed, which can be written between the zeros at once.
+
+    A negative pad cuts elements off, and there is no place for them.
+    """
+    if node.op is not Ops.PAD or any(
+        index.lower(side) < 0 for pad in node.arg for side in (pad.lo, pad.hi)
+    ):
         return False
     below = node.src[0]
     while below.op in VIEW_RULES:

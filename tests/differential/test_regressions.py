@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from baregrad.base.options import options
+from baregrad.engine.canonical import bind
+from baregrad.ir.core.index import variable
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
 from tests.differential import sweep
@@ -179,3 +181,29 @@ def test_two_outputs_of_windows_and_a_constant_that_is_guarded() -> None:
         first.realize(second)
         np.testing.assert_allclose(first.numpy(), 0.75 * values)
         np.testing.assert_array_equal(second.numpy(), np.full((2, 3), 0.375))
+
+
+def test_what_a_symbolic_padding_cuts_off_is_stored_nowhere() -> None:
+    """The gradient's full convolution pads by taps - 1 - n, which is negative for n = 4."""
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(7)
+    image, filters = rng.standard_normal((2, 1, 4, 5)), rng.standard_normal((2, 1, 3, 3))
+    leaf = torch.tensor(image, requires_grad=True)
+    made = torch.nn.functional.conv2d(
+        torch.nn.functional.pad(leaf, (0, 4)), torch.tensor(filters)
+    )
+    (made * made * 0.125 + made).sum().backward()
+    with options.override(device=sweep.DEVICE):
+        x = Tensor(image).requires_grad_()
+        y = x.pad((0, bind(variable("n", 2, 9), 4))).conv2d(Tensor(filters))
+        (found,) = (y * y * 0.125 + y).sum().gradient(x)
+        np.testing.assert_allclose(found.numpy(), leaf.grad.numpy(), rtol=1e-9)
+
+
+@pytest.mark.parametrize("place", [3, 7])
+def test_a_condition_that_reads_what_it_guards(place: int) -> None:
+    """The value is loaded for its condition anyway; what is chosen still hangs on that."""
+    with options.override(device=sweep.DEVICE):
+        x = Tensor(np.array([place], np.int8))
+        padded = x.repeat(10).pad((bind(variable("n", 1, 8), 5), 0))
+        assert padded[x % padded.shape[0]].tolist() == [0 if place < 5 else place]

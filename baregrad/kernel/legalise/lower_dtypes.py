@@ -265,7 +265,8 @@ class _Lowering:
         if not value.has(Ops.LOAD):
             return alu(Ops.WHERE, cond, value, zero)
         # Decoding gives 0 for the code 0, so a guarded load needs no choice after it.
-        if node.src[1].op is Ops.LOAD and not _is_shared(cond, value):
+        alone = node.src[1].op is Ops.LOAD and not _is_read_by(node.src[0], node.src[1])
+        if alone and not _is_shared(cond, value):
             return _guard_loads(cond, value, False)
         return alu(Ops.WHERE, cond, _guard_loads(cond, value, True), zero)
 
@@ -405,6 +406,11 @@ def _guard_loads(cond: Node, value: Node, chosen: bool) -> Node:
             found = Node(Ops.GUARD, node.dtype, (cond, found))
         done[node] = found
     return done[value]
+
+
+def _is_read_by(cond: Node, load: Node) -> bool:
+    """Whether a condition reads what it guards, so that it is loaded anyway."""
+    return cond.has(Ops.LOAD) and load in toposort(cond)
 
 
 def _is_shared(cond: Node, value: Node) -> bool:
