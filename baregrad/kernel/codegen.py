@@ -11,7 +11,7 @@ from baregrad.ir.core.op import Op
 from baregrad.kernel.gpu.threads import to_threads
 from baregrad.kernel.legalise.lower_dtypes import lower_dtypes
 from baregrad.kernel.legalise.lower_integers import lower_integers
-from baregrad.kernel.legalise.transcendental import FUNCTIONS, functions_of, lower_functions
+from baregrad.kernel.legalise.transcendental import GPU_FUNCTIONS, functions_of, lower_functions
 from baregrad.kernel.linearise.linearise import linearise
 from baregrad.target import AnyTarget
 
@@ -27,7 +27,7 @@ _THREADS = Pass(
 
 def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
     """The passes from a loop-level KERNEL to the PROGRAM that `render` takes."""
-    functions: Mapping[Op, Callable[..., Node]] = FUNCTIONS
+    functions: Mapping[Op, Callable[..., Node]] = GPU_FUNCTIONS
     if target.kind == "cpu":
         functions = functions_of(target.has_ldexp, target.slow_underflow, target.has_lookup)
     native = frozenset(map(as_dtype, target.converted_floats))

@@ -128,3 +128,23 @@ def test_functions_agree(dtype: DType) -> None:
     run_ptx(spread(lower(elementwise(functions, 32, (dtype, dtype), 1))), [*found, x, y])
     for k, op in enumerate((*ops, Ops.POW)):
         assert same_bits(expected[k], found[k]), op
+
+
+@TARGETS
+def test_a_near_power_of_two_is_one_instruction(target: NvidiaTarget) -> None:
+    """float32's is the machine's own, within its bound; float64's is as good as EXP2."""
+    rng = np.random.default_rng(3)
+    ends = [0.0, -0.0, 1.0, -1.0, 127.0, -126.0, -np.inf, np.inf]
+    x = np.concatenate([rng.uniform(-126, 127, 56), ends]).astype(np.float32)
+    found = np.zeros(64, np.float32)
+    near = elementwise(unary(Ops.EXP2_NEAR), 64, (dtypes.float32,) * 2, 1)
+    program = spread(lower(near, target))
+    run_ptx(program, [found, x, x], target=target)
+    true = np.exp2(x.astype(np.float64))
+    finite = np.isfinite(true)
+    assert np.all(np.abs(found[finite] - true[finite]) <= 2.0**-22 * true[finite])
+    assert found[~finite].tolist() == [np.inf]
+    text = render.get("ptx").render(program, target)
+    assert text.count("ex2.approx.ftz.f32") == 1 and "fma" not in text
+    wide = elementwise(unary(Ops.EXP2_NEAR), 64, (dtypes.float64,) * 2, 1)
+    assert "ex2" not in render.get("ptx").render(spread(lower(wide, target)), target)

@@ -24,7 +24,7 @@ from baregrad.ir.core.node import Node, alu, const, rebuild, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.substitution import substitute
 
-_EXPONENTIALS = (Ops.EXP, Ops.EXP2)
+_EXPONENTIALS = (Ops.EXP, Ops.EXP2, Ops.EXP2_NEAR)
 
 
 def pair(left: Monoid, right: Monoid) -> Monoid:

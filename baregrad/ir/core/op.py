@@ -147,6 +147,8 @@ class _Table:
     SQRT = _unary("square root, correctly rounded", kinds=FLOATS)
     EXP = _unary("e**x", kinds=FLOATS)
     EXP2 = _unary("2**x", kinds=FLOATS)
+    EXP2_NEAR = _unary("2**x, off by 2**-22 of it at most, or 0 for less than 2**-126",
+        kinds=FLOATS)
     LOG = _unary("natural logarithm", kinds=FLOATS)
     LOG2 = _unary("base 2 logarithm", kinds=FLOATS)
     SIN = _unary("sine", kinds=FLOATS)

@@ -51,6 +51,7 @@ def threefry(counter: Node, key: Node) -> Node:
 FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType({
     Ops.EXP: transcendental_exp.exp,
     Ops.EXP2: transcendental_exp.exp2,
+    Ops.EXP2_NEAR: transcendental_exp.exp2,
     Ops.LOG: transcendental_exp.log,
     Ops.LOG2: transcendental_exp.log2,
     Ops.TANH: transcendental_exp.tanh,
@@ -62,6 +63,18 @@ FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType({
     Ops.GELU: transcendental_erf.gelu,
     Ops.THREEFRY: threefry,
 })
+
+
+def _near_on_gpu(x: Node) -> Node:
+    """EXP2_NEAR as a GPU has it: an instruction of float32."""
+    if x.dtype is dtypes.float32:
+        return Node(Ops.EXP2_NEAR, x.dtype, (x,))
+    return transcendental_exp.exp2(x)
+
+
+GPU_FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
+    {**FUNCTIONS, Ops.EXP2_NEAR: _near_on_gpu}
+)
 
 
 @lru_cache(8)
@@ -78,7 +91,8 @@ def functions_of(
     if has_ldexp:
         exp, exp2 = transcendental_exp.exp_by_ldexp, transcendental_exp.exp2_by_ldexp
         functions[Ops.EXP] = partial(exp, slow_underflow=slow_underflow)
-        functions[Ops.EXP2] = partial(exp2, slow_underflow=slow_underflow)
+        for op in (Ops.EXP2, Ops.EXP2_NEAR):
+            functions[op] = partial(exp2, slow_underflow=slow_underflow)
     if has_lookup:
         functions[Ops.GELU] = transcendental_erf.gelu_by_lookup
     return MappingProxyType(functions)

@@ -81,7 +81,7 @@ _BFLOAT16 = (
         "return x != x ? 0x7fff : (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16); }",
     ),
 )
-_NAMES = ("sqrt", "floor", "ceil", "trunc", "fma", "fabs", "fmod", "ldexp", "memcpy")
+_NAMES = ("exp2", "sqrt", "floor", "ceil", "trunc", "fma", "fabs", "fmod", "ldexp", "memcpy")
 _CUDA = Dialect(
     name="CUDA C",
     types=_TYPES,

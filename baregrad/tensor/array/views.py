@@ -8,6 +8,7 @@ what the same view would be in memory, which decides whether a reshape is a view
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +63,22 @@ class Twin:
         return "twin"
 
 
+class Pulled:
+    """A mark at which gradients go on to what the value was made of, as a rule says.
+
+    sources: nodes below the value. rule: from the gradient of the value to one for each source.
+    """
+
+    __slots__ = ("rule", "sources")
+
+    def __init__(self, sources: tuple[Node, ...], rule: Callable[[Node], tuple[Node, ...]]) -> None:
+        self.sources = sources
+        self.rule = rule
+
+    def __repr__(self) -> str:
+        return "pulled"
+
+
 def twin(node: Node) -> Node:
     """The value of a node that another tensor has, for a tensor made of that one."""
     return Node(Ops.DETACH, node.dtype, (node,), Twin())
@@ -91,7 +108,7 @@ def _marked(node: Node) -> Node:
 
 def passes_gradients(node: Node) -> bool:
     """Whether gradients go on through a node, as far as marks are concerned."""
-    return node.op is not Ops.DETACH or node.arg.__class__ is Twin
+    return node.op is not Ops.DETACH or node.arg.__class__ in (Twin, Pulled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from baregrad.ir.algebra.rules import ALGEBRA
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
-from baregrad.tensor.array.views import Cut, Leaf, passes_gradients
+from baregrad.tensor.array.views import Cut, Leaf, Pulled, passes_gradients
 from baregrad.tensor.autograd.gradients_elementwise import ELEMENTWISE_RULES
 from baregrad.tensor.autograd.gradients_structure import STRUCTURE_RULES
 
@@ -78,7 +78,10 @@ def pull_back(
         if is_leaf(node) if wanted is None else node in wanted:
             found[node] = gradient
         if node.op is Ops.DETACH:
-            if passes_gradients(node):
+            if isinstance(node.arg, Pulled):
+                for origin, own in zip(node.arg.sources, node.arg.rule(gradient), strict=True):
+                    _add(sums, origin, own, carrying)
+            elif passes_gradients(node):
                 _add(sums, node.src[0], gradient, carrying)
             continue
         rule = RULES.get(node.op)

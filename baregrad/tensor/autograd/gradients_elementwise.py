@@ -149,6 +149,7 @@ ELEMENTWISE_RULES: Mapping[Op, Rule] = MappingProxyType(
         Ops.SQRT: _sqrt,
         Ops.EXP: _unary(lambda x, y: y),
         Ops.EXP2: _unary(lambda x, y: mul(y, scalar(math.log(2), y))),
+        Ops.EXP2_NEAR: _unary(lambda x, y: mul(y, scalar(math.log(2), y))),
         Ops.LOG: _log,
         Ops.LOG2: _log2,
         Ops.SIN: _unary(lambda x, y: Node(Ops.COS, x.dtype, (x,))),

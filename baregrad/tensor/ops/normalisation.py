@@ -1,18 +1,41 @@
-"""Normalisations and attention. Narrow floats are computed in float32 and rounded once."""
+"""Normalisations and attention. Narrow floats are computed in float32 and rounded once.
+
+Attention of float32 and float64 is computed in that dtype. Of 16-bit floats both products are of
+16-bit numbers, summed in float32, so that matrix units can make them:
+
+    x = (query @ key.mT) * (scale / ln 2) + mask / ln 2      float32
+    m = ceil(max(x)),  e = 2 ** (x - m)                      float32, e within 2**-22 of itself
+    total = sum(e)                                           float32, of the e that are not rounded
+    out = (p @ value) / total,  p = e to value's dtype       a float32, rounded once at the end
+
+Since m is whole, a sum relative to another m is that one times a power of two: the keys may be
+taken in parts, and the numbers p are the same, unless they are too small for their dtype.
+Gradients recompute e from x: dv = p.T @ g with p = e / total to 16 bits, and of
+ds = e / total * (g @ v.mT - sum(g * out)) to 16 bits dq = ds @ k * scale, dk = ds.T @ q * scale.
+Source: Dao et al., "FlashAttention", NeurIPS 2022; Milakov and Gimelshein, "Online normalizer
+calculation for softmax", 2018.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from baregrad.base.errors import DTypeError, ShapeError
 from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import Op, Ops
+from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import plain
 from baregrad.tensor.array.core import check_float
-from baregrad.tensor.array.operands import accumulator
+from baregrad.tensor.array.operands import accumulator, result
 from baregrad.tensor.array.tensor_like import Tensor
+from baregrad.tensor.array.views import Pulled, twin
 from baregrad.tensor.ops.random import dropout
 from baregrad.tensor.ops.reductions import count_over
+
+F32 = dtypes.float32
 
 
 def _scaled(y: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
@@ -199,27 +222,35 @@ def scaled_dot_product_attention(
     Shapes (..., L, E), (..., S, E), (..., S, V) -> (..., L, V). attn_mask: bools (True takes
     part) or numbers that are added. is_causal: position i sees those up to i. scale is
     1/sqrt(E) by default. enable_gqa repeats the heads of key and value, axis -3, to those of the
-    query. A row that nothing takes part in gives zeros. Raises DTypeError unless the query is of
-    floats.
+    query. A row that nothing takes part in gives zeros. Of 16-bit floats, powers are rounded to
+    value's dtype before the second product, and divided by their sum after it. Raises DTypeError
+    unless the query is of floats.
     """
     check_float(query.dtype, "attention")
     if is_causal and attn_mask is not None:
         raise ShapeError("attention is causal or has a mask, not both", hint="put both in the mask")
     if enable_gqa:
         key, value = (_repeat_heads(x, query) for x in (key, value))
-    wide = accumulator(query.dtype)
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
-    scores = (query.cast(wide) * factor) @ key.cast(wide).mT
+    shape = (*nodes.broadcast_shapes(query.shape[:-2], key.shape[:-2]), query.shape[-2],
+             key.shape[-2])  # fmt: skip
     blocked: Tensor | None = None
+    added: Tensor | None = None
     if is_causal:
-        ones = type(query).ones(*scores.shape[-2:], dtype=dtypes.bool, device=query.device)
+        ones = type(query).ones(*shape[-2:], dtype=dtypes.bool, device=query.device)
         blocked = ~ones.tril()
     elif attn_mask is not None and attn_mask.dtype is dtypes.bool:
         blocked = ~attn_mask
     elif attn_mask is not None:
         if attn_mask.dtype.kind != "float":
             raise DTypeError("a mask is of bools or floats", found=f"dtype {attn_mask.dtype}")
-        scores = scores + attn_mask.cast(wide)
+        added = attn_mask
+    if query.dtype.bits == 16 and query.dtype is key.dtype is value.dtype:
+        return _narrow(query, key, value, blocked, added, dropout_p, factor)
+    wide = accumulator(query.dtype)
+    scores = (query.cast(wide) * factor) @ key.cast(wide).mT
+    if added is not None:
+        scores = scores + added.cast(wide)
     if blocked is not None:
         scores = blocked.where(float("-inf"), scores)
     weights = _attend(scores)
@@ -247,3 +278,105 @@ def _repeat_heads(x: Tensor, query: Tensor) -> Tensor:
     if not own or heads % own:
         raise ShapeError("the query's heads divide by those of the key", found=f"{heads} and {own}")
     return x.repeat_interleave(heads // own, -3) if heads != own else x
+
+
+# --- of 16-bit floats ---------------------------------------------------------------------------
+
+
+class _Parts(NamedTuple):
+    """What attention of 16-bit floats is made of, over (..., L, S) but for the three arrays.
+
+    kept: what dropout leaves, 0 or 1/(1 - p) for each power, None where it leaves all.
+    """
+
+    query: Node
+    key: Node
+    value: Node
+    power: Node
+    total: Node
+    kept: Node | None
+    factor: float
+
+
+def _narrow(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    blocked: Tensor | None,
+    added: Tensor | None,
+    dropout_p: float,
+    factor: float,
+) -> Tensor:
+    """Attention of 16-bit floats; what is computed, and rounded when, is above."""
+    # Marked, so that views made of them do not pass them by.
+    q, k, v = [twin(each.node) for each in (query, key, value)]
+    x = nodes.mul(_product(q, k), const(factor / math.log(2), F32))
+    more = () if added is None else (twin(added.node),)
+    for each in more:
+        x = nodes.add(x, nodes.mul(nodes.cast(each, F32), const(1 / math.log(2), F32)))
+    if blocked is not None:
+        x = nodes.alu(Ops.WHERE, blocked.node, const(float("-inf"), F32), x)
+    high = nodes.detach(_along_last(Ops.MAX, Node(Ops.CEIL, F32, (x,))))
+    seen = nodes.alu(Ops.CMPNE, high, const(float("-inf"), F32))
+    high = nodes.alu(Ops.WHERE, seen, high, const(0.0, F32))
+    power = Node(Ops.EXP2_NEAR, F32, (nodes.sub(x, high),))
+    total = _along_last(Ops.ADD, power)
+    none = nodes.alu(Ops.CMPEQ, total, const(0.0, F32))
+    total = nodes.alu(Ops.WHERE, none, const(1.0, F32), total)
+    kept = None
+    if dropout_p:
+        ones = type(query).ones(*power.shape, dtype=F32, device=query.device)
+        kept = dropout(ones, dropout_p).node
+    parts = _Parts(q, k, v, power, total, kept, factor)
+    weights = nodes.cast(_thinned(power, kept), v.dtype)
+    out = nodes.cast(nodes.div(_product(weights, _turned(v)), total), q.dtype)
+    sources = (q, k, v, *more)
+
+    def pull(gradient: Node) -> tuple[Node, ...]:
+        return _gradients(parts, out, gradient)[: len(sources)]
+
+    marked = Node(Ops.DETACH, out.dtype, (out,), Pulled(sources, pull))
+    return result(marked, query, key, value, *(() if added is None else (added,)))
+
+
+def _gradients(parts: _Parts, out: Node, gradient: Node) -> tuple[Node, Node, Node, Node]:
+    """The gradients of query, key, value and of what is added to the scores."""
+    q, k, v, power, total, kept, factor = parts
+    weights = nodes.div(power, total)
+    given = nodes.cast(gradient, v.dtype)
+    to_value = _product(_turned(nodes.cast(_thinned(weights, kept), v.dtype)), _turned(given))
+    mean = nodes.mul(nodes.cast(given, F32), nodes.cast(out, F32))
+    toward = _thinned(_product(given, v), kept)
+    slope = nodes.mul(weights, nodes.sub(toward, _along_last(Ops.ADD, mean)))
+    narrow = nodes.cast(slope, q.dtype)
+    scale = const(factor, F32)
+    to_query = nodes.mul(_product(narrow, _turned(k)), scale)
+    to_key = nodes.mul(_product(_turned(narrow), _turned(q)), scale)
+    return (
+        nodes.cast(to_query, q.dtype), nodes.cast(to_key, k.dtype),
+        nodes.cast(to_value, v.dtype), slope,
+    )
+
+
+def _thinned(x: Node, kept: Node | None) -> Node:
+    return x if kept is None else nodes.mul(x, kept)
+
+
+def _turned(x: Node) -> Node:
+    """The last two axes exchanged."""
+    last = len(x.shape) - 1
+    return nodes.permute(x, (*range(last - 1), last, last - 1))
+
+
+def _along_last(op: Op, x: Node) -> Node:
+    """A reduction over the last axis, which stays with one element."""
+    last = len(x.shape) - 1
+    return nodes.unsqueeze(nodes.reduce(op, x, (last,)), last)
+
+
+def _product(a: Node, b: Node) -> Node:
+    """a @ b.mT in float32: (..., M, K), (..., N, K) -> (..., M, N)."""
+    rows = nodes.cast(nodes.unsqueeze(a, len(a.shape) - 1), F32)
+    columns = nodes.cast(nodes.unsqueeze(b, len(b.shape) - 2), F32)
+    product = nodes.mul(rows, columns)
+    return nodes.reduce(Ops.ADD, product, (len(product.shape) - 1,))
