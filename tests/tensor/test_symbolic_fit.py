@@ -350,3 +350,9 @@ def test_a_product_over_rows_that_are_never_there() -> None:
     n = bind(variable("n", 1, 2), 2)
     part = x[1 : n // 2][:, 0, 1:3]
     assert (part @ Tensor(np.ones((5, 2)), device="CPU").mT).numpy().shape == (0, 5)
+
+
+def test_resampling_wants_sizes_that_are_known() -> None:
+    image = Tensor.ones(1, 1, 6, 8)[:, :, : bind(N, 4)]
+    with pytest.raises(ShapeError, match="known now"):
+        image.interpolate(scale_factor=2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import prod
+from operator import index
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, ShapeError
@@ -350,7 +351,7 @@ def interpolate(
     Raises DTypeError for others.
     """
     count = x.ndim - 2
-    own = x.shape[2:]
+    own = tuple(map(index, x.shape[2:]))
     linear = mode in ("linear", "bilinear", "trilinear")
     if not linear and mode not in ("nearest", "nearest-exact", "area"):
         raise ArgumentError(f"mode is nearest, nearest-exact, area or linear, not {mode!r}")
