@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from baregrad.base.errors import ScheduleError
+from baregrad.kernel import apply_schedule
 from baregrad.kernel.language.schedule import (
     Schedule,
+    StageInput,
     bind,
     collapse,
     parallelise,
@@ -122,7 +124,6 @@ def test_a_schedule_is_made_of_a_tuple_of_steps() -> None:
 
 
 def refusal(kernel: object, *steps: object) -> str:
-    from baregrad.kernel import apply_schedule
 
     with pytest.raises(ScheduleError) as caught:
         apply_schedule(kernel, Schedule(steps))  # type: ignore[arg-type]
@@ -153,3 +154,22 @@ def test_scans_and_scatters_keep_their_order() -> None:
     assert "a scan runs along the axis" in refusal(scan, reorder("i1", "i0"))
     scatter = k.scatter_add(3, 8, 4)
     assert "keep their order" in refusal(scatter, parallelise("i0"))
+
+
+@pytest.mark.parametrize("lanes", ["-1", "2.5", "'x'", "True"])
+def test_lanes_are_a_count(lanes: str) -> None:
+    with pytest.raises(ScheduleError):
+        parse_schedule(f"Schedule(stage_input(1, 'i0', lanes={lanes}))")
+
+
+def test_lanes_print_and_parse() -> None:
+    text = "Schedule(stage_input(1, 'i0', 'i1', lanes=16), stage_input(2, 'i0'))"
+    schedule = parse_schedule(text)
+    assert schedule.steps == (StageInput(1, ("i0", "i1"), 16), StageInput(2, ("i0",)))
+    assert parse_schedule(str(schedule)) == schedule
+
+
+@pytest.mark.parametrize("ahead", ["-1", "2.5", "'x'", "True"])
+def test_bytes_ahead_are_a_count(ahead: str) -> None:
+    with pytest.raises(ScheduleError):
+        parse_schedule(f"Schedule(stage_input(1, 'i0', ahead={ahead}))")

@@ -14,11 +14,11 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, alu, cast, const, range_node, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel import choose_schedule, lower, parse_schedule
+from baregrad.kernel import lower, parse_schedule
 from baregrad.kernel.applying.axes import apply_step
 from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.facts.axis_table import table_for
-from baregrad.kernel.language.schedule import Pipeline, Schedule, pipeline
+from baregrad.kernel.language.schedule import Schedule, pipeline
 from baregrad.kernel.loops.sharing import prepare
 from tests.kernel import kernels as k
 from tests.kernel.random_schedules import any_schedule
@@ -39,11 +39,6 @@ def log_softmax(m: int, n: int) -> Node:
     total = k.reduce(Ops.ADD, alu(Ops.EXP, alu(Ops.SUB, k.at(x, i, b), top)), b)
     value = alu(Ops.SUB, alu(Ops.SUB, k.at(x, i, j), top), alu(Ops.LOG, total))
     return k.kernel(k.out(k.param(0, m, n), value, i, j))
-
-
-def is_late(kernel: Node) -> bool:
-    steps = choose_schedule(prepare(kernel, SMALL), SMALL).steps
-    return any(isinstance(step, Pipeline) for step in steps)
 
 
 def check(kernel: Node, schedule: Schedule | None = None) -> None:
@@ -67,25 +62,6 @@ def check(kernel: Node, schedule: Schedule | None = None) -> None:
 @pytest.mark.parametrize("make", [k.softmax, log_softmax, k.layer_norm])
 def test_rows_are_what_they_were(make: Any, shape: tuple[int, int]) -> None:
     check(make(*shape))
-
-
-def test_rows_that_take_long_are_stored_late() -> None:
-    assert is_late(k.softmax(256, 512))
-    # These are as fast as memory already, or read their rows once more for the stores.
-    assert not is_late(k.layer_norm(256, 512))
-    assert not is_late(log_softmax(256, 512))
-    # Its output stays in the caches.
-    assert not is_late(k.softmax(4, 128))
-
-
-def test_the_heuristic_asks_for_whole_rows_ahead() -> None:
-    """The shares of the loops that are left are a row together."""
-    target = replace(host(), l2_bytes=1 << 16, l3_bytes=1 << 17)
-    loop = lower(k.softmax(256, 512), target)
-    (array,) = [node for node in toposort(loop) if node.op is Ops.PARAM and node.arg.slot == 1]
-    loops = {node.src[0].arg.axis: int(node.src[0].src[0].arg)
-             for node in toposort(loop) if node.op is Ops.LOOP}
-    assert sum(loops[name] * nbytes for name, _, nbytes in array.arg.shares) == 512 * 4
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,6 @@ from baregrad.kernel import (
     to_linear,
 )
 from baregrad.kernel.language.schedule import Bind, Split, StageInput, StageReduce
-from baregrad.kernel.planning.common.tiling import merged
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER
@@ -79,30 +78,6 @@ def test_vectors_side_by_side_are_one_value(b: bool) -> None:
     assert dict(cut.parts)[lanes] in (32, 64)
 
 
-def test_only_powers_of_two_of_vectors_are_one_value() -> None:
-    # Compilers take others apart lane by lane.
-    assert [merged(count, 16) for count in range(1, 9)] == [
-        (1, 16), (1, 32), (3, 16), (1, 64), (5, 16), (3, 32), (7, 16), (2, 64),
-    ]  # fmt: skip
-
-
-def test_a_copy_is_padded_to_whole_vectors() -> None:
-    text = "Schedule(split('i0', outer='m', r=2), bind('r', 'unroll'), reorder('i1', 'm', 'r2'), "
-    schedule = parse_schedule(text + "stage_input(1, 'r', 'r2', lanes=4))")
-    loop = check(k.matmul(4, 3, 10), schedule)
-    shapes = [node.arg.shape for node in allocations(loop) if node.arg.space == "scratch"]
-    assert shapes == [(2, 3, 4)]
-
-
-def test_a_copy_in_bands_of_rows_keeps_the_axes_that_are_unrolled() -> None:
-    """Eight rows at a time, several axes outside, and one whose steps are taken together."""
-    text = "Schedule(split('i0', outer='m', r=2), bind('r', 'unroll'), split('r2', outer='ko', "
-    schedule = parse_schedule(text + "ki=8), stage_input(1, 'r', 'm', 'ko', 'ki', lanes=4))")
-    loop = check(k.matmul(16, 3, 32), schedule)
-    shapes = [node.arg.shape for node in allocations(loop) if node.arg.space == "scratch"]
-    assert [np.prod(shape) for shape in shapes] == [16 * 32]
-
-
 def test_sums_are_kept_where_they_are_written() -> None:
     """No array of sums beside the output, no loop that clears it: the first step starts at 0."""
     loop = lower(k.matmul(6, 32, 16), SMALL, parse_schedule(BLOCKS.format(ki=8, near="'r', 'ki'")))
@@ -134,19 +109,6 @@ def test_a_sum_of_what_the_output_may_be_written_over_is_made_elsewhere() -> Non
     schedule = parse_schedule("Schedule(reorder('r2', 'i0', 'i1'), stage_reduce('r2', 'i0', 'i1'))")
     loop = check(kernel, schedule, SMALL)
     assert [node.arg.shape for node in allocations(loop) if node.arg.space == "scratch"] == [(6, 8)]
-
-
-@pytest.mark.parametrize("lanes", ["-1", "2.5", "'x'", "True"])
-def test_lanes_are_a_count(lanes: str) -> None:
-    with pytest.raises(ScheduleError):
-        parse_schedule(f"Schedule(stage_input(1, 'i0', lanes={lanes}))")
-
-
-def test_lanes_print_and_parse() -> None:
-    text = "Schedule(stage_input(1, 'i0', 'i1', lanes=16), stage_input(2, 'i0'))"
-    schedule = parse_schedule(text)
-    assert schedule.steps == (StageInput(1, ("i0", "i1"), 16), StageInput(2, ("i0",)))
-    assert parse_schedule(str(schedule)) == schedule
 
 
 @pytest.mark.parametrize(
@@ -333,12 +295,6 @@ def test_a_copy_that_is_asked_for_is_so_where_it_is_read() -> None:
     assert [(node.src[0].op, node.arg.ahead) for node in reads] == [(Ops.ALLOC, 96)] * 2
 
 
-@pytest.mark.parametrize("ahead", ["-1", "2.5", "'x'", "True"])
-def test_bytes_ahead_are_a_count(ahead: str) -> None:
-    with pytest.raises(ScheduleError):
-        parse_schedule(f"Schedule(stage_input(1, 'i0', ahead={ahead}))")
-
-
 def test_shared_memory_is_not_asked_for() -> None:
     with pytest.raises(ScheduleError, match="no lines to ask for"):
         choose = parse_schedule("Schedule(stage_input(1, 'r2', ahead=64))")
@@ -349,19 +305,3 @@ def allocations(loop: Node) -> list[Node]:
     return [
         node for node in toposort(loop) if node.op is Ops.ALLOC and isinstance(node.arg, Alloc)
     ]
-
-
-def test_rows_are_not_summed_by_stretches_where_a_sum_waits_for_another() -> None:
-    """Each stretch would make the other sum anew. The sum that both wait beside does not."""
-    n, m = 512, 64
-    i, r, s = k.range_node(n, 0), k.range_node(m, 1), k.range_node(m, 2)
-    x = k.param(1, m, n)
-    alone = k.reduce(Ops.ADD, k.at(x, r, i), r)
-    mean = k.alu(Ops.MUL, k.reduce(Ops.ADD, k.at(x, s, i), s), k.const(1 / m, k.F32))
-    off = k.alu(Ops.SUB, k.at(x, r, i), mean)
-    waits = k.reduce(Ops.ADD, k.alu(Ops.MUL, off, off), r)
-    for value, stretches in ((alone, True), (k.alu(Ops.ADD, alone, waits), False)):
-        kernel = k.kernel(k.out(k.param(0, n), value, i))
-        schedule = choose_schedule(kernel, SMALL)
-        assert any(isinstance(step, StageReduce) for step in schedule.steps) == stretches
-        check(kernel, schedule, SMALL)

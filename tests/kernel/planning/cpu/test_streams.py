@@ -12,79 +12,25 @@ import pytest
 
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.core.node import Node, alu, cast, range_node
+from baregrad.ir.core.node import Node, cast, range_node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel import apply_schedule, choose_schedule, lower, parse_schedule
+from baregrad.kernel import choose_schedule, lower, parse_schedule
 from baregrad.kernel.applying.axes import table_after
 from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.language.schedule import (
-    Bind,
     Prefetch,
-    Reorder,
     Schedule,
     prefetch,
-    split,
-    stage_input,
     stream_output,
     vectorise,
 )
 from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.planning.cpu.streams import AHEAD_NBYTES
-from baregrad.render import Renderer, get
+from baregrad.render import Renderer
 from tests.kernel import kernels as k
-from tests.kernel.gpu_kernels import HOPPER
+from tests.kernel.planning.cpu.small_caches import HUGE, SMALL_CACHE, chunks_of, placed, run
 from tests.render.harness import compiled, host
 from tests.render.harness import lower as linearised
-
-HUGE = 1 << 40
-SMALL_CACHE = replace(host(), l2_bytes=1024, l3_bytes=4096)
-WAYS = pytest.mark.parametrize("offset", (0, 1), ids=("aligned", "odd"))
-
-
-def placed(array: Any, offset: int) -> Any:
-    """An array of the same values that begins `offset` elements after a line of the cache."""
-    room = np.zeros(array.size + 32, array.dtype)
-    begin = (-room.ctypes.data % 64) // array.itemsize + offset
-    found = room[begin : begin + array.size].reshape(array.shape)
-    found[...] = array
-    return found
-
-
-def run(kernel: Node, schedule: Schedule, arrays: list[Any], chunks: int) -> str:
-    """Compile and run; the text of the module."""
-    program = linearised(lower(kernel, SMALL_CACHE, schedule))
-    compiled(program)(arrays, chunks=(0, chunks))
-    return get("llvm").render(program, host())
-
-
-@WAYS
-@pytest.mark.parametrize(("rows", "columns"), [(64, 96), (50, 67), (16, 200), (7, 5)])
-def test_a_streamed_transpose_is_a_transpose(rows: int, columns: int, offset: int) -> None:
-    kernel = k.transpose(columns, rows)
-    schedule = choose_schedule(kernel, SMALL_CACHE)
-    data = np.arange(rows * columns, dtype=np.float32).reshape(rows, columns)
-    found = placed(np.zeros((columns, rows), np.float32), offset)
-    text = run(kernel, schedule, [found, placed(data, 0)], 1)
-    np.testing.assert_array_equal(found, data.T)
-    whole = rows % 16 == 0 and columns >= 16 and "stream_output(0)" in str(schedule)
-    assert ("nontemporal" in text) == whole
-
-
-@WAYS
-@pytest.mark.parametrize("count", [4096, 12288, 5000])
-def test_a_streamed_map_writes_every_element(count: int, offset: int) -> None:
-    kernel = k.elementwise(count)
-    schedule = choose_schedule(kernel, SMALL_CACHE)
-    assert "stream_output(0)" in str(schedule)
-    assert ("i0w=4" in str(schedule)) == (count % 4096 == 0)
-    rng = np.random.default_rng(1)
-    arrays = {slot: rng.normal(size=count).astype(np.float32) for slot in k.arguments(kernel)}
-    expected = k.run_kernel(kernel, {**arrays, 0: np.zeros(count, np.float32)})[0]
-    found = placed(np.zeros(count, np.float32), offset)
-    inputs = [placed(arrays[slot], 0) for slot in sorted(arrays) if slot]
-    text = run(kernel, schedule, [found, *inputs], 1)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert "nontemporal" in text
 
 
 def test_a_result_in_the_place_of_what_is_read_goes_by_way_of_the_caches(
@@ -107,15 +53,6 @@ def test_a_result_in_the_place_of_what_is_read_goes_by_way_of_the_caches(
     np.testing.assert_array_equal(apart, 5)
     call([y, x, y])
     np.testing.assert_array_equal(y, 7)
-
-
-def test_what_is_read_one_row_at_a_time_is_written_so() -> None:
-    """Machines that read several rows at once fastest are given pages in turns."""
-    for rows, pages in ((1, False), (4, True)):
-        target = replace(SMALL_CACHE, rows_from_memory=rows)
-        schedule = choose_schedule(k.elementwise(12288), target)
-        assert "stream_output(0)" in str(schedule)
-        assert ("i0w=4" in str(schedule)) == pages
 
 
 def test_what_fits_the_caches_is_not_streamed() -> None:
@@ -181,27 +118,7 @@ def test_streams_are_said_and_parsed() -> None:
     assert parse_schedule(str(schedule)) == schedule
 
 
-@pytest.mark.parametrize(
-    ("kernel", "slot", "target"),
-    [
-        (k.elementwise(64), 1, None),
-        (k.elementwise(64), 9, None),
-        (k.scatter_add(4, 8, 16), 0, None),
-        (k.elementwise(64), 0, HOPPER),
-    ],
-)
-def test_streams_that_cannot_be(kernel: Node, slot: int, target: Any) -> None:
-    with pytest.raises(ScheduleError, match=rf"stream_output\({slot}\) is not legal"):
-        apply_schedule(kernel, Schedule((stream_output(slot),)), target)
-
-
 # --- lines that are asked for ---------------------------------------------------------------------
-
-
-def chunks_of(schedule: Schedule, trips: int) -> int:
-    """Into how many chunks the threads' axis of so many iterations falls; 1 without one."""
-    found = [step for step in schedule.steps if isinstance(step, Bind) and step.unit == "pool"]
-    return -(-trips // found[0].grain) if found else 1
 
 
 def asked(text: str) -> list[tuple[int, bool]]:
@@ -303,112 +220,6 @@ def test_a_loop_that_may_ask_for_a_share_changes_nothing(kernel: Node) -> None:
             k.assert_equal({0: expected[0]}, {0: found[0]})
 
 
-def test_loops_of_rows_may_ask_for_shares_and_others_may_not() -> None:
-    kernel = k.softmax(12, 40)
-    for name, error in (
-        ("r2", ""), ("r3", ""), ("i1", ""), ("i0", "not inside a row"), ("x", "not there"),
-    ):
-        schedule = Schedule((prefetch(1, 64, **{name: 64}),))
-        if error:
-            with pytest.raises(ScheduleError, match=error):
-                apply_schedule(kernel, schedule)
-        else:
-            apply_schedule(kernel, schedule)
-    for steps, error in (
-        ((prefetch(1, 64, r2=6),), "whole elements"),
-        ((prefetch(1, 64, r2=64), vectorise("r2")), "loops of a constant size"),
-        ((prefetch(1, 64, r2=64), split("r2", outer="o", i=8)), "not there"),
-        ((prefetch(1, 64, i1=64), Reorder(("i1", "i0"))), "not inside a row"),
-        ((stage_input(1, "r2"), prefetch(1, 64, r3=64)), "copies"),
-    ):
-        with pytest.raises(ScheduleError, match=error):
-            apply_schedule(kernel, Schedule(steps))
-        assert parse_schedule(str(Schedule(steps))) == Schedule(steps)
-
-
 def test_small_and_scattered_arrays_are_not_asked_for() -> None:
     for kernel in (k.elementwise(1 << 12), k.softmax(64, 64), k.transpose(4096, 4096)):
         assert "prefetch" not in str(choose_schedule(kernel, host()))
-
-
-@pytest.mark.parametrize("rows", (1, 2, 4))
-def test_long_rows_are_summed_as_many_at_once_as_the_machine_reads_best(rows: int) -> None:
-    target = replace(SMALL_CACHE, l3_bytes=HUGE, rows_from_memory=rows)
-    kernel = k.row_reduce(64, 2048)
-    schedule = choose_schedule(kernel, target)
-    assert (f"i0u={rows}" in str(schedule)) == (rows > 1)
-    assert rows > 1 or "i0u" not in str(schedule)
-    x = np.random.default_rng(3).normal(size=(64, 2048)).astype(np.float32)
-    found = np.zeros(64, np.float32)
-    run(kernel, schedule, [found, x], chunks_of(schedule, 64 // rows))
-    np.testing.assert_allclose(found, x.astype(np.float64).sum(1), rtol=1e-5, atol=1e-4)
-
-
-@pytest.mark.parametrize(("nbytes", "columns"), ((32, 2048), (32, 1500), (64, 2048)))
-def test_memory_is_read_in_vectors_as_wide_as_the_machine_reads_best(
-    nbytes: int, columns: int
-) -> None:
-    """Lone sums of what no cache holds; others have the widest registers."""
-    target = replace(SMALL_CACHE, rows_from_memory=1, vector_bytes_from_memory=nbytes)
-    kernel = k.row_reduce(64, columns)
-    schedule = choose_schedule(kernel, target)
-    narrow = nbytes < target.vector_bytes
-    assert (f"r1u=8, r1v={nbytes // 4}" in str(schedule)) == narrow
-    x = np.random.default_rng(5).normal(size=(64, columns)).astype(np.float32)
-    found = np.zeros(64, np.float32)
-    run(kernel, schedule, [found, x], chunks_of(schedule, 64))
-    np.testing.assert_allclose(found, x.astype(np.float64).sum(1), rtol=1e-5, atol=1e-4)
-    wide = replace(target, vector_bytes_from_memory=64)
-    for other in (k.softmax(64, columns), k.row_reduce(64, columns, Ops.MAX)):
-        assert choose_schedule(other, target) == choose_schedule(other, wide)
-    near = replace(target, l3_bytes=HUGE)
-    assert choose_schedule(kernel, near) == choose_schedule(kernel, wide)
-
-
-def test_short_rows_take_turns() -> None:
-    """Of 24 elements, each in one vector, four rows at a time; their exponentials as well."""
-    kernel = k.softmax(64, 24)
-    schedule = choose_schedule(kernel, host())
-    if host().lanes(4) == 16:
-        assert "i0u=4" in str(schedule)
-    x = np.random.default_rng(4).normal(size=(64, 24)).astype(np.float32)
-    found = np.zeros_like(x)
-    run(kernel, schedule, [found, x], chunks_of(schedule, 16))
-    exact = np.exp(x.astype(np.float64))
-    np.testing.assert_allclose(found, exact / exact.sum(1, keepdims=True), rtol=1e-5)
-
-
-def test_a_row_is_folded_once_for_all_its_elements() -> None:
-    """What runs along another axis than a fold's results stands inside, or it is done again."""
-    rows, columns, steps = (k.range_node(size, place) for place, size in enumerate((64, 256, 256)))
-    x, weights = k.param(1, 64, 256), k.param(2, 256)
-    product = alu(Ops.MUL, k.at(x, rows, steps), k.at(weights, steps))
-    total = k.reduce(Ops.ADD, product, steps)
-    value = alu(Ops.MUL, k.at(x, rows, columns), total)
-    kernel = k.kernel(k.out(k.param(0, 64, 256), value, rows, columns))
-    schedule = choose_schedule(kernel, host())
-    (order,) = [step.axes for step in schedule.steps if isinstance(step, Reorder)]
-    assert min(order.index(name) for name in order if name.startswith("i0")) < min(
-        order.index(name) for name in order if name.startswith("i1")
-    )
-    rng = np.random.default_rng(5)
-    data = rng.normal(size=(64, 256)).astype(np.float32), rng.normal(size=256).astype(np.float32)
-    found = np.zeros((64, 256), np.float32)
-    run(kernel, schedule, [found, *data], chunks_of(schedule, 32))
-    exact = data[0] * (data[0].astype(np.float64) @ data[1])[:, None]
-    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("kernel", "steps", "target"),
-    [
-        (k.elementwise(64), (prefetch(9, 64),), None),
-        (k.elementwise(64), (prefetch(0, 64),), HOPPER),
-        (k.elementwise(64), (stream_output(0), prefetch(0, 64)), None),
-        (k.elementwise(64), (prefetch(0, 64), stream_output(0)), None),
-    ],
-)
-def test_arrays_that_cannot_be_asked_for(kernel: Node, steps: Any, target: Any) -> None:
-    with pytest.raises(ScheduleError, match="is not legal"):
-        apply_schedule(kernel, Schedule(steps), target)
-    assert parse_schedule(str(Schedule(steps))) == Schedule(steps)

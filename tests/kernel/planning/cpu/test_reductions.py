@@ -1,0 +1,86 @@
+"""Schedules of reductions: sums at once, short rows in turns, vectors from memory."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from baregrad.ir.core.node import alu
+from baregrad.ir.core.op import Ops
+from baregrad.kernel import choose_schedule
+from baregrad.kernel.language.schedule import (
+    Reorder,
+)
+from tests.kernel import kernels as k
+from tests.kernel.planning.cpu.small_caches import HUGE, SMALL_CACHE, chunks_of, run
+from tests.render.harness import host
+
+
+@pytest.mark.parametrize("rows", (1, 2, 4))
+def test_long_rows_are_summed_as_many_at_once_as_the_machine_reads_best(rows: int) -> None:
+    target = replace(SMALL_CACHE, l3_bytes=HUGE, rows_from_memory=rows)
+    kernel = k.row_reduce(64, 2048)
+    schedule = choose_schedule(kernel, target)
+    assert (f"i0u={rows}" in str(schedule)) == (rows > 1)
+    assert rows > 1 or "i0u" not in str(schedule)
+    x = np.random.default_rng(3).normal(size=(64, 2048)).astype(np.float32)
+    found = np.zeros(64, np.float32)
+    run(kernel, schedule, [found, x], chunks_of(schedule, 64 // rows))
+    np.testing.assert_allclose(found, x.astype(np.float64).sum(1), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize(("nbytes", "columns"), ((32, 2048), (32, 1500), (64, 2048)))
+def test_memory_is_read_in_vectors_as_wide_as_the_machine_reads_best(
+    nbytes: int, columns: int
+) -> None:
+    """Lone sums of what no cache holds; others have the widest registers."""
+    target = replace(SMALL_CACHE, rows_from_memory=1, vector_bytes_from_memory=nbytes)
+    kernel = k.row_reduce(64, columns)
+    schedule = choose_schedule(kernel, target)
+    narrow = nbytes < target.vector_bytes
+    assert (f"r1u=8, r1v={nbytes // 4}" in str(schedule)) == narrow
+    x = np.random.default_rng(5).normal(size=(64, columns)).astype(np.float32)
+    found = np.zeros(64, np.float32)
+    run(kernel, schedule, [found, x], chunks_of(schedule, 64))
+    np.testing.assert_allclose(found, x.astype(np.float64).sum(1), rtol=1e-5, atol=1e-4)
+    wide = replace(target, vector_bytes_from_memory=64)
+    for other in (k.softmax(64, columns), k.row_reduce(64, columns, Ops.MAX)):
+        assert choose_schedule(other, target) == choose_schedule(other, wide)
+    near = replace(target, l3_bytes=HUGE)
+    assert choose_schedule(kernel, near) == choose_schedule(kernel, wide)
+
+
+def test_short_rows_take_turns() -> None:
+    """Of 24 elements, each in one vector, four rows at a time; their exponentials as well."""
+    kernel = k.softmax(64, 24)
+    schedule = choose_schedule(kernel, host())
+    if host().lanes(4) == 16:
+        assert "i0u=4" in str(schedule)
+    x = np.random.default_rng(4).normal(size=(64, 24)).astype(np.float32)
+    found = np.zeros_like(x)
+    run(kernel, schedule, [found, x], chunks_of(schedule, 16))
+    exact = np.exp(x.astype(np.float64))
+    np.testing.assert_allclose(found, exact / exact.sum(1, keepdims=True), rtol=1e-5)
+
+
+def test_a_row_is_folded_once_for_all_its_elements() -> None:
+    """What runs along another axis than a fold's results stands inside, or it is done again."""
+    rows, columns, steps = (k.range_node(size, place) for place, size in enumerate((64, 256, 256)))
+    x, weights = k.param(1, 64, 256), k.param(2, 256)
+    product = alu(Ops.MUL, k.at(x, rows, steps), k.at(weights, steps))
+    total = k.reduce(Ops.ADD, product, steps)
+    value = alu(Ops.MUL, k.at(x, rows, columns), total)
+    kernel = k.kernel(k.out(k.param(0, 64, 256), value, rows, columns))
+    schedule = choose_schedule(kernel, host())
+    (order,) = [step.axes for step in schedule.steps if isinstance(step, Reorder)]
+    assert min(order.index(name) for name in order if name.startswith("i0")) < min(
+        order.index(name) for name in order if name.startswith("i1")
+    )
+    rng = np.random.default_rng(5)
+    data = rng.normal(size=(64, 256)).astype(np.float32), rng.normal(size=256).astype(np.float32)
+    found = np.zeros((64, 256), np.float32)
+    run(kernel, schedule, [found, *data], chunks_of(schedule, 32))
+    exact = data[0] * (data[0].astype(np.float64) @ data[1])[:, None]
+    np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
