@@ -15,7 +15,17 @@ from baregrad.ir.core import index
 from baregrad.ir.core.attrs import StageInfo
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.monoid import Monoid
-from baregrad.ir.core.node import Node, alu, const, extent_of, fill, instruction, make_node, scalar
+from baregrad.ir.core.node import (
+    Node,
+    alu,
+    const,
+    extent_of,
+    fill,
+    instruction,
+    make_node,
+    scalar,
+    toposort,
+)
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.applying import partial_tiles
 from baregrad.kernel.applying.axes import table_after
@@ -32,6 +42,7 @@ from baregrad.kernel.facts.analysis import (
     facts_of,
     in_bounds,
     is_read,
+    itemsize,
     offset_of,
     out_axes,
 )
@@ -48,7 +59,14 @@ from baregrad.kernel.instructions.dot_instructions import (
     word_product,
     word_slots,
 )
-from baregrad.kernel.language.schedule import Pipeline, Schedule, StageInput, StageReduce
+from baregrad.kernel.instructions.instruction import is_element, kept_factors
+from baregrad.kernel.language.schedule import (
+    Pipeline,
+    Schedule,
+    StageInput,
+    StageReduce,
+    Staging,
+)
 from baregrad.kernel.loops.loop_pieces import combined, guarded, moves_reductions, state_parts
 from baregrad.kernel.loops.sharing import prepare
 from baregrad.target import AnyTarget
@@ -103,11 +121,13 @@ class Rewriter:
         self.reduced: dict[tuple[object, ...], tuple[Node, ...]] = {}
         self.scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
         self.early_scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
-        self.applied: set[StageInput | StageReduce | Pipeline] = set()
+        self.applied: set[Staging | StageReduce | Pipeline] = set()
         self.copies: dict[tuple[object, ...], Node] = {}
         # Held, since what is known is found by the identity of the ranges that it is over.
         self.copied_ranges: list[Mapping[str, Node]] = []
         self.staged_params = frozenset(step.param for step in table.staged_inputs)
+        factors = kept_factors(table.facts) if table.staged_factors else None
+        self.factors = {factors[s.place]: s for s in table.staged_factors} if factors else {}
         # Arguments that are read as words of bytes alone, at the loop level.
         self.words = word_slots(table) if chunked and table.tensorized else frozenset()
         self.masked = table.masked
@@ -255,7 +275,7 @@ class Rewriter:
         """Whether a node's sources are rewritten before it; others are rewritten whole."""
         op = node.op
         if op not in _OWN_WAY:
-            return True
+            return node not in self.factors
         if op in _SCOPED:
             return False
         if op is Ops.INDEX:
@@ -270,6 +290,8 @@ class Rewriter:
         """One node whose sources are done, unless it is a leaf."""
         op = node.op
         done = scope.done
+        if node in self.factors:
+            return self.factor(node, scope)
         if op not in _OWN_WAY:
             return plain(node, done)
         if op is Ops.RANGE:
@@ -320,16 +342,35 @@ class Rewriter:
         simpler = index.resimplify(covered)
         return covered if simpler is None else simpler
 
-    def staged(
-        self, step: StageInput, node: Node, where: Node, scope: Scope, word: Word | None
-    ) -> Node | None:
-        """A read through a copy in scratch memory; None if the step's copy does not hold it.
+    def factor(self, node: Node, scope: Scope) -> Node:
+        """A factor of the sum, read where it is kept; what is kept where that is made."""
+        if not scope.copying:
+            step = self.factors[node]
+            reads = [read for read in toposort(node) if is_read(read)]
+            where = max(reads, key=lambda read: (len(read.ranges), itemsize(read.dtype)))
+            found = self.staged(step, node, where, scope, None)
+            if found is not None:
+                return found
+            scope = Scope(scope.pieces, scope.ranges, scope.early, True)
+        if is_element(node):
+            return self.read(node, scope)
+        self.values(node.src, scope)
+        # Zeros need not give 0.
+        return guarded(self.limits(by_id(node.ranges), scope), plain(node, scope.done))
 
-        A guard stays with the copy, so that what reads the copy is not guarded.
+    def staged(
+        self, step: Staging, node: Node, where: Node, scope: Scope, word: Word | None
+    ) -> Node | None:
+        """A value through a copy in scratch memory; None if the step's copy does not hold it.
+
+        where: the read that the copy is made in the order of. A guard stays with the copy, so that
+        what reads the copy is not guarded.
         """
         used = {name for axis in node.ranges for name, _ in scope.pieces[axis].terms}
         every = [name for name in step.names if name not in self.axes.dead]
-        if not every or not used.issuperset(step.names) or (where is node and not in_bounds(node)):
+        if not every or not used.issuperset(step.names):
+            return None
+        if where is node and isinstance(step, StageInput) and not in_bounds(node):
             return None
         free = [axis for axis in used if axis not in every and axis not in self.axes.dead]
         around = [scope.ranges[name] for name in free]
@@ -350,13 +391,20 @@ class Rewriter:
             inner = "" if word is None else word.axis
             whole = where.src[0].arg.slot in self.words
             pieces, wide = without_parts(regions, scope.pieces, scope.ranges)
-            check_room(self.table, step, [region.extent for region in regions])
-            copy = copy_loops(step, where, names, wide, pieces, first, gpu, inner, whole)
+            lanes = step.lanes if isinstance(step, StageInput) else 0
+            copy = copy_loops(
+                lanes, where, names, wide, pieces, first, gpu, inner, whole, merged
+            )
             ranges = {**scope.ranges, **copy.ranges}
             self.copied_ranges.append(ranges)
             early = self.masked or copy.pieces is not pieces
-            value = self.read(node, Scope(copy.pieces, ranges, early, True), word)
-            space = StageInfo("scratch", ahead=step.ahead)
+            inside = Scope(copy.pieces, ranges, early, True)
+            if isinstance(step, StageInput):
+                check_room(self.table, step, [region.extent for region in regions])
+                value = self.read(node, inside, word)
+                space = StageInfo("scratch", ahead=step.ahead)
+            else:
+                value = self.factor(node, inside)
             if gpu:
                 pipelines, space = slots_of(self.table.pipelines, step, value, copy.axes)
                 self.applied.update(pipelines)

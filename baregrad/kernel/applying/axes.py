@@ -16,6 +16,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.index import Dim
 from baregrad.kernel.applying.staging_checks import (
+    check_factor,
     check_prefetch,
     check_room,
     check_shares,
@@ -46,6 +47,7 @@ from baregrad.kernel.language.schedule import (
     Reorder,
     Schedule,
     Split,
+    StageFactor,
     StageInput,
     StageReduce,
     Step,
@@ -66,12 +68,14 @@ def apply_step(table: AxisTable, step: Step) -> None:
     _RULES[type(step)](table, step)
 
 
-def _stage(table: AxisTable, step: StageInput | StageReduce) -> None:
+def _stage(table: AxisTable, step: StageInput | StageFactor | StageReduce) -> None:
     """A copy in scratch memory: of a constant size, over axes that stay as they are."""
-    names = step.names if isinstance(step, StageInput) else (step.axis, *step.axes)
+    names = (step.axis, *step.axes) if isinstance(step, StageReduce) else step.names
     if len(set(names)) != len(names):
         raise ScheduleError(f"{step} names an axis twice")
-    if isinstance(step, StageInput):
+    if isinstance(step, StageFactor):
+        check_factor(table, step)
+    if not isinstance(step, StageReduce):
         check_layout(step, table.gpu is not None)
     sizes = []
     for name in names:
@@ -86,6 +90,8 @@ def _stage(table: AxisTable, step: StageInput | StageReduce) -> None:
     if isinstance(step, StageInput):
         # What sums of axes reach, and so its room, is known where it is copied.
         table.staged_inputs.append(step)
+    elif isinstance(step, StageFactor):
+        table.staged_factors.append(step)
     else:
         check_room(table, step, sizes[1:])
         table.staged_reductions.append(step)
@@ -415,5 +421,6 @@ def _tensorize(table: AxisTable, step: Tensorize) -> None:
 _RULES: MappingProxyType[type, Callable[[AxisTable, Any], None]] = MappingProxyType({
     Split: _split, Bind: _bind, Reorder: _reorder, Collapse: _collapse,
     StreamOutput: _stream, Prefetch: _prefetch, Pipeline: check_pipeline,
-    Tensorize: _tensorize, StageInput: _stage, StageReduce: _stage,
+    Tensorize: _tensorize, StageInput: _stage, StageFactor: _stage,
+    StageReduce: _stage,
 })

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 from baregrad.ir.analysis.words import in_word
 from baregrad.ir.core import index
 from baregrad.ir.core.axes import Range
+from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of, make_node, range_node
 from baregrad.kernel.applying.axes import with_parts
 from baregrad.kernel.facts.analysis import offset_of
 from baregrad.kernel.facts.axis_table import Limit, Piece
-from baregrad.kernel.language.schedule import StageInput
 
 OUTER, LANES = "_copy_outer", "_copy_inner"
 # Rows that are copied together: their lines stay in the first cache even if they all meet there.
@@ -37,7 +38,7 @@ class CopyLoops(NamedTuple):
 
 
 def copy_loops(
-    step: StageInput,
+    lanes: int,
     where: Node,
     names: list[str],
     ranges: Mapping[str, Node],
@@ -46,12 +47,13 @@ def copy_loops(
     gpu: bool,
     word: str,
     whole: bool,
+    merged: Mapping[Node, tuple[str, Dim, Dim]] = MappingProxyType({}),
 ) -> CopyLoops:
     """The loops that copy the read `where` over the axes `names`; ids of ranges count from `first`.
 
-    word: the axis of the numbers that are copied as one word. whole: words are read as such; else,
-    where their numbers are adjacent, words of two are put together as vectors of every other
-    number, and longer ones are copied one after the other.
+    lanes: of the copy's own vectors, or 0. word: the axis of the numbers that are copied as one
+    word. whole: words are read as such; else, where their numbers are adjacent, words of two are
+    put together as vectors of every other number, and longer ones are copied one after the other.
 
     Copies run in the order in which the input lies. With lanes of its own the axis of adjacent
     elements becomes vectors, padded with zeros. Where the copy is to have another axis innermost,
@@ -63,7 +65,7 @@ def copy_loops(
     for axis, stride in offset_of(where).strides.items():
         for name, scale in pieces[axis].terms:
             if name in strides:
-                strides[name] += abs(stride * scale)
+                strides[name] += abs(stride * _moved(scale, merged.get(axis)))
     if whole:
         count = in_word(where.dtype)
         strides = {name: stride // count for name, stride in strides.items()}
@@ -71,8 +73,8 @@ def copy_loops(
     distance = HALVES if strides[word] == 1 and in_word(where.dtype) == HALVES else 1
     near = next((name for name in names if strides[name] == distance), "")
     far = sorted(names, key=lambda name: -strides[name])
-    if step.lanes and near and ranges[near].arg.bind != "vector":
-        return _in_vectors(step.lanes, near, names, far, ranges, pieces, first)
+    if lanes and near and ranges[near].arg.bind != "vector":
+        return _in_vectors(lanes, near, names, far, ranges, pieces, first)
     beside = "" if gpu else _beside(names, strides, ranges)
     found = {}
     for name in names:
@@ -83,6 +85,19 @@ def copy_loops(
         place = Range(first + far.index(name), f"{name}_copy", bind)
         found[name] = make_node(axis.op, axis.dtype, axis.src, place)
     return CopyLoops(found, pieces, tuple(found.values()))
+
+
+def _moved(scale: int, merged: tuple[str, Dim, Dim] | None) -> int:
+    """By how much steps of `scale` move an axis, which may be one of several that were collapsed.
+
+    Such an axis is a digit of the collapsed one.
+    """
+    if merged is None:
+        return scale
+    _, digit, extent = merged
+    if not isinstance(digit, int) or not isinstance(extent, int):
+        return scale
+    return scale // digit if digit <= scale < digit * extent else 0
 
 
 def _beside(names: list[str], strides: Mapping[str, int], ranges: Mapping[str, Node]) -> str:

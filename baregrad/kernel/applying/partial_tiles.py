@@ -54,9 +54,11 @@ def is_staged_product(value: Node, axes: frozenset[Node]) -> bool:
 
 
 def is_padded_copy(stage: Node) -> bool:
-    """Whether a STAGE copies elements of an input, with 0 for those past an axis' end."""
+    """Whether a STAGE has 0 past an axis' end: elements of an input, or a factor that is kept."""
     value = stage.src[0]
     if value.op is Ops.GUARD:
+        if stage.arg.space == "shared":
+            return True
         value = value.src[1]
     return value.op in (Ops.INDEX, Ops.LOAD) and value.src[0].op is Ops.PARAM
 

@@ -451,11 +451,10 @@ class _Builder:
         self.count += 1
         self.rows[buffer] = row_of(node)
         if node.arg.depth > 1:
-            self.count += 1
             ring = self.rings.get(block)
             if ring is None:
                 ring = self.rings[block] = open_ring(node.arg, path[-2], block)
-            add_copy(ring, buffer, copy, self.count)
+            self.count += add_copy(ring, buffer, copy, self.count + 1)
             self.around[buffer] = ((slot_now(ring),), ())
         else:
             place = block

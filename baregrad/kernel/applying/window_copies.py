@@ -15,7 +15,7 @@ from baregrad.ir.core.node import Node, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import moves_of
 from baregrad.kernel.facts.axis_table import Piece
-from baregrad.kernel.language.schedule import StageInput
+from baregrad.kernel.language.schedule import Staging
 
 
 class WindowRegion(NamedTuple):
@@ -37,7 +37,7 @@ class WindowRegion(NamedTuple):
 
 
 def regions_of(
-    step: StageInput,
+    step: Staging,
     node: Node,
     pieces: Mapping[Node, Piece],
     ranges: Mapping[str, Node],
@@ -50,7 +50,6 @@ def regions_of(
     node: the read, or a guard over it. dead: axes of one element. chunked: axes that are part of no
     sum, since chunks have their parts of them. merged: what was collapsed is part of none either.
     """
-    where = node if node.op is Ops.INDEX else node.src[1]
     moves: list[Mapping[Node, int]] | None = None
     found: list[WindowRegion] = []
     for group in step.axes:
@@ -62,7 +61,7 @@ def regions_of(
             found += [WindowRegion(name, {name: 1}, _size(ranges[name])) for name in names]
             continue
         if moves is None:
-            moves = moves_of(node, where)
+            moves = moves_of(node, node if node.op is Ops.INDEX else node.src[1])
             if moves is None:
                 return None
         steps = _steps(names, moves, pieces, merged)

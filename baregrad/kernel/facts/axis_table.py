@@ -17,6 +17,7 @@ from baregrad.kernel.facts.analysis import Facts, distinct_axes, out_axes
 from baregrad.kernel.language.schedule import (
     Pipeline,
     Prefetch,
+    StageFactor,
     StageInput,
     StageReduce,
     Step,
@@ -90,6 +91,7 @@ class AxisTable:
     merged: dict[Node, tuple[str, Dim, Dim]] = field(default_factory=dict)
     groups: dict[str, tuple[Node, ...]] = field(default_factory=dict)
     staged_inputs: list[StageInput] = field(default_factory=list)
+    staged_factors: list[StageFactor] = field(default_factory=list)
     staged_reductions: list[StageReduce] = field(default_factory=list)
     staged: set[str] = field(default_factory=set)
     streamed: set[int] = field(default_factory=set)

@@ -16,7 +16,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc, StageInfo
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, extent_of, make_node
+from baregrad.ir.core.node import Node, extent_of, make_node, rebuild
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import CopyTo, Done
@@ -24,7 +24,7 @@ from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
 from baregrad.kernel.gpu.shared_copies import SharedCopy
 from baregrad.kernel.gpu.shared_layouts import layout_of
-from baregrad.kernel.language.schedule import Pipeline, StageInput, StageReduce, illegal
+from baregrad.kernel.language.schedule import Pipeline, StageReduce, Staging, illegal
 from baregrad.kernel.loops.loop_blocks import StatementBlock
 from baregrad.kernel.loops.loop_pieces import guarded, store
 
@@ -96,7 +96,7 @@ def _check_stores(table: AxisTable, axis: Axis, step: Pipeline) -> None:
 
 
 def slots_of(
-    pipelines: list[Pipeline], step: StageInput, value: Node, own: tuple[Node, ...]
+    pipelines: list[Pipeline], step: Staging, value: Node, own: tuple[Node, ...]
 ) -> tuple[list[Pipeline], StageInfo]:
     """The pipelines that a copy `value` over the axes `own` is part of, and how it is kept.
 
@@ -120,7 +120,7 @@ def slots_of(
 
 
 def check_applied(
-    table: AxisTable, applied: set[StageInput | StageReduce | Pipeline], empty: set[str],
+    table: AxisTable, applied: set[Staging | StageReduce | Pipeline], empty: set[str],
     dead: set[str],
 ) -> None:
     """Raise ScheduleError for a copy that nothing reads, and a pipeline that nothing is part of.
@@ -128,10 +128,12 @@ def check_applied(
     Where there is nothing to copy, because some axis is empty, or to keep, because all of them have
     one element, nothing is asked of the reads.
     """
-    staging: list[StageInput | StageReduce] = [*table.staged_inputs, *table.staged_reductions]
+    staging: list[Staging | StageReduce] = [
+        *table.staged_inputs, *table.staged_factors, *table.staged_reductions
+    ]  # fmt: skip
     for request in staging:
-        copied = isinstance(request, StageInput)
-        named = request.axes if isinstance(request, StageInput) else (request.axis, *request.axes)
+        copied = not isinstance(request, StageReduce)
+        named = (request.axis, *request.axes) if isinstance(request, StageReduce) else request.axes
         if request not in applied and empty.isdisjoint(named) and not dead.issuperset(named):
             what = "access of that input" if copied else "reduction over it"
             raise illegal(request, f"no {what} runs along all of these axes, inside its bounds")
@@ -186,27 +188,34 @@ def open_ring(stage: StageInfo, outer: StatementBlock, body: StatementBlock) -> 
         body.first += (begun,)
     if asynchronous:
         body.first += (commit,)
-    elif ever:
+    if ever:
         body.last += (ended,)
     return Ring(axis, stage.depth, stage.engine, ahead, begun, ended)
 
 
-def add_copy(ring: Ring, buffer: Node, copy: SharedCopy, number: int) -> None:
-    """Put a copy into a ring; `number` is that of a register array that it may need."""
+def add_copy(ring: Ring, buffer: Node, copy: SharedCopy, first: int) -> int:
+    """Put a copy into a ring; the number of register arrays that it needs, numbered from `first`.
+
+    With `async` the copies of whole words go by themselves. Of all else the threads hold what is
+    read, and what is computed of it is computed once it is stored.
+    """
+    alone = ring.engine == "async" and _is_of_words(buffer, copy)
     for iteration, block in ring.ahead:
-        _fill(ring, block, buffer, copy, iteration)
+        _fill(ring, block, buffer, copy, iteration, alone)
     later = index.add(ring.axis, ring.depth - 1)
-    if ring.engine == "async":
-        _check_engine(buffer, copy)
-        _fill(ring, ring.begun, buffer, copy, later)
-        return
-    held, places = _held(buffer, copy, number)
+    if alone:
+        _fill(ring, ring.begun, buffer, copy, later, alone)
+        return 0
     value = substitute(copy.value, {ring.axis: index.as_node(later)})
-    if copy.condition is not None:
-        value = _under(copy.condition, value)
-    ring.begun.items.append(store(held, value, places))
-    kept = make_node(Ops.LOAD, held.dtype, (held, *places))
-    _put(ring.ended, copy, store(buffer, kept, (_slot(ring, later), *copy.places)))
+    arrays = _held(value, copy, first)
+    kept: dict[Node, Node] = {}
+    for node, (read, held, places) in arrays.items():
+        inside = read if copy.condition is None else _under(copy.condition, read)
+        ring.begun.items.append(store(held, inside, places))
+        kept[node] = make_node(Ops.LOAD, held.dtype, (held, *places))
+    value = rebuild(value, lambda node: None, memo=kept)
+    _put(ring.ended, copy, store(buffer, value, (_slot(ring, later), *copy.places)))
+    return len(arrays)
 
 
 def _slot(ring: Ring, iteration: Dim) -> Node:
@@ -219,12 +228,12 @@ def slot_now(ring: Ring) -> Node:
 
 
 def _fill(
-    ring: Ring, block: StatementBlock, buffer: Node, copy: SharedCopy, iteration: Dim
+    ring: Ring, block: StatementBlock, buffer: Node, copy: SharedCopy, iteration: Dim, alone: bool
 ) -> None:
-    """Copy what one iteration reads."""
+    """Copy what one iteration reads; `alone`: without the threads waiting for it."""
     value = substitute(copy.value, {ring.axis: index.as_node(iteration)})
     places = (_slot(ring, iteration), *copy.places)
-    if ring.engine == "async" and value.op is not Ops.CONST:
+    if alone and value.op is not Ops.CONST:
         target = (buffer, value, *places)
         _put(block, copy, make_node(Ops.COPYTO, dtypes.token, target, CopyTo("async")))
     else:
@@ -241,20 +250,65 @@ def _put(block: StatementBlock, copy: SharedCopy, node: Node) -> None:
     block.items.append(node)
 
 
-def _held(buffer: Node, copy: SharedCopy, number: int) -> tuple[Node, tuple[Node, ...]]:
-    """Registers for what each thread copies, and the places in them."""
-    tiles = {axis for place in copy.places for axis in place.ranges if axis.arg.is_tile}
-    places = tuple(sorted(by_id(tiles), key=lambda axis: bool(axis.arg.bind == "vector")))
-    shape = tuple([int(axis.src[0].arg) for axis in places])
-    own = prod([int(axis.src[0].arg) for axis in places if not axis.arg.is_thread])
-    if copy.loop is not None or own > MOST_HELD:
+def _held(
+    value: Node, copy: SharedCopy, first: int
+) -> dict[Node, tuple[Node, Node, tuple[Node, ...]]]:
+    """What each thread reads for a copy: the read under its conditions, its registers, the places.
+
+    Where that is too much it is what the copy keeps.
+    """
+    if copy.loop is not None:
         raise ScheduleError(
-            "a thread holds too much of a copy that is begun ahead",
-            found=f"{own} elements{' in each round' if copy.loop is not None else ''}",
-            wanted=f"at most {MOST_HELD}", hint="smaller copies, more threads, or engine='async'",
+            "a copy that is begun ahead takes too many rounds", found=copy.loop,
+            hint="smaller copies, more threads, or pipeline(..., engine='async')",
         )
-    alloc = Alloc(number, "register", shape, name=f"a{number}")
-    return make_node(Ops.ALLOC, buffer.dtype, (), alloc), places
+    for reads in (_reads_of(value), {value: value}):
+        found: dict[Node, tuple[Node, Node, tuple[Node, ...]]] = {}
+        total = 0
+        for node, read in reads.items():
+            tiles = {axis for axis in read.ranges if axis.arg.is_tile}
+            places = tuple(sorted(by_id(tiles), key=lambda axis: bool(axis.arg.bind == "vector")))
+            shape = tuple([int(axis.src[0].arg) for axis in places])
+            total += prod([n for n, a in zip(shape, places, strict=True) if not a.arg.is_thread])
+            number = first + len(found)
+            alloc = Alloc(number, "register", shape, name=f"a{number}")
+            found[node] = (read, make_node(Ops.ALLOC, read.dtype, (), alloc), places)
+        if total <= MOST_HELD:
+            return found
+    raise ScheduleError(
+        "a thread holds too much of a copy that is begun ahead", found=f"{total} elements",
+        wanted=f"at most {MOST_HELD}", hint="smaller copies, more threads, or engine='async'",
+    )
+
+
+def _reads_of(value: Node) -> dict[Node, Node]:
+    """The elements that a value is computed of, each under all conditions that it is read under.
+
+    The value itself where an element is read under several.
+    """
+    found: dict[Node, Node] = {}
+    stack: list[tuple[Node, Node | None]] = [(value, None)]
+    seen = set(stack)
+    while stack:
+        node, condition = stack.pop()
+        if _is_element(node):
+            read = node if condition is None else _under(condition, node)
+            if found.setdefault(node, read) is not read:
+                return {value: value}
+            continue
+        below = node.src
+        if node.op is Ops.GUARD:
+            condition = node.src[0] if condition is None else index.both(condition, node.src[0])
+            below = node.src[1:]
+        for child in below:
+            if child.has(Ops.LOAD) and (child, condition) not in seen:
+                seen.add((child, condition))
+                stack.append((child, condition))
+    return found or {value: value}
+
+
+def _is_element(value: Node) -> bool:
+    return (value.src[1] if value.op is Ops.GUARD else value).op is Ops.LOAD
 
 
 def _under(condition: Node, value: Node) -> Node:
@@ -264,15 +318,9 @@ def _under(condition: Node, value: Node) -> Node:
     return guarded(condition, value)
 
 
-def _check_engine(buffer: Node, copy: SharedCopy) -> None:
-    """Refuse what the engine cannot copy: it takes whole words."""
+def _is_of_words(buffer: Node, copy: SharedCopy) -> bool:
+    """Whether a copy takes whole words of an array as they are."""
     vectors = {a for place in copy.places for a in place.ranges if a.arg.bind == "vector"}
     lanes = prod([int(axis.src[0].arg) for axis in vectors])
     nbytes = lanes * max(buffer.dtype.itemsize, 1)
-    if nbytes not in ASYNC_BYTES or buffer.dtype is dtypes.bool:
-        raise ScheduleError(
-            "an asynchronous copy takes whole words, and these elements do not lie together",
-            found=f"{nbytes} bytes of {buffer.dtype}",
-            wanted=", ".join(map(str, ASYNC_BYTES)),
-            hint="copy along the axis on which they are adjacent, or engine='lanes'",
-        )
+    return _is_element(copy.value) and nbytes in ASYNC_BYTES and buffer.dtype is not dtypes.bool

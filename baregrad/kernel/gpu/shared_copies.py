@@ -33,7 +33,7 @@ VECTOR_BYTES = 16
 # Rounds of copying that are written out one by one, so that their loads are under way together.
 MOST_ROUNDS = 4
 # The same where they are under way while the threads compute.
-MOST_ROUNDS_AHEAD = 16
+MOST_ROUNDS_AHEAD = 64
 
 
 @dataclass(slots=True)
@@ -151,17 +151,32 @@ def _constant(axis: Node) -> int:
 
 
 def _lanes(value: Node, inner: Node) -> int:
-    """Elements that lie together along an axis and are read at once; 1 if they do not."""
-    condition = None
-    if value.op is Ops.GUARD:
-        condition, value = value.src
-    if value.op is not Ops.LOAD or (condition is not None and inner in condition.ranges):
-        return 1
-    terms, constant = index.linear(value.src[1])
-    if terms.get(inner) != 1 or value.dtype is dtypes.bool:
-        return 1
-    others = [scale for atom, scale in terms.items() if atom is not inner]
-    if any(inner in atom.ranges for atom in terms if atom is not inner):
-        return 1
-    lanes = min(VECTOR_BYTES // max(value.dtype.itemsize, 1), 8)
-    return math.gcd(lanes, _constant(inner), constant, *others)
+    """Elements along an axis that a thread copies at once: as many as some read has together.
+
+    1 if they do not lie together, or if a condition is another one for each.
+    """
+    extent = _constant(inner)
+    for lanes in (8, 4, 2):
+        if extent % lanes or lanes * max(value.dtype.itemsize, 1) > VECTOR_BYTES:
+            continue
+        chunk = range_node(extent // lanes, FIRST_ID - 2, "", "loop")
+        lane = range_node(lanes, FIRST_ID - 1, "", "vector")
+        place = index.as_node(index.add(index.mul(chunk, lanes), lane))
+        if _is_together(substitute(value, {inner: place}), lane, lanes):
+            return lanes
+    return 1
+
+
+def _is_together(value: Node, lane: Node, lanes: int) -> bool:
+    """Whether a vector's elements lie together in some read, all under the same conditions."""
+    found = False
+    for node in toposort(value):
+        if node.op is Ops.GUARD and lane in node.src[0].ranges:
+            return False
+        if node.op is Ops.LOAD and lane in node.ranges and node.dtype is not dtypes.bool:
+            terms, constant = index.linear(node.src[1])
+            others = [scale for atom, scale in terms.items() if atom is not lane]
+            apart = any(lane in atom.ranges for atom in terms if atom is not lane)
+            aligned = not any(other % lanes for other in (constant, *others))
+            found = found or (terms.get(lane) == 1 and not apart and aligned)
+    return found

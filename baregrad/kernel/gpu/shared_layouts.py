@@ -17,7 +17,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.layout import Layout, Swizzle, row_major
 from baregrad.ir.core.node import Node, alu, make_node, rebuild, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.language.schedule import StageInput, illegal
+from baregrad.kernel.language.schedule import StageInput, Staging, illegal
 
 CHUNK_BYTES = 16
 # Bytes of all banks together: shorter rows lie several side by side.
@@ -28,9 +28,9 @@ _CHUNK_BITS = CHUNK_BYTES.bit_length() - 1
 _ACCESSES = Ops.LOAD.bit | Ops.STORE.bit | Ops.COPYTO.bit
 
 
-def check_layout(step: StageInput, gpu: bool) -> None:
+def check_layout(step: Staging, gpu: bool) -> None:
     """Refuse layouts of shared memory where there is none, and such as make no sense."""
-    if step.ahead and gpu:
+    if gpu and isinstance(step, StageInput) and step.ahead:
         raise illegal(step, "a GPU's shared memory has no lines to ask for")
     if (step.pad is not None or step.swizzle) and not gpu:
         raise illegal(step, "only a GPU's shared memory has banks")
@@ -39,7 +39,7 @@ def check_layout(step: StageInput, gpu: bool) -> None:
         raise illegal(step, wanted=f"0 <= swizzle <= {most}, or pad >= 0, not both")
 
 
-def layout_of(step: StageInput, value: Node, axes: Sequence[Node]) -> Layout | None:
+def layout_of(step: Staging, value: Node, axes: Sequence[Node]) -> Layout | None:
     """How the copy of `value` over `axes` lies; None where the step leaves that open.
 
     Raises ScheduleError where its rows cannot be swizzled as it says.

@@ -44,6 +44,11 @@ def meaning_of(product: Factors) -> Node:
     return alu(Ops.MUL, cast(slot(0, left), total), cast(slot(1, right), total))
 
 
+def is_element(node: Node) -> bool:
+    """Whether a node reads an element of an argument, guarded or not."""
+    return is_read(node.src[1] if node.op is Ops.GUARD else node)
+
+
 def matched(meaning: Node, value: Node) -> tuple[Node, ...] | None:
     """What stands in `value` for the SLOTs of `meaning`, each a read, guarded or not; else None."""
     found: dict[int, Node] = {}
@@ -52,7 +57,7 @@ def matched(meaning: Node, value: Node) -> tuple[Node, ...] | None:
         if one.dtype is not other.dtype:
             return None
         if one.op is Ops.SLOT:
-            if not is_read(other.src[1] if other.op is Ops.GUARD else other):
+            if not is_element(other):
                 return None
             found[one.arg] = other
         elif one.op is not other.op:
@@ -77,6 +82,33 @@ def summed_factors(facts: Facts, products: Iterable[Factors]) -> tuple[Node, Nod
         return None
     node = facts.reductions[0].node
     return factors_of(node.src[0], products) if node.arg.monoid.primitive is Ops.ADD else None
+
+
+def kept_factors(facts: Facts) -> tuple[Node, Node] | None:
+    """The two factors that a kernel's only reduction sums, ahead of casts that widen them.
+
+    None where it sums no products, or where a factor is not computed of elements alone.
+    """
+    if len(facts.reductions) != 1:
+        return None
+    node = facts.reductions[0].node
+    if node.arg.monoid.primitive is not Ops.ADD or node.src[0].op is not Ops.MUL:
+        return None
+    left, right = map(_ahead_of_widening, node.src[0].src)
+    return (left, right) if _is_elementwise(left) and _is_elementwise(right) else None
+
+
+def _ahead_of_widening(value: Node) -> Node:
+    if value.op is not Ops.CAST:
+        return value
+    (narrow,) = value.src
+    widens = narrow.dtype.kind == value.dtype.kind and narrow.dtype.bits < value.dtype.bits
+    return narrow if widens else value
+
+
+def _is_elementwise(value: Node) -> bool:
+    """Whether a value is computed of elements of arguments, one at least, without folds."""
+    return value.has(Ops.INDEX) and not value.has(Ops.REDUCE, Ops.SCAN, Ops.STAGE)
 
 
 def check_step(table: AxisTable, step: Tensorize, row: Instruction) -> None:

@@ -18,7 +18,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.protocol.attributes import Mma
 from baregrad.kernel.facts.analysis import Facts
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
-from baregrad.kernel.instructions.instruction import Instruction, summed_factors
+from baregrad.kernel.instructions.instruction import Instruction, kept_factors
 from baregrad.kernel.language.schedule import Tensorize, illegal
 
 INSTRUCTION = "mma"
@@ -55,9 +55,16 @@ def _check_mma(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
 
 
 def operand_of(facts: Facts) -> DType | None:
-    """The 16-bit dtype of the factors of a kernel's only sum; None where it is no such sum."""
-    found = summed_factors(facts, PRODUCTS) if len(facts.outs) == 1 else None
-    return found[0].dtype if found else None
+    """The 16-bit dtype of the factors of a kernel's only sum; None where it is no such sum.
+
+    The factors are elements of inputs, or values that the kernel rounds to that dtype.
+    """
+    found = kept_factors(facts) if len(facts.outs) == 1 else None
+    if found is None:
+        return None
+    left, right = found
+    what = Factors(left.dtype, right.dtype, facts.reductions[0].node.dtype)
+    return left.dtype if what in PRODUCTS else None
 
 
 # Rows, columns, steps.
@@ -83,7 +90,7 @@ def product(total: Node, value: Node, own: tuple[Node, ...]) -> Node:
     if len(loads) != 2 or not all(map(_is_shared, loads)):
         raise ScheduleError(
             "a matrix unit takes its factors from shared memory",
-            wanted="stage_input of both inputs, over all axes of the tile", found=value,
+            wanted="stage_factor of both factors, over all axes of the tile", found=value,
         )
     tiles = [axis for axis in total.ranges if axis.arg.bind == TILE]
     rows, columns = sorted(tiles, key=lambda axis: -int(axis.src[0].arg))

@@ -132,6 +132,29 @@ class StageInput:
 
 
 @dataclass(frozen=True, slots=True)
+class StageFactor:
+    """A factor of a kernel's only sum of products is kept in shared memory and read there.
+
+    `place` is 0 or 1, in the order of the product. What is kept over `axes`, outermost first, is
+    the value ahead of the cast that widens it: the elements of an input, or what is computed of
+    several. Otherwise as `StageInput`; what is past the end of a masked axis is 0.
+    """
+
+    place: int
+    axes: tuple[str, ...]
+    pad: int | None = None
+    swizzle: int = 0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The axes that the step names."""
+        return self.axes
+
+    def __str__(self) -> str:
+        return _spelled("stage_factor", (self.place, *self.axes), _changed(self, "pad", "swizzle"))
+
+
+@dataclass(frozen=True, slots=True)
 class StageReduce:
     """Reductions over `axis` keep their accumulators for all of `axes` in scratch memory.
 
@@ -194,7 +217,8 @@ class Pipeline:
 
     A copy then has `depth` slots, taken in turns: while one is read the next are on their way. With
     the engine `lanes` the threads hold what comes in registers and store it once the iteration is
-    computed; with `async` it goes from memory to the slot by itself.
+    computed; with `async` it goes from memory to the slot by itself. A factor that is computed, or
+    whose elements lie in no whole words, always comes through registers.
 
     On a CPU, with the engine `stores`: what an iteration stores in its last loop is stored in the
     first loop of the next iteration.
@@ -236,7 +260,8 @@ class Tensorize:
         return _spelled("tensorize", self.axes, {"instruction": self.instruction})
 
 
-_Copy = StageInput | StageReduce | StreamOutput | Prefetch | Pipeline
+Staging = StageInput | StageFactor
+_Copy = StageInput | StageFactor | StageReduce | StreamOutput | Prefetch | Pipeline
 Step = Collapse | Split | Reorder | Bind | _Copy | Tensorize
 _S = TypeVar("_S", bound=Step)
 DOT_INSTRUCTIONS = ("dot4", "dot2")
@@ -321,6 +346,16 @@ def stage_input(
     return _checked(StageInput(param, axes, lanes, pad, swizzle, ahead))
 
 
+def stage_factor(
+    place: int, *axes: str, pad: int | None = None, swizzle: int = 0
+) -> StageFactor:
+    """The factor at this place of a product is kept in shared memory, laid out over `axes`.
+
+    pad, swizzle: as of `stage_input`.
+    """
+    return _checked(StageFactor(place, axes, pad, swizzle))
+
+
 def stage_reduce(axis: str, *axes: str) -> StageReduce:
     """Accumulators for all of `axes` are kept in scratch memory while `axis` runs outside."""
     return _checked(StageReduce(axis, axes))
@@ -348,8 +383,8 @@ def tensorize(*axes: str, instruction: str) -> Tensorize:
 
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType({
     word.__name__: word for word in (
-        split, collapse, reorder, bind, vectorise, unroll, parallelise, stage_input, stage_reduce,
-        stream_output, prefetch, pipeline, tensorize,
+        split, collapse, reorder, bind, vectorise, unroll, parallelise, stage_input, stage_factor,
+        stage_reduce, stream_output, prefetch, pipeline, tensorize,
     )
 })
 
@@ -440,6 +475,7 @@ _FIELDS: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType({
     **dict.fromkeys(("grain", "depth", "nbytes"), _is_count),
     **dict.fromkeys(("param", "lanes", "ahead"), lambda number: _is_count(number, 0)),
     "axes": lambda values: all(map(_is_text, values)),
+    "place": lambda place: type(place) is int and place in (0, 1),
     "parts": _are_parts,
     "loops": _are_shares,
     "masked": lambda value: type(value) is bool,

@@ -47,7 +47,8 @@ def statement(block: StatementBlock) -> Node:
             continue
         for ahead in item.before:
             done.append(ahead if isinstance(ahead, Node) else _nest(ahead))
-        done.append(_nest(item))
+        if item.items or item.first:
+            done.append(_nest(item))
     return done[0] if len(done) == 1 else instruction(Ops.SEQ, dtypes.token, tuple(done))
 
 

@@ -12,7 +12,7 @@ from baregrad.ir.analysis.outline import outline
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import KernelInfo, Out, Reduce
 from baregrad.ir.core.monoid import primitive
-from baregrad.ir.core.node import Node, range_node, toposort
+from baregrad.ir.core.node import Node, alu, cast, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 from baregrad.ir.evaluate.loop_level import evaluate_loop
@@ -69,6 +69,18 @@ def half_product(m: int, n: int, k: int) -> Node:
     """The product of two arrays of float16, summed as float32."""
     a, b = param(1, m, k, dtype=dtypes.float16), param(2, n, k, dtype=dtypes.float16)
     return kernel_of(contracted(a, b))
+
+
+def rounded_product(m: int, n: int, k: int) -> Node:
+    """The product of an array of float32, rounded to float16, and one of float16, as float32."""
+    i, j, r = range_node(m, 0), range_node(n, 1), range_node(k, 2)
+    half, single = dtypes.float16, dtypes.float32
+    left = cast(Node(Ops.INDEX, single, (param(1, m, k), i, r)), half)
+    right = Node(Ops.INDEX, half, (param(2, n, k, dtype=half), j, r))
+    value = alu(Ops.MUL, cast(left, single), cast(right, single))
+    total = Node(Ops.REDUCE, single, (value, r), Reduce(primitive(Ops.ADD, single)))
+    out = Node(Ops.OUT, dtypes.token, (param(0, m, n), total, i, j), Out())
+    return Node(Ops.KERNEL, dtypes.token, (out,), KernelInfo("rounded"))
 
 
 def smoothed(n: int, taps: int) -> Node:

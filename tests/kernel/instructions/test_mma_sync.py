@@ -119,8 +119,8 @@ REFUSED = (
     (f"{MMA}, bind('ki', 'thread')", "the lanes of a warp are taken"),
     (f"{MMA}, bind('m', 'thread')", "an instruction does all of the axis"),
     (f"{MMA}, split('kk', outer='x', y=2)", "an instruction does all of the axis"),
-    (f"{MMA}, stage_input(1, 'w', 'u', 'm', 'ki', 'kk')", "wanted stage_input of both inputs"),
-    (MMA, "wanted stage_input of both inputs"),
+    (f"{MMA}, stage_input(1, 'w', 'u', 'm', 'ki', 'kk')", "wanted stage_factor of both factors"),
+    (MMA, "wanted stage_factor of both factors"),
     (f"{MMA}, {ALONG.replace(')', ', pad=1)')}", "rows (and pad) of a multiple of 8"),
 )
 
@@ -152,8 +152,11 @@ def test_a_turing_machine_has_the_shorter_sum() -> None:
     ((80, 96, 160), (True, True), True),
     ((65, 64, 64), (False, False), True),
     # Rows of 72 elements are no whole number of the steps of an instruction.
-    ((64, 64, 72), (False, True), False),
-    ((64, 48, 64), (False, False), False),
+    ((64, 64, 72), (False, True), True),
+    ((64, 48, 64), (False, False), True),
+    ((16, 40, 64), (False, False), True),
+    ((64, 4, 64), (False, False), False),
+    ((64, 64, 8), (False, False), False),
 ])  # fmt: skip
 def test_what_fits_the_unit_is_given_to_it(
     shape: tuple[int, int, int], turned: tuple[bool, bool], taken: bool
