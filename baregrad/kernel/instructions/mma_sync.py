@@ -59,7 +59,7 @@ def operand_of(facts: Facts) -> DType | None:
 
     The factors are elements of inputs, or values that the kernel rounds to that dtype.
     """
-    found = kept_factors(facts) if len(facts.outs) == 1 else None
+    found = kept_factors(facts)
     if found is None:
         return None
     left, right = found

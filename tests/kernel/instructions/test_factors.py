@@ -86,8 +86,15 @@ def pushed(i: Node, q: Node, shape: tuple[int, int], dtype: DType) -> Node:
     return Node(Ops.GUARD, dtype, (index.less(-1, place), value))
 
 
+def gathered(i: Node, q: Node, shape: tuple[int, int], dtype: DType) -> Node:
+    """Elements of rows that an array of indices tells: those outside are zeros."""
+    row = cast(k.at(k.param(3, shape[0], dtype=dtypes.int32), i), dtypes.index)
+    read = k.at(k.param(1, *shape, dtype=dtype), row, q)
+    return Node(Ops.GUARD, dtype, (index.inside(row, shape[0]), read))
+
+
 FACTORS: tuple[Factor, ...] = (
-    rounded, scaled, normal, shifted, padded, pushed, dequantised
+    rounded, scaled, normal, shifted, padded, pushed, dequantised, gathered
 )  # fmt: skip
 
 
@@ -138,7 +145,7 @@ def test_both_factors_may_be_of_one_array() -> None:
 def test_copies_store_sixteen_bytes_at_once() -> None:
     """As many elements as the read has together; those of float32 come by two loads."""
     for make in (rounded, scaled, normal):
-        loop, program = lowered(product(make, 32, 16, 64), f"Schedule({HEAD}, {COPIES})")
+        _, program = lowered(product(make, 32, 16, 64), f"Schedule({HEAD}, {COPIES})")
         text = get("ptx").render(program, HOPPER)
         assert (text.count("st.shared.v4.b32"), text.count("st.shared.b16")) == (3, 0)
 

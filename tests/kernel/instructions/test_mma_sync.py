@@ -80,6 +80,21 @@ def test_what_follows_the_sum_runs_on_its_tile() -> None:
     check_gpu(product(40, 20, 40, bias=True), text())
 
 
+@pytest.mark.parametrize("shape", [(64, 16, 64), (40, 20, 40)], ids=str)
+def test_one_tile_of_sums_has_several_outputs(shape: tuple[int, int, int]) -> None:
+    """A weight's gradient with what an optimiser makes of it: each reads, and writes, the tile."""
+    (write,) = product(*shape).src
+    total, i, j = write.src[1:]
+    m, n, _ = shape
+    old, bias = k.at(k.param(3, m, n), i, j), k.at(k.param(4, n, dtype=BRAIN), j)
+    mean = alu(Ops.ADD, alu(Ops.MUL, old, k.const(0.9, F32)), total)
+    gate = cast(alu(Ops.MAX, alu(Ops.ADD, mean, cast(bias, F32)), k.const(0.0, F32)), BRAIN)
+    outs = [k.out(k.param(slot, m, n, dtype=value.dtype), value, i, j)
+            for slot, value in ((0, total), (5, mean), (6, gate))]
+    program = check_gpu(k.kernel(*outs, name="several"), text())
+    assert count(program, "mma.sync") == 4
+
+
 PIPED = (
     (False, True, ALONG.replace(")", ", pad=8)"), ", pipeline('ko', 3, 'async')"),
     (False, True, ALONG, ", pipeline('ko')"),
