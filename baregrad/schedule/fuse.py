@@ -11,7 +11,7 @@ from __future__ import annotations
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import SPELLED, Ops
-from baregrad.schedule import rules, stores
+from baregrad.schedule import narrow, rules, stores
 from baregrad.schedule.compared import compared_sums
 from baregrad.schedule.draft import Request, Written
 from baregrad.schedule.expand import EXPANSIONS, expand
@@ -19,10 +19,15 @@ from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.plan import Decision
 from baregrad.schedule.survey import take_survey
 
+_FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
 
-def fuse(sink: Node, gpu: bool = False) -> Fusion:
-    """The kernels of a SINK of tensor values, in the making: every value visited, readers first."""
-    fusion = Fusion(sink, gpu)
+
+def fuse(sink: Node, gpu: bool = False, matrix_units: bool = False) -> Fusion:
+    """The kernels of a SINK of tensor values, in the making: every value visited, readers first.
+
+    gpu, matrix_units: whether the machine is one, and has units for products of 16-bit floats.
+    """
+    fusion = Fusion(sink, gpu, matrix_units)
     _name_outputs(fusion)
     fusion.survey = take_survey(fusion.order, fusion.must)
     fusion.compared = compared_sums(fusion.sink, fusion.order, fusion.survey)
@@ -75,6 +80,8 @@ def _visit(fusion: Fusion, node: Node, requests: list[Request]) -> None:
         stores.store_padded(fusion, node, requests)
         return
     home = verdict.home
+    if home is None and node.op.bit & _FOLDS and _is_stored_narrowed(fusion, node, requests):
+        return
     if home is None:
         found = rules.find_sibling(fusion, node, node.shape, requests)
         draft = found or fusion.open_draft(node.shape)
@@ -86,3 +93,18 @@ def _visit(fusion: Fusion, node: Node, requests: list[Request]) -> None:
     fusion.store(node, home.draft, others)
     fusion.wanted.pop(node, None)
     expand(fusion, home)
+
+
+def _is_stored_narrowed(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
+    """Store what a reduction's reader makes of it instead, where that is narrower."""
+    chain = narrow.narrowed_by(fusion, node)
+    if not chain:
+        return False
+    found = rules.find_sibling(fusion, chain[-1], node.shape, requests)
+    draft = found or fusion.open_draft(node.shape)
+    request = narrow.store_narrowed(fusion, node, requests, chain, draft)
+    if request is None:
+        return False
+    fusion.decisions.append(Decision(chain[-1], True, "a reduction stored as it is narrowed"))
+    _visit(fusion, node, [request])
+    return True

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cached_property, partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, cast, toposort
-from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
 from baregrad.schedule.access import (
     VIEW_RULES,
     VIEWS,
@@ -31,8 +31,9 @@ from baregrad.schedule.draft import (
     token,
 )
 from baregrad.schedule.plan import Decision
-from baregrad.schedule.survey import Survey
+from baregrad.schedule.survey import Survey, matrix_products, only_operand
 
+_ELEMENTWISE = mask_of(ELEMENTWISE)
 # A view's op, its attribute and the shape of its source.
 _View = tuple[Op, Any, tuple[Any, ...]]
 
@@ -51,9 +52,10 @@ class Neighbours(NamedTuple):
 class Fusion:
     """Drafts, open requests, stored values and the decisions made."""
 
-    def __init__(self, sink: Node, gpu: bool = False) -> None:
+    def __init__(self, sink: Node, gpu: bool = False, matrix_units: bool = False) -> None:
         self.sink = sink
         self.gpu = gpu
+        self.matrix_units = matrix_units
         self.order = toposort(sink)
         self.drafts: list[Draft] = []
         self.wanted: dict[Node, list[Request]] = {}
@@ -77,6 +79,23 @@ class Fusion:
         self.compared: frozenset[Node] = frozenset()
         self.outputs: list[Node] = []
         self.survey: Survey
+
+    @cached_property
+    def only_readers(self) -> dict[Node, Node]:
+        """Of each value with one reader: that, where it reads nothing else and no view of it."""
+        readers = self.survey.readers
+        found = {}
+        for node in self.order:
+            if node.op.bit & _ELEMENTWISE:
+                below = only_operand(node)
+                if below is not None and readers[below] == 1 and not below.op.bit & VIEWS:
+                    found[below] = node
+        return found
+
+    @cached_property
+    def matrix_products(self) -> frozenset[Node]:
+        """The contractions that matrix units compute, where the machine has such."""
+        return matrix_products(self.survey) if self.matrix_units else frozenset()
 
     def store(self, node: Node, draft: Draft, readers: list[Request]) -> None:
         """Note that `draft` writes `node`, which the other requests read from memory."""

@@ -38,7 +38,8 @@ def make_plan(
         raise CompilerBug("a plan is made of a SINK", found=repr(sink))
     if sink.mask & Ops.COPY.bit:
         raise CompilerBug("a plan is of one device", found="a COPY, which is done before planning")
-    fusion = fuse(sink, target is not None and target.kind == "gpu")
+    is_gpu = target is not None and target.kind == "gpu"
+    fusion = fuse(sink, is_gpu, is_gpu and bool(target.warp_products))
     return plan_memory(fusion, partition(fusion), donate, origins)
 
 

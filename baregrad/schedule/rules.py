@@ -26,6 +26,7 @@ from baregrad.schedule.draft import (
     ranges_of,
 )
 from baregrad.schedule.fusion import Fusion, Neighbours
+from baregrad.schedule.narrow import narrower_source
 from baregrad.schedule.padded import is_copied_in_bands
 from baregrad.schedule.plan import Reason
 from baregrad.schedule.survey import is_tuple, own_work
@@ -90,6 +91,12 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
     if not reason:
         why = _why_fused(node, requests)
         return _fused(why) if why else _FUSED
+    if node not in fusion.must:
+        source = narrower_source(fusion, node)
+        if source is not None:
+            if source.op is not Ops.PARAM:
+                fusion.must.setdefault(source, "what is made of it is cheap and takes more bytes")
+            return Verdict(False, "its narrower source is stored")
     return Verdict(True, reason, _find_home(fusion, node, requests, obstacles))
 
 

@@ -37,6 +37,8 @@ GUARD_COST = 4.0  # a guarded read breaks a vector loop's contiguous loads
 MOST = 1e18
 # A REDUCE(add) of a product whose operands are each read at least this often is a contraction.
 CONTRACTION_REUSE = 4.0
+# From here on a tile of a matrix unit is filled well enough.
+MATRIX_REUSE = 8.0
 STORED_WHEN_SHARED = 24.0  # operations an element; what costs more is stored once two want it
 _VIEWS = mask_of((*MOVEMENT, Ops.DETACH))
 _PASSING = _VIEWS & ~Ops.PAD.bit  # what is seen through them is their source
@@ -133,6 +135,15 @@ def _is_dear(node: Node, weight: float, survey: Survey) -> bool:
     return not is_tuple(node)
 
 
+def only_operand(value: Node) -> Node | None:
+    """The one operand of a value that is no constant; None where there are several or none."""
+    found = dict.fromkeys([child for child in value.src if child.op is not Ops.CONST])
+    if len(found) != 1:
+        return None
+    (below,) = found
+    return None if below.dtype is _INDEX else below
+
+
 def own_work(node: Node) -> float:
     """Operations per element of the node itself, its operands being at hand."""
     return COSTLY.get(node.op, 1.0)
@@ -176,14 +187,43 @@ def _weigh(node: Node, survey: Survey) -> float:
     return below
 
 
+def matrix_products(survey: Survey) -> frozenset[Node]:
+    """The contractions whose factors are 16-bit floats, with enough results a side for tiles."""
+    return frozenset([node for node in survey.contractions if _is_of_narrow(node, survey)])
+
+
+def _is_of_narrow(node: Node, survey: Survey) -> bool:
+    if node.op is Ops.FOLD:
+        return False
+    body = _product(node)
+    size = survey.size[body.shape]
+    return all(
+        is_widened(operand) and size >= MATRIX_REUSE * survey.size[base_of(operand).shape]
+        for operand in body.src
+    )
+
+
+def is_widened(value: Node) -> bool:
+    """Whether a value is a 16-bit float, widened, seen through views and zeros around them."""
+    while value.op.bit & _VIEWS or (value.op is Ops.CAST and value.dtype.bits > 16):
+        value = value.src[0]
+    return value.dtype.kind == "float" and value.dtype.bits == 16
+
+
+def _product(node: Node) -> Node:
+    """What a REDUCE sums, below casts and views that only move axes."""
+    body = node.src[0]
+    while body.op in (Ops.CAST, Ops.RESHAPE, Ops.PERMUTE):
+        body = body.src[0]
+    return body
+
+
 def _is_contraction(node: Node, survey: Survey) -> bool:
     if node.op is Ops.FOLD:
         return base_of(node.src[0]) in survey.contractions
     if node.arg.monoid.primitive is not Ops.ADD:
         return False
-    body = node.src[0]
-    while body.op in (Ops.CAST, Ops.RESHAPE, Ops.PERMUTE):
-        body = body.src[0]
+    body = _product(node)
     if body.op is not Ops.MUL:
         return False
     size = survey.size[body.shape]

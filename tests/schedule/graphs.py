@@ -243,12 +243,14 @@ def check(
     donate: Mapping[int, int] | None = None,
     canonical: bool = True,
     tolerance: float = 1e-4,
+    target: Any = None,
 ) -> Plan:
     """Schedule, run, compare with the tensor-level evaluator; the number of kernels as expected."""
     from baregrad.graph import canonicalise
 
     root = sink(*outputs)
-    plan = make_plan(canonicalise(root) if canonical else root, donate=donate or {})
+    graph = canonicalise(root, target=target) if canonical else root
+    plan = make_plan(graph, donate=donate or {}, target=target)
     arrays = arrays if arrays is not None else random_inputs(root, variables)
     wanted = evaluate_all(root.src, {k: v.copy() for k, v in arrays.items()}, variables)
     found = run_plan(plan, arrays, variables)

@@ -1,0 +1,101 @@
+"""Which form of a value is stored: the narrowest that says the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.op import Ops
+from baregrad.schedule import Plan
+from tests.kernel.gpu_kernels import HOPPER
+from tests.schedule.graphs import F32, A, check, param
+
+BF16 = dtypes.bfloat16
+
+
+def half(slot: int, *shape: int) -> A:
+    return param(slot, *shape, dtype=BF16)
+
+
+def product(left: A, right: A) -> A:
+    """Summed in float32, rounded once."""
+    return (left.cast(F32) @ right.cast(F32)).cast(BF16)
+
+
+def temporaries(plan: Plan) -> list[str]:
+    return [buffer.dtype.name for buffer in plan.buffers if buffer.kind == "temp"]
+
+
+@pytest.mark.parametrize("target", [None, HOPPER])
+def test_the_second_product_reads_the_narrow_result_of_the_first(target: Any) -> None:
+    x, a, b = half(0, 64, 64), half(1, 64, 64), half(2, 64, 64)
+    plan = check([product(product(x, a), b)], kernels=2, target=target, tolerance=2e-2)
+    assert temporaries(plan) == ["bfloat16"]
+
+
+@pytest.mark.parametrize("target", [None, HOPPER])
+def test_what_a_cast_and_a_maximum_are_made_of_is_stored(target: Any) -> None:
+    x, a, b = half(0, 64, 64), half(1, 64, 64), half(2, 64, 64)
+    widened = product(x, a).cast(F32).relu()
+    plan = check([(widened @ b.cast(F32)).cast(BF16)], target=target, tolerance=2e-2)
+    assert temporaries(plan) == ["bfloat16"]
+
+
+def test_a_widened_argument_is_not_stored() -> None:
+    x = half(0, 64, 64).cast(F32)
+    plan = check([x @ param(1, 64, 64), x.permute(1, 0) @ param(2, 64, 64)], kernels=2)
+    assert temporaries(plan) == []
+
+
+def test_a_dear_function_is_stored_as_it_is() -> None:
+    x = (half(0, 64, 64) + half(1, 64, 64)).cast(F32).exp()
+    plan = check([x @ param(2, 64, 64), x.permute(1, 0) @ param(3, 64, 64)], tolerance=2e-2)
+    assert temporaries(plan) == ["float32"]
+
+
+def test_a_function_of_two_values_is_stored_as_it_is() -> None:
+    x = half(0, 64, 64).cast(F32).exp() + half(1, 64, 64).cast(F32).exp()
+    plan = check([x @ param(2, 64, 64)], tolerance=1e-3)
+    assert temporaries(plan) == ["float32"]
+
+
+def test_what_is_asked_to_be_contiguous_keeps_its_order() -> None:
+    """The narrow value lies the other way round, where views stand between."""
+    x = product(half(0, 64, 48), half(1, 48, 32))
+    plan = check([x.permute(1, 0).cast(F32).contiguous() + 1.0], tolerance=2e-2)
+    assert [(one.shape, one.dtype) for one in plan.buffers if one.kind == "temp"] == [
+        ((32, 64), F32)
+    ]
+
+
+@pytest.mark.parametrize("target", [None, HOPPER])
+def test_a_product_stored_for_other_axes_is_stored_as_it_is_narrowed(target: Any) -> None:
+    """Its reader sums columns, so that its sums are no epilogue's."""
+    x, a = half(0, 64, 64), half(1, 64, 64)
+    plan = check([product(x, a).cast(F32).sum(0)], kernels=2, target=target, tolerance=5e-2)
+    assert temporaries(plan) == ["bfloat16"]
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.3])
+def test_a_scaled_product_is_narrowed_through_the_scale(scale: float) -> None:
+    x, a = half(0, 64, 64), half(1, 64, 64)
+    scaled = ((x.cast(F32) @ a.cast(F32)) * scale).cast(BF16)
+    plan = check([scaled.cast(F32).sum(0)], kernels=2, tolerance=5e-2)
+    assert temporaries(plan) == ["bfloat16"]
+
+
+def test_the_sums_of_two_products_are_stored_narrow() -> None:
+    """One of them has no room in the kernel of the other."""
+    x, a, b = half(0, 64, 64), half(1, 64, 64), half(2, 64, 64)
+    plan = check([product(x, a) + product(x, b)], kernels=2, tolerance=2e-2)
+    assert temporaries(plan) == ["bfloat16"]
+
+
+def test_a_sum_that_is_read_wide_is_stored_wide() -> None:
+    x, a = half(0, 64, 64), half(1, 64, 64)
+    total = x.cast(F32) @ a.cast(F32)
+    plan = check([total.cast(BF16).cast(F32).sum(0), total.sum(0)], tolerance=5e-2)
+    assert "float32" in temporaries(plan)
+    assert Ops.CAST not in {one.value.op for one in plan.decisions if one.stored}
