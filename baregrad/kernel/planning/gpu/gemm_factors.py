@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from dataclasses import dataclass
 
-from baregrad.ir.core.node import Node, extent_of
+from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import (
     ArrayAccess,
@@ -12,19 +12,45 @@ from baregrad.kernel.facts.analysis import (
     in_bounds,
     is_read,
     iterations,
-    offset_of,
+    out_axes,
+    reads_in,
 )
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
+_FOLDED = (Ops.REDUCE, Ops.SCAN, Ops.STAGE)
 
-class GemmFactors(NamedTuple):
-    """The reads of a product, and its axes: of the one alone, of the other, of both, summed.
+
+@dataclass(eq=False, slots=True)
+class Factor:
+    """A factor of a product: its place in it, its value, its axes, and the reads it is made of."""
+
+    place: int
+    value: Node
+    axes: frozenset[Node]
+    reads: list[ArrayAccess]
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is an element of an array, cast and guarded at most."""
+        value = _uncast(self.value)
+        return is_read(value.src[1] if value.op is Ops.GUARD else value)
+
+    @property
+    def slot(self) -> int:
+        """The argument that a plain factor is an element of."""
+        slot: int = self.reads[0].array.arg.slot
+        return slot
+
+
+@dataclass(eq=False, slots=True)
+class GemmFactors:
+    """The factors of a product, and its axes: of the one alone, of the other, of both, summed.
 
     All extents are constant.
     """
 
-    left: ArrayAccess
-    right: ArrayAccess
+    left: Factor
+    right: Factor
     rows: list[Node]
     columns: list[Node]
     shared: list[Node]
@@ -38,26 +64,27 @@ class GemmFactors(NamedTuple):
 
 
 def gemm_factors(plan: GpuPlan) -> GemmFactors | None:
-    """The factors of a kernel that is one sum of products of two arrays' elements."""
+    """The factors of a kernel that is one sum of products, at all places of all its outputs."""
     facts = plan.facts
-    if len(facts.reductions) != 1 or len(facts.outs) != 1:
+    if len(facts.reductions) != 1:
         return None
     reduction = facts.reductions[0]
-    reads = _reads(reduction)
-    if reads is None or reads[0].array is reads[1].array:
+    factors = _factors(reduction)
+    if factors is None:
         return None
     axes = [*facts.data, *reduction.own]
     if not all(isinstance(extent_of(axis), int) for axis in axes):
         return None
-    if not frozenset(facts.data) <= reduction.free:
+    every = frozenset(facts.data)
+    if every != reduction.free or any(out_axes(out) != every for out in facts.outs):
         return None
-    left, right = reads
+    left, right = factors
     data = [axis for axis in facts.data if extent_of(axis) != 1]
     shared = [axis for axis in data if axis in left.axes and axis in right.axes]
     rows = [axis for axis in data if axis in left.axes and axis not in right.axes]
     columns = [axis for axis in data if axis not in left.axes]
     depth = [axis for axis in reduction.own if extent_of(axis) != 1]
-    if not all(axis in read.axes for axis in depth for read in reads):
+    if not all(axis in factor.axes for axis in depth for factor in factors):
         return None
     if not rows or not columns or not depth:
         return None
@@ -66,8 +93,8 @@ def gemm_factors(plan: GpuPlan) -> GemmFactors | None:
     return GemmFactors(left, right, rows, columns, shared, depth)
 
 
-def _reads(reduction: Reduction) -> tuple[ArrayAccess, ArrayAccess] | None:
-    """The two reads whose product is summed, if each may be copied."""
+def _factors(reduction: Reduction) -> tuple[Factor, Factor] | None:
+    """The two factors whose product is summed, if each may be copied."""
     value = reduction.node.src[0]
     sums = reduction.node.arg.monoid.primitive is Ops.ADD
     if not sums or value.dtype.kind not in ("float", "int", "uint"):
@@ -77,14 +104,23 @@ def _reads(reduction: Reduction) -> tuple[ArrayAccess, ArrayAccess] | None:
     if value.op is not Ops.MUL:
         return None
     found = []
-    for side in value.src:
-        while side.op is Ops.CAST:
-            side = side.src[0]
-        guard = side if side.op is Ops.GUARD else None
-        read = side if guard is None else side.src[1]
-        if not is_read(read) or (guard is None and not in_bounds(read)):
+    for place, side in enumerate(value.src):
+        reads = reads_in(toposort(side))
+        if not reads or side.has(*_FOLDED) or not all(map(_may_be_copied, reads)):
             return None
-        if any(place.has(Ops.INDEX) for place in read.src[1:]):
-            return None
-        found.append(ArrayAccess(read.src[0], offset_of(read), side.ranges, False, guard))
+        found.append(Factor(place, side, side.ranges, reads))
     return found[0], found[1]
+
+
+def _may_be_copied(access: ArrayAccess) -> bool:
+    """Whether a read stays in its array, at places that no other read tells."""
+    read = access.read
+    if read is None or (access.guard is None and not in_bounds(read)):
+        return False
+    return not any(place.has(Ops.INDEX) for place in read.src[1:])
+
+
+def _uncast(value: Node) -> Node:
+    while value.op is Ops.CAST:
+        value = value.src[0]
+    return value

@@ -1,48 +1,29 @@
 """Schedules of contractions of 16-bit floats on GPUs: a warp's matrix unit does a tile at once.
 
-Panels of 64 steps come by asynchronous copies some iterations ahead. They lie as the inputs do, so
-that copies take 16 bytes; rows are swizzled, or padded where steps are across them, so that
-matrices are read without bank conflicts.
+Each side's axes are one, and so is the depth. Panels of the factors come some iterations ahead, by
+asynchronous copies where words lie together. They lie as the inputs do; rows are swizzled, or
+padded where steps are across them, so that matrices are read without bank conflicts.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import ArrayAccess
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, M, N, operand_of
-from baregrad.kernel.language.schedule import Bind, Pipeline, Split, StageInput, Tensorize
-from baregrad.kernel.planning.gpu.gemm_factors import GemmFactors
+from baregrad.kernel.language.schedule import Bind, Pipeline, Reorder, Split, StageFactor, Tensorize
+from baregrad.kernel.planning.gpu.gemm_copies import CHUNK, FactorCopy, Orders, orders_of
+from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
+from baregrad.kernel.planning.gpu.gemm_tiles import Product, WarpTile, best_tile
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
-
-class WarpTile(NamedTuple):
-    """A block's warps along rows and columns, and the tiles that each warp holds in registers."""
-
-    warps_m: int
-    tiles_m: int
-    warps_n: int
-    tiles_n: int
-
-    @property
-    def m(self) -> int:
-        """Rows of the block's tile."""
-        return self.warps_m * self.tiles_m * M
-
-    @property
-    def n(self) -> int:
-        """Columns of the block's tile."""
-        return self.warps_n * self.tiles_n * N
-
-
-TILES = (WarpTile(2, 4, 4, 4), WarpTile(2, 2, 2, 4))
-# Steps of a panel: as many 16-bit floats as reach all banks, and of an instruction.
-PANEL, DEPTH = 64, 16
-LEAST_SIDE = 64
-# Elements that one copy takes: 16 bytes.
-CHUNK = 8
-MOST_SLOTS = 3
+# Steps of an instruction, and of a panel: as many 16-bit floats as reach all banks.
+DEPTH, PANEL = 16, 64
+# Of sums of so many steps, one panel holds all.
+SMALL_PANEL = 32
+# Steps of a sum, rows or columns, and products that are worth the unit.
+LEAST_DEPTH = 16
+LEAST_SIDE = 8
+LEAST_PRODUCTS = 1 << 12
+# Rows of tiles whose blocks run at about the same time: what they read meets in the second cache.
+MOST_GROUP = 16
 
 
 def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
@@ -52,61 +33,64 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         return False
     if (dtype.name, DEPTH) not in plan.target.warp_products:
         return False
-    sides = (factors.rows, factors.columns, factors.depth)
-    if any(len(axes) != 1 for axes in sides):
-        return False
-    rows, columns, depth = (axes[0] for axes in sides)
     m, n, k, outside = factors.sizes()
-    if min(m, n) < LEAST_SIDE or k < PANEL:
+    if min(m, n) < LEAST_SIDE or k < LEAST_DEPTH or m * n * k < LEAST_PRODUCTS:
+        plan.because("{} x {} results, sums of {}: too small for matrix units", m, n, k)
         return False
-    reads = (factors.left, factors.right)
-    across = [_across(read, own, depth) for read, own in zip(reads, (rows, columns), strict=True)]
-    if None in across:
-        return False
-    busy = plan.target.busy_blocks
-    tile = next((t for t in TILES if outside * -(-m // t.m) * -(-n // t.n) >= busy), TILES[-1])
-    plan.grid(factors.shared)
-    name = plan.name
-    parts = (
-        (name(rows), (("m_o", 0), ("m_w", tile.warps_m), ("m_u", tile.tiles_m), ("m_i", M))),
-        (name(columns), (("n_o", 0), ("n_w", tile.warps_n), ("n_u", tile.tiles_n), ("n_i", N))),
-        (name(depth), (("k_o", 0), ("k_u", PANEL // DEPTH), ("k_i", DEPTH))),
+    orders = orders_of(plan, factors)
+    panel = PANEL if k > SMALL_PANEL else -(-k // DEPTH) * DEPTH
+    words = (
+        _is_of_words(factors.left, orders.left, m, k),
+        _is_of_words(factors.right, orders.right, n, k),
     )
-    plan.steps.extend(Split(axis, each, "", True) for axis, each in parts)
-    units = {"m_o": "grid", "n_o": "grid", "m_w": "thread_z", "n_w": "thread_y",
-             "m_u": "unroll", "n_u": "unroll"}  # fmt: skip
-    plan.steps.extend(Bind(axis, unit) for axis, unit in units.items())
-    plan.steps.append(Tensorize(("m_i", "n_i", "k_i"), INSTRUCTION))
-    for read, side, turned in zip(reads, "mn", across, strict=True):
+    choice = best_tile(plan.target, Product(m, n, k, outside), panel, CHUNK, words)
+    plan.grid(factors.shared)
+    _tiles(plan, orders, choice.tile, panel, m)
+    for factor, copy, side in (
+        (factors.left, orders.left, "m"), (factors.right, orders.right, "n"),
+    ):  # fmt: skip
         own, steps = (f"{side}_w", f"{side}_u", f"{side}_i"), ("k_u", "k_i")
-        slot = read.array.arg.slot
-        if turned:
-            plan.steps.append(StageInput(slot, (*steps, *own), pad=CHUNK))
+        if copy.turned:
+            plan.steps.append(StageFactor(factor.place, (*steps, *own), pad=CHUNK))
+        elif panel == PANEL:
+            plan.steps.append(StageFactor(factor.place, (*own, *steps), swizzle=3))
         else:
-            plan.steps.append(StageInput(slot, (*own, *steps), swizzle=3))
-    slots = _slots(plan, tile, k)
-    if slots > 1:
-        plan.steps.append(Pipeline("k_o", slots, "async"))
+            plan.steps.append(StageFactor(factor.place, (*own, *steps), pad=CHUNK))
+    if choice.slots > 1:
+        engine = "async" if any(words) else "lanes"
+        plan.steps.append(Pipeline("k_o", choice.slots, engine))
+    plan.because(
+        "matrix units: {} x {} results for {} warps, {} panels of {} steps at once, "
+        "copies of {} and {} elements",
+        choice.tile.m, choice.tile.n, choice.tile.warps, choice.slots, panel,
+        orders.left.lanes, orders.right.lanes,
+    )
     return True
 
 
-def _slots(plan: GpuPlan, tile: WarpTile, k: int) -> int:
-    """Panels that are under way or read at once, as room allows."""
-    # Rows may have a chunk between them.
-    nbytes = 2 * (tile.m + tile.n) * (PANEL + CHUNK)
-    room = plan.target.shared_bytes_per_block // nbytes
-    return min(MOST_SLOTS, room, -(-k // PANEL))
+def _is_of_words(factor: Factor, copy: FactorCopy, own: int, depth: int) -> bool:
+    """Whether copies of a factor go by themselves: of words, and none lies across an edge."""
+    extent, part = (own, M) if copy.turned else (depth, DEPTH)
+    return factor.is_plain and copy.lanes > 1 and extent % part == 0
 
 
-def _across(read: ArrayAccess, own: Node, depth: Node) -> bool | None:
-    """Whether a factor's neighbours lie along its own axis; None for what no copy takes whole."""
-    if read.guarded or read.offset.rest:
-        return None
-    near = [axis for axis in (depth, own) if read.stride(axis) == 1]
-    others = [stride for axis, stride in read.offset.strides.items() if axis not in near[:1]]
-    if not near or any(size % CHUNK for size in (read.offset.constant, *others)):
-        return None
-    extent = extent_of(near[0])
-    if not isinstance(extent, int) or extent % (DEPTH if near[0] is depth else M):
-        return None
-    return near[0] is own
+def _tiles(plan: GpuPlan, orders: Orders, tile: WarpTile, panel: int, m: int) -> None:
+    """Split the sides, which are one axis each, and bind their parts to blocks and warps."""
+    blocks = -(-m // tile.m)
+    group = max(size for size in range(1, MOST_GROUP + 1) if blocks % size == 0)
+    grouped = (("m_g", group),) if group < blocks else ()
+    warps = ("m_w", tile.warps_m), ("m_u", tile.tiles_m), ("m_i", M)
+    for axes, parts in (
+        (orders.rows, (("m_o", 0), *grouped, *warps)),
+        (orders.columns, (("n_o", 0), ("n_w", tile.warps_n), ("n_u", tile.tiles_n), ("n_i", N))),
+        (orders.depth, (("k_o", 0), ("k_u", panel // DEPTH), ("k_i", DEPTH))),
+    ):
+        plan.steps.append(Split(plan.joined(axes), parts, "", True))
+    grid = ("m_o", "n_o", *[name for name, _ in grouped])
+    # Each step of a panel is multiplied with all tiles of a warp before the next one is read.
+    inner = ("m_w", "n_w", "k_o", "k_u", "m_u", "n_u", "m_i", "n_i", "k_i")
+    plan.steps.append(Reorder((*grid, *inner)))
+    units = {**dict.fromkeys(grid, "grid"), "m_w": "thread_z", "n_w": "thread_y",
+             "m_u": "unroll", "n_u": "unroll"}  # fmt: skip
+    plan.steps.extend(Bind(axis, unit) for axis, unit in units.items())
+    plan.steps.append(Tensorize(("m_i", "n_i", "k_i"), INSTRUCTION))

@@ -59,6 +59,10 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     m, n, k, outside = factors.sizes()
     if min(m, n) < LEAST_SIDE or k < LEAST_DEPTH or m * n * k < LEAST_PRODUCTS:
         return False
+    if not (factors.left.is_plain and factors.right.is_plain):
+        return False
+    if factors.left.slot == factors.right.slot or len(plan.facts.outs) > 1:
+        return False
     tile = _tile(m, n, outside, plan.target.busy_blocks)
     plan.grid(factors.shared)
     rows = plan.joined(plan.by_stride(factors.rows, plan.write))
@@ -81,7 +85,7 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     units = {"m_o": "grid", "n_o": "grid", "m_t": "thread_y", "n_t": "thread", "m_u": "unroll",
              **dict.fromkeys(wide, "unroll"), "n_v": "vector"}  # fmt: skip
     plan.steps.extend(Bind(name, unit) for name, unit in units.items())
-    left, right = factors.left.array.arg.slot, factors.right.array.arg.slot
+    left, right = factors.left.slot, factors.right.slot
     plan.steps.append(StageInput(left, (*inner, "k_i", "m_t", "m_u")))
     plan.steps.append(StageInput(right, (*inner, "k_i", *wide, "n_t", "n_v")))
     return True
@@ -111,7 +115,7 @@ def _groups(tile: ThreadTile, blocks: int, most: int, busy: int) -> int:
 
 def _nbytes_of_group(tile: ThreadTile, factors: GemmFactors, depth: int) -> int:
     """Shared memory of a group: its panels, with what lies between rows, and its sums."""
-    size = max(itemsize(read.array.dtype) for read in (factors.left, factors.right))
+    size = max(itemsize(each.reads[0].array.dtype) for each in (factors.left, factors.right))
     rows = tile.threads_m + tile.threads_n * tile.vectors
     panels = depth * ((tile.m + tile.n) * size + rows * ROW_GAP_NBYTES)
     return panels + tile.threads_m * tile.threads_n * LANES * max(size, 4)

@@ -1,0 +1,123 @@
+"""In what order a contraction's axes become one a side, and how its factors are copied then.
+
+A copy takes the more at once the more neighbours lie together, along the factor's own axes or along
+the depth. So the axes of each side are put in the order in which both factors are copied best. That
+is a matter of strides alone: it does not change with how many rows there are, and so neither does
+the order in which products are added up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import product
+from math import gcd
+from types import MappingProxyType
+from typing import NamedTuple
+
+from baregrad.ir.core.node import Node
+from baregrad.kernel.facts.analysis import ArrayAccess, iterations
+from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
+from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
+
+# Elements that one copy takes at most: 16 bytes of 16-bit floats.
+CHUNK = 8
+# What it costs to bring an element in copies of so many, beside 16 bytes at once. Those of one are
+# neighbours in different threads; of none, each is in a line of its own.
+_COSTS = MappingProxyType({8: 1, 4: 2, 2: 4, 1: 12, 0: 48})
+# What stores cost that are no neighbours.
+_APART = 2
+
+
+class FactorCopy(NamedTuple):
+    """How a factor is copied to shared memory.
+
+    turned: its own axis is innermost there, not the depth. lanes: elements that one copy takes, 0
+    where those of two threads never lie together.
+    """
+
+    turned: bool
+    lanes: int
+
+
+class Orders(NamedTuple):
+    """The axes of each side, outermost first, and how both factors are copied."""
+
+    rows: list[Node]
+    columns: list[Node]
+    depth: list[Node]
+    left: FactorCopy
+    right: FactorCopy
+
+
+def orders_of(plan: GpuPlan, factors: GemmFactors) -> Orders:
+    """The orders in which the fewest copies and stores do."""
+    reads = [*factors.left.reads, *factors.right.reads]
+    every = (
+        _candidates(plan, plan.by_stride(factors.rows, plan.write), reads),
+        _candidates(plan, plan.by_stride(factors.columns, plan.write), reads),
+        _candidates(plan, factors.depth, reads),
+    )
+    best: tuple[int, Orders] | None = None
+    for rows, columns, depth in product(*every):
+        left = copy_of(factors.left, rows, depth)
+        right = copy_of(factors.right, columns, depth)
+        cost = _COSTS[left.lanes] + _COSTS[right.lanes]
+        cost += _APART * (plan.write.stride(columns[-1]) != 1)
+        if best is None or cost < best[0]:
+            best = cost, Orders(rows, columns, depth, left, right)
+    assert best is not None
+    return best[1]
+
+
+def _candidates(
+    plan: GpuPlan, axes: list[Node], reads: Sequence[ArrayAccess]
+) -> list[list[Node]]:
+    """Orders of axes: as they are, by the strides of each read, with each of them innermost."""
+    found = [axes]
+    if len(axes) > 1:
+        found += [plan.by_stride(axes, read) for read in reads if not read.axes.isdisjoint(axes)]
+        found += [[*[a for a in axes if a is not last], last] for last in axes]
+    return [one for place, one in enumerate(found) if one not in found[:place]]
+
+
+def copy_of(factor: Factor, own: Sequence[Node], depth: Sequence[Node]) -> FactorCopy:
+    """How a factor is copied best, with its own axes and the depth in these orders."""
+    along, across = _lanes(factor, depth), _lanes(factor, own)
+    return FactorCopy(across > along, max(along, across))
+
+
+def _lanes(factor: Factor, axes: Sequence[Node]) -> int:
+    """Elements of a factor along some joined axes that a copy takes at once."""
+    inner = axes[-1]
+    reads = [read for read in factor.reads if inner in _reach(read)]
+    if not reads:
+        return 0
+    widest = max(len(read.axes) for read in reads)
+    return min(_together(read, axes) for read in reads if len(read.axes) == widest)
+
+
+def _reach(read: ArrayAccess) -> frozenset[Node]:
+    return read.axes if read.guard is None else read.axes | read.guard.src[0].ranges
+
+
+def _together(read: ArrayAccess, axes: Sequence[Node]) -> int:
+    """Neighbours along joined axes in whole chunks; 1 for single ones, 0 for none."""
+    inner = axes[-1]
+    if read.stride(inner) != 1:
+        return 0
+    run = _run(read, axes)
+    if read.guard is not None and not read.guard.src[0].ranges.isdisjoint(run):
+        return 1
+    others = [stride for axis, stride in read.offset.strides.items() if axis not in run]
+    scales = [scale for _, scale in read.offset.rest]
+    return gcd(CHUNK, iterations(run), read.offset.constant, *others, *scales)
+
+
+def _run(read: ArrayAccess, axes: Sequence[Node]) -> list[Node]:
+    """The joined axes that an array has one after the other: all of them, or the innermost."""
+    stride = 1
+    for axis in reversed(axes):
+        if read.stride(axis) != stride:
+            return [axes[-1]]
+        stride *= iterations([axis])
+    return list(axes)

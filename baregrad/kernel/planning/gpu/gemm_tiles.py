@@ -1,0 +1,147 @@
+"""Which tile of a product a block computes with its warps' matrix units: a model of their times.
+
+A multiprocessor is busy with products, with its shared memory, or with what comes from the second
+cache, whichever takes longest; and a block takes as long as its panels do one after the other, of
+which several blocks have some at once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from baregrad.kernel.instructions.mma_sync import M, N
+from baregrad.target.gpu import GpuTarget
+
+
+class WarpTile(NamedTuple):
+    """A block's warps along rows and columns, and the tiles that each warp holds in registers."""
+
+    warps_m: int
+    tiles_m: int
+    warps_n: int
+    tiles_n: int
+
+    @property
+    def m(self) -> int:
+        """Rows of the block's tile."""
+        return self.warps_m * self.tiles_m * M
+
+    @property
+    def n(self) -> int:
+        """Columns of the block's tile."""
+        return self.warps_n * self.tiles_n * N
+
+    @property
+    def warps(self) -> int:
+        """Warps of the block."""
+        return self.warps_m * self.warps_n
+
+    @property
+    def registers(self) -> int:
+        """Registers of a lane: accumulators, a step's matrices, and addresses."""
+        return 4 * self.tiles_m * self.tiles_n + 4 * self.tiles_m + 2 * self.tiles_n + 48
+
+
+class Product(NamedTuple):
+    """The sizes of a product, and how many there are of it."""
+
+    m: int
+    n: int
+    k: int
+    batches: int
+
+
+class TileChoice(NamedTuple):
+    """A tile, and panels that are under way or read at once."""
+
+    tile: WarpTile
+    slots: int
+    cycles: float
+
+
+TILES = tuple([
+    WarpTile(*sizes) for sizes in (
+        (2, 4, 4, 8), (4, 4, 2, 8), (2, 4, 2, 8), (2, 4, 4, 4), (4, 2, 2, 4), (2, 2, 4, 4),
+        (2, 2, 2, 4), (4, 2, 1, 4), (1, 2, 4, 4), (1, 2, 4, 2), (1, 1, 4, 4), (1, 1, 4, 2),
+        (4, 2, 1, 2), (4, 2, 1, 1),
+    )
+])  # fmt: skip
+MOST_SLOTS = 4
+# Cycles of a multiprocessor: multiply-adds of 16-bit floats in one, bytes that shared memory and
+# the second cache give in one; until a block's first panel is there and its tile is stored; until
+# a panel is read, multiplied and met for, at least; until what was asked for is there.
+MACS, SHARED_BYTES, CACHE_BYTES = 1024, 128, 48
+BEGIN, STEP, LATENCY = 2500, 250, 900
+# What work takes beside copies that it waits for, by what it takes alone.
+ALONE = 1.6
+# Tiles of results that warps need in progress for the matrix units to be busy.
+BUSY_TILES = 48
+NBYTES = 2
+WARP = 32
+# Elements that a lane may hold of panels to come.
+MOST_HELD = 64
+
+
+def best_tile(
+    target: GpuTarget, size: Product, panel: int, gap: int, words: tuple[bool, bool]
+) -> TileChoice:
+    """The tile that takes the least time.
+
+    gap: elements between the rows of a panel. words: whether copies of both factors go by
+    themselves; what others bring waits in registers.
+    """
+    most = MOST_SLOTS if any(words) else 2
+    found = [
+        TileChoice(tile, slots, cycles)
+        for tile in TILES
+        for slots in range(1, min(most, -(-size.k // panel)) + 1)
+        if (cycles := _cycles(target, size, tile, slots, panel, gap, words)) is not None
+    ]
+    # Where more slots take no longer they hide more.
+    return min(found, key=lambda choice: (choice.cycles, -choice.slots))
+
+
+def held(tile: WarpTile, panel: int, words: tuple[bool, bool]) -> int:
+    """Elements of a panel that wait in a lane's registers."""
+    waiting = tile.m * (not words[0]) + tile.n * (not words[1])
+    return waiting * panel // (WARP * tile.warps)
+
+
+def panel_nbytes(tile: WarpTile, panel: int, gap: int) -> int:
+    """Bytes of a panel of both factors, whichever way they lie."""
+    return NBYTES * (max(tile.m * (panel + gap), panel * (tile.m + gap))
+                     + max(tile.n * (panel + gap), panel * (tile.n + gap)))  # fmt: skip
+
+
+def _cycles(
+    target: GpuTarget, size: Product, tile: WarpTile, slots: int, panel: int, gap: int,
+    words: tuple[bool, bool],
+) -> float | None:
+    """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
+    nbytes = slots * panel_nbytes(tile, panel, gap)
+    registers = tile.registers
+    if slots > 1:
+        waiting = held(tile, panel, words)
+        if waiting > MOST_HELD:
+            return None
+        registers += waiting
+    resident = target.resident_blocks(tile.warps, registers, nbytes)
+    if not resident:
+        return None
+    blocks = size.batches * -(-size.m // tile.m) * -(-size.n // tile.n)
+    each = -(-blocks // target.busy_blocks)
+    here = min(resident, each)
+    panels = -(-size.k // panel)
+    steps = panels * panel
+    moved = NBYTES * (tile.m + tile.n) * steps
+    in_progress = here * tile.warps * tile.tiles_m * tile.tiles_n
+    multiplied = tile.m * tile.n * steps / MACS / min(1.0, in_progress / BUSY_TILES)
+    read = NBYTES * tile.warps * (M * tile.tiles_m + N * tile.tiles_n) * steps
+    under_way = here * max(slots - 1, 0.5) * moved / panels
+    brought = moved / min(CACHE_BYTES, under_way / LATENCY)
+    busy = each * max(multiplied, (read + moved) / SHARED_BYTES, brought)
+    turns = -(-each // resident)
+    if slots == 1 and panels > 1:
+        # Nothing is under way while a panel is multiplied.
+        busy *= ALONE
+    return max(busy, turns * panels * STEP) + turns * BEGIN
