@@ -9,6 +9,7 @@ from baregrad.graph.cleanup import CLEANUP
 from baregrad.graph.constants import CONSTANTS
 from baregrad.graph.folds import FOLDS
 from baregrad.graph.onehot import ONE_HOT
+from baregrad.graph.packed_windows import PACKED_WINDOWS
 from baregrad.graph.partials import PARTIALS
 from baregrad.graph.partials_gpu import PARTIALS_ON_GPU
 from baregrad.graph.reductions import REDUCTIONS
@@ -34,7 +35,11 @@ _STEPS: tuple[Traced | Joined, ...] = (
     Joined((SUMS, ONE_HOT, PARTIALS)),
 )
 _STEPS_OF_GPUS = (
-    SORTS_ON_GPU, *_STEPS[1:-1], Joined((SUMS, ONE_HOT, PARTIALS_ON_GPU)), SCANS, SCATTER_PARTS,
+    SORTS_ON_GPU,
+    *_STEPS[1:-1],
+    Joined((SUMS, ONE_HOT, PACKED_WINDOWS, PARTIALS_ON_GPU)),
+    SCANS,
+    SCATTER_PARTS,
 )
 # What is shown before the first pass.
 INPUT = ("input", "what the user's code built")

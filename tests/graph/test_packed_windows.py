@@ -1,0 +1,90 @@
+"""Factors of convolutions in the order that matrix units take them: values stay, layouts change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baregrad.base.options import options
+from baregrad.dtypes import DType, dtypes
+from baregrad.engine.session import Session, use_session
+from baregrad.graph import canonicalise
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.target import AnyTarget, gpu_row
+from baregrad.target.cpu import cpu_row_named
+from baregrad.tensor import Tensor
+from baregrad.testing.ptx_device import ptx_session
+
+HOPPER = gpu_row("sm_90a")
+
+
+def stored(made: Node) -> list[tuple[Any, ...]]:
+    """The shapes of what is stored in another order, with 16 bits."""
+    return sorted(
+        node.shape for node in toposort(made)
+        if node.op is Ops.CONTIGUOUS and node.dtype.bits == 16
+    )  # fmt: skip
+
+
+def convolved(
+    image: tuple[int, ...], filters: tuple[int, ...], target: AnyTarget = HOPPER,
+    dtype: DType = dtypes.bfloat16, **how: Any,
+) -> list[tuple[Any, ...]]:  # fmt: skip
+    with options.override(device="NULL"), use_session(Session()):
+        x, w = (Tensor.rand(*shape).cast(dtype).realize() for shape in (image, filters))
+        sink = Node(Ops.SINK, dtypes.token, (x.conv2d(w, **how).node,))
+        return stored(canonicalise(sink, target=target))
+
+
+def test_channels_are_stored_innermost_with_the_zeros_around() -> None:
+    found = convolved((2, 32, 8, 8), (16, 32, 3, 3), padding=1)
+    assert found == [(2, 10, 10, 32), (16, 3, 3, 32)]
+
+
+def test_few_channels_stay_where_they_are() -> None:
+    found = convolved((2, 3, 16, 16), (16, 3, 7, 7), padding=3, stride=2)
+    assert found == [(2, 3, 22, 22), (3, 7, 7, 16)]
+
+
+def test_what_has_no_windows_or_no_matrix_unit_is_left_alone() -> None:
+    small = ((2, 32, 8, 8), (16, 32, 3, 3))
+    assert convolved((2, 32, 8, 8), (16, 32, 1, 1)) == []
+    assert convolved(*small, dtype=dtypes.float32, padding=1) == []
+    assert convolved((2, 32, 8, 8), (32, 1, 3, 3), groups=32, padding=1) == []
+    assert convolved(*small, padding=1, target=cpu_row_named("x86-64-avx512")) == []
+
+
+CASES: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
+    ((2, 16, 5, 5), (16, 16, 3, 3), {"padding": 1}),
+    ((2, 16, 6, 6), (24, 16, 3, 3), {"padding": 1, "stride": 2}),
+    ((1, 32, 5, 5), (16, 16, 3, 3), {"padding": 1, "groups": 2}),
+    ((2, 3, 8, 8), (16, 3, 5, 5), {"padding": 2, "stride": 2}),
+    ((2, 16, 7, 7), (16, 16, 2, 3), {"dilation": 2}),
+)
+
+
+@pytest.mark.parametrize(("image", "filters", "how"), CASES)
+def test_convolutions_and_their_gradients(
+    image: tuple[int, ...], filters: tuple[int, ...], how: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(np.float16) for shape in (image, filters))
+    left, right = (torch.tensor(one.astype(np.float64), requires_grad=True) for one in (x, w))
+    result = torch.nn.functional.conv2d(left, right, **how)
+    seed = rng.standard_normal(result.shape).astype(np.float16)
+    result.backward(torch.tensor(seed.astype(np.float64)))
+    wanted = [result.detach(), left.grad, right.grad]
+    with ptx_session():
+        a, b = Tensor(x).requires_grad_(), Tensor(w).requires_grad_()
+        y = a.conv2d(b, **how)
+        y.backward(Tensor(seed))
+        assert a.grad is not None
+        assert b.grad is not None
+        found = [y.detach().numpy(), a.grad.numpy(), b.grad.numpy()]
+    for one, other in zip(found, wanted, strict=True):
+        assert other is not None
+        assert np.abs(one - other.numpy()).max() < 2.0**-9 * float(other.abs().max())
