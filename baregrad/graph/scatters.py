@@ -10,7 +10,7 @@ from __future__ import annotations
 from baregrad.dtypes import dtypes
 from baregrad.graph.affine_index import AffineIndex, affine_index_of
 from baregrad.graph.traced import Traced, rewrite
-from baregrad.graph.views import constant_of, expand, permute, reshape
+from baregrad.graph.views import constant_of, counting, expand, permute, reshape
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, alu, cast
@@ -62,7 +62,7 @@ def _choice(
     value = expand(reshape(permute(values, order), thin), shape)
     index = cast(place, dtypes.int64)
     index = expand(reshape(permute(index, order), thin), shape)
-    hit = alu(Ops.CMPEQ, _counter(shape, chosen), index)
+    hit = alu(Ops.CMPEQ, counting(shape, chosen), index)
     monoid = node.arg.monoid
     start = constant_of(base)
     if start is None or (monoid is not None and monoid.primitive is None):
@@ -74,17 +74,6 @@ def _choice(
 
 def _adds(monoid: Monoid) -> bool:
     return monoid.primitive is Ops.ADD
-
-
-def _counter(shape: tuple[Dim, ...], axis: int) -> Node:
-    """An int64 array of `shape` of each element's place along `axis`."""
-    extent = shape[axis]
-    if isinstance(extent, Node):
-        line = Node(Ops.IOTA, dtypes.int64, (extent,))
-    else:
-        line = Node(Ops.IOTA, dtypes.int64, (), extent)
-    beside = tuple(extent if i == axis else 1 for i in range(len(shape)))
-    return expand(reshape(line, beside), shape)
 
 
 def choose_by_place(order: list[Node], changed: dict[Node, Node]) -> Node:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from types import MappingProxyType
 from typing import Any
 
+from baregrad.dtypes import DType, dtypes
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.ir.algebra.rules import simplify
 from baregrad.ir.analysis.regroup import same_axes
@@ -47,6 +48,15 @@ def expand(node: Node, shape: tuple[Any, ...]) -> Node:
 def full(value: Node, shape: tuple[Any, ...]) -> Node:
     """A constant array: the scalar node `value` at every element."""
     return expand(reshape(value, (1,) * len(shape)), shape) if shape else value
+
+
+def counting(shape: tuple[Any, ...], axis: int, dtype: DType = dtypes.int64) -> Node:
+    """An array of `shape` of each element's place along `axis`."""
+    extent = shape[axis]
+    symbolic = isinstance(extent, Node)
+    line = Node(Ops.IOTA, dtype, (extent,) if symbolic else (), None if symbolic else extent)
+    beside = tuple(extent if i == axis else 1 for i in range(len(shape)))
+    return expand(reshape(line, beside), shape)
 
 
 def constant_of(node: Node) -> Node | None:

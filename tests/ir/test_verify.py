@@ -117,6 +117,8 @@ TENSOR: list[tuple[str, Callable[[], Node]]] = [
     ("one shape", lambda: Node(Ops.SCATTER, F32, (param(0, (3,)), X, N), Scatter())),
     ("SCATTER of int32", lambda: Node(
         Ops.SCATTER, F32, (param(0, (3,)), cast(N, I32), N), Scatter())),
+    ("SORT of what are no arrays", lambda: Node(Ops.SORT, F32, (X,))),
+    ("SORT of arrays of several", lambda: Node(Ops.SORT, I64, (N, Node(Ops.IOTA, I64, (), 4)))),
     ("accumulating", lambda: Node(Ops.SCATTER, I64, (N, N, N), Scatter(ADD))),
     ("of 1 values", lambda: Node(Ops.REDUCE, F32, (X,), Reduce(arg_extreme(Ops.MAX, F32), (1,)))),
     ("a value of int32", lambda: Node(Ops.REDUCE, F32, (cast(X, I32),), Reduce(ADD, (1,)))),

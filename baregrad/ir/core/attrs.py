@@ -111,9 +111,13 @@ class Scan(NamedTuple):
 
 @ATTRIBUTES(Ops.SCATTER)
 class Scatter(NamedTuple):
-    """How a SCATTER combines with what is there: a monoid, or None to overwrite (last one wins)."""
+    """How a SCATTER combines with what is there: a monoid, or None to overwrite (last one wins).
+
+    apart: no two values have one place, for which whoever made it vouches: there is no order then.
+    """
 
     monoid: Monoid | None = None
+    apart: bool = False
 
 
 @ATTRIBUTES(Ops.STAGE)
@@ -139,9 +143,13 @@ class StageInfo(NamedTuple):
 
 @ATTRIBUTES(Ops.OUT)
 class Out(NamedTuple):
-    """How OUT writes: None overwrites, a monoid accumulates into what is there."""
+    """How OUT writes: None overwrites, a monoid accumulates into what is there.
+
+    apart: as of Scatter; no two points of the OUT's ranges write one element.
+    """
 
     monoid: Monoid | None = None
+    apart: bool = False
 
 
 @ATTRIBUTES(Ops.KERNEL, Ops.PROGRAM)

@@ -218,6 +218,9 @@ class _Table:
     SCAN = _r("reduce", TK, (1, 2), "running fold along one axis, inclusive")
     GATHER = _r("index", T, (1, MANY), "x[i0, i1, ...], one index array per axis of x")
     SCATTER = _r("index", T, (2, MANY), "base, values, *indices")
+    SORT = _r("index", T, (1, MANY),
+        "the last of some integer arrays in rising order along the last axis, the first counting"
+        " most")
     CONTIGUOUS = _r("place", T, 1,
         "the same value, staged in device memory; its gradient likewise "
         "where True", attribute=bool | None)

@@ -283,6 +283,14 @@ def _scatter(node: Node, operands: list[Array], inputs: Inputs) -> Array:
     return round_to(result, node.dtype)
 
 
+def _sort(node: Node, operands: list[Array], inputs: Inputs) -> Array:
+    shape = inputs.shape(node.shape)
+    words = [np.broadcast_to(word, shape) for word in operands]
+    # The last key counts most there.
+    order = np.lexsort(words[::-1], axis=-1)
+    return np.take_along_axis(words[-1], order, -1)
+
+
 TensorRule = Callable[[Node, list[Any], Inputs], Value]
 
 TENSOR_RULES: MappingProxyType[Op, TensorRule] = MappingProxyType({
@@ -315,5 +323,6 @@ TENSOR_RULES: MappingProxyType[Op, TensorRule] = MappingProxyType({
     Ops.SCAN: _fold_axes,
     Ops.GATHER: _gather,
     Ops.SCATTER: _scatter,
+    Ops.SORT: _sort,
     Ops.SINK: lambda node, operands, inputs: tuple(operands),
 })  # fmt: skip

@@ -45,6 +45,7 @@ _SAME_DTYPE: MappingProxyType[Op, int] = MappingProxyType({
         Ops.INDEX, Ops.LOAD, Ops.STAGE,
     ), 0),
     Ops.GUARD: 1,
+    Ops.SORT: -1,
 })  # fmt: skip
 
 
@@ -255,6 +256,15 @@ def _scatter(node: Node, level: str) -> str | None:
     if len(shapes) > 1:
         return "SCATTER's values and indices must have one shape"
     return _monoid_fault(node.arg.monoid, base.dtype)
+
+
+@NODE_RULES(Ops.SORT)
+def _sort(node: Node, level: str) -> str | None:
+    if any(word.dtype.kind not in INTEGERS or not word.shape for word in node.src):
+        return "SORT of what are no arrays of integers"
+    if len({word.shape for word in node.src}) > 1:
+        return "SORT of arrays of several shapes"
+    return None
 
 
 def _monoid_fault(monoid: object, dtype: DType) -> str | None:

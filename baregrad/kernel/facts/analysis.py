@@ -362,7 +362,10 @@ def collapsible(facts: Facts, outer: Node, inner: Node) -> bool:
 
 
 def _ordered(outs: tuple[Node, ...], writes: list[ArrayAccess]) -> frozenset[Node]:
-    """OUTs that accumulate, write through loaded indices, or write an array that another writes."""
+    """OUTs that accumulate, write through loaded indices, or write an array that another writes.
+
+    Not those of which it is known that no two of their writes meet.
+    """
     arrays = [write.array for write in writes]
     found = []
     for out, write in zip(outs, writes, strict=True):
@@ -377,7 +380,8 @@ def _ordered(outs: tuple[Node, ...], writes: list[ArrayAccess]) -> frozenset[Nod
             write.axes <= distinct_axes(out)
             and all(index.upper(extent_of(axis)) for axis in write.axes)
         )
-        if out.arg.monoid is not None or not apart or arrays.count(write.array) > 1:
+        meets = out.arg.monoid is not None or not apart
+        if (meets and not out.arg.apart) or arrays.count(write.array) > 1:
             found.append(out)
     return frozenset(found)
 

@@ -388,7 +388,7 @@ def _guard_loads(cond: Node, value: Node, chosen: bool) -> Node:
     bit = Ops.LOAD.bit
     if cond.mask & bit:
         order = toposort(cond, enter=lambda n: bool(n.mask & bit) and n.op is not Ops.GUARD)
-        done = {node: node for node in order if node.op is Ops.LOAD}
+        done = {node: node for node in order if node.op is Ops.LOAD or node.op is Ops.GUARD}
     for node in toposort(value, enter=lambda n: bool(n.mask & bit) and n not in done):
         if node in done:
             continue

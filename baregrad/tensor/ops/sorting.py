@@ -1,9 +1,8 @@
 """Sorting, and what follows from it: topk, median, kthvalue, unique.
 
 Elements are compared by integer keys in which NaN is above every number, then by position, so every
-sort is stable. They pass through a bitonic network, key and position packed into one word where
-they fit; of an axis's greatest few each is found among those below the one before, and a single one
-somewhere in the order by counting.
+sort is stable. Key and position are packed into one word where they fit. Of an axis's greatest few
+each is found among those below the one before, and a single one somewhere in the order by counting.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from collections.abc import Callable
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import DType, check_computed, dtypes
-from baregrad.ir.core.attrs import Pad
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
@@ -70,70 +68,21 @@ def order(x: Node, descending: bool) -> Node:
     if extent <= 1:
         return places
     if keys.dtype.bits > 32 or extent > 1 << 32:
-        return _network((keys, places))[1]
+        return _sorted(keys, places)
     wide = dtypes.int64 if keys.dtype.kind == "int" else dtypes.uint64
     high = nodes.alu(Ops.SHL, nodes.cast(keys, wide), const(32, wide))
-    (packed,) = _network((nodes.alu(Ops.OR, high, nodes.cast(places, wide)),))
+    packed = _sorted(nodes.alu(Ops.OR, high, nodes.cast(places, wide)))
     low = nodes.alu(Ops.AND, packed, const((1 << 32) - 1, wide))
     return nodes.cast(low, dtypes.int64)
 
 
-def _network(words: tuple[Node, ...]) -> tuple[Node, ...]:
-    """Arrays sorted along the last axis by a bitonic network, the first array counting most.
-
-    No two elements are equal in all. Source: Batcher, "Sorting networks and their applications",
-    1968.
-    """
-    *front, extent = words[0].shape
-    total = 1 << (extent - 1).bit_length()
-    # Padding is the greatest there is, in every word.
-    pads = (*(Pad() for _ in front), Pad(0, total - extent))
-    inside = nodes.alu(
-        Ops.CMPLT, nodes.iota_along((*front, total), len(front)), const(extent, dtypes.int64)
-    )
-    if total > extent:
-        words = tuple(
-            nodes.where(inside, nodes.pad(word, pads), const(int(word.dtype.max), word.dtype))
-            for word in words
-        )
-    words = tuple(_stored(word) for word in words)
-    size = 2
-    while size <= total:
-        # Two sorted runs, the second read backwards, are one that rises and falls.
-        distance = size // 2
-        words = _exchange(words, distance, True)
-        while distance > 1:
-            distance //= 2
-            words = _exchange(words, distance, False)
-        size *= 2
-    return tuple(nodes.cut(word, len(front), 0, extent) for word in words)
+def _sorted(*words: Node) -> Node:
+    """The last of some arrays in the order of all of them; no two elements are equal in all."""
+    return Node(Ops.SORT, words[-1].dtype, words)
 
 
 def _stored(x: Node) -> Node:
     return Node(Ops.CONTIGUOUS, x.dtype, (x,))
-
-
-def _exchange(words: tuple[Node, ...], distance: int, is_mirrored: bool) -> tuple[Node, ...]:
-    """One stage: each element and its partner are put in order.
-
-    The partner stands `distance` away or, mirrored, at the same place counted from the other end of
-    the 2 * distance elements.
-    """
-    shape = words[0].shape
-    *front, total = shape
-    pairs = (*front, total // (2 * distance), 2, distance)
-    last = len(front)
-    turned = (last + 1, last + 2) if is_mirrored else (last + 1,)
-    others = tuple(
-        nodes.reshape(nodes.flip(nodes.reshape(word, pairs), turned), shape) for word in words
-    )
-    bit = nodes.alu(Ops.AND, nodes.iota_along(shape, last), const(distance, dtypes.int64))
-    is_first = nodes.alu(Ops.CMPEQ, bit, const(0, dtypes.int64))
-    keeps_own = nodes.alu(Ops.CMPEQ, _is_less(words, others), is_first)
-    return tuple(
-        _stored(nodes.where(keeps_own, word, other))
-        for word, other in zip(words, others, strict=True)
-    )
 
 
 def _is_less(words: tuple[Node, ...], others: tuple[Node, ...]) -> Node:

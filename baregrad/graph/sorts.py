@@ -1,0 +1,245 @@
+"""Sorting: what SORT becomes, on a CPU a network, on a GPU runs that are merged.
+
+A network's exchanges are vectors' work, but each of its log(n)**2 / 2 stages passes over memory. A
+GPU has threads enough to let every element find its place by itself: in a short run by counting
+the elements below it, in two sorted runs by where it stands in the one and would stand in the
+other. Then it is written there, and nothing is written twice.
+"""
+
+from __future__ import annotations
+
+from math import prod
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.graph.traced import Traced, rewrite
+from baregrad.graph.views import counting, cut, expand, full, pad, reshape
+from baregrad.ir.core.attrs import Pad, Reduce, Scatter
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.ir.core.op import Ops
+
+Words = tuple[Node, ...]
+# Comparisons of all pairs that take no longer than merging.
+MOST_PAIRS = 1 << 26
+# Elements of a run that are compared with each other.
+RUN = 128
+
+
+def stored(x: Node) -> Node:
+    """`x` in memory: what a stage of sorting reads is read by many."""
+    return Node(Ops.CONTIGUOUS, x.dtype, (x,))
+
+
+def is_less(words: Words, others: Words) -> Node:
+    """Where the words come before others, in the order of a dictionary."""
+    less = alu(Ops.CMPLT, words[-1], others[-1])
+    for word, other in zip(words[-2::-1], others[-2::-1], strict=True):
+        tied = alu(Ops.AND, alu(Ops.CMPEQ, word, other), less)
+        less = alu(Ops.OR, alu(Ops.CMPLT, word, other), tied)
+    return less
+
+
+# --- by a network -------------------------------------------------------------------------------
+
+
+def sorted_by_network(words: Words) -> Words:
+    """Arrays sorted along the last axis by a bitonic network.
+
+    Source: Batcher, "Sorting networks and their applications", 1968.
+    """
+    *front, extent = words[0].shape
+    total = 1 << (extent - 1).bit_length()
+    axis = len(front)
+    if total > extent:
+        # Padding is the greatest there is, in every word.
+        places = counting((*front, total), axis)
+        inside = alu(Ops.CMPLT, places, full(const(extent, dtypes.int64), places.shape))
+        words = tuple(
+            alu(Ops.WHERE, inside, pad(word, axis, Pad(0, total - extent)), _greatest(word.dtype))
+            for word in words
+        )
+    words = tuple(stored(word) for word in words)
+    size = 2
+    while size <= total:
+        # Two sorted runs, the second read backwards, are one that rises and falls.
+        distance = size // 2
+        words = _exchange(words, distance, True)
+        while distance > 1:
+            distance //= 2
+            words = _exchange(words, distance, False)
+        size *= 2
+    return tuple(cut(word, axis, 0, extent) for word in words)
+
+
+def _greatest(dtype: DType) -> Node:
+    return const(int(dtype.max), dtype)
+
+
+def _exchange(words: Words, distance: int, is_mirrored: bool) -> Words:
+    """One stage: each element and its partner are put in order.
+
+    The partner stands `distance` away or, mirrored, at the same place counted from the other end of
+    the 2 * distance elements.
+    """
+    shape = words[0].shape
+    *front, total = shape
+    pairs = (*front, total // (2 * distance), 2, distance)
+    last = len(front)
+    turned = (last + 1, last + 2) if is_mirrored else (last + 1,)
+    others = tuple(
+        reshape(Node(Ops.FLIP, word.dtype, (reshape(word, pairs),), turned), shape)
+        for word in words
+    )
+    bit = alu(Ops.AND, counting(shape, last), full(const(distance, dtypes.int64), shape))
+    is_first = alu(Ops.CMPEQ, bit, full(const(0, dtypes.int64), shape))
+    keeps_own = alu(Ops.CMPEQ, is_less(words, others), is_first)
+    return tuple(
+        stored(alu(Ops.WHERE, keeps_own, word, other))
+        for word, other in zip(words, others, strict=True)
+    )
+
+
+# --- by places ----------------------------------------------------------------------------------
+
+
+def sorted_by_places(words: Words) -> Words:
+    """Arrays sorted along the last axis: each element of a run, then of two, finds its place."""
+    *front, extent = words[0].shape
+    rows = prod(front)
+    words = tuple(stored(word) for word in words)
+    if extent <= RUN or rows * extent * extent <= MOST_PAIRS:
+        flat = _placed(words, extent)
+        return tuple(reshape(word, (*front, extent)) for word in flat)
+    total = RUN << (-(-extent // RUN) - 1).bit_length()
+    words = _placed(_padded(words, total), RUN)
+    run = RUN
+    while run < total:
+        words = _merged(words, run)
+        run *= 2
+    whole = [reshape(word, (*front, total)) for word in words]
+    return tuple(cut(word, len(front), 0, extent) for word in whole)
+
+
+def _padded(words: Words, total: int) -> Words:
+    """Arrays with elements at the end that come after all others, no two of them alike."""
+    *front, extent = words[0].shape
+    if total == extent:
+        return words
+    axis = len(front)
+    shape = (*front, total)
+    places = counting(shape, axis)
+    inside = alu(Ops.CMPLT, places, full(const(extent, dtypes.int64), shape))
+    made = []
+    for word in words:
+        last = full(_greatest(word.dtype), shape)
+        if word is words[-1]:
+            first = const(int(word.dtype.max) - total + 1, word.dtype)
+            last = alu(Ops.ADD, cast(places, word.dtype), full(first, shape))
+        made.append(stored(alu(Ops.WHERE, inside, pad(word, axis, Pad(0, total - extent)), last)))
+    return tuple(made)
+
+
+def _flat(word: Node) -> Node:
+    return reshape(word, (prod(word.shape),))
+
+
+def _counts(size: int) -> DType:
+    """The integers that places in an array are computed with."""
+    return dtypes.int32 if size < 1 << 31 else dtypes.int64
+
+
+def _placed(words: Words, run: int) -> Words:
+    """Every `run` elements in order, as one axis: in each, as many come before as are less."""
+    size = prod(words[0].shape)
+    dtype = _counts(size)
+    shape = (size // run, run, run)
+    own = tuple(expand(reshape(word, (size // run, run, 1)), shape) for word in words)
+    others = tuple(expand(reshape(word, (size // run, 1, run)), shape) for word in words)
+    below = cast(is_less(others, own), dtype)
+    rank = Node(Ops.REDUCE, dtype, (below,), Reduce(primitive(Ops.ADD, dtype), (2,)))
+    begin = counting(rank.shape, 0, dtype)
+    begin = alu(Ops.MUL, begin, full(const(run, dtype), rank.shape))
+    # The sums are stored: a kernel of its own writes along them.
+    place = _flat(alu(Ops.ADD, begin, stored(rank)))
+    return _written(tuple(_flat(word) for word in words), place)
+
+
+def _written(words: Words, place: Node) -> Words:
+    """Arrays of one axis with each element at its place, no two at one."""
+    made = []
+    for word in words:
+        base = full(const(0, word.dtype), word.shape)
+        made.append(Node(Ops.SCATTER, word.dtype, (base, word, place), Scatter(None, apart=True)))
+    return tuple(made)
+
+
+def _merged(words: Words, run: int) -> Words:
+    """Arrays of one axis of sorted runs, with each two of them as one."""
+    size = words[0].shape[0]
+    dtype = _counts(size)
+
+    def number(value: int) -> Node:
+        return full(const(value, dtype), (size,))
+
+    own = counting((size,), 0, dtype)
+    inside = alu(Ops.AND, own, number(run - 1))
+    # The other run of the two begins where one bit differs.
+    begin = alu(Ops.XOR, alu(Ops.SUB, own, inside), number(run))
+    before = lower_bound(words, words, begin, run)
+    pair = alu(Ops.AND, own, number(-2 * run))
+    count = alu(Ops.SUB, before, begin)
+    return _written(words, alu(Ops.ADD, alu(Ops.ADD, pair, inside), count))
+
+
+def lower_bound(words: Words, wanted: Words, begin: Node, run: int) -> Node:
+    """Where in a sorted run each of `wanted` would be put: before what is not less.
+
+    words: of one axis. begin: where each one's run begins. run: its length, a power of two.
+    """
+    dtype, shape = begin.dtype, begin.shape
+
+    def number(value: int) -> Node:
+        return full(const(value, dtype), shape)
+
+    def is_before(place: Node) -> Node:
+        found = tuple(Node(Ops.GATHER, word.dtype, (word, place)) for word in words)
+        return is_less(found, wanted)
+
+    place = begin
+    step = run // 2
+    while step:
+        further = is_before(alu(Ops.ADD, place, number(step - 1)))
+        place = alu(Ops.WHERE, further, alu(Ops.ADD, place, number(step)), place)
+        step //= 2
+    further = is_before(place)
+    return alu(Ops.WHERE, further, alu(Ops.ADD, place, number(1)), place)
+
+
+# --- passes -------------------------------------------------------------------------------------
+
+
+def _by_network(node: Node) -> Node:
+    return sorted_by_network(node.src)[-1]
+
+
+def _by_places(node: Node) -> Node:
+    return sorted_by_places(node.src)[-1]
+
+
+def sort_by_network(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink with networks in the places of sorts."""
+    return rewrite(order, _by_network, Ops.SORT.bit, changed)
+
+
+def sort_by_places(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink with elements that find their places in the places of sorts."""
+    return rewrite(order, _by_places, Ops.SORT.bit, changed)
+
+
+SORTS = Traced(
+    "sorts", "sorting is exchanges of pairs, the same whatever there is", sort_by_network
+)
+SORTS_ON_GPU = Traced(
+    "sorts", "sorting is to count what comes before, for a GPU's threads side by side",
+    sort_by_places,
+)
