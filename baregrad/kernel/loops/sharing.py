@@ -16,6 +16,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.analysis import EXPENSIVE, EXPENSIVE_OPS, by_id, in_bounds, is_read
 from baregrad.kernel.loops.guards import push_guards
+from baregrad.kernel.loops.held_rows import hold_rows
 from baregrad.target import AnyTarget
 
 _MEMO = "kernel.prepared"
@@ -33,16 +34,21 @@ SEVERAL_LANES = 64
 def prepare(kernel: Node, target: AnyTarget | None = None) -> Node:
     """`kernel` as schedules see it: guards pushed into reductions, expensive values shared.
 
-    A GPU's threads compute such values again sooner than they keep them.
+    A GPU's threads hold what several loops compute of a row in registers.
     """
+    key = _MEMO
     if target is not None and target.kind == "gpu":
-        return push_guards(kernel)
+        key = f"{_MEMO}.{target.name}"
     memo = kernel.memo
-    if _MEMO not in memo:
-        found = share_values(push_guards(kernel))
+    if key not in memo:
+        found = push_guards(kernel)
+        if target is not None and target.kind == "gpu":
+            found = hold_rows(found, target)
+        else:
+            found = share_values(found)
         # A node that held itself would never be freed.
-        memo[_MEMO] = None if found is kernel else found
-    prepared: Node | None = memo[_MEMO]
+        memo[key] = None if found is kernel else found
+    prepared: Node | None = memo[key]
     return kernel if prepared is None else prepared
 
 

@@ -149,14 +149,14 @@ class GpuPlan:
             units.append(("vector", lanes))
         self.parts(fixed, units, "grid")
 
-    def spread_rows(self, rows: Sequence[Node]) -> None:
-        """A warp for each row, several in a block."""
+    def spread_rows(self, rows: Sequence[Node], together: int = WARPS) -> None:
+        """A part of a block for each row, `together` of them in a block."""
         axes = [axis for axis in rows if extent_of(axis) != 1]
         if not axes:
             return
         longest = max(axes, key=lambda axis: index.upper(extent_of(axis)))
         self.grid([axis for axis in axes if axis is not longest])
-        self.parts([longest], [("thread_y", WARPS)], "grid")
+        self.parts([longest], [("thread_y", together)], "grid")
 
     def vector(self, axes: Sequence[Node], accesses: Sequence[ArrayAccess]) -> int:
         """Adjacent elements that one thread moves at once along the innermost of some axes."""

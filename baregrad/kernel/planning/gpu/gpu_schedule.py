@@ -19,6 +19,7 @@ from baregrad.kernel.planning.gpu.gemm_factors import gemm_factors
 from baregrad.kernel.planning.gpu.gemm_mma import plan_matrix
 from baregrad.kernel.planning.gpu.gemm_threads import plan_threads
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
+from baregrad.kernel.planning.gpu.held_rows_plan import plan_held_rows
 from baregrad.target.gpu import GpuTarget
 
 # Threads of a block where nothing asks for another number.
@@ -37,6 +38,8 @@ def choose_gpu_schedule(facts: Facts, target: GpuTarget) -> tuple[Schedule, tupl
     if facts.ordered or facts.scanned:
         plan.because("writes keep their order, scans theirs: threads along the other axes")
         plan.spread(free, SMALL_BLOCK)
+    elif plan_held_rows(plan):
+        pass
     elif not facts.reductions:
         lanes = plan.vector(free, facts.accesses)
         plan.because("threads along the output, {} elements for each", lanes)
