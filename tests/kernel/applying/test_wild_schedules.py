@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baregrad.base.errors import ScheduleError
-from baregrad.ir.core.node import Node, extent_of, toposort
+from baregrad.ir.core.node import Node
 from baregrad.ir.verify.verify import verify
 from baregrad.kernel import apply_schedule, lower, parse_schedule, to_linear
 from baregrad.kernel.facts.analysis import facts_of
@@ -124,68 +124,3 @@ def wrong_once(seed: int) -> bool:
     wanted = k.run_kernel(kernel, arrays)
     k.assert_equal(wanted, k.run_loop(lower(kernel, AVX, parse_schedule(text)), arrays))
     return True
-
-
-def refusal(kernel: Node, text: str) -> str:
-    """What is said of a schedule that is not legal."""
-    with pytest.raises(ScheduleError) as caught:
-        lower(kernel, AVX, parse_schedule(text))
-    return str(caught.value)
-
-
-def test_capacity_is_checked() -> None:
-    big = k.matmul(64, 64, 4096)
-    small = replace(AVX, l3_bytes=1 << 16)
-    text = "Schedule(stage_input(2, 'r2', 'i1'))"
-    with pytest.raises(ScheduleError, match="no room in the caches: found 1048576 bytes"):
-        lower(big, small, parse_schedule(text))
-    assert "lies in registers" in refusal(k.elementwise(5000), "Schedule(bind('i0', 'vector'))")
-    wide = "Schedule(bind('i0', 'unroll'), bind('i1', 'vector'))"
-    assert "far more than registers hold" in refusal(k.elementwise(500, 500), wide)
-
-
-def test_copies_lie_over_axes_that_stay() -> None:
-    mm = k.matmul(8, 16, 8)
-    staged = "stage_input(2, 'r2', 'i1')"
-    assert "a copy lies over the axis" in refusal(
-        mm, f"Schedule({staged}, split('i1', outer='o', v=8))"
-    )
-    # Threads may share what a copy lies over where each chunk has as much of it.
-    bad = f"Schedule(bind('i1', 'pool', grain=5), {staged})"
-    assert "the last chunk is shorter" in refusal(mm, bad)
-    good = parse_schedule(f"Schedule(bind('i1', 'pool', grain=4), {staged})")
-    loop = lower(mm, AVX, good)
-    verify(loop, "loop")
-    arrays = k.arguments(mm)
-    k.assert_equal(k.run_kernel(mm, arrays), k.run_loop(loop, arrays))
-
-
-def test_sums_kept_for_a_chunk_are_those_of_the_chunk_alone() -> None:
-    """Each chunk adds up its own part: not every chunk the whole of the axis."""
-    kernel = k.matmul(8, 16, 32)
-    text = "Schedule(bind('i0', 'pool'), stage_reduce('r2', 'i0', 'i1'))"
-    loop = lower(kernel, AVX, parse_schedule(text))
-    verify(loop, "loop")
-    ranges = [node for node in nodes_of(loop) if node.op.name == "RANGE"]
-    chunk = {n.arg.axis: extent_of(n) for n in ranges if n.arg.axis.startswith("i0")}
-    assert chunk == {"i0_chunk": 8}
-    arrays = k.arguments(kernel)
-    k.assert_equal(k.run_kernel(kernel, arrays), k.run_loop(loop, arrays))
-
-
-def test_sums_kept_outside_of_a_loop_with_a_tile() -> None:
-    """The tile's axis is reduced in registers with the loop inside, not with the one outside."""
-    kernel = k.matmul(6, 8, 24)
-    text = (
-        "Schedule(split('r2', outer='ro', ri=3, ru=2), bind('ru', 'unroll'), bind('i1', 'vector'), "
-        "stage_reduce('ro', 'i0', 'i1'))"
-    )
-    loop = lower(kernel, AVX, parse_schedule(text))
-    verify(loop, "loop")
-    arrays = k.arguments(kernel)
-    k.assert_equal(k.run_kernel(kernel, arrays), k.run_loop(loop, arrays))
-
-
-def nodes_of(root: Node) -> list[Node]:
-    """Everything below a node."""
-    return list(toposort(root))

@@ -78,39 +78,6 @@ def test_vectors_side_by_side_are_one_value(b: bool) -> None:
     assert dict(cut.parts)[lanes] in (32, 64)
 
 
-def test_sums_are_kept_where_they_are_written() -> None:
-    """No array of sums beside the output, no loop that clears it: the first step starts at 0."""
-    loop = lower(k.matmul(6, 32, 16), SMALL, parse_schedule(BLOCKS.format(ki=8, near="'r', 'ki'")))
-    scratch = [node.arg.shape for node in allocations(loop) if node.arg.space == "scratch"]
-    assert sorted(scratch) == [(2, 8, 2, 4), (3, 2, 4)]
-    sums = [
-        node for node in toposort(loop) if node.op is Ops.STORE and node.src[0].op is Ops.PARAM
-    ]
-    assert len(sums) == 1
-    assert sums[0].has(Ops.GUARD)
-
-
-def test_what_reads_a_sum_has_it_whole() -> None:
-    """With more to do than to write the sum, it is made in memory of its own first."""
-    i, j, r = k.range_node(6, 0), k.range_node(32, 1), k.range_node(16, 2)
-    product = k.alu(Ops.MUL, k.at(k.param(1, 6, 16), i, r), k.at(k.param(2, 16, 32), r, j))
-    total = k.reduce(Ops.ADD, product, r)
-    value = k.alu(Ops.MAX, total, k.const(0, k.F32))
-    kernel = k.kernel(k.out(k.param(0, 6, 32), value, i, j))
-    loop = check(kernel, parse_schedule(BLOCKS.format(ki=8, near="'r', 'ki'")), SMALL)
-    assert sum(node.arg.space == "scratch" for node in allocations(loop)) == 3
-
-
-def test_a_sum_of_what_the_output_may_be_written_over_is_made_elsewhere() -> None:
-    """The second step would read what the first one wrote."""
-    i, j, r = k.range_node(6, 0), k.range_node(8, 1), k.range_node(16, 2)
-    product = k.alu(Ops.MUL, k.at(k.param(1, 6, 8), i, j), k.at(k.param(2, 16), r))
-    kernel = k.kernel(k.out(k.param(0, 6, 8), k.reduce(Ops.ADD, product, r), i, j))
-    schedule = parse_schedule("Schedule(reorder('r2', 'i0', 'i1'), stage_reduce('r2', 'i0', 'i1'))")
-    loop = check(kernel, schedule, SMALL)
-    assert [node.arg.shape for node in allocations(loop) if node.arg.space == "scratch"] == [(6, 8)]
-
-
 @pytest.mark.parametrize(
     ("m", "n", "inner", "a", "b", "batch"),
     [
@@ -228,21 +195,6 @@ IN_PLACE = BLOCKS.replace("stage_input(1, {near}, lanes=4), ", "")
 def copied(schedule: Schedule) -> dict[int, StageInput]:
     """The copies of a schedule, by array."""
     return {step.param: step for step in schedule.steps if isinstance(step, StageInput)}
-
-
-@pytest.mark.parametrize("b", [False, True])
-@pytest.mark.parametrize(("m", "n"), [(6, 32), (7, 35), (2, 5)])
-def test_rows_past_the_end_are_read_without_conditions(m: int, n: int, b: bool) -> None:
-    """What reads the last row in their place adds up what is not written."""
-    loop = check(k.matmul(m, n, 16, False, b), parse_schedule(IN_PLACE.format(ki=8)), SMALL)
-    products = [node for node in toposort(loop) if node.op is Ops.FMA]
-    assert products
-    assert not any(node.has(Ops.GUARD) for product in products for node in product.src[:2])
-
-
-def test_rows_in_place_have_conditions_where_steps_are_left_over() -> None:
-    """Past the end of a row lies the next one, and B's zeros make no 0 of its infinities."""
-    check(k.matmul(7, 35, 19), parse_schedule(IN_PLACE.format(ki=8)), SMALL)
 
 
 def test_rows_in_place_may_be_shared_out_in_chunks() -> None:
