@@ -10,17 +10,12 @@ from baregrad.ir.core.node import Node, alu, cast
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.instructions.instruction import Instruction, factors_of, matched, meaning_of
 from baregrad.kernel.instructions.rows import ROWS
-from baregrad.kernel.language.schedule import INSTRUCTIONS
 from tests.kernel import kernels as k
 
 
 def read(slot: int, factor: object) -> Node:
     """An element of an argument."""
     return k.at(k.param(slot, 1, dtype=factor), 0)
-
-
-def test_every_instruction_of_the_language_has_a_row() -> None:
-    assert set(ROWS) == set(INSTRUCTIONS)
 
 
 @pytest.mark.parametrize("row", ROWS.values(), ids=list(ROWS))
