@@ -7,18 +7,13 @@ from typing import Any
 
 import pytest
 
-from baregrad.base.errors import CompilerBug, ScheduleError
-from baregrad.dtypes import dtypes
-from baregrad.ir.core.attrs import Alloc, KernelInfo, Reduce
-from baregrad.ir.core.monoid import primitive
-from baregrad.ir.core.node import Node, alu, const, range_node
+from baregrad.base.errors import ScheduleError
+from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.ir.protocol.attributes import ProtocolError
-from baregrad.kernel import Schedule, apply_schedule, choose_schedule, lower, parse_schedule
-from baregrad.kernel.gpu.threads import to_threads
+from baregrad.kernel import apply_schedule, choose_schedule, parse_schedule
 from baregrad.target import GpuTarget
 from tests.kernel import kernels as k
-from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_threads
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
 from tests.kernel.test_lowering import FAMILIES
 
 WRITTEN = (
@@ -117,34 +112,6 @@ def test_chosen_schedules(make: Callable[..., Node], args: tuple[Any, ...]) -> N
     check_gpu(kernel, choose_schedule(kernel, HOPPER))
 
 
-PANELS = (
-    "split('i0', outer='a', y=4, mr=2, masked=True),"
-    "split('i1', outer='b', x=8, nv=4, masked=True), split('r2', outer='ko', ki=4, masked=True),"
-    "bind('a', 'grid'), bind('b', 'grid'),"
-    "bind('y', 'thread_y'), bind('x', 'thread'), bind('mr', 'unroll'), bind('nv', 'vector'),"
-    "stage_input(1, 'ki', 'y', 'mr'), stage_input(2, 'ki', 'x', 'nv')"
-)
-
-
-@pytest.mark.parametrize("shape", ((13, 17, 9), (8, 32, 16), (9, 33, 6)))
-def test_panels_in_shared_memory(shape: tuple[int, int, int]) -> None:
-    program = check_gpu(k.matmul(*shape), f"Schedule({PANELS})")
-    # Before what is read is copied over, and between copying and the loop that reads.
-    marks = [node.op for node in program.src if node.op in (Ops.BEGIN, Ops.MACHINE)]
-    assert marks == [Ops.BEGIN, Ops.MACHINE, Ops.MACHINE, Ops.BEGIN]
-
-
-def test_a_missing_barrier_is_a_race() -> None:
-    kernel = k.matmul(13, 17, 9)
-    loop, program = lowered(kernel, f"Schedule({PANELS})")
-    places = [n for n, node in enumerate(program.src) if node.op is Ops.MACHINE]
-    for place in places:
-        code = (*program.src[:place], *program.src[place + 1 :])
-        broken = Node(Ops.PROGRAM, program.dtype, code, program.arg)
-        with pytest.raises(ProtocolError, match="race"):
-            run_threads(loop, broken, k.arguments(kernel))
-
-
 REFUSED = (
     ("bind('i0', 'pool')", "names a unit that a GPU has not"),
     ("bind('r1', 'grid')", "blocks do not meet"),
@@ -178,32 +145,6 @@ def test_what_a_gpu_cannot_do_is_refused(steps: str, message: str) -> None:
 def test_a_cpu_has_no_blocks() -> None:
     with pytest.raises(ScheduleError, match="a CPU has not"):
         apply_schedule(k.elementwise(4), parse_schedule("Schedule(bind('i0', 'grid'))"))
-
-
-def test_panels_that_do_not_fit_are_refused() -> None:
-    steps = parse_schedule("Schedule(bind('i0', 'grid'), stage_input(1, 'r1'))")
-    kernel = k.row_reduce(3, 60_000)
-    with pytest.raises(ScheduleError, match="shared memory"):
-        lower(kernel, HOPPER, steps)
-
-
-def test_threads_that_do_not_come_to_a_fold_are_a_bug() -> None:
-    thread = range_node(32, 0, "t", "thread")
-    own = Node(Ops.ALLOC, dtypes.float32, (), Alloc(1, "register", (32,)))
-    total = Node(Ops.ALLOC, dtypes.float32, (), Alloc(2, "register", ()))
-    load = Node(Ops.LOAD, dtypes.float32, (own, thread))
-    fold = Node(Ops.REDUCE, dtypes.float32, (load, thread), Reduce(primitive(Ops.ADD, load.dtype)))
-    store = Node(Ops.STORE, dtypes.token, (total, fold))
-    few = alu(Ops.CMPLT, thread, const(5, dtypes.index))
-    body = Node(Ops.IF, dtypes.token, (few, store))
-    kernel = Node(Ops.KERNEL, dtypes.token, (body,), KernelInfo())
-    with pytest.raises(CompilerBug, match="do not come"):
-        to_threads(kernel)
-
-
-def test_no_schedule_is_one_thread() -> None:
-    program = check_gpu(k.softmax(2, 5), Schedule())
-    assert program.arg.block == (1, 1, 1)
 
 
 def test_indices_are_narrow_where_they_fit() -> None:
