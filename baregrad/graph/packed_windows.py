@@ -12,7 +12,7 @@ from math import prod
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.repeats import is_repeated
+from baregrad.graph.repeats import sides_of
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import permute
 from baregrad.ir.core.node import Node, cast
@@ -52,14 +52,11 @@ def _visit(node: Node) -> Node | None:
 def _is_product(node: Node) -> bool:
     """Whether each factor of a sum is used for many results, and there are many to sum."""
     value, axes = node.src[0], node.arg.axes
-    shape = value.shape
-    if not all(isinstance(extent, int) for extent in shape):
+    sides = sides_of(value, axes)
+    if sides is None:
         return False
-    left, right = value.src
-    free = [axis for axis in range(len(shape)) if axis not in axes and shape[axis] != 1]
-    alone = [[axis for axis in free if is_repeated(side, axis)] for side in (left, right)]
-    rows, columns, depth = (prod([shape[axis] for axis in each]) for each in (*alone, axes))
-    return all(size >= LEAST for size in (rows, columns, depth))
+    rows, columns, _ = sides
+    return all(size >= LEAST for size in (rows, columns, prod([value.shape[a] for a in axes])))
 
 
 def _factor(side: Node) -> _Factor:

@@ -12,13 +12,13 @@ from math import prod
 
 from baregrad.base.bits import greatest_divisor, round_up
 from baregrad.dtypes import dtypes
-from baregrad.graph.repeats import is_repeated
+from baregrad.graph.repeats import is_repeated, sides_of
 from baregrad.graph.traced import Part, Rule
-from baregrad.graph.views import expand, full, pad, reshape
+from baregrad.graph.views import expand, full, pad, permute, reshape
 from baregrad.ir.core.attrs import Pad, Reduce
 from baregrad.ir.core.monoid import Monoid, primitive
 from baregrad.ir.core.node import Node, alu, cast, const
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import Ops, mask_of
 
 # A reduction along rows is cut where a row has more elements: a block reads so many about as fast
 # as two launches take, and what normalises rows reads them once. Places of extremes are not
@@ -37,6 +37,16 @@ ACCESS = 16
 BLOCKS = 512
 TILE = 1 << 10
 LEAST_PRODUCTS = 1 << 11
+# On matrix units: a side of a large tile, the short one of a smaller tile, up to where a side is
+# thin; small tiles that keep a machine busy by themselves, how many large ones parts are to make of
+# fewer, and steps worth a part.
+LARGE_TILE, SMALL_TILE, THIN = 128, 64, 32
+BUSY_TILES = 96
+MATRIX_BLOCKS = 256
+LEAST_STEPS = 512
+_VIEWS = mask_of(
+    (Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.PAD, Ops.WINDOW)
+)
 
 
 def _visit(node: Node) -> Node | None:
@@ -50,12 +60,14 @@ def _visit(node: Node) -> Node | None:
     wanted = _parts(node, value, length)
     if wanted < 2:
         return None
-    axis, parts = max(
-        ((axis, _divided(extent, wanted)) for axis, extent in zip(axes, extents, strict=True)),
-        key=lambda found: (min(found[1], wanted // 2), -found[0]),
-    )
-    if parts < wanted // 2:
-        axis, parts = max(axes, key=lambda one: (value.shape[one], -one)), wanted
+    found = [(axis, _divided(value.shape[axis], wanted)) for axis in axes]
+    if _is_of_matrix_units(value):
+        # What goes to matrix units has no conditions: parts that nothing divides would.
+        axis, parts = max(found, key=lambda one: (one[1], -one[0]))
+    else:
+        axis, parts = max(found, key=lambda one: (min(one[1], wanted // 2), -one[0]))
+        if parts < wanted // 2:
+            axis, parts = max(axes, key=lambda one: (value.shape[one], -one)), wanted
     parts = min(parts, value.shape[axis])
     return _in_parts(node, axis, parts) if parts > 1 else None
 
@@ -64,6 +76,9 @@ def _parts(node: Node, value: Node, length: int) -> int:
     """How many parts a reduction of `length` elements for each result is cut into; 1 for whole."""
     shape, axes, monoid = value.shape, node.arg.axes, node.arg.monoid
     if _is_contraction(value, axes):
+        sides = sides_of(value, axes) if _is_of_matrix_units(value) else None
+        if sides is not None:
+            return _matrix_parts(*sides, length)
         results = prod(extent for extent in node.shape if isinstance(extent, int))
         return min(BLOCKS // max(-(-results // TILE), 1), length // LEAST_PRODUCTS)
     inner = max([axis for axis, extent in enumerate(shape) if extent != 1], default=0)
@@ -84,6 +99,31 @@ def _is_contraction(value: Node, axes: tuple[int, ...]) -> bool:
         return False
     free = [axis for axis, e in enumerate(value.shape) if axis not in axes and e != 1]
     return all(any(is_repeated(factor, axis) for axis in free) for factor in value.src)
+
+
+def _is_of_matrix_units(value: Node) -> bool:
+    """Whether a product's factors are 16-bit floats that are widened."""
+    if value.op is not Ops.MUL or value.dtype is not dtypes.float32:
+        return False
+    for factor in value.src:
+        while factor.op.bit & _VIEWS:
+            factor = factor.src[0]
+        if factor.op is not Ops.CAST or factor.src[0].dtype.kind != "float":
+            return False
+        if factor.src[0].dtype.bits != 16:
+            return False
+    return True
+
+
+def _matrix_parts(rows: int, columns: int, products: int, length: int) -> int:
+    """Parts of the depth of products whose tiles are too few for a machine."""
+    short, long = sorted((rows, columns))
+    thin = short <= THIN
+    small = products * -(-long // (SMALL_TILE if thin else LARGE_TILE)) * -(-short // SMALL_TILE)
+    if small >= BUSY_TILES:
+        return 1
+    large = products * -(-long // LARGE_TILE) * -(-short // LARGE_TILE)
+    return min(MATRIX_BLOCKS // large, length // LEAST_STEPS)
 
 
 def _divided(extent: int, wanted: int) -> int:
@@ -114,8 +154,12 @@ def _in_parts(node: Node, axis: int, parts: int) -> Node:
     inner = tuple([i + (i >= axis) for i in node.arg.axes])
     pieces = tuple([reshape(value, split) for value in values])
     partial = Node(Ops.REDUCE, monoid.states[0], pieces, Reduce(monoid, inner))
-    stored = tuple([_stored(partial, monoid, part) for part in range(monoid.arity)])
     place = axis - sum(1 for i in node.arg.axes if i < axis)
+    if _is_contraction(node.src[0], node.arg.axes):
+        # Each part is a matrix of its own, whose neighbours are stored together.
+        others = [one for one in range(len(partial.shape)) if one != place]
+        partial, place = permute(partial, (place, *others)), 0
+    stored = tuple([_stored(partial, monoid, part) for part in range(monoid.arity)])
     whole = Node(Ops.REDUCE, monoid.states[0], stored, Reduce(monoid, (place,)))
     return whole if whole.dtype is node.dtype else cast(whole, node.dtype)
 

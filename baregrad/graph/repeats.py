@@ -60,6 +60,24 @@ def is_repeated(node: Node, axis: int) -> bool:
     return False
 
 
+def sides_of(product: Node, axes: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """How many results of a MUL that is summed over `axes` each factor alone has, and both.
+
+    Rows, columns, and such products; None where some extent is symbolic.
+    """
+    left, right = product.src
+    sides = [1, 1, 1]
+    for axis, extent in enumerate(product.shape):
+        if not isinstance(extent, int):
+            return None
+        if axis in axes or extent == 1:
+            continue
+        alone = is_repeated(right, axis), is_repeated(left, axis)
+        sides[alone.index(True) if any(alone) else 2] *= extent
+    rows, columns, both = sides
+    return rows, columns, both
+
+
 def axis_before_reshape(old: tuple[Any, ...], new: tuple[Any, ...], axis: int) -> int | None:
     """The axis of `old` that a reshape leaves unchanged as `axis` of `new`; None for others."""
     return same_axes(old, new).get(axis)

@@ -140,6 +140,23 @@ def test_products_with_much_to_sum_are_cut() -> None:
     assert [int(np.prod(shape)) for shape in stored(changed(value, arrays))] == [8 * m * n]
 
 
+@pytest.mark.parametrize(("m", "n", "depth", "parts"), [
+    (256, 256, 1 << 16, 64), (16, 4096, 4096, 8), (16, 8192, 8192, 1), (1024, 1024, 1024, 1),
+    (256, 256, 3 * 5003, 3),
+])  # fmt: skip
+def test_few_tiles_for_matrix_units_are_cut_along_the_depth(
+    m: int, n: int, depth: int, parts: int
+) -> None:
+    def spread(place: int, size: int, shape: tuple[int, ...]) -> Node:
+        wide = Node(Ops.CAST, F32, (argument(place, dtypes.bfloat16, size, depth),))
+        return Node(Ops.EXPAND, F32, (Node(Ops.RESHAPE, F32, (wide,), shape),), (m, n, depth))
+
+    value = alu(Ops.MUL, spread(0, m, (m, 1, depth)), spread(1, n, (1, n, depth)))
+    root = Node(Ops.SINK, dtypes.token, (total(value, 2),))
+    found = stored(canonicalise(root, None, HOPPER))
+    assert found == ([(parts, m, n)] if parts > 1 else [])
+
+
 def test_squares_and_a_matrix_times_a_vector_are_no_contractions() -> None:
     x = argument(0, F32, 256, 8192)
     root = Node(Ops.SINK, dtypes.token, (total(alu(Ops.MUL, x, x), 1),))

@@ -66,14 +66,16 @@ TILES = tuple([
         (4, 2, 1, 2), (4, 2, 1, 1),
     )
 ])  # fmt: skip
-MOST_SLOTS = 4
+MOST_SLOTS = 6
 # Cycles of a multiprocessor: multiply-adds of 16-bit floats in one, bytes that shared memory and
 # the second cache give in one; until a block's first panel is there and its tile is stored; until
 # a panel is read, multiplied and met for, at least; until what was asked for is there.
 MACS, SHARED_BYTES, CACHE_BYTES = 1024, 128, 48
 BEGIN, STEP, LATENCY = 2500, 250, 900
-# What work takes beside copies that it waits for, by what it takes alone.
+# What work takes without copies beside it, by what it takes with them; how far one kind of work
+# delays another.
 ALONE = 1.6
+BESIDE = 0.1
 # Tiles of results that warps need in progress for the matrix units to be busy.
 BUSY_TILES = 48
 NBYTES = 2
@@ -133,13 +135,15 @@ def _cycles(
     here = min(resident, each)
     panels = -(-size.k // panel)
     steps = panels * panel
-    moved = NBYTES * (tile.m + tile.n) * steps
+    # What lies past an edge is not read.
+    moved = NBYTES * (min(tile.m, size.m) + min(tile.n, size.n)) * steps
     in_progress = here * tile.warps * tile.tiles_m * tile.tiles_n
     multiplied = tile.m * tile.n * steps / MACS / min(1.0, in_progress / BUSY_TILES)
     read = NBYTES * tile.warps * (M * tile.tiles_m + N * tile.tiles_n) * steps
     under_way = here * max(slots - 1, 0.5) * moved / panels
     brought = moved / min(CACHE_BYTES, under_way / LATENCY)
-    busy = each * max(multiplied, (read + moved) / SHARED_BYTES, brought)
+    work = (multiplied, (read + moved) / SHARED_BYTES, brought)
+    busy = each * (max(work) + BESIDE * sum(work))
     turns = -(-each // resident)
     if slots == 1 and panels > 1:
         # Nothing is under way while a panel is multiplied.

@@ -9,60 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baregrad.dtypes import dtypes
-from baregrad.ir.core import index
-from baregrad.ir.core.node import Node, alu, cast, range_node
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.node import Node
 from baregrad.kernel import choose, choose_schedule
 from baregrad.render import get
 from baregrad.target import gpu_row
 from baregrad.tensor import Tensor
 from baregrad.testing.ptx_device import ptx_session
-from tests.kernel import kernels as k
 from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
-
-HALF, F32 = dtypes.float16, dtypes.float32
-Sizes = tuple[int, ...]
-
-
-def contraction(
-    rows: Sizes, columns: Sizes, depth: Sizes, left: str, right: str, out: str, batch: Sizes = (),
-) -> Node:  # fmt: skip
-    """A sum of products over axes that letters name: rows a b.., columns n o.., depth x y, batch s.
-
-    Each of `left`, `right` and `out` spells the axes of an array, outermost first.
-    """
-    letters = dict(zip("abc", rows, strict=False)) | dict(zip("nop", columns, strict=False))
-    letters |= dict(zip("xyz", depth, strict=False)) | dict(zip("st", batch, strict=False))
-    order = [*out, *[letter for letter in letters if letter not in out]]
-    axes = {letter: range_node(letters[letter], place) for place, letter in enumerate(order)}
-    reads = []
-    for slot, spelled in ((1, left), (2, right)):
-        array = k.param(slot, *[letters[letter] for letter in spelled], dtype=HALF)
-        reads.append(cast(k.at(array, *[axes[letter] for letter in spelled]), F32))
-    summed = [axis for letter, axis in axes.items() if letter in "xyz"]
-    total = k.reduce(Ops.ADD, alu(Ops.MUL, *reads), *summed)
-    result = k.param(0, *[letters[letter] for letter in out])
-    return k.kernel(k.out(result, total, *[axes[letter] for letter in out]), name="contraction")
-
-
-def convolution(n: int, c: int, side: int, o: int, taps: int, padded: bool) -> Node:
-    """A convolution in which the image has a margin, or is guarded around its edges."""
-    axes = [range_node(size, place) for place, size in enumerate((n, o, side, side, c, taps, taps))]
-    image, filters, row, column, channel, r, q = axes
-    y, x = index.add(row, r), index.add(column, q)
-    w = k.at(k.param(2, o, c, taps, taps, dtype=HALF), filters, channel, r, q)
-    if padded:
-        edge = side + taps - 1
-        read = k.at(k.param(1, n, c, edge, edge, dtype=HALF), image, channel, y, x)
-    else:
-        y, x = index.sub(y, 1), index.sub(x, 1)
-        read = k.at(k.param(1, n, c, side, side, dtype=HALF), image, channel, y, x)
-        read = k.guard(index.both(index.inside(y, side), index.inside(x, side)), read)
-    total = k.reduce(Ops.ADD, alu(Ops.MUL, cast(read, F32), cast(w, F32)), channel, r, q)
-    result = k.param(0, n, o, side, side)
-    return k.kernel(k.out(result, total, image, filters, row, column), name="convolution")
+from tests.kernel.planning.gpu.contractions import contraction, convolution
 
 
 def copies(kernel: Node) -> tuple[int, int]:

@@ -1,0 +1,69 @@
+"""The order of joined axes, and how many elements of a factor one copy takes."""
+
+from __future__ import annotations
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, alu, cast, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel import facts_of
+from baregrad.kernel.planning.gpu.gemm_copies import FactorCopy, Orders, orders_of
+from baregrad.kernel.planning.gpu.gemm_factors import gemm_factors
+from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
+from tests.kernel import kernels as k
+from tests.kernel.gpu_kernels import HOPPER
+from tests.kernel.planning.gpu.contractions import contraction, convolution
+
+F16, F32 = dtypes.float16, dtypes.float32
+
+
+def orders(kernel: Node) -> Orders:
+    plan = GpuPlan(facts_of(kernel), HOPPER)
+    factors = gemm_factors(plan)
+    assert factors is not None
+    return orders_of(plan, factors)
+
+
+def sizes(axes: list[Node]) -> list[int]:
+    return [int(axis.src[0].arg) for axis in axes]
+
+
+def test_neighbours_are_copied_along_or_across() -> None:
+    found = orders(contraction((32,), (64,), (48,), "ax", "xn", "an"))
+    assert (found.left, found.right) == (FactorCopy(False, 8), FactorCopy(True, 8))
+    found = orders(contraction((32,), (64,), (48,), "xa", "nx", "an"))
+    assert (found.left, found.right) == (FactorCopy(True, 8), FactorCopy(False, 8))
+
+
+def test_the_depth_is_in_the_order_of_both_factors_if_they_agree() -> None:
+    kernel = contraction((32,), (64,), (4, 24), "ayx", "nyx", "an")
+    found = orders(kernel)
+    assert sizes(found.depth) == [24, 4]
+    assert (found.left.lanes, found.right.lanes) == (8, 8)
+
+
+def test_channels_that_lie_innermost_are_innermost_in_the_depth() -> None:
+    """Filters and images of the order that convolutions store them in."""
+    n, side, c, o, taps = 2, 8, 24, 16, 3
+    axes = [range_node(e, i) for i, e in enumerate((n, o, side, side, c, taps, taps))]
+    image, filters, row, column, channel, r, q = axes
+    edge = side + taps - 1
+    x = k.at(k.param(1, n, edge, edge, c, dtype=F16), image, index.add(row, r),
+             index.add(column, q), channel)  # fmt: skip
+    w = k.at(k.param(2, o, taps, taps, c, dtype=F16), filters, r, q, channel)
+    value = alu(Ops.MUL, cast(x, F32), cast(w, F32))
+    total = k.reduce(Ops.ADD, value, channel, r, q)
+    found = orders(k.kernel(k.out(k.param(0, n, o, side, side), total, *axes[:4])))
+    assert found.depth == [r, q, channel]
+    assert (found.left, found.right) == (FactorCopy(False, 8), FactorCopy(False, 8))
+
+
+def test_windows_along_rows_are_copied_one_by_one() -> None:
+    found = orders(convolution(2, 8, 8, 16, 3, True))
+    assert {found.left.lanes, found.right.lanes} == {8, 1}
+
+
+def test_the_order_does_not_depend_on_how_many_rows_there_are() -> None:
+    few, many = (orders(contraction((rows,), (40,), (6, 16), "axy", "nyx", "an"))
+                 for rows in (17, 4096))  # fmt: skip
+    assert sizes(few.depth) == sizes(many.depth)

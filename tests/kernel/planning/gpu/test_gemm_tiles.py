@@ -1,0 +1,63 @@
+"""The model of what tiles of a product take: its choices fit the machine and the product."""
+
+from __future__ import annotations
+
+import pytest
+
+from baregrad.kernel.planning.gpu.gemm_tiles import (
+    MOST_HELD,
+    TILES,
+    Product,
+    best_tile,
+    held,
+    panel_nbytes,
+)
+from baregrad.target import gpu_row
+from baregrad.target.gpu import NvidiaTarget
+
+PANEL, GAP = 64, 8
+WORDS, NO_WORDS = (True, True), (False, False)
+HOPPER = gpu_row("sm_90a")
+SIZES = tuple([
+    Product(m, n, k, count)
+    for m, n in ((8, 8192), (16, 8192), (48, 48), (768, 768), (4096, 4096), (1 << 18, 16))
+    for k in (64, 4096) for count in (1, 96)
+])  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ["sm_80", "sm_86", "sm_89", "sm_90a"])
+@pytest.mark.parametrize("words", [WORDS, (True, False), NO_WORDS])
+def test_a_multiprocessor_holds_what_is_chosen(row: str, words: tuple[bool, bool]) -> None:
+    target: NvidiaTarget = gpu_row(row)
+    for size in SIZES:
+        tile, slots, _ = best_tile(target, size, PANEL, GAP, words)
+        assert slots * panel_nbytes(tile, PANEL, GAP) <= target.shared_bytes_per_block
+        assert 32 * tile.warps * tile.registers <= target.registers_per_unit
+        assert slots <= -(-size.k // PANEL)
+        # Two slots are all that registers between them are good for.
+        assert any(words) or slots <= 2
+        assert slots == 1 or held(tile, PANEL, words) <= MOST_HELD
+
+
+def test_tiles_are_as_large_as_the_grid_allows() -> None:
+    def area(size: Product) -> int:
+        tile = best_tile(HOPPER, size, PANEL, GAP, WORDS).tile
+        return tile.m * tile.n
+
+    areas = [area(Product(size, size, 4096, 1)) for size in (256, 512, 1024, 8192)]
+    assert areas == sorted(areas)
+    assert areas[-1] == max(tile.m * tile.n for tile in TILES)
+
+
+def test_few_rows_have_low_tiles() -> None:
+    for m in (8, 16):
+        tile = best_tile(HOPPER, Product(m, 8192, 8192, 1), PANEL, GAP, WORDS).tile
+        assert tile.m == 16
+    assert best_tile(HOPPER, Product(1 << 18, 8, 4096, 1), PANEL, GAP, WORDS).tile.n <= 16
+
+
+def test_copies_of_no_words_need_smaller_tiles() -> None:
+    size = Product(8192, 8192, 8192, 1)
+    waiting = held(best_tile(HOPPER, size, PANEL, GAP, NO_WORDS).tile, PANEL, NO_WORDS)
+    assert waiting <= MOST_HELD
+    assert held(TILES[0], PANEL, WORDS) == 0
