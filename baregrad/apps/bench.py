@@ -7,14 +7,16 @@ better; it is the median of the rounds, with their quartiles beside it.
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from fnmatch import fnmatch
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from baregrad.apps.bench_cpu import SUITES
@@ -49,6 +51,8 @@ from baregrad.engine.session import Session, use_session
 from baregrad.runtime.copy_probe import CopyProbe
 from baregrad.runtime.cpu.host import detect_host
 
+# Suites that take arguments of their own: modules with a `main`.
+OTHER_SUITES = MappingProxyType({"gpu": "baregrad.apps.gpu_suite.main"})
 COPY_BAR = 0.85
 _COPY = "copy rate"
 # Larger than any cache.
@@ -68,6 +72,14 @@ class Contest:
 
 def main(argv: Sequence[str]) -> int:
     """Run a suite; 1 where a result was wrong, or with --check where a bar was missed."""
+    elsewhere = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    elsewhere.add_argument("--suite")
+    named, rest = elsewhere.parse_known_args(argv)
+    if named.suite in OTHER_SUITES:
+        run: Callable[[Sequence[str]], int] = importlib.import_module(
+            OTHER_SUITES[named.suite]
+        ).main
+        return run(rest)
     parser = _parser()
     chosen = parser.parse_args(argv)
     if chosen.keep and chosen.json is None:
@@ -129,7 +141,10 @@ def _check_files(chosen: argparse.Namespace, suite: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="baregrad bench", description=__doc__)
-    parser.add_argument("--suite", choices=sorted(SUITES), default="cpu", help="default: cpu")
+    parser.add_argument(
+        "--suite", choices=sorted([*SUITES, *OTHER_SUITES]), default="cpu",
+        help="default: cpu; `--suite NAME --help` says what each of the others takes",
+    )
     parser.add_argument(
         "--against", type=_peers, default=("torch",), metavar="NAME,...",
         help=f"peers, of {', '.join(PEERS)}; the first one's ratio has the bar; default: torch",

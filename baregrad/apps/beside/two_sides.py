@@ -1,0 +1,163 @@
+"""One row's work on both sides: made ready, compared, and timed by turns."""
+
+from __future__ import annotations
+
+import shutil
+import statistics
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from baregrad.apps.bench_measure import Array, error_of
+from baregrad.apps.beside.sides import Side, SideFailed
+
+TURNS = 2
+PEER_LIMIT_S = 90.0
+# A result is not wrong that is as far from the exact one as so many times PyTorch's.
+AS_WRONG = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RowTask:
+    """What a worker is asked to prepare, and how it is judged.
+
+    `tolerance`: of the largest difference by the largest magnitude. `limit_s`: seconds for our
+    side, once to prepare and once to time. `copied`: numbers whose copy is timed beside, or 0.
+    `is_brief`: time one run, to see that it works.
+    """
+
+    name: str
+    question: Mapping[str, Any]
+    tolerance: float
+    limit_s: float = 20.0
+    copied: int = 0
+    is_brief: bool = False
+
+
+class TwoSides:
+    """Our side and PyTorch's on one device; a context manager that ends both.
+
+    `peer_device` is "cuda" or "cpu"; 0 threads are as many as there are cores.
+    """
+
+    def __init__(self, device: str, peer_device: str, threads: int = 0) -> None:
+        self.ours = Side("ours", device, threads)
+        self.peer = Side("torch", peer_device, threads)
+        self._folder = Path(tempfile.mkdtemp(prefix="baregrad-bench-"))
+
+    def __enter__(self) -> TwoSides:
+        self.ours.start()
+        self.peer.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.ours.close()
+            self.peer.close()
+        else:
+            self.ours.end()
+            self.peer.end()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def run(self, task: RowTask) -> dict[str, Any]:
+        """Return what was found: times in seconds, errors, or `failed` and `peer_failed`."""
+        record: dict[str, Any] = {"name": task.name, "wrong": False}
+        answers = self._prepare(task, record)
+        if "ours" in answers:
+            record |= answers["ours"]["facts"]
+            record |= {key: answers["ours"][key] for key in ("inputs_s", "compile_s")}
+            if "torch" in answers:
+                # PyTorch's case may know what ours does not say.
+                record |= {key: one for key, one in answers["torch"]["facts"].items() if one}
+            record |= self._compare(task, "torch" in answers)
+        self._time(task, answers, record)
+        return record
+
+    def _prepare(self, task: RowTask, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
+        """Make both sides ready at once; say of a side that fails why."""
+        answers: dict[str, dict[str, Any]] = {}
+        asked = []
+        for side, limit_s, key in (
+            (self.ours, task.limit_s, "failed"), (self.peer, PEER_LIMIT_S, "peer_failed"),
+        ):
+            folder = self._folder / side.name
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir()
+            try:
+                side.tell(what="prepare", folder=str(folder), **task.question)
+            except SideFailed as error:
+                record[key] = str(error)
+            else:
+                asked.append((side, limit_s, key))
+        for side, limit_s, key in asked:
+            try:
+                answers[side.name] = side.answer(limit_s)
+            except SideFailed as error:
+                record[key] = str(error)
+        return answers
+
+    def _compare(self, task: RowTask, has_peer: bool) -> dict[str, Any]:
+        """Return our error and PyTorch's, by the exact results or else by PyTorch's."""
+        if not has_peer:
+            return {}
+        ours, theirs = self._arrays("ours", "outputs"), self._arrays("torch", "outputs")
+        exact = self._arrays("torch", "exact")
+        if not exact:
+            error = _error(ours, theirs)
+            return {"error": error, "wrong": not error <= task.tolerance}
+        error, peer_error = _error(ours, exact), _error(theirs, exact)
+        bound = max(task.tolerance, AS_WRONG * peer_error if np.isfinite(peer_error) else 0.0)
+        return {"error": error, "peer_error": peer_error, "wrong": not error <= bound}
+
+    def _arrays(self, side: str, name: str) -> list[Array]:
+        paths = sorted(
+            (self._folder / side).glob(f"{name}*.npy"),
+            key=lambda path: int(path.stem.removeprefix(name)),
+        )
+        return [np.load(path) for path in paths]
+
+    def _time(
+        self, task: RowTask, answers: Mapping[str, Any], record: dict[str, Any]
+    ) -> None:
+        """Time both by turns, and a copy beside them where one is asked for."""
+        times: dict[str, list[float]] = {}
+        rates = []
+        sides = [
+            (side, key) for side, key in ((self.ours, "failed"), (self.peer, "peer_failed"))
+            if side.name in answers
+        ]
+        for _ in range(1 if task.is_brief else TURNS):
+            for side, key in sides:
+                if key in record:
+                    continue
+                limit_s = task.limit_s if side is self.ours else PEER_LIMIT_S
+                try:
+                    found = side.ask(limit_s, what="time", brief=task.is_brief)["times_s"]
+                    times.setdefault(side.name, []).extend(found)
+                    if side is self.peer and task.copied:
+                        asked = side.ask(PEER_LIMIT_S, what="copy", count=task.copied)
+                        rates.append(asked["bytes_per_s"])
+                except SideFailed as error:
+                    record[key] = str(error)
+        for name, found in times.items():
+            record[f"{name}_s"] = statistics.median(found)
+            record[f"{name}_spread_s"] = [min(found), max(found)]
+        if rates:
+            record["copy_bytes_per_s"] = statistics.median(rates)
+
+
+def _error(found: list[Array], exact: list[Array]) -> float:
+    """Return the largest error over all results; inf where there are not as many."""
+    if len(found) != len(exact):
+        return float("inf")
+    return max(error_of(one, other) for one, other in zip(found, exact, strict=True))

@@ -1,0 +1,213 @@
+"""Matrix products, linear layers, convolutions and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from baregrad.apps.beside.draws import Draw
+from baregrad.apps.beside.tensor_case import TensorCase
+from baregrad.apps.gpu_suite.row import FLOAT32, GpuRow
+from baregrad.tensor import Tensor
+
+_TINY = (48, 40, 32)
+
+
+def _matmul(m: int, n: int, k: int, letters: str = "NN", dtype: str = "bfloat16") -> TensorCase:
+    """A product of (m, k) and (k, n); T says which factor lies transposed in memory."""
+
+    def product(a: Any, b: Any) -> Any:
+        a = a.T if letters[0] == "T" else a
+        return a @ (b.T if letters[1] == "T" else b)
+
+    shapes = ((m, k), (k, n))
+    draws = tuple(
+        Draw(shape[::-1] if letter == "T" else shape, dtype)
+        for shape, letter in zip(shapes, letters, strict=True)
+    )
+    return TensorCase(
+        draws, product, lambda torch, a, b: product(a, b), flops=2.0 * m * n * k,
+        traffic=sum(draw.nbytes for draw in draws),
+    )
+
+
+def _chain(size: int, length: int) -> TensorCase:
+    """Products one after the other, each of the last one's result and a matrix of its own."""
+
+    def chain(x: Any, *factors: Any) -> Any:
+        for factor in factors:
+            x = x @ factor
+        return x
+
+    draws = (
+        Draw((size, size)), *(Draw((size, size), scale=size**-0.5) for _ in range(length)),
+    )
+    return TensorCase(draws, chain, lambda torch, *all: chain(*all), flops=2.0 * size**3 * length)
+
+
+def _batched(batch: int, m: int, n: int, k: int) -> TensorCase:
+    return TensorCase(
+        (Draw((batch, m, k)), Draw((batch, k, n))), lambda a, b: a @ b,
+        lambda torch, a, b: a @ b, flops=2.0 * batch * m * n * k,
+    )
+
+
+def _linear(batch: int, length: int, before: int, after: int, with_gradients: bool) -> TensorCase:
+    draws = [
+        Draw((batch, length, before)), Draw((after, before), scale=before**-0.5), Draw((after,)),
+    ]
+    wanted: tuple[int, ...] = ()
+    if with_gradients:
+        draws.append(Draw((batch, length, after)))
+        wanted = (0, 1, 2)
+    return TensorCase(
+        tuple(draws), lambda x, w, b: x.linear(w, b).gelu(),
+        lambda torch, x, w, b: torch.nn.functional.gelu(torch.nn.functional.linear(x, w, b)),
+        wanted, flops=(6.0 if wanted else 2.0) * batch * length * before * after,
+    )
+
+
+def _of(
+    function: Callable[..., TensorCase], full: tuple[Any, ...], tiny: tuple[Any, ...]
+) -> Callable[[bool], TensorCase]:
+    return lambda is_tiny: function(*(tiny if is_tiny else full))
+
+
+def _matmul_row(
+    name: str, bar: float, sizes: tuple[int, ...], letters: str = "NN", tiny: Any = _TINY
+) -> GpuRow:
+    return GpuRow(f"matmul {name}", bar, _of(partial(_matmul, letters=letters), sizes, tiny))
+
+
+PRODUCTS = (
+    *(
+        GpuRow(f"matmul {size}, a chain of ten", 0.5, _of(_chain, (size, 10), (32, 10)))
+        for size in (1024, 2048)
+    ),
+    _matmul_row("4096", 0.5, (4096,) * 3),
+    _matmul_row("8192", 0.5, (8192,) * 3),
+    _matmul_row("8192x8192x1024", 0.5, (8192, 8192, 1024)),
+    *(_matmul_row(f"4096 {letters}", 0.5, (4096,) * 3, letters) for letters in ("NT", "TN", "TT")),
+    GpuRow(
+        "linear 8x1024x768 to 3072 with bias and gelu, forward", 0.45,
+        _of(_linear, (8, 1024, 768, 3072, False), (2, 16, 24, 32, False)),
+    ),
+    GpuRow(
+        "linear 8x1024x768 to 3072 with bias and gelu, and gradients", 0.45,
+        _of(_linear, (8, 1024, 768, 3072, True), (2, 16, 24, 32, True)), tolerance=2.0**-6,
+    ),
+    _matmul_row("16x8192x8192", 0.85, (16, 8192, 8192), tiny=(16, 40, 48)),
+    _matmul_row("1x8192x8192", 0.95, (1, 8192, 8192), tiny=(1, 40, 48)),
+    GpuRow("matmul 64 of 128x128x64", 0.7, _of(_batched, (64, 128, 128, 64), (3, 16, 16, 8))),
+    GpuRow(
+        "matmul 4096 fp32", 0.8,
+        _of(partial(_matmul, dtype="float32"), (4096,) * 3, _TINY), tolerance=FLOAT32,
+    ),
+)
+
+
+# --- convolutions ---------------------------------------------------------------------------------
+
+FORWARD, BY_INPUT, BY_FILTER = "forward", "gradient by input", "gradient by filter"
+
+
+def _convolution(
+    what: str, batch: int, before: int, after: int, size: int, filter_size: int, stride: int,
+    groups: int = 1,
+) -> TensorCase:
+    """A convolution padded by half its filter, or one of its gradients."""
+    padding = filter_size // 2
+    settings = {"stride": stride, "padding": padding, "groups": groups}
+    out = (size + 2 * padding - filter_size) // stride + 1
+    fan_in = before // groups * filter_size**2
+    draws = [
+        Draw((batch, before, size, size)),
+        Draw((after, before // groups, filter_size, filter_size), scale=fan_in**-0.5),
+    ]
+    if what != FORWARD:
+        draws.append(Draw((batch, after, out, out)))
+    wanted = {FORWARD: (), BY_INPUT: (0,), BY_FILTER: (1,)}[what]
+    return TensorCase(
+        tuple(draws), lambda x, w: x.conv2d(w, **settings),
+        lambda torch, x, w: torch.nn.functional.conv2d(x, w, **settings), wanted,
+        alone=what != FORWARD, exact="float32", channels_last=True,
+        flops=2.0 * batch * after * out * out * fan_in,
+        traffic=sum(draw.nbytes for draw in draws[:2]),
+    )
+
+
+def _convolutions() -> list[GpuRow]:
+    """Each convolution forward, and its gradients: name, sizes, tiny sizes."""
+    table = (
+        ("3x3 64x256x56x56", (64, 256, 256, 56, 3, 1), (2, 16, 16, 6, 3, 1)),
+        ("1x1 64x256x56x56", (64, 256, 256, 56, 1, 1), (2, 16, 16, 6, 1, 1)),
+        ("7x7 stride 2 64x3x224x224", (64, 3, 64, 224, 7, 2), (2, 3, 8, 14, 7, 2)),
+        ("3x3 64x64x56x56", (64, 64, 64, 56, 3, 1), (2, 8, 8, 6, 3, 1)),
+        ("3x3 stride 2 64x128x56x56", (64, 128, 128, 56, 3, 2), (2, 8, 8, 6, 3, 2)),
+        ("1x1 64x1024x14x14 to 256", (64, 1024, 256, 14, 1, 1), (2, 16, 8, 4, 1, 1)),
+        ("3x3 64x512x7x7", (64, 512, 512, 7, 3, 1), (2, 16, 16, 5, 3, 1)),
+        ("depthwise 3x3 64x256x56x56", (64, 256, 256, 56, 3, 1, 256), (2, 16, 16, 6, 3, 1, 16)),
+    )
+    return [
+        GpuRow(
+            f"conv {name}, {what}", 1.0 if "depthwise" in name else 0.4,
+            _of(_convolution, (what, *full), (what, *tiny)),
+        )
+        for name, full, tiny in table
+        for what in (FORWARD, BY_INPUT, BY_FILTER)
+    ]
+
+
+# --- attention ------------------------------------------------------------------------------------
+
+
+def _attention(
+    batch: int, heads: int, key_heads: int, length: int, width: int, with_gradients: bool
+) -> TensorCase:
+    """Causal attention of `heads`, over as many heads of keys or fewer."""
+    queries, keys = (batch, heads, length, width), (batch, key_heads, length, width)
+    is_grouped = heads != key_heads
+    draws = [Draw(queries), Draw(keys), Draw(keys)]
+    wanted: tuple[int, ...] = ()
+    if with_gradients:
+        draws.append(Draw(queries))
+        wanted = (0, 1, 2)
+
+    def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return query.scaled_dot_product_attention(
+            key, value, is_causal=True, enable_gqa=is_grouped
+        )
+
+    def theirs(torch: Any, query: Any, key: Any, value: Any) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=is_grouped
+        )
+
+    # Half of two products forward; five more where gradients are asked for.
+    flops = 2.0 * batch * heads * length * length * width
+    return TensorCase(
+        tuple(draws), ours, theirs, wanted, exact="float32",
+        flops=flops * (3.5 if with_gradients else 1.0),
+    )
+
+
+def _attentions() -> list[GpuRow]:
+    table = (
+        ("b4 h32 s4096 d128", (4, 32, 32, 4096, 128), (1, 2, 2, 48, 16)),
+        ("b4 h32 s1024 d64", (4, 32, 32, 1024, 64), (1, 2, 2, 32, 16)),
+        ("b4 h32 of 8 s4096 d128", (4, 32, 8, 4096, 128), (1, 4, 2, 32, 16)),
+    )
+    return [
+        GpuRow(
+            f"attention causal {name}, {'and gradients' if gradients else 'forward'}",
+            0.3 if gradients else 0.35,
+            _of(_attention, (*full, gradients), (*tiny, gradients)), tolerance=2.0**-6,
+        )
+        for name, full, tiny in table
+        for gradients in (False, True)
+    ]
+
+
+CONVOLUTIONS = tuple(_convolutions())
+ATTENTIONS = tuple(_attentions())

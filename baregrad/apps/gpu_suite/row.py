@@ -1,0 +1,30 @@
+"""What a row of the suite `gpu` is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from baregrad.apps.beside.worker import Case
+
+BFLOAT16 = 2.0**-7
+FLOAT32 = 1e-5
+PYTORCH = "torch"
+COPY = "copy"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """A name, a bar, and the work, at its own size or at a tiny one that any device can do.
+
+    `against`: whose time, or rate, the bar is a share of: PyTorch's, or a copy's. `tolerance`: of
+    the largest difference by the largest magnitude. `limit_s`: how long our side may take from the
+    question to its results.
+    """
+
+    name: str
+    bar: float | None
+    case: Callable[[bool], Case]
+    against: str = PYTORCH
+    tolerance: float = BFLOAT16
+    limit_s: float = 20.0

@@ -1,0 +1,127 @@
+"""`baregrad bench --suite gpu`: its rows at tiny sizes, what it asks for, and what it says."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baregrad.apps import bench
+from baregrad.apps.gpu_suite import main as suite
+from baregrad.apps.gpu_suite.row import COPY, PYTORCH
+from baregrad.apps.gpu_suite.rows import ROWS
+from baregrad.base.errors import ArgumentError, MissingDependency
+from baregrad.base.options import options
+
+# What must hold, as it was asked for: a part of rows' names, how many there are, and the bar.
+WANTED = (
+    ("matmul 1024", 1, 0.5), ("matmul 2048", 1, 0.5), ("matmul 4096", 4, 0.5),
+    ("matmul 8192", 2, 0.5), ("linear", 2, 0.45), ("matmul 16x", 1, 0.85), ("matmul 1x", 1, 0.95),
+    ("matmul 64 of", 1, 0.7), ("fp32", 1, 0.8), ("conv 3x3", 12, 0.4), ("conv 1x1", 6, 0.4),
+    ("conv 7x7", 3, 0.4), ("depthwise", 3, 1.0), ("attention", 3, 0.35), ("attention", 3, 0.3),
+    ("of 2^28", 4, 0.97), ("column sum", 1, 0.97), ("16384x8192", 3, 0.9), ("transpose", 1, 0.85),
+    ("gradient", 3, 1.2), ("randn", 1, 0.3), ("argmax", 1, 1.0), ("topk", 1, 1.0),
+    ("cumsum", 1, 1.0), ("sort", 1, 0.4), ("embedding gradient", 1, 1.0), ("scatter-add", 1, 1.0),
+    ("AdamW", 2, 1.0), ("chain of 1000", 1, 1.0), ("Llama", 1, 1.0), ("GPT-2", 1, 0.45),
+    ("ResNet-50 training", 1, 0.4),
+)
+QUICK = (
+    "matmul 4096 TN", "matmul 64 of*", "conv 3x3 stride 2*filter", "softmax 16384x8192",
+    "cross entropy*", "argmax*", "randn*", "chain of 1000*", "AdamW*fp32", "Llama*512",
+)
+VIRTUAL = ("matmul 4096 NT", "rmsnorm*", "column sum*", "embedding*")
+
+
+def run(words: list[str], folder: Path) -> list[dict[str, Any]]:
+    path = folder / "figures.json"
+    status = bench.main(["--suite", "gpu", "--tiny", "--json", str(path), *words])
+    records: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    wrong = [one for one in records if one["wrong"] or "failed" in one or "peer_failed" in one]
+    assert not wrong
+    assert status == 0
+    assert all(one["ours_s"] > 0 and one["torch_s"] > 0 and "error" in one for one in records)
+    return records
+
+
+def test_the_suite_is_what_was_asked_for() -> None:
+    for part, count, bar in WANTED:
+        found = [row for row in ROWS if part in row.name and row.bar == bar]
+        assert len(found) >= count, part
+    assert {row.name for row in ROWS if row.against == COPY} == {
+        "x+1 of 2^28", "copy of 2^28", "sum of 2^28", "column sum of 2^14x2^14",
+        "chain of five of 2^28", "softmax 16384x8192", "rmsnorm 16384x8192",
+        "layernorm 16384x8192", "transpose of 8192x8192",
+    }
+    assert len({row.name for row in ROWS}) == len(ROWS)
+
+
+def test_rows_of_every_family_are_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    records = run(["--device", "CPU", "--rows", ",".join(QUICK)], tmp_path)
+    assert len(records) == len(QUICK)
+    shares = {one["name"]: one["ratio"] for one in records if one["against"] == COPY}
+    assert all(shares.values())
+    told = capsys.readouterr().out
+    assert "softmax 16384x8192" in told
+    assert f"{len(QUICK)} rows: 0 hold their bar, 0 do not, 0 failed" in told
+
+
+@pytest.mark.slow
+def test_every_row_is_right(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    assert len(run(["--device", "CPU"], tmp_path)) == len(ROWS)
+
+
+@pytest.mark.slow
+def test_rows_are_right_on_a_virtual_gpu(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("torch")
+    # The worker takes it from its environment.
+    monkeypatch.setenv("BAREGRAD_NV_PORT", "virtual")
+    with options.override(nv_port="virtual"):
+        run(["--device", "NV", "--rows", ",".join(VIRTUAL)], tmp_path)
+
+
+def record(**more: Any) -> dict[str, Any]:
+    return {"name": "x", "wrong": False, "ours_s": 2e-3, "torch_s": 1e-3} | more
+
+
+def test_a_ratio_is_pytorchs_time_by_ours_or_our_rate_by_a_copys() -> None:
+    row, share = (next(one for one in ROWS if one.against == what) for what in (PYTORCH, COPY))
+    found = suite._judged(row, record(), False)
+    assert (found["ratio"], found["verdict"]) == (0.5, "PASS")
+    assert suite._judged(row, record(torch_s=9e-4), False)["verdict"] == "MISS"
+    # 100 bytes in 2 ms are 50 kB/s.
+    copied = record(traffic=100, copy_bytes_per_s=100e3)
+    found = suite._judged(share, copied, False)
+    assert (found["ratio"], found["torch_ratio"], found["verdict"]) == (0.5, 0.5, "MISS")
+
+
+def test_what_failed_has_no_bar_to_hold() -> None:
+    row = ROWS[0]
+    found = suite._judged(row, {"name": "x", "failed": "took more than 20 s"}, False)
+    assert (found["ratio"], found["verdict"]) == (None, "FAILED")
+    assert suite._judged(row, record(wrong=True), False)["verdict"] == "WRONG"
+    assert suite._judged(row, {"name": "x", "ours_s": 1.0}, False)["verdict"] == "no peer"
+    line = suite._line({"name": "x", "failed": "no\n luck"} | found, 5)
+    assert line.endswith("no luck")
+
+
+def test_rows_are_listed_and_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["--suite=gpu", "--list", "--rows", "Llama*,argmax*"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.partition("  (bar")[0] for line in lines] == [
+        "argmax of 64x128256", "Llama 1B decode at 512", "Llama 1B decode at 512, fixed position",
+    ]
+    with pytest.raises(ArgumentError, match="no row of the suite gpu is called 'moon'"):
+        bench.main(["--suite", "gpu", "--rows", "moon"])
+
+
+def test_without_pytorch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingDependency, match=r"'torch' is needed.*pip install torch"):
+        bench.main(["--suite", "gpu", "--tiny"])
