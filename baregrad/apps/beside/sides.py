@@ -12,9 +12,11 @@ import selectors
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 START_S = 60.0
+END_S = 10.0
 
 
 class SideFailed(Exception):
@@ -109,16 +111,16 @@ class Side:
         assert process.stdin is not None
         process.stdin.close()
         try:
-            process.wait(10)
+            process.wait(END_S)
         except subprocess.TimeoutExpired:
             process.kill()
         self._close(process)
 
     def _close(self, process: subprocess.Popen[bytes]) -> None:
-        process.wait()
+        # One that waits for its device ends when the device lets go of it.
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
         for stream in (process.stdin, process.stdout):
             if stream is not None:
-                try:
+                with suppress(OSError):
                     stream.close()
-                except OSError:
-                    continue

@@ -76,6 +76,9 @@ class SideWorker:
         for name, outputs in results.items():
             for number, array in enumerate(kept(outputs())):
                 np.save(folder / f"{name}{number}.npy", array)
+        if isinstance(self.side, Peer):
+            # What the exact results took is not the other side's.
+            self.side.forget()
         self.work = work
         return {
             "inputs_s": made - begin, "compile_s": warm - made, "once_s": self.once,

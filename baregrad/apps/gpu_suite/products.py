@@ -180,8 +180,12 @@ def _attention(
         )
 
     def theirs(torch: Any, query: Any, key: Any, value: Any) -> Any:
+        # PyTorch would keep all float32 scores of grouped heads: too many for one GPU.
+        is_repeated = is_grouped and query.dtype == torch.float32
+        if is_repeated:
+            key, value = (one.repeat_interleave(heads // key_heads, 1) for one in (key, value))
         return torch.nn.functional.scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=is_grouped
+            query, key, value, is_causal=True, enable_gqa=is_grouped and not is_repeated
         )
 
     # Half of two products forward; five more where gradients are asked for.

@@ -157,11 +157,12 @@ class TrainingCase:
             x = x.to(memory_format=torch.channels_last)
 
         def made(dtype: Any) -> Callable[[], Any]:
-            model = self.torch(torch)
+            with torch.device(side.device):
+                model = self.torch(torch)
             with torch.no_grad():
                 for name, p in model.named_parameters():
                     p.copy_(torch.from_numpy(_value(name, tuple(p.shape))))
-            model.to(side.device, dtype)
+            model.to(dtype)
             if x.ndim == 4:
                 model.to(memory_format=torch.channels_last)
             optimiser = self.optimiser(torch.optim, model.parameters(), {"fused": True})
