@@ -174,7 +174,7 @@ def _load_matrices(machine: Threads, node: Node) -> None:
 def _multiply_matrices(machine: Threads, node: Node) -> None:
     """Products of a warp's fragments, element by element where the manual says that they are."""
     machine.meet("matrices are multiplied")
-    depth, name = node.arg.immediates
+    depth, name, *lanes = node.arg.immediates
     words = depth // 4
     operand = as_dtype(name)
     pairs = [np.asarray(machine.use(one)).reshape(-1, WARP) for one in node.src[:-2]]
@@ -196,9 +196,11 @@ def _multiply_matrices(machine: Threads, node: Node) -> None:
     rows, columns = accumulator_places(8)
     added = total[:, rows, columns].reshape(warps, 2, 2, WARP)
     for half, register in enumerate(node.src[-2:]):
-        old = np.broadcast_to(machine.use(register), (machine.threads.size, 2))
-        new = old + added[:, half].transpose(0, 2, 1).reshape(-1, 2)
-        machine.values[register] = new.astype(np.float32)
+        new = np.array(np.broadcast_to(
+            machine.use(register), (machine.threads.size, *register.shape)
+        ))  # fmt: skip
+        new[:, lanes or [0, 1]] += added[:, half].transpose(0, 2, 1).reshape(-1, 2)
+        machine.values[register] = new
 
 
 INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingProxyType({

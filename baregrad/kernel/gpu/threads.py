@@ -23,7 +23,7 @@ from baregrad.ir.core.node import Node, alu, const, extent_of, make_node, rebuil
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.gpu.barriers import sequence, with_barriers
 from baregrad.kernel.gpu.shared_layouts import with_addresses
-from baregrad.kernel.instructions.mma_sync import HALVES, PAIR, lane_places, registers_of
+from baregrad.kernel.instructions.mma_sync import HALVES, LaneRegisters, lane_places, registers_of
 
 # Blocks of a launch, at most: the limit of a grid's first dimension.
 MOST_BLOCKS = (1 << 31) - 1
@@ -100,9 +100,11 @@ class _Threads:
             [int(self.dims[b].src[0].arg) if b in self.dims else 1 for b in THREAD_BINDS]
         )
         self.places: dict[str, Node] = {}
-        # Which positions of a private array's places are a warp's tile, and its registers' axes.
-        self.tiled: dict[Node, dict[int, Node]] = {}
-        self.tiles: dict[Node, Node] = {}
+        # Which positions of a private array's places are a warp's tile, and its registers' axes;
+        # None for one that is part of the other's.
+        self.tiled: dict[Node, dict[int, Node | None]] = {}
+        self.tiles: dict[Node, Node | None] = {}
+        self.registers: LaneRegisters | None = None
         self.axis_at: dict[Node, Node] = {}
         stride = 1
         for (bind, axis), size in zip(self.dims.items(), sizes, strict=True):
@@ -112,14 +114,24 @@ class _Threads:
             stride *= size
         for node in toposort(kernel):
             if node.op is Ops.MMA:
-                rows, columns = node.src[4:6]
-                self.tiles = {rows: HALVES, columns: PAIR}
-                self.memo[rows], self.memo[columns] = registers_of(self.places["thread"])
+                self._note_tile(node)
         for node in toposort(kernel):
             if node.op is Ops.RANGE and node.arg.is_thread:
                 self.memo[node] = self.places.get(node.arg.bind, _ZERO)
             elif node.op in (Ops.LOAD, Ops.STORE):
                 self._note(node)
+
+    def _note_tile(self, node: Node) -> None:
+        """Say where a lane's registers of a warp's tile are in it."""
+        total, (rows, columns) = node.src[0], node.src[4:6]
+        wide = next((axis for axis in total.ranges if axis.arg.bind == "vector"), None)
+        beside = 1 if wide is None else int(wide.src[0].arg)
+        found = self.registers = registers_of(self.places["thread"], beside)
+        self.memo[rows], self.memo[columns] = found.row, found.column
+        self.tiles = {rows: HALVES, columns: found.columns}
+        if wide is not None:
+            self.memo[wide] = found.tile
+            self.tiles = {rows: HALVES, columns: None, wide: found.columns}
 
     def _note(self, access: Node) -> None:
         array = access.src[0]
@@ -162,13 +174,16 @@ class _Threads:
         """An MMA whose factors are read where this lane's address points."""
         total, left, right, keep, rows, columns, summed = node.src
         lane = self.places["thread"]
+        assert self.registers is not None
         axes = {axis: place for axis, place in self.memo.items() if axis.op is Ops.RANGE}
+        axes.update({a: self.registers.alone for a in self.tiles if a.arg.bind == "vector"})
         where = lane_places(node.arg, lane)
         found = [self.expression(total)]
         for load, tile, (across, step) in zip((left, right), (rows, columns), where, strict=True):
             places = {tile: index.as_node(across), summed: index.as_node(step)}
             found.append(rebuild(load, self.visit, memo={**axes, **places}))
-        return make_node(node.op, node.dtype, (*found, keep, HALVES, PAIR, summed), node.arg)
+        own = (HALVES, self.registers.columns, summed)
+        return make_node(node.op, node.dtype, (*found, keep, *own), node.arg)
 
     def store(self, node: Node, around: frozenset[Node]) -> Node:
         """A STORE by each thread of its own element, or by the first thread alone."""
@@ -225,10 +240,16 @@ class _Threads:
         if not across and not tiled:
             return array, places
         axes = tiled or {}
-        every = [p for p in range(len(places)) if p not in (across or ())]
-        kept = tuple([axes.get(p, places[p]) for p in every])
-        shape = tuple([2 if p in axes else array.arg.shape[p] for p in every])
-        return Node(Ops.ALLOC, array.dtype, (), array.arg._replace(shape=shape)), kept
+        kept, shape = [], []
+        for position, (place, extent) in enumerate(zip(places, array.arg.shape, strict=True)):
+            axis = axes.get(position)
+            if axis is not None:
+                kept.append(axis)
+                shape.append(int(axis.src[0].arg))
+            elif position not in axes and position not in (across or ()):
+                kept.append(place)
+                shape.append(extent)
+        return Node(Ops.ALLOC, array.dtype, (), array.arg._replace(shape=tuple(shape))), tuple(kept)
 
 
 def _folds_threads(value: Node) -> bool:

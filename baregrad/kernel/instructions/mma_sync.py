@@ -7,6 +7,7 @@ l / 4 and l / 4 + 8 of columns 2 (l % 4) and the next. Source: PTX ISA, "mma.syn
 from __future__ import annotations
 
 from types import MappingProxyType
+from typing import NamedTuple
 
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
@@ -32,8 +33,8 @@ ROW = 8
 # Beyond the ids of a kernel's own axes, of its copies' and of its threads'.
 FIRST_ID = 1 << 23
 LANES = range_node(32, FIRST_ID, "lane", "thread")
-# The registers of a lane: two rows at a distance of 8, two columns side by side.
-HALVES, PAIR = range_node(2, FIRST_ID + 1, "", "unroll"), range_node(2, FIRST_ID + 2, "", "vector")
+# The rows of a lane's registers, at a distance of 8. Each has two columns side by side.
+HALVES = range_node(2, FIRST_ID + 1, "", "unroll")
 
 
 def _check_mma(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
@@ -145,8 +146,29 @@ def lane_places(mma: Mma, lane: Dim) -> tuple[tuple[Dim, Dim], tuple[Dim, Dim]]:
     return a, (0, index.add(low, index.mul(half, ROW)))
 
 
-def registers_of(lane: Dim) -> tuple[Node, Node]:
-    """The row and column of a lane's results, over its registers' axes."""
-    row = index.add(index.floordiv(lane, 4), index.mul(HALVES, ROW))
-    column = index.add(index.mul(index.mod(lane, 4), 2), PAIR)
-    return index.as_node(row), index.as_node(column)
+class LaneRegisters(NamedTuple):
+    """The results in a lane's registers, over HALVES and the vector `columns`.
+
+    Both its columns of a tile are a vector. With `beside` tiles along a vector axis it is those
+    of all of them: first the one column of each, then the other. So where the tiles' columns take
+    turns in memory a lane's vector lies together. row, column, tile: places of the vector's
+    elements. alone: in place of the vector's axis where a tile stands by itself.
+    """
+
+    columns: Node
+    row: Node
+    column: Node
+    tile: Node
+    alone: Node
+
+
+def registers_of(lane: Dim, beside: int = 1) -> LaneRegisters:
+    """The registers of a lane that has `beside` tiles in each vector."""
+    columns = range_node(2 * beside, FIRST_ID + 2, "", "vector")
+    row = index.as_node(index.add(index.floordiv(lane, 4), index.mul(HALVES, ROW)))
+    first = index.mul(index.mod(lane, 4), 2)
+    column = index.as_node(index.add(first, index.floordiv(columns, beside)))
+    tile = index.as_node(index.mod(columns, beside))
+    return LaneRegisters(
+        columns, row, column, tile, range_node(beside, FIRST_ID + 3, "", "unroll")
+    )  # fmt: skip

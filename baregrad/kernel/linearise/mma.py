@@ -11,7 +11,7 @@ from baregrad.ir.analysis.words import PRODUCTS
 from baregrad.ir.core.attrs import Machine
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.instructions.mma_sync import HALVES, ROW
+from baregrad.kernel.instructions.mma_sync import HALVES, ROW, registers_of
 from baregrad.kernel.linearise.values import Values
 
 Registers = tuple[Node, ...]
@@ -31,13 +31,17 @@ def multiply(values: Values, node: Node) -> None:
     axes = tuple([axis for axis in values.tiles.axes_of(ranges) if axis is not HALVES])
     known: dict[Any, Registers] = {}
     accumulators = values.memory.addresses[total]
+    beside = int(node.src[5].src[0].arg) // 2
+    alone = registers_of(0, beside).alone
     for point in values.tiles.points(axes, values.point):
         values.point = point
         a = _matrices(values, known, left, 2 * deep, mma.a_major != "k")
         b = _matrices(values, known, right, deep, mma.b_major != "k")
         c = [values.register(total.src[0], accumulators.at({**point, HALVES: half}))
              for half in range(2)]
-        what = Machine("mma.sync", (mma.shape[2], mma.operand.name))
+        tile = point.get(alone, 0)
+        lanes = (tile, beside + tile) if beside > 1 else ()
+        what = Machine("mma.sync", (mma.shape[2], mma.operand.name, *lanes))
         values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (*a, *b, *c), what))
     values.point = {}
     values.scopes.end_statement()

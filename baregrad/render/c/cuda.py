@@ -308,11 +308,13 @@ _SHORT = MappingProxyType({"float16": "f16", "bfloat16": "bf16"})
 
 def _multiply(f: CText, node: Node) -> None:
     """A product of a warp's matrices, added to registers."""
-    depth, kind = node.arg.immediates
+    depth, kind, *lanes = node.arg.immediates
     if kind not in _SHORT:
         raise CompilerBug("CUDA C has no such product of matrices", found=kind)
-    names = [name for register in node.src for name in _cells(f, register)]
-    total, factors = names[-4:], names[:-4]
+    factors = [name for register in node.src[:-2] for name in _cells(f, register)]
+    cells = [_cells(f, register) for register in node.src[-2:]]
+    total = [each[lane] for each in cells for lane in lanes or range(2)]
+    names = [*factors, *total]
     holes = [f"%{place}" for place in range(len(names))]
     words = 2 * len(factors) // 3
     c, a, b = holes[:4], holes[4 : 4 + words], holes[4 + words :]

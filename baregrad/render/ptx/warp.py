@@ -3,7 +3,8 @@
 They stand in the code of one thread; the lanes of a warp do them together. The names, with their
 immediates in brackets and their sources:
 
-    mma.sync (k, type) A words, B words, C     C += A B^T, of 16 x 8: registers that are changed
+    mma.sync (k, type[, lane, lane]) A words, B words, C   C += A B^T, of 16 x 8: registers that are
+                                               changed; of longer ones, two lanes of each
     ldmatrix (count, turned[, first]) shared, offset, W   `count` 8 x 8 matrices of 16-bit elements
                                                into the registers W; lane 8i + r gives row r of
                                                matrix i, `first` elements behind the offset
@@ -44,7 +45,7 @@ def _need(f: PtxText, node: Node, there: bool) -> None:
 
 
 def _multiply(f: PtxText, node: Node) -> None:
-    depth, kind = node.arg.immediates
+    depth, kind, *lanes = node.arg.immediates
     name, nbytes, total = _ELEMENTS.get(kind, ("", 0, ""))
     if depth * nbytes not in (16, 32):
         raise CompilerBug(
@@ -54,8 +55,11 @@ def _multiply(f: PtxText, node: Node) -> None:
         )
     words = depth * nbytes // 8
     _need(f, node, (kind, depth) in f.target.warp_products)
-    # Neighbours of C may be a vector.
-    names = [name for child in node.src for name in f.use(child)]
+    # Neighbours of C may be a vector, or two of one.
+    places = lanes or range(2)
+    used = [f.use(child) for child in node.src]
+    names = [name for each in used[:-2] for name in each]
+    names += [each[place] for each in used[-2:] for place in (places if len(each) > 1 else (0,))]
     if len(names) != words + words // 2 + 4:
         raise CompilerBug("mma.sync of a wrong number of words", found=len(names))
     sums, factors = braces(names[-4:]), [braces(names[:words]), braces(names[words:-4])]

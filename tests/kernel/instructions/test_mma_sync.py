@@ -95,6 +95,28 @@ def test_one_tile_of_sums_has_several_outputs(shape: tuple[int, int, int]) -> No
     assert count(program, "mma.sync") == 4
 
 
+@pytest.mark.parametrize("dtype", [F32, BRAIN], ids=str)
+@pytest.mark.parametrize(("shape", "beside"), [
+    ((64, 64, 64), 4), ((40, 64, 40), 4), ((70, 32, 33), 2), ((33, 40, 31), 4),
+])  # fmt: skip
+def test_columns_that_take_turns_lie_together_in_a_lane(
+    shape: tuple[int, int, int], beside: int, dtype: DType
+) -> None:
+    """What a lane has of several tiles is one vector, of the sums and of all that follows them."""
+    (write,) = product(*shape, b_t=True, bias=True).src
+    total, i, j = write.src[1:]
+    m, n, _ = shape
+    value = cast(alu(Ops.ADD, total, cast(k.at(k.param(4, m, n, dtype=BRAIN), i, j), F32)), dtype)
+    kernel = k.kernel(k.out(k.param(0, m, n, dtype=dtype), value, i, j), name="taking_turns")
+    head = HEAD.replace("v=2, n=8", f"v=2, n=8, nv={beside}") + ", bind('nv', 'vector')"
+    program = check_gpu(kernel, text(ALONG.replace("'v', 'n'", "'v', 'nv', 'n'"), head))
+    assert count(program, "mma.sync") == 2 * 2 * beside
+    found = get("ptx").render(program, HOPPER)
+    if n % (8 * beside) == 0 and beside * dtype.itemsize == 8:
+        # A lane's two rows of each of two by two tiles, and no store of less than 16 bytes.
+        assert found.count("st.global") == found.count("st.global.v4") == 8
+
+
 PIPED = (
     (False, True, ALONG.replace(")", ", pad=8)"), ", pipeline('ko', 3, 'async')"),
     (False, True, ALONG, ", pipeline('ko')"),

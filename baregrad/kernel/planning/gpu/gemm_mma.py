@@ -7,6 +7,8 @@ padded where steps are across them, so that matrices are read without bank confl
 
 from __future__ import annotations
 
+from baregrad.kernel.facts.analysis import as_one, itemsize
+from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, M, N, operand_of
 from baregrad.kernel.language.schedule import Bind, Pipeline, Reorder, Split, StageFactor, Tensorize
 from baregrad.kernel.planning.gpu.gemm_copies import CHUNK, FactorCopy, Orders, orders_of
@@ -44,12 +46,14 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         _is_of_words(factors.right, orders.right, n, k),
     )
     choice = best_tile(plan.target, Product(m, n, k, outside), panel, CHUNK, words)
+    beside = 1 if orders.right.turned else _beside(plan, orders, choice.tile, n)
     plan.grid(factors.shared)
-    _tiles(plan, orders, choice.tile, panel, m)
+    _tiles(plan, orders, choice.tile, panel, m, beside)
     for factor, copy, side in (
         (factors.left, orders.left, "m"), (factors.right, orders.right, "n"),
     ):  # fmt: skip
-        own, steps = (f"{side}_w", f"{side}_u", f"{side}_i"), ("k_u", "k_i")
+        turns = ("n_v",) if side == "n" and beside > 1 else ()
+        own, steps = (f"{side}_w", f"{side}_u", *turns, f"{side}_i"), ("k_u", "k_i")
         if copy.turned:
             plan.steps.append(StageFactor(factor.place, (*steps, *own), pad=CHUNK))
         elif panel == PANEL:
@@ -74,23 +78,44 @@ def _is_of_words(factor: Factor, copy: FactorCopy, own: int, depth: int) -> bool
     return factor.is_plain and copy.lanes > 1 and extent % part == 0
 
 
-def _tiles(plan: GpuPlan, orders: Orders, tile: WarpTile, panel: int, m: int) -> None:
+def _beside(plan: GpuPlan, orders: Orders, tile: WarpTile, n: int) -> int:
+    """Tiles whose columns take turns, such that a lane's lie together in every output; 1 for none.
+
+    A lane has two columns of each.
+    """
+    group = tuple(reversed(orders.columns))
+    writes = [access for access in plan.facts.accesses if access.write]
+    widest = max(itemsize(write.array.dtype) for write in writes)
+    beside = max(VECTOR_BYTES // (2 * widest), 1)
+    apart = [
+        write for write in writes
+        if write.stride(group[0]) != 1 or not as_one(write.offset.strides, group)
+    ]  # fmt: skip
+    return 1 if apart or n % (N * beside) or tile.tiles_n % beside else beside
+
+
+def _tiles(
+    plan: GpuPlan, orders: Orders, tile: WarpTile, panel: int, m: int, beside: int
+) -> None:
     """Split the sides, which are one axis each, and bind their parts to blocks and warps."""
     blocks = -(-m // tile.m)
     group = max(size for size in range(1, MOST_GROUP + 1) if blocks % size == 0)
     grouped = (("m_g", group),) if group < blocks else ()
     warps = ("m_w", tile.warps_m), ("m_u", tile.tiles_m), ("m_i", M)
+    turns = (("n_v", beside),) if beside > 1 else ()
+    columns = ("n_w", tile.warps_n), ("n_u", tile.tiles_n // beside), ("n_i", N), *turns
     for axes, parts in (
         (orders.rows, (("m_o", 0), *grouped, *warps)),
-        (orders.columns, (("n_o", 0), ("n_w", tile.warps_n), ("n_u", tile.tiles_n), ("n_i", N))),
+        (orders.columns, (("n_o", 0), *columns)),
         (orders.depth, (("k_o", 0), ("k_u", panel // DEPTH), ("k_i", DEPTH))),
     ):
         plan.steps.append(Split(plan.joined(axes), parts, "", True))
     grid = ("m_o", "n_o", *[name for name, _ in grouped])
     # Each step of a panel is multiplied with all tiles of a warp before the next one is read.
-    inner = ("m_w", "n_w", "k_o", "k_u", "m_u", "n_u", "m_i", "n_i", "k_i")
+    vectors = [name for name, _ in turns]
+    inner = ("m_w", "n_w", "k_o", "k_u", "m_u", "n_u", *vectors, "m_i", "n_i", "k_i")
     plan.steps.append(Reorder((*grid, *inner)))
     units = {**dict.fromkeys(grid, "grid"), "m_w": "thread_z", "n_w": "thread_y",
-             "m_u": "unroll", "n_u": "unroll"}  # fmt: skip
+             "m_u": "unroll", "n_u": "unroll", **dict.fromkeys(vectors, "vector")}  # fmt: skip
     plan.steps.extend(Bind(axis, unit) for axis, unit in units.items())
     plan.steps.append(Tensorize(("m_i", "n_i", "k_i"), INSTRUCTION))

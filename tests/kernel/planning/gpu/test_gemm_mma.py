@@ -113,3 +113,18 @@ def test_convolutions_are_products(make: Callable[..., Node], sizes: tuple[Any, 
     schedule = choose_schedule(kernel, HOPPER)
     assert "tensorize" in str(schedule)
     check_gpu(kernel, schedule)
+
+
+def test_a_lane_stores_sixteen_bytes_at_once() -> None:
+    """Columns take turns among a warp's tiles where the right factor's steps lie together."""
+    kernel = contraction((64,), (128,), (64,), "ax", "nx", "an")
+    schedule = choose_schedule(kernel, HOPPER)
+    assert "bind('n_v', 'vector')" in str(schedule)
+    _, program = lowered(kernel, schedule)
+    text = get("ptx").render(program, HOPPER)
+    assert text.count("st.global") == text.count("st.global.v4") > 0
+    # Elsewhere a lane's own two columns are neighbours, and no more.
+    for arrays in (("ax", "xn", "an"), ("ax", "nx", "an")):
+        other = choose_schedule(contraction((64,), (72,), (64,), *arrays), HOPPER)
+        assert "tensorize" in str(other)
+        assert "n_v" not in str(other)
