@@ -19,15 +19,12 @@ from baregrad import render
 from baregrad.assemble.cuda_toolkit import find_program
 from baregrad.assemble.nvrtc import CudaAssembler
 from baregrad.base.errors import CompilerBug, MissingDependency
-from baregrad.base.options import options
 from baregrad.dtypes import COMPUTED, DType, dtypes
-from baregrad.engine.backends import gpu_backend
 from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.render.gpu import gpu_signature
-from baregrad.testing.ptx_device import PtxDevice
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.kernel import kernels as k
 from tests.render.gpu_harness import (
@@ -210,24 +207,6 @@ def test_copies(dtype: DType, width: int, align: int) -> None:
 
 
 # --- what needs no compiler ----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("renderer,name,port,wanted", [
-    ("ptx", "NV", "kernel", ("ptx", "ptx-cubin-1")),
-    ("cuda", "NV", "kernel", ("cuda", "cuda-cubin-1")),
-    ("cuda", "CUDA", "virtual", ("cuda", "cuda-cubin-1")),
-])
-def test_the_option_chooses_text_and_assembler(
-    renderer: str, name: str, port: str, wanted: tuple[str, str]
-) -> None:
-    with options.override(gpu_renderer=renderer, nv_port=port):
-        compiler = gpu_backend(name, PtxDevice()).compiler
-    assert (compiler.renderer.name, compiler.assembler.form) == wanted
-
-
-def test_a_gpu_in_software_takes_ptx() -> None:
-    with options.override(gpu_renderer="cuda", nv_port="virtual"):
-        assert gpu_backend("NV", PtxDevice()).compiler.renderer.name == "ptx"
 
 
 def test_the_text_says_what_runs_it() -> None:
