@@ -33,6 +33,8 @@ CHUNK_BEGIN = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINI
 CHUNK_END = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_end", 0, INFINITE))
 # Bytes of the widest registers: a wider mask is split for each of them.
 WIDEST_NBYTES = 64
+# Elements of one statement, at most, that a GPU's thread computes before it stores any.
+TOGETHER = 64
 # What is done where a statement ends; and the statements inside one, with that.
 Leave = Callable[[], None]
 Inside = tuple[tuple[Node, ...], Leave | None]
@@ -159,8 +161,11 @@ def _store(values: Values, node: Node) -> None:
     lanes = values.tiles.lanes_of(ranges)
     address = values.memory.addresses[node]
     writes: list[tuple[Node, Node | None, Any]] = []
-    late = bool(axes) and values.memory.reads_elsewhere(node, axes)
     points = values.tiles.points(axes, values.point)
+    late = bool(axes) and values.memory.reads_elsewhere(node, axes)
+    if axes and values.gpu and node.arg is None and node.src[0] not in values.memory.registers:
+        # What a thread loads is under way together: no load passes a store, wherever it goes.
+        late = late or len(points) * lanes <= TOGETHER
     # A value that differs from point to point is not asked for twice.
     same_axes = own is ranges or axes == values.tiles.axes_of(own)
     compute = values.fresh if same_axes else values.value

@@ -72,11 +72,11 @@ class GpuPlan:
         return bool(known.serial or known.whole)
 
     def by_stride(self, axes: Sequence[Node], access: ArrayAccess) -> list[Node]:
-        """Axes with those that an access strides furthest along first."""
+        """Axes with those that an access strides furthest along first, or nobody knows how far."""
 
-        def key(axis: Node) -> tuple[int, int]:
+        def key(axis: Node) -> tuple[int, int, int]:
             stride = access.stride(axis)
-            return (-abs(stride) if stride else (0 if stride is None else 1), axis.arg.id)
+            return (stride is not None, -abs(stride or 0), axis.arg.id)
 
         moving = [axis for axis in axes if access.stride(axis) != 0]
         still = [axis for axis in axes if access.stride(axis) == 0]
@@ -126,8 +126,8 @@ class GpuPlan:
             for together in axes_together(self.facts)
         )
 
-    def spread(self, axes: Sequence[Node], block: int, lanes: int = 1) -> None:
-        """Every point of some axes has a thread, or every `lanes` points in a row."""
+    def spread(self, axes: Sequence[Node], block: int, lanes: int = 1, vectors: int = 1) -> None:
+        """Every point of some axes has a thread, or so many `vectors` of `lanes` in a row."""
         axes = [axis for axis in axes if extent_of(axis) != 1]
         if not axes:
             return
@@ -141,10 +141,11 @@ class GpuPlan:
         size = iterations(fixed)
         if not size:
             return
-        threads = min(block, -(-size // lanes))
+        threads = min(block, -(-size // (lanes * vectors)))
         if threads > self.warp:
             threads = -(-threads // self.warp) * self.warp
-        units = [("thread", threads)]
+        units = [("unroll", vectors)] if vectors > 1 else []
+        units.append(("thread", threads))
         if lanes > 1:
             units.append(("vector", lanes))
         self.parts(fixed, units, "grid")
@@ -157,15 +158,6 @@ class GpuPlan:
         longest = max(axes, key=lambda axis: index.upper(extent_of(axis)))
         self.grid([axis for axis in axes if axis is not longest])
         self.parts([longest], [("thread_y", together)], "grid")
-
-    def vector(self, axes: Sequence[Node], accesses: Sequence[ArrayAccess]) -> int:
-        """Adjacent elements that one thread moves at once along the innermost of some axes."""
-        axes = [axis for axis in axes if extent_of(axis) != 1]
-        if not axes:
-            return 1
-        inner = self.by_stride(axes, self.write)[-1]
-        lanes = self.lanes(inner, accesses)
-        return lanes if iterations(axes) >= lanes * self.target.busy_threads else 1
 
     def lanes(self, inner: Node, accesses: Sequence[ArrayAccess]) -> int:
         """Lanes of an access of the widest kind along an axis; 1 where that does not fit."""

@@ -15,6 +15,7 @@ from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import ArrayAccess, Facts, Reduction, by_id, iterations
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.planning.common.tiling import Reason
+from baregrad.kernel.planning.gpu.elementwise import plan_elementwise
 from baregrad.kernel.planning.gpu.gemm_factors import gemm_factors
 from baregrad.kernel.planning.gpu.gemm_mma import plan_matrix
 from baregrad.kernel.planning.gpu.gemm_threads import plan_threads
@@ -22,8 +23,7 @@ from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 from baregrad.kernel.planning.gpu.held_rows_plan import plan_held_rows
 from baregrad.target.gpu import GpuTarget
 
-# Threads of a block where nothing asks for another number.
-BLOCK = 256
+# Threads of a block that run in order.
 SMALL_BLOCK = 128
 # A row of more elements has a block, of fewer a warp; a shorter one still a thread.
 BLOCK_ROW = 2048
@@ -41,9 +41,7 @@ def choose_gpu_schedule(facts: Facts, target: GpuTarget) -> tuple[Schedule, tupl
     elif plan_held_rows(plan):
         pass
     elif not facts.reductions:
-        lanes = plan.vector(free, facts.accesses)
-        plan.because("threads along the output, {} elements for each", lanes)
-        plan.spread(free, BLOCK, lanes)
+        plan_elementwise(plan, free)
     elif factors and (plan_matrix(plan, factors) or plan_threads(plan, factors)):
         plan.because("a contraction: tiles of the output for blocks, panels in shared memory")
     else:

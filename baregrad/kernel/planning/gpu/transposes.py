@@ -1,0 +1,67 @@
+"""Inputs that lie across the output on a GPU: tiles of them go through shared memory.
+
+Threads that are neighbours along the output would read elements that are far apart. A block
+therefore copies a tile, neighbours along the input, and reads it across from there. Rows of the
+tile are one bank apart from each other, so that neither way meets in a bank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baregrad.ir.core.node import Node, extent_of
+from baregrad.kernel.facts.analysis import ArrayAccess, itemsize
+from baregrad.kernel.language.schedule import Bind, Split, StageInput
+from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
+
+# A tile is so many elements of 4 bytes a side; a side that is much shorter is no tile.
+SIDE = 32
+LEAST_SIDE = 16
+BANK = 4
+# Elements of the tile for each thread, each way.
+STEPS = 4
+
+
+def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
+    """Copy tiles of inputs that lie across the output; whether there are any."""
+    inner = plan.by_stride(axes, plan.write)[-1]
+    others = [axis for axis in axes if axis is not inner]
+    crossed = [a for a in plan.facts.accesses if not a.write and _across(a, inner, others)]
+    along = {next(axis for axis in others if a.stride(axis) == 1) for a in crossed}
+    if len(along) != 1 or not plan.uncertain.isdisjoint(axes):
+        return False
+    (outer,) = along
+    sides = [extent_of(inner), extent_of(outer)]
+    if not all(isinstance(side, int) and side >= LEAST_SIDE for side in sides):
+        return False
+    if any(write.stride(inner) != 1 for write in plan.facts.accesses if write.write):
+        return False
+    size = min([itemsize(access.array.dtype) for access in crossed])
+    lanes = max(BANK // size, 1)
+    rows = SIDE * min(lanes, 2)
+    plan.because(
+        "an input lies across the output: tiles of {} by {} in shared memory", rows, SIDE * lanes
+    )
+    plan.grid([axis for axis in axes if axis is not inner and axis is not outer])
+    a, b = plan.name(outer), plan.name(inner)
+    down = ((f"{a}_u", STEPS), (f"{a}_y", rows // STEPS))
+    right = ((f"{b}_x", SIDE), *([(f"{b}_v", lanes)] if lanes > 1 else []))
+    plan.steps.append(Split(a, ((f"{a}_o", 0), *down), masked=True))
+    plan.steps.append(Split(b, ((f"{b}_o", 0), *right), masked=True))
+    for name, unit in (
+        (f"{a}_o", "grid"), (f"{b}_o", "grid"), (f"{a}_u", "unroll"), (f"{a}_y", "thread_y"),
+        (f"{b}_x", "thread"), *([(f"{b}_v", "vector")] if lanes > 1 else []),
+    ):
+        plan.steps.append(Bind(name, unit))
+    names = [name for name, _ in (*right, *down)]
+    for slot in dict.fromkeys(access.array.arg.slot for access in crossed):
+        plan.steps.append(StageInput(slot, tuple(names), pad=lanes))
+    return True
+
+
+def _across(access: ArrayAccess, inner: Node, others: Sequence[Node]) -> bool:
+    """Whether neighbours along the output are far apart in an input, and others are not."""
+    stride = access.stride(inner)
+    if not stride or abs(stride) == 1 or not access.copyable or access.offset.rest:
+        return False
+    return any(access.stride(axis) == 1 for axis in others)

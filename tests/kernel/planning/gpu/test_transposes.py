@@ -1,0 +1,76 @@
+"""Inputs that lie across the output: tiles of them go through shared memory."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from baregrad import render
+from baregrad.dtypes import DType, dtypes
+from baregrad.engine.compiler import Compiler
+from baregrad.ir.core.node import Node, alu, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel import choose_schedule
+from baregrad.kernel.language.schedule import StageInput
+from tests.kernel import kernels as k
+from tests.kernel.gpu_kernels import HOPPER, check_gpu
+
+
+def transpose(m: int, n: int, dtype: DType) -> Node:
+    i, j = range_node(m, 0), range_node(n, 1)
+    read = k.at(k.param(1, n, m, dtype=dtype), j, i)
+    return k.kernel(k.out(k.param(0, m, n, dtype=dtype), read, i, j))
+
+
+def channels_last(n: int, c: int, h: int, w: int) -> Node:
+    b, y, x, f = (range_node(extent, place) for place, extent in enumerate((n, h, w, c)))
+    read = k.at(k.param(1, n, c, h, w), b, f, y, x)
+    return k.kernel(k.out(k.param(0, n, h, w, c), read, b, y, x, f))
+
+
+def with_its_transpose(n: int) -> Node:
+    i, j = range_node(n, 0), range_node(n, 1)
+    x = k.param(1, n, n)
+    return k.kernel(k.out(k.param(0, n, n), alu(Ops.ADD, k.at(x, i, j), k.at(x, j, i)), i, j))
+
+
+def staged(kernel: Node) -> bool:
+    steps = choose_schedule(kernel, HOPPER).steps
+    return any(isinstance(step, StageInput) for step in steps)
+
+
+@pytest.mark.parametrize("dtype", [
+    dtypes.float32, dtypes.int16, dtypes.int8, dtypes.float64, dtypes.bool, dtypes.float16,
+])
+@pytest.mark.parametrize("shape", [(64, 64), (40, 70), (33, 17)])
+def test_transposes_of_every_width(shape: tuple[int, int], dtype: DType) -> None:
+    kernel = transpose(*shape, dtype)
+    assert staged(kernel)
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+def test_images_with_their_channels_last() -> None:
+    kernel = channels_last(2, 20, 6, 37)
+    assert staged(kernel)
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+def test_an_array_read_both_ways() -> None:
+    kernel = with_its_transpose(48)
+    assert staged(kernel)
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+@pytest.mark.parametrize(("dtype", "access"), [(dtypes.float32, "f32"), (dtypes.bfloat16, "b32")])
+def test_both_ways_are_words_of_neighbours(dtype: DType, access: str) -> None:
+    kernel = transpose(4096, 4096, dtype)
+    *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
+    text = str(last.result)
+    assert re.findall(r"ld\.global\S*", text) == [f"ld.global.{access}"] * 4
+    assert re.findall(r"st\.global\S*", text) == [f"st.global.{access}"] * 4
+
+
+def test_short_sides_are_no_tiles() -> None:
+    assert not staged(transpose(4096, 4, dtypes.float32))
+    assert not staged(k.elementwise(64, 64))
