@@ -15,6 +15,7 @@ from baregrad.graph.partials_gpu import PARTIALS_ON_GPU
 from baregrad.graph.reductions import REDUCTIONS
 from baregrad.graph.scans import SCANS
 from baregrad.graph.scatter_parts import SCATTER_PARTS
+from baregrad.graph.scatter_rows import SCATTER_ROWS
 from baregrad.graph.scatters import SCATTERS
 from baregrad.graph.sorts import SORTS, SORTS_ON_GPU
 from baregrad.graph.sums import SUMS
@@ -39,6 +40,7 @@ _STEPS_OF_GPUS = (
     *_STEPS[1:-1],
     Joined((SUMS, ONE_HOT, PACKED_WINDOWS, PARTIALS_ON_GPU)),
     SCANS,
+    SCATTER_ROWS,
     SCATTER_PARTS,
 )
 # What is shown before the first pass.

@@ -1,4 +1,4 @@
-"""Long accumulating scatters in parts, on GPUs: each part adds up on an array of its own.
+"""Long accumulating scatters in parts, on GPUs, where `scatter_rows` finds no rows to sort.
 
 Writes that may meet keep their order, so that one thread makes them one after the other. Cut into
 parts, each with zeros of its own, they are made side by side, and the parts are summed at the end.
@@ -29,7 +29,7 @@ def _visit(node: Node) -> Node | None:
         return None
     monoid = node.arg.monoid
     base, values, *places = node.src
-    if monoid is None or monoid.primitive is not Ops.ADD or not values.shape:
+    if monoid is None or monoid.primitive is not Ops.ADD or node.arg.apart or not values.shape:
         return None
     if node.dtype.kind == "bool" or (node.dtype.kind == "float" and node.dtype.bits < 32):
         return None
@@ -71,5 +71,5 @@ SCATTER_PARTS = Traced(
     "scatter_parts",
     "a long scatter that adds up is made of parts, for a GPU's threads to share",
     scatter_in_parts,
-    ("partials",),
+    ("scatter_rows",),
 )

@@ -194,7 +194,7 @@ def _merged(words: Words, run: int) -> Words:
 def lower_bound(words: Words, wanted: Words, begin: Node, run: int) -> Node:
     """Where in a sorted run each of `wanted` would be put: before what is not less.
 
-    words: of one axis. begin: where each one's run begins. run: its length, a power of two.
+    words: of one axis. begin: where each one's run begins. run: its length.
     """
     dtype, shape = begin.dtype, begin.shape
 
@@ -206,11 +206,11 @@ def lower_bound(words: Words, wanted: Words, begin: Node, run: int) -> Node:
         return is_less(found, wanted)
 
     place = begin
-    step = run // 2
-    while step:
-        further = is_before(alu(Ops.ADD, place, number(step - 1)))
-        place = alu(Ops.WHERE, further, alu(Ops.ADD, place, number(step)), place)
-        step //= 2
+    while run > 1:
+        half = run // 2
+        further = is_before(alu(Ops.ADD, place, number(half - 1)))
+        place = alu(Ops.WHERE, further, alu(Ops.ADD, place, number(half)), place)
+        run -= half
     further = is_before(place)
     return alu(Ops.WHERE, further, alu(Ops.ADD, place, number(1)), place)
 

@@ -8,6 +8,7 @@ from baregrad.dtypes import as_dtype
 from baregrad.ir.algebra.passes import Pass
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op
+from baregrad.kernel.gpu.loop_bounds import bound_loops
 from baregrad.kernel.gpu.threads import to_threads
 from baregrad.kernel.legalise.lower_dtypes import lower_dtypes
 from baregrad.kernel.legalise.lower_integers import lower_integers
@@ -22,6 +23,15 @@ _THREADS = Pass(
     "loop",
     to_threads,
     ("lower-functions", "lower-integers"),
+)
+
+_LOOP_BOUNDS = Pass(
+    "loop-bounds",
+    "each thread's loops end where its data does",
+    "loop",
+    "loop",
+    bound_loops,
+    ("threads",),
 )
 
 
@@ -55,7 +65,7 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
             lower_integers,
             ("lower-dtypes",),
         ),
-        *((_THREADS,) if target.kind == "gpu" else ()),
+        *((_THREADS, _LOOP_BOUNDS) if target.kind == "gpu" else ()),
         Pass(
             "linearise",
             "the machine runs one instruction after the other",

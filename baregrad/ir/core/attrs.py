@@ -114,6 +114,7 @@ class Scatter(NamedTuple):
     """How a SCATTER combines with what is there: a monoid, or None to overwrite (last one wins).
 
     apart: no two values have one place, for which whoever made it vouches: there is no order then.
+    What lies outside of the base is lost.
     """
 
     monoid: Monoid | None = None

@@ -216,7 +216,9 @@ class _Table:
     PROJ = _r("reduce", TKL, 1, "one part of a tuple-valued reduction", attribute=int)
     FOLD = _r("reduce", T, 1, "adjoint of WINDOW: overlapping taps are summed")
     SCAN = _r("reduce", TK, (1, 2), "running fold along one axis, inclusive")
-    GATHER = _r("index", T, (1, MANY), "x[i0, i1, ...], one index array per axis of x")
+    GATHER = _r("index", T, (1, MANY),
+        "x[i0, i1, ...], one index array per axis of x; where True, 0 outside of x",
+        attribute=bool | None)
     SCATTER = _r("index", T, (2, MANY), "base, values, *indices")
     SORT = _r("index", T, (1, MANY),
         "the last of some integer arrays in rising order along the last axis, the first counting"

@@ -12,6 +12,7 @@ from types import MappingProxyType
 import numpy as np
 
 from baregrad.base.errors import CompilerBug
+from baregrad.ir.core.attrs import Out
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.alu import Array, to_raw, working_dtype
@@ -151,7 +152,8 @@ def _write(out: Node, target: Array, machine: _Machine) -> None:
     if kept is not None:
         here = np.broadcast_to(kept, shape)
         places, data = [place[here] for place in places], data[here]
-    scatter(out.arg.monoid if out.arg is not None else None, target, places, data)
+    how = out.arg or Out()
+    scatter(how.monoid, target, places, data, how.apart)
 
 
 def _kept(out: Node, axes: Axes, machine: _Machine) -> Array | None:

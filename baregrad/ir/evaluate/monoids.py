@@ -151,15 +151,30 @@ def check_indices(indices: Sequence[Array], shape: Sequence[int], what: str) -> 
             )
 
 
-def scatter(monoid: Monoid | None, target: Array, indices: Sequence[Array], values: Array) -> None:
+def are_inside(indices: Sequence[Array], shape: Sequence[int]) -> Array:
+    """Where all indices, of one shape, lie in their axes."""
+    found = np.ones(indices[0].shape, bool)
+    for index, extent in zip(indices, shape, strict=True):
+        found &= (index >= 0) & (index < extent)
+    return found
+
+
+def scatter(
+    monoid: Monoid | None, target: Array, indices: Sequence[Array], values: Array,
+    lossy: bool = False,
+) -> None:
     """Write `values` into `target` in place, in row-major order of the points.
 
     indices: one integer array per axis of `target`, which broadcast to the shape of `values` or
     beyond. monoid: None overwrites (the last point wins), a monoid of one state accumulates.
+    lossy: what lies outside of the target is lost, not an error.
     """
     shape = np.broadcast_shapes(values.shape, *(index.shape for index in indices))
     places = tuple(np.broadcast_to(index, shape).reshape(-1) for index in indices)
     flat = np.broadcast_to(values, shape).reshape(-1)
+    if lossy and indices:
+        inside = are_inside(places, target.shape)
+        places, flat = tuple(place[inside] for place in places), flat[inside]
     check_indices(places, target.shape, "a scattered write")
     if not flat.size:
         return

@@ -37,7 +37,7 @@ from baregrad.ir.evaluate.alu import (
     to_raw,
     working_dtype,
 )
-from baregrad.ir.evaluate.monoids import check_indices, fold, scan, scatter
+from baregrad.ir.evaluate.monoids import are_inside, check_indices, fold, scan, scatter
 
 Value = Array | tuple[Array, ...]
 Read = Callable[[BufferRef], Array]
@@ -270,6 +270,11 @@ def _gather(node: Node, operands: list[Array], inputs: Inputs) -> Array:
     array, *indices = operands
     shape = inputs.shape(node.shape)
     whole = [np.broadcast_to(index, shape) for index in indices]
+    if node.arg:
+        inside = are_inside(whole, array.shape)
+        whole = [np.where(inside, index, 0) for index in whole]
+        found = array[tuple(whole)] if array.size else np.zeros(shape, array.dtype)
+        return np.asarray(np.where(inside, found, np.zeros((), array.dtype)))
     check_indices(whole, array.shape, "GATHER")
     return np.asarray(array[tuple(whole)]).reshape(shape)
 
@@ -279,7 +284,7 @@ def _scatter(node: Node, operands: list[Array], inputs: Inputs) -> Array:
     narrow = node.arg.monoid is not None and node.dtype.kind == "float"
     wide = np.float64 if narrow else base.dtype
     result = np.array(np.broadcast_to(base, inputs.shape(node.shape)), wide)
-    scatter(node.arg.monoid, result, indices, values)
+    scatter(node.arg.monoid, result, indices, values, node.arg.apart)
     return round_to(result, node.dtype)
 
 

@@ -1,0 +1,278 @@
+"""Long scatters by sorted places, on GPUs: values of one place side by side, places in parallel.
+
+Writes that may meet keep their order, so that one thread makes them one after the other. A stable
+sort of their places puts those that meet next to each other, in the order in which they came: each
+run of them is combined by itself, and written once. Sums of a long run are made in parts of `STEPS`
+addends at most, each part's begin counted from the run's own: what a row's sum is does not hang on
+the other rows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+
+from baregrad.dtypes import dtypes
+from baregrad.graph.affine_index import affine_index_of
+from baregrad.graph.sorts import lower_bound, sorted_by_places, stored
+from baregrad.graph.traced import Traced, rewrite
+from baregrad.graph.views import constant_of, counting, cut, expand, full, permute, reshape
+from baregrad.ir.core.attrs import Reduce, Scatter
+from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Ops
+
+# Fewer writes are soon made one after the other, where they are.
+LEAST = 64
+# The most addends that one thread adds up at a time.
+STEPS = 128
+_DEPTH = 12
+_IN_MEMORY = frozenset((Ops.PARAM, Ops.BUFFER, Ops.CONTIGUOUS, Ops.SCATTER))
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """A scatter as rows written at places that are looked up.
+
+    chosen: the base's axes along which places are looked up. beside: the base's other axes, and
+    `own` the values' axes that count along them. writes: the values' axes that are left.
+    """
+
+    chosen: tuple[int, ...]
+    beside: tuple[int, ...]
+    own: tuple[int, ...]
+    writes: tuple[int, ...]
+
+
+def _rows_of(node: Node) -> _Rows | None:
+    """How a scatter writes rows; None where what it looks up differs along a row."""
+    base, values, *places = node.src
+    own_of: dict[int, int] = {}
+    for axis, place in enumerate(places):
+        found = affine_index_of(place)
+        if found is None or found.start != 0 or found.step != 1:
+            continue
+        fits = values.shape[found.axis] <= base.shape[axis]
+        if fits and found.axis not in own_of.values():
+            own_of[axis] = found.axis
+    chosen = tuple(axis for axis in range(len(places)) if axis not in own_of)
+    own = tuple(own_of.values())
+    writes = tuple(axis for axis in range(len(values.shape)) if axis not in own)
+    if not all(_is_alike(places[axis], along) for axis in chosen for along in own):
+        return None
+    return _Rows(chosen, tuple(own_of), own, writes) if chosen and writes else None
+
+
+def _is_alike(place: Node, axis: int, depth: int = _DEPTH) -> bool:
+    """Whether `place` is certainly the same all along an axis."""
+    if not place.shape or place.shape[axis] == 1:
+        return True
+    if place.op is Ops.EXPAND and place.src[0].shape[axis] == 1:
+        return True
+    if place.op is Ops.EXPAND or (place.op in ELEMENTWISE and depth):
+        return all(_is_alike(child, axis, depth - 1) for child in place.src)
+    return False
+
+
+def _visit(node: Node) -> Node | None:
+    base, values, *places = node.src
+    monoid = node.arg.monoid
+    if node.arg.apart or (monoid is not None and monoid.primitive is not Ops.ADD):
+        return None
+    if monoid is not None and node.dtype.kind == "float" and node.dtype.bits < 32:
+        return None
+    if not all(isinstance(extent, int) for extent in (*base.shape, *values.shape)):
+        return None
+    if any(place.shape != values.shape for place in places):
+        return None
+    rows = _rows_of(node)
+    if rows is None or prod(values.shape[axis] for axis in rows.writes) < LEAST:
+        return None
+    return _by_rows(node, rows) if prod(base.shape) else None
+
+
+def _by_rows(node: Node, rows: _Rows) -> Node:
+    base, values, *places = node.src
+    shape = values.shape
+    count = prod(shape[axis] for axis in rows.writes)
+    beside = tuple(shape[axis] for axis in rows.own)
+    flat = reshape(permute(values, (*rows.writes, *rows.own)), (count, *beside))
+    run = _runs(_keys(node, rows, count), count, prod(base.shape[axis] for axis in rows.chosen))
+    if node.arg.monoid is None:
+        writes = alu(Ops.CMPEQ, counting((count,), 0, run.end.dtype), _before(run.end))
+        value = _rows(flat, run.order)
+    else:
+        writes = alu(Ops.CMPEQ, counting((count,), 0, run.begin.dtype), run.begin)
+        value = _sums(node, _in_memory(flat), run)
+    # A row that is no place at all, for all of a run but the one that stands for it.
+    nowhere = full(const(-1, run.row.dtype), (count,))
+    row = alu(Ops.WHERE, writes, run.row, nowhere)
+    whole = (count, *beside)
+    found: dict[int, Node] = {}
+    stride = 1
+    for axis in reversed(rows.chosen):
+        extent = base.shape[axis]
+        place = row
+        if len(rows.chosen) > 1:
+            place = alu(Ops.FLOORDIV, place, full(const(stride, row.dtype), (count,)))
+            # The first axis goes on, so that what lies nowhere does so still.
+            if axis != rows.chosen[0]:
+                place = alu(Ops.MOD, place, full(const(extent, row.dtype), (count,)))
+        stride *= extent
+        found[axis] = expand(reshape(place, (count, *(1 for _ in beside))), whole)
+    for number, axis in enumerate(rows.beside):
+        found[axis] = counting(whole, number + 1)
+    monoid = node.arg.monoid
+    start = constant_of(base)
+    if monoid is not None and start is not None and start.arg == 0:
+        monoid = None
+    sources = (base, value, *(found[axis] for axis in range(len(places))))
+    return Node(Ops.SCATTER, node.dtype, sources, Scatter(monoid, apart=True))
+
+
+def _before(place: Node) -> Node:
+    return alu(Ops.SUB, place, full(const(1, place.dtype), place.shape))
+
+
+def _in_memory(x: Node) -> Node:
+    """`x`, stored unless it is a view of what is stored already."""
+    below = x
+    while below.op in MOVEMENT and below.op is not Ops.PAD:
+        below = below.src[0]
+    return x if below.op in _IN_MEMORY else stored(x)
+
+
+# --- runs of writes to one row ------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Runs:
+    """Writes in the order of their rows: of each its row, which it was, and where its run lies."""
+
+    row: Node
+    order: Node
+    begin: Node
+    end: Node
+
+
+def _keys(node: Node, rows: _Rows, count: int) -> Node:
+    """The row of each write, counted through the chosen axes; what lies nowhere is behind all."""
+    base, _, *places = node.src
+    total = prod(base.shape[axis] for axis in rows.chosen)
+    dtype = dtypes.int32 if (total + 3) << count.bit_length() < 1 << 31 else dtypes.int64
+    row = full(const(0, dtypes.int64), (count,))
+    inside: Node | None = None
+    for axis in rows.chosen:
+        place = places[axis]
+        for along in rows.own:
+            place = cut(place, along, 0, 1)
+        place = cast(reshape(permute(place, (*rows.writes, *rows.own)), (count,)), dtypes.int64)
+        extent = full(const(base.shape[axis], dtypes.int64), (count,))
+        zero = full(const(0, dtypes.int64), (count,))
+        fits = alu(Ops.AND, alu(Ops.CMPLE, zero, place), alu(Ops.CMPLT, place, extent))
+        inside = fits if inside is None else alu(Ops.AND, inside, fits)
+        row = alu(Ops.ADD, alu(Ops.MUL, row, extent), place)
+    assert inside is not None
+    row = alu(Ops.WHERE, inside, row, full(const(total, dtypes.int64), (count,)))
+    return cast(row, dtype)
+
+
+def _runs(row: Node, count: int, total: int) -> _Runs:
+    dtype = row.dtype
+    bits = (count - 1).bit_length()
+
+    def number(value: int) -> Node:
+        return full(const(value, dtype), (count,))
+
+    packed = alu(Ops.SHL, row, number(bits))
+    packed = alu(Ops.OR, packed, counting((count,), 0, dtype))
+    (words,) = sorted_by_places((packed,))
+    words = _in_memory(words)
+    order = cast(alu(Ops.AND, words, number((1 << bits) - 1)), dtypes.int32)
+    row = alu(Ops.SHR, words, number(bits))
+    first = full(const(0, dtypes.int32), (count,))
+    begin = lower_bound((words,), (alu(Ops.SHL, row, number(bits)),), first, count)
+    after = alu(Ops.ADD, row, number(1))
+    end = lower_bound((words,), (alu(Ops.SHL, after, number(bits)),), first, count)
+    # What lies nowhere is behind the last row, and is written nowhere again.
+    return _Runs(row, stored(order), stored(begin), stored(end))
+
+
+def _rows(values: Node, order: Node) -> Node:
+    """The rows of `values` in another order."""
+    shape = values.shape
+    places = [expand(reshape(order, (shape[0], *(1 for _ in shape[1:]))), shape)]
+    places += [counting(shape, axis, dtypes.int32) for axis in range(1, len(shape))]
+    return Node(Ops.GATHER, values.dtype, (values, *places), True)
+
+
+def _sums(node: Node, values: Node, run: _Runs) -> Node:
+    """The sum of each run's rows, where the run begins."""
+    count = values.shape[0]
+    # As many levels of parts as are wanted, and parts no longer than they have to be.
+    levels = 1
+    while STEPS**levels < count:
+        levels += 1
+    steps = 2
+    while steps**levels < count:
+        steps *= 2
+    stride = 1
+    order: Node | None = run.order
+    for level in range(levels):
+        values = _parts(node, values, order, run, stride, min(steps, count))
+        values = values if level == levels - 1 else stored(values)
+        order = None
+        stride *= steps
+    return values
+
+
+def _parts(
+    node: Node, values: Node, order: Node | None, run: _Runs, stride: int, steps: int
+) -> Node:
+    """Sums of `steps` rows, each `stride` behind the one before, as far as a run goes.
+
+    Those that begin at multiples of stride*steps, counted in their run; others are of nothing.
+    order: the rows' places in `values`, where they do not lie in order yet.
+    """
+    count, *beside = values.shape
+    dtype = run.begin.dtype
+
+    def number(value: int, shape: tuple[int, ...] = (count,)) -> Node:
+        return full(const(value, dtype), shape)
+
+    own = counting((count,), 0, dtype)
+    inside = alu(Ops.AND, alu(Ops.SUB, own, run.begin), number(stride * steps - 1))
+    begins = alu(Ops.CMPEQ, inside, number(0))
+    left = alu(Ops.SUB, alu(Ops.ADD, run.end, number(stride - 1)), own)
+    left = alu(Ops.SHR, left, number(stride.bit_length() - 1))
+    left = alu(Ops.MIN, left, number(steps))
+    length = stored(alu(Ops.WHERE, begins, left, number(0)))
+    shape = (count, steps, *beside)
+    thin = tuple(1 for _ in beside)
+    step = counting(shape, 1, dtype)
+    at = expand(reshape(own, (count, 1, *thin)), shape)
+    at = alu(Ops.ADD, at, alu(Ops.MUL, step, number(stride, shape)))
+    if order is not None:
+        at = Node(Ops.GATHER, dtype, (order, at), True)
+    # An axis along which all is alike, as far as there is something: how many steps are left.
+    wide = dtypes.int64  # in which nothing wraps
+    left = cast(expand(reshape(length, (count, 1, *thin)), shape), wide)
+    last = full(const(1, wide), shape)
+    left = alu(Ops.SUB, alu(Ops.SUB, left, cast(step, wide)), last)
+    # So long that every number is below it.
+    spread = expand(reshape(values, (count, 1, *beside)), (count, 1 << 31, *beside))
+    places = (at, left, *(counting(shape, axis, dtype) for axis in range(2, len(shape))))
+    taken = Node(Ops.GATHER, values.dtype, (spread, *places), True)
+    return Node(Ops.REDUCE, node.dtype, (taken,), Reduce(node.arg.monoid, (1,)))
+
+
+def scatter_by_rows(order: list[Node], changed: dict[Node, Node]) -> Node:
+    """The sink with long scatters by sorted places."""
+    return rewrite(order, _visit, Ops.SCATTER.bit, changed)
+
+
+SCATTER_ROWS = Traced(
+    "scatter_rows",
+    "writes that may meet are sorted by their places, so that each place is written once",
+    scatter_by_rows,
+    ("partials",),
+)

@@ -1,0 +1,180 @@
+"""Loops of one thread end where a condition on data has become false for good.
+
+A thread that adds up the rows of its own run has a loop over as many as there may be, in which a
+condition says how many there are. In the code of one thread that is the loop's bound: the number
+was read before, and other threads have bounds of their own.
+"""
+
+from __future__ import annotations
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core import index
+from baregrad.ir.core.bounds import bounds
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node, const, extent_of, make_node, range_node, rebuild
+from baregrad.ir.core.op import STATEMENTS, Ops, mask_of
+from baregrad.ir.core.substitution import substitute
+
+_STATEMENTS = mask_of(STATEMENTS)
+_LINEAR = frozenset((Ops.ADD, Ops.SUB))
+
+
+def bound_loops(kernel: Node) -> Node:
+    """The loop-level KERNEL of one thread with loops that end by data."""
+    if not kernel.mask & Ops.LOOP.bit:
+        return kernel
+    return rebuild(kernel, _visit, enter=lambda node: bool(node.mask & _STATEMENTS))
+
+
+def _visit(node: Node) -> Node | None:
+    if node.op is not Ops.LOOP:
+        return None
+    axis, body = node.src
+    extent = extent_of(axis)
+    if not isinstance(extent, int) or axis.arg.bind != "loop":
+        return None
+    levels, array = _conditions(body)
+    if array is None:
+        return None
+    outer: list[Node] = []
+    for level in levels:
+        for part in level:
+            limit = _limit(part, axis, array)
+            if limit is not None and (not outer or _stay_false(outer, axis)):
+                end = index.maximum(index.minimum(_guarded(limit, outer, axis), extent), 0)
+                short = range_node(end, axis.arg.id, axis.arg.axis)
+                always = {axis: short, part: const(True, dtypes.bool)}
+                return make_node(Ops.LOOP, node.dtype, (short, substitute(body, always)))
+        outer += level
+    return None
+
+
+def _conditions(body: Node) -> tuple[list[list[Node]], Node | None]:
+    """The conditions without which a loop does nothing, outermost first, and what it writes."""
+    levels = []
+    while body.op is Ops.IF:
+        levels.append(index.conjuncts(body.src[0]))
+        body = body.src[1]
+    array = body.src[0] if body.op is Ops.STORE else None
+    if array is None or array.op is not Ops.ALLOC or array.arg.space != "register":
+        return [], None
+    value = body.src[1]
+    if value.op is Ops.ADD and value.src[0].op is Ops.LOAD and value.src[0].src[0] is array:
+        # A sum that begins with 0 stays as it is where 0 is added.
+        value = value.src[1]
+        while value.op is Ops.GUARD or (value.op is Ops.WHERE and _is_zero(value.src[2])):
+            levels.append(index.conjuncts(value.src[0]))
+            value = value.src[1]
+    return levels, array
+
+
+def _is_zero(node: Node) -> bool:
+    return node.op is Ops.CONST and node.arg == 0
+
+
+def _stay_false(conditions: list[Node], axis: Node) -> bool:
+    """Whether each of some conditions is false for all steps where it is so for the first."""
+    for one in conditions:
+        if axis in one.ranges:
+            terms, _ = index.linear(index.sub(*one.src)) if one.op is Ops.CMPLT else ({}, 0)
+            rest = [atom for atom in terms if atom is not axis]
+            if terms.get(axis, -1) < 0 or any(axis in atom.ranges for atom in rest):
+                return False
+    return True
+
+
+def _guarded(limit: Dim, outer: list[Node], axis: Node) -> Dim:
+    """A limit with its loads where the conditions around them let the first step read them."""
+    if not outer or isinstance(limit, int):
+        return limit
+    first = substitute(index.both(*outer), {axis: const(0, dtypes.index)})
+
+    def visit(node: Node) -> Node | None:
+        guard = node.op is Ops.LOAD
+        return make_node(Ops.GUARD, node.dtype, (first, node)) if guard else index.resimplify(node)
+
+    enter = Ops.LOAD.bit
+    inside = rebuild(limit, visit, enter=lambda n: bool(n.mask & enter) and n.op is not Ops.GUARD)
+    return index.as_dim(inside)
+
+
+def _limit(condition: Node, axis: Node, written: Node) -> Dim | None:
+    """The step from which on a condition is false; None where it says no such thing.
+
+    written: the array that the loop writes.
+    """
+    if condition.op is not Ops.CMPLT or not condition.mask & Ops.LOAD.bit:
+        return None
+    found: dict[Node, int] = {}
+    terms, constant = index.linear(index.sub(*condition.src))
+    for atom, scale in terms.items():
+        inner, more = _exact(atom)
+        constant += scale * more
+        for node, count in inner.items():
+            found[node] = found.get(node, 0) + scale * count
+    if found.pop(axis, 0) != 1:
+        return None
+    if any(axis in atom.ranges or written in _arrays(atom) for atom in found):
+        return None
+    # axis + rest < 0
+    return index.sub(0, index.from_linear({a: n for a, n in found.items() if n}, constant))
+
+
+def _arrays(node: Node) -> set[Node]:
+    """The arrays that an expression reads."""
+    found = set[Node]()
+    seen = [node]
+    for one in seen:
+        if one.op is Ops.LOAD:
+            found.add(one.src[0])
+        seen.extend(child for child in one.src if child.mask & Ops.LOAD.bit)
+    return found
+
+
+def _exact(atom: Node) -> tuple[dict[Node, int], int]:
+    """An integer that is converted to a position, as a sum of positions where nothing wraps."""
+    if atom.op is not Ops.CAST or atom.src[0].dtype.kind != "int":
+        return {atom: 1}, 0
+    terms: dict[Node, int] = {}
+    constant = 0
+    todo = [(atom.src[0], 1)]
+    while todo:
+        value, sign = todo.pop()
+        if value.op in _LINEAR and _holds(value):
+            left, right = value.src
+            todo += [(left, sign), (right, sign if value.op is Ops.ADD else -sign)]
+        elif value.op is Ops.CONST:
+            constant += sign * int(value.arg)
+        elif value.op is Ops.CAST and _is_kept(value.src[0], value.dtype):
+            todo.append((value.src[0], sign))
+        else:
+            place = value if value.dtype is dtypes.index else _position(value)
+            inner, more = index.linear(place)
+            constant += sign * more
+            for node, count in inner.items():
+                terms[node] = terms.get(node, 0) + sign * count
+    return terms, constant
+
+
+def _position(value: Node) -> Node:
+    return make_node(Ops.CAST, dtypes.index, (value,))
+
+
+def _is_kept(value: Node, dtype: DType) -> bool:
+    """Whether every value that there may be is one of a signed dtype as well."""
+    low, high = bounds(value)
+    most = (1 << (dtype.bits - 1)) - 1
+    return dtype.kind == "int" and value.dtype.kind in ("int", "uint", "index") and (
+        -most - 1 <= low and high <= most
+    )
+
+
+def _holds(value: Node) -> bool:
+    """Whether a sum or difference of integers never wraps."""
+    (a, b), (c, d) = map(bounds, value.src)
+    low, high = (a + c, b + d) if value.op is Ops.ADD else (a - d, b - c)
+    most = (1 << (value.dtype.bits - 1)) - 1
+    return -most - 1 <= low and high <= most
+
+
+__all__ = ["bound_loops"]

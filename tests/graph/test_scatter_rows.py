@@ -1,0 +1,166 @@
+"""Long scatters by sorted places on GPUs, and in parts where no rows are written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad.dtypes import dtypes
+from baregrad.engine.session import current_session
+from baregrad.graph import scatter_rows, sorts
+from baregrad.ir.core.attrs import Scatter
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.tensor import Tensor
+from baregrad.tensor.array import nodes
+from baregrad.testing.ptx_device import ptx_session
+from tests.graph.gpu_graphs import F32, RNG, argument, changed
+
+
+@pytest.fixture(autouse=True)
+def short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs and parts of a size that tests have time for."""
+    monkeypatch.setattr(sorts, "RUN", 16)
+    monkeypatch.setattr(sorts, "MOST_PAIRS", 1 << 10)
+    monkeypatch.setattr(scatter_rows, "STEPS", 4)
+    monkeypatch.setattr(scatter_rows, "LEAST", 8)
+
+
+def is_in_order(made: Node) -> bool:
+    """Whether some scatter of a graph still keeps its order."""
+    return any(node.op is Ops.SCATTER and not node.arg.apart for node in toposort(made))
+
+
+@pytest.mark.parametrize("adds", (True, False))
+@pytest.mark.parametrize("beside", ((), (5,), (2, 3)), ids=str)
+@pytest.mark.parametrize("rows", (1, 3, 50))
+@pytest.mark.parametrize("count", (8, 37))
+def test_rows_along_the_first_axis(
+    count: int, rows: int, beside: tuple[int, ...], adds: bool
+) -> None:
+    shape = (count, *beside)
+    line = nodes.reshape(argument(2, dtypes.int64, count), (count, *(1 for _ in beside)))
+    places = [nodes.broadcast(line, shape)]
+    places += [nodes.iota_along(shape, axis) for axis in range(1, len(shape))]
+    base, values = argument(0, F32, rows, *beside), argument(1, F32, *shape)
+    how = Scatter(primitive(Ops.ADD, F32) if adds else None)
+    node = Node(Ops.SCATTER, F32, (base, values, *places), how)
+    arrays = [RNG.standard_normal(one).astype(np.float32) for one in (base.shape, shape)]
+    made = changed(node, [*arrays, RNG.integers(0, rows, count)])
+    assert not is_in_order(made)
+
+
+def test_two_axes_that_are_looked_up_around_one_that_is_not() -> None:
+    shape = (30, 4)
+    looked = [argument(slot, dtypes.int32, 30) for slot in (2, 3)]
+    first, last = (nodes.broadcast(nodes.reshape(one, (30, 1)), shape) for one in looked)
+    places = (first, nodes.iota_along(shape, 1), last)
+    how = Scatter(primitive(Ops.ADD, dtypes.int64))
+    values = argument(1, dtypes.int64, *shape)
+    node = Node(
+        Ops.SCATTER, dtypes.int64, (argument(0, dtypes.int64, 3, 4, 2), values, *places), how
+    )
+    given = [RNG.integers(-9, 9, one) for one in ((3, 4, 2), shape)]
+    chosen = [RNG.integers(0, extent, 30).astype(np.int32) for extent in (3, 2)]
+    assert not is_in_order(changed(node, [*given, *chosen]))
+
+
+def test_places_that_differ_along_a_row_keep_their_order() -> None:
+    shape = (40, 3)
+    places = (argument(2, dtypes.int64, *shape), nodes.iota_along(shape, 1))
+    how = Scatter(primitive(Ops.ADD, F32))
+    node = Node(Ops.SCATTER, F32, (argument(0, F32, 6, 3), argument(1, F32, *shape), *places), how)
+    arrays: list[Any] = [RNG.standard_normal(one).astype(np.float32) for one in ((6, 3), shape)]
+    assert is_in_order(changed(node, [*arrays, RNG.integers(0, 6, shape)]))
+
+
+@pytest.mark.parametrize("rows", (640, 601, 100))
+def test_where_no_rows_are_written_sums_are_cut(rows: int) -> None:
+    base, values = argument(0, F32, 7, 5), argument(1, F32, rows, 5)
+    # Of each column its own, so that no row is written as a whole.
+    chosen = argument(2, dtypes.int64, rows, 5)
+    line = Node(Ops.RESHAPE, dtypes.int64, (Node(Ops.IOTA, dtypes.int64, (), 5),), (1, 5))
+    columns = Node(Ops.EXPAND, dtypes.int64, (line,), (rows, 5))
+    adding = Scatter(primitive(Ops.ADD, F32))
+    node = Node(Ops.SCATTER, F32, (base, values, chosen, columns), adding)
+    made = changed(
+        node,
+        [
+            RNG.standard_normal((7, 5)).astype(np.float32),
+            RNG.standard_normal((rows, 5)).astype(np.float32),
+            RNG.integers(0, 7, (rows, 5)),
+        ],
+    )
+    (found,) = (one for one in toposort(made) if one.op is Ops.SCATTER)
+    # 640 rows are 40 parts of 16; 601 is a prime number.
+    assert found.shape == ((40, 7, 5) if rows == 640 else (7, 5))
+
+
+@pytest.fixture
+def gpu() -> Iterator[None]:
+    """A GPU that interprets PTX, as the device."""
+    with ptx_session():
+        assert current_session().default_device() == "NV"
+        yield
+
+
+def in_order(base: Any, index: Any, values: Any) -> Any:
+    """What one write after the other gives."""
+    wanted = base.copy()
+    for place, row in zip(index, values, strict=True):
+        wanted[place] += row
+    return wanted
+
+
+@pytest.mark.parametrize("beside", ((), (5,), (130,)), ids=str)
+def test_an_embedding_has_the_gradient_of_one_write_after_the_other(
+    gpu: None, beside: tuple[int, ...]
+) -> None:
+    index = RNG.integers(0, 9, 45)
+    index[10:30] = 4  # a run of several parts
+    values = RNG.standard_normal((45, *beside)).astype(np.float32)
+    weight = Tensor(np.zeros((9, *beside), np.float32)).requires_grad_()
+    (weight[Tensor(index)] * Tensor(values)).sum().backward()
+    assert weight.grad is not None
+    found = weight.grad.numpy()
+    wanted = in_order(np.zeros((9, *beside), np.float32), index, values)
+    # A run of up to STEPS rows is added up in order: the very same bits.
+    counts = np.bincount(index, minlength=9)
+    np.testing.assert_array_equal(found[counts <= 4], wanted[counts <= 4])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_what_a_row_gets_does_not_hang_on_the_others(gpu: None) -> None:
+    values = RNG.standard_normal(60).astype(np.float32)
+    alike = np.full(60, 3)
+    among = np.where(np.arange(60) % 2, 1, 3)
+
+    def total(index: Any, given: Any) -> Any:
+        base = Tensor(np.zeros(5, np.float32))
+        return base.index_add(0, Tensor(index), Tensor(given)).numpy()[3]
+
+    mixed = np.zeros(60, np.float32)
+    mixed[among == 3] = values[:30]
+    mixed[among == 1] = 1e6
+    assert total(among, mixed) == total(alike[:30], values[:30])
+
+
+@pytest.mark.parametrize("axis", (0, 1, 2))
+def test_slices_are_added_and_written_along_any_axis(gpu: None, axis: int) -> None:
+    base = RNG.standard_normal((6, 7, 5)).astype(np.float32)
+    index = RNG.integers(0, base.shape[axis], 20)
+    shape = list(base.shape)
+    shape[axis] = 20
+    values = RNG.standard_normal(shape).astype(np.float32)
+    added = Tensor(base).index_add(axis, Tensor(index), Tensor(values)).numpy()
+    copied = Tensor(base).index_copy(axis, Tensor(index), Tensor(values)).numpy()
+    wanted, last = np.moveaxis(base.copy(), axis, 0), np.moveaxis(base.copy(), axis, 0)
+    for place, row in zip(index, np.moveaxis(values, axis, 0), strict=True):
+        wanted[place] += row
+        last[place] = row
+    np.testing.assert_allclose(added, np.moveaxis(wanted, 0, axis), rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(copied, np.moveaxis(last, 0, axis))

@@ -1,0 +1,107 @@
+"""Loops of one thread end where a condition on data has become false for good."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Alloc, KernelInfo, Param
+from baregrad.ir.core.node import Node, alu, const, extent_of, range_node, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.loop_level import evaluate_loop
+from baregrad.kernel.gpu.loop_bounds import bound_loops
+
+INDEX, F32, I32 = dtypes.index, dtypes.float32, dtypes.int32
+STEPS, COUNT = 6, 5
+LENGTHS = Node(Ops.PARAM, I32, (), Param(1, (COUNT,)))
+VALUES = Node(Ops.PARAM, F32, (), Param(2, (STEPS,)))
+RESULT = Node(Ops.PARAM, F32, (), Param(0, (COUNT,)))
+ACC = Node(Ops.ALLOC, F32, (), Alloc(1, "register", ()))
+OWN = range_node(COUNT, 0, "own")
+STEP = range_node(STEPS, 1, "step")
+
+
+def load(array: Node, *places: Node) -> Node:
+    return Node(Ops.LOAD, array.dtype, (array, *places))
+
+
+def left_over(step: Node, length: Node) -> Node:
+    """Whether there is something at a step: length - step - 1 is not negative."""
+    wide = dtypes.int64
+    left = alu(Ops.SUB, Node(Ops.CAST, wide, (length,)), Node(Ops.CAST, wide, (step,)))
+    left = alu(Ops.SUB, left, const(1, wide))
+    return index.at_least(Node(Ops.CAST, INDEX, (left,)), 0)
+
+
+def kernel(body: Node) -> Node:
+    """A sum for each of five numbers of steps, of which `body` adds one."""
+    start = Node(Ops.STORE, dtypes.token, (ACC, const(0.0, F32)))
+    loop = Node(Ops.LOOP, dtypes.token, (STEP, body))
+    done = Node(Ops.STORE, dtypes.token, (RESULT, load(ACC), OWN))
+    each = Node(Ops.SEQ, dtypes.token, (start, loop, done))
+    every = Node(Ops.LOOP, dtypes.token, (OWN, each))
+    return Node(Ops.KERNEL, dtypes.token, (every,), KernelInfo())
+
+
+def added(value: Node) -> Node:
+    return Node(Ops.STORE, dtypes.token, (ACC, alu(Ops.ADD, load(ACC), value)))
+
+
+def under(condition: Node, body: Node) -> Node:
+    return Node(Ops.IF, dtypes.token, (condition, body))
+
+
+def results(root: Node) -> np.ndarray:
+    lengths = np.array([0, 3, STEPS, 9, -2], np.int32)
+    values = np.arange(1, STEPS + 1, dtype=np.float32)
+    found = np.zeros(COUNT, np.float32)
+    evaluate_loop(root, {0: found, 1: lengths, 2: values})
+    return found
+
+
+def extents(root: Node) -> list[bool]:
+    """Whether each loop has an extent that is a number, the outer one last."""
+    return [isinstance(extent_of(n.src[0]), int) for n in toposort(root) if n.op is Ops.LOOP]
+
+
+HOLDS = left_over(STEP, load(LENGTHS, OWN))
+EARLY = index.less(STEP, 4)
+LATE = index.less(1, STEP)
+TERM = load(VALUES, STEP)
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    (
+        (under(HOLDS, added(TERM)), [0, 6, 21, 21, 0]),
+        (added(Node(Ops.GUARD, F32, (HOLDS, TERM))), [0, 6, 21, 21, 0]),
+        (added(alu(Ops.WHERE, HOLDS, TERM, const(0.0, F32))), [0, 6, 21, 21, 0]),
+        # A condition around it that goes from true to false lets the first step read the bound.
+        (under(EARLY, under(HOLDS, added(TERM))), [0, 6, 10, 10, 0]),
+    ),
+)
+def test_a_condition_on_data_is_the_bound(body: Node, wanted: list[int]) -> None:
+    root = kernel(body)
+    made = bound_loops(root)
+    assert extents(root) == [True, True]
+    assert extents(made) == [False, True]
+    np.testing.assert_array_equal(results(root), wanted)
+    np.testing.assert_array_equal(results(made), wanted)
+
+
+@pytest.mark.parametrize(
+    "body",
+    (
+        # One that becomes true may let a later step read what the first one must not.
+        under(LATE, under(HOLDS, added(TERM))),
+        # What else than 0 is added elsewhere is added to the end.
+        added(alu(Ops.WHERE, HOLDS, TERM, const(1.0, F32))),
+        # The number of steps changes from step to step.
+        under(left_over(STEP, load(LENGTHS, index.as_node(index.mod(STEP, COUNT)))), added(TERM)),
+    ),
+)
+def test_other_conditions_stay(body: Node) -> None:
+    root = kernel(body)
+    assert bound_loops(root) is root
