@@ -37,7 +37,6 @@ from baregrad.kernel.applying.staging_checks import check_room
 from baregrad.kernel.applying.tighten_loop_bounds import narrowed
 from baregrad.kernel.applying.window_copies import regions_of, without_parts
 from baregrad.kernel.facts.analysis import (
-    as_one,
     by_id,
     facts_of,
     in_bounds,
@@ -45,6 +44,7 @@ from baregrad.kernel.facts.analysis import (
     itemsize,
     offset_of,
     out_axes,
+    runs_of,
 )
 from baregrad.kernel.facts.axis_table import AxisTable
 from baregrad.kernel.gpu.pipelines import check_applied, slots_of
@@ -229,20 +229,21 @@ class Rewriter:
             return found
         table, finals = self.table, scope.finals
         terms: dict[Node, int] = {}
-        joined: dict[str, bool] = {}
+        joined: dict[Node, tuple[Node, ...]] = {}
         constant = old.constant
         extra: list[Dim] = []
         for axis, stride in old.strides.items():
             merged = table.merged.get(axis) if table.merged else None
             if merged is not None:
-                name = merged[0]
-                group = table.groups[name]
-                if name not in joined:
-                    joined[name] = as_one(old.strides, group)
-                if not joined[name]:
-                    extra.append(index.mul(self.axes.value(axis, scope), stride))
+                group = table.groups[merged[0]]
+                if axis not in joined:
+                    joined.update((run[0], run) for run in runs_of(old.strides, group))
+                run = joined.get(axis)
+                if run is None:
                     continue
-                if axis is not group[0]:
+                if len(run) < len(group):
+                    extent = index.product(extent_of(each) for each in run)
+                    extra.append(index.mul(self.axes.value(axis, scope, extent), stride))
                     continue
             for final, scale in finals.get(axis) or self.axes.finals(axis, scope):
                 terms[final] = terms.get(final, 0) + stride * scale

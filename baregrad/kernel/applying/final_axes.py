@@ -86,8 +86,11 @@ class FinalAxes:
             pairs = zip(groups.values(), chosen, strict=True)
             yield {node: piece for nodes, piece in pairs for node in nodes}
 
-    def value(self, node: Node, scope: Scope) -> Node:
-        """What an original axis is in terms of the final ones."""
+    def value(self, node: Node, scope: Scope, extent: Dim | None = None) -> Node:
+        """What an original axis is in terms of the final ones.
+
+        extent: of it and of those around it in a collapsed axis, together, where they are one.
+        """
         piece = scope.pieces.get(node)
         if piece is None:
             raise CompilerBug("an axis is used outside its scope", found=node)
@@ -98,8 +101,8 @@ class FinalAxes:
         else:
             value = index.total((index.from_linear(terms, 0), piece.start))
         if node in self.table.merged:
-            _, stride, extent = self.table.merged[node]
-            value = index.mod(index.floordiv(value, stride), extent)
+            _, stride, own = self.table.merged[node]
+            value = index.mod(index.floordiv(value, stride), own if extent is None else extent)
         return index.as_node(value)
 
     def finals(self, node: Node, scope: Scope) -> list[tuple[Node, int]]:

@@ -54,6 +54,7 @@ def copy_loops(
     lanes: of the copy's own vectors, or 0. word: the axis of the numbers that are copied as one
     word. whole: words are read as such; else, where their numbers are adjacent, words of two are
     put together as vectors of every other number, and longer ones are copied one after the other.
+    merged: axes that were collapsed, as of `AxisTable`; a GPU's threads copy in their order.
 
     Copies run in the order in which the input lies. With lanes of its own the axis of adjacent
     elements becomes vectors, padded with zeros. Where the copy is to have another axis innermost,
@@ -65,7 +66,7 @@ def copy_loops(
     for axis, stride in offset_of(where).strides.items():
         for name, scale in pieces[axis].terms:
             if name in strides:
-                strides[name] += abs(stride * _moved(scale, merged.get(axis)))
+                strides[name] += abs(stride * _moved(scale, merged.get(axis) if gpu else None))
     if whole:
         count = in_word(where.dtype)
         strides = {name: stride // count for name, stride in strides.items()}

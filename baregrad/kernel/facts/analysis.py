@@ -348,6 +348,17 @@ def as_one(strides: Mapping[Node, int], group: tuple[Node, ...]) -> bool:
     return stride is not None
 
 
+def runs_of(strides: Mapping[Node, int], group: tuple[Node, ...]) -> list[tuple[Node, ...]]:
+    """Axes, innermost first, in runs that an access with these strides sees as single axes."""
+    runs = [group[:1]]
+    for axis in group[1:]:
+        if as_one(strides, (*runs[-1], axis)):
+            runs[-1] = (*runs[-1], axis)
+        else:
+            runs.append((axis,))
+    return runs
+
+
 def collapsible(facts: Facts, outer: Node, inner: Node) -> bool:
     """Whether every access sees two neighbouring axes as one axis or not at all."""
     extent = extent_of(inner)

@@ -114,10 +114,12 @@ def _together(read: ArrayAccess, axes: Sequence[Node]) -> int:
 
 
 def _run(read: ArrayAccess, axes: Sequence[Node]) -> list[Node]:
-    """The joined axes that an array has one after the other: all of them, or the innermost."""
+    """The innermost of joined axes that an array has one after the other."""
     stride = 1
+    found: list[Node] = []
     for axis in reversed(axes):
         if read.stride(axis) != stride:
-            return [axes[-1]]
+            break
+        found.append(axis)
         stride *= iterations([axis])
-    return list(axes)
+    return found

@@ -67,3 +67,9 @@ def test_the_order_does_not_depend_on_how_many_rows_there_are() -> None:
     few, many = (orders(contraction((rows,), (40,), (6, 16), "axy", "nyx", "an"))
                  for rows in (17, 4096))  # fmt: skip
     assert sizes(few.depth) == sizes(many.depth)
+
+
+def test_axes_that_lie_together_inside_a_side_are_one_run() -> None:
+    """Images in channels, of which rows and columns lie together: 196 is a multiple of 4."""
+    found = orders(contraction((16,), (3, 14, 14), (32,), "ax", "nxop", "anop"))
+    assert found.right == FactorCopy(True, 4)

@@ -40,6 +40,10 @@ JOINED: dict[str, tuple[Node, tuple[int, int]]] = {
         contraction((24,), (4, 16), (48,), "ax", "xno", "ano"), (8, 8)),
     "three axes a side": (
         contraction((2, 3, 8), (2, 2, 16), (4, 2, 8), "abcxyz", "xyznop", "abcnop"), (8, 8)),
+    "columns that lie together by some": (
+        contraction((16,), (3, 6, 8), (16,), "ax", "nxop", "anop"), (8, 8)),
+    "depth that lies together by some": (
+        contraction((16,), (16,), (3, 6, 4), "xayz", "xnyz", "an"), (8, 8)),
     "batches": (
         contraction((32,), (24,), (32,), "sax", "sxn", "san", (3,)), (8, 8)),
     "batches turned": (
