@@ -1,0 +1,141 @@
+"""Plans that run: buffers where the plan has them, sizes as variables have them, work in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad.engine.backends import CompiledBackend
+from baregrad.engine.canonical import Canonical, bind, canonicalise
+from baregrad.engine.executor import Executable
+from baregrad.engine.session import Session, use_session
+from baregrad.ir.core.index import variable
+from baregrad.program import evaluate
+from baregrad.runtime.buffers import Buffer
+from baregrad.runtime.commands import Exec, Slot
+from baregrad.tensor import Tensor
+
+VALUES = np.linspace(-2, 2, 30, dtype=np.float32).reshape(5, 6)
+ROWS = variable("rows", 1, 5)
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    opened = Session()
+    with use_session(opened):
+        yield opened
+    opened.close()
+
+
+def backend_of(session: Session) -> CompiledBackend:
+    found = session.backend("CPU")
+    assert isinstance(found, CompiledBackend)
+    return found
+
+
+def prepared(session: Session, *results: Tensor) -> tuple[Executable, Canonical]:
+    program = canonicalise([one.node for one in results], lambda node: None)
+    return backend_of(session).prepare(program, {}), program
+
+
+def inputs_of(program: Canonical) -> list[Buffer]:
+    return [ref.handle for ref in program.inputs]
+
+
+def floats(buffer: Buffer) -> Any:
+    return np.frombuffer(buffer.as_memoryview(), np.float32)
+
+
+def test_temporaries_share_an_arena_and_results_come_in_order(session: Session) -> None:
+    values = np.linspace(-1, 1, 16 * 17, dtype=np.float32).reshape(16, 17)
+    x = Tensor(values).realize()
+    executable, program = prepared(session, (x @ x.T @ x).sum(0), x + 1, x.softmax(1).sum(0))
+    kinds = [buffer.kind for buffer in executable.plan.buffers]
+    assert kinds.count("temp") > 1 and executable.arena_nbytes({}) > 0
+    powers = np.exp(values)
+    wanted = [
+        (values @ values.T @ values).sum(0),
+        values + 1,
+        (powers / powers.sum(1, keepdims=True)).sum(0),
+    ]
+    inputs = inputs_of(program)
+    for _ in range(2):
+        found, timeline = executable.run(inputs, {})
+        assert timeline is None
+        for one, right in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(floats(one), right.reshape(-1), rtol=1e-4, atol=1e-4)
+
+
+def test_a_run_has_memory_of_its_own(session: Session) -> None:
+    executable, program = prepared(session, Tensor(VALUES).realize() * 2)
+    inputs = inputs_of(program)
+    (first,), (second,) = executable.run(inputs, {})[0], executable.run(inputs, {})[0]
+    floats(first)[:] = 0
+    np.testing.assert_array_equal(floats(second), VALUES.reshape(-1) * 2)
+
+
+def test_a_result_that_is_an_argument_is_that_buffer(session: Session) -> None:
+    x, y = Tensor(VALUES).realize(), Tensor(VALUES + 3).realize()
+    executable, program = prepared(session, y, x + y, x)
+    inputs = inputs_of(program)
+    (left, total, right), _ = executable.run(inputs, {})
+    assert {id(left), id(right)} == {id(one) for one in inputs}
+    np.testing.assert_array_equal(floats(left), (VALUES + 3).reshape(-1))
+    np.testing.assert_array_equal(floats(total), (VALUES + (VALUES + 3)).reshape(-1))
+
+
+def test_sizes_follow_the_variables(session: Session) -> None:
+    part = Tensor(VALUES).realize()[: bind(ROWS, 2)]
+    executable, program = prepared(session, part * 3, part.sum(0))
+    (place, _) = executable.output_indices
+    inputs = inputs_of(program)
+    for rows in range(1, 6):
+        assert evaluate(executable.size(place), {"rows": rows}) == rows * 6 * 4
+        (scaled, total), _ = executable.run(inputs, {"rows": rows})
+        np.testing.assert_array_equal(floats(scaled), VALUES[:rows].reshape(-1) * 3)
+        np.testing.assert_allclose(floats(total), VALUES[:rows].sum(0), rtol=1e-5)
+
+
+def test_a_list_has_the_plans_launches_each_with_its_own_variables(session: Session) -> None:
+    """Over places of our own, and labelled with the lines that are known."""
+    part = Tensor(VALUES).realize()[: bind(ROWS, 2)]
+    executable, _ = prepared(session, (part + 1).sum(0), Tensor(VALUES).realize().exp())
+    device = backend_of(session).device
+    commands = device.command_list()
+    names = [launch.kernel.program.name for launch in executable.launches]
+    executable.record(
+        commands, lambda index: Slot(index + 7), {"rows": 4, "others": 9},
+        lambda launch: "here:1" if launch.kernel.program.variables else "",
+    )  # fmt: skip
+    assert len(commands.commands) == len(executable.plan.steps) == 2
+    symbolic = 0
+    for command, launch, name in zip(commands.commands, executable.launches, names, strict=True):
+        assert isinstance(command, Exec)
+        assert command.buffers == tuple(Slot(index + 7) for index in launch.buffers)
+        needs = launch.kernel.program.variables
+        assert dict(command.variables) == ({"rows": 4} if needs else {})
+        assert command.label == (f"{name} here:1" if needs else name)
+        symbolic += bool(needs)
+    assert symbolic == 1
+
+
+def test_equal_kernels_are_loaded_once(session: Session) -> None:
+    x, y = Tensor(VALUES).realize(), Tensor(VALUES).realize()
+    executable, program = prepared(session, x.exp().sum(1), y.exp().sum(1))
+    first, second = executable.launches
+    assert first.kernel is second.kernel and first.buffers != second.buffers
+    found, timeline = executable.run(inputs_of(program), {}, timed=True)
+    assert len(timeline.durations_ns()) == 2
+    for one in found:
+        np.testing.assert_allclose(floats(one), np.exp(VALUES).sum(1), rtol=1e-5)
+
+
+def test_a_plan_without_work_runs_nothing(session: Session) -> None:
+    x = Tensor(VALUES).realize()
+    executable, program = prepared(session, x)
+    assert executable.launches == () and executable.arena_nbytes({}) == 0
+    found, timeline = executable.run(inputs_of(program), {}, timed=True)
+    assert found == inputs_of(program) and timeline is None
