@@ -12,60 +12,80 @@ from math import prod
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.repeats import sides_of
+from baregrad.graph.repeats import axis_before_reshape, is_repeated, sides_of
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import permute
 from baregrad.ir.core.node import Node, cast
 from baregrad.ir.core.op import Ops, mask_of
 
 _VIEWS = mask_of((Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.WINDOW))
-_WINDOW = Ops.WINDOW.bit
 # Elements that are copied together, and rows, columns and steps that are worth a matrix unit.
 CHUNK = 8
 LEAST = 16
+# Results of an element that pay for its copy.
+MANY_USES = 64
 
 
 class _Factor(NamedTuple):
-    """A factor of a product: views, outermost first, of what may be stored, and their windows."""
+    """A factor of a product: views, outermost first, of what may be stored, and their windows.
+
+    places: the axes of that which either only this factor runs along, or both are summed along.
+    """
 
     views: tuple[Node, ...]
     base: Node
     windows: int
+    places: frozenset[int]
 
 
 def _visit(node: Node) -> Node | None:
-    value = node.src[0]
+    value, axes = node.src[0], node.arg.axes
     if node.arg.monoid.primitive is not Ops.ADD or value.op is not Ops.MUL:
         return None
-    if value.dtype is not dtypes.float32 or not value.mask & _WINDOW:
+    if value.dtype is not dtypes.float32:
         return None
-    factors = [_factor(side) for side in value.src]
-    if not any(each.windows for each in factors) or not _is_product(node):
-        return None
-    packed = [_packed(each) for each in factors]
-    if packed == list(value.src):
-        return None
-    product = value.replace(src=tuple(packed))
-    return node.replace(src=(product,))
-
-
-def _is_product(node: Node) -> bool:
-    """Whether each factor of a sum is used for many results, and there are many to sum."""
-    value, axes = node.src[0], node.arg.axes
     sides = sides_of(value, axes)
     if sides is None:
-        return False
+        return None
     rows, columns, _ = sides
-    return all(size >= LEAST for size in (rows, columns, prod([value.shape[a] for a in axes])))
+    if min(rows, columns, prod([value.shape[axis] for axis in axes])) < LEAST:
+        return None
+    left, right = value.src
+    packed = []
+    for side, other, uses in ((left, right, columns), (right, left, rows)):
+        free = [axis for axis in range(len(value.shape))
+                if axis in axes or is_repeated(other, axis)]  # fmt: skip
+        factor = _factor(side, free)
+        packed.append(_packed(factor) if factor.windows or uses >= MANY_USES else side)
+    return None if packed == [left, right] else _summed(node, value, packed)
 
 
-def _factor(side: Node) -> _Factor:
+def _summed(node: Node, value: Node, factors: list[Node]) -> Node:
+    return node.replace(src=(value.replace(src=tuple(factors)),))
+
+
+def _factor(side: Node, free: list[int]) -> _Factor:
     views, windows = list[Node](), 0
+    places: list[int | None] = list(free)
     while side.op.bit & _VIEWS:
         views.append(side)
         windows += side.op is Ops.WINDOW and (side.arg.taps, side.arg.stride) != (1, 1)
+        places = [_below(side, place) for place in places if place is not None]
         side = side.src[0]
-    return _Factor(tuple(views), side, windows)
+    return _Factor(tuple(views), side, windows, frozenset(p for p in places if p is not None))
+
+
+def _below(view: Node, place: int) -> int | None:
+    """The axis of what a view is of that lies along an axis of the view, whole; else None."""
+    below = view.src[0].shape
+    if view.op is Ops.RESHAPE:
+        return axis_before_reshape(below, view.shape, place)
+    if view.op is Ops.PERMUTE:
+        found: int = view.arg[place]
+        return found
+    if view.op is Ops.WINDOW and place in (view.arg.axis, len(view.shape) - 1):
+        return None
+    return place if below[place] == view.shape[place] else None
 
 
 def _packed(factor: _Factor) -> Node:
@@ -83,9 +103,9 @@ def _packed(factor: _Factor) -> Node:
     stored = narrow.src[0]
     for pad in reversed(pads):
         stored = pad.replace(dtype=stored.dtype, src=(stored,))
-    order = _order(stored.shape, factor.windows)
+    order = _order(stored.shape, factor)
     if order is None:
-        if not pads:
+        if not pads or not factor.windows:
             return whole
         order = tuple(range(len(stored.shape)))
     place = tuple([order.index(axis) for axis in range(len(order))])
@@ -96,18 +116,19 @@ def _packed(factor: _Factor) -> Node:
     return cast(made[whole], base.dtype)
 
 
-def _order(shape: tuple[object, ...], windows: int) -> tuple[int, ...] | None:
+def _order(shape: tuple[object, ...], factor: _Factor) -> tuple[int, ...] | None:
     """The order of axes in memory; None where it is as good as it is.
 
-    Windows slide along the last axes, and the first one is that of images.
+    Images, the first axis of what windows slide over, are too far from each other.
     """
     extents = [extent if isinstance(extent, int) else 0 for extent in shape]
-    if not windows and extents[-1] % CHUNK == 0:
-        return None
-    for axis in reversed(range(1 if windows else 0, len(shape) - windows)):
-        if extents[axis] % CHUNK == 0 and extents[axis]:
-            rest = [other for other in range(len(shape)) if other != axis]
-            return (*rest, axis)
+    for axis in sorted(factor.places, reverse=True):
+        if not extents[axis] or extents[axis] % CHUNK or (factor.windows and not axis):
+            continue
+        beside = prod(extents[axis + 1 :])
+        if beside == 1 or (not factor.windows and beside % CHUNK == 0):
+            return None
+        return (*[other for other in range(len(shape)) if other != axis], axis)
     return None
 
 

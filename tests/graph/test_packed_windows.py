@@ -50,6 +50,22 @@ def test_few_channels_stay_where_they_are() -> None:
     assert found == [(2, 3, 22, 22), (3, 7, 7, 16)]
 
 
+def test_images_of_odd_sizes_are_stored_with_channels_innermost_without_windows() -> None:
+    assert convolved((8, 64, 7, 7), (64, 64, 1, 1)) == [(8, 7, 7, 64)]
+    # Rows and columns together are whole chunks, or the copy pays for too few results.
+    assert convolved((8, 64, 12, 6), (64, 64, 1, 1)) == []
+    assert convolved((8, 64, 7, 7), (32, 64, 1, 1)) == []
+
+
+def test_what_both_factors_share_is_not_brought_innermost() -> None:
+    with options.override(device="NULL"), use_session(Session()):
+        shapes = ((8, 13, 8, 67), (8, 67, 8, 96))
+        x, y = (Tensor.rand(*shape).cast(dtypes.float16).realize() for shape in shapes)
+        product = x.permute(0, 2, 1, 3) @ y.permute(0, 2, 1, 3)
+        sink = Node(Ops.SINK, dtypes.token, (product.node,))
+        assert stored(canonicalise(sink, target=HOPPER)) == []
+
+
 def test_what_has_no_windows_or_no_matrix_unit_is_left_alone() -> None:
     small = ((2, 32, 8, 8), (16, 32, 3, 3))
     assert convolved((2, 32, 8, 8), (16, 32, 1, 1)) == []
