@@ -32,6 +32,7 @@ from baregrad.schedule.draft import (
 )
 from baregrad.schedule.plan import Decision
 from baregrad.schedule.survey import Survey, matrix_products, only_operand
+from baregrad.schedule.traffic import Traffic
 
 _ELEMENTWISE = mask_of(ELEMENTWISE)
 # A view's op, its attribute and the shape of its source.
@@ -96,6 +97,11 @@ class Fusion:
     def matrix_products(self) -> frozenset[Node]:
         """The contractions that matrix units compute, where the machine has such."""
         return matrix_products(self.survey) if self.matrix_units else frozenset()
+
+    @cached_property
+    def traffic(self) -> Traffic:
+        """What memory moves for the values."""
+        return Traffic(self.survey, frozenset(self.outputs), self.only_readers)
 
     def store(self, node: Node, draft: Draft, readers: list[Request]) -> None:
         """Note that `draft` writes `node`, which the other requests read from memory."""

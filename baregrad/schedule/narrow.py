@@ -33,7 +33,9 @@ def narrower_source(fusion: Fusion, node: Node) -> Node | None:
         work += 0.0 if value.op is Ops.CONTIGUOUS else own_work(value)
         in_order = in_order or value.op is Ops.CONTIGUOUS
         value = base_of(below)
-        if work > CHEAP or (in_order and value is not below) or not value.mask & _READS:
+        if work > CHEAP or not value.mask & _READS:
+            return None
+        if in_order and value is not _flattened(below):
             return None
         # Integers and bools stay as they are where lanes of one width are read fastest.
         if value.dtype.kind != "float" and not fusion.gpu:
@@ -41,6 +43,13 @@ def narrower_source(fusion: Fusion, node: Node) -> Node | None:
         if _nbytes(fusion, value) < nbytes:
             return value
     return None
+
+
+def _flattened(value: Node) -> Node:
+    """What lies below reshapes, in the same order in memory."""
+    while value.op is Ops.RESHAPE:
+        value = value.src[0]
+    return value
 
 
 def _nbytes(fusion: Fusion, value: Node) -> float:

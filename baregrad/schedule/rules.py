@@ -30,11 +30,14 @@ from baregrad.schedule.narrow import narrower_source
 from baregrad.schedule.padded import is_copied_in_bands
 from baregrad.schedule.plan import Reason
 from baregrad.schedule.survey import is_tuple, own_work
+from baregrad.schedule.traffic import OPERATIONS_PER_BYTE
 
 LAUNCH = 4000.0  # about a microsecond
 MAX_OPS = 200  # values computed in one kernel; dear ones count several times
 MAX_LOADS = 24  # arrays read by one kernel
 LONG_NEST = 16384.0  # steps for one result of a sum of sums, on a GPU
+# Arrays that are written and read beside a tile of results, which lies in registers meanwhile.
+EPILOGUE_OUTS, EPILOGUE_READS = 2, 4
 ROWS = 16  # independent rows that keep a small machine busy
 SERIAL_WORK = 65536.0  # operations that one thread may as well do alone
 SMALL_WORK = 4096.0
@@ -219,6 +222,8 @@ def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
             return "a contraction whose reader runs over other axes"
         if draft.contraction is not node and (draft.reductions or _wants_tuple(draft)):
             return "a contraction beside another reduction"
+        if node in fusion.matrix_products and _exceeds_epilogue(fusion, node, draft):
+            return "its kernel writes or reads more than the epilogue of a matrix unit's tiles does"
     elif draft.contraction is not None:
         return "a reduction beside a contraction"
     if free >= outer:
@@ -229,6 +234,19 @@ def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
     if rows < ROWS and rows < best and work + everything > SERIAL_WORK:
         return f"fused it would leave {rows:.0f} rows to run in parallel"
     return ""
+
+
+def _exceeds_epilogue(fusion: Fusion, node: Node, draft: Draft) -> bool:
+    """Whether a kernel has more arrays beside a contraction than may follow a tile of results."""
+    if len(draft.outs) > EPILOGUE_OUTS:
+        return True
+    arrays: set[Node] = set()
+    for (value, _), request in draft.requests.items():
+        if request.read:
+            arrays.add(value)
+        elif not request.parts and value is not node:
+            arrays |= fusion.traffic.arrays(value)
+    return sum(bool(value.shape) for value in arrays) > EPILOGUE_READS
 
 
 def _wants_tuple(draft: Draft) -> bool:
@@ -263,6 +281,9 @@ def _dearer_inline(fusion: Fusion, node: Node, requests: list[Request]) -> Reaso
     work = survey.work[node]
     if not node.mask & _READS and work <= NO_READS_WORK:
         return ""
+    if fusion.gpu:
+        inline, stored = _costs_on_gpu(fusion, node, requests, total)
+        return _Dearer(total / max(size, 1.0), inline / stored) if inline > stored else ""
     itemsize = node.dtype.itemsize
     inline = work * total
     stored = work * size + itemsize * (size + total) + LAUNCH
@@ -277,6 +298,33 @@ def _dearer_inline(fusion: Fusion, node: Node, requests: list[Request]) -> Reaso
     if inline <= stored:
         return ""
     return _Dearer(total / max(size, 1.0), inline / stored)
+
+
+def _costs_on_gpu(
+    fusion: Fusion, node: Node, requests: list[Request], total: float
+) -> tuple[float, float]:
+    """What computing a value at every request costs, and what storing it does."""
+    survey = fusion.survey
+    size, work = max(survey.size[node.shape], 1.0), survey.work[node]
+    nbytes = node.dtype.itemsize
+    moved = OPERATIONS_PER_BYTE * sum(fusion.traffic.behind(node).values())
+    # The share of it that each kernel reads what it does not read anyway for.
+    shares: dict[Draft, float] = {}
+    inline = 0.0
+    for request in requests:
+        marginal = _marginal(fusion, request, work) if node.op.bit & _ELEMENTWISE else work
+        inline += request.evals * marginal
+        if marginal == work:
+            shares[request.draft] = shares.get(request.draft, 0.0) + request.evals / size
+    inline += sum(moved * min(1.0, share) for share in shares.values())
+    kernels = len({request.draft for request in requests})
+    # One of several computes it, if it runs over its axes.
+    if kernels > 1 and any(
+        is_identity(request.idx, node.shape, request.draft.outer) for request in requests
+    ):
+        kernels -= 1
+    through = OPERATIONS_PER_BYTE * nbytes * size * (1 + kernels)
+    return inline, work * size + moved + through + nbytes * total + LAUNCH
 
 
 def _is_anew_in_each_thread(fusion: Fusion, node: Node, request: Request) -> bool:
@@ -312,6 +360,8 @@ def _find_home(
     for request, found in zip(requests, obstacles, strict=True):
         draft = request.draft
         if found or draft.sealed or request.evals > size * 1.001:
+            continue
+        if draft.contraction in fusion.matrix_products and len(draft.outs) >= EPILOGUE_OUTS:
             continue
         if size < ROWS and points_of(draft.loops) > SERIAL_WORK:
             continue

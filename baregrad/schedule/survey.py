@@ -40,8 +40,8 @@ CONTRACTION_REUSE = 4.0
 # From here on a tile of a matrix unit is filled well enough.
 MATRIX_REUSE = 8.0
 STORED_WHEN_SHARED = 24.0  # operations an element; what costs more is stored once two want it
-_VIEWS = mask_of((*MOVEMENT, Ops.DETACH))
-_PASSING = _VIEWS & ~Ops.PAD.bit  # what is seen through them is their source
+VIEWED = mask_of((*MOVEMENT, Ops.DETACH))
+_PASSING = VIEWED & ~Ops.PAD.bit  # what is seen through them is their source
 _MOVING = _PASSING & ~Ops.EXPAND.bit  # an element costs what it does in the source
 LEAVES = frozenset((Ops.PARAM, Ops.BUFFER))
 
@@ -108,7 +108,7 @@ def take_survey(order: list[Node], stored: Iterable[Node] = ()) -> Survey:
         if weight > MOST:
             weight = MOST
         work[node] = weight
-        loaded = node in kept or (readers[node] > 1 and _is_dear(node, weight, survey))
+        loaded = node in kept or (readers[node] > 1 and is_dear(node, weight, survey))
         reading[node] = float(node.dtype.itemsize) if loaded else weight
     return survey
 
@@ -125,7 +125,7 @@ def _count_readers(order: list[Node]) -> Counter[Node]:
     return readers
 
 
-def _is_dear(node: Node, weight: float, survey: Survey) -> bool:
+def is_dear(node: Node, weight: float, survey: Survey) -> bool:
     """Whether a value of several readers will be stored, so that reading it is a load.
 
     A tuple-valued reduction is never stored; its parts are.
@@ -167,7 +167,7 @@ def _weigh(node: Node, survey: Survey) -> float:
         # What is dear is stored once several places want it: no more than a load counts.
         once = min(reading[first], float(node.dtype.itemsize))
         return once * survey.size[first.shape] / max(survey.size[node.shape], 1.0)
-    if bit & _VIEWS:
+    if bit & VIEWED:
         extra = GUARD_COST if op is Ops.PAD else 0.0
         return reading[first] + extra
     below = reading[first]
@@ -205,7 +205,7 @@ def _is_of_narrow(node: Node, survey: Survey) -> bool:
 
 def is_widened(value: Node) -> bool:
     """Whether a value is a 16-bit float, widened, seen through views and zeros around them."""
-    while value.op.bit & _VIEWS or (value.op is Ops.CAST and value.dtype.bits > 16):
+    while value.op.bit & VIEWED or (value.op is Ops.CAST and value.dtype.bits > 16):
         value = value.src[0]
     return value.dtype.kind == "float" and value.dtype.bits == 16
 

@@ -99,3 +99,27 @@ def test_a_sum_that_is_read_wide_is_stored_wide() -> None:
     plan = check([total.cast(BF16).cast(F32).sum(0), total.sum(0)], tolerance=5e-2)
     assert "float32" in temporaries(plan)
     assert Ops.CAST not in {one.value.op for one in plan.decisions if one.stored}
+
+
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_a_gradient_of_weights_is_stored_apart_from_the_update(is_kept: bool) -> None:
+    """Of 16-bit floats, on a machine with matrix units: their tiles are followed by little."""
+    x, above = half(0, 256, 64), half(1, 256, 64)
+    weight, mean, square = (param(slot, 64, 64) for slot in (2, 3, 4))
+    gradient = product(x.permute(1, 0), above)
+    wide = gradient.cast(F32)
+    first = mean * 0.9 + wide * 0.1
+    second = square * 0.99 + wide * wide * 0.01
+    changed = weight - first / (second.sqrt() + 1e-6)
+    outputs = [changed, first, second, changed.cast(BF16)] + [gradient] * is_kept
+    plan = check(outputs, kernels=2, target=HOPPER, tolerance=2e-2)
+    assert [len(kernel.src) for kernel in plan.kernels] == [1, 4]
+    assert plan.kernels[0].src[0].src[0].dtype is BF16
+    alone = check(outputs, target=None, tolerance=2e-2)
+    assert len(alone.kernels) == 1
+
+
+def test_a_few_arrays_are_written_and_read_after_a_product() -> None:
+    x, weight, skip = half(0, 64, 64), half(1, 64, 64), half(2, 64, 64)
+    y = product(x, weight) + half(3, 64)
+    check([y, (y.cast(F32).relu().cast(BF16)) + skip], kernels=1, target=HOPPER, tolerance=2e-2)

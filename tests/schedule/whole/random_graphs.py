@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable, Sequence
 
+from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import Pad
 from baregrad.ir.core.op import Ops
 from tests.schedule.graphs import F32, I64, A, iota, iota_along, param
 
+BF16 = dtypes.bfloat16
 SHAPES = ((4,), (2, 3), (3, 4), (1, 6), (2, 3, 4), (2, 1, 5), (6, 4))
+
+
+Step = Callable[["Maker", A], A | None]
 
 
 class Maker:
     """Grows a pool of values; every choice comes from one seed."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, steps: Sequence[Step]) -> None:
         self.random = random.Random(seed)
+        self.steps = steps
         self.params: list[A] = []
         self.pool: list[A] = []
         for _ in range(self.random.randint(1, 3)):
@@ -30,9 +37,9 @@ class Maker:
         return self.random.choice(self.pool[-6:])
 
     def grow(self) -> None:
-        step = self.random.choice(STEPS)
+        step = self.random.choice(self.steps)
         value = self.pick()
-        if not value.shape and step not in (_unary, _binary, _broadcast, _contiguous):
+        if not value.shape and step not in (_unary, _binary, _broadcast, _contiguous, _narrowed):
             value = value.reshape(1)
         found = step(self, value)
         if found is not None and len(found.shape) <= 5:
@@ -215,6 +222,41 @@ def _contiguous(maker: Maker, x: A) -> A:
     return x.contiguous()
 
 
+# --- with exact results ---------------------------------------------------------------------------
+
+
+def _narrowed(maker: Maker, x: A) -> A:
+    rounded = x.cast(BF16)
+    if maker.random.random() < 0.3:
+        rounded = rounded.relu()
+    return rounded.cast(F32) if maker.random.random() < 0.8 else rounded.cast(F32) + x
+
+
+def _exact_unary(maker: Maker, x: A) -> A:
+    return maker.random.choice((x.relu(), x + 1.0, x * -1.0, x.alu(Ops.MIN, 3.0)))
+
+
+def _exact_binary(maker: Maker, x: A) -> A:
+    y = maker.pick()
+    if x.shape != y.shape:
+        y = maker.param(x.shape)
+    return x.alu(maker.random.choice((Ops.ADD, Ops.SUB, Ops.MAX)), y)
+
+
+def _exact_sum(maker: Maker, x: A) -> A:
+    op = maker.random.choice((Ops.ADD, Ops.ADD, Ops.MAX))
+    return x.reduce(op, maker.random.randrange(len(x.shape)), keep=maker.random.random() < 0.5)
+
+
+def _exact_matmul(maker: Maker, x: A) -> A | None:
+    if len(x.shape) != 2:
+        return None
+    narrow = x.alu(Ops.MIN, 3.0).maximum(-3.0).cast(BF16).cast(F32)
+    other = maker.param((x.shape[1], 4), BF16).cast(F32)
+    found = narrow @ other
+    return found.cast(BF16).cast(F32) if maker.random.random() < 0.7 else found
+
+
 STEPS = (
     *(_unary, _unary, _binary, _binary, _broadcast, _reshape, _reshape, _permute, _pad, _shrink),
     *(_flip, _window, _fold, _reduce, _reduce, _normalise, _softmax, _scan, _argmax, _gather),
@@ -222,6 +264,23 @@ STEPS = (
 )
 
 
+# Of integers these give integers: the same bits in whatever order they are added, and so the same
+# after they are rounded to few.
+EXACT_STEPS = (
+    *(_exact_unary, _exact_binary, _broadcast, _reshape, _permute, _pad, _shrink, _flip, _window),
+    *(_fold, _exact_sum, _exact_sum, _exact_matmul, _exact_matmul, _contiguous),
+    *(_narrowed, _narrowed, _narrowed, _narrowed),
+)
+
+
 def random_outputs(seed: int) -> list[A]:
     """The outputs of a random graph."""
-    return Maker(seed).outputs()
+    return Maker(seed, STEPS).outputs()
+
+
+def exact_outputs(seed: int) -> list[A]:
+    """The outputs of a random graph of values that are rounded to bfloat16 here and there.
+
+    They are exact where all arrays hold small integers.
+    """
+    return Maker(seed, EXACT_STEPS).outputs()

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from baregrad.ir.core.node import toposort
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.tensor_level import to_raw
 from baregrad.schedule import rules
-from tests.schedule.graphs import check
-from tests.schedule.whole.random_graphs import random_outputs
+from tests.kernel.gpu_kernels import HOPPER
+from tests.schedule.graphs import check, sink
+from tests.schedule.whole.random_graphs import exact_outputs, random_outputs
 
 pytestmark = pytest.mark.property
 
@@ -55,3 +61,25 @@ def test_random_graph_in_small_kernels(part: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(rules, "MAX_LOADS", 3)
     for seed in range(part * 555, part * 555 + 60):
         check(random_outputs(seed), canonical=seed % 4 != 3, tolerance=3e-4)
+
+
+@pytest.mark.usefixtures("eager_to_store")
+@pytest.mark.parametrize("target", [None, HOPPER])
+@pytest.mark.parametrize("part", range(4))
+def test_random_graph_of_rounded_integers(part: int, target: Any) -> None:
+    """Bits are the same whatever is stored, and in whichever dtype."""
+    for seed in range(part * 1000, part * 1000 + 80):
+        outputs = exact_outputs(seed)
+        rng = np.random.default_rng(seed)
+        arrays = {
+            node.arg.slot: to_raw(rng.integers(-2, 3, node.shape).astype(np.float64), node.dtype)
+            for node in toposort(sink(*outputs)) if node.op is Ops.PARAM
+        }  # fmt: skip
+        check(outputs, arrays, canonical=seed % 4 != 3, tolerance=0.0, target=target)
+
+
+@pytest.mark.usefixtures("eager_to_store")
+@pytest.mark.parametrize("part", range(2))
+def test_random_graph_on_a_gpu(part: int) -> None:
+    for seed in range(part * 1000, part * 1000 + 60):
+        check(random_outputs(seed), canonical=seed % 4 != 3, tolerance=3e-4, target=HOPPER)
