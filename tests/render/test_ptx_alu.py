@@ -9,7 +9,7 @@ import pytest
 
 from baregrad import render
 from baregrad.dtypes import COMPUTED, DType, dtypes
-from baregrad.ir.core.node import Node, alu, cast
+from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.target.gpu import NvidiaTarget, gpu_row
@@ -148,3 +148,16 @@ def test_a_near_power_of_two_is_one_instruction(target: NvidiaTarget) -> None:
     assert text.count("ex2.approx.ftz.f32") == 1 and "fma" not in text
     wide = elementwise(unary(Ops.EXP2_NEAR), 64, (dtypes.float64,) * 2, 1)
     assert "ex2" not in render.get("ptx").render(spread(lower(wide, target)), target)
+
+
+def test_integers_that_are_short_for_certain_convert_as_words() -> None:
+    words = np.array([0, 1, (1 << 64) - 1, 1 << 63, 0x1234_5678_9ABC_DEF1, 1 << 40], np.uint64)
+
+    def share(bits: int) -> Function:
+        return lambda x: cast(
+            alu(Ops.SHR, x, const(bits, dtypes.uint64)), dtypes.float32
+        )
+
+    text = agree([share(40), share(32)], (dtypes.uint64,), [words])
+    assert "cvt.rn.f32.u32" in text and "cvt.rn.f32.u64" not in text
+    assert "cvt.rn.f32.u64" in agree([share(31)], (dtypes.uint64,), [words])

@@ -12,6 +12,7 @@ import itertools
 import math
 
 from baregrad.dtypes import dtypes
+from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Op, Ops
 from baregrad.kernel.legalise import transcendental_tables as tables
@@ -81,6 +82,8 @@ def _reduce(f: FloatBuilder, x: Node) -> tuple[Node, Node]:
     if f.dtype.bits == 64:
         r = d.fma(n, d.c(-HALF_PI[2]), r)
     quadrant = cast(d.bits(held), I32)
+    if most(x) <= (HUGE_F32 if f.dtype.bits == 32 else HUGE_F64):
+        return cast(r, f.dtype), quadrant
     huge = d.less(d.c(HUGE_F32 if f.dtype.bits == 32 else HUGE_F64), wide)
     # Infinity gives NaN above already, and no bits of 2/pi fit it.
     huge = Node(Ops.AND, BOOL, (huge, d.less(wide, d.c(math.inf))))
@@ -89,6 +92,26 @@ def _reduce(f: FloatBuilder, x: Node) -> tuple[Node, Node]:
     r = d.where(huge, Node(Ops.GUARD, d.dtype, (huge, far)), r)
     quadrant = alu(Ops.WHERE, huge, Node(Ops.GUARD, I32, (huge, far_quadrant)), quadrant)
     return cast(r, f.dtype), quadrant
+
+
+def most(x: Node, depth: int = 8) -> float:
+    """What a float's size is at most, as far as it shows in a few steps; infinite where it is NaN.
+
+    So the angle of a random number needs no reduction of huge arguments.
+    """
+    if x.op is Ops.CONST:
+        return math.inf if math.isnan(x.arg) else abs(x.arg)
+    if depth and x.op is Ops.CAST and x.src[0].dtype.kind in ("int", "uint"):
+        return float(max(map(abs, bounds(x.src[0]))))
+    if depth and x.op is Ops.CAST and x.src[0].dtype.kind == "float":
+        return most(x.src[0], depth - 1)
+    if depth and x.op in (Ops.ABS, Ops.NEG):
+        return most(x.src[0], depth - 1)
+    if depth and x.op is Ops.MUL:
+        sizes = [most(factor, depth - 1) for factor in x.src]
+        # A little more than the product, since that is rounded.
+        return math.inf if math.inf in sizes else math.prod(sizes) * (1 + 2.0**-7)
+    return math.inf
 
 
 def _u(op: Op, x: Node, y: Node | int) -> Node:
