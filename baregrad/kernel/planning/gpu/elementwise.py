@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from math import prod
 
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import collapsible, itemsize, iterations, op_flops
+from baregrad.kernel.facts.analysis import iterations, op_flops
 from baregrad.kernel.language.schedule import Bind, Split
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 from baregrad.kernel.planning.gpu.transposes import plan_transpose
 
 BLOCK = 256
-MOST_LANES = 8
 # Vectors that a thread loads before it stores any.
 VECTORS = 2
 # Operations on the elements of one thread, at most, where there are several: each is code.
@@ -28,9 +27,8 @@ def plan_elementwise(plan: GpuPlan, axes: Sequence[Node]) -> None:
     if plan_transpose(plan, axes):
         return
     ordered = plan.by_stride(axes, plan.write)
-    row = _together(plan, ordered)
-    whole = len(row) == len(ordered) and plan.uncertain.isdisjoint(row)
-    lanes = _lanes(plan, row, whole)
+    row = plan.together(ordered)
+    lanes = plan.lanes(ordered, whole=plan.uncertain.isdisjoint(ordered))
     points = iterations(axes)
     busy = plan.target.busy_threads
     while lanes > 1 and points * 2 < lanes * busy:
@@ -47,54 +45,6 @@ def plan_elementwise(plan: GpuPlan, axes: Sequence[Node]) -> None:
         _with_tail(plan, row, lanes, vectors)
     else:
         plan.spread(axes, BLOCK, lanes, vectors)
-
-
-def _together(plan: GpuPlan, ordered: Sequence[Node]) -> list[Node]:
-    """The innermost axes that all accesses see as one, outermost first."""
-    row = [ordered[-1]]
-    for outer in reversed(ordered[:-1]):
-        fixed = isinstance(extent_of(outer), int) and isinstance(extent_of(row[0]), int)
-        if not fixed or not collapsible(plan.facts, outer, row[0]):
-            break
-        row.insert(0, outer)
-    return row
-
-
-def _lanes(plan: GpuPlan, row: Sequence[Node], whole: bool) -> int:
-    """Elements of the widest access of the narrowest array along a row; 1 where there is none.
-
-    whole: the row is all there is, so that what fills no access may be done apart.
-    """
-    inner = row[-1]
-    accesses = plan.facts.accesses
-    if not all(isinstance(extent_of(axis), int) for axis in row):
-        return 1
-    if not {access.stride(inner) for access in accesses} <= {0, 1}:
-        return 1
-    moved = [access for access in accesses if access.stride(inner) == 1]
-    if not moved:
-        return 1
-    sizes = [itemsize(access.array.dtype) for access in moved]
-    lanes = plan.target.load_bytes // min(sizes)
-    if max(sizes) > 1:
-        lanes = min(lanes, MOST_LANES)
-    extent = iterations(row)
-    axes = frozenset(row)
-    while lanes > 1:
-        others = [
-            other
-            for access in moved
-            for other in (
-                access.offset.constant,
-                *[each for axis, each in access.offset.strides.items() if axis not in axes],
-                *[scale for _, scale in access.offset.rest],
-            )
-        ]
-        filled = extent % lanes == 0 or (whole and extent > lanes)
-        if filled and not any(other % lanes for other in others):
-            break
-        lanes //= 2
-    return lanes
 
 
 def _with_tail(plan: GpuPlan, row: Sequence[Node], lanes: int, vectors: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import prod
 
 from baregrad.ir.core import index
 from baregrad.ir.core.axes import THREAD_BINDS
@@ -12,9 +11,9 @@ from baregrad.kernel.facts.analysis import (
     ArrayAccess,
     Facts,
     axes_together,
+    collapsible,
     itemsize,
     iterations,
-    op_flops,
     out_axes,
 )
 from baregrad.kernel.facts.axis_table import table_for
@@ -24,8 +23,7 @@ from baregrad.target.gpu import GpuTarget
 
 # Warps that share a row, or rows that share a block.
 WARPS = 8
-# More operations than this are not written out several times for the lanes of a vector.
-MOST_VECTOR_OPS = 48
+# Elements that a thread moves at once, but for bytes.
 MOST_LANES = 8
 
 
@@ -159,29 +157,49 @@ class GpuPlan:
         self.grid([axis for axis in axes if axis is not longest])
         self.parts([longest], [("thread_y", together)], "grid")
 
-    def lanes(self, inner: Node, accesses: Sequence[ArrayAccess]) -> int:
-        """Lanes of an access of the widest kind along an axis; 1 where that does not fit."""
-        extent = extent_of(inner)
-        strides = {access.stride(inner) for access in accesses}
-        if not isinstance(extent, int) or not strides <= {0, 1} or inner in self.facts.exposed:
-            return 1
-        if sum(op_flops(node) for node in self.facts.order) > MOST_VECTOR_OPS:
-            return 1
-        widest = max([itemsize(a.array.dtype) for a in accesses if a.stride(inner) == 1], default=0)
-        if not widest:
-            return 1
-        lanes = min(self.target.load_bytes // widest, MOST_LANES)
-        while extent % lanes:
-            lanes //= 2
-        for access in accesses:
-            others = (access.offset.constant, *access.offset.strides.values())
-            if any(other % lanes for other in others if other != 1):
-                return 1
-        return lanes
+    def together(self, ordered: Sequence[Node]) -> list[Node]:
+        """The innermost of some axes that all accesses see as one, outermost first."""
+        row = [ordered[-1]]
+        for outer in reversed(ordered[:-1]):
+            fixed = isinstance(extent_of(outer), int) and isinstance(extent_of(row[0]), int)
+            if not fixed or not collapsible(self.facts, outer, row[0]):
+                break
+            row.insert(0, outer)
+        return row
 
-    def along(self, axis: Node, units: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
-        """Units along one axis, each thread with adjacent elements where there are enough."""
-        lanes = self.lanes(axis, [a for a in self.facts.accesses if axis in a.axes])
-        if lanes > 1 and index.upper(extent_of(axis)) >= lanes * prod([n for _, n in units]):
-            return [*units, ("vector", lanes)]
-        return list(units)
+    def lanes(self, ordered: Sequence[Node], whole: bool = False) -> int:
+        """Elements of the widest access of the narrowest array along some axes, as one.
+
+        1 where neighbours along the innermost are none in some array. whole: the axes are all that
+        there is, so that what fills no access may be done apart.
+        """
+        row = self.together(ordered)
+        inner, axes = row[-1], frozenset(row)
+        moved = [access for access in self.facts.accesses if inner in access.axes]
+        if not moved or not all(isinstance(extent_of(axis), int) for axis in row):
+            return 1
+        if not {access.stride(inner) for access in moved} <= {0, 1}:
+            return 1
+        moved = [access for access in moved if access.stride(inner) == 1]
+        sizes = [itemsize(access.array.dtype) for access in moved]
+        if not sizes:
+            return 1
+        lanes = self.target.load_bytes // min(sizes)
+        lanes = min(lanes, MOST_LANES) if max(sizes) > 1 else lanes
+        others = [
+            other
+            for access in moved
+            for other in (
+                access.offset.constant,
+                *[each for axis, each in access.offset.strides.items() if axis not in axes],
+                *[scale for _, scale in access.offset.rest],
+            )
+        ]
+        extent = iterations(row)
+        apart = whole and len(row) == len(ordered)
+        while lanes > 1:
+            filled = extent % lanes == 0 or (apart and extent > lanes)
+            if filled and not any(other % lanes for other in others):
+                break
+            lanes //= 2
+        return lanes

@@ -1,0 +1,250 @@
+"""Kernels with sums on a GPU that neither hold a row nor multiply matrices.
+
+Axes of the output fall in two. Those that every reduction's result runs along are *rows*: blocks or
+warps of their own, which never meet. Along the others, and along reduced axes, the threads of a
+block lie, so that one reads what its neighbours in memory read beside it. How many threads share a
+sum depends on its length alone, so that the order of the additions does, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from baregrad.base.bits import next_power_of_two
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, extent_of
+from baregrad.kernel.facts.analysis import (
+    ArrayAccess,
+    Reduction,
+    by_id,
+    iterations,
+    op_flops,
+)
+from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
+
+BLOCK = 128
+# Steps of a sum that one thread makes alone.
+THREAD_ROW = 24
+# Accesses of a thread for a row that a warp shares; of a longer row, before there are more warps.
+WARP_STEPS = 8
+BLOCK_STEPS = 4
+MOST_WARPS = 32
+# The same where each step compares two places as well as two values.
+PLACE_STEPS = 16
+# Steps of a column before warps share it.
+LONG_COLUMN = 32
+# Accesses of a thread that are under way together, and the elements of a column's.
+TOGETHER = 4
+COLUMN_ELEMENTS = 16
+# Operations on elements that are under way together, at most: each is code.
+MOST_OPS = 1 << 10
+
+
+def plan_reductions(plan: GpuPlan) -> None:
+    """Share out the sums of a kernel among warps, blocks or the threads of columns."""
+    facts = plan.facts
+    data = frozenset(facts.data)
+    rows = data.intersection(*[reduction.free for reduction in facts.reductions])
+    columns = by_id(data - rows)
+    nested = [r for r in facts.reductions if r.free - data]
+    length = max(iterations(reduction.own) for reduction in facts.reductions)
+    points = iterations(rows)
+    if not columns and not nested and rows and _are_columns(plan, rows):
+        plan.because("{} results, sums of {}: neighbours in threads read best", points, length)
+        _plan_columns(plan, by_id(rows), length)
+        return
+    if not columns and rows and length <= THREAD_ROW:
+        plan.because("{} results, sums of {}: a thread for each", points, length)
+        plan.spread(by_id(rows), BLOCK)
+        for reduction in facts.reductions:
+            _across(plan, reduction, frozenset(), [])
+        return
+    if nested:
+        plan.because("sums of sums: the inner along the lanes of a warp, the outer along warps")
+        _nested(plan, by_id(rows), columns, nested)
+        return
+    _plan_rows(plan, by_id(rows), columns, max(length, iterations(columns)))
+
+
+def _are_columns(plan: GpuPlan, rows: frozenset[Node]) -> bool:
+    """Whether most of what is read lies along the results, not along the sums."""
+    inner = plan.by_stride(by_id(rows), plan.write)[-1]
+    own = {axis for each in plan.facts.reductions for axis in each.own if extent_of(axis) != 1}
+    reads = [a for a in plan.facts.accesses if not a.write and not a.axes.isdisjoint(own)]
+    across = _elements([a for a in reads if a.stride(inner) == 1])
+    along = _elements([a for a in reads if any(a.stride(axis) == 1 for axis in own)])
+    return across > along
+
+
+def _elements(accesses: Sequence[ArrayAccess]) -> int:
+    return sum(iterations(access.axes) for access in accesses)
+
+
+# --- columns ------------------------------------------------------------------------------------
+
+
+def _plan_columns(plan: GpuPlan, rows: Sequence[Node], length: int) -> None:
+    """A warp along the results, in wide accesses; warps share a long sum."""
+    ordered = plan.by_stride([axis for axis in rows if extent_of(axis) != 1], plan.write)
+    inner = plan.together(ordered)
+    lanes = plan.lanes(inner)
+    width = iterations(inner)
+    while lanes > 1 and lanes * plan.warp > width:
+        lanes //= 2
+    warps = WARPS if length >= LONG_COLUMN else 1
+    if not all(isinstance(extent_of(axis), int) for axis in inner):
+        plan.spread(rows, BLOCK)
+        return
+    plan.grid([axis for axis in ordered if axis not in inner])
+    across = [("thread", plan.warp if warps > 1 else BLOCK)]
+    plan.parts(inner, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
+    for reduction in plan.facts.reductions:
+        own = [axis for axis in reduction.own if extent_of(axis) != 1]
+        if not own or not plan.taken.isdisjoint(own):
+            continue
+        plan.taken.update(own)
+        steps = min(COLUMN_ELEMENTS // lanes, TOGETHER, length // (4 * warps))
+        units = [("unroll", steps)] if steps > 1 and reduction.node.arg.monoid.arity == 1 else []
+        if warps > 1:
+            units.append(("thread_y", warps))
+        if units:
+            plan.parts(_as_one(plan, own), units)
+
+
+def _as_one(plan: GpuPlan, own: Sequence[Node]) -> Sequence[Node]:
+    """Reduced axes that may be one, or the longest of them."""
+    if len(own) > 1 and _together(plan, own):
+        return own
+    return [max(own, key=lambda axis: index.upper(extent_of(axis)))]
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+def _plan_rows(
+    plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node], longest: int
+) -> None:
+    """A warp or a block for each row."""
+    lanes = _row_lanes(plan, columns)
+    count = -(-longest // lanes)
+    if count <= WARP_STEPS * plan.warp:
+        threads = min(next_power_of_two(count), plan.warp)
+        units = [("thread", threads)]
+        plan.because("{} rows, sums of {}: {} threads each", iterations(rows), longest, threads)
+        plan.spread_rows(rows, WARPS * plan.warp // threads)
+    else:
+        plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
+        steps = BLOCK_STEPS if plain else PLACE_STEPS
+        warps = next_power_of_two(count // (steps * plan.warp))
+        units = [("thread_y", min(warps, MOST_WARPS)), ("thread", plan.warp)]
+        plan.because("{} rows, sums of {}: a block for each row", iterations(rows), longest)
+        plan.grid(rows)
+    for reduction in plan.facts.reductions:
+        _across(plan, reduction, frozenset(columns), units)
+    _along(plan, columns, units)
+
+
+def _row_lanes(plan: GpuPlan, columns: Sequence[Node]) -> int:
+    """Elements that a thread moves at once along the axes of a row, at most."""
+    found = 1
+    for axes in (columns, *[reduction.own for reduction in plan.facts.reductions]):
+        own = [axis for axis in axes if extent_of(axis) != 1]
+        if own:
+            found = max(found, plan.lanes(_in_order(plan, own)))
+    return found
+
+
+def _in_order(plan: GpuPlan, own: Sequence[Node]) -> list[Node]:
+    """Reduced axes, those that the largest input strides furthest along first."""
+    reads = [a for a in plan.facts.accesses if not a.axes.isdisjoint(own)]
+    if not reads:
+        return list(own)
+    return plan.by_stride(own, max(reads, key=lambda access: iterations(access.axes)))
+
+
+def _across(
+    plan: GpuPlan, reduction: Reduction, columns: frozenset[Node], units: list[tuple[str, int]]
+) -> None:
+    """Threads along a reduction's contiguous axis, if its results do not run along threads."""
+    own = [axis for axis in reduction.own if extent_of(axis) != 1]
+    if not own or reduction.free & columns or not plan.taken.isdisjoint(own):
+        return
+    plan.taken.update(own)
+    ordered = _in_order(plan, own)
+    inner = plan.together(ordered)
+    threads = prod([size for _, size in units])
+    if len(own) > len(inner) and iterations(inner) < 8 * threads and _together(plan, own):
+        inner = ordered
+    elif len(inner) > 1 and not _together(plan, inner):
+        inner = ordered[-1:]
+    if len(own) > 1 and iterations(inner) < threads:
+        inner = [max(own, key=lambda axis: index.upper(extent_of(axis)))]
+    _share(plan, inner, units, reduction.node.arg.monoid.arity == 1)
+
+
+def _share(
+    plan: GpuPlan, axes: Sequence[Node], units: list[tuple[str, int]], unrolled: bool
+) -> None:
+    """Axes as one for the threads of a row, with adjacent elements for each where there are enough.
+
+    unrolled: some accesses of each thread may be under way together.
+    """
+    lanes = plan.lanes(axes)
+    size, threads = iterations(axes), prod([n for _, n in units])
+    while lanes > 1 and size < lanes * threads:
+        lanes //= 2
+    steps = min(TOGETHER, size // (lanes * threads)) if unrolled else 1
+    work = sum(op_flops(node) for node in plan.facts.order)
+    while steps > 1 and steps * lanes * work > MOST_OPS:
+        steps //= 2
+    wide = [("vector", lanes)] if lanes > 1 else []
+    plan.parts(axes, [*([("unroll", steps)] if steps > 1 else []), *units, *wide])
+
+
+def _together(plan: GpuPlan, own: Sequence[Node]) -> bool:
+    """Whether axes can be one: every reduction takes all of them or none, and none is long."""
+    if not all(isinstance(extent_of(axis), int) for axis in own):
+        return False
+    return all(
+        len(frozenset(own).intersection(other.own)) in (0, len(own))
+        for other in plan.facts.reductions
+    )
+
+
+def _along(plan: GpuPlan, columns: Sequence[Node], units: list[tuple[str, int]]) -> None:
+    """Threads along the axes of the output that no reduction's result runs along."""
+    axes = [axis for axis in columns if extent_of(axis) != 1]
+    if not axes:
+        return
+    ordered = plan.by_stride(axes, plan.write)
+    several = all(isinstance(extent_of(axis), int) for axis in ordered)
+    if not several or len(plan.facts.outs) > 1:
+        ordered = ordered[-1:]
+    _share(plan, ordered, units, unrolled=True)
+
+
+# --- sums of sums -------------------------------------------------------------------------------
+
+
+def _nested(
+    plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node], nested: Sequence[Reduction]
+) -> None:
+    """Reductions of reductions: the inner ones along a warp's lanes, the outer ones along warps."""
+    plan.grid(rows)
+    data = frozenset(plan.facts.data)
+    inner = {axis for reduction in nested for axis in reduction.own}
+    taken = {axis for reduction in nested for axis in reduction.free - data}
+    done: set[Node] = set()
+    for reduction in plan.facts.reductions:
+        for axes, unit, size in (
+            (inner - taken, "thread", plan.warp), (taken - inner, "thread_y", WARPS)
+        ):
+            mine = [a for a in reduction.own if a in axes and extent_of(a) != 1]
+            if not mine or not done.isdisjoint(reduction.own):
+                continue
+            best = max(mine, key=lambda axis: index.upper(extent_of(axis)))
+            done.update(reduction.own)
+            plan.parts([best], [(unit, size)])
+    if not any(reduction.free & frozenset(columns) for reduction in plan.facts.reductions):
+        _along(plan, columns, [("thread_y", WARPS), ("thread", plan.warp)])

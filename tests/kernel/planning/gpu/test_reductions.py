@@ -1,0 +1,118 @@
+"""Sums on a GPU: values at every level, wide accesses, and an order that hangs on lengths alone."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad import render
+from baregrad.engine.compiler import Compiler
+from baregrad.graph import canonicalise
+from baregrad.ir.core.node import Node, alu, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel import choose_schedule
+from baregrad.kernel.language.schedule import Bind, Split
+from baregrad.schedule import make_plan
+from tests.kernel import kernels as k
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
+from tests.schedule.graphs import A, param, sink
+
+
+def check(kernel: Node) -> None:
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+def images(n: int, c: int, hw: int) -> Node:
+    """The sums and the sums of squares of a batch of images' channels."""
+    f, b, p = range_node(c, 0), range_node(n, 1), range_node(hw, 2)
+    x = k.at(k.param(2, n, c, hw), b, f, p)
+    outs = [
+        k.out(k.param(slot, c), k.reduce(Ops.ADD, value, b, p), f)
+        for slot, value in enumerate((x, alu(Ops.MUL, x, x)))
+    ]
+    return k.kernel(*outs)
+
+
+def shared(kernel: Node) -> list[Any]:
+    """How the reduced axis is shared out: its splits and what their parts lie along."""
+    steps = choose_schedule(kernel, HOPPER).steps
+    splits = [step for step in steps if isinstance(step, Split) and step.axis.startswith("r")]
+    units = {step.axis: step.unit for step in steps if isinstance(step, Bind)}
+    return [[(units.get(name), size) for name, size in step.parts] for step in splits]
+
+
+@pytest.mark.parametrize("length", [7, 24, 25, 64, 100, 257, 1024, 2052, 5000])
+def test_sums_and_maxima_of_rows(length: int) -> None:
+    for op in (Ops.ADD, Ops.MAX):
+        check(k.row_reduce(3, length, op))
+
+
+@pytest.mark.parametrize("shape", [(3, 40), (31, 128), (64, 129), (300, 36), (257, 7), (1000, 1)])
+def test_sums_and_maxima_of_columns(shape: tuple[int, int]) -> None:
+    for op in (Ops.ADD, Ops.MAX):
+        check(k.column_reduce(*shape, op))
+
+
+@pytest.mark.parametrize("shape", [(3, 20), (2, 100), (1, 2500)])
+def test_places_of_extremes(shape: tuple[int, int]) -> None:
+    check(k.arg_max(*shape))
+
+
+@pytest.mark.parametrize("shape", [(3, 5, 36), (2, 3, 49), (4, 2, 1000)])
+def test_sums_of_several_pieces(shape: tuple[int, int, int]) -> None:
+    check(images(*shape))
+
+
+@pytest.mark.parametrize("kernel", [k.sum_of_row_logs(6, 40), k.smallest_column_sum(20, 30)])
+def test_sums_of_sums(kernel: Node) -> None:
+    check(kernel)
+
+
+@pytest.mark.parametrize("length", [64, 1000, 8192, 100000])
+def test_how_a_row_is_shared_does_not_depend_on_the_number_of_rows(length: int) -> None:
+    ways = [shared(k.row_reduce(rows, length)) for rows in (2, 33, 100000)]
+    assert ways[0] == ways[1] == ways[2] != []
+
+
+@pytest.mark.parametrize("length", [16, 100, 512])
+def test_how_a_column_is_shared_does_not_depend_on_the_number_of_columns(length: int) -> None:
+    ways = [shared(k.column_reduce(length, columns)) for columns in (256, 2048, 1 << 20)]
+    assert ways[0] == ways[1] == ways[2]
+
+
+def test_rows_of_a_batch_have_the_bits_of_a_row() -> None:
+    batch, single = k.row_reduce(4, 1500), k.row_reduce(1, 1500)
+    x = np.random.default_rng(5).standard_normal((4, 1500)).astype(np.float32)
+    together = run_text(
+        *lowered(batch, choose_schedule(batch, HOPPER)),
+        {0: np.zeros(4, np.float32), 1: x.reshape(-1)},
+    )[0]
+    for row in range(4):
+        alone = run_text(
+            *lowered(single, choose_schedule(single, HOPPER)),
+            {0: np.zeros(1, np.float32), 1: x[row]},
+        )[0]
+        np.testing.assert_array_equal(alone, together[row : row + 1])
+
+
+def loads(value: A) -> list[set[str]]:
+    """The kinds of loads of each kernel of a value."""
+    plan = make_plan(canonicalise(sink(value), None, HOPPER), donate={}, target=HOPPER)
+    found = []
+    for kernel in plan.kernels:
+        *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
+        found.append(set(re.findall(r"ld\.global\S*", str(last.result))))
+    return found
+
+
+def test_loads_are_wide() -> None:
+    wide = {"ld.global.v4.f32"}
+    assert loads(param(0, 1024, 8192).sum(1)) == [wide]
+    assert loads(param(0, 1 << 16, 64).max(1)) == [wide]
+    assert loads(param(0, 1 << 16, 8).sum(1)) == [wide]
+    assert loads(param(0, 4096, 1024).sum(0)) == [wide, wide]
+    assert loads(param(0, 64, 64, 56, 56).sum(0, 2, 3))[0] == wide
+    assert loads(param(0, 1 << 20).sum()) == [wide, wide]
