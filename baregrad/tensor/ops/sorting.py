@@ -1,8 +1,9 @@
 """Sorting, and what follows from it: topk, median, kthvalue, unique.
 
 Elements are compared by integer keys in which NaN is above every number, then by position, so every
-sort is stable. Key and position are packed into one word where they fit. Of an axis's greatest few
-each is found among those below the one before, and a single one somewhere in the order by counting.
+sort is stable. Key and position are packed into one word where they fit. An axis's greatest few are
+found down a tree of its parts' extremes, of a short axis each among those below the one before, and
+a single one somewhere in the order by counting.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import DType, check_computed, dtypes
+from baregrad.ir.core.attrs import Pad
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
@@ -23,6 +25,11 @@ from baregrad.tensor.ops.picking import bincount, scatter
 from baregrad.tensor.ops.reductions import Extreme
 
 REPEATED = 16  # the most elements that topk finds one after the other
+# Of an axis of so many, its least few are found down a tree, whose parts have so many twigs.
+LEAST_TREE = 256
+TWIGS = 8
+TOP = 512  # minima that are few enough
+MOST_RANKED = 1024  # words that are compared each with each
 COUNTED = 64  # the least of which one is found by counting: a sort of 32 takes half as long
 
 
@@ -67,12 +74,26 @@ def order(x: Node, descending: bool) -> Node:
     places = nodes.iota_along(x.shape, len(x.shape) - 1)
     if extent <= 1:
         return places
-    if keys.dtype.bits > 32 or extent > 1 << 32:
+    if not _fits_in_words(keys.dtype, extent):
         return _sorted(keys, places)
+    return _places_in(_sorted(_packed(keys)))
+
+
+def _fits_in_words(dtype: DType, extent: int) -> bool:
+    return dtype.bits <= 32 and extent <= 1 << 31
+
+
+def _packed(keys: Node) -> Node:
+    """Keys and positions along the last axis as words of 64 bits, in the same order."""
     wide = dtypes.int64 if keys.dtype.kind == "int" else dtypes.uint64
+    places = nodes.cast(nodes.iota_along(keys.shape, len(keys.shape) - 1), wide)
     high = nodes.alu(Ops.SHL, nodes.cast(keys, wide), const(32, wide))
-    packed = _sorted(nodes.alu(Ops.OR, high, nodes.cast(places, wide)))
-    low = nodes.alu(Ops.AND, packed, const((1 << 32) - 1, wide))
+    return nodes.alu(Ops.OR, high, places)
+
+
+def _places_in(words: Node) -> Node:
+    """The positions that words were packed with."""
+    low = nodes.alu(Ops.AND, words, const((1 << 32) - 1, words.dtype))
     return nodes.cast(low, dtypes.int64)
 
 
@@ -164,6 +185,85 @@ def _greatest(
     return found
 
 
+# --- the least few ------------------------------------------------------------------------------
+
+
+def _is_tree_worth(extent: int, k: int) -> bool:
+    """Whether the least few are found by a tree of minima: else a sort, or k searches, are soon."""
+    return extent >= LEAST_TREE and TWIGS * 2 * k <= extent
+
+
+def _least(words: Node, k: int) -> Node:
+    """The k least of words along the last axis, in order, down a tree of minima.
+
+    No more than k parts of the axis have one of the k least: those whose minima are the least. So
+    the whole axis is read once, and from then on k parts a level, each cut into `TWIGS`.
+    """
+    *front, extent = words.shape
+    depth = 0
+    while _parts(extent, depth + 1) >= k and _parts(extent, depth) > max(TOP, TWIGS * k):
+        depth += 1
+    levels = [_padded(words, TWIGS**depth)]
+    for _ in range(depth):
+        parts = (*front, levels[-1].shape[-1] // TWIGS, TWIGS)
+        minima = nodes.reduce(Ops.MIN, nodes.reshape(levels[-1], parts), (len(front) + 1,))
+        levels.append(_stored(minima))
+    found = _first(levels[depth], k)
+    for level in reversed(range(depth)):
+        # Each of them is the minimum of a part, whose twigs are looked at.
+        bits = (TWIGS ** (level + 1)).bit_length() - 1
+        part = nodes.alu(Ops.SHR, _places_in(found), const(bits, dtypes.int64))
+        begin = nodes.unsqueeze(nodes.mul(part, const(TWIGS, dtypes.int64)), len(front) + 1)
+        shape = (*front, k, TWIGS)
+        place = nodes.add(nodes.broadcast(begin, shape), nodes.iota_along(shape, len(front) + 1))
+        places = [nodes.iota_along(shape, axis) for axis in range(len(front))]
+        twigs = _stored(nodes.gather(levels[level], *places, place))
+        found = _first(nodes.reshape(twigs, (*front, k * TWIGS)), k)
+    return found
+
+
+def _parts(extent: int, depth: int) -> int:
+    """How many parts of a tree's level there are."""
+    return -(-extent // int(TWIGS**depth))
+
+
+def _padded(words: Node, size: int) -> Node:
+    """Words with others behind them, none alike and all greater, to whole parts of `size`."""
+    *front, extent = words.shape
+    more = -extent % size
+    if not more:
+        return words
+    last = len(front)
+    pads = (*(Pad() for _ in front), Pad(0, more))
+    shape = (*front, extent + more)
+    places = nodes.iota_along(shape, last)
+    inside = nodes.alu(Ops.CMPLT, places, const(extent, dtypes.int64))
+    top = const(int(words.dtype.max) - shape[-1], words.dtype)
+    above = nodes.add(nodes.cast(places, words.dtype), top)
+    return nodes.where(inside, nodes.pad(words, pads), above)
+
+
+def _first(words: Node, k: int) -> Node:
+    """The k least of a few words, in order: each counts those below it."""
+    *front, extent = words.shape
+    last = len(front)
+    if extent > MOST_RANKED:
+        return nodes.cut(_sorted(words), last, 0, k)
+    shape = (*front, extent, extent)
+    own = nodes.broadcast(nodes.unsqueeze(words, last + 1), shape)
+    other = nodes.broadcast(nodes.unsqueeze(words, last), shape)
+    below = nodes.cast(nodes.alu(Ops.CMPLT, other, own), dtypes.int32)
+    rank = _stored(nodes.reduce(Ops.ADD, below, (last + 1,)))
+    shape = (*front, k, extent)
+    hit = nodes.alu(
+        Ops.CMPEQ, nodes.broadcast(nodes.unsqueeze(rank, last), shape),
+        nodes.iota_along(shape, last, dtypes.int32),
+    )
+    word = nodes.broadcast(nodes.unsqueeze(words, last), shape)
+    chosen = nodes.where(hit, word, const(int(words.dtype.max), words.dtype))
+    return _stored(nodes.reduce(Ops.MIN, chosen, (last + 1,)))
+
+
 # --- functions ----------------------------------------------------------------------------------
 
 
@@ -193,6 +293,11 @@ def topk(
     extent = x.shape[axis] if x.ndim else 1
     if not 0 <= k <= extent:
         raise ShapeError("topk cannot find so many", found=f"k = {k}", wanted=f"0 to {extent}")
+    keys = sort_keys(x.detach().node, largest) if x.ndim else x.node
+    if k > 1 and _is_tree_worth(extent, k) and _fits_in_words(keys.dtype, extent):
+        moved = result(keys, x.detach()).movedim(axis, -1)
+        places = result(_places_in(_least(_packed(moved.node), k)), moved).movedim(-1, axis)
+        return Extreme(x.take_along_dim(places, axis), places)
     stages = math.comb((extent - 1).bit_length() + 1, 2)
     # A stage of the network takes about as long as two thirds of a search for the greatest.
     if x.ndim and k <= REPEATED and 3 * k <= 2 * stages and x.dtype.bits < 64:

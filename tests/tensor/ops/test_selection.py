@@ -1,13 +1,19 @@
-"""The k-th smallest by counting, against NumPy's stable sort; medians and quantiles made of it."""
+"""The k-th smallest by counting, against NumPy's stable sort; medians and quantiles made of it.
+
+And the least few of long axes.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
 import pytest
 
 from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.node import toposort
+from baregrad.ir.core.op import Ops
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.sorting import COUNTED
 
@@ -84,3 +90,34 @@ def test_medians_and_quantiles_of_many(axis: int) -> None:
     for q in (0.0, 0.3, 1.0):
         wanted = np.quantile(array.astype(np.float64), q, axis)
         np.testing.assert_allclose(x.quantile(q, axis).numpy(), wanted, 1e-5, 1e-6)
+
+
+@pytest.mark.parametrize("largest", (True, False))
+@pytest.mark.parametrize(
+    ("shape", "k"), (((5000,), 40), ((3, 700), 20), ((2, 2, 4097), 300), ((256,), 2)), ids=str
+)
+@pytest.mark.parametrize("dtype", (np.float32, np.float16, np.int32, np.uint8))
+def test_the_few_of_long_axes_are_those_of_a_stable_sort(
+    dtype: Any, shape: tuple[int, ...], k: int, largest: bool
+) -> None:
+    x = (np.random.default_rng(k).standard_normal(shape) * 20).astype(dtype)
+    if x.dtype.kind == "f":
+        x[..., ::90] = np.nan
+        x[..., 3], x[..., 5], x[..., 4] = -np.inf, -0.0, 0.0
+    numbers = x.astype(np.float64)
+    broken = np.isnan(numbers)
+    # What counts most comes last: NaN is above every number, and places decide between equals.
+    keys = (-numbers, ~broken) if largest else (numbers, broken)
+    wanted = np.lexsort((np.arange(shape[-1]) + np.zeros(shape), *keys), axis=-1)[..., :k]
+    found = Tensor(x).topk(k, largest=largest)
+    np.testing.assert_array_equal(found.indices.numpy(), wanted)
+    np.testing.assert_array_equal(found.values.numpy(), np.take_along_axis(x, wanted, -1))
+
+
+def test_few_of_many_are_found_without_sorting_all() -> None:
+    values, places = Tensor(np.zeros((64, 128256), np.float32)).topk(50)
+    sorts = [node for node in toposort(values.node, places.node) if node.op is Ops.SORT]
+    assert not sorts
+    # The axis is read once as a whole, by what finds the minima of its parts.
+    whole = [node for node in toposort(places.node) if node.op is Ops.REDUCE]
+    assert max(math.prod(node.shape) for node in whole) < 64 * 128256 // 7
