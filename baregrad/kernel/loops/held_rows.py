@@ -305,8 +305,8 @@ def _staged(
     parts = [range_node(size, first + at, names[at]) for at, size in enumerate(tile)]
     whole = index.as_node(index.flatten(tuple(parts), tile))
     axes = tuple([part for part in parts if extent_of(part) != 1])
+    # What is held comes before what is computed from it, also by way of sums along the row.
     replaced: dict[Node, Node] = {place: whole}
-    members: dict[Node, Node] = {}
     for each in held:
         value = rebuild(each.value, index.resimplify, memo=replaced)
         if tile.size != extent:
@@ -316,5 +316,5 @@ def _staged(
         for axis, node in each.members.items():
             digits = [index.as_node(each) for each in index.unflatten(axis, tile)]
             places = [digit for digit, size in zip(digits, tile, strict=True) if size != 1]
-            members[node] = make_node(Ops.INDEX, stage.dtype, (stage, *places))
-    return rebuild(kernel, lambda node: None, memo=members)
+            replaced[node] = make_node(Ops.INDEX, stage.dtype, (stage, *places))
+    return rebuild(kernel, lambda node: None, memo=replaced)
