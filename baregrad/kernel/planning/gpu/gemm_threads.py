@@ -11,7 +11,15 @@ from typing import NamedTuple
 
 from baregrad.base.bits import previous_power_of_two
 from baregrad.kernel.facts.analysis import itemsize
-from baregrad.kernel.language.schedule import Bind, Reorder, Split, StageInput
+from baregrad.kernel.instructions.instruction import kept_factors
+from baregrad.kernel.language.schedule import (
+    Bind,
+    Pipeline,
+    Reorder,
+    Split,
+    StageFactor,
+    StageInput,
+)
 from baregrad.kernel.planning.gpu.gemm_factors import GemmFactors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
@@ -45,6 +53,10 @@ TILES = tuple([
     ThreadTile(*sizes) for sizes in ((16, 8, 16, 2), (16, 4, 16, 1), (8, 4, 16, 1), (8, 4, 8, 1))
 ])
 MOST_GROUPS = 8
+# Steps of a loop that is short enough to be written out: one's reads overlap with another's sums.
+STEPS = 4
+# Panels that are read, or on their way.
+SLOTS = 3
 MOST_THREADS = 512
 # Fewer products than this are not worth a panel.
 LEAST_PRODUCTS = 1 << 15
@@ -59,9 +71,9 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     m, n, k, outside = factors.sizes()
     if min(m, n) < LEAST_SIDE or k < LEAST_DEPTH or m * n * k < LEAST_PRODUCTS:
         return False
-    if not (factors.left.is_plain and factors.right.is_plain):
-        return False
-    if factors.left.slot == factors.right.slot or len(plan.facts.outs) > 1:
+    kept = kept_factors(plan.facts) is not None
+    plain = factors.left.is_plain and factors.right.is_plain
+    if not kept and not (plain and factors.left.slot != factors.right.slot):
         return False
     tile = _tile(m, n, outside, plan.target.busy_blocks)
     plan.grid(factors.shared)
@@ -74,10 +86,11 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     groups = _groups(tile, blocks, min(k // (2 * depth_tile), room), plan.target.busy_threads)
     wide = {"n_u": tile.vectors} if tile.vectors > 1 else {}
     inner = {"k_z": groups} if groups > 1 else {}
+    steps = {"k_i": depth_tile // min(STEPS, depth_tile), "k_u": min(STEPS, depth_tile)}
     for axis, parts in (
         (rows, {"m_o": 0, "m_t": tile.threads_m, "m_u": tile.rows}),
         (columns, {"n_o": 0, **wide, "n_t": tile.threads_n, "n_v": LANES}),
-        (depth, {"k_o": 0, **inner, "k_i": depth_tile}),
+        (depth, {"k_o": 0, **inner, **steps}),
     ):
         plan.steps.append(Split(axis, tuple(parts.items()), "", True))
     plan.steps.extend(Bind(name, "thread_z") for name in inner)
@@ -85,9 +98,15 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     units = {"m_o": "grid", "n_o": "grid", "m_t": "thread_y", "n_t": "thread", "m_u": "unroll",
              **dict.fromkeys(wide, "unroll"), "n_v": "vector"}  # fmt: skip
     plan.steps.extend(Bind(name, unit) for name, unit in units.items())
-    left, right = factors.left.slot, factors.right.slot
-    plan.steps.append(StageInput(left, (*inner, "k_i", "m_t", "m_u")))
-    plan.steps.append(StageInput(right, (*inner, "k_i", *wide, "n_t", "n_v")))
+    for factor, axes in (
+        (factors.left, (*inner, *steps, "m_t", "m_u")),
+        (factors.right, (*inner, *steps, *wide, "n_t", "n_v")),
+    ):
+        copy = StageFactor(factor.place, axes) if kept else StageInput(factor.slot, axes)
+        plan.steps.append(copy)
+    if k > depth_tile * groups:
+        ahead = plan.target.async_copies
+        plan.steps.append(Pipeline("k_o", SLOTS, "async") if ahead else Pipeline("k_o"))
     return True
 
 
@@ -115,7 +134,7 @@ def _groups(tile: ThreadTile, blocks: int, most: int, busy: int) -> int:
 
 def _nbytes_of_group(tile: ThreadTile, factors: GemmFactors, depth: int) -> int:
     """Shared memory of a group: its panels, with what lies between rows, and its sums."""
-    size = max(itemsize(each.reads[0].array.dtype) for each in (factors.left, factors.right))
+    size = max(itemsize(each.value.dtype) for each in (factors.left, factors.right))
     rows = tile.threads_m + tile.threads_n * tile.vectors
-    panels = depth * ((tile.m + tile.n) * size + rows * ROW_GAP_NBYTES)
+    panels = SLOTS * depth * ((tile.m + tile.n) * size + rows * ROW_GAP_NBYTES)
     return panels + tile.threads_m * tile.threads_n * LANES * max(size, 4)

@@ -1,0 +1,61 @@
+"""Contractions that threads make by themselves: any factors and outputs, panels ahead of time."""
+
+from __future__ import annotations
+
+import pytest
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import Node, alu, cast
+from baregrad.ir.core.op import Ops
+from baregrad.kernel import choose_schedule
+from baregrad.render import get
+from baregrad.target import gpu_row
+from tests.kernel import kernels as k
+from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
+
+F32 = dtypes.float32
+
+
+def several(m: int, n: int, r: int) -> Node:
+    """Two outputs of the sum of products of a share of a row and a bfloat16 times a number."""
+    i, j, q = (k.range_node(size, place) for place, size in enumerate((m, n, r)))
+    share = alu(Ops.MUL, k.at(k.param(1, m, r), i, q), k.at(k.param(3, m), i))
+    scaled = alu(Ops.MUL, cast(k.at(k.param(2, n, r, dtype=dtypes.bfloat16), j, q), F32),
+                 k.const(0.5, F32))  # fmt: skip
+    total = k.reduce(Ops.ADD, alu(Ops.MUL, share, scaled), q)
+    more = alu(Ops.ADD, total, k.at(k.param(4, m, n), i, j))
+    return k.kernel(k.out(k.param(0, m, n), total, i, j), k.out(k.param(5, m, n), more, i, j))
+
+
+def gram(m: int, r: int) -> Node:
+    """The products of all rows of an array with each other."""
+    i, j, q = (k.range_node(size, place) for place, size in enumerate((m, m, r)))
+    a = k.param(1, m, r)
+    total = k.reduce(Ops.ADD, alu(Ops.MUL, k.at(a, i, q), k.at(a, j, q)), q)
+    return k.kernel(k.out(k.param(0, m, m), total, i, j), name="gram")
+
+
+@pytest.mark.parametrize("kernel", [
+    several(40, 48, 64), several(33, 41, 77), gram(48, 64), gram(35, 70),
+    k.matmul(32, 64, 48), k.matmul(65, 33, 50, True, True), k.conv(1, 6, 16, 9, 9, 3, 1, 1),
+    k.matmul(40, 40, 64, dtype=dtypes.float16),
+])  # fmt: skip
+@pytest.mark.parametrize("row", ["sm_75", "sm_90a"])
+def test_panels_are_on_their_way_while_threads_add(kernel: Node, row: str) -> None:
+    target = gpu_row(row)
+    schedule = choose_schedule(kernel, target)
+    engine = ", engine='async'" if target.async_copies else ""
+    assert "stage_factor(0" in str(schedule)
+    assert engine in str(schedule).partition("pipeline('k_o'")[2]
+    check_gpu(kernel, schedule, target)
+
+
+@needs_ptxas
+@pytest.mark.parametrize("turned", [(False, False), (True, True), (True, False)])
+def test_two_blocks_of_a_large_product_share_a_multiprocessor(turned: tuple[bool, bool]) -> None:
+    kernel = k.matmul(4096, 4096, 4096, *turned)
+    _, program = lowered(kernel, choose_schedule(kernel, HOPPER))
+    registers, spilled = assembled(get("ptx").render(program, HOPPER), "sm_90a")
+    assert spilled == 0
+    assert 2 * 256 * registers <= HOPPER.registers_per_unit
