@@ -277,8 +277,9 @@ def run(case: Case, session: Session, name: str, rounds: int, copied: float) -> 
     a, b = statistics.median(mine), statistics.median(peers)
     rate = case.nbytes / a
     right = error <= TOLERANCE[case.dtype]
-    print(f"{case.name:28} {1e6 * a:9.1f} us {1e-9 * rate:7.0f} GB/s, {rate / copied:5.2f} of a copy,"
-          f" PyTorch {1e6 * b:9.1f} us, ratio {b / a:5.2f}, error {error:.1e}"
+    share = rate / copied
+    print(f"{case.name:28} {1e6 * a:9.1f} us {1e-9 * rate:7.0f} GB/s, {share:5.2f} of a copy, "
+          f"PyTorch {1e6 * b:9.1f} us, ratio {b / a:5.2f}, error {error:.1e}"
           f"{'' if right else '  WRONG'}", flush=True)  # fmt: skip
     return right
 
