@@ -159,11 +159,12 @@ class Bout:
             self.crew.bench.start()
         limit = START_S + self.crew.limit_s
         answer = self.crew.ask(question, [self.kernel, self.programs["first"]], limit)
-        if answer is None:
+        ns = None if answer is None else answer.get("ns")
+        if not isinstance(ns, int | float) or not ns > 0:
             return False
         took = time.monotonic() - begin
         self.patience_s = min(self.crew.limit_s, 1.0 + PATIENCE * took)
-        self.first_ns = self.first_ns or float(answer["ns"])
+        self.first_ns = self.first_ns or float(ns)
         self._held = {"first"}
         self._process = self.crew.bench.started
         return True
@@ -174,10 +175,8 @@ class Bout:
             return None
         question = {"ask": "check", "name": name}
         answer = self.crew.ask(question, [program], self.patience_s)
-        if answer is None:
-            return None
-        times = answer.get("times")
-        if not (isinstance(times, list) and len(times) == 2 and all(map(min, times))):
+        times = _times(answer, 2)
+        if times is None or not all(map(min, times)):
             return None
         self.programs[name] = program
         self._held.add(name)
@@ -193,12 +192,22 @@ class Bout:
                 return None
         question = {"ask": "race", "names": list(names), "rounds": rounds}
         answer = self.crew.ask(question, (), 2 * self.crew.limit_s + START_S)
-        times = None if answer is None else answer.get("times")
-        good = isinstance(times, list) and [len(t) for t in times] == [rounds] * len(names)
-        return times if good else None
+        times = _times(answer, len(names))
+        return times if times and len(times[0]) == rounds else None
 
     def _ready(self) -> bool:
         bench = self.crew.bench
         if bench.alive and bench.started == self._process:
             return True
         return self.open()
+
+
+def _times(answer: dict[str, Any] | None, count: int) -> list[list[int]] | None:
+    """The times of `count` programs in equally many rounds, one at least; None for others."""
+    found = None if answer is None else answer.get("times")
+    if not isinstance(found, list) or len(found) != count:
+        return None
+    rows = [row for row in found if isinstance(row, list) and row]
+    if len(rows) != count or len({len(row) for row in rows}) != 1:
+        return None
+    return rows if all(type(ns) is int for row in rows for ns in row) else None
