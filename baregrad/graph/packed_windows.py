@@ -69,7 +69,7 @@ def _factor(side: Node, free: list[int]) -> _Factor:
     places: list[int | None] = list(free)
     while side.op.bit & _VIEWS:
         views.append(side)
-        windows += side.op is Ops.WINDOW and (side.arg.taps, side.arg.stride) != (1, 1)
+        windows += side.op is Ops.WINDOW and not _is_whole(side)
         places = [_below(side, place) for place in places if place is not None]
         side = side.src[0]
     return _Factor(tuple(views), side, windows, frozenset(p for p in places if p is not None))
@@ -83,13 +83,23 @@ def _below(view: Node, place: int) -> int | None:
     if view.op is Ops.PERMUTE:
         found: int = view.arg[place]
         return found
-    if view.op is Ops.WINDOW and place in (view.arg.axis, len(view.shape) - 1):
+    if view.op is Ops.WINDOW and place == len(view.shape) - 1:
+        return None
+    if view.op is Ops.WINDOW and place == view.arg.axis and not _is_whole(view):
         return None
     return place if below[place] == view.shape[place] else None
 
 
+def _is_whole(window: Node) -> bool:
+    """Whether a WINDOW is of one element, at each place."""
+    return bool(window.arg.taps == window.arg.stride == 1)
+
+
 def _packed(factor: _Factor) -> Node:
-    """A factor whose elements lie in another order; itself where that is of no use."""
+    """A factor whose elements lie in another order; itself where that is of no use.
+
+    It is widened behind all views, so that nothing that is stored is wider than it need be.
+    """
     base = factor.base
     narrow, pads = base, list[Node]()
     while narrow.op is Ops.PAD:
@@ -104,15 +114,15 @@ def _packed(factor: _Factor) -> Node:
     for pad in reversed(pads):
         stored = pad.replace(dtype=stored.dtype, src=(stored,))
     order = _order(stored.shape, factor)
-    if order is None:
-        if not pads or not factor.windows:
-            return whole
-        order = tuple(range(len(stored.shape)))
-    place = tuple([order.index(axis) for axis in range(len(order))])
-    kept = Node(Ops.CONTIGUOUS, stored.dtype, (permute(stored, order),))
-    made = {base: permute(kept, place)}
+    if order is None and not pads:
+        return whole
+    if order is not None or factor.windows:
+        order = order or tuple(range(len(stored.shape)))
+        place = tuple([order.index(axis) for axis in range(len(order))])
+        stored = permute(Node(Ops.CONTIGUOUS, stored.dtype, (permute(stored, order),)), place)
+    made = {base: stored}
     for view in reversed(factor.views):
-        made[view] = view.replace(dtype=kept.dtype, src=(made[view.src[0]],))
+        made[view] = view.replace(dtype=stored.dtype, src=(made[view.src[0]],))
     return cast(made[whole], base.dtype)
 
 
@@ -126,7 +136,8 @@ def _order(shape: tuple[object, ...], factor: _Factor) -> tuple[int, ...] | None
         if not extents[axis] or extents[axis] % CHUNK or (factor.windows and not axis):
             continue
         beside = prod(extents[axis + 1 :])
-        if beside == 1 or (not factor.windows and beside % CHUNK == 0):
+        together = factor.places.issuperset(range(axis + 1, len(shape)))
+        if beside == 1 or (together and beside % CHUNK == 0):
             return None
         return (*[other for other in range(len(shape)) if other != axis], axis)
     return None
