@@ -52,7 +52,9 @@ from baregrad.runtime.copy_probe import CopyProbe
 from baregrad.runtime.cpu.host import detect_host
 
 # Suites that take arguments of their own: modules with a `main`.
-OTHER_SUITES = MappingProxyType({"gpu": "baregrad.apps.gpu_suite.main"})
+OTHER_SUITES = MappingProxyType({
+    "gpu": "baregrad.apps.gpu_suite.main", "sweep": "baregrad.apps.sweep.main",
+})
 COPY_BAR = 0.85
 _COPY = "copy rate"
 # Larger than any cache.

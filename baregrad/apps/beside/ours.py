@@ -49,19 +49,22 @@ class Ours:
             tensor = tensor.detach().cast(dtypes.float32)
         return tensor.detach().numpy()
 
-    def replayed(
+    def repeated(
         self, function: Callable[..., Any], sets: Sequence[Sequence[Tensor]],
-        shown: Callable[..., Any] | None = None,
+        shown: Callable[..., Any] | None = None, is_eager: bool = False,
     ) -> SideWork:
-        """Return the work of calling a function with each set of inputs, in one replay."""
+        """Return the work of calling a function with each set of inputs, in one replay or none."""
 
         def every() -> Any:
             for inputs in sets[:-1]:
                 # Computed here, so that no two calls become one kernel.
                 realize(function(*inputs))
-            return function(*sets[-1])
+            last = function(*sets[-1])
+            if is_eager:
+                realize(last)
+            return last
 
-        replay = jit(every)
+        replay = every if is_eager else jit(every)
 
         def outputs() -> list[Array]:
             found = tensors_of(replay())

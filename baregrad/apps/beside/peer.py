@@ -61,18 +61,18 @@ class Peer:
             tensor = tensor.float()
         return np.asarray(tensor.detach().cpu().numpy())
 
-    def replayed(
+    def repeated(
         self, function: Callable[..., Any], sets: Sequence[Sequence[Any]],
-        shown: Callable[..., Any] | None = None,
+        shown: Callable[..., Any] | None = None, is_eager: bool = False,
     ) -> SideWork:
-        """Return the work of calling a function with each set of inputs, as a CUDA graph."""
+        """Return the work of calling a function with each set of inputs, as a CUDA graph or not."""
         latest: list[Any] = []
 
         def every() -> None:
             for inputs in sets:
                 latest[:] = [function(*inputs)]
 
-        run = self.captured(every)
+        run = every if is_eager else self.captured(every)
 
         def outputs() -> list[Array]:
             run()
@@ -107,6 +107,14 @@ class Peer:
         work = SideWork(self.captured(lambda: target.copy_(source)), list)
         times = time_work(work, self.wait, warm_up(work, self.wait))
         return 8 * count / sorted(times)[len(times) // 2]
+
+    def product_rate(self, size: int, dtype: str) -> float:
+        """Return the operations in a second of a product of square matrices, replayed."""
+        one = self.torch.zeros((size, size), device=self.device).uniform_()
+        factor = one.to(getattr(self.torch, dtype))
+        work = SideWork(self.captured(lambda: factor @ factor), list)
+        times = time_work(work, self.wait, warm_up(work, self.wait))
+        return 2 * size**3 / sorted(times)[len(times) // 2]
 
     def forget(self) -> None:
         """Give back memory that nothing uses."""

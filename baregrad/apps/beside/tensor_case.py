@@ -29,9 +29,9 @@ class TensorCase:
     gradient of the result, unless `is_scalar`. With `alone`, gradients are the only results.
     `shown` makes of inputs and results what is compared, by methods that both sides have.
     `exact`: the dtype in which PyTorch computes the exact result, "" where results are compared
-    with PyTorch's own. `channels_last`: how PyTorch's inputs of four axes lie. `sets`: over how
-    many sets of inputs a replay goes, 0 for as many as no cache holds. `flops` and `traffic`:
-    operations and bytes of one call at least.
+    with PyTorch's own. `channels_last`: how PyTorch's inputs of four axes lie. `is_eager`:
+    nothing is replayed. `sets`: over how many sets of inputs a run goes, 0 for as many as no cache
+    holds. `flops` and `traffic`: operations and bytes of one call at least.
     """
 
     inputs: tuple[Draw, ...]
@@ -43,6 +43,7 @@ class TensorCase:
     shown: Callable[..., Any] | None = None
     exact: str = "float64"
     channels_last: bool = False
+    is_eager: bool = False
     sets: int = 0
     flops: float = 0.0
     traffic: int = 0
@@ -66,7 +67,7 @@ class TensorCase:
         sets = [
             [side.tensor(draw, random) for draw in self.inputs] for random in self._seeds()
         ]
-        return replace(side.replayed(function, sets, self.shown), facts=self.facts)
+        return replace(side.repeated(function, sets, self.shown, self.is_eager), facts=self.facts)
 
     def on_peer(self, side: Peer) -> SideWork:
         """Return the work on PyTorch's side, with the exact results."""
@@ -74,7 +75,7 @@ class TensorCase:
             [self._laid_out(side, side.tensor(draw, random)) for draw in self.inputs]
             for random in self._seeds()
         ]
-        work = side.replayed(self._of_peer(side), sets, self.shown)
+        work = side.repeated(self._of_peer(side), sets, self.shown, self.is_eager)
         if not self.exact:
             return work
 

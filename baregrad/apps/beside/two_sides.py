@@ -83,6 +83,13 @@ class TwoSides:
         self._time(task, answers, record)
         return record
 
+    def folder_of(self, side: str) -> Path:
+        """Return an empty folder for the results of a side."""
+        folder = self._folder / side
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        return folder
+
     def _prepare(self, task: RowTask, record: dict[str, Any]) -> dict[str, dict[str, Any]]:
         """Make both sides ready at once; say of a side that fails why."""
         answers: dict[str, dict[str, Any]] = {}
@@ -90,9 +97,7 @@ class TwoSides:
         for side, limit_s, key in (
             (self.ours, task.limit_s, "failed"), (self.peer, PEER_LIMIT_S, "peer_failed"),
         ):
-            folder = self._folder / side.name
-            shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
+            folder = self.folder_of(side.name)
             try:
                 side.tell(what="prepare", folder=str(folder), **task.question)
             except SideFailed as error:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from baregrad.apps.bench_measure import Array
+from baregrad.apps.bench_measure import PAUSE_S, Array
 
 # A block of calls takes about so long, and there are so many.
 BLOCK_S = 0.02
@@ -59,6 +59,8 @@ def time_work(
 
     `is_brief`: one run is enough, to see that it works.
     """
+    # Threads of the other side's pool spin for a while when their work is done.
+    time.sleep(0.0 if is_brief else PAUSE_S)
     if is_brief or once > LONG_S:
         return [_block(work, wait, 1)]
     count = max(1, min(MOST_CALLS, round(BLOCK_S / once)))

@@ -4,8 +4,9 @@
     python -m baregrad.apps.beside.worker torch cuda 0
 
 Questions: `prepare` names a module with `case_of(question)`, whose case becomes work; what it
-gives is kept under `folder`. `time` times that work, `copy` a copy of `count` numbers, and `drop`
-forgets it. Only the answers go to the process's own output; all else goes to its errors.
+gives is kept under `folder`. `time` times that work, `copy` a copy of `count` numbers, and
+`product` one of matrices of `size`. Only the answers go to the process's own output; all else goes
+to its errors.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import gc
 import importlib
 import json
 import os
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -54,12 +54,13 @@ class SideWorker:
     def answer(self, question: Question) -> dict[str, Any]:
         """Do what is asked; raises whatever the work raises."""
         asked: dict[str, Callable[[Question], dict[str, Any]]] = {
-            "prepare": self._prepare, "time": self._time, "copy": self._copy, "drop": self._drop,
+            "prepare": self._prepare, "time": self._time, "copy": self._copy,
+            "product": self._product,
         }
         return asked[question["what"]](question)
 
     def _prepare(self, question: Question) -> dict[str, Any]:
-        self._drop(question)
+        self._drop()
         begin = time.perf_counter()
         case: Case = importlib.import_module(question["module"]).case_of(question)
         if isinstance(self.side, Ours):
@@ -96,12 +97,16 @@ class SideWorker:
         assert isinstance(self.side, Peer)
         return {"bytes_per_s": self.side.copy_rate(question["count"])}
 
-    def _drop(self, question: Question) -> dict[str, Any]:
+    def _product(self, question: Question) -> dict[str, Any]:
+        assert isinstance(self.side, Peer)
+        rate = self.side.product_rate(question["size"], question["dtype"])
+        return {"flops_per_s": rate}
+
+    def _drop(self) -> None:
         self.work = None
         gc.collect()
         if isinstance(self.side, Peer):
             self.side.forget()
-        return {"resident_nbytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
 
 
 @contextmanager

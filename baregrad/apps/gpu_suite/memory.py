@@ -126,13 +126,13 @@ class _Normal:
 
     def on_ours(self, side: Ours) -> SideWork:
         """Draw a new tensor in each call."""
-        work = side.replayed(lambda: Tensor.randn(self.count, device=side.name), [()])
+        work = side.repeated(lambda: Tensor.randn(self.count, device=side.name), [()])
         return SideWork(work.run, lambda: [_moments(work.outputs()[0])])
 
     def on_peer(self, side: Peer) -> SideWork:
         """Draw a new tensor in each call; exact are the moments themselves."""
         torch = side.torch
-        work = side.replayed(lambda: torch.randn(self.count, device=side.device), [()])
+        work = side.repeated(lambda: torch.randn(self.count, device=side.device), [()])
         return SideWork(
             work.run, lambda: [_moments(work.outputs()[0])],
             exact=lambda: [np.array([0.0, 1.0, 0.0, 3.0])], facts={"traffic": 4 * self.count},

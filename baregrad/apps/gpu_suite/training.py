@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
@@ -57,12 +57,11 @@ def _parameter_shapes(depth: int, width: int, words: int, length: int) -> list[t
     return [(words, width), (length, width), *(block * depth), (width,), (width,)]
 
 
-class _AdamW:
-    """Steps of AdamW alone, with the same gradients each time."""
+class AdamWCase:
+    """Steps of AdamW alone, with the same gradients each time, on parameters of these draws."""
 
-    def __init__(self, dtype: str, is_tiny: bool) -> None:
-        sizes = (1, 8, 40, 6) if is_tiny else (12, 768, 50304, 1024)
-        self.draws = [Draw(shape, dtype) for shape in _parameter_shapes(*sizes)]
+    def __init__(self, draws: Sequence[Draw]) -> None:
+        self.draws = draws
         # Parameter, gradient and two means are read, three of them written.
         self.facts = {"traffic": 7 * sum(draw.nbytes for draw in self.draws)}
 
@@ -112,6 +111,11 @@ class _AdamW:
         return SideWork(
             side.captured(made(dtype)[1]), lambda: after(dtype), exact=lambda: after("float64")
         )
+
+
+def _adamw_steps(dtype: str, is_tiny: bool) -> AdamWCase:
+    sizes = (1, 8, 40, 6) if is_tiny else (12, 768, 50304, 1024)
+    return AdamWCase([Draw(shape, dtype) for shape in _parameter_shapes(*sizes)])
 
 
 # --- training steps -------------------------------------------------------------------------------
@@ -233,11 +237,11 @@ def _image_model(is_tiny: bool) -> TrainingCase:
 TRAINING = (
     GpuRow("chain of 1000 tiny kernels", 1.0, _tiny_kernels, tolerance=FLOAT32),
     GpuRow(
-        "AdamW of 124M in 148 tensors", 1.0, lambda is_tiny: _AdamW("bfloat16", is_tiny),
+        "AdamW of 124M in 148 tensors", 1.0, lambda is_tiny: _adamw_steps("bfloat16", is_tiny),
         tolerance=2.0**-6, limit_s=30.0,
     ),
     GpuRow(
-        "AdamW of 124M in 148 tensors fp32", 1.0, lambda is_tiny: _AdamW("float32", is_tiny),
+        "AdamW of 124M in 148 tensors fp32", 1.0, lambda is_tiny: _adamw_steps("float32", is_tiny),
         tolerance=FLOAT32, limit_s=30.0,
     ),
     GpuRow(

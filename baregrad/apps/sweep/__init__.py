@@ -1,0 +1,1 @@
+"""`baregrad bench --suite sweep`: random work beside PyTorch's, in search of cliffs."""

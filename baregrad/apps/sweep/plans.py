@@ -1,0 +1,59 @@
+"""The kernels of a row: what they move and do, how they were planned, and how fast they could be.
+
+The roofline as in `explain`: a kernel takes at least what its bytes take at the rate of a copy, and
+what its operations take at the rate of a large product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from baregrad.apps.beside.ours import Ours
+from baregrad.engine.explain_kernel import Found, choice_lines, work_of
+from baregrad.ir.core.node import Node
+from baregrad.kernel import choose
+
+
+def noted(side: Ours, run: Callable[[], Any], has_plans: bool) -> list[dict[str, Any]]:
+    """Run work once and return its kernels, with their plans where they are asked for."""
+    found: dict[Node, Found] = {}
+    counts: dict[Node, int] = {}
+
+    def note(one: Any) -> None:
+        for launch in one.executable.plan.steps:
+            kernel = launch.kernel
+            found.setdefault(kernel, Found(kernel, one.program.variables))
+            counts[kernel] = counts.get(kernel, 0) + 1
+
+    observers = side.session.watching.observers
+    observers.append(note)
+    try:
+        run()
+        side.wait()
+    finally:
+        observers.remove(note)
+    return [_record(side, one, counts[kernel], has_plans) for kernel, one in found.items()]
+
+
+def _record(side: Ours, found: Found, launches: int, has_plans: bool) -> dict[str, Any]:
+    work = work_of(found)
+    record: dict[str, Any] = {
+        "name": found.kernel.arg.name, "launches": launches, "nbytes": work.nbytes,
+        "operations": work.operations,
+    }
+    if has_plans:
+        choice = choose(found.kernel, side.backend.compiler.target)
+        record["plan"] = choice_lines(choice)
+    return record
+
+
+def least_seconds(
+    kernels: Sequence[Mapping[str, Any]], runs: int, bytes_per_s: float, flops_per_s: float
+) -> float:
+    """Return what one call's kernels take at least, one after the other."""
+    total = 0.0
+    for one in kernels:
+        least = max(one["nbytes"] / bytes_per_s, one["operations"] / flops_per_s)
+        total += one["launches"] * least
+    return total / runs

@@ -1,0 +1,94 @@
+"""`baregrad bench --suite sweep`: small rows, what is told of them, and of those that fail."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baregrad.apps import bench
+from baregrad.apps.sweep import main as sweep
+from baregrad.apps.sweep.plans import least_seconds
+from baregrad.base.errors import MissingDependency
+
+SMALL = ["--suite", "sweep", "--device", "CPU", "--largest", "2000", "--brief"]
+
+
+def run(words: list[str], folder: Path) -> list[dict[str, Any]]:
+    path = folder / "figures.json"
+    status = bench.main([*SMALL, "--json", str(path), *words])
+    records: list[dict[str, Any]] = json.loads(path.read_text())["rows"]
+    assert not [one for one in records if one["wrong"] or "failed" in one]
+    assert status == 0
+    return records
+
+
+def test_small_rows_are_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch")
+    records = run(["--rows", "12", "--worst", "2"], tmp_path)
+    assert [one["row"] for one in records] == [f"0/{row}" for row in range(12)]
+    assert all(one["error"] < 1 for one in records if "peer_failed" not in one)
+    told = capsys.readouterr().out
+    assert "12 rows: geometric mean" in told
+    assert "the worst 2:" in told
+    assert "baregrad bench --suite sweep --only 0/" in told
+    assert "--device CPU --largest 2000" in told
+    assert "Schedule(" in told
+    assert "of what copies and products of this machine allow" in told
+
+
+@pytest.mark.slow
+def test_more_rows_are_right(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    assert len(run(["--rows", "150", "--seed", "5"], tmp_path)) == 150
+
+
+def test_rows_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main([*SMALL, "--list", "--seed", "7", "--rows", "3"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["7/0", "7/1", "7/2"]
+    assert bench.main([*SMALL, "--list", "--only", "7/2"]) == 0
+    assert capsys.readouterr().out.splitlines() == lines[2:]
+
+
+def test_wrong_words_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    for words, told in ((["--only", "7"], "SEED/ROW"), (["--rows", "many"], "invalid int")):
+        with pytest.raises(SystemExit) as caught:
+            bench.main([*SMALL, *words])
+        assert caught.value.code == 2
+        assert told in capsys.readouterr().err
+
+
+def test_without_pytorch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(MissingDependency, match=r"'torch' is needed.*pip install torch"):
+        bench.main(SMALL)
+
+
+def record(row: int, ratio: float | None, **more: Any) -> dict[str, Any]:
+    return {"row": f"0/{row}", "name": "add of 3", "ratio": ratio, "wrong": False} | more
+
+
+def test_the_mean_is_geometric_and_failures_are_the_worst() -> None:
+    records = [
+        record(0, 4.0), record(1, 1.0), record(2, 0.0, failed="no luck"),
+        record(3, None, peer_failed="not here"),
+    ]
+    told = sweep._summary(records, records[2:3], "--device NV")
+    assert "4 rows: geometric mean 2.000, worst 0.000; 1 failed or were wrong, 1 PyTorch" in told
+    assert "FAILED: no luck" in told
+    assert "baregrad bench --suite sweep --only 0/2 --device NV" in told
+    assert "WRONG: error 5.0e-01" in sweep._line(record(0, 0.0, error=0.5) | {"wrong": True})
+
+
+def test_the_roofline_is_of_the_longer_of_bytes_and_operations() -> None:
+    kernels = [
+        {"launches": 2, "nbytes": 1000, "operations": 10},
+        {"launches": 2, "nbytes": 10, "operations": 4000},
+    ]
+    # 10 s for bytes and 20 s for operations, each twice, in two runs.
+    assert math.isclose(least_seconds(kernels, 2, 100.0, 200.0), 30.0)
