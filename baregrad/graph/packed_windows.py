@@ -8,6 +8,7 @@ each of the many products of an element; what computes the image writes it in th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -19,6 +20,7 @@ from baregrad.ir.core.node import Node, cast
 from baregrad.ir.core.op import Ops, mask_of
 
 _VIEWS = mask_of((Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.WINDOW))
+_PAD = Ops.PAD.bit
 # Elements that are copied together, and rows, columns and steps that are worth a matrix unit.
 CHUNK = 8
 LEAST = 16
@@ -101,29 +103,31 @@ def _packed(factor: _Factor) -> Node:
     It is widened behind all views, so that nothing that is stored is wider than it need be.
     """
     base = factor.base
-    narrow, pads = base, list[Node]()
-    while narrow.op is Ops.PAD:
-        pads.append(narrow)
+    inside, narrow = list[Node](), base
+    while narrow.op.bit & (_VIEWS | _PAD):
+        inside.append(narrow)
         narrow = narrow.src[0]
     whole = factor.views[0] if factor.views else base
     if narrow.op is not Ops.CAST or narrow.src[0].dtype.bits != 16:
         return whole
     if narrow.src[0].dtype.kind != "float":
         return whole
-    stored = narrow.src[0]
-    for pad in reversed(pads):
-        stored = pad.replace(dtype=stored.dtype, src=(stored,))
+    stored = _over(inside, narrow.src[0])
     order = _order(stored.shape, factor)
-    if order is None and not pads:
+    if order is None and not inside:
         return whole
     if order is not None or factor.windows:
         order = order or tuple(range(len(stored.shape)))
         place = tuple([order.index(axis) for axis in range(len(order))])
         stored = permute(Node(Ops.CONTIGUOUS, stored.dtype, (permute(stored, order),)), place)
-    made = {base: stored}
-    for view in reversed(factor.views):
-        made[view] = view.replace(dtype=stored.dtype, src=(made[view.src[0]],))
-    return cast(made[whole], base.dtype)
+    return cast(_over(factor.views, stored), base.dtype)
+
+
+def _over(views: Sequence[Node], value: Node) -> Node:
+    """Views, outermost first, of a value of another dtype."""
+    for view in reversed(views):
+        value = view.replace(dtype=value.dtype, src=(value,))
+    return value
 
 
 def _order(shape: tuple[object, ...], factor: _Factor) -> tuple[int, ...] | None:
