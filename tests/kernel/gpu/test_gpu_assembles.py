@@ -15,8 +15,8 @@ from baregrad.kernel import choose_schedule
 from baregrad.render import get
 from baregrad.target.gpu import GPU_ROWS, gpu_row
 from tests.kernel import kernels as k
-from tests.kernel.gpu.test_gpu_schedules import MORE
 from tests.kernel.gpu_kernels import lowered
+from tests.kernel.planning.gpu.test_gpu_schedule import MORE
 from tests.kernel.test_lowering import FAMILIES
 
 LARGE: tuple[tuple[Callable[..., Node], tuple[Any, ...]], ...] = (

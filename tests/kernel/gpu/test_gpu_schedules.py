@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 
 from baregrad.base.errors import ScheduleError
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import apply_schedule, choose_schedule, parse_schedule
-from baregrad.target import GpuTarget
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
-from tests.kernel.test_lowering import FAMILIES
 
 WRITTEN = (
     (
@@ -89,29 +84,6 @@ def test_written_schedules(kernel: Node, steps: str) -> None:
     check_gpu(kernel, schedule)
 
 
-MORE: tuple[tuple[Callable[..., Node], tuple[Any, ...]], ...] = (
-    (k.elementwise, (33, 65)),
-    (k.row_reduce, (3, 2500)),
-    (k.whole_reduce, (20, 70)),
-    (k.softmax, (2, 2100)),
-    (k.layer_norm, (2, 2100)),
-    (k.column_reduce, (150, 40)),
-    (k.matmul, (40, 50, 30)),
-    (k.conv, (1, 16, 16, 6, 7, 3, 1, 1)),
-    (k.row_reduce, (0, 3)),
-    (k.row_reduce, (3, 0)),
-    (k.elementwise, (0, 3)),
-)
-
-
-@pytest.mark.parametrize(
-    ("make", "args"), FAMILIES + MORE, ids=lambda value: getattr(value, "__name__", str(value))
-)
-def test_chosen_schedules(make: Callable[..., Node], args: tuple[Any, ...]) -> None:
-    kernel = make(*args)
-    check_gpu(kernel, choose_schedule(kernel, HOPPER))
-
-
 REFUSED = (
     ("bind('i0', 'pool')", "names a unit that a GPU has not"),
     ("bind('r1', 'grid')", "blocks do not meet"),
@@ -155,11 +127,3 @@ def test_indices_are_narrow_where_they_fit() -> None:
 
     assert widths(k.elementwise(1 << 15, 1 << 14)) == {"int32"}
     assert widths(k.elementwise(1 << 16, 1 << 16)) == {"int64"}
-
-
-def test_large_maps_move_vectors() -> None:
-    kernel = k.elementwise(1 << 12, 1 << 10)
-    _, program = lowered(kernel, choose_schedule(kernel, HOPPER))
-    accesses = [node.arg for node in program.src if node.op in (Ops.VLOAD, Ops.VSTORE)]
-    assert {(access.width, access.align) for access in accesses} == {(4, 16)}
-    assert isinstance(HOPPER, GpuTarget)

@@ -1,0 +1,78 @@
+"""Schedules of rows that threads hold: all loops over a row lie as what is held of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.language.schedule import Bind, Split
+from baregrad.kernel.loops.held_rows import hold_rows, row_axes
+from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
+from baregrad.kernel.planning.gpu.held_rows_plan import BLOCK, UNITS, plan_held_rows
+from tests.kernel import kernels as k
+from tests.kernel.gpu_kernels import HOPPER, check_gpu
+
+
+def held(kernel: Node) -> GpuPlan:
+    """The plan of a kernel whose rows are held."""
+    plan = GpuPlan(facts_of(hold_rows(kernel, HOPPER)), HOPPER)
+    assert plan_held_rows(plan)
+    return plan
+
+
+def tile_of(plan: GpuPlan) -> list[int]:
+    """The extents of what is held: steps, warps, threads and lanes."""
+    (stage, *_) = [node for node in toposort(*plan.facts.outs) if node.op is Ops.STAGE]
+    sizes = {axis.arg.axis: int(axis.src[0].arg) for axis in stage.src[1:]}
+    return [sizes.get(name, 1) for name, _ in UNITS]
+
+
+@pytest.mark.parametrize("make", [k.softmax, k.layer_norm], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("length", [16, 33, 128, 1000, 4096, 8192])
+def test_every_loop_over_a_row_is_in_the_same_parts(
+    make: Callable[[int, int], Node], length: int
+) -> None:
+    plan = held(make(64, length))
+    steps, *tile = tile_of(plan)
+    units = {step.axis: step.unit for step in plan.steps if isinstance(step, Bind)}
+    names = {plan.name(axis) for axis in row_axes(plan.facts)}
+    splits = {s.axis: s for s in plan.steps if isinstance(s, Split) and s.axis in names}
+    # The maximum or the mean, the sum, and the results.
+    assert len(splits) == len(names) >= 3
+    for split in splits.values():
+        assert [size for _, size in split.parts] == [0, *tile] and split.masked
+        for (part, _), (_, unit), size in zip(split.parts, UNITS, (steps, *tile), strict=True):
+            assert units.get(part) == (unit if size > 1 else None)
+    # A row of several warps has a block; shorter ones share one.
+    (rows,) = [plan.name(axis) for axis in plan.facts.data if plan.name(axis) not in names]
+    if tile[0] > 1:
+        assert units[rows] == "grid"
+        return
+    (shared,) = [s for s in plan.steps if isinstance(s, Split) and s.axis not in splits]
+    assert shared.axis == rows and shared.parts[1][1] == max(BLOCK // tile[1], 1)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 17])
+def test_numbers_of_rows_that_fill_no_block(rows: int) -> None:
+    kernel = k.softmax(rows, 40)
+    check_gpu(kernel, held(kernel).schedule())
+
+
+@pytest.mark.parametrize("kernel", [
+    k.elementwise(8, 64), k.row_reduce(8, 64), k.matmul(8, 8, 16), k.softmax(8, 4),
+], ids=["map", "sum", "product", "short rows"])  # fmt: skip
+def test_other_kernels_are_left_to_others(kernel: Node) -> None:
+    plan = GpuPlan(facts_of(hold_rows(kernel, HOPPER)), HOPPER)
+    assert not plan_held_rows(plan)
+    assert plan.steps == [] and plan.reasons == []
+
+
+def test_it_is_said_how_rows_are_held() -> None:
+    for length, who in ((64, "held in registers by"), (8192, "held in registers by a block")):
+        plan = held(k.softmax(64, length))
+        ((text, *facts),) = plan.reasons
+        assert who in text.format(*facts)
