@@ -1,23 +1,28 @@
 """Long running folds in pieces, on GPUs: pieces are folded side by side, then given their start.
 
 `cumsum(x)` over a million elements is a million steps of one thread. Cut into pieces it is a fold
-of each piece, a running fold of what the pieces come to, and the one combined with the other.
+of each piece, a running fold of what the pieces come to, and a running fold within each piece,
+which begins where those before it ended. Along the innermost axis each element of a piece folds
+those before it by itself: so neighbours in threads are neighbours in memory.
 """
 
 from __future__ import annotations
 
-from baregrad.base.bits import greatest_divisor
+from math import prod
+
 from baregrad.dtypes import dtypes
 from baregrad.graph.traced import Traced, rewrite
-from baregrad.graph.views import cut, expand, full, pad, reshape
-from baregrad.ir.core.attrs import Pad, Scan
+from baregrad.graph.views import counting, cut, expand, full, in_memory, pad, reshape, stored
+from baregrad.ir.core.attrs import Pad, Reduce, Scan
+from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, alu, const
 from baregrad.ir.core.op import Ops
 
-# A running fold of fewer steps is left to one thread.
+# A running fold of fewer steps is left to one thread, but along the innermost axis.
 LEAST = 256
 PIECE = 64
-LEAST_PIECE = 8
+# Elements that each fold those before them.
+SHORT_PIECE = 8
 # Independent folds that keep a GPU busy by themselves.
 MANY = 1 << 16
 
@@ -26,57 +31,72 @@ def _visit(node: Node) -> Node | None:
     if node.op is not Ops.SCAN or len(node.src) != 1:
         return None
     shape = node.shape
-    if not all(isinstance(extent, int) for extent in shape):
+    if not all(isinstance(extent, int) for extent in shape) or not prod(shape):
         return None
-    length = shape[node.arg.axis]
-    monoid = node.arg.monoid
-    dtype = node.dtype
-    if monoid.primitive is None or length < LEAST or dtype.kind == "bool":
+    axis, monoid, dtype = node.arg.axis, node.arg.monoid, node.dtype
+    length = shape[axis]
+    is_inner = axis == len(shape) - 1
+    if monoid.primitive is None or dtype.kind == "bool":
+        return None
+    if length < (2 * SHORT_PIECE if is_inner else LEAST):
         return None
     if dtype.kind == "float" and dtype.bits < 32:
         return None  # what pieces come to would be rounded
-    total = 1
-    for extent in shape:
-        total *= extent
-    return None if total // length >= MANY else _in_pieces(node)
+    if not is_inner and prod(shape) // length >= MANY:
+        return None
+    return _running(in_memory(node.src[0]), monoid, axis, is_inner)
 
 
-def _in_pieces(node: Node) -> Node | None:
-    axis = node.arg.axis
-    value = node.src[0]
+def _running(value: Node, monoid: Monoid, axis: int, is_inner: bool) -> Node:
+    """The running fold of `value` along an axis, by pieces where it is long."""
     length = value.shape[axis]
-    piece = greatest_divisor(length, PIECE)
-    if piece < LEAST_PIECE:
-        if node.arg.monoid.primitive is not Ops.ADD:
-            return None
-        # Zeros at the end change nothing before it.
-        piece = PIECE
-        value = pad(value, axis, Pad(0, -length % piece))
+    piece = SHORT_PIECE if is_inner else PIECE
+    if length <= piece:
+        return _within(value, monoid, axis, is_inner)
+    value = _padded(value, monoid, axis, -length % piece)
     count = value.shape[axis] // piece
-    shape = (*value.shape[:axis], count, piece, *value.shape[axis + 1 :])
-    inner = _fold(node, reshape(value, shape), axis + 1)
-    inner = Node(Ops.CONTIGUOUS, node.dtype, (inner,))
-    last = cut(inner, axis + 1, piece - 1, piece)
-    totals = reshape(last, (*shape[: axis + 1], *shape[axis + 2 :]))
-    running = _fold(node, totals, axis)
-    if count >= LEAST:
-        pieces = _in_pieces(running)
-        running = running if pieces is None else pieces
+    front, behind = value.shape[:axis], value.shape[axis + 1 :]
+    parts = reshape(value, (*front, count, piece, *behind))
+    totals = stored(Node(Ops.REDUCE, value.dtype, (parts,), Reduce(monoid, (axis + 1,))))
+    running = stored(_running(totals, monoid, axis, is_inner))
+    # What comes before each piece: nothing before the first.
     before = pad(cut(running, axis, 0, count - 1), axis, Pad(1, 0))
-    thin = (*shape[: axis + 1], 1, *shape[axis + 2 :])
-    start = expand(reshape(before, thin), shape)
-    place = tuple(count if position == axis else 1 for position in range(len(shape)))
-    number = expand(reshape(Node(Ops.IOTA, dtypes.int64, (), count), place), shape)
-    first = alu(Ops.CMPEQ, number, full(const(0, dtypes.int64), shape))
-    op = node.arg.monoid.primitive
-    assert op is not None
-    whole = alu(Ops.WHERE, first, inner, alu(op, start, inner))
-    flat = reshape(whole, value.shape)
-    return flat if value.shape == node.shape else cut(flat, axis, 0, length)
+    first = alu(Ops.CMPEQ, counting(before.shape, axis), _zeros(before.shape))
+    before = alu(Ops.WHERE, first, full(monoid.identity[0], before.shape), before)
+    start = expand(reshape(before, (*front, count, 1, *behind)), parts.shape)
+    assert monoid.primitive is not None
+    whole = alu(monoid.primitive, start, _within(parts, monoid, axis + 1, is_inner))
+    return cut(reshape(whole, value.shape), axis, 0, length)
 
 
-def _fold(node: Node, value: Node, axis: int) -> Node:
-    return Node(Ops.SCAN, node.dtype, (value,), Scan(node.arg.monoid, axis))
+def _zeros(shape: tuple[int, ...]) -> Node:
+    return full(const(0, dtypes.int64), shape)
+
+
+def _padded(value: Node, monoid: Monoid, axis: int, more: int) -> Node:
+    """A value with elements at the end of an axis that change nothing."""
+    if not more:
+        return value
+    length = value.shape[axis]
+    longer = pad(value, axis, Pad(0, more))
+    neutral = monoid.identity[0]
+    if neutral.arg == 0:
+        return longer
+    limit = full(const(length, dtypes.int64), longer.shape)
+    inside = alu(Ops.CMPLT, counting(longer.shape, axis), limit)
+    return alu(Ops.WHERE, inside, longer, full(neutral, longer.shape))
+
+
+def _within(value: Node, monoid: Monoid, axis: int, is_inner: bool) -> Node:
+    """The running fold of a short axis: step by step, or of each element's own by itself."""
+    if not is_inner:
+        return Node(Ops.SCAN, value.dtype, (value,), Scan(monoid, axis))
+    piece = value.shape[axis]
+    shape = (*value.shape, piece)
+    others = expand(reshape(value, (*value.shape[:-1], 1, piece)), shape)
+    comes = alu(Ops.CMPLE, counting(shape, axis + 1), counting(shape, axis))
+    taken = alu(Ops.WHERE, comes, others, full(monoid.identity[0], shape))
+    return Node(Ops.REDUCE, value.dtype, (taken,), Reduce(monoid, (axis + 1,)))
 
 
 def scan_in_pieces(order: list[Node], changed: dict[Node, Node]) -> Node:

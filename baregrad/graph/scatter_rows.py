@@ -14,19 +14,28 @@ from math import prod
 
 from baregrad.dtypes import dtypes
 from baregrad.graph.affine_index import affine_index_of
-from baregrad.graph.sorts import lower_bound, sorted_by_places, stored
+from baregrad.graph.sorts import lower_bound, sorted_by_places
 from baregrad.graph.traced import Traced, rewrite
-from baregrad.graph.views import constant_of, counting, cut, expand, full, permute, reshape
+from baregrad.graph.views import (
+    constant_of,
+    counting,
+    cut,
+    expand,
+    full,
+    in_memory,
+    permute,
+    reshape,
+    stored,
+)
 from baregrad.ir.core.attrs import Reduce, Scatter
 from baregrad.ir.core.node import Node, alu, cast, const
-from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Ops
+from baregrad.ir.core.op import ELEMENTWISE, Ops
 
 # Fewer writes are soon made one after the other, where they are.
 LEAST = 64
 # The most addends that one thread adds up at a time.
 STEPS = 128
 _DEPTH = 12
-_IN_MEMORY = frozenset((Ops.PARAM, Ops.BUFFER, Ops.CONTIGUOUS, Ops.SCATTER))
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +111,7 @@ def _by_rows(node: Node, rows: _Rows) -> Node:
         value = _rows(flat, run.order)
     else:
         writes = alu(Ops.CMPEQ, counting((count,), 0, run.begin.dtype), run.begin)
-        value = _sums(node, _in_memory(flat), run)
+        value = _sums(node, in_memory(flat), run)
     # A row that is no place at all, for all of a run but the one that stands for it.
     nowhere = full(const(-1, run.row.dtype), (count,))
     row = alu(Ops.WHERE, writes, run.row, nowhere)
@@ -131,14 +140,6 @@ def _by_rows(node: Node, rows: _Rows) -> Node:
 
 def _before(place: Node) -> Node:
     return alu(Ops.SUB, place, full(const(1, place.dtype), place.shape))
-
-
-def _in_memory(x: Node) -> Node:
-    """`x`, stored unless it is a view of what is stored already."""
-    below = x
-    while below.op in MOVEMENT and below.op is not Ops.PAD:
-        below = below.src[0]
-    return x if below.op in _IN_MEMORY else stored(x)
 
 
 # --- runs of writes to one row ------------------------------------------------------------------
@@ -186,7 +187,7 @@ def _runs(row: Node, count: int, total: int) -> _Runs:
     packed = alu(Ops.SHL, row, number(bits))
     packed = alu(Ops.OR, packed, counting((count,), 0, dtype))
     (words,) = sorted_by_places((packed,))
-    words = _in_memory(words)
+    words = in_memory(words)
     order = cast(alu(Ops.AND, words, number((1 << bits) - 1)), dtypes.int32)
     row = alu(Ops.SHR, words, number(bits))
     first = full(const(0, dtypes.int32), (count,))

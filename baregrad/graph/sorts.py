@@ -12,7 +12,7 @@ from math import prod
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.graph.traced import Traced, rewrite
-from baregrad.graph.views import counting, cut, expand, full, pad, reshape
+from baregrad.graph.views import counting, cut, expand, full, pad, reshape, stored
 from baregrad.ir.core.attrs import Pad, Reduce, Scatter
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, cast, const
@@ -23,11 +23,6 @@ Words = tuple[Node, ...]
 MOST_PAIRS = 1 << 26
 # Elements of a run that are compared with each other.
 RUN = 128
-
-
-def stored(x: Node) -> Node:
-    """`x` in memory: what a stage of sorting reads is read by many."""
-    return Node(Ops.CONTIGUOUS, x.dtype, (x,))
 
 
 def is_less(words: Words, others: Words) -> Node:

@@ -25,6 +25,7 @@ from baregrad.ir.core.shape import cut_extent, is_one, is_zero, padded_extent
 _MOVES = mask_of(MOVEMENT)
 # None of these is below a repeated constant, whose extents may be symbolic.
 DATA = mask_of((Ops.PARAM, Ops.BUFFER, Ops.REDUCE, Ops.IOTA))
+_STORED = frozenset((Ops.PARAM, Ops.BUFFER, Ops.CONTIGUOUS, Ops.SCATTER))
 _NO_PAD = Pad()
 _VAR = Ops.VAR.bit
 _POINTWISE = ALU | frozenset((Ops.CAST,))
@@ -57,6 +58,19 @@ def counting(shape: tuple[Any, ...], axis: int, dtype: DType = dtypes.int64) -> 
     line = Node(Ops.IOTA, dtype, (extent,) if symbolic else (), None if symbolic else extent)
     beside = tuple(extent if i == axis else 1 for i in range(len(shape)))
     return expand(reshape(line, beside), shape)
+
+
+def stored(x: Node) -> Node:
+    """`x` in memory, whatever it is."""
+    return Node(Ops.CONTIGUOUS, x.dtype, (x,))
+
+
+def in_memory(x: Node) -> Node:
+    """`x`, stored unless it is a view of what is stored already."""
+    below = x
+    while below.op in MOVEMENT and below.op is not Ops.PAD:
+        below = below.src[0]
+    return x if below.op in _STORED else stored(x)
 
 
 def constant_of(node: Node) -> Node | None:

@@ -13,6 +13,8 @@ from baregrad.ir.core.attrs import Scan
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.tensor import Tensor
+from baregrad.testing.ptx_device import ptx_session
 from tests.graph.gpu_graphs import F32, F64, HOPPER, I32, RNG, argument, changed
 
 
@@ -30,16 +32,24 @@ def extents(root: Node) -> list[int]:
 @pytest.mark.parametrize(
     ("op", "dtype", "axis", "shape", "lengths"),
     (
-        (Ops.ADD, F32, 0, (1024,), [16, 64]),
-        (Ops.ADD, F64, 1, (3, 601), [10, 64]),
+        (Ops.ADD, F32, 0, (1024, 2), [16, 64]),
+        (Ops.ADD, F64, 1, (3, 601, 2), [10, 64]),
         (Ops.MAX, I32, 1, (2, 1536, 3), [24, 64]),
         (Ops.MUL, I32, 0, (512, 2), [8, 64]),
-        # Of a prime length, which no piece divides, and no neutral element to go on with.
-        (Ops.MAX, I32, 0, (601,), [601]),
-        (Ops.ADD, F32, 0, (200,), [200]),
-        (Ops.ADD, F32, 1, (1 << 16, 256), [256]),
+        # Of a prime length, which no piece divides: what is put behind it is neutral.
+        (Ops.MAX, I32, 0, (601, 2), [10, 64]),
+        (Ops.ADD, F32, 0, (200, 2), [200]),
+        (Ops.ADD, F32, 0, (256, 1 << 16), [256]),
         (Ops.ADD, dtypes.float16, 0, (1024,), [1024]),
-        (Ops.ADD, F32, 0, (32768,), [8, 64, 64]),
+        (Ops.ADD, F32, 0, (32768, 2), [8, 64, 64]),
+        # Along the innermost axis each element of a piece folds those before it.
+        (Ops.ADD, F32, 0, (1024,), []),
+        (Ops.ADD, F64, 1, (3, 601), []),
+        (Ops.MAX, I32, 1, (2, 77), []),
+        (Ops.MIN, F32, 0, (601,), []),
+        (Ops.MUL, I32, 1, (3, 100), []),
+        (Ops.ADD, F32, 0, (15,), [15]),
+        (Ops.ADD, F32, 1, (1 << 16, 256), []),
     ),
     ids=str,
 )
@@ -53,3 +63,17 @@ def test_long_running_folds_are_cut(
         small = RNG.integers(-3, 4, shape) if dtype.kind == "int" else RNG.standard_normal(shape)
         made = changed(node, [small.astype(dtype.numpy)])
     assert extents(made) == lengths
+
+
+@pytest.mark.parametrize("axis", (0, 1))
+@pytest.mark.parametrize("op", ("cumsum", "cummax", "cumprod"))
+def test_on_the_gpu_of_the_tests(op: str, axis: int) -> None:
+    given = RNG.standard_normal((300, 270)).astype(np.float32)
+    given[3, 5], given[250, 40] = np.nan, -np.inf
+    if op == "cumprod":
+        given = np.sign(given) + (given == 0)
+    wanted = {"cumsum": np.cumsum, "cummax": np.maximum.accumulate, "cumprod": np.cumprod}[op]
+    with ptx_session():
+        found = getattr(Tensor(given), op)(axis)
+        found = (found if isinstance(found, Tensor) else found.values).numpy()
+    np.testing.assert_allclose(found, wanted(given, axis), rtol=1e-3, atol=1e-3)

@@ -8,17 +8,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baregrad import render
 from baregrad.dtypes import dtypes
+from baregrad.engine.compiler import Compiler
 from baregrad.engine.session import current_session
-from baregrad.graph import scatter_rows, sorts
+from baregrad.graph import canonicalise, scatter_rows, sorts
 from baregrad.ir.core.attrs import Scatter
 from baregrad.ir.core.monoid import primitive
-from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
 from baregrad.tensor.array import nodes
 from baregrad.testing.ptx_device import ptx_session
-from tests.graph.gpu_graphs import F32, RNG, argument, changed
+from tests.graph.gpu_graphs import F32, HOPPER, RNG, argument, changed
 
 
 @pytest.fixture(autouse=True)
@@ -164,3 +167,26 @@ def test_slices_are_added_and_written_along_any_axis(gpu: None, axis: int) -> No
         last[place] = row
     np.testing.assert_allclose(added, np.moveaxis(wanted, 0, axis), rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(copied, np.moveaxis(last, 0, axis))
+
+
+@pytest.mark.parametrize("beside", (1, 5, 768))
+def test_threads_add_no_more_rows_than_their_runs_have(
+    beside: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = (8192, beside)
+    line = nodes.reshape(argument(2, dtypes.int64, 8192), (8192, 1))
+    monkeypatch.undo()  # the sizes are those that users have
+    places = (nodes.broadcast(line, shape), nodes.iota_along(shape, 1))
+    base = nodes.full(0, (50304, beside), F32)
+    how = Scatter(primitive(Ops.ADD, F32))
+    node = Node(Ops.SCATTER, F32, (base, argument(1, F32, *shape), *places), how)
+    sink = canonicalise(Node(Ops.SINK, dtypes.token, (node,)), None, HOPPER)
+    plan = make_plan(sink, donate={}, target=HOPPER)
+    assert len(plan.kernels) <= 12
+    compiler = Compiler(HOPPER, render.get("ptx"), None, None)
+    bounded = 0
+    for kernel in plan.kernels:
+        made = {stage.name: stage.result for stage in compiler.stages(kernel)}
+        loops = [one.src[0] for one in toposort(made["loop-bounds"]) if one.op is Ops.LOOP]
+        bounded += any(not isinstance(extent_of(axis), int) for axis in loops)
+    assert bounded == 2

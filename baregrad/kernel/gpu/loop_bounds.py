@@ -16,6 +16,7 @@ from baregrad.ir.core.op import STATEMENTS, Ops, mask_of
 from baregrad.ir.core.substitution import substitute
 
 _STATEMENTS = mask_of(STATEMENTS)
+_READS = Ops.LOAD.bit | Ops.INDEX.bit
 _LINEAR = frozenset((Ops.ADD, Ops.SUB))
 
 
@@ -98,12 +99,23 @@ def _guarded(limit: Dim, outer: list[Node], axis: Node) -> Dim:
     return index.as_dim(inside)
 
 
-def _limit(condition: Node, axis: Node, written: Node) -> Dim | None:
-    """The step from which on a condition is false; None where it says no such thing.
+def ends_by_data(reduce: Node) -> bool:
+    """Whether a kernel-level REDUCE has an axis that ends where data says, by a condition."""
+    value, *axes = reduce.src
+    while value.op is Ops.GUARD:
+        for part in index.conjuncts(value.src[0]):
+            if any(_limit(part, axis, None) is not None for axis in axes):
+                return True
+        value = value.src[1]
+    return False
+
+
+def _limit(condition: Node, axis: Node, written: Node | None) -> Dim | None:
+    """The step from which on a condition on data is false; None where it says no such thing.
 
     written: the array that the loop writes.
     """
-    if condition.op is not Ops.CMPLT or not condition.mask & Ops.LOAD.bit:
+    if condition.op is not Ops.CMPLT or not condition.mask & _READS:
         return None
     found: dict[Node, int] = {}
     terms, constant = index.linear(index.sub(*condition.src))
@@ -171,10 +183,12 @@ def _is_kept(value: Node, dtype: DType) -> bool:
 
 def _holds(value: Node) -> bool:
     """Whether a sum or difference of integers never wraps."""
+    if value.dtype.kind != "int":
+        return False
     (a, b), (c, d) = map(bounds, value.src)
     low, high = (a + c, b + d) if value.op is Ops.ADD else (a - d, b - c)
     most = (1 << (value.dtype.bits - 1)) - 1
     return -most - 1 <= low and high <= most
 
 
-__all__ = ["bound_loops"]
+__all__ = ["bound_loops", "ends_by_data"]

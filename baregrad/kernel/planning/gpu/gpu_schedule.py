@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baregrad.kernel.facts.analysis import Facts
+from baregrad.kernel.gpu.loop_bounds import ends_by_data
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.planning.common.tiling import Reason
 from baregrad.kernel.planning.gpu.elementwise import plan_elementwise
@@ -25,6 +26,9 @@ def choose_gpu_schedule(facts: Facts, target: GpuTarget) -> tuple[Schedule, tupl
     free = [axis for axis in facts.data if not plan.is_serial(axis)]
     if facts.ordered or facts.scanned:
         plan.because("writes keep their order, scans theirs: threads along the other axes")
+        plan.spread(free, SMALL_BLOCK)
+    elif any(ends_by_data(each.node) and each.free >= set(free) for each in facts.reductions):
+        plan.because("sums end where their data says: a thread for each")
         plan.spread(free, SMALL_BLOCK)
     elif plan_held_rows(plan):
         pass
