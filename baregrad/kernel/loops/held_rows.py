@@ -75,7 +75,7 @@ def hold_rows(kernel: Node, target: GpuTarget) -> Node:
         return kernel
     facts = facts_of(kernel)
     row = row_axes(facts)
-    if len(row) < 2:
+    if len(row) < 2 or lies_across(facts, frozenset(facts.data) - frozenset(row)):
         return kernel
     place = range_node(extent_of(row[0]), 1 + max(axis.arg.id for axis in facts.axes))
     held = _held_values(facts, row, place)
@@ -111,6 +111,18 @@ def row_axes(facts: Facts) -> tuple[Node, ...]:
         return ()
     (extent,) = extents
     return (*found, *columns) if isinstance(extent, int) and extent >= LEAST_ROW else ()
+
+
+def lies_across(facts: Facts, rows: frozenset[Node]) -> bool:
+    """Whether most of what sums read lies along their results, the axes `rows`, not along them."""
+    own = {axis for each in facts.reductions for axis in each.own if extent_of(axis) != 1}
+    across = along = 0
+    for access in facts.accesses:
+        if not access.write and not access.axes.isdisjoint(own):
+            points = facts.points(access.axes)
+            across += points * any(access.stride(axis) == 1 for axis in rows)
+            along += points * any(access.stride(axis) == 1 for axis in own)
+    return across > along
 
 
 # --- which values ------------------------------------------------------------------------------

@@ -181,11 +181,7 @@ class GpuPlan:
         if not {access.stride(inner) for access in moved} <= {0, 1}:
             return 1
         moved = [access for access in moved if access.stride(inner) == 1]
-        sizes = [itemsize(access.array.dtype) for access in moved]
-        if not sizes:
-            return 1
-        lanes = self.target.load_bytes // min(sizes)
-        lanes = min(lanes, MOST_LANES) if max(sizes) > 1 else lanes
+        lanes = self.most_lanes(inner)
         others = [
             other
             for access in moved
@@ -203,3 +199,12 @@ class GpuPlan:
                 break
             lanes //= 2
         return lanes
+
+    def most_lanes(self, inner: Node) -> int:
+        """Elements of the widest access of the narrowest array that lies along an axis."""
+        moved = [access for access in self.facts.accesses if access.stride(inner) == 1]
+        sizes = [itemsize(access.array.dtype) for access in moved]
+        if not sizes:
+            return 1
+        lanes = self.target.load_bytes // min(sizes)
+        return min(lanes, MOST_LANES) if max(sizes) > 1 else lanes

@@ -14,13 +14,8 @@ from math import prod
 from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import (
-    ArrayAccess,
-    Reduction,
-    by_id,
-    iterations,
-    op_flops,
-)
+from baregrad.kernel.facts.analysis import Reduction, by_id, iterations, op_flops
+from baregrad.kernel.loops.held_rows import lies_across
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 
 BLOCK = 128
@@ -50,9 +45,9 @@ def plan_reductions(plan: GpuPlan) -> None:
     nested = [r for r in facts.reductions if r.free - data]
     length = max(iterations(reduction.own) for reduction in facts.reductions)
     points = iterations(rows)
-    if not columns and not nested and rows and _are_columns(plan, rows):
+    if not nested and points > 1 and lies_across(facts, rows):
         plan.because("{} results, sums of {}: neighbours in threads read best", points, length)
-        _plan_columns(plan, by_id(rows), length)
+        _plan_columns(plan, by_id(rows), columns, length)
         return
     if not columns and rows and length <= THREAD_ROW:
         plan.because("{} results, sums of {}: a thread for each", points, length)
@@ -67,31 +62,24 @@ def plan_reductions(plan: GpuPlan) -> None:
     _plan_rows(plan, by_id(rows), columns, max(length, iterations(columns)))
 
 
-def _are_columns(plan: GpuPlan, rows: frozenset[Node]) -> bool:
-    """Whether most of what is read lies along the results, not along the sums."""
-    inner = plan.by_stride(by_id(rows), plan.write)[-1]
-    own = {axis for each in plan.facts.reductions for axis in each.own if extent_of(axis) != 1}
-    reads = [a for a in plan.facts.accesses if not a.write and not a.axes.isdisjoint(own)]
-    across = _elements([a for a in reads if a.stride(inner) == 1])
-    along = _elements([a for a in reads if any(a.stride(axis) == 1 for axis in own)])
-    return across > along
-
-
-def _elements(accesses: Sequence[ArrayAccess]) -> int:
-    return sum(iterations(access.axes) for access in accesses)
-
-
 # --- columns ------------------------------------------------------------------------------------
 
 
-def _plan_columns(plan: GpuPlan, rows: Sequence[Node], length: int) -> None:
-    """A warp along the results, in wide accesses; warps share a long sum."""
-    ordered = plan.by_stride([axis for axis in rows if extent_of(axis) != 1], plan.write)
+def _plan_columns(
+    plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node], length: int
+) -> None:
+    """A warp along the results, in wide accesses; warps share a long sum.
+
+    columns: axes of the output along which sums are not, as those of a softmax across rows.
+    """
+    ordered = _in_order(plan, [axis for axis in rows if extent_of(axis) != 1])
     inner = plan.together(ordered)
     lanes = plan.lanes(inner)
     width = iterations(inner)
     while lanes > 1 and lanes * plan.warp > width:
         lanes //= 2
+    # The order of a sum does not hang on how many columns there are.
+    most = min(plan.most_lanes(inner[-1]), COLUMN_ELEMENTS)
     warps = WARPS if length >= LONG_COLUMN else 1
     if not all(isinstance(extent_of(axis), int) for axis in inner):
         plan.spread(rows, BLOCK)
@@ -104,12 +92,15 @@ def _plan_columns(plan: GpuPlan, rows: Sequence[Node], length: int) -> None:
         if not own or not plan.taken.isdisjoint(own):
             continue
         plan.taken.update(own)
-        steps = min(COLUMN_ELEMENTS // lanes, TOGETHER, length // (4 * warps))
+        steps = min(COLUMN_ELEMENTS // most, TOGETHER, length // (4 * warps))
         units = [("unroll", steps)] if steps > 1 and reduction.node.arg.monoid.arity == 1 else []
         if warps > 1:
             units.append(("thread_y", warps))
         if units:
             plan.parts(_as_one(plan, own), units)
+    longest = max(columns, key=lambda axis: index.upper(extent_of(axis)), default=None)
+    if longest is not None and warps > 1:
+        plan.parts([longest], [("thread_y", warps)])
 
 
 def _as_one(plan: GpuPlan, own: Sequence[Node]) -> Sequence[Node]:
@@ -156,10 +147,10 @@ def _row_lanes(plan: GpuPlan, columns: Sequence[Node]) -> int:
 
 
 def _in_order(plan: GpuPlan, own: Sequence[Node]) -> list[Node]:
-    """Reduced axes, those that the largest input strides furthest along first."""
-    reads = [a for a in plan.facts.accesses if not a.axes.isdisjoint(own)]
+    """Axes, those that the largest input strides furthest along first."""
+    reads = [a for a in plan.facts.accesses if not a.write and not a.axes.isdisjoint(own)]
     if not reads:
-        return list(own)
+        return plan.by_stride(own, plan.write)
     return plan.by_stride(own, max(reads, key=lambda access: iterations(access.axes)))
 
 
@@ -174,7 +165,8 @@ def _across(
     ordered = _in_order(plan, own)
     inner = plan.together(ordered)
     threads = prod([size for _, size in units])
-    if len(own) > len(inner) and iterations(inner) < 8 * threads and _together(plan, own):
+    together = 2 * TOGETHER * threads * plan.lanes(ordered)
+    if len(own) > len(inner) and iterations(inner) < together and _together(plan, own):
         inner = ordered
     elif len(inner) > 1 and not _together(plan, inner):
         inner = ordered[-1:]

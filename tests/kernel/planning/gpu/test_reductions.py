@@ -15,6 +15,7 @@ from baregrad.ir.core.node import Node, alu, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.language.schedule import Bind, Split
+from baregrad.kernel.loops.held_rows import hold_rows
 from baregrad.schedule import make_plan
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
@@ -64,6 +65,28 @@ def test_places_of_extremes(shape: tuple[int, int]) -> None:
 @pytest.mark.parametrize("shape", [(3, 5, 36), (2, 3, 49), (4, 2, 1000)])
 def test_sums_of_several_pieces(shape: tuple[int, int, int]) -> None:
     check(images(*shape))
+
+
+def across(n: int, classes: int, pixels: int) -> Node:
+    """A softmax along the middle axis of three."""
+    b, c, p = range_node(n, 0), range_node(classes, 1), range_node(pixels, 2)
+    x = k.param(1, n, classes, pixels)
+
+    def exponential(axis: Node, largest: Node) -> Node:
+        return alu(Ops.EXP, alu(Ops.SUB, k.at(x, b, axis, p), largest))
+
+    r, s = range_node(classes, 3), range_node(classes, 4)
+    largest = k.reduce(Ops.MAX, k.at(x, b, r, p), r)
+    total = k.reduce(Ops.ADD, exponential(s, largest), s)
+    value = alu(Ops.DIV, exponential(c, largest), total)
+    return k.kernel(k.out(k.param(0, n, classes, pixels), value, b, c, p))
+
+
+@pytest.mark.parametrize("shape", [(2, 5, 40), (1, 40, 36), (2, 33, 7)])
+def test_a_softmax_across_its_rows_reads_neighbours(shape: tuple[int, int, int]) -> None:
+    kernel = across(*shape)
+    assert hold_rows(kernel, HOPPER) is kernel
+    check(kernel)
 
 
 @pytest.mark.parametrize("kernel", [k.sum_of_row_logs(6, 40), k.smallest_column_sum(20, 30)])
