@@ -18,6 +18,7 @@ from baregrad.graph.scatter_parts import SCATTER_PARTS
 from baregrad.graph.scatter_rows import SCATTER_ROWS
 from baregrad.graph.scatters import SCATTERS
 from baregrad.graph.sorts import SORTS, SORTS_ON_GPU
+from baregrad.graph.streams import STREAMS, has_streams
 from baregrad.graph.sums import SUMS
 from baregrad.graph.traced import Joined, Traced
 from baregrad.graph.views import VIEWS
@@ -35,21 +36,25 @@ _STEPS: tuple[Traced | Joined, ...] = (
     FOLDS,
     Joined((SUMS, ONE_HOT, PARTIALS)),
 )
-_STEPS_OF_GPUS = (
-    SORTS_ON_GPU,
-    *_STEPS[1:-1],
+_FIRST_OF_GPUS = (SORTS_ON_GPU, *_STEPS[1:-1])
+_LAST_OF_GPUS = (
     Joined((SUMS, ONE_HOT, PACKED_WINDOWS, PARTIALS_ON_GPU)),
     SCANS,
     SCATTER_ROWS,
     SCATTER_PARTS,
 )
+_STEPS_OF_GPUS = (*_FIRST_OF_GPUS, *_LAST_OF_GPUS)
+_STEPS_WITH_STREAMS = (*_FIRST_OF_GPUS, STREAMS, *_LAST_OF_GPUS)
 # What is shown before the first pass.
 INPUT = ("input", "what the user's code built")
 passes: tuple[Pass, ...] = tuple(one.as_pass() for step in _STEPS for one in step.shown)
 
 
+
 def _steps_for(target: AnyTarget | None) -> tuple[Traced | Joined, ...]:
-    return _STEPS_OF_GPUS if target is not None and target.kind == "gpu" else _STEPS
+    if target is None or target.kind != "gpu":
+        return _STEPS
+    return _STEPS_WITH_STREAMS if has_streams(target) else _STEPS_OF_GPUS
 
 
 def canonicalise(

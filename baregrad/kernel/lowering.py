@@ -7,6 +7,7 @@ from functools import partial
 from baregrad.ir.algebra.passes import Pass
 from baregrad.ir.core.node import Node
 from baregrad.kernel.applying.apply import apply_chunked
+from baregrad.kernel.applying.stream_tiles import stream_to_loop, streams
 from baregrad.kernel.applying.to_loop import to_loop
 from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.gpu.shared_copies import check_shared
@@ -71,10 +72,15 @@ class Lowering:
     def apply(self, kernel: Node) -> Node:
         """The KERNEL over the axes that the schedule leaves."""
         self.facts = facts_of(kernel)
+        if streams(self.schedule):
+            # The tiles of a stream are axes of the loop level alone.
+            return kernel
         return apply_chunked(kernel, self.schedule, self.target)
 
     def to_loops(self, kernel: Node) -> Node:
         """The loop level of what `apply` made."""
+        if streams(self.schedule):
+            return stream_to_loop(kernel, self.schedule, self.target)
         ordered = frozenset([out.src[0].arg.slot for out in self.facts.ordered])
         masks = self.target.kind == "cpu" and self.target.masks
         return to_loop(kernel, self.target.fma, ordered, masks)

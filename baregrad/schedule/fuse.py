@@ -17,7 +17,7 @@ from baregrad.schedule.draft import Request, Written
 from baregrad.schedule.expand import EXPANSIONS, expand
 from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.plan import Decision
-from baregrad.schedule.survey import take_survey
+from baregrad.schedule.survey import streamed, take_survey
 
 _FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
 
@@ -29,6 +29,7 @@ def fuse(sink: Node, gpu: bool = False, matrix_units: bool = False) -> Fusion:
     """
     fusion = Fusion(sink, gpu, matrix_units)
     _name_outputs(fusion)
+    fusion.streamed = streamed(fusion.order, fusion.must)
     fusion.survey = take_survey(fusion.order, fusion.must)
     fusion.compared = compared_sums(fusion.sink, fusion.order, fusion.survey)
     for root in dict.fromkeys(fusion.outputs):

@@ -78,6 +78,8 @@ class Fusion:
         self.decisions: list[Decision] = []
         self.must: dict[Node, str] = {}
         self.compared: frozenset[Node] = frozenset()
+        # What is computed anew for each tile of a stream.
+        self.streamed: frozenset[Node] = frozenset()
         self.outputs: list[Node] = []
         self.survey: Survey
 

@@ -76,7 +76,7 @@ class _Dearer(NamedTuple):
 
 def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
     """Whether to store `node`, given all the requests for it; not asked where it `is_plain`."""
-    if node.op is Ops.REDUCE and is_tuple(node):
+    if (node.op is Ops.REDUCE and is_tuple(node)) or node in fusion.streamed:
         return _FUSED
     reason: Reason = fusion.must.get(node, "")
     obstacles = []

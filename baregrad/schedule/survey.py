@@ -15,9 +15,10 @@ from types import MappingProxyType
 from typing import Any
 
 from baregrad.dtypes import dtypes
+from baregrad.ir.analysis.stream import is_operand, is_stream
 from baregrad.ir.core import index
-from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import ALU, MOVEMENT, Op, Ops, mask_of
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import ALU, MOVEMENT, SPELLED, Op, Ops, mask_of
 
 COSTLY: MappingProxyType[Op, float] = MappingProxyType(
     {
@@ -230,3 +231,23 @@ def _is_contraction(node: Node, survey: Survey) -> bool:
     return all(
         size >= CONTRACTION_REUSE * survey.size[base_of(operand).shape] for operand in body.src
     )
+
+
+def streamed(order: list[Node], must: dict[Node, str]) -> frozenset[Node]:
+    """What streams over tiles compute anew for each tile; `must` receives what they read.
+
+    A reduction by the monoid of `ir/analysis/stream.py` is a kernel with the product inside it:
+    neither that nor the arithmetic around it is stored. The factors of its products are.
+    """
+    found: set[Node] = set()
+    for fold in order:
+        if fold.op is not Ops.REDUCE or not is_stream(fold):
+            continue
+        own = toposort(*fold.src, enter=lambda node: not is_operand(node))
+        found.update(own)
+        for operand in own:
+            if is_operand(operand):
+                base = base_of(operand.src[0])
+                if base.op not in LEAVES and base.mask & ~SPELLED:
+                    must.setdefault(base, "a factor of a stream")
+    return frozenset(found)

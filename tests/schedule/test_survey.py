@@ -6,9 +6,12 @@ from collections import Counter
 
 import pytest
 
+from baregrad.dtypes import dtypes
+from baregrad.graph import canonicalise
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import MOVEMENT, Ops
+from baregrad.schedule import make_plan
 from baregrad.schedule.survey import (
     COSTLY,
     MOST,
@@ -16,8 +19,11 @@ from baregrad.schedule.survey import (
     base_of,
     is_tuple,
     own_work,
+    streamed,
     take_survey,
 )
+from tests.graph.gpu_graphs import HOPPER
+from tests.graph.whole.test_streams import BRAIN, attention, graph_of, inputs
 from tests.schedule.graphs import A, param, sink
 
 X, Y = param(0, 40, 30), param(1, 30)
@@ -123,3 +129,28 @@ def test_the_parts_of_a_tuple_are_stored_and_not_the_tuple() -> None:
     assert not is_tuple(X.sum(1).node)
     found = survey(first, first + 1.0)
     assert found.reading[whole] == found.work[whole]
+
+
+# --- streams ------------------------------------------------------------------------------------
+
+
+def test_scores_are_computed_anew_and_arguments_read() -> None:
+    given = inputs(BRAIN, *[(1, 2, 16, 16)] * 3)
+    made = canonicalise(graph_of(attention()(*given), given), None, HOPPER)
+    must: dict[Node, str] = {}
+    found = streamed(toposort(made), must)
+    sums = [node for node in found if node.op is Ops.REDUCE]
+    assert len(sums) == 1 and not must
+    assert all(node.dtype is not dtypes.token for node in found)
+
+
+def test_a_factor_that_is_computed_is_stored_first() -> None:
+    given = inputs(BRAIN, *[(1, 2, 16, 16)] * 3)
+    q, k, v = given
+    result = (q * 2).scaled_dot_product_attention(k, v.relu())
+    made = canonicalise(graph_of(result, given), None, HOPPER)
+    plan = make_plan(made, target=HOPPER)
+    last = plan.kernels[-1]
+    assert len(plan.kernels) in (2, 3)
+    reads = [n for n in toposort(last) if n.op is Ops.INDEX and n.dtype is BRAIN]
+    assert len(reads) == 3 and not any(n.op is Ops.MAX and n.dtype is BRAIN for n in toposort(last))

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from functools import cache, partial, reduce
 
-from baregrad.dtypes import DType
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import Monoid, primitive, slot
 from baregrad.ir.core.node import Node, alu, const, rebuild, toposort
@@ -87,6 +87,22 @@ def _factor(old: Node, new: Node, exponential: Op) -> Node:
         const(1, old.dtype),
         Node(exponential, old.dtype, (alu(Ops.SUB, old, new),)),
     )
+
+
+def is_operand(node: Node) -> bool:
+    """Whether a value is a 16-bit float as float32, and no float32 that was rounded to one."""
+    if node.op is not Ops.CAST or node.dtype is not dtypes.float32:
+        return False
+    source = node.src[0]
+    return source.dtype.kind == "float" and source.dtype.bits == 16 and source.op is not Ops.CAST
+
+
+def is_stream(node: Node) -> bool:
+    """Whether a node is a reduction by the monoid of R4."""
+    if node.op is not Ops.REDUCE or node.arg.monoid.arity < 2:
+        return False
+    monoid = node.arg.monoid
+    return any(monoid is stream(node.dtype, monoid.arity - 1, op) for op in _EXPONENTIALS)
 
 
 # --- the rewrite ---------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import numpy as np
 from baregrad.base.errors import IndexOutOfRange
 from baregrad.dtypes import as_dtype
 from baregrad.ir.core.node import Node
-from baregrad.ir.evaluate.alu import Array, to_array
+from baregrad.ir.evaluate.alu import Array, round_to, to_array, to_raw
 from baregrad.ir.evaluate.gpu_cluster import Cluster, wait_for
 from baregrad.ir.evaluate.gpu_hopper import HOPPER_INSTRUCTIONS, WARP, accumulator_places
 from baregrad.ir.evaluate.gpu_thread_machine import NOBODY, ThreadBlock, Threads, is_of_warps
@@ -203,6 +203,15 @@ def _multiply_matrices(machine: Threads, node: Node) -> None:
         machine.values[register] = new
 
 
+def _pack(machine: Threads, node: Node) -> None:
+    """Two floats rounded to 16 bits each, the first in the lower half of a word."""
+    pair, word = node.src
+    dtype = as_dtype(node.arg.immediates[0])
+    values = np.broadcast_to(machine.use(pair), (machine.threads.size, 2))
+    codes = to_raw(round_to(values, dtype), dtype).view(np.uint16).astype(np.uint32)
+    machine.values[word] = codes[:, 0] | codes[:, 1] << np.uint32(16)
+
+
 INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingProxyType({
     "bar.sync": _bar_sync,
     "shfl.sync.bfly": _exchange,
@@ -211,5 +220,6 @@ INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingPr
     "cp.async.wait": _wait,
     "ldmatrix": _load_matrices,
     "mma.sync": _multiply_matrices,
+    "cvt.pack": _pack,
     **HOPPER_INSTRUCTIONS,
 })  # fmt: skip

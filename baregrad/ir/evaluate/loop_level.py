@@ -232,7 +232,8 @@ class LoopMachine:
         order = union(values)
         places, old, a, b = (aligned(one.parts[0], one.axes, order) for one in values)
         product = a.astype(np.float64) * b.astype(np.float64)
-        new = (old + product.sum(axis=order.index(axes[2]), keepdims=True)).astype(np.float32)
+        summed = tuple([order.index(axis) for axis in axes[2:] if axis in order])
+        new = (old + product.sum(axis=summed, keepdims=True)).astype(np.float32)
         memory[np.broadcast_to(places, new.shape)] = new
 
     def _done(self, node: Node) -> None:

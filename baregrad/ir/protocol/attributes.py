@@ -85,7 +85,8 @@ class Mma:
     a_major likewise `k` or `m`. Layouts of the operands are those of `operand_layouts`.
 
     `mma.sync` is a warp's own: it is done when it returns, its accumulator is a LOAD of registers
-    over the tile (16 x 8) and what is spread over more of them.
+    over the tile (16 x 8) and what is spread over more of them. With a_space `register`, a is such
+    registers rounded to the operand's dtype, CAST(LOAD): k runs over two tiles' columns.
     """
 
     name: str

@@ -467,7 +467,11 @@ def _copy_to(node: Node, level: str) -> str | None:
 
 def _warp_mma(node: Node) -> str | None:
     total, a, b = node.src[:3]
-    if any(one.op is not Ops.LOAD for one in (total, a, b)) or a.dtype is not b.dtype:
+    held = node.arg.a_space == "register"
+    if held and a.op is Ops.CAST and a.src[0].dtype is node.arg.accumulator:
+        # Results of another product, rounded on the way.
+        held, a = False, a.src[0].replace(dtype=b.dtype)
+    if held or any(one.op is not Ops.LOAD for one in (total, a, b)) or a.dtype is not b.dtype:
         return "MMA of a warp wants a LOAD of registers, and two of shared memory"
     return None
 

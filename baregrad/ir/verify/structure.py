@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import MappingProxyType
 
 from baregrad.ir.core.axes import TILE_BINDS
 from baregrad.ir.core.bounds import bounds
@@ -109,6 +110,8 @@ _OPEN = TILE_BINDS | {"grid", "cluster", "warpgroup"}
 
 # --- linear level ------------------------------------------------------------------------------
 
+# How many sources are read of instructions that write registers.
+_READ: MappingProxyType[str, int] = MappingProxyType({"ldmatrix": 2, "cvt.pack": 1})
 _OPERANDS = frozenset((Ops.CONST, Ops.PARAM, Ops.ALLOC, Ops.VAR, Ops.REG, Ops.LANES))
 
 
@@ -122,10 +125,11 @@ def _program_faults(program: Node) -> Iterator[Fault]:
     written: set[Node] = set()
     for node in program.src:
         operands = node.src[1:] if node.op is Ops.SET else node.src
-        if node.op is Ops.MACHINE and node.arg.name == "ldmatrix":
-            # The registers are what it loads.
-            operands = node.src[:2]
-            written.update(node.src[2:])
+        if node.op is Ops.MACHINE and node.arg.name in _READ:
+            # The registers that follow are what it writes.
+            count = _READ[node.arg.name]
+            operands = node.src[:count]
+            written.update(node.src[count:])
         for operand in operands:
             if operand.op is Ops.REG and operand not in written:
                 yield node, f"{operand!r} is read before it is written"

@@ -52,6 +52,7 @@ from baregrad.kernel.language.schedule import (
     StageReduce,
     Step,
     StreamOutput,
+    StreamTiles,
     Tensorize,
 )
 from baregrad.target import AnyTarget
@@ -418,9 +419,13 @@ def _tensorize(table: AxisTable, step: Tensorize) -> None:
     check_step(table, step, ROWS[step.instruction])
 
 
+def _stream_tiles(table: AxisTable, step: StreamTiles) -> None:
+    raise illegal(step, "it is the only step of a kernel that is one stream over keys")
+
+
 _RULES: MappingProxyType[type, Callable[[AxisTable, Any], None]] = MappingProxyType({
     Split: _split, Bind: _bind, Reorder: _reorder, Collapse: _collapse,
     StreamOutput: _stream, Prefetch: _prefetch, Pipeline: check_pipeline,
-    Tensorize: _tensorize, StageInput: _stage, StageFactor: _stage,
+    Tensorize: _tensorize, StreamTiles: _stream_tiles, StageInput: _stage, StageFactor: _stage,
     StageReduce: _stage,
 })

@@ -23,7 +23,15 @@ from baregrad.ir.core.node import Node, alu, const, extent_of, make_node, rebuil
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.gpu.barriers import sequence, with_barriers
 from baregrad.kernel.gpu.shared_layouts import with_addresses
-from baregrad.kernel.instructions.mma_sync import HALVES, LaneRegisters, lane_places, registers_of
+from baregrad.kernel.instructions.mma_sync import (
+    DEEP,
+    HALVES,
+    QUAD,
+    ROW,
+    LaneRegisters,
+    lane_places,
+    registers_of,
+)
 
 # Blocks of a launch, at most: the limit of a grid's first dimension.
 MOST_BLOCKS = (1 << 31) - 1
@@ -128,10 +136,11 @@ class _Threads:
         beside = 1 if wide is None else int(wide.src[0].arg)
         found = self.registers = registers_of(self.places["thread"], beside)
         self.memo[rows], self.memo[columns] = found.row, found.column
-        self.tiles = {rows: HALVES, columns: found.columns}
-        if wide is not None:
+        if wide is None:
+            self.tiles |= {rows: HALVES, columns: found.columns}
+        else:
             self.memo[wide] = found.tile
-            self.tiles = {rows: HALVES, columns: None, wide: found.columns}
+            self.tiles |= {rows: HALVES, columns: None, wide: found.columns}
 
     def _note(self, access: Node) -> None:
         array = access.src[0]
@@ -141,7 +150,8 @@ class _Threads:
         across = frozenset(
             [p for p, place in enumerate(places) if place.op is Ops.RANGE and place.arg.is_thread]
         )
-        self.tiled[array] = {p: self.tiles[at] for p, at in enumerate(places) if at in self.tiles}
+        tiled = self.tiled.setdefault(array, {})
+        tiled |= {p: self.tiles[at] for p, at in enumerate(places) if at in self.tiles}
         if self.private.setdefault(array, across) != across:
             raise CompilerBug("a thread reads what another one keeps to itself", found=access)
 
@@ -172,7 +182,7 @@ class _Threads:
 
     def multiply(self, node: Node) -> Node:
         """An MMA whose factors are read where this lane's address points."""
-        total, left, right, keep, rows, columns, summed = node.src
+        total, left, right, keep, rows, columns, summed, *outer = node.src
         lane = self.places["thread"]
         assert self.registers is not None
         axes = {axis: place for axis, place in self.memo.items() if axis.op is Ops.RANGE}
@@ -181,8 +191,11 @@ class _Threads:
         found = [self.expression(total)]
         for load, tile, (across, step) in zip((left, right), (rows, columns), where, strict=True):
             places = {tile: index.as_node(across), summed: index.as_node(step)}
+            if load.op is Ops.CAST:
+                # In registers already, of which each lane names its own.
+                places = {summed: index.as_node(index.mul(DEEP, ROW))}
             found.append(rebuild(load, self.visit, memo={**axes, **places}))
-        own = (HALVES, self.registers.columns, summed)
+        own = (HALVES, self.registers.columns, summed, *outer)
         return make_node(node.op, node.dtype, (*found, keep, *own), node.arg)
 
     def store(self, node: Node, around: frozenset[Node]) -> Node:
@@ -228,6 +241,11 @@ class _Threads:
         if op is Ops.REDUCE:
             count = node.arg.monoid.arity
             axes = [self.axis_at.get(child, child) for child in node.src[count:]]
+            lane = self.registers
+            if lane is not None and lane.column in axes:
+                # A tile's columns are those of a lane, and of four lanes.
+                place = axes.index(lane.column)
+                axes[place : place + 1] = [lane.columns, QUAD]
             kept = [axis for axis in axes if axis.op is Ops.RANGE]
             if not kept:
                 raise CompilerBug("a fold of one thread", found=node)

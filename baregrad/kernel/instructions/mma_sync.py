@@ -35,6 +35,8 @@ FIRST_ID = 1 << 23
 LANES = range_node(32, FIRST_ID, "lane", "thread")
 # The rows of a lane's registers, at a distance of 8. Each has two columns side by side.
 HALVES = range_node(2, FIRST_ID + 1, "", "unroll")
+# The four lanes that have a row's results, and the two tiles of columns that are 16 steps.
+QUAD, DEEP = range_node(4, FIRST_ID + 4, "", "thread"), range_node(2, FIRST_ID + 5, "", "unroll")
 
 
 def _check_mma(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:

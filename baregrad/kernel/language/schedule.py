@@ -260,9 +260,24 @@ class Tensorize:
         return _spelled("tensorize", self.axes, {"instruction": self.instruction})
 
 
+@dataclass(frozen=True, slots=True)
+class StreamTiles:
+    """The whole schedule of a kernel that is one stream over keys, on a GPU's matrix units.
+
+    A block has `warps` warps, each with `tiles` tiles of 16 rows; keys pass it `keys` at a time.
+    """
+
+    warps: int
+    tiles: int
+    keys: int
+
+    def __str__(self) -> str:
+        return _spelled("stream_tiles", (self.warps, self.tiles, self.keys))
+
+
 Staging = StageInput | StageFactor
 _Copy = StageInput | StageFactor | StageReduce | StreamOutput | Prefetch | Pipeline
-Step = Collapse | Split | Reorder | Bind | _Copy | Tensorize
+Step = Collapse | Split | Reorder | Bind | _Copy | Tensorize | StreamTiles
 _S = TypeVar("_S", bound=Step)
 DOT_INSTRUCTIONS = ("dot4", "dot2")
 INSTRUCTIONS = (*DOT_INSTRUCTIONS, "mma", "amx")
@@ -381,10 +396,15 @@ def tensorize(*axes: str, instruction: str) -> Tensorize:
     return _checked(Tensorize(axes, instruction))
 
 
+def stream_tiles(warps: int, tiles: int, keys: int) -> StreamTiles:
+    """Tiles of keys pass a block's rows: `warps` warps of `tiles` times 16 rows each."""
+    return _checked(StreamTiles(warps, tiles, keys))
+
+
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType({
     word.__name__: word for word in (
         split, collapse, reorder, bind, vectorise, unroll, parallelise, stage_input, stage_factor,
-        stage_reduce, stream_output, prefetch, pipeline, tensorize,
+        stage_reduce, stream_output, prefetch, pipeline, tensorize, stream_tiles,
     )
 })
 
@@ -472,7 +492,7 @@ def _are_parts(parts: tuple[tuple[str, int], ...]) -> bool:
 # What each field of a step may hold.
 _FIELDS: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType({
     **dict.fromkeys(("axis", "name", "unit", "tail", "engine"), _is_text),
-    **dict.fromkeys(("grain", "depth", "nbytes"), _is_count),
+    **dict.fromkeys(("grain", "depth", "nbytes", "warps", "tiles", "keys"), _is_count),
     **dict.fromkeys(("param", "lanes", "ahead"), lambda number: _is_count(number, 0)),
     "axes": lambda values: all(map(_is_text, values)),
     "place": lambda place: type(place) is int and place in (0, 1),

@@ -317,7 +317,11 @@ class _Lowering:
     def multiply(self, node: Node) -> Node:
         """An MMA: of factors as they lie in memory."""
         total, *factors = node.src[:3]
-        codes = [_codes(load, self.done) for load in factors]
+        # What is rounded in registers is so by the product itself.
+        codes = [
+            cast(self.done[one.src[0]], one.dtype) if one.op is Ops.CAST else _codes(one, self.done)
+            for one in factors
+        ]
         return Node(Ops.MMA, node.dtype, (self.done[total], *codes, *node.src[3:]), node.arg)
 
     def accumulated(self, buffer: Node, value: Node) -> Node:

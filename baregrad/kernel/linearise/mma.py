@@ -11,7 +11,7 @@ from baregrad.ir.analysis.words import PRODUCTS
 from baregrad.ir.core.attrs import Machine
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.instructions.mma_sync import HALVES, ROW, registers_of
+from baregrad.kernel.instructions.mma_sync import DEEP, HALVES, ROW, registers_of
 from baregrad.kernel.linearise.values import Values
 
 Registers = tuple[Node, ...]
@@ -28,14 +28,17 @@ def multiply(values: Values, node: Node) -> None:
     mma = node.arg
     deep = mma.shape[2] // ROW
     ranges = total.ranges | left.ranges | right.ranges
-    axes = tuple([axis for axis in values.tiles.axes_of(ranges) if axis is not HALVES])
+    axes = tuple([axis for axis in values.tiles.axes_of(ranges) if axis not in (HALVES, DEEP)])
     known: dict[Any, Registers] = {}
     accumulators = values.memory.addresses[total]
     beside = int(node.src[5].src[0].arg) // 2
     alone = registers_of(0, beside).alone
     for point in values.tiles.points(axes, values.point):
         values.point = point
-        a = _matrices(values, known, left, 2 * deep, mma.a_major != "k")
+        if left.op is Ops.CAST:
+            a = _rounded(values, known, left)
+        else:
+            a = _matrices(values, known, left, 2 * deep, mma.a_major != "k")
         b = _matrices(values, known, right, deep, mma.b_major != "k")
         c = [values.register(total.src[0], accumulators.at({**point, HALVES: half}))
              for half in range(2)]
@@ -70,6 +73,28 @@ def _multiply_words(values: Values, node: Node) -> None:
     values.scopes.append(make_node(Ops.MACHINE, dtypes.token, tuple(operands), what))
     values.point = {}
     values.scopes.end_statement()
+
+
+def _rounded(values: Values, known: dict[Any, Registers], factor: Node) -> Registers:
+    """The first factor's words at the present point, of results that are in registers."""
+    (load,) = factor.src
+    axes = [axis for axis in values.tiles.axes_of(load.ranges) if axis not in (HALVES, DEEP)]
+    key = (factor, tuple([values.point[axis] for axis in axes]))
+    found = known.get(key)
+    if found is None:
+        address = values.memory.addresses[load]
+        words = []
+        for deep in range(2):
+            for half in range(2):
+                pair = values.register(
+                    load.src[0], address.at({**values.point, DEEP: deep, HALVES: half})
+                )
+                word = values.fresh_register(dtypes.uint32, 1)
+                what = Machine("cvt.pack", (factor.dtype.name,))
+                values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (pair, word), what))
+                words.append(word)
+        found = known[key] = tuple(words)
+    return found
 
 
 def _matrices(

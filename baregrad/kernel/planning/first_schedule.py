@@ -14,6 +14,7 @@ from baregrad.kernel.planning.cpu.ordered import plan_ordered
 from baregrad.kernel.planning.cpu.reductions import plan_reductions
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
 from baregrad.kernel.planning.gpu.gpu_schedule import choose_gpu_schedule
+from baregrad.kernel.planning.gpu.stream_plan import plan_stream
 from baregrad.target import AnyTarget
 
 
@@ -35,9 +36,10 @@ def choose_schedule(kernel: Node, target: AnyTarget) -> Schedule:
 
 def choose(kernel: Node, target: AnyTarget) -> Choice:
     """A good schedule for `kernel` on `target`, with the reasons for it."""
-    facts = facts_of(prepare(kernel, target))
+    prepared = prepare(kernel, target)
+    facts = facts_of(prepared)
     if target.kind == "gpu":
-        return Choice(*choose_gpu_schedule(facts, target))
+        return Choice(*(plan_stream(prepared, target) or choose_gpu_schedule(facts, target)))
     extents = [extent_of(axis) for axis in (*facts.data, *facts.reduced)]
     if all(isinstance(extent, int) and extent < 2 for extent in extents):
         return Choice(Schedule(), (("no axis has two elements: one scalar after the other",),))

@@ -20,6 +20,7 @@ from baregrad.kernel.language.schedule import (
     StageInput,
     StageReduce,
     Step,
+    StreamTiles,
     Tensorize,
 )
 from baregrad.kernel.planning.common.tiling import powers_of
@@ -97,7 +98,7 @@ def names_of(step: Step) -> tuple[str, ...]:
         return (step.axis,)
     if isinstance(step, StageReduce):
         return (step.axis, *step.axes)
-    return step.axes
+    return () if isinstance(step, StreamTiles) else step.axes
 
 
 def without(schedule: Schedule, gone: set[str], ends: set[str], split: Split) -> Schedule:

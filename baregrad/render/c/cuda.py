@@ -325,6 +325,15 @@ def _multiply(f: CText, node: Node) -> None:
     f.line(f'asm volatile("{opcode} {", ".join(braces)};" : {outs} : {ins});')
 
 
+def _pack(f: CText, node: Node) -> None:
+    """Two floats rounded to 16 bits each, as a word."""
+    pair, word = node.src
+    low, high = _cells(f, pair)
+    opcode = f"cvt.rn.{_SHORT[node.arg.immediates[0]]}x2.f32"
+    (target,) = _cells(f, word)
+    f.line(f'asm("{opcode} %0, %1, %2;" : "=r"({target}) : "f"({high}), "f"({low}));')
+
+
 _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyType(
     {
         "bar.sync": _barrier,
@@ -335,6 +344,7 @@ _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyTyp
         "cp.async.wait": _group,
         "ldmatrix": _load_matrices,
         "mma.sync": _multiply,
+        "cvt.pack": _pack,
     }
 )
 

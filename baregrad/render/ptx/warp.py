@@ -8,6 +8,7 @@ immediates in brackets and their sources:
     ldmatrix (count, turned[, first]) shared, offset, W   `count` 8 x 8 matrices of 16-bit elements
                                                into the registers W; lane 8i + r gives row r of
                                                matrix i, `first` elements behind the offset
+    cvt.pack (type) pair, W                    two floats rounded to 16 bits each, as one word
     cp.async (bytes[, at, first]) shared, offset, array, offset[, mask]   zeros where the mask is
                                                false; `at` and `first` elements behind the offsets
     cp.async.commit    cp.async.wait (keep)    copies in groups; all but the last `keep` are there
@@ -78,6 +79,13 @@ def _load_matrices(f: PtxText, node: Node) -> None:
     f.emit(f"ldmatrix.sync.aligned.m8n8.x{count}{way}.shared.b16", targets, where.text())
 
 
+def _pack(f: PtxText, node: Node) -> None:
+    pair, word = node.src
+    low, high = f.use(pair)
+    kind = _ELEMENTS[node.arg.immediates[0]][0]
+    f.emit(f"cvt.rn.{kind}x2.f32", f.one(word), high, low)
+
+
 def _copy(f: PtxText, node: Node) -> None:
     nbytes, to, first = (*node.arg.immediates, 0, 0)[:3]
     shared, at, array, offset, *mask = node.src
@@ -115,6 +123,7 @@ WARP_RULES: MappingProxyType[str, Rule] = MappingProxyType(
     {
         "mma.sync": _multiply,
         "ldmatrix": _load_matrices,
+        "cvt.pack": _pack,
         "cp.async": _copy,
         "cp.async.commit": _group,
         "cp.async.wait": _group,

@@ -9,10 +9,11 @@ import numpy as np
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes, encode
 from baregrad.ir.analysis.outline import outline
+from baregrad.ir.analysis.stream import stream
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import KernelInfo, Out, Reduce
 from baregrad.ir.core.monoid import primitive
-from baregrad.ir.core.node import Node, alu, cast, range_node, toposort
+from baregrad.ir.core.node import Node, alu, cast, const, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 from baregrad.ir.evaluate.loop_level import evaluate_loop
@@ -69,6 +70,32 @@ def half_product(m: int, n: int, k: int) -> Node:
     """The product of two arrays of float16, summed as float32."""
     a, b = param(1, m, k, dtype=dtypes.float16), param(2, n, k, dtype=dtypes.float16)
     return kernel_of(contracted(a, b))
+
+
+def attended(rows: int, keys: int, width: int, causal: bool = False) -> Node:
+    """p0[i0, i1] = softmax(p1 @ p2.T) @ p3 of float16, by powers of 2: one stream over r2.
+
+    causal: row i sees the first i + 1 keys.
+    """
+    i, d, j, c = (range_node(size, place) for place, size in enumerate((rows, width, keys, width)))
+    half, single = dtypes.float16, dtypes.float32
+
+    def read(slot: int, size: int, place: Node, along: Node) -> Node:
+        array = param(slot, size, width, dtype=half)
+        return cast(Node(Ops.INDEX, half, (array, place, along)), single)
+
+    score = alu(Ops.MUL, read(1, rows, i, c), read(2, keys, j, c))
+    x = Node(Ops.REDUCE, single, (score, c), Reduce(primitive(Ops.ADD, single)))
+    if causal:
+        x = alu(Ops.WHERE, index.less(i, j), const(float("-inf"), single), x)
+    whole = Node(Ops.CEIL, single, (x,))
+    power = Node(Ops.EXP2_NEAR, single, (alu(Ops.SUB, x, whole),))
+    value = alu(Ops.MUL, cast(cast(power, half), single), read(3, keys, j, d))
+    fold = Node(Ops.REDUCE, single, (whole, power, value, j), Reduce(stream(single, 2, Ops.EXP2)))
+    total, summed = (Node(Ops.PROJ, single, (fold,), part) for part in (1, 2))
+    result = alu(Ops.DIV, summed, total)
+    out = Node(Ops.OUT, dtypes.token, (param(0, rows, width), result, i, d), Out())
+    return Node(Ops.KERNEL, dtypes.token, (out,), KernelInfo("attended"))
 
 
 def rounded_product(m: int, n: int, k: int) -> Node:

@@ -1,0 +1,191 @@
+"""Attention as one reduction over the keys, on GPUs, so that tiles of keys can stream through one.
+
+What is written as a maximum, a sum of powers relative to it and a sum of those powers times values
+is one reduction, whose states are all three (`ir/analysis/stream.py`, R4). Its maxima are whole, so
+that a sum relative to another maximum is that one times a power of two, and rounding powers to 16
+bits before or after makes no difference.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from baregrad.dtypes import dtypes
+from baregrad.graph.traced import Joined, Part, Rule
+from baregrad.graph.views import expand, reshape
+from baregrad.ir.analysis.stream import is_operand, stream
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node, alu, const, rebuild, toposort
+from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Ops, mask_of
+from baregrad.target import AnyTarget
+
+F32 = dtypes.float32
+# Columns of a key, and of a value, that a warp's matrix unit takes: multiples of the first.
+WIDTH, MOST_WIDTH = 16, 256
+_VIEWS = (Ops.EXPAND, Ops.RESHAPE)
+# What may be computed anew for each tile.
+_ANEW = mask_of((*ELEMENTWISE, *MOVEMENT, Ops.IOTA, Ops.CONST, Ops.VAR, Ops.PARAM, Ops.BUFFER))
+
+
+def has_streams(target: AnyTarget) -> bool:
+    """Whether a GPU makes both kinds of 16-bit products, and copies beside its threads."""
+    if target.kind != "gpu" or not target.async_copies:
+        return False
+    return {("float16", WIDTH), ("bfloat16", WIDTH)} <= set(target.warp_products)
+
+
+class _Softmax(NamedTuple):
+    """A sum of products of powers with values, divided by the sum of the powers.
+
+    exponent: x, over (..., rows, keys). power: 2 ** (x - ceil(max(x))). weights: the powers, as a
+    float32 that was rounded to 16 bits, perhaps after some factor. product: the sum of products.
+    """
+
+    exponent: Node
+    power: Node
+    weights: Node
+    product: Node
+
+
+def _streamed(node: Node, found: _Softmax) -> Node:
+    """Attention's result, rounded to 16 bits: over a reduction of three states."""
+    x, power, weights, product = found
+    shape = product.src[0].shape
+    ceiling = Node(Ops.CEIL, F32, (x,))
+    lifted = Node(Ops.EXP2_NEAR, F32, (alu(Ops.SUB, x, ceiling),))
+    again = rebuild(weights, lambda one: lifted if one is power else None)
+    values = (
+        _along(ceiling, shape), _along(lifted, shape),
+        alu(Ops.MUL, _along(again, shape), product.src[0].src[1]),
+    )
+    monoid = stream(F32, 2, Ops.EXP2)
+    folded = Node(Ops.REDUCE, F32, values, Reduce(monoid, product.arg.axes))
+    total, summed = (Node(Ops.PROJ, F32, (folded,), part) for part in (1, 2))
+    none = alu(Ops.CMPEQ, total, const(0.0, F32))
+    divisor = alu(Ops.WHERE, none, const(1.0, F32), total)
+    made = Node(Ops.CAST, node.dtype, (alu(Ops.DIV, summed, divisor),))
+    return Node(Ops.CONTIGUOUS, node.dtype, (made,))
+
+
+def _matched(node: Node) -> _Softmax | None:
+    """The parts of `sum(p * v) / sum(e)`, p made of e, e = 2 ** (x - ceil(max(x)))."""
+    if node.op is not Ops.DIV or node.dtype is not F32:
+        return None
+    product, divisor = node.src
+    if product.op is not Ops.REDUCE or product.arg.monoid is not primitive(Ops.ADD, F32):
+        return None
+    last = len(product.src[0].shape) - 1
+    if product.arg.axes != (last,) or product.src[0].op is not Ops.MUL:
+        return None
+    over = product.src[0].src[0]
+    weights = _below(over)
+    power = _power(weights)
+    if power is None or power.op is not Ops.EXP2_NEAR or power.src[0].op is not Ops.SUB:
+        return None
+    x, high = power.src[0].src
+    shape = (*product.src[0].shape[:-2], product.src[0].shape[-1])
+    fits = over.shape == product.src[0].shape and x.shape == power.shape == shape
+    if not (fits and _is_high(_below(high), x) and _is_total(_below(divisor), power)):
+        return None
+    return _Softmax(x, power, weights, product)
+
+
+def _below(node: Node) -> Node:
+    """What is repeated along axes that it has not."""
+    while node.op in _VIEWS:
+        node = node.src[0]
+    return node
+
+
+def _power(weights: Node) -> Node | None:
+    """The powers that a rounded factor is made of, perhaps times what dropout leaves."""
+    if weights.op is not Ops.CAST or weights.src[0].op is not Ops.CAST:
+        return None
+    if weights.src[0].dtype.bits != 16:
+        return None
+    inner = weights.src[0].src[0]
+    if inner.op is Ops.MUL:
+        powers = [one for one in inner.src if one.op is Ops.EXP2_NEAR]
+        return powers[0] if len(powers) == 1 else None
+    return inner
+
+
+def _is_high(node: Node, x: Node) -> bool:
+    """Whether a value is ceil(max(x)) over the last axis, 0 where that is -inf."""
+    if node.op is not Ops.WHERE:
+        return False
+    found = _below(node.src[1])
+    fits = found.op is Ops.REDUCE and found.arg.monoid is primitive(Ops.MAX, F32)
+    return fits and found.src[0].op is Ops.CEIL and found.src[0].src[0] is x
+
+
+def _is_total(node: Node, power: Node) -> bool:
+    """Whether a value is the sum of the powers over the last axis, 1 where that is 0."""
+    if node.op is not Ops.WHERE:
+        return False
+    found = _below(node.src[2])
+    fits = found.op is Ops.REDUCE and found.arg.monoid is primitive(Ops.ADD, F32)
+    return fits and found.src[0] is power
+
+
+def _along(value: Node, shape: tuple[int | Node, ...]) -> Node:
+    """A value over (..., rows, keys) as one over (..., rows, columns, keys)."""
+    return expand(reshape(value, (*shape[:-2], 1, shape[-1])), shape)
+
+
+def _fits(found: _Softmax) -> bool:
+    """Whether a kernel of tiles can be made of it: one product inside, of rows of whole chunks."""
+    order = toposort(found.exponent, found.weights, enter=lambda node: not is_operand(node))
+    # The maximum is the stream's own.
+    own = {one for one in order if one.op is Ops.REDUCE}
+    inner = [one for one in own if one.arg.monoid is primitive(Ops.ADD, F32)]
+    if len(inner) != 1 or len(own) != 2 or inner[0].src[0].op is not Ops.MUL:
+        return False
+    if any(not one.op.bit & _ANEW and one not in own for one in order):
+        return False
+    body, outer = inner[0].src[0], found.product.src[0]
+    factors = [_below(_unturned(factor)) for factor in (*body.src, outer.src[1])]
+    if len(inner[0].arg.axes) != 1 or not all(map(is_operand, factors)):
+        return False
+    alike = {factor.src[0].dtype for factor in factors} | {found.weights.src[0].dtype}
+    widths = (body.shape[inner[0].arg.axes[0]], outer.shape[-2])
+    return len(alike) == 1 and all(
+        isinstance(width, int) and width % WIDTH == 0 and width <= MOST_WIDTH for width in widths
+    )
+
+
+def _unturned(node: Node) -> Node:
+    """What views of any kind show."""
+    while node.op in MOVEMENT:
+        node = node.src[0]
+    return node
+
+
+def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
+    """The rule for a graph with powers of that kind, whose readers are counted once."""
+    if not order[-1].mask & Ops.EXP2_NEAR.bit:
+        return None
+    readers = Counter([child for node in order for child in node.src])
+
+    def rule(node: Node, made: Node) -> Node | None:
+        found = _matched(node.src[0]) if node.dtype.bits == 16 else None
+        if found is None or not _fits(found):
+            return None
+        # What others read is stored for them, and computing it again would save nothing.
+        if readers[found.power] > 2 or readers[found.exponent] > 2:
+            return None
+        again = _matched(made.src[0])
+        return None if again is None else _streamed(made, again)
+
+    return rule
+
+
+STREAMS = Joined((Part(
+    "streams",
+    "attention is one reduction over the keys, which a GPU's blocks take in tiles",
+    Ops.CAST.bit,
+    _rule,
+    ("folds",),
+),))  # fmt: skip

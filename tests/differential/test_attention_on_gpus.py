@@ -1,0 +1,76 @@
+"""Attention through the GPU's compiler, against PyTorch: the kernel that streams tiles of keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baregrad.tensor import Tensor
+from baregrad.testing.ptx_device import ptx_session
+from tests.tensor.oracle import to_numpy
+
+pytestmark = pytest.mark.differential
+# heads of queries, of keys; rows, keys, width; causal
+SHAPES = (
+    (2, 2, 40, 40, 32, True),
+    (4, 2, 35, 35, 64, True),
+    (2, 2, 33, 50, 16, False),
+    (2, 1, 1, 50, 32, False),
+    (1, 1, 20, 30, 128, True),
+)
+
+
+def pair(rng: np.random.Generator, dtype: torch.dtype, *shape: int) -> tuple[Any, torch.Tensor]:
+    theirs = torch.tensor(rng.standard_normal(shape)).to(dtype)
+    return Tensor(theirs), theirs
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize(("heads", "own", "rows", "keys", "width", "causal"), SHAPES)
+def test_attention_agrees_with_pytorch(
+    heads: int, own: int, rows: int, keys: int, width: int, causal: bool, dtype: torch.dtype
+) -> None:
+    rng = np.random.default_rng(rows)
+    shapes = ((1, heads, rows, width), *[(1, own, keys, width)] * 2)
+    with ptx_session():
+        ours, theirs = zip(*[pair(rng, dtype, *shape) for shape in shapes], strict=True)
+        found = ours[0].scaled_dot_product_attention(
+            *ours[1:], is_causal=causal, enable_gqa=heads != own
+        )
+        wanted = torch.nn.functional.scaled_dot_product_attention(
+            *[x.double() for x in theirs], is_causal=causal, enable_gqa=heads != own
+        )
+        true = wanted.numpy()
+        error = np.abs(to_numpy(found).astype(np.float64) - true).max()
+        # Powers are rounded, and the result: two units of the last place.
+        assert error < 2.0 ** (-7 if dtype is torch.bfloat16 else -10) * np.abs(true).max()
+
+
+def test_views_dropout_and_masks_agree_with_the_cpu() -> None:
+    """Heads that lie inside positions, transposed keys, what dropout leaves, masks by position."""
+    rng = np.random.default_rng(3)
+    arrays = [rng.standard_normal((2, 24, 2, 32)).astype(np.float32) for _ in range(3)]
+    turned = np.ascontiguousarray(np.swapaxes(arrays[1], 1, 3))
+
+    def results() -> list[Any]:
+        Tensor.manual_seed(7)
+        q, k, v = (Tensor(array).bfloat16().realize() for array in arrays)
+        other = Tensor(turned).bfloat16().realize().transpose(1, 3)
+        q, k, v, other = (x.transpose(1, 2) for x in (q, k, v, other))
+        found = [
+            q.scaled_dot_product_attention(k, v, is_causal=True),
+            q.scaled_dot_product_attention(other, v),
+            q.scaled_dot_product_attention(k, v, dropout_p=0.5),
+            q.scaled_dot_product_attention(k, v, Tensor.ones(24, 24).tril(-3) > 0),
+        ]
+        # What follows is part of no other kernel's axes.
+        found.append(found[0].transpose(1, 2).reshape(2, 24, 64) + 1)
+        return [to_numpy(x) for x in found]
+
+    wanted = results()
+    with ptx_session():
+        for found, expected in zip(results(), wanted, strict=True):
+            np.testing.assert_allclose(found, expected, atol=2.0**-6)
