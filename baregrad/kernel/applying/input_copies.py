@@ -63,7 +63,10 @@ def copy_loops(
     that many rows are then fetched at once.
     """
     strides = dict.fromkeys((*names, word), 0)
-    for axis, stride in offset_of(where).strides.items():
+    moves = list(offset_of(where).strides.items())
+    # What an axis moves in a way of its own it moves by a whole scale at least.
+    moves += [(axis, each) for atom, each in offset_of(where).rest if gpu for axis in atom.ranges]
+    for axis, stride in moves:
         for name, scale in pieces[axis].terms:
             if name in strides:
                 strides[name] += abs(stride * _moved(scale, merged.get(axis) if gpu else None))

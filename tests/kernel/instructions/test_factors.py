@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Callable
 
@@ -14,7 +15,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, alu, cast
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import to_array
-from baregrad.kernel import lower, parse_schedule
+from baregrad.kernel import choose_schedule, lower, parse_schedule
 from baregrad.render import get
 from baregrad.testing.examples.levels import example_target
 from tests.kernel import kernels as k
@@ -122,6 +123,47 @@ def test_what_is_past_the_end_adds_nothing(shape: tuple[int, int, int], pipe: st
     """Less the mean, a zero is no zero."""
     check_gpu(product(normal, *shape, dtype=HALF), f"Schedule({HEAD}, {COPIES}{pipe})")
     check_gpu(product(shifted, *shape, turned=True), f"Schedule({HEAD}, {COPIES}{pipe})")
+
+
+@pytest.mark.parametrize("turned", [False, True], ids=["", "turned"])
+@pytest.mark.parametrize("make", FACTORS, ids=lambda make: make.__name__)
+def test_the_first_schedule_computes_any_factor_as_it_is_copied(
+    make: Factor, turned: bool
+) -> None:
+    kernel = product(make, 48, 64, 96, turned=turned)
+    schedule = choose_schedule(kernel, HOPPER)
+    assert "tensorize" in str(schedule)
+    program = check_gpu(kernel, schedule)
+    asynchronous = [n for n in program.src if n.op is Ops.MACHINE and n.arg.name == "cp.async"]
+    # What lies in whole words goes by itself, wherever an index says that it is.
+    assert len(asynchronous) > 0
+    stored = [n for n in program.src if n.op is Ops.VSTORE and n.src[0].op is Ops.ALLOC]
+    assert bool(stored) == (make not in (padded, gathered))
+
+
+@pytest.mark.property
+@pytest.mark.parametrize("seed", range(12))
+def test_any_tiles_copies_and_sizes(seed: int) -> None:
+    """Every level and the PTX agree about random schedules; races are found out."""
+    rng = random.Random(seed)
+    w, u, v, ki = (rng.choice((1, 2)) for _ in range(4))
+    beside = rng.choice((1, 2, 4))
+    own = "'w', 'u', 'm'", "'v', 'nv', 'n'"
+    copies = []
+    for place, names in enumerate(own):
+        axes = rng.choice((f"{names}, 'ki', 'kk'", f"'ki', 'kk', {names}"))
+        copies.append(f"stage_factor({place}, {axes}{rng.choice(('', ', pad=8'))})")
+    text = (
+        f"Schedule(split('i0', outer='a', w={w}, u={u}, m=16, masked=True),"
+        f"split('i1', outer='b', v={v}, n=8, nv={beside}, masked=True),"
+        f"split('r2', outer='ko', ki={ki}, kk=16, masked=True), bind('a', 'grid'),"
+        "bind('b', 'grid'), bind('w', 'thread_y'), bind('u', 'unroll'), bind('v', 'unroll'),"
+        "bind('nv', 'vector'), tensorize('m', 'n', 'kk', instruction='mma'),"
+        f"{', '.join(copies)}{rng.choice(PIPES)})"
+    )
+    m, n, r = rng.randrange(1, 70), rng.randrange(1, 70), rng.randrange(16 * ki + 1, 100)
+    dtype = rng.choice((HALF, BRAIN))
+    check_gpu(product(rng.choice(FACTORS), m, n, r, dtype, rng.random() < 0.5), text)
 
 
 def test_rows_are_swizzled_and_padded() -> None:

@@ -22,7 +22,10 @@ _FOLDED = (Ops.REDUCE, Ops.SCAN, Ops.STAGE)
 
 @dataclass(eq=False, slots=True)
 class Factor:
-    """A factor of a product: its place in it, its value, its axes, and the reads it is made of."""
+    """A factor of a product: its place in it, its value, its axes, and the reads it is made of.
+
+    Those that tell where others read are among them.
+    """
 
     place: int
     value: Node
@@ -106,18 +109,17 @@ def _factors(reduction: Reduction) -> tuple[Factor, Factor] | None:
     found = []
     for place, side in enumerate(value.src):
         reads = reads_in(toposort(side))
-        if not reads or side.has(*_FOLDED) or not all(map(_may_be_copied, reads)):
+        if not reads or side.has(*_FOLDED) or not _stays_inside(side):
             return None
         found.append(Factor(place, side, side.ranges, reads))
     return found[0], found[1]
 
 
-def _may_be_copied(access: ArrayAccess) -> bool:
-    """Whether a read stays in its array, at places that no other read tells."""
-    read = access.read
-    if read is None or (access.guard is None and not in_bounds(read)):
-        return False
-    return not any(place.has(Ops.INDEX) for place in read.src[1:])
+def _stays_inside(factor: Node) -> bool:
+    """Whether what a factor reads is in its arrays, as far as no guard around it says so."""
+    conditions = [node.src[0] for node in toposort(factor) if node.op is Ops.GUARD]
+    free = toposort(factor, *conditions, enter=lambda node: node.op is not Ops.GUARD)
+    return all(in_bounds(node) for node in free if is_read(node))
 
 
 def _uncast(value: Node) -> Node:

@@ -72,7 +72,7 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     if min(m, n) < LEAST_SIDE or k < LEAST_DEPTH or m * n * k < LEAST_PRODUCTS:
         return False
     kept = kept_factors(plan.facts) is not None
-    plain = factors.left.is_plain and factors.right.is_plain
+    plain = all(each.is_plain and len(each.reads) == 1 for each in (factors.left, factors.right))
     if not kept and not (plain and factors.left.slot != factors.right.slot):
         return False
     tile = _tile(m, n, outside, plan.target.busy_blocks)
