@@ -7,7 +7,8 @@ padded where steps are across them, so that matrices are read without bank confl
 
 from __future__ import annotations
 
-from baregrad.kernel.facts.analysis import as_one, itemsize
+from baregrad.base.bits import greatest_divisor
+from baregrad.kernel.facts.analysis import as_one, itemsize, iterations
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, M, N, operand_of
 from baregrad.kernel.language.schedule import Bind, Pipeline, Reorder, Split, StageFactor, Tensorize
@@ -25,7 +26,9 @@ LEAST_DEPTH = 16
 LEAST_SIDE = 8
 LEAST_PRODUCTS = 1 << 12
 # Rows of tiles whose blocks run at about the same time: what they read meets in the second cache.
+# Where rows have no such number, it is columns of tiles.
 MOST_GROUP = 16
+FEW_GROUP = 4
 
 
 def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
@@ -48,7 +51,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     choice = best_tile(plan.target, Product(m, n, k, outside), panel, CHUNK, words)
     beside = 1 if orders.right.turned else _beside(plan, orders, choice.tile, n)
     plan.grid(factors.shared)
-    _tiles(plan, orders, choice.tile, panel, m, beside)
+    _tiles(plan, orders, choice.tile, panel, beside)
     for factor, copy, side in (
         (factors.left, orders.left, "m"), (factors.right, orders.right, "n"),
     ):  # fmt: skip
@@ -94,23 +97,29 @@ def _beside(plan: GpuPlan, orders: Orders, tile: WarpTile, n: int) -> int:
     return 1 if apart or n % (N * beside) or tile.tiles_n % beside else beside
 
 
-def _tiles(
-    plan: GpuPlan, orders: Orders, tile: WarpTile, panel: int, m: int, beside: int
-) -> None:
+def _group(blocks: int) -> int:
+    """How many of the blocks along a side run side by side: a divisor of their number."""
+    return greatest_divisor(blocks, MOST_GROUP)
+
+
+def _tiles(plan: GpuPlan, orders: Orders, tile: WarpTile, panel: int, beside: int) -> None:
     """Split the sides, which are one axis each, and bind their parts to blocks and warps."""
-    blocks = -(-m // tile.m)
-    group = max(size for size in range(1, MOST_GROUP + 1) if blocks % size == 0)
-    grouped = (("m_g", group),) if group < blocks else ()
+    by_rows = _group(-(-iterations(orders.rows) // tile.m))
+    by_columns = _group(-(-iterations(orders.columns) // tile.n))
+    grid = ("m_o", "n_o", "m_g")
+    if by_rows < min(by_columns, FEW_GROUP):
+        grid = ("n_o", "m_o", "n_g")
+    rows = [("m_g", by_rows)] if "m_g" in grid else []
+    columns = [("n_g", by_columns)] if "n_g" in grid else []
     warps = ("m_w", tile.warps_m), ("m_u", tile.tiles_m), ("m_i", M)
     turns = (("n_v", beside),) if beside > 1 else ()
-    columns = ("n_w", tile.warps_n), ("n_u", tile.tiles_n // beside), ("n_i", N), *turns
     for axes, parts in (
-        (orders.rows, (("m_o", 0), *grouped, *warps)),
-        (orders.columns, (("n_o", 0), *columns)),
+        (orders.rows, (("m_o", 0), *rows, *warps)),
+        (orders.columns, (("n_o", 0), *columns, ("n_w", tile.warps_n),
+                          ("n_u", tile.tiles_n // beside), ("n_i", N), *turns)),
         (orders.depth, (("k_o", 0), ("k_u", panel // DEPTH), ("k_i", DEPTH))),
-    ):
+    ):  # fmt: skip
         plan.steps.append(Split(plan.joined(axes), parts, "", True))
-    grid = ("m_o", "n_o", *[name for name, _ in grouped])
     # Each step of a panel is multiplied with all tiles of a warp before the next one is read.
     vectors = [name for name, _ in turns]
     inner = ("m_w", "n_w", "k_o", "k_u", "m_u", "n_u", *vectors, "m_i", "n_i", "k_i")
