@@ -1,21 +1,22 @@
 """Which contractions of 16-bit floats the training steps of five models leave to other units.
 
     python benchmarks/matrix_units.py [--target sm_90a] [--models GPT-2,LSTM] [--dtype bfloat16]
-        [--deep] [--kernels]
+        [--deep] [--kernels] [--compile]
 
 The models are those of `baregrad/apps/models.py`, with two layers where layers are alike unless
 `--deep` asks for all. Their second step is planned for a GPU, which need not be there, and each
 kernel is given its schedule; nothing is computed. Listed is each kernel that sums products of two
 16-bit floats, LEAST or more of them a side and a sum, more often than its schedule has a tensor
 step. A float32 array that holds 16-bit floats, widened, counts as one of these. `--kernels` lists
-all kernels, in order, with the bytes that each reads and writes. The exit status says whether any
-contraction was listed.
+all kernels, in order, with the bytes that each reads and writes. `--compile` makes the text of each
+and lists those that cannot be made. The exit status says whether anything was listed.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections import deque
 from collections.abc import Iterator
 from math import prod
 from pathlib import Path
@@ -25,8 +26,11 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from baregrad import render
 from baregrad.apps.models import train, training_steps
+from baregrad.base.errors import BaregradError
 from baregrad.base.options import options
+from baregrad.engine.compiler import Compiler
 from baregrad.graph import canonicalise
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
@@ -151,6 +155,18 @@ def outside(plan: Plan, target: Any) -> list[Finding]:
     return list(found.values())
 
 
+def not_compiled(plan: Plan, target: Any) -> list[tuple[Node, BaregradError]]:
+    """The kernels of a plan that cannot be compiled down to their text, each with the reason."""
+    compiler = Compiler(target, render.get("ptx"), None, None)
+    found = []
+    for kernel in dict.fromkeys(plan.kernels):
+        try:
+            deque(compiler.stages(kernel), 0)
+        except BaregradError as error:
+            found.append((kernel, error))
+    return found
+
+
 def _told(one: Contraction) -> str:
     times = f"{one.count} x " if one.count > 1 else ""
     kinds = "" if all(one.narrow) else " wide" if not any(one.narrow) else " mixed"
@@ -176,6 +192,7 @@ def main() -> int:
     parser.add_argument("--dtype", default="bfloat16", help="of parameters and activations")
     parser.add_argument("--deep", action="store_true", help="all layers, not two")
     parser.add_argument("--kernels", action="store_true", help="list all kernels")
+    parser.add_argument("--compile", action="store_true", help="make the text of each kernel")
     chosen = parser.parse_args()
     target = gpu_row(chosen.target)
     count = 0
@@ -192,6 +209,9 @@ def main() -> int:
             )
             if chosen.kernels:
                 _list_kernels(plan)
+            for kernel, error in not_compiled(plan, target) if chosen.compile else ():
+                count += 1
+                print(f"  {kernel.arg.name} is not compiled: {error}")
             for one in findings:
                 told = "; ".join(_told(each) for each in one.contractions)
                 print(f"  {one.runs} x {one.kernel.arg.name}: {told}: {'; '.join(one.why)}")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from baregrad.apps.models import training_steps
 from baregrad.base.options import options
 from baregrad.graph import canonicalise
 from baregrad.ir.core.node import Node
@@ -14,7 +15,7 @@ from baregrad.schedule.plan import Plan
 from baregrad.target import gpu_row
 from baregrad.tensor import Tensor
 from benchmarks.kernel_digests import listening
-from benchmarks.matrix_units import kernels_with_contractions, outside, plans
+from benchmarks.matrix_units import kernels_with_contractions, not_compiled, outside, plans
 
 TARGET = gpu_row("sm_90a")
 
@@ -70,6 +71,13 @@ def test_a_widened_copy_counts_as_what_it_holds() -> None:
 
 def test_a_plain_product_is_inside() -> None:
     assert outside(planned(drawn(256, 256) @ drawn(256, 256)), TARGET) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", training_steps())
+def test_all_kernels_of_a_training_step_are_compiled(name: str) -> None:
+    failed = [one for plan in plans(name, TARGET) for one in not_compiled(plan, TARGET)]
+    assert not failed, [(kernel.arg.name, str(error)) for kernel, error in failed]
 
 
 @pytest.mark.parametrize("name", [

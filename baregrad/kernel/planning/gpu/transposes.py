@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import ArrayAccess, itemsize
+from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, reads_in
 from baregrad.kernel.language.schedule import Bind, Split, StageInput
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
@@ -26,7 +26,7 @@ def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     """Copy tiles of inputs that lie across the output; whether there are any."""
     inner = plan.by_stride(axes, plan.write)[-1]
     others = [axis for axis in axes if axis is not inner]
-    crossed = [a for a in plan.facts.accesses if not a.write and _across(a, inner, others)]
+    crossed = [a for a in reads_in(plan.facts.order) if _across(a, inner, others)]
     along = {next(axis for axis in others if a.stride(axis) == 1) for a in crossed}
     if len(along) != 1 or not plan.uncertain.isdisjoint(axes):
         return False

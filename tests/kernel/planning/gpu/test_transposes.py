@@ -9,7 +9,8 @@ import pytest
 from baregrad import render
 from baregrad.dtypes import DType, dtypes
 from baregrad.engine.compiler import Compiler
-from baregrad.ir.core.node import Node, alu, range_node
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, alu, make_node, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.language.schedule import StageInput
@@ -53,6 +54,18 @@ def test_transposes_of_every_width(shape: tuple[int, int], dtype: DType) -> None
 def test_images_with_their_channels_last() -> None:
     kernel = channels_last(2, 20, 6, 37)
     assert staged(kernel)
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+@pytest.mark.parametrize("is_sum", [False, True])
+def test_what_a_condition_keeps_inside_its_array(is_sum: bool) -> None:
+    """Staged where the condition is the read's own; one around a sum keeps no copy inside."""
+    i, j = range_node(65, 0), range_node(64, 1)
+    read = k.at(k.param(1, 64, 64), j, index.as_node(index.sub(i, 1)))
+    value = alu(Ops.ADD, read, k.at(k.param(2, 64), j)) if is_sum else read
+    inside = make_node(Ops.GUARD, value.dtype, (index.at_least(i, 1), value))
+    kernel = k.kernel(k.out(k.param(0, 65, 64), inside, i, j))
+    assert staged(kernel) is not is_sum
     check_gpu(kernel, choose_schedule(kernel, HOPPER))
 
 
