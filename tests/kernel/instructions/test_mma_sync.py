@@ -192,7 +192,8 @@ def test_a_turing_machine_has_the_shorter_sum() -> None:
     ((64, 64, 72), (False, True), True),
     ((64, 48, 64), (False, False), True),
     ((16, 40, 64), (False, False), True),
-    ((64, 4, 64), (False, False), False),
+    ((64, 3, 64), (False, False), True),
+    ((32, 4, 64), (False, False), False),
     ((64, 64, 8), (False, False), False),
 ])  # fmt: skip
 def test_what_fits_the_unit_is_given_to_it(

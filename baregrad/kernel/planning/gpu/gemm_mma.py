@@ -21,9 +21,10 @@ from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 DEPTH, PANEL = 16, 64
 # Of sums of so many steps, one panel holds all.
 SMALL_PANEL = 32
-# Steps of a sum, rows or columns, and products that are worth the unit.
+# Steps of a sum, rows and columns, and products that are worth the unit; many columns are, however
+# few rows they have, as the unit reads them once.
 LEAST_DEPTH = 16
-LEAST_SIDE = 8
+LEAST_SIDE, LONG_SIDE = 8, 64
 LEAST_PRODUCTS = 1 << 12
 # Rows of tiles whose blocks run at about the same time: what they read meets in the second cache.
 # Where rows have no such number, it is columns of tiles.
@@ -39,7 +40,8 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     if (dtype.name, DEPTH) not in plan.target.warp_products:
         return False
     m, n, k, outside = factors.sizes()
-    if min(m, n) < LEAST_SIDE or k < LEAST_DEPTH or m * n * k < LEAST_PRODUCTS:
+    small = min(m, n) < LEAST_SIDE and max(m, n) < LONG_SIDE
+    if small or k < LEAST_DEPTH or m * n * k < LEAST_PRODUCTS:
         plan.because("{} x {} results, sums of {}: too small for matrix units", m, n, k)
         return False
     orders = orders_of(plan, factors)
