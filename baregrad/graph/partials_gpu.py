@@ -27,10 +27,11 @@ LONG_ROW = 1 << 17
 LONG_PLACES = 1 << 15
 LONG_PIECES = 1 << 14
 ROW_PART = 1 << 12
-# Neighbouring results share their reads, each a thread of its own, so that fewer steps are many.
-LONG_COLUMN = 1 << 10
-COLUMN_PART = 1 << 8
-MOST_PARTS = 512
+# Neighbouring results share their reads, each a thread of its own, so that fewer steps are many,
+# and parts are short until there are some dozens.
+LONG_COLUMN = 1 << 9
+SHORT_COLUMN_PART, COLUMN_PART = 1 << 6, 1 << 8
+SHORT_PARTS, MOST_PARTS = 64, 512
 # A part is of whole accesses, where that can be.
 ACCESS = 16
 # Contractions: blocks that keep a machine busy, the results of a tile, products worth a part.
@@ -83,8 +84,11 @@ def _parts(node: Node, value: Node, length: int) -> int:
         return min(BLOCKS // max(-(-results // TILE), 1), length // LEAST_PRODUCTS)
     inner = max([axis for axis, extent in enumerate(shape) if extent != 1], default=0)
     if inner not in axes:
-        longest, part = LONG_COLUMN, COLUMN_PART
-    elif any(shape[axis] != 1 for axis in range(min(axes), inner) if axis not in axes):
+        if length < LONG_COLUMN:
+            return 1
+        few = min(length // SHORT_COLUMN_PART, SHORT_PARTS)
+        return max(few, min(length // COLUMN_PART, MOST_PARTS))
+    if any(shape[axis] != 1 for axis in range(min(axes), inner) if axis not in axes):
         longest, part = LONG_PIECES, ROW_PART
     else:
         longest, part = LONG_PLACES if monoid.primitive is None else LONG_ROW, ROW_PART

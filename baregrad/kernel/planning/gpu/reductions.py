@@ -21,6 +21,8 @@ from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 BLOCK = 128
 # Steps of a sum that one thread makes alone.
 THREAD_ROW = 24
+# What is summed anew in each row is less than one part of so many.
+FEW_AGAIN = 8
 # Accesses of a thread for a row that a warp shares; of a longer row, before there are more warps.
 WARP_STEPS = 8
 BLOCK_STEPS = 4
@@ -40,7 +42,7 @@ def plan_reductions(plan: GpuPlan) -> None:
     """Share out the sums of a kernel among warps, blocks or the threads of columns."""
     facts = plan.facts
     data = frozenset(facts.data)
-    rows = data.intersection(*[reduction.free for reduction in facts.reductions])
+    rows = _rows(plan, data)
     columns = by_id(data - rows)
     nested = [r for r in facts.reductions if r.free - data]
     length = max(iterations(reduction.own) for reduction in facts.reductions)
@@ -62,6 +64,23 @@ def plan_reductions(plan: GpuPlan) -> None:
     _plan_rows(plan, by_id(rows), columns, max(length, iterations(columns)))
 
 
+def _rows(plan: GpuPlan, data: frozenset[Node]) -> frozenset[Node]:
+    """The axes of the output that are rows.
+
+    Where sums of few elements are for several of the rows of the longest ones, as a mean of
+    partial results is that a variance is of, each row makes them anew.
+    """
+    reductions = plan.facts.reductions
+    main = max(reductions, key=lambda each: iterations(each.free.union(each.own)))
+    rows = main.free & data
+    points = iterations(rows)
+    again = [points * iterations(each.own) for each in reductions if each.free != main.free]
+    most = iterations(main.free.union(main.own)) // FEW_AGAIN
+    if all(each.free <= main.free for each in reductions) and sum(again) <= most:
+        return rows
+    return data.intersection(*[each.free for each in reductions])
+
+
 # --- columns ------------------------------------------------------------------------------------
 
 
@@ -81,12 +100,12 @@ def _plan_columns(
     # The order of a sum does not hang on how many columns there are.
     most = min(plan.most_lanes(inner[-1]), COLUMN_ELEMENTS)
     warps = WARPS if length >= LONG_COLUMN else 1
-    if not all(isinstance(extent_of(axis), int) for axis in inner):
-        plan.spread(rows, BLOCK)
-        return
-    plan.grid([axis for axis in ordered if axis not in inner])
-    across = [("thread", plan.warp if warps > 1 else BLOCK)]
-    plan.parts(inner, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
+    if warps == 1 or not all(isinstance(extent_of(axis), int) for axis in inner):
+        plan.spread(rows, BLOCK, plan.lanes(plan.by_stride(rows, plan.write)))
+    else:
+        plan.grid([axis for axis in ordered if axis not in inner])
+        across = [("thread", min(plan.warp, next_power_of_two(width // lanes)))]
+        plan.parts(inner, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
     for reduction in plan.facts.reductions:
         own = [axis for axis in reduction.own if extent_of(axis) != 1]
         if not own or not plan.taken.isdisjoint(own):

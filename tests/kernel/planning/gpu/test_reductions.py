@@ -67,6 +67,22 @@ def test_sums_of_several_pieces(shape: tuple[int, int, int]) -> None:
     check(images(*shape))
 
 
+def spread_around_means(rows: int, parts: int, length: int) -> Node:
+    """For each part of each row the squared distances from the mean of the row's partial sums."""
+    i, j, q, r = (range_node(e, place) for place, e in enumerate((rows, parts, parts, length)))
+    mean = k.reduce(Ops.ADD, k.at(k.param(1, rows, parts), i, q), q)
+    apart = alu(Ops.SUB, k.at(k.param(2, rows, parts, length), i, j, r), mean)
+    value = k.reduce(Ops.ADD, alu(Ops.MUL, apart, apart), r)
+    return k.kernel(k.out(k.param(0, rows, parts), value, i, j))
+
+
+def test_short_sums_are_made_anew_in_each_row() -> None:
+    kernel = spread_around_means(3, 5, 2500)
+    steps = choose_schedule(kernel, HOPPER).steps
+    assert {Bind("i0", "grid"), Bind("i1", "grid")} <= set(steps)
+    check(kernel)
+
+
 def across(n: int, classes: int, pixels: int) -> Node:
     """A softmax along the middle axis of three."""
     b, c, p = range_node(n, 0), range_node(classes, 1), range_node(pixels, 2)
