@@ -1,13 +1,14 @@
 """Sorting: what SORT becomes, on a CPU a network, on a GPU runs that are merged.
 
 A network's exchanges are vectors' work, but each of its log(n)**2 / 2 stages passes over memory. A
-GPU has threads enough to let every element find its place by itself: in a short run by counting
-the elements below it, in two sorted runs by where it stands in the one and would stand in the
-other. Then it is written there, and nothing is written twice.
+GPU has threads enough to let every place find its element by itself: in a short run each element
+counts those below it, and is written there; of two sorted runs each place finds by halving how many
+of either are before it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from baregrad.dtypes import DType, dtypes
@@ -22,7 +23,11 @@ Words = tuple[Node, ...]
 # Comparisons of all pairs that take no longer than merging.
 MOST_PAIRS = 1 << 26
 # Elements of a run that are compared with each other.
-RUN = 128
+RUN = 16
+# Places from one that searches all of a run to the next.
+STRIDE = 32
+# Elements that one kernel looks up, at most.
+READS = 20
 
 
 def is_less(words: Words, others: Words) -> Node:
@@ -98,7 +103,7 @@ def _exchange(words: Words, distance: int, is_mirrored: bool) -> Words:
 
 
 def sorted_by_places(words: Words) -> Words:
-    """Arrays sorted along the last axis: each element of a run, then of two, finds its place."""
+    """Arrays sorted along the last axis: short runs by counting, then merged two by two."""
     *front, extent = words[0].shape
     rows = prod(front)
     words = tuple(stored(word) for word in words)
@@ -169,21 +174,98 @@ def _written(words: Words, place: Node) -> Words:
 
 
 def _merged(words: Words, run: int) -> Words:
-    """Arrays of one axis of sorted runs, with each two of them as one."""
+    """Arrays of one axis of sorted runs, with each two of them as one.
+
+    Each element of the result finds how many of those before it are of the first run. Every
+    `STRIDE`-th searches all of it, those in between from there on, where few are left. Source:
+    Green, McColl and Bader, "GPU merge path", ICS 2012.
+    """
     size = words[0].shape[0]
-    dtype = _counts(size)
+    own = counting((size,), 0, _counts(size))
+    start: Node | None = None
+    if run > 2 * STRIDE:
+        shape = (size // STRIDE, STRIDE)
+        few = cut(reshape(own, shape), 1, 0, 1)
+        start = stored(_split(words, run, reshape(few, shape[:1]), None))
+        start = reshape(expand(reshape(start, (shape[0], 1)), shape), (size,))
+    split = _split(words, run, own, start)
+    begin, inside = _places(own, 2 * run)
+    other = alu(Ops.SUB, inside, split)
+    left, right = _met(words, begin, run, split, other)
+    first = alu(Ops.OR, _at_least(other, run), is_less(left, right))
+    first = alu(Ops.AND, first, alu(Ops.CMPLT, split, _number(run, split)))
+    return tuple(
+        stored(alu(Ops.WHERE, first, one, two)) for one, two in zip(left, right, strict=True)
+    )
 
-    def number(value: int) -> Node:
-        return full(const(value, dtype), (size,))
 
-    own = counting((size,), 0, dtype)
-    inside = alu(Ops.AND, own, number(run - 1))
-    # The other run of the two begins where one bit differs.
-    begin = alu(Ops.XOR, alu(Ops.SUB, own, inside), number(run))
-    before = lower_bound(words, words, begin, run)
-    pair = alu(Ops.AND, own, number(-2 * run))
-    count = alu(Ops.SUB, before, begin)
-    return _written(words, alu(Ops.ADD, alu(Ops.ADD, pair, inside), count))
+def _split(words: Words, run: int, own: Node, start: Node | None) -> Node:
+    """How many of the first run of two are before each of some places of both together.
+
+    start: how many there are `STRIDE` places before, at most.
+    """
+    begin, inside = _places(own, 2 * run)
+
+    def is_before(place: Node) -> Node:
+        """Whether element `place` of the first run is before: what it meets comes after it."""
+        met = alu(Ops.SUB, alu(Ops.SUB, inside, place), _number(1, place))
+        holds = alu(Ops.OR, _at_least(met, run), is_less(*_met(words, begin, run, place, met)))
+        exists = alu(Ops.CMPLT, place, _number(run, place))
+        return alu(Ops.AND, holds, alu(Ops.AND, exists, _at_least(met, 0)))
+
+    steps = READS // (2 * len(words))
+    if start is None:
+        return _halved(_number(0, own), run, is_before, steps)
+    return _halved(start, STRIDE, is_before, steps)
+
+
+def _met(
+    words: Words, begin: Node, run: int, first: Node, second: Node
+) -> tuple[Words, Words]:
+    """Elements of both of two runs; of places outside of theirs, some of either run."""
+    mask = _number(2 * run - 1, begin)
+    second = alu(Ops.ADD, second, _number(run, second))
+    places = (alu(Ops.ADD, begin, alu(Ops.AND, place, mask)) for place in (first, second))
+    left, right = (_taken(words, place) for place in places)
+    return left, right
+
+
+def _places(own: Node, run: int) -> tuple[Node, Node]:
+    """Where the run of each place begins, and how far behind that it lies; run: a power of two."""
+    inside = alu(Ops.AND, own, _number(run - 1, own))
+    number = alu(Ops.SHR, own, _number(run.bit_length() - 1, own))
+    return alu(Ops.MUL, number, _number(run, own)), inside
+
+
+def _taken(words: Words, place: Node) -> Words:
+    """Elements of arrays of one axis."""
+    return tuple(Node(Ops.GATHER, word.dtype, (word, place)) for word in words)
+
+
+def _number(value: int, like: Node) -> Node:
+    return full(const(value, like.dtype), like.shape)
+
+
+def _at_least(place: Node, limit: int) -> Node:
+    return alu(Ops.CMPLE, _number(limit, place), place)
+
+
+def _halved(begin: Node, count: int, holds: Callable[[Node], Node], steps: int) -> Node:
+    """The first of `count` places from `begin` on where something holds no more; or their end.
+
+    steps: those of one kernel, at most.
+    """
+    place = begin
+    done = 0
+    while count > 1:
+        half = count // 2
+        done += 1
+        if done == steps:
+            done, place = 0, stored(place)
+        further = holds(alu(Ops.ADD, place, _number(half - 1, place)))
+        place = alu(Ops.WHERE, further, alu(Ops.ADD, place, _number(half, place)), place)
+        count -= half
+    return alu(Ops.WHERE, holds(place), alu(Ops.ADD, place, _number(1, place)), place)
 
 
 def lower_bound(words: Words, wanted: Words, begin: Node, run: int) -> Node:
@@ -191,23 +273,8 @@ def lower_bound(words: Words, wanted: Words, begin: Node, run: int) -> Node:
 
     words: of one axis. begin: where each one's run begins. run: its length.
     """
-    dtype, shape = begin.dtype, begin.shape
-
-    def number(value: int) -> Node:
-        return full(const(value, dtype), shape)
-
-    def is_before(place: Node) -> Node:
-        found = tuple(Node(Ops.GATHER, word.dtype, (word, place)) for word in words)
-        return is_less(found, wanted)
-
-    place = begin
-    while run > 1:
-        half = run // 2
-        further = is_before(alu(Ops.ADD, place, number(half - 1)))
-        place = alu(Ops.WHERE, further, alu(Ops.ADD, place, number(half)), place)
-        run -= half
-    further = is_before(place)
-    return alu(Ops.WHERE, further, alu(Ops.ADD, place, number(1)), place)
+    steps = READS // len(words)
+    return _halved(begin, run, lambda place: is_less(_taken(words, place), wanted), steps)
 
 
 # --- passes -------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from baregrad.ir.evaluate.tensor_level import evaluate_all
 from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
 from baregrad.testing.ptx_device import ptx_session
-from tests.graph.gpu_graphs import HOPPER, I32, RNG, argument
+from tests.graph.graphs.gpu_graphs import HOPPER, I32, RNG, argument
 
 
 def sorted_words(words: tuple[Node, ...], on_gpu: bool) -> Node:
@@ -31,7 +31,8 @@ def sorted_words(words: tuple[Node, ...], on_gpu: bool) -> Node:
 def test_one_word(
     dtype: DType, extent: int, on_gpu: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sorts, "RUN", 8)
+    monkeypatch.setattr(sorts, "RUN", 2)
+    monkeypatch.setattr(sorts, "STRIDE", 4)
     monkeypatch.setattr(sorts, "MOST_PAIRS", 0)
     low = 0 if dtype.kind == "uint" else -1000
     given = np.stack([RNG.permutation(2000)[:extent] + low for _ in range(3)])
@@ -67,13 +68,14 @@ def test_a_gpu_sorts_in_few_kernels() -> None:
     # Counting, and writing into a cleared array; a network of 8,192 would have 91 stages.
     assert kernels(of(8192)) <= 4
     assert kernels(of(64, 1024)) <= 4
-    # Twice as many cost one more merge, whose searches may take two kernels.
-    assert kernels(of(1 << 22)) - kernels(of(1 << 21)) <= 3
+    # 18 merges, in most of which few places search in all of a run, in two or three kernels.
+    assert kernels(of(1 << 22)) <= 60
 
 
 @pytest.mark.parametrize("dtype", (np.float32, np.float64, np.uint8))
 def test_on_the_gpu_of_the_tests(dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sorts, "RUN", 16)
+    monkeypatch.setattr(sorts, "RUN", 4)
+    monkeypatch.setattr(sorts, "STRIDE", 4)
     monkeypatch.setattr(sorts, "MOST_PAIRS", 0)
     given = RNG.integers(0, 20, (2, 70)).astype(dtype)
     if dtype is not np.uint8:

@@ -164,7 +164,9 @@ def _and(node: Node) -> Bounds | None:
     (a, b), (c, d) = map(bounds, node.src)
     if node.dtype.kind == "bool":
         return (min(a, c), min(b, d))
-    return (0, min(b, d)) if a >= 0 and c >= 0 else None
+    # A mask without a sign leaves no more than its own bits of whatever there is.
+    most = [high for low, high in ((a, b), (c, d)) if low >= 0]
+    return (0, min(most)) if most else None
 
 
 @BOUNDS(Ops.OR)
