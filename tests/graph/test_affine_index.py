@@ -8,7 +8,7 @@ import pytest
 from baregrad.graph import canonicalise
 from baregrad.graph.affine_index import affine_index_of
 from baregrad.ir.core.op import Ops
-from tests.graph.canonical import ops
+from tests.graph.graphs.canonical import ops
 from tests.schedule.graphs import F32, I64, A, check, iota, iota_along, param, sink, value
 
 

@@ -8,7 +8,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.tensor_level import evaluate
-from tests.graph.canonical import canonical, count
+from tests.graph.graphs.canonical import canonical, count
 from tests.schedule.graphs import I64, check, param, value
 
 

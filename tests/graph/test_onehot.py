@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baregrad.graph import canonicalise
-from tests.graph.canonical import one_by_one, ops_of
+from tests.graph.graphs.canonical import one_by_one, ops_of
 from tests.schedule.graphs import I64, iota_along, param, sink
 
 

@@ -14,7 +14,7 @@ from baregrad.ir.core.node import Node, alu, const, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.tensor_level import evaluate_all
 from baregrad.schedule import make_plan
-from tests.graph.gpu_graphs import F32, HOPPER, I32, RNG, argument, changed
+from tests.graph.graphs.gpu_graphs import F32, HOPPER, I32, RNG, argument, changed
 from tests.schedule.graphs import param, sink
 
 I64 = dtypes.int64

@@ -6,7 +6,7 @@ import pytest
 
 from baregrad.graph import canonicalise, passes, stages
 from baregrad.ir.core.op import Ops
-from tests.graph.canonical import one_by_one, ops_of
+from tests.graph.graphs.canonical import one_by_one, ops_of
 from tests.schedule.graphs import param, sink
 from tests.schedule.whole.random_graphs import random_outputs
 

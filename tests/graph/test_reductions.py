@@ -12,7 +12,7 @@ from baregrad.ir.core.monoid import arg_extreme
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.tensor_level import evaluate, to_raw
-from tests.graph.canonical import canonical, count
+from tests.graph.graphs.canonical import canonical, count
 from tests.schedule.graphs import I64, A, check, param, sink
 
 

@@ -15,7 +15,7 @@ from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.tensor import Tensor
 from baregrad.testing.ptx_device import ptx_session
-from tests.graph.gpu_graphs import F32, F64, HOPPER, I32, RNG, argument, changed
+from tests.graph.graphs.gpu_graphs import F32, F64, HOPPER, I32, RNG, argument, changed
 
 
 def scanned(op: Any, dtype: DType, axis: int, *shape: int) -> Node:

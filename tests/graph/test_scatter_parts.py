@@ -16,7 +16,7 @@ from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.tensor_level import evaluate_all
 from baregrad.ir.verify.verify import verify
-from tests.graph.gpu_graphs import F32, RNG, argument
+from tests.graph.graphs.gpu_graphs import F32, RNG, argument
 
 I64 = dtypes.int64
 

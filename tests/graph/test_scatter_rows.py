@@ -21,7 +21,7 @@ from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
 from baregrad.tensor.array import nodes
 from baregrad.testing.ptx_device import ptx_session
-from tests.graph.gpu_graphs import F32, HOPPER, RNG, argument, changed
+from tests.graph.graphs.gpu_graphs import F32, HOPPER, RNG, argument, changed
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import pytest
 from baregrad.graph import canonicalise
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.tensor_level import evaluate_all
-from tests.graph.canonical import ops
+from tests.graph.graphs.canonical import ops
 from tests.schedule.graphs import I64, check, iota, iota_along, param, sink, value
 
 

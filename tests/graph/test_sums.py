@@ -6,7 +6,7 @@ from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
-from tests.graph.canonical import canonical, count
+from tests.graph.graphs.canonical import canonical, count
 from tests.schedule.graphs import check, param, sink, value
 
 

@@ -22,8 +22,8 @@ from baregrad.schedule.survey import (
     streamed,
     take_survey,
 )
-from tests.graph.gpu_graphs import HOPPER
-from tests.graph.whole.test_streams import BRAIN, attention, graph_of, inputs
+from tests.graph.graphs.gpu_graphs import HOPPER
+from tests.graph.test_streams import BRAIN, attention, graph_of, inputs
 from tests.schedule.graphs import A, param, sink
 
 X, Y = param(0, 40, 30), param(1, 30)

@@ -19,7 +19,7 @@ from baregrad.ir.evaluate.tensor_level import evaluate_all
 from baregrad.schedule import make_plan
 from baregrad.target import gpu_row
 from baregrad.tensor import Tensor
-from tests.graph.gpu_graphs import HOPPER, argument
+from tests.graph.graphs.gpu_graphs import HOPPER, argument
 
 BRAIN, HALF = dtypes.bfloat16, dtypes.float16
 Made = Callable[[Tensor, Tensor, Tensor], Tensor]
