@@ -26,6 +26,7 @@ class Peer:
         self.torch = peer_module("torch")
         self.device = device
         self.has_graphs = device == "cuda"
+        self.uncaptured = ""
         torch = self.torch
         if threads:
             torch.set_num_threads(threads)
@@ -84,7 +85,11 @@ class Peer:
         return SideWork(run, outputs, len(sets))
 
     def captured(self, function: Callable[[], Any]) -> Callable[[], Any]:
-        """Return what replays a function's work as a CUDA graph; on the CPU, the function."""
+        """Return what replays a function's work as a CUDA graph; on the CPU, the function.
+
+        The function as well where it cannot be captured; `uncaptured` says why from then on.
+        """
+        self.uncaptured = ""
         if not self.has_graphs:
             return function
         torch = self.torch
@@ -95,8 +100,14 @@ class Peer:
                 function()
         torch.cuda.current_stream().wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, stream=stream):
-            function()
+        try:
+            with torch.cuda.graph(graph, stream=stream):
+                function()
+        except RuntimeError as error:
+            # Some of PyTorch's functions wait for the GPU.
+            self.uncaptured = f"{error}".partition("\n")[0]
+            torch.cuda.synchronize()
+            return function
         replay: Callable[[], Any] = graph.replay
         return replay
 

@@ -81,6 +81,8 @@ class SideWorker:
             # What the exact results took is not the other side's.
             self.side.forget()
         self.work = work
+        if isinstance(self.side, Peer) and self.side.uncaptured:
+            work.facts["uncaptured"] = self.side.uncaptured
         return {
             "inputs_s": made - begin, "compile_s": warm - made, "once_s": self.once,
             "calls": work.calls, "facts": work.facts,

@@ -156,6 +156,8 @@ def _line(record: Mapping[str, Any], width: int) -> str:
         parts.append(f"of PyTorch's {record['torch_ratio']:.2f}")
     if "error" in record:
         parts.append(f"error {record['error']:.1e}")
+    if record.get("uncaptured"):
+        parts.append("PyTorch's eager: it cannot be captured")
     if record.get("compile_s", 0.0) > 3.0:
         parts.append(f"first calls {record['compile_s']:.1f} s")
     for key, label in (("failed", ""), ("peer_failed", "PyTorch: ")):

@@ -35,7 +35,8 @@ def _streamed(
     """A row whose bar is a share of a copy's rate: it moves its array `passes` times."""
 
     def case(is_tiny: bool) -> TensorCase:
-        draw = Draw(tiny if is_tiny else shape, dtype)
+        # Numbers that are no zeros on average, so that errors of sums are told by what they are.
+        draw = Draw(tiny if is_tiny else shape, dtype, shift=0.5)
         return TensorCase(
             (draw,), function, torch or _alike(function), traffic=passes * draw.nbytes,
         )

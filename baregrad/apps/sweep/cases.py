@@ -43,6 +43,7 @@ class SweepCase:
     text: str
     case: Case
     tolerance: float
+    is_eager: bool = False
     has_plans: bool = False
 
     def on_ours(self, side: Ours) -> SideWork:
@@ -53,7 +54,7 @@ class SweepCase:
 
     def on_peer(self, side: Peer) -> SideWork:
         """Return the work on PyTorch's side."""
-        return replace(self.case.on_peer(side), facts={})
+        return self.case.on_peer(side)
 
 
 def case_of(question: Mapping[str, Any]) -> SweepCase:
@@ -105,7 +106,7 @@ def sweep_case(seed: int, row: int, largest: int = LARGEST, is_gpu: bool = False
     )
     dtypes = [draw.dtype for draw in draws]
     tolerance = next((one for name, one in _TOLERANCES if name in dtypes), 0.0) * op.tolerance
-    return SweepCase(", ".join(words), case, tolerance)
+    return SweepCase(", ".join(words), case, tolerance, is_eager)
 
 
 def _views(

@@ -132,7 +132,7 @@ class _Sweep:
             case.text, self._question(row), case.tolerance, self.limit_s, is_brief=self.is_brief
         )
         record = self.sides.run(task)
-        record["row"] = f"{self.seed}/{row}"
+        record |= {"row": f"{self.seed}/{row}", "is_eager": case.is_eager}
         ours, theirs = record.get("ours_s"), record.get("torch_s")
         record["ratio"] = theirs / ours if ours and theirs else None
         if record["wrong"] or "failed" in record:
@@ -187,6 +187,8 @@ def _line(record: Mapping[str, Any]) -> str:
         if record.get(f"{who}_s"):
             parts.append(f"{label} {human_seconds(record[f'{who}_s'])}")
     parts.append(record["name"])
+    if record.get("uncaptured"):
+        parts.append("(PyTorch's eager: it cannot be captured)")
     if record["wrong"]:
         parts.append(f"WRONG: error {record['error']:.1e}")
     for key, label in (("failed", "FAILED: "), ("peer_failed", "PyTorch: ")):
@@ -198,19 +200,29 @@ def _line(record: Mapping[str, Any]) -> str:
 def _summary(
     records: Sequence[Mapping[str, Any]], worst: Sequence[Mapping[str, Any]], words: str
 ) -> str:
-    """Return the geometric mean, and the worst rows with their kernels."""
-    ratios = [one["ratio"] for one in records if one["ratio"]]
-    failed = sum(one["ratio"] == 0 for one in records)
+    """Return the worst rows with their kernels, and means: of all, of replayed, of eager ones."""
     lines = ["", f"the worst {len(worst)}:"]
     for record in worst:
         again = f"baregrad bench --suite sweep --only {record['row']} {words}"
         lines += ["", _line(record), f"    {again}", *_kernel_lines(record)]
+    lines.append("")
+    for what, is_meant in (("eager", (True,)), ("jit", (False,)), ("all", (False, True))):
+        meant = [one for one in records if one["is_eager"] in is_meant]
+        lines.append(f"{what}: {_mean_text(meant)}")
+    return "\n".join(lines)
+
+
+def _mean_text(records: Sequence[Mapping[str, Any]]) -> str:
+    """Return the geometric mean of rows that were timed, the worst of all, and what failed."""
+    ratios = [one["ratio"] for one in records if one["ratio"]]
+    failed = sum(one["ratio"] == 0 for one in records)
     mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else 0.0
     least = min((one["ratio"] for one in records if one["ratio"] is not None), default=0.0)
     skipped = len(records) - len(ratios) - failed
-    lines += ["", f"{len(records)} rows: geometric mean {mean:.3f}, worst {least:.3f}; {failed} "
-              f"failed or were wrong, {skipped} PyTorch cannot do"]
-    return "\n".join(lines)
+    return (
+        f"{len(records)} rows, geometric mean {mean:.3f}, worst {least:.3f}; {failed} failed or "
+        f"were wrong, {skipped} PyTorch cannot do"
+    )
 
 
 def _kernel_lines(record: Mapping[str, Any]) -> list[str]:

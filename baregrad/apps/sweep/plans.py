@@ -33,7 +33,21 @@ def noted(side: Ours, run: Callable[[], Any], has_plans: bool) -> list[dict[str,
         side.wait()
     finally:
         observers.remove(note)
-    return [_record(side, one, counts[kernel], has_plans) for kernel, one in found.items()]
+    return merged(
+        [_record(side, one, counts[kernel], has_plans) for kernel, one in found.items()]
+    )
+
+
+def merged(kernels: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return kernels with those that differ in no more than their constants as one."""
+    found: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for one in kernels:
+        key = tuple(str(one[name]) for name in one if name != "launches")
+        if key in found:
+            found[key]["launches"] += one["launches"]
+        else:
+            found[key] = dict(one)
+    return list(found.values())
 
 
 def _record(side: Ours, found: Found, launches: int, has_plans: bool) -> dict[str, Any]:

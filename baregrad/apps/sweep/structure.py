@@ -124,7 +124,7 @@ def _one_hot(pick: Pick) -> SweepOp:
 
 def _random(pick: Pick) -> SweepOp:
     """Random numbers: of the result, only mean and deviation are alike."""
-    count = max(_MANY, pick.size(1, pick.largest))
+    count = pick.size(_MANY, pick.largest)
     name = pick.one(("randn", "rand", "dropout"))
 
     def function(k: Any, x: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,6 @@ import pytest
 
 from baregrad.apps import bench
 from baregrad.apps.sweep import main as sweep
-from baregrad.apps.sweep.plans import least_seconds
 from baregrad.base.errors import MissingDependency
 
 SMALL = ["--suite", "sweep", "--device", "CPU", "--largest", "2000", "--brief"]
@@ -33,7 +31,7 @@ def test_small_rows_are_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert [one["row"] for one in records] == [f"0/{row}" for row in range(12)]
     assert all(one["error"] < 1 for one in records if "peer_failed" not in one)
     told = capsys.readouterr().out
-    assert "12 rows: geometric mean" in told
+    assert "all: 12 rows, geometric mean" in told
     assert "the worst 2:" in told
     assert "baregrad bench --suite sweep --only 0/" in told
     assert "--device CPU --largest 2000" in told
@@ -70,25 +68,20 @@ def test_without_pytorch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
 
 
 def record(row: int, ratio: float | None, **more: Any) -> dict[str, Any]:
-    return {"row": f"0/{row}", "name": "add of 3", "ratio": ratio, "wrong": False} | more
+    plain = {"name": "add of 3", "wrong": False, "is_eager": False}
+    return {"row": f"0/{row}", "ratio": ratio, **plain, **more}
 
 
 def test_the_mean_is_geometric_and_failures_are_the_worst() -> None:
     records = [
         record(0, 4.0), record(1, 1.0), record(2, 0.0, failed="no luck"),
-        record(3, None, peer_failed="not here"),
+        record(3, None, peer_failed="not here"), record(4, 0.5, is_eager=True),
     ]
     told = sweep._summary(records, records[2:3], "--device NV")
-    assert "4 rows: geometric mean 2.000, worst 0.000; 1 failed or were wrong, 1 PyTorch" in told
+    jit = "4 rows, geometric mean 2.000, worst 0.000; 1 failed or were wrong, 1 PyTorch cannot do"
+    assert f"jit: {jit}" in told
+    assert "eager: 1 rows, geometric mean 0.500, worst 0.500; 0 failed" in told
+    assert "all: 5 rows, geometric mean 1.260" in told
     assert "FAILED: no luck" in told
     assert "baregrad bench --suite sweep --only 0/2 --device NV" in told
     assert "WRONG: error 5.0e-01" in sweep._line(record(0, 0.0, error=0.5) | {"wrong": True})
-
-
-def test_the_roofline_is_of_the_longer_of_bytes_and_operations() -> None:
-    kernels = [
-        {"launches": 2, "nbytes": 1000, "operations": 10},
-        {"launches": 2, "nbytes": 10, "operations": 4000},
-    ]
-    # 10 s for bytes and 20 s for operations, each twice, in two runs.
-    assert math.isclose(least_seconds(kernels, 2, 100.0, 200.0), 30.0)
