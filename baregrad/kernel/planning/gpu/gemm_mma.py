@@ -7,6 +7,8 @@ padded where steps are across them, so that matrices are read without bank confl
 
 from __future__ import annotations
 
+from math import gcd
+
 from baregrad.base.bits import greatest_divisor
 from baregrad.kernel.facts.analysis import as_one, itemsize, iterations
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
@@ -50,7 +52,8 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         _is_of_words(factors.left, orders.left, m, k),
         _is_of_words(factors.right, orders.right, n, k),
     )
-    choice = best_tile(plan.target, Product(m, n, k, outside), panel, CHUNK, words)
+    after = plan.facts.work.get(frozenset(plan.facts.data), 0)
+    choice = best_tile(plan.target, Product(m, n, k, outside, after), panel, CHUNK, words)
     beside = 1 if orders.right.turned else _beside(plan, orders, choice.tile, n)
     plan.grid(factors.shared)
     _tiles(plan, orders, choice.tile, panel, beside)
@@ -90,13 +93,10 @@ def _beside(plan: GpuPlan, orders: Orders, tile: WarpTile, n: int) -> int:
     """
     group = tuple(reversed(orders.columns))
     writes = [access for access in plan.facts.accesses if access.write]
+    if any(w.stride(group[0]) != 1 or not as_one(w.offset.strides, group) for w in writes):
+        return 1
     widest = max(itemsize(write.array.dtype) for write in writes)
-    beside = max(VECTOR_BYTES // (2 * widest), 1)
-    apart = [
-        write for write in writes
-        if write.stride(group[0]) != 1 or not as_one(write.offset.strides, group)
-    ]  # fmt: skip
-    return 1 if apart or n % (N * beside) or tile.tiles_n % beside else beside
+    return max(gcd(VECTOR_BYTES // (2 * widest), n // N if n % N == 0 else 1, tile.tiles_n), 1)
 
 
 def _group(blocks: int) -> int:

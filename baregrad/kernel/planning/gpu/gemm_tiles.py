@@ -43,12 +43,13 @@ class WarpTile(NamedTuple):
 
 
 class Product(NamedTuple):
-    """The sizes of a product, and how many there are of it."""
+    """The sizes of a product, how many there are of it, and operations on each result after it."""
 
     m: int
     n: int
     k: int
     batches: int
+    after: int = 0
 
 
 class TileChoice(NamedTuple):
@@ -70,12 +71,14 @@ MOST_SLOTS = 6
 # Cycles of a multiprocessor: multiply-adds of 16-bit floats in one, bytes that shared memory and
 # the second cache give in one; until a block's first panel is there and its tile is stored; until
 # a panel is read, multiplied and met for, at least; until what was asked for is there.
-MACS, SHARED_BYTES, CACHE_BYTES = 1024, 128, 48
+MACS, SHARED_BYTES, CACHE_BYTES = 1024, 128, 36
 BEGIN, STEP, LATENCY = 2500, 250, 900
 # What work takes without copies beside it, by what it takes with them; how far one kind of work
 # delays another.
 ALONE = 1.6
 BESIDE = 0.1
+# Lanes of a multiprocessor; instructions of an operation, as the facts of kernels count them.
+LANES, INSTRUCTIONS = 128, 3
 # Tiles of results that warps need in progress for the matrix units to be busy.
 BUSY_TILES = 48
 NBYTES = 2
@@ -143,7 +146,9 @@ def _cycles(
     under_way = here * max(slots - 1, 0.5) * moved / panels
     brought = moved / min(CACHE_BYTES, under_way / LATENCY)
     work = (multiplied, (read + moved) / SHARED_BYTES, brought)
-    busy = each * (max(work) + BESIDE * sum(work))
+    # What follows a tile's sums runs beside another block's, where there is one.
+    after = tile.m * tile.n * size.after * INSTRUCTIONS / LANES
+    busy = each * (max(work) + BESIDE * sum(work) + after * (0.5 if here > 1 else 1.0))
     turns = -(-each // resident)
     if slots == 1 and panels > 1:
         # Nothing is under way while a panel is multiplied.

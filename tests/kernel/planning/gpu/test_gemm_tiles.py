@@ -61,3 +61,12 @@ def test_copies_of_no_words_need_smaller_tiles() -> None:
     waiting = held(best_tile(HOPPER, size, PANEL, GAP, NO_WORDS).tile, PANEL, NO_WORDS)
     assert waiting <= MOST_HELD
     assert held(TILES[0], PANEL, WORDS) == 0
+
+
+def test_much_to_do_after_the_sums_is_done_beside_another_block() -> None:
+    for after in (0, 20):
+        size = Product(8192, 3072, 768, 1, after)
+        tile, slots, _ = best_tile(HOPPER, size, PANEL, GAP, WORDS)
+        nbytes = slots * panel_nbytes(tile, PANEL, GAP)
+        blocks = HOPPER.resident_blocks(tile.warps, tile.registers, nbytes)
+        assert (blocks > 1) == (after > 0)
