@@ -28,7 +28,7 @@ class RowTask:
 
     `tolerance`: of the largest difference by the largest magnitude. `limit_s`: seconds for our
     side, once to prepare and once to time. `copied`: numbers whose copy is timed beside, or 0.
-    `is_brief`: time one run, to see that it works.
+    `turns`: how often each side is timed. `is_brief`: time one run, to see that it works.
     """
 
     name: str
@@ -36,6 +36,7 @@ class RowTask:
     tolerance: float
     limit_s: float = 20.0
     copied: int = 0
+    turns: int = TURNS
     is_brief: bool = False
 
 
@@ -141,7 +142,7 @@ class TwoSides:
             (side, key) for side, key in ((self.ours, "failed"), (self.peer, "peer_failed"))
             if side.name in answers
         ]
-        for _ in range(1 if task.is_brief else TURNS):
+        for _ in range(1 if task.is_brief else task.turns):
             for side, key in sides:
                 if key in record:
                     continue

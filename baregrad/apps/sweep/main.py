@@ -54,6 +54,7 @@ def main(argv: Sequence[str]) -> int:
             (one for one in records if one["ratio"] is not None), key=lambda one: one["ratio"]
         )[: chosen.worst]
         sweep.explain(worst)
+        worst.sort(key=lambda one: one["ratio"] or 0.0)
         told = {"ours": sides.ours.facts, "torch": sides.peer.facts}
     print(_summary(records, worst, f"--device {chosen.device}" + (
         f" --largest {chosen.largest}" if chosen.largest != LARGEST else ""
@@ -120,16 +121,20 @@ class _Sweep:
                     break
                 case = sweep_case(self.seed, row, self.largest, self.is_gpu)
                 bar.advance(0, note=case.text)
-                record = self._one(row, case)
+                record = self._one(row, case, turns=1)
                 bar.close()
                 print(_line(record), flush=True)
                 bar.advance()
                 found.append(record)
         return found
 
-    def _one(self, row: int, case: SweepCase) -> dict[str, Any]:
+    def _one(self, row: int, case: SweepCase, turns: int, **more: Any) -> dict[str, Any]:
+        question = {
+            "module": "baregrad.apps.sweep.cases", "seed": self.seed, "row": row,
+            "largest": self.largest, "is_gpu": self.is_gpu, **more,
+        }
         task = RowTask(
-            case.text, self._question(row), case.tolerance, self.limit_s, is_brief=self.is_brief
+            case.text, question, case.tolerance, self.limit_s, turns=turns, is_brief=self.is_brief
         )
         record = self.sides.run(task)
         record |= {"row": f"{self.seed}/{row}", "is_eager": case.is_eager}
@@ -139,29 +144,25 @@ class _Sweep:
             record["ratio"] = 0.0
         return record
 
-    def _question(self, row: int, **more: Any) -> dict[str, Any]:
-        return {
-            "module": "baregrad.apps.sweep.cases", "seed": self.seed, "row": row,
-            "largest": self.largest, "is_gpu": self.is_gpu, **more,
-        }
-
     def explain(self, records: Sequence[dict[str, Any]]) -> None:
-        """Ask for the plans of rows' kernels, and say which share of the roofline they reach."""
+        """Time the rows again, longer, with their plans and their shares of the roofline."""
         for record in records:
             if not record.get("ours_s"):
                 continue
             row = int(record["row"].partition("/")[2])
-            folder = str(self.sides.folder_of("ours"))
-            question = self._question(row, plans=True, folder=folder)
-            try:
-                facts = self.sides.ours.ask(self.limit_s, what="prepare", **question)["facts"]
-                least = least_seconds(
-                    facts["kernels"], facts["runs"], self._rate("copy"), self._rate(record["name"])
-                )
-            except SideFailed as error:
-                record["plan_failed"] = str(error)
+            again = self._one(
+                row, sweep_case(self.seed, row, self.largest, self.is_gpu), turns=3, plans=True
+            )
+            record |= again
+            if not again["ratio"]:
                 continue
-            record |= facts | {"roofline": least / record["ours_s"]}
+            try:
+                rates = self._rate("copy"), self._rate(record["name"])
+            except SideFailed as error:
+                record["peer_failed"] = str(error)
+                continue
+            least = least_seconds(record["kernels"], record["runs"], *rates)
+            record["roofline"] = least / record["ours_s"]
 
     def _rate(self, name: str) -> float:
         """Return the rate of a copy, or of a product of the dtype that a row's text names."""
@@ -227,8 +228,6 @@ def _mean_text(records: Sequence[Mapping[str, Any]]) -> str:
 
 def _kernel_lines(record: Mapping[str, Any]) -> list[str]:
     """Return what is known of a row's kernels."""
-    if "plan_failed" in record:
-        return [f"    no plan: {record['plan_failed']}"]
     if "roofline" not in record:
         return []
     lines = [f"    {record['roofline']:.0%} of what copies and products of this machine allow"]
