@@ -105,7 +105,7 @@ def _together(read: ArrayAccess, axes: Sequence[Node]) -> int:
     inner = axes[-1]
     if read.stride(inner) != 1:
         return 0
-    run = _run(read, axes)
+    run = run_of(read, axes)
     if read.guard is not None and not read.guard.src[0].ranges.isdisjoint(run):
         return 1
     others = [stride for axis, stride in read.offset.strides.items() if axis not in run]
@@ -113,7 +113,7 @@ def _together(read: ArrayAccess, axes: Sequence[Node]) -> int:
     return gcd(CHUNK, iterations(run), read.offset.constant, *others, *scales)
 
 
-def _run(read: ArrayAccess, axes: Sequence[Node]) -> list[Node]:
+def run_of(read: ArrayAccess, axes: Sequence[Node]) -> list[Node]:
     """The innermost of joined axes that an array has one after the other."""
     stride = 1
     found: list[Node] = []

@@ -10,11 +10,17 @@ from __future__ import annotations
 from math import gcd
 
 from baregrad.base.bits import greatest_divisor
-from baregrad.kernel.facts.analysis import as_one, itemsize, iterations
+from baregrad.kernel.facts.analysis import itemsize, iterations
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, M, N, operand_of
 from baregrad.kernel.language.schedule import Bind, Pipeline, Reorder, Split, StageFactor, Tensorize
-from baregrad.kernel.planning.gpu.gemm_copies import CHUNK, FactorCopy, Orders, orders_of
+from baregrad.kernel.planning.gpu.gemm_copies import (
+    CHUNK,
+    FactorCopy,
+    Orders,
+    orders_of,
+    run_of,
+)
 from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
 from baregrad.kernel.planning.gpu.gemm_tiles import Product, WarpTile, best_tile
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
@@ -54,7 +60,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     )
     after = plan.facts.work.get(frozenset(plan.facts.data), 0)
     choice = best_tile(plan.target, Product(m, n, k, outside, after), panel, CHUNK, words)
-    beside = 1 if orders.right.turned else _beside(plan, orders, choice.tile, n)
+    beside = 1 if orders.right.turned else _beside(plan, orders, choice.tile)
     plan.grid(factors.shared)
     _tiles(plan, orders, choice.tile, panel, beside)
     for factor, copy, side in (
@@ -86,17 +92,17 @@ def _is_of_words(factor: Factor, copy: FactorCopy, own: int, depth: int) -> bool
     return factor.is_plain and copy.lanes > 1 and extent % part == 0
 
 
-def _beside(plan: GpuPlan, orders: Orders, tile: WarpTile, n: int) -> int:
+def _beside(plan: GpuPlan, orders: Orders, tile: WarpTile) -> int:
     """Tiles whose columns take turns, such that a lane's lie together in every output; 1 for none.
 
     A lane has two columns of each.
     """
-    group = tuple(reversed(orders.columns))
     writes = [access for access in plan.facts.accesses if access.write]
-    if any(w.stride(group[0]) != 1 or not as_one(w.offset.strides, group) for w in writes):
+    together = gcd(*[iterations(run_of(write, orders.columns)) for write in writes])
+    if together % N:
         return 1
     widest = max(itemsize(write.array.dtype) for write in writes)
-    return max(gcd(VECTOR_BYTES // (2 * widest), n // N if n % N == 0 else 1, tile.tiles_n), 1)
+    return max(gcd(VECTOR_BYTES // (2 * widest), together // N, tile.tiles_n), 1)
 
 
 def _group(blocks: int) -> int:
