@@ -13,7 +13,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import SPELLED, Ops
 from baregrad.schedule import narrow, rules, stores
 from baregrad.schedule.compared import compared_sums
-from baregrad.schedule.draft import Request, Written
+from baregrad.schedule.draft import Draft, Request, Written
 from baregrad.schedule.expand import EXPANSIONS, expand
 from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.plan import Decision
@@ -101,9 +101,14 @@ def _is_stored_narrowed(fusion: Fusion, node: Node, requests: list[Request]) -> 
     chain = narrow.narrowed_by(fusion, node)
     if not chain:
         return False
-    found = rules.find_sibling(fusion, chain[-1], node.shape, requests)
-    draft = found or fusion.open_draft(node.shape)
-    request = narrow.store_narrowed(fusion, node, requests, chain, draft)
+
+    def open_draft() -> Draft:
+        shape, found = chain[-1].shape, None
+        if node not in fusion.survey.contractions:
+            found = rules.find_sibling(fusion, chain[-1], shape, requests)
+        return found or fusion.open_draft(shape)
+
+    request = narrow.store_narrowed(fusion, node, requests, chain, open_draft)
     if request is None:
         return False
     fusion.decisions.append(Decision(chain[-1], True, "a reduction stored as it is narrowed"))

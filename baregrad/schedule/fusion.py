@@ -31,7 +31,7 @@ from baregrad.schedule.draft import (
     token,
 )
 from baregrad.schedule.plan import Decision
-from baregrad.schedule.survey import Survey, matrix_products, only_operand
+from baregrad.schedule.survey import Survey, base_of, matrix_products, only_operand
 from baregrad.schedule.traffic import Traffic
 
 _ELEMENTWISE = mask_of(ELEMENTWISE)
@@ -85,14 +85,14 @@ class Fusion:
 
     @cached_property
     def only_readers(self) -> dict[Node, Node]:
-        """Of each value with one reader: that, where it reads nothing else and no view of it."""
+        """Of each value with one reader: that, where it reads nothing else, if only a view."""
         readers = self.survey.readers
         found = {}
         for node in self.order:
             if node.op.bit & _ELEMENTWISE:
                 below = only_operand(node)
-                if below is not None and readers[below] == 1 and not below.op.bit & VIEWS:
-                    found[below] = node
+                if below is not None and readers[base := base_of(below)] == 1:
+                    found[base] = node
         return found
 
     @cached_property

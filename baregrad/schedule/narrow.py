@@ -7,6 +7,8 @@ that is stored only to be narrowed by its one reader is stored as the reader mak
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
 from baregrad.schedule.draft import Draft, Request, Written
@@ -59,31 +61,32 @@ def _nbytes(fusion: Fusion, value: Node) -> float:
 def narrowed_by(fusion: Fusion, node: Node) -> list[Node]:
     """What is made of `node` step by step, each the only reader of the one before, up to narrower.
 
-    Empty where nothing narrower is made of it.
+    Empty where nothing narrower is made of it, or where that has more elements.
     """
     chain: list[Node] = []
     value = node
     while (reader := fusion.only_readers.get(value)) is not None:
         chain.append(reader)
         if reader.dtype.itemsize < node.dtype.itemsize:
-            return chain
+            fewer = fusion.survey.size[reader.shape] <= fusion.survey.size[node.shape]
+            return chain if fewer else []
         value = reader
     return []
 
 
 def store_narrowed(
-    fusion: Fusion, node: Node, requests: list[Request], chain: list[Node], draft: Draft
+    fusion: Fusion, node: Node, requests: list[Request], chain: list[Node],
+    open_draft: Callable[[], Draft],
 ) -> Request | None:
-    """Let `draft` compute and write the last of `chain`, which those read that computed it so far.
+    """Let another kernel write the last of `chain`, which those read that computed it so far.
 
-    Return the request for `node` there; None, with nothing changed, where that cannot be.
+    open_draft: gives that kernel. Return the request for `node` there; None, with nothing changed,
+    where that cannot be.
     """
     last = chain[-1]
-    made = [request.draft.requests.get((last, request.idx)) for request in requests]
-    owners = [request for request in made if request is not None]
-    if len(owners) < len(requests) or any(request.read for request in owners):
-        return None
-    if any(value in fusion.homes for value in chain[:-1]):
+    paths = [_path_to(request, [*chain[::-1], node]) for request in requests]
+    owners = [path[0] for path in paths if path]
+    if len(set(owners)) < len(requests) or any(value in fusion.homes for value in chain[:-1]):
         return None
     before = fusion.homes.get(last)
     if before is not None:
@@ -91,11 +94,12 @@ def store_narrowed(
         if len(written) != 1 or written[0].value not in owners or len(before.outs) == 1:
             return None
         before.outs.remove(written[0])
-    for request, owner in zip(requests, owners, strict=True):
-        for value in (node, *chain[:-1]):
-            del request.draft.requests[value, request.idx]
+    for owner, *below in paths:
+        for request in below:
+            del request.draft.requests[request.node, request.idx]
         owner.parts = ()
-        request.draft.count -= len(chain)
+        owner.draft.count -= len(chain)
+    draft = open_draft()
     home = fusion.request(last, draft.place_of(last.shape), draft, draft.loops)
     draft.outs.append(Written(last, home, home.idx))
     fusion.store(last, draft, owners)
@@ -106,3 +110,19 @@ def store_narrowed(
         (request,) = fusion.wanted[value]
     del fusion.wanted[node]
     return request
+
+
+def _path_to(request: Request, values: list[Node]) -> list[Request]:
+    """The requests for some values, each made for the one before, down to `request`; or none."""
+    for first in request.draft.requests.values():
+        if first.node is not values[0] or first.read:
+            continue
+        path = [first]
+        while path[-1] is not request:
+            parts = [part for part in path[-1].parts if isinstance(part, Request)]
+            if len(parts) != 1 or not parts[0].fresh or parts[0].node is not values[len(path)]:
+                break
+            path.append(parts[0])
+        else:
+            return path
+    return []

@@ -38,6 +38,8 @@ MAX_LOADS = 24  # arrays read by one kernel
 LONG_NEST = 16384.0  # steps for one result of a sum of sums, on a GPU
 # Arrays that are written and read beside a tile of results, which lies in registers meanwhile.
 EPILOGUE_OUTS, EPILOGUE_READS = 2, 4
+# What so many results share does not count, as numbers of rows and columns.
+EPILOGUE_REUSE = 16.0
 ROWS = 16  # independent rows that keep a small machine busy
 SERIAL_WORK = 65536.0  # operations that one thread may as well do alone
 SMALL_WORK = 4096.0
@@ -246,7 +248,9 @@ def _exceeds_epilogue(fusion: Fusion, node: Node, draft: Draft) -> bool:
             arrays.add(value)
         elif not request.parts and value is not node:
             arrays |= fusion.traffic.arrays(value)
-    return sum(bool(value.shape) for value in arrays) > EPILOGUE_READS
+    size = fusion.survey.size
+    large = size[node.shape] / EPILOGUE_REUSE
+    return sum(size[value.shape] > large for value in arrays) > EPILOGUE_READS
 
 
 def _wants_tuple(draft: Draft) -> bool:

@@ -199,7 +199,7 @@ def _is_of_narrow(node: Node, survey: Survey) -> bool:
     body = _product(node)
     size = survey.size[body.shape]
     return all(
-        is_widened(operand) and size >= MATRIX_REUSE * survey.size[base_of(operand).shape]
+        is_widened(operand) and size >= MATRIX_REUSE * survey.size[_factor(operand).shape]
         for operand in body.src
     )
 
@@ -219,6 +219,13 @@ def _product(node: Node) -> Node:
     return body
 
 
+def _factor(operand: Node) -> Node:
+    """What a factor of a product is made of by casts and views, which may stand in any order."""
+    while operand.op.bit & _PASSING or operand.op is Ops.CAST:
+        operand = operand.src[0]
+    return operand
+
+
 def _is_contraction(node: Node, survey: Survey) -> bool:
     if node.op is Ops.FOLD:
         return base_of(node.src[0]) in survey.contractions
@@ -229,7 +236,7 @@ def _is_contraction(node: Node, survey: Survey) -> bool:
         return False
     size = survey.size[body.shape]
     return all(
-        size >= CONTRACTION_REUSE * survey.size[base_of(operand).shape] for operand in body.src
+        size >= CONTRACTION_REUSE * survey.size[_factor(operand).shape] for operand in body.src
     )
 
 

@@ -78,6 +78,15 @@ def test_a_product_stored_for_other_axes_is_stored_as_it_is_narrowed(target: Any
     assert temporaries(plan) == ["bfloat16"]
 
 
+def test_what_is_cut_off_a_product_is_not_computed() -> None:
+    x, a = half(0, 72, 64), half(1, 64, 72)
+    inner = (x.cast(F32) @ a.cast(F32)).shrink((4, 68, 1), (8, 72, 1)).cast(BF16)
+    plan = check([inner.cast(F32).sum(0)], kernels=2, target=HOPPER, tolerance=5e-2)
+    assert [(one.dtype.name, one.shape) for one in plan.buffers if one.kind == "temp"] == [
+        ("bfloat16", (64, 64))
+    ]
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.3])
 def test_a_scaled_product_is_narrowed_through_the_scale(scale: float) -> None:
     x, a = half(0, 64, 64), half(1, 64, 64)
