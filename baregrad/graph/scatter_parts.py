@@ -1,4 +1,4 @@
-"""Long accumulating scatters in parts, on GPUs, where `scatter_rows` finds no rows to sort.
+"""Long accumulating scatters in parts, on GPUs, where `scatter_rows` sorts no places.
 
 Writes that may meet keep their order, so that one thread makes them one after the other. Cut into
 parts, each with zeros of its own, they are made side by side, and the parts are summed at the end.

@@ -33,6 +33,9 @@ from baregrad.ir.core.op import ELEMENTWISE, Ops
 
 # Fewer writes are soon made one after the other, where they are.
 LEAST = 64
+# So many in order take longer than a sort of however many there are, and so many are soon sorted.
+LONG = 4096
+MOST_SORTED = 1 << 20
 # The most addends that one thread adds up at a time.
 STEPS = 128
 _DEPTH = 12
@@ -53,7 +56,11 @@ class _Rows:
 
 
 def _rows_of(node: Node) -> _Rows | None:
-    """How a scatter writes rows; None where what it looks up differs along a row."""
+    """How a scatter writes rows; None where all places are counted.
+
+    Axes along which what is looked up differs are no part of a row: their own places are looked up
+    as well.
+    """
     base, values, *places = node.src
     own_of: dict[int, int] = {}
     for axis, place in enumerate(places):
@@ -63,10 +70,14 @@ def _rows_of(node: Node) -> _Rows | None:
         fits = values.shape[found.axis] <= base.shape[axis]
         if fits and found.axis not in own_of.values():
             own_of[axis] = found.axis
+    looked = [place for axis, place in enumerate(places) if axis not in own_of]
+    for axis, along in list(own_of.items()):
+        if not all(_is_alike(place, along) for place in looked):
+            del own_of[axis]
     chosen = tuple(axis for axis in range(len(places)) if axis not in own_of)
     own = tuple(own_of.values())
     writes = tuple(axis for axis in range(len(values.shape)) if axis not in own)
-    if not all(_is_alike(places[axis], along) for axis in chosen for along in own):
+    if not looked:
         return None
     return _Rows(chosen, tuple(own_of), own, writes) if chosen and writes else None
 
@@ -94,9 +105,20 @@ def _visit(node: Node) -> Node | None:
     if any(place.shape != values.shape for place in places):
         return None
     rows = _rows_of(node)
-    if rows is None or prod(values.shape[axis] for axis in rows.writes) < LEAST:
+    if rows is None or not prod(base.shape) or not _is_worth_sorting(node, rows):
         return None
-    return _by_rows(node, rows) if prod(base.shape) else None
+    return _by_rows(node, rows)
+
+
+def _is_worth_sorting(node: Node, rows: _Rows) -> bool:
+    """Whether one write after the other takes longer than a sort of all of their places."""
+    _, values, *places = node.src
+    writes = prod(values.shape[axis] for axis in rows.writes)
+    counted = [affine_index_of(place) for place in places]
+    # Threads share the axes that are counted, looked up or not.
+    shared = {found.axis for found in counted if found is not None}
+    alone = prod(values.shape[axis] for axis in rows.writes if axis not in shared)
+    return alone >= LEAST and (writes <= MOST_SORTED or alone >= LONG)
 
 
 def _by_rows(node: Node, rows: _Rows) -> Node:

@@ -72,17 +72,24 @@ def test_two_axes_that_are_looked_up_around_one_that_is_not() -> None:
     assert not is_in_order(changed(node, [*given, *chosen]))
 
 
-def test_places_that_differ_along_a_row_keep_their_order() -> None:
+@pytest.mark.parametrize(("most", "in_order"), ((1 << 20, False), (100, True)))
+def test_places_that_differ_along_a_row_are_rows_of_their_own(
+    most: int, in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scatter_rows, "MOST_SORTED", most)
     shape = (40, 3)
     places = (argument(2, dtypes.int64, *shape), nodes.iota_along(shape, 1))
     how = Scatter(primitive(Ops.ADD, F32))
     node = Node(Ops.SCATTER, F32, (argument(0, F32, 6, 3), argument(1, F32, *shape), *places), how)
     arrays: list[Any] = [RNG.standard_normal(one).astype(np.float32) for one in ((6, 3), shape)]
-    assert is_in_order(changed(node, [*arrays, RNG.integers(0, 6, shape)]))
+    assert is_in_order(changed(node, [*arrays, RNG.integers(0, 6, shape)])) == in_order
 
 
 @pytest.mark.parametrize("rows", (640, 601, 100))
-def test_where_no_rows_are_written_sums_are_cut(rows: int) -> None:
+def test_where_places_are_not_sorted_sums_are_cut(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scatter_rows, "MOST_SORTED", 0)
     base, values = argument(0, F32, 7, 5), argument(1, F32, rows, 5)
     # Of each column its own, so that no row is written as a whole.
     chosen = argument(2, dtypes.int64, rows, 5)
