@@ -26,7 +26,7 @@ def places_of(view: A, source: A) -> np.ndarray:
         part = fusion.resolve(view.node, idx, draft, ())
         assert isinstance(part, Request)
         assert part.node is source.node
-        found.append(int(index.as_dim(index.flatten(part.idx, source.shape))))  # type: ignore[arg-type]
+        found.append(int(index.as_dim(index.flatten(part.idx, source.shape))))
     return np.array(found).reshape(view.shape)
 
 

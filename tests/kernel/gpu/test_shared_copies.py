@@ -69,8 +69,8 @@ def moved(stage: Node, applied: Node) -> Counter[tuple[tuple[int, ...], int]]:
         at = {**rest, **{a: const(p, dtypes.index) for a, p in zip(free, point, strict=True)}}
         if copy.condition is not None and not substitute(copy.condition, at).arg:
             continue
-        places = tuple([int(index.as_dim(substitute(p, at))) for p in copy.places])  # type: ignore[arg-type]
-        found[places, int(index.as_dim(substitute(value.src[1], at)))] += 1  # type: ignore[arg-type]
+        places = tuple([int(index.as_dim(substitute(p, at))) for p in copy.places])
+        found[places, int(index.as_dim(substitute(value.src[1], at)))] += 1
     return found
 
 

@@ -163,7 +163,7 @@ def offset_at(address: Address, values: dict[Node, int], lane: int) -> int:
     """The offset of one lane, summed up from the parts that an address is split into."""
 
     def value(atom: Node) -> int:
-        return int(index.as_dim(substitute(atom, as_constants(values, lane, address))))  # type: ignore[arg-type]
+        return int(index.as_dim(substitute(atom, as_constants(values, lane, address))))
 
     point = {axis: values[axis] for axis, _ in address.unrolled}
     total = address.at(point)
