@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from baregrad.kernel import choose_schedule
 from baregrad.kernel.planning.gpu.gemm_tiles import (
     MOST_HELD,
     TILES,
@@ -14,6 +15,8 @@ from baregrad.kernel.planning.gpu.gemm_tiles import (
 )
 from baregrad.target import gpu_row
 from baregrad.target.gpu import NvidiaTarget
+from tests.kernel.gpu_kernels import check_gpu
+from tests.kernel.planning.gpu.contractions import contraction
 
 PANEL, GAP = 64, 8
 WORDS, NO_WORDS = (True, True), (False, False)
@@ -70,3 +73,17 @@ def test_much_to_do_after_the_sums_is_done_beside_another_block() -> None:
         nbytes = slots * panel_nbytes(tile, PANEL, GAP)
         blocks = HOPPER.resident_blocks(tile.warps, tile.registers, nbytes)
         assert (blocks > 1) == (after > 0)
+
+
+@pytest.mark.parametrize(("sizes", "group"), [
+    ((160, 96, 32), "m_g=10"), ((272, 160, 16), "n_g=3"), ((17 * 16, 40, 16), "m_o"),
+])  # fmt: skip
+def test_blocks_that_run_side_by_side_share_a_factor(
+    sizes: tuple[int, int, int], group: str
+) -> None:
+    """In whatever order tiles are dealt out, each result is computed once."""
+    m, n, k = sizes
+    kernel = contraction((m,), (n,), (k,), "ax", "nx", "an")
+    schedule = choose_schedule(kernel, HOPPER)
+    assert group in str(schedule)
+    check_gpu(kernel, schedule)
