@@ -118,7 +118,7 @@ def _is_worth_sorting(node: Node, rows: _Rows) -> bool:
     # Threads share the axes that are counted, looked up or not.
     shared = {found.axis for found in counted if found is not None}
     alone = prod(values.shape[axis] for axis in rows.writes if axis not in shared)
-    return alone >= LEAST and (writes <= MOST_SORTED or alone >= LONG)
+    return bool(alone >= LEAST and (writes <= MOST_SORTED or alone >= LONG))
 
 
 def _by_rows(node: Node, rows: _Rows) -> Node:

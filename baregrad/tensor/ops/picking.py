@@ -7,6 +7,8 @@ Where they are computed first, what is read there is 0, and what would be writte
 
 from __future__ import annotations
 
+from typing import Any
+
 from baregrad.base.errors import ArgumentError, DTypeError, IndexOutOfRange, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, const
@@ -28,7 +30,8 @@ def _places(x: Tensor, index: Tensor, axis: int) -> tuple[Node, ...]:
             found=f"{index.ndim} for {x.ndim}",
             hint="see index_select() for a vector of indices",
         )
-    for i, (have, limit) in enumerate(zip(index.shape, x.shape, strict=True)):
+    extents: list[tuple[Any, Any]] = list(zip(index.shape, x.shape, strict=True))
+    for i, (have, limit) in enumerate(extents):
         if i == axis:
             continue
         if not isinstance(have, int) or not isinstance(limit, int):
