@@ -25,8 +25,8 @@ from baregrad.ir.core.op import Ops, mask_of
 # normalised by, and what lies in several pieces for each result is no row.
 LONG_ROW = 1 << 17
 LONG_PLACES = 1 << 15
-LONG_PIECES = 1 << 14
-ROW_PART = 1 << 12
+LONG_PIECES = 1 << 13
+ROW_PART, PIECES_PART = 1 << 12, 1 << 10
 # Neighbouring results share their reads, each a thread of its own, so that fewer steps are many,
 # and parts are short until there are some dozens.
 LONG_COLUMN = 1 << 9
@@ -66,8 +66,8 @@ def _visit(node: Node) -> Node | None:
         # What goes to matrix units has no conditions: parts that nothing divides would.
         axis, parts = max(found, key=lambda one: (one[1], -one[0]))
     else:
-        axis, parts = max(found, key=lambda one: (min(one[1], wanted // 2), -one[0]))
-        if parts < wanted // 2:
+        axis, parts = max(found, key=lambda one: (min(one[1], wanted // 4), -one[0]))
+        if parts < wanted // 4:
             axis, parts = max(axes, key=lambda one: (value.shape[one], -one)), wanted
     parts = min(parts, value.shape[axis])
     return _in_parts(node, axis, parts) if parts > 1 else None
@@ -89,7 +89,7 @@ def _parts(node: Node, value: Node, length: int) -> int:
         few = min(length // SHORT_COLUMN_PART, SHORT_PARTS)
         return max(few, min(length // COLUMN_PART, MOST_PARTS))
     if any(shape[axis] != 1 for axis in range(min(axes), inner) if axis not in axes):
-        longest, part = LONG_PIECES, ROW_PART
+        longest, part = LONG_PIECES, PIECES_PART
     else:
         longest, part = LONG_PLACES if monoid.primitive is None else LONG_ROW, ROW_PART
     return 1 if length < longest else min(length // part, MOST_PARTS)

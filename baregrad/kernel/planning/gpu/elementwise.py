@@ -9,7 +9,7 @@ from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import iterations, op_flops
 from baregrad.kernel.language.schedule import Bind, Split
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
-from baregrad.kernel.planning.gpu.transposes import plan_transpose
+from baregrad.kernel.planning.gpu.transposes import plan_transpose, plan_two_ways
 
 BLOCK = 256
 # Vectors that a thread loads before it stores any.
@@ -24,7 +24,7 @@ def plan_elementwise(plan: GpuPlan, axes: Sequence[Node]) -> None:
     if not axes:
         plan.because("one element, one thread")
         return
-    if plan_transpose(plan, axes):
+    if plan_transpose(plan, axes) or plan_two_ways(plan, axes):
         return
     ordered = plan.by_stride(axes, plan.write)
     row = plan.together(ordered)
@@ -33,7 +33,9 @@ def plan_elementwise(plan: GpuPlan, axes: Sequence[Node]) -> None:
     busy = plan.target.busy_threads
     while lanes > 1 and points * 2 < lanes * busy:
         lanes //= 2
-    work = sum(op_flops(node) for node in plan.facts.order)
+    # What is written at places of its own is computed by threads of its own.
+    several = len({out.src[2:] for out in plan.facts.outs})
+    work = sum(op_flops(node) for node in plan.facts.order) // several
     vectors = VECTORS if lanes > 1 else 2 * VECTORS
     if points < 4 * vectors * lanes * busy:
         vectors = 1

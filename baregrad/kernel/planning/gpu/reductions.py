@@ -95,7 +95,8 @@ def _plan_columns(
     inner = plan.together(ordered)
     lanes = plan.lanes(inner)
     width = iterations(inner)
-    while lanes > 1 and lanes * plan.warp > width:
+    blocks = iterations(rows) // plan.warp
+    while lanes > 1 and (lanes * plan.warp > width or 2 * blocks < lanes * plan.target.busy_blocks):
         lanes //= 2
     # The order of a sum does not hang on how many columns there are.
     most = min(plan.most_lanes(inner[-1]), COLUMN_ELEMENTS)

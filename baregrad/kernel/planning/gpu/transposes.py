@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, reads_in
+from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations, reads_in
 from baregrad.kernel.language.schedule import Bind, Split, StageInput
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
@@ -20,6 +21,10 @@ LEAST_SIDE = 16
 BANK = 4
 # Elements of the tile for each thread, each way.
 STEPS = 4
+# Bytes that memory moves at once, at least, and elements of them that are worth a tile.
+SECTOR = 32
+LEAST_EACH = 4
+BLOCK = 256
 
 
 def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
@@ -57,6 +62,55 @@ def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     for slot in dict.fromkeys(access.array.arg.slot for access in crossed):
         plan.steps.append(StageInput(slot, tuple(names), pad=lanes))
     return True
+
+
+def plan_two_ways(plan: GpuPlan, axes: Sequence[Node]) -> bool:
+    """Threads along one way, with whole sectors of the other way for each; whether there are two.
+
+    That serves where inputs cannot be copied, as their condition is another's, or where outputs lie
+    both ways. What lies along the threads is moved by all of them for each element of a sector.
+    """
+    nbytes: dict[Node, int] = {}
+    sizes: dict[Node, int] = {}
+    for access in plan.facts.accesses:
+        near = [axis for axis in axes if access.stride(axis) == 1]
+        points = iterations(access.axes)
+        if len(near) == 1 and 2 * points >= iterations(axes):
+            (axis,) = near
+            size = itemsize(access.array.dtype)
+            nbytes[axis] = nbytes.get(axis, 0) + size * points
+            sizes[axis] = min(sizes.get(axis, size), size)
+    if len(nbytes) != 2 or not all(isinstance(extent_of(axis), int) for axis in nbytes):
+        return False
+    if not plan.uncertain.isdisjoint(axes):
+        return False
+    most, least = sorted(nbytes, key=lambda axis: (-nbytes[axis], axis.arg.id))
+    for along, across in ((most, least), (least, most)):
+        each = SECTOR // sizes[across]
+        while int(across.src[0].arg) % each:
+            each //= 2
+        if each >= LEAST_EACH and 2 * nbytes[along] >= nbytes[across]:
+            _lay_two_ways(plan, axes, along, across, each, sizes[across])
+            return True
+    return False
+
+
+def _lay_two_ways(
+    plan: GpuPlan, axes: Sequence[Node], along: Node, across: Node, each: int, size: int
+) -> None:
+    """Threads along one axis, `each` elements of `size` bytes of another one for each of them."""
+    lanes = min(each, plan.target.load_bytes // size)
+    plan.because("arrays lie two ways: threads along one, {} elements the other way each", each)
+    others = [axis for axis in axes if axis is not along and axis is not across]
+    threads = min(BLOCK, next_power_of_two(int(along.src[0].arg)))
+    inner = [axis for axis in others if isinstance(extent_of(axis), int)][-1:]
+    down = inner[0] if inner and 2 * threads <= BLOCK else None
+    plan.grid([axis for axis in others if axis is not down])
+    if down is not None:
+        plan.parts([down], [("thread_y", BLOCK // threads)], "grid")
+    plan.parts([along], [("thread", threads)], "grid")
+    units = [("unroll", each // lanes)] if each > lanes else []
+    plan.parts([across], [*units, ("vector", lanes)], "grid")
 
 
 def _across(access: ArrayAccess, inner: Node, others: Sequence[Node]) -> bool:

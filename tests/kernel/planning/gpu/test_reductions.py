@@ -152,6 +152,6 @@ def test_loads_are_wide() -> None:
     assert loads(param(0, 1024, 8192).sum(1)) == [wide]
     assert loads(param(0, 1 << 16, 64).max(1)) == [wide]
     assert loads(param(0, 1 << 16, 8).sum(1)) == [wide]
-    assert loads(param(0, 4096, 1024).sum(0)) == [wide, wide]
+    assert loads(param(0, 4096, 1024).sum(0))[0] == wide
     assert loads(param(0, 64, 64, 56, 56).sum(0, 2, 3))[0] == wide
     assert loads(param(0, 1 << 20).sum()) == [wide, wide]

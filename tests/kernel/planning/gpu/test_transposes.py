@@ -10,7 +10,7 @@ from baregrad import render
 from baregrad.dtypes import DType, dtypes
 from baregrad.engine.compiler import Compiler
 from baregrad.ir.core import index
-from baregrad.ir.core.node import Node, alu, make_node, range_node
+from baregrad.ir.core.node import Node, alu, const, make_node, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.language.schedule import StageInput
@@ -87,3 +87,47 @@ def test_both_ways_are_words_of_neighbours(dtype: DType, access: str) -> None:
 def test_short_sides_are_no_tiles() -> None:
     assert not staged(transpose(4096, 4, dtypes.float32))
     assert not staged(k.elementwise(64, 64))
+
+
+def both_ways(n: int, c: int, hw: int, dtype: DType) -> Node:
+    """A batch's images twice, with their channels in front and last."""
+    b, p, f = (range_node(extent, place) for place, extent in enumerate((n, hw, c)))
+    value = alu(Ops.ADD, k.at(k.param(2, n, c, hw, dtype=dtype), b, f, p),
+                k.at(k.param(3, c, dtype=dtype), f))  # fmt: skip
+    return k.kernel(
+        k.out(k.param(0, n, hw, c, dtype=dtype), value, b, p, f),
+        k.out(k.param(1, n, c, hw, dtype=dtype), value, b, f, p),
+    )
+
+
+def padded(n: int, c: int, side: int) -> Node:
+    """Images with zeros around and their channels last, of what is above 0 in others."""
+    b, y, x, f = (range_node(e, place) for place, e in enumerate((n, side + 2, side + 2, c)))
+    row, column = index.add(y, -1), index.add(x, -1)
+    read = k.at(k.param(1, n, c, side, side), b, f, row, column)
+    above = alu(Ops.MAX, read, const(0.0, read.dtype))
+    within = index.both(index.inside(row, side), index.inside(column, side))
+    return k.kernel(
+        k.out(k.param(0, n, side + 2, side + 2, c), k.guard(within, above), b, y, x, f)
+    )
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.int16])
+@pytest.mark.parametrize("shape", [(2, 16, 40), (1, 48, 300), (3, 20, 49)])
+def test_outputs_that_lie_both_ways(shape: tuple[int, int, int], dtype: DType) -> None:
+    kernel = both_ways(*shape, dtype)
+    assert not staged(kernel)
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+@pytest.mark.parametrize("shape", [(1, 16, 5), (2, 24, 18)])
+def test_padded_images_with_their_channels_last(shape: tuple[int, int, int]) -> None:
+    kernel = padded(*shape)
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+def test_a_thread_moves_whole_sectors_of_what_lies_the_other_way() -> None:
+    kernel = both_ways(64, 256, 196, dtypes.bfloat16)
+    *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
+    stores = re.findall(r"st\.global\S*", str(last.result))
+    assert stores == ["st.global.v4.b32"] * 2 + ["st.global.b16"] * 16
