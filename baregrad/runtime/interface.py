@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from typing import Self
 
+from baregrad.base.errors import DeviceError
 from baregrad.program import Program
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import CommandDevice, CommandList, Kernel
@@ -49,3 +51,17 @@ class Device(CommandDevice):
         commands.copy(fresh, source, source.nbytes)
         self.submit(commands)
         return fresh
+
+    def _peer_of(self, target: Buffer, source: Buffer) -> Self:
+        """The device of `source`, whose bytes `target` here is to get from it.
+
+        Raises DeviceError for a device of another kind, a target elsewhere, or other sizes.
+        """
+        other = source.device
+        if not isinstance(other, type(self)) or target.device is not self:
+            raise DeviceError(
+                f"a copy between GPUs needs two devices of {self.name.partition(':')[0]}",
+                found=f"{other.name} to {target.device.name}", wanted=f"to {self.name}",
+            )  # fmt: skip
+        self._check_transfer(target, source.nbytes)
+        return other

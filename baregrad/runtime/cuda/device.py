@@ -149,13 +149,7 @@ class CudaDevice(Device):
 
     def copy_peer(self, target: Buffer, source: Buffer) -> None:
         """Copy all of `source`, on another GPU, to `target` here; both devices keep their order."""
-        other = source.device
-        if not isinstance(other, CudaDevice) or target.device is not self:
-            raise DeviceError(
-                "a copy between GPUs needs two devices of CUDA",
-                found=f"{source.device.name} to {target.device.name}", wanted=f"to {self.name}",
-            )  # fmt: skip
-        self._check_transfer(target, source.nbytes)
+        other = self._peer_of(target, source)
         other._check()
         if not source.nbytes:
             return

@@ -217,14 +217,7 @@ class NvDevice(Device):
 
     def copy_peer(self, target: Buffer, source: Buffer) -> None:
         """Copy all of `source`, on another GPU, to `target` here; done when this returns."""
-        other = source.device
-        if not isinstance(other, NvDevice) or target.device is not self:
-            raise DeviceError(
-                "a copy between GPUs needs two devices of NVIDIA",
-                found=f"{other.name} to {target.device.name}", wanted=f"to {self.name}",
-            )  # fmt: skip
-        self._check_transfer(target, source.nbytes)
-        copy_between(self, other, target, source)
+        copy_between(self, self._peer_of(target, source), target, source)
 
     def wait_for_block(self, block: MemoryBlock) -> None:
         """Wait until no work uses a block."""

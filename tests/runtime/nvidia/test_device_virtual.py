@@ -16,6 +16,7 @@ from baregrad.base.errors import BaregradError, DeviceError, DriverError, OutOfM
 from baregrad.program import Program
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import Kernel, Slot
+from baregrad.runtime.null import NullDevice
 from baregrad.runtime.nvidia.copies.host_copies import HostCopies
 from baregrad.runtime.nvidia.copies.peers import peer_access
 from baregrad.runtime.nvidia.copies.staging_options import StagingOptions
@@ -74,6 +75,8 @@ def test_gpus_of_different_connections_copy_by_the_host() -> None:
     assert np.array_equal(target.contents().view(np.uint32), data)
     with pytest.raises(DeviceError, match="two devices"):
         first.copy_peer(target, source)
+    with pytest.raises(DeviceError, match="two devices of NV: found NULL to NV"):
+        first.copy_peer(source, NullDevice().allocate(source.nbytes))
     with pytest.raises(DeviceError, match="as many bytes"):
         second.copy_peer(target.view(0, 4), source)
     first.close()
