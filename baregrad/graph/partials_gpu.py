@@ -15,6 +15,7 @@ from baregrad.dtypes import dtypes
 from baregrad.graph.repeats import is_repeated, sides_of
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import expand, full, pad, permute, reshape
+from baregrad.ir.analysis.stream import is_chained
 from baregrad.ir.core.attrs import Pad, Reduce
 from baregrad.ir.core.monoid import Monoid, primitive
 from baregrad.ir.core.node import Node, alu, cast, const
@@ -52,6 +53,8 @@ _VIEWS = mask_of(
 
 def _visit(node: Node) -> Node | None:
     value, axes, monoid = node.src[0], node.arg.axes, node.arg.monoid
+    if is_chained(node):
+        return None  # its parts would share no weights
     extents = [value.shape[axis] for axis in axes]
     if not all(isinstance(extent, int) for extent in extents):
         return None

@@ -1,20 +1,23 @@
-"""Attention as one reduction over the keys, on GPUs, so that tiles of keys can stream through one.
+"""Attention as one reduction over the keys, on GPUs, so that tiles of keys stream through a kernel.
 
 What is written as a maximum, a sum of powers relative to it and a sum of those powers times values
 is one reduction, whose states are all three (`ir/analysis/stream.py`, R4). Its maxima are whole, so
 that a sum relative to another maximum is that one times a power of two, and rounding powers to 16
 bits before or after makes no difference.
+
+Gradients read the powers again. They are computed anew where they are multiplied, from the stored
+maxima and sums; where anything else reads what is between the products, all is stored as it was.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Callable
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
 from baregrad.graph.traced import Joined, Part, Rule
 from baregrad.graph.views import expand, reshape
-from baregrad.ir.analysis.stream import is_operand, stream
+from baregrad.ir.analysis.stream import is_contraction, is_operand, rounded, stream
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, const, rebuild, toposort
@@ -25,6 +28,7 @@ F32 = dtypes.float32
 # Columns of a key, and of a value, that a warp's matrix unit takes: multiples of the first.
 WIDTH, MOST_WIDTH = 16, 256
 _VIEWS = (Ops.EXPAND, Ops.RESHAPE)
+_ELEMENTWISE_OR_VIEW = mask_of((*ELEMENTWISE, *MOVEMENT))
 # What may be computed anew for each tile.
 _ANEW = mask_of((*ELEMENTWISE, *MOVEMENT, Ops.IOTA, Ops.CONST, Ops.VAR, Ops.PARAM, Ops.BUFFER))
 
@@ -49,19 +53,25 @@ class _Softmax(NamedTuple):
     product: Node
 
 
-def _streamed(node: Node, found: _Softmax) -> Node:
-    """Attention's result, rounded to 16 bits: over a reduction of three states."""
-    x, power, weights, product = found
-    shape = product.src[0].shape
-    ceiling = Node(Ops.CEIL, F32, (x,))
-    lifted = Node(Ops.EXP2_NEAR, F32, (alu(Ops.SUB, x, ceiling),))
-    again = rebuild(weights, lambda one: lifted if one is power else None)
+def _lifted(x: Node) -> Node:
+    """Powers relative to what each exponent is rounded up to by itself."""
+    return Node(Ops.EXP2_NEAR, F32, (alu(Ops.SUB, x, Node(Ops.CEIL, F32, (x,))),))
+
+
+def _streamed(node: Node, found: _Softmax, now: Callable[[Node], Node]) -> Node:
+    """Attention's result, rounded to 16 bits: over a reduction of three states.
+
+    now: what became of a node.
+    """
+    x, power, weights = (now(each) for each in (found.exponent, found.power, found.weights))
+    shape = found.product.src[0].shape
+    again = rebuild(weights, lambda one: _lifted(x) if one is power else None)
     values = (
-        _along(ceiling, shape), _along(lifted, shape),
-        alu(Ops.MUL, _along(again, shape), product.src[0].src[1]),
+        _along(Node(Ops.CEIL, F32, (x,)), shape), _along(_lifted(x), shape),
+        alu(Ops.MUL, _along(again, shape), now(found.product.src[0].src[1])),
     )
     monoid = stream(F32, 2, Ops.EXP2)
-    folded = Node(Ops.REDUCE, F32, values, Reduce(monoid, product.arg.axes))
+    folded = Node(Ops.REDUCE, F32, values, Reduce(monoid, found.product.arg.axes))
     total, summed = (Node(Ops.PROJ, F32, (folded,), part) for part in (1, 2))
     none = alu(Ops.CMPEQ, total, const(0.0, F32))
     divisor = alu(Ops.WHERE, none, const(1.0, F32), total)
@@ -163,21 +173,138 @@ def _unturned(node: Node) -> Node:
     return node
 
 
+class _Groups:
+    """What of a graph becomes streams: all that reads some scores, or nothing of it."""
+
+    def __init__(self, order: list[Node]) -> None:
+        self.users: dict[Node, list[Node]] = {}
+        for node in order:
+            for child in dict.fromkeys(node.src):
+                self.users.setdefault(child, []).append(node)
+        # Attention's results; exponents, by their maxima and by sums of their powers; gradients.
+        self.results: dict[Node, _Softmax] = {}
+        self.maxima: dict[Node, Node] = {}
+        self.totals: dict[Node, Node] = {}
+        self.narrowed: set[Node] = set()
+        for node in order:
+            found = _matched(node.src[0]) if node.op is Ops.CAST and node.dtype.bits == 16 else None
+            if found is not None and _fits(found):
+                self._add(node, found)
+
+    def _add(self, root: Node, found: _Softmax) -> None:
+        """Take in attention's result with the gradients that read its powers, if all can be."""
+        below = toposort(found.exponent, enter=_is_computed)
+        own = [node for node in below if is_contraction(node)]
+        sums, seen = self._readers(own, found)
+        if sums is None or found.product not in sums:
+            return
+        gradients = sums - {found.product}
+        for total in gradients:
+            below = toposort(total, enter=_is_computed)
+            inner = [node for node in below if is_contraction(node) and node is not total]
+            others, _ = self._readers([node for node in inner if node not in seen], found)
+            if others is None or not others <= gradients:
+                return
+            if not all(_is_wide(node, total) for node in inner):
+                return
+        self.results[root] = found
+        if gradients:
+            power = found.power
+            high = _below(_below(power.src[0].src[1]).src[1])
+            self.maxima[high] = found.exponent
+            sums_of_powers = [one for one in self.users[power] if one.op is Ops.REDUCE]
+            self.totals.update(dict.fromkeys(sums_of_powers, found.exponent))
+            self.narrowed |= {root for each in gradients for root in self._narrowed(each)}
+
+    def _narrowed(self, total: Node) -> list[Node]:
+        """What a gradient is, rounded to 16 bits, perhaps after a factor."""
+        found = []
+        for user in self.users.get(total, ()):
+            scaled = user.op is Ops.MUL and any(one.op is Ops.CONST for one in user.src)
+            found += [one for one in (self.users.get(user, []) if scaled else [user])
+                      if one.op is Ops.CAST and one.dtype.bits == 16]  # fmt: skip
+        return found
+
+    def _readers(
+        self, scores: list[Node], found: _Softmax
+    ) -> tuple[set[Node] | None, set[Node]]:
+        """The sums of weighted values that read some scores, and all in between.
+
+        None where something else does that is neither the maximum nor the sum of powers.
+        """
+        seen, sums = set(scores), set[Node]()
+        waiting = list(scores)
+        while waiting:
+            node = waiting.pop()
+            for user in self.users.get(node, ()):
+                if user in seen:
+                    continue
+                if user.op.bit & _ELEMENTWISE_OR_VIEW:
+                    seen.add(user)
+                    waiting.append(user)
+                elif user.op is not Ops.REDUCE or user.dtype is not F32:
+                    return None, seen
+                elif _is_weighted(user):
+                    sums.add(user)
+                elif user.src[0] not in (found.power, Node(Ops.CEIL, F32, (found.exponent,))):
+                    return None, seen
+        return sums, seen
+
+
+def _is_computed(node: Node) -> bool:
+    """Whether a value is neither a factor that is read nor a sum but of products."""
+    if node.op is Ops.CONTIGUOUS or is_operand(node):
+        return False
+    return node.op is not Ops.REDUCE or is_contraction(node) or _is_weighted(node)
+
+
+def _is_weighted(node: Node) -> bool:
+    """Whether a node sums values that are weighted by what was rounded, over the last axis."""
+    if node.op is not Ops.REDUCE or node.arg.monoid is not primitive(Ops.ADD, F32):
+        return False
+    product = node.src[0]
+    if product.op is not Ops.MUL or node.arg.axes != (len(product.shape) - 1,):
+        return False
+    sides = product.src if rounded(product.src[0]) is not None else product.src[::-1]
+    return rounded(sides[0]) is not None and is_operand(_unturned(sides[1])) and (
+        _is_wide(node, node)
+    )
+
+
+def _is_wide(node: Node, total: Node) -> bool:
+    """Whether the steps of a product, or the columns of `total`, are whole chunks."""
+    shape = node.src[0].shape
+    width = shape[-2] if node is total else shape[-1]
+    return isinstance(width, int) and width % WIDTH == 0 and width <= MOST_WIDTH
+
+
 def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
-    """The rule for a graph with powers of that kind, whose readers are counted once."""
+    """The rule for a graph with powers of that kind."""
     if not order[-1].mask & Ops.EXP2_NEAR.bit:
         return None
-    readers = Counter([child for node in order for child in node.src])
+    groups = _Groups(order)
+
+    def now(node: Node) -> Node:
+        return changed.get(node, node)
+
+    def state(exponent: Node, part: int) -> Node:
+        """The maximum of an exponent, or the sum of powers relative to it, over the last axis."""
+        x = now(exponent)
+        values = (Node(Ops.CEIL, F32, (x,)), _lifted(x))
+        axes = (len(x.shape) - 1,)
+        folded = Node(Ops.REDUCE, F32, values, Reduce(stream(F32, 1, Ops.EXP2), axes))
+        return Node(Ops.PROJ, F32, (folded,), part)
 
     def rule(node: Node, made: Node) -> Node | None:
-        found = _matched(node.src[0]) if node.dtype.bits == 16 else None
-        if found is None or not _fits(found):
-            return None
-        # What others read is stored for them, and computing it again would save nothing.
-        if readers[found.power] > 2 or readers[found.exponent] > 2:
-            return None
-        again = _matched(made.src[0])
-        return None if again is None else _streamed(made, again)
+        if node in groups.results:
+            return _streamed(made, groups.results[node], now)
+        if node in groups.totals:
+            return state(groups.totals[node], 1)
+        if node in groups.maxima:
+            return state(groups.maxima[node], 0)
+        if node in groups.narrowed:
+            return Node(Ops.CONTIGUOUS, made.dtype, (made,))
+        return None
 
     return rule
 
@@ -185,7 +312,7 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
 STREAMS = Joined((Part(
     "streams",
     "attention is one reduction over the keys, which a GPU's blocks take in tiles",
-    Ops.CAST.bit,
+    Ops.CAST.bit | Ops.REDUCE.bit,
     _rule,
     ("folds",),
 ),))  # fmt: skip

@@ -29,7 +29,7 @@ from baregrad.schedule.fusion import Fusion, Neighbours
 from baregrad.schedule.narrow import narrower_source
 from baregrad.schedule.padded import is_copied_in_bands
 from baregrad.schedule.plan import Reason
-from baregrad.schedule.survey import is_tuple, own_work
+from baregrad.schedule.survey import READ_BY_STREAM, is_tuple, own_work
 from baregrad.schedule.traffic import OPERATIONS_PER_BYTE
 
 LAUNCH = 4000.0  # about a microsecond
@@ -102,7 +102,9 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
             if source.op is not Ops.PARAM:
                 fusion.must.setdefault(source, "what is made of it is cheap and takes more bytes")
             return Verdict(False, "its narrower source is stored")
-    return Verdict(True, reason, _find_home(fusion, node, requests, obstacles))
+    # A stream's kernel writes its own results alone.
+    home = None if reason is READ_BY_STREAM else _find_home(fusion, node, requests, obstacles)
+    return Verdict(True, reason, home)
 
 
 def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.analysis.stream import is_operand, is_stream
+from baregrad.ir.analysis.stream import is_chained, is_contraction, is_operand, is_stream
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import ALU, MOVEMENT, SPELLED, Op, Ops, mask_of
@@ -34,6 +34,7 @@ _IN_MEMORY = mask_of((Ops.PARAM, Ops.BUFFER, Ops.SCATTER, Ops.SCAN))
 _ARITHMETIC = mask_of(ALU)
 _FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
 _INDEX = dtypes.index
+READ_BY_STREAM = "read by a stream"
 GUARD_COST = 4.0  # a guarded read breaks a vector loop's contiguous loads
 MOST = 1e18
 # A REDUCE(add) of a product whose operands are each read at least this often is a contraction.
@@ -243,18 +244,28 @@ def _is_contraction(node: Node, survey: Survey) -> bool:
 def streamed(order: list[Node], must: dict[Node, str]) -> frozenset[Node]:
     """What streams over tiles compute anew for each tile; `must` receives what they read.
 
-    A reduction by the monoid of `ir/analysis/stream.py` is a kernel with the product inside it:
-    neither that nor the arithmetic around it is stored. The factors of its products are.
+    A reduction by the monoid of `ir/analysis/stream.py`, or one whose weights are made of such
+    states, is a kernel with the products inside it: neither these nor the arithmetic around them is
+    stored. The factors of the products are, and the states, and other sums.
     """
     found: set[Node] = set()
     for fold in order:
-        if fold.op is not Ops.REDUCE or not is_stream(fold):
+        if fold.op is not Ops.REDUCE or not (is_stream(fold) or is_chained(fold)):
             continue
-        own = toposort(*fold.src, enter=lambda node: not is_operand(node))
-        found.update(own)
-        for operand in own:
-            if is_operand(operand):
-                base = base_of(operand.src[0])
-                if base.op not in LEAVES and base.mask & ~SPELLED:
-                    must.setdefault(base, "a factor of a stream")
+        for node in toposort(*fold.src, enter=lambda one: not _is_read(one)):
+            if not _is_read(node):
+                found.add(node)
+                continue
+            if is_operand(node):
+                found.add(node)
+                node = base_of(node.src[0])
+            if node.op not in LEAVES and node.mask & ~SPELLED:
+                must.setdefault(node, READ_BY_STREAM)
     return frozenset(found)
+
+
+def _is_read(node: Node) -> bool:
+    """Whether a stream reads a value, or computes it anew from one that it reads."""
+    if node.op in (Ops.PROJ, Ops.CONTIGUOUS) or is_operand(node):
+        return True
+    return node.op is Ops.REDUCE and not is_contraction(node)

@@ -74,3 +74,31 @@ def test_views_dropout_and_masks_agree_with_the_cpu() -> None:
     with ptx_session():
         for found, expected in zip(results(), wanted, strict=True):
             np.testing.assert_allclose(found, expected, atol=2.0**-6)
+
+
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+@pytest.mark.parametrize(("heads", "own", "rows", "keys", "width", "causal"), SHAPES)
+def test_gradients_agree_with_pytorch(
+    heads: int, own: int, rows: int, keys: int, width: int, causal: bool, dtype: torch.dtype
+) -> None:
+    rng = np.random.default_rng(keys)
+    shapes = ((1, heads, rows, width), *[(1, own, keys, width)] * 2, (1, heads, rows, width))
+    drawn = [torch.tensor(rng.standard_normal(shape)).to(dtype) for shape in shapes]
+    theirs = [x.double().requires_grad_() for x in drawn[:3]]
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        *theirs, is_causal=causal, enable_gqa=heads != own
+    )
+    wanted.backward(drawn[3].double())
+    with ptx_session():
+        ours = [Tensor(x).requires_grad_() for x in drawn[:3]]
+        found = ours[0].scaled_dot_product_attention(
+            *ours[1:], is_causal=causal, enable_gqa=heads != own
+        )
+        found.backward(Tensor(drawn[3]))
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.grad is not None and other.grad is not None
+            true = other.grad.numpy()
+            error = np.abs(to_numpy(mine.grad).astype(np.float64) - true).max()
+            # Slopes and weights are rounded, and so are their sums.
+            unit = 2.0 ** (-8 if dtype is torch.bfloat16 else -11)
+            assert error < 4 * unit * np.abs(true).max()

@@ -11,7 +11,7 @@ import pytest
 from baregrad.dtypes import DType, dtypes
 from baregrad.graph import canonicalise
 from baregrad.graph.streams import has_streams
-from baregrad.ir.analysis.stream import is_stream
+from baregrad.ir.analysis.stream import is_chained, is_stream
 from baregrad.ir.core.node import Node, rebuild, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import to_raw
@@ -31,8 +31,8 @@ def inputs(dtype: DType, *shapes: tuple[int, ...]) -> list[Tensor]:
     return [Tensor(array).cast(dtype).realize() for array in arrays]
 
 
-def graph_of(result: Tensor, given: list[Tensor]) -> Node:
-    """The SINK of a result over arguments in the place of the arrays that it is made of."""
+def graph_of(results: Tensor | list[Tensor], given: list[Tensor], *more: Node) -> Node:
+    """The SINK of results over arguments in the place of the arrays that they are made of."""
     slots = {x.node.arg.handle: slot for slot, x in enumerate(given)}
 
     def visit(node: Node) -> Node | None:
@@ -41,7 +41,8 @@ def graph_of(result: Tensor, given: list[Tensor]) -> Node:
         slot = slots.setdefault(node.arg.handle, len(slots))
         return argument(slot, node.dtype, *node.shape)
 
-    return rebuild(Node(Ops.SINK, dtypes.token, (result.node,)), visit)
+    roots = [x.node for x in (results if isinstance(results, list) else [results])]
+    return rebuild(Node(Ops.SINK, dtypes.token, (*roots, *more)), visit)
 
 
 def streams(root: Node) -> int:
@@ -88,13 +89,45 @@ def test_what_dropout_leaves_is_drawn_in_the_same_kernel() -> None:
     assert len(make_plan(made, target=HOPPER).kernels) == 1
 
 
-def test_gradients_read_the_powers_so_that_they_are_stored() -> None:
-    given = inputs(BRAIN, (1, 2, 16, 16), (1, 2, 16, 16), (1, 2, 16, 16))
-    q, k, v = (x.detach().requires_grad_() for x in given)
-    out = q.scaled_dot_product_attention(k, v)
-    out.backward(Tensor.ones(*out.shape, dtype=BRAIN))
-    assert q.grad is not None
-    sink = graph_of(q.grad, given)
+def differentiated(
+    dtype: DType, rows: int, keys: int, width: int, make: Made, heads: int = 2
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Attention's inputs with a gradient of its result; the result, and the inputs' gradients."""
+    shapes = ((1, 2, rows, width), *[(1, heads, keys, width)] * 2, (1, 2, rows, width))
+    given = inputs(dtype, *shapes)
+    leaves = [x.detach().requires_grad_() for x in given[:3]]
+    out = make(leaves[0], leaves[1], leaves[2])
+    out.backward(given[3])
+    found = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    return given, [out, *found]
+
+
+@pytest.mark.parametrize("dtype", (BRAIN, HALF), ids=str)
+@pytest.mark.parametrize("heads", (1, 2))
+def test_gradients_compute_the_powers_anew(dtype: DType, heads: int) -> None:
+    make = attention(is_causal=True, enable_gqa=heads == 1)
+    given, results = differentiated(dtype, 20, 24, 16, make, heads)
+    sink = graph_of(results, given)
+    made = canonicalise(sink, None, HOPPER)
+    chained = [node for node in toposort(made) if is_chained(node)]
+    # The result; maxima and sums, which gradients read; a gradient of each input.
+    assert streams(made) == 2 and len(chained) == 3
+    arrays = {n: to_raw(x.float().numpy(), dtype) for n, x in enumerate(given)}
+    for wanted, found in zip(*[evaluate_all(one.src, arrays) for one in (sink, made)], strict=True):
+        unit = 2.0**-7 if dtype is BRAIN else 2.0**-10
+        np.testing.assert_allclose(found, wanted, atol=unit * np.abs(wanted).max())
+    # Nothing of rows x keys is stored.
+    plan = make_plan(made, target=HOPPER)
+    written = [out.src[0].shape for kernel in plan.kernels for out in kernel.src]
+    assert all(shape[-2:] != (20, 24) and shape[-2:] != (24, 20) for shape in written)
+
+
+def test_scores_that_something_else_reads_are_stored() -> None:
+    """Powers that are asked for are computed once, and attention reads them."""
+    given = inputs(BRAIN, *[(1, 2, 16, 16)] * 3)
+    result = attention()(*given)
+    (power,) = [node for node in toposort(result.node) if node.op is Ops.EXP2_NEAR]
+    sink = graph_of([result], given, power)
     assert streams(canonicalise(sink, None, HOPPER)) == 0
 
 

@@ -21,7 +21,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import Monoid, primitive, slot
 from baregrad.ir.core.node import Node, alu, const, rebuild, toposort
-from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.op import MOVEMENT, Op, Ops
 from baregrad.ir.core.substitution import substitute
 
 _EXPONENTIALS = (Ops.EXP, Ops.EXP2, Ops.EXP2_NEAR)
@@ -94,7 +94,51 @@ def is_operand(node: Node) -> bool:
     if node.op is not Ops.CAST or node.dtype is not dtypes.float32:
         return False
     source = node.src[0]
-    return source.dtype.kind == "float" and source.dtype.bits == 16 and source.op is not Ops.CAST
+    narrow = source.dtype.kind == "float" and source.dtype.bits == 16
+    return narrow and rounded(node) is None
+
+
+def rounded(factor: Node) -> Node | None:
+    """The float32 that a factor is, rounded to 16 bits and as float32 again; None for others."""
+    kinds = (dtypes.float32, None)
+    for wanted in kinds:
+        while factor.op in MOVEMENT:
+            factor = factor.src[0]
+        if factor.op is not Ops.CAST or (wanted is not None and factor.dtype is not wanted):
+            return None
+        factor = factor.src[0]
+    return factor if factor.dtype is dtypes.float32 else None
+
+
+def is_contraction(node: Node) -> bool:
+    """Whether a node is a sum of products of two 16-bit floats, as float32."""
+    if node.op is not Ops.REDUCE or node.arg.monoid is not primitive(Ops.ADD, dtypes.float32):
+        return False
+    product = node.src[0]
+    return product.op is Ops.MUL and all(is_operand(_shown(side)) for side in product.src)
+
+
+def is_chained(node: Node) -> bool:
+    """Whether a node sums products whose weights are made of a stream's states, as gradients do.
+
+    Its weights are computed anew where they are multiplied: they are made of a product themselves.
+    """
+    fits = node.op is Ops.REDUCE and node.arg.monoid is primitive(Ops.ADD, dtypes.float32)
+    if not fits or not node.mask & Ops.EXP2_NEAR.bit or node.src[0].op is not Ops.MUL:
+        return False
+    for side in node.src[0].src:
+        weights = rounded(side)
+        if weights is not None:
+            order = toposort(weights, enter=lambda below: not is_operand(below))
+            return any(one.op is Ops.PROJ and is_stream(one.src[0]) for one in order)
+    return False
+
+
+def _shown(node: Node) -> Node:
+    """What views show."""
+    while node.op in MOVEMENT:
+        node = node.src[0]
+    return node
 
 
 def is_stream(node: Node) -> bool:

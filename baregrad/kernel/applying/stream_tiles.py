@@ -4,19 +4,31 @@ Each warp has some rows. Of each tile of keys it makes the scores by its matrix 
 their largest may raise the row's maximum, then what was summed so far is scaled, once for the tile.
 The powers stay in the registers in which the second product takes them as its first factor. Keys
 and values are copied to shared memory one tile ahead. Of rows that see keys up to a limit alone,
-the tiles beyond it are left out.
+the tiles beyond it are left out. Gradients are sums of weights times values as well, whose weights
+are made of one or two products; of those by key or value, queries pass rows of keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc, Reduce
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.monoid import primitive
-from baregrad.ir.core.node import Node, alu, cast, const, extent_of, make_node, range_node, rebuild
+from baregrad.ir.core.node import (
+    Node,
+    alu,
+    cast,
+    const,
+    extent_of,
+    make_node,
+    range_node,
+    rebuild,
+    toposort,
+)
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import CopyTo, Done, Mma
@@ -52,7 +64,7 @@ def stream_to_loop(kernel: Node, schedule: Schedule, target: AnyTarget) -> Node:
     facts = stream_facts(kernel)
     if facts is None or len(schedule.steps) != 1:
         raise illegal(step, "it is the only step of a kernel that is one stream over keys")
-    dtype = facts.values.dtype
+    dtype = facts.products[0].left.dtype
     if target.kind != "gpu" or (dtype.name, DEPTH) not in target.warp_products:
         raise illegal(step, "the machine has no such instruction", found=dtype)
     if step.keys % DEPTH or any(width % DEPTH for width in facts.widths):
@@ -68,15 +80,22 @@ def _whole(places: Sequence[Dim]) -> Places:
     return tuple([index.as_node(place) for place in places])
 
 
+@dataclass(slots=True)
+class _Panel:
+    """An input's tile in shared memory: `read` along rows or keys, and across the other axis."""
+
+    array: Node
+    read: Node
+    across: Node
+
+
 class _Builder:
     """The axes and arrays of one kernel, and its statements."""
 
     def __init__(self, facts: StreamFacts, step: StreamTiles) -> None:
         self.facts, self.step = facts, step
-        self.dtype: DType = facts.values.dtype
+        self.dtype: DType = facts.products[0].left.dtype
         self.rows = step.warps * step.tiles * M
-        deep, wide = facts.widths
-        keys = step.keys
         self.lengths: tuple[Dim, Dim] = (
             1 if facts.row is None else extent_of(facts.row), extent_of(facts.key)
         )
@@ -86,29 +105,34 @@ class _Builder:
         self.number = _axis(0, count, "grid", "rows")
         self.warp = _axis(2, step.warps, "thread_y", "w")
         self.tile, self.m = _axis(20, step.tiles, "unroll", "u"), _axis(40, M, TILE, "m")
-        # Tiles of keys and their columns; of values; steps of either product.
-        self.part, self.n = _axis(30, keys // N, "unroll", "v"), _axis(41, N, TILE, "n")
+        # Tiles of keys and their columns; of values; steps of the last product.
+        self.part, self.n = _axis(30, step.keys // N, "unroll", "v"), _axis(41, N, TILE, "n")
+        wide = facts.widths[-1] if facts.column is not None else N
         self.block, self.c = _axis(31, wide // N, "unroll", "d"), _axis(42, N, TILE, "c")
-        self.outer, self.k = _axis(10, deep // DEPTH, "unroll", "ko"), _axis(43, DEPTH, TILE, "k")
-        self.turn, self.j = _axis(11, keys // DEPTH, "unroll", "jo"), _axis(44, DEPTH, TILE, "j")
+        self.turn = _axis(11, step.keys // DEPTH, "unroll", "jo")
+        self.k, self.j = _axis(43, DEPTH, TILE, "k"), _axis(44, DEPTH, TILE, "j")
         # Where no row sees later keys, the blocks with most to do come first.
         place: Dim = self.number
-        if facts.last_key is not None:
+        if facts.limit is not None and facts.limit[2] > 0:
             place = index.sub(index.sub(count, 1), self.number)
         self.start = index.mul(place, self.rows)
         own = index.add(index.mul(self.warp, step.tiles * M), index.mul(self.tile, M))
         self.place = index.add(own, self.m)
         self.row = index.add(self.start, self.place)
-        self.loop = _axis(1, self._trips(), "loop", "keys")
+        self.first, trips = self._span()
+        self.loop = _axis(1, trips, "loop", "keys")
         self.own: Places = (self.warp, self.tile, self.m)
         self.allocs = 0
         shape = (step.warps, step.tiles, M)
-        self.q = self._array("shared", (self.rows, deep + CHUNK), self.dtype)
-        self.kept = self._array("shared", (keys, deep + CHUNK), self.dtype, SLOTS)
-        self.values = self._array("shared", (keys, wide + CHUNK), self.dtype, SLOTS)
-        self.s = self._array("register", (*shape, keys // N, N))
-        self.sums = self._array("register", (*shape, N))
+        self.left = [self._panel(each.left, each.depth, self.rows, 1) for each in facts.products]
+        self.right: list[_Panel] = []
+        for each in facts.products:
+            self.right.append(self._panel(each.right, each.depth, step.keys, SLOTS))
+        if facts.values is not None and facts.column is not None:
+            self.right.append(self._panel(facts.values, facts.column, step.keys, SLOTS))
+        self.s = [self._array("register", (*shape, step.keys // N, N)) for _ in facts.products]
         self.acc = self._array("register", (*shape, wide // N, N))
+        self.sums = self._array("register", (*shape, N))
         self.top, self.next, self.scale, self.total = [
             self._array("register", shape) for _ in range(4)
         ]
@@ -121,59 +145,84 @@ class _Builder:
         where = Alloc(self.allocs, space, shape, depth=slots, name=name)
         return make_node(Ops.ALLOC, dtype, (), where)
 
-    def _trips(self) -> Dim:
-        """How many tiles of keys the block's rows see."""
-        facts, keys = self.facts, self.step.keys
+    def _panel(self, read: Node, across: Node, count: int, slots: int) -> _Panel:
+        """The tile of an input; the one that is there already where it holds the same."""
+        known = getattr(self, "right", [])
+        for panel in known if slots > 1 else ():
+            if substitute(read, {across: panel.across}) is panel.read:
+                return _Panel(panel.array, read, across)
+        width = extent_of(across)
+        assert isinstance(width, int)
+        array = self._array("shared", (count, width + CHUNK), self.dtype, slots)
+        return _Panel(array, read, across)
+
+    def _span(self) -> tuple[Dim, Dim]:
+        """The first tile of keys that the block's rows see, and how many they see."""
+        keys = self.step.keys
         every = index.floordiv(index.add(self.lengths[1], keys - 1), keys)
-        if facts.last_key is None:
-            return every
-        constant, factor = facts.last_key
-        last = index.add(constant, index.mul(index.add(self.start, self.rows - 1), factor))
-        seen = index.floordiv(index.add(last, keys), keys)
-        return index.maximum(index.minimum(every, seen), 0)
+        if self.facts.limit is None:
+            return 0, every
+        constant, factor, sign = self.facts.limit
+        if sign > 0:
+            last = index.add(constant, index.mul(index.add(self.start, self.rows - 1), factor))
+            seen = index.floordiv(index.add(last, keys), keys)
+            return 0, index.maximum(index.minimum(every, seen), 0)
+        # constant + factor * row + key < 0 hides: factor is -1 or 0.
+        least = index.sub(index.mul(self.start, -factor), constant)
+        first = index.minimum(index.maximum(index.floordiv(least, keys), 0), every)
+        return first, index.sub(every, first)
 
     def kernel(self) -> Node:
         """The loops over blocks, and in each: the rows, the tiles of keys, the results."""
-        statements = (
-            self._copy(self.q, self.facts.left, self.facts.row, self.facts.depth, 50),
+        facts = self.facts
+        statements = [
+            *[self._copy(panel, facts.row, 50 + 5 * place)
+              for place, panel in enumerate(self.left)],
             *self._copies(0, 60),
             make_node(Ops.COMMIT, dtypes.token),
-            store(self.top, _LOWEST, self.own),
-            store(self.sums, _ZERO, (*self.own, self.n)),
-            store(self.acc, _ZERO, (*self.own, self.block, self.c)),
-            make_node(Ops.LOOP, dtypes.token, (self.loop, sequence(self._iteration()))),
-            store(self.total, self._folded(Ops.ADD, load(self.sums, (*self.own, self.n)), self.n),
-                  self.own),
-            self._result(),
-        )  # fmt: skip
+        ]  # fmt: skip
+        if facts.states:
+            statements += [store(self.top, _LOWEST, self.own),
+                           store(self.sums, _ZERO, (*self.own, self.n))]  # fmt: skip
+        if facts.values is not None:
+            statements.append(store(self.acc, _ZERO, (*self.own, self.block, self.c)))
+        statements.append(
+            make_node(Ops.LOOP, dtypes.token, (self.loop, sequence(self._iteration())))
+        )
+        if facts.states:
+            total = self._folded(Ops.ADD, load(self.sums, (*self.own, self.n)), self.n)
+            statements.append(store(self.total, total, self.own))
+        statements += [self._result(out) for out in facts.kernel.src]
         body = sequence(statements)
         for axis in (self.number, *reversed(self.blocks)):
             body = make_node(Ops.LOOP, dtypes.token, (axis, body))
-        return make_node(Ops.KERNEL, dtypes.token, (body,), self.facts.kernel.arg)
+        return make_node(Ops.KERNEL, dtypes.token, (body,), facts.kernel.arg)
 
     # --- copies ---------------------------------------------------------------------------------
 
     def _copies(self, tile: Dim, number: int) -> tuple[Node, ...]:
         """The copies of one tile of keys, begun if there is one."""
-        facts, slot = self.facts, index.mod(tile, SLOTS)
-        start = index.mul(tile, self.step.keys)
-        made = (
-            self._copy(self.kept, facts.right, facts.key, facts.depth, number, start, slot),
-            self._copy(self.values, facts.values, facts.key, facts.column, number + 5, start, slot),
-        )
+        slot = index.mod(tile, SLOTS)
+        start = index.mul(index.add(self.first, tile), self.step.keys)
+        panels = {panel.array: panel for panel in reversed(self.right)}
+        made = tuple([
+            self._copy(panel, self.facts.key, number + 5 * place, start, slot)
+            for place, panel in enumerate(reversed(panels.values()))
+        ])
         there = index.less(tile, extent_of(self.loop))
         if there.op is Ops.CONST:
             return made if there.arg else ()
         return (make_node(Ops.IF, dtypes.token, (there, sequence(made))),)
 
     def _copy(
-        self, array: Node, read: Node, along: Node | None, across: Node, number: int,
+        self, panel: _Panel, along: Node | None, number: int,
         start: Dim | None = None, slot: Dim | None = None,
     ) -> Node:  # fmt: skip
         """A tile of an input in shared memory, by all threads; zeros past its end."""
+        array = panel.array
         count, width = array.arg.shape[0], array.arg.shape[1] - CHUNK
         threads = self.step.warps * LANES.src[0].arg
-        lanes = CHUNK if self._is_chunked(read, across) else 1
+        lanes = CHUNK if _is_chunked(panel) else 1
         first = self.start if start is None else start
         vector = _axis(number, lanes, "vector")
         place: Dim = index.add(index.mul(self.warp, LANES.src[0].arg), LANES)
@@ -183,10 +232,10 @@ class _Builder:
         at = index.floordiv(place, width // lanes)
         column = index.add(index.mul(index.mod(place, width // lanes), lanes), vector)
         row = index.add(first, at)
-        places: dict[Node, Dim] = {across: column}
+        places: dict[Node, Dim] = {panel.across: column}
         if along is not None:
             places[along] = row
-        found = self._read(read, places)
+        found = self._read(panel.read, places)
         limit = self.lengths[0 if start is None else 1]
         found = guarded(index.less(row, limit), found)
         to = _whole((*(() if slot is None else (slot,)), at, column))
@@ -199,12 +248,6 @@ class _Builder:
             done = make_node(Ops.IF, dtypes.token, (index.less(at, count), done))
         return make_node(Ops.LOOP, dtypes.token, (each, done)) if lanes == 1 else done
 
-    def _is_chunked(self, read: Node, across: Node) -> bool:
-        """Whether elements along an axis lie together, in chunks of 16 bytes."""
-        terms, constant = index.linear(index.flatten(read.src[1:], read.src[0].shape))
-        others = [scale for atom, scale in terms.items() if atom is not across]
-        return terms.get(across) == 1 and not any(s % CHUNK for s in (constant, *others))
-
     def _read(self, read: Node, places: dict[Node, Dim]) -> Node:
         """An element of an input, at places along some axes."""
         mapping = dict(zip(self.facts.batch, self.blocks, strict=True))
@@ -216,55 +259,77 @@ class _Builder:
 
     def _iteration(self) -> list[Node]:
         """What a block does for a tile of keys."""
-        s, own = self.s, (*self.own, self.part, self.n)
+        facts, own = self.facts, (*self.own, self.part, self.n)
+        statements = [
+            make_node(Ops.DONE, dtypes.token, (), Done("copy")),
+            *self._copies(index.add(self.loop, 1), 75),
+            make_node(Ops.COMMIT, dtypes.token),
+        ]
+        for place, s in enumerate(self.s):
+            statements += [store(s, _ZERO, own), self._scores(place, load(s, own))]
+        s = self.s[0]
+        if facts.states:
+            statements += self._states(s, own)
+        if facts.values is None:
+            return statements
+        if facts.power is None:
+            statements.append(store(s, self._weights({}), own))
+        elif facts.weights is not facts.power:
+            statements.append(store(s, self._weights({facts.power: load(s, own)}), own))
+        acc = load(self.acc, (*self.own, self.block, self.c))
+        statements.append(self._product(acc, *self._second(), "n", (self.j, self.turn)))
+        if facts.states:
+            statements.append(store(self.top, load(self.next, self.own), self.own))
+        return statements
+
+    def _states(self, s: Node, own: Places) -> list[Node]:
+        """The maximum of a tile raises that of its rows, by which what was summed is scaled."""
+        facts = self.facts
         sums, acc = (*self.own, self.n), (*self.own, self.block, self.c)
         scores, top = load(s, own), load(self.top, self.own)
         following, scale = load(self.next, self.own), load(self.scale, self.own)
         high = self._folded(Ops.MAX, scores, self.part, self.n)
-        known = alu(Ops.CMPEQ, following, _LOWEST)
-        shift = alu(Ops.WHERE, known, _ZERO, following)
+        none = alu(Ops.CMPEQ, following, _LOWEST)
+        shift = alu(Ops.WHERE, none, _ZERO, following)
         power = Node(Ops.EXP2_NEAR, F32, (alu(Ops.SUB, scores, shift),))
         factor = Node(Ops.EXP2, F32, (alu(Ops.SUB, top, shift),))
         summed = self._folded(Ops.ADD, scores, self.part)
         statements = [
-            make_node(Ops.DONE, dtypes.token, (), Done("copy")),
-            *self._copies(index.add(self.loop, 1), 70),
-            make_node(Ops.COMMIT, dtypes.token),
-            store(s, _ZERO, own),
-            self._product(load(s, own), self._left(), self._right(), "k"),
-            store(s, self._exponent(scores), own),
+            store(s, self._exponent(), own),
             store(self.next, alu(Ops.MAX, top, Node(Ops.CEIL, F32, (high,))), self.own),
             store(self.scale, factor, self.own),
             store(s, power, own),
             store(self.sums, Node(Ops.FMA, F32, (load(self.sums, sums), scale, summed)), sums),
-            store(self.acc, alu(Ops.MUL, load(self.acc, acc), scale), acc),
         ]
-        if self.facts.weights is not self.facts.power:
-            statements.append(store(s, self._weights(scores), own))
-        statements.append(self._product(load(self.acc, acc), *self._second(), "n"))
-        statements.append(store(self.top, following, self.own))
-        return statements
+        if facts.values is None:
+            return [*statements, store(self.top, following, self.own)]
+        return [*statements, store(self.acc, alu(Ops.MUL, load(self.acc, acc), scale), acc)]
 
-    def _left(self) -> Node:
-        step = index.add(index.mul(self.outer, DEPTH), self.k)
-        return load(self.q, _whole((self.place, step)))
-
-    def _right(self) -> Node:
-        slot, step = index.mod(self.loop, SLOTS), index.add(index.mul(self.outer, DEPTH), self.k)
-        return load(self.kept, _whole((slot, index.add(index.mul(self.part, N), self.n), step)))
+    def _scores(self, place: int, total: Node) -> Node:
+        """The MMA of a product inside the stream."""
+        each, left, right = self.facts.products[place], self.left[place], self.right[place]
+        deep = extent_of(each.depth)
+        assert isinstance(deep, int)
+        outer = _axis(10, deep // DEPTH, "unroll", "ko")
+        step = index.add(index.mul(outer, DEPTH), self.k)
+        column = index.add(index.mul(self.part, N), self.n)
+        a = load(left.array, _whole((self.place, step)))
+        b = load(right.array, _whole((index.mod(self.loop, SLOTS), column, step)))
+        return self._product(total, a, b, "k", (self.k, outer))
 
     def _second(self) -> tuple[Node, Node]:
-        """The factors of the second product: powers in registers, and values."""
+        """The factors of the last product: weights in registers, and values."""
         part = index.add(index.mul(self.turn, DEPTH // N), index.floordiv(self.j, N))
-        held = load(self.s, (*self.own, *_whole((part, index.mod(self.j, N)))))
+        held = load(self.s[0], (*self.own, *_whole((part, index.mod(self.j, N)))))
         step = index.add(index.mul(self.turn, DEPTH), self.j)
         column = index.add(index.mul(self.block, N), self.c)
         places = _whole((index.mod(self.loop, SLOTS), step, column))
-        return cast(held, self.dtype), load(self.values, places)
+        return cast(held, self.dtype), load(self.right[-1].array, places)
 
-    def _product(self, total: Node, left: Node, right: Node, major: str) -> Node:
+    def _product(
+        self, total: Node, left: Node, right: Node, major: str, summed: Places
+    ) -> Node:
         """The MMA that adds all steps of a tile's product to registers."""
-        summed = (self.k, self.outer) if major == "k" else (self.j, self.turn)
         columns = self.n if major == "k" else self.c
         space = "shared" if major == "k" else "register"
         info = Mma("mma.sync", (M, N, DEPTH), self.dtype, F32, space, major)
@@ -276,50 +341,65 @@ class _Builder:
 
     def _key(self) -> Dim:
         part = index.add(index.mul(self.part, N), self.n)
-        return index.add(index.mul(self.loop, self.step.keys), part)
+        return index.add(index.mul(index.add(self.first, self.loop), self.step.keys), part)
 
     def _at_tile(self, value: Node, known: dict[Node, Node]) -> Node:
         """An expression over the kernel's axes at the elements of a tile."""
-        facts, key = self.facts, self._key()
+        facts, key, own = self.facts, self._key(), (*self.own, self.part, self.n)
         places: dict[Node, Node] = dict(zip(facts.batch, self.blocks, strict=True))
         places[facts.key] = index.as_node(key)
         if facts.row is not None:
             places[facts.row] = index.as_node(self.row)
-        inside = index.both(index.less(self.row, self.lengths[0]), index.less(key, self.lengths[1]))
+        for scores, s in zip(facts.products, self.s, strict=True):
+            places[scores.total] = load(s, own)
+        bounds = {facts.row: index.less(self.row, self.lengths[0]),
+                  facts.key: index.less(key, self.lengths[1])}  # fmt: skip
 
         def visit(node: Node) -> Node | None:
-            if node.op is not Ops.INDEX:
-                return index.resimplify(node)
-            array, *indices = node.src
+            return index.resimplify(node)
+
+        def read(node: Node) -> Node:
+            """An element, where there is one: reads of a row alone ask nothing of the key."""
+            array, *indices = substitute(node, {a: p for a, p in places.items()
+                                                if a.op is Ops.RANGE}).src  # fmt: skip
+            there = [holds for axis, holds in bounds.items() if axis in node.ranges]
             place = index.flatten(indices, array.shape)
-            return guarded(inside, load(_flat(array), _whole((place,))))
+            return guarded(index.both(*there), load(_flat(array), _whole((place,))))
 
-        return rebuild(value, visit, memo={**places, **known})
+        memo = {**places, **known}
+        for node in toposort(value, enter=lambda one: one not in memo):
+            if node.op is Ops.INDEX and node not in memo:
+                memo[node] = read(node)
+        return rebuild(value, visit, memo=memo)
 
-    def _exponent(self, scores: Node) -> Node:
+    def _exponent(self) -> Node:
         """x of a tile's elements, -inf past the last key."""
-        found = self._at_tile(self.facts.exponent, {self.facts.scores: scores})
+        found = self._at_tile(self.facts.exponent, {})
         there = index.less(self._key(), self.lengths[1])
         return found if there.op is Ops.CONST else alu(Ops.WHERE, there, found, _LOWEST)
 
-    def _weights(self, scores: Node) -> Node:
-        """What is made of a tile's powers."""
-        return self._at_tile(self.facts.weights, {self.facts.power: scores})
+    def _weights(self, known: dict[Node, Node]) -> Node:
+        """The weights of a tile's elements, 0 past the last key."""
+        assert self.facts.weights is not None
+        found = self._at_tile(self.facts.weights, known)
+        there = index.less(self._key(), self.lengths[1])
+        return found if there.op is Ops.CONST else alu(Ops.WHERE, there, found, _ZERO)
 
     # --- results --------------------------------------------------------------------------------
 
-    def _result(self) -> Node:
+    def _result(self, out: Node) -> Node:
         """What is made of the states, written where there is a row."""
         facts = self.facts
-        states = (
-            load(self.top, self.own), load(self.total, self.own),
-            load(self.acc, (*self.own, self.block, self.c)),
-        )
-        column = index.add(index.mul(self.block, N), self.c)
-        places: dict[Node, Node] = dict(zip(facts.batch, self.blocks, strict=True))
-        places[facts.column] = index.as_node(column)
+        acc = load(self.acc, (*self.own, self.block, self.c))
+        states = (load(self.top, self.own), load(self.total, self.own), acc)
+        memo: dict[Node, Node] = dict(zip(facts.batch, self.blocks, strict=True))
+        if facts.column is not None:
+            column = index.add(index.mul(self.block, N), self.c)
+            memo[facts.column] = index.as_node(column)
         if facts.row is not None:
-            places[facts.row] = index.as_node(self.row)
+            memo[facts.row] = index.as_node(self.row)
+        if not facts.states:
+            memo[facts.fold] = acc
         there = index.less(self.row, self.lengths[0])
 
         def visit(node: Node) -> Node | None:
@@ -331,14 +411,19 @@ class _Builder:
                 return guarded(there, load(_flat(array), _whole((place,))))
             return index.resimplify(node)
 
-        def enter(node: Node) -> bool:
-            return node is not facts.fold
-
-        array, value, *indices = facts.out.src
-        found = rebuild(value, visit, memo=dict(places), enter=enter)
-        at = [rebuild(place, visit, memo=dict(places)) for place in indices]
+        array, value, *indices = out.src
+        found = rebuild(value, visit, memo=memo, enter=lambda node: node is not facts.fold)
+        at = [rebuild(place, visit, memo=memo) for place in indices]
         done = store(_flat(array), found, _whole((index.flatten(at, array.shape),)))
         return done if there.op is Ops.CONST else make_node(Ops.IF, dtypes.token, (there, done))
+
+
+def _is_chunked(panel: _Panel) -> bool:
+    """Whether elements across a panel lie together, in chunks of 16 bytes."""
+    read = panel.read
+    terms, constant = index.linear(index.flatten(read.src[1:], read.src[0].shape))
+    others = [scale for atom, scale in terms.items() if atom is not panel.across]
+    return terms.get(panel.across) == 1 and not any(s % CHUNK for s in (constant, *others))
 
 
 def _flat(array: Node) -> Node:

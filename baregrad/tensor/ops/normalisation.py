@@ -342,12 +342,14 @@ def _narrow(
 def _gradients(parts: _Parts, out: Node, gradient: Node) -> tuple[Node, Node, Node, Node]:
     """The gradients of query, key, value and of what is added to the scores."""
     q, k, v, power, total, kept, factor = parts
-    weights = nodes.div(power, total)
+    weights = nodes.mul(power, Node(Ops.RECIPROCAL, F32, (total,)))
     given = nodes.cast(gradient, v.dtype)
     to_value = _product(_turned(nodes.cast(_thinned(weights, kept), v.dtype)), _turned(given))
-    mean = nodes.mul(nodes.cast(given, F32), nodes.cast(out, F32))
+    mean = _along_last(Ops.ADD, nodes.mul(nodes.cast(given, F32), nodes.cast(out, F32)))
     toward = _thinned(_product(given, v), kept)
-    slope = nodes.mul(weights, nodes.sub(toward, _along_last(Ops.ADD, mean)))
+    # A number for each row, which all its slopes read.
+    stored = Node(Ops.CONTIGUOUS, F32, (mean,))
+    slope = nodes.mul(weights, nodes.sub(toward, stored))
     narrow = nodes.cast(slope, q.dtype)
     scale = const(factor, F32)
     to_query = nodes.mul(_product(narrow, _turned(k)), scale)

@@ -27,21 +27,25 @@ def plan_stream(
 ) -> tuple[Schedule, tuple[Reason, ...]] | None:
     """The schedule of a prepared KERNEL that is one stream, and why; None where it is none."""
     facts = stream_facts(kernel) if kernel.mask & Ops.EXP2_NEAR.bit else None
-    if facts is None or (facts.values.dtype.name, M) not in target.warp_products:
+    if facts is None or (facts.products[0].left.dtype.name, M) not in target.warp_products:
         return None
     rows = 1 if facts.row is None else index.upper(extent_of(facts.row))
-    tiles = 2 if facts.widths[1] <= WIDEST_OF_TWO and rows > WARPS * M else 1
+    wide = 0 if facts.column is None else facts.widths[-1]
     warps = min(WARPS, -(-rows // M))
-    for keys in KEYS:
-        held = tiles * (facts.widths[1] + keys) // 2
-        nbytes = _shared_nbytes(facts, warps * tiles * M, keys)
-        if held <= MOST_HELD and nbytes <= target.shared_bytes_per_block:
-            reason = "a stream: blocks of {} rows, keys pass {} at a time", warps * tiles * M, keys
-            return Schedule((StreamTiles(warps, tiles, keys),)), (reason,)
+    for tiles in (2, 1):
+        if tiles > 1 and (wide > WIDEST_OF_TWO or rows <= WARPS * M):
+            continue
+        for keys in KEYS:
+            held = tiles * (wide + keys * len(facts.products)) // 2
+            nbytes = _shared_nbytes(facts, warps * tiles * M, keys)
+            if held <= MOST_HELD and nbytes <= target.shared_bytes_per_block:
+                text = "a stream: blocks of {} rows, keys pass {} at a time"
+                step = StreamTiles(warps, tiles, keys)
+                return Schedule((step,)), ((text, warps * tiles * M, keys),)
     return None
 
 
 def _shared_nbytes(facts: StreamFacts, rows: int, keys: int) -> int:
-    """What a block keeps of its rows, of keys and of values."""
-    deep, wide = (width * facts.values.dtype.itemsize + APART for width in facts.widths)
-    return rows * deep + SLOTS * keys * (deep + wide)
+    """What a block keeps of its rows, of keys and of values, at most."""
+    widths = [width * facts.products[0].left.dtype.itemsize + APART for width in facts.widths]
+    return rows * sum(widths[: len(facts.products)]) + SLOTS * keys * sum(widths)
