@@ -9,8 +9,8 @@ from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.stream_facts import stream_facts
 from baregrad.schedule import make_plan
 from baregrad.testing.examples.nests import attended, product, row_sums
-from tests.graph.gpu_graphs import HOPPER
-from tests.graph.whole.test_streams import BRAIN, attention, differentiated, graph_of
+from tests.graph.graphs.gpu_graphs import HOPPER
+from tests.graph.test_streams import BRAIN, attention, differentiated, graph_of
 
 
 def test_the_axes_of_a_stream() -> None:
