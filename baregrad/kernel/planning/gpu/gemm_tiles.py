@@ -62,9 +62,9 @@ class TileChoice(NamedTuple):
 
 TILES = tuple([
     WarpTile(*sizes) for sizes in (
-        (2, 4, 4, 8), (4, 4, 2, 8), (2, 4, 2, 8), (2, 4, 4, 4), (4, 2, 2, 4), (2, 2, 4, 4),
-        (2, 2, 2, 4), (4, 2, 1, 4), (1, 2, 4, 4), (1, 2, 4, 2), (1, 1, 4, 4), (1, 1, 4, 2),
-        (4, 2, 1, 2), (4, 2, 1, 1),
+        (2, 4, 4, 8), (4, 4, 2, 8), (2, 4, 4, 6), (4, 3, 2, 8), (2, 4, 2, 8), (2, 4, 4, 4),
+        (2, 4, 2, 4), (2, 2, 2, 8), (4, 2, 2, 4), (2, 2, 4, 4), (2, 2, 2, 4), (4, 2, 1, 4),
+        (1, 2, 4, 4), (1, 2, 4, 2), (1, 1, 4, 4), (1, 1, 4, 2), (4, 2, 1, 2), (4, 2, 1, 1),
     )
 ])  # fmt: skip
 MOST_SLOTS = 6
@@ -73,9 +73,10 @@ MOST_SLOTS = 6
 # a panel is read, multiplied and met for, at least; until what was asked for is there.
 MACS, SHARED_BYTES, CACHE_BYTES = 1024, 128, 36
 BEGIN, STEP, LATENCY = 2500, 250, 900
-# What work takes without copies beside it, by what it takes with them; how far one kind of work
-# delays another.
-ALONE = 1.6
+# What work takes by what it would take without waits: with one panel nothing is under way while
+# that is multiplied, with two each is asked for one panel ahead. And how far one kind of work delays
+# another.
+WAITING = (0.0, 1.6, 1.1)
 BESIDE = 0.1
 # Lanes of a multiprocessor; instructions of an operation, as the facts of kernels count them.
 LANES, INSTRUCTIONS = 128, 3
@@ -150,7 +151,6 @@ def _cycles(
     after = tile.m * tile.n * size.after * INSTRUCTIONS / LANES
     busy = each * (max(work) + BESIDE * sum(work) + after * (0.5 if here > 1 else 1.0))
     turns = -(-each // resident)
-    if slots == 1 and panels > 1:
-        # Nothing is under way while a panel is multiplied.
-        busy *= ALONE
+    if slots < min(panels, len(WAITING)):
+        busy *= WAITING[slots]
     return max(busy, turns * panels * STEP) + turns * BEGIN
