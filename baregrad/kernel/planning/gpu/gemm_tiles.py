@@ -74,8 +74,8 @@ MOST_SLOTS = 6
 MACS, SHARED_BYTES, CACHE_BYTES = 1024, 128, 36
 BEGIN, STEP, LATENCY = 2500, 250, 900
 # What work takes by what it would take without waits: with one panel nothing is under way while
-# that is multiplied, with two each is asked for one panel ahead. And how far one kind of work delays
-# another.
+# that is multiplied, with two each is asked for one panel ahead. And how far one kind of work
+# delays another.
 WAITING = (0.0, 1.6, 1.1)
 BESIDE = 0.1
 # Lanes of a multiprocessor; instructions of an operation, as the facts of kernels count them.
