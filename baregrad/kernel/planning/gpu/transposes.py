@@ -49,7 +49,9 @@ def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     )
     plan.grid([axis for axis in axes if axis is not inner and axis is not outer])
     a, b = plan.name(outer), plan.name(inner)
-    down = ((f"{a}_u", STEPS), (f"{a}_y", rows // STEPS))
+    # What has conditions is copied an element at a time: more threads have as much under way.
+    steps = STEPS // lanes if lanes == 2 and any(each.guarded for each in crossed) else STEPS
+    down = ((f"{a}_u", steps), (f"{a}_y", rows // steps))
     right = ((f"{b}_x", SIDE), *([(f"{b}_v", lanes)] if lanes > 1 else []))
     plan.steps.append(Split(a, ((f"{a}_o", 0), *down), masked=True))
     plan.steps.append(Split(b, ((f"{b}_o", 0), *right), masked=True))
