@@ -209,7 +209,8 @@ def _summary(
     lines.append("")
     for what, is_meant in (("eager", (True,)), ("jit", (False,)), ("all", (False, True))):
         meant = [one for one in records if one["is_eager"] in is_meant]
-        lines.append(f"{what}: {_mean_text(meant)}")
+        if meant:
+            lines.append(f"{what}: {_mean_text(meant)}")
     return "\n".join(lines)
 
 
