@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.analysis.stream import pair, stream
+from baregrad.ir.analysis.stream import is_stream, pair, stream
+from baregrad.ir.core.attrs import Param, Reduce
 from baregrad.ir.core.monoid import arg_extreme, primitive
+from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.monoids import combine, fold, identity, lift
 
@@ -65,3 +67,12 @@ def test_a_pair_is_both() -> None:
     np.testing.assert_allclose(total, x.sum())
     assert (top, where) == (x.max(), x.argmax())
     assert len(lift(monoid, (x, x, place))) == 3
+
+
+def test_places_of_extremes_are_no_stream() -> None:
+    """Of integers there is none to compare with: they have no infinity."""
+    for dtype in (dtypes.uint8, dtypes.int64, dtypes.float32):
+        array = Node(Ops.PARAM, dtype, (), Param(0, (8,)))
+        places = Node(Ops.IOTA, dtypes.int64, (), 8)
+        arg = Reduce(arg_extreme(Ops.MAX, dtype), (0,))
+        assert not is_stream(Node(Ops.REDUCE, dtype, (array, places), arg))

@@ -143,7 +143,7 @@ def _shown(node: Node) -> Node:
 
 def is_stream(node: Node) -> bool:
     """Whether a node is a reduction by the monoid of R4."""
-    if node.op is not Ops.REDUCE or node.arg.monoid.arity < 2:
+    if node.op is not Ops.REDUCE or node.arg.monoid.arity < 2 or node.dtype.kind != "float":
         return False
     monoid = node.arg.monoid
     return any(monoid is stream(node.dtype, monoid.arity - 1, op) for op in _EXPONENTIALS)
