@@ -69,6 +69,8 @@ def test_rows_of_every_family_are_right(tmp_path: Path, capsys: pytest.CaptureFi
     assert f"{len(QUICK)} rows: 0 hold their bar, 0 do not, 0 failed" in told
 
 
+# Both sides compile a training step of ResNet-50.
+@pytest.mark.timeout(1800)
 @pytest.mark.slow
 def test_every_row_is_right(tmp_path: Path) -> None:
     pytest.importorskip("torch")
