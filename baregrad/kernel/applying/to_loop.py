@@ -199,7 +199,7 @@ class _Builder:
         value, *indices = self.convert(roots)
         if indices[0].op is Ops.WHERE and indices[0].src[2] is NOWHERE:
             condition, indices[0], _ = indices[0].src
-            path.append(self.nest(path[-1], condition, NOTHING, share=False))
+            path.append(self.nest(path[-1], condition, NOTHING, share=out.arg.apart))
         source = (out.src[0], value, *indices)
         path[-1].items.append(instruction(Ops.STORE, dtypes.token, source, out.arg.monoid))
 

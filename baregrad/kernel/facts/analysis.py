@@ -259,7 +259,7 @@ def _facts(kernel: Node) -> Facts:
     work: dict[frozenset[Node], int] = {}
     offsets: _Offsets = {}
     accesses = [
-        ArrayAccess(out.src[0], _offset(out, out.src[2:], offsets), out_axes(out), True)
+        ArrayAccess(out.src[0], _written_at(out, offsets), out_axes(out), True)
         for out in kernel.src
     ]
     data = NO_RANGES.union(*[write.axes for write in accesses])
@@ -310,6 +310,14 @@ def _facts(kernel: Node) -> Facts:
         tuple(stages),
         ordered, frozenset(exposed), tuple(order), work,
     )
+
+
+def _written_at(out: Node, known: _Offsets) -> Offset:
+    """Where an OUT writes; one that writes on a stretch of its axes alone, where it does so."""
+    places = out.src[2:]
+    if out.arg.apart and len(places) == 1 and places[0].op is Ops.WHERE:
+        return access_offset(out.src[0], (places[0].src[1],))
+    return _offset(out, places, known)
 
 
 def _positions(node: Node) -> frozenset[Node]:
