@@ -1,0 +1,202 @@
+"""Launches that follow each other and have nothing to do with each other, as one, on GPUs.
+
+An optimiser's step is a kernel for each parameter, of which most are too small to keep a GPU busy
+and none begins before the one in front of it has ended. Kernels that compute elements from elements
+at the same place, of arrays of their own, become one along a single axis: each has a stretch of
+it, and whole blocks at that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import prod
+
+from baregrad.base.bits import round_up
+from baregrad.dtypes import dtypes
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import KernelInfo, Out, Param
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node, alu, const, range_node, rebuild, toposort
+from baregrad.ir.core.op import Ops, mask_of
+from baregrad.schedule.plan import Launch, Plan, PlannedBuffer
+
+# Where a stretch begins: at a block's first element, however many a thread has.
+STRETCH = 1 << 13
+# Elements that one access of a thread has, at most.
+LANES = 4
+MOST_MEMBERS = 8
+# Arrays of a group, at most: each is an argument.
+MOST_ARRAYS = 120
+# Values of a kernel that may be one of a group: each is code.
+MOST_NODES = 160
+_NEVER = mask_of((Ops.REDUCE, Ops.SCAN, Ops.STAGE, Ops.GUARD, Ops.VAR))
+_NOWHERE = const(-1, dtypes.index)
+
+
+def grouped(plan: Plan) -> Plan:
+    """The plan with launches in groups, those of equal kernels first, so that groups are equal."""
+    steps: list[Launch] = []
+    run = _Run(plan.buffers)
+    for step in plan.steps:
+        alone = _is_alone(step.kernel)
+        if alone or not run.is_beside(step):
+            steps += run.launches()
+            run = _Run(plan.buffers)
+        if alone:
+            steps.append(step)
+        else:
+            run.add(step)
+    steps += run.launches()
+    return plan if len(steps) == len(plan.steps) else replace(plan, steps=tuple(steps))
+
+
+class _Run:
+    """Launches that follow each other, of which none touches what another writes."""
+
+    def __init__(self, buffers: Sequence[PlannedBuffer]) -> None:
+        self.buffers = buffers
+        self.members: list[Launch] = []
+        self.written: set[int] = set()
+        self.touched: set[int] = set()
+
+    def add(self, step: Launch) -> None:
+        """Take one more, which is beside the others."""
+        self.members.append(step)
+        self.written.update(step.buffers[slot] for slot in step.writes)
+        self.touched.update(step.buffers)
+
+    def is_beside(self, step: Launch) -> bool:
+        """Whether a launch touches nothing that others write, and the other way round."""
+        written = {step.buffers[slot] for slot in step.writes}
+        return not self._meet(written, self.touched) and not self._meet(
+            self.written, set(step.buffers)
+        )
+
+    def _meet(self, some: set[int], others: set[int]) -> bool:
+        if not some.isdisjoint(others):
+            return True
+        ours, theirs = (
+            [one for place in places if (one := self.buffers[place]).kind == "temp"]
+            for places in (some, others)
+        )
+        return any(_overlap(one, other) for one in ours for other in theirs)
+
+    def launches(self) -> list[Launch]:
+        """The launches, as few as may be."""
+        order: dict[Node, int] = {}
+        for one in self.members:
+            order.setdefault(one.kernel, len(order))
+        members = sorted(self.members, key=lambda one: order[one.kernel])
+        found: list[Launch] = []
+        group: list[Launch] = []
+        for one in members:
+            if group and not _has_room(group, one):
+                found.append(_joined(group))
+                group = []
+            group.append(one)
+        return [*found, _joined(group)] if group else found
+
+
+def _overlap(one: PlannedBuffer, other: PlannedBuffer) -> bool:
+    """Whether two temporaries share memory."""
+    ends = [index.upper(buffer.nbytes) + buffer.offset for buffer in (one, other)]
+    return one.offset < ends[1] and other.offset < ends[0]
+
+
+def _has_room(group: Sequence[Launch], step: Launch) -> bool:
+    arrays = {place for one in (*group, step) for place in one.buffers}
+    return len(group) < MOST_MEMBERS and len(arrays) <= MOST_ARRAYS
+
+
+def _is_alone(kernel: Node) -> bool:
+    """Whether a kernel is none of elements from elements at the same place."""
+    if kernel.mask & _NEVER:
+        return True
+    places = kernel.src[0].src[2:]
+    shape = kernel.src[0].src[0].shape
+    count = prod(shape) if all(isinstance(extent, int) for extent in shape) else 0
+    if not count or count % LANES:
+        return True
+    for out in kernel.src:
+        if out.arg != Out() or out.src[2:] != places or out.src[0].shape != shape:
+            return True
+    if any(place.op is not Ops.RANGE for place in places) or len(set(places)) < len(places):
+        return True
+    nodes = toposort(kernel)
+    if len(nodes) > MOST_NODES:
+        return True
+    for node in nodes:
+        if node.op is Ops.PARAM:
+            if node.dtype.bits < 8 and node.dtype.kind != "bool":
+                return True  # several lie in a byte
+        elif node.op is Ops.INDEX:
+            if node.src[0].op is not Ops.PARAM or (
+                node.src[0].shape and (node.src[1:] != places or node.src[0].shape != shape)
+            ):
+                return True
+        elif node.op is not Ops.OUT and any(child.dtype is dtypes.index for child in node.src):
+            if node.op is not Ops.RANGE:
+                return True
+    return False
+
+
+def _joined(members: list[Launch]) -> Launch:
+    """Launches as one; as it is where there is only one."""
+    if len(members) < 2:
+        return members[0]
+    written = [one.buffers[slot] for one in members for slot in one.writes]
+    read = dict.fromkeys(
+        place for one in members for slot, place in enumerate(one.buffers)
+        if slot not in one.writes
+    )
+    places = (*written, *read)
+    read_slot = {place: len(written) + number for number, place in enumerate(read)}
+    total = 0
+    begins = []
+    for one in members:
+        begins.append(total)
+        total += round_up(prod(one.kernel.src[0].src[0].shape), STRETCH)
+    line = range_node(total, 0)
+    outs: list[Node] = []
+    for one, begin in zip(members, begins, strict=True):
+        slots = {slot: len(outs) + number for number, slot in enumerate(one.writes)}
+        slots.update(
+            (slot, read_slot[place]) for slot, place in enumerate(one.buffers)
+            if slot not in slots
+        )
+        outs += _moved(one.kernel, slots, index.sub(line, begin))
+    aliases = tuple(
+        (slot, read_slot[place]) for slot, place in enumerate(written) if place in read_slot
+    )
+    kernel = Node(Ops.KERNEL, dtypes.token, tuple(outs), KernelInfo(f"maps_{len(members)}_{total}"))
+    origins = tuple(dict.fromkeys(node for one in members for node in one.origins))
+    return Launch(kernel, places, tuple(range(len(written))), aliases, origins)
+
+
+def _moved(kernel: Node, slots: dict[int, int], place: Dim) -> list[Node]:
+    """The OUTs of a kernel over a stretch of one axis; `place` counts from where it begins."""
+    count = prod(kernel.src[0].src[0].shape)
+    at = index.as_node(place)
+    inside = index.both(index.at_least(place, 0), index.less(place, count))
+
+    def array(param: Node) -> Node:
+        shape = (count,) if param.shape else ()
+        return Node(Ops.PARAM, param.dtype, (), Param(slots[param.arg.slot], shape))
+
+    def visit(node: Node) -> Node | None:
+        if node.op is not Ops.INDEX:
+            return None
+        param = node.src[0]
+        # Nothing is read where nothing is written.
+        return Node(Ops.INDEX, node.dtype, (array(param), at) if param.shape else (array(param),))
+
+    memo: dict[Node, Node] = {}
+    where = alu(Ops.WHERE, inside, at, _NOWHERE)
+    made = []
+    for out in kernel.src:
+        value = rebuild(out.src[1], visit, memo=memo)
+        made.append(
+            Node(Ops.OUT, dtypes.token, (array(out.src[0]), value, where), Out(apart=True))
+        )
+    return made

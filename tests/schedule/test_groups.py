@@ -1,0 +1,117 @@
+"""Launches that have nothing to do with each other, as one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad import optim
+from baregrad.dtypes import dtypes
+from baregrad.engine.session import current_session
+from baregrad.graph import canonicalise
+from baregrad.ir.core.attrs import Param, Reduce
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node, alu, const
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.kernel_level import evaluate_kernel
+from baregrad.ir.verify.verify import verify
+from baregrad.schedule import make_plan
+from baregrad.schedule.groups import MOST_MEMBERS
+from baregrad.schedule.plan import Plan
+from baregrad.target import gpu_row
+from baregrad.tensor import Tensor
+from baregrad.tensor.jit.jit import jit
+from baregrad.testing.ptx_device import ptx_session
+
+HOPPER = gpu_row("sm_90a")
+F32 = dtypes.float32
+RNG = np.random.default_rng(5)
+
+
+def argument(slot: int, *shape: int) -> Node:
+    return Node(Ops.PARAM, F32, (), Param(slot, shape))
+
+
+def plan_of(*values: Node, on_gpu: bool = True) -> Plan:
+    target = HOPPER if on_gpu else None
+    sink = Node(Ops.SINK, dtypes.token, values)
+    return make_plan(canonicalise(sink, None, target), donate={}, target=target)
+
+
+def doubled(x: Node) -> Node:
+    two = Node(Ops.EXPAND, F32, (Node(Ops.RESHAPE, F32, (const(2.0, F32),), (1,) * len(x.shape)),),
+               x.shape)
+    return alu(Ops.ADD, alu(Ops.MUL, x, two), x)
+
+
+def test_values_of_arrays_of_their_own_are_one_launch() -> None:
+    shapes = ((16, 4), (100,), (4,), (8192,))
+    plan = plan_of(*[doubled(argument(slot, *shape)) for slot, shape in enumerate(shapes)])
+    assert len(plan.kernels) == 1
+    (step,) = plan.steps
+    verify(step.kernel, "kernel")
+    arrays = [RNG.standard_normal(shape).astype(np.float32) for shape in shapes]
+    given: dict[int, Any] = {}
+    for slot, place in enumerate(step.buffers):
+        buffer = plan.buffers[place]
+        held = arrays[buffer.slot] if buffer.kind == "param" else np.zeros(buffer.shape, np.float32)
+        given[slot] = np.ascontiguousarray(held).reshape(-1)
+    evaluate_kernel(step.kernel, given)
+    found = {place: given[slot] for slot, place in enumerate(step.buffers)}
+    for place, array in zip(plan.outputs, arrays, strict=True):
+        np.testing.assert_array_equal(found[place], (array * 2 + array).reshape(-1))
+
+
+def test_others_are_launches_of_their_own() -> None:
+    x, y = argument(0, 64), argument(1, 32, 4)
+    total = Node(Ops.REDUCE, F32, (y,), Reduce(primitive(Ops.ADD, F32), (1,)))
+    turned = Node(Ops.PERMUTE, F32, (y,), (1, 0))
+    # A sum, one that is read in another order, and one of no whole accesses.
+    assert len(plan_of(doubled(x), total).kernels) == 2
+    assert len(plan_of(doubled(x), doubled(turned)).kernels) == 2
+    assert len(plan_of(doubled(x), doubled(argument(1, 63))).kernels) == 2
+    # What reads the other's result is not beside it.
+    stored = Node(Ops.CONTIGUOUS, F32, (doubled(x),))
+    assert len(plan_of(doubled(stored)).kernels) == 2
+    assert len(plan_of(doubled(x), doubled(argument(1, 32)), on_gpu=False).kernels) == 2
+
+
+def test_groups_have_no_more_than_so_many_members() -> None:
+    count = 2 * MOST_MEMBERS + 1
+    values = [doubled(argument(slot, 4 + 4 * slot)) for slot in range(count)]
+    assert len(plan_of(*values).kernels) == 3
+
+
+SHAPES = ((64, 128), (128,), (100,), (4,), (3,), (1,), (20, 5))
+
+
+def trained(jitted: bool) -> list[Any]:
+    """Parameters and states after steps of AdamW, computed alike on every device."""
+    random = np.random.default_rng(0)
+    parameters = [Tensor(random.standard_normal(s).astype(np.float32)) for s in SHAPES]
+    for parameter in parameters:
+        parameter.requires_grad_()
+    optimiser = optim.AdamW(parameters, lr=1e-2, weight_decay=0.1)
+
+    def step(*gradients: Tensor) -> None:
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimiser.step()
+
+    run = jit(step) if jitted else step
+    for _ in range(3):
+        run(*[Tensor(random.standard_normal(s).astype(np.float32)) for s in SHAPES])
+    states = [tensor for state in optimiser.state.values() for tensor in state.values()]
+    return [tensor.numpy() for tensor in (*parameters, *states)]
+
+
+@pytest.mark.parametrize("jitted", (False, True))
+def test_a_step_of_an_optimiser_has_the_bits_of_the_cpu(jitted: bool) -> None:
+    wanted = trained(False)
+    with ptx_session():
+        assert current_session().default_device() == "NV"
+        found = trained(jitted)
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, other)
