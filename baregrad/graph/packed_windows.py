@@ -21,10 +21,10 @@ from baregrad.ir.core.op import Ops, mask_of
 
 _VIEWS = mask_of((Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.WINDOW))
 _PAD = Ops.PAD.bit
-# Elements that are copied together, and rows, columns and steps that are worth a matrix unit.
+# Elements that are copied together, and steps of a sum that are worth a matrix unit.
 CHUNK = 8
 LEAST = 16
-# Results of an element that pay for its copy.
+# Results of an element that pay for its copy where it has no windows, and of one factor at least.
 MANY_USES = 64
 
 
@@ -50,7 +50,8 @@ def _visit(node: Node) -> Node | None:
     if sides is None:
         return None
     rows, columns, _ = sides
-    if min(rows, columns, prod([value.shape[axis] for axis in axes])) < LEAST:
+    steps = prod([value.shape[axis] for axis in axes])
+    if min(rows, columns) < 2 or max(rows, columns) < MANY_USES or steps < LEAST:
         return None
     left, right = value.src
     packed = []
