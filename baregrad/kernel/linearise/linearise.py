@@ -34,7 +34,7 @@ CHUNK_END = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_end", 0, INFINITE))
 # Bytes of the widest registers: a wider mask is split for each of them.
 WIDEST_NBYTES = 64
 # Elements of one statement, at most, that a GPU's thread computes before it stores any.
-TOGETHER = 64
+TOGETHER = 32
 # What is done where a statement ends; and the statements inside one, with that.
 Leave = Callable[[], None]
 Inside = tuple[tuple[Node, ...], Leave | None]
