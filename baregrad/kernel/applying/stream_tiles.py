@@ -273,7 +273,12 @@ class _Builder:
         if facts.values is None:
             return statements
         if facts.power is None:
-            statements.append(store(s, self._weights({}), own))
+            # The exponent lies where its product was made.
+            below = toposort(facts.exponent)
+            (place,) = [n for n, each in enumerate(facts.products) if each.total in below]
+            statements += self._exponents(self.s[place], own)
+            known = {facts.exponent: load(self.s[place], own)}
+            statements.append(store(s, self._weights(known), own))
         elif facts.weights is not facts.power:
             statements.append(store(s, self._weights({facts.power: load(s, own)}), own))
         acc = load(self.acc, (*self.own, self.block, self.c))
@@ -295,7 +300,7 @@ class _Builder:
         factor = Node(Ops.EXP2, F32, (alu(Ops.SUB, top, shift),))
         summed = self._folded(Ops.ADD, scores, self.part)
         statements = [
-            store(s, self._exponent(), own),
+            *self._exponents(s, own),
             store(self.next, alu(Ops.MAX, top, Node(Ops.CEIL, F32, (high,))), self.own),
             store(self.scale, factor, self.own),
             store(s, power, own),
@@ -372,11 +377,36 @@ class _Builder:
                 memo[node] = read(node)
         return rebuild(value, visit, memo=memo)
 
-    def _exponent(self) -> Node:
-        """x of a tile's elements, -inf past the last key."""
-        found = self._at_tile(self.facts.exponent, {})
+    def _exponents(self, s: Node, own: Places) -> list[Node]:
+        """Scores become x, -inf where it is hidden: what no row sees whole is asked by element."""
+        masked = self._at_tile(self.facts.exponent, {})
         there = index.less(self._key(), self.lengths[1])
-        return found if there.op is Ops.CONST else alu(Ops.WHERE, there, found, _LOWEST)
+        if there.op is not Ops.CONST:
+            masked = alu(Ops.WHERE, there, masked, _LOWEST)
+        plain = self._at_tile(self.facts.unmasked, {})
+        if masked is plain:
+            return [store(s, plain, own)]
+        whole = self._is_seen_whole()
+        if whole.op is Ops.CONST:
+            return [store(s, plain if whole.arg else masked, own)]
+        return [
+            make_node(Ops.IF, dtypes.token, (whole, store(s, plain, own))),
+            make_node(Ops.IF, dtypes.token, (alu(Ops.NOT, whole), store(s, masked, own))),
+        ]
+
+    def _is_seen_whole(self) -> Node:
+        """Whether all rows of the block see all keys of a tile."""
+        keys = self.step.keys
+        start = index.mul(index.add(self.first, self.loop), keys)
+        after = index.add(start, keys)
+        conditions = [index.less(index.sub(after, 1), self.lengths[1])]
+        if self.facts.limit is not None:
+            constant, factor, sign = self.facts.limit
+            rows = self.start if factor > 0 else index.add(self.start, self.rows - 1)
+            far = index.sub(after, 1) if sign > 0 else start
+            least = index.add(constant, index.mul(rows, factor))
+            conditions.append(index.at_least(index.sub(least, index.mul(far, sign)), 0))
+        return index.both(*conditions)
 
     def _weights(self, known: dict[Node, Node]) -> Node:
         """The weights of a tile's elements, 0 past the last key."""

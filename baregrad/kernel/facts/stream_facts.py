@@ -73,13 +73,19 @@ class StreamFacts:
         first keys alone where sign is 1, the last ones where it is -1.
         """
         masked = self.exponent
-        while masked.op is Ops.WHERE and masked.src[1].op is Ops.CONST:
-            condition, value, rest = masked.src
-            found = self._limit(condition) if value.arg == _LOWEST else None
-            if found is not None:
-                return found
-            masked = rest
-        return None
+        if masked.op is not Ops.WHERE or self.unmasked is masked:
+            return None
+        return self._limit(masked.src[0])
+
+    @property
+    def unmasked(self) -> Node:
+        """The exponent where a mask by places, if there is one around it, hides no key."""
+        masked = self.exponent
+        if masked.op is not Ops.WHERE or masked.src[1].op is not Ops.CONST:
+            return masked
+        condition, value, rest = masked.src
+        hides = value.arg == _LOWEST and self._limit(condition) is not None
+        return rest if hides else masked
 
     def _limit(self, condition: Node) -> tuple[Dim, int, int] | None:
         """The limit of a condition of that kind, which is how a causal mask is written."""

@@ -102,6 +102,22 @@ def test_tiles_that_a_mask_hides_are_not_visited() -> None:
     assert trips(attended(128, 40, 16, causal=True)) == [3, 3, 3, 2]
 
 
+def test_elements_are_asked_for_the_mask_where_it_cuts_a_tile_alone() -> None:
+    """In 128 rows of 32 a block, tiles of 16 keys: those on the diagonal, two of each block."""
+    loop = lower(attended(128, 128, 16, causal=True), HOPPER, parse_schedule(text((2, 1, 16))))
+    asked = [node.src[0] for node in toposort(loop) if node.op is Ops.IF]
+    (whole,) = [one.src[0] for one in asked if one.op is Ops.NOT]
+    found = []
+    for block, count in enumerate(trips(attended(128, 128, 16, causal=True))):
+        seen = 0
+        for tile in range(count):
+            at = {axis: const(block if axis.arg.axis == "rows" else tile, dtypes.index)
+                  for axis in whole.ranges}
+            seen += bool(substitute(whole, at).arg)
+        found.append((count, seen))
+    assert found == [(8, 6), (6, 4), (4, 2), (2, 0)]
+
+
 def test_what_a_warp_does_for_a_tile_of_keys() -> None:
     """16 rows, 32 keys, 64 columns: 4 x 4 products of 16 x 8 x 16 either way, and no more."""
     _, program = lowered(attended(64, 64, 64), text((4, 1, 32)))
