@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baregrad.graph.repeats import axis_before_reshape, is_repeated
+from baregrad.graph.repeats import axis_before_reshape, is_repeated, sides_of
 from baregrad.ir.core import index
 from baregrad.ir.evaluate.tensor_level import evaluate_all
 from tests.schedule.graphs import A, iota, param, random_inputs, sink, value
@@ -78,3 +78,12 @@ def test_the_walk_has_an_end() -> None:
     for _ in range(40):
         made = made + 1.0
     assert not is_repeated(made.node, 0)
+
+
+def test_sides_of_a_product_are_counted_by_what_its_factors_repeat() -> None:
+    x, w = param(0, 2, 3, 4, 5), param(1, 2, 7, 5)
+    left = x.reshape(2, 3, 4, 1, 5).expand(2, 3, 4, 7, 5)
+    right = w.reshape(2, 1, 1, 7, 5).expand(2, 3, 4, 7, 5)
+    assert sides_of((left * right).node, (4,)) == (12, 7, 2)
+    # Along what both repeat, results are the same; along the rest each has factors of its own.
+    assert sides_of((left * left).node, (4,)) == (7, 1, 24)
