@@ -197,3 +197,14 @@ def test_threads_add_no_more_rows_than_their_runs_have(
         loops = [one.src[0] for one in toposort(made["loop-bounds"]) if one.op is Ops.LOOP]
         bounded += any(not isinstance(extent_of(axis), int) for axis in loops)
     assert bounded == 2
+
+
+@pytest.mark.parametrize("columns", (7, 16, 24))
+def test_threads_add_up_whole_accesses_of_rows(gpu: None, columns: int) -> None:
+    index = RNG.integers(0, 40, 300)
+    values = RNG.integers(-8, 8, (300, columns)).astype(np.float32)
+    wanted = np.zeros((40, columns), np.float32)
+    np.add.at(wanted, index, values)
+    base = Tensor(np.zeros((40, columns), np.float32))
+    found = base.index_add(0, Tensor(index), Tensor(values)).numpy()
+    np.testing.assert_array_equal(found, wanted)

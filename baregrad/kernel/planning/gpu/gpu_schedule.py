@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from baregrad.ir.core.node import Node, extent_of
+from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import Facts
 from baregrad.kernel.gpu.loop_bounds import ends_by_data
 from baregrad.kernel.language.schedule import Schedule
@@ -28,8 +32,8 @@ def choose_gpu_schedule(facts: Facts, target: GpuTarget) -> tuple[Schedule, tupl
         plan.because("writes keep their order, scans theirs: threads along the other axes")
         plan.spread(free, SMALL_BLOCK)
     elif any(ends_by_data(each.node) and each.free >= set(free) for each in facts.reductions):
-        plan.because("sums end where their data says: a thread for each")
-        plan.spread(free, SMALL_BLOCK)
+        plan.because("sums end where their data says: a thread for neighbouring ones")
+        plan.spread(free, SMALL_BLOCK, _lanes_alike(plan, free))
     elif plan_held_rows(plan):
         pass
     elif not facts.reductions:
@@ -39,3 +43,18 @@ def choose_gpu_schedule(facts: Facts, target: GpuTarget) -> tuple[Schedule, tupl
     else:
         plan_reductions(plan)
     return plan.schedule(), tuple(plan.reasons)
+
+
+def _lanes_alike(plan: GpuPlan, free: Sequence[Node]) -> int:
+    """Neighbours that a thread sums at once, whose conditions are all the same."""
+    moving = [axis for axis in free if extent_of(axis) != 1]
+    if not moving:
+        return 1
+    ordered = plan.by_stride(moving, plan.write)
+    for reduction in plan.facts.reductions:
+        value = reduction.node.src[0]
+        while value.op is Ops.GUARD:
+            if ordered[-1] in value.src[0].ranges:
+                return 1
+            value = value.src[1]
+    return plan.lanes(ordered)
