@@ -186,34 +186,45 @@ class _Groups:
         self.maxima: dict[Node, Node] = {}
         self.totals: dict[Node, Node] = {}
         self.narrowed: set[Node] = set()
+        roots: dict[Node, tuple[Node, _Softmax]] = {}
         for node in order:
             found = _matched(node.src[0]) if node.op is Ops.CAST and node.dtype.bits == 16 else None
             if found is not None and _fits(found):
-                self._add(node, found)
+                roots[found.product] = node, found
+        for node in order:
+            if node.op is Ops.EXP2_NEAR and node.src[0].op is Ops.SUB:
+                x, high = node.src[0].src
+                if _is_high(_below(high), x):
+                    self._add(node, roots)
 
-    def _add(self, root: Node, found: _Softmax) -> None:
-        """Take in attention's result with the gradients that read its powers, if all can be."""
-        below = toposort(found.exponent, enter=_is_computed)
-        own = [node for node in below if is_contraction(node)]
-        sums, seen = self._readers(own, found)
-        if sums is None or found.product not in sums:
+    def _add(self, power: Node, roots: dict[Node, tuple[Node, _Softmax]]) -> None:
+        """Take in attention's result and the gradients that read its powers, if all can be.
+
+        Where the result was computed before, there are gradients alone.
+        """
+        x = power.src[0].src[0]
+        own = [node for node in toposort(x, enter=_is_computed) if is_contraction(node)]
+        sums, seen = self._readers(own, power)
+        if sums is None:
             return
-        gradients = sums - {found.product}
+        results = [roots[one] for one in sums if one in roots and roots[one][1].power is power]
+        gradients = sums - {found.product for _, found in results}
         for total in gradients:
             below = toposort(total, enter=_is_computed)
-            inner = [node for node in below if is_contraction(node) and node is not total]
-            others, _ = self._readers([node for node in inner if node not in seen], found)
+            inner = [node for node in below if is_contraction(node)]
+            others, _ = self._readers([node for node in inner if node not in seen], power)
             if others is None or not others <= gradients:
                 return
-            if not all(_is_wide(node, total) for node in inner):
+            rest = [node for node in below if _is_computed(node) and node.op is not Ops.REDUCE]
+            if not all(_is_wide(node, total) for node in inner) or not self._narrowed(total):
                 return
-        self.results[root] = found
+            if any(not node.op.bit & _ANEW for node in rest):
+                return
+        self.results.update(results)
         if gradients:
-            power = found.power
-            high = _below(_below(power.src[0].src[1]).src[1])
-            self.maxima[high] = found.exponent
+            self.maxima[_below(_below(power.src[0].src[1]).src[1])] = x
             sums_of_powers = [one for one in self.users[power] if one.op is Ops.REDUCE]
-            self.totals.update(dict.fromkeys(sums_of_powers, found.exponent))
+            self.totals.update(dict.fromkeys(sums_of_powers, x))
             self.narrowed |= {root for each in gradients for root in self._narrowed(each)}
 
     def _narrowed(self, total: Node) -> list[Node]:
@@ -226,7 +237,7 @@ class _Groups:
         return found
 
     def _readers(
-        self, scores: list[Node], found: _Softmax
+        self, scores: list[Node], power: Node
     ) -> tuple[set[Node] | None, set[Node]]:
         """The sums of weighted values that read some scores, and all in between.
 
@@ -246,7 +257,7 @@ class _Groups:
                     return None, seen
                 elif _is_weighted(user):
                     sums.add(user)
-                elif user.src[0] not in (found.power, Node(Ops.CEIL, F32, (found.exponent,))):
+                elif user.src[0] not in (power, Node(Ops.CEIL, F32, (power.src[0].src[0],))):
                     return None, seen
         return sums, seen
 

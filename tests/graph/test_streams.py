@@ -31,8 +31,14 @@ def inputs(dtype: DType, *shapes: tuple[int, ...]) -> list[Tensor]:
     return [Tensor(array).cast(dtype).realize() for array in arrays]
 
 
-def graph_of(results: Tensor | list[Tensor], given: list[Tensor], *more: Node) -> Node:
-    """The SINK of results over arguments in the place of the arrays that they are made of."""
+def graph_of(
+    results: Tensor | list[Tensor], given: list[Tensor], *more: Node,
+    known: dict[Node, Node] | None = None,
+) -> Node:  # fmt: skip
+    """The SINK of results over arguments in the place of the arrays that they are made of.
+
+    known: what else to put in the place of some nodes.
+    """
     slots = {x.node.arg.handle: slot for slot, x in enumerate(given)}
 
     def visit(node: Node) -> Node | None:
@@ -42,7 +48,7 @@ def graph_of(results: Tensor | list[Tensor], given: list[Tensor], *more: Node) -
         return argument(slot, node.dtype, *node.shape)
 
     roots = [x.node for x in (results if isinstance(results, list) else [results])]
-    return rebuild(Node(Ops.SINK, dtypes.token, (*roots, *more)), visit)
+    return rebuild(Node(Ops.SINK, dtypes.token, (*roots, *more)), visit, memo=known)
 
 
 def streams(root: Node) -> int:
@@ -120,6 +126,21 @@ def test_gradients_compute_the_powers_anew(dtype: DType, heads: int) -> None:
     plan = make_plan(made, target=HOPPER)
     written = [out.src[0].shape for kernel in plan.kernels for out in kernel.src]
     assert all(shape[-2:] != (20, 24) and shape[-2:] != (24, 20) for shape in written)
+
+
+def test_gradients_of_a_result_that_is_there_are_streams_by_themselves() -> None:
+    given = inputs(BRAIN, *[(1, 2, 16, 16)] * 4)
+    leaves = [x.detach().requires_grad_() for x in given[:3]]
+    out = leaves[0].scaled_dot_product_attention(*leaves[1:])
+    out.backward(given[3])
+    found = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    # What was computed before is read: the graph has no result of attention.
+    kept = {out.node.src[0]: argument(4, BRAIN, *out.shape)}
+    sink = graph_of(found, given, known=kept)
+    assert sum(node.op is Ops.DIV for node in toposort(sink)) == 0
+    made = canonicalise(sink, None, HOPPER)
+    chained = [node for node in toposort(made) if is_chained(node)]
+    assert streams(made) >= 1 and len(chained) == 3
 
 
 def test_scores_that_something_else_reads_are_stored() -> None:
