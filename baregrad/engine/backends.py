@@ -77,6 +77,7 @@ class CompiledBackend:
 
     def prepare(self, program: Canonical, donated: Mapping[int, int]) -> Executable:
         """Schedule the program and compile its kernels."""
+        from baregrad.engine.groups import grouped
         from baregrad.graph import canonicalise
         from baregrad.schedule import make_plan
 
@@ -88,6 +89,8 @@ class CompiledBackend:
                 print_graph_rewrites(program.sink, self.compiler.target)
             sink = canonicalise(program.sink, origins, self.compiler.target, order)
             plan = make_plan(sink, donate=donated, target=self.compiler.target, origins=origins)
+            if self.compiler.target.kind == "gpu":
+                plan = grouped(plan)
         with span("compile"):
             return Executable(plan, self.device, self.compiler)
 

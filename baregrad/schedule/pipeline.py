@@ -12,7 +12,6 @@ from baregrad.ir.algebra.passes import Pass
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.schedule.fuse import fuse
-from baregrad.schedule.groups import grouped
 from baregrad.schedule.memory import plan_memory
 from baregrad.schedule.partition import partition
 from baregrad.schedule.plan import Plan
@@ -41,8 +40,7 @@ def make_plan(
         raise CompilerBug("a plan is of one device", found="a COPY, which is done before planning")
     is_gpu = target is not None and target.kind == "gpu"
     fusion = fuse(sink, is_gpu, is_gpu and bool(target.warp_products))
-    plan = plan_memory(fusion, partition(fusion), donate, origins)
-    return grouped(plan) if is_gpu else plan
+    return plan_memory(fusion, partition(fusion), donate, origins)
 
 
 def _to_kernels(sink: Node) -> Node:

@@ -9,6 +9,7 @@ import pytest
 
 from baregrad import optim
 from baregrad.dtypes import dtypes
+from baregrad.engine.groups import MOST_MEMBERS, grouped
 from baregrad.engine.session import current_session
 from baregrad.graph import canonicalise
 from baregrad.ir.core.attrs import Param, Reduce
@@ -18,7 +19,6 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 from baregrad.ir.verify.verify import verify
 from baregrad.schedule import make_plan
-from baregrad.schedule.groups import MOST_MEMBERS
 from baregrad.schedule.plan import Plan
 from baregrad.target import gpu_row
 from baregrad.tensor import Tensor
@@ -34,10 +34,9 @@ def argument(slot: int, *shape: int) -> Node:
     return Node(Ops.PARAM, F32, (), Param(slot, shape))
 
 
-def plan_of(*values: Node, on_gpu: bool = True) -> Plan:
-    target = HOPPER if on_gpu else None
+def plan_of(*values: Node) -> Plan:
     sink = Node(Ops.SINK, dtypes.token, values)
-    return make_plan(canonicalise(sink, None, target), donate={}, target=target)
+    return grouped(make_plan(canonicalise(sink, None, HOPPER), donate={}, target=HOPPER))
 
 
 def doubled(x: Node) -> Node:
@@ -75,7 +74,6 @@ def test_others_are_launches_of_their_own() -> None:
     # What reads the other's result is not beside it.
     stored = Node(Ops.CONTIGUOUS, F32, (doubled(x),))
     assert len(plan_of(doubled(stored)).kernels) == 2
-    assert len(plan_of(doubled(x), doubled(argument(1, 32)), on_gpu=False).kernels) == 2
 
 
 def test_groups_have_no_more_than_so_many_members() -> None:
