@@ -71,6 +71,11 @@ def _visit(fusion: Fusion, node: Node, requests: list[Request]) -> None:
         stores.store_scatter(fusion, node, requests)
         return
     verdict = rules.decide(fusion, node, requests)
+    if verdict.stored and fusion.gpu and node not in fusion.must:
+        left = narrow.take_from_result(fusion, node, requests)
+        if len(left) < len(requests):
+            _visit(fusion, node, left)
+            return
     if verdict.reason:
         fusion.decisions.append(Decision(node, verdict.stored, verdict.reason))
     if not verdict.stored:

@@ -31,7 +31,13 @@ from baregrad.schedule.draft import (
     token,
 )
 from baregrad.schedule.plan import Decision
-from baregrad.schedule.survey import Survey, base_of, matrix_products, only_operand
+from baregrad.schedule.survey import (
+    Survey,
+    base_of,
+    held_above_zero,
+    matrix_products,
+    only_operand,
+)
 from baregrad.schedule.traffic import Traffic
 
 _ELEMENTWISE = mask_of(ELEMENTWISE)
@@ -96,6 +102,11 @@ class Fusion:
         return found
 
     @cached_property
+    def held_above_zero(self) -> dict[Node, Node]:
+        """What each value is that is held above 0."""
+        return held_above_zero(self.order)
+
+    @cached_property
     def matrix_products(self) -> frozenset[Node]:
         """The contractions that matrix units compute, where the machine has such."""
         return matrix_products(self.survey) if self.matrix_units else frozenset()
@@ -115,6 +126,18 @@ class Fusion:
             request.draft.pending -= 1
             below |= 1 << request.draft.number | request.draft.dependents
         self.depend(draft, below)
+
+    def read(self, value: Node, like: Request) -> Request:
+        """A stored value read by a kernel at the index of another request of its shape."""
+        draft, home = like.draft, self.homes[value]
+        found = draft.requests.get((value, like.idx))
+        if found is None:
+            found = Request(value, draft, like.idx, like.scope, like.share, 0.0, like.above)
+            draft.requests[value, like.idx] = found
+            found.read = True
+            draft.loads += 1
+            self.depend(home, home.dependents | 1 << draft.number | draft.dependents)
+        return found
 
     def memory_of(self, value: Node) -> Node:
         """The value whose memory `value` is written to: itself, but for scatters in place."""

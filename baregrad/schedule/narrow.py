@@ -3,6 +3,9 @@
 A value that is a cheap function of one narrower value is computed from that where it is read, and
 the narrower one is stored: of a bfloat16 that is widened for arithmetic, the bfloat16. A reduction
 that is stored only to be narrowed by its one reader is stored as the reader makes it.
+
+A value of which only what is above 0 is stored has its masks taken from that: y = (0 where x <= 0,
+else x) is at most 0 where x is, NaN included, and a gradient asks where x is.
 """
 
 from __future__ import annotations
@@ -126,3 +129,28 @@ def _path_to(request: Request, values: list[Node]) -> list[Request]:
         else:
             return path
     return []
+
+
+def take_from_result(fusion: Fusion, node: Node, requests: list[Request]) -> list[Request]:
+    """Let masks of `node` read what it was held above 0 as; what still wants `node` itself."""
+    held = fusion.held_above_zero.get(node)
+    if held is None or held not in fusion.homes:
+        return requests
+    home = fusion.homes[held]
+    mask = held.src[0]
+    left = []
+    for request in requests:
+        draft = request.draft
+        owner = draft.requests.get((mask, request.idx))
+        is_upstream = draft.dependents >> home.number & 1
+        if draft is home or is_upstream or not request.fresh or owner is None:
+            left.append(request)
+            continue
+        if request not in owner.parts:
+            left.append(request)
+            continue
+        del draft.requests[node, request.idx]
+        draft.pending -= 1
+        read = fusion.read(held, request)
+        owner.parts = tuple([read if part is request else part for part in owner.parts])
+    return left

@@ -189,6 +189,21 @@ def _weigh(node: Node, survey: Survey) -> float:
     return below
 
 
+def held_above_zero(order: list[Node]) -> dict[Node, Node]:
+    """Of each value that is held above 0 somewhere: that, a choice between it and 0."""
+    found = {}
+    for node in order:
+        if node.op is Ops.WHERE and node.src[0].op is Ops.CMPLE:
+            mask, zero, value = node.src
+            if mask.src[0] is value and _is_zero(mask.src[1]) and _is_zero(zero):
+                found[value] = node
+    return found
+
+
+def _is_zero(node: Node) -> bool:
+    return node.op is Ops.CONST and node.arg == 0
+
+
 def matrix_products(survey: Survey) -> frozenset[Node]:
     """The contractions whose factors are 16-bit floats, with enough results a side for tiles."""
     return frozenset([node for node in survey.contractions if _is_of_narrow(node, survey)])

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import alu, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.schedule import Plan
 from tests.kernel.gpu_kernels import HOPPER
-from tests.schedule.graphs import F32, A, check, param
+from tests.schedule.graphs import F32, A, check, param, value
 
 BF16 = dtypes.bfloat16
 
@@ -132,3 +134,56 @@ def test_a_few_arrays_are_written_and_read_after_a_product() -> None:
     x, weight, skip = half(0, 64, 64), half(1, 64, 64), half(2, 64, 64)
     y = product(x, weight) + half(3, 64)
     check([y, (y.cast(F32).relu().cast(BF16)) + skip], kernels=1, target=HOPPER, tolerance=2e-2)
+
+
+# --- masks of what is held above 0 ----------------------------------------------------------------
+
+
+def held(x: A) -> tuple[A, A]:
+    """What is above 0 of a value, 0 for the rest, and where that is."""
+    mask = x.alu(Ops.CMPLE, 0.0)
+    return mask.where(value(0.0).to(x.shape), x), mask
+
+
+def step(is_kept: bool = False) -> list[A]:
+    """A product held above 0, multiplied once more, and the gradient of that for the first."""
+    x, a, b, above = (param(slot, 64, 64) for slot in range(4))
+    before = x @ a
+    y, mask = held(before)
+    gradient = mask.where(value(0.0).to(y.shape), above @ b.permute(1, 0))
+    return [y @ b, gradient @ a.permute(1, 0), *[before] * is_kept]
+
+
+def test_the_result_alone_is_stored() -> None:
+    plan = check(step(), target=HOPPER)
+    # What is held above 0, and the gradient before it is multiplied.
+    assert temporaries(plan) == ["float32", "float32"]
+
+
+def test_what_is_an_output_is_read_as_it_is() -> None:
+    check(step(is_kept=True), target=HOPPER)
+
+
+@pytest.mark.parametrize("special", [np.nan, -0.0, 0.0, np.inf, -np.inf, 1e-45])
+def test_special_values_are_masked_alike(special: float) -> None:
+    x = np.array([special], np.float32)
+    y = np.where(x <= 0, np.float32(0), x)
+    assert ((y <= 0) == (x <= 0)).all()
+
+
+def test_of_special_values_the_gradient_is_that_of_the_value() -> None:
+    rng = np.random.default_rng(0)
+    arrays = {slot: rng.standard_normal((64, 64)).astype(np.float32) for slot in range(4)}
+    arrays[0][3, 5] = np.nan
+    arrays[0][7] = 0.0
+    check(step(), arrays, target=HOPPER)
+
+
+def test_another_bound_is_no_mask() -> None:
+    x, a, b, above = (param(slot, 64, 64) for slot in range(4))
+    before = x @ a
+    mask = before.alu(Ops.CMPLE, 1.0)
+    y = mask.where(value(0.0).to(before.shape), before)
+    gradient = A(alu(Ops.WHERE, mask.node, value(0.0).to(y.shape).node, (above @ b).node))
+    plan = check([y @ b, gradient @ a], target=HOPPER)
+    assert any(Ops.CMPLE in {n.op for n in toposort(kernel)} for kernel in plan.kernels)
