@@ -6,7 +6,7 @@ import shutil
 import statistics
 import tempfile
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,6 +34,7 @@ class RowTask:
     name: str
     question: Mapping[str, Any]
     tolerance: float
+    _: KW_ONLY
     limit_s: float = 20.0
     copied: int = 0
     turns: int = TURNS

@@ -100,7 +100,7 @@ def _run(
             if within_s is not None and time.monotonic() - begin > within_s:
                 record: dict[str, Any] = {"name": row.name, "failed": "not begun: no time left"}
             else:
-                record = contest.run(_task(row, is_tiny))
+                record = contest.run(task_of(row, is_tiny))
             record |= _judged(row, record, is_tiny)
             record["ended_s"] = time.monotonic() - begin
             found.append(record)
@@ -112,11 +112,14 @@ def _run(
     return {"suite": "gpu", "tiny": is_tiny, "sides": facts, "rows": found}
 
 
-def _task(row: GpuRow, is_tiny: bool) -> RowTask:
+def task_of(row: GpuRow, is_tiny: bool) -> RowTask:
+    """What both sides are asked for a row."""
     question = {"module": "baregrad.apps.gpu_suite.rows", "row": row.name, "tiny": is_tiny}
     copied = (COPIED_TINY if is_tiny else COPIED) if row.against == COPY else 0
     limit_s = row.limit_s * (PATIENCE if is_tiny else 1.0)
-    return RowTask(row.name, question, row.tolerance, limit_s, copied, is_tiny)
+    return RowTask(
+        row.name, question, row.tolerance, limit_s=limit_s, copied=copied, is_brief=is_tiny
+    )
 
 
 def _judged(row: GpuRow, record: Mapping[str, Any], is_tiny: bool) -> dict[str, Any]:

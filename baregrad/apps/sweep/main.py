@@ -134,7 +134,8 @@ class _Sweep:
             "largest": self.largest, "is_gpu": self.is_gpu, **more,
         }
         task = RowTask(
-            case.text, question, case.tolerance, self.limit_s, turns=turns, is_brief=self.is_brief
+            case.text, question, case.tolerance, limit_s=self.limit_s, turns=turns,
+            is_brief=self.is_brief,
         )
         record = self.sides.run(task)
         record |= {"row": f"{self.seed}/{row}", "is_eager": case.is_eager}

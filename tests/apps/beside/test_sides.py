@@ -19,7 +19,7 @@ def contest() -> Iterator[TwoSides]:
 
 def task(row: str, limit_s: float = 60.0) -> RowTask:
     question = {"module": "tests.apps.beside.cases", "row": row}
-    return RowTask(row, question, 1e-5, limit_s, is_brief=True)
+    return RowTask(row, question, 1e-5, limit_s=limit_s, is_brief=True)
 
 
 def test_times_and_errors_are_found(contest: TwoSides) -> None:

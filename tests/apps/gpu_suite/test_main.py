@@ -127,3 +127,10 @@ def test_without_pytorch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(MissingDependency, match=r"'torch' is needed.*pip install torch"):
         bench.main(["--suite", "gpu", "--tiny"])
+
+
+def test_a_row_is_timed_by_turns_and_briefly_only_where_it_is_tiny() -> None:
+    row = ROWS[0]
+    assert suite.task_of(row, False).turns > 1
+    assert not suite.task_of(row, False).is_brief
+    assert suite.task_of(row, True).is_brief
