@@ -16,6 +16,7 @@ import argparse
 import re
 import statistics
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
@@ -36,10 +37,10 @@ from baregrad.schedule import make_plan
 from baregrad.target import gpu_row
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
-from benchmarks.gpu_contractions import captured, timed
 from benchmarks.kernel_digests import listening
 
 GIB = 1 << 30
+CALLS = 20
 # Largest error by the largest magnitude, of values and sums of each dtype.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2.0**-7}
 
@@ -225,6 +226,32 @@ def show(case: Case, target: Any) -> None:
 
 
 # --- times ----------------------------------------------------------------------------------------
+
+
+def captured(work: Callable[[], Any]) -> Callable[[], Any]:
+    """A replay of PyTorch's work."""
+    torch = _torch()
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            work()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    replay: Callable[[], Any] = graph.replay
+    return replay
+
+
+def timed(work: Callable[[], Any], wait: Callable[[], Any]) -> float:
+    """Seconds of one of some calls in a row."""
+    work()
+    wait()
+    begin = time.perf_counter()
+    for _ in range(CALLS):
+        work()
+    wait()
+    return (time.perf_counter() - begin) / CALLS
 
 
 def copy_rate(rounds: int) -> float:
