@@ -17,7 +17,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import KernelInfo, Out, Param
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, alu, const, range_node, rebuild, toposort
+from baregrad.ir.core.node import Node, alu, const, extent_of, range_node, rebuild, toposort
 from baregrad.ir.core.op import Ops, mask_of
 from baregrad.schedule.plan import Launch, Plan, PlannedBuffer
 
@@ -123,6 +123,8 @@ def _is_alone(kernel: Node) -> bool:
             return True
     if any(place.op is not Ops.RANGE for place in places) or len(set(places)) < len(places):
         return True
+    if tuple(map(extent_of, places)) != shape:
+        return True  # it writes a part of an array alone
     nodes = toposort(kernel)
     if len(nodes) > MOST_NODES:
         return True

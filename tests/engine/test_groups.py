@@ -76,6 +76,21 @@ def test_others_are_launches_of_their_own() -> None:
     assert len(plan_of(doubled(stored)).kernels) == 2
 
 
+def test_what_is_written_to_a_part_of_an_array_leaves_the_rest() -> None:
+    @jit
+    def step(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        x, y = x * 1.5, y * 2.5
+        x[Tensor.arange(8)] = 7.0
+        y[Tensor.arange(8)] = 7.0
+        return x, y
+
+    x, y = RNG.standard_normal((2, 16)).astype(np.float32)
+    with ptx_session():
+        found = [array.numpy() for array in step(Tensor(x), Tensor(y))]
+    for array, whole in zip(found, (x * np.float32(1.5), y * np.float32(2.5)), strict=True):
+        np.testing.assert_array_equal(array, np.concatenate((np.full(8, 7.0), whole[8:])))
+
+
 def test_groups_have_no_more_than_so_many_members() -> None:
     count = 2 * MOST_MEMBERS + 1
     values = [doubled(argument(slot, 4 + 4 * slot)) for slot in range(count)]
