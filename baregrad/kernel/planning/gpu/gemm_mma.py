@@ -69,7 +69,8 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         turns = ("n_v",) if side == "n" and beside > 1 else ()
         own, steps = (f"{side}_w", f"{side}_u", *turns, f"{side}_i"), ("k_u", "k_i")
         if copy.turned:
-            plan.steps.append(StageFactor(factor.place, (*steps, *own), pad=CHUNK))
+            axes = _steps_across(side, choice.tile)
+            plan.steps.append(StageFactor(factor.place, axes, pad=CHUNK))
         elif panel == PANEL:
             plan.steps.append(StageFactor(factor.place, (*own, *steps), swizzle=3))
         else:
@@ -90,6 +91,22 @@ def _is_of_words(factor: Factor, copy: FactorCopy, own: int, depth: int) -> bool
     """Whether copies of a factor go by themselves: of words, and none lies across an edge."""
     extent, part = (own, M) if copy.turned else (depth, DEPTH)
     return factor.is_plain and copy.lanes > 1 and extent % part == 0
+
+
+def _steps_across(side: str, tile: WarpTile) -> tuple[str, ...]:
+    """The axes of a copy in which steps are across, such that a pad lies between two steps.
+
+    A row is as many of the last axes as reach all banks: where a warp's part does that, the parts
+    of other warps lie behind all steps; where the block's does not, steps that no instruction reads
+    together lie side by side.
+    """
+    part = M * tile.tiles_m if side == "m" else N * tile.tiles_n
+    warp, tiles = f"{side}_w", (f"{side}_u", f"{side}_i")
+    if part >= PANEL:
+        return (warp, "k_u", "k_i", *tiles)
+    whole = tile.m if side == "m" else tile.n
+    steps = ("k_u", "k_i") if whole >= PANEL else ("k_i", "k_u")
+    return (*steps, warp, *tiles)
 
 
 def _beside(plan: GpuPlan, orders: Orders, tile: WarpTile) -> int:

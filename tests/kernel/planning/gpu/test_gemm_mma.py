@@ -11,12 +11,16 @@ import pytest
 
 from baregrad.ir.core.node import Node
 from baregrad.kernel import choose, choose_schedule
+from baregrad.kernel.planning.gpu import gemm_mma
+from baregrad.kernel.planning.gpu.gemm_tiles import TILES, TileChoice, WarpTile
 from baregrad.render import get
 from baregrad.target import gpu_row
 from baregrad.tensor import Tensor
 from baregrad.testing.ptx_device import ptx_session
+from baregrad.testing.virtual_gpu.ptx.block import Block
+from tests.kernel import kernels as k
 from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
-from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
 from tests.kernel.planning.gpu.contractions import contraction, convolution
 
 
@@ -137,3 +141,29 @@ def test_elsewhere_two_columns_are_neighbours_and_no_more() -> None:
         schedule = choose_schedule(contraction((64,), (size,), (64,), *arrays), HOPPER)
         assert "tensorize" in str(schedule)
         assert "n_v" not in str(schedule)
+
+
+@pytest.mark.parametrize("arrays", ["ax nx", "ax xn", "xa nx", "xa xn"])
+@pytest.mark.parametrize("tile", TILES, ids=str)
+def test_rows_of_a_matrix_lie_in_different_banks(
+    monkeypatch: pytest.MonkeyPatch, tile: WarpTile, arrays: str
+) -> None:
+    """The eight rows of 16 bytes that `ldmatrix` reads at once, of every matrix of every warp."""
+    monkeypatch.setattr(gemm_mma, "best_tile", lambda *_: TileChoice(tile, 1, 0.0))
+    left, right = arrays.split()
+    kernel = contraction((tile.m,), (tile.n,), (64,), left, right, "an")
+    found: list[Any] = []
+    real = Block.load
+
+    def load(block: Block, space: str, places: Any, *rest: Any) -> Any:
+        if space == "shared":
+            found.append(places)
+        return real(block, space, places, *rest)
+
+    monkeypatch.setattr(Block, "load", load)
+    loop, program = lowered(kernel, choose_schedule(kernel, HOPPER))
+    run_text(loop, program, k.arguments(kernel))
+    assert found
+    for places in found:
+        chunks = places.reshape(-1, 8) // 16 % 8
+        assert (np.sort(chunks, axis=1) == np.arange(8)).all()
