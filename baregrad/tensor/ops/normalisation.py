@@ -224,9 +224,10 @@ def scaled_dot_product_attention(
     1/sqrt(E) by default. enable_gqa repeats the heads of key and value, axis -3, to those of the
     query. A row that nothing takes part in gives zeros. Of 16-bit floats, powers are rounded to
     value's dtype before the second product, and divided by their sum after it. Raises DTypeError
-    unless the query is of floats.
+    unless the query is of floats, ShapeError where E or S differ.
     """
     check_float(query.dtype, "attention")
+    _check_shapes(query, key, value)
     if is_causal and attn_mask is not None:
         raise ShapeError("attention is causal or has a mask, not both", hint="put both in the mask")
     if enable_gqa:
@@ -259,8 +260,21 @@ def scaled_dot_product_attention(
     return (weights @ value.cast(wide)).cast(query.dtype)
 
 
+def _check_shapes(query: Tensor, key: Tensor, value: Tensor) -> None:
+    if min(query.ndim, key.ndim, value.ndim) < 2 or (
+        query.shape[-1] != key.shape[-1] or key.shape[-2] != value.shape[-2]
+    ):
+        raise ShapeError(
+            "attention of arrays that do not fit",
+            found=", ".join(str(list(x.shape)) for x in (query, key, value)),
+            wanted="(..., L, E), (..., S, E), (..., S, V)",
+        )
+
+
 def _attend(scores: Tensor) -> Tensor:
     """softmax over the last axis in which a row of -inf gives zeros."""
+    if scores.shape[-1] == 0:
+        return scores
     high = scores.amax(-1, True).detach()
     shift = (high == float("-inf")).where(0, high)
     weights = (scores - shift).exp()
@@ -311,9 +325,10 @@ def _narrow(
     # Marked, so that views made of them do not pass them by.
     q, k, v = [twin(each.node) for each in (query, key, value)]
     x = nodes.mul(_product(q, k), const(factor / math.log(2), F32))
-    more = () if added is None else (twin(added.node),)
+    # Its gradient is summed along what it is repeated along before it is rounded to its dtype.
+    more = () if added is None else (nodes.cast(twin(added.node), F32),)
     for each in more:
-        x = nodes.add(x, nodes.mul(nodes.cast(each, F32), const(1 / math.log(2), F32)))
+        x = nodes.add(x, nodes.mul(each, const(1 / math.log(2), F32)))
     if blocked is not None:
         x = nodes.alu(Ops.WHERE, blocked.node, const(float("-inf"), F32), x)
     high = nodes.detach(_along_last(Ops.MAX, Node(Ops.CEIL, F32, (x,))))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baregrad.base.errors import ShapeError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
@@ -72,6 +73,39 @@ def test_heads_in_groups_and_an_added_mask() -> None:
     for found, each in zip((out, q.grad, k.grad, v.grad, added.grad), expected, strict=True):
         assert found is not None
         near(found, each, UNIT[dtype])
+
+
+@pytest.mark.parametrize("dtype", (dtypes.bfloat16, dtypes.float64), ids=str)
+def test_a_mask_has_a_gradient_of_its_own_dtype(dtype: DType) -> None:
+    rng = np.random.default_rng(6)
+    (q, q64), (k, k64), (v, v64), (g, g64) = (
+        drawn(rng, dtypes.bfloat16, 2, 5, 8) for _ in range(4)
+    )
+    added, added64 = drawn(rng, dtype, 5, 5)
+    q.scaled_dot_product_attention(k, v, added).backward(g.detach())
+    assert added.grad is not None and added.grad.dtype is dtype
+    expected = reference(q64, k64, v64, g64, np.zeros((5, 5), bool), added64)[4].sum(0)
+    near(added.grad, expected, UNIT[dtypes.bfloat16])
+
+
+@pytest.mark.parametrize("dtype", (dtypes.bfloat16, dtypes.float32), ids=str)
+def test_no_keys_give_zeros(dtype: DType) -> None:
+    q = Tensor.ones(2, 3, 4, dtype=dtype).detach().requires_grad_()
+    k, v = Tensor.ones(2, 0, 4, dtype=dtype), Tensor.ones(2, 0, 6, dtype=dtype)
+    out = q.scaled_dot_product_attention(k, v)
+    out.backward(Tensor.ones(2, 3, 6, dtype=dtype))
+    assert out.float().tolist() == [[[0.0] * 6] * 3] * 2
+    assert q.grad is not None and q.grad.float().tolist() == [[[0.0] * 4] * 3] * 2
+
+
+@pytest.mark.parametrize("dtype", (dtypes.bfloat16, dtypes.float32), ids=str)
+@pytest.mark.parametrize(
+    "shapes", (((3, 4), (5, 1), (5, 4)), ((3, 4), (5, 4), (1, 4)), ((4,), (5, 4), (5, 4))), ids=str
+)
+def test_what_does_not_fit_is_refused(shapes: tuple[tuple[int, ...], ...], dtype: DType) -> None:
+    q, k, v = (Tensor.ones(*shape, dtype=dtype) for shape in shapes)
+    with pytest.raises(ShapeError):
+        q.scaled_dot_product_attention(k, v)
 
 
 def test_dropout_keeps_what_it_leaves_in_the_gradient() -> None:
