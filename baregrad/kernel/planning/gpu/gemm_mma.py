@@ -7,7 +7,8 @@ padded where steps are across them, so that matrices are read without bank confl
 
 from __future__ import annotations
 
-from math import gcd
+from collections.abc import Sequence
+from math import gcd, prod
 
 from baregrad.base.bits import greatest_divisor
 from baregrad.kernel.facts.analysis import itemsize, iterations
@@ -38,6 +39,8 @@ LEAST_PRODUCTS = 1 << 12
 # Where rows have no such number, it is columns of tiles.
 MOST_GROUP = 16
 FEW_GROUP = 4
+# Axes and their extents.
+Sizes = Sequence[tuple[str, int]]
 
 
 def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
@@ -63,18 +66,23 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     beside = 1 if orders.right.turned else _beside(plan, orders, choice.tile)
     plan.grid(factors.shared)
     _tiles(plan, orders, choice.tile, panel, beside)
-    for factor, copy, side in (
-        (factors.left, orders.left, "m"), (factors.right, orders.right, "n"),
-    ):  # fmt: skip
-        turns = ("n_v",) if side == "n" and beside > 1 else ()
-        own, steps = (f"{side}_w", f"{side}_u", *turns, f"{side}_i"), ("k_u", "k_i")
+    tile = choice.tile
+    steps = ("k_u", panel // DEPTH), ("k_i", DEPTH)
+    for factor, copy, side, warps, tiles, turns in (
+        (factors.left, orders.left, "m", tile.warps_m, tile.tiles_m, 1),
+        (factors.right, orders.right, "n", tile.warps_n, tile.tiles_n, beside),
+    ):
+        each = f"{side}_i", M if side == "m" else N
+        own = [(f"{side}_w", warps), (f"{side}_u", tiles // turns)]
+        own += [(f"{side}_v", turns)] if turns > 1 else []
         if copy.turned:
-            axes = _steps_across(side, choice.tile)
-            plan.steps.append(StageFactor(factor.place, axes, pad=CHUNK))
-        elif panel == PANEL:
-            plan.steps.append(StageFactor(factor.place, (*own, *steps), swizzle=3))
+            row = (*own[1:], each)
+            plan.steps.append(_padded(factor.place, "k_i", row, (own[0], steps[0])))
+        elif panel < PANEL:
+            plan.steps.append(_padded(factor.place, each[0], steps, own[::-1]))
         else:
-            plan.steps.append(StageFactor(factor.place, (*own, *steps), pad=CHUNK))
+            axes = tuple([name for name, _ in (*own, each, *steps)])
+            plan.steps.append(StageFactor(factor.place, axes, swizzle=3))
     if choice.slots > 1:
         engine = "async" if any(words) else "lanes"
         plan.steps.append(Pipeline("k_o", choice.slots, engine))
@@ -93,20 +101,19 @@ def _is_of_words(factor: Factor, copy: FactorCopy, own: int, depth: int) -> bool
     return factor.is_plain and copy.lanes > 1 and extent % part == 0
 
 
-def _steps_across(side: str, tile: WarpTile) -> tuple[str, ...]:
-    """The axes of a copy in which steps are across, such that a pad lies between two steps.
+def _padded(place: int, across: str, row: Sizes, others: Sizes) -> StageFactor:
+    """A copy in which one pad lies between steps of an axis `across`: matrices have eight of them.
 
-    A row is as many of the last axes as reach all banks: where a warp's part does that, the parts
-    of other warps lie behind all steps; where the block's does not, steps that no instruction reads
-    together lie side by side.
+    A row of a copy ends where it reaches all banks: as many of `others`, innermost first, fill
+    `row` up, and all else is outside. Rows of one chunk need no pad.
     """
-    part = M * tile.tiles_m if side == "m" else N * tile.tiles_n
-    warp, tiles = f"{side}_w", (f"{side}_u", f"{side}_i")
-    if part >= PANEL:
-        return (warp, "k_u", "k_i", *tiles)
-    whole = tile.m if side == "m" else tile.n
-    steps = ("k_u", "k_i") if whole >= PANEL else ("k_i", "k_u")
-    return (*steps, warp, *tiles)
+    count, columns = 0, prod([size for _, size in row])
+    while count < len(others) and columns < PANEL:
+        columns *= others[count][1]
+        count += 1
+    filling, outside = others[:count], others[count:]
+    parts = (*reversed(outside), (across, 0), *reversed(filling), *row)
+    return StageFactor(place, tuple([name for name, _ in parts]), CHUNK if columns > CHUNK else 0)
 
 
 def _beside(plan: GpuPlan, orders: Orders, tile: WarpTile) -> int:

@@ -143,15 +143,16 @@ def test_elsewhere_two_columns_are_neighbours_and_no_more() -> None:
         assert "n_v" not in str(schedule)
 
 
+@pytest.mark.parametrize("deep", [16, 32, 64])
 @pytest.mark.parametrize("arrays", ["ax nx", "ax xn", "xa nx", "xa xn"])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_rows_of_a_matrix_lie_in_different_banks(
-    monkeypatch: pytest.MonkeyPatch, tile: WarpTile, arrays: str
+    monkeypatch: pytest.MonkeyPatch, tile: WarpTile, arrays: str, deep: int
 ) -> None:
     """The eight rows of 16 bytes that `ldmatrix` reads at once, of every matrix of every warp."""
     monkeypatch.setattr(gemm_mma, "best_tile", lambda *_: TileChoice(tile, 1, 0.0))
     left, right = arrays.split()
-    kernel = contraction((tile.m,), (tile.n,), (64,), left, right, "an")
+    kernel = contraction((tile.m,), (tile.n,), (deep,), left, right, "an")
     found: list[Any] = []
     real = Block.load
 
