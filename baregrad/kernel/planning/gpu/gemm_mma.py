@@ -105,14 +105,14 @@ def _padded(place: int, across: str, row: Sizes, others: Sizes) -> StageFactor:
     """A copy in which one pad lies between steps of an axis `across`: matrices have eight of them.
 
     A row of a copy ends where it reaches all banks: as many of `others`, innermost first, fill
-    `row` up, and all else is outside. Rows of one chunk need no pad.
+    `row` up, and all else is outside, in their order. Rows of one chunk need no pad.
     """
     count, columns = 0, prod([size for _, size in row])
     while count < len(others) and columns < PANEL:
         columns *= others[count][1]
         count += 1
     filling, outside = others[:count], others[count:]
-    parts = (*reversed(outside), (across, 0), *reversed(filling), *row)
+    parts = (*outside, (across, 0), *reversed(filling), *row)
     return StageFactor(place, tuple([name for name, _ in parts]), CHUNK if columns > CHUNK else 0)
 
 
