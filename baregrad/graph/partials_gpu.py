@@ -1,9 +1,10 @@
 """Long reductions on GPUs in two steps: blocks make partial results, which are then put together.
 
 Whether and how a reduction is cut depends on what is reduced for one result alone: the order of the
-additions, and with it a result's last bits, is the same however many results there are. What one
-block does as fast as many stays whole, so that all steps of a row's kernel can share what they
-read. Products that tiles of results share (contractions) are cut where the tiles are few.
+additions, and with it a result's last bits, does not depend on how many other results there are.
+Axes of one element do not count: a single column is a row, and is cut as one. What one block does
+as fast as many stays whole, so that all steps of a row's kernel can share what they read. Products
+that tiles of results share (contractions) are cut where the tiles are few.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from baregrad.base.bits import greatest_divisor, round_up
 from baregrad.dtypes import dtypes
 from baregrad.graph.repeats import is_repeated, sides_of
 from baregrad.graph.traced import Part, Rule
-from baregrad.graph.views import expand, full, pad, permute, reshape
+from baregrad.graph.views import counting, full, pad, permute, reshape
 from baregrad.ir.analysis.stream import is_chained
 from baregrad.ir.core.attrs import Pad, Reduce
 from baregrad.ir.core.monoid import Monoid, primitive
 from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Ops, mask_of
 
-# A reduction along rows is cut where a row has more elements: a block reads so many about as fast
-# as two launches take, and what normalises rows reads them once. Places of extremes are not
+# A reduction along rows is cut from this length on: a block reads a shorter row in about the time
+# that a second launch takes, and what normalises rows reads them once. Places of extremes are not
 # normalised by, and what lies in several pieces for each result is no row.
 LONG_ROW = 1 << 17
 LONG_PLACES = 1 << 15
@@ -193,9 +194,8 @@ def _lengthened(
     if monoid.primitive in (Ops.ADD, Ops.OR, Ops.XOR):
         return tuple(padded)
     shape = padded[0].shape
-    thin = tuple([extent if place == axis else 1 for place in range(len(shape))])
-    number = expand(reshape(Node(Ops.IOTA, dtypes.int64, (), extent), thin), shape)
-    within = alu(Ops.CMPLT, number, full(const(old[axis], dtypes.int64), shape))
+    limit = full(const(old[axis], dtypes.int64), shape)
+    within = alu(Ops.CMPLT, counting(shape, axis), limit)
     return tuple([
         alu(Ops.WHERE, within, value, full(identity, shape))
         for value, identity in zip(padded, monoid.identity, strict=True)

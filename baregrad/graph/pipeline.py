@@ -50,7 +50,6 @@ INPUT = ("input", "what the user's code built")
 passes: tuple[Pass, ...] = tuple(one.as_pass() for step in _STEPS for one in step.shown)
 
 
-
 def _steps_for(target: AnyTarget | None) -> tuple[Traced | Joined, ...]:
     if target is None or target.kind != "gpu":
         return _STEPS

@@ -3,8 +3,8 @@
 Writes that may meet keep their order, so that one thread makes them one after the other. A stable
 sort of their places puts those that meet next to each other, in the order in which they came: each
 run of them is combined by itself, and written once. Sums of a long run are made in parts of `STEPS`
-addends at most, each part's begin counted from the run's own: what a row's sum is does not hang on
-the other rows.
+addends at most, each part's begin counted from the run's own: a row's sum does not depend on the
+other rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from baregrad.ir.core.op import ELEMENTWISE, Ops
 
 # Fewer writes are soon made one after the other, where they are.
 LEAST = 64
-# So many in order take longer than a sort of however many there are, and so many are soon sorted.
+# From LONG on, writes in order take longer than any sort; up to MOST_SORTED, a sort is fast.
 LONG = 4096
 MOST_SORTED = 1 << 20
 # The most addends that one thread adds up at a time.

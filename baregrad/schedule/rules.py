@@ -38,7 +38,7 @@ MAX_LOADS = 24  # arrays read by one kernel
 LONG_NEST = 16384.0  # steps for one result of a sum of sums, on a GPU
 # Arrays that are written and read beside a tile of results, which lies in registers meanwhile.
 EPILOGUE_OUTS, EPILOGUE_READS = 2, 4
-# What so many results share does not count, as numbers of rows and columns.
+# An array this many times smaller than the results does not count: a row or a column of numbers.
 EPILOGUE_REUSE = 16.0
 ROWS = 16  # independent rows that keep a small machine busy
 SERIAL_WORK = 65536.0  # operations that one thread may as well do alone

@@ -113,8 +113,8 @@ class Scan(NamedTuple):
 class Scatter(NamedTuple):
     """How a SCATTER combines with what is there: a monoid, or None to overwrite (last one wins).
 
-    apart: no two values have one place, for which whoever made it vouches: there is no order then.
-    What lies outside of the base is lost.
+    apart: no two values have the same place, so that the order of writes does not matter, and a
+    value whose place lies outside of the base is dropped. Whoever makes the node vouches for it.
     """
 
     monoid: Monoid | None = None

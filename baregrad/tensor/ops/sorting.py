@@ -25,7 +25,7 @@ from baregrad.tensor.ops.picking import bincount, scatter
 from baregrad.tensor.ops.reductions import Extreme
 
 REPEATED = 16  # the most elements that topk finds one after the other
-# Of an axis of so many, its least few are found down a tree, whose parts have so many twigs.
+# The shortest axis whose least few are found down a tree, and the twigs of each of its parts.
 LEAST_TREE = 256
 TWIGS = 8
 TOP = 512  # minima that are few enough
