@@ -61,7 +61,13 @@ def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     ):
         plan.steps.append(Bind(name, unit))
     names = [name for name, _ in (*right, *down)]
+    room = plan.target.shared_bytes_per_block
     for slot in dict.fromkeys(access.array.arg.slot for access in crossed):
+        own = [itemsize(access.array.dtype) for access in crossed if access.array.arg.slot == slot]
+        room -= sum(own) * SIDE * lanes * (rows + lanes)
+        if room < 0:
+            plan.because("shared memory has no room for tiles of all inputs that lie across")
+            break
         plan.steps.append(StageInput(slot, tuple(names), pad=lanes))
     return True
 

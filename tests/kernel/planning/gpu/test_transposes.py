@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 import pytest
@@ -14,6 +15,7 @@ from baregrad.ir.core.node import Node, alu, const, make_node, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.language.schedule import StageInput
+from baregrad.target import gpu_row
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
 
@@ -49,6 +51,19 @@ def test_transposes_of_every_width(shape: tuple[int, int], dtype: DType) -> None
     kernel = transpose(*shape, dtype)
     assert staged(kernel)
     check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(dtypes.float64, 7), (dtypes.float32, 15)])
+def test_tiles_of_more_inputs_than_shared_memory_holds(dtype: DType, most: int) -> None:
+    """The rest is read where it lies: 64 KiB are so many tiles of 32 rows of 33 elements."""
+    target = gpu_row("sm_75")
+    i, j = range_node(33, 0), range_node(20, 1)
+    reads = [k.at(k.param(slot, 20, 33, dtype=dtype), j, i) for slot in range(1, most + 3)]
+    total = functools.reduce(lambda a, b: alu(Ops.ADD, a, b), reads)
+    kernel = k.kernel(k.out(k.param(0, 33, 20, dtype=dtype), total, i, j))
+    schedule = choose_schedule(kernel, target)
+    assert sum(isinstance(step, StageInput) for step in schedule.steps) == most
+    check_gpu(kernel, schedule, target)
 
 
 def test_images_with_their_channels_last() -> None:
