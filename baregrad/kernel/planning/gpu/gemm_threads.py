@@ -7,6 +7,7 @@ is a product of matrices whose panels are gathered as they are copied.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from baregrad.base.bits import previous_power_of_two
@@ -75,15 +76,20 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     plain = all(each.is_plain and len(each.reads) == 1 for each in (factors.left, factors.right))
     if not kept and not (plain and factors.left.slot != factors.right.slot):
         return False
-    tile = _tile(m, n, outside, plan.target.busy_blocks)
+    ahead = plan.target.async_copies
+    depth_tile = min(DEPTH, previous_power_of_two(k))
+    slots = SLOTS if ahead else 2
+    nbytes = plan.target.shared_bytes_per_block
+    room = {each: nbytes // _nbytes_of_group(each, factors, depth_tile, slots) for each in TILES}
+    tiles = [tile for tile in TILES if room[tile]]
+    tile = _tile(tiles, m, n, outside, plan.target.busy_blocks)
     plan.grid(factors.shared)
     rows = plan.joined(plan.by_stride(factors.rows, plan.write))
     columns = plan.joined(plan.by_stride(factors.columns, plan.write))
     depth = plan.joined(factors.depth)
-    depth_tile = min(DEPTH, previous_power_of_two(k))
     blocks = outside * tile.covering(m, n)
-    room = plan.target.shared_bytes_per_block // _nbytes_of_group(tile, factors, depth_tile)
-    groups = _groups(tile, blocks, min(k // (2 * depth_tile), room), plan.target.busy_threads)
+    most = min(k // (2 * depth_tile), room[tile])
+    groups = _groups(tile, blocks, most, plan.target.busy_threads)
     wide = {"n_u": tile.vectors} if tile.vectors > 1 else {}
     inner = {"k_z": groups} if groups > 1 else {}
     steps = {"k_i": depth_tile // min(STEPS, depth_tile), "k_u": min(STEPS, depth_tile)}
@@ -105,18 +111,17 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
         copy = StageFactor(factor.place, axes) if kept else StageInput(factor.slot, axes)
         plan.steps.append(copy)
     if k > depth_tile * groups:
-        ahead = plan.target.async_copies
-        plan.steps.append(Pipeline("k_o", SLOTS, "async") if ahead else Pipeline("k_o"))
+        plan.steps.append(Pipeline("k_o", slots, "async") if ahead else Pipeline("k_o"))
     return True
 
 
-def _tile(m: int, n: int, outside: int, busy: int) -> ThreadTile:
-    """The largest tile that leaves `busy` blocks for the machine, and is not mostly empty."""
-    for tile in TILES:
+def _tile(tiles: Sequence[ThreadTile], m: int, n: int, outside: int, busy: int) -> ThreadTile:
+    """The largest of tiles that leaves `busy` blocks for the machine, and is not mostly empty."""
+    for tile in tiles:
         blocks = outside * tile.covering(m, n)
         if blocks >= busy and 2 * m > tile.m and 2 * n > tile.n:
             return tile
-    return TILES[-1]
+    return tiles[-1]
 
 
 def _groups(tile: ThreadTile, blocks: int, most: int, busy: int) -> int:
@@ -132,9 +137,9 @@ def _groups(tile: ThreadTile, blocks: int, most: int, busy: int) -> int:
     return groups
 
 
-def _nbytes_of_group(tile: ThreadTile, factors: GemmFactors, depth: int) -> int:
+def _nbytes_of_group(tile: ThreadTile, factors: GemmFactors, depth: int, slots: int) -> int:
     """Shared memory of a group: its panels, with what lies between rows, and its sums."""
     size = max(itemsize(each.value.dtype) for each in (factors.left, factors.right))
     rows = tile.threads_m + tile.threads_n * tile.vectors
-    panels = SLOTS * depth * ((tile.m + tile.n) * size + rows * ROW_GAP_NBYTES)
+    panels = slots * depth * ((tile.m + tile.n) * size + rows * ROW_GAP_NBYTES)
     return panels + tile.threads_m * tile.threads_n * LANES * max(size, 4)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node, alu, cast
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
@@ -59,3 +59,14 @@ def test_two_blocks_of_a_large_product_share_a_multiprocessor(turned: tuple[bool
     registers, spilled = assembled(get("ptx").render(program, HOPPER), "sm_90a")
     assert spilled == 0
     assert 2 * 256 * registers <= HOPPER.registers_per_unit
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64], ids=str)
+@pytest.mark.parametrize("row", ["sm_75", "sm_80", "sm_86", "sm_90a"])
+@pytest.mark.parametrize("turned", [False, True])
+def test_panels_of_a_large_product_fit_shared_memory(row: str, dtype: DType, turned: bool) -> None:
+    target = gpu_row(row)
+    kernel = k.matmul(4096, 4096, 4096, turned, turned, dtype=dtype)
+    schedule = choose_schedule(kernel, target)
+    assert "pipeline('k_o'" in str(schedule)
+    lowered(kernel, schedule, target)
