@@ -36,7 +36,7 @@ LEAST = 64
 # From LONG on, writes in order take longer than any sort; up to MOST_SORTED, a sort is fast.
 LONG = 4096
 MOST_SORTED = 1 << 20
-# The most addends that one thread adds up at a time.
+# The most addends that one thread adds up at a time: a power of two.
 STEPS = 128
 _DEPTH = 12
 
@@ -231,29 +231,19 @@ def _rows(values: Node, order: Node) -> Node:
 def _sums(node: Node, values: Node, run: _Runs) -> Node:
     """The sum of each run's rows, where the run begins."""
     count = values.shape[0]
-    # As many levels of parts as are wanted, and parts no longer than they have to be.
-    levels = 1
-    while STEPS**levels < count:
-        levels += 1
-    steps = 2
-    while steps**levels < count:
-        steps *= 2
-    stride = 1
-    order: Node | None = run.order
-    for level in range(levels):
-        values = _parts(node, values, order, run, stride, min(steps, count))
-        values = values if level == levels - 1 else stored(values)
-        order = None
-        stride *= steps
+    # Parts of one length whatever there is: further levels add nothing to a shorter run.
+    stride = STEPS
+    values = _parts(node, values, run.order, run, 1)
+    while stride < count:
+        values = _parts(node, stored(values), None, run, stride)
+        stride *= STEPS
     return values
 
 
-def _parts(
-    node: Node, values: Node, order: Node | None, run: _Runs, stride: int, steps: int
-) -> Node:
-    """Sums of `steps` rows, each `stride` behind the one before, as far as a run goes.
+def _parts(node: Node, values: Node, order: Node | None, run: _Runs, stride: int) -> Node:
+    """Sums of `STEPS` rows, each `stride` behind the one before, as far as a run goes.
 
-    Those that begin at multiples of stride*steps, counted in their run; others are of nothing.
+    Those that begin at multiples of stride*STEPS, counted in their run; others are of nothing.
     order: the rows' places in `values`, where they do not lie in order yet.
     """
     count, *beside = values.shape
@@ -263,13 +253,13 @@ def _parts(
         return full(const(value, dtype), shape)
 
     own = counting((count,), 0, dtype)
-    inside = alu(Ops.AND, alu(Ops.SUB, own, run.begin), number(stride * steps - 1))
+    inside = alu(Ops.AND, alu(Ops.SUB, own, run.begin), number(stride * STEPS - 1))
     begins = alu(Ops.CMPEQ, inside, number(0))
     left = alu(Ops.SUB, alu(Ops.ADD, run.end, number(stride - 1)), own)
     left = alu(Ops.SHR, left, number(stride.bit_length() - 1))
-    left = alu(Ops.MIN, left, number(steps))
+    left = alu(Ops.MIN, left, number(STEPS))
     length = stored(alu(Ops.WHERE, begins, left, number(0)))
-    shape = (count, steps, *beside)
+    shape = (count, STEPS, *beside)
     thin = tuple(1 for _ in beside)
     step = counting(shape, 1, dtype)
     at = expand(reshape(own, (count, 1, *thin)), shape)

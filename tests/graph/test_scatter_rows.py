@@ -144,7 +144,23 @@ def test_an_embedding_has_the_gradient_of_one_write_after_the_other(
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_what_a_row_gets_does_not_hang_on_the_others(gpu: None) -> None:
+def test_what_a_row_gets_does_not_depend_on_how_many_writes_there_are(
+    gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scatter_rows, "STEPS", 16)
+    values = RNG.standard_normal((40, 16)).astype(np.float32)
+
+    def total(others: int) -> Any:
+        index = np.concatenate((np.full(40, 3), np.ones(others, np.int64)))
+        given = np.concatenate((values, np.ones((others, 16), np.float32)))
+        base = Tensor(np.zeros((5, 16), np.float32))
+        return base.index_add(0, Tensor(index), Tensor(given)).numpy()[3]
+
+    for others in (20, 100, 300):
+        np.testing.assert_array_equal(total(others), total(0))
+
+
+def test_what_a_row_gets_does_not_depend_on_the_others(gpu: None) -> None:
     values = RNG.standard_normal(60).astype(np.float32)
     alike = np.full(60, 3)
     among = np.where(np.arange(60) % 2, 1, 3)
