@@ -15,11 +15,11 @@ from baregrad.base.bits import greatest_divisor, round_up
 from baregrad.dtypes import dtypes
 from baregrad.graph.repeats import is_repeated, sides_of
 from baregrad.graph.traced import Part, Rule
-from baregrad.graph.views import counting, full, pad, permute, reshape
+from baregrad.graph.views import lengthened, permute, reshape, stored
 from baregrad.ir.analysis.stream import is_chained
-from baregrad.ir.core.attrs import Pad, Reduce
+from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import Monoid, primitive
-from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.ir.core.node import Node, cast
 from baregrad.ir.core.op import Ops, mask_of
 
 # A reduction along rows is cut from this length on: a block reads a shorter row in about the time
@@ -156,7 +156,10 @@ def _in_parts(node: Node, axis: int, parts: int) -> Node:
     if length * parts != extent:
         length = round_up(length, ACCESS)
         parts = -(-extent // length)
-        values = _lengthened(values, monoid, axis, length * parts)
+        values = tuple([
+            lengthened(value, axis, length * parts, neutral)
+            for value, neutral in zip(values, monoid.identity, strict=True)
+        ])
     shape = values[0].shape
     split = (*shape[:axis], parts, length, *shape[axis + 1 :])
     inner = tuple([i + (i >= axis) for i in node.arg.axes])
@@ -167,8 +170,8 @@ def _in_parts(node: Node, axis: int, parts: int) -> Node:
         # Each part is a matrix of its own, whose neighbours are stored together.
         others = [one for one in range(len(partial.shape)) if one != place]
         partial, place = permute(partial, (place, *others)), 0
-    stored = tuple([_stored(partial, monoid, part) for part in range(monoid.arity)])
-    whole = Node(Ops.REDUCE, monoid.states[0], stored, Reduce(monoid, (place,)))
+    states = tuple([_stored(partial, monoid, part) for part in range(monoid.arity)])
+    whole = Node(Ops.REDUCE, monoid.states[0], states, Reduce(monoid, (place,)))
     return whole if whole.dtype is node.dtype else cast(whole, node.dtype)
 
 
@@ -181,25 +184,7 @@ def _stored(partial: Node, monoid: Monoid, part: int) -> Node:
     """One state of partial results, in memory."""
     dtype = monoid.states[part]
     value = partial if monoid.arity == 1 else Node(Ops.PROJ, dtype, (partial,), part)
-    return Node(Ops.CONTIGUOUS, dtype, (value,))
-
-
-def _lengthened(
-    values: tuple[Node, ...], monoid: Monoid, axis: int, extent: int
-) -> tuple[Node, ...]:
-    """Values with elements at the end of an axis that change no result."""
-    old = values[0].shape
-    amount = Pad(0, extent - old[axis])
-    padded = [pad(value, axis, amount) for value in values]
-    if monoid.primitive in (Ops.ADD, Ops.OR, Ops.XOR):
-        return tuple(padded)
-    shape = padded[0].shape
-    limit = full(const(old[axis], dtypes.int64), shape)
-    within = alu(Ops.CMPLT, counting(shape, axis), limit)
-    return tuple([
-        alu(Ops.WHERE, within, value, full(identity, shape))
-        for value, identity in zip(padded, monoid.identity, strict=True)
-    ])
+    return stored(value)
 
 
 def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule:

@@ -10,9 +10,20 @@ from __future__ import annotations
 
 from math import prod
 
+from baregrad.base.bits import round_up
 from baregrad.dtypes import dtypes
 from baregrad.graph.traced import Traced, rewrite
-from baregrad.graph.views import counting, cut, expand, full, in_memory, pad, reshape, stored
+from baregrad.graph.views import (
+    counting,
+    cut,
+    expand,
+    full,
+    in_memory,
+    lengthened,
+    pad,
+    reshape,
+    stored,
+)
 from baregrad.ir.core.attrs import Pad, Reduce, Scan
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, alu, const
@@ -53,7 +64,7 @@ def _running(value: Node, monoid: Monoid, axis: int, is_inner: bool) -> Node:
     piece = SHORT_PIECE if is_inner else PIECE
     if length <= piece:
         return _within(value, monoid, axis, is_inner)
-    value = _padded(value, monoid, axis, -length % piece)
+    value = lengthened(value, axis, round_up(length, piece), monoid.identity[0])
     count = value.shape[axis] // piece
     front, behind = value.shape[:axis], value.shape[axis + 1 :]
     parts = reshape(value, (*front, count, piece, *behind))
@@ -71,20 +82,6 @@ def _running(value: Node, monoid: Monoid, axis: int, is_inner: bool) -> Node:
 
 def _zeros(shape: tuple[int, ...]) -> Node:
     return full(const(0, dtypes.int64), shape)
-
-
-def _padded(value: Node, monoid: Monoid, axis: int, more: int) -> Node:
-    """A value with elements at the end of an axis that change nothing."""
-    if not more:
-        return value
-    length = value.shape[axis]
-    longer = pad(value, axis, Pad(0, more))
-    neutral = monoid.identity[0]
-    if neutral.arg == 0:
-        return longer
-    limit = full(const(length, dtypes.int64), longer.shape)
-    inside = alu(Ops.CMPLT, counting(longer.shape, axis), limit)
-    return alu(Ops.WHERE, inside, longer, full(neutral, longer.shape))
 
 
 def _within(value: Node, monoid: Monoid, axis: int, is_inner: bool) -> Node:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from baregrad.dtypes import dtypes
 from baregrad.graph.traced import Joined, Part, Rule
 from baregrad.graph.views import expand, reshape
-from baregrad.ir.analysis.stream import is_contraction, is_operand, rounded, stream
+from baregrad.ir.analysis.stream import is_contraction, is_operand, rounded, shown, stream
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, const, rebuild, toposort
@@ -156,7 +156,7 @@ def _fits(found: _Softmax) -> bool:
     if any(not one.op.bit & _ANEW and one not in own for one in order):
         return False
     body, outer = inner[0].src[0], found.product.src[0]
-    factors = [_below(_unturned(factor)) for factor in (*body.src, outer.src[1])]
+    factors = [_below(shown(factor)) for factor in (*body.src, outer.src[1])]
     if len(inner[0].arg.axes) != 1 or not all(map(is_operand, factors)):
         return False
     alike = {factor.src[0].dtype for factor in factors} | {found.weights.src[0].dtype}
@@ -164,13 +164,6 @@ def _fits(found: _Softmax) -> bool:
     return len(alike) == 1 and all(
         isinstance(width, int) and width % WIDTH == 0 and width <= MOST_WIDTH for width in widths
     )
-
-
-def _unturned(node: Node) -> Node:
-    """What views of any kind show."""
-    while node.op in MOVEMENT:
-        node = node.src[0]
-    return node
 
 
 class _Groups:
@@ -277,7 +270,7 @@ def _is_weighted(node: Node) -> bool:
     if product.op is not Ops.MUL or node.arg.axes != (len(product.shape) - 1,):
         return False
     sides = product.src if rounded(product.src[0]) is not None else product.src[::-1]
-    return rounded(sides[0]) is not None and is_operand(_unturned(sides[1])) and (
+    return rounded(sides[0]) is not None and is_operand(shown(sides[1])) and (
         _is_wide(node, node)
     )
 

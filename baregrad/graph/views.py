@@ -18,7 +18,7 @@ from baregrad.ir.analysis.regroup import same_axes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Pad, Slice
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, const, make_node
+from baregrad.ir.core.node import Node, alu, const, make_node
 from baregrad.ir.core.op import ALU, MOVEMENT, Op, Ops, mask_of
 from baregrad.ir.core.shape import cut_extent, is_one, is_zero, padded_extent
 
@@ -58,6 +58,16 @@ def counting(shape: tuple[Any, ...], axis: int, dtype: DType = dtypes.int64) -> 
     line = Node(Ops.IOTA, dtype, (extent,) if symbolic else (), None if symbolic else extent)
     beside = tuple(extent if i == axis else 1 for i in range(len(shape)))
     return expand(reshape(line, beside), shape)
+
+
+def lengthened(value: Node, axis: int, extent: int, neutral: Node) -> Node:
+    """A value with elements `neutral`, a constant, at the end of an axis, which has `extent`."""
+    longer = pad(value, axis, Pad(0, extent - value.shape[axis]))
+    if longer is value or neutral.arg == 0:
+        return longer
+    limit = full(const(value.shape[axis], dtypes.int64), longer.shape)
+    inside = alu(Ops.CMPLT, counting(longer.shape, axis), limit)
+    return alu(Ops.WHERE, inside, longer, full(neutral, longer.shape))
 
 
 def stored(x: Node) -> Node:

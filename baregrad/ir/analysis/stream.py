@@ -115,7 +115,7 @@ def is_contraction(node: Node) -> bool:
     if node.op is not Ops.REDUCE or node.arg.monoid is not primitive(Ops.ADD, dtypes.float32):
         return False
     product = node.src[0]
-    return product.op is Ops.MUL and all(is_operand(_shown(side)) for side in product.src)
+    return product.op is Ops.MUL and all(is_operand(shown(side)) for side in product.src)
 
 
 def is_chained(node: Node) -> bool:
@@ -134,7 +134,7 @@ def is_chained(node: Node) -> bool:
     return False
 
 
-def _shown(node: Node) -> Node:
+def shown(node: Node) -> Node:
     """What views show."""
     while node.op in MOVEMENT:
         node = node.src[0]
