@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
+
 from baregrad import nn
 from baregrad.tensor.tensor import Tensor
 
@@ -35,19 +37,16 @@ class BasicBlock(nn.Module):
         return result
 
 
-class ResNet18(nn.Module):
-    """The 18-layer residual network: (N, 3, H, W) -> (N, classes) logits."""
+class ResNet(nn.Module):
+    """A stem, residual blocks whose last has `width` channels, and a classifier of their means.
 
-    def __init__(self, classes: int = 1000) -> None:
+    Blocks are made as they are asked for, after the stem: weights are drawn in the order of use.
+    """
+
+    def __init__(self, blocks: Iterable[nn.Module], width: int, classes: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(64)
-        blocks: list[nn.Module] = []
-        width = 64
-        for outputs, stride in STAGES:
-            blocks.append(BasicBlock(width, outputs, stride))
-            blocks.append(BasicBlock(outputs, outputs))
-            width = outputs
         self.layers = nn.Sequential(*blocks)
         self.fc = nn.Linear(width, classes)
 
@@ -57,6 +56,21 @@ class ResNet18(nn.Module):
         x = self.layers(x)
         logits: Tensor = self.fc(x.mean((2, 3)))
         return logits
+
+
+class ResNet18(ResNet):
+    """The 18-layer residual network: (N, 3, H, W) -> (N, classes) logits."""
+
+    def __init__(self, classes: int = 1000) -> None:
+        super().__init__(_basic_blocks(), STAGES[-1][0], classes)
+
+
+def _basic_blocks() -> Iterator[nn.Module]:
+    width = STAGES[0][0]
+    for outputs, stride in STAGES:
+        yield BasicBlock(width, outputs, stride)
+        yield BasicBlock(outputs, outputs)
+        width = outputs
 
 
 class Bottleneck(nn.Module):
@@ -89,25 +103,16 @@ class Bottleneck(nn.Module):
         return result
 
 
-class ResNet50(nn.Module):
+class ResNet50(ResNet):
     """The 50-layer residual network: (N, 3, H, W) -> (N, classes) logits."""
 
     def __init__(self, classes: int = 1000) -> None:
-        super().__init__()
-        self.conv1 = nn.Conv2d(3, 64, 7, stride=2, padding=3, bias=False)
-        self.bn1 = nn.BatchNorm2d(64)
-        blocks: list[nn.Module] = []
-        inputs = 64
-        for (width, stride), depth in zip(STAGES, DEPTHS_50, strict=True):
-            for number in range(depth):
-                blocks.append(Bottleneck(inputs, width, 1 if number else stride))
-                inputs = EXPANSION * width
-        self.layers = nn.Sequential(*blocks)
-        self.fc = nn.Linear(inputs, classes)
+        super().__init__(_bottlenecks(), EXPANSION * STAGES[-1][0], classes)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Class logits."""
-        x = self.bn1(self.conv1(x)).relu().max_pool2d(3, stride=2, padding=1)
-        x = self.layers(x)
-        logits: Tensor = self.fc(x.mean((2, 3)))
-        return logits
+
+def _bottlenecks() -> Iterator[nn.Module]:
+    inputs = STAGES[0][0]
+    for (width, stride), depth in zip(STAGES, DEPTHS_50, strict=True):
+        for number in range(depth):
+            yield Bottleneck(inputs, width, 1 if number else stride)
+            inputs = EXPANSION * width
