@@ -9,6 +9,8 @@ import numpy as np
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, const, range_node
 from baregrad.ir.core.op import Ops
+from baregrad.kernel import codegen_passes, lower, parse_schedule
+from tests.kernel.gpu_kernels import HOPPER
 from tests.render.harness import (
     F32,
     alloc,
@@ -67,3 +69,18 @@ def matmul(m: int, n: int, k: int, rows: int, columns: int, lanes: int) -> Node:
         store(c, load(acc, u, w, v), row, column),
     )
     return kernel(loop(i, loop(j, *body)), name="matmul")
+
+
+def thread_level(kernel: Node, schedule: str) -> Node:
+    """What one thread of a block runs, at the loop level, before it is instructions."""
+    node = lower(kernel, HOPPER, parse_schedule(schedule))
+    for item in codegen_passes(HOPPER):
+        if item.name == "linearise":
+            break
+        node = item.run(node)
+    return node
+
+
+def machines(program: Node, name: str) -> list[Node]:
+    """The machine instructions of a name, in order."""
+    return [one for one in program.src if one.op is Ops.MACHINE and one.arg.name == name]

@@ -11,10 +11,9 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import Alloc, KernelInfo
 from baregrad.ir.core.node import Node, range_node, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel import codegen_passes, lower, parse_schedule
 from baregrad.kernel.linearise.linearise import linearise
 from tests.kernel import kernels as k
-from tests.kernel.gpu_kernels import HOPPER
+from tests.kernel.linearise.programs import machines, thread_level
 from tests.render.harness import load, loop, param, unroll, vector
 
 SCHEDULE = (
@@ -26,16 +25,6 @@ SCHEDULE = (
 )
 
 
-def thread_level(kernel: Node, schedule: str) -> Node:
-    """What one thread runs, at the loop level."""
-    node = lower(kernel, HOPPER, parse_schedule(schedule))
-    for item in codegen_passes(HOPPER):
-        if item.name == "linearise":
-            break
-        node = item.run(node)
-    return node
-
-
 def statements(node: Node) -> Iterator[Node]:
     """The statements of a kernel in order, one that stands in several places each time."""
     for child in node.src:
@@ -43,10 +32,6 @@ def statements(node: Node) -> Iterator[Node]:
             yield from statements(child)
         else:
             yield child
-
-
-def machines(program: Node, name: str) -> list[Node]:
-    return [one for one in program.src if one.op is Ops.MACHINE and one.arg.name == name]
 
 
 @pytest.mark.parametrize("depth", [2, 3])

@@ -8,12 +8,12 @@ from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.attrs import KernelInfo
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel import choose_schedule, codegen_passes, lower, parse_schedule
+from baregrad.kernel import choose_schedule, codegen_passes, lower
 from baregrad.kernel.linearise.linearise import linearise
 from tests.kernel import kernels as k
-from tests.kernel.gpu_kernels import HOPPER
 from tests.kernel.instructions.test_amx import AMX
 from tests.kernel.instructions.test_mma_sync import product
+from tests.kernel.linearise.programs import machines, thread_level
 from tests.render.harness import branch
 
 SCHEDULE = (
@@ -26,26 +26,13 @@ SCHEDULE = (
 )
 
 
-def before_linearise(kernel: Node, schedule: str) -> Node:
-    node = lower(kernel, HOPPER, parse_schedule(schedule))
-    for item in codegen_passes(HOPPER):
-        if item.name == "linearise":
-            break
-        node = item.run(node)
-    return node
-
-
-def machines(program: Node, name: str) -> list[Node]:
-    return [one for one in program.src if one.op is Ops.MACHINE and one.arg.name == name]
-
-
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (1, 3), (3, 2)])
 @pytest.mark.parametrize("deep", [8, 16])
 def test_factors_are_loaded_once_and_meet_each_other_once(
     rows: int, columns: int, deep: int
 ) -> None:
     text = SCHEDULE.format(rows=rows, columns=columns, deep=deep)
-    program = linearise(before_linearise(product(64, 16, 64), text))
+    program = linearise(thread_level(product(64, 16, 64), text))
     products, loads = machines(program, "mma.sync"), machines(program, "ldmatrix")
     assert (len(products), len(loads)) == (rows * columns, rows + columns)
     # Two 8 by 8 matrices high, and one wide, for each 8 steps.
@@ -75,7 +62,7 @@ def test_a_run_of_products_of_words_is_one_instruction() -> None:
 
 
 def test_a_product_under_a_condition_or_on_another_machine_is_a_bug() -> None:
-    node = before_linearise(product(32, 8, 32), SCHEDULE.format(rows=1, columns=1, deep=16))
+    node = thread_level(product(32, 8, 32), SCHEDULE.format(rows=1, columns=1, deep=16))
     with pytest.raises(CompilerBug):
         linearise(node.replace(arg=KernelInfo("k")))
     (mma,) = [one for one in toposort(node) if one.op is Ops.MMA]
