@@ -172,6 +172,10 @@ class MemoryDevice(ABC):
     def memory_stats(self) -> MemoryStats:
         """Return how much memory is in use."""
 
+    def trim(self) -> None:
+        """Give memory that no buffer uses back to the system; nothing where none is kept."""
+        return
+
     def synchronize(self) -> None:
         """Wait until all submitted work is done; at once on devices that finish in `submit`."""
         return

@@ -38,6 +38,10 @@ class Ours:
         """Wait for all that was begun."""
         self.backend.device.synchronize()
 
+    def forget(self) -> None:
+        """Give back memory that nothing uses."""
+        self.backend.device.trim()
+
     def tensor(self, draw: Draw, random: np.random.Generator) -> Tensor:
         """Draw a tensor, which lies on the device."""
         found = Tensor(draw.array(random))

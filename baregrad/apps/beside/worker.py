@@ -77,9 +77,8 @@ class SideWorker:
         for name, outputs in results.items():
             for number, array in enumerate(kept(outputs())):
                 np.save(folder / f"{name}{number}.npy", array)
-        if isinstance(self.side, Peer):
-            # What the exact results took is not the other side's.
-            self.side.forget()
+        # What the exact results took is not the other side's.
+        self.side.forget()
         self.work = work
         if isinstance(self.side, Peer) and self.side.uncaptured:
             work.facts["uncaptured"] = self.side.uncaptured
@@ -107,8 +106,7 @@ class SideWorker:
     def _drop(self) -> None:
         self.work = None
         gc.collect()
-        if isinstance(self.side, Peer):
-            self.side.forget()
+        self.side.forget()
 
 
 @contextmanager

@@ -155,6 +155,10 @@ class CpuDevice(Device):
         """Return how much memory is in use; wrapped host memory is not ours and not counted."""
         return self.allocator.stats()
 
+    def trim(self) -> None:
+        """Give spare memory back to the system."""
+        self.allocator.trim()
+
     def close(self) -> None:
         """Stop the threads and give spare memory back; live buffers stay readable."""
         with self._lock:

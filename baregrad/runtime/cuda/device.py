@@ -95,6 +95,11 @@ class CudaDevice(Device):
         """Return how much of the GPU's memory is in use and held from the driver."""
         return self.allocator.stats()
 
+    def trim(self) -> None:
+        """Give segments that no buffer uses back to the driver, which waits for their last use."""
+        with self._current():
+            self.allocator.trim()
+
     def copy_in(self, buffer: Buffer, data: Contiguous) -> None:
         """Copy host bytes, as many as the buffer has, into it, after all submitted work.
 

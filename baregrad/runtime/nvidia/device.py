@@ -138,6 +138,10 @@ class NvDevice(Device):
         """Return how much memory is in use; code and command lists are not counted."""
         return self.allocator.stats()
 
+    def trim(self) -> None:
+        """Give pages that no buffer uses back to the driver, when the GPU has done its work."""
+        self.allocator.trim()
+
     def pinned(self, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return host memory that the GPU copies from and to at its full rate, as bytes.
 

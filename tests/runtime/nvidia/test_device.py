@@ -382,6 +382,18 @@ def test_memory_is_used_again_and_counted(one: Machine) -> None:
     assert after.reserved_nbytes <= 2 * (5 << 20) + (32 << 20) + (2 << 20)
 
 
+def test_trimming_gives_back_what_no_buffer_uses(one: Machine) -> None:
+    device = one.device
+    held, spare = device.allocate(80 << 20), device.allocate(120 << 20)
+    before = device.memory_stats().reserved_nbytes
+    del spare
+    assert device.memory_stats().reserved_nbytes == before
+    device.trim()
+    after = device.memory_stats()
+    assert after.reserved_nbytes <= before - (120 << 20)
+    assert after.in_use_nbytes >= held.nbytes
+
+
 @pytest.mark.parametrize("style", ["thorough", "early-told-progress", "idle"])
 def test_random_lists_give_what_numpy_gives(style: str) -> None:
     made = Machine(style)
