@@ -122,6 +122,8 @@ class TwoSides:
         if not exact:
             error = _error(ours, theirs)
             return {"error": error, "wrong": not error <= task.tolerance}
+        for one, own, other in zip(exact, ours, theirs, strict=False):
+            _overflow(one, own, other)
         error, peer_error = _error(ours, exact), _error(theirs, exact)
         bound = max(task.tolerance, AS_WRONG * peer_error if np.isfinite(peer_error) else 0.0)
         return {"error": error, "peer_error": peer_error, "wrong": not error <= bound}
@@ -161,6 +163,19 @@ class TwoSides:
             record[f"{name}_spread_s"] = [min(found), max(found)]
         if rates:
             record["copy_bytes_per_s"] = statistics.median(rates)
+
+
+def _overflow(exact: Array, *found: Array) -> None:
+    """Set exact results, and all that was found, to 0 where a narrow dtype holds none of them.
+
+    These are places where everyone found the infinity of the exact result's sign.
+    """
+    if any(one.shape != exact.shape for one in found):
+        return
+    infinity = np.copysign(np.inf, exact)
+    places = np.logical_and.reduce([one == infinity for one in found])
+    for one in (exact, *found):
+        one[places] = 0
 
 
 def _error(found: list[Array], exact: list[Array]) -> float:

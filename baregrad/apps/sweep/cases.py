@@ -27,6 +27,8 @@ ROTATED_NBYTES, MOST_SETS = 1 << 27, 8
 OPTIMISERS = 0.02
 # Of the largest magnitude, for each dtype of inputs.
 _TOLERANCES = (("bfloat16", 2.0**-7), ("float16", 2.0**-9), ("float32", 1e-5))
+# So much more is allowed to the sum of all that a loss is.
+_LOSS_TOLERANCE = 4.0
 
 # Element-wise work before and after an op; all smooth.
 _MORE: tuple[tuple[str, Callable[..., Any]], ...] = (
@@ -106,6 +108,8 @@ def sweep_case(seed: int, row: int, largest: int = LARGEST, is_gpu: bool = False
     )
     dtypes = [draw.dtype for draw in draws]
     tolerance = next((one for name, one in _TOLERANCES if name in dtypes), 0.0) * op.tolerance
+    if has_gradients:
+        tolerance = max(tolerance, dict(_TOLERANCES)["float32"] * _LOSS_TOLERANCE)
     return SweepCase(", ".join(words), case, tolerance, is_eager)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from baregrad.base.errors import ArgumentError, DTypeError
 from baregrad.dtypes import DType, check_computed, dtypes
@@ -298,11 +299,18 @@ def _scalar(value: object, dtype: DType) -> Node:
 
 
 def lerp(x: Tensor, end: Operand, weight: Operand) -> Tensor:
-    """Return x + weight*(end - x), written so that weight 1 gives exactly `end`."""
+    """Return x + weight*(end - x), written so that weight 1 gives exactly `end`.
+
+    16-bit floats are rounded once, at the end.
+    """
     # First of all in the dtype of the result, where a difference of integers cannot wrap.
     end, weight = lift(end, x), lift(weight, x)
     dtype = common_dtype((x, end, weight))
     x, end = x.cast(dtype), end.cast(dtype) if isinstance(end, TensorLike) else end
+    return _rounded_once(_lerp, x, end, weight)
+
+
+def _lerp(x: Tensor, end: Operand, weight: Operand) -> Tensor:
     difference = rsub(x, end)
     if isinstance(weight, TensorLike):
         near = weight.abs() < 0.5
@@ -314,17 +322,39 @@ def lerp(x: Tensor, end: Operand, weight: Operand) -> Tensor:
 
 
 def addcmul(x: Tensor, a: Operand, b: Operand, *, value: float = 1) -> Tensor:
-    """Return x + value*a*b. Raises DTypeError where neither is a tensor or an array."""
-    factors = broadcast_operands(x, *_factors("addcmul", x, a, b))
-    product: Tensor = elementwise(Ops.MUL, *factors)
-    return x + (product if value == 1 else product * value)
+    """Return x + value*a*b; 16-bit floats are rounded once, at the end.
+
+    Raises DTypeError where neither factor is a tensor or an array.
+    """
+
+    def added(x: Tensor, a: Operand, b: Operand) -> Tensor:
+        product: Tensor = elementwise(Ops.MUL, *broadcast_operands(x, a, b))
+        return x + (product if value == 1 else product * value)
+
+    return _rounded_once(added, x, *_factors("addcmul", x, a, b))
 
 
 def addcdiv(x: Tensor, a: Operand, b: Operand, *, value: float = 1) -> Tensor:
-    """Return x + value*a/b. Raises DTypeError where neither is a tensor or an array."""
-    a, b = _factors("addcdiv", x, a, b)
-    quotient = div(broadcast_operands(x, a, b)[0], b)
-    return x + (quotient if value == 1 else quotient * value)
+    """Return x + value*a/b; 16-bit floats are rounded once, at the end.
+
+    Raises DTypeError where neither factor is a tensor or an array.
+    """
+
+    def added(x: Tensor, a: Operand, b: Operand) -> Tensor:
+        quotient = div(broadcast_operands(x, a, b)[0], b)
+        return x + (quotient if value == 1 else quotient * value)
+
+    return _rounded_once(added, x, *_factors("addcdiv", x, a, b))
+
+
+def _rounded_once(function: Callable[..., Tensor], *operands: Operand) -> Tensor:
+    """A function of several ops of operands of one dtype, which computes 16-bit floats wider."""
+    dtype = common_dtype(operands)
+    wide = nodes.accumulator(dtype)
+    if wide == dtype:
+        return function(*operands)
+    widened = [one.cast(wide) if isinstance(one, TensorLike) else one for one in operands]
+    return function(*widened).cast(dtype)
 
 
 def _factors(name: str, x: Tensor, a: Operand, b: Operand) -> tuple[Operand, Operand]:

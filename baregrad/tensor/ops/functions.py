@@ -72,6 +72,7 @@ def frac(x: Tensor) -> Tensor:
     return x - trunc(x)
 
 
+@through_float32
 def rsqrt(x: Tensor) -> Tensor:
     """Return 1 / sqrt(x)."""
     return sqrt(x).reciprocal()
@@ -327,8 +328,13 @@ def glu(x: Tensor, dim: int = -1) -> Tensor:
     extent = x.shape[own_axis(dim, x.ndim)]
     if extent % 2:
         raise ShapeError("glu halves an axis", found=list(x.shape), wanted="an even extent")
-    value, gate = x.narrow(dim, 0, extent // 2), x.narrow(dim, extent // 2, extent // 2)
-    return value * sigmoid(gate)
+    return _gated(x, dim)
+
+
+@through_float32
+def _gated(x: Tensor, dim: int) -> Tensor:
+    half = x.shape[own_axis(dim, x.ndim)] // 2
+    return x.narrow(dim, 0, half) * sigmoid(x.narrow(dim, half, half))
 
 
 def _whole(value: float, dtype: DType) -> float:
@@ -365,6 +371,7 @@ def mish(x: Tensor) -> Tensor:
     return x * tanh(softplus(x))
 
 
+@through_float32
 def softsign(x: Tensor) -> Tensor:
     """Return x / (1 + |x|)."""
     return x / (1 + x.abs())

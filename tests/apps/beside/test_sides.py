@@ -37,6 +37,17 @@ def test_a_wrong_result_is_told(contest: TwoSides) -> None:
     assert record["error"] == 0.5
 
 
+@pytest.mark.parametrize("row,is_wrong", [
+    ("overflows", False), ("overflows elsewhere", True), ("overflows down", True),
+])
+def test_infinities_where_a_dtype_ends_are_right_where_both_have_them(
+    contest: TwoSides, row: str, is_wrong: bool
+) -> None:
+    record = contest.run(task(row))
+    assert record["wrong"] is is_wrong
+    assert is_wrong or record["error"] == record["peer_error"] == 0
+
+
 @pytest.mark.parametrize("row,told", [
     ("fails", "ValueError: no such luck"), ("hangs", "took more than 1 s"),
     ("exits", "the process ended with status 7"),
