@@ -310,11 +310,14 @@ def lerp(x: Tensor, end: Operand, weight: Operand) -> Tensor:
     return _rounded_once(_lerp, x, end, weight)
 
 
-def _lerp(x: Tensor, end: Operand, weight: Operand) -> Tensor:
+def _lerp(x: Tensor, end: Tensor | Scalar | Node, weight: Tensor | Scalar | Node) -> Tensor:
     difference = rsub(x, end)
     if isinstance(weight, TensorLike):
         near = weight.abs() < 0.5
-        return near.where(x + difference * weight, rsub(difference * (1 - weight), end))
+        found: Tensor = near.where(
+            x + difference * weight, rsub(difference * (1 - weight), end)
+        )
+        return found
     assert isinstance(weight, int | float)
     if math.fabs(weight) < 0.5:
         return x + difference * weight
@@ -347,17 +350,22 @@ def addcdiv(x: Tensor, a: Operand, b: Operand, *, value: float = 1) -> Tensor:
     return _rounded_once(added, x, *_factors("addcdiv", x, a, b))
 
 
-def _rounded_once(function: Callable[..., Tensor], *operands: Operand) -> Tensor:
+def _rounded_once(
+    function: Callable[..., Tensor], *operands: Tensor | Scalar | Node
+) -> Tensor:
     """A function of several ops of operands of one dtype, which computes 16-bit floats wider."""
     dtype = common_dtype(operands)
     wide = nodes.accumulator(dtype)
     if wide == dtype:
         return function(*operands)
     widened = [one.cast(wide) if isinstance(one, TensorLike) else one for one in operands]
-    return function(*widened).cast(dtype)
+    rounded: Tensor = function(*widened).cast(dtype)
+    return rounded
 
 
-def _factors(name: str, x: Tensor, a: Operand, b: Operand) -> tuple[Operand, Operand]:
+def _factors(
+    name: str, x: Tensor, a: Operand, b: Operand
+) -> tuple[Tensor | Scalar | Node, Tensor | Scalar | Node]:
     a, b = lift(a, x), lift(b, x)
     if not isinstance(a, TensorLike) and not isinstance(b, TensorLike):
         raise DTypeError(
