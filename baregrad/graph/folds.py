@@ -27,7 +27,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Pad, Reduce, Window
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.monoid import primitive
-from baregrad.ir.core.node import Node, make_node
+from baregrad.ir.core.node import Node, cast, make_node
 from baregrad.ir.core.op import MOVEMENT, Ops
 
 
@@ -366,39 +366,73 @@ def unfold(order: list[Node], changed: dict[Node, Node]) -> Node:
     sink = order[-1]
     if not sink.mask & Ops.FOLD.bit:
         return sink
-    readers: dict[Node, int] = {}
-    cuts: dict[Node, int] = {}
     order = [node for node in order if node.mask & Ops.FOLD.bit]
-    for node in order:
-        for child in node.src:
-            if child.op is Ops.FOLD:
-                readers[child] = readers.get(child, 0) + 1
-                if node.op is Ops.SHRINK and _crop_of(node) is not None:
-                    cuts[child] = cuts.get(child, 0) + 1
-    waiting = {node for node, count in cuts.items() if count == readers[node]}
-    for node in reversed(order):
-        if node in waiting and node.src[0].op is Ops.FOLD and readers[node.src[0]] == 1:
-            waiting.add(node.src[0])
+    waiting = _waiting(order)
     unchanged = changed.keys().isdisjoint
     for node in order:
         made = node if unchanged(node.src) else again(node, changed)
         found: Node | None = None
         if made.op is Ops.FOLD and node not in waiting:
             found = _fold(made, _Crop(0, made.arg.extent))
-        elif made.op is Ops.SHRINK and made.src[0].op is Ops.FOLD:
-            found = _cut_fold(made)
+        elif made.op is Ops.SHRINK and _below_casts(made.src[0]).op is Ops.FOLD:
+            found = _cut_casts(made)
         made = made if found is None else found
         if made is not node:
             changed[node] = made
     return changed.get(sink, sink)
 
 
+def _waiting(order: list[Node]) -> set[Node]:
+    """The FOLDs, and casts of them, of which all readers want a part alone."""
+    waiting: set[Node] = set()
+    read: set[Node] = set()
+    whole: set[Node] = set()
+    for node in reversed(order):
+        if node in read and node not in whole and _below_casts(node).op is Ops.FOLD:
+            waiting.add(node)
+        in_part = node in waiting or (node.op is Ops.SHRINK and _crop_of(node) is not None)
+        read.update(node.src)
+        if not in_part:
+            whole.update(node.src)
+    return waiting
+
+
+def _below_casts(node: Node) -> Node:
+    while node.op is Ops.CAST:
+        node = node.src[0]
+    return node
+
+
 def _crop_of(node: Node) -> _Crop | None:
-    """What a SHRINK takes along its FOLD's axis; None where that is symbolic or has a step."""
-    piece = node.arg[node.src[0].arg.axis]
+    """What a SHRINK takes along the axis of the FOLD that it is of, cast or not.
+
+    None where it is of none, or what it takes is symbolic or has a step.
+    """
+    fold = _below_casts(node.src[0])
+    if fold.op is not Ops.FOLD:
+        return None
+    piece = node.arg[fold.arg.axis]
     if piece.step != 1 or not isinstance(piece.start, int) or not isinstance(piece.stop, int):
         return None
     return _Crop(piece.start, piece.stop - piece.start)
+
+
+def _cut_casts(node: Node) -> Node | None:
+    """SHRINK(CAST(FOLD(x))): what is cast is cut before."""
+    fold = _below_casts(node.src[0])
+    found = _cut_fold(make_node(Ops.SHRINK, fold.dtype, (fold,), node.arg))
+    return None if found is None else _cast_as(node.src[0], found)
+
+
+def _cast_as(value: Node, found: Node) -> Node:
+    """What became of the FOLD below a value's casts, with these casts."""
+    dtypes = []
+    while value.op is Ops.CAST:
+        dtypes.append(value.dtype)
+        value = value.src[0]
+    for dtype in reversed(dtypes):
+        found = cast(found, dtype)
+    return found
 
 
 def _cut_fold(node: Node) -> Node | None:
@@ -415,10 +449,11 @@ def _cut_fold(node: Node) -> Node | None:
                 return None
             taps = cut(taps, other, piece.start, piece.stop)
     found: Node | None = None
-    if taps.op is Ops.SHRINK and taps.src[0].op is Ops.FOLD:
-        found = _cut_fold(taps)
-    elif taps.op is Ops.FOLD:
-        found = _fold(taps, _Crop(0, taps.arg.extent))
+    if taps.op is Ops.SHRINK and _below_casts(taps.src[0]).op is Ops.FOLD:
+        found = _cut_casts(taps)
+    elif (inner := _below_casts(taps)).op is Ops.FOLD:
+        found = _fold(inner, _Crop(0, inner.arg.extent))
+        found = None if found is None else _cast_as(taps, found)
     taps = taps if found is None else found
     return _fold(make_node(Ops.FOLD, fold.dtype, (taps,), fold.arg), crop)
 

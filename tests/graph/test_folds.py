@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import pytest
 
 from baregrad.dtypes import dtypes
+from baregrad.graph import canonicalise
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
-from tests.schedule.graphs import A, check, contractions, largest_buffer, param, value
+from tests.schedule.graphs import A, check, contractions, largest_buffer, param, sink, value
 from tests.schedule.whole.resnet import input_gradient
 
 
@@ -42,6 +45,37 @@ def test_dilated_and_strided_input_gradient_is_one_sum_with_conditions() -> None
     x, k, dy = param(0, 2, 3, 12, 12), param(1, 4, 3, 3, 3), param(2, 2, 4, 5, 5)
     plan = check([input_gradient(x, k, dy, 1, 2, 2)], kernels=1)
     assert sum(n.op is Ops.REDUCE for n in toposort(plan.kernels[0])) == 1
+
+
+def input_gradient_of_16_bits(x: A, k: A, dy: A, pad: int, stride: int) -> A:
+    """As autograd makes it: each sum is rounded to 16 bits and widened again."""
+    n, c, h, w = x.shape
+    o, _, kh, kw = k.shape
+    oh, ow = dy.shape[2:]
+    wide = [one.cast(dtypes.float32) for one in (dy, k)]
+    left, right = wide[0].reshape(n, o, 1, oh, ow, 1, 1), wide[1].reshape(1, o, c, 1, 1, kh, kw)
+    columns = (left * right).sum(1)
+    for axis, extent in ((3, w + 2 * pad), (2, h + 2 * pad)):
+        columns = columns.cast(dtypes.float16).cast(dtypes.float32).fold(axis, extent, stride, 1)
+    folded = columns.cast(dtypes.float16)
+    return folded.shrink((0, n), (0, c), (pad, pad + h), (pad, pad + w))
+
+
+@pytest.mark.parametrize(("taps", "pad", "stride"), [(3, 1, 1), (3, 1, 2), (5, 2, 3)])
+def test_what_is_cut_of_a_rounded_gradient_is_never_computed(
+    taps: int, pad: int, stride: int
+) -> None:
+    places = (12 + 2 * pad - taps) // stride + 1
+    shapes = (4, 6, 12, 12), (8, 6, taps, taps), (4, 8, places, places)
+    x, k, dy = (
+        param(slot, *shape, dtype=dtypes.float16) for slot, shape in enumerate(shapes)
+    )
+    made = canonicalise(sink(input_gradient_of_16_bits(x, k, dy, pad, stride)))
+    assert not any(node.op is Ops.FOLD for node in toposort(made))
+    # Each residue of a place has as many places of its own: 12 / stride, nothing around them.
+    sums = [node for node in toposort(made) if node.op is Ops.REDUCE]
+    assert [12 // stride in node.shape for node in sums] == [True]
+    assert prod(sums[0].shape) == 4 * 6 * 12 * 12
 
 
 def surrounded(x: A, fill: float) -> A:
