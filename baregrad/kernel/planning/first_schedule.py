@@ -8,6 +8,7 @@ from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.sharing import prepare
+from baregrad.kernel.planning.common.decisions import Decisions
 from baregrad.kernel.planning.common.tiling import CpuPlan, Reason
 from baregrad.kernel.planning.cpu.elementwise import plan_elementwise
 from baregrad.kernel.planning.cpu.ordered import plan_ordered
@@ -34,12 +35,16 @@ def choose_schedule(kernel: Node, target: AnyTarget) -> Schedule:
     return choose(kernel, target).schedule
 
 
-def choose(kernel: Node, target: AnyTarget) -> Choice:
-    """A good schedule for `kernel` on `target`, with the reasons for it."""
+def choose(kernel: Node, target: AnyTarget, decisions: Decisions | None = None) -> Choice:
+    """A good schedule for `kernel` on `target`, with the reasons for it; or by other `decisions`.
+
+    The planners of CPUs decide by the row of the machine alone.
+    """
     prepared = prepare(kernel, target)
     facts = facts_of(prepared)
     if target.kind == "gpu":
-        return Choice(*(plan_stream(prepared, target) or choose_gpu_schedule(facts, target)))
+        stream = plan_stream(prepared, target, decisions)
+        return Choice(*(stream or choose_gpu_schedule(facts, target, decisions)))
     extents = [extent_of(axis) for axis in (*facts.data, *facts.reduced)]
     if all(isinstance(extent, int) and extent < 2 for extent in extents):
         return Choice(Schedule(), (("no axis has two elements: one scalar after the other",),))

@@ -8,12 +8,13 @@ from math import prod
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import iterations, op_flops
 from baregrad.kernel.language.schedule import Bind, Split
+from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 from baregrad.kernel.planning.gpu.transposes import plan_transpose, plan_two_ways
 
-BLOCK = 256
-# Vectors that a thread loads before it stores any.
-VECTORS = 2
+BLOCK, LEAST_BLOCK = 256, 64
+# Vectors that a thread loads before it stores any, and how many a search tries.
+VECTORS, MOST_VECTORS = 2, 8
 # Operations on the elements of one thread, at most, where there are several: each is code.
 MOST_OPS = 1 << 10
 
@@ -28,7 +29,7 @@ def plan_elementwise(plan: GpuPlan, axes: Sequence[Node]) -> None:
         return
     ordered = plan.by_stride(axes, plan.write)
     row = plan.together(ordered)
-    lanes = plan.lanes(ordered, whole=plan.uncertain.isdisjoint(ordered))
+    lanes = widest = plan.lanes(ordered, whole=plan.uncertain.isdisjoint(ordered))
     points = iterations(axes)
     busy = plan.target.busy_threads
     while lanes > 1 and points * 2 < lanes * busy:
@@ -41,21 +42,27 @@ def plan_elementwise(plan: GpuPlan, axes: Sequence[Node]) -> None:
         vectors = 1
     while vectors * lanes * work > MOST_OPS and vectors * lanes > 1:
         vectors, lanes = (vectors // 2, lanes) if vectors > 1 else (1, lanes // 2)
+    lanes = plan.pick("lanes", powers_from(lanes, 1, widest))
+    most = MOST_OPS // max(lanes * work, 1)
+    vectors = plan.pick("vectors", powers_from(vectors, 1, min(most, MOST_VECTORS)))
+    block = plan.pick("block", powers_from(BLOCK, LEAST_BLOCK, plan.target.threads_per_block))
     plan.because("threads along the output: {} times {} elements for each", vectors, lanes)
     rest = prod([int(axis.src[0].arg) for axis in row]) % lanes if lanes > 1 else 0
     if rest:
-        _with_tail(plan, row, lanes, vectors)
+        _with_tail(plan, row, lanes, vectors, block)
     else:
-        plan.spread(axes, BLOCK, lanes, vectors)
+        plan.spread(axes, block, lanes, vectors)
 
 
-def _with_tail(plan: GpuPlan, row: Sequence[Node], lanes: int, vectors: int) -> None:
+def _with_tail(
+    plan: GpuPlan, row: Sequence[Node], lanes: int, vectors: int, block: int
+) -> None:
     """Whole accesses for the threads, and the last few elements for the first one."""
     name = plan.joined(row)
     plan.steps.append(Split(name, ((f"{name}_w", 0), (f"{name}_v", lanes)), tail=f"{name}_e"))
     plan.steps.append(Bind(f"{name}_v", "vector"))
     parts = [(f"{name}_u", vectors)] if vectors > 1 else []
-    parts.append((f"{name}_t", BLOCK))
+    parts.append((f"{name}_t", block))
     plan.steps.append(Split(f"{name}_w", ((f"{name}_o", 0), *parts), masked=True))
     plan.steps.append(Bind(f"{name}_o", "grid"))
     if vectors > 1:

@@ -18,6 +18,7 @@ from baregrad.kernel.facts.analysis import (
 )
 from baregrad.kernel.facts.axis_table import table_for
 from baregrad.kernel.language.schedule import Bind, Collapse, Schedule, Split, Step
+from baregrad.kernel.planning.common.decisions import Decisions
 from baregrad.kernel.planning.common.tiling import Reason
 from baregrad.target.gpu import GpuTarget
 
@@ -28,9 +29,16 @@ MOST_LANES = 8
 
 
 class GpuPlan:
-    """A schedule in the making, and what it knows of the kernel."""
+    """A schedule in the making, and what it knows of the kernel.
 
-    def __init__(self, facts: Facts, target: GpuTarget) -> None:
+    decisions: what a planner decides goes by way of them, so that a search can decide otherwise.
+    """
+
+    def __init__(
+        self, facts: Facts, target: GpuTarget, decisions: Decisions | None = None
+    ) -> None:
+        self.decisions = decisions or Decisions()
+        self.pick = self.decisions.pick
         self.facts = facts
         self.target = target
         self.warp = target.warp_lanes

@@ -5,10 +5,11 @@ from __future__ import annotations
 from baregrad.ir.core.node import extent_of
 from baregrad.kernel.language.schedule import Bind, Split
 from baregrad.kernel.loops.held_rows import LANES, STEPS, THREADS, WARPS, RowTile, row_axes
+from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
-# Threads of a block of several rows.
-BLOCK = 128
+# Threads of a block of several rows, and how many a search tries.
+BLOCK, MOST_BLOCK = 128, 512
 UNITS = ((STEPS, "unroll"), (WARPS, "thread_y"), (THREADS, "thread"), (LANES, "vector"))
 
 
@@ -25,7 +26,9 @@ def plan_held_rows(plan: GpuPlan) -> bool:
     row = row_axes(facts)
     rows = [axis for axis in facts.data if axis not in row]
     if tile.warps == 1:
-        plan.spread_rows(rows, max(BLOCK // tile.threads, 1))
+        together = max(BLOCK // tile.threads, 1)
+        most = MOST_BLOCK // tile.threads
+        plan.spread_rows(rows, plan.pick("rows of a block", powers_from(together, 1, most)))
     else:
         plan.grid(rows)
     who = "a block" if tile.warps > 1 else f"{tile.threads} threads"

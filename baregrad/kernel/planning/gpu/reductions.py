@@ -16,6 +16,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import Reduction, by_id, iterations, op_flops
 from baregrad.kernel.loops.held_rows import lies_across
+from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 
 BLOCK = 128
@@ -31,8 +32,9 @@ MOST_WARPS = 32
 PLACE_STEPS = 16
 # Steps of a column before warps share it.
 LONG_COLUMN = 32
-# Accesses of a thread that are under way together, and the elements of a column's.
-TOGETHER = 4
+# Accesses of a thread that are under way together, how many a search tries, and the elements of a
+# column's.
+TOGETHER, MOST_STEPS = 4, 16
 COLUMN_ELEMENTS = 16
 # Operations on elements that are under way together, at most: each is code.
 MOST_OPS = 1 << 10
@@ -93,14 +95,16 @@ def _plan_columns(
     """
     ordered = _in_order(plan, [axis for axis in rows if extent_of(axis) != 1])
     inner = plan.together(ordered)
-    lanes = plan.lanes(inner)
+    lanes = widest = plan.lanes(inner)
     width = iterations(inner)
     blocks = iterations(rows) // plan.warp
     while lanes > 1 and (lanes * plan.warp > width or 2 * blocks < lanes * plan.target.busy_blocks):
         lanes //= 2
     # The order of a sum does not hang on how many columns there are.
     most = min(plan.most_lanes(inner[-1]), COLUMN_ELEMENTS)
+    lanes = plan.pick("lanes", powers_from(lanes, 1, widest))
     warps = WARPS if length >= LONG_COLUMN else 1
+    warps = plan.pick("warps", powers_from(warps, 1, min(MOST_WARPS, length)))
     if warps == 1 or not all(isinstance(extent_of(axis), int) for axis in inner):
         plan.spread(rows, BLOCK, plan.lanes(plan.by_stride(rows, plan.write)))
     else:
@@ -112,7 +116,8 @@ def _plan_columns(
         if not own or not plan.taken.isdisjoint(own):
             continue
         plan.taken.update(own)
-        steps = min(COLUMN_ELEMENTS // most, TOGETHER, length // (4 * warps))
+        steps = max(min(COLUMN_ELEMENTS // most, TOGETHER, length // (4 * warps)), 1)
+        steps = plan.pick("steps", powers_from(steps, 1, min(MOST_STEPS, length // warps)))
         units = [("unroll", steps)] if steps > 1 and reduction.node.arg.monoid.arity == 1 else []
         if warps > 1:
             units.append(("thread_y", warps))
@@ -139,16 +144,23 @@ def _plan_rows(
     """A warp or a block for each row."""
     lanes = _row_lanes(plan, columns)
     count = -(-longest // lanes)
-    if count <= WARP_STEPS * plan.warp:
-        threads = min(next_power_of_two(count), plan.warp)
-        units = [("thread", threads)]
-        plan.because("{} rows, sums of {}: {} threads each", iterations(rows), longest, threads)
-        plan.spread_rows(rows, WARPS * plan.warp // threads)
-    else:
+    alone = count > WARP_STEPS * plan.warp
+    if alone:
         plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
         steps = BLOCK_STEPS if plain else PLACE_STEPS
         warps = next_power_of_two(count // (steps * plan.warp))
-        units = [("thread_y", min(warps, MOST_WARPS)), ("thread", plan.warp)]
+        first = min(warps, MOST_WARPS) * plan.warp
+    else:
+        first = min(next_power_of_two(count), plan.warp)
+    threads = plan.pick("threads of a row", powers_from(first, 1, MOST_WARPS * plan.warp))
+    if threads < plan.warp or not (alone or threads > plan.warp):
+        units = [("thread", threads)]
+        plan.because("{} rows, sums of {}: {} threads each", iterations(rows), longest, threads)
+        most = plan.target.threads_per_block // threads
+        together = powers_from(WARPS * plan.warp // threads, 1, most)
+        plan.spread_rows(rows, plan.pick("rows of a block", together))
+    else:
+        units = [("thread_y", threads // plan.warp), ("thread", plan.warp)]
         plan.because("{} rows, sums of {}: a block for each row", iterations(rows), longest)
         plan.grid(rows)
     for reduction in plan.facts.reductions:
@@ -210,6 +222,10 @@ def _share(
     work = sum(op_flops(node) for node in plan.facts.order)
     while steps > 1 and steps * lanes * work > MOST_OPS:
         steps //= 2
+    lanes = plan.pick("lanes", powers_from(lanes, 1, lanes))
+    if unrolled:
+        most = min(MOST_STEPS, size // (lanes * threads), MOST_OPS // max(lanes * work, 1))
+        steps = plan.pick("steps", powers_from(steps, 1, most))
     wide = [("vector", lanes)] if lanes > 1 else []
     plan.parts(axes, [*([("unroll", steps)] if steps > 1 else []), *units, *wide])
 

@@ -8,6 +8,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.stream_facts import StreamFacts, stream_facts
 from baregrad.kernel.instructions.mma_sync import M
 from baregrad.kernel.language.schedule import Schedule, StreamTiles
+from baregrad.kernel.planning.common.decisions import Decisions
 from baregrad.kernel.planning.common.tiling import Reason
 from baregrad.target.gpu import GpuTarget
 
@@ -23,7 +24,7 @@ SLOTS = 2
 
 
 def plan_stream(
-    kernel: Node, target: GpuTarget
+    kernel: Node, target: GpuTarget, decisions: Decisions | None = None
 ) -> tuple[Schedule, tuple[Reason, ...]] | None:
     """The schedule of a prepared KERNEL that is one stream, and why; None where it is none."""
     facts = stream_facts(kernel) if kernel.mask & Ops.EXP2_NEAR.bit else None
@@ -32,17 +33,18 @@ def plan_stream(
     rows = 1 if facts.row is None else index.upper(extent_of(facts.row))
     wide = 0 if facts.column is None else facts.widths[-1]
     warps = min(WARPS, -(-rows // M))
-    for tiles in (2, 1):
-        if tiles > 1 and (wide > WIDEST_OF_TWO or rows <= WARPS * M):
-            continue
-        for keys in KEYS:
-            held = tiles * (wide + keys * len(facts.products)) // 2
-            nbytes = _shared_nbytes(facts, warps * tiles * M, keys)
-            if held <= MOST_HELD and nbytes <= target.shared_bytes_per_block:
-                text = "a stream: blocks of {} rows, keys pass {} at a time"
-                step = StreamTiles(warps, tiles, keys)
-                return Schedule((step,)), ((text, warps * tiles * M, keys),)
-    return None
+    found = [
+        StreamTiles(warps, tiles, keys)
+        for tiles in ((1,) if wide > WIDEST_OF_TWO or rows <= WARPS * M else (2, 1))
+        for keys in KEYS
+        if tiles * (wide + keys * len(facts.products)) // 2 <= MOST_HELD
+        and _shared_nbytes(facts, warps * tiles * M, keys) <= target.shared_bytes_per_block
+    ]
+    if not found:
+        return None
+    step = (decisions or Decisions()).pick("stream", found)
+    text = "a stream: blocks of {} rows, keys pass {} at a time"
+    return Schedule((step,)), ((text, step.warps * step.tiles * M, step.keys),)
 
 
 def _shared_nbytes(facts: StreamFacts, rows: int, keys: int) -> int:

@@ -13,14 +13,15 @@ from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations, reads_in
 from baregrad.kernel.language.schedule import Bind, Split, StageInput
+from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
 # A tile is so many elements of 4 bytes a side; a side that is much shorter is no tile.
 SIDE = 32
 LEAST_SIDE = 16
 BANK = 4
-# Elements of the tile for each thread, each way.
-STEPS = 4
+# Elements of the tile for each thread, each way, and how many a search tries.
+STEPS, MOST_STEPS = 4, 16
 # Bytes that memory moves at once, at least, and elements of them that are worth a tile.
 SECTOR = 32
 LEAST_EACH = 4
@@ -41,6 +42,8 @@ def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
         return False
     if any(write.stride(inner) != 1 for write in plan.facts.accesses if write.write):
         return False
+    if not plan.pick("transpose", (True, False), lambda tiled: "tiles" if tiled else "none"):
+        return False
     size = min([itemsize(access.array.dtype) for access in crossed])
     lanes = max(BANK // size, 1)
     rows = SIDE * min(lanes, 2)
@@ -51,6 +54,8 @@ def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     a, b = plan.name(outer), plan.name(inner)
     # What has conditions is copied an element at a time: more threads have as much under way.
     steps = STEPS // lanes if lanes == 2 and any(each.guarded for each in crossed) else STEPS
+    least = SIDE * rows // plan.target.threads_per_block
+    steps = plan.pick("steps", powers_from(steps, least, MOST_STEPS))
     down = ((f"{a}_u", steps), (f"{a}_y", rows // steps))
     right = ((f"{b}_x", SIDE), *([(f"{b}_v", lanes)] if lanes > 1 else []))
     plan.steps.append(Split(a, ((f"{a}_o", 0), *down), masked=True))
@@ -98,6 +103,8 @@ def plan_two_ways(plan: GpuPlan, axes: Sequence[Node]) -> bool:
         while int(across.src[0].arg) % each:
             each //= 2
         if each >= LEAST_EACH and 2 * nbytes[along] >= nbytes[across]:
+            if not plan.pick("two ways", (True, False), lambda both: "both" if both else "one"):
+                return False
             _lay_two_ways(plan, axes, along, across, each, sizes[across])
             return True
     return False
