@@ -87,7 +87,8 @@ class Peer:
     def captured(self, function: Callable[[], Any]) -> Callable[[], Any]:
         """Return what replays a function's work as a CUDA graph; on the CPU, the function.
 
-        The function as well where it cannot be captured; `uncaptured` says why from then on.
+        The function as well where it cannot be captured; `uncaptured` says why from then on. What
+        the graph reads and writes outside of its own memory is the function's, which lives as long.
         """
         self.uncaptured = ""
         if not self.has_graphs:
@@ -108,8 +109,7 @@ class Peer:
             self.uncaptured = f"{error}".partition("\n")[0]
             torch.cuda.synchronize()
             return function
-        replay: Callable[[], Any] = graph.replay
-        return replay
+        return _Replay(graph, function)
 
     def copy_rate(self, count: int) -> float:
         """Return the bytes read and written in a second by a copy of float32 numbers."""
@@ -131,6 +131,17 @@ class Peer:
         """Give back memory that nothing uses."""
         if self.has_graphs:
             self.torch.cuda.empty_cache()
+
+
+class _Replay:
+    """A graph that was captured, with the function whose tensors it reads and writes."""
+
+    def __init__(self, graph: Any, function: Callable[[], Any]) -> None:
+        self.graph = graph
+        self.function = function
+
+    def __call__(self) -> None:
+        self.graph.replay()
 
 
 def tensors_of(result: Any) -> list[Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,6 +63,20 @@ def test_work_is_warm_when_it_is_captured_and_run_where_it_cannot_be(fails: bool
     else:
         assert not side.uncaptured
         assert (len(calls), graphs) == (4, ["begin", "end", "replay"])
+
+
+def test_what_a_graph_reads_lives_as_long() -> None:
+    """The graph has addresses alone; the tensors there are the captured function's."""
+    side = Peer("cpu")
+    side.has_graphs = True
+    side.torch = SimpleNamespace(cuda=fake_cuda([], fails=False))
+    parameter = torch.ones(3)
+    alive = weakref.ref(parameter)
+    run = side.captured(partial(parameter.add_, 1))
+    del parameter
+    assert alive() is not None
+    del run
+    assert alive() is None
 
 
 def gradient_case(alone: bool, is_scalar: bool) -> TensorCase:
