@@ -15,11 +15,12 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.axes import TILE_BINDS, Var
 from baregrad.ir.core.bounds import INFINITE, bounds
 from baregrad.ir.core.monoid import Monoid
-from baregrad.ir.core.node import Node, instruction, make_node
+from baregrad.ir.core.node import Node, instruction, make_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.linearise.access import Address, MemoryUse, access_of
 from baregrad.kernel.linearise.copies import commit, copy_to, done
 from baregrad.kernel.linearise.folds import BARRIER, combine
+from baregrad.kernel.linearise.lazy import OPAQUE, is_lazy
 from baregrad.kernel.linearise.mma import multiply
 from baregrad.kernel.linearise.points import interleave
 from baregrad.kernel.linearise.rules import INT32
@@ -160,47 +161,76 @@ def _store(values: Values, node: Node) -> None:
     axes = values.tiles.axes_of(ranges)
     lanes = values.tiles.lanes_of(ranges)
     address = values.memory.addresses[node]
-    writes: list[tuple[Node, Node | None, Any]] = []
     points = values.tiles.points(axes, values.point)
-    late = bool(axes) and values.memory.reads_elsewhere(node, axes)
-    if axes and values.gpu and node.arg is None and node.src[0] not in values.memory.registers:
+    size = len(points) if axes and values.memory.reads_elsewhere(node, axes) else 0
+    to_register = node.src[0] in values.memory.registers
+    if axes and values.gpu and node.arg is None and not to_register:
         # What a thread loads is under way together: no load passes a store, wherever it goes.
-        late = late or len(points) * lanes <= TOGETHER
+        size = size or max(TOGETHER // lanes, 1)
     # A value that differs from point to point is not asked for twice.
     same_axes = own is ranges or axes == values.tiles.axes_of(own)
     compute = values.fresh if same_axes else values.value
-    plain = not late and node.arg is None and not values.masks and not values.gpu
+    if size:
+        for begin in range(0, len(points), size):
+            _store_together(values, node, lanes, compute, points[begin : begin + size])
+        points = []
+    plain = node.arg is None and not values.masks and not values.gpu
     begins: list[int] = []
     code = values.scopes.innermost.code
-    if plain and node.src[0] in values.memory.registers:
+    if plain and to_register:
         # A finished sum that nothing else writes needs no register.
         kept = value.op is Ops.REDUCE and node.src[0] not in values.memory.again
         for values.point in points:
             begins.append(len(code))
             (_keep if kept else _set)(values, node, address, compute(value))
         points = []
-    elif plain and axes and _transposed(values, node, axes, lanes, compute):
+    elif plain and points and axes and _transposed(values, node, axes, lanes, compute):
         points = []
     for values.point in points:
         begins.append(len(code))
         mask = values.mask(values.masks) if values.masks else None
-        if mask is not None and mask.op is Ops.CONST:
-            continue
-        result = compute(value)
-        if late and result.op is Ops.REG:
-            result = values.scopes.emit(Ops.READ, result.dtype, (result,))
-        if late:
-            writes.append((result, mask, values.point))
-        else:
-            _write(values, node, address, lanes, result, mask)
-    for result, mask, point in writes:
-        values.point = point
-        _write(values, node, address, lanes, result, mask)
+        if mask is None or mask.op is not Ops.CONST:
+            _write(values, node, address, lanes, compute(value), mask)
     if len(begins) > 1 and plain and code is values.scopes.innermost.code:
         if address.is_regular(lanes) and not address.points:
             interleave(code, begins)
     values.point = {}
     values.scopes.end_statement()
+
+
+def _store_together(
+    values: Values, node: Node, lanes: int, compute: Callable[[Node], Node], points: list[Any]
+) -> None:
+    """Store the values of some points once all of them are computed; a GPU first loads for all."""
+    if values.gpu and len(points) > 1:
+        _load_all(values, node.src[1], points)
+    writes: list[tuple[Node, Node | None, Any]] = []
+    for values.point in points:
+        mask = values.mask(values.masks) if values.masks else None
+        if mask is not None and mask.op is Ops.CONST:
+            continue
+        result = compute(node.src[1])
+        if result.op is Ops.REG:
+            result = values.scopes.emit(Ops.READ, result.dtype, (result,))
+        writes.append((result, mask, values.point))
+    address = values.memory.addresses[node]
+    for result, mask, point in writes:
+        values.point = point
+        _write(values, node, address, lanes, result, mask)
+
+
+def _load_all(values: Values, value: Node, points: list[Any]) -> None:
+    """Load what a value reads of memory at some points, in the order in which it is computed.
+
+    A branch on the way, as a division has, would keep a load behind it otherwise. What is not to be
+    read under some condition is left to where that is known.
+    """
+    order = toposort(value, enter=lambda one: one.op not in OPAQUE)
+    loads = [one for one in order if one.op is Ops.LOAD and values.tiles.axes_of(one.ranges)]
+    guards = [one for one in order if one.op is Ops.GUARD and not is_lazy(one)]
+    for values.point in points:
+        for one in (*loads, *guards):
+            values.value(one)
 
 
 def _transposed(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import groupby
 
 import pytest
 
@@ -13,22 +14,23 @@ from baregrad.engine.compiler import Compiler
 from baregrad.graph import canonicalise
 from baregrad.ir.core.node import Node, cast, range_node
 from baregrad.kernel import choose_schedule
+from baregrad.kernel.linearise.linearise import TOGETHER
 from baregrad.schedule import make_plan
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
-from tests.schedule.graphs import A, param, sink
+from tests.schedule.graphs import F32, A, param, sink
 
 # A machine that few threads keep busy: small arrays are shared out as large ones are.
 SMALL = replace(HOPPER, busy_threads=1)
 LARGE = 1 << 22
 
 
-def accesses(value: A) -> list[str]:
-    """What the one kernel of a value loads and stores, in order."""
+def accesses(value: A, pattern: str = r"((?:ld|st)\.global\S*)") -> list[str]:
+    """What the one kernel of a value loads and stores, or else does, in order."""
     plan = make_plan(canonicalise(sink(value), None, HOPPER), donate={}, target=HOPPER)
     (kernel,) = plan.kernels
     *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
-    return re.findall(r"((?:ld|st)\.global\S*)", str(last.result))
+    return re.findall(pattern, str(last.result))
 
 
 def converted(count: int, old: DType, new: DType) -> Node:
@@ -64,6 +66,19 @@ def test_loads_come_before_stores() -> None:
     """A load does not pass a store, so a thread has all its loads under way first."""
     found = accesses(param(0, LARGE) + param(1, LARGE))
     assert found == ["ld.global.v4.f32"] * 4 + ["st.global.v4.f32"] * 2
+
+
+def test_what_follows_a_product_is_loaded_before_it_is_divided_and_stored() -> None:
+    """Some of it at a time: what a lane holds of a tile's results is too much for registers."""
+    left, right, divisor = [param(slot, 4096, 4096, dtype=dtypes.bfloat16) for slot in range(3)]
+    product = left.cast(F32) @ right.permute(1, 0).cast(F32)
+    value = (product / divisor.cast(F32)).cast(dtypes.bfloat16)
+    found = accesses(value, r"((?:ld|st)\.global\S*|div\.rn)")
+    runs = [(name, len([*each])) for name, each in groupby(found)]
+    names = ["ld.global.v4.b32", "div.rn", "st.global.v4.b32"]
+    assert [name for name, _ in runs] == names * (len(runs) // 3)
+    assert len(runs) > 3
+    assert {count for _, count in runs} == {TOGETHER // 8, TOGETHER}
 
 
 def test_sizes_that_nothing_divides_have_wide_accesses() -> None:
