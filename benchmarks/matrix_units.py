@@ -35,7 +35,7 @@ from baregrad.graph import canonicalise
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose, cost_of
-from baregrad.kernel.language.schedule import Tensorize
+from baregrad.kernel.language.schedule import StreamTiles, Tensorize
 from baregrad.schedule import make_plan
 from baregrad.schedule.plan import Launch, Plan
 from baregrad.target import gpu_row
@@ -149,8 +149,11 @@ def outside(plan: Plan, target: Any) -> list[Finding]:
             found[step.kernel] = known._replace(runs=known.runs + 1)
             continue
         choice = choose(step.kernel, target)
-        tensor = [one for one in choice.schedule.steps if isinstance(one, Tensorize)]
-        if len(tensor) < len(counting):
+        steps = choice.schedule.steps
+        # A stream's step makes all products of its kernel.
+        is_stream = any(isinstance(one, StreamTiles) for one in steps)
+        tensor = [one for one in steps if isinstance(one, Tensorize)]
+        if not is_stream and len(tensor) < len(counting):
             found[step.kernel] = Finding(step.kernel, counting, 1, choice.why())
     return list(found.values())
 

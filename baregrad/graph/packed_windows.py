@@ -13,7 +13,7 @@ from math import prod
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.repeats import axis_before_reshape, is_repeated, sides_of
+from baregrad.graph.repeats import axis_before_reshape, is_repeated, neighbours, sides_of
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import permute
 from baregrad.ir.core.node import Node, cast
@@ -58,6 +58,9 @@ def _visit(node: Node) -> Node | None:
     for side, other, uses in ((left, right, columns), (right, left, rows)):
         free = [axis for axis in range(len(value.shape))
                 if axis in axes or is_repeated(other, axis)]  # fmt: skip
+        if any(neighbours(side, axis) % CHUNK == 0 for axis in free):
+            packed.append(side)
+            continue
         factor = _factor(side, free)
         packed.append(_packed(factor) if factor.windows or uses >= MANY_USES else side)
     return None if packed == [left, right] else _summed(node, value, packed)

@@ -1,13 +1,14 @@
-"""Which axes of a value only repeat its elements."""
+"""Which axes of a value only repeat its elements, and along which its elements are neighbours."""
 
 from __future__ import annotations
 
+from math import gcd, prod
 from typing import Any
 
 from baregrad.graph.views import DATA, constant_of
 from baregrad.ir.analysis.regroup import same_axes
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
+from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Ops, mask_of
 
 _DEPTH = 16  # nodes that are looked at
 _EXPAND = Ops.EXPAND.bit
@@ -76,6 +77,42 @@ def sides_of(product: Node, axes: tuple[int, ...]) -> tuple[int, int, int] | Non
         sides[alone.index(True) if any(alone) else 2] *= extent
     rows, columns, both = sides
     return rows, columns, both
+
+
+def neighbours(node: Node, axis: int) -> int:
+    """How many elements lie side by side along an axis, or a multiple, behind views and casts.
+
+    1 where views part them, where some extent is symbolic, or where the axis is not innermost.
+    """
+    count = node.shape[axis]
+    while isinstance(count, int) and (node.op in MOVEMENT or node.op is Ops.CAST):
+        below, shape = node.src[0], node.src[0].shape
+        if node.op is Ops.CAST:
+            pass
+        elif node.op is Ops.PERMUTE:
+            axis = node.arg[axis]
+        elif node.op is Ops.SHRINK:
+            kept = node.arg[axis]
+            count = gcd(count, kept.start) if kept.step == 1 and kept.start.__class__ is int else 1
+        elif node.op is Ops.RESHAPE:
+            found = _fastest(shape, node.shape, axis)
+            axis, count = (0, 1) if found is None else (found, gcd(count, shape[found]))
+        elif node.op is not Ops.EXPAND or shape[axis] != count:
+            return 1
+        if count == 1:
+            return 1
+        node = below
+    return count if isinstance(count, int) and axis == len(node.shape) - 1 else 1
+
+
+def _fastest(old: tuple[Any, ...], new: tuple[Any, ...], axis: int) -> int | None:
+    """The axis of `old` along which an axis of `new` begins to run; None where that is none."""
+    if any(extent.__class__ is not int for extent in (*old, *new)):
+        return None
+    step = prod(new[axis + 1 :])
+    found = [place for place, extent in enumerate(old)
+             if extent > 1 and prod(old[place + 1 :]) == step]  # fmt: skip
+    return found[0] if found else None
 
 
 def axis_before_reshape(old: tuple[Any, ...], new: tuple[Any, ...], axis: int) -> int | None:

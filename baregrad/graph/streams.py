@@ -17,7 +17,7 @@ from typing import NamedTuple
 from baregrad.dtypes import dtypes
 from baregrad.graph.traced import Joined, Part, Rule
 from baregrad.graph.views import expand, reshape
-from baregrad.ir.analysis.stream import is_contraction, is_operand, rounded, shown, stream
+from baregrad.ir.analysis.stream import is_widened, rounded, shown, stream
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, const, rebuild, toposort
@@ -145,25 +145,55 @@ def _along(value: Node, shape: tuple[int | Node, ...]) -> Node:
     return expand(reshape(value, (*shape[:-2], 1, shape[-1])), shape)
 
 
-def _fits(found: _Softmax) -> bool:
-    """Whether a kernel of tiles can be made of it: one product inside, of rows of whole chunks."""
-    order = toposort(found.exponent, found.weights, enter=lambda node: not is_operand(node))
-    # The maximum is the stream's own.
-    own = {one for one in order if one.op is Ops.REDUCE}
-    inner = [one for one in own if one.arg.monoid is primitive(Ops.ADD, F32)]
-    if len(inner) != 1 or len(own) != 2 or inner[0].src[0].op is not Ops.MUL:
+class _Products:
+    """The sums of products of 16-bit floats in a graph, by which a walk ends at what they read.
+
+    A factor may be a float32 that was rounded to 16 bits, as is what a layer or a gradient gives:
+    whether it is computed anew in a kernel or read by it depends on who reads it, so that walks
+    begin below the factors that are made of scores and end at all others.
+    """
+
+    def __init__(self, order: list[Node]) -> None:
+        self.every = {node for node in order if _is_product(node)}
+        self.factors = {shown(side) for one in self.every for side in one.src[0].src}
+
+    def below(self, *roots: Node) -> list[Node]:
+        """What is computed for some values: nodes up to factors, and what is stored."""
+        return [one for one in toposort(*roots, enter=self._is_computed) if self._is_computed(one)]
+
+    def _is_computed(self, node: Node) -> bool:
+        if node.op is Ops.CONTIGUOUS or node in self.factors:
+            return False
+        return node.op is not Ops.REDUCE or node in self.every
+
+    def fits(self, found: _Softmax) -> bool:
+        """Whether a kernel of tiles can be made of attention: one product of whole chunks in it."""
+        order = self.below(found.exponent, found.weights)
+        inner = [one for one in order if one in self.every]
+        outer = found.product.src[0]
+        if len(inner) != 1 or any(not one.op.bit & _ANEW and one not in inner for one in order):
+            return False
+        body = inner[0].src[0]
+        factors = [shown(factor) for factor in (*body.src, outer.src[1])]
+        alike = {factor.src[0].dtype for factor in factors} | {found.weights.src[0].dtype}
+        return len(alike) == 1 and is_widened(factors[2]) and (
+            _is_wide(inner[0], body.shape[-1]) and _is_wide(found.product, outer.shape[-2])
+        )
+
+
+def _is_product(node: Node) -> bool:
+    """Whether a node is a sum of products of two 16-bit floats, each as float32."""
+    if node.op is not Ops.REDUCE or node.arg.monoid is not primitive(Ops.ADD, F32):
         return False
-    if any(not one.op.bit & _ANEW and one not in own for one in order):
+    product = node.src[0]
+    return product.op is Ops.MUL and all(is_widened(shown(side)) for side in product.src)
+
+
+def _is_wide(product: Node, width: int | Node) -> bool:
+    """Whether a product sums over its last axis, and some width is of whole chunks."""
+    if product.arg.axes != (len(product.src[0].shape) - 1,):
         return False
-    body, outer = inner[0].src[0], found.product.src[0]
-    factors = [_below(shown(factor)) for factor in (*body.src, outer.src[1])]
-    if len(inner[0].arg.axes) != 1 or not all(map(is_operand, factors)):
-        return False
-    alike = {factor.src[0].dtype for factor in factors} | {found.weights.src[0].dtype}
-    widths = (body.shape[inner[0].arg.axes[0]], outer.shape[-2])
-    return len(alike) == 1 and all(
-        isinstance(width, int) and width % WIDTH == 0 and width <= MOST_WIDTH for width in widths
-    )
+    return isinstance(width, int) and width % WIDTH == 0 and width <= MOST_WIDTH
 
 
 class _Groups:
@@ -174,15 +204,17 @@ class _Groups:
         for node in order:
             for child in dict.fromkeys(node.src):
                 self.users.setdefault(child, []).append(node)
-        # Attention's results; exponents, by their maxima and by sums of their powers; gradients.
+        self.products = _Products(order)
+        # Attention's results; exponents, by their maxima and by sums of their powers; what is
+        # stored: gradients, and factors that were rounded to 16 bits.
         self.results: dict[Node, _Softmax] = {}
         self.maxima: dict[Node, Node] = {}
         self.totals: dict[Node, Node] = {}
-        self.narrowed: set[Node] = set()
+        self.stored: set[Node] = set()
         roots: dict[Node, tuple[Node, _Softmax]] = {}
         for node in order:
             found = _matched(node.src[0]) if node.op is Ops.CAST and node.dtype.bits == 16 else None
-            if found is not None and _fits(found):
+            if found is not None and self.products.fits(found):
                 roots[found.product] = node, found
         for node in order:
             if node.op is Ops.EXP2_NEAR and node.src[0].op is Ops.SUB:
@@ -196,31 +228,44 @@ class _Groups:
         Where the result was computed before, there are gradients alone.
         """
         x = power.src[0].src[0]
-        own = [node for node in toposort(x, enter=_is_computed) if is_contraction(node)]
+        own = [node for node in self.products.below(x) if node in self.products.every]
         sums, seen = self._readers(own, power)
         if sums is None:
             return
         results = [roots[one] for one in sums if one in roots and roots[one][1].power is power]
-        gradients = sums - {found.product for _, found in results}
-        for total in gradients:
-            below = toposort(total, enter=_is_computed)
-            inner = [node for node in below if is_contraction(node)]
+        gradients = {one: sums[one] for one in sums
+                     if all(one is not found.product for _, found in results)}  # fmt: skip
+        read = [*own, *sums]
+        for total, weights in gradients.items():
+            below = self.products.below(weights)
+            inner = [node for node in below if node in self.products.every]
             others, _ = self._readers([node for node in inner if node not in seen], power)
-            if others is None or not others <= gradients:
+            if others is None or not others.keys() <= gradients.keys() or not self._ends(total):
                 return
-            rest = [node for node in below if _is_computed(node) and node.op is not Ops.REDUCE]
-            if not all(_is_wide(node, total) for node in inner) or not self._narrowed(total):
+            if not all(_is_wide(node, node.src[0].shape[-1]) for node in inner):
                 return
-            if any(not node.op.bit & _ANEW for node in rest):
+            if any(not node.op.bit & _ANEW and node not in inner for node in below):
                 return
+            read += inner
         self.results.update(results)
+        self.stored.update(self._rounded(read, sums))
         if gradients:
             self.maxima[_below(_below(power.src[0].src[1]).src[1])] = x
             sums_of_powers = [one for one in self.users[power] if one.op is Ops.REDUCE]
             self.totals.update(dict.fromkeys(sums_of_powers, x))
-            self.narrowed |= {root for each in gradients for root in self._narrowed(each)}
+            self.stored |= {root for each in gradients for root in self._ends(each)}
 
-    def _narrowed(self, total: Node) -> list[Node]:
+    def _rounded(self, products: list[Node], sums: dict[Node, Node]) -> set[Node]:
+        """The values, rounded to 16 bits, that are read by products, other than weights."""
+        found = set()
+        for product in products:
+            for side in product.src[0].src:
+                value = rounded(side)
+                if value is not None and value is not sums.get(product):
+                    found.add(_narrow(side))
+        return found
+
+    def _ends(self, total: Node) -> list[Node]:
         """What a gradient is, rounded to 16 bits, perhaps after a factor."""
         found = []
         for user in self.users.get(total, ()):
@@ -231,12 +276,12 @@ class _Groups:
 
     def _readers(
         self, scores: list[Node], power: Node
-    ) -> tuple[set[Node] | None, set[Node]]:
-        """The sums of weighted values that read some scores, and all in between.
+    ) -> tuple[dict[Node, Node] | None, set[Node]]:
+        """The sums of weighted values that read some scores, with their weights, and all between.
 
         None where something else does that is neither the maximum nor the sum of powers.
         """
-        seen, sums = set(scores), set[Node]()
+        seen, sums = set(scores), list[Node]()
         waiting = list(scores)
         while waiting:
             node = waiting.pop()
@@ -248,38 +293,26 @@ class _Groups:
                     waiting.append(user)
                 elif user.op is not Ops.REDUCE or user.dtype is not F32:
                     return None, seen
-                elif _is_weighted(user):
-                    sums.add(user)
+                elif user in self.products.every:
+                    sums.append(user)
                 elif user.src[0] not in (power, Node(Ops.CEIL, F32, (power.src[0].src[0],))):
                     return None, seen
-        return sums, seen
+        weights = {one: _weights(one, seen) for one in sums}
+        known = {one: value for one, value in weights.items() if value is not None}
+        return (known if len(known) == len(weights) else None), seen
 
 
-def _is_computed(node: Node) -> bool:
-    """Whether a value is neither a factor that is read nor a sum but of products."""
-    if node.op is Ops.CONTIGUOUS or is_operand(node):
-        return False
-    return node.op is not Ops.REDUCE or is_contraction(node) or _is_weighted(node)
+def _narrow(side: Node) -> Node:
+    """The 16-bit value that a factor of a product shows."""
+    return shown(shown(side).src[0])
 
 
-def _is_weighted(node: Node) -> bool:
-    """Whether a node sums values that are weighted by what was rounded, over the last axis."""
-    if node.op is not Ops.REDUCE or node.arg.monoid is not primitive(Ops.ADD, F32):
-        return False
-    product = node.src[0]
-    if product.op is not Ops.MUL or node.arg.axes != (len(product.shape) - 1,):
-        return False
-    sides = product.src if rounded(product.src[0]) is not None else product.src[::-1]
-    return rounded(sides[0]) is not None and is_operand(shown(sides[1])) and (
-        _is_wide(node, node)
-    )
-
-
-def _is_wide(node: Node, total: Node) -> bool:
-    """Whether the steps of a product, or the columns of `total`, are whole chunks."""
-    shape = node.src[0].shape
-    width = shape[-2] if node is total else shape[-1]
-    return isinstance(width, int) and width % WIDTH == 0 and width <= MOST_WIDTH
+def _weights(product: Node, seen: set[Node]) -> Node | None:
+    """The float32 that is rounded to weights in a product; None unless that is one side of it."""
+    sides = [side for side in product.src[0].src if side in seen]
+    if len(sides) != 1 or not _is_wide(product, product.src[0].shape[-2]):
+        return None
+    return rounded(sides[0])
 
 
 def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
@@ -306,7 +339,7 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
             return state(groups.totals[node], 1)
         if node in groups.maxima:
             return state(groups.maxima[node], 0)
-        if node in groups.narrowed:
+        if node in groups.stored:
             return Node(Ops.CONTIGUOUS, made.dtype, (made,))
         return None
 

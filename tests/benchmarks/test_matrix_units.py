@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
+from math import prod
 
 import pytest
 
 from baregrad.apps.models import training_steps
 from baregrad.base.options import options
 from baregrad.graph import canonicalise
-from baregrad.ir.core.node import Node
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
 from baregrad.schedule import make_plan
 from baregrad.schedule.plan import Plan
 from baregrad.target import gpu_row
@@ -18,6 +21,12 @@ from benchmarks.kernel_digests import listening
 from benchmarks.matrix_units import kernels_with_contractions, not_compiled, outside, plans
 
 TARGET = gpu_row("sm_90a")
+
+
+@cache
+def plans_of(name: str) -> list[Plan]:
+    """The plans of a model's training step, for all tests that ask for them."""
+    return plans(name, TARGET)
 
 
 def planned(*results: Tensor) -> Plan:
@@ -76,7 +85,7 @@ def test_a_plain_product_is_inside() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", training_steps())
 def test_all_kernels_of_a_training_step_are_compiled(name: str) -> None:
-    failed = [one for plan in plans(name, TARGET) for one in not_compiled(plan, TARGET)]
+    failed = [one for plan in plans_of(name) for one in not_compiled(plan, TARGET)]
     assert not failed, [(kernel.arg.name, str(error)) for kernel, error in failed]
 
 
@@ -84,5 +93,17 @@ def test_all_kernels_of_a_training_step_are_compiled(name: str) -> None:
     "GPT-2", "ViT-S", "U-Net", "LSTM", pytest.param("ResNet-50", marks=pytest.mark.slow)
 ])  # fmt: skip
 def test_no_contraction_of_a_training_step_is_outside(name: str) -> None:
-    found = [one for plan in plans(name, TARGET) for one in outside(plan, TARGET)]
+    found = [one for plan in plans_of(name) for one in outside(plan, TARGET)]
     assert not found, [(one.kernel.arg.name, one.contractions, one.why) for one in found]
+
+
+@pytest.mark.parametrize(("name", "batch", "heads", "length"), [
+    ("GPT-2", 8, 12, 1024), ("ViT-S", 64, 6, 197),
+])  # fmt: skip
+def test_a_training_step_stores_no_scores_of_keys_and_queries(
+    name: str, batch: int, heads: int, length: int
+) -> None:
+    sizes = {prod(node.arg.shape) for plan in plans_of(name) for kernel in plan.kernels
+             for node in toposort(kernel) if node.op is Ops.PARAM}  # fmt: skip
+    assert batch * heads * length * 64 in sizes
+    assert not [size for size in sizes if size % (batch * heads * length * length) == 0]

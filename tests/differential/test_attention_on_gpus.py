@@ -102,3 +102,28 @@ def test_gradients_agree_with_pytorch(
             # Slopes and weights are rounded, and so are their sums.
             unit = 2.0 ** (-8 if dtype is torch.bfloat16 else -11)
             assert error < 4 * unit * np.abs(true).max()
+
+
+def test_gradients_of_a_layer_agree_with_pytorch() -> None:
+    """Query, key and value are parts of one product without a bias; another product follows."""
+    rng = np.random.default_rng(11)
+    shapes = ((2, 20, 64), (96, 64), (64, 32), (2, 20, 64))
+    drawn = [torch.tensor(rng.standard_normal(shape) / 4).bfloat16() for shape in shapes]
+
+    def layer(x: Any, packed: Any, mix: Any, attend: Any) -> Any:
+        parts = (x @ packed.mT).chunk(3, -1)
+        q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2) for part in parts)
+        return attend(q, k, v, is_causal=True).transpose(1, 2).flatten(2) @ mix.mT
+
+    theirs = [x.double().requires_grad_() for x in drawn[:3]]
+    wanted = layer(*theirs, torch.nn.functional.scaled_dot_product_attention)
+    wanted.backward(drawn[3].double())
+    with ptx_session():
+        ours = [Tensor(x).requires_grad_() for x in drawn[:3]]
+        found = layer(*ours, Tensor.scaled_dot_product_attention)
+        found.backward(Tensor(drawn[3]))
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.grad is not None and other.grad is not None
+            true = other.grad.numpy()
+            error = np.abs(to_numpy(mine.grad).astype(np.float64) - true).max()
+            assert error < 4 * 2.0**-8 * np.abs(true).max()

@@ -54,7 +54,39 @@ def test_images_of_odd_sizes_are_stored_with_channels_innermost_without_windows(
     assert convolved((8, 64, 7, 7), (64, 64, 1, 1)) == [(8, 7, 7, 64)]
     # Rows and columns together are whole chunks, or the copy pays for too few results.
     assert convolved((8, 64, 12, 6), (64, 64, 1, 1)) == []
+    assert convolved((8, 64, 14, 14), (64, 64, 1, 1)) == []
     assert convolved((8, 64, 7, 7), (32, 64, 1, 1)) == []
+
+
+def test_of_strided_windows_of_one_element_their_places_are_stored() -> None:
+    assert convolved((8, 64, 16, 16), (64, 64, 1, 1), stride=2) == [(8, 64, 8, 8, 1, 1)]
+    assert convolved((8, 64, 13, 13), (64, 64, 1, 1), stride=2) == [(8, 7, 7, 1, 1, 64)]
+
+
+def test_filters_of_a_gradient_by_the_input_lie_along_what_is_summed() -> None:
+    """Of a strided one the results of several filters are neighbours, whose channels are not."""
+    with options.override(device="NULL"), use_session(Session()):
+        x = Tensor.rand(2, 32, 16, 16).bfloat16().requires_grad_()
+        w, seed = (Tensor.rand(*shape).bfloat16() for shape in ((48, 32, 3, 3), (2, 48, 8, 8)))
+        x.conv2d(w, stride=2, padding=1).backward(seed)
+        assert x.grad is not None
+        sink = Node(Ops.SINK, dtypes.token, (x.grad.node,))
+        found = canonicalise(sink, target=HOPPER)
+    # Nothing of the zeros around the image is computed, nor read more than once.
+    assert stored(found) == [(2, 9, 9, 48), (32, 4, 4, 48)]
+
+
+def test_parts_of_the_axis_that_lies_innermost_stay_where_they_are() -> None:
+    """Heads cut from a packed array are read in chunks, as are heads that lie inside positions."""
+    with options.override(device="NULL"), use_session(Session()):
+        packed = Tensor.rand(2, 128, 3 * 64).bfloat16().realize()
+        q, k, v = (x.unflatten(-1, (2, 32)).transpose(1, 2) for x in packed.chunk(3, -1))
+        other = Tensor.rand(2, 2, 128, 32).bfloat16().realize()
+        layer = Tensor.rand(64, 64).bfloat16().realize()
+        results = (q @ k.mT, v.mT @ v, other.transpose(1, 2).flatten(2) @ layer)
+        for result in results:
+            sink = Node(Ops.SINK, dtypes.token, (result.node,))
+            assert stored(canonicalise(sink, target=HOPPER)) == []
 
 
 def test_what_both_factors_share_is_not_brought_innermost() -> None:
@@ -77,6 +109,9 @@ def test_what_has_no_windows_or_no_matrix_unit_is_left_alone() -> None:
 CASES: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
     ((2, 16, 5, 5), (16, 16, 3, 3), {"padding": 1}),
     ((2, 16, 6, 6), (24, 16, 3, 3), {"padding": 1, "stride": 2}),
+    ((2, 16, 9, 9), (16, 16, 1, 1), {"stride": 2}),
+    ((4, 64, 4, 5), (64, 64, 1, 1), {}),
+    ((2, 16, 6, 6), (64, 16, 4, 4), {}),
     ((1, 32, 5, 5), (16, 16, 3, 3), {"padding": 1, "groups": 2}),
     ((2, 3, 8, 8), (16, 3, 5, 5), {"padding": 2, "stride": 2}),
     ((2, 16, 7, 7), (16, 16, 2, 3), {"dilation": 2}),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baregrad.graph.repeats import axis_before_reshape, is_repeated, sides_of
+from baregrad.graph.repeats import axis_before_reshape, is_repeated, neighbours, sides_of
 from baregrad.ir.core import index
+from baregrad.ir.core.node import toposort
+from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.tensor_level import evaluate_all
 from tests.schedule.graphs import A, iota, param, random_inputs, sink, value
 
@@ -87,3 +89,29 @@ def test_sides_of_a_product_are_counted_by_what_its_factors_repeat() -> None:
     assert sides_of((left * right).node, (4,)) == (12, 7, 2)
     # Along what both repeat, results are the same; along the rest each has factors of its own.
     assert sides_of((left * left).node, (4,)) == (7, 1, 24)
+
+
+PACKED = param(3, 2, 6, 48)
+HEADS = PACKED.shrink((0, 2), (0, 6), (16, 40)).reshape(2, 6, 3, 8)
+SIDE_BY_SIDE = {
+    "argument": (PACKED, (1, 1, 48)),
+    "heads": (HEADS.permute(0, 2, 1, 3), (1, 1, 1, 8)),
+    "repeated heads": (HEADS.reshape(2, 6, 3, 1, 8).expand(2, 6, 3, 5, 8), (1, 1, 1, 1, 8)),
+    "merged": (param(4, 2, 3, 6, 8).permute(0, 2, 1, 3).reshape(2, 6, 24), (1, 1, 8)),
+    "from the fifth": (PACKED.shrink((0, 2), (0, 6), (4, 48)), (1, 1, 4)),
+    "backwards": (PACKED.flip(2), (1, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("name", SIDE_BY_SIDE)
+def test_neighbours_are_neighbours_in_memory(name: str) -> None:
+    shown, known = SIDE_BY_SIDE[name]
+    node = shown.node
+    assert tuple(neighbours(node, axis) for axis in range(len(node.shape))) == known
+    (base,) = [one for one in toposort(node) if one.op is Ops.PARAM]
+    places = np.arange(int(np.prod(base.shape))).reshape(base.shape).astype(np.float32)
+    (found,) = evaluate_all([node], {base.arg.slot: places})
+    for axis, count in enumerate(known):
+        if count > 1:
+            lines = np.moveaxis(found, axis, -1).reshape(-1, count)
+            assert (np.diff(lines) == 1).all() and (lines[:, 0] % count == 0).all()

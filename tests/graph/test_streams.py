@@ -143,6 +143,29 @@ def test_gradients_of_a_result_that_is_there_are_streams_by_themselves() -> None
     assert streams(made) >= 1 and len(chained) == 3
 
 
+def test_factors_that_layers_round_are_read() -> None:
+    """Query, key and value come from one product, and the result's gradient from another."""
+    shapes = ((1, 20, 64), (96, 64), (64, 32), (1, 20, 64))
+    given = inputs(BRAIN, *shapes)
+    leaves = [x.detach().requires_grad_() for x in given[:3]]
+    x, packed, mix = leaves
+    parts = (x @ packed.mT).chunk(3, -1)
+    q, k, v = (part.unflatten(-1, (2, 16)).transpose(1, 2) for part in parts)
+    mixed = q.scaled_dot_product_attention(k, v, is_causal=True)
+    out = mixed.transpose(1, 2).flatten(2) @ mix.mT
+    out.backward(given[3])
+    results = [out, *[leaf.grad for leaf in leaves if leaf.grad is not None]]
+    sink = graph_of(results, given)
+    made = canonicalise(sink, None, HOPPER)
+    assert streams(made) == 2 and sum(map(is_chained, toposort(made))) == 3
+    arrays = {n: to_raw(x.float().numpy(), BRAIN) for n, x in enumerate(given)}
+    for wanted, found in zip(*[evaluate_all(one.src, arrays) for one in (sink, made)], strict=True):
+        np.testing.assert_allclose(found, wanted, atol=2.0**-7 * np.abs(wanted).max())
+    plan = make_plan(made, target=HOPPER)
+    written = [out.src[0].shape for kernel in plan.kernels for out in kernel.src]
+    assert all(shape[-2:] != (20, 20) for shape in written)
+
+
 def test_scores_that_something_else_reads_are_stored() -> None:
     """Powers that are asked for are computed once, and attention reads them."""
     given = inputs(BRAIN, *[(1, 2, 16, 16)] * 3)

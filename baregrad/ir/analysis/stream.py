@@ -91,11 +91,14 @@ def _factor(old: Node, new: Node, exponential: Op) -> Node:
 
 def is_operand(node: Node) -> bool:
     """Whether a value is a 16-bit float as float32, and no float32 that was rounded to one."""
+    return is_widened(node) and rounded(node) is None
+
+
+def is_widened(node: Node) -> bool:
+    """Whether a value is a 16-bit float as float32."""
     if node.op is not Ops.CAST or node.dtype is not dtypes.float32:
         return False
-    source = node.src[0]
-    narrow = source.dtype.kind == "float" and source.dtype.bits == 16
-    return narrow and rounded(node) is None
+    return node.src[0].dtype.kind == "float" and node.src[0].dtype.bits == 16
 
 
 def rounded(factor: Node) -> Node | None:
