@@ -15,6 +15,7 @@ from baregrad.kernel.facts.analysis import itemsize, iterations
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, M, N, operand_of
 from baregrad.kernel.language.schedule import Bind, Pipeline, Reorder, Split, StageFactor, Tensorize
+from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gemm_copies import (
     CHUNK,
     FactorCopy,
@@ -23,7 +24,7 @@ from baregrad.kernel.planning.gpu.gemm_copies import (
     run_of,
 )
 from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
-from baregrad.kernel.planning.gpu.gemm_tiles import Product, WarpTile, best_tile
+from baregrad.kernel.planning.gpu.gemm_tiles import Product, WarpTile, ranked_tiles
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
 # Steps of an instruction, and of a panel: as many 16-bit floats as reach all banks.
@@ -62,7 +63,8 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         _is_of_words(factors.right, orders.right, n, k),
     )
     after = plan.facts.work.get(frozenset(plan.facts.data), 0)
-    choice = best_tile(plan.target, Product(m, n, k, outside, after), panel, CHUNK, words)
+    ranked = ranked_tiles(plan.target, Product(m, n, k, outside, after), panel, CHUNK, words)
+    choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
     beside = 1 if orders.right.turned else _beside(plan, orders, choice.tile)
     plan.grid(factors.shared)
     _tiles(plan, orders, choice.tile, panel, beside)
@@ -129,15 +131,11 @@ def _beside(plan: GpuPlan, orders: Orders, tile: WarpTile) -> int:
     return max(gcd(VECTOR_BYTES // (2 * widest), together // N, tile.tiles_n), 1)
 
 
-def _group(blocks: int) -> int:
-    """How many of the blocks along a side run side by side: a divisor of their number."""
-    return greatest_divisor(blocks, MOST_GROUP)
-
-
 def _tiles(plan: GpuPlan, orders: Orders, tile: WarpTile, panel: int, beside: int) -> None:
     """Split the sides, which are one axis each, and bind their parts to blocks and warps."""
-    by_rows = _group(-(-iterations(orders.rows) // tile.m))
-    by_columns = _group(-(-iterations(orders.columns) // tile.n))
+    most = plan.pick("group", powers_from(MOST_GROUP, 1, 2 * MOST_GROUP))
+    by_rows = greatest_divisor(-(-iterations(orders.rows) // tile.m), most)
+    by_columns = greatest_divisor(-(-iterations(orders.columns) // tile.n), most)
     grid = ("m_o", "n_o", "m_g")
     if by_rows < min(by_columns, FEW_GROUP):
         grid = ("n_o", "m_o", "n_g")

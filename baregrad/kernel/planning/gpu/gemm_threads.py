@@ -21,6 +21,7 @@ from baregrad.kernel.language.schedule import (
     StageFactor,
     StageInput,
 )
+from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gemm_factors import GemmFactors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
@@ -82,7 +83,9 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     nbytes = plan.target.shared_bytes_per_block
     room = {each: nbytes // _nbytes_of_group(each, factors, depth_tile, slots) for each in TILES}
     tiles = [tile for tile in TILES if room[tile]]
-    tile = _tile(tiles, m, n, outside, plan.target.busy_blocks)
+    best = _tile(tiles, m, n, outside, plan.target.busy_blocks)
+    options = [best, *[each for each in tiles if each is not best]]
+    tile = plan.pick("thread tile", options, lambda each: f"{each.m}x{each.n}")
     plan.grid(factors.shared)
     rows = plan.joined(plan.by_stride(factors.rows, plan.write))
     columns = plan.joined(plan.by_stride(factors.columns, plan.write))
@@ -90,6 +93,8 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     blocks = outside * tile.covering(m, n)
     most = min(k // (2 * depth_tile), room[tile])
     groups = _groups(tile, blocks, most, plan.target.busy_threads)
+    most = min(most, MOST_GROUPS, MOST_THREADS // (tile.threads_m * tile.threads_n))
+    groups = plan.pick("groups", powers_from(groups, 1, most))
     wide = {"n_u": tile.vectors} if tile.vectors > 1 else {}
     inner = {"k_z": groups} if groups > 1 else {}
     steps = {"k_i": depth_tile // min(STEPS, depth_tile), "k_u": min(STEPS, depth_tile)}

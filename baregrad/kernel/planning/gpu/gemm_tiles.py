@@ -59,6 +59,10 @@ class TileChoice(NamedTuple):
     slots: int
     cycles: float
 
+    def __str__(self) -> str:
+        tile = self.tile
+        return f"{tile.m}x{tile.n} for {tile.warps_m}x{tile.warps_n} warps, {self.slots} panels"
+
 
 TILES = tuple([
     WarpTile(*sizes) for sizes in (
@@ -88,10 +92,10 @@ WARP = 32
 MOST_HELD = 64
 
 
-def best_tile(
+def ranked_tiles(
     target: GpuTarget, size: Product, panel: int, gap: int, words: tuple[bool, bool]
-) -> TileChoice:
-    """The tile that takes the least time.
+) -> list[TileChoice]:
+    """Tiles and panels that a multiprocessor holds, that of the least time first.
 
     gap: elements between the rows of a panel. words: whether copies of both factors go by
     themselves; what others bring waits in registers.
@@ -104,7 +108,7 @@ def best_tile(
         if (cycles := _cycles(target, size, tile, slots, panel, gap, words)) is not None
     ]
     # Where more slots take no longer they hide more.
-    return min(found, key=lambda choice: (choice.cycles, -choice.slots))
+    return sorted(found, key=lambda choice: (choice.cycles, -choice.slots))
 
 
 def held(tile: WarpTile, panel: int, words: tuple[bool, bool]) -> int:

@@ -150,7 +150,7 @@ def test_rows_of_a_matrix_lie_in_different_banks(
     monkeypatch: pytest.MonkeyPatch, tile: WarpTile, arrays: str, deep: int
 ) -> None:
     """The eight rows of 16 bytes that `ldmatrix` reads at once, of every matrix of every warp."""
-    monkeypatch.setattr(gemm_mma, "best_tile", lambda *_: TileChoice(tile, 1, 0.0))
+    monkeypatch.setattr(gemm_mma, "ranked_tiles", lambda *_: [TileChoice(tile, 1, 0.0)])
     left, right = arrays.split()
     kernel = contraction((tile.m,), (tile.n,), (deep,), left, right, "an")
     found: list[Any] = []

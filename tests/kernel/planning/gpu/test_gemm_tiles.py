@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from baregrad.kernel import choose_schedule
@@ -9,9 +11,10 @@ from baregrad.kernel.planning.gpu.gemm_tiles import (
     MOST_HELD,
     TILES,
     Product,
-    best_tile,
+    TileChoice,
     held,
     panel_nbytes,
+    ranked_tiles,
 )
 from baregrad.target import gpu_row
 from baregrad.target.gpu import NvidiaTarget
@@ -28,12 +31,17 @@ SIZES = tuple([
 ])  # fmt: skip
 
 
+def best(*arguments: Any) -> TileChoice:
+    """What the model takes."""
+    return ranked_tiles(*arguments)[0]
+
+
 @pytest.mark.parametrize("row", ["sm_80", "sm_86", "sm_89", "sm_90a"])
 @pytest.mark.parametrize("words", [WORDS, (True, False), NO_WORDS])
 def test_a_multiprocessor_holds_what_is_chosen(row: str, words: tuple[bool, bool]) -> None:
     target: NvidiaTarget = gpu_row(row)
     for size in SIZES:
-        tile, slots, _ = best_tile(target, size, PANEL, GAP, words)
+        tile, slots, _ = best(target, size, PANEL, GAP, words)
         assert slots * panel_nbytes(tile, PANEL, GAP) <= target.shared_bytes_per_block
         assert 32 * tile.warps * tile.registers <= target.registers_per_unit
         assert slots <= -(-size.k // PANEL)
@@ -44,7 +52,7 @@ def test_a_multiprocessor_holds_what_is_chosen(row: str, words: tuple[bool, bool
 
 def test_tiles_are_as_large_as_the_grid_allows() -> None:
     def area(size: Product) -> int:
-        tile = best_tile(HOPPER, size, PANEL, GAP, WORDS).tile
+        tile = best(HOPPER, size, PANEL, GAP, WORDS).tile
         return tile.m * tile.n
 
     areas = [area(Product(size, size, 4096, 1)) for size in (256, 512, 1024, 8192)]
@@ -54,14 +62,14 @@ def test_tiles_are_as_large_as_the_grid_allows() -> None:
 
 def test_few_rows_have_low_tiles() -> None:
     for m in (8, 16):
-        tile = best_tile(HOPPER, Product(m, 8192, 8192, 1), PANEL, GAP, WORDS).tile
+        tile = best(HOPPER, Product(m, 8192, 8192, 1), PANEL, GAP, WORDS).tile
         assert tile.m == 16
-    assert best_tile(HOPPER, Product(1 << 18, 8, 4096, 1), PANEL, GAP, WORDS).tile.n <= 16
+    assert best(HOPPER, Product(1 << 18, 8, 4096, 1), PANEL, GAP, WORDS).tile.n <= 16
 
 
 def test_copies_of_no_words_need_smaller_tiles() -> None:
     size = Product(8192, 8192, 8192, 1)
-    waiting = held(best_tile(HOPPER, size, PANEL, GAP, NO_WORDS).tile, PANEL, NO_WORDS)
+    waiting = held(best(HOPPER, size, PANEL, GAP, NO_WORDS).tile, PANEL, NO_WORDS)
     assert waiting <= MOST_HELD
     assert held(TILES[0], PANEL, WORDS) == 0
 
@@ -69,7 +77,7 @@ def test_copies_of_no_words_need_smaller_tiles() -> None:
 def test_much_to_do_after_the_sums_is_done_beside_another_block() -> None:
     for after in (0, 20):
         size = Product(8192, 3072, 768, 1, after)
-        tile, slots, _ = best_tile(HOPPER, size, PANEL, GAP, WORDS)
+        tile, slots, _ = best(HOPPER, size, PANEL, GAP, WORDS)
         nbytes = slots * panel_nbytes(tile, PANEL, GAP)
         blocks = HOPPER.resident_blocks(tile.warps, tile.registers, nbytes)
         assert (blocks > 1) == (after > 0)
