@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd, prod
 
-from baregrad.base.bits import greatest_divisor
+from baregrad.base.bits import greatest_divisor, is_power_of_two
 from baregrad.kernel.facts.analysis import itemsize, iterations
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, M, N, operand_of
@@ -79,9 +79,9 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         own += [(f"{side}_v", turns)] if turns > 1 else []
         if copy.turned:
             row = (*own[1:], each)
-            plan.steps.append(_padded(factor.place, "k_i", row, (own[0], steps[0])))
+            plan.steps.append(_across(factor.place, "k_i", row, (own[0], steps[0])))
         elif panel < PANEL:
-            plan.steps.append(_padded(factor.place, each[0], steps, own[::-1]))
+            plan.steps.append(_across(factor.place, each[0], steps, own[::-1]))
         else:
             axes = tuple([name for name, _ in (*own, each, *steps)])
             plan.steps.append(StageFactor(factor.place, axes, swizzle=3))
@@ -103,11 +103,12 @@ def _is_of_words(factor: Factor, copy: FactorCopy, own: int, depth: int) -> bool
     return factor.is_plain and copy.lanes > 1 and extent % part == 0
 
 
-def _padded(place: int, across: str, row: Sizes, others: Sizes) -> StageFactor:
-    """A copy in which one pad lies between steps of an axis `across`: matrices have eight of them.
+def _across(place: int, across: str, row: Sizes, others: Sizes) -> StageFactor:
+    """A copy whose matrices have eight steps of an axis `across`, in rows that reach all banks.
 
-    A row of a copy ends where it reaches all banks: as many of `others`, innermost first, fill
-    `row` up, and all else is outside, in their order. Rows of one chunk need no pad.
+    As many of `others`, innermost first, fill `row` up, and all else is outside, in their order.
+    Rows of powers of two are swizzled, in which a copy's words stay in whole lines of all banks.
+    Elsewhere, and where steps lie side by side, a pad is between them; rows of one chunk need none.
     """
     count, columns = 0, prod([size for _, size in row])
     while count < len(others) and columns < PANEL:
@@ -115,7 +116,11 @@ def _padded(place: int, across: str, row: Sizes, others: Sizes) -> StageFactor:
         count += 1
     filling, outside = others[:count], others[count:]
     parts = (*outside, (across, 0), *reversed(filling), *row)
-    return StageFactor(place, tuple([name for name, _ in parts]), CHUNK if columns > CHUNK else 0)
+    axes = tuple([name for name, _ in parts])
+    steps_beside = any(name.startswith("k") for name, _ in (*filling, *row))
+    if not steps_beside and columns >= PANEL and is_power_of_two(columns):
+        return StageFactor(place, axes, swizzle=3)
+    return StageFactor(place, axes, CHUNK if columns > CHUNK else 0)
 
 
 def _beside(plan: GpuPlan, orders: Orders, tile: WarpTile) -> int:

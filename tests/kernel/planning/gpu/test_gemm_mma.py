@@ -18,6 +18,7 @@ from baregrad.target import gpu_row
 from baregrad.tensor import Tensor
 from baregrad.testing.ptx_device import ptx_session
 from baregrad.testing.virtual_gpu.ptx.block import Block
+from baregrad.testing.virtual_gpu.ptx.ops import copies as copies_of_ptx
 from tests.kernel import kernels as k
 from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
@@ -168,3 +169,29 @@ def test_rows_of_a_matrix_lie_in_different_banks(
     for places in found:
         chunks = places.reshape(-1, 8) // 16 % 8
         assert (np.sort(chunks, axis=1) == np.arange(8)).all()
+
+
+@pytest.mark.parametrize("arrays", ["ax nx", "ax xn", "xa nx", "xa xn"])
+@pytest.mark.parametrize("tile", [one for one in TILES if one.m % 64 == one.n % 64 == 0], ids=str)
+def test_eight_lanes_copy_a_line_of_all_banks(
+    monkeypatch: pytest.MonkeyPatch, tile: WarpTile, arrays: str
+) -> None:
+    """Words that come by themselves, whichever way a panel lies."""
+    monkeypatch.setattr(gemm_mma, "best_tile", lambda *_: TileChoice(tile, 2, 0.0))
+    kernel = contraction((tile.m,), (tile.n,), (128,), *arrays.split(), "an")
+    found: list[Any] = []
+    real = copies_of_ptx._land
+
+    def land(block: Block, ids: Any, places: Any, words: Any) -> None:
+        found.append(places)
+        real(block, ids, places, words)
+
+    monkeypatch.setattr(copies_of_ptx, "_land", land)
+    loop, program = lowered(kernel, choose_schedule(kernel, HOPPER))
+    run_text(loop, program, k.arguments(kernel))
+    assert found
+    for places in found:
+        eights = places.reshape(-1, 8)
+        assert (np.sort(eights // 16 % 8, axis=1) == np.arange(8)).all()
+        whole = tile.m & (tile.m - 1) == tile.n & (tile.n - 1) == 0
+        assert not whole or (eights // 128 == eights[:, :1] // 128).all()
