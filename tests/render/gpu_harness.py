@@ -103,13 +103,17 @@ def run_ptx(
     variables: dict[str, int] | None = None,
     target: NvidiaTarget = HOPPER,
     grid: int = 1,
+    skew: float = 0.0,
 ) -> None:
-    """Run a PROGRAM's PTX, in place on its argument arrays."""
+    """Run a PROGRAM's PTX, in place on its argument arrays.
+
+    skew: approximate functions are off by that part of their documented error.
+    """
     if DEVICE:
         run_device(program, arrays, variables, grid)
         return
     text = render.get("ptx").render(program, target)
-    run_module(PtxModule.parse(text), program, arrays, variables, target, grid)
+    run_module(PtxModule.parse(text), program, arrays, variables, target, grid, skew)
 
 
 def run_module(
@@ -119,6 +123,7 @@ def run_module(
     variables: dict[str, int] | None = None,
     target: NvidiaTarget = HOPPER,
     grid: int = 1,
+    skew: float = 0.0,
 ) -> None:
     """Run the PTX of a PROGRAM on the interpreter, in place on its argument arrays."""
     sig = gpu_signature(program)
@@ -128,7 +133,7 @@ def run_module(
     names = [(variables or {})[name] for name in sig.call.variables]
     kernel.launch(
         memory, (grid,), (sig.threads,), [*places, *names], sig.dynamic_nbytes(target),
-        early=target.dependent_launch,
+        early=target.dependent_launch, skew=skew,
     )  # fmt: skip
     for param, place in zip(sig.call.params, places, strict=True):
         array = arrays[param.arg.slot]

@@ -13,6 +13,7 @@ from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.target.gpu import NvidiaTarget, gpu_row
+from tests.kernel.legalise.accuracy import ERRORS, SPANS, WIDE, assert_same, samples, ulps
 from tests.render.gpu_harness import HOPPER, lower, run_ptx, spread
 from tests.render.harness import elementwise, same_bits
 from tests.render.test_alu import (
@@ -148,6 +149,22 @@ def test_a_near_power_of_two_is_one_instruction(target: NvidiaTarget) -> None:
     assert text.count("ex2.approx.ftz.f32") == 1 and "fma" not in text
     wide = elementwise(unary(Ops.EXP2_NEAR), 64, (dtypes.float64,) * 2, 1)
     assert "ex2" not in render.get("ptx").render(spread(lower(wide, target)), target)
+
+
+@pytest.mark.parametrize("skew", [-1.0, 0.0, 1.0])
+def test_a_gpu_has_tanh_by_a_near_reciprocal(skew: float) -> None:
+    """Within the bound of all machines however far the reciprocal is off; it has no branch."""
+    x = samples(dtypes.float32, *SPANS[Ops.TANH], count=1 << 12)
+    found = np.zeros_like(x)
+    node = elementwise([lambda y: alu(Ops.TANH, y)], len(x), (dtypes.float32,), 1)
+    program = spread(lower(node, HOPPER), 1024)
+    run_ptx(program, [found, x], grid=len(x) // 1024, skew=skew)
+    with np.errstate(invalid="ignore"):
+        error = ulps(found, np.tanh(x.astype(WIDE)))
+    assert error.max() <= ERRORS[Ops.TANH, dtypes.float32]
+    assert_same(found[np.isnan(x)], x[np.isnan(x)], x[np.isnan(x)])
+    text = render.get("ptx").render(program, HOPPER)
+    assert text.count("rcp.approx.ftz.f32") == 1 and "div" not in text
 
 
 def test_integers_that_are_short_for_certain_convert_as_words() -> None:

@@ -144,6 +144,8 @@ class _Table:
     NOT = _unary("logical not of a bool, bitwise not of an integer", kinds=BITS)
     ABS = _unary("absolute value", kinds=NUMBERS)
     RECIPROCAL = _unary("1/x, correctly rounded", kinds=FLOATS)
+    RECIPROCAL_NEAR = _r("unary", KLL, 1,
+        "1/x of a finite x, off by 2**-23 of it at most, or 0 for more than 2**126", kinds=FLOATS)
     SQRT = _unary("square root, correctly rounded", kinds=FLOATS)
     EXP = _unary("e**x", kinds=FLOATS)
     EXP2 = _unary("2**x", kinds=FLOATS)
@@ -215,7 +217,7 @@ class _Table:
     REDUCE = _r("reduce", TKL, (1, MANY), "fold of a monoid over axes or ranges")
     PROJ = _r("reduce", TKL, 1, "one part of a tuple-valued reduction", attribute=int)
     FOLD = _r("reduce", T, 1, "adjoint of WINDOW: overlapping taps are summed")
-    SCAN = _r("reduce", TK, (1, 2), "running fold along one axis, inclusive")
+    SCAN = _r("reduce", TKL, (1, MANY), "running fold along one axis or tile, inclusive")
     GATHER = _r("index", T, (1, MANY),
         "x[i0, i1, ...], one index array per axis of x; where True, 0 outside of x",
         attribute=bool | None)

@@ -313,7 +313,8 @@ REDUCED_BY: MappingProxyType[Op | None, np.ufunc] = MappingProxyType({
 
 _OWN: MappingProxyType[Op, Callable[..., Any]] = MappingProxyType({
     Ops.NEG: np.negative, Ops.NOT: np.invert, Ops.ABS: np.abs, Ops.SQRT: np.sqrt,
-    Ops.RECIPROCAL: lambda x: np.ones_like(x) / x, Ops.SUB: np.subtract, Ops.DIV: np.divide,
+    **dict.fromkeys((Ops.RECIPROCAL, Ops.RECIPROCAL_NEAR), lambda x: np.ones_like(x) / x),
+    Ops.SUB: np.subtract, Ops.DIV: np.divide,
     Ops.CMPLT: np.less, Ops.CMPLE: np.less_equal, Ops.CMPEQ: np.equal, Ops.CMPNE: np.not_equal,
     Ops.THREEFRY: threefry2x32, Ops.WHERE: np.where, Ops.LDEXP: _ldexp,
 })  # fmt: skip

@@ -1,7 +1,8 @@
 """Loop level: functions that the machine does not have become arithmetic.
 
 `ERRORS` of `tests/kernel/legalise/accuracy.py` states the largest error of each function.
-Results do not depend on the vector width, nor on the machine but for GELU's: see `functions_of`.
+Results do not depend on the vector width, nor on the machine but for those of GELU, TANH and
+EXP2_NEAR: see `functions_of` and `GPU_FUNCTIONS`.
 """
 
 from __future__ import annotations
@@ -73,7 +74,11 @@ def _near_on_gpu(x: Node) -> Node:
 
 
 GPU_FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
-    {**FUNCTIONS, Ops.EXP2_NEAR: _near_on_gpu}
+    {
+        **FUNCTIONS,
+        Ops.EXP2_NEAR: _near_on_gpu,
+        Ops.TANH: transcendental_exp.tanh_by_reciprocal,
+    }
 )
 
 

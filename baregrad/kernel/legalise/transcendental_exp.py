@@ -123,21 +123,46 @@ def _exp2_of_sum(f: FloatBuilder, x: Node, rest: Node) -> Node:
 def tanh(x: Node) -> Node:
     """(e**2x - 1) / (e**2x + 1), by way of e**2x - 1, which is right near 0."""
     f = builder_of(x.dtype)
-    # Beyond this the result rounds to 1.
+    size, grown = _grown(f, x)
+    bottom = f.add(grown, f.c(2.0))
+    ratio = f.div(grown, bottom)
+    # With 1/bottom = (1 - ratio)/2. Near 1 that slope is known too badly, and not needed.
+    slope = f.where(f.less(size, f.c(1.0)), f.fma(ratio, f.c(-0.5), f.c(0.5)), f.c(0.0))
+    return f.with_sign_of(_refined(f, grown, bottom, ratio, slope), x)
+
+
+def tanh_by_reciprocal(x: Node) -> Node:
+    """`tanh` where 1/x is nearly known at once and a quotient takes a branch, if it is of float32.
+
+    The last bits are others.
+    """
+    f = builder_of(x.dtype)
+    if not _is_single(f):
+        return tanh(x)
+    _, grown = _grown(f, x)
+    bottom = f.add(grown, f.c(2.0))
+    slope = f.near_reciprocal(bottom)
+    return f.with_sign_of(_refined(f, grown, bottom, f.mul(grown, slope), slope), x)
+
+
+def _grown(f: FloatBuilder, x: Node) -> tuple[Node, Node]:
+    """|x| up to where tanh rounds to 1, and e**2|x| - 1."""
     size = f.at_most(f.abs(x), 10.0 if _is_single(f) else 20.0)
     r, _, held = _reduced_exp(f, f.add(size, size), f.bias)
     table = tables.EXPM1_F32 if _is_single(f) else tables.EXP_F64
     less_one = f.fma(f.mul(r, r), f.polynomial(r, table), r)
     power = f.power(f.field(held))
-    grown = f.fma(less_one, power, f.sub(power, f.c(1.0)))
-    bottom = f.add(grown, f.c(2.0))
-    ratio = f.div(grown, bottom)
-    # One step of refinement, with 1/bottom = (1 - ratio)/2: it also makes up for bottom's rounding.
-    # Near 1 that slope is known too badly, and not needed.
+    return size, f.fma(less_one, power, f.sub(power, f.c(1.0)))
+
+
+def _refined(f: FloatBuilder, grown: Node, bottom: Node, ratio: Node, slope: Node) -> Node:
+    """A step from `ratio` to grown / (grown + 2): it also makes up for the rounding of `bottom`.
+
+    slope: about 1/bottom.
+    """
     lost = f.sub(grown, f.sub(bottom, f.c(2.0)))
     rest = f.fma(f.neg(ratio), lost, f.fma(f.neg(ratio), bottom, grown))
-    slope = f.where(f.less(size, f.c(1.0)), f.fma(ratio, f.c(-0.5), f.c(0.5)), f.c(0.0))
-    return f.with_sign_of(f.fma(rest, slope, ratio), x)
+    return f.fma(rest, slope, ratio)
 
 
 def _split_log(f: FloatBuilder, x: Node) -> tuple[Node, Node]:

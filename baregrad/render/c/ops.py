@@ -198,6 +198,10 @@ def _dot_halves(f: CText, node: Node, x: str, y: str, z: str) -> str:
     return f.apply("dot2", kind, (word, word, kind), body, x, y, z)
 
 
+def _reciprocal(f: CText, node: Node, x: str) -> str:
+    return f"{f.constant(const(1.0, node.dtype))} / {x}"
+
+
 _EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
     {
         **dict.fromkeys(_SYMBOLS, _binary),
@@ -215,7 +219,7 @@ _EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
         Ops.NEG: _negate,
         Ops.ABS: _absolute,
         Ops.NOT: _invert,
-        Ops.RECIPROCAL: lambda f, n, x: f"{f.constant(const(1.0, n.dtype))} / {x}",
+        **dict.fromkeys((Ops.RECIPROCAL, Ops.RECIPROCAL_NEAR), _reciprocal),
         Ops.WHERE: lambda f, n, condition, x, y: f"{condition} ? {x} : {y}",
         Ops.CAST: _cast,
         Ops.BITCAST: _bitcast,

@@ -137,6 +137,9 @@ def _fma(f: FunctionText, node: Node) -> None:
     f.set(node, f"add {kinds} {f.value(f'mul {kinds} {a}, {b}')}, {c}")
 
 
+_RECIPROCALS = (Ops.RECIPROCAL, Ops.RECIPROCAL_NEAR)
+
+
 def _unary(f: FunctionText, node: Node) -> None:
     lanes = lanes_of(node)
     kinds = value_type(node)
@@ -148,7 +151,7 @@ def _unary(f: FunctionText, node: Node) -> None:
     elif op is Ops.NOT:
         ones = Node(Ops.CONST, node.dtype, (), True if node.dtype.kind == "bool" else -1)
         text = f"xor {kinds} {operand}, {constant_text(ones, lanes)}"
-    elif op is Ops.RECIPROCAL:
+    elif op in _RECIPROCALS:
         text = f"fdiv {kinds} {splat_text(1.0, node.dtype, lanes)}, {operand}"
     elif node.dtype.kind == "uint":
         f.names[node] = operand
@@ -174,7 +177,7 @@ ELEMENTWISE_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         **dict.fromkeys((Ops.MAX, Ops.MIN), _extreme),
         **dict.fromkeys(FLOAT_FUNCTIONS, _intrinsic),
         Ops.FMA: _fma,
-        **dict.fromkeys((Ops.NEG, Ops.NOT, Ops.ABS, Ops.RECIPROCAL), _unary),
+        **dict.fromkeys((Ops.NEG, Ops.NOT, Ops.ABS, *_RECIPROCALS), _unary),
         Ops.MOD: modulo,
         Ops.LDEXP: ldexp,
         Ops.DOT4: dot_bytes,

@@ -1,8 +1,8 @@
 """Elementwise ops in PTX: one rule per op, written lane by lane.
 
 Every float operation carries its rounding, `.rn`, so that nothing is contracted, flushed to zero
-or approximated: the bits are those of the evaluator, but for EXP2_NEAR, whose row states a bound.
-A rule writes its result last.
+or approximated: the bits are those of the evaluator, but for EXP2_NEAR and RECIPROCAL_NEAR, whose
+rows state bounds. A rule writes its result last.
 Source: PTX ISA, "Integer Arithmetic", "Floating-Point", "Comparison and Selection" instructions.
 """
 
@@ -80,6 +80,7 @@ _OPCODES: MappingProxyType[Op, tuple[str, str]] = MappingProxyType(
         **{op: ("", f"{op.name.lower()}.{{c}}") for op in (Ops.MAX, Ops.MIN)},
         Ops.SQRT: ("sqrt.rn.{c}", ""),
         Ops.RECIPROCAL: ("rcp.rn.{c}", ""),
+        Ops.RECIPROCAL_NEAR: ("rcp.approx.ftz.{c}", ""),
         Ops.EXP2_NEAR: ("ex2.approx.ftz.{c}", ""),
         # Integers are whole already.
         Ops.FLOOR: ("cvt.rmi.{c}.{c}", "mov.{b}"),
