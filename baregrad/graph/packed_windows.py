@@ -21,23 +21,29 @@ from baregrad.ir.core.op import Ops, mask_of
 
 _VIEWS = mask_of((Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.WINDOW))
 _PAD = Ops.PAD.bit
-# Elements that are copied together, and steps of a sum that are worth a matrix unit.
+# Elements that are copied together, at least where they lie so, and steps of a sum that are worth a
+# matrix unit.
 CHUNK = 8
+LEAST_CHUNK = 4
 LEAST = 16
 # Results of an element that pay for its copy where it has no windows, and of one factor at least.
 MANY_USES = 64
+# Taps of a filter, at most: what has more of them for each channel is an image.
+MOST_TAPS = 32
 
 
 class _Factor(NamedTuple):
     """A factor of a product: views, outermost first, of what may be stored, and their windows.
 
-    places: the axes of that which either only this factor runs along, or both are summed along.
+    places: the axes of that which either only this factor runs along, or both are summed along;
+    summed: the latter.
     """
 
     views: tuple[Node, ...]
     base: Node
     windows: int
     places: frozenset[int]
+    summed: frozenset[int]
 
 
 def _visit(node: Node) -> Node | None:
@@ -54,15 +60,18 @@ def _visit(node: Node) -> Node | None:
     if min(rows, columns) < 2 or max(rows, columns) < MANY_USES or steps < LEAST:
         return None
     left, right = value.src
+    sides_own = [
+        [a for a in range(len(value.shape)) if a not in axes and is_repeated(beside, a)]
+        for beside in (right, left)
+    ]
+    factors = [_factor(side, own, axes) for side, own in zip(value.src, sides_own, strict=True)]
     packed = []
-    for side, other, uses in ((left, right, columns), (right, left, rows)):
-        free = [axis for axis in range(len(value.shape))
-                if axis in axes or is_repeated(other, axis)]  # fmt: skip
-        if any(neighbours(side, axis) % CHUNK == 0 for axis in free):
-            packed.append(side)
-            continue
-        factor = _factor(side, free)
-        packed.append(_packed(factor) if factor.windows or uses >= MANY_USES else side)
+    for place, (side, uses) in enumerate(((left, columns), (right, rows))):
+        factor, other = factors[place], factors[1 - place]
+        along = sides_own[place] if other.windows else [*sides_own[place], *axes]
+        is_whole = any(neighbours(side, axis) % CHUNK == 0 for axis in along)
+        is_worth = factor.windows or (uses >= MANY_USES and not is_whole)
+        packed.append(_packed(factor, other) if is_worth else side)
     return None if packed == [left, right] else _summed(node, value, packed)
 
 
@@ -70,15 +79,20 @@ def _summed(node: Node, value: Node, factors: list[Node]) -> Node:
     return node.replace(src=(value.replace(src=tuple(factors)),))
 
 
-def _factor(side: Node, free: list[int]) -> _Factor:
+def _factor(side: Node, own: Sequence[int], axes: Sequence[int]) -> _Factor:
+    """A factor that alone runs along the axes `own`, and is summed along others."""
     views, windows = list[Node](), 0
-    places: list[int | None] = list(free)
+    places: dict[int, bool] = {**dict.fromkeys(own, False), **dict.fromkeys(axes, True)}
     while side.op.bit & _VIEWS:
+        if side.op is Ops.WINDOW and side.arg.stride > side.arg.taps == 1:
+            break  # what lies between its places is not wanted
         views.append(side)
         windows += side.op is Ops.WINDOW and not _is_whole(side)
-        places = [_below(side, place) for place in places if place is not None]
+        below = {_below(side, place): is_summed for place, is_summed in places.items()}
+        places = {place: is_summed for place, is_summed in below.items() if place is not None}
         side = side.src[0]
-    return _Factor(tuple(views), side, windows, frozenset(p for p in places if p is not None))
+    summed = frozenset([place for place, is_summed in places.items() if is_summed])
+    return _Factor(tuple(views), side, windows, frozenset(places), summed)
 
 
 def _below(view: Node, place: int) -> int | None:
@@ -101,7 +115,7 @@ def _is_whole(window: Node) -> bool:
     return bool(window.arg.taps == window.arg.stride == 1)
 
 
-def _packed(factor: _Factor) -> Node:
+def _packed(factor: _Factor, other: _Factor) -> Node:
     """A factor whose elements lie in another order; itself where that is of no use.
 
     It is widened behind all views, so that nothing that is stored is wider than it need be.
@@ -117,10 +131,10 @@ def _packed(factor: _Factor) -> Node:
     if narrow.src[0].dtype.kind != "float":
         return whole
     stored = _over(inside, narrow.src[0])
-    order = _order(stored.shape, factor)
+    order = _order(stored.shape, factor, other)
     if order is None and not inside:
         return whole
-    if order is not None or factor.windows:
+    if order is not None or factor.windows or factor.base.op is Ops.WINDOW:
         order = order or tuple(range(len(stored.shape)))
         place = tuple([order.index(axis) for axis in range(len(order))])
         stored = permute(Node(Ops.CONTIGUOUS, stored.dtype, (permute(stored, order),)), place)
@@ -134,21 +148,37 @@ def _over(views: Sequence[Node], value: Node) -> Node:
     return value
 
 
-def _order(shape: tuple[object, ...], factor: _Factor) -> tuple[int, ...] | None:
+def _order(
+    shape: tuple[object, ...], factor: _Factor, other: _Factor
+) -> tuple[int, ...] | None:
     """The order of axes in memory; None where it is as good as it is.
 
-    Images, the first axis of what windows slide over, are too far from each other.
+    What is summed along may be copied whatever the order of the results is, and is taken before
+    other axes. Images, the first axis, are too far from each other.
     """
     extents = [extent if isinstance(extent, int) else 0 for extent in shape]
-    for axis in sorted(factor.places, reverse=True):
-        if not extents[axis] or extents[axis] % CHUNK or (factor.windows and not axis):
-            continue
-        beside = prod(extents[axis + 1 :])
-        together = factor.places.issuperset(range(axis + 1, len(shape)))
-        if beside == 1 or (together and beside % CHUNK == 0):
-            return None
-        return (*[other for other in range(len(shape)) if other != axis], axis)
+    own = factor.places - factor.summed
+    # Both factors are summed in one order, which is the windows' one.
+    summed = factor.summed if not other.windows or other.summed <= {0} else frozenset[int]()
+    run = max(_run(extents, own), _run(extents, summed))
+    if run % CHUNK == 0 or (run % LEAST_CHUNK == 0 and not factor.windows):
+        return None
+    is_image = factor.windows > 0 or prod(extents[2:]) > MOST_TAPS
+    near = factor.summed - {0} if is_image else factor.summed
+    for axis in sorted(factor.places, key=lambda axis: (axis in near, axis), reverse=True):
+        if extents[axis] and extents[axis] % CHUNK == 0 and (axis or not factor.windows):
+            return (*[one for one in range(len(shape)) if one != axis], axis)
     return None
+
+
+def _run(extents: Sequence[int], axes: frozenset[int]) -> int:
+    """How many elements lie one after the other along some axes."""
+    run = 1
+    for axis in reversed(range(len(extents))):
+        if extents[axis] != 1 and axis not in axes:
+            break
+        run *= extents[axis]
+    return run
 
 
 def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule:
