@@ -34,7 +34,7 @@ CHUNK_BEGIN = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINI
 CHUNK_END = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_end", 0, INFINITE))
 # Bytes of the widest registers: a wider mask is split for each of them.
 WIDEST_NBYTES = 64
-# Elements of one statement, at most, that a GPU's thread computes before it stores any.
+# Elements of one statement, at most, that a GPU's thread loads for before it stores any.
 TOGETHER = 32
 # What is done where a statement ends; and the statements inside one, with that.
 Leave = Callable[[], None]
@@ -162,18 +162,15 @@ def _store(values: Values, node: Node) -> None:
     lanes = values.tiles.lanes_of(ranges)
     address = values.memory.addresses[node]
     points = values.tiles.points(axes, values.point)
-    size = len(points) if axes and values.memory.reads_elsewhere(node, axes) else 0
     to_register = node.src[0] in values.memory.registers
-    if axes and values.gpu and node.arg is None and not to_register:
-        # What a thread loads is under way together: no load passes a store, wherever it goes.
-        size = size or max(TOGETHER // lanes, 1)
     # A value that differs from point to point is not asked for twice.
     same_axes = own is ranges or axes == values.tiles.axes_of(own)
     compute = values.fresh if same_axes else values.value
-    if size:
-        for begin in range(0, len(points), size):
-            _store_together(values, node, lanes, compute, points[begin : begin + size])
+    if axes and values.memory.reads_elsewhere(node, axes):
+        _store_late(values, node, lanes, compute, points)
         points = []
+    ahead = axes and values.gpu and node.arg is None and not to_register
+    size = max(TOGETHER // lanes, 1) if ahead else 0
     plain = node.arg is None and not values.masks and not values.gpu
     begins: list[int] = []
     code = values.scopes.innermost.code
@@ -186,7 +183,10 @@ def _store(values: Values, node: Node) -> None:
         points = []
     elif plain and points and axes and _transposed(values, node, axes, lanes, compute):
         points = []
-    for values.point in points:
+    for place, point in enumerate(points):
+        if size and place % size == 0:
+            _load_all(values, value, points[place : place + size])
+        values.point = point
         begins.append(len(code))
         mask = values.mask(values.masks) if values.masks else None
         if mask is None or mask.op is not Ops.CONST:
@@ -198,12 +198,10 @@ def _store(values: Values, node: Node) -> None:
     values.scopes.end_statement()
 
 
-def _store_together(
+def _store_late(
     values: Values, node: Node, lanes: int, compute: Callable[[Node], Node], points: list[Any]
 ) -> None:
-    """Store the values of some points once all of them are computed; a GPU first loads for all."""
-    if values.gpu and len(points) > 1:
-        _load_all(values, node.src[1], points)
+    """Store the values of all points once all of them are computed."""
     writes: list[tuple[Node, Node | None, Any]] = []
     for values.point in points:
         mask = values.mask(values.masks) if values.masks else None
@@ -220,11 +218,13 @@ def _store_together(
 
 
 def _load_all(values: Values, value: Node, points: list[Any]) -> None:
-    """Load what a value reads of memory at some points, in the order in which it is computed.
+    """Load what a value reads of memory at some points, so that all of it is under way at once.
 
-    A branch on the way, as a division has, would keep a load behind it otherwise. What is not to be
-    read under some condition is left to where that is known.
+    No load passes a store, wherever that goes, nor a branch, as a division has. What is computed
+    under some condition alone loads for itself.
     """
+    if len(points) == 1:
+        return
     order = toposort(value, enter=lambda one: one.op not in OPAQUE)
     loads = [one for one in order if one.op is Ops.LOAD and values.tiles.axes_of(one.ranges)]
     guards = [one for one in order if one.op is Ops.GUARD and not is_lazy(one)]
