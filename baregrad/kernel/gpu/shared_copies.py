@@ -30,6 +30,8 @@ FIRST_ID = 1 << 21
 # Bytes between the ends of rows that are written across: rows stay aligned to vectors.
 APART = 16
 VECTOR_BYTES = 16
+# Points of an axis of threads before these share the folding of vectors.
+MANY_POINTS = 16
 # Rounds of copying that are written out one by one, so that their loads are under way together.
 MOST_ROUNDS = 4
 # The same where they are under way while the threads compute.
@@ -132,6 +134,7 @@ def _exchanged(nodes: list[Node]) -> int:
     """Bytes through which threads show each other what they fold, at most."""
     dims: dict[str, int] = {}
     folds: set[tuple[int, DType, int]] = set()
+    shared_out: set[tuple[int, DType, int, str]] = set()
     for node in nodes:
         if node.op is Ops.RANGE and node.arg.is_thread:
             dims[node.arg.bind] = _constant(node)
@@ -140,8 +143,24 @@ def _exchanged(nodes: list[Node]) -> int:
             free = [axis for axis in node.ranges if axis.arg.bind == "vector"]
             lanes = prod([_constant(axis) for axis in free])
             for place, dtype in enumerate(node.arg.monoid.states if over else ()):
-                folds.add((place, dtype, lanes * max(dtype.itemsize, 1)))
-    return sum(prod(dims.values()) * nbytes for _, _, nbytes in folds)
+                nbytes = lanes * max(dtype.itemsize, 1)
+                folds.add((place, dtype, nbytes))
+                shared_out |= {
+                    (place, dtype, nbytes, axis.arg.bind) for axis in over
+                    if is_shared_out(_constant(axis), lanes)
+                }  # fmt: skip
+    threads = prod(dims.values())
+    found = sum(threads * nbytes for _, _, nbytes in folds)
+    for _, _, nbytes, bind in shared_out:
+        inner = THREAD_BINDS[: THREAD_BINDS.index(bind)]
+        stride = prod([dims.get(one, 1) for one in inner])
+        found += (threads - (dims[bind] - 1) * stride) * nbytes
+    return found
+
+
+def is_shared_out(points: int, lanes: int) -> bool:
+    """Whether vectors of so many points along an axis are folded by a thread for each element."""
+    return points >= MANY_POINTS and 1 < lanes <= points
 
 
 def _constant(axis: Node) -> int:

@@ -3,7 +3,8 @@
 Along an axis whose threads lie in one warp, lanes exchange values: point i meets point i + n/2,
 then i + n/4, and so on, and every lane ends with the same bits because what is combined commutes.
 Any other axis goes through shared memory: all write, meet, and each reads and folds all points in
-the order of the evaluator.
+the order of the evaluator. Vectors of many points are folded by a thread for each element, which
+shows the others what it found.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from baregrad.ir.core.axes import THREAD_BINDS, Var
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.kernel.gpu.shared_copies import is_shared_out
 from baregrad.kernel.linearise.access import access_of, lanes_of
 from baregrad.kernel.linearise.lazy import SPARE_ID
 from baregrad.kernel.linearise.reader import Reader
@@ -29,6 +31,8 @@ from baregrad.kernel.linearise.scopes import MOMENT
 WARP = 32
 BARRIER = Node(Ops.MACHINE, dtypes.token, (), Machine("bar.sync", (0,)))
 Parts = tuple[Node, ...]
+# Arrays in shared memory, each with the lanes of an element.
+Arrays = list[tuple[Node, int]]
 
 
 def reduce(values: Reader, node: Node, operands: Sequence[Any]) -> Any:
@@ -165,9 +169,56 @@ def _carrier(dtype: DType) -> DType:
 def _through_memory(
     values: Reader, monoid: Monoid, parts: Parts, count: int, stride: int
 ) -> Parts:
+    arrays = _shown(values, parts)
+    first = values.value(_first(_thread(values).arg, stride, count))
+    mark = values.scopes.mark()
+    widths = {width for _, width in arrays}
+    if len(widths) == 1 and is_shared_out(count, max(widths)):
+        found = _shared_out(values, monoid, arrays, first, (count, stride))
+    else:
+        items = [_seen(values, arrays, first, point * stride) for point in range(count)]
+        found = fold_items(values, monoid, items)
+    return _kept(values, found, arrays, mark)
+
+
+def _shared_out(
+    values: Reader, monoid: Monoid, arrays: Arrays, first: Node, axis: tuple[int, int]
+) -> Parts:
+    """Vectors folded by as many threads as they have elements; axis: its points and stride."""
+    scopes = values.scopes
+    (count, stride), (_, width) = axis, arrays[0]
+    total = prod(values.block)
+    number = Node(Ops.VAR, dtypes.index, (), _thread(values).arg)
+    place = index.as_node(index.mod(index.floordiv(number, stride), count))
+    element = index.add(index.mul(_first(number.arg, stride, count), width), place)
+    own = values.value(index.as_node(element))
+    elements = (total - (count - 1) * stride) * width
+    folded = [
+        (_exchange(values, ("folded", at), array.dtype, elements), width)
+        for at, (array, _) in enumerate(arrays)
+    ]
+    test = Node(Ops.TEST, dtypes.token, (values.value(index.as_node(index.less(place, width))),))
+    scopes.open(test, True)
+    single = [(array, 1) for array, _ in arrays]
+    points = [_seen(values, single, own, point * stride * width) for point in range(count)]
+    parts = fold_items(values, monoid, points)
+    for part, (array, _) in zip(parts, folded, strict=True):
+        access = access_of(1, 1, 0, array.dtype.itemsize)
+        scopes.append(Node(Ops.VSTORE, dtypes.token, (array, own, part), access))
+    scopes.close()
+    scopes.append(BARRIER)
+    return _seen(values, folded, first, 0)
+
+
+def _thread(values: Reader) -> Node:
+    """The number of a thread in its block."""
+    return Node(Ops.VAR, dtypes.int32, (), Var(".thread", 0, prod(values.block) - 1))
+
+
+def _shown(values: Reader, parts: Parts) -> Arrays:
+    """The arrays in shared memory that every thread has written its values to, and their lanes."""
     scopes = values.scopes
     total = prod(values.block)
-    thread = Node(Ops.VAR, dtypes.int32, (), Var(".thread", 0, total - 1))
     used = len(values.exchanges)
     inner = [scope.opening for scope in scopes.stack if scope.opening is not None]
     arrays = []
@@ -178,25 +229,30 @@ def _through_memory(
         # What was written last was read by all.
         scopes.append(BARRIER)
     for part, (array, width) in zip(parts, arrays, strict=True):
-        start = values.scaled(thread, width, dtypes.int32)
+        start = values.scaled(_thread(values), width, dtypes.int32)
         access = access_of(width, 1, 0, width * part.dtype.itemsize)
         scopes.append(Node(Ops.VSTORE, dtypes.token, (array, start, part), access))
     scopes.append(BARRIER)
-    first = values.value(_first(thread.arg, stride, count))
-    mark = scopes.mark()
-    items: list[Parts] = []
-    for point in range(count):
-        item = []
-        for array, width in arrays:
-            at = point * stride * width
-            access = access_of(width, 1, at, width * array.dtype.itemsize)
-            start = values.scaled(first, width, dtypes.int32)
-            load = Node(Ops.VLOAD, array.dtype, (array, start), access)
-            scopes.put(load, MOMENT)
-            item.append(load)
-        items.append(tuple(item))
+    return arrays
+
+
+def _seen(values: Reader, arrays: Arrays, first: Node, thread: int) -> Parts:
+    """What a thread has shown, so many behind the `first`."""
+    found = []
+    for array, width in arrays:
+        access = access_of(width, 1, thread * width, width * array.dtype.itemsize)
+        start = values.scaled(first, width, dtypes.int32)
+        load = Node(Ops.VLOAD, array.dtype, (array, start), access)
+        values.scopes.put(load, MOMENT)
+        found.append(load)
+    return tuple(found)
+
+
+def _kept(values: Reader, parts: Parts, arrays: Arrays, mark: tuple[int, int]) -> Parts:
+    """Registers for what was made of values in shared memory since `mark`."""
+    scopes = values.scopes
     kept = []
-    for value, (_, width) in zip(fold_items(values, monoid, items), arrays, strict=True):
+    for value, (_, width) in zip(parts, arrays, strict=True):
         register = values.fresh_register(value.dtype, width)
         scopes.append(Node(Ops.SET, dtypes.token, (register, value)))
         kept.append(register)
@@ -207,7 +263,7 @@ def _through_memory(
     return tuple(kept)
 
 
-def _exchange(values: Reader, place: int, dtype: DType, count: int) -> Node:
+def _exchange(values: Reader, place: Any, dtype: DType, count: int) -> Node:
     """Shared memory in which threads show each other a part of a state, the same for all folds."""
     key = (place, dtype, count)
     found = values.exchanges.get(key)

@@ -14,7 +14,7 @@ from math import prod
 from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import Reduction, by_id, iterations, op_flops
+from baregrad.kernel.facts.analysis import Reduction, by_id, itemsize, iterations, op_flops
 from baregrad.kernel.loops.held_rows import lies_across
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
@@ -30,8 +30,11 @@ BLOCK_STEPS = 4
 MOST_WARPS = 32
 # The same where each step compares two places as well as two values.
 PLACE_STEPS = 16
-# Steps of a column before warps share it.
-LONG_COLUMN = 32
+# Steps of a column before warps share it; and before as many threads do as read a machine's memory
+# at its rate with their loads, of whole lines where there are enough columns, of sectors else.
+LONG_COLUMN, VERY_LONG_COLUMN = 32, 512
+COLUMN_THREADS = 64
+LINE_BYTES, SECTOR_BYTES = 128, 32
 # Accesses of a thread that are under way together, how many a search tries, and the elements of a
 # column's.
 TOGETHER, MOST_STEPS = 4, 16
@@ -97,6 +100,12 @@ def _plan_columns(
     inner = plan.together(ordered)
     lanes = widest = plan.lanes(inner)
     width = iterations(inner)
+    plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
+    fixed = all(isinstance(extent_of(axis), int) for axis in inner)
+    if length >= VERY_LONG_COLUMN and plain and fixed and not columns:
+        plan.grid([axis for axis in ordered if axis not in inner])
+        _plan_long_columns(plan, inner, lanes, iterations(rows) // width)
+        return
     blocks = iterations(rows) // plan.warp
     while lanes > 1 and (lanes * plan.warp > width or 2 * blocks < lanes * plan.target.busy_blocks):
         lanes //= 2
@@ -105,7 +114,7 @@ def _plan_columns(
     lanes = plan.pick("lanes", powers_from(lanes, 1, widest))
     warps = WARPS if length >= LONG_COLUMN else 1
     warps = plan.pick("warps", powers_from(warps, 1, min(MOST_WARPS, length)))
-    if warps == 1 or not all(isinstance(extent_of(axis), int) for axis in inner):
+    if warps == 1 or not fixed:
         plan.spread(rows, BLOCK, plan.lanes(plan.by_stride(rows, plan.write)))
     else:
         plan.grid([axis for axis in ordered if axis not in inner])
@@ -126,6 +135,33 @@ def _plan_columns(
     longest = max(columns, key=lambda axis: index.upper(extent_of(axis)), default=None)
     if longest is not None and warps > 1:
         plan.parts([longest], [("thread_y", warps)])
+
+
+def _plan_long_columns(
+    plan: GpuPlan, ordered: Sequence[Node], lanes: int, others: int
+) -> None:
+    """A column's steps along most threads of a block, several of them read at once by each.
+
+    others: how many such rows of columns there are.
+    """
+    sizes = [itemsize(access.array.dtype) for access in plan.facts.accesses
+             if access.axes.issuperset(ordered)]  # fmt: skip
+    nbytes = lanes * min(sizes, default=4)
+    threads = max(LINE_BYTES // nbytes, 1)
+    width = iterations(ordered)
+    while threads > 1 and threads * nbytes > SECTOR_BYTES and (
+        others * width < threads * lanes * plan.target.busy_blocks
+    ):
+        threads //= 2
+    threads = min(threads, plan.target.threads_per_block // COLUMN_THREADS)
+    plan.because("{} columns in each block, {} threads each", threads * lanes, COLUMN_THREADS)
+    across = [("thread", threads)]
+    plan.parts(ordered, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
+    for reduction in plan.facts.reductions:
+        own = [axis for axis in reduction.own if extent_of(axis) != 1]
+        if own and plan.taken.isdisjoint(own):
+            plan.taken.update(own)
+            plan.parts(_as_one(plan, own), [("unroll", TOGETHER), ("thread_y", COLUMN_THREADS)])
 
 
 def _as_one(plan: GpuPlan, own: Sequence[Node]) -> Sequence[Node]:

@@ -19,6 +19,7 @@ from baregrad.kernel.loops.held_rows import hold_rows
 from baregrad.schedule import make_plan
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
+from tests.kernel.planning.gpu.contractions import contraction
 from tests.schedule.graphs import A, param, sink
 
 
@@ -55,6 +56,24 @@ def test_sums_and_maxima_of_rows(length: int) -> None:
 def test_sums_and_maxima_of_columns(shape: tuple[int, int]) -> None:
     for op in (Ops.ADD, Ops.MAX):
         check(k.column_reduce(*shape, op))
+
+
+@pytest.mark.parametrize("shape", [(512, 8), (600, 72), (1100, 31), (5000, 2)])
+def test_sums_and_maxima_of_long_columns(shape: tuple[int, int]) -> None:
+    for op in (Ops.ADD, Ops.MAX):
+        kernel = k.column_reduce(*shape, op)
+        assert "r1_t1=64" in str(choose_schedule(kernel, HOPPER))
+        check(kernel)
+
+
+@pytest.mark.parametrize("columns", [72, 16, 7])
+def test_a_row_times_a_matrix_reads_lines_of_it(columns: int) -> None:
+    kernel = contraction((1,), (columns,), (520,), "ax", "xn", "an")
+    schedule = choose_schedule(kernel, HOPPER)
+    assert "thread_y" in str(schedule)
+    program = check_gpu(kernel, schedule)
+    text = render.get("ptx").render(program, HOPPER)
+    assert ("ld.global.v4" in text) == (columns % 8 == 0)
 
 
 @pytest.mark.parametrize("shape", [(3, 20), (2, 100), (1, 2500)])
@@ -116,7 +135,7 @@ def test_how_a_row_is_shared_does_not_depend_on_the_number_of_rows(length: int) 
     assert ways[0] == ways[1] == ways[2] != []
 
 
-@pytest.mark.parametrize("length", [16, 100, 512])
+@pytest.mark.parametrize("length", [16, 100, 512, 8192])
 def test_how_a_column_is_shared_does_not_depend_on_the_number_of_columns(length: int) -> None:
     ways = [shared(k.column_reduce(length, columns)) for columns in (256, 2048, 1 << 20)]
     assert ways[0] == ways[1] == ways[2]
