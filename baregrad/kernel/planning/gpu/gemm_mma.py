@@ -29,8 +29,6 @@ from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
 # Steps of an instruction, and of a panel: as many 16-bit floats as reach all banks.
 DEPTH, PANEL = 16, 64
-# Of sums of so many steps, one panel holds all.
-SMALL_PANEL = 32
 # Steps of a sum, rows and columns, and products that are worth the unit; many columns are, however
 # few rows they have, as the unit reads them once.
 LEAST_DEPTH = 16
@@ -57,7 +55,8 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         plan.because("{} x {} results, sums of {}: too small for matrix units", m, n, k)
         return False
     orders = orders_of(plan, factors)
-    panel = PANEL if k > SMALL_PANEL else -(-k // DEPTH) * DEPTH
+    # Short sums have two panels: what is copied as it is read waits for each of its words.
+    panel = PANEL if k > PANEL else -(-k // (2 * DEPTH)) * DEPTH
     words = (
         _is_of_words(factors.left, orders.left, m, k),
         _is_of_words(factors.right, orders.right, n, k),

@@ -89,6 +89,14 @@ def test_no_tile_spills(sizes: tuple[int, int, int], arrays: tuple[str, str]) ->
         assert registers * math.prod(program.arg.block) <= target.registers_per_unit
 
 
+@pytest.mark.parametrize("deep", [32, 48, 64, 128])
+def test_all_of_a_short_sum_is_on_its_way_at_once(deep: int) -> None:
+    kernel = contraction((128,), (128,), (deep,), "ax", "nx", "an")
+    schedule = choose_schedule(kernel, HOPPER)
+    assert "pipeline('k_o', depth=2, engine='async')" in str(schedule)
+    assert "cp.async" in get("ptx").render(check_gpu(kernel, schedule), HOPPER)
+
+
 def test_a_linear_layer_and_its_gradients_are_on_the_unit() -> None:
     rng = np.random.default_rng(0)
     x, w, g = (rng.standard_normal(shape).astype(np.float16)
@@ -144,7 +152,7 @@ def test_elsewhere_two_columns_are_neighbours_and_no_more() -> None:
         assert "n_v" not in str(schedule)
 
 
-@pytest.mark.parametrize("deep", [16, 32, 64])
+@pytest.mark.parametrize("deep", [16, 64, 128])
 @pytest.mark.parametrize("arrays", ["ax nx", "ax xn", "xa nx", "xa xn"])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_rows_of_a_matrix_lie_in_different_banks(
