@@ -2,8 +2,8 @@
 
 `cumsum(x)` over a million elements is a million steps of one thread. Cut into pieces it is a fold
 of each piece, a running fold of what the pieces come to, and a running fold within each piece,
-which begins where those before it ended. Along the innermost axis each element of a piece folds
-those before it by itself: so neighbours in threads are neighbours in memory.
+which begins where those before it ended. Along the innermost axis a piece is what the threads of a
+block fold together: so neighbours in threads are neighbours in memory.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from baregrad.ir.core.op import Ops
 # A running fold of fewer steps is left to one thread, but along the innermost axis.
 LEAST = 256
 PIECE = 64
-# Elements that each fold those before them.
-SHORT_PIECE = 8
+# Elements of a row that a block's threads fold together.
+BLOCK_PIECE = 2048
 # Independent folds that keep a GPU busy by themselves.
 MANY = 1 << 16
 
@@ -49,7 +49,7 @@ def _visit(node: Node) -> Node | None:
     is_inner = axis == len(shape) - 1
     if monoid.primitive is None or dtype.kind == "bool":
         return None
-    if length < (2 * SHORT_PIECE if is_inner else LEAST):
+    if length <= BLOCK_PIECE if is_inner else length < LEAST:
         return None
     if dtype.kind == "float" and dtype.bits < 32:
         return None  # what pieces come to would be rounded
@@ -61,9 +61,9 @@ def _visit(node: Node) -> Node | None:
 def _running(value: Node, monoid: Monoid, axis: int, is_inner: bool) -> Node:
     """The running fold of `value` along an axis, by pieces where it is long."""
     length = value.shape[axis]
-    piece = SHORT_PIECE if is_inner else PIECE
+    piece = BLOCK_PIECE if is_inner else PIECE
     if length <= piece:
-        return _within(value, monoid, axis, is_inner)
+        return Node(Ops.SCAN, value.dtype, (value,), Scan(monoid, axis))
     value = lengthened(value, axis, round_up(length, piece), monoid.identity[0])
     count = value.shape[axis] // piece
     front, behind = value.shape[:axis], value.shape[axis + 1 :]
@@ -76,24 +76,13 @@ def _running(value: Node, monoid: Monoid, axis: int, is_inner: bool) -> Node:
     before = alu(Ops.WHERE, first, full(monoid.identity[0], before.shape), before)
     start = expand(reshape(before, (*front, count, 1, *behind)), parts.shape)
     assert monoid.primitive is not None
-    whole = alu(monoid.primitive, start, _within(parts, monoid, axis + 1, is_inner))
+    within = Node(Ops.SCAN, value.dtype, (parts,), Scan(monoid, axis + 1))
+    whole = alu(monoid.primitive, start, within)
     return cut(reshape(whole, value.shape), axis, 0, length)
 
 
 def _zeros(shape: tuple[int, ...]) -> Node:
     return full(const(0, dtypes.int64), shape)
-
-
-def _within(value: Node, monoid: Monoid, axis: int, is_inner: bool) -> Node:
-    """The running fold of a short axis: step by step, or of each element's own by itself."""
-    if not is_inner:
-        return Node(Ops.SCAN, value.dtype, (value,), Scan(monoid, axis))
-    piece = value.shape[axis]
-    shape = (*value.shape, piece)
-    others = expand(reshape(value, (*value.shape[:-1], 1, piece)), shape)
-    comes = alu(Ops.CMPLE, counting(shape, axis + 1), counting(shape, axis))
-    taken = alu(Ops.WHERE, comes, others, full(monoid.identity[0], shape))
-    return Node(Ops.REDUCE, value.dtype, (taken,), Reduce(monoid, (axis + 1,)))
 
 
 def scan_in_pieces(order: list[Node], changed: dict[Node, Node]) -> Node:

@@ -288,7 +288,7 @@ _SPANS: MappingProxyType[Op, Callable[..., Span]] = MappingProxyType(
         Ops.WHERE: lambda c, x, y: (min(x[0], y[0]), max(x[1], y[1])),
     }
 )
-_ARRANGED = mask_of((Ops.SPLAT, Ops.EXTRACT, Ops.PART))
+_ARRANGED = mask_of((Ops.SPLAT, Ops.EXTRACT, Ops.PART, Ops.JOIN))
 _ADDRESSED = ("mbarrier.", "tma.", "bar.", "wgmma.", "stmatrix", "ldmatrix", "cp.async")
 _COUNTED = mask_of(_SPANS) | _ARRANGED | Ops.LANES.bit
 _PLACED = mask_of((Ops.VLOAD, Ops.VSTORE))

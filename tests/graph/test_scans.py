@@ -42,14 +42,13 @@ def extents(root: Node) -> list[int]:
         (Ops.ADD, F32, 0, (256, 1 << 16), [256]),
         (Ops.ADD, dtypes.float16, 0, (1024,), [1024]),
         (Ops.ADD, F32, 0, (32768, 2), [8, 64, 64]),
-        # Along the innermost axis each element of a piece folds those before it.
-        (Ops.ADD, F32, 0, (1024,), []),
-        (Ops.ADD, F64, 1, (3, 601), []),
-        (Ops.MAX, I32, 1, (2, 77), []),
-        (Ops.MIN, F32, 0, (601,), []),
-        (Ops.MUL, I32, 1, (3, 100), []),
-        (Ops.ADD, F32, 0, (15,), [15]),
-        (Ops.ADD, F32, 1, (1 << 16, 256), []),
+        # Along the innermost axis a piece is what a block's threads fold together.
+        (Ops.ADD, F32, 0, (2048,), [2048]),
+        (Ops.ADD, F64, 1, (3, 2049), [2, 2048]),
+        (Ops.MAX, I32, 1, (2, 77), [77]),
+        (Ops.MIN, F32, 0, (5000,), [3, 2048]),
+        (Ops.ADD, F32, 0, (1 << 23,), [2, 2048, 2048]),
+        (Ops.ADD, F32, 1, (1 << 10, 4096), [2, 2048]),
     ),
     ids=str,
 )

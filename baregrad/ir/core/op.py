@@ -292,6 +292,7 @@ class _Table:
     LANES = _r("memory", LIN, 0, "0, 1, ..., lanes-1", attribute=int)
     EXTRACT = _r("memory", LIN, 1, "one lane of a vector", attribute=int)
     PART = _r("memory", LIN, 1, "lanes first, count of a vector", attribute=tuple[int])
+    JOIN = _r("memory", LIN, (2, MANY), "scalars as the lanes of a vector")
     ACROSS = _r("memory", LIN, 1,
         "the lanes of a vector folded by a commutative primitive monoid, by halves")
     ANY = _r("memory", LIN, 1, "whether any lane of a vector of bools is true")

@@ -20,6 +20,7 @@ SHAPES.add(lambda op, src, arg: (*src[0].shape[:-1], arg) if src else (arg,), Op
 SHAPES.add(lambda op, src, arg: _from_width(src[0].shape[1]), Ops.ROW)
 SHAPES.add(lambda op, src, arg: (arg, *(src[0].shape or (1,))), Ops.ROWS)
 SHAPES.add(lambda op, src, arg: (arg[1],), Ops.PART)
+SHAPES.add(lambda op, src, arg: (len(src),), Ops.JOIN)
 
 
 def _product(shape: Shape) -> Dim:

@@ -24,11 +24,11 @@ from baregrad.ir.evaluate.ranged_values import (
     Value,
     aligned,
     axis_order,
-    folding,
     leaf,
     need_unmarked,
     places_of,
     reduced,
+    scanned,
     union,
     value_of,
     whole,
@@ -116,11 +116,7 @@ def _reduce(node: Node, args: list[Value], machine: _Machine) -> Value:
 
 
 def _scan(node: Node, args: list[Value], machine: _Machine) -> Value:
-    ranges, axes, arrays, marked = folding(node, args, machine)
-    along = axes.index(ranges[0])
-    if marked is not None:
-        marked = np.logical_or.accumulate(marked, axis=along)
-    return Value(axes, scan(node.arg.monoid, arrays, along), marked)
+    return scanned(node, args, machine, lambda arrays: scan(node.arg.monoid, arrays, -1))
 
 
 def _stage(node: Node, args: list[Value], machine: _Machine) -> Value:

@@ -302,6 +302,11 @@ def _part(machine: LinearMachine, node: Node) -> Array:
     return machine.use(node.src[0])[..., first : first + count]
 
 
+def _join(machine: LinearMachine, node: Node) -> Array:
+    lanes = np.broadcast_arrays(*[machine.use(lane) for lane in node.src])
+    return np.stack(lanes, axis=-1)
+
+
 def _splat(machine: LinearMachine, node: Node) -> Array:
     value = machine.use(node.src[0])
     return np.broadcast_to(value[..., None], (*value.shape, *node.shape))
@@ -319,6 +324,7 @@ VALUE_RULES: MappingProxyType[Op, Callable[[LinearMachine, Node], Array]] = Mapp
     Ops.LANES: lambda machine, node: np.arange(node.arg, dtype=working_dtype(node.dtype)),
     Ops.EXTRACT: lambda machine, node: machine.use(node.src[0])[..., node.arg],
     Ops.PART: _part,
+    Ops.JOIN: _join,
     Ops.ACROSS: _across,
     Ops.ANY: lambda machine, node: np.asarray(machine.use(node.src[0]).any(axis=-1)),
 })  # fmt: skip

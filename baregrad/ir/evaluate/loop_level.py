@@ -10,6 +10,10 @@ first dimension, their second and their third; a range of n points is folded by 
 point i with point i + h, h the largest power of two below n, until one is left (neighbours i and
 i + 1 where the monoid does not commute). Its values are states already: `lift` is not applied
 again.
+
+A SCAN's ranges lie one inside the other, in source order: threads, then the elements of each, which
+it folds one after the other. What comes before a thread is folded in its warp first, of pairs, of
+fours and so on those that lie before it; then come the warps before, one after the other.
 """
 
 from __future__ import annotations
@@ -29,7 +33,7 @@ from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.alu import Array, to_array, to_raw
-from baregrad.ir.evaluate.monoids import States, combine, fold_axis
+from baregrad.ir.evaluate.monoids import States, combine, fold_axis, scan_threads
 from baregrad.ir.evaluate.ranged_values import (
     SHARED_RULES,
     Rule,
@@ -42,6 +46,7 @@ from baregrad.ir.evaluate.ranged_values import (
     need_unmarked,
     places_of,
     reduced,
+    scanned,
     union,
     value_of,
     whole,
@@ -326,6 +331,18 @@ def _reduce(node: Node, args: list[Value], scope: Expression) -> Value:
     return reduced(node, args, scope, fold)
 
 
+def _scan(node: Node, args: list[Value], scope: Expression) -> Value:
+    ranges = node.src[node.arg.monoid.arity :]
+    threads = math.prod(scope.extent(axis) for axis in ranges if axis.arg.is_thread)
+
+    def fold(states: States) -> States:
+        (values,) = states
+        parts = values.reshape(*values.shape[:-1], threads, -1)
+        return (scan_threads(node.arg.monoid, parts).reshape(values.shape),)
+
+    return scanned(node, args, scope, fold)
+
+
 def fold_rank(axis: Node) -> int:
     """When a tile range is folded: 0 for unrolled ones, 1 for vectors, then the threads."""
     if axis.arg.is_thread:
@@ -370,5 +387,6 @@ LOOP_RULES: MappingProxyType[Op, Rule] = MappingProxyType({
     Ops.VAR: _variable,
     Ops.LOAD: _load,
     Ops.REDUCE: _reduce,
+    Ops.SCAN: _scan,
     Ops.CONVERT: lambda node, args, scope: args[0],
 })  # fmt: skip

@@ -140,6 +140,37 @@ def scan(monoid: Monoid, values: Sequence[Array], axis: int) -> States:
         return finish(monoid, tuple(np.moveaxis(state, -1, axis) for state in moved))
 
 
+def scan_threads(monoid: Monoid, values: Array, warp: int = 32) -> Array:
+    """The inclusive running fold of values (..., threads, elements of each), in code's order.
+
+    Each thread folds its own elements one after the other; `loop_level.py` says in which order it
+    comes by what is before them.
+    """
+    def after(left: Array, right: Array) -> Array:
+        return combine(monoid, (left,), (right,), round_narrow=True)[0]
+
+    own = [values[..., 0]]
+    for place in range(1, values.shape[-1]):
+        own.append(after(own[-1], values[..., place]))
+    threads = values.shape[-2]
+    before = np.broadcast_to(constant(monoid.identity[0]), own[-1].shape).astype(values.dtype)
+    if threads > 1:
+        total, lane = own[-1], np.arange(threads)
+        bit = 1
+        while bit < min(warp, threads):
+            other = total[..., lane ^ bit]
+            before = np.where(lane & bit, other if bit == 1 else after(other, before), before)
+            total = after(total, other)
+            bit *= 2
+        prior = np.broadcast_to(constant(monoid.identity[0]), total.shape).astype(values.dtype)
+        for place in range(threads // warp - 1):
+            one = total[..., place * warp, None]
+            prior = np.where(lane // warp > place, after(prior, one), prior)
+        before = after(prior, before) if threads > warp else before
+        own = [after(before, one) for one in own]
+    return np.stack(own, axis=-1)
+
+
 def check_indices(indices: Sequence[Array], shape: Sequence[int], what: str) -> None:
     """Raise IndexOutOfRange unless every index lies in its axis."""
     for axis, (index, extent) in enumerate(zip(indices, shape, strict=True)):

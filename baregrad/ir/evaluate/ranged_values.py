@@ -193,6 +193,23 @@ def reduced(
     return Value(axes, fold(arrays, closed), marked)
 
 
+def scanned(
+    node: Node, args: list[Value], scope: RangeScope, fold: Callable[[Parts], Parts]
+) -> Value:
+    """The value of a SCAN; `fold` runs along the last axis of arrays: its ranges, joined."""
+    ranges, axes, arrays, marked = folding(node, args, scope)
+    own = [axes.index(axis) for axis in ranges]
+    order = [*[place for place in range(len(axes)) if place not in own], *own]
+    shape = [arrays[0].shape[place] for place in order]
+    front, back = shape[: len(axes) - len(own)], np.argsort(order)
+    joined = tuple(array.transpose(order).reshape(*front, -1) for array in arrays)
+    found = tuple(part.reshape(shape).transpose(back) for part in fold(joined))
+    if marked is not None:
+        flat = marked.transpose(order).reshape(*front, -1)
+        marked = np.logical_or.accumulate(flat, axis=-1).reshape(shape).transpose(back)
+    return Value(axes, found, marked)
+
+
 def _project(node: Node, args: list[Value], scope: RangeScope) -> Value:
     (value,) = args
     return Value(value.axes, (value.parts[node.arg],), value.marked)

@@ -304,15 +304,15 @@ def _folding(node: Node, level: str) -> str | None:
         return f"{node.op.name} over something that is not a RANGE"
     if len(set(ranges)) != len(ranges) or not ranges:
         return f"{node.op.name} over {len(ranges)} ranges, wanted at least one, each once"
-    if node.op is Ops.SCAN:
-        return None if len(ranges) == 1 else "SCAN over more than one range"
     return _axis_bindings(node, ranges, level)
 
 
 def _axis_bindings(node: Node, ranges: tuple[Node, ...], level: str) -> str | None:
     if level == "loop" and any(not axis.arg.is_tile for axis in ranges):
-        return "REDUCE over a range that is looped over: use LOOP and an accumulator"
-    return "REDUCE with axes below the tensor level" if node.arg.axes else None
+        return f"{node.op.name} over a range that is looped over: use LOOP and an accumulator"
+    if node.op is Ops.REDUCE and node.arg.axes:
+        return "REDUCE with axes below the tensor level"
+    return None
 
 
 @NODE_RULES(Ops.PROJ)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.words import in_word
 from baregrad.ir.core import index
@@ -415,16 +416,33 @@ class Rewriter:
         return scalar(Ops.INDEX, stage.dtype, (stage, *copied_places(stage, names, places)))
 
     def scoped(self, node: Node, scope: Scope) -> Node:
-        """A SCAN or STAGE over the parts of its axes; those of a SCAN are whole."""
+        """A SCAN or STAGE over the parts of its axes.
+
+        That of a SCAN is whole, or is threads and their lanes, outermost first.
+        """
         axes = [child for child in node.src[1:] if child.op is Ops.RANGE]
         pieces = {**scope.pieces, **{axis: self.axes.choices[axis][0] for axis in axes}}
         inside = Scope(pieces, scope.ranges, self.masked, scope.copying)
         (value,) = self.values((node.src[0],), inside)
         if node.op is Ops.SCAN:
-            final = [self.axes.ranges[self.table.names[axis]] for axis in axes]
+            final = [child for axis in axes for child in self.scanned_parts(axis)]
         else:
             final = [part for axis in axes for part in self.axes.parts_of(axis)]
         return make_node(node.op, node.dtype, (value, *final), node.arg)
+
+    def scanned_parts(self, axis: Node) -> list[Node]:
+        """The axes that a scan runs along for one of the kernel's."""
+        name = self.table.names[axis]
+        if name in self.axes.ranges:
+            return [self.axes.ranges[name]]
+        parts = self.axes.parts_of(axis)
+        binds = [part.arg.bind for part in parts]
+        if not parts or binds != sorted(set(binds) & {"thread", "vector"}):
+            raise ScheduleError(
+                "a scan is split otherwise than for threads and their lanes", found=binds,
+                wanted="thread, then vector, or one of them",
+            )
+        return parts
 
     def stage_read(self, node: Node, done: dict[Node, Node]) -> Node:
         """A read of a stage, by the parts of its axes."""

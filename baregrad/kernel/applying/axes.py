@@ -163,7 +163,8 @@ def _add(table: AxisTable, axis: Axis, step: Step) -> None:
 def _split(table: AxisTable, step: Split) -> None:
     axis = table.axis(step.axis, step)
     _free(table, axis, step)
-    if axis.whole or axis.serial:
+    is_shared = axis.whole == SCANNED and axis.name == axis.origin and table.gpu is not None
+    if (axis.whole or axis.serial) and not is_shared:
         raise illegal(step, axis.whole or axis.serial, found=axis.name)
     if axis.unit != "loop":
         raise illegal(
@@ -180,6 +181,11 @@ def _split(table: AxisTable, step: Split) -> None:
         )
     if step.masked and step.tail:
         raise ScheduleError(f"{step} is not legal", wanted="a tail or a mask, not both")
+    if is_shared and not (isinstance(axis.extent, int) and 0 < axis.extent <= tile):
+        raise illegal(
+            step, SCANNED, found=f"extent {axis.extent}, tile {tile}",
+            wanted="one tile, for the threads of a block",
+        )
     partial = step.masked and rest != 0
     count = index.floordiv(index.add(axis.extent, tile - 1 if partial else 0), tile)
     terms = []
@@ -187,7 +193,8 @@ def _split(table: AxisTable, step: Split) -> None:
     for position, (name, size) in enumerate(step.parts):
         extent = size if position else count
         scale = scale // size if position else tile
-        _add(table, Axis(name, extent, axis.reduced, axis.origin, exact=axis.exact), step)
+        part = Axis(name, extent, axis.reduced, axis.origin, whole=axis.whole, exact=axis.exact)
+        _add(table, part, step)
         terms.append((name, scale))
     names = [name for name, _ in step.parts]
     table.masked = table.masked or partial
@@ -244,7 +251,11 @@ def _bind(table: AxisTable, step: Bind) -> None:
         )
     if axis.whole:
         piped = any(pipeline.axis == axis.name for pipeline in table.pipelines)
-        if piped or axis.unit in THREAD_BINDS or step.unit in THREAD_BINDS:
+        is_part = axis.whole == SCANNED and axis.name != axis.origin
+        if is_part and step.unit not in ("thread", "vector"):
+            raise illegal(step, SCANNED, found=step.unit, wanted="a part on thread or vector")
+        threads = axis.unit in THREAD_BINDS or step.unit in THREAD_BINDS
+        if not is_part and (piped or threads):
             raise illegal(step, axis.whole, found=step.unit)
     # An empty axis runs on nothing; a tile of no elements would be no tile. One block or one
     # thread is nothing to tell apart.

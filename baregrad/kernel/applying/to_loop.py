@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Alloc, Reduce
+from baregrad.ir.core.attrs import Alloc, Reduce, Scan
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import (
     NO_RANGES,
@@ -383,8 +383,14 @@ class _Builder:
         return tuple(load(result, tiles) for result in results)
 
     def scan(self, node: Node, path: list[StatementBlock]) -> None:
-        """A running fold: a carried accumulator, set before the loop and stepped inside it."""
+        """A running fold: a carried accumulator, set before the loop and stepped inside it.
+
+        Along threads and lanes it is one statement.
+        """
         axis = node.src[-1]
+        if axis.arg.is_tile:
+            self.tile_scan(node, path)
+            return
         monoid, (value,) = widened(node.arg.monoid, node.src[:-1])
         depth = next((d for d, block in enumerate(path) if axis in block.axes), None)
         if depth is None or depth == 0:
@@ -402,6 +408,19 @@ class _Builder:
         steps = self.update(monoid, buffers, states, (value,), tiles)
         block.items.extend(steps)
         parts = narrowed(states, node.arg.monoid)
+        self.place(node, Placed(parts, block, len(block.items) - 1))
+
+    def tile_scan(self, node: Node, path: list[StatementBlock]) -> None:
+        """A running fold of a tile, kept in registers."""
+        block = path[-1]
+        monoid, (value,) = widened(node.arg.monoid, node.src[:1])
+        self.reductions(scoped_below((value,)), path)
+        places = register_places(by_id(node.ranges - frozenset(looped(node.ranges))))
+        (buffer,) = self.accumulators(monoid, places)
+        source = (*self.convert((value,)), *node.src[1:])
+        running = make_node(Ops.SCAN, monoid.states[0], source, Scan(monoid))
+        block.items.append(store(buffer, running, places))
+        parts = narrowed((load(buffer, places),), node.arg.monoid)
         self.place(node, Placed(parts, block, len(block.items) - 1))
 
     def stage(self, node: Node, path: list[StatementBlock]) -> None:

@@ -7,7 +7,8 @@ and `.thread`. What lay across threads in private memory is each thread's own. A
 once is run by the first thread, and threads meet at a BARRIER before one reads in shared memory
 what another wrote, or writes what another reads.
 
-A REDUCE over threads stays: all of a block's threads take part in it, and all know the result.
+A REDUCE over threads stays: all of a block's threads take part in it, and all know the result. So
+does a SCAN, of which each knows its own.
 """
 
 from __future__ import annotations
@@ -238,7 +239,7 @@ class _Threads:
         if op is Ops.LOAD:
             array, places = self.access(node.src[0], node.src[1:])
             return Node(op, node.dtype, (array, *places))
-        if op is Ops.REDUCE:
+        if op is Ops.REDUCE or op is Ops.SCAN:
             count = node.arg.monoid.arity
             axes = [self.axis_at.get(child, child) for child in node.src[count:]]
             lane = self.registers
@@ -271,9 +272,9 @@ class _Threads:
 
 
 def _folds_threads(value: Node) -> bool:
-    if not value.has(Ops.REDUCE):
+    if not value.has(Ops.REDUCE, Ops.SCAN):
         return False
-    folds = [node for node in toposort(value) if node.op is Ops.REDUCE]
+    folds = [node for node in toposort(value) if node.op in (Ops.REDUCE, Ops.SCAN)]
     return any(
         child.op is Ops.RANGE and child.arg.is_thread for fold in folds for child in fold.src
     )

@@ -13,7 +13,6 @@ from types import MappingProxyType
 
 from baregrad.dtypes import DType, computed_for, dtypes, round_scalar
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, alu, cast, const, rebuild, toposort
 from baregrad.ir.core.op import ALU, Op, Ops, mask_of
@@ -43,7 +42,7 @@ _POSITIONS = mask_of((
 ))
 # Of other dtypes than these all has to be asked, and the ops that may have to change over these.
 _ORDINARY = PLAIN | {dtypes.index, dtypes.token}
-_ASKED = mask_of((Ops.CAST, Ops.BITCAST, Ops.GUARD, Ops.REDUCE, Ops.STORE))
+_ASKED = mask_of((Ops.CAST, Ops.BITCAST, Ops.GUARD, Ops.REDUCE, Ops.SCAN, Ops.STORE))
 
 
 def lower_dtypes(kernel: Node, native: frozenset[DType]) -> Node:
@@ -88,7 +87,7 @@ def _is_native(node: Node) -> bool:
         # A load whose address is read from memory hands its guard on to what it reads there.
         load = node.src[1]
         return load.op is Ops.LOAD and not any(place.mask & Ops.LOAD.bit for place in load.src[1:])
-    if op is Ops.STORE or op is Ops.REDUCE:
+    if op is Ops.STORE or op is Ops.REDUCE or op is Ops.SCAN:
         monoid = node.arg if op is Ops.STORE else node.arg.monoid
         return monoid is None or not any(map(_is_coded, monoid.states))
     if op is Ops.CAST:
@@ -271,11 +270,11 @@ class _Lowering:
         return alu(Ops.WHERE, cond, _guard_loads(cond, value, True), zero)
 
     def reduce(self, node: Node) -> Node:
-        """A fold of tile ranges: of narrow floats in float32."""
+        """A fold of tile ranges, or a running one: of narrow floats in float32."""
         monoid = node.arg.monoid
         wide = self.wide_monoid(monoid)
         src = tuple(self.raw.get(child, self.done[child]) for child in node.src)
-        found = Node(Ops.REDUCE, wide.states[0], src, Reduce(wide))
+        found = Node(node.op, wide.states[0], src, node.arg._replace(monoid=wide))
         return found if monoid.arity > 1 else self.rounded(node, found)
 
     def proj(self, node: Node) -> Node:
@@ -433,6 +432,7 @@ _RULES: MappingProxyType[Op, Callable[[_Lowering, Node], Node]] = MappingProxyTy
     Ops.LOAD: _Lowering.load,
     Ops.GUARD: _Lowering.guard,
     Ops.REDUCE: _Lowering.reduce,
+    Ops.SCAN: _Lowering.reduce,
     Ops.PROJ: _Lowering.proj,
     Ops.STORE: _Lowering.store,
     Ops.COPYTO: _Lowering.copy,

@@ -5,6 +5,9 @@ then i + n/4, and so on, and every lane ends with the same bits because what is 
 Any other axis goes through shared memory: all write, meet, and each reads and folds all points in
 the order of the evaluator. Vectors of many points are folded by a thread for each element, which
 shows the others what it found.
+
+A running fold is one of each thread's own elements, after what is before that thread: lanes find
+that by the same exchanges, warps by what each of them comes to.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc, Machine, Reduce
 from baregrad.ir.core.axes import THREAD_BINDS, Var
 from baregrad.ir.core.monoid import Monoid
-from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.node import Node, const, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.gpu.shared_copies import is_shared_out
 from baregrad.kernel.linearise.access import access_of, lanes_of
@@ -278,3 +281,72 @@ def _first(thread: Var, stride: int, count: int) -> Node:
     number = Node(Ops.VAR, dtypes.index, (), thread)
     place = index.mod(index.floordiv(number, stride), count)
     return index.as_node(index.sub(number, index.mul(place, stride)))
+
+
+# --- running folds ------------------------------------------------------------------------------
+
+
+def scan(values: Reader, node: Node, operands: Sequence[Any]) -> Node:
+    """The rule of a SCAN over tile ranges: threads, and the lanes of a vector in each."""
+    monoid: Monoid = node.arg.monoid
+    source, *axes = node.src
+    threads = [axis for axis in axes if axis.arg.is_thread]
+    vectors = [axis for axis in axes if axis.arg.bind == "vector"]
+    if axes != threads + vectors or len(threads) > 1 or len(vectors) > 1:
+        raise CompilerBug("a running fold over other than threads and lanes", found=node)
+    emit = values.scopes.emit
+    value = values.value(source)
+    lanes = lanes_of(vectors[0]) if vectors else 1
+    own: list[Parts] = [(value,)]
+    if lanes > 1:
+        wide = values.vector(value, lanes)
+        own = [(emit(Ops.EXTRACT, wide.dtype, (wide,), 0),)]
+        for lane in range(1, lanes):
+            item = emit(Ops.EXTRACT, wide.dtype, (wide,), lane)
+            own.append(combine(values, monoid, own[-1], (item,)))
+    if threads:
+        before = _before(values, monoid, own[-1], threads[0])
+        own = [combine(values, monoid, before, item) for item in own]
+    if lanes == 1:
+        return own[0][0]
+    return emit(Ops.JOIN, source.dtype, tuple([item[0] for item in own]))
+
+
+def _before(values: Reader, monoid: Monoid, total: Parts, axis: Node) -> Parts:
+    """What the threads before one along an axis come to, each given what its own elements do."""
+    count = lanes_of(axis)
+    block = prod(values.block)
+    wanted = is_power_of_two(count) and axis.arg.bind == THREAD_BINDS[0] and block % WARP == 0
+    if not wanted or not monoid.commutative:
+        raise CompilerBug("a running fold of threads that are no warps", found=axis)
+    thread = _thread(values)
+    nothing = monoid.identity
+    warp_total, before = total, nothing
+    bit = 1
+    while bit < min(count, WARP):
+        other = tuple([_exchanged(values, part, bit) for part in warp_total])
+        placed = values.apply(Ops.AND, dtypes.int32, thread, const(bit, dtypes.int32))
+        later = values.apply(Ops.CMPNE, dtypes.bool, placed, const(0, dtypes.int32))
+        grown = other if bit == 1 else combine(values, monoid, other, before)
+        before = _chosen(values, later, grown, before)
+        warp_total = combine(values, monoid, warp_total, other)
+        bit *= 2
+    if count <= WARP:
+        return before
+    arrays = _shown(values, warp_total)
+    first = values.value(_first(thread.arg, 1, count))
+    mark = values.scopes.mark()
+    place = values.apply(Ops.SUB, dtypes.int32, thread, values.cast(first, dtypes.int32))
+    prior = nothing
+    for warp in range(count // WARP - 1):
+        behind = const(warp * WARP + WARP - 1, dtypes.int32)
+        later = values.apply(Ops.CMPLT, dtypes.bool, behind, place)
+        grown = combine(values, monoid, prior, _seen(values, arrays, first, warp * WARP))
+        prior = _chosen(values, later, grown, prior)
+    return _kept(values, combine(values, monoid, prior, before), arrays, mark)
+
+
+def _chosen(values: Reader, condition: Node, left: Parts, right: Parts) -> Parts:
+    """The left parts where a condition holds, else the right ones."""
+    pairs = zip(left, right, strict=True)
+    return tuple([values.apply(Ops.WHERE, one.dtype, condition, one, two) for one, two in pairs])

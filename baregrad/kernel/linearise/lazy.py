@@ -16,7 +16,7 @@ from baregrad.kernel.linearise.access import access_of
 from baregrad.kernel.linearise.reader import Reader
 from baregrad.kernel.linearise.scopes import MOMENT, ZERO
 
-OPAQUE = frozenset((Ops.LOAD, Ops.GUARD, Ops.REDUCE, Ops.RANGE))
+OPAQUE = frozenset((Ops.LOAD, Ops.GUARD, Ops.REDUCE, Ops.SCAN, Ops.RANGE))
 # From this many ops on, a loop over the lanes is worth its trips through memory.
 LONG = 32
 # Beyond the ids of a kernel's own buffers and axes.

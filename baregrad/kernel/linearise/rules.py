@@ -12,7 +12,7 @@ from baregrad.ir.core.node import Node, const, make_node
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops
 from baregrad.kernel.legalise.divide import divide_index
 from baregrad.kernel.linearise.access import lanes_of, touches_index
-from baregrad.kernel.linearise.folds import reduce
+from baregrad.kernel.linearise.folds import reduce, scan
 from baregrad.kernel.linearise.lazy import is_branch, lazy, lazy_load
 from baregrad.kernel.linearise.reader import Operands, Reader, Rule
 from baregrad.kernel.linearise.scopes import ZERO, number
@@ -107,6 +107,7 @@ RULES: MappingProxyType[Op, Rule] = MappingProxyType({
     Ops.LOAD: _load,
     Ops.GUARD: _guard,
     Ops.REDUCE: reduce,
+    Ops.SCAN: scan,
     Ops.PROJ: _proj,
 })
 # What is computed element by element; where positions are meant, by a rule of its own.

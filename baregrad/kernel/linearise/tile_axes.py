@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from baregrad.base.errors import CompilerBug
-from baregrad.ir.core.axes import TILE_BINDS
+from baregrad.ir.core.axes import THREAD_BINDS, TILE_BINDS
 from baregrad.ir.core.node import Node
 from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.linearise.access import lanes_of
@@ -38,7 +38,8 @@ class TileAxes:
         vectors: list[Node] = []
         for axis in ranges:
             bind = axis.arg.bind
-            if bind in TILE_BINDS:
+            # Threads are named by folds alone, which all of them run once.
+            if bind in TILE_BINDS and bind not in THREAD_BINDS:
                 (vectors if bind == "vector" else axes).append(axis)
         lanes = 1
         if vectors:

@@ -37,7 +37,8 @@ PLAIN = frozenset((
 _CONVERTING = mask_of((Ops.CAST, Ops.BITCAST, Ops.GUARD, Ops.SCAN))
 # What loop-level nodes hold beside constants and arithmetic on positions.
 HOLD_VALUES = mask_of((
-    Ops.CAST, Ops.BITCAST, Ops.PARAM, Ops.ALLOC, Ops.LOAD, Ops.GUARD, Ops.REDUCE, Ops.STORE,
+    Ops.CAST, Ops.BITCAST, Ops.PARAM, Ops.ALLOC, Ops.LOAD, Ops.GUARD, Ops.REDUCE, Ops.SCAN,
+    Ops.STORE,
 ))
 
 

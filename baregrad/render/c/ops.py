@@ -253,6 +253,11 @@ def _across(f: CText, node: Node) -> None:
     f.define(node, f"{name}[0]")
 
 
+def _join(f: CText, node: Node) -> None:
+    lanes = ", ".join([f.use(lane) for lane in node.src])
+    f.line(f"{f.type(node.dtype)} {f.fresh(node)}[{len(node.src)}] = {{ {lanes} }};")
+
+
 def _any(f: CText, node: Node) -> None:
     vector = f.use(node.src[0])
     f.define(node, "0")
@@ -327,6 +332,7 @@ def vstore(f: CText, node: Node) -> None:
 CONTROL_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
     {
         Ops.ACROSS: _across,
+        Ops.JOIN: _join,
         Ops.ANY: _any,
         Ops.SET: _set,
         Ops.BEGIN: _begin,

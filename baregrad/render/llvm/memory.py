@@ -73,6 +73,14 @@ def _extract(f: FunctionText, node: Node) -> None:
     f.set(node, f"extractelement {value_type(x)} {f.use(x, lanes_of(x))}, i64 {node.arg}")
 
 
+def _join(f: FunctionText, node: Node) -> None:
+    kinds, element = value_type(node), type_text(node.dtype)
+    found = "poison"
+    for lane, x in enumerate(node.src):
+        found = f.value(f"insertelement {kinds} {found}, {element} {f.use(x)}, i64 {lane}")
+    f.names[node] = found
+
+
 def _across(f: FunctionText, node: Node) -> None:
     (x,) = node.src
     lanes = lanes_of(x)
@@ -470,6 +478,7 @@ MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.LANES: _line,
         Ops.PART: _part,
         Ops.EXTRACT: _extract,
+        Ops.JOIN: _join,
         Ops.ACROSS: _across,
         Ops.ANY: _any,
         Ops.SET: _set,

@@ -61,6 +61,14 @@ def _extract(f: PtxText, node: Node) -> None:
     alias(f, node, x, (f.lanes(x, f.width(x))[node.arg],))
 
 
+def _join(f: PtxText, node: Node) -> None:
+    names = tuple([f.one(x) for x in node.src])
+    if any(x.op is Ops.REG for x in node.src):
+        copy(f, node, names)
+    else:
+        f.names[node] = names
+
+
 def _any(f: PtxText, node: Node) -> None:
     names = f.use(node.src[0])
     (result,) = f.define(node)
@@ -361,6 +369,7 @@ MEMORY_RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.SPLAT: _splat,
         Ops.LANES: _line,
         Ops.PART: _part,
+        Ops.JOIN: _join,
         Ops.EXTRACT: _extract,
         Ops.ANY: _any,
         Ops.READ: _read,

@@ -18,6 +18,7 @@ from baregrad.kernel.planning.gpu.gemm_threads import plan_threads
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 from baregrad.kernel.planning.gpu.held_rows_plan import plan_held_rows
 from baregrad.kernel.planning.gpu.reductions import plan_reductions
+from baregrad.kernel.planning.gpu.running_folds import plan_running
 from baregrad.target.gpu import GpuTarget
 
 # Threads of a block that run in order.
@@ -31,7 +32,9 @@ def choose_gpu_schedule(
     plan = GpuPlan(facts, target, decisions)
     factors = gemm_factors(plan)
     free = [axis for axis in facts.data if not plan.is_serial(axis)]
-    if facts.ordered or facts.scanned:
+    if plan_running(plan):
+        pass
+    elif facts.ordered or facts.scanned:
         plan.because("writes keep their order, scans theirs: threads along the other axes")
         plan.spread(free, _small_block(plan))
     elif any(ends_by_data(each.node) and each.free >= set(free) for each in facts.reductions):

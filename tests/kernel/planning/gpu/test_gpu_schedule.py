@@ -55,13 +55,14 @@ def why(kernel: Node) -> str:
 
 
 @pytest.mark.parametrize(("kernel", "reason"), [
-    (k.cumsum(4, 20, 1), "writes keep their order"),
+    (k.cumsum(20, 4, 0), "writes keep their order"),
+    (k.cumsum(4, 20, 1), "running folds"),
     (k.scatter_add(5, 9, 4), "writes keep their order"),
     (k.softmax(8, 256), "held in registers"),
     (k.matmul(64, 64, 64), "a contraction"),
     (k.conv(1, 16, 16, 8, 8, 3, 1, 1), "a contraction"),
     (contraction((64,), (64,), (64,), "ax", "nx", "an"), "matrix units"),
-], ids=range(6))  # fmt: skip
+], ids=range(7))  # fmt: skip
 def test_what_a_kernel_is_chooses_its_plan(kernel: Node, reason: str) -> None:
     """And the reason is given; all other kinds have other reasons."""
     assert reason in why(kernel)
@@ -71,9 +72,9 @@ def test_what_a_kernel_is_chooses_its_plan(kernel: Node, reason: str) -> None:
 
 def test_what_has_an_order_is_spread_along_other_axes() -> None:
     """So is each column's sum of a scan one thread's, from its first element to its last."""
-    schedule = choose_schedule(k.cumsum(6, 20, 1), HOPPER)
+    schedule = choose_schedule(k.cumsum(20, 6, 0), HOPPER)
     splits = [step for step in schedule.steps if isinstance(step, Split)]
-    assert [step.axis for step in splits] == ["i0"]
+    assert [step.axis for step in splits] == ["i1"]
     units = {step.unit for step in schedule.steps if isinstance(step, Bind)}
     assert units == {"grid", "thread"}
 

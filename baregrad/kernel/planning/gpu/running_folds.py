@@ -1,0 +1,47 @@
+"""Running folds on a GPU: the threads of a row, some elements of it each.
+
+A row of so many elements that fit a block is one statement: each thread folds its own elements, and
+all of them what is before each. Its threads and their elements depend on the length of the row
+alone, so that the order of the additions does, too.
+"""
+
+from __future__ import annotations
+
+from baregrad.base.bits import next_power_of_two
+from baregrad.ir.core.node import extent_of
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
+
+# Shorter rows are folded by one thread each.
+LEAST_ROW = 16
+# The longest row of a block, and elements of a thread in rows from LONG_ROW on, and in others.
+MOST_ROW = 4096
+LONG_ROW = 256
+LANES = 8
+FEW_LANES = 4
+
+
+def plan_running(plan: GpuPlan) -> bool:
+    """Threads along a running fold, if there is one along neighbours that fits a block."""
+    facts = plan.facts
+    if len(facts.scanned) != 1 or facts.ordered or facts.reductions or facts.stages:
+        return False
+    (axis,) = facts.scanned
+    length = extent_of(axis)
+    if not isinstance(length, int) or not LEAST_ROW <= length <= MOST_ROW:
+        return False
+    if plan.write.stride(axis) != 1 or axis in plan.uncertain:
+        return False
+    folds = [node.arg.monoid for node in facts.order if node.op is Ops.SCAN]
+    if any(monoid.primitive is None or not monoid.commutative for monoid in folds):
+        return False
+    lanes = LANES if length >= LONG_ROW else FEW_LANES
+    threads = next_power_of_two(-(-length // lanes))
+    others = [each for each in facts.data if each is not axis and extent_of(each) != 1]
+    # Threads that have nothing come last: how many there are changes no bits.
+    threads = threads if others else max(threads, plan.warp)
+    rows = max(WARPS * plan.warp // threads, 1)
+    plan.because("running folds of {}: {} threads with {} elements each", length, threads, lanes)
+    plan.spread_rows(others, rows)
+    plan.parts([axis], [("thread", threads), ("vector", lanes)])
+    return True
