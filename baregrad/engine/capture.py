@@ -141,9 +141,10 @@ class Replay:
     """The captured runs over other arguments.
 
     inputs: the arrays that were arguments at capture. outputs: those that must be fresh at each
-    call. updates: (new, kept) pairs of handles; at the end of each call `kept` gets the contents
-    of `new`. kept: the ids of the handles of all state, be it updated so or in place. shapes: those
-    of the outputs, symbolic where the captured call's were. variables: what calls give values.
+    call. updates: (new, kept) pairs of handles; after each call `kept` has what was `new` in the
+    captured one. kept: the ids of the handles of all state, be it updated so or in place. seen:
+    those of arrays that something else reads, which replays keep up to date. shapes: those of the
+    outputs, symbolic where the captured call's were. variables: what calls give values.
     """
 
     def __init__(
@@ -153,16 +154,21 @@ class Replay:
         outputs: Sequence[BufferRef],
         updates: Sequence[tuple[Buffer, Buffer]],
         kept: Collection[int],
+        seen: Collection[int],
         shapes: Sequence[tuple[Any, ...]],
         variables: Collection[str],
     ) -> None:
-        self.runs = tuple(capture.runs)
+        from baregrad.engine.in_place import written_in_place
+
+        result = {id(ref.handle) for ref in outputs}
+        # By the ids of their handles, where new values of state are written at once.
+        self.runs, self.in_place = written_in_place(capture.runs, updates, result, seen)
         self.inputs = tuple(inputs)
         self.outputs = tuple(outputs)
         self.updates = tuple(updates)
         self._position = {id(ref.handle): i for i, ref in enumerate(self.inputs)}
         self._fresh: list[tuple[Run, int, int]] = []  # run, plan buffer, id of captured handle
-        self._result = {id(ref.handle) for ref in self.outputs}
+        self._result = result
         made = made_by(self.runs)
         # Results that no run makes: copies of what was read, taken before anything is changed.
         unmade = (ref.handle for ref in self.outputs if id(ref.handle) not in made)
@@ -253,6 +259,7 @@ class Replay:
         return resolve
 
     def _place(self, handle: Buffer) -> Operand:
+        handle = self.in_place.get(id(handle), handle)
         key = id(handle)
         if key in self._position:
             return Slot(self._position[key])
@@ -264,14 +271,15 @@ class Replay:
         """Copy changed state back; through temporaries where a source is itself overwritten."""
         targets = {id(kept) for _, kept in self.updates}
         sources: list[Operand] = []
-        for changed, kept in self.updates:
+        updates = [pair for pair in self.updates if id(pair[0]) not in self.in_place]
+        for changed, kept in updates:
             source: Operand = self._place(changed)
             if id(changed) in targets:
                 held = changed.device.allocate(kept.nbytes)
                 commands.copy(held, source, kept.nbytes)
                 source = held
             sources.append(source)
-        for source, (_, kept) in zip(sources, self.updates, strict=True):
+        for source, (_, kept) in zip(sources, updates, strict=True):
             commands.copy(self._place(kept), source, kept.nbytes)
 
     # --- replaying

@@ -8,7 +8,7 @@ it, and whole blocks at that.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -37,12 +37,13 @@ _NOWHERE = const(-1, dtypes.index)
 def grouped(plan: Plan) -> Plan:
     """The plan with launches in groups, those of equal kernels first, so that groups are equal."""
     steps: list[Launch] = []
-    run = _Run(plan.buffers)
+    over = dict(plan.over)
+    run = _Run(plan.buffers, over)
     for step in plan.steps:
         alone = _is_alone(step.kernel)
         if alone or not run.is_beside(step):
             steps += run.launches()
-            run = _Run(plan.buffers)
+            run = _Run(plan.buffers, over)
         if alone:
             steps.append(step)
         else:
@@ -52,10 +53,14 @@ def grouped(plan: Plan) -> Plan:
 
 
 class _Run:
-    """Launches that follow each other, of which none touches what another writes."""
+    """Launches that follow each other, of which none touches what another writes.
 
-    def __init__(self, buffers: Sequence[PlannedBuffer]) -> None:
+    over: outputs that may lie where an argument does, which count as that argument.
+    """
+
+    def __init__(self, buffers: Sequence[PlannedBuffer], over: Mapping[int, int]) -> None:
         self.buffers = buffers
+        self.over = over
         self.members: list[Launch] = []
         self.written: set[int] = set()
         self.touched: set[int] = set()
@@ -63,15 +68,18 @@ class _Run:
     def add(self, step: Launch) -> None:
         """Take one more, which is beside the others."""
         self.members.append(step)
-        self.written.update(step.buffers[slot] for slot in step.writes)
-        self.touched.update(step.buffers)
+        self.written.update(self._places(step.buffers[slot] for slot in step.writes))
+        self.touched.update(self._places(step.buffers))
 
     def is_beside(self, step: Launch) -> bool:
         """Whether a launch touches nothing that others write, and the other way round."""
-        written = {step.buffers[slot] for slot in step.writes}
+        written = self._places(step.buffers[slot] for slot in step.writes)
         return not self._meet(written, self.touched) and not self._meet(
-            self.written, set(step.buffers)
+            self.written, self._places(step.buffers)
         )
+
+    def _places(self, buffers: Iterable[int]) -> set[int]:
+        return {self.over.get(one, one) for one in buffers}
 
     def _meet(self, some: set[int], others: set[int]) -> bool:
         if not some.isdisjoint(others):
@@ -168,12 +176,9 @@ def _joined(members: list[Launch]) -> Launch:
             if slot not in slots
         )
         outs += _moved(one.kernel, slots, index.sub(line, begin))
-    aliases = tuple(
-        (slot, read_slot[place]) for slot, place in enumerate(written) if place in read_slot
-    )
     kernel = Node(Ops.KERNEL, dtypes.token, tuple(outs), KernelInfo(f"maps_{len(members)}_{total}"))
     origins = tuple(dict.fromkeys(node for one in members for node in one.origins))
-    return Launch(kernel, places, tuple(range(len(written))), aliases, origins)
+    return Launch(kernel, places, tuple(range(len(written))), origins)
 
 
 def _moved(kernel: Node, slots: dict[int, int], place: Dim) -> list[Node]:

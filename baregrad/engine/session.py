@@ -10,9 +10,10 @@ import gc
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from math import prod
+from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
@@ -24,6 +25,7 @@ from baregrad.base.tracing import span
 from baregrad.dtypes import DType
 from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
+from baregrad.engine.executor import Executable
 from baregrad.engine.generalise_offsets import GeneralPrograms
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.realised import Realised
@@ -35,6 +37,7 @@ from baregrad.program import evaluate
 from baregrad.runtime.buffers import Buffer
 
 PLANS_KEPT = 512
+NO_DONATION: Mapping[int, Any] = MappingProxyType({})
 
 
 class Session:
@@ -194,23 +197,32 @@ class Session:
                     self._realised.update(inside)
 
     def realize(
-        self, nodes: Sequence[Node], device: str, donate: Mapping[int, Any] | None = None
+        self,
+        nodes: Sequence[Node],
+        device: str,
+        donate: Mapping[int, Any] = NO_DONATION,
+        free: Collection[int] = (),
     ) -> list[BufferRef]:
         """Compute nodes on a device.
 
-        `donate` maps a position in `nodes` to a buffer handle that nothing else will read, whose
-        memory the result may take. Raises errors of our tree that carry the user's line.
+        `donate` maps a position in `nodes` to a buffer handle. The plan lets the result take its
+        memory once nothing else of the plan reads it. That is done for the positions in `free`,
+        whose handles nobody else will read. Raises errors of our tree that carry the user's line.
         """
         try:
             with self.lock:
-                return self._realize(list(nodes), device, donate or {})
+                return self._realize(list(nodes), device, donate, free)
         except BaregradError as error:
             if getattr(error, "at", None) is None:
                 error.at = str(user_frame())
             raise
 
     def _realize(
-        self, nodes: list[Node], device: str, donate: Mapping[int, Any]
+        self,
+        nodes: list[Node],
+        device: str,
+        donate: Mapping[int, Any] = NO_DONATION,
+        free: Collection[int] = (),
     ) -> list[BufferRef]:
         if any(node.mask & Ops.COPY.bit for node in nodes):
             self._bring(nodes, device)
@@ -225,6 +237,8 @@ class Session:
                     donated[position] = slots[0]
             backend = self.backend(device)
             program, executable = self._executable(backend, program, donated)
+            if isinstance(executable, Executable):
+                executable = executable.written_over({i: donated[i] for i in free if i in donated})
         run = Run(backend, executable, program, ())
         results = backend.execute(executable, program, self.where)
         shapes = [self.concrete(node.shape, program.variables) for node in program.sink.src]
@@ -232,7 +246,8 @@ class Session:
             BufferRef(buffer, shape, device) for buffer, shape in zip(results, shapes, strict=True)
         ]
         _mark_shared(program, refs, donate)
-        for position, handle in donate.items():
+        for position in free:
+            handle = donate[position]
             if refs[position].handle is handle:
                 self.forget((id(handle),))
                 refs[position] = refs[position].renewed()
@@ -267,7 +282,7 @@ class Session:
                 # What is made of constants alone is made where it is wanted.
                 foreign.setdefault(self._home(node.src[0]) or device, []).append(node)
         for home, copies in foreign.items():
-            refs = self._realize([copy.src[0] for copy in copies], home, {})
+            refs = self._realize([copy.src[0] for copy in copies], home)
             for copy, ref in zip(copies, refs, strict=True):
                 if home == device:
                     self._realised.set(copy, ref)

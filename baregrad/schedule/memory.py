@@ -24,10 +24,9 @@ def plan_memory(
     donate: Mapping[int, int],
     origins: Mapping[Node, Node] | None,
 ) -> Plan:
-    """The plan that runs `steps`; outputs are written over donated arguments where that is safe."""
+    """The plan of `steps`; outputs may be written over donated arguments where that is safe."""
     steps = [step for step in steps if not _is_empty(step)]
     donated = settle_donations(fusion, steps, donate)
-    steps = [step for step in steps if not _copies_itself(step, donated)]
     buffers: list[PlannedBuffer] = []
     place: dict[Node, int] = {}
     params = {node.arg.slot: node for node in fusion.order if node.op is Ops.PARAM}
@@ -36,8 +35,6 @@ def plan_memory(
         buffers.append(
             PlannedBuffer("param", param.dtype, param.shape, nbytes_of(param), slot=slot)
         )
-    for value, param in donated.items():
-        place[value] = place[param]
     count = 0
     for value in dict.fromkeys(fusion.outputs):
         if value not in place:
@@ -52,6 +49,7 @@ def plan_memory(
         tuple(_final_step(fusion, step, place, origins) for step in steps),
         tuple(place[value] for value in fusion.outputs),
         arena,
+        tuple([(place[value], place[param]) for value, param in donated.items()]),
         tuple(fusion.decisions),
     )
 
@@ -71,19 +69,6 @@ def nbytes_of(value: Node) -> Dim:
 def _is_empty(step: Step) -> bool:
     """Whether a step writes arrays without elements only."""
     return all(0 in value.shape for value in step.written)
-
-
-def _copies_itself(step: Step, donated: Mapping[Node, Node]) -> bool:
-    """Whether a step only copies an argument into memory that is that argument's."""
-    if len(step.read) != 1 or len(step.kernel.src) != 1:
-        return False
-    if donated.get(step.written[0]) is not step.read[0]:
-        return False
-    target, value, *idx = step.kernel.src[0].src
-    if value.op is not Ops.INDEX or value.dtype is not target.dtype:
-        return False
-    array, *places = value.src
-    return index.flatten(places, array.shape) == index.flatten(idx, target.shape)
 
 
 def _place_temporaries(
@@ -123,16 +108,7 @@ def _final_step(
     buffers = tuple(
         [place[one if one not in aliased else fusion.memory_of(one)] for one in values]
     )
-    writes = tuple(range(len(step.written)))
-    aliases: tuple[tuple[int, int], ...] = ()
-    if len(set(buffers)) < len(buffers):
-        aliases = tuple(
-            (out, position)
-            for out in writes
-            for position in range(len(writes), len(buffers))
-            if buffers[position] == buffers[out]
-        )
-    return Launch(step.kernel, buffers, writes, aliases, made_from)
+    return Launch(step.kernel, buffers, tuple(range(len(step.written))), made_from)
 
 
 def _made_from(step: Step, origins: Mapping[Node, Node]) -> tuple[Node, ...]:

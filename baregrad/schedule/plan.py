@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from baregrad.dtypes import DType
+from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
 
 
 class PlannedBuffer(NamedTuple):
@@ -29,15 +32,13 @@ class PlannedBuffer(NamedTuple):
 class Launch(NamedTuple):
     """One run of a KERNEL over buffers of the plan, in the order of its PARAM slots.
 
-    writes: positions in `buffers` that the kernel writes. aliases: pairs (written slot, read slot)
-    of PARAMs that share memory because an input was donated. origins: tensor nodes it computes, if
+    writes: positions in `buffers` that the kernel writes. origins: tensor nodes it computes, if
     they were asked for.
     """
 
     kernel: Node
     buffers: tuple[int, ...]
     writes: tuple[int, ...]
-    aliases: tuple[tuple[int, int], ...] = ()
     origins: tuple[Node, ...] = ()
 
 
@@ -62,15 +63,17 @@ class Decision(NamedTuple):
 class Plan:
     """A computation as launches over buffers.
 
-    outputs: for each output of the SINK, its buffer; an output that is an argument unchanged, or
-    that was written into a donated argument, is that "param" buffer. arena_nbytes: what the
-    temporaries share. decisions: one per value of interest, for `explain`.
+    outputs: for each output of the SINK, its buffer; an output that is an argument unchanged is
+    that "param" buffer. arena_nbytes: what the temporaries share. over: the "output" buffers that
+    may lie where an argument does, each with that "param" buffer; see `written_over`. decisions:
+    one per value of interest, for `explain`.
     """
 
     buffers: tuple[PlannedBuffer, ...]
     steps: tuple[Launch, ...]
     outputs: tuple[int, ...]
     arena_nbytes: Dim
+    over: tuple[tuple[int, int], ...] = ()
     decisions: tuple[Decision, ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -78,8 +81,52 @@ class Plan:
         """The kernels of the launches, in order."""
         return tuple(step.kernel for step in self.steps)
 
+    def written_over(self, outputs: Collection[int]) -> Plan:
+        """The plan with these "output" buffers of `over` written where their arguments lie.
+
+        Steps that only copied an argument there are left out.
+        """
+        place = {output: param for output, param in self.over if output in outputs}
+        if not place:
+            return self
+        steps: list[Launch] = []
+        for step in self.steps:
+            moved = tuple([place.get(one, one) for one in step.buffers])
+            if moved != step.buffers:
+                if _copies_itself(step, moved):
+                    continue
+                step = step._replace(buffers=moved)
+            steps.append(step)
+        count = 0
+        buffers: list[PlannedBuffer] = []
+        for position, buffer in enumerate(self.buffers):
+            if position in place:
+                buffer = self.buffers[place[position]]
+            elif buffer.kind == "output":
+                buffer = buffer._replace(slot=count)
+                count += 1
+            buffers.append(buffer)
+        return replace(
+            self,
+            buffers=tuple(buffers),
+            steps=tuple(steps),
+            outputs=tuple([place.get(one, one) for one in self.outputs]),
+            over=tuple([pair for pair in self.over if pair[0] not in place]),
+        )
+
     def explain(self) -> str:
         """One line per decision, then one per step."""
         lines = [str(decision) for decision in self.decisions]
         lines += [f"run   {step.kernel.arg.name} {list(step.buffers)}" for step in self.steps]
         return "\n".join(lines)
+
+
+def _copies_itself(step: Launch, buffers: tuple[int, ...]) -> bool:
+    """Whether a step over these buffers only copies memory onto itself."""
+    if len(buffers) != 2 or buffers[0] != buffers[1] or len(step.kernel.src) != 1:
+        return False
+    target, value, *idx = step.kernel.src[0].src
+    if value.op is not Ops.INDEX or value.dtype is not target.dtype:
+        return False
+    array, *places = value.src
+    return index.flatten(places, array.shape) == index.flatten(idx, target.shape)

@@ -58,7 +58,7 @@ def replay_of(
     shapes = [ref.shape for ref in outputs]
     pairs = [(new.handle, old.handle) for new, old in updates]
     return Replay(
-        capture, inputs, outputs, pairs, {id(ref.handle) for ref in kept}, shapes, variables
+        capture, inputs, outputs, pairs, {id(ref.handle) for ref in kept}, (), shapes, variables
     )
 
 
@@ -149,7 +149,7 @@ def test_symbolic_sizes_are_those_of_the_call(session: Session) -> None:
         part = x[: bind(rows, 2)]
         wide = part.node.shape
         (found,) = session.realize([(part * 2).node], "CPU")
-    replay = Replay(capture, [x.node.arg], [found], (), (), [wide], ["rows"])
+    replay = Replay(capture, [x.node.arg], [found], (), (), (), [wide], ["rows"])
     for count in (1, 3, 4):
         (handle,) = replay([x.node.arg.handle], {"rows": count}, {})
         assert replay.ref(0, handle, {"rows": count}).shape == (count, 3)
@@ -166,7 +166,7 @@ def test_values_that_do_not_fit_are_refused(session: Session) -> None:
         (found,) = session.realize([(x * 2).node], "CPU")
     assert unused.ndim == 1 and capture.requirements(["first", "last"])
     assert capture.requirements(["first"]) != capture.requirements(["first", "last"])
-    replay = Replay(capture, [x.node.arg], [found], (), (), [found.shape], ["first", "last"])
+    replay = Replay(capture, [x.node.arg], [found], (), (), (), [found.shape], ["first", "last"])
     replay([x.node.arg.handle], {"first": 2, "last": 6}, {})
     with pytest.raises(ShapeError):
         replay([x.node.arg.handle], {"first": 3, "last": 2}, {})

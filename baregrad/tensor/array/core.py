@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -368,8 +368,9 @@ def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, Non
     for device, asked in by_device.items():
         found = sorted(asked, key=lambda storage: storage.since)
         wanted = list(dict.fromkeys(storage.node for storage in found))
-        donate = donations(found, wanted, spent) if owner.watching.downloads else {}
-        refs = dict(zip(wanted, owner.realize(wanted, device, donate), strict=True))
+        donate = _donations(found, wanted) if owner.watching.downloads else {}
+        free = _unread(donate, found, spent)
+        refs = dict(zip(wanted, owner.realize(wanted, device, donate, free), strict=True))
         for storage in found:
             storage.previous = None
             if not storage.grad or storage in spent:
@@ -379,28 +380,30 @@ def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, Non
                 storage.node = buffer_node(refs[storage.node], storage.node.dtype)
 
 
-def donations(found: Iterable[Storage], wanted: list[Node], spent: list[Storage]) -> dict[int, Any]:
-    """For positions in `wanted`: the old memory that nothing else can read any more.
+def _donations(found: Iterable[Storage], wanted: list[Node]) -> dict[int, Any]:
+    """For positions in `wanted`: the memory of the old value, which a replay may write over."""
+    return {
+        wanted.index(s.node): s.previous.handle
+        for s in found
+        if s.previous is not None
+        and s.previous.shape == s.node.shape
+        and not s.previous.handle.readonly
+    }
+
+
+def _unread(donate: Mapping[int, Any], mine: Iterable[Storage], spent: list[Storage]) -> list[int]:
+    """The positions whose old memory nothing else can read any more.
 
     What every other storage's value is made of is looked through, so this is for the one call that
     a jit captures.
     """
-    mine = set(found)
-    candidates = {
-        wanted.index(s.node): s.previous
-        for s in mine
-        if s.previous is not None and s.previous.shape == s.node.shape
-    }
-    if not candidates:
-        return {}
+    if not donate:
+        return []
+    mine = set(mine)
     others = [s for s in live_storages() if s not in mine]
     others.extend(s for s in mine if s.grad and s not in spent)
     read = handles_below([s.node for s in others])
-    return {
-        position: ref.handle
-        for position, ref in candidates.items()
-        if id(ref.handle) not in read and not ref.handle.readonly
-    }
+    return [position for position, handle in donate.items() if id(handle) not in read]
 
 
 def handles_below(roots: list[Node]) -> set[int]:

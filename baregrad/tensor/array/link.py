@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -59,9 +59,13 @@ class SessionLike(Protocol):
         ...
 
     def realize(
-        self, nodes: Sequence[Node], device: str, donate: Mapping[int, Any] | None = None
+        self,
+        nodes: Sequence[Node],
+        device: str,
+        donate: Mapping[int, Any] = ...,
+        free: Collection[int] = ...,
     ) -> list[BufferRef]:
-        """Compute nodes on a device."""
+        """Compute nodes on a device, some in memory of old values."""
         ...
 
     def realised(self, node: Node) -> BufferRef | None:

@@ -23,6 +23,7 @@ from baregrad.tensor.jit.state import (
     every_storage,
     holders_of,
     leaf_of,
+    read_by_others,
     settle_state,
 )
 from baregrad.tensor.jit.trees import leaves, map_tree
@@ -286,12 +287,13 @@ class Entry:
         self.changing = len(state)
         updated = [(ref.handle, handle) for ref, handle in updates]
         last_copies = copies_of_others(capture, gradients, kept)
-        settle_state(updated, written)
+        seen = read_by_others(written) if updated else set()
         # Replays write over what this call computed: it is not the value of these nodes for long.
         self.session.forget(kept | capture.own())
         inputs = [*refs, *(one.ref for one in self.state)]
         outputs = [*results, *gradients]
-        self.replay = Replay(capture, inputs, outputs, updated, kept, shapes, call.variables)
+        self.replay = Replay(capture, inputs, outputs, updated, kept, seen, shapes, call.variables)
+        settle_state(updated, written, self.replay.in_place)
         for one in self.state:
             one.group = self.state
         for one in self.state[: self.changing]:

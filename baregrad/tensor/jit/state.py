@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from baregrad.base.errors import JitError
@@ -170,24 +170,29 @@ def changed_state(
     return updates, state
 
 
-def settle_state(updates: list[tuple[Any, Any]], written: dict[Storage, Node]) -> None:
+def read_by_others(written: Mapping[Storage, Node]) -> set[int]:
+    """The ids of the handles that values of other storages than these are made of."""
+    return handles_below([s.node for s in every_storage().values() if s not in written])
+
+
+def settle_state(
+    updates: list[tuple[Any, Any]], written: Mapping[Storage, Node], in_place: Collection[int]
+) -> None:
     """Bring the captured call's own new state into memory that replays may overwrite.
 
-    That is the memory it had, unless another tensor still reads that: then memory of its own.
+    That is where the call computed it, if replays write it where the state lies (`in_place`: the
+    ids of the handles of such new values); otherwise memory of its own, since they compute there.
     """
-    copies = {id(kept): made.contents() for made, kept in updates}
-    others = [s.node for s in every_storage().values() if s not in written]
-    read = handles_below(others) if copies else set()
+    made = {id(kept): new for new, kept in updates}
+    taken: set[int] = set()
     for storage in written:
-        ref = storage.node.arg
-        data = copies.get(id(ref.handle)) if storage.node.op is Ops.BUFFER else None
-        if data is None:
+        if storage.node.op is not Ops.BUFFER or id(storage.node.arg.handle) not in made:
             continue
-        if id(ref.handle) in read:
-            own = ref.handle.device.allocate(ref.handle.nbytes)
-            storage.node = buffer_node(ref._replace(handle=own), storage.node.dtype)
-            ref = storage.node.arg
-        ref.handle.device.copy_in(ref.handle, data)
+        handle = made[id(storage.node.arg.handle)]
+        if id(handle) not in in_place or id(handle) in taken:
+            handle = copied(handle)
+        taken.add(id(handle))
+        storage.node = buffer_node(storage.node.arg._replace(handle=handle), storage.node.dtype)
 
 
 def holders_of(
