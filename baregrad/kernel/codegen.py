@@ -9,6 +9,7 @@ from baregrad.ir.algebra.passes import Pass
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op
 from baregrad.kernel.gpu.loop_bounds import bound_loops
+from baregrad.kernel.gpu.spread_copies import spread_copies
 from baregrad.kernel.gpu.threads import to_threads
 from baregrad.kernel.legalise.lower_dtypes import lower_dtypes
 from baregrad.kernel.legalise.lower_integers import lower_integers
@@ -31,6 +32,15 @@ _LOOP_BOUNDS = Pass(
     "loop",
     "loop",
     bound_loops,
+    ("threads",),
+)
+
+_SPREAD_COPIES = Pass(
+    "spread-copies",
+    "copies are begun between the steps of products",
+    "loop",
+    "loop",
+    spread_copies,
     ("threads",),
 )
 
@@ -65,7 +75,7 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
             lower_integers,
             ("lower-dtypes",),
         ),
-        *((_THREADS, _LOOP_BOUNDS) if target.kind == "gpu" else ()),
+        *((_THREADS, _LOOP_BOUNDS, _SPREAD_COPIES) if target.kind == "gpu" else ()),
         Pass(
             "linearise",
             "the machine runs one instruction after the other",

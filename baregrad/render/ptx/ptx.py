@@ -9,6 +9,7 @@ Source: PTX ISA 8.8.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 from types import MappingProxyType
 
 from baregrad.base.errors import CompilerBug
@@ -27,7 +28,8 @@ from baregrad.render.ptx.types import DECLARED, ptx_type
 from baregrad.target.gpu import NvidiaTarget
 
 # Arithmetic may go on while the kernel in front still runs: it touches no memory.
-_BEFORE_WAIT = mask_of(ELEMENTWISE) | Ops.SET.bit
+_ARITHMETIC = mask_of(ELEMENTWISE)
+_BEFORE_WAIT = _ARITHMETIC | Ops.SET.bit
 
 
 def _render(
@@ -45,6 +47,7 @@ def _module(f: PtxText) -> str:
     outside, inside = f.memory()
     f.prologue()
     waits = f.target.dependent_launch
+    f.guarded = _guarded(f.program.src)
     for node in f.program.src:
         rule = _RULES.get(node.op)
         if rule is None:
@@ -138,8 +141,30 @@ def _begin(f: PtxText, node: Node) -> None:
     f.open.append(Open(label, counter, stop, kind.compute))
 
 
+def _guarded(code: Sequence[Node]) -> frozenset[Node]:
+    """The conditions around asynchronous copies and their addresses alone: each copy is guarded.
+
+    A branch would end what the assembler puts in order.
+    """
+    found: set[Node] = set()
+    others: set[Node] = set()
+    for place, node in enumerate(code):
+        if node.op is not Ops.TEST:
+            continue
+        inside = takewhile(lambda one: one.op is not Ops.END, code[place + 1 :])
+        plain = all(
+            one.op.bit & _ARITHMETIC or (one.op is Ops.MACHINE and one.arg.name == "cp.async")
+            for one in inside
+        )
+        (found if plain else others).add(node)
+    return frozenset(found - others)
+
+
 def _test(f: PtxText, node: Node) -> None:
     condition = f.one(node.src[0])
+    if node in f.guarded:
+        f.open.append(Open("", guard=condition))
+        return
     label = f.fresh_label()
     f.emit("bra", f"E{label}", guard=f"!{condition}")
     f.open.append(Open(label))
@@ -152,7 +177,8 @@ def _end(f: PtxText, node: Node) -> None:
         more = f.made("%p", f"setp.lt.{block.kind}", block.counter, block.stop)
         f.emit("bra", f"L{block.label}", guard=more)
     f.leave()
-    f.label(f"E{block.label}")
+    if not block.guard:
+        f.label(f"E{block.label}")
 
 
 _RULES: MappingProxyType[Op, Rule] = MappingProxyType(

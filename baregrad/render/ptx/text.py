@@ -22,12 +22,16 @@ _STEPS = mask_of(ELEMENTWISE) | Ops.VLOAD.bit
 
 @dataclass(slots=True)
 class Open:
-    """A loop or condition being written: its label, and of a loop the counter and its end."""
+    """A loop or condition being written: its label, and of a loop the counter and its end.
+
+    guard: the predicate of a condition that is no branch: what has an effect inside has it.
+    """
 
     label: str
     counter: str = ""
     stop: str = ""
     kind: str = ""
+    guard: str = ""
     addresses: list[tuple[Node, Names]] = field(default_factory=list)
 
 
@@ -53,6 +57,8 @@ class PtxText:
         # The registers of an ALLOC's elements, where every access names them by constants.
         self.cells: dict[Node, Names] = {}
         self.results = _direct_results(program)
+        # The conditions that guard instructions and are no branches.
+        self.guarded: frozenset[Node] = frozenset()
 
     # --- registers and operands -----------------------------------------------------------------
 

@@ -98,7 +98,9 @@ def _copy(f: PtxText, node: Node) -> None:
     operands = [target, source, str(nbytes)]
     if mask:
         operands.append(f.made("%r", "selp.b32", str(nbytes), "0", f.one(mask[0])))
-    f.emit(f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global", *operands)
+    guard = f.open[-1].guard if f.open else ""
+    opcode = f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global"
+    f.emit(opcode, *operands, guard=guard)
 
 
 def _group(f: PtxText, node: Node) -> None:

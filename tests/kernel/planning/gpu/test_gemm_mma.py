@@ -185,7 +185,7 @@ def test_eight_lanes_copy_a_line_of_all_banks(
     monkeypatch: pytest.MonkeyPatch, tile: WarpTile, arrays: str
 ) -> None:
     """Words that come by themselves, whichever way a panel lies."""
-    monkeypatch.setattr(gemm_mma, "best_tile", lambda *_: TileChoice(tile, 2, 0.0))
+    monkeypatch.setattr(gemm_mma, "ranked_tiles", lambda *_: [TileChoice(tile, 2, 0.0)])
     kernel = contraction((tile.m,), (tile.n,), (128,), *arrays.split(), "an")
     found: list[Any] = []
     real = copies_of_ptx._land
