@@ -65,6 +65,7 @@ from baregrad.kernel.loops.loop_pieces import (
     store,
     widened,
 )
+from baregrad.kernel.loops.outer_products import sums_outer
 
 NOTHING = -1
 _STAGE = Ops.STAGE.bit
@@ -356,7 +357,8 @@ class _Builder:
         """The statements that add one element to the accumulators, which hold `states`."""
         inputs = self.convert(values)
         if monoid.primitive is not None:
-            return [store(buffers[0], stepped(monoid, states[0], inputs[0], self.fma), places)]
+            fma = self.fma and sums_outer(values[0])
+            return [store(buffers[0], stepped(monoid, states[0], inputs[0], fma), places)]
         lifted = filled(monoid.lift, inputs)
         after = filled(monoid.combine, states + lifted)
         if monoid.arity == 1:
@@ -514,6 +516,7 @@ class _Builder:
             inner[-1].items.append(tiles_product(state, self.convert(values)[0], tile, later))
             self.place(node, Placed((buffer,), block, nest_position(block, inner, path)))
             return
+        fma = self.fma and sums_outer(values[0])
         points: list[dict[Node, Node]] = [{}]
         for axis in by_id({axis for axis in own if axis.arg.is_tile}):
             extent = range(int(axis.src[0].arg))
@@ -522,7 +525,7 @@ class _Builder:
             state = guarded(later, state)
         for point in points:
             (value,) = self.convert((substitute(values[0], point),))
-            state = stepped(monoid, state, value, self.fma)
+            state = stepped(monoid, state, value, fma)
         if within is not None:
             inner.append(self.nest(inner[-1], within, NOTHING, share=False))
         inner[-1].items.append(store(buffer, state, places))

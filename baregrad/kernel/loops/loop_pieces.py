@@ -92,7 +92,7 @@ def stays_inside(read: Node) -> bool:
 
 
 def stepped(monoid: Monoid, state: Node, value: Node, fma: bool) -> Node:
-    """One accumulation by an op; with `fma`, a product that is summed is rounded once."""
+    """One accumulation by an op; with `fma`, a product that is summed is not rounded before."""
     assert monoid.primitive is not None
     if value.op in DOTS and monoid.primitive is Ops.ADD and value.src[2].arg == 0:
         return make_node(value.op, value.dtype, (*value.src[:2], state))
@@ -102,8 +102,6 @@ def stepped(monoid: Monoid, state: Node, value: Node, fma: bool) -> Node:
             a, b = inner.src
             if condition is not None:
                 a, b = factor_where(condition, a), factor_where(condition, b)
-                if a.op is Ops.CONST and b.op is Ops.CONST:
-                    a = guarded(condition, a)
             return scalar(Ops.FMA, value.dtype, (a, b, state))
     return scalar(monoid.primitive, value.dtype, (state, value))
 
