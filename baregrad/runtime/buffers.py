@@ -10,7 +10,7 @@ import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -152,6 +152,13 @@ class Buffer:
         return f"<Buffer on {self.device.name}: {state}>"
 
 
+class Trimmed(Protocol):
+    """An allocator that keeps memory for later buffers."""
+
+    def trim(self) -> object:
+        """Give what is not used back."""
+
+
 class MemoryDevice(ABC):
     """A place with memory: what a device is to its buffers.
 
@@ -160,6 +167,7 @@ class MemoryDevice(ABC):
 
     name: str
     host_visible: bool
+    allocator: Trimmed | None = None
 
     @abstractmethod
     def allocate(self, nbytes: int) -> Buffer:
@@ -173,8 +181,12 @@ class MemoryDevice(ABC):
         """Return how much memory is in use."""
 
     def trim(self) -> None:
-        """Give memory that no buffer uses back to the system; nothing where none is kept."""
-        return
+        """Give memory that no buffer uses back to the system; nothing where none is kept.
+
+        Waits for submitted work where that may still use it.
+        """
+        if self.allocator is not None:
+            self.allocator.trim()
 
     def synchronize(self) -> None:
         """Wait until all submitted work is done; at once on devices that finish in `submit`."""

@@ -43,6 +43,8 @@ class CpuDevice(Device):
     one after the other on one thread.
     """
 
+    allocator: HostAllocator
+
     def __init__(
         self,
         name: str = "CPU",
@@ -154,10 +156,6 @@ class CpuDevice(Device):
     def memory_stats(self) -> MemoryStats:
         """Return how much memory is in use; wrapped host memory is not ours and not counted."""
         return self.allocator.stats()
-
-    def trim(self) -> None:
-        """Give spare memory back to the system."""
-        self.allocator.trim()
 
     def close(self) -> None:
         """Stop the threads and give spare memory back; live buffers stay readable."""

@@ -39,6 +39,8 @@ class CudaDevice(Device):
     there is no driver or an old one, UnsupportedDevice where there is no such GPU.
     """
 
+    allocator: CachingAllocator
+
     def __init__(
         self,
         name: str = "CUDA",
@@ -94,11 +96,6 @@ class CudaDevice(Device):
     def memory_stats(self) -> MemoryStats:
         """Return how much of the GPU's memory is in use and held from the driver."""
         return self.allocator.stats()
-
-    def trim(self) -> None:
-        """Give segments that no buffer uses back to the driver, which waits for their last use."""
-        with self._current():
-            self.allocator.trim()
 
     def copy_in(self, buffer: Buffer, data: Contiguous) -> None:
         """Copy host bytes, as many as the buffer has, into it, after all submitted work.

@@ -84,6 +84,8 @@ class NvDevice(Device):
     engine's.
     """
 
+    allocator: DeviceAllocator
+
     def __init__(
         self,
         name: str = "NV",
@@ -137,10 +139,6 @@ class NvDevice(Device):
     def memory_stats(self) -> MemoryStats:
         """Return how much memory is in use; code and command lists are not counted."""
         return self.allocator.stats()
-
-    def trim(self) -> None:
-        """Give pages that no buffer uses back to the driver, when the GPU has done its work."""
-        self.allocator.trim()
 
     def pinned(self, nbytes: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
         """Return host memory that the GPU copies from and to at its full rate, as bytes.
