@@ -7,13 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, const, instruction
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import Ops, mask_of
+from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.linearise.access import Address, MemoryUse, access_of
 from baregrad.kernel.linearise.emitter import Emitter
 from baregrad.kernel.linearise.scopes import MOMENT, ZERO, number
 from baregrad.kernel.linearise.tile_axes import Point, TileAxes
 
+_READS = mask_of((Ops.LOAD, Ops.REDUCE, Ops.SCAN))
 _ADD, _MUL, _FMA, _CONST = Ops.ADD, Ops.MUL, Ops.FMA, Ops.CONST
 # The values of a node's sources, in their order.
 Operands = Sequence[Any]
@@ -41,7 +44,7 @@ class Reader(Emitter):
     point: the values of the unrolled ranges. counters: those of the looped ones. masks: the
     conditions on tile ranges under which the current statement runs. plan: of the expression that
     is being evaluated. shared: what lazy guards read of the expression around them. exchanges:
-    shared memory in which threads show each other values.
+    shared memory in which threads show each other values. simplified: conditions at points.
     """
 
     def __init__(self, memory: MemoryUse, block: tuple[int, ...]) -> None:
@@ -53,6 +56,7 @@ class Reader(Emitter):
         self.plan = EvaluationPlan([], [])
         self.shared: set[Node] = set()
         self.exchanges: dict[Any, Node] = {}
+        self.simplified: dict[tuple[Any, ...], list[Node]] = {}
 
     @abstractmethod
     def value(self, root: Node) -> Any:
@@ -144,12 +148,30 @@ class Reader(Emitter):
         before = self.masks
         for position, condition in enumerate(conditions):
             self.masks = before[:position]
-            value = self.value(condition)
-            if value.op is Ops.CONST and value.arg:
-                continue
-            total = value if total is None else self.apply(Ops.AND, dtypes.bool, total, value)
+            for part in self.conjuncts(condition):
+                value = self.value(part)
+                if value.op is Ops.CONST and value.arg:
+                    continue
+                total = value if total is None else self.apply(Ops.AND, dtypes.bool, total, value)
         self.masks = before
         return total
+
+    def conjuncts(self, condition: Node) -> Sequence[Node]:
+        """The parts of a condition; on GPUs, as simple as they are at the current point.
+
+        What a part says of an unrolled place it says of one number: it is often surely right, or
+        what it says of another place as well.
+        """
+        axes = self.tiles.axes_of(condition.ranges)
+        if not self.gpu or not axes or condition.mask & _READS:
+            return (condition,)
+        key = (condition, *[self.point[axis] for axis in axes])
+        found = self.simplified.get(key)
+        if found is None:
+            places = {axis: const(self.point[axis], dtypes.index) for axis in axes}
+            parts = [substitute(part, places) for part in index.conjuncts(condition)]
+            found = self.simplified[key] = [part for part in parts if not _is_true(part)]
+        return found
 
     def load(self, node: Node, mask: Node | None) -> Node:
         """A LOAD's value at the current point; 0 in the lanes where `mask` is false."""
@@ -222,3 +244,7 @@ class Reader(Emitter):
                 floor = max(floor, len(scopes.stack) - 1)
         access = access_of(*where, memory.single and not written, ahead, rows, strays)
         return scopes.place(instruction(Ops.VLOAD, load.dtype, src, access, shape), floor)
+
+
+def _is_true(condition: Node) -> bool:
+    return condition.op is Ops.CONST and bool(condition.arg)
