@@ -11,11 +11,13 @@ from baregrad.ir.core.op import Op
 from baregrad.kernel.gpu.loop_bounds import bound_loops
 from baregrad.kernel.gpu.spread_copies import spread_copies
 from baregrad.kernel.gpu.threads import to_threads
+from baregrad.kernel.gpu.wide_accesses import widen_accesses
 from baregrad.kernel.legalise.lower_dtypes import lower_dtypes
 from baregrad.kernel.legalise.lower_integers import lower_integers
 from baregrad.kernel.legalise.transcendental import GPU_FUNCTIONS, functions_of, lower_functions
 from baregrad.kernel.linearise.linearise import linearise
 from baregrad.target import AnyTarget
+from baregrad.target.gpu import GpuTarget
 
 _THREADS = Pass(
     "threads",
@@ -83,6 +85,21 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
             "linear",
             linearise,
             ("lower-functions", "lower-integers"),
+        ),
+        *(_wide_accesses(target) if target.kind == "gpu" else ()),
+    )
+
+
+def _wide_accesses(target: GpuTarget) -> tuple[Pass, ...]:
+    """The pass after which a GPU's thread moves neighbours at once."""
+    return (
+        Pass(
+            "wide-accesses",
+            "neighbours that are loaded or stored one by one are moved at once",
+            "linear",
+            "linear",
+            lambda program: widen_accesses(program, target.load_bytes),
+            ("linearise",),
         ),
     )
 

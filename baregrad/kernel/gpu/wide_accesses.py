@@ -1,0 +1,181 @@
+"""Linear level of a GPU: loads and stores of neighbours, one by one, become wide ones.
+
+What is written out for several places, as a window that slides along a row, reads neighbours by
+instructions of their own. Those at one base, under one condition and within one stretch of code
+without branches are one access where they fill an aligned one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.attrs import Access
+from baregrad.ir.core.node import Node, instruction
+from baregrad.ir.core.op import Ops
+
+_ENDS = frozenset((Ops.BEGIN, Ops.TEST, Ops.END, Ops.MACHINE))
+_VLOAD, _VSTORE = Ops.VLOAD, Ops.VSTORE
+# Accesses that may be one, by the element at which each is: their positions in the code.
+Group = dict[int, int]
+
+
+def widen_accesses(program: Node, most: int) -> Node:
+    """A PROGRAM with scalar accesses of neighbours joined to accesses of `most` bytes at most."""
+    code = program.src
+    # What is run ahead of the instruction at a position, and what in its place.
+    ahead: dict[int, list[Node]] = {}
+    instead: dict[int, Node | None] = {}
+    for group in _groups(code):
+        first = code[min(group.values())]
+        for begin, width in _aligned(group, first, most):
+            positions = [group[begin + lane] for lane in range(width)]
+            access = Access(width, 1, begin, width * first.src[0].dtype.itemsize)
+            if first.op is _VLOAD:
+                access = access._replace(constant=first.arg.constant)
+                _load(code, positions, access, ahead, instead)
+            else:
+                _store(code, positions, access, ahead, instead)
+    return program.replace(src=tuple(_rewritten(code, ahead, instead))) if ahead else program
+
+
+# --- which --------------------------------------------------------------------------------------
+
+
+def _groups(code: Sequence[Node]) -> list[Group]:
+    """Scalar accesses of one kind, base and condition with nothing between that may not pass."""
+    found: dict[Any, Group] = {}
+    counts = Counter(code)
+    defined: dict[Node, int] = {}
+    # By memory: how often it was written, and what the latest stores have in common.
+    writes: Counter[Node | None] = Counter()
+    latest: dict[Node | None, Any] = {}
+    stretch = 0
+    for position, node in enumerate(code):
+        defined[node] = position
+        stretch += node.op in _ENDS
+        if node.op is not _VLOAD and node.op is not _VSTORE:
+            continue
+        buffer, place, *others = node.src
+        # Arguments may be the same memory.
+        memory = None if buffer.op is Ops.PARAM else buffer
+        mask = others[node.op is _VSTORE :]
+        where = (buffer, place, *mask)
+        made = [defined.get(each) for each in where]
+        key: Any = (node.op, *where, *made, stretch, node.arg._replace(at=0, align=1))
+        if node.op is _VLOAD:
+            latest.pop(memory, None)
+        elif latest.get(memory) != key or node.arg.at in found[key, writes[memory]]:
+            latest[memory] = key
+            writes[memory] += 1
+        group = found.setdefault((key, writes[memory]), {})
+        if counts[node] == 1 and _may_join(node):
+            group.setdefault(node.arg.at, position)
+    return [group for group in found.values() if len(group) > 1]
+
+
+def _may_join(node: Node) -> bool:
+    """Whether an access is of one element of shared memory or of an argument."""
+    buffer = node.src[0]
+    if buffer.op is not Ops.PARAM and buffer.arg.space != "shared":
+        return False
+    plain = node.arg.width == 1 and not node.arg.rows
+    scalars = all(not child.shape and child.op is not Ops.REG for child in node.src[1:])
+    return plain and scalars and buffer.dtype is not dtypes.bool
+
+
+def _aligned(group: Group, first: Node, most: int) -> list[tuple[int, int]]:
+    """Where wide accesses begin that a group fills, and their widths."""
+    widest = min(most // first.src[0].dtype.itemsize, _multiple(first.src[1], most))
+    left = set(group)
+    found = []
+    width = widest
+    while width > 1:
+        for begin in sorted({at // width * width for at in left}):
+            lanes = range(begin, begin + width)
+            if left.issuperset(lanes):
+                left.difference_update(lanes)
+                found.append((begin, width))
+        width //= 2
+    return found
+
+
+def _multiple(place: Node, most: int) -> int:
+    """A power of two, `most` at most, that an offset is a multiple of."""
+    op, src = place.op, place.src
+    if op is Ops.CONST:
+        number = int(place.arg)
+        return min(number & -number, most) if number else most
+    if op is Ops.CAST:
+        return _multiple(src[0], most)
+    if op is Ops.ADD:
+        return min(_multiple(src[0], most), _multiple(src[1], most))
+    if op is Ops.MUL:
+        return min(_multiple(src[0], most) * _multiple(src[1], most), most)
+    if op is Ops.FMA:
+        product = _multiple(src[0], most) * _multiple(src[1], most)
+        return min(product, _multiple(src[2], most), most)
+    return 1
+
+
+# --- in their place -----------------------------------------------------------------------------
+
+
+def _mask(mask: Sequence[Node], width: int) -> list[Node]:
+    """The condition of a scalar access for all lanes of a wide one."""
+    return [instruction(Ops.SPLAT, dtypes.bool, (each,), width, (width,)) for each in mask]
+
+
+def _load(
+    code: Sequence[Node], positions: Sequence[int], access: Access,
+    ahead: dict[int, list[Node]], instead: dict[int, Node | None],
+) -> None:
+    """One load ahead of the first, and its lanes in the place of each."""
+    buffer, place, *mask = code[positions[0]].src
+    masks = _mask(mask, access.width)
+    shape = (access.width,)
+    wide = instruction(_VLOAD, buffer.dtype, (buffer, place, *masks), access, shape)
+    ahead.setdefault(min(positions), []).extend((*masks, wide))
+    for lane, position in enumerate(positions):
+        instead[position] = instruction(Ops.EXTRACT, buffer.dtype, (wide,), lane)
+
+
+def _store(
+    code: Sequence[Node], positions: Sequence[int], access: Access,
+    ahead: dict[int, list[Node]], instead: dict[int, Node | None],
+) -> None:
+    """One store in the place of the last."""
+    buffer, place, _, *mask = code[positions[0]].src
+    masks = _mask(mask, access.width)
+    values = tuple([code[position].src[2] for position in positions])
+    joined = instruction(Ops.JOIN, values[0].dtype, values, None, (access.width,))
+    last = max(positions)
+    ahead.setdefault(last, []).extend((*masks, joined))
+    wide = instruction(_VSTORE, dtypes.token, (buffer, place, joined, *masks), access)
+    instead.update(dict.fromkeys(positions, None))
+    instead[last] = wide
+
+
+def _rewritten(
+    code: Sequence[Node], ahead: dict[int, list[Node]], instead: dict[int, Node | None]
+) -> list[Node]:
+    """The code with what is in the place of some instructions, and what reads those."""
+    memo: dict[Node, Node] = {}
+    done: list[Node] = []
+
+    def renewed(node: Node) -> Node:
+        src = tuple([memo.get(child, child) for child in node.src])
+        return node if src == node.src else node.replace(src=src)
+
+    for position, node in enumerate(code):
+        for each in ahead.get(position, ()):
+            done.append(memo.setdefault(each, renewed(each)))
+        new = instead.get(position, node)
+        if new is None:
+            continue
+        found = renewed(new)
+        memo[node] = memo[new] = found
+        done.append(found)
+    return done
