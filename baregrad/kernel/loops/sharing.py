@@ -17,6 +17,7 @@ from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.analysis import EXPENSIVE, EXPENSIVE_OPS, by_id, in_bounds, is_read
 from baregrad.kernel.loops.guards import push_guards
 from baregrad.kernel.loops.held_rows import hold_rows
+from baregrad.kernel.loops.written_sums import write_sums
 from baregrad.target import AnyTarget
 
 _MEMO = "kernel.prepared"
@@ -34,7 +35,8 @@ SEVERAL_LANES = 64
 def prepare(kernel: Node, target: AnyTarget | None = None) -> Node:
     """`kernel` as schedules see it: guards pushed into reductions, expensive values shared.
 
-    A GPU's threads hold what several loops compute of a row in registers.
+    On GPUs short sums over windows are written out, and threads hold what several loops compute of
+    a row in registers.
     """
     key = _MEMO
     if target is not None and target.kind == "gpu":
@@ -43,7 +45,7 @@ def prepare(kernel: Node, target: AnyTarget | None = None) -> Node:
     if key not in memo:
         found = push_guards(kernel)
         if target is not None and target.kind == "gpu":
-            found = hold_rows(found, target)
+            found = hold_rows(write_sums(found, target), target)
         else:
             found = share_values(found)
         # A node that held itself would never be freed.

@@ -19,6 +19,7 @@ from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 from baregrad.kernel.planning.gpu.held_rows_plan import plan_held_rows
 from baregrad.kernel.planning.gpu.reductions import plan_reductions
 from baregrad.kernel.planning.gpu.running_folds import plan_running
+from baregrad.kernel.planning.gpu.windows import plan_stretches, plan_windows
 from baregrad.target.gpu import GpuTarget
 
 # Threads of a block that run in order.
@@ -43,10 +44,11 @@ def choose_gpu_schedule(
     elif plan_held_rows(plan):
         pass
     elif not facts.reductions:
-        plan_elementwise(plan, free)
+        if not plan_windows(plan, [axis for axis in free if extent_of(axis) != 1]):
+            plan_elementwise(plan, free)
     elif factors and _plan_contraction(plan, factors):
         plan.because("a contraction: tiles of the output for blocks, panels in shared memory")
-    else:
+    elif not plan_stretches(plan):
         plan_reductions(plan)
     return plan.schedule(), tuple(plan.reasons)
 

@@ -1,0 +1,160 @@
+"""Kernels on a GPU whose reads overlap: a thread computes a tile of what reads the same elements.
+
+Neighbouring results of a stencil, a depthwise convolution or pooling share most of what they read.
+A thread therefore has some columns of some rows: it loads each element that its tile reaches once,
+several at a time, and asks once whether a row or a column is there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations, product
+
+from baregrad.base.bits import next_power_of_two, round_up
+from baregrad.ir.core.node import Node, extent_of
+from baregrad.kernel.facts.analysis import itemsize, iterations, reads_in
+from baregrad.kernel.language.schedule import Bind
+from baregrad.kernel.loops.written_sums import STRETCHES, window_axes
+from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
+
+# Columns and rows of a thread's tile, at most, and reads for all elements of a tile: each is code.
+MOST_COLUMNS, MOST_ROWS = 8, 8
+MOST_READS = 320
+# Elements of a row of an input that a tile reaches, at most: neighbours in threads are near.
+MOST_REACH = 16
+# Threads of a block, at most along a row, and the number that is aimed at.
+BLOCK, MOST_BLOCK, MOST_WIDE = 256, 512, 128
+WARP = 32
+# Rows, or images, of a block that are tried.
+MOST_DEEP = 8
+# Stretches of each thread for a sum that a warp shares, and of a longer one.
+WARP_STEPS, BLOCK_STEPS = 16, 8
+
+# The strides of reads of one array, and where they begin.
+Window = tuple[Mapping[Node, int], Sequence[int]]
+
+
+def plan_windows(plan: GpuPlan, axes: Sequence[Node]) -> bool:
+    """Give each thread a tile of results whose reads overlap; whether there are such."""
+    ordered = plan.by_stride(axes, plan.write)
+    near = ordered[-3:]
+    if not near or not plan.uncertain.isdisjoint(axes):
+        return False
+    if not all(isinstance(extent_of(axis), int) for axis in near):
+        return False
+    inner, outer = near[-1], near[-2] if len(near) > 1 else None
+    windows = _windows(plan, inner)
+    if not windows or plan.write.stride(inner) != 1:
+        return False
+    columns, rows = _tile(plan, windows, inner, outer)
+    if columns * rows == 1:
+        return False
+    plan.because(
+        "{} reads that overlap: {} rows of {} columns for each thread",
+        sum([len(places) for _, places in windows]), rows, columns,
+    )
+    tiles = [1] * (len(near) - 2) + [rows, columns][-len(near) :]
+    counts = [int(axis.src[0].arg) // tile for axis, tile in zip(near, tiles, strict=True)]
+    plan.grid(ordered[:-3])
+    threads = _block([1] * (3 - len(near)) + counts)[-len(near) :]
+    units = ("thread_z", "thread_y", "thread")[-len(near) :]
+    for axis, unit, size, tile in zip(near, units, threads, tiles, strict=True):
+        plan.parts([axis], [(unit, size), *([("unroll", tile)] if tile > 1 else [])], "grid")
+    return True
+
+
+def plan_stretches(plan: GpuPlan) -> bool:
+    """Keep the sums of all places of a window in a thread; whether stretches are written out."""
+    (reduction, *others) = plan.facts.reductions
+    if others or not any(axis.arg.axis == STRETCHES for axis in reduction.own):
+        return False
+    window = window_axes(reduction)
+    rows = [axis for axis in plan.facts.data if axis not in window]
+    steps = iterations(reduction.own)
+    for axis in window:
+        plan.steps.append(Bind(plan.name(axis), "unroll"))
+    if steps <= WARP_STEPS * plan.warp:
+        threads = min(next_power_of_two(steps), plan.warp)
+        units = [("thread", threads)]
+        plan.spread_rows(rows, WARPS * plan.warp // threads)
+    else:
+        warps = min(next_power_of_two(steps // (BLOCK_STEPS * plan.warp)), WARPS)
+        units = [("thread_y", warps), ("thread", plan.warp)]
+        plan.grid(rows)
+    plan.because(
+        "{} sums of {} stretches from the same reads: for each {}",
+        iterations(window), steps, "block" if len(units) > 1 else f"{threads} threads",
+    )
+    plan.parts(reduction.own, units)
+    return True
+
+
+def _windows(plan: GpuPlan, inner: Node) -> list[Window]:
+    """Reads of one array that are apart by constants, and near each other along an axis."""
+    found: dict[tuple[Node, frozenset[tuple[Node, int]]], dict[int, None]] = {}
+    for read in reads_in(plan.facts.order):
+        if not read.offset.rest and 0 < read.offset.strides.get(inner, 0) <= MOST_REACH // 2:
+            key = (read.array, frozenset(read.offset.strides.items()))
+            found.setdefault(key, {})[read.offset.constant] = None
+    return [
+        (dict(strides), sorted(places)) for (_, strides), places in found.items()
+        if len(places) > 1
+    ]
+
+
+def _tile(
+    plan: GpuPlan, windows: Sequence[Window], inner: Node, outer: Node | None
+) -> tuple[int, int]:
+    """Columns and rows of a thread's tile: whole accesses, and rows if they share what is read."""
+    reads = sum([len(places) for _, places in windows])
+    writes = [itemsize(access.array.dtype) for access in plan.facts.accesses if access.write]
+    reach = max([strides[inner] for strides, _ in windows])
+    most = min(MOST_COLUMNS, plan.target.load_bytes // min(writes), MOST_REACH // reach)
+    width = int(inner.src[0].arg)
+    busy = plan.facts.points(frozenset(plan.facts.data)) // plan.target.busy_threads
+    most = max(min(most, MOST_READS // reads, busy), 1)
+    columns = next_power_of_two(most + 1) // 2
+    while columns > 1 and width % columns:
+        columns //= 2
+    if columns == 1:
+        columns = max([size for size in range(1, most + 1) if width % size == 0])
+    if outer is None:
+        return columns, 1
+    if not any(_share_rows(each, outer, columns * each[0][inner]) for each in windows):
+        return columns, 1
+    height = int(outer.src[0].arg)
+    most = max(min(MOST_ROWS, MOST_READS // (reads * columns), busy // columns), 1)
+    return columns, max([size for size in range(1, most + 1) if height % size == 0])
+
+
+def _share_rows(window: Window, outer: Node, reach: int) -> bool:
+    """Whether neighbours along an axis read the same elements, or nearly so."""
+    strides, places = window
+    step = abs(strides.get(outer, 0))
+    if not step:
+        return False
+    return any(
+        abs((b - a + step // 2) % step - step // 2) < reach and b - a > step // 2
+        for a, b in combinations(places, 2)
+    )
+
+
+def _block(counts: Sequence[int]) -> tuple[int, int, int]:
+    """Threads along three axes: whole warps as far as may be, and about as many as is aimed at."""
+    deep, down, across = counts
+    x = min(across, MOST_WIDE)
+
+    def key(sizes: tuple[int, int]) -> tuple[float, int]:
+        z, y = sizes
+        threads = x * y * z
+        used = threads / round_up(threads, WARP)
+        whole = (down / round_up(down, y)) * (deep / round_up(deep, z))
+        return (-round(used * whole, 1) + (whole < 1) / 2, abs(threads - BLOCK))
+
+    tried = [
+        (z, y)
+        for z, y in product(range(1, min(deep, MOST_DEEP) + 1), range(1, min(down, BLOCK) + 1))
+        if x * y * z <= MOST_BLOCK
+    ]
+    z, y = min(tried, key=key)
+    return z, y, x

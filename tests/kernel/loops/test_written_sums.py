@@ -1,0 +1,90 @@
+"""Short sums over windows that slide along an output are operations, one after the other."""
+
+from __future__ import annotations
+
+import pytest
+
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, alu, range_node, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.ir.verify.verify import verify
+from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.loops.written_sums import STRETCHES, window_axes, write_sums
+from tests.kernel import kernels as k
+from tests.kernel.gpu_kernels import HOPPER
+
+
+def window(m: int, n: int, taps: int, step: int, op: object = Ops.ADD) -> Node:
+    """Sums or maxima of windows of so many elements that begin `step` apart."""
+    i, j, r = range_node(m, 0), range_node(n, 1), range_node(taps, 2)
+    read = k.at(k.param(1, m, (n - 1) * step + taps), i, index.add(index.mul(j, step), r))
+    return k.kernel(k.out(k.param(0, m, n), k.reduce(op, read, r), i, j))
+
+
+def depthwise_gradient(n: int, c: int, h: int, w: int, taps: int) -> Node:
+    """The gradient of a depthwise convolution by its filter, padded by half of that."""
+    f, u, v = (range_node(e, p) for p, e in enumerate((c, taps, taps)))
+    b, y, x = (range_node(e, 3 + p) for p, e in enumerate((n, h, w)))
+    row, col = (index.sub(index.add(a, t), taps // 2) for a, t in ((y, u), (x, v)))
+    inside = index.both(index.inside(row, h), index.inside(col, w))
+    read = k.guard(inside, k.at(k.param(1, n, c, h, w), b, f, row, col))
+    value = alu(Ops.MUL, k.at(k.param(2, n, c, h, w), b, f, y, x), read)
+    return k.kernel(k.out(k.param(0, c, taps, taps), k.reduce(Ops.ADD, value, b, y, x), f, u, v))
+
+
+def written(kernel: Node) -> Node:
+    """The kernel with what is written out, after comparing what both compute."""
+    found = write_sums(kernel, HOPPER)
+    verify(found, "kernel")
+    arrays = k.arguments(kernel)
+    k.assert_equal(k.run_kernel(kernel, arrays), k.run_kernel(found, arrays))
+    return found
+
+
+def count(root: Node, op: object) -> int:
+    return sum(node.op is op for node in toposort(root))
+
+
+@pytest.mark.parametrize("op", [Ops.ADD, Ops.MAX, Ops.MUL])
+@pytest.mark.parametrize(("taps", "step"), [(3, 1), (2, 2), (3, 2), (5, 3)])
+def test_windows_that_overlap_or_lie_side_by_side(taps: int, step: int, op: object) -> None:
+    found = written(window(2, 12, taps, step, op))
+    assert not found.has(Ops.REDUCE)
+    assert count(found, Ops.INDEX) == taps
+
+
+def test_a_depthwise_convolution_is_a_chain_with_one_rounding_each() -> None:
+    found = written(k.conv(2, 3, 3, 6, 8, 3, pad=1, groups=3))
+    assert not found.has(Ops.REDUCE)
+    assert count(found, Ops.FMA) == 8
+    assert count(found, Ops.MUL) > 0
+
+
+def test_stretches_of_a_gradient_by_a_filter() -> None:
+    found = written(depthwise_gradient(2, 2, 10, 24, 3))
+    (reduction,) = facts_of(found).reductions
+    sizes = {axis.arg.axis: axis.src[0].arg for axis in reduction.own}
+    assert sizes[STRETCHES] == 3
+    assert sorted(axis.src[0].arg for axis in window_axes(reduction)) == [3, 3]
+    # Of each image as many reads as a stretch has elements.
+    assert count(found, Ops.INDEX) == 16
+
+
+@pytest.mark.parametrize(("width", "stretches"), [(14, 2), (7, 1), (25, 5), (16, 2), (9, 3)])
+def test_stretches_fill_rows(width: int, stretches: int) -> None:
+    found = written(depthwise_gradient(1, 1, 16, width, 3))
+    (reduction,) = facts_of(found).reductions
+    assert {axis.arg.axis: axis.src[0].arg for axis in reduction.own}[STRETCHES] == stretches
+
+
+@pytest.mark.parametrize("kernel", [
+    pytest.param(k.conv(2, 16, 16, 6, 6, 3, pad=1), id="a product of matrices"),
+    pytest.param(k.conv(1, 1, 16, 12, 12, 3), id="one of few steps"),
+    pytest.param(window(2, 12, 8, 8), id="parts of a long sum"),
+    pytest.param(window(2, 100, 65, 1), id="windows of too many"),
+    pytest.param(k.row_reduce(4, 9), id="rows"),
+    pytest.param(depthwise_gradient(1, 1, 60, 13, 3), id="rows of a prime number"),
+    pytest.param(k.arg_max(4, 9), id="places"),
+])
+def test_what_is_left_as_it_is(kernel: Node) -> None:
+    assert write_sums(kernel, HOPPER) is kernel

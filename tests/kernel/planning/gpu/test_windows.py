@@ -1,0 +1,99 @@
+"""Overlapping reads on a GPU: tiles of results, each element loaded once and as many at a time."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from baregrad import render
+from baregrad.dtypes import DType, dtypes
+from baregrad.engine.compiler import Compiler
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, alu, cast, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel import choose_schedule
+from tests.kernel import kernels as k
+from tests.kernel.gpu_kernels import HOPPER, check_gpu
+from tests.kernel.loops.test_written_sums import depthwise_gradient, window
+
+BF16 = dtypes.bfloat16
+
+
+def depthwise(n: int, c: int, h: int, w: int, taps: int, stride: int, dtype: DType) -> Node:
+    """A depthwise convolution padded by half its filter, summed in float32."""
+    sizes = ((h - 1) // stride + 1, (w - 1) // stride + 1)
+    b, f, y, x = (range_node(e, p) for p, e in enumerate((n, c, *sizes)))
+    u, v = range_node(taps, 4), range_node(taps, 5)
+    row, col = (
+        index.sub(index.add(index.mul(a, stride), t), taps // 2) for a, t in ((y, u), (x, v))
+    )
+    inside = index.both(index.inside(row, h), index.inside(col, w))
+    read = k.guard(inside, cast(k.at(k.param(1, n, c, h, w, dtype=dtype), b, f, row, col), k.F32))
+    tap = cast(k.at(k.param(2, c, taps, taps, dtype=dtype), f, u, v), k.F32)
+    total = k.reduce(Ops.ADD, alu(Ops.MUL, read, tap), u, v)
+    return k.kernel(k.out(k.param(0, n, c, *sizes, dtype=dtype), cast(total, dtype), b, f, y, x))
+
+
+def blurred(m: int, n: int) -> Node:
+    """The sum of each element and its neighbours to the left and above, where there are any."""
+    i, j = range_node(m, 0), range_node(n, 1)
+    x = k.param(1, m, n)
+    left = k.guard(index.less(0, j), k.at(x, i, index.sub(j, 1)))
+    above = k.guard(index.less(0, i), k.at(x, index.sub(i, 1), j))
+    total = alu(Ops.ADD, alu(Ops.ADD, left, above), k.at(x, i, j))
+    return k.kernel(k.out(k.param(0, m, n), total, i, j))
+
+
+def accesses(kernel: Node, pattern: str = r"(?:ld|st)\.global\S*") -> dict[str, int]:
+    """How often the text of a kernel has each kind of access to memory, or of another word."""
+    *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
+    found: dict[str, int] = {}
+    for word in re.findall(pattern, str(last.result)):
+        found[word] = found.get(word, 0) + 1
+    return found
+
+
+@pytest.mark.parametrize("shape", [
+    (1, 2, 8, 16, 3, 1), (1, 3, 7, 7, 3, 1), (2, 2, 5, 13, 3, 1), (1, 2, 14, 14, 5, 1),
+    (1, 2, 9, 15, 3, 2), (1, 1, 6, 8, 7, 1), (1, 1, 1, 40, 3, 1),
+])
+def test_depthwise_convolutions(shape: tuple[int, int, int, int, int, int]) -> None:
+    kernel = depthwise(*shape, dtypes.float32)
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 6, 16, 3), (1, 2, 9, 14, 3), (1, 2, 40, 56, 5)])
+def test_gradients_by_filters(shape: tuple[int, int, int, int, int]) -> None:
+    kernel = depthwise_gradient(*shape)
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+@pytest.mark.parametrize(("taps", "step"), [(2, 2), (3, 2), (3, 1)])
+def test_pooling(taps: int, step: int) -> None:
+    kernel = window(6, 24, taps, step, Ops.MAX)
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+def test_stencils_that_are_written_by_hand() -> None:
+    kernel = blurred(12, 40)
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+def test_a_thread_loads_rows_at_once_for_four_rows_of_eight_results() -> None:
+    kernel = depthwise(64, 256, 56, 56, 3, 1, BF16)
+    found = accesses(kernel)
+    # Six rows of eight neighbours with one more on either side, and nine weights.
+    assert found == {"ld.global.v4.b32": 6, "ld.global.b16": 6 * 2 + 9, "st.global.v4.b32": 4}
+    # The first and the last row and column may be outside; all else is inside, and not asked.
+    assert accesses(kernel, r"setp\.lt") == {"setp.lt": 4}
+
+
+def test_a_thread_reads_stretches_once_for_all_places_of_a_window() -> None:
+    found = accesses(depthwise_gradient(1, 512, 56, 56, 3))
+    # Eight neighbours of one image, and of three rows of the other with one more on either side.
+    assert found == {"ld.global.v4.f32": 2 + 3 * 2, "ld.global.f32": 3 * 2, "st.global.f32": 9}
+
+
+def test_small_kernels_have_a_thread_for_each_result() -> None:
+    assert accesses(depthwise(1, 2, 8, 8, 3, 1, BF16))["st.global.b16"] == 1
