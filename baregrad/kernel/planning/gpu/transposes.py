@@ -11,7 +11,13 @@ from collections.abc import Sequence
 
 from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations, reads_in
+from baregrad.kernel.facts.analysis import (
+    ArrayAccess,
+    collapsible,
+    itemsize,
+    iterations,
+    reads_in,
+)
 from baregrad.kernel.language.schedule import Bind, Split, StageInput
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
@@ -36,9 +42,8 @@ def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     along = {next(axis for axis in others if a.stride(axis) == 1) for a in crossed}
     if len(along) != 1 or not plan.uncertain.isdisjoint(axes):
         return False
-    (outer,) = along
-    sides = [extent_of(inner), extent_of(outer)]
-    if not all(isinstance(side, int) and side >= LEAST_SIDE for side in sides):
+    down, right = _as_one(plan, along.pop(), axes), _as_one(plan, inner, axes)
+    if min(iterations(down), iterations(right)) < LEAST_SIDE:
         return False
     if any(write.stride(inner) != 1 for write in plan.facts.accesses if write.write):
         return False
@@ -46,26 +51,26 @@ def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
         return False
     size = min([itemsize(access.array.dtype) for access in crossed])
     lanes = max(BANK // size, 1)
-    rows = SIDE * min(lanes, 2)
+    rows = min(SIDE * min(lanes, 2), next_power_of_two(iterations(down)))
     plan.because(
         "an input lies across the output: tiles of {} by {} in shared memory", rows, SIDE * lanes
     )
-    plan.grid([axis for axis in axes if axis is not inner and axis is not outer])
-    a, b = plan.name(outer), plan.name(inner)
+    plan.grid([axis for axis in axes if axis not in down and axis not in right])
+    a, b = plan.joined(down), plan.joined(right)
     # What has conditions is copied an element at a time: more threads have as much under way.
     steps = STEPS // lanes if lanes == 2 and any(each.guarded for each in crossed) else STEPS
-    least = SIDE * rows // plan.target.threads_per_block
+    least = max(SIDE * rows // plan.target.threads_per_block, 1)
     steps = plan.pick("steps", powers_from(steps, least, MOST_STEPS))
-    down = ((f"{a}_u", steps), (f"{a}_y", rows // steps))
-    right = ((f"{b}_x", SIDE), *([(f"{b}_v", lanes)] if lanes > 1 else []))
-    plan.steps.append(Split(a, ((f"{a}_o", 0), *down), masked=True))
-    plan.steps.append(Split(b, ((f"{b}_o", 0), *right), masked=True))
+    parts_a = ((f"{a}_u", steps), (f"{a}_y", rows // steps))
+    parts_b = ((f"{b}_x", SIDE), *([(f"{b}_v", lanes)] if lanes > 1 else []))
+    plan.steps.append(Split(a, ((f"{a}_o", 0), *parts_a), masked=True))
+    plan.steps.append(Split(b, ((f"{b}_o", 0), *parts_b), masked=True))
     for name, unit in (
         (f"{a}_o", "grid"), (f"{b}_o", "grid"), (f"{a}_u", "unroll"), (f"{a}_y", "thread_y"),
         (f"{b}_x", "thread"), *([(f"{b}_v", "vector")] if lanes > 1 else []),
     ):
         plan.steps.append(Bind(name, unit))
-    names = [name for name, _ in (*right, *down)]
+    names = [name for name, _ in (*parts_b, *parts_a)]
     room = plan.target.shared_bytes_per_block
     for slot in dict.fromkeys(access.array.arg.slot for access in crossed):
         own = [itemsize(access.array.dtype) for access in crossed if access.array.arg.slot == slot]
@@ -75,6 +80,22 @@ def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
             break
         plan.steps.append(StageInput(slot, tuple(names), pad=lanes))
     return True
+
+
+def _as_one(plan: GpuPlan, inner: Node, axes: Sequence[Node]) -> list[Node]:
+    """An axis with those outside it that every access sees as one with it, outermost first.
+
+    None at all where its extent is symbolic.
+    """
+    if not isinstance(extent_of(inner), int):
+        return []
+    row = [inner]
+    while outer := [
+        axis for axis in axes if axis not in row and isinstance(extent_of(axis), int)
+        and collapsible(plan.facts, axis, row[0])
+    ]:  # fmt: skip
+        row.insert(0, outer[0])
+    return row
 
 
 def plan_two_ways(plan: GpuPlan, axes: Sequence[Node]) -> bool:
@@ -116,16 +137,32 @@ def _lay_two_ways(
     """Threads along one axis, `each` elements of `size` bytes of another one for each of them."""
     lanes = min(each, plan.target.load_bytes // size)
     plan.because("arrays lie two ways: threads along one, {} elements the other way each", each)
-    others = [axis for axis in axes if axis is not along and axis is not across]
-    threads = min(BLOCK, next_power_of_two(int(along.src[0].arg)))
-    inner = [axis for axis in others if isinstance(extent_of(axis), int)][-1:]
-    down = inner[0] if inner and 2 * threads <= BLOCK else None
+    row = _as_one(plan, along, [axis for axis in axes if axis is not across])
+    others = [axis for axis in axes if axis not in row and axis is not across]
+    threads = min(BLOCK, next_power_of_two(iterations(row)))
+    down: Node | None = None
+    pieces = 1
+    if 2 * threads <= BLOCK:
+        # Threads to spare are along whichever axis they fill; along the other way if that does.
+        pieces = _filling(BLOCK // threads, iterations([across]) // each)
+        inner = [axis for axis in others if isinstance(extent_of(axis), int)][-1:]
+        more = _filling(BLOCK // threads, iterations(inner[:1])) if inner else 1
+        if more > pieces:
+            pieces, down = more, inner[0]
     plan.grid([axis for axis in others if axis is not down])
     if down is not None:
-        plan.parts([down], [("thread_y", BLOCK // threads)], "grid")
-    plan.parts([along], [("thread", threads)], "grid")
-    units = [("unroll", each // lanes)] if each > lanes else []
+        plan.parts([down], [("thread_y", pieces)], "grid")
+    plan.parts(row, [("thread", threads)], "grid")
+    units = [("thread_y", pieces)] if down is None and pieces > 1 else []
+    units += [("unroll", each // lanes)] if each > lanes else []
     plan.parts([across], [*units, ("vector", lanes)], "grid")
+
+
+def _filling(threads: int, points: int) -> int:
+    """The most threads, a power of two, of which no more than a quarter has no point."""
+    while threads > 1 and -(-points // threads) * threads * 3 > points * 4:
+        threads //= 2
+    return threads
 
 
 def _across(access: ArrayAccess, inner: Node, others: Sequence[Node]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 
 import pytest
@@ -125,6 +126,33 @@ def padded(n: int, c: int, side: int) -> Node:
     return k.kernel(
         k.out(k.param(0, n, side + 2, side + 2, c), k.guard(within, above), b, y, x, f)
     )
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16])
+def test_rows_of_small_images_are_one_side_of_a_tile(dtype: DType) -> None:
+    b, y, x, f = (range_node(extent, place) for place, extent in enumerate((3, 7, 7, 72)))
+    read = k.at(k.param(1, 3, 72, 7, 7, dtype=dtype), b, f, y, x)
+    kernel = k.kernel(k.out(k.param(0, 3, 7, 7, 72, dtype=dtype), read, b, y, x, f))
+    assert staged(kernel)
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+def test_tiles_are_no_longer_than_their_rows() -> None:
+    kernel = transpose(18, 64, dtypes.bfloat16)
+    program = check_gpu(kernel, choose_schedule(kernel, HOPPER))
+    # 32 of the 18 rows, four each: the rest of a larger tile would have nothing to do.
+    assert math.prod(program.arg.block) == 32 * 32 // 4
+
+
+def test_threads_that_taps_do_not_fill_are_along_the_channels() -> None:
+    o, t, u, f = (range_node(extent, place) for place, extent in enumerate((3, 3, 3, 128)))
+    read = k.at(k.param(1, 3, 128, 3, 3, dtype=dtypes.bfloat16), o, f, t, u)
+    kernel = k.kernel(k.out(k.param(0, 3, 3, 3, 128, dtype=dtypes.bfloat16), read, o, t, u, f))
+    schedule = choose_schedule(kernel, HOPPER)
+    assert not staged(kernel)
+    program = check_gpu(kernel, schedule)
+    # All 9 taps, and all channels in 16 of them each.
+    assert math.prod(program.arg.block) == 16 * 128 // 16
 
 
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.int16])
