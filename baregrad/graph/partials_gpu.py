@@ -14,12 +14,13 @@ from math import prod
 from baregrad.base.bits import greatest_divisor, round_up
 from baregrad.dtypes import dtypes
 from baregrad.graph.repeats import is_repeated, sides_of
+from baregrad.graph.sums import once
 from baregrad.graph.traced import Part, Rule
-from baregrad.graph.views import lengthened, permute, reshape, stored
+from baregrad.graph.views import expand, lengthened, permute, reshape, stored
 from baregrad.ir.analysis.stream import is_chained
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import Monoid, primitive
-from baregrad.ir.core.node import Node, cast
+from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Ops, mask_of
 
 # A reduction along rows is cut from this length on: a block reads a shorter row in about the time
@@ -74,7 +75,10 @@ def _visit(node: Node) -> Node | None:
         if parts < wanted // 4:
             axis, parts = max(axes, key=lambda one: (value.shape[one], -one)), wanted
     parts = min(parts, value.shape[axis])
-    return _in_parts(node, axis, parts) if parts > 1 else None
+    if parts < 2:
+        return None
+    distances = _distances_in_parts(node, axis, parts)
+    return _in_parts(node, axis, parts) if distances is None else distances
 
 
 def _parts(node: Node, value: Node, length: int) -> int:
@@ -160,12 +164,10 @@ def _in_parts(node: Node, axis: int, parts: int) -> Node:
             lengthened(value, axis, length * parts, neutral)
             for value, neutral in zip(values, monoid.identity, strict=True)
         ])
-    shape = values[0].shape
-    split = (*shape[:axis], parts, length, *shape[axis + 1 :])
+    pieces = tuple([_split(value, axis, parts) for value in values])
     inner = tuple([i + (i >= axis) for i in node.arg.axes])
-    pieces = tuple([reshape(value, split) for value in values])
     partial = Node(Ops.REDUCE, monoid.states[0], pieces, Reduce(monoid, inner))
-    place = axis - sum(1 for i in node.arg.axes if i < axis)
+    place = _place(node, axis)
     if _is_contraction(node.src[0], node.arg.axes):
         # Each part is a matrix of its own, whose neighbours are stored together.
         others = [one for one in range(len(partial.shape)) if one != place]
@@ -173,6 +175,65 @@ def _in_parts(node: Node, axis: int, parts: int) -> Node:
     states = tuple([_stored(partial, monoid, part) for part in range(monoid.arity)])
     whole = Node(Ops.REDUCE, monoid.states[0], states, Reduce(monoid, (place,)))
     return whole if whole.dtype is node.dtype else cast(whole, node.dtype)
+
+
+def _split(value: Node, axis: int, parts: int) -> Node:
+    """An array with one of its axes in so many parts."""
+    shape = value.shape
+    return reshape(value, (*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :]))
+
+
+def _place(node: Node, axis: int) -> int:
+    """Which axis of a REDUCE's results the parts of one that it reduces are."""
+    return axis - sum(1 for i in node.arg.axes if i < axis)
+
+
+def _distances_in_parts(node: Node, axis: int, parts: int) -> Node | None:
+    """The sum of (x - m)**2, m made of sums of x in such parts, with one pass over x; else None.
+
+    Each part's sum is that about its own mean p, which what makes its sum has at hand; n elements
+    further from m by p - m have n * (p - m)**2 more. No digits are lost by that, as they are where
+    n * m**2 is subtracted from a sum of squares. Source: Chan, Golub and LeVeque, "Updating
+    Formulae and a Pairwise Algorithm for Computing Sample Variances", 1979.
+    """
+    value, reduce = node.src[0], node.arg
+    if value.op is not Ops.MUL or reduce.monoid.primitive is not Ops.ADD:
+        return None
+    distance, other = value.src
+    if distance is not other or distance.op is not Ops.SUB or value.shape[axis] % parts:
+        return None
+    x, mean = distance.src
+    if not all(is_repeated(mean, one) for one in reduce.axes):
+        return None
+    pieces, place = _split(x, axis, parts), _place(node, axis)
+    inner = tuple([i + (i >= axis) for i in reduce.axes])
+    sums = Node(Ops.REDUCE, node.dtype, (pieces,), Reduce(reduce.monoid, inner))
+    if not _is_made_of(mean, stored(sums)):
+        return None
+    count = const(prod(pieces.shape[one] for one in inner), node.dtype)
+    kept = tuple([1 if one in inner else extent for one, extent in enumerate(pieces.shape)])
+    own = expand(reshape(alu(Ops.DIV, sums, count), kept), pieces.shape)
+    near = alu(Ops.SUB, pieces, own)
+    square = alu(Ops.MUL, near, near)
+    squares = Node(Ops.REDUCE, node.dtype, (square,), Reduce(reduce.monoid, inner))
+    shape = sums.shape
+    whole = reshape(once(mean, reduce.axes), (*shape[:place], 1, *shape[place + 1 :]))
+    apart = alu(Ops.SUB, alu(Ops.DIV, stored(sums), count), expand(whole, shape))
+    moved = alu(Ops.MUL, alu(Ops.MUL, apart, apart), count)
+    total = alu(Ops.ADD, stored(squares), moved)
+    return Node(Ops.REDUCE, node.dtype, (total,), Reduce(reduce.monoid, (place,)))
+
+
+def _is_made_of(mean: Node, sums: Node) -> bool:
+    """Whether a value is a sum of `sums`, scaled by constants, seen through views."""
+    while mean is not sums:
+        if mean.op in (Ops.MUL, Ops.DIV) and mean.src[1].op is Ops.CONST:
+            mean = mean.src[0]
+        elif mean.op.bit & _VIEWS or (mean.op is Ops.REDUCE and len(mean.src) == 1):
+            mean = mean.src[0]
+        else:
+            return False
+    return True
 
 
 def _is_rounded(monoid: Monoid) -> bool:

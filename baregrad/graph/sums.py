@@ -129,7 +129,7 @@ def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
         elif not factor.shape:
             outer.append(factor)
         elif this.repeats(factor):
-            outer.append(_once(factor, this.axes))
+            outer.append(once(factor, this.axes))
         else:
             scale, rest = _constant_scale(factor, this.uses)
             inner.append(rest)
@@ -152,7 +152,7 @@ def _is_taken(this: _Sum, product: Node) -> bool:
     return False
 
 
-def _once(factor: Node, axes: tuple[int, ...]) -> Node:
+def once(factor: Node, axes: tuple[int, ...]) -> Node:
     """`factor`, which repeats along `axes`, without them."""
     shape = factor.shape
     if factor.op is Ops.EXPAND and _all_one(factor.src[0].shape, axes):

@@ -173,3 +173,32 @@ def test_sums_of_long_sums_are_kernels_of_their_own() -> None:
     for value in (logits.max(), (logits * logits).sum()):
         plan = make_plan(canonicalise(sink(value), None, HOPPER), donate={}, target=HOPPER)
         assert len(plan.kernels) == 2
+
+
+@pytest.mark.parametrize("shape", [(64, 3, 512), (1 << 12, 5, 1)])
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+def test_squared_distances_from_a_mean_are_summed_in_one_pass(
+    shape: tuple[int, ...], offset: float
+) -> None:
+    """Far from 0 as well, where squares less the mean's square would be rounding errors."""
+    x = (RNG.standard_normal(shape) + offset).astype(np.float32)
+    x[:, 1] += np.linspace(-50, 50, shape[0], dtype=np.float32)[:, None]
+    value = param(0, *shape)
+    distance = value - value.mean(0, 2, keep=True)
+    made = canonicalise(sink((distance * distance).sum(0, 2)), None, HOPPER)
+    assert len(stored(made)) == 2
+    (found,) = evaluate_all(made.src, {0: x})
+    wanted = x.astype(np.float64).var(axis=(0, 2)) * (shape[0] * shape[2])
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+    assert len(make_plan(made, target=HOPPER).steps) == 2
+
+
+def test_distances_from_another_mean_are_summed_as_they_are() -> None:
+    x, y = param(0, 64, 3, 512), param(1, 64, 3, 512)
+    distance = x - y.mean(0, 2, keep=True)
+    made = canonicalise(sink((distance * distance).sum(0, 2)), None, HOPPER)
+    arrays = [RNG.standard_normal((64, 3, 512)).astype(np.float32) for _ in range(2)]
+    (found,) = evaluate_all(made.src, dict(enumerate(arrays)))
+    mean = arrays[1].mean(axis=(0, 2), keepdims=True, dtype=np.float64)
+    np.testing.assert_allclose(found, ((arrays[0] - mean) ** 2).sum(axis=(0, 2)), rtol=1e-4)
+    assert len(make_plan(made, target=HOPPER).steps) == 4
