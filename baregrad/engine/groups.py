@@ -185,7 +185,11 @@ def _moved(kernel: Node, slots: dict[int, int], place: Dim) -> list[Node]:
     """The OUTs of a kernel over a stretch of one axis; `place` counts from where it begins."""
     count = prod(kernel.src[0].src[0].shape)
     at = index.as_node(place)
-    inside = index.both(index.at_least(place, 0), index.less(place, count))
+    # Whole blocks are inside the stretch or not, though its last one may not be full.
+    inside = index.both(
+        index.at_least(place, 0), index.less(place, round_up(count, STRETCH)),
+        index.less(place, count),
+    )
 
     def array(param: Node) -> Node:
         shape = (count,) if param.shape else ()

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baregrad import optim
+from baregrad import optim, render
 from baregrad.dtypes import dtypes
+from baregrad.engine.compiler import Compiler
 from baregrad.engine.groups import MOST_MEMBERS, grouped
 from baregrad.engine.session import current_session
 from baregrad.graph import canonicalise
@@ -128,3 +129,16 @@ def test_a_step_of_an_optimiser_has_the_bits_of_the_cpu(jitted: bool) -> None:
         found = trained(jitted)
     for one, other in zip(found, wanted, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_blocks_skip_what_is_not_theirs() -> None:
+    """Also where the last block of a member is not full: others ask no thread for it."""
+    shapes = ((1 << 21,), (3072,), (1 << 21,), (1000,), (8192 + 4,))
+    (kernel,) = plan_of(*[doubled(argument(n, *shape)) for n, shape in enumerate(shapes)]).kernels
+    *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
+    branches = 0
+    for line in str(last.result).splitlines():
+        branches += line.startswith("  @!") and " bra " in line
+        if "ld.global" in line or "st.global" in line:
+            assert line.startswith("    "), line  # inside a branch
+    assert branches == len(shapes)

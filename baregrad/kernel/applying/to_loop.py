@@ -60,6 +60,7 @@ from baregrad.kernel.loops.loop_pieces import (
     peeled_masks,
     register_places,
     scoped_below,
+    split_by_tiles,
     state_parts,
     stepped,
     store,
@@ -200,7 +201,8 @@ class _Builder:
         value, *indices = self.convert(roots)
         if indices[0].op is Ops.WHERE and indices[0].src[2] is NOWHERE:
             condition, indices[0], _ = indices[0].src
-            path.append(self.nest(path[-1], condition, NOTHING, share=out.arg.apart))
+            for part in split_by_tiles(condition) if out.arg.apart else (condition,):
+                path.append(self.nest(path[-1], part, NOTHING, share=out.arg.apart))
         source = (out.src[0], value, *indices)
         path[-1].items.append(instruction(Ops.STORE, dtypes.token, source, out.arg.monoid))
 

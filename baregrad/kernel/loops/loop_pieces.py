@@ -120,6 +120,14 @@ def guarded(condition: Node, value: Node) -> Node:
     return scalar(Ops.GUARD, value.dtype, (condition, value))
 
 
+def split_by_tiles(condition: Node) -> tuple[Node, ...]:
+    """A condition in two: what whole tiles share, which is asked first, and the rest of it."""
+    parts: tuple[list[Node], list[Node]] = [], []
+    for part in index.conjuncts(condition):
+        parts[any(axis.arg.is_tile for axis in part.ranges)].append(part)
+    return tuple([index.both(*some) for some in parts if some])
+
+
 def peeled_guards(
     monoid: Monoid, values: tuple[Node, ...]
 ) -> tuple[list[Node], tuple[Node, ...]]:
