@@ -29,7 +29,14 @@ from baregrad.ir.core.node import (
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.analysis import Reduction, facts_of, is_read, iterations, offset_of
-from baregrad.kernel.loops.loop_pieces import narrowed, stepped, widened
+from baregrad.kernel.loops.loop_pieces import (
+    combined,
+    filled,
+    narrowed,
+    state_parts,
+    stepped,
+    widened,
+)
 from baregrad.target.gpu import GpuTarget
 
 # Terms of a sum that is written out, at most, and places of a window that is an output.
@@ -52,17 +59,20 @@ def write_sums(kernel: Node, target: GpuTarget) -> Node:
     if facts.ordered or len(facts.reductions) != 1:
         return kernel
     (found,) = facts.reductions
-    if not _may_be_written(found) or found.free != frozenset(facts.data):
+    results = {axis for axis in facts.data if extent_of(axis) != 1}
+    if not _may_be_written(found) or not found.free.issuperset(results):
         return kernel
     if not _slides(found):
         return kernel
     fma = target.fma
     if iterations(found.own) <= MOST_TERMS:
-        monoid, (value,) = widened(found.node.arg.monoid, (_values(found.node),))
-        state = _chain(monoid, value, found.own, fma)
-        (total,) = narrowed((state,), found.node.arg.monoid)
-        return rebuild(kernel, index.resimplify, memo={found.node: total})
-    if iterations(window_axes(found)) > MOST_TERMS:
+        monoid, values = widened(found.node.arg.monoid, _values(found.node))
+        states = narrowed(_chain(monoid, values, found.own, fma), found.node.arg.monoid)
+        parts = state_parts(found.node, found.node.arg.monoid)
+        return rebuild(
+            kernel, index.resimplify, memo=dict(zip(parts, states, strict=True))
+        )
+    if found.node.arg.monoid.primitive is None or iterations(window_axes(found)) > MOST_TERMS:
         return kernel
     part = _in_stretches(found, fma, 1 + max(axis.arg.id for axis in facts.axes))
     return kernel if part is None else rebuild(kernel, index.resimplify, memo={found.node: part})
@@ -75,9 +85,9 @@ def window_axes(reduction: Reduction) -> tuple[Node, ...]:
 
 
 def _may_be_written(reduction: Reduction) -> bool:
-    """Whether a reduction folds by one op along constant axes, and is no product of matrices."""
+    """Whether a reduction is along constant axes, and no sum of products of matrices."""
     node = reduction.node
-    if node.arg.monoid.primitive is None or node.src[0].has(Ops.REDUCE):
+    if any(value.has(Ops.REDUCE) for value in node.src):
         return False
     if not all(isinstance(extent_of(axis), int) for axis in (*reduction.own, *reduction.free)):
         return False
@@ -114,7 +124,7 @@ def _slides(reduction: Reduction) -> list[tuple[Node, list[Node]]]:
     return found
 
 
-def _values(node: Node) -> Node:
+def _values(node: Node) -> tuple[Node, ...]:
     """What a REDUCE folds, its conditions around what they keep in the arrays, not around casts."""
 
     def visit(inner: Node) -> Node | None:
@@ -124,23 +134,27 @@ def _values(node: Node) -> Node:
             return cast(read, value.dtype)
         return None
 
-    return rebuild(node.src[0], visit)
+    return tuple([rebuild(value, visit) for value in node.src[: node.arg.monoid.arity]])
 
 
-def _chain(monoid: Monoid, value: Node, axes: Sequence[Node], fma: bool) -> Node:
-    """The terms of a sum along constant axes, one after the other."""
-    state: Node | None = None
+def _chain(
+    monoid: Monoid, values: tuple[Node, ...], axes: Sequence[Node], fma: bool
+) -> tuple[Node, ...]:
+    """The states of a fold along constant axes, one element after the other."""
+    states: tuple[Node, ...] = ()
     for place in product(*[range(int(axis.src[0].arg)) for axis in axes]):
-        places = [const(each, dtypes.index) for each in place]
-        term = substitute(value, dict(zip(axes, places, strict=True)))
-        state = term if state is None else stepped(monoid, state, term, fma)
-    assert state is not None
-    return state
+        places = dict(zip(axes, [const(each, dtypes.index) for each in place], strict=True))
+        terms = filled(monoid.lift, tuple([substitute(value, places) for value in values]))
+        if states and monoid.primitive is not None:
+            states = (stepped(monoid, states[0], terms[0], fma),)
+        else:
+            states = combined(monoid, states, terms) if states else terms
+    return states
 
 
 def _in_stretches(reduction: Reduction, fma: bool, first: int) -> Node | None:
     """The REDUCE with stretches of its innermost axis written out; None where there are none."""
-    monoid, (value,) = widened(reduction.node.arg.monoid, (_values(reduction.node),))
+    monoid, (value,) = widened(reduction.node.arg.monoid, _values(reduction.node))
     strides = [offset_of(node).strides for node in toposort(value) if is_read(node)]
     inner = [
         axis for axis in reduction.own if {each.get(axis, 0) for each in strides} in ({1}, {0, 1})
@@ -156,7 +170,7 @@ def _in_stretches(reduction: Reduction, fma: bool, first: int) -> Node | None:
         range_node(extent // size, axis.arg.id, STRETCHES), range_node(size, first)
     )
     place = index.as_node(index.add(index.mul(outer, size), step))
-    part = _chain(monoid, substitute(value, {axis: place}), (step,), fma)
+    (part,) = _chain(monoid, (substitute(value, {axis: place}),), (step,), fma)
     own = [outer if each is axis else each for each in reduction.own]
     total = make_node(Ops.REDUCE, monoid.states[0], (part, *own), Reduce(monoid))
     return narrowed((total,), reduction.node.arg.monoid)[0]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.monoid import arg_extreme
 from baregrad.ir.core.node import Node, alu, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.verify.verify import verify
@@ -19,6 +21,15 @@ def window(m: int, n: int, taps: int, step: int, op: object = Ops.ADD) -> Node:
     i, j, r = range_node(m, 0), range_node(n, 1), range_node(taps, 2)
     read = k.at(k.param(1, m, (n - 1) * step + taps), i, index.add(index.mul(j, step), r))
     return k.kernel(k.out(k.param(0, m, n), k.reduce(op, read, r), i, j))
+
+
+def largest_places(m: int, n: int, taps: int, step: int) -> Node:
+    """The place of the largest element of each such window."""
+    i, j, r = range_node(m, 0), range_node(n, 1), range_node(taps, 2)
+    read = k.at(k.param(1, m, (n - 1) * step + taps), i, index.add(index.mul(j, step), r))
+    place = Node(Ops.CAST, k.I64, (r,))
+    both = Node(Ops.REDUCE, read.dtype, (read, place, r), Reduce(arg_extreme(Ops.MAX, read.dtype)))
+    return k.kernel(k.out(k.param(0, m, n, dtype=k.I64), Node(Ops.PROJ, k.I64, (both,), 1), i, j))
 
 
 def depthwise_gradient(n: int, c: int, h: int, w: int, taps: int) -> Node:
@@ -51,6 +62,12 @@ def test_windows_that_overlap_or_lie_side_by_side(taps: int, step: int, op: obje
     found = written(window(2, 12, taps, step, op))
     assert not found.has(Ops.REDUCE)
     assert count(found, Ops.INDEX) == taps
+
+
+def test_places_of_the_largest() -> None:
+    found = written(largest_places(2, 12, 3, 2))
+    assert not found.has(Ops.REDUCE, Ops.PROJ)
+    assert count(found, Ops.INDEX) == 3
 
 
 def test_a_depthwise_convolution_is_a_chain_with_one_rounding_each() -> None:

@@ -12,14 +12,15 @@ from itertools import combinations, product
 
 from baregrad.base.bits import next_power_of_two, round_up
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import itemsize, iterations, reads_in
+from baregrad.kernel.facts.analysis import itemsize, iterations, op_flops, reads_in
 from baregrad.kernel.language.schedule import Bind
 from baregrad.kernel.loops.written_sums import STRETCHES, window_axes
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 
-# Columns and rows of a thread's tile, at most, and reads for all elements of a tile: each is code.
+# Columns and rows of a thread's tile, at most, and reads and operations for all elements of a tile:
+# each is code.
 MOST_COLUMNS, MOST_ROWS = 8, 8
-MOST_READS = 320
+MOST_READS, MOST_OPS = 400, 1 << 11
 # Elements of a row of an input that a tile reaches, at most: neighbours in threads are near.
 MOST_REACH = 16
 # Threads of a block, at most along a row, and the number that is aimed at.
@@ -112,7 +113,11 @@ def _tile(
     most = min(MOST_COLUMNS, plan.target.load_bytes // min(writes), MOST_REACH // reach)
     width = int(inner.src[0].arg)
     busy = plan.facts.points(frozenset(plan.facts.data)) // plan.target.busy_threads
-    most = max(min(most, MOST_READS // reads, busy), 1)
+    # What is written at places of its own is computed by threads of its own.
+    several = len({out.src[2:] for out in plan.facts.outs})
+    work = max(sum([op_flops(node) for node in plan.facts.order]) // several, 1)
+    elements = min(MOST_READS // reads, MOST_OPS // work, busy)
+    most = max(min(most, elements), 1)
     columns = next_power_of_two(most + 1) // 2
     while columns > 1 and width % columns:
         columns //= 2
@@ -123,7 +128,7 @@ def _tile(
     if not any(_share_rows(each, outer, columns * each[0][inner]) for each in windows):
         return columns, 1
     height = int(outer.src[0].arg)
-    most = max(min(MOST_ROWS, MOST_READS // (reads * columns), busy // columns), 1)
+    most = max(min(MOST_ROWS, elements // columns), 1)
     return columns, max([size for size in range(1, most + 1) if height % size == 0])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
@@ -13,11 +14,14 @@ from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, alu, cast, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
+from baregrad.kernel.language.schedule import Bind
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
-from tests.kernel.loops.test_written_sums import depthwise_gradient, window
+from tests.kernel.loops.test_written_sums import depthwise_gradient, largest_places, window
 
 BF16 = dtypes.bfloat16
+# A machine that few threads keep busy, so that small kernels have tiles as large ones do.
+SMALL = replace(HOPPER, busy_threads=1)
 
 
 def depthwise(n: int, c: int, h: int, w: int, taps: int, stride: int, dtype: DType) -> Node:
@@ -45,6 +49,12 @@ def blurred(m: int, n: int) -> Node:
     return k.kernel(k.out(k.param(0, m, n), total, i, j))
 
 
+def has_tiles(kernel: Node) -> bool:
+    """Whether a thread makes several results, or several sums."""
+    steps = choose_schedule(kernel, SMALL).steps
+    return any(isinstance(step, Bind) and step.unit == "unroll" for step in steps)
+
+
 def accesses(kernel: Node, pattern: str = r"(?:ld|st)\.global\S*") -> dict[str, int]:
     """How often the text of a kernel has each kind of access to memory, or of another word."""
     *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
@@ -60,24 +70,34 @@ def accesses(kernel: Node, pattern: str = r"(?:ld|st)\.global\S*") -> dict[str, 
 ])
 def test_depthwise_convolutions(shape: tuple[int, int, int, int, int, int]) -> None:
     kernel = depthwise(*shape, dtypes.float32)
-    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+    assert has_tiles(kernel)
+    check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 6, 16, 3), (1, 2, 9, 14, 3), (1, 2, 40, 56, 5)])
 def test_gradients_by_filters(shape: tuple[int, int, int, int, int]) -> None:
     kernel = depthwise_gradient(*shape)
-    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+    assert has_tiles(kernel)
+    check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
 
 
 @pytest.mark.parametrize(("taps", "step"), [(2, 2), (3, 2), (3, 1)])
 def test_pooling(taps: int, step: int) -> None:
     kernel = window(6, 24, taps, step, Ops.MAX)
-    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+    assert has_tiles(kernel)
+    check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
+
+
+def test_places_of_the_largest() -> None:
+    kernel = largest_places(6, 24, 3, 2)
+    assert has_tiles(kernel)
+    check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
 
 
 def test_stencils_that_are_written_by_hand() -> None:
     kernel = blurred(12, 40)
-    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+    assert has_tiles(kernel)
+    check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
 
 
 def test_a_thread_loads_rows_at_once_for_four_rows_of_eight_results() -> None:
