@@ -222,13 +222,18 @@ def cpu_backend(name: str, target: CpuTarget) -> CompiledBackend:
 
 def gpu_backend(name: str, device: Any) -> CompiledBackend:
     """An opened GPU, whose `architecture` names its row, and what compiles for it."""
+    return CompiledBackend(name, device, gpu_compiler(name, device.architecture))
+
+
+def gpu_compiler(name: str, architecture: str) -> Compiler:
+    """What compiles for a GPU of an architecture, of which none needs to be there."""
     from baregrad.assemble import default_cache
     from baregrad.assemble.nvrtc import CudaAssembler
     from baregrad.assemble.ptxas import PtxAssembler
     from baregrad.render import get
     from baregrad.target import gpu_row
 
-    target = gpu_row(device.architecture)
+    target = gpu_row(architecture)
     renderer = get(options.gpu_renderer)
     assembler: Any = PtxAssembler(target.name)
     if name.startswith("NV") and options.nv_port == "virtual":
@@ -238,4 +243,4 @@ def gpu_backend(name: str, device: Any) -> CompiledBackend:
         renderer, assembler = get("ptx"), VirtualAssembler()
     elif renderer.assembler == "nvrtc":
         assembler = CudaAssembler(target.name)
-    return CompiledBackend(name, device, Compiler(target, renderer, assembler, default_cache()))
+    return Compiler(target, renderer, assembler, default_cache())

@@ -4,6 +4,9 @@ Source of the row of sm_90a: measurements on one H200 and listings of NVIDIA's a
 two say nothing, the CUDA C++ Programming Guide's table of compute capabilities. The limits of the
 other rows are that table's (release 13.0); `ptx_isa` and what an architecture accepts are from the
 PTX ISA manual's release notes, and were tried with ptxas 13.0. Nothing of them was measured.
+
+Rates and sizes of memory are those of the largest card of a generation with full clocks, from the
+datasheets and NVIDIA's papers on each architecture: they rank schedules, and nothing else.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ class GpuTarget:
     beside their threads. `warp_products`: what the lanes of a warp multiply together, as the dtype
     of both factors and the steps of a sum. `dependent_launch` says whether a kernel may begin
     before the one in front of it has ended, and waits for that by itself: every kernel of ours does
-    so then. `busy_threads` and `busy_blocks` keep all its multiprocessors busy, roughly.
+    so then. `busy_threads` and `busy_blocks` keep all its multiprocessors busy, roughly. `units`
+    are the multiprocessors; `cache_bytes` is the size of the second cache, which gives each of them
+    `cache_bytes_per_cycle`; `launch_ns` is what a kernel takes that does nothing.
     """
 
     kind: ClassVar[Literal["gpu"]] = "gpu"
@@ -75,6 +80,13 @@ class GpuTarget:
     dependent_launch: bool
     busy_threads: int
     busy_blocks: int
+    units: int
+    cycles_per_ns: float
+    memory_bytes_per_ns: float
+    cache_bytes: int
+    cache_bytes_per_cycle: int
+    memory_latency_ns: float
+    launch_ns: float
 
     @property
     def fma(self) -> bool:
@@ -171,6 +183,13 @@ _HOPPER = NvidiaTarget(
     dependent_launch=True,
     busy_threads=1 << 17,
     busy_blocks=128,
+    units=132,
+    cycles_per_ns=1.75,
+    memory_bytes_per_ns=3350.0,
+    cache_bytes=50 << 20,
+    cache_bytes_per_cycle=36,
+    memory_latency_ns=600.0,
+    launch_ns=1500.0,
     elects=True,
     nan_extremes=True,
 )
@@ -192,6 +211,10 @@ _TURING = replace(
     async_copies=False,
     warp_products=(("float16", 8),),
     dependent_launch=False,
+    units=72,
+    cycles_per_ns=1.6,
+    memory_bytes_per_ns=670.0,
+    cache_bytes=6 << 20,
     elects=False,
     nan_extremes=False,
 )
@@ -208,6 +231,10 @@ _AMPERE = replace(
     converted_floats=("float16", "bfloat16"),
     async_copies=True,
     warp_products=_WARP_PRODUCTS,
+    units=108,
+    cycles_per_ns=1.4,
+    memory_bytes_per_ns=2040.0,
+    cache_bytes=40 << 20,
     nan_extremes=True,
 )
 _AMPERE_GRAPHICS = replace(
@@ -219,6 +246,10 @@ _AMPERE_GRAPHICS = replace(
     blocks_per_unit=16,
     shared_bytes_per_unit=100 * KIB,
     shared_bytes_per_block=99 * KIB,
+    units=84,
+    cycles_per_ns=1.8,
+    memory_bytes_per_ns=1010.0,
+    cache_bytes=6 << 20,
 )
 _ADA = replace(
     _AMPERE_GRAPHICS,
@@ -226,6 +257,9 @@ _ADA = replace(
     capability=(8, 9),
     ptx_isa=(7, 8),
     blocks_per_unit=24,
+    units=128,
+    cycles_per_ns=2.5,
+    cache_bytes=72 << 20,
 )
 # Its matrix units work on tensor memory; no renderer writes those instructions yet.
 _BLACKWELL = replace(
@@ -236,6 +270,10 @@ _BLACKWELL = replace(
     warpgroup_warps=0,
     matrix_shapes=(),
     load_bytes=32,
+    units=148,
+    cycles_per_ns=1.9,
+    memory_bytes_per_ns=8000.0,
+    cache_bytes=126 << 20,
 )
 _BLACKWELL_GRAPHICS = replace(
     _ADA,
@@ -245,6 +283,10 @@ _BLACKWELL_GRAPHICS = replace(
     barrier_transfer_bytes=(1 << 20) - 1,
     load_bytes=32,
     dependent_launch=True,
+    units=170,
+    cycles_per_ns=2.4,
+    memory_bytes_per_ns=1790.0,
+    cache_bytes=96 << 20,
     elects=True,
 )
 

@@ -128,7 +128,11 @@ class Crew:
             self.losses.lost(error)
             return None
         if "error" in answer:
-            self.losses.refused += 1
+            if answer.get("faulted"):
+                self.bench.kill()
+                self.losses.crashed += 1
+            else:
+                self.losses.refused += 1
             self.losses.reasons.append(str(answer["error"]))
             return None
         if "wrong" in answer:
@@ -182,6 +186,15 @@ class Bout:
         self._held.add(name)
         # By the first one's time in the same rounds: the machine is not always as fast.
         return self.first_ns / ratio(*times)
+
+    def confirm(self, name: str) -> bool:
+        """Whether all that a program computes is right, where its check looked at some of it."""
+        if not self._ready():
+            return False
+        if name not in self._held and self.check(name, self.programs[name]) is None:
+            return False
+        question = {"ask": "confirm", "name": name}
+        return self.crew.ask(question, (), self.crew.limit_s + START_S) is not None
 
     def race(self, names: Sequence[str], rounds: int) -> list[list[int]] | None:
         """Times of programs that were checked, run in turn; None where the process was lost."""

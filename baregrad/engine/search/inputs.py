@@ -37,6 +37,9 @@ _EXACT = frozenset(
     (Ops.ADD, Ops.SUB, Ops.MUL, Ops.MAX, Ops.MIN, Ops.NEG, Ops.WHERE, Ops.CAST, Ops.CMPLT,
      Ops.CMPEQ, Ops.CMPNE, Ops.AND, Ops.OR, Ops.XOR)
 )
+# Of an array with more elements a random stretch of about so many is repeated, a prime number of
+# them, so that its period meets no other.
+STRETCH = (1 << 22) - 3
 _SAMPLE_ID = 1 << 19
 
 
@@ -133,6 +136,8 @@ def _random(
     """Raw contents of an array: whole numbers where results are to be exact, else of order one."""
     from baregrad.ir.evaluate.alu import to_raw
 
+    if count > STRETCH:
+        return np.resize(_random(generator, dtype, STRETCH, limit, exact), count)
     if dtype is dtypes.bool:
         return to_raw(generator.integers(0, 2, count).astype(np.bool_), dtype)
     if dtype.kind == "float":

@@ -30,7 +30,8 @@ class SearchRecord:
 
     kernel, target, toolchain: what it is good for, as digests. width: of the search. schedule: the
     winner's text, empty where none beat the first schedule. first_ns and ns: medians of the first
-    schedule and of the winner, run in turn. tried: how many schedules were measured.
+    schedule and of the winner, run in turn. tried: how many schedules were measured. measured: the
+    best of these, as what they are and their nanoseconds.
     """
 
     kernel: str
@@ -42,6 +43,7 @@ class SearchRecord:
     first_ns: float
     ns: float
     tried: int
+    measured: tuple[tuple[str, float], ...] = ()
 
     @property
     def gain(self) -> float:
@@ -118,7 +120,9 @@ def parse_record(line: bytes) -> SearchRecord | None:
         found: Any = json.loads(line)
         if not isinstance(found, dict) or found.pop("version", None) != VERSION:
             return None
-        record = SearchRecord(**found)
+        rows = found.pop("measured", [])
+        measured = tuple([(str(what), float(ns)) for what, ns in rows])
+        record = SearchRecord(**found, measured=measured)
     except (ValueError, TypeError, RecursionError):
         return None
     texts = (record.kernel, record.target, record.toolchain, record.name, record.schedule)

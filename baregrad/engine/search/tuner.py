@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import statistics
 import sys
 import time
@@ -25,17 +26,22 @@ from baregrad.base.tracing import span
 from baregrad.engine.search.child import Child
 from baregrad.engine.search.crew import Bout, Crew, Losses
 from baregrad.engine.search.records import Records, SearchRecord, short_digest
-from baregrad.engine.search.verdict import is_faster, ratio
+from baregrad.engine.search.verdict import (
+    LEAST_RATIO,
+    LEAST_RATIO_APART,
+    is_faster,
+    ratio,
+)
 from baregrad.engine.search.wire import target_fields
 from baregrad.ir.core.digest import digest, stable_repr
 from baregrad.ir.core.node import Node
 from baregrad.ir.text.dump import dump
 from baregrad.kernel import Schedule, apply_schedule, facts_of
 from baregrad.kernel.planning.common.pool import estimate_ns
-from baregrad.kernel.search import Trial, beam_search
+from baregrad.kernel.search import Trial, beam_search, roofline_ns
 from baregrad.runtime.interface import Device
 
-SEARCHED_DEVICES = ("CPU",)
+SEARCHED_DEVICES = ("CPU", "NV", "CUDA")
 # Races: seconds, and how many rounds at least and at most.
 RACE_S = 0.25
 RACE_ROUNDS = (3, 60)
@@ -45,6 +51,8 @@ FINALISTS = 3
 # What is this many times slower than the best is not raced, and no more than RACED are.
 HOPELESS = 1.4
 RACED = 8
+# Of how many schedules a record keeps the times.
+KEPT_TRIALS = 12
 # Fewer schedules than this are no search, if it was time that ran out.
 ENOUGH = 6
 # Seconds after the last one in which what was begun is brought to an end.
@@ -96,9 +104,9 @@ class Tuner:
             if found is not None:
                 chosen[kernel] = found
         if options.beam and missing:
-            if self.device.name not in SEARCHED_DEVICES:
+            if self.device.name.partition(":")[0] not in SEARCHED_DEVICES:
                 warnings.warn(
-                    f"schedules are searched for on {', '.join(SEARCHED_DEVICES)} alone, not on "
+                    f"schedules are searched for on {', '.join(SEARCHED_DEVICES)}, not on "
                     f"{self.device.name}: its kernels have their first schedules",
                     RuntimeWarning,
                     stacklevel=4,
@@ -166,7 +174,8 @@ class Tuner:
         deadline = begin + limit - self.spent_s
         weights = {kernel: weight_of(self._guess_ns(kernel)) for kernel in kernels}
         order = sorted(kernels, key=lambda kernel: -weights[kernel])
-        workers = max(getattr(self.device, "threads", 1), 1)
+        # The threads of a CPU's device, or all cores beside a GPU: they compile.
+        workers = getattr(self.device, "threads", 0) or os.cpu_count() or 1
         late: list[Node] = []
         try:
             with (
@@ -221,7 +230,10 @@ class Tuner:
     def _guess_ns(self, kernel: Node) -> float:
         from baregrad.kernel.loops.sharing import prepare
 
-        return float(estimate_ns(facts_of(prepare(kernel)), self.compiler.target))
+        target = self.compiler.target
+        if target.kind == "gpu":
+            return float(roofline_ns(facts_of(kernel), target))
+        return float(estimate_ns(facts_of(prepare(kernel)), target))
 
     def _search_one(
         self,
@@ -237,7 +249,8 @@ class Tuner:
         """
         text = dump(kernel).encode()
         wrong = crew.losses.wrong
-        judge = Judge(crew, text, self._cold_nbytes(), clock)
+        least = LEAST_RATIO if self.device.host_visible else LEAST_RATIO_APART
+        judge = Judge(crew, text, self._cold_nbytes(), clock, least)
         known = () if earlier is None else (earlier,)
         try:
             trials = beam_search(
@@ -257,23 +270,29 @@ class Tuner:
             # Not enough to say that there is nothing to find.
             late.append(kernel)
             return None
-        return self._record(kernel, winner, first_ns, ns, judge.tried)
+        measured = [(trial.what, trial.ns) for trial in trials[:KEPT_TRIALS]]
+        return self._record(kernel, winner, first_ns, ns, judge.tried, measured)
 
     def _record(
-        self, kernel: Node, winner: Schedule | None, first_ns: float, ns: float, tried: int
+        self, kernel: Node, winner: Schedule | None, first_ns: float, ns: float, tried: int,
+        measured: Sequence[tuple[str, float]] = (),
     ) -> SearchRecord:
         key, target, toolchain = self._key(kernel)
         return SearchRecord(
             key, target, toolchain, str(kernel.arg.name), options.beam,
             "" if winner is None else str(winner), max(first_ns, 1.0), max(ns, 1.0), tried,
+            tuple(measured),
         )
 
     def _cold_nbytes(self) -> int:
         """How much memory a kernel's arrays are rotated through.
 
         A program's arrays were mostly written a moment before: they are in the third cache, where
-        they fit, and no longer in the nearer ones. Those that do not fit are in none.
+        they fit, and no longer in the nearer ones. Those that do not fit are in none. On a GPU they
+        come from memory: a training step's arrays are larger than its second cache.
         """
+        if self.compiler.target.kind == "gpu":
+            return 2 * int(self.compiler.target.cache_bytes)
         host, target = getattr(self.device, "host", None), self.compiler.target
         near = getattr(host, "l2_nbytes", 0) or getattr(target, "l2_bytes", 0)
         shared = getattr(host, "l3_nbytes", 0) or getattr(target, "l3_bytes", 0)
@@ -281,7 +300,10 @@ class Tuner:
         return min(wanted, int(shared) // 2) if shared else wanted
 
     def _make_child(self) -> Child:
-        kept = ("cpu_renderer", "gpu_renderer", "cc", "cuda_home", "cache_dir", "cache")
+        kept = (
+            "cpu_renderer", "gpu_renderer", "cc", "cuda_home", "cache_dir", "cache", "nv_port",
+            "nv_timeout",
+        )  # fmt: skip
         setting = {name: options.values()[name] for name in kept}
         setting["cache_dir"] = str(setting["cache_dir"])
         setting["threads"] = getattr(self.device, "threads", 0)
@@ -318,9 +340,16 @@ class Clock:
 
 
 class Judge:
-    """Measures the schedules of one kernel, each distinct program once."""
+    """Measures the schedules of one kernel, each distinct program once.
 
-    def __init__(self, crew: Crew, kernel: bytes, cold_nbytes: int, clock: Clock) -> None:
+    least_ratio: how much faster than the first one a winner is at least.
+    """
+
+    def __init__(
+        self, crew: Crew, kernel: bytes, cold_nbytes: int, clock: Clock,
+        least_ratio: float = LEAST_RATIO,
+    ) -> None:
+        self.least_ratio = least_ratio
         self.crew = crew
         self.kernel = kernel
         self.cold_nbytes = cold_nbytes
@@ -414,10 +443,12 @@ class Judge:
             return None, first, first
         ranked = sorted(range(1, len(names)), key=lambda place: -ratio(times[0], times[place]))
         best = ranked[0]
-        if not is_faster(times[0], times[best]):
+        if not is_faster(times[0], times[best], self.least_ratio):
+            return None, first, first
+        if not self.bout.confirm(names[best]):
             return None, first, first
         again = self.bout.race(["first", names[best]], self._rounds(names, FINAL_S, FINAL_ROUNDS))
-        if again is None or not is_faster(again[0], again[1]):
+        if again is None or not is_faster(again[0], again[1], self.least_ratio):
             return None, first, first
         middle = statistics.median_high(again[0])
         return finalists[best - 1].schedule, float(middle), middle / ratio(again[0], again[1])

@@ -10,12 +10,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from baregrad.base.errors import BaregradError
+from baregrad.base.errors import BaregradError, DriverError
 from baregrad.base.options import options
-from baregrad.engine.backends import CompiledBackend, open_backend
+from baregrad.engine.backends import CompiledBackend, gpu_compiler, open_backend
+from baregrad.engine.compiler import Compiler
 from baregrad.engine.search.bench import Bench
 from baregrad.engine.search.wire import receive, send, target_of
 from baregrad.kernel import parse_schedule
@@ -42,6 +44,9 @@ def main(setting: dict[str, Any]) -> None:
             header, blobs = message
             try:
                 answer, out = worker.answer(header, blobs)
+            except DriverError as error:
+                # What else the device holds may be lost or changed: the next process begins anew.
+                answer, out = {"error": f"{type(error).__name__}: {error}", "faulted": True}, []
             except BaregradError as error:
                 answer, out = {"error": f"{type(error).__name__}: {error}"}, []
             except Exception as error:  # noqa: BLE001 - the answer says what it was
@@ -50,17 +55,30 @@ def main(setting: dict[str, Any]) -> None:
 
 
 class Worker:
-    """A device and its compiler, and the kernel under test."""
+    """A device and its compiler, and the kernel under test.
+
+    A GPU is opened when something is to run on it: most workers compile alone.
+    """
 
     def __init__(self, device: str, target: dict[str, Any]) -> None:
-        backend = open_backend(device)
-        if not isinstance(backend, CompiledBackend):
-            raise BaregradError("a search needs a device that compiles", found=device)
-        self.backend = backend
-        self.backend.compiler.target = target_of(target)
-        self.backend.compiler.cache = None
+        self.name = device
+        self.target = target_of(target)
+        is_gpu = self.target.kind == "gpu"
+        self.compiler: Compiler = (
+            gpu_compiler(device, self.target.name) if is_gpu else self.backend.compiler
+        )
+        self.compiler.target = self.target
+        self.compiler.cache = None
         self.bench: Bench | None = None
         self._kernels: dict[str, Any] = {}
+
+    @cached_property
+    def backend(self) -> CompiledBackend:
+        """The opened device and what compiles for it."""
+        backend = open_backend(self.name)
+        if not isinstance(backend, CompiledBackend):
+            raise BaregradError("a search needs a device that compiles", found=self.name)
+        return backend
 
     def answer(
         self, header: dict[str, Any], blobs: list[bytes]
@@ -70,6 +88,7 @@ class Worker:
             "compile": self.compile,
             "open": self.open,
             "check": self.check,
+            "confirm": self.confirm,
             "race": self.race,
         }
         return asked[header["ask"]](header, blobs)
@@ -79,7 +98,7 @@ class Worker:
     ) -> tuple[dict[str, Any], list[bytes]]:
         """The program of a kernel under a schedule."""
         schedule = parse_schedule(header["schedule"])
-        program = self.backend.compiler.compile(self._kernel(blobs[0]), schedule)
+        program = self.compiler.compile(self._kernel(blobs[0]), schedule)
         return {}, [program.to_bytes()]
 
     def open(
@@ -96,6 +115,13 @@ class Worker:
         """Run a program, compare what it computed, and say how long it took."""
         assert self.bench is not None
         return self.bench.check(header["name"], blobs[0]), []
+
+    def confirm(
+        self, header: dict[str, Any], blobs: list[bytes]
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Compare all that a program computed, where a check compared some of it."""
+        assert self.bench is not None
+        return self.bench.confirm(header["name"]), []
 
     def race(
         self, header: dict[str, Any], blobs: list[bytes]

@@ -4,17 +4,20 @@ What a schedule really takes is for others to measure: the search is given a fun
 """
 
 from baregrad.kernel.search.beam import Trial, beam_search
+from baregrad.kernel.search.candidates import Candidate, candidates
 from baregrad.kernel.search.estimate import estimated_ns
+from baregrad.kernel.search.gpu_estimate import roofline_ns
 from baregrad.kernel.search.mutate import Move, is_legal, neighbours, normal
-from baregrad.kernel.search.seeds import seeds
 
 __all__ = [
+    "Candidate",
     "Move",
     "Trial",
     "beam_search",
+    "candidates",
     "estimated_ns",
     "is_legal",
     "neighbours",
     "normal",
-    "seeds",
+    "roofline_ns",
 ]

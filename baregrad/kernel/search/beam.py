@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 import random
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from baregrad.base.errors import BaregradError
 from baregrad.ir.core.digest import digest
 from baregrad.ir.core.node import Node
-from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.language.schedule import Schedule
-from baregrad.kernel.loops.sharing import prepare
-from baregrad.kernel.search.estimate import estimated_ns
-from baregrad.kernel.search.mutate import Move, is_legal, neighbours, normal
-from baregrad.kernel.search.seeds import seeds
+from baregrad.kernel.search.candidates import candidates
+from baregrad.kernel.search.mutate import Move, normal
+from baregrad.kernel.search.space import CpuSpace, GpuSpace, Space
 from baregrad.target import AnyTarget
 
 # Schedules to measure in a round, for each that is kept: by rank, and drawn at random.
@@ -26,7 +22,7 @@ DRAWN = 1
 LEAST_GAIN = 0.01
 IDLE_ROUNDS = 3
 MOST_ROUNDS = 24
-# The changes of a schedule that are estimated, drawn at random where there are more.
+# The changes of a schedule that are estimated, drawn at random where there are more of them.
 MOST_ESTIMATED = 40
 
 
@@ -54,34 +50,33 @@ def beam_search(
     begin with, from an earlier search.
     """
     rng = random.Random(digest(kernel))
-    starts = list(seeds(kernel, target))
-    (first_ns,) = measure([starts[0].schedule])
-    trials = [Trial(starts[0].schedule, first_ns, starts[0].what)]
+    first, *starts = candidates(kernel, target)
+    (first_ns,) = measure([first.schedule])
+    trials = [Trial(first.schedule, first_ns, first.what)]
     if not math.isfinite(first_ns):
         return trials
-    facts = facts_of(prepare(kernel, target))
-    seen = {normal(starts[0].schedule)}
-    earlier = [Move(s, "found earlier") for s in known if is_legal(facts, s, target)]
-    fresh = _unseen([*earlier, *starts[1:]], seen)
+    space = GpuSpace(kernel, target, first) if target.kind == "gpu" else CpuSpace(kernel, target)
+    seen = {normal(first.schedule)}
+    earlier = [Move(s, "found earlier") for s in known if space.holds(s)]
+    # A GPU's are ranked with what is drawn beside them, as changes of the first one.
+    others = [Move(each.schedule, each.what) for each in starts if target.kind == "cpu"]
+    fresh = _unseen([*earlier, *others], seen) or _next_round(space, trials, seen, rng, width)
     idle = 0
     for _ in range(MOST_ROUNDS):
-        if not proceed():
+        if not fresh or not proceed():
             break
-        if fresh:
-            times = measure([move.schedule for move in fresh])
-            trials += [
-                Trial(move.schedule, ns, move.what)
-                for move, ns in zip(fresh, times, strict=True)
-                if math.isfinite(ns)
-            ]
+        times = measure([move.schedule for move in fresh])
+        trials += [
+            Trial(move.schedule, ns, move.what)
+            for move, ns in zip(fresh, times, strict=True)
+            if math.isfinite(ns)
+        ]
         best = trials[0].ns
         trials.sort(key=lambda trial: trial.ns)
         idle = 0 if trials[0].ns < best * (1 - LEAST_GAIN) else idle + 1
         if idle >= IDLE_ROUNDS:
             break
-        fresh = _next_round(kernel, target, distinct(trials)[:width], seen, rng, width)
-        if not fresh:
-            break
+        fresh = _next_round(space, distinct(trials)[:width], seen, rng, width)
     trials.sort(key=lambda trial: trial.ns)
     return distinct(trials)
 
@@ -104,19 +99,17 @@ def _unseen(moves: Sequence[Move], seen: set[Schedule]) -> list[Move]:
 
 
 def _next_round(
-    kernel: Node, target: AnyTarget, beam: Sequence[Trial], seen: set[Schedule],
-    rng: random.Random, width: int,
+    space: Space, beam: Sequence[Trial], seen: set[Schedule], rng: random.Random, width: int
 ) -> list[Move]:
     """The most promising changes of the best schedules, and some at random."""
-    facts = facts_of(prepare(kernel, target))
     ranked: list[tuple[float, int, Move]] = []
     for trial in beam:
-        moves = [m for m in neighbours(facts, trial.schedule, target) if m.schedule not in seen]
-        if len(moves) > MOST_ESTIMATED:
+        moves = [move for move in space.changes(trial.schedule) if move.schedule not in seen]
+        if len(moves) > MOST_ESTIMATED and not space.predicts_all:
             moves = rng.sample(moves, MOST_ESTIMATED)
-        base = _estimate(kernel, trial.schedule, target)
+        base = space.predicted_ns(trial.schedule)
         for move in moves:
-            likely = _estimate(kernel, move.schedule, target)
+            likely = space.predicted_ns(move.schedule)
             if math.isfinite(likely):
                 ranked.append((trial.ns * likely / base, len(ranked), move))
     ranked.sort(key=lambda row: row[:2])
@@ -126,23 +119,3 @@ def _next_round(
     rest = [move for _, _, move in ranked if move.schedule not in seen]
     drawn = rng.sample(rest, min(DRAWN * width, len(rest)))
     return chosen + _unseen(drawn, seen)
-
-
-def _estimate(kernel: Node, schedule: Schedule, target: AnyTarget) -> float:
-    """The estimate; infinite for what cannot be applied, and 1 where there is no model.
-
-    A bug that a schedule uncovers is reported as a warning, and costs that schedule alone.
-    """
-    if target.kind == "gpu":
-        return 1.0
-    try:
-        return max(estimated_ns(kernel, schedule, target), 1.0)
-    except BaregradError:
-        return math.inf
-    except Exception as error:  # noqa: BLE001 - other schedules are as good as before
-        warnings.warn(
-            f"a schedule for {kernel.arg.name} was dropped that should have been refused, which is "
-            f"a bug in baregrad: {type(error).__name__}: {error}, under {schedule}",
-            RuntimeWarning, stacklevel=2,
-        )
-        return math.inf

@@ -6,9 +6,10 @@ import pytest
 
 from baregrad.ir.core.node import Node
 from baregrad.kernel import apply_schedule, choose_schedule
-from baregrad.kernel.search import seeds
+from baregrad.kernel.search import candidates
+from baregrad.kernel.search.candidates import planned, variants
 from tests.kernel import kernels as k
-from tests.kernel.gpu_kernels import HOPPER
+from tests.kernel.gpu_kernels import HOPPER, check_gpu
 from tests.kernel.search.accepted import AVX, same
 
 
@@ -16,7 +17,7 @@ from tests.kernel.search.accepted import AVX, same
     k.matmul(48, 40, 33), k.softmax(20, 70), k.column_reduce(60, 40), k.cumsum(5, 40),
 ], ids=lambda kernel: kernel.arg.name)
 def test_starts_are_legal_and_the_first_is_the_targets_own(kernel: Node) -> None:
-    found = list(seeds(kernel, AVX))
+    found = candidates(kernel, AVX)
     assert found[0].schedule == choose_schedule(kernel, AVX)
     assert found[0].what == "the first schedule"
     schedules = [move.schedule for move in found]
@@ -28,13 +29,49 @@ def test_starts_are_legal_and_the_first_is_the_targets_own(kernel: Node) -> None
 
 def test_machines_unlike_it_give_schedules_that_compute_the_same() -> None:
     kernel = k.matmul(40, 36, 33)
-    found = list(seeds(kernel, AVX))
+    found = candidates(kernel, AVX)
     assert len(found) > 4
     for move in found[::3]:
         assert same(kernel, move.schedule)
 
 
-def test_a_gpu_has_one() -> None:
-    kernel = k.row_reduce(64, 300)
-    (only,) = seeds(kernel, HOPPER)
-    assert only.schedule == choose_schedule(kernel, HOPPER)
+@pytest.mark.parametrize("kernel", [
+    k.elementwise(512, 1024), k.row_reduce(64, 300), k.column_reduce(600, 256),
+    k.softmax(64, 256), k.matmul(64, 64, 64), k.cumsum(40, 500, along=0),
+], ids=["elementwise", "rows", "columns", "softmax", "matmul", "scan"])  # fmt: skip
+def test_a_gpus_are_what_its_planners_make_under_other_decisions(kernel: Node) -> None:
+    first, *others = found = candidates(kernel, HOPPER)
+    assert (first.schedule, first.what) == (choose_schedule(kernel, HOPPER), "the first schedule")
+    assert others and len({each.schedule for each in found}) == len(found)
+    times = [each.predicted_ns for each in others]
+    assert times == sorted(times) and all(HOPPER.launch_ns <= ns < 1e9 for ns in times)
+    for each in found:
+        apply_schedule(kernel, each.schedule, HOPPER)
+        assert each.why and each.made
+
+
+@pytest.mark.parametrize("kernel", [
+    k.elementwise(6, 70), k.row_reduce(5, 300), k.column_reduce(70, 40), k.softmax(9, 70),
+    k.matmul(33, 34, 35), k.transpose(40, 50),
+], ids=["elementwise", "rows", "columns", "softmax", "matmul", "transpose"])  # fmt: skip
+def test_a_gpus_compute_the_same(kernel: Node) -> None:
+    for each in candidates(kernel, HOPPER)[::3]:
+        check_gpu(kernel, each.schedule)
+
+
+def test_tiles_of_matrix_units_have_the_times_of_their_model() -> None:
+    kernel = k.brain_product(256, 256, 256)
+    first, *others = candidates(kernel, HOPPER)
+    tile = first.made["warp tile"]
+    assert tile.predicted == min(tile.cycles)
+    assert first.predicted_ns == HOPPER.launch_ns + min(tile.cycles) / HOPPER.cycles_per_ns
+    assert {"warp tile", "group", "contraction"} <= {each.what.split(":")[0] for each in others}
+
+
+def test_decisions_follow_from_others() -> None:
+    """Of a candidate its own variants are asked for: two decisions in one schedule."""
+    kernel = k.elementwise(512, 1024)
+    base = planned(kernel, HOPPER, {"lanes": "1"}, "lanes: 1")
+    found = {each.what: each for each in variants(kernel, HOPPER, base)}
+    both = found["block: 64"].made
+    assert (both["lanes"].taken, both["block"].taken) == ("1", "64")

@@ -15,7 +15,7 @@ from baregrad.kernel import apply_schedule, choose_schedule, parse_schedule
 from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.language.schedule import Split
 from baregrad.kernel.loops.sharing import prepare
-from baregrad.kernel.search import neighbours, normal, seeds
+from baregrad.kernel.search import candidates, neighbours, normal
 from tests.kernel import kernels as k
 from tests.kernel.random_schedules import any_kernel
 from tests.kernel.search.accepted import AVX, same
@@ -77,7 +77,7 @@ def test_there_is_much_to_try_and_nearly_all_of_it_is_legal(kernel: Node) -> Non
         except ScheduleError:
             refused += 1
     assert refused <= len(moves) // 5
-    starts = [move.schedule for move in seeds(kernel, AVX)]
+    starts = [move.schedule for move in candidates(kernel, AVX)]
     assert starts[0] == first
     assert len(set(starts)) == len(starts) > 1
 

@@ -17,7 +17,7 @@ NOTHING: Wanted = MappingProxyType({})
 MOST_OPTIONS = 32
 
 
-class Decision(NamedTuple):
+class Decided(NamedTuple):
     """One decision: options in words, the one that was taken, and cycles of each, if known."""
 
     options: tuple[str, ...]
@@ -41,7 +41,7 @@ class Decisions:
     def __init__(self, wanted: Wanted = NOTHING, noted: bool = False) -> None:
         self.wanted = wanted
         self.noted = noted
-        self.made: dict[str, Decision] = {}
+        self.made: dict[str, Decided] = {}
 
     def pick(
         self, name: str, options: Iterable[T], words: Callable[[T], str] = str,
@@ -58,7 +58,7 @@ class Decisions:
         if self.noted:
             spelled = tuple(dict.fromkeys([words(option) for option in found]))
             known = () if cycles is None else tuple([cycles(named[each]) for each in spelled])
-            self.made[name] = Decision(spelled, taken, known)
+            self.made[name] = Decided(spelled, taken, known)
         return named[taken]
 
 

@@ -33,7 +33,7 @@ PLACE_STEPS = 16
 # Steps of a column before warps share it; and before as many threads do as read a machine's memory
 # at its rate with their loads, of whole lines where there are enough columns, of sectors else.
 LONG_COLUMN, VERY_LONG_COLUMN = 32, 512
-COLUMN_THREADS = 64
+COLUMN_THREADS, LEAST_COLUMN_THREADS = 64, 8
 LINE_BYTES, SECTOR_BYTES = 128, 32
 # Accesses of a thread that are under way together, how many a search tries, and the elements of a
 # column's.
@@ -146,6 +146,7 @@ def _plan_long_columns(
     """
     sizes = [itemsize(access.array.dtype) for access in plan.facts.accesses
              if access.axes.issuperset(ordered)]  # fmt: skip
+    lanes = plan.pick("lanes", powers_from(lanes, 1, lanes))
     nbytes = lanes * min(sizes, default=4)
     threads = max(LINE_BYTES // nbytes, 1)
     width = iterations(ordered)
@@ -153,15 +154,21 @@ def _plan_long_columns(
         others * width < threads * lanes * plan.target.busy_blocks
     ):
         threads //= 2
-    threads = min(threads, plan.target.threads_per_block // COLUMN_THREADS)
-    plan.because("{} columns in each block, {} threads each", threads * lanes, COLUMN_THREADS)
+    room = plan.target.threads_per_block
+    threads = min(threads, room // COLUMN_THREADS)
+    threads = plan.pick("threads along", powers_from(threads, 1, room // LEAST_COLUMN_THREADS))
+    first = min(COLUMN_THREADS, room // threads)
+    options = powers_from(first, LEAST_COLUMN_THREADS, room // threads)
+    down = plan.pick("threads of a column", options)
+    steps = plan.pick("steps", powers_from(TOGETHER, 1, MOST_STEPS))
+    plan.because("{} columns in each block, {} threads each", threads * lanes, down)
     across = [("thread", threads)]
     plan.parts(ordered, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
     for reduction in plan.facts.reductions:
         own = [axis for axis in reduction.own if extent_of(axis) != 1]
         if own and plan.taken.isdisjoint(own):
             plan.taken.update(own)
-            plan.parts(_as_one(plan, own), [("unroll", TOGETHER), ("thread_y", COLUMN_THREADS)])
+            plan.parts(_as_one(plan, own), [("unroll", steps), ("thread_y", down)])
 
 
 def _as_one(plan: GpuPlan, own: Sequence[Node]) -> Sequence[Node]:

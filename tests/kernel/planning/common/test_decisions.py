@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from baregrad.kernel.planning.common.decisions import (
     MOST_OPTIONS,
-    Decision,
+    Decided,
     Decisions,
     powers_from,
 )
@@ -22,7 +22,7 @@ def test_a_search_takes_others_by_name() -> None:
     # What is no option any more is not taken.
     assert asked.pick("lanes", (4, 2)) == 4
     assert asked.made == {
-        "block": Decision(("256", "128", "64"), "64"), "lanes": Decision(("4", "2"), "4"),
+        "block": Decided(("256", "128", "64"), "64"), "lanes": Decided(("4", "2"), "4"),
     }
 
 
@@ -32,7 +32,7 @@ def test_a_model_says_what_each_option_takes() -> None:
     assert asked.pick("tile", options, cycles=options.__getitem__) == "large"
     made = asked.made["tile"]
     assert made.cycles == (3.0, 5.0) and made.predicted == 5.0
-    assert Decision(("a",), "a").predicted is None
+    assert Decided(("a",), "a").predicted is None
 
 
 def test_the_worst_of_many_options_are_left_out() -> None:
