@@ -10,6 +10,7 @@ from baregrad.kernel.facts.analysis import iterations, op_flops
 from baregrad.kernel.language.schedule import Bind, Split
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
+from baregrad.kernel.planning.gpu.interleaved import plan_interleaved
 from baregrad.kernel.planning.gpu.transposes import plan_transpose, plan_two_ways
 
 BLOCK, LEAST_BLOCK = 256, 64
@@ -25,7 +26,7 @@ def plan_elementwise(plan: GpuPlan, axes: Sequence[Node]) -> None:
     if not axes:
         plan.because("one element, one thread")
         return
-    if plan_transpose(plan, axes) or plan_two_ways(plan, axes):
+    if plan_transpose(plan, axes) or plan_interleaved(plan, axes) or plan_two_ways(plan, axes):
         return
     ordered = plan.by_stride(axes, plan.write)
     row = plan.together(ordered)

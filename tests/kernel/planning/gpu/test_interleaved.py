@@ -1,0 +1,68 @@
+"""Short rows that lie across another array: a thread moves whole ones, both ways at once."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from baregrad import render
+from baregrad.dtypes import DType, dtypes
+from baregrad.engine.compiler import Compiler
+from baregrad.ir.core.node import Node, alu, const, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel import choose_schedule
+from tests.kernel import kernels as k
+from tests.kernel.gpu_kernels import HOPPER, check_gpu
+
+# A machine that few threads keep busy, so that threads of small kernels have as much as of large.
+SMALL = replace(HOPPER, busy_threads=1)
+
+
+def planes_of(n: int, pixels: int, colours: int, dtype: DType) -> Node:
+    """Images whose colours are neighbours, as planes."""
+    i, c, p = (range_node(size, at) for at, size in enumerate((n, colours, pixels)))
+    read = k.at(k.param(1, n, pixels, colours, dtype=dtype), i, p, c)
+    value = alu(Ops.MUL, read, const(3, dtype))
+    return k.kernel(k.out(k.param(0, n, colours, pixels, dtype=dtype), value, i, c, p))
+
+
+def pixels_of(n: int, h: int, w: int, colours: int) -> Node:
+    """Planes as images whose colours are neighbours, with a number added to each colour."""
+    i, y, x, c = (range_node(size, at) for at, size in enumerate((n, h, w, colours)))
+    read = k.at(k.param(1, n, colours, h, w), i, c, y, x)
+    value = alu(Ops.ADD, read, k.at(k.param(2, colours), c))
+    return k.kernel(k.out(k.param(0, n, h, w, colours), value, i, y, x, c))
+
+
+def accesses(kernel: Node) -> list[str]:
+    *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
+    return re.findall(r"(?:ld|st)\.global\S*", str(last.result))
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.int16, dtypes.int8, dtypes.float64])
+@pytest.mark.parametrize("shape", [(2, 40, 3), (1, 33, 2), (2, 24, 5), (1, 64, 8)])
+def test_planes_of_pixels(shape: tuple[int, int, int], dtype: DType) -> None:
+    kernel = planes_of(*shape, dtype)
+    check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 10, 3), (1, 3, 7, 4), (2, 1, 50, 2)])
+def test_pixels_of_planes(shape: tuple[int, int, int, int]) -> None:
+    kernel = pixels_of(*shape)
+    check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
+
+
+def test_a_thread_moves_three_wide_accesses_either_way() -> None:
+    wide = ["ld.global.v4.b32"] * 3 + ["st.global.v4.b32"] * 3
+    assert accesses(planes_of(64, 224 * 224, 3, dtypes.int16)) == wide
+    found = accesses(pixels_of(64, 224, 224, 3))
+    assert found.count("ld.global.v4.f32") == found.count("st.global.v4.f32") == 3
+
+
+def test_planes_alone_are_read_as_they_lie() -> None:
+    i, c, p = (range_node(size, at) for at, size in enumerate((64, 3, 4096)))
+    value = alu(Ops.ADD, k.at(k.param(1, 64, 3, 4096), i, c, p), k.at(k.param(2, 3), c))
+    kernel = k.kernel(k.out(k.param(0, 64, 3, 4096), value, i, c, p))
+    assert accesses(kernel).count("ld.global.v4.f32") == 1
