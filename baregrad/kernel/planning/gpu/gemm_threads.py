@@ -22,6 +22,7 @@ from baregrad.kernel.language.schedule import (
     StageInput,
 )
 from baregrad.kernel.planning.common.decisions import powers_from
+from baregrad.kernel.planning.gpu.gemm_copies import copy_of
 from baregrad.kernel.planning.gpu.gemm_factors import GemmFactors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
@@ -109,12 +110,20 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     units = {"m_o": "grid", "n_o": "grid", "m_t": "thread_y", "n_t": "thread", "m_u": "unroll",
              **dict.fromkeys(wide, "unroll"), "n_v": "vector"}  # fmt: skip
     plan.steps.extend(Bind(name, unit) for name, unit in units.items())
-    for factor, axes in (
-        (factors.left, (*inner, *steps, "m_t", "m_u")),
-        (factors.right, (*inner, *steps, *wide, "n_t", "n_v")),
+    for factor, own, row in (
+        (factors.left, factors.rows, ("m_t", "m_u")),
+        (factors.right, factors.columns, (*wide, "n_t", "n_v")),
     ):
-        copy = StageFactor(factor.place, axes) if kept else StageInput(factor.slot, axes)
-        plan.steps.append(copy)
+        axes: tuple[str, ...] = (*inner, *steps, *row)
+        pad = None
+        if not copy_of(factor, plan.by_stride(own, plan.write), factors.depth).turned:
+            # Copied along the depth, whose steps are across: they lie in different banks.
+            axes = (*inner, *row[:-2], *steps, *row[-2:])
+            pad = max(ROW_GAP_NBYTES // itemsize(factor.value.dtype), 1)
+        if kept:
+            plan.steps.append(StageFactor(factor.place, axes, pad))
+        else:
+            plan.steps.append(StageInput(factor.slot, axes, pad=pad))
     if k > depth_tile * groups:
         plan.steps.append(Pipeline("k_o", slots, "async") if ahead else Pipeline("k_o"))
     return True

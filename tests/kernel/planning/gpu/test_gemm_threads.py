@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import pytest
 
 from baregrad.dtypes import DType, dtypes
@@ -10,9 +13,11 @@ from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
 from baregrad.render import get
 from baregrad.target import gpu_row
+from baregrad.testing.virtual_gpu.ptx.block import Block
+from baregrad.testing.virtual_gpu.ptx.ops import copies as copies_of_ptx
 from tests.kernel import kernels as k
 from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
-from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
 
 F32 = dtypes.float32
 
@@ -70,3 +75,25 @@ def test_panels_of_a_large_product_fit_shared_memory(row: str, dtype: DType, tur
     schedule = choose_schedule(kernel, target)
     assert "pipeline('k_o'" in str(schedule)
     lowered(kernel, schedule, target)
+
+
+@pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
+def test_few_words_of_a_copy_meet_in_a_bank(
+    turned: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of those that a warp copies at once, however the panel lies: 4 by 32 banks at most."""
+    kernel = k.matmul(128, 128, 64, *turned)
+    found: list[Any] = []
+    real = copies_of_ptx._land
+
+    def land(block: Block, ids: Any, places: Any, words: Any) -> None:
+        found.append(places.reshape(-1, 32)[:, :, None] // 4 + np.arange(words.shape[1]))
+        real(block, ids, places, words)
+
+    monkeypatch.setattr(copies_of_ptx, "_land", land)
+    loop, program = lowered(kernel, choose_schedule(kernel, HOPPER))
+    run_text(loop, program, k.arguments(kernel))
+    assert found
+    for warps in found:
+        for words in warps:
+            assert np.bincount(words.reshape(-1) % 32).max() <= 4
