@@ -70,6 +70,10 @@ class CompiledBackend:
         self.name = name
         self.device = device
         self.compiler = compiler
+        if compiler.target.kind == "gpu":
+            from baregrad.engine.copies import CopyKernels
+
+            device.copier = CopyKernels(compiler, device)
 
     def setting(self) -> tuple[Any, ...]:
         """Options that change what `prepare` makes."""
@@ -112,6 +116,7 @@ class CompiledBackend:
 
     def close(self) -> None:
         """Close the device."""
+        self.device.copier = None
         self.device.close()
 
 

@@ -8,13 +8,16 @@ address without recording again. Symbolic integers work the same way, by name.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from baregrad.base.errors import DeviceError
 from baregrad.program import LaunchExpr, Program, evaluate, substitute
 from baregrad.runtime.buffers import Buffer, MemoryDevice
+
+# Where arrays lie at least.
+ARRAY_ALIGNMENT = 64
 
 
 class Kernel:
@@ -99,7 +102,13 @@ class Timeline:
 
 
 class CommandDevice(MemoryDevice):
-    """A device to its command lists: memory, and a way to run them."""
+    """A device to its command lists: memory, and a way to run them.
+
+    `copier` gives a kernel that copies so many bytes from its second array to its first, or None
+    where the device's own way of copying is better. Without one, that is so of all.
+    """
+
+    copier: Callable[[int], Kernel | None] | None = None
 
     @abstractmethod
     def submit(
@@ -190,6 +199,12 @@ class CommandList:
 
     def copy(self, target: Operand, source: Operand, nbytes: int) -> None:
         """Record a copy of `nbytes` bytes between two ranges that do not overlap."""
+        kernel = None
+        if self.device.copier is not None and all(map(_is_aligned, (target, source))):
+            kernel = self.device.copier(nbytes)
+        if kernel is not None:
+            self.exec(kernel, (target, source), label="copy")
+            return
         self._note(target, nbytes, True, "the target of a copy")
         self._note(source, nbytes, False, "the source of a copy")
         self._record(Copy(target, source, nbytes))
@@ -285,6 +300,12 @@ def needed_nbytes(
             # Writing was checked when the command was recorded.
             check_buffer(operand, device, nbytes, False, f"the buffer {what}")
     return needed
+
+
+def _is_aligned(operand: Operand) -> bool:
+    """Whether a kernel may take an operand for an array."""
+    place = operand.offset if isinstance(operand, Slot) else operand.address
+    return place % ARRAY_ALIGNMENT == 0
 
 
 def check_buffer(

@@ -203,6 +203,8 @@ class NvDevice(Device):
 
     def duplicate(self, source: Buffer) -> Buffer:
         """Return a buffer with the same bytes in memory of its own, also from another GPU."""
+        if source.device is self and self.copier is not None and self.copier(source.nbytes):
+            return super().duplicate(source)
         fresh = self.allocate(source.nbytes)
         if not source.nbytes:
             return fresh
