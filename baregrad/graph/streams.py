@@ -1,12 +1,14 @@
-"""Attention as one reduction over the keys, on GPUs, so that tiles of keys stream through a kernel.
+"""Attention as reductions over the keys, on GPUs, so that tiles of keys stream through kernels.
 
 What is written as a maximum, a sum of powers relative to it and a sum of those powers times values
 is one reduction, whose states are all three (`ir/analysis/stream.py`, R4). Its maxima are whole, so
 that a sum relative to another maximum is that one times a power of two, and rounding powers to 16
 bits before or after makes no difference.
 
-Gradients read the powers again. They are computed anew where they are multiplied, from the stored
-maxima and sums; where anything else reads what is between the products, all is stored as it was.
+What else reads the scores, gradients and attention whose weights are rounded after the division, is
+sums by row or column of what is made of the scores anew, of the stored maxima and of the stored
+sums of powers: the numbers are those that were written. Where anything other than such sums reads
+what is between the products, all is stored as it was.
 """
 
 from __future__ import annotations
@@ -15,19 +17,29 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
+from baregrad.graph.repeats import is_repeated
 from baregrad.graph.traced import Joined, Part, Rule
-from baregrad.graph.views import expand, reshape
-from baregrad.ir.analysis.stream import is_widened, rounded, shown, stream
+from baregrad.graph.views import expand, permute, reshape
+from baregrad.ir.analysis.stream import (
+    in_memory,
+    is_float32_sum,
+    is_widened,
+    shown,
+    stream,
+    weights_of,
+)
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, const, rebuild, toposort
-from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Ops, mask_of
+from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Op, Ops, all_ops, mask_of
 from baregrad.target import AnyTarget
 
 F32 = dtypes.float32
 # Columns of a key, and of a value, that a warp's matrix unit takes: multiples of the first.
 WIDTH, MOST_WIDTH = 16, 256
 _VIEWS = (Ops.EXPAND, Ops.RESHAPE)
+_POWERS = (Ops.EXP, Ops.EXP2_NEAR)
+_ALL = mask_of(all_ops())
 _ELEMENTWISE_OR_VIEW = mask_of((*ELEMENTWISE, *MOVEMENT))
 # What may be computed anew for each tile.
 _ANEW = mask_of((*ELEMENTWISE, *MOVEMENT, Ops.IOTA, Ops.CONST, Ops.VAR, Ops.PARAM, Ops.BUFFER))
@@ -40,11 +52,14 @@ def has_streams(target: AnyTarget) -> bool:
     return {("float16", WIDTH), ("bfloat16", WIDTH)} <= set(target.warp_products)
 
 
+# --- attention in one pass ------------------------------------------------------------------------
+
+
 class _Softmax(NamedTuple):
     """A sum of products of powers with values, divided by the sum of the powers.
 
     exponent: x, over (..., rows, keys). power: 2 ** (x - ceil(max(x))). weights: the powers, as a
-    float32 that was rounded to 16 bits, perhaps after some factor. product: the sum of products.
+    float32 that is rounded to 16 bits, perhaps after some factor. product: the sum of products.
     """
 
     exponent: Node
@@ -53,9 +68,14 @@ class _Softmax(NamedTuple):
     product: Node
 
 
-def _lifted(x: Node) -> Node:
-    """Powers relative to what each exponent is rounded up to by itself."""
-    return Node(Ops.EXP2_NEAR, F32, (alu(Ops.SUB, x, Node(Ops.CEIL, F32, (x,))),))
+def _lifted(x: Node, power: Op) -> Node:
+    """Powers relative to what each exponent counts for in a maximum by itself."""
+    return Node(power, F32, (alu(Ops.SUB, x, _raised(x, power)),))
+
+
+def _raised(x: Node, power: Op) -> Node:
+    """What an exponent counts for in the maximum: powers of two are relative to whole ones."""
+    return Node(Ops.CEIL, F32, (x,)) if power is Ops.EXP2_NEAR else x
 
 
 def _streamed(node: Node, found: _Softmax, now: Callable[[Node], Node]) -> Node:
@@ -65,9 +85,10 @@ def _streamed(node: Node, found: _Softmax, now: Callable[[Node], Node]) -> Node:
     """
     x, power, weights = (now(each) for each in (found.exponent, found.power, found.weights))
     shape = found.product.src[0].shape
-    again = rebuild(weights, lambda one: _lifted(x) if one is power else None)
+    lifted = _lifted(x, Ops.EXP2_NEAR)
+    again = rebuild(weights, lambda one: lifted if one is power else None)
     values = (
-        _along(Node(Ops.CEIL, F32, (x,)), shape), _along(_lifted(x), shape),
+        _along(_raised(x, Ops.EXP2_NEAR), shape), _along(lifted, shape),
         alu(Ops.MUL, _along(again, shape), now(found.product.src[0].src[1])),
     )
     monoid = stream(F32, 2, Ops.EXP2)
@@ -84,7 +105,7 @@ def _matched(node: Node) -> _Softmax | None:
     if node.op is not Ops.DIV or node.dtype is not F32:
         return None
     product, divisor = node.src
-    if product.op is not Ops.REDUCE or product.arg.monoid is not primitive(Ops.ADD, F32):
+    if not is_float32_sum(product):
         return None
     last = len(product.src[0].shape) - 1
     if product.arg.axes != (last,) or product.src[0].op is not Ops.MUL:
@@ -94,10 +115,10 @@ def _matched(node: Node) -> _Softmax | None:
     power = _power(weights)
     if power is None or power.op is not Ops.EXP2_NEAR or power.src[0].op is not Ops.SUB:
         return None
-    x, high = power.src[0].src
+    x = power.src[0].src[0]
     shape = (*product.src[0].shape[:-2], product.src[0].shape[-1])
     fits = over.shape == product.src[0].shape and x.shape == power.shape == shape
-    if not (fits and _is_high(_below(high), x) and _is_total(_below(divisor), power)):
+    if not (fits and _highest(power) is not None and _is_total(_below(divisor), power)):
         return None
     return _Softmax(x, power, weights, product)
 
@@ -122,13 +143,26 @@ def _power(weights: Node) -> Node | None:
     return inner
 
 
-def _is_high(node: Node, x: Node) -> bool:
-    """Whether a value is ceil(max(x)) over the last axis, 0 where that is -inf."""
-    if node.op is not Ops.WHERE:
-        return False
-    found = _below(node.src[1])
-    fits = found.op is Ops.REDUCE and found.arg.monoid is primitive(Ops.MAX, F32)
-    return fits and found.src[0].op is Ops.CEIL and found.src[0].src[0] is x
+def _highest(power: Node) -> Node | None:
+    """The maximum over the last axis of x in a power of x - max(x), or of 2 above all of them.
+
+    Of powers of two it is of what each x is rounded up to, and where it is -inf, 0 is taken.
+    """
+    if power.src[0].op is not Ops.SUB or power.dtype is not F32:
+        return None
+    x, high = power.src[0].src
+    found = _below(high)
+    if power.op is Ops.EXP2_NEAR:
+        if found.op is not Ops.WHERE:
+            return None
+        found = _below(found.src[1])
+    if found.op is not Ops.REDUCE or found.arg.monoid is not primitive(Ops.MAX, F32):
+        return None
+    over = found.src[0]
+    if power.op is Ops.EXP and over.op is Ops.CONTIGUOUS:
+        over = over.src[0]
+    is_last = found.arg.axes == (len(x.shape) - 1,)
+    return found if is_last and over is _raised(x, power.op) else None
 
 
 def _is_total(node: Node, power: Node) -> bool:
@@ -136,13 +170,15 @@ def _is_total(node: Node, power: Node) -> bool:
     if node.op is not Ops.WHERE:
         return False
     found = _below(node.src[2])
-    fits = found.op is Ops.REDUCE and found.arg.monoid is primitive(Ops.ADD, F32)
-    return fits and found.src[0] is power
+    return is_float32_sum(found) and found.src[0] is power
 
 
 def _along(value: Node, shape: tuple[int | Node, ...]) -> Node:
     """A value over (..., rows, keys) as one over (..., rows, columns, keys)."""
     return expand(reshape(value, (*shape[:-2], 1, shape[-1])), shape)
+
+
+# --- what reads scores ----------------------------------------------------------------------------
 
 
 class _Products:
@@ -166,34 +202,39 @@ class _Products:
             return False
         return node.op is not Ops.REDUCE or node in self.every
 
+    def are_anew(self, nodes: list[Node]) -> bool:
+        """Whether a kernel can compute these for each tile: its products sum whole chunks."""
+        return all(
+            _is_wide([one.src[0].shape[axis] for axis in one.arg.axes])
+            if one in self.every else one.op.bit & _ANEW
+            for one in nodes
+        )
+
     def fits(self, found: _Softmax) -> bool:
         """Whether a kernel of tiles can be made of attention: one product of whole chunks in it."""
         order = self.below(found.exponent, found.weights)
         inner = [one for one in order if one in self.every]
         outer = found.product.src[0]
-        if len(inner) != 1 or any(not one.op.bit & _ANEW and one not in inner for one in order):
+        if len(inner) != 1 or not self.are_anew(order):
             return False
-        body = inner[0].src[0]
-        factors = [shown(factor) for factor in (*body.src, outer.src[1])]
+        factors = [shown(factor) for factor in (*inner[0].src[0].src, outer.src[1])]
         alike = {factor.src[0].dtype for factor in factors} | {found.weights.src[0].dtype}
-        return len(alike) == 1 and is_widened(factors[2]) and (
-            _is_wide(inner[0], body.shape[-1]) and _is_wide(found.product, outer.shape[-2])
-        )
+        return len(alike) == 1 and is_widened(factors[2]) and _is_wide([outer.shape[-2]])
 
 
 def _is_product(node: Node) -> bool:
     """Whether a node is a sum of products of two 16-bit floats, each as float32."""
-    if node.op is not Ops.REDUCE or node.arg.monoid is not primitive(Ops.ADD, F32):
+    if not is_float32_sum(node):
         return False
     product = node.src[0]
     return product.op is Ops.MUL and all(is_widened(shown(side)) for side in product.src)
 
 
-def _is_wide(product: Node, width: int | Node) -> bool:
-    """Whether a product sums over its last axis, and some width is of whole chunks."""
-    if product.arg.axes != (len(product.src[0].shape) - 1,):
-        return False
-    return isinstance(width, int) and width % WIDTH == 0 and width <= MOST_WIDTH
+def _is_wide(widths: list[int | Node]) -> bool:
+    """Whether there is one extent, of whole chunks."""
+    return len(widths) == 1 and all(
+        isinstance(width, int) and width % WIDTH == 0 and width <= MOST_WIDTH for width in widths
+    )
 
 
 class _Groups:
@@ -205,131 +246,180 @@ class _Groups:
             for child in dict.fromkeys(node.src):
                 self.users.setdefault(child, []).append(node)
         self.products = _Products(order)
-        # Attention's results; exponents, by their maxima and by sums of their powers; what is
-        # stored: gradients, and factors that were rounded to 16 bits.
+        # Attention's results; powers, by their maxima and by their sums; what is stored, by the
+        # axis that is to lie innermost there, None where that is the last one.
         self.results: dict[Node, _Softmax] = {}
         self.maxima: dict[Node, Node] = {}
         self.totals: dict[Node, Node] = {}
-        self.stored: set[Node] = set()
+        self.stored: dict[Node, int | None] = {}
         roots: dict[Node, tuple[Node, _Softmax]] = {}
         for node in order:
             found = _matched(node.src[0]) if node.op is Ops.CAST and node.dtype.bits == 16 else None
             if found is not None and self.products.fits(found):
                 roots[found.product] = node, found
         for node in order:
-            if node.op is Ops.EXP2_NEAR and node.src[0].op is Ops.SUB:
-                x, high = node.src[0].src
-                if _is_high(_below(high), x):
-                    self._add(node, roots)
+            if node.op in _POWERS and _highest(node) is not None:
+                self._add(node, roots)
 
     def _add(self, power: Node, roots: dict[Node, tuple[Node, _Softmax]]) -> None:
-        """Take in attention's result and the gradients that read its powers, if all can be.
+        """Take in attention's result and other sums that read its powers, if all can be.
 
         Where the result was computed before, there are gradients alone.
         """
-        x = power.src[0].src[0]
-        own = [node for node in self.products.below(x) if node in self.products.every]
-        sums, seen = self._readers(own, power)
-        if sums is None:
+        below = self.products.below(power.src[0].src[0])
+        own = [node for node in below if node in self.products.every]
+        if not own or not self.products.are_anew(below):
             return
-        results = [roots[one] for one in sums if one in roots and roots[one][1].power is power]
-        gradients = {one: sums[one] for one in sums
-                     if all(one is not found.product for _, found in results)}  # fmt: skip
-        read = [*own, *sums]
-        for total, weights in gradients.items():
-            below = self.products.below(weights)
+        readers = _Readers(self, power, own)
+        if not readers.are_sums:
+            return
+        results = [roots[one] for one in readers.sums
+                   if one in roots and roots[one][1].power is power]  # fmt: skip
+        others = [one for one in readers.sums
+                  if all(one is not found.product for _, found in results)]  # fmt: skip
+        read = {*own, *readers.weighted}
+        for each in others:
+            below = self.products.below(readers.terms[each])
             inner = [node for node in below if node in self.products.every]
-            others, _ = self._readers([node for node in inner if node not in seen], power)
-            if others is None or not others.keys() <= gradients.keys() or not self._ends(total):
+            beside = _Readers(self, power, [node for node in inner if node not in readers.seen])
+            if not beside.are_sums or not beside.sums <= set(others):
                 return
-            if not all(_is_wide(node, node.src[0].shape[-1]) for node in inner):
+            if not self.products.are_anew(below):
                 return
-            if any(not node.op.bit & _ANEW and node not in inner for node in below):
-                return
-            read += inner
+            read.update(inner)
+        if not _alike(read):
+            return
         self.results.update(results)
-        self.stored.update(self._rounded(read, sums))
-        if gradients:
-            self.maxima[_below(_below(power.src[0].src[1]).src[1])] = x
-            sums_of_powers = [one for one in self.users[power] if one.op is Ops.REDUCE]
-            self.totals.update(dict.fromkeys(sums_of_powers, x))
-            self.stored |= {root for each in gradients for root in self._ends(each)}
-
-    def _rounded(self, products: list[Node], sums: dict[Node, Node]) -> set[Node]:
-        """The values, rounded to 16 bits, that are read by products, other than weights."""
-        found = set()
-        for product in products:
+        for product in read:
             for side in product.src[0].src:
-                value = rounded(side)
-                if value is not None and value is not sums.get(product):
-                    found.add(_narrow(side))
-        return found
+                if side not in readers.seen:
+                    self.stored[shown(shown(side).src[0])] = None
+        if others:
+            highest = _highest(power)
+            assert highest is not None
+            self.maxima[highest] = power
+            self.totals.update({one: power for one in self.users[power] if _is_sum_of(one, power)})
+            for each in others:
+                self.stored.update(dict.fromkeys(self._ends(each), readers.columns.get(each)))
 
     def _ends(self, total: Node) -> list[Node]:
-        """What a gradient is, rounded to 16 bits, perhaps after a factor."""
-        found = []
-        for user in self.users.get(total, ()):
-            scaled = user.op is Ops.MUL and any(one.op is Ops.CONST for one in user.src)
-            found += [one for one in (self.users.get(user, []) if scaled else [user])
-                      if one.op is Ops.CAST and one.dtype.bits == 16]  # fmt: skip
-        return found
+        """What a sum is stored as: rounded to 16 bits, perhaps after a factor, or itself."""
+        users = self.users.get(total, [])
+        scaled = [one for one in users if one.op is Ops.MUL
+                  and any(side.op is Ops.CONST for side in one.src)]  # fmt: skip
+        if users and scaled == users:
+            users = [one for each in scaled for one in self.users.get(each, ())]
+        is_rounded = all(one.op is Ops.CAST and one.dtype.bits == 16 for one in users)
+        return users if users and is_rounded else [total]
 
-    def _readers(
-        self, scores: list[Node], power: Node
-    ) -> tuple[dict[Node, Node] | None, set[Node]]:
-        """The sums of weighted values that read some scores, with their weights, and all between.
 
-        None where something else does that is neither the maximum nor the sum of powers.
-        """
-        seen, sums = set(scores), list[Node]()
-        waiting = list(scores)
+def _alike(products: set[Node]) -> bool:
+    """Whether all factors of some products are of one dtype."""
+    sides = [shown(side) for one in products for side in one.src[0].src]
+    return len({side.src[0].dtype for side in sides}) == 1
+
+
+def _is_sum_of(node: Node, power: Node) -> bool:
+    """Whether a node sums powers over the last axis."""
+    is_last = node.op is Ops.REDUCE and node.arg.axes == (len(power.shape) - 1,)
+    return is_last and is_float32_sum(node) and node.src[0] is power
+
+
+class _Readers:
+    """The sums that read some scores, and all between: `are_sums` where nothing else does.
+
+    sums: those but the sum of the powers. terms: what each sums, or its weights. weighted: those of
+    weights times values. columns: of these the axis of their result along which values run.
+    """
+
+    def __init__(self, groups: _Groups, power: Node, scores: list[Node]) -> None:
+        self.power = power
+        self.seen = set(scores)
+        self.terms: dict[Node, Node] = {}
+        self.columns: dict[Node, int] = {}
+        self.sums = set[Node]()
+        found = self._walk(groups, scores)
+        self.are_sums = all(self._takes(node, groups.products.every) for node in found)
+        self.weighted = set(self.columns)
+
+    def _walk(self, groups: _Groups, scores: list[Node]) -> list[Node]:
+        """What is neither arithmetic nor a view among what reads scores."""
+        found, waiting = dict[Node, None](), list(scores)
+        highest = _highest(self.power)
         while waiting:
-            node = waiting.pop()
-            for user in self.users.get(node, ()):
-                if user in seen:
+            for user in groups.users.get(waiting.pop(), ()):
+                if user in self.seen:
                     continue
                 if user.op.bit & _ELEMENTWISE_OR_VIEW:
-                    seen.add(user)
+                    self.seen.add(user)
                     waiting.append(user)
-                elif user.op is not Ops.REDUCE or user.dtype is not F32:
-                    return None, seen
-                elif user in self.products.every:
-                    sums.append(user)
-                elif user.src[0] not in (power, Node(Ops.CEIL, F32, (power.src[0].src[0],))):
-                    return None, seen
-        weights = {one: _weights(one, seen) for one in sums}
-        known = {one: value for one, value in weights.items() if value is not None}
-        return (known if len(known) == len(weights) else None), seen
+                # What only the maximum reads, which is replaced, need not be stored.
+                elif user.op is not Ops.CONTIGUOUS or groups.users[user] != [highest]:
+                    found[user] = None
+        return list(found)
+
+    def _takes(self, node: Node, products: set[Node]) -> bool:
+        if node is _highest(self.power) or _is_sum_of(node, self.power):
+            return True
+        if not is_float32_sum(node) or len(node.arg.axes) != 1:
+            return False
+        if node in products:
+            return self._weighs(node)
+        is_row = node.src[0].shape == self.power.shape
+        if is_row and node.arg.axes == (len(self.power.shape) - 1,):
+            self.sums.add(node)
+            self.terms[node] = node.src[0]
+            return True
+        return False
+
+    def _weighs(self, product: Node) -> bool:
+        """Whether a product is of weights made of the scores and of values, of whole chunks."""
+        body, (along,) = product.src[0], product.arg.axes
+        weights = [side for side in body.src if side in self.seen]
+        values = [side for side in body.src if side not in self.seen]
+        if len(weights) != 1:
+            return False
+        axes = [axis for axis, extent in enumerate(body.shape) if axis != along and extent != 1
+                and is_repeated(weights[0], axis) and not is_repeated(values[0], axis)]  # fmt: skip
+        term = weights_of(weights[0])
+        if term is None or not _is_wide([body.shape[axis] for axis in axes]):
+            return False
+        self.sums.add(product)
+        self.terms[product] = term
+        self.columns[product] = axes[0] - (axes[0] > along)
+        return True
 
 
-def _narrow(side: Node) -> Node:
-    """The 16-bit value that a factor of a product shows."""
-    return shown(shown(side).src[0])
+# --- the pass -------------------------------------------------------------------------------------
 
 
-def _weights(product: Node, seen: set[Node]) -> Node | None:
-    """The float32 that is rounded to weights in a product; None unless that is one side of it."""
-    sides = [side for side in product.src[0].src if side in seen]
-    if len(sides) != 1 or not _is_wide(product, product.src[0].shape[-2]):
-        return None
-    return rounded(sides[0])
+def _kept(made: Node, innermost: int | None) -> Node:
+    """A value that is stored with an axis innermost, as what it is."""
+    last = len(made.shape) - 1
+    if innermost is None or innermost == last:
+        return made if in_memory(made) else Node(Ops.CONTIGUOUS, made.dtype, (made,))
+    order = (*[axis for axis in range(last + 1) if axis != innermost], innermost)
+    turned = Node(Ops.CONTIGUOUS, made.dtype, (permute(made, order),))
+    return permute(turned, tuple([order.index(axis) for axis in range(last + 1)]))
 
 
 def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
     """The rule for a graph with powers of that kind."""
-    if not order[-1].mask & Ops.EXP2_NEAR.bit:
+    if not order[-1].mask & mask_of(_POWERS):
         return None
     groups = _Groups(order)
+    if not groups.results and not groups.stored:
+        return None
 
     def now(node: Node) -> Node:
         return changed.get(node, node)
 
-    def state(exponent: Node, part: int) -> Node:
+    def state(power: Node, part: int) -> Node:
         """The maximum of an exponent, or the sum of powers relative to it, over the last axis."""
-        x = now(exponent)
-        values = (Node(Ops.CEIL, F32, (x,)), _lifted(x))
-        axes = (len(x.shape) - 1,)
-        folded = Node(Ops.REDUCE, F32, values, Reduce(stream(F32, 1, Ops.EXP2), axes))
+        x = now(power.src[0].src[0])
+        values = (_raised(x, power.op), _lifted(x, power.op))
+        base = Ops.EXP2 if power.op is Ops.EXP2_NEAR else power.op
+        folded = Node(Ops.REDUCE, F32, values, Reduce(stream(F32, 1, base), (len(x.shape) - 1,)))
         return Node(Ops.PROJ, F32, (folded,), part)
 
     def rule(node: Node, made: Node) -> Node | None:
@@ -340,7 +430,9 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
         if node in groups.maxima:
             return state(groups.maxima[node], 0)
         if node in groups.stored:
-            return Node(Ops.CONTIGUOUS, made.dtype, (made,))
+            return _kept(made, groups.stored[node])
+        if made.op is Ops.PERMUTE and made.src[0].op is Ops.PERMUTE:
+            return permute(made.src[0].src[0], tuple([made.src[0].arg[axis] for axis in made.arg]))
         return None
 
     return rule
@@ -348,8 +440,8 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
 
 STREAMS = Joined((Part(
     "streams",
-    "attention is one reduction over the keys, which a GPU's blocks take in tiles",
-    Ops.CAST.bit | Ops.REDUCE.bit,
+    "attention is reductions over the keys, which a GPU's blocks take in tiles",
+    _ALL,
     _rule,
     ("folds",),
 ),))  # fmt: skip

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.analysis.stream import is_chained, is_contraction, is_operand, is_stream
+from baregrad.ir.analysis.stream import is_chained, is_computed, is_operand, is_stream
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import ALU, MOVEMENT, SPELLED, Op, Ops, mask_of
@@ -267,8 +267,8 @@ def streamed(order: list[Node], must: dict[Node, str]) -> frozenset[Node]:
     for fold in order:
         if fold.op is not Ops.REDUCE or not (is_stream(fold) or is_chained(fold)):
             continue
-        for node in toposort(*fold.src, enter=lambda one: not _is_read(one)):
-            if not _is_read(node):
+        for node in toposort(*fold.src, enter=is_computed):
+            if is_computed(node):
                 found.add(node)
                 continue
             if is_operand(node):
@@ -277,10 +277,3 @@ def streamed(order: list[Node], must: dict[Node, str]) -> frozenset[Node]:
             if node.op not in LEAVES and node.mask & ~SPELLED:
                 must.setdefault(node, READ_BY_STREAM)
     return frozenset(found)
-
-
-def _is_read(node: Node) -> bool:
-    """Whether a stream reads a value, or computes it anew from one that it reads."""
-    if node.op in (Ops.PROJ, Ops.CONTIGUOUS) or is_operand(node):
-        return True
-    return node.op is Ops.REDUCE and not is_contraction(node)

@@ -6,13 +6,17 @@ from collections.abc import Iterator
 from functools import cache
 from math import prod
 
+import numpy as np
 import pytest
 
-from baregrad.apps.models import training_steps
+from baregrad import nn, optim
+from baregrad.apps.models import train, training_steps
 from baregrad.base.options import options
 from baregrad.graph import canonicalise
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.kernel import choose
+from baregrad.kernel.language.schedule import StreamTiles
 from baregrad.schedule import make_plan
 from baregrad.schedule.plan import Plan
 from baregrad.target import gpu_row
@@ -21,6 +25,49 @@ from benchmarks.kernel_digests import listening
 from benchmarks.matrix_units import kernels_with_contractions, not_compiled, outside, plans
 
 TARGET = gpu_row("sm_90a")
+
+
+class AttentionByHand(nn.Module):
+    """Attention of heads of `width / heads`, as it is written without a function for it."""
+
+    def __init__(self, width: int, heads: int, length: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.mix = nn.Linear(width, width, bias=False)
+        self.register_buffer("seen", Tensor.ones(length, length).tril())
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, L, width) -> (N, L, width)."""
+        length, width = x.shape[1:]
+        parts = [part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+                 for part in self.qkv(x).split(width, 2)]  # fmt: skip
+        q, k, v = parts
+        scores = (q @ k.transpose(-2, -1)) * (1.0 / k.shape[-1] ** 0.5)
+        hidden = self.seen[:length, :length] == 0
+        weights = scores.masked_fill(hidden, float("-inf")).softmax(-1).dropout(0.1)
+        result: Tensor = self.mix((weights @ v).transpose(1, 2).contiguous().flatten(2))
+        return result.dropout(0.1)
+
+
+class LanguageModelByHand(nn.Module):
+    """Two blocks of attention and a layer, whose scores share the words' weights."""
+
+    def __init__(self, width: int, heads: int, words: int, length: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.norms = nn.ModuleList([nn.LayerNorm(width) for _ in range(4)])
+        self.attend = nn.ModuleList([AttentionByHand(width, heads, length) for _ in range(2)])
+        self.up = nn.ModuleList([nn.Linear(width, 4 * width, bias=False) for _ in range(2)])
+        self.down = nn.ModuleList([nn.Linear(4 * width, width, bias=False) for _ in range(2)])
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The scores of every next word."""
+        x = self.words(ids)
+        for block in range(2):
+            x = x + self.attend[block](self.norms[2 * block](x))
+            x = x + self.down[block](self.up[block](self.norms[2 * block + 1](x)).gelu())
+        return x.linear(self.words.weight)
 
 
 @cache
@@ -107,3 +154,24 @@ def test_a_training_step_stores_no_scores_of_keys_and_queries(
              for node in toposort(kernel) if node.op is Ops.PARAM}  # fmt: skip
     assert batch * heads * length * 64 in sizes
     assert not [size for size in sizes if size % (batch * heads * length * length) == 0]
+
+
+def test_attention_by_hand_stores_no_scores_in_a_training_step() -> None:
+    sinks: dict[Node, None] = {}
+    with listening(sinks):
+        model = LanguageModelByHand(96, 3, 64, 160).to("bfloat16")
+        optimiser = optim.AdamW(list(model.parameters()), lr=1e-3)
+        ids = np.random.default_rng(0).integers(0, 64, (2, 160))
+        for _ in range(2):
+            sinks.clear()
+            train(model, optimiser, Tensor(ids), Tensor(ids.reshape(-1))).realize()
+    found = [make_plan(canonicalise(sink, target=TARGET), target=TARGET) for sink in sinks]
+    kernels = [kernel for plan in found for kernel in plan.kernels]
+    sizes = {prod(node.arg.shape) for kernel in kernels for node in toposort(kernel)
+             if node.op is Ops.PARAM}  # fmt: skip
+    assert 2 * 3 * 160 * 32 in sizes
+    assert not [size for size in sizes if size % (2 * 3 * 160 * 160) == 0]
+    assert not [one for plan in found for one in outside(plan, TARGET)]
+    # Maxima and sums of powers; the result; a sum for each row; three gradients.
+    steps = [step for kernel in kernels for step in choose(kernel, TARGET).schedule.steps]
+    assert sum(isinstance(step, StreamTiles) for step in steps) == 2 * 6

@@ -127,3 +127,49 @@ def test_gradients_of_a_layer_agree_with_pytorch() -> None:
             true = other.grad.numpy()
             error = np.abs(to_numpy(mine.grad).astype(np.float64) - true).max()
             assert error < 4 * 2.0**-8 * np.abs(true).max()
+
+
+def by_hand(q: Any, k: Any, v: Any, hidden: Any, how: str) -> Any:
+    """Attention of 16-bit floats as it is written without a function for it."""
+    scores = (q @ k.transpose(-2, -1)) * (1.0 / q.shape[-1] ** 0.5)
+    if how == "capped":
+        scores = (scores / 2.0).tanh() * 2.0
+    weights = scores.masked_fill(hidden, float("-inf")).softmax(-1)
+    return (weights.dropout(0.25) if how == "dropout" else weights) @ v
+
+
+@pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
+@pytest.mark.parametrize("how", ("plain", "capped", "dropout"))
+def test_attention_by_hand_has_the_numbers_of_the_cpu(how: str, dtype: str) -> None:
+    rng = np.random.default_rng(13)
+    arrays = [rng.standard_normal((1, 2, 40, 32)).astype(np.float32) for _ in range(4)]
+
+    def results() -> list[Any]:
+        Tensor.manual_seed(7)
+        *inputs, given = [Tensor(array).cast(dtype).realize() for array in arrays]
+        q, k, v = [x.detach().requires_grad_() for x in inputs]
+        # Read from memory, or known by its places.
+        seen = Tensor.ones(40, 40).tril()
+        out = by_hand(q, k, v, (seen if how == "capped" else seen.realize()) == 0, how)
+        out.backward(given)
+        return [to_numpy(x).astype(np.float64) for x in (out, q.grad, k.grad, v.grad)]
+
+    wanted = results()
+    with ptx_session():
+        found = results()
+    unit = 2.0 ** (-8 if dtype == "bfloat16" else -11)
+    for mine, other in zip(found, wanted, strict=True):
+        # Sums of another order; what is rounded on the way is rounded alike.
+        assert (mine != other).mean() < 0.05
+        assert np.abs(mine - other).max() < 2 * unit * np.abs(other).max()
+    if how == "dropout":
+        return
+    theirs = [torch.tensor(array, dtype=torch.float64) for array in arrays]
+    theirs = [x.to(getattr(torch, dtype)).double() for x in theirs]
+    leaves = [x.requires_grad_() for x in theirs[:3]]
+    true = by_hand(*leaves, torch.ones(40, 40).tril() == 0, how)
+    true.backward(theirs[3])
+    for mine, exact in zip(found, (true.detach(), *[x.grad for x in leaves]), strict=True):
+        assert exact is not None
+        error = np.abs(mine - exact.numpy()).max()
+        assert error < 8 * unit * exact.abs().max()

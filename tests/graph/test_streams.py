@@ -166,6 +166,60 @@ def test_factors_that_layers_round_are_read() -> None:
     assert all(shape[-2:] != (20, 20) for shape in written)
 
 
+def by_hand(p: float = 0.0, cap: float = 0.0) -> Made:
+    """Attention as it is written without a function for it, perhaps with what caps the scores."""
+
+    def made(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        rows, keys = q.shape[-2], k.shape[-2]
+        mask = Tensor.ones(rows, keys).tril()
+        scores = (q @ k.transpose(-2, -1)) * 0.25
+        if cap:
+            scores = (scores / cap).tanh() * cap
+        weights = scores.masked_fill(mask == 0, float("-inf")).softmax(-1)
+        Tensor.manual_seed(5)
+        return (weights.dropout(p) if p else weights) @ v
+
+    return made
+
+
+@pytest.mark.parametrize("dtype", (BRAIN, HALF), ids=str)
+@pytest.mark.parametrize("make", (by_hand(), by_hand(0.25), by_hand(cap=2.0)),
+                         ids=("plain", "dropout", "capped"))  # fmt: skip
+def test_attention_by_hand_is_sums_of_what_is_rounded_as_it_is_written(
+    dtype: DType, make: Made
+) -> None:
+    given, results = differentiated(dtype, 20, 24, 16, make)
+    sink = graph_of(results, given)
+    made = canonicalise(sink, None, HOPPER)
+    # Maxima with sums of powers; then the result, a sum for each row, a gradient of each input.
+    assert streams(made) == 1 and sum(map(is_chained, toposort(made))) == 5
+    arrays = {n: to_raw(x.float().numpy(), dtype) for n, x in enumerate(given)}
+    # What dropout draws from.
+    arrays[len(given)] = np.array([5, 9], np.uint64)
+    for wanted, found in zip(*[evaluate_all(one.src, arrays) for one in (sink, made)], strict=True):
+        unit = 2.0**-7 if dtype is BRAIN else 2.0**-10
+        np.testing.assert_allclose(found, wanted, atol=unit * np.abs(wanted).max())
+        # Only what lies between two 16-bit floats by the order of a sum is another one.
+        assert (found != wanted).mean() < 0.05
+    plan = make_plan(made, target=HOPPER)
+    written = [out.src[0].shape for kernel in plan.kernels for out in kernel.src]
+    assert all(shape[-2:] != (20, 24) and shape[-2:] != (24, 20) for shape in written)
+
+
+def test_weights_that_are_wanted_themselves_are_stored() -> None:
+    given = inputs(BRAIN, *[(1, 2, 16, 16)] * 3)
+    weights = (given[0] @ given[1].mT).softmax(-1)
+    sink = graph_of([weights @ given[2], weights], given)
+    made = canonicalise(sink, None, HOPPER)
+    assert streams(made) == 0 and not any(map(is_chained, toposort(made)))
+
+
+def test_products_of_many_steps_stay_as_they_are() -> None:
+    for width in (24, 272):
+        given = inputs(BRAIN, (1, 2, 16, width), (1, 2, 16, width), (1, 2, 16, 16))
+        assert streams(canonicalise(graph_of(by_hand()(*given), given), None, HOPPER)) == 0
+
+
 def test_scores_that_something_else_reads_are_stored() -> None:
     """Powers that are asked for are computed once, and attention reads them."""
     given = inputs(BRAIN, *[(1, 2, 16, 16)] * 3)

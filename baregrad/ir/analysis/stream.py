@@ -25,6 +25,8 @@ from baregrad.ir.core.op import MOVEMENT, Op, Ops
 from baregrad.ir.core.substitution import substitute
 
 _EXPONENTIALS = (Ops.EXP, Ops.EXP2, Ops.EXP2_NEAR)
+_VIEWS = MOVEMENT - {Ops.PAD}
+_IN_MEMORY = frozenset((Ops.PARAM, Ops.BUFFER, Ops.CONTIGUOUS, Ops.SCATTER, Ops.INDEX))
 
 
 def pair(left: Monoid, right: Monoid) -> Monoid:
@@ -89,11 +91,6 @@ def _factor(old: Node, new: Node, exponential: Op) -> Node:
     )
 
 
-def is_operand(node: Node) -> bool:
-    """Whether a value is a 16-bit float as float32, and no float32 that was rounded to one."""
-    return is_widened(node) and rounded(node) is None
-
-
 def is_widened(node: Node) -> bool:
     """Whether a value is a 16-bit float as float32."""
     if node.op is not Ops.CAST or node.dtype is not dtypes.float32:
@@ -101,45 +98,65 @@ def is_widened(node: Node) -> bool:
     return node.src[0].dtype.kind == "float" and node.src[0].dtype.bits == 16
 
 
-def rounded(factor: Node) -> Node | None:
-    """The float32 that a factor is, rounded to 16 bits and as float32 again; None for others."""
-    kinds = (dtypes.float32, None)
-    for wanted in kinds:
-        while factor.op in MOVEMENT:
-            factor = factor.src[0]
-        if factor.op is not Ops.CAST or (wanted is not None and factor.dtype is not wanted):
-            return None
-        factor = factor.src[0]
-    return factor if factor.dtype is dtypes.float32 else None
+def is_operand(node: Node) -> bool:
+    """Whether a value is a 16-bit float as float32 that a kernel reads, not one it computes."""
+    return is_widened(node) and in_memory(shown(node.src[0]))
+
+
+def in_memory(node: Node) -> bool:
+    """Whether a value lies in memory, or is read from there."""
+    return node.op in _IN_MEMORY
+
+
+def weights_of(factor: Node) -> Node | None:
+    """The float32 that a factor is before it is rounded to 16 bits; None for what is read.
+
+    What is computed in 16 bits is the factor itself, as float32.
+    """
+    factor = shown(factor)
+    if not is_widened(factor) or is_operand(factor):
+        return None
+    value = shown(factor.src[0])
+    is_cast = value.op is Ops.CAST and value.src[0].dtype is dtypes.float32
+    return value.src[0] if is_cast else factor
+
+
+def is_float32_sum(node: Node) -> bool:
+    """Whether a node is a sum in float32."""
+    return node.op is Ops.REDUCE and node.arg.monoid is primitive(Ops.ADD, dtypes.float32)
 
 
 def is_contraction(node: Node) -> bool:
-    """Whether a node is a sum of products of two 16-bit floats, as float32."""
-    if node.op is not Ops.REDUCE or node.arg.monoid is not primitive(Ops.ADD, dtypes.float32):
+    """Whether a node is a sum of products of two 16-bit floats that are read, as float32."""
+    if not is_float32_sum(node):
         return False
     product = node.src[0]
     return product.op is Ops.MUL and all(is_operand(shown(side)) for side in product.src)
 
 
 def is_chained(node: Node) -> bool:
-    """Whether a node sums products whose weights are made of a stream's states, as gradients do.
+    """Whether a node sums what is made of products and of a stream's states, as gradients do.
 
-    Its weights are computed anew where they are multiplied: they are made of a product themselves.
+    Both weights that are multiplied by values and the terms of a row's sum are computed anew.
     """
-    fits = node.op is Ops.REDUCE and node.arg.monoid is primitive(Ops.ADD, dtypes.float32)
-    if not fits or not node.mask & Ops.EXP2_NEAR.bit or node.src[0].op is not Ops.MUL:
+    if not is_float32_sum(node) or not node.mask & Ops.PROJ.bit or is_contraction(node):
         return False
-    for side in node.src[0].src:
-        weights = rounded(side)
-        if weights is not None:
-            order = toposort(weights, enter=lambda below: not is_operand(below))
-            return any(one.op is Ops.PROJ and is_stream(one.src[0]) for one in order)
-    return False
+    order = toposort(node.src[0], enter=is_computed)
+    return any(one.op is Ops.PROJ and is_stream(one.src[0]) for one in order) and any(
+        map(is_contraction, order)
+    )
+
+
+def is_computed(node: Node) -> bool:
+    """Whether a stream computes a value anew, and does not read it."""
+    if node.op in (Ops.PROJ, Ops.CONTIGUOUS) or is_operand(node):
+        return False
+    return node.op is not Ops.REDUCE or is_contraction(node)
 
 
 def shown(node: Node) -> Node:
-    """What views show."""
-    while node.op in MOVEMENT:
+    """What views show; zeros around a value are part of it."""
+    while node.op in _VIEWS:
         node = node.src[0]
     return node
 

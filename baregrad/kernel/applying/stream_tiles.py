@@ -5,7 +5,8 @@ their largest may raise the row's maximum, then what was summed so far is scaled
 The powers stay in the registers in which the second product takes them as its first factor. Keys
 and values are copied to shared memory one tile ahead. Of rows that see keys up to a limit alone,
 the tiles beyond it are left out. Gradients are sums of weights times values as well, whose weights
-are made of one or two products; of those by key or value, queries pass rows of keys.
+are made of one or two products; of those by key or value, queries pass rows of keys. A sum of what
+is made of products alone needs no second one.
 """
 
 from __future__ import annotations
@@ -181,15 +182,17 @@ class _Builder:
             *self._copies(0, 60),
             make_node(Ops.COMMIT, dtypes.token),
         ]  # fmt: skip
+        has_sums = facts.states > 0 or facts.values is None
         if facts.states:
-            statements += [store(self.top, _LOWEST, self.own),
-                           store(self.sums, _ZERO, (*self.own, self.n))]  # fmt: skip
+            statements.append(store(self.top, _LOWEST, self.own))
+        if has_sums:
+            statements.append(store(self.sums, _ZERO, (*self.own, self.n)))
         if facts.values is not None:
             statements.append(store(self.acc, _ZERO, (*self.own, self.block, self.c)))
         statements.append(
             make_node(Ops.LOOP, dtypes.token, (self.loop, sequence(self._iteration())))
         )
-        if facts.states:
+        if has_sums:
             total = self._folded(Ops.ADD, load(self.sums, (*self.own, self.n)), self.n)
             statements.append(store(self.total, total, self.own))
         statements += [self._result(out) for out in facts.kernel.src]
@@ -270,17 +273,23 @@ class _Builder:
         s = self.s[0]
         if facts.states:
             statements += self._states(s, own)
-        if facts.values is None:
+        if facts.weights is None:
             return statements
         if facts.power is None:
-            # The exponent lies where its product was made.
-            below = toposort(facts.exponent)
-            (place,) = [n for n, each in enumerate(facts.products) if each.total in below]
-            statements += self._exponents(self.s[place], own)
-            known = {facts.exponent: load(self.s[place], own)}
+            known = dict[Node, Node]()
+            if facts.is_overwritten:
+                # The exponent lies where its product was made.
+                below = toposort(facts.exponent)
+                place, *_ = [n for n, each in enumerate(facts.products) if each.total in below]
+                statements += self._exponents(self.s[place], own)
+                known = {facts.exponent: load(self.s[place], own)}
             statements.append(store(s, self._weights(known), own))
         elif facts.weights is not facts.power:
             statements.append(store(s, self._weights({facts.power: load(s, own)}), own))
+        if facts.values is None:
+            sums = load(self.sums, (*self.own, self.n))
+            more = alu(Ops.ADD, sums, self._folded(Ops.ADD, load(s, own), self.part))
+            return [*statements, store(self.sums, more, (*self.own, self.n))]
         acc = load(self.acc, (*self.own, self.block, self.c))
         statements.append(self._product(acc, *self._second(), "n", (self.j, self.turn)))
         if facts.states:
@@ -296,12 +305,17 @@ class _Builder:
         high = self._folded(Ops.MAX, scores, self.part, self.n)
         none = alu(Ops.CMPEQ, following, _LOWEST)
         shift = alu(Ops.WHERE, none, _ZERO, following)
-        power = Node(Ops.EXP2_NEAR, F32, (alu(Ops.SUB, scores, shift),))
-        factor = Node(Ops.EXP2, F32, (alu(Ops.SUB, top, shift),))
+        kind = facts.kind
+        power = Node(kind, F32, (alu(Ops.SUB, scores, shift),))
+        # Powers of two are relative to whole ones, of which a factor is one itself.
+        is_whole = kind is Ops.EXP2_NEAR
+        raised = Node(Ops.CEIL, F32, (high,)) if is_whole else high
+        base = Ops.EXP2 if is_whole else kind
+        factor = Node(base, F32, (alu(Ops.SUB, top, shift),))
         summed = self._folded(Ops.ADD, scores, self.part)
         statements = [
             *self._exponents(s, own),
-            store(self.next, alu(Ops.MAX, top, Node(Ops.CEIL, F32, (high,))), self.own),
+            store(self.next, alu(Ops.MAX, top, raised), self.own),
             store(self.scale, factor, self.own),
             store(s, power, own),
             store(self.sums, Node(Ops.FMA, F32, (load(self.sums, sums), scale, summed)), sums),
@@ -429,7 +443,7 @@ class _Builder:
         if facts.row is not None:
             memo[facts.row] = index.as_node(self.row)
         if not facts.states:
-            memo[facts.fold] = acc
+            memo[facts.fold] = states[1] if facts.values is None else acc
         there = index.less(self.row, self.lengths[0])
 
         def visit(node: Node) -> Node | None:

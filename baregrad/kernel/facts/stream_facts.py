@@ -9,14 +9,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from baregrad.ir.analysis.stream import is_contraction, is_operand, is_stream, rounded
+from baregrad.ir.analysis.stream import (
+    is_contraction,
+    is_float32_sum,
+    is_operand,
+    is_stream,
+    weights_of,
+)
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import NO_RANGES, Node, extent_of, toposort
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import Op, Ops
 
 _LOWEST = float("-inf")
+POWERS = (Ops.EXP, Ops.EXP2_NEAR)
+_LINEAR = (Ops.CAST, Ops.NEG, Ops.ADD, Ops.SUB)
 
 
 class Scores(NamedTuple):
@@ -36,16 +43,18 @@ class StreamFacts:
     """A KERNEL whose outputs are made of one fold over `key`, with products inside it.
 
     states: of the fold. Three are a maximum, a sum of powers and a sum of weights times values; two
-    are the former; none is a plain sum of weights times values. exponent: x, masks included, whose
-    power is 2 ** (x - something). power: that of the fold itself, None without states. weights:
-    what is rounded before it is multiplied by `values`, along `key` and `column`. row: None where
-    there is one row. batch: the other axes of the outputs.
+    are the former; none is a plain sum of weights times values, or of weights alone. exponent: x,
+    masks included, whose power is e or 2 ** (x - something). power: that of the fold itself, None
+    without states. weights: what is rounded before it is multiplied by `values`, along `key` and
+    `column`, if there are any. row: None where there is one row. batch: the other axes of the
+    outputs.
     """
 
     kernel: Node
     fold: Node
     states: int
     exponent: Node
+    kind: Op
     power: Node | None
     weights: Node | None
     products: tuple[Scores, ...]
@@ -72,26 +81,40 @@ class StreamFacts:
         Where constant + factor * row - sign * key is below 0, no weight is left: a row sees the
         first keys alone where sign is 1, the last ones where it is -1.
         """
-        masked = self.exponent
-        if masked.op is not Ops.WHERE or self.unmasked is masked:
+        masked = _choice(self.exponent)
+        if masked is None or self.unmasked is self.exponent:
             return None
-        return self._limit(masked.src[0])
+        return self._limit(masked[0])
 
     @property
     def unmasked(self) -> Node:
         """The exponent where a mask by places, if there is one around it, hides no key."""
-        masked = self.exponent
-        if masked.op is not Ops.WHERE or masked.src[1].op is not Ops.CONST:
-            return masked
-        condition, value, rest = masked.src
-        hides = value.arg == _LOWEST and self._limit(condition) is not None
-        return rest if hides else masked
+        masked = _choice(self.exponent)
+        limit = None if masked is None else self._limit(masked[0])
+        if masked is None or limit is None:
+            return self.exponent
+        # What is hidden counts for nothing if all that is summed are multiples of powers, and these
+        # are no NaNs: of whole powers of two they are not, of others where a row sees a key.
+        is_number = self.kind is Ops.EXP2_NEAR or index.lower(limit[0]) >= 0
+        vanishes = is_number and (self.states or _vanishes(self.weights, self.exponent))
+        return masked[1] if vanishes else self.exponent
+
+    @property
+    def is_overwritten(self) -> bool:
+        """Whether an exponent may take its product's place: the weights read that in it alone."""
+        if self.weights is None:
+            return True
+        known = self.exponent if self.power is None else self.power
+        order = toposort(self.weights, enter=lambda node: node is not known)
+        own = toposort(self.exponent)
+        return not any(each.total in order and each.total in own for each in self.products)
 
     def _limit(self, condition: Node) -> tuple[Dim, int, int] | None:
         """The limit of a condition of that kind, which is how a causal mask is written."""
-        if condition.op is not Ops.CMPLT or condition.src[0].dtype.kind != "index":
+        below = _below_zero(condition)
+        if below is None:
             return None
-        terms, constant = index.linear(index.sub(*condition.src))
+        terms, constant = index.linear(below)
         rest = dict(terms)
         along = rest.pop(self.key, 0)
         across = 0 if self.row is None else rest.pop(self.row, 0)
@@ -100,40 +123,103 @@ class StreamFacts:
         return index.from_linear(rest, constant), across, -along
 
 
+def _below_zero(condition: Node) -> Dim | None:
+    """A place that is below 0 where a condition on places holds; None for other conditions.
+
+    Such a condition may choose one of two numbers first, one of which is then asked for.
+    """
+    holds = True
+    while condition.op in (Ops.CMPEQ, Ops.CMPNE) and condition.src[0].op is Ops.WHERE:
+        chosen, wanted = condition.src
+        if any(one.op is not Ops.CONST for one in (*chosen.src[1:], wanted)):
+            return None
+        first, second = ((one.arg == wanted.arg) is (condition.op is Ops.CMPEQ)
+                         for one in chosen.src[1:])  # fmt: skip
+        if first is second:
+            return None
+        holds, condition = holds is first, chosen.src[0]
+    if condition.op is not Ops.CMPLT or condition.src[0].dtype.kind != "index":
+        return None
+    left, right = condition.src
+    return index.sub(left, right) if holds else index.sub(index.sub(right, left), 1)
+
+
+def _choice(exponent: Node) -> tuple[Node, Node] | None:
+    """(condition, rest) of an exponent that is -inf where a condition holds, else the rest."""
+    casts = []
+    while exponent.op is Ops.CAST and exponent.src[0].dtype.kind == "float":
+        casts.append(exponent)
+        exponent = exponent.src[0]
+    if exponent.op is not Ops.WHERE or exponent.src[1].op is not Ops.CONST:
+        return None
+    condition, value, rest = exponent.src
+    for each in reversed(casts):
+        rest = each.replace(src=(rest,))
+    return (condition, rest) if value.arg == _LOWEST else None
+
+
+def _vanishes(term: Node | None, exponent: Node) -> bool:
+    """Whether a term, if it is finite, is 0 where the power of an exponent is."""
+    known: dict[Node, bool] = {}
+    for node in toposort(*() if term is None else (term,), enter=lambda one: one is not exponent):
+        src = [known.get(child, False) for child in node.src]
+        if node.op is Ops.CONST:
+            known[node] = node.dtype.kind == "float" and node.arg == 0
+        elif node.op in POWERS:
+            known[node] = node.src[0].op is Ops.SUB and node.src[0].src[0] is exponent
+        elif node.op is Ops.WHERE:
+            known[node] = all(src[1:])
+        else:
+            known[node] = any(src) if node.op is Ops.MUL else node.op in _LINEAR and all(src)
+    return term is not None and known[term]
+
+
 def stream_facts(kernel: Node) -> StreamFacts | None:
     """The facts of a kernel-level KERNEL; None where it is no stream that tiles are made of."""
-    order = toposort(kernel)
-    folds = [node for node in order if node.op is Ops.REDUCE and not is_contraction(node)]
+    folds = [node for node in toposort(kernel)
+             if node.op is Ops.REDUCE and not is_contraction(node)]  # fmt: skip
     if len(folds) != 1:
         return None
     (fold,) = folds
     states = fold.arg.monoid.arity if is_stream(fold) else 0
-    weighted = fold.src[states - 1 if states else 0]
-    if len(fold.src) != (states or 1) + 1 or (states not in (2, 3) and fold.arg.monoid
-                                              is not primitive(Ops.ADD, fold.dtype)):
+    if len(fold.src) != (states or 1) + 1 or not (states in (2, 3) or is_float32_sum(fold)):
         return None
     power = fold.src[1] if states else None
     weights = values = None
     if states != 2:
-        if weighted.op is not Ops.MUL:
+        weights, values = _term(fold.src[states - 1 if states else 0])
+        if states and values is None:
             return None
-        left, values = weighted.src
-        weights = rounded(left)
-        if weights is None:
-            left, values = values, left
-            weights = rounded(left)
     source = weights if power is None else power
-    if source is None:
+    assert source is not None
+    near = _near(source)
+    if near is None or power not in (None, near):
         return None
-    near = [node for node in toposort(source) if node.op is Ops.EXP2_NEAR]
-    if len(near) != 1 or near[0].src[0].op is not Ops.SUB or power not in (None, near[0]):
-        return None
-    exponent = near[0].src[0].src[0]
-    return _with_axes(kernel, fold, states, exponent, power, weights, values)
+    facts = _with_axes(kernel, fold, states, near, power, weights, values)
+    return None if facts is None or (states and not facts.is_overwritten) else facts
+
+
+def _term(term: Node) -> tuple[Node, Node | None]:
+    """Weights and the values that they are multiplied by; a term that is no such product itself."""
+    for side, values in (term.src, term.src[::-1]) if term.op is Ops.MUL else ():
+        weights = weights_of(side)
+        if weights is not None and is_operand(values):
+            return weights, values
+    return term, None
+
+
+def _near(source: Node) -> Node | None:
+    """The one power of x - something that a value is made of, where x is made of products."""
+    found = [
+        node for node in toposort(source, enter=lambda node: node.op is not Ops.INDEX)
+        if node.op in POWERS and node.src[0].op is Ops.SUB
+        and any(map(is_contraction, toposort(node.src[0].src[0])))
+    ]  # fmt: skip
+    return found[0] if len(found) == 1 else None
 
 
 def _with_axes(
-    kernel: Node, fold: Node, states: int, exponent: Node, power: Node | None,
+    kernel: Node, fold: Node, states: int, near: Node, power: Node | None,
     weights: Node | None, values: Node | None,
 ) -> StreamFacts | None:  # fmt: skip
     """The facts of a fold whose parts are known, if its axes are those of tiles."""
@@ -167,7 +253,7 @@ def _with_axes(
         return None
     batch = tuple(sorted(places - taken, key=lambda axis: axis.arg.id))
     return StreamFacts(
-        kernel, fold, states, exponent, power, weights, tuple(products),
+        kernel, fold, states, near.src[0].src[0], near.op, power, weights, tuple(products),
         None if values is None else values.src[0], next(iter(rows), None), key,
         next(iter(columns), None), batch,
     )

@@ -6,11 +6,12 @@ import pytest
 
 from baregrad.graph import canonicalise
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.stream_facts import stream_facts
+from baregrad.kernel.facts.stream_facts import StreamFacts, stream_facts
 from baregrad.schedule import make_plan
+from baregrad.tensor import Tensor
 from baregrad.testing.examples.nests import attended, product, row_sums
 from tests.graph.graphs.gpu_graphs import HOPPER
-from tests.graph.test_streams import BRAIN, attention, differentiated, graph_of
+from tests.graph.test_streams import BRAIN, Made, attention, by_hand, differentiated, graph_of
 
 
 def test_the_axes_of_a_stream() -> None:
@@ -42,6 +43,48 @@ def test_gradients_are_plain_sums_of_weights_that_rows_or_keys_pass() -> None:
     )
     # Values' gradient: one product, queries pass. Those of queries and keys: two products.
     assert kinds == [(0, 1, -1), (0, 2, -1), (0, 2, 1), (2, 1, 1), (3, 1, 1)]
+
+
+def facts_by_hand(make: Made) -> list[StreamFacts]:
+    given, results = differentiated(BRAIN, 32, 48, 16, make)
+    made = canonicalise(graph_of(results, given), None, HOPPER)
+    found = [stream_facts(kernel) for kernel in make_plan(made, target=HOPPER).kernels]
+    return [facts for facts in found if facts is not None]
+
+
+def test_attention_by_hand_is_states_and_sums_with_and_without_values() -> None:
+    found = facts_by_hand(by_hand())
+    kinds = sorted((one.states, len(one.products), one.values is not None) for one in found)
+    # The result and the values' gradient; a sum for each row; those of queries and keys; states.
+    assert kinds == [(0, 1, True), (0, 1, True), (0, 2, False), (0, 2, True), (0, 2, True),
+                     (2, 1, False)]  # fmt: skip
+    assert all(one.is_overwritten for one in found)
+
+
+def attended_with(hidden: Tensor) -> Made:
+    return lambda q, k, v: (q @ k.mT).masked_fill(hidden, float("-inf")).softmax(-1) @ v
+
+
+def test_a_mask_by_places_is_found_behind_a_rounding() -> None:
+    """It is left aside where all that is summed is 0 behind it, and only there."""
+    found = facts_by_hand(by_hand())
+    assert sorted(one.limit[2] for one in found if one.limit is not None) == [-1, -1, 1, 1, 1, 1]
+
+    def shifted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        weights = (q @ k.mT).masked_fill(Tensor.ones(32, 48).tril() == 0, float("-inf")).softmax(-1)
+        return (weights + 0.5) @ v
+
+    # Of rows that see no key the powers are NaNs, in all columns.
+    hidden = attended_with(Tensor.ones(32, 48).tril(-1) == 0)
+    assert all(one.limit is None for one in facts_by_hand(hidden))
+    by_values = [one for one in facts_by_hand(shifted) if one.values is not None]
+    # Every row takes all values in; their gradient sums all rows.
+    assert sorted(one.limit is None for one in by_values) == [False, False, True, True]
+
+
+def test_scores_that_a_gradient_reads_beside_their_exponent_stay() -> None:
+    found = facts_by_hand(by_hand(cap=2.0))
+    assert sum(not one.is_overwritten for one in found) == 2
 
 
 @pytest.mark.parametrize("kernel", (product(8, 8, 8), row_sums(4, 4)), ids=("product", "sums"))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.stream_facts import StreamFacts, stream_facts
+from baregrad.ir.core.op import mask_of
+from baregrad.kernel.facts.stream_facts import POWERS, StreamFacts, stream_facts
 from baregrad.kernel.instructions.mma_sync import M
 from baregrad.kernel.language.schedule import Schedule, StreamTiles
 from baregrad.kernel.planning.common.decisions import Decisions
@@ -27,7 +27,7 @@ def plan_stream(
     kernel: Node, target: GpuTarget, decisions: Decisions | None = None
 ) -> tuple[Schedule, tuple[Reason, ...]] | None:
     """The schedule of a prepared KERNEL that is one stream, and why; None where it is none."""
-    facts = stream_facts(kernel) if kernel.mask & Ops.EXP2_NEAR.bit else None
+    facts = stream_facts(kernel) if kernel.mask & mask_of(POWERS) else None
     if facts is None or (facts.products[0].left.dtype.name, M) not in target.warp_products:
         return None
     rows = 1 if facts.row is None else index.upper(extent_of(facts.row))
