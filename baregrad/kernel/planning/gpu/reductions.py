@@ -8,7 +8,7 @@ sum depends on its length alone, so that the order of the additions does, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import prod
 
 from baregrad.base.bits import next_power_of_two
@@ -39,6 +39,8 @@ LINE_BYTES, SECTOR_BYTES = 128, 32
 # column's.
 TOGETHER, MOST_STEPS = 4, 16
 COLUMN_ELEMENTS = 16
+# Threads for sums of sums.
+NESTED_BLOCK = 512
 # Operations on elements that are under way together, at most: each is code.
 MOST_OPS = 1 << 10
 
@@ -301,15 +303,20 @@ def _along(plan: GpuPlan, columns: Sequence[Node], units: list[tuple[str, int]])
 def _nested(
     plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node], nested: Sequence[Reduction]
 ) -> None:
-    """Reductions of reductions: the inner ones along a warp's lanes, the outer ones along warps."""
+    """Reductions of reductions: the inner ones along a warp's lanes, the outer ones along warps.
+
+    Lanes that short inner ones leave are the outer ones'.
+    """
     plan.grid(rows)
     data = frozenset(plan.facts.data)
     inner = {axis for reduction in nested for axis in reduction.own}
     taken = {axis for reduction in nested for axis in reduction.free - data}
+    lanes = min(_longest(inner - taken), plan.warp)
+    warps = min(_longest(taken - inner), NESTED_BLOCK // lanes, MOST_WARPS)
     done: set[Node] = set()
     for reduction in plan.facts.reductions:
         for axes, unit, size in (
-            (inner - taken, "thread", plan.warp), (taken - inner, "thread_y", WARPS)
+            (inner - taken, "thread", lanes), (taken - inner, "thread_y", warps)
         ):
             mine = [a for a in reduction.own if a in axes and extent_of(a) != 1]
             if not mine or not done.isdisjoint(reduction.own):
@@ -318,4 +325,9 @@ def _nested(
             done.update(reduction.own)
             plan.parts([best], [(unit, size)])
     if not any(reduction.free & frozenset(columns) for reduction in plan.facts.reductions):
-        _along(plan, columns, [("thread_y", WARPS), ("thread", plan.warp)])
+        _along(plan, columns, [("thread_y", warps), ("thread", lanes)])
+
+
+def _longest(axes: Iterable[Node]) -> int:
+    """The length of the longest of some axes, as a power of two."""
+    return next_power_of_two(max([index.upper(extent_of(axis)) for axis in axes], default=1))

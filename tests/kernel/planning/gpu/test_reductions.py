@@ -124,9 +124,22 @@ def test_a_softmax_across_its_rows_reads_neighbours(shape: tuple[int, int, int])
     check(kernel)
 
 
-@pytest.mark.parametrize("kernel", [k.sum_of_row_logs(6, 40), k.smallest_column_sum(20, 30)])
+@pytest.mark.parametrize("kernel", [
+    k.sum_of_row_logs(6, 40), k.smallest_column_sum(20, 30), k.sum_of_row_logs(300, 4),
+    k.sum_of_row_logs(3, 1),
+])
 def test_sums_of_sums(kernel: Node) -> None:
     check(kernel)
+
+
+def test_many_short_sums_of_one_sum_have_many_threads() -> None:
+    steps = choose_schedule(k.sum_of_row_logs(512, 4), HOPPER).steps
+    units = {step.axis: step.unit for step in steps if isinstance(step, Bind)}
+    sizes = {
+        units[name]: size
+        for step in steps if isinstance(step, Split) for name, size in step.parts if name in units
+    }
+    assert sizes == {"thread": 4, "thread_y": 32}
 
 
 @pytest.mark.parametrize("length", [64, 1000, 8192, 100000])
