@@ -408,13 +408,24 @@ def find_sibling(
             continue
         if draft in own:
             return draft
-        near = neighbours(fusion, node)
-        other = neighbours(fusion, draft.outs[0].target)
-        if not _share_values(fusion, near, other) or not _reduce_alike(fusion, near, other):
-            continue
-        if not _sum_separately(fusion, node, draft.outs[0].target):
+        if _is_alike(fusion, node, draft):
             return draft
     return None
+
+
+def _is_alike(fusion: Fusion, node: Node, draft: Draft) -> bool:
+    """Whether a kernel computes some output from what `node` is computed from, in the same way.
+
+    On a CPU the first: there an array that is read again mostly comes from a cache.
+    """
+    near = neighbours(fusion, node)
+    targets = [out.target for out in draft.outs[: None if fusion.gpu else 1]]
+    if any(_sum_separately(fusion, node, target) for target in targets):
+        return False
+    return any(
+        _share_values(fusion, near, other) and _reduce_alike(fusion, near, other)
+        for other in [neighbours(fusion, target) for target in targets]
+    )
 
 
 def _kernels_of_parts(fusion: Fusion, node: Node) -> list[Draft]:

@@ -182,3 +182,13 @@ def test_a_sum_of_what_is_stored_reads_what_is_stored() -> None:
     f = (h @ w).relu() @ v
     # Norm; two matmuls, the second with its residual; norm.
     check([norm(f + h)], kernels=4, tolerance=1e-3)
+
+
+def test_sums_of_what_a_gpu_reads_anyway_are_one_kernel() -> None:
+    """Those of the gradient of a batch norm: the first of them does not read what the last does."""
+    x, mean, g = param(0, 64, 900), param(1, 64, 1), param(2, 64, 900)
+    away = x - mean
+    sums = [away.sum(1), (g * away).sum(1), g.sum(1)]
+    (kernel,) = make_plan(sink(*sums), target=HOPPER).kernels
+    assert len(kernel.src) == 3
+    check(sums)
