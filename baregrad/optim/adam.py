@@ -33,6 +33,7 @@ class Adam(Optimizer):
         weight_decay: float = 0.0,
         amsgrad: bool = False,
         maximize: bool = False,
+        master_weights: bool = True,
     ) -> None:
         if not all(0 <= beta < 1 for beta in betas):
             raise ArgumentError(f"betas are numbers from 0 up to below 1, not {betas}")
@@ -45,6 +46,7 @@ class Adam(Optimizer):
             "weight_decay": weight_decay,
             "amsgrad": amsgrad,
             "maximize": maximize,
+            "master_weights": master_weights,
         }
         super().__init__(params, settings)
 
@@ -90,5 +92,8 @@ class AdamW(Adam):
         weight_decay: float = 1e-2,
         amsgrad: bool = False,
         maximize: bool = False,
+        master_weights: bool = True,
     ) -> None:
-        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize)
+        super().__init__(
+            params, lr, betas, eps, weight_decay, amsgrad, maximize, master_weights
+        )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, DTypeError, GradientError, ShapeError
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explain_arguments, explain_constructor
 from baregrad.tensor.array.core import realize_storages
@@ -56,8 +56,10 @@ class Optimizer:
 
     params: tensors that require gradients, or dicts with the key "params" and settings that differ
     from `defaults`. Parameters of narrow floats are kept in float32 as well (the state
-    "master"), where updates too small for them add up. Raises ShapeError for
-    no parameters, GradientError for tensors that are no leaves.
+    "master"), where updates too small for them add up, and so are their other states. Not so with
+    the setting `master_weights` false: then all are of the parameter's dtype, half the memory, and
+    each step is computed in float32 and rounded once. Raises ShapeError for no parameters,
+    GradientError for tensors that are no leaves.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -144,7 +146,7 @@ class Optimizer:
             if p.device not in clocks:
                 clocks[p.device] = Tensor.zeros(device=p.device)
             found = {"step": clocks[p.device]}
-            if p.dtype.bits < 32:
+            if _has_master(p, group):
                 found["master"] = p.detach().cast(dtypes.float32)
             found.update(self.initial_state(found.get("master", p), group))
             self._states[id(p)] = found
@@ -166,11 +168,18 @@ class Optimizer:
         gradient = p.grad
         assert gradient is not None
         target = state.get("master", p)
-        if gradient.dtype is not target.dtype:
-            gradient = gradient.cast(target.dtype)
+        old, seen = target.detach(), state
+        if target.dtype.bits < 32:
+            # Rounded once, at the end.
+            old, seen = old.cast(dtypes.float32), _widened(state)
+        if gradient.dtype is not old.dtype:
+            gradient = gradient.cast(old.dtype)
         if group.get("maximize", False):
             gradient = -gradient
-        value = self.update(target.detach(), gradient.detach(), state, group)
+        value = self.update(old, gradient.detach(), seen, group)
+        if seen is not state:
+            _narrow(seen, state, target.dtype)
+            value = value.cast(target.dtype)
         target.copy_(value)
         if target is not p:
             p.copy_(value)
@@ -206,7 +215,6 @@ class Optimizer:
 
         Raises ShapeError when groups, parameters or shapes do not fit.
         """
-        params = [p for group in self.param_groups for p in group["params"]]
         sizes = [len(group["params"]) for group in state_dict["param_groups"]]
         if sizes != [len(group["params"]) for group in self.param_groups]:
             raise ShapeError(
@@ -214,14 +222,19 @@ class Optimizer:
                 found=sizes,
                 wanted=[len(group["params"]) for group in self.param_groups],
             )
-        numbers = [i for group in state_dict["param_groups"] for i in group["params"]]
+        groups = list(zip(self.param_groups, state_dict["param_groups"], strict=True))
+        numbers = [i for _, other in groups for i in other["params"]]
+        params = [
+            (p, _has_master(p, {**group, **other})) for group, other in groups
+            for p in group["params"]
+        ]
         clocks: dict[tuple[str, float], Tensor] = {}
         loaded = {
-            id(p): _loaded_state(p, state_dict["state"][number], clocks)
-            for p, number in zip(params, numbers, strict=True)
+            id(p): _loaded_state(p, state_dict["state"][number], clocks, keeps)
+            for (p, keeps), number in zip(params, numbers, strict=True)
             if number in state_dict["state"]
         }
-        for group, other in zip(self.param_groups, state_dict["param_groups"], strict=True):
+        for group, other in groups:
             for key, value in other.items():
                 if key != "params":
                     group[key] = value
@@ -230,6 +243,28 @@ class Optimizer:
     def __repr__(self) -> str:
         facts = ", ".join(f"{key}={value}" for key, value in self.defaults.items())
         return f"{type(self).__name__}({facts})"
+
+
+def _has_master(p: Tensor, group: Mapping[str, Any]) -> bool:
+    """Whether a parameter is kept in float32 as well."""
+    return p.dtype.bits < 32 and bool(group.get("master_weights", True))
+
+
+def _widened(state: State) -> State:
+    """The tensors of a state in float32; the step count is what it was."""
+    return {
+        name: tensor if name == "step" else tensor.cast(dtypes.float32)
+        for name, tensor in state.items()
+    }
+
+
+def _narrow(seen: State, state: State, dtype: DType) -> None:
+    """Write what was widened back into a state, and what is new in it."""
+    for name, tensor in seen.items():
+        if name in state and name != "step":
+            state[name].copy_(tensor.cast(dtype))
+        elif name != "step":
+            state[name] = tensor.cast(dtype)
 
 
 def _check_parameter(p: object, known: set[int]) -> None:
@@ -246,14 +281,17 @@ def _check_parameter(p: object, known: set[int]) -> None:
 
 
 def _loaded_state(
-    p: Tensor, state: Mapping[str, Any], clocks: dict[tuple[str, float], Tensor]
+    p: Tensor, state: Mapping[str, Any], clocks: dict[tuple[str, float], Tensor], keeps: bool
 ) -> State:
-    """A parameter's state; equal step counts become one tensor, as they were when saved."""
+    """A parameter's state; equal step counts become one tensor, as they were when saved.
+
+    keeps: whether the parameter is kept in float32 as well.
+    """
     steps = (p.device, float(state.get("step") or 0.0))
     found: State = {"step": clocks.setdefault(steps, Tensor(steps[1], device=p.device))}
-    wanted = dtypes.float32 if p.dtype.bits < 32 else p.dtype
+    wanted = dtypes.float32 if keeps else p.dtype
     for name, value in state.items():
-        if value is None or name == "step":
+        if value is None or name == "step" or (name == "master" and not keeps):
             continue
         tensor = value if isinstance(value, Tensor) else Tensor(value)
         if tensor.shape != p.shape:
@@ -263,7 +301,7 @@ def _loaded_state(
                 wanted=list(p.shape),
             )
         found[name] = tensor.detach().to(wanted, p.device).clone()
-    if p.dtype.bits < 32:
+    if keeps:
         found.setdefault("master", p.detach().cast(dtypes.float32))
     return found
 

@@ -27,6 +27,7 @@ class RMSprop(Optimizer):
         momentum: float = 0.0,
         centered: bool = False,
         maximize: bool = False,
+        master_weights: bool = True,
     ) -> None:
         if min(alpha, eps, weight_decay, momentum) < 0:
             raise ArgumentError("alpha, eps, weight_decay and momentum are numbers from 0 on")
@@ -38,6 +39,7 @@ class RMSprop(Optimizer):
             "momentum": momentum,
             "centered": centered,
             "maximize": maximize,
+            "master_weights": master_weights,
         }
         super().__init__(params, settings)
 

@@ -26,6 +26,7 @@ class SGD(Optimizer):
         weight_decay: float = 0.0,
         nesterov: bool = False,
         maximize: bool = False,
+        master_weights: bool = True,
     ) -> None:
         if momentum < 0 or weight_decay < 0:
             raise ArgumentError("momentum and weight_decay are numbers from 0 on")
@@ -38,6 +39,7 @@ class SGD(Optimizer):
             "weight_decay": weight_decay,
             "nesterov": nesterov,
             "maximize": maximize,
+            "master_weights": master_weights,
         }
         super().__init__(params, settings)
 

@@ -13,6 +13,7 @@ from baregrad import nn, optim
 from baregrad.base.errors import GradientError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
+from baregrad.tensor.jit.jit import jit
 
 Case = tuple[str, Callable[[Any, Any], Any]]
 
@@ -169,6 +170,59 @@ def test_small_updates_of_bfloat16_add_up_in_float32() -> None:
     assert p.dtype is dtypes.bfloat16
     assert optimiser.state[p]["master"].tolist() == pytest.approx([0.99] * 3, abs=1e-6)
     assert p.tolist() == [float(torch.tensor(0.99).bfloat16())] * 3
+
+
+NARROW: tuple[Case, ...] = (
+    ("sgd", lambda o, p, **m: o.SGD(p, lr=0.1, momentum=0.9, weight_decay=0.01, **m)),
+    ("rmsprop", lambda o, p, **m: o.RMSprop(p, lr=0.01, momentum=0.8, centered=True, **m)),
+    ("adamw", lambda o, p, **m: o.AdamW(p, lr=0.01, weight_decay=0.1, **m)),
+)
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("jitted", [False, True])
+@pytest.mark.parametrize("make", [make for _, make in NARROW], ids=[name for name, _ in NARROW])
+def test_without_master_weights_all_has_the_parameters_dtype(
+    make: Callable[..., Any], jitted: bool
+) -> None:
+    """PyTorch's steps in float32, of which all that is kept is rounded at the end."""
+    values = np.random.default_rng(1).standard_normal((2, 3, 64)).astype(np.float32)
+    p = Tensor(values[0]).bfloat16().realize().requires_grad_()
+    q = torch.tensor(values[0]).bfloat16().float().requires_grad_()
+    ours, theirs = make(optim, [p], master_weights=False), make(torch.optim, [q])
+    p.grad = Tensor(values[1]).bfloat16()
+    q.grad = torch.tensor(values[1]).bfloat16().float()
+    step = jit(ours.step) if jitted else ours.step
+    for _ in range(5):
+        step()
+        theirs.step()
+        kept = {name: one for name, one in theirs.state[q].items() if name != "step"}
+        for one in (q.data, *kept.values()):
+            one.copy_(one.bfloat16())
+        names = {name for name, one in kept.items() if one is not None}
+        assert ours.state[p].keys() == names | {"step"}
+        pairs = [(p, q), *((ours.state[p][name], kept[name]) for name in names)]
+        for one, other in pairs:
+            assert one.dtype is dtypes.bfloat16
+            # An element near the middle of two may be rounded either way.
+            found, wanted = one.float().numpy(), other.detach().numpy()
+            np.testing.assert_allclose(found, wanted, rtol=2.0**-7, atol=1e-6)
+            assert (found == wanted).mean() > 0.95
+    again = make(optim, [p])
+    again.load_state_dict(ours.state_dict())
+    assert again.state[p].keys() == ours.state[p].keys()
+
+
+def test_without_master_weights_a_step_is_rounded_once() -> None:
+    p = Tensor.ones(3).bfloat16().realize().requires_grad_()
+    optimiser = optim.AdamW([p], lr=1e-2, weight_decay=0.5, master_weights=False)
+    p.grad = Tensor.full((3,), 0.3).bfloat16()
+    g = float(torch.tensor(0.3).bfloat16())
+    mean, square = 0.1 * g, 0.001 * g * g
+    exact = 1 - 1e-2 * 0.5 - 1e-2 * (mean / 0.1) / ((square / 0.001) ** 0.5 + 1e-8)
+    optimiser.step()
+    assert p.tolist() == [float(torch.tensor(exact).bfloat16())] * 3
+    assert optimiser.state[p]["exp_avg"].tolist() == [float(torch.tensor(mean).bfloat16())] * 3
 
 
 def test_a_step_computes_everything_in_one_run() -> None:

@@ -75,7 +75,9 @@ class AdamWCase:
                 p = side.tensor(draw, random).requires_grad_()
                 p.grad = side.tensor(draw, random)
                 parameters.append(p)
-            return parameters, jit(optim.AdamW(parameters, **_SETTINGS).step)
+            # As PyTorch's: what is beside a parameter has its dtype.
+            optimiser = optim.AdamW(parameters, master_weights=False, **_SETTINGS)
+            return parameters, jit(optimiser.step)
 
         def outputs() -> list[Array]:
             parameters, step = made()
