@@ -47,7 +47,9 @@ FUNCTION_WORK = 16.0  # operations of a value that has a function in it
 NO_READS_WORK = 32.0  # places and masks are computed wherever they are wanted
 SAME_KERNEL = 1.5  # keeping a kernel whole is worth some recomputation
 SIBLINGS = 8  # drafts of one shape that are looked at
-NEIGHBOURS = 24  # values below an output that are compared with its siblings'
+# Values below an output that are compared with its siblings', on a CPU; on a GPU twice as many,
+# since each kernel's arrays come from memory anew.
+NEIGHBOURS = 24
 _READS = Ops.PARAM.bit | Ops.BUFFER.bit
 _FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
 _ELEMENTWISE = mask_of(ELEMENTWISE)
@@ -510,7 +512,8 @@ def neighbours(fusion: Fusion, node: Node) -> Neighbours:
     found = {node}
     mark = found.add
     queue = [node]
-    while queue and len(found) < NEIGHBOURS:
+    most = NEIGHBOURS * (2 if fusion.gpu else 1)
+    while queue and len(found) < most:
         level, queue = queue, []
         for above in level:
             for child in above.src:

@@ -11,7 +11,12 @@ import torch
 
 from baregrad import nn, optim
 from baregrad.base.errors import GradientError, ShapeError
+from baregrad.base.options import options
 from baregrad.dtypes import dtypes
+from baregrad.engine.backends import CompiledBackend
+from baregrad.graph import canonicalise
+from baregrad.schedule import make_plan
+from baregrad.target import gpu_row
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
 
@@ -284,3 +289,29 @@ def test_wrong_parameters_are_errors() -> None:
     optimiser = optim.SGD([p], lr=1.0)
     with pytest.raises(ShapeError, match="other groups"):
         optimiser.load_state_dict(optim.SGD([Tensor.ones(1), Tensor.ones(1)]).state_dict())
+
+
+@pytest.mark.parametrize("master_weights", [False, True])
+def test_a_gpu_computes_all_of_a_parameters_step_in_one_kernel(master_weights: bool) -> None:
+    """So gradient and states are read once, and what is beside them once a step."""
+    sinks: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch, options.override(device="NULL"):
+        p = Tensor.zeros(64, 768).bfloat16().realize().requires_grad_()
+        p.grad = Tensor.ones(64, 768).bfloat16().realize()
+        optimiser = optim.AdamW([p], master_weights=master_weights)
+        optimiser.step()
+        prepare = CompiledBackend.prepare
+
+        def noted(self: CompiledBackend, program: Any, donated: Any) -> Any:
+            sinks.append(program.sink)
+            return prepare(self, program, donated)
+
+        patch.setattr(CompiledBackend, "prepare", noted)
+        optimiser.step()
+    (sink,) = sinks
+    hopper = gpu_row("sm_90a")
+    plan = make_plan(canonicalise(sink, target=hopper), target=hopper)
+    large = [step for step in plan.steps if any(
+        plan.buffers[place].shape == (64, 768) for place in step.buffers
+    )]
+    assert len(large) == 1
