@@ -20,8 +20,9 @@ from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 
 BLOCK = 128
-# Steps of a sum that one thread makes alone.
-THREAD_ROW = 24
+# Steps of a sum that one thread makes alone; where few neighbours of what it reads are summed, too.
+THREAD_ROW, FAR_ROW = 24, 64
+LEAST_NEIGHBOURS = 8
 # What is summed anew in each row is less than one part of so many.
 FEW_AGAIN = 8
 # Accesses of a thread for a row that a warp shares; of a longer row, before there are more warps.
@@ -58,7 +59,7 @@ def plan_reductions(plan: GpuPlan) -> None:
         plan.because("{} results, sums of {}: neighbours in threads read best", points, length)
         _plan_columns(plan, by_id(rows), columns, length)
         return
-    if not columns and rows and length <= THREAD_ROW:
+    if not columns and rows and length <= (THREAD_ROW if _lie_along(plan) else FAR_ROW):
         plan.because("{} results, sums of {}: a thread for each", points, length)
         plan.spread(by_id(rows), BLOCK)
         for reduction in facts.reductions:
@@ -69,6 +70,15 @@ def plan_reductions(plan: GpuPlan) -> None:
         _nested(plan, by_id(rows), columns, nested)
         return
     _plan_rows(plan, by_id(rows), columns, max(length, iterations(columns)))
+
+
+def _lie_along(plan: GpuPlan) -> bool:
+    """Whether threads that share a sum read neighbours."""
+    own = {axis for each in plan.facts.reductions for axis in each.own}
+    return any(
+        access.stride(axis) == 1 and index.upper(extent_of(axis)) >= LEAST_NEIGHBOURS
+        for access in plan.facts.accesses if not access.write for axis in own & access.axes
+    )
 
 
 def _rows(plan: GpuPlan, data: frozenset[Node]) -> frozenset[Node]:
@@ -85,7 +95,11 @@ def _rows(plan: GpuPlan, data: frozenset[Node]) -> frozenset[Node]:
     most = iterations(main.free.union(main.own)) // FEW_AGAIN
     if all(each.free <= main.free for each in reductions) and sum(again) <= most:
         return rows
-    return data.intersection(*[each.free for each in reductions])
+    found = data.intersection(*[each.free for each in reductions])
+    if not found and all(each.free and each.free <= data for each in reductions):
+        # Sums that have nothing in common, as of two factors of a product of each with each.
+        return data
+    return found
 
 
 # --- columns ------------------------------------------------------------------------------------
@@ -247,7 +261,7 @@ def _across(
         inner = ordered
     elif len(inner) > 1 and not _together(plan, inner):
         inner = ordered[-1:]
-    if len(own) > 1 and iterations(inner) < threads:
+    if len(inner) < len(own) and iterations(inner) < threads:
         inner = [max(own, key=lambda axis: index.upper(extent_of(axis)))]
     _share(plan, inner, units, reduction.node.arg.monoid.arity == 1)
 

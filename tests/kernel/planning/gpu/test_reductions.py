@@ -11,6 +11,7 @@ import pytest
 from baregrad import render
 from baregrad.engine.compiler import Compiler
 from baregrad.graph import canonicalise
+from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, alu, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
@@ -152,6 +153,39 @@ def test_how_a_row_is_shared_does_not_depend_on_the_number_of_rows(length: int) 
 def test_how_a_column_is_shared_does_not_depend_on_the_number_of_columns(length: int) -> None:
     ways = [shared(k.column_reduce(length, columns)) for columns in (256, 2048, 1 << 20)]
     assert ways[0] == ways[1] == ways[2]
+
+
+def products_of_sums(m: int, n: int, length: int) -> Node:
+    """The sum of each row of one matrix times that of each column of another one."""
+    i, j, r, s = (range_node(size, at) for at, size in enumerate((m, n, length, length)))
+    rows = k.reduce(Ops.ADD, k.at(k.param(1, m, length), i, r), r)
+    columns = k.reduce(Ops.ADD, k.at(k.param(2, length, n), s, j), s)
+    return k.kernel(k.out(k.param(0, m, n), alu(Ops.MUL, rows, columns), i, j))
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 40), (2, 3, 300)])
+def test_sums_with_no_axis_in_common(shape: tuple[int, int, int]) -> None:
+    kernel = products_of_sums(*shape)
+    check(kernel)
+    steps = choose_schedule(kernel, HOPPER).steps
+    assert {step.unit for step in steps if isinstance(step, Bind)} >= {"grid", "thread"}
+
+
+def far_apart(points: int, *sizes: int) -> Node:
+    """Sums of elements of which none that are summed are neighbours."""
+    i, *own = (range_node(size, at) for at, size in enumerate((points, *sizes)))
+    places = [index.mul(axis, 2) for axis in own]
+    array = k.param(1, points, *[2 * size for size in sizes])
+    return k.kernel(k.out(k.param(0, points), k.reduce(Ops.ADD, k.at(array, i, *places), *own), i))
+
+
+@pytest.mark.parametrize("sizes", [(3, 3, 3), (4, 16), (3, 3, 9), (2, 5, 13)])
+def test_sums_of_what_is_far_apart(sizes: tuple[int, ...]) -> None:
+    kernel = far_apart(5, *sizes)
+    check(kernel)
+    # A thread sums 64 or fewer by itself, and no thread of a longer sum is without a step.
+    units = [step.unit for step in choose_schedule(kernel, HOPPER).steps if isinstance(step, Bind)]
+    assert ("thread_y" in units) == (np.prod(sizes) > 64)
 
 
 def test_rows_of_a_batch_have_the_bits_of_a_row() -> None:
