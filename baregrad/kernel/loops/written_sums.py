@@ -41,6 +41,8 @@ from baregrad.target.gpu import GpuTarget
 
 # Terms of a sum that is written out, at most, and places of a window that is an output.
 MOST_TERMS = 64
+# The same of one axis.
+MOST_PLACES = 16
 # Terms that are written out of a long sum: neighbours in memory.
 STRETCH, LEAST_STRETCH = 8, 2
 # What the axis is called that a long sum keeps.
@@ -72,7 +74,10 @@ def write_sums(kernel: Node, target: GpuTarget) -> Node:
         return rebuild(
             kernel, index.resimplify, memo=dict(zip(parts, states, strict=True))
         )
-    if found.node.arg.monoid.primitive is None or iterations(window_axes(found)) > MOST_TERMS:
+    window = window_axes(found)
+    if found.node.arg.monoid.primitive is None or iterations(window) > MOST_TERMS:
+        return kernel
+    if any(extent_of(axis) > MOST_PLACES for axis in window):
         return kernel
     part = _in_stretches(found, fma, 1 + max(axis.arg.id for axis in facts.axes))
     return kernel if part is None else rebuild(kernel, index.resimplify, memo={found.node: part})
@@ -93,6 +98,9 @@ def _may_be_written(reduction: Reduction) -> bool:
         return False
     value = node.src[0]
     while value.op in (Ops.CAST, Ops.GUARD):
+        if value.op is Ops.GUARD and value.src[0].has(Ops.INDEX):
+            # It may end where data says.
+            return False
         value = value.src[-1]
     if value.op is not Ops.MUL:
         return True

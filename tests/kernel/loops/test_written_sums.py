@@ -101,6 +101,7 @@ def test_stretches_fill_rows(width: int, stretches: int) -> None:
     pytest.param(window(2, 100, 65, 1), id="windows of too many"),
     pytest.param(k.row_reduce(4, 9), id="rows"),
     pytest.param(depthwise_gradient(1, 1, 60, 13, 3), id="rows of a prime number"),
+    pytest.param(depthwise_gradient(1, 1, 3, 64, 17), id="a long window"),
     pytest.param(k.arg_max(4, 9), id="places"),
 ])
 def test_what_is_left_as_it_is(kernel: Node) -> None:
