@@ -77,7 +77,7 @@ def write_sums(kernel: Node, target: GpuTarget) -> Node:
     window = window_axes(found)
     if found.node.arg.monoid.primitive is None or iterations(window) > MOST_TERMS:
         return kernel
-    if any(extent_of(axis) > MOST_PLACES for axis in window):
+    if any(int(axis.src[0].arg) > MOST_PLACES for axis in window):
         return kernel
     part = _in_stretches(found, fma, 1 + max(axis.arg.id for axis in facts.axes))
     return kernel if part is None else rebuild(kernel, index.resimplify, memo={found.node: part})
