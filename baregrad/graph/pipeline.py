@@ -14,9 +14,8 @@ from baregrad.graph.partials import PARTIALS
 from baregrad.graph.partials_gpu import PARTIALS_ON_GPU
 from baregrad.graph.reductions import REDUCTIONS
 from baregrad.graph.scans import SCANS
-from baregrad.graph.scatter_parts import SCATTER_PARTS
 from baregrad.graph.scatter_rows import SCATTER_ROWS
-from baregrad.graph.scatters import SCATTERS
+from baregrad.graph.scatters import SCATTER_PARTS, SCATTERS
 from baregrad.graph.sorts import SORTS, SORTS_ON_GPU
 from baregrad.graph.streams import STREAMS, has_streams
 from baregrad.graph.sums import SUMS

@@ -1,9 +1,10 @@
-"""Sorting: what SORT becomes, on a CPU a network, on a GPU runs that are merged.
+"""Sorting: what SORT becomes, on a CPU a network, on a GPU runs that are merged, or digits.
 
 A network's exchanges are vectors' work, but each of its log(n)**2 / 2 stages passes over memory. A
 GPU has threads enough to let every place find its element by itself: in a short run each element
 counts those below it, and is written there; of two sorted runs each place finds by halving how many
-of either are before it.
+of either are before it. Keys whose places rise already are sorted by their digits where these are
+few, or the runs many.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from collections.abc import Callable
 from math import prod
 
 from baregrad.dtypes import DType, dtypes
+from baregrad.graph.affine_index import affine_index_of
+from baregrad.graph.radix import digits_of, sorted_by_digits, steps_of_pass
 from baregrad.graph.traced import Traced, rewrite
-from baregrad.graph.views import counting, cut, expand, full, pad, reshape, stored
+from baregrad.graph.views import constant_of, counting, cut, expand, full, pad, reshape, stored
 from baregrad.ir.core.attrs import Pad, Reduce, Scatter
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, cast, const
@@ -28,6 +31,10 @@ RUN = 16
 STRIDE = 32
 # Elements that one kernel looks up, at most.
 READS = 20
+# Elements that are merged, or put in the order of a digit, while a kernel begins; and the kernels
+# of a level of merging.
+LAUNCH = 1 << 17
+MERGE_LAUNCHES = 2
 
 
 def is_less(words: Words, others: Words) -> Node:
@@ -118,6 +125,19 @@ def sorted_by_places(words: Words) -> Words:
         run *= 2
     whole = [reshape(word, (*front, total)) for word in words]
     return tuple(cut(word, len(front), 0, extent) for word in whole)
+
+
+def is_worth_digits(shape: tuple[int, ...], limit: int, words: int) -> bool:
+    """Whether rows are sorted sooner by the digits of keys below `limit` than by merging.
+
+    words: how many of them a comparison reads.
+    """
+    *front, extent = shape
+    if extent <= RUN or prod(front) * extent * extent <= MOST_PAIRS:
+        return False
+    levels = (-(-extent // RUN) - 1).bit_length()
+    merging = levels * words * (MERGE_LAUNCHES * LAUNCH + prod(shape))
+    return len(digits_of(limit)) * steps_of_pass(prod(front), extent, LAUNCH) < merging
 
 
 def _padded(words: Words, total: int) -> Words:
@@ -285,7 +305,57 @@ def _by_network(node: Node) -> Node:
 
 
 def _by_places(node: Node) -> Node:
-    return sorted_by_places(node.src)[-1]
+    words = node.src
+    if len(words) == 2 and _is_counted(words[1]):
+        return _by_long_keys(*words)
+    found = _key_bits(words[0]) if len(words) == 1 else 0
+    if not found or not is_worth_digits(words[0].shape, 1 << found, 1):
+        return sorted_by_places(words)[-1]
+    (word,) = words
+    shape, low = word.shape, dtypes.uint64.bits // 2
+    # Keys with a sign are moved to where all are positive, and back.
+    moved = 1 << (low + found - 1) if word.dtype.kind == "int" else 0
+    begin = full(const(moved, word.dtype), shape)
+    ordered = sorted_by_digits(cast(alu(Ops.ADD, word, begin), dtypes.uint64), low, 1 << found)
+    return alu(Ops.SUB, cast(ordered, word.dtype), begin)
+
+
+def _by_long_keys(keys: Node, places: Node) -> Node:
+    """Places in the order of keys of 64 bits: by their lower halves first, then by the others."""
+    shape, half = keys.shape, dtypes.uint64.bits // 2
+    if not is_worth_digits(shape, 1 << 2 * half, 2):
+        return sorted_by_places((keys, places))[-1]
+    if keys.dtype.kind == "int":
+        keys = alu(Ops.XOR, keys, full(const(int(keys.dtype.min), keys.dtype), shape))
+    keys = stored(cast(keys, dtypes.uint64))
+    order = counted = cast(places, dtypes.uint64)
+    low = full(const((1 << half) - 1, dtypes.uint64), shape)
+    shift = full(const(half, dtypes.uint64), shape)
+    for part in (alu(Ops.AND, keys, low), alu(Ops.SHR, keys, shift)):
+        if order is not counted:
+            along = [counting(shape, axis) for axis in range(len(shape) - 1)]
+            part = Node(Ops.GATHER, part.dtype, (part, *along, cast(order, dtypes.int64)))
+        words = alu(Ops.OR, alu(Ops.SHL, part, shift), order)
+        order = alu(Ops.AND, sorted_by_digits(words, half, 1 << half), low)
+    return cast(order, places.dtype)
+
+
+def _is_counted(places: Node) -> bool:
+    """Whether places are 0, 1, ... along the last axis."""
+    found = affine_index_of(places)
+    last = len(places.shape) - 1
+    return found is not None and (found.axis, found.start, found.step) == (last, 0, 1)
+
+
+def _key_bits(word: Node) -> int:
+    """The bits of the key above a word's lower half, where that counts places; 0 otherwise."""
+    if word.dtype.bits != 64 or word.op is not Ops.OR or word.src[0].op is not Ops.SHL:
+        return 0
+    key, shift = word.src[0].src
+    amount = constant_of(shift)
+    if amount is None or amount.arg != 32 or key.op is not Ops.CAST:
+        return 0
+    return int(key.src[0].dtype.bits) if _is_counted(word.src[1]) else 0
 
 
 def sort_by_network(order: list[Node], changed: dict[Node, Node]) -> Node:

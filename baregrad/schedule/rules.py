@@ -169,7 +169,8 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
             return "a function in float64, which each thread would compute anew"
         return ""
     if op is Ops.SCAN:
-        if draft.sealed or not is_identity(request.idx, node.shape, draft.outer):
+        is_ordered = draft.sealed and not all(out.how.apart for out in draft.outs)
+        if is_ordered or not is_identity(request.idx, node.shape, draft.outer):
             return "a running fold is read in another order"
         if _crosses(node, request.idx, draft):
             return "a running fold beside one along another axis"

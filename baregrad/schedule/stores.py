@@ -27,19 +27,21 @@ def store_view(fusion: Fusion, root: Node) -> None:
 
 
 def store_scatter(fusion: Fusion, node: Node, requests: list[Request]) -> None:
-    """Two kernels on one array: the base is written, then the values are put in."""
+    """Two kernels on one array: the base is written, unless all of it is again, then the values."""
     base, values, *places = node.src
     draft = fusion.open_draft(values.shape or places[0].shape)
     draft.sealed = True
     here, loops = draft.outer, draft.loops
     value = fusion.resolve(values, here, draft, loops)
     idx = tuple([fusion.place(place, here, draft, loops) for place in places])
-    draft.outs.append(Written(node, value, idx, Out(*node.arg)))
+    draft.outs.append(Written(node, value, idx, Out(node.arg.monoid, node.arg.apart)))
     fusion.store(node, draft, requests)
     later = fusion.before.get(node)
     if later is not None:
         fusion.run_before(draft, later)
     fusion.decisions.append(Decision(node, True, "scatter writes in place"))
+    if node.arg.whole:
+        return
     if base.op is Ops.SCATTER and fusion.survey.readers[base] == 1 and base not in fusion.must:
         fusion.aliases[base] = node
         fusion.must[base] = "scatter into the same array"

@@ -114,11 +114,13 @@ class Scatter(NamedTuple):
     """How a SCATTER combines with what is there: a monoid, or None to overwrite (last one wins).
 
     apart: no two values have the same place, so that the order of writes does not matter, and a
-    value whose place lies outside of the base is dropped. Whoever makes the node vouches for it.
+    value whose place lies outside of the base is dropped. whole: beyond that, every element is
+    written, so that nobody reads what the base holds. Whoever makes the node vouches for both.
     """
 
     monoid: Monoid | None = None
     apart: bool = False
+    whole: bool = False
 
 
 @ATTRIBUTES(Ops.STAGE)

@@ -30,7 +30,8 @@ def plan_running(plan: GpuPlan) -> bool:
     length = extent_of(axis)
     if not isinstance(length, int) or not LEAST_ROW <= length <= MOST_ROW:
         return False
-    if plan.write.stride(axis) != 1 or axis in plan.uncertain:
+    strides = {access.stride(axis) for access in facts.accesses if axis in access.axes}
+    if 1 not in strides or not strides <= {1, None} or not plan.uncertain.isdisjoint(facts.data):
         return False
     folds = [node.arg.monoid for node in facts.order if node.op is Ops.SCAN]
     if any(monoid.primitive is None or not monoid.commutative for monoid in folds):
