@@ -22,6 +22,7 @@ from baregrad.ir.core.axes import THREAD_BINDS, Var
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, alu, const, extent_of, make_node, rebuild, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.gpu.barriers import sequence, with_barriers
 from baregrad.kernel.gpu.shared_layouts import with_addresses
 from baregrad.kernel.instructions.mma_sync import (
@@ -31,6 +32,8 @@ from baregrad.kernel.instructions.mma_sync import (
     ROW,
     LaneRegisters,
     lane_places,
+    paired_axis,
+    paired_place,
     registers_of,
 )
 
@@ -196,6 +199,10 @@ class _Threads:
                 # In registers already, of which each lane names its own.
                 places = {summed: index.as_node(index.mul(DEEP, ROW))}
             found.append(rebuild(load, self.visit, memo={**axes, **places}))
+        beside = int(self.registers.columns.src[0].arg) // 2
+        axis = paired_axis(found[0], found[1], beside, node.arg.shape[2])
+        if axis is not None:
+            found[2] = substitute(found[2], {axis: paired_place(axis, lane)})
         own = (HALVES, self.registers.columns, summed, *outer)
         return make_node(node.op, node.dtype, (*found, keep, *own), node.arg)
 

@@ -148,6 +148,29 @@ def lane_places(mma: Mma, lane: Dim) -> tuple[tuple[Dim, Dim], tuple[Dim, Dim]]:
     return a, (0, index.add(low, index.mul(half, ROW)))
 
 
+def paired_axis(total: Node, left: Node, beside: int, depth: int) -> Node | None:
+    """The axis along which two tiles of the second factor come by one instruction, if one has.
+
+    That of tiles beside each other, or the innermost unrolled one of an even extent that results
+    are along and the first factor is not. Lanes 16 to 31 then point to the second tile of each two.
+    """
+    if depth != 2 * ROW:
+        return None
+    if beside > 1:
+        return registers_of(0, beside).alone
+    axes = [
+        axis for axis in total.ranges - left.ranges
+        if axis.arg.bind == "unroll" and axis is not HALVES and int(axis.src[0].arg) % 2 == 0
+    ]  # fmt: skip
+    return max(axes, key=lambda axis: int(axis.arg.id), default=None)
+
+
+def paired_place(axis: Node, lane: Dim) -> Node:
+    """The tile along a `paired_axis` that a lane points to."""
+    first = index.mul(index.floordiv(axis, 2), 2)
+    return index.as_node(index.add(first, index.mod(index.floordiv(lane, 2 * ROW), 2)))
+
+
 class LaneRegisters(NamedTuple):
     """The results in a lane's registers, over HALVES and the vector `columns`.
 

@@ -11,7 +11,7 @@ from baregrad.ir.analysis.words import PRODUCTS
 from baregrad.ir.core.attrs import Machine
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.instructions.mma_sync import DEEP, HALVES, ROW, registers_of
+from baregrad.kernel.instructions.mma_sync import DEEP, HALVES, ROW, paired_axis, registers_of
 from baregrad.kernel.linearise.values import Values
 
 Registers = tuple[Node, ...]
@@ -27,19 +27,26 @@ def multiply(values: Values, node: Node) -> None:
     total, left, right = node.src[:3]
     mma = node.arg
     deep = mma.shape[2] // ROW
+    beside = int(node.src[5].src[0].arg) // 2
+    alone = registers_of(0, beside).alone
+    paired = paired_axis(total, left, beside, mma.shape[2])
     ranges = total.ranges | left.ranges | right.ranges
+    if paired is not None:
+        ranges |= {paired}
     axes = tuple([axis for axis in values.tiles.axes_of(ranges) if axis not in (HALVES, DEEP)])
     known: dict[Any, Registers] = {}
     accumulators = values.memory.addresses[total]
-    beside = int(node.src[5].src[0].arg) // 2
-    alone = registers_of(0, beside).alone
     for point in values.tiles.points(axes, values.point):
         values.point = point
         if left.op is Ops.CAST:
             a = _rounded(values, known, left)
         else:
             a = _matrices(values, known, left, 2 * deep, mma.a_major != "k")
-        b = _matrices(values, known, right, deep, mma.b_major != "k")
+        if paired is None:
+            b = _matrices(values, known, right, deep, mma.b_major != "k")
+        else:
+            both = _matrices(values, known, right, 2 * deep, mma.b_major != "k", paired)
+            b = both[deep:] if point[paired] % 2 else both[:deep]
         c = [values.register(total.src[0], accumulators.at({**point, HALVES: half}))
              for half in range(2)]
         tile = point.get(alone, 0)
@@ -98,10 +105,16 @@ def _rounded(values: Values, known: dict[Any, Registers], factor: Node) -> Regis
 
 
 def _matrices(
-    values: Values, known: dict[Any, Registers], load: Node, count: int, turned: bool
+    values: Values, known: dict[Any, Registers], load: Node, count: int, turned: bool,
+    paired: Node | None = None,
 ) -> Registers:
-    """The registers that hold a factor's matrices at the present point."""
-    key = (load, tuple([values.point[axis] for axis in values.tiles.axes_of(load.ranges)]))
+    """The registers that hold a factor's matrices at the present point.
+
+    paired: an axis of which the matrices of two points come together.
+    """
+    axes = [axis for axis in values.tiles.axes_of(load.ranges) if axis is not paired]
+    pair = 0 if paired is None else values.point[paired] // 2
+    key = (load, pair, tuple([values.point[axis] for axis in axes]))
     found = known.get(key)
     if found is None:
         offset, at = values.offset(values.memory.addresses[load])
