@@ -13,12 +13,11 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from baregrad.base.errors import ArgumentError
-from baregrad.base.options import options
+from baregrad.base.options import DEVICE_NAMES, options
 from baregrad.engine.backends import CompiledBackend
 from baregrad.engine.script import run_script
 from baregrad.engine.search import search
-from baregrad.engine.search.records import Records, SearchRecord
-from baregrad.engine.search.tuner import records_path
+from baregrad.engine.search.records import Records, SearchRecord, records_path
 from baregrad.engine.session import current_session
 
 
@@ -32,6 +31,10 @@ def parser() -> argparse.ArgumentParser:
     result.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
     result.add_argument("--app", choices=("resnet18",), help="a network of ours, trained one step")
     result.add_argument("--batch", type=int, default=4, help="images in the step of --app")
+    result.add_argument(
+        "--device", type=str.upper, choices=DEVICE_NAMES, default=options.device,
+        help="the default device of the program",
+    )
     result.add_argument("--beam", type=int, default=options.beam or 4, help="width of the search")
     result.add_argument("--seconds", type=int, help="seconds for all of it")
     result.add_argument("--file", type=Path, help="the file of schedules")
@@ -46,7 +49,8 @@ def main(argv: list[str]) -> int:
         raise ArgumentError(
             "nothing to search for", wanted="a Python program, or --app, or --list",
         )
-    with search(arguments.beam, seconds=arguments.seconds, file=arguments.file):
+    chosen = search(arguments.beam, seconds=arguments.seconds, file=arguments.file)
+    with options.override(device=arguments.device), chosen:
         if arguments.list:
             if arguments.file is not None and not arguments.file.exists():
                 raise ArgumentError("there is no such file of schedules", found=arguments.file)

@@ -2,7 +2,8 @@
 
 FILE is either a Python program, which is run on the NULL device with every stage of every kernel
 printed, or the saved text of one kernel (as CompilerBug writes it), whose compilation is replayed.
-`--kernels` lists its kernels instead, `--kernel` describes one of them in full, having run it.
+`--kernels` lists its kernels instead, `--kernel` describes one of them in full, having run it. With
+`--target sm_90a` kernels are those for that GPU, which need not be there, and none is run.
 """
 
 from __future__ import annotations
@@ -16,10 +17,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 from baregrad.base.errors import ArgumentError, OptionError
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, open_backend
+from baregrad.engine.compiler import Compiler
 from baregrad.engine.script import run_script
 from baregrad.engine.session import Session, use_session
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.target.gpu import GPU_ROWS, gpu_row
 
 if TYPE_CHECKING:
     from baregrad.engine.explain_kernel import Found
@@ -46,6 +49,10 @@ def parser() -> argparse.ArgumentParser:
         help="run one kernel: its time beside the machine's limits, its schedule and why; "
         "with --after, what that pass made of it",
     )
+    result.add_argument(
+        "--target", choices=[row.name for row in GPU_ROWS],
+        help="with --kernels or --kernel: those for a GPU of this generation, without running them",
+    )
     result.add_argument("--list", action="store_true", help="name the passes in order and stop")
     return result
 
@@ -58,9 +65,9 @@ def main(argv: Sequence[str]) -> int:
         understood.error("which program? give a Python file, or the saved text of a kernel")
     if arguments.kernels and arguments.after is not None and arguments.kernel is None:
         understood.error("--kernels lists; --after shows a program, or one kernel with --kernel N")
-    backend = open_backend("NULL")
-    if not isinstance(backend, CompiledBackend):
-        raise OptionError("explain needs a compiling device", found=backend.name, wanted="NULL")
+    if arguments.target and not (arguments.kernels or arguments.kernel):
+        understood.error("--target is for kernels: give --kernels, or --kernel N")
+    backend = _null_backend(arguments.target)
     names = pass_names(backend)
     if arguments.list:
         print("\n".join(f"{name:<24} {why}" for name, why in names))
@@ -78,6 +85,20 @@ def main(argv: Sequence[str]) -> int:
     else:
         _explain_kernel(backend, _saved(arguments.file), arguments.after, sys.stdout)
     return 0
+
+
+def _null_backend(gpu: str | None) -> CompiledBackend:
+    """What compiles for this machine's CPU, or for a generation of GPUs, and runs nothing."""
+    backend = open_backend("NULL")
+    if not isinstance(backend, CompiledBackend):
+        raise OptionError("explain needs a compiling device", found=backend.name, wanted="NULL")
+    if gpu is None:
+        return backend
+    from baregrad.assemble.virtual_cubin import VirtualAssembler
+    from baregrad.render import get
+
+    compiler = Compiler(gpu_row(gpu), get("ptx"), VirtualAssembler(), None)
+    return CompiledBackend("NULL", backend.device, compiler)
 
 
 def pass_names(backend: CompiledBackend) -> list[tuple[str, str]]:
@@ -126,13 +147,20 @@ def _tell_of_kernels(
     """List the kernels of a program or a saved kernel, or tell all about one."""
     from baregrad.engine import explain_kernel
 
-    kernels = kernels_of(path)
+    kernels = kernels_of(path, null)
     if wanted is not None:
         _, found = explain_kernel.pick(kernels, wanted)
         if after is not None:
             _check_pass(null, after)
             _explain_kernel(null, found.kernel, after, sys.stdout)
             return
+    target = null.compiler.target
+    if target.kind == "gpu":
+        if wanted is not None:
+            print(explain_kernel.describe_planned(found, target))
+        else:
+            print(explain_kernel.list_planned(kernels, target) or NOTHING)
+        return
     backend, rates = explain_kernel.rates_of(open_backend)
     try:
         if wanted is None and not kernels:
@@ -156,8 +184,11 @@ def _check_pass(null: CompiledBackend, after: str) -> None:
         )
 
 
-def kernels_of(path: Path) -> list[Found]:
-    """The distinct kernels of a program, in the order in which they are first run, or the saved."""
+def kernels_of(path: Path, null: CompiledBackend | None = None) -> list[Found]:
+    """The distinct kernels of a program, in the order in which they are first run, or the saved.
+
+    null: the NULL device that they are planned for.
+    """
     from baregrad.engine.explain_kernel import Found
 
     if path.suffix != ".py":
@@ -178,13 +209,18 @@ def kernels_of(path: Path) -> list[Found]:
                 where = session.where(run.program, launch)
                 seen[kernel] = Found(kernel, run.program.variables, where)
 
-    _run_observed(path, note, debug=1)
+    _run_observed(path, note, null, debug=1)
     return list(seen.values())
 
 
-def _run_observed(path: Path, note: Callable[[Any, Session], None], **setting: Any) -> None:
+def _run_observed(
+    path: Path, note: Callable[[Any, Session], None], null: CompiledBackend | None = None,
+    **setting: Any,
+) -> None:
     """Run a program on the NULL device, noting what it computes, with options set."""
     with use_session(Session()) as session, options.override(device="NULL", **setting):
+        if null is not None:
+            session.adopt(null)
         session.watching.observers.append(lambda run: note(run, session))
         run_script(path)
         session.close()

@@ -17,14 +17,18 @@ from baregrad.base.errors import ArgumentError, OptionError
 from baregrad.engine.backends import CompiledBackend
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.rates import Rates, measure_rates
+from baregrad.engine.search.candidate_table import candidate_lines
+from baregrad.engine.search.records import Records, records_path
 from baregrad.ir.analysis.outline import outline
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import Choice, Schedule, choose, cost_of, facts_of, lower
 from baregrad.kernel.facts.analysis import itemsize, op_flops
+from baregrad.kernel.search import roofline_ns
 from baregrad.program import evaluate
 from baregrad.runtime.cpu.device import CpuDevice
+from baregrad.target import AnyTarget, GpuTarget
 
 _TIMED_S = 0.5
 _MOST_RUNS = 50
@@ -137,22 +141,60 @@ def describe(found: Found, backend: CompiledBackend, rates: Rates) -> str:
     choice = choose(found.kernel, target)
     loop = lower(found.kernel, target, choice.schedule)
     lines = [
-        f"kernel      {found.kernel.arg.name}" + (f"  ({found.where})" if found.where else ""),
-        f"bytes       {human_bytes(work.bytes_read)} read, "
-        f"{human_bytes(work.bytes_written)} written",
-        f"operations  {_count(work.operations)}, {work.intensity:.2f} for each byte"
-        + _weights(work),
+        *_heading(found, work),
         _machine(rates),
         f"bound by    {_bound(work, rates)}: bytes alone take {human_seconds(memory)}, "
         f"operations alone {human_seconds(maths)}",
         f"time        {human_seconds(seconds)}: {least / seconds:.0%} of what the machine could",
         f"rates       {work.nbytes / seconds / 1e9:.2f} GB/s, "
         f"{work.operations / seconds / 1e9:.2f} GFLOP/s",
+        *_plan_lines(found, target, getattr(backend.device, "threads", 0), choice, loop),
+    ]
+    return "\n".join(lines)
+
+
+def list_planned(kernels: list[Found], target: GpuTarget) -> str:
+    """Return a line for each kernel: number, name, work, and where it came from."""
+    lines = []
+    for number, found in enumerate(kernels, 1):
+        work = work_of(found)
+        least = roofline_ns(facts_of(found.kernel), target) / 1e9
+        lines.append(
+            f"{number:>3}  {found.kernel.arg.name:<32.32} {human_bytes(work.nbytes):>10} "
+            f"{_count(work.operations):>7} op {work.intensity:8.2f} op/B  "
+            f">= {human_seconds(least):>8}  {found.where}".rstrip()
+        )
+    return "\n".join(lines)
+
+
+def describe_planned(found: Found, target: GpuTarget) -> str:
+    """Return what there is to tell about a kernel for a GPU's row, without running it."""
+    work = work_of(found)
+    choice = choose(found.kernel, target)
+    loop = lower(found.kernel, target, choice.schedule)
+    return "\n".join([*_heading(found, work), *_plan_lines(found, target, 0, choice, loop)])
+
+
+def _heading(found: Found, work: Work) -> list[str]:
+    return [
+        f"kernel      {found.kernel.arg.name}" + (f"  ({found.where})" if found.where else ""),
+        f"bytes       {human_bytes(work.bytes_read)} read, "
+        f"{human_bytes(work.bytes_written)} written",
+        f"operations  {_count(work.operations)}, {work.intensity:.2f} for each byte"
+        + _weights(work),
+    ]
+
+
+def _plan_lines(
+    found: Found, target: AnyTarget, threads: int, choice: Choice, loop: Node
+) -> list[str]:
+    records = Records(records_path()).all()
+    return [
         *choice_lines(choice),
+        *candidate_lines(found.kernel, target, threads, records),
         "loops",
         *(f"  {line}" for line in outline(loop).splitlines()),
     ]
-    return "\n".join(lines)
 
 
 def _weights(work: Work) -> str:

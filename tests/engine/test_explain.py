@@ -8,9 +8,13 @@ from pathlib import Path
 import pytest
 
 from baregrad.base.errors import OptionError
+from baregrad.base.options import options
 from baregrad.cli import main
 from baregrad.engine import explain, explain_kernel
+from baregrad.engine.search.records import Records, SearchRecord, row_digest
+from baregrad.ir.core.digest import digest
 from baregrad.kernel import parse_schedule
+from baregrad.target import gpu_row
 
 
 def test_a_kernel_is_run_and_explained(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,13 +28,50 @@ def test_a_kernel_is_run_and_explained(program: Path, capsys: pytest.CaptureFixt
     schedule = parse_schedule(text)
     assert len(schedule.steps) > 2
     assert explain_kernel.schedule_text(schedule).split() == text.split()
-    why = told.partition("why\n")[2].partition("loops\n")[0]
+    why, _, rest = told.partition("why\n")[2].partition("candidates\n")
+    assert rest.splitlines()[1].endswith("the first schedule")
     reasons = why.splitlines()
     assert reasons
     assert all(line.startswith("  - ") and "{" not in line for line in reasons)
     loops = told.partition("loops\n")[2].splitlines()
     assert loops[0].startswith("  for ")
     assert "fma(" in told
+
+
+def test_candidates_are_shown_with_what_a_search_measured(
+    program: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    words = ["explain", str(program), "--target", "sm_90a", "--kernel", "1"]
+    file = tmp_path / "found.jsonl"
+    file.touch()
+    with options.override(beam_file=file):
+        assert main(words) == 0
+        told = capsys.readouterr().out
+        assert "time  " not in told and "bind(" in told and "loops\n" in told
+        shown = told.partition("candidates\n")[2].partition("loops\n")[0].splitlines()
+        assert len(shown) > 3 and shown[1].endswith("us             the first schedule")
+        other = shown[2].split("us")[1].strip()
+        kernel = explain.kernels_of(program, explain._null_backend("sm_90a"))[0].kernel
+        row = row_digest(gpu_row("sm_90a"), 0)
+        measured = (("the first schedule", 12345.0), (other, 9876.0), ("what was found", 8765.0))
+        Records(file).put(
+            SearchRecord(digest(kernel), row, "any", "k", 4, "", 1.0, 1.0, 3, measured)
+        )
+        assert main(words) == 0
+    told = capsys.readouterr().out
+    assert re.search(r"us  +12\.3 us  the first schedule\n", told)
+    assert re.search(rf"us  +9\.9 us  {re.escape(other)}\n", told)
+    assert re.search(r"^ +8\.8 us  what was found$", told, re.MULTILINE)
+
+
+def test_kernels_for_gpus_are_listed_without_one(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["explain", str(program), "--target", "sm_80", "--kernels"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines and all(re.search(r"op/B  >= +\d+\.\d us", line) for line in lines)
+    with pytest.raises(SystemExit):
+        main(["explain", str(program), "--target", "sm_80"])
 
 
 def test_the_kernels_are_listed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,7 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from baregrad.base.errors import ScheduleError
+from baregrad.base.options import options
+from baregrad.ir.core.digest import stable_repr
 from baregrad.kernel import Schedule, parse_schedule
+from baregrad.target import AnyTarget
 
 VERSION = 1
 
@@ -56,6 +59,12 @@ class SearchRecord:
 
 
 Key = tuple[str, str, str]
+
+
+def records_path() -> Path:
+    """The file of schedules: the one that is named, or one beside the compiled kernels."""
+    named = options.beam_file
+    return named if named.name else options.cache_dir / "schedules.jsonl"
 
 
 class Records:
@@ -141,6 +150,11 @@ def parse_record(line: bytes) -> SearchRecord | None:
 def short_digest(text: str) -> str:
     """A name for a text, for the keys of records."""
     return hashlib.sha256(text.encode()).hexdigest()[:24]
+
+
+def row_digest(target: AnyTarget, threads: int) -> str:
+    """A name for a target's row and the threads of its device, 0 on a GPU."""
+    return short_digest(f"{stable_repr(target)}|{threads}")
 
 
 @contextlib.contextmanager

@@ -16,7 +16,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from baregrad.base.errors import ScheduleError
@@ -25,7 +24,13 @@ from baregrad.base.progress import ProgressBar
 from baregrad.base.tracing import span
 from baregrad.engine.search.child import Child
 from baregrad.engine.search.crew import Bout, Crew, Losses
-from baregrad.engine.search.records import Records, SearchRecord, short_digest
+from baregrad.engine.search.records import (
+    Records,
+    SearchRecord,
+    records_path,
+    row_digest,
+    short_digest,
+)
 from baregrad.engine.search.verdict import (
     LEAST_RATIO,
     LEAST_RATIO_APART,
@@ -33,7 +38,7 @@ from baregrad.engine.search.verdict import (
     ratio,
 )
 from baregrad.engine.search.wire import target_fields
-from baregrad.ir.core.digest import digest, stable_repr
+from baregrad.ir.core.digest import digest
 from baregrad.ir.core.node import Node
 from baregrad.ir.text.dump import dump
 from baregrad.kernel import Schedule, apply_schedule, facts_of
@@ -64,12 +69,6 @@ LEAST_S = 4.0
 LEAST_RUNS = 150
 MOST_S = 120.0
 _Bounds = tuple[int, int]
-
-
-def records_path() -> Path:
-    """The file of schedules: the one that is named, or one beside the compiled kernels."""
-    named = options.beam_file
-    return named if named.name else options.cache_dir / "schedules.jsonl"
 
 
 @dataclass(slots=True)
@@ -159,8 +158,7 @@ class Tuner:
         return "\n".join(lines)
 
     def _key(self, kernel: Node) -> tuple[str, str, str]:
-        target = self.compiler.target
-        row = short_digest(f"{stable_repr(target)}|{getattr(self.device, 'threads', 0)}")
+        row = row_digest(self.compiler.target, getattr(self.device, "threads", 0))
         return digest(kernel), row, short_digest(self.compiler.environment)
 
     # --- searching --------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ class Candidate:
     """A schedule, the nanoseconds that are predicted for it, and how it was come by.
 
     predicted_ns is infinite for what cannot be applied. why: the planner's reasons, in words. made:
-    what its planner decided, by name.
+    what its planner decided, by name. asked: what of that it did not decide by itself.
     """
 
     schedule: Schedule
@@ -41,6 +41,7 @@ class Candidate:
     what: str
     why: tuple[str, ...] = ()
     made: Mapping[str, Decided] = field(default_factory=dict)
+    asked: Wanted = field(default_factory=dict)
 
 
 def candidates(kernel: Node, target: AnyTarget) -> list[Candidate]:
@@ -57,13 +58,16 @@ def candidates(kernel: Node, target: AnyTarget) -> list[Candidate]:
 
 
 def _of_gpu(kernel: Node, target: GpuTarget) -> Iterator[Candidate]:
-    first = planned(kernel, target, NOTHING, FIRST)
+    first = planned(kernel, target, NOTHING, NOTHING)
     yield first
     yield from variants(kernel, target, first)
 
 
-def planned(kernel: Node, target: GpuTarget, wanted: Wanted, what: str) -> Candidate:
-    """What a GPU's planners make of a kernel where they are to decide some things otherwise."""
+def planned(kernel: Node, target: GpuTarget, wanted: Wanted, asked: Wanted) -> Candidate:
+    """What a GPU's planners make of a kernel where they are to decide some things as is wanted.
+
+    asked: those of them that they would have decided otherwise.
+    """
     decisions = Decisions(wanted, noted=True)
     choice = choose(kernel, target, decisions)
     cycles = [each.predicted for each in decisions.made.values() if each.predicted is not None]
@@ -71,7 +75,8 @@ def planned(kernel: Node, target: GpuTarget, wanted: Wanted, what: str) -> Candi
         ns = target.launch_ns + sum(cycles) / target.cycles_per_ns
     else:
         ns = predicted_ns(kernel, choice.schedule, target)
-    return Candidate(choice.schedule, ns, what, choice.why(), decisions.made)
+    what = ", ".join([f"{name}: {option}" for name, option in asked.items()]) or FIRST
+    return Candidate(choice.schedule, ns, what, choice.why(), decisions.made, asked)
 
 
 def variants(kernel: Node, target: GpuTarget, base: Candidate) -> Iterator[Candidate]:
@@ -83,7 +88,8 @@ def variants(kernel: Node, target: GpuTarget, base: Candidate) -> Iterator[Candi
             if option == decision.taken:
                 continue
             try:
-                found = planned(kernel, target, {**taken, name: option}, f"{name}: {option}")
+                wanted, asked = {**taken, name: option}, {**base.asked, name: option}
+                found = planned(kernel, target, wanted, asked)
             except BaregradError:
                 continue
             if found.schedule not in seen:

@@ -71,7 +71,7 @@ def test_tiles_of_matrix_units_have_the_times_of_their_model() -> None:
 def test_decisions_follow_from_others() -> None:
     """Of a candidate its own variants are asked for: two decisions in one schedule."""
     kernel = k.elementwise(512, 1024)
-    base = planned(kernel, HOPPER, {"lanes": "1"}, "lanes: 1")
+    base = planned(kernel, HOPPER, {"lanes": "1"}, {"lanes": "1"})
     found = {each.what: each for each in variants(kernel, HOPPER, base)}
-    both = found["block: 64"].made
+    both = found["lanes: 1, block: 64"].made
     assert (both["lanes"].taken, both["block"].taken) == ("1", "64")
