@@ -10,6 +10,7 @@ that tiles of results share (contractions) are cut where the tiles are few.
 from __future__ import annotations
 
 from math import prod
+from typing import Any, NamedTuple
 
 from baregrad.base.bits import greatest_divisor, round_up
 from baregrad.dtypes import dtypes
@@ -48,9 +49,32 @@ LARGE_TILE, SMALL_TILE, THIN = 128, 64, 32
 BUSY_TILES = 96
 MATRIX_BLOCKS = 256
 LEAST_STEPS = 512
+# Runs of elements that together are read: how many make accesses that are wide enough, how many
+# runs, and elements of all, are worth sums of each place.
+ODD = 4
+RUNS, LONG_RUNS = 1 << 5, 1 << 10
 _VIEWS = mask_of(
     (Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.PAD, Ops.WINDOW)
 )
+
+
+class Cut(NamedTuple):
+    """How a reduction is cut: an axis, one of the reduced `axes` of a `shape`, is so many parts."""
+
+    shape: tuple[Any, ...]
+    axes: tuple[int, ...]
+    axis: int
+    parts: int
+
+    @property
+    def inner(self) -> tuple[int, ...]:
+        """The axes that each part is reduced along, where parts are an axis before its own."""
+        return tuple([axis + (axis >= self.axis) for axis in self.axes])
+
+    @property
+    def place(self) -> int:
+        """Which axis of the partial results the parts are."""
+        return self.axis - sum(1 for axis in self.axes if axis < self.axis)
 
 
 def _visit(node: Node) -> Node | None:
@@ -63,6 +87,9 @@ def _visit(node: Node) -> Node | None:
     if monoid.primitive is None and any(lift.op is not Ops.SLOT for lift in monoid.lift):
         return None  # what elements are lifted to cannot be stored and lifted again
     length = prod(extents)
+    run = _odd_run(node)
+    if run:
+        return _in_parts(node, run)
     wanted = _parts(node, value, length)
     if wanted < 2:
         return None
@@ -75,10 +102,27 @@ def _visit(node: Node) -> Node | None:
         if parts < wanted // 4:
             axis, parts = max(axes, key=lambda one: (value.shape[one], -one)), wanted
     parts = min(parts, value.shape[axis])
-    if parts < 2:
+    return _in_parts(node, Cut(value.shape, axes, axis, parts)) if parts > 1 else None
+
+
+def _odd_run(node: Node) -> Cut | None:
+    """A cut into the elements of the run that lies together, where no wide access reads that alone.
+
+    There are many such runs for each result, as in the images of a batch. Neighbouring results' are
+    read as one: the sums of each place of a run are columns.
+    """
+    shape, axes = node.src[0].shape, node.arg.axes
+    first = len(shape)
+    while first and first - 1 in axes:
+        first -= 1
+    others = tuple([axis for axis in axes if axis < first])
+    run = prod(shape[first:])
+    runs = prod([shape[axis] for axis in others])
+    if run < 2 or run % ODD == 0 or runs < RUNS or run * runs < LONG_RUNS:
         return None
-    distances = _distances_in_parts(node, axis, parts)
-    return _in_parts(node, axis, parts) if distances is None else distances
+    if node.arg.monoid.primitive is None or not others or _is_contraction(node.src[0], axes):
+        return None
+    return Cut((*shape[:first], run), (*others, first), first, run)
 
 
 def _parts(node: Node, value: Node, length: int) -> int:
@@ -147,15 +191,19 @@ def _divided(extent: int, wanted: int) -> int:
     return greatest_divisor(extent, wanted)
 
 
-def _in_parts(node: Node, axis: int, parts: int) -> Node:
-    """The reduction of a REDUCE's partial results, which are stored; parts of `axis`."""
+def _in_parts(node: Node, cut: Cut) -> Node:
+    """The reduction of a REDUCE's partial results, which are stored."""
+    distances = _distances_in_parts(node, cut)
+    if distances is not None:
+        return distances
     monoid: Monoid = node.arg.monoid
-    values = node.src
+    shape, _, axis, parts = cut
+    values = tuple([reshape(value, shape) for value in node.src])
     if _is_rounded(monoid):
         # Partial sums of narrow floats are kept as they are summed.
         monoid = primitive(monoid.primitive, dtypes.float32)
         values = (cast(values[0], dtypes.float32),)
-    extent = values[0].shape[axis]
+    extent = shape[axis]
     length = -(-extent // parts)
     if length * parts != extent:
         length = round_up(length, ACCESS)
@@ -165,9 +213,8 @@ def _in_parts(node: Node, axis: int, parts: int) -> Node:
             for value, neutral in zip(values, monoid.identity, strict=True)
         ])
     pieces = tuple([_split(value, axis, parts) for value in values])
-    inner = tuple([i + (i >= axis) for i in node.arg.axes])
-    partial = Node(Ops.REDUCE, monoid.states[0], pieces, Reduce(monoid, inner))
-    place = _place(node, axis)
+    partial = Node(Ops.REDUCE, monoid.states[0], pieces, Reduce(monoid, cut.inner))
+    place = cut.place
     if _is_contraction(node.src[0], node.arg.axes):
         # Each part is a matrix of its own, whose neighbours are stored together.
         others = [one for one in range(len(partial.shape)) if one != place]
@@ -183,12 +230,7 @@ def _split(value: Node, axis: int, parts: int) -> Node:
     return reshape(value, (*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :]))
 
 
-def _place(node: Node, axis: int) -> int:
-    """Which axis of a REDUCE's results the parts of one that it reduces are."""
-    return axis - sum(1 for i in node.arg.axes if i < axis)
-
-
-def _distances_in_parts(node: Node, axis: int, parts: int) -> Node | None:
+def _distances_in_parts(node: Node, cut: Cut) -> Node | None:
     """The sum of (x - m)**2, m made of sums of x in such parts, with one pass over x; else None.
 
     Each part's sum is that about its own mean p, which what makes its sum has at hand; n elements
@@ -200,13 +242,13 @@ def _distances_in_parts(node: Node, axis: int, parts: int) -> Node | None:
     if value.op is not Ops.MUL or reduce.monoid.primitive is not Ops.ADD:
         return None
     distance, other = value.src
-    if distance is not other or distance.op is not Ops.SUB or value.shape[axis] % parts:
+    shape, _, axis, parts = cut
+    if distance is not other or distance.op is not Ops.SUB or shape[axis] % parts:
         return None
     x, mean = distance.src
     if not all(is_repeated(mean, one) for one in reduce.axes):
         return None
-    pieces, place = _split(x, axis, parts), _place(node, axis)
-    inner = tuple([i + (i >= axis) for i in reduce.axes])
+    pieces, inner, place = _split(reshape(x, shape), axis, parts), cut.inner, cut.place
     sums = Node(Ops.REDUCE, node.dtype, (pieces,), Reduce(reduce.monoid, inner))
     if not _is_made_of(mean, stored(sums)):
         return None

@@ -202,3 +202,22 @@ def test_distances_from_another_mean_are_summed_as_they_are() -> None:
     mean = arrays[1].mean(axis=(0, 2), keepdims=True, dtype=np.float64)
     np.testing.assert_allclose(found, ((arrays[0] - mean) ** 2).sum(axis=(0, 2)), rtol=1e-4)
     assert len(make_plan(made, target=HOPPER).steps) == 4
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_runs_that_no_wide_access_reads_are_columns(channels: int) -> None:
+    """Images of 7 x 7: sums of each place are made first, of neighbouring channels as one."""
+    shape = (64, channels, 7, 7)
+    x = (RNG.standard_normal(shape) + 30).astype(np.float32)
+    value = param(0, *shape)
+    distance = value - value.mean(0, 2, 3, keep=True)
+    sums = [value.sum(0, 2, 3), value.max(0, 2, 3), (distance * distance).sum(0, 2, 3)]
+    made = canonicalise(sink(*sums), None, HOPPER)
+    assert set(stored(made)) == {(channels, 49)}
+    found = evaluate_all(made.src, {0: x})
+    wide = x.astype(np.float64)
+    wanted = [wide.sum((0, 2, 3)), wide.max((0, 2, 3)), wide.var((0, 2, 3)) * 64 * 49]
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+    assert parts_of((64, 5, 8, 8), 0, 2, 3) == []
+    assert parts_of((8, 5, 7, 7), 0, 2, 3) == []
