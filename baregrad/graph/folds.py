@@ -24,7 +24,7 @@ from baregrad.graph.views import (
     reshape,
 )
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Pad, Reduce, Window
+from baregrad.ir.core.attrs import Pad, Reduce, Slice, Window
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, cast, make_node
@@ -51,9 +51,27 @@ def _fold(node: Node, crop: _Crop) -> Node | None:
         return cut(_one_tap(node), node.arg.axis, crop.start, _stop(crop))
     if node.arg.dilation == 1 and node.arg.stride >= node.arg.taps:
         return cut(_side_by_side(node), node.arg.axis, crop.start, _stop(crop))
+    cut_taps = _below_casts(taps)
+    if cut_taps.op is Ops.SHRINK:
+        return _fold_whole(node, cut_taps, crop)
     if node.arg.stride == 1:
         return _unit_stride(taps, node.arg, crop)
     return _strided(node, crop) if node.arg.dilation == 1 else None
+
+
+def _fold_whole(node: Node, taps: Node, crop: _Crop) -> Node | None:
+    """A FOLD of `taps`, which are cut along other axes: these are cut behind it."""
+    pieces = list(taps.arg)
+    axis = node.arg.axis
+    if taps.dtype is not node.dtype or any(
+        taps.src[0].shape[one] != taps.shape[one] for one in (axis, len(pieces) - 1)
+    ):
+        return None
+    found = _fold(make_node(Ops.FOLD, node.dtype, taps.src, node.arg), crop)
+    if found is None:
+        return None
+    pieces[axis] = Slice(0, found.shape[axis], 1)
+    return make_node(Ops.SHRINK, found.dtype, (found,), tuple(pieces[:-1]))
 
 
 def _stop(crop: _Crop) -> Dim:

@@ -47,18 +47,11 @@ class _Factor(NamedTuple):
 
 
 def _visit(node: Node) -> Node | None:
-    value, axes = node.src[0], node.arg.axes
-    if node.arg.monoid.primitive is not Ops.ADD or value.op is not Ops.MUL:
-        return None
-    if value.dtype is not dtypes.float32:
-        return None
-    sides = sides_of(value, axes)
+    sides = _sides(node)
     if sides is None:
         return None
-    rows, columns, _ = sides
-    steps = prod([value.shape[axis] for axis in axes])
-    if min(rows, columns) < 2 or max(rows, columns) < MANY_USES or steps < LEAST:
-        return None
+    rows, columns = sides
+    value, axes = node.src[0], node.arg.axes
     left, right = value.src
     sides_own = [
         [a for a in range(len(value.shape)) if a not in axes and is_repeated(beside, a)]
@@ -73,6 +66,21 @@ def _visit(node: Node) -> Node | None:
         is_worth = factor.windows or (uses >= MANY_USES and not is_whole)
         packed.append(_packed(factor, other) if is_worth else side)
     return None if packed == [left, right] else _summed(node, value, packed)
+
+
+def _sides(node: Node) -> tuple[int, int] | None:
+    """The results of each factor of a REDUCE of products alone; None where those are too few."""
+    value, axes = node.src[0], node.arg.axes
+    if node.arg.monoid.primitive is not Ops.ADD or value.op is not Ops.MUL:
+        return None
+    sides = sides_of(value, axes) if value.dtype is dtypes.float32 else None
+    if sides is None:
+        return None
+    rows, columns, _ = sides
+    steps = prod([value.shape[axis] for axis in axes])
+    if min(rows, columns) < 2 or max(rows, columns) < MANY_USES or steps < LEAST:
+        return None
+    return rows, columns
 
 
 def _summed(node: Node, value: Node, factors: list[Node]) -> Node:
@@ -181,14 +189,38 @@ def _run(extents: Sequence[int], axes: frozenset[int]) -> int:
     return run
 
 
+def _visit_rounded(node: Node) -> Node | None:
+    """A part of a contraction whose axes were joined, stored whole before it is cut.
+
+    Of a strided convolution's places each residue has filters of its own. Where the part is of no
+    whole residues an axis of the kernel could not be divided, and each place would be a product.
+    """
+    whole = node.src[0]
+    if whole.op is not Ops.SHRINK or node.dtype.bits != 16 or node.dtype.kind != "float":
+        return None
+    cuts = list[Node]()
+    while whole.op is Ops.SHRINK:
+        cuts.append(whole)
+        whole = whole.src[0]
+    total = whole
+    while total.op.bit & (Ops.RESHAPE.bit | Ops.PERMUTE.bit):
+        total = total.src[0]
+    if total.op is not Ops.REDUCE or total.src[0].op is not Ops.MUL:
+        return None
+    joined = sum(extent != 1 for extent in total.shape) > sum(e != 1 for e in whole.shape)
+    if not joined or _sides(total) is None:
+        return None
+    return _over(cuts, Node(Ops.CONTIGUOUS, node.dtype, (cast(whole, node.dtype),)))
+
+
 def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule:
-    return lambda _, made: _visit(made)
+    return lambda _, made: _visit(made) if made.op is Ops.REDUCE else _visit_rounded(made)
 
 
 PACKED_WINDOWS = Part(
     "packed-windows",
     "a matrix unit takes eight neighbours at once: channels are stored innermost, zeros included",
-    Ops.REDUCE.bit,
+    Ops.REDUCE.bit | Ops.CAST.bit,
     _rule,
     ("sums",),
 )

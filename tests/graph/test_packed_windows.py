@@ -76,6 +76,17 @@ def test_filters_of_a_gradient_by_the_input_lie_along_what_is_summed() -> None:
     assert stored(found) == [(2, 9, 9, 48), (32, 4, 4, 48)]
 
 
+def test_parts_of_whole_residues_are_cut_from_what_is_stored() -> None:
+    """13 places are no two residues; 14 are."""
+    with options.override(device="NULL"), use_session(Session()):
+        x = Tensor.rand(2, 32, 13, 13).bfloat16().requires_grad_()
+        w, seed = (Tensor.rand(*shape).bfloat16() for shape in ((96, 32, 3, 3), (2, 96, 7, 7)))
+        x.conv2d(w, stride=2, padding=1).backward(seed)
+        assert x.grad is not None
+        sink = Node(Ops.SINK, dtypes.token, (x.grad.node,))
+        assert (2, 32, 14, 14) in stored(canonicalise(sink, target=HOPPER))
+
+
 def test_parts_of_the_axis_that_lies_innermost_stay_where_they_are() -> None:
     """Heads cut from a packed array are read in chunks, as are heads that lie inside positions."""
     with options.override(device="NULL"), use_session(Session()):
@@ -110,6 +121,7 @@ CASES: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
     ((2, 16, 5, 5), (16, 16, 3, 3), {"padding": 1}),
     ((2, 16, 6, 6), (24, 16, 3, 3), {"padding": 1, "stride": 2}),
     ((2, 16, 9, 9), (16, 16, 1, 1), {"stride": 2}),
+    ((1, 64, 7, 9), (16, 64, 3, 3), {"padding": 1, "stride": 2}),
     ((4, 64, 4, 5), (64, 64, 1, 1), {}),
     ((2, 16, 6, 6), (64, 16, 4, 4), {}),
     ((1, 32, 5, 5), (16, 16, 3, 3), {"padding": 1, "groups": 2}),

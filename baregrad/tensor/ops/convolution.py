@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from types import MappingProxyType
 
 from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Pad, Window
 from baregrad.ir.core.node import Node
@@ -249,17 +250,55 @@ def transposed(
     dtype = common_dtype((x, weight))
     inputs, outputs = weight.shape[0] // groups, weight.shape[1]
     kernel = nodes.reshape(nodes.cast(weight.node, dtype), (groups, inputs, outputs, *taps))
-    kernel = nodes.permute(kernel, (0, 2, 1, *range(3, 3 + count)))
-    kernel = nodes.reshape(kernel, (groups * outputs, inputs, *taps))
-    kernel = nodes.flip(kernel, tuple(range(2, 2 + count)))
-    spaced = nodes.cast(x.node, dtype)
-    for i in range(count):
-        room = spread[i] * (taps[i] - 1)
-        spaced = _pad_or_cut(
-            spaced, 2 + i, room - edges[i], room - edges[i] + extra[i], steps[i] - 1
-        )
-    node = _convolve(spaced, kernel, groups, (1,) * count, spread)
+    made = nodes.cast(x.node, dtype)
+    room = [d * (k - 1) for d, k in zip(spread, taps, strict=True)]
+    if _is_folded(made, steps, spread):
+        node = _folded(made, kernel, steps, spread, room, extra)
+        for i, edge in enumerate(edges):
+            node = nodes.cut(node, 2 + i, edge, node.shape[2 + i] - edge)
+    else:
+        turned = nodes.permute(kernel, (0, 2, 1, *range(3, 3 + count)))
+        turned = nodes.reshape(turned, (groups * outputs, inputs, *taps))
+        turned = nodes.flip(turned, tuple(range(2, 2 + count)))
+        for i in range(count):
+            around = room[i] - edges[i]
+            made = _pad_or_cut(made, 2 + i, around, around + extra[i], steps[i] - 1)
+        node = _convolve(made, turned, groups, (1,) * count, spread)
     return _with_bias(result(node, x, weight), bias, count)
+
+
+def _is_folded(x: Node, steps: Sequence[int], spread: Sequence[int]) -> bool:
+    """Whether a transposed convolution is the sum of overlapping windows.
+
+    With zeros between elements, all but one of stride products would be 0.
+    """
+    known = all(isinstance(extent, int) and extent > 0 for extent in x.shape[2:])
+    one_way = all(step == 1 or wide == 1 for step, wide in zip(steps, spread, strict=True))
+    return known and one_way and max(steps) > 1 and x.dtype is not dtypes.bool
+
+
+def _folded(
+    x: Node, kernel: Node, steps: Sequence[int], spread: Sequence[int], room: Sequence[int],
+    extra: Sequence[int],
+) -> Node:
+    """(N, G*C, *S) with (G, C, O, *K) -> (N, G*O, *L): each element's window, added up.
+
+    L is all that windows reach, and `extra` more.
+    """
+    count = len(steps)
+    batch, places = x.shape[0], x.shape[2:]
+    groups, inputs, outputs, *taps = kernel.shape
+    wide = accumulator(x.dtype)
+    rows = nodes.reshape(x, (batch, groups, inputs, 1, *places, *(1,) * count))
+    columns = nodes.reshape(kernel, (1, groups, inputs, outputs, *(1,) * count, *taps))
+    product = nodes.mul(nodes.cast(rows, wide), nodes.cast(columns, wide))
+    node = nodes.reduce(Ops.ADD, product, (2,))
+    node = nodes.reshape(node, (batch, groups * outputs, *places, *taps))
+    for i in reversed(range(count)):
+        extent = (places[i] - 1) * steps[i] + room[i] + 1 + extra[i]
+        arg = Window(2 + i, taps[i], steps[i], spread[i], extent)
+        node = Node(Ops.FOLD, wide, (node,), arg)
+    return nodes.cast(node, x.dtype)
 
 
 def _pad_or_cut(x: Node, axis: int, before: int, after: int, interior: int) -> Node:

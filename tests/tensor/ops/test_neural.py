@@ -119,6 +119,23 @@ CONVOLUTIONS: tuple[tuple[str, tuple[tuple[int, ...], ...], Any], ...] = (
         lambda f, x, w: f.conv_transpose2d(x, w, groups=2, dilation=2),
     ),
     (
+        "conv_transpose2d stride and groups",
+        ((2, 4, 3, 5), (4, 3, 5, 1), (6,)),
+        lambda f, x, w, b: f.conv_transpose2d(
+            x, w, b, stride=(3, 2), padding=(4, 0), output_padding=(2, 1), groups=2
+        ),
+    ),
+    (
+        "conv_transpose2d stride one way, dilation the other",
+        ((1, 2, 4, 4), (2, 3, 3, 3)),
+        lambda f, x, w: f.conv_transpose2d(x, w, stride=(2, 1), padding=1, dilation=(1, 2)),
+    ),
+    (
+        "conv_transpose1d stride and dilation",
+        ((2, 4, 5), (4, 3, 3)),
+        lambda f, x, w: f.conv_transpose1d(x, w, stride=2, padding=1, dilation=2),
+    ),
+    (
         "conv_transpose3d",
         ((1, 2, 2, 3, 2), (2, 2, 2, 2, 2)),
         lambda f, x, w: f.conv_transpose3d(x, w, stride=2),
