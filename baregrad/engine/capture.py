@@ -271,7 +271,11 @@ class Replay:
         """Copy changed state back; through temporaries where a source is itself overwritten."""
         targets = {id(kept) for _, kept in self.updates}
         sources: list[Operand] = []
-        updates = [pair for pair in self.updates if id(pair[0]) not in self.in_place]
+        # Several states may become one new value, which lies where one of them does.
+        updates = [
+            (changed, kept) for changed, kept in self.updates
+            if self.in_place.get(id(changed)) is not kept
+        ]
         for changed, kept in updates:
             source: Operand = self._place(changed)
             if id(changed) in targets:

@@ -203,6 +203,24 @@ def test_state_that_is_also_a_result() -> None:
         np.testing.assert_array_equal(held.numpy(), before)
 
 
+def test_two_states_of_one_new_value() -> None:
+    """One of them is written in place, and the other gets a copy at each call."""
+    first, second = (Tensor(np.full((2, 3), start, np.float32)).realize() for start in (3, 5))
+    x = Tensor(np.ones((2, 3), np.float32)).realize()
+
+    @jit
+    def step() -> None:
+        first.assign(x * 2)
+        second[...] = x * 2
+
+    for changed in (None, None, None, first, second, first, second):
+        if changed is not None:
+            changed.assign(Tensor.zeros((2, 3)))
+        step()
+        np.testing.assert_array_equal(first.numpy(), np.full((2, 3), 2))
+        np.testing.assert_array_equal(second.numpy(), np.full((2, 3), 2))
+
+
 def test_views_show_what_replays_write() -> None:
     state = drawn(4, 4)
     row, turned = state[1], state.T
