@@ -77,9 +77,9 @@ class Cut(NamedTuple):
         return self.axis - sum(1 for axis in self.axes if axis < self.axis)
 
 
-def _visit(node: Node) -> Node | None:
+def _visit(node: Node, known: dict[Node, int]) -> Node | None:
     value, axes, monoid = node.src[0], node.arg.axes, node.arg.monoid
-    if is_chained(node):
+    if is_chained(node, known):
         return None  # its parts would share no weights
     extents = [value.shape[axis] for axis in axes]
     if not all(isinstance(extent, int) for extent in extents):
@@ -291,7 +291,8 @@ def _stored(partial: Node, monoid: Monoid, part: int) -> Node:
 
 
 def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule:
-    return lambda _, made: _visit(made) if made.op is Ops.REDUCE else None
+    known: dict[Node, int] = {}
+    return lambda _, made: _visit(made, known) if made.op is Ops.REDUCE else None
 
 
 PARTIALS_ON_GPU = Part(

@@ -264,8 +264,9 @@ def streamed(order: list[Node], must: dict[Node, str]) -> frozenset[Node]:
     stored. The factors of the products are, and the states, and other sums.
     """
     found: set[Node] = set()
+    known: dict[Node, int] = {}
     for fold in order:
-        if fold.op is not Ops.REDUCE or not (is_stream(fold) or is_chained(fold)):
+        if fold.op is not Ops.REDUCE or not (is_stream(fold) or is_chained(fold, known)):
             continue
         for node in toposort(*fold.src, enter=is_computed):
             if is_computed(node):

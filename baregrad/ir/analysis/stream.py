@@ -20,12 +20,14 @@ from functools import cache, partial, reduce
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import Monoid, primitive, slot
-from baregrad.ir.core.node import Node, alu, const, rebuild, toposort
+from baregrad.ir.core.node import Node, alu, const, fill, rebuild, toposort
 from baregrad.ir.core.op import MOVEMENT, Op, Ops
 from baregrad.ir.core.substitution import substitute
 
 _EXPONENTIALS = (Ops.EXP, Ops.EXP2, Ops.EXP2_NEAR)
 _VIEWS = MOVEMENT - {Ops.PAD}
+# What a value is made of: states of a stream, products.
+_STATES, _PRODUCTS = 1, 2
 _IN_MEMORY = frozenset((Ops.PARAM, Ops.BUFFER, Ops.CONTIGUOUS, Ops.SCATTER, Ops.INDEX))
 
 
@@ -134,17 +136,31 @@ def is_contraction(node: Node) -> bool:
     return product.op is Ops.MUL and all(is_operand(shown(side)) for side in product.src)
 
 
-def is_chained(node: Node) -> bool:
+def is_chained(node: Node, known: dict[Node, int] | None = None) -> bool:
     """Whether a node sums what is made of products and of a stream's states, as gradients do.
 
-    Both weights that are multiplied by values and the terms of a row's sum are computed anew.
+    Both weights that are multiplied by values and the terms of a row's sum are computed anew. Who
+    asks for many nodes of a graph gives them one dict `known`, so that none is looked at twice.
     """
     if not is_float32_sum(node) or not node.mask & Ops.PROJ.bit or is_contraction(node):
         return False
-    order = toposort(node.src[0], enter=is_computed)
-    return any(one.op is Ops.PROJ and is_stream(one.src[0]) for one in order) and any(
-        map(is_contraction, order)
-    )
+    known = {} if known is None else known
+    value = node.src[0]
+    fill(known, (value,), _made_of, known, is_computed)
+    return known[value] == _STATES | _PRODUCTS
+
+
+def _made_of(node: Node, known: dict[Node, int]) -> int:
+    """Whether a value that a stream computes is made of a stream's states, of products, or both."""
+    found = 0
+    if node.op is Ops.PROJ and is_stream(node.src[0]):
+        found |= _STATES
+    if is_contraction(node):
+        found |= _PRODUCTS
+    if is_computed(node):
+        for child in node.src:
+            found |= known[child]
+    return found
 
 
 def is_computed(node: Node) -> bool:
