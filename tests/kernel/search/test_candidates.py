@@ -52,8 +52,12 @@ def test_a_gpus_are_what_its_planners_make_under_other_decisions(kernel: Node) -
 
 @pytest.mark.parametrize("kernel", [
     k.elementwise(6, 70), k.row_reduce(5, 300), k.column_reduce(70, 40), k.softmax(9, 70),
-    k.matmul(33, 34, 35), k.transpose(40, 50),
-], ids=["elementwise", "rows", "columns", "softmax", "matmul", "transpose"])  # fmt: skip
+    k.matmul(33, 34, 35), k.transpose(40, 50), k.cumsum(6, 70), k.column_reduce(600, 9),
+    k.conv(1, 3, 3, 8, 12, 3, pad=1, groups=3),
+], ids=[
+    "elementwise", "rows", "columns", "softmax", "matmul", "transpose", "scan", "long columns",
+    "windows",
+])  # fmt: skip
 def test_a_gpus_compute_the_same(kernel: Node) -> None:
     for each in candidates(kernel, HOPPER)[::3]:
         check_gpu(kernel, each.schedule)

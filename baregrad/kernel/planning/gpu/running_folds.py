@@ -10,6 +10,7 @@ from __future__ import annotations
 from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core.node import extent_of
 from baregrad.ir.core.op import Ops
+from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 
 # Shorter rows are folded by one thread each.
@@ -19,6 +20,8 @@ MOST_ROW = 4096
 LONG_ROW = 256
 LANES = 8
 FEW_LANES = 4
+# The same, that a search tries at most.
+MOST_LANES = 16
 
 
 def plan_running(plan: GpuPlan) -> bool:
@@ -37,11 +40,14 @@ def plan_running(plan: GpuPlan) -> bool:
     if any(monoid.primitive is None or not monoid.commutative for monoid in folds):
         return False
     lanes = LANES if length >= LONG_ROW else FEW_LANES
+    room = plan.target.threads_per_block
+    lanes = plan.pick("lanes", powers_from(lanes, max(-(-length // room), 1), MOST_LANES))
     threads = next_power_of_two(-(-length // lanes))
     others = [each for each in facts.data if each is not axis and extent_of(each) != 1]
     # Threads that have nothing come last: how many there are changes no bits.
     threads = threads if others else max(threads, plan.warp)
     rows = max(WARPS * plan.warp // threads, 1)
+    rows = plan.pick("rows of a block", powers_from(rows, 1, room // threads))
     plan.because("running folds of {}: {} threads with {} elements each", length, threads, lanes)
     plan.spread_rows(others, rows)
     plan.parts([axis], [("thread", threads), ("vector", lanes)])

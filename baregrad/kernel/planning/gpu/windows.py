@@ -7,7 +7,7 @@ several at a time, and asks once whether a row or a column is there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, product
 
 from baregrad.base.bits import next_power_of_two, round_up
@@ -47,7 +47,8 @@ def plan_windows(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     windows = _windows(plan, inner)
     if not windows or plan.write.stride(inner) != 1:
         return False
-    columns, rows = _tile(plan, windows, inner, outer)
+    first = _tile(plan, windows, inner, outer)
+    columns, rows = plan.pick("window tile", _tiles(first, inner, outer), "{0[0]} by {0[1]}".format)
     if columns * rows == 1:
         return False
     plan.because(
@@ -130,6 +131,15 @@ def _tile(
     height = int(outer.src[0].arg)
     most = max(min(MOST_ROWS, elements // columns), 1)
     return columns, max([size for size in range(1, most + 1) if height % size == 0])
+
+
+def _tiles(first: tuple[int, int], inner: Node, outer: Node | None) -> Iterator[tuple[int, int]]:
+    """A tile, and others that a search tries: all that leave nothing over."""
+    yield first
+    width, height = (1 if axis is None else int(axis.src[0].arg) for axis in (inner, outer))
+    for columns, rows in product(range(1, MOST_COLUMNS + 1), range(1, MOST_ROWS + 1)):
+        if not (width % columns or height % rows or (columns, rows) == first):
+            yield columns, rows
 
 
 def _share_rows(window: Window, outer: Node, reach: int) -> bool:
