@@ -177,6 +177,11 @@ POOLS: tuple[tuple[str, tuple[tuple[int, ...], ...], Any], ...] = (
     ("adaptive_max_pool2d", ((2, 3, 6, 4),), lambda f, x: f.adaptive_max_pool2d(x, (3, 2))),
     ("nearest", ((2, 3, 4, 5),), lambda f, x: f.interpolate(x, scale_factor=2)),
     ("nearest size", ((2, 3, 4, 5),), lambda f, x: f.interpolate(x, size=(7, 3))),
+    ("nearest times", ((2, 3, 4, 5),), lambda f, x: f.interpolate(x, size=(28, 15))),
+    (
+        "nearest-exact times", ((2, 3, 4, 5),),
+        lambda f, x: f.interpolate(x, scale_factor=(3, 41), mode="nearest-exact"),
+    ),
     (
         "nearest exact",
         ((2, 3, 4, 5),),
