@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from baregrad.dtypes import DType, dtypes
@@ -11,7 +11,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, const, instruction
 from baregrad.ir.core.op import Ops, mask_of
 from baregrad.ir.core.substitution import substitute
-from baregrad.kernel.linearise.access import Address, MemoryUse, access_of
+from baregrad.kernel.linearise.access import Address, MemoryUse, Terms, access_of
 from baregrad.kernel.linearise.emitter import Emitter
 from baregrad.kernel.linearise.scopes import MOMENT, ZERO, number
 from baregrad.kernel.linearise.tile_axes import Point, TileAxes
@@ -44,7 +44,8 @@ class Reader(Emitter):
     point: the values of the unrolled ranges. counters: those of the looped ones. masks: the
     conditions on tile ranges under which the current statement runs. plan: of the expression that
     is being evaluated. shared: what lazy guards read of the expression around them. exchanges:
-    shared memory in which threads show each other values. simplified: conditions at points.
+    shared memory in which threads show each other values. simplified, simplified_sums: conditions
+    and parts of offsets at points.
     """
 
     def __init__(self, memory: MemoryUse, block: tuple[int, ...]) -> None:
@@ -57,6 +58,7 @@ class Reader(Emitter):
         self.shared: set[Node] = set()
         self.exchanges: dict[Any, Node] = {}
         self.simplified: dict[tuple[Any, ...], list[Node]] = {}
+        self.simplified_sums: dict[tuple[Any, ...], tuple[Mapping[Node, int], int]] = {}
 
     @abstractmethod
     def value(self, root: Node) -> Any:
@@ -76,13 +78,39 @@ class Reader(Emitter):
         if not address.points:
             return total, constant
         width = self.width_of(address)
-        for atom, scale in address.points:
+        parts = address.points
+        if self.gpu:
+            parts, more = self.at_point(parts)
+            constant += more
+        for atom, scale in parts:
             term = self.scaled(self.value(atom), scale, width)
             if term.op is Ops.CONST:
                 constant += int(term.arg)
             else:
                 total = term if total is ZERO else self.apply(Ops.ADD, width, total, term)
         return total, constant
+
+    def at_point(self, parts: Terms) -> tuple[Terms, int]:
+        """Scaled atoms at the current point as others, as few as there are, and a constant.
+
+        Neighbours that are a quotient's places apart differ in the constant alone, or not at all.
+        """
+        found: dict[Node, int] = {}
+        constant = 0
+        for atom, scale in parts:
+            axes = self.tiles.axes_of(atom.ranges)
+            if not axes or atom.mask & _READS:
+                found[atom] = found.get(atom, 0) + scale
+                continue
+            key = (atom, *[self.point[axis] for axis in axes])
+            known = self.simplified_sums.get(key)
+            if known is None:
+                places = {axis: const(self.point[axis], dtypes.index) for axis in axes}
+                known = self.simplified_sums[key] = index.linear(substitute(atom, places))
+            for term, more in known[0].items():
+                found[term] = found.get(term, 0) + more * scale
+            constant += known[1] * scale
+        return tuple(found.items()), constant
 
     def base(self, address: Address) -> Node:
         """The part of an offset that no tile range moves."""

@@ -12,6 +12,7 @@ from itertools import combinations, product
 
 from baregrad.base.bits import next_power_of_two, round_up
 from baregrad.ir.core.node import Node, extent_of
+from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import itemsize, iterations, op_flops, reads_in
 from baregrad.kernel.language.schedule import Bind
 from baregrad.kernel.loops.written_sums import STRETCHES, window_axes
@@ -45,16 +46,14 @@ def plan_windows(plan: GpuPlan, axes: Sequence[Node]) -> bool:
         return False
     inner, outer = near[-1], near[-2] if len(near) > 1 else None
     windows = _windows(plan, inner)
-    if not windows or plan.write.stride(inner) != 1:
+    if not (windows or _repeats(plan, inner)) or plan.write.stride(inner) != 1:
         return False
     first = _tile(plan, windows, inner, outer)
     columns, rows = plan.pick("window tile", _tiles(first, inner, outer), "{0[0]} by {0[1]}".format)
     if columns * rows == 1:
         return False
-    plan.because(
-        "{} reads that overlap: {} rows of {} columns for each thread",
-        sum([len(places) for _, places in windows]), rows, columns,
-    )
+    reads = sum([len(places) for _, places in windows]) or 1
+    plan.because("{} reads near each other: {} rows of {} columns a thread", reads, rows, columns)
     tiles = [1] * (len(near) - 2) + [rows, columns][-len(near) :]
     counts = [int(axis.src[0].arg) // tile for axis, tile in zip(near, tiles, strict=True)]
     plan.grid(ordered[:-3])
@@ -104,13 +103,22 @@ def _windows(plan: GpuPlan, inner: Node) -> list[Window]:
     ]
 
 
+def _repeats(plan: GpuPlan, inner: Node) -> bool:
+    """Whether something is read backwards, or at quotients of places, as what is made larger."""
+    reads = reads_in(plan.facts.order)
+    return any(read.offset.strides.get(inner) == -1 for read in reads) or any(
+        inner in atom.ranges and atom.op is Ops.FLOORDIV and not atom.has(Ops.INDEX)
+        for read in reads for atom, _ in read.offset.rest
+    )
+
+
 def _tile(
     plan: GpuPlan, windows: Sequence[Window], inner: Node, outer: Node | None
 ) -> tuple[int, int]:
     """Columns and rows of a thread's tile: whole accesses, and rows if they share what is read."""
-    reads = sum([len(places) for _, places in windows])
+    reads = sum([len(places) for _, places in windows]) or 1
     writes = [itemsize(access.array.dtype) for access in plan.facts.accesses if access.write]
-    reach = max([strides[inner] for strides, _ in windows])
+    reach = max([strides[inner] for strides, _ in windows], default=1)
     most = min(MOST_COLUMNS, plan.target.load_bytes // min(writes), MOST_REACH // reach)
     width = int(inner.src[0].arg)
     busy = plan.facts.points(frozenset(plan.facts.data)) // plan.target.busy_threads

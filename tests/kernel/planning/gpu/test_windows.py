@@ -49,6 +49,19 @@ def blurred(m: int, n: int) -> Node:
     return k.kernel(k.out(k.param(0, m, n), total, i, j))
 
 
+def repeated(m: int, n: int, times: int) -> Node:
+    """Each element of a row so many times."""
+    i, j = range_node(m, 0), range_node(n * times, 1)
+    read = k.at(k.param(1, m, n), i, index.floordiv(j, times))
+    return k.kernel(k.out(k.param(0, m, n * times), read, i, j))
+
+
+def reversed_rows(m: int, n: int) -> Node:
+    i, j = range_node(m, 0), range_node(n, 1)
+    read = k.at(k.param(1, m, n), i, index.sub(n - 1, j))
+    return k.kernel(k.out(k.param(0, m, n), read, i, j))
+
+
 def has_tiles(kernel: Node) -> bool:
     """Whether a thread makes several results, or several sums."""
     steps = choose_schedule(kernel, SMALL).steps
@@ -98,6 +111,20 @@ def test_stencils_that_are_written_by_hand() -> None:
     kernel = blurred(12, 40)
     assert has_tiles(kernel)
     check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
+
+
+@pytest.mark.parametrize("kernel", [
+    repeated(6, 20, 2), repeated(3, 8, 3), reversed_rows(5, 24), reversed_rows(2, 9),
+])
+def test_what_is_read_at_other_places_along_a_row(kernel: Node) -> None:
+    assert has_tiles(kernel)
+    check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
+
+
+def test_what_is_read_at_other_places_is_moved_at_once() -> None:
+    wide = {"ld.global.v4.f32": 1, "st.global.v4.f32": 1}
+    assert accesses(reversed_rows(4096, 4096)) == wide
+    assert accesses(repeated(4096, 2048, 2)) == {"ld.global.v2.f32": 1, "st.global.v4.f32": 1}
 
 
 def test_a_thread_loads_rows_at_once_for_four_rows_of_eight_results() -> None:
