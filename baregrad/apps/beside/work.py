@@ -17,7 +17,7 @@ BLOCKS = 5
 MOST_CALLS = 500
 # A call as long as this is timed once.
 LONG_S = 1.0
-WARM_CALLS = 3
+WARM_CALLS = 5
 # Of larger results, only so many elements are kept.
 KEPT = 1 << 20
 _ENDS = 4096
