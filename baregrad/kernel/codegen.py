@@ -15,6 +15,7 @@ from baregrad.kernel.gpu.wide_accesses import widen_accesses
 from baregrad.kernel.legalise.lower_dtypes import lower_dtypes
 from baregrad.kernel.legalise.lower_integers import lower_integers
 from baregrad.kernel.legalise.transcendental import GPU_FUNCTIONS, functions_of, lower_functions
+from baregrad.kernel.linearise.late_products import delay_products
 from baregrad.kernel.linearise.linearise import linearise
 from baregrad.target import AnyTarget
 from baregrad.target.gpu import GpuTarget
@@ -86,13 +87,21 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
             linearise,
             ("lower-functions", "lower-integers"),
         ),
-        *(_wide_accesses(target) if target.kind == "gpu" else ()),
+        *(_of_gpus(target) if target.kind == "gpu" else ()),
     )
 
 
-def _wide_accesses(target: GpuTarget) -> tuple[Pass, ...]:
-    """The pass after which a GPU's thread moves neighbours at once."""
+def _of_gpus(target: GpuTarget) -> tuple[Pass, ...]:
+    """The passes after which a GPU's thread moves neighbours at once, and multiplies late."""
     return (
+        Pass(
+            "late-products",
+            "a loop's last products are made behind its next iteration's barrier",
+            "linear",
+            "linear",
+            delay_products,
+            ("linearise",),
+        ),
         Pass(
             "wide-accesses",
             "neighbours that are loaded or stored one by one are moved at once",
