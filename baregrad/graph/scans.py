@@ -33,7 +33,7 @@ from baregrad.ir.core.op import Ops
 LEAST = 256
 PIECE = 64
 # Elements of a row that a block's threads fold together.
-BLOCK_PIECE = 2048
+BLOCK_PIECE = 4096
 # Independent folds that keep a GPU busy by themselves.
 MANY = 1 << 16
 

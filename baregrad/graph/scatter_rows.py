@@ -14,7 +14,8 @@ from math import prod
 
 from baregrad.dtypes import dtypes
 from baregrad.graph.affine_index import affine_index_of
-from baregrad.graph.sorts import lower_bound, sorted_by_places
+from baregrad.graph.radix import sorted_by_digits
+from baregrad.graph.sorts import is_worth_digits, lower_bound, sorted_by_places
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import (
     constant_of,
@@ -27,7 +28,9 @@ from baregrad.graph.views import (
     reshape,
     stored,
 )
-from baregrad.ir.core.attrs import Reduce, Scatter
+from baregrad.ir.core.attrs import Reduce, Scan, Scatter
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import ELEMENTWISE, Ops
 
@@ -122,12 +125,94 @@ def _is_worth_sorting(node: Node, rows: _Rows) -> bool:
 
 
 def _by_rows(node: Node, rows: _Rows) -> Node:
-    base, values, *places = node.src
+    base, values, *_ = node.src
     shape = values.shape
     count = prod(shape[axis] for axis in rows.writes)
     beside = tuple(shape[axis] for axis in rows.own)
     flat = reshape(permute(values, (*rows.writes, *rows.own)), (count, *beside))
-    run = _runs(_keys(node, rows, count), count, prod(base.shape[axis] for axis in rows.chosen))
+    total = prod(base.shape[axis] for axis in rows.chosen)
+    writes = _sorted_writes(_keys(node, rows, count), count, total)
+    if total < count and beside == tuple(base.shape[axis] for axis in rows.beside):
+        return _by_row(node, rows, in_memory(flat), writes, total)
+    return _by_write(node, rows, flat, _runs(writes, count))
+
+
+def _by_row(node: Node, rows: _Rows, values: Node, writes: _Writes, total: int) -> Node:
+    """Each row of the base from its run of writes: there are fewer rows than writes."""
+    base = node.src[0]
+    count, *beside = values.shape
+    words, bits = writes.words, writes.bits
+    number = counting((total + 1,), 0, words.dtype)
+    wanted = alu(Ops.SHL, number, _like(bits, number))
+    starts = stored(lower_bound((words,), (wanted,), _zeros(total + 1), count))
+    first, last = cut(starts, 0, 0, total), cut(starts, 0, 1, total + 1)
+    if node.arg.monoid is None:
+        found = _rows(values, _taken(writes.order, _before(last)))
+    else:
+        found = _sums_of_rows(node, values, writes.order, first, last)
+    # In the order of the base's axes: those that are looked up stand first so far.
+    axes = (*rows.chosen, *rows.beside)
+    back = tuple(axes.index(axis) for axis in range(len(axes)))
+
+    def placed(value: Node, extents: tuple[Dim, ...]) -> Node:
+        thin = tuple(base.shape[axis] for axis in rows.chosen)
+        return expand(permute(reshape(value, (*thin, *extents)), back), base.shape)
+
+    written = placed(alu(Ops.CMPLT, first, last), tuple(1 for _ in beside))
+    found = placed(found, tuple(beside))
+    if node.arg.monoid is not None:
+        found = alu(Ops.ADD, base, found)
+    return alu(Ops.WHERE, written, found, base)
+
+
+def _sums_of_rows(node: Node, values: Node, order: Node, first: Node, last: Node) -> Node:
+    """The sum of each row's values, those of `order` from `first` to `last`.
+
+    While rows may be long they are cut into parts of `STEPS`, counted from their own begin; the
+    parts of all rows lie one behind the other, so that a thread has each.
+    """
+    (rows,) = first.shape
+    longest, count = values.shape[0], values.shape[0]
+    found: Node | None = order
+    while longest > STEPS:
+        filled = alu(Ops.ADD, alu(Ops.SUB, last, first), _like(STEPS - 1, first))
+        parts = stored(alu(Ops.FLOORDIV, filled, _like(STEPS, first)))
+        scan = Scan(primitive(Ops.ADD, parts.dtype), 0)
+        ends = stored(Node(Ops.SCAN, parts.dtype, (parts,), scan))
+        begins = alu(Ops.SUB, ends, parts)
+        count = rows + count // STEPS
+        own = counting((count,), 0, ends.dtype)
+        after = alu(Ops.ADD, own, _like(1, own))
+        row = stored(lower_bound((ends,), (after,), _zeros(count), rows))
+        # Those behind all parts are as the last, but for their begin: that is behind its end.
+        row = alu(Ops.MIN, row, _like(rows - 1, row))
+        place = alu(Ops.SUB, own, _taken(begins, row))
+        start = alu(Ops.ADD, _taken(first, row), alu(Ops.MUL, place, _like(STEPS, place)))
+        length = alu(Ops.MIN, alu(Ops.SUB, _taken(last, row), start), _like(STEPS, start))
+        values = stored(_stretches(node, values, found, start, length, STEPS))
+        first, last, found = begins, ends, None
+        longest = -(-longest // STEPS)
+    return _stretches(node, values, found, first, alu(Ops.SUB, last, first), longest)
+
+
+def _stretches(
+    node: Node, values: Node, order: Node | None, start: Node, length: Node, steps: int
+) -> Node:
+    """Sums of neighbouring values, or of those that `order` says, `length` from `start` on.
+
+    steps: the most that there are.
+    """
+    (count,) = start.shape
+    _, *beside = values.shape
+    shape = (count, steps, *beside)
+    own = expand(reshape(start, (count, 1, *(1 for _ in beside))), shape)
+    return _ending(node, values, order, alu(Ops.ADD, own, counting(shape, 1, own.dtype)), length)
+
+
+def _by_write(node: Node, rows: _Rows, flat: Node, run: _Runs) -> Node:
+    """What each run of writes comes to, written once, by the first or last write of it."""
+    base, _, *places = node.src
+    count, *beside = flat.shape
     if node.arg.monoid is None:
         writes = alu(Ops.CMPEQ, counting((count,), 0, run.end.dtype), _before(run.end))
         value = _rows(flat, run.order)
@@ -168,6 +253,18 @@ def _before(place: Node) -> Node:
 
 
 @dataclass(frozen=True, slots=True)
+class _Writes:
+    """Writes in the order of their rows: each as one word, and their numbers.
+
+    A word has the row `bits` up, and the number below.
+    """
+
+    words: Node
+    bits: int
+    order: Node
+
+
+@dataclass(frozen=True, slots=True)
 class _Runs:
     """Writes in the order of their rows: of each its row, which it was, and where its run lies."""
 
@@ -199,30 +296,51 @@ def _keys(node: Node, rows: _Rows, count: int) -> Node:
     return cast(row, dtype)
 
 
-def _runs(row: Node, count: int, total: int) -> _Runs:
-    dtype = row.dtype
-    bits = (count - 1).bit_length()
-
-    def number(value: int) -> Node:
-        return full(const(value, dtype), (count,))
-
-    packed = alu(Ops.SHL, row, number(bits))
-    packed = alu(Ops.OR, packed, counting((count,), 0, dtype))
-    (words,) = sorted_by_places((packed,))
+def _sorted_writes(row: Node, count: int, total: int) -> _Writes:
+    """Writes in the order of their rows; what lies nowhere comes last."""
+    is_counted = is_worth_digits((count,), total + 1, 1)
+    bits = 32 if is_counted else (count - 1).bit_length()
+    dtype = dtypes.uint64 if is_counted else row.dtype
+    own = counting((count,), 0, dtype)
+    packed = alu(Ops.OR, alu(Ops.SHL, cast(row, dtype), _like(bits, own)), own)
+    if is_counted:
+        words = sorted_by_digits(packed, bits, total + 1)
+    else:
+        (words,) = sorted_by_places((packed,))
     words = in_memory(words)
-    order = cast(alu(Ops.AND, words, number((1 << bits) - 1)), dtypes.int32)
-    row = alu(Ops.SHR, words, number(bits))
-    first = full(const(0, dtypes.int32), (count,))
-    begin = lower_bound((words,), (alu(Ops.SHL, row, number(bits)),), first, count)
-    after = alu(Ops.ADD, row, number(1))
-    end = lower_bound((words,), (alu(Ops.SHL, after, number(bits)),), first, count)
+    low = alu(Ops.AND, words, _like((1 << bits) - 1, words))
+    return _Writes(words, bits, cast(low, dtypes.int32))
+
+
+def _runs(writes: _Writes, count: int) -> _Runs:
+    words = writes.words
+    bits = _like(writes.bits, words)
+    row = alu(Ops.SHR, words, bits)
+    after = alu(Ops.ADD, row, _like(1, row))
+    begin, end = (
+        stored(lower_bound((words,), (alu(Ops.SHL, one, bits),), _zeros(count), count))
+        for one in (row, after)
+    )
     # What lies nowhere is behind the last row, and is written nowhere again.
-    return _Runs(row, stored(order), stored(begin), stored(end))
+    return _Runs(cast(row, dtypes.int64), stored(writes.order), begin, end)
+
+
+def _zeros(count: int) -> Node:
+    return full(const(0, dtypes.int32), (count,))
+
+
+def _like(value: int, like: Node) -> Node:
+    return full(const(value, like.dtype), like.shape)
+
+
+def _taken(values: Node, places: Node) -> Node:
+    """Elements of an array of one axis; none outside of it."""
+    return Node(Ops.GATHER, values.dtype, (values, places), True)
 
 
 def _rows(values: Node, order: Node) -> Node:
-    """The rows of `values` in another order."""
-    shape = values.shape
+    """Some rows of `values`."""
+    shape = (*order.shape, *values.shape[1:])
     places = [expand(reshape(order, (shape[0], *(1 for _ in shape[1:]))), shape)]
     places += [counting(shape, axis, dtypes.int32) for axis in range(1, len(shape))]
     return Node(Ops.GATHER, values.dtype, (values, *places), True)
@@ -260,19 +378,28 @@ def _parts(node: Node, values: Node, order: Node | None, run: _Runs, stride: int
     left = alu(Ops.MIN, left, number(STEPS))
     length = stored(alu(Ops.WHERE, begins, left, number(0)))
     shape = (count, STEPS, *beside)
-    thin = tuple(1 for _ in beside)
-    step = counting(shape, 1, dtype)
-    at = expand(reshape(own, (count, 1, *thin)), shape)
-    at = alu(Ops.ADD, at, alu(Ops.MUL, step, number(stride, shape)))
+    at = expand(reshape(own, (count, 1, *(1 for _ in beside))), shape)
+    at = alu(Ops.ADD, at, alu(Ops.MUL, counting(shape, 1, dtype), number(stride, shape)))
+    return _ending(node, values, order, at, length)
+
+
+def _ending(node: Node, values: Node, order: Node | None, at: Node, length: Node) -> Node:
+    """Sums along the second axis of the values at some places, as many as `length` says of each.
+
+    order: what places are those of, instead of the values'.
+    """
+    shape, dtype = at.shape, at.dtype
+    count, _, *beside = shape
     if order is not None:
-        at = Node(Ops.GATHER, dtype, (order, at), True)
+        at = _taken(order, at)
     # An axis along which all is alike, as far as there is something: how many steps are left.
     wide = dtypes.int64  # in which nothing wraps
-    left = cast(expand(reshape(length, (count, 1, *thin)), shape), wide)
-    last = full(const(1, wide), shape)
-    left = alu(Ops.SUB, alu(Ops.SUB, left, cast(step, wide)), last)
+    left = cast(expand(reshape(length, (count, 1, *(1 for _ in beside))), shape), wide)
+    step = cast(counting(shape, 1, dtype), wide)
+    left = alu(Ops.SUB, alu(Ops.SUB, left, step), full(const(1, wide), shape))
     # So long that every number is below it.
-    spread = expand(reshape(values, (count, 1, *beside)), (count, 1 << 31, *beside))
+    whole = values.shape[0]
+    spread = expand(reshape(values, (whole, 1, *beside)), (whole, 1 << 31, *beside))
     places = (at, left, *(counting(shape, axis, dtype) for axis in range(2, len(shape))))
     taken = Node(Ops.GATHER, values.dtype, (spread, *places), True)
     return Node(Ops.REDUCE, node.dtype, (taken,), Reduce(node.arg.monoid, (1,)))

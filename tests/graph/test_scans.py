@@ -43,12 +43,12 @@ def extents(root: Node) -> list[int]:
         (Ops.ADD, dtypes.float16, 0, (1024,), [1024]),
         (Ops.ADD, F32, 0, (32768, 2), [8, 64, 64]),
         # Along the innermost axis a piece is what a block's threads fold together.
-        (Ops.ADD, F32, 0, (2048,), [2048]),
-        (Ops.ADD, F64, 1, (3, 2049), [2, 2048]),
+        (Ops.ADD, F32, 0, (4096,), [4096]),
+        (Ops.ADD, F64, 1, (3, 4097), [2, 4096]),
         (Ops.MAX, I32, 1, (2, 77), [77]),
-        (Ops.MIN, F32, 0, (5000,), [3, 2048]),
-        (Ops.ADD, F32, 0, (1 << 23,), [2, 2048, 2048]),
-        (Ops.ADD, F32, 1, (1 << 10, 4096), [2, 2048]),
+        (Ops.MIN, F32, 0, (9000,), [3, 4096]),
+        (Ops.ADD, F32, 0, (1 << 25,), [2, 4096, 4096]),
+        (Ops.ADD, F32, 1, (1 << 10, 8192), [2, 4096]),
     ),
     ids=str,
 )

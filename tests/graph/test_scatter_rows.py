@@ -38,13 +38,16 @@ def is_in_order(made: Node) -> bool:
     return any(node.op is Ops.SCATTER and not node.arg.apart for node in toposort(made))
 
 
+@pytest.mark.parametrize("digits", (True, False))
 @pytest.mark.parametrize("adds", (True, False))
 @pytest.mark.parametrize("beside", ((), (5,), (2, 3)), ids=str)
-@pytest.mark.parametrize("rows", (1, 3, 50))
+@pytest.mark.parametrize("rows", (1, 3, 36, 50))
 @pytest.mark.parametrize("count", (8, 37))
 def test_rows_along_the_first_axis(
-    count: int, rows: int, beside: tuple[int, ...], adds: bool
-) -> None:
+    count: int, rows: int, beside: tuple[int, ...], adds: bool, digits: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(scatter_rows, "is_worth_digits", lambda *_: digits)
     shape = (count, *beside)
     line = nodes.reshape(argument(2, dtypes.int64, count), (count, *(1 for _ in beside)))
     places = [nodes.broadcast(line, shape)]
@@ -158,6 +161,30 @@ def test_what_a_row_gets_does_not_depend_on_how_many_writes_there_are(
 
     for others in (20, 100, 300):
         np.testing.assert_array_equal(total(others), total(0))
+
+
+def test_rows_that_nobody_writes_are_left_as_they_are(gpu: None) -> None:
+    """Even zeros with a sign; and one row has all writes, or none has any of them."""
+    base = np.array([-0.0, 2.5, -0.0, np.nan, np.inf], np.float32)
+    for index in (np.full(100, 1), np.arange(100) % 2):
+        values = RNG.integers(-9, 9, 100).astype(np.float32)
+        found = Tensor(base).index_add(0, Tensor(index), Tensor(values)).numpy()
+        wanted = base.copy()
+        np.add.at(wanted, index, values)
+        np.testing.assert_array_equal(found, wanted)
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+
+
+def test_many_writes_into_few_rows_are_sorted_by_digits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And no fold of many steps is left to a single thread."""
+    monkeypatch.undo()
+    base = nodes.full(0, (1 << 16,), F32)
+    values, places = argument(1, F32, 1 << 22), argument(2, dtypes.int64, 1 << 22)
+    node = Node(Ops.SCATTER, F32, (base, values, places), Scatter(primitive(Ops.ADD, F32)))
+    made = canonicalise(Node(Ops.SINK, dtypes.token, (node,)), None, HOPPER)
+    folds = [one.shape[one.arg.axis] for one in toposort(made) if one.op is Ops.SCAN]
+    assert len(folds) >= 4 * 3 and max(folds) <= 4096
+    assert len(make_plan(made, donate={}, target=HOPPER).kernels) <= 56
 
 
 def test_what_a_row_gets_does_not_depend_on_the_others(gpu: None) -> None:
