@@ -59,10 +59,17 @@ def _erf(x: Node, y: Node) -> Node:
 
 
 def _gelu(x: Node, y: Node) -> Node:
-    """The normal distribution's integral up to x, and x times its density."""
+    """The normal distribution's integral up to x, and x times its density.
+
+    Of 16-bit numbers' the density is nearly that: the gradient is rounded to as many bits.
+    """
     part = Node(Ops.ERF, x.dtype, (mul(x, scalar(math.sqrt(0.5), x)),))
     half = scalar(0.5, x)
-    bell = Node(Ops.EXP, x.dtype, (neg(mul(mul(x, x), half)),))
+    if x.op is Ops.CAST and x.src[0].dtype.bits == 16:
+        power = mul(mul(x, x), scalar(-0.5 * math.log2(math.e), x))
+        bell = Node(Ops.EXP2_NEAR, x.dtype, (power,))
+    else:
+        bell = Node(Ops.EXP, x.dtype, (neg(mul(mul(x, x), half)),))
     density = mul(bell, scalar(1 / math.sqrt(2 * math.pi), x))
     return add(add(mul(part, half), half), mul(x, density))
 

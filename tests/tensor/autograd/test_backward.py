@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from baregrad.base.errors import DTypeError, GradientError, ShapeError
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.op import Ops, all_ops
 from baregrad.tensor import Tensor
 from baregrad.tensor.autograd.gradients import NO_GRADIENT, RULES
@@ -434,3 +434,20 @@ def test_tensors_of_equal_expressions_have_gradients_of_their_own(name: str) -> 
         else:
             wanted = [g.tolist() for g in torch.autograd.grad(loss, (p, q, w))]
     np.testing.assert_allclose(np.hstack(found), np.hstack(wanted), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype,bits", [(dtypes.bfloat16, 7), (dtypes.float16, 10)])
+def test_gradients_of_gelu_round_once(dtype: DType, bits: int) -> None:
+    """In 16 bits its density is nearly right: far better than what the gradient is rounded to."""
+    rows = np.random.default_rng(4).uniform(-6, 6, 4096).astype(np.float32)
+    x = Tensor(rows).cast(dtype).realize().requires_grad_()
+    (first,) = x.gelu().sum().gradient(x)
+    (second,) = first.sum().gradient(x)
+    wide = torch.tensor(x.detach().cast(dtypes.float64).numpy(), requires_grad=True)
+    (one,) = torch.autograd.grad(torch.nn.functional.gelu(wide).sum(), wide, create_graph=True)
+    (two,) = torch.autograd.grad(one.sum(), wide)
+    for found, wanted in ((first.detach(), one.detach()), (second, two)):
+        exact = wanted.numpy()
+        ulp = np.exp2(np.floor(np.log2(np.maximum(np.abs(exact), 1e-30))) - bits)
+        error = np.abs(found.cast(dtypes.float64).numpy() - exact)
+        assert (error <= 0.5 * ulp + 2.0**-20).all()
