@@ -51,7 +51,9 @@ class GpuTarget:
     before the one in front of it has ended, and waits for that by itself: every kernel of ours does
     so then. `busy_threads` and `busy_blocks` keep all its multiprocessors busy, roughly. `units`
     are the multiprocessors; `cache_bytes` is the size of the second cache, which gives each of them
-    `cache_bytes_per_cycle`; `launch_ns` is what a kernel takes that does nothing.
+    `cache_bytes_per_cycle`, as shared memory gives `shared_bytes_per_cycle`; `warp_macs_per_cycle`
+    are multiply-adds of 16-bit floats that warps get from its matrix units; `launch_ns` is what a
+    kernel takes that does nothing.
     """
 
     kind: ClassVar[Literal["gpu"]] = "gpu"
@@ -85,6 +87,8 @@ class GpuTarget:
     memory_bytes_per_ns: float
     cache_bytes: int
     cache_bytes_per_cycle: int
+    shared_bytes_per_cycle: int
+    warp_macs_per_cycle: int
     memory_latency_ns: float
     launch_ns: float
 
@@ -188,6 +192,8 @@ _HOPPER = NvidiaTarget(
     memory_bytes_per_ns=3350.0,
     cache_bytes=50 << 20,
     cache_bytes_per_cycle=36,
+    shared_bytes_per_cycle=128,
+    warp_macs_per_cycle=1024,
     memory_latency_ns=600.0,
     launch_ns=1500.0,
     elects=True,

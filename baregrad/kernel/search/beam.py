@@ -104,7 +104,7 @@ def _next_round(
     """The most promising changes of the best schedules, and some at random."""
     ranked: list[tuple[float, int, Move]] = []
     for trial in beam:
-        moves = [move for move in space.changes(trial.schedule) if move.schedule not in seen]
+        moves = [m for m in space.changes(trial.schedule) if normal(m.schedule) not in seen]
         if len(moves) > MOST_ESTIMATED and not space.predicts_all:
             moves = rng.sample(moves, MOST_ESTIMATED)
         base = space.predicted_ns(trial.schedule)
@@ -115,7 +115,7 @@ def _next_round(
     ranked.sort(key=lambda row: row[:2])
     chosen = _unseen([move for _, _, move in ranked[: 2 * MEASURED * width]], seen)
     chosen, spare = chosen[: MEASURED * width], chosen[MEASURED * width :]
-    seen.difference_update(move.schedule for move in spare)
-    rest = [move for _, _, move in ranked if move.schedule not in seen]
+    seen.difference_update(normal(move.schedule) for move in spare)
+    rest = [move for _, _, move in ranked if normal(move.schedule) not in seen]
     drawn = rng.sample(rest, min(DRAWN * width, len(rest)))
     return chosen + _unseen(drawn, seen)

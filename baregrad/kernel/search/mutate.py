@@ -1,4 +1,4 @@
-"""Schedules that differ from a given one by one decision.
+"""Schedules for a CPU that differ from a given one by one decision.
 
 Every change keeps the schedule's form: splits, then binds, then the order of the loops, then
 copies. Most changes are legal; the others are refused by the table of axes, which costs less than
@@ -14,7 +14,6 @@ from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from baregrad.base.errors import ScheduleError
-from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.index import Dim
 from baregrad.kernel.applying.axes import apply_step, table_after
 from baregrad.kernel.facts.analysis import ArrayAccess, Facts
@@ -34,7 +33,7 @@ from baregrad.kernel.language.schedule import (
 )
 from baregrad.kernel.planning.cpu.streams import AHEAD_NBYTES
 from baregrad.kernel.search.retile import renamed, retiled
-from baregrad.target import AnyTarget
+from baregrad.target import CpuTarget
 
 BLOCKS = (4, 8, 16, 32, 64)
 LONGEST_UNROLL = 16
@@ -88,7 +87,7 @@ class _State:
     """
 
     facts: Facts
-    target: AnyTarget
+    target: CpuTarget
     schedule: Schedule
     table: AxisTable
     before: dict[str, Dim]
@@ -121,7 +120,7 @@ class _State:
     def loops(self) -> list[str]:
         """The axes that are loops, outermost first."""
         table = self.table
-        units = ("loop", "pool", "grid")
+        units = ("loop", "pool")
         return [name for name in table.order if table.axes[name].unit in units]
 
     def has_lanes(self) -> bool:
@@ -137,7 +136,7 @@ class _State:
         return normal(Schedule((*left, *added)))
 
 
-def neighbours(facts: Facts, schedule: Schedule, target: AnyTarget) -> Iterator[Move]:
+def neighbours(facts: Facts, schedule: Schedule, target: CpuTarget) -> Iterator[Move]:
     """Every legal schedule that is one change away from a legal one, each once."""
     schedule = normal(schedule)
     before: dict[str, Dim] = {}
@@ -149,7 +148,7 @@ def neighbours(facts: Facts, schedule: Schedule, target: AnyTarget) -> Iterator[
     state = _State(facts, target, schedule, table, before)
     seen = {schedule}
     for kind in _KINDS:
-        for changed, what in kind(state) if target.kind == "cpu" or kind not in _CPU_KINDS else ():
+        for changed, what in kind(state):
             changed = normal(changed)
             if changed not in seen:
                 seen.add(changed)
@@ -157,7 +156,7 @@ def neighbours(facts: Facts, schedule: Schedule, target: AnyTarget) -> Iterator[
                     yield Move(changed, what)
 
 
-def is_legal(facts: Facts, schedule: Schedule, target: AnyTarget) -> bool:
+def is_legal(facts: Facts, schedule: Schedule, target: CpuTarget) -> bool:
     """Whether every step may be applied."""
     try:
         table_after(facts, schedule, target)
@@ -170,7 +169,7 @@ def normal(schedule: Schedule) -> Schedule:
     """The same schedule with its steps by kind: axes, binds, order, the parallel axis, copies."""
 
     def place(step: Step) -> int:
-        if isinstance(step, Bind) and step.unit in ("pool", "grid"):
+        if isinstance(step, Bind) and step.unit == "pool":
             return 3
         return _PLACES.get(type(step), 5)
 
@@ -194,8 +193,7 @@ def _sizes(state: _State) -> _Changes:
 def _traded(state: _State) -> _Changes:
     """One spread-out axis shorter and another longer: register tiles of other proportions."""
     # A vector may be several registers.
-    units = ("unroll",) if state.target.kind == "gpu" else ("unroll", "vector")
-    spread = [part for part in state.parts() if part.unit in units]
+    spread = [part for part in state.parts() if part.unit in ("unroll", "vector")]
     for one, other in itertools.product(spread, spread):
         for factor in (2,) if "vector" in (one.unit, other.unit) else (2, 3):
             fewer, more = one.size // factor, other.size * factor
@@ -208,7 +206,7 @@ def _traded(state: _State) -> _Changes:
 
 
 def _other_sizes(size: int, extent: int, unit: str) -> list[int]:
-    if unit in ("vector", *THREAD_BINDS):
+    if unit == "vector":
         found = [size * 2, size // 2]
     elif unit == "unroll":
         found = [size + 1, size - 1, size + 2, size - 2, size * 2, size // 2, 1]
@@ -267,7 +265,7 @@ def _units(state: _State) -> _Changes:
     for step in state.of(Bind):
         if step.unit in ("unroll", "vector"):
             yield state.with_steps(dropped=(step,)), f"{step.axis} a loop"
-        if step.unit == "vector" and state.target.kind == "cpu":
+        if step.unit == "vector":
             other = Bind(step.axis, "unroll")
             yield state.with_steps(other, dropped=(step,)), f"{step.axis} over registers"
     for name in table.order:
@@ -276,19 +274,15 @@ def _units(state: _State) -> _Changes:
             continue
         if axis.extent <= LONGEST_UNROLL:
             yield state.with_steps(Bind(name, "unroll")), f"{name} over registers"
-        if not state.has_lanes() and axis.extent <= 2 * _lanes(state.target):
+        if not state.has_lanes() and axis.extent <= 2 * state.target.lanes(4):
             yield state.with_steps(Bind(name, "vector")), f"lanes along {name}"
-
-
-def _lanes(target: AnyTarget) -> int:
-    return 4 if target.kind == "gpu" else target.lanes(4)
 
 
 def _blocks(state: _State) -> _Changes:
     """A loop in two, its inner part innermost, spread over registers, or outside the others."""
     table = state.table
     loops = state.loops()
-    lanes = _lanes(state.target)
+    lanes = state.target.lanes(4)
     for place, name in enumerate(loops):
         axis = table.axes[name]
         extent = axis.extent
@@ -350,8 +344,8 @@ def _copies(state: _State) -> _Changes:
             if len(step.axes) > 1:
                 turned = replace(step, axes=(*step.axes[1:], step.axes[0]))
                 yield state.with_steps(turned, dropped=(step,)), f"another layout of input {param}"
-    if inputs and state.target.kind == "cpu":
-        lanes = 0 if inputs[0].lanes else _lanes(state.target)
+    if inputs:
+        lanes = 0 if inputs[0].lanes else state.target.lanes(4)
         others = tuple(replace(step, lanes=lanes) for step in inputs)
         how = "vectors" if lanes else "elements"
         yield state.with_steps(*others, dropped=inputs), f"copies by {how}"
@@ -400,7 +394,6 @@ def _requests(state: _State) -> _Changes:
 
 
 # What a GPU has no use for: shares of a pool, caches to ask ahead of or to pass by.
-_CPU_KINDS = (_pool, _streams, _requests)
 _KINDS: tuple[Callable[[_State], _Changes], ...] = (
     _sizes, _pool, _streams, _requests, _order, _units, _copies, _blocks,
 )

@@ -72,10 +72,8 @@ TILES = tuple([
     )
 ])  # fmt: skip
 MOST_SLOTS = 6
-# Cycles of a multiprocessor: multiply-adds of 16-bit floats in one, bytes that shared memory and
-# the second cache give in one; until a block's first panel is there and its tile is stored; until
-# a panel is read, multiplied and met for, at least; until what was asked for is there.
-MACS, SHARED_BYTES, CACHE_BYTES = 1024, 128, 36
+# Cycles of a multiprocessor until a block's first panel is there and its tile is stored; until a
+# panel is read, multiplied and met for, at least; until what was asked for is there.
 BEGIN, STEP, LATENCY = 2500, 250, 900
 # What work takes by what it would take without waits: with one panel nothing is under way while
 # that is multiplied, with two each is asked for one panel ahead. And how far one kind of work
@@ -146,11 +144,12 @@ def _cycles(
     # What lies past an edge is not read.
     moved = NBYTES * (min(tile.m, size.m) + min(tile.n, size.n)) * steps
     in_progress = here * tile.warps * tile.tiles_m * tile.tiles_n
-    multiplied = tile.m * tile.n * steps / MACS / min(1.0, in_progress / BUSY_TILES)
+    rate = target.warp_macs_per_cycle * min(1.0, in_progress / BUSY_TILES)
+    multiplied = tile.m * tile.n * steps / rate
     read = NBYTES * tile.warps * (M * tile.tiles_m + N * tile.tiles_n) * steps
     under_way = here * max(slots - 1, 0.5) * moved / panels
-    brought = moved / min(CACHE_BYTES, under_way / LATENCY)
-    work = (multiplied, (read + moved) / SHARED_BYTES, brought)
+    brought = moved / min(target.cache_bytes_per_cycle, under_way / LATENCY)
+    work = (multiplied, (read + moved) / target.shared_bytes_per_cycle, brought)
     # What follows a tile's sums runs beside another block's, where there is one.
     after = tile.m * tile.n * size.after * INSTRUCTIONS / LANES
     busy = each * (max(work) + BESIDE * sum(work) + after * (0.5 if here > 1 else 1.0))
