@@ -197,7 +197,8 @@ def _least(words: Node, k: int) -> Node:
     """The k least of words along the last axis, in order, down a tree of minima.
 
     No more than k parts of the axis have one of the k least: those whose minima are the least. So
-    the whole axis is read once, and from then on k parts a level, each cut into `TWIGS`.
+    the whole axis is read once, and from then on k parts a level, each cut into `TWIGS`. Those lie a
+    level's size apart, so that minima are of neighbours side by side.
     """
     *front, extent = words.shape
     depth = 0
@@ -205,17 +206,17 @@ def _least(words: Node, k: int) -> Node:
         depth += 1
     levels = [_padded(words, TWIGS**depth)]
     for _ in range(depth):
-        parts = (*front, levels[-1].shape[-1] // TWIGS, TWIGS)
-        minima = nodes.reduce(Ops.MIN, nodes.reshape(levels[-1], parts), (len(front) + 1,))
+        parts = (*front, TWIGS, levels[-1].shape[-1] // TWIGS)
+        minima = nodes.reduce(Ops.MIN, nodes.reshape(levels[-1], parts), (len(front),))
         levels.append(_stored(minima))
     found = _first(levels[depth], k)
     for level in reversed(range(depth)):
         # Each of them is the minimum of a part, whose twigs are looked at.
-        bits = (TWIGS ** (level + 1)).bit_length() - 1
-        part = nodes.alu(Ops.SHR, _places_in(found), const(bits, dtypes.int64))
-        begin = nodes.unsqueeze(nodes.mul(part, const(TWIGS, dtypes.int64)), len(front) + 1)
+        size = const(levels[level + 1].shape[-1], dtypes.int64)
+        part = nodes.alu(Ops.MOD, _places_in(found), size)
         shape = (*front, k, TWIGS)
-        place = nodes.add(nodes.broadcast(begin, shape), nodes.iota_along(shape, len(front) + 1))
+        twig = nodes.mul(nodes.iota_along(shape, len(front) + 1), size)
+        place = nodes.add(nodes.broadcast(nodes.unsqueeze(part, len(front) + 1), shape), twig)
         places = [nodes.iota_along(shape, axis) for axis in range(len(front))]
         twigs = _stored(nodes.gather(levels[level], *places, place))
         found = _first(nodes.reshape(twigs, (*front, k * TWIGS)), k)
