@@ -282,11 +282,16 @@ class Rewriter:
             return False
         if op is Ops.INDEX:
             return node.src[0].op is not Ops.PARAM
-        return op is not Ops.GUARD or not self.is_staged(node.src[1])
+        return op is not Ops.GUARD or not self.is_guarded(node.src[1])
 
-    def is_staged(self, node: Node) -> bool:
-        """Whether a node reads an input that some step copies."""
-        return is_read(node) and node.src[0].arg.slot in self.staged_params
+    def is_guarded(self, node: Node) -> bool:
+        """Whether a node reads an input that some step copies, or a GPU's thread reads.
+
+        What guards it, and what keeps a partial tile inside, is one condition then.
+        """
+        if not is_read(node):
+            return False
+        return self.table.gpu is not None or node.src[0].arg.slot in self.staged_params
 
     def visit(self, node: Node, scope: Scope) -> Node:
         """One node whose sources are done, unless it is a leaf."""
@@ -298,7 +303,7 @@ class Rewriter:
             return plain(node, done)
         if op is Ops.RANGE:
             return self.axes.value(node, scope)
-        if is_read(node) or (op is Ops.GUARD and self.is_staged(node.src[1])):
+        if is_read(node) or (op is Ops.GUARD and self.is_guarded(node.src[1])):
             return self.read(node, scope)
         if op is Ops.REDUCE:
             scope.parts[node] = self.reduction(node, scope)
