@@ -17,8 +17,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.repeats import is_repeated
-from baregrad.graph.traced import Joined, Part, Rule
+from baregrad.graph.repeats import axis_before_reshape, is_repeated
+from baregrad.graph.traced import Joined, Part, Rule, again
 from baregrad.graph.views import expand, permute, reshape
 from baregrad.ir.analysis.stream import (
     in_memory,
@@ -26,6 +26,7 @@ from baregrad.ir.analysis.stream import (
     is_widened,
     shown,
     stream,
+    sums,
     weights_of,
 )
 from baregrad.ir.core.attrs import Reduce
@@ -245,6 +246,7 @@ class _Groups:
         for node in order:
             for child in dict.fromkeys(node.src):
                 self.users.setdefault(child, []).append(node)
+        self.position = {node: place for place, node in enumerate(order)}
         self.products = _Products(order)
         # Attention's results; powers, by their maxima and by their sums; what is stored, by the
         # axis that is to lie innermost there, None where that is the last one.
@@ -252,6 +254,8 @@ class _Groups:
         self.maxima: dict[Node, Node] = {}
         self.totals: dict[Node, Node] = {}
         self.stored: dict[Node, int | None] = {}
+        # Sums that one kernel makes, each by all of them.
+        self.joined: dict[Node, tuple[_Sum, ...]] = {}
         roots: dict[Node, tuple[Node, _Softmax]] = {}
         for node in order:
             found = _matched(node.src[0]) if node.op is Ops.CAST and node.dtype.bits == 16 else None
@@ -300,7 +304,29 @@ class _Groups:
             self.maxima[highest] = power
             self.totals.update({one: power for one in self.users[power] if _is_sum_of(one, power)})
             for each in others:
-                self.stored.update(dict.fromkeys(self._ends(each), readers.columns.get(each)))
+                column = readers.weighted[each].column if each in readers.weighted else None
+                self.stored.update(dict.fromkeys(self._ends(each), column))
+            self._join([readers.weighted[one] for one in others if one in readers.weighted], power)
+
+    def _join(self, sums: list[_Sum], power: Node) -> None:
+        """Let sums over the rows of the same scores be one reduction: two, which do not depend."""
+        kinds: dict[tuple[object, ...], list[_Sum]] = {}
+        rows = len(power.shape) - 2
+        for one in sums:
+            lines = [_axis_below(one.weights, axis, power) for axis in one.lines
+                     if one.weights.shape[axis] != 1]  # fmt: skip
+            if _axis_below(one.weights, one.along, power) == rows and None not in lines:
+                shape = [one.weights.shape[axis] for axis in one.lines]
+                kinds.setdefault((*lines, *shape, one.width), []).append(one)
+        for found in kinds.values():
+            found.sort(key=lambda one: self.position[one.total])
+            if len(found) == 2 and not self._depends(found[1].total, found[0].total):
+                self.joined.update({one.total: tuple(found) for one in found})
+
+    def _depends(self, node: Node, other: Node) -> bool:
+        """Whether a node is made of another one."""
+        first = self.position[other]
+        return other in toposort(node, enter=lambda one: self.position[one] > first)
 
     def _ends(self, total: Node) -> list[Node]:
         """What a sum is stored as: rounded to 16 bits, perhaps after a factor, or itself."""
@@ -325,22 +351,64 @@ def _is_sum_of(node: Node, power: Node) -> bool:
     return is_last and is_float32_sum(node) and node.src[0] is power
 
 
+class _Sum(NamedTuple):
+    """A sum of weights times values along an axis of both; `across` is of the values alone."""
+
+    total: Node
+    weights: Node
+    along: int
+    across: int
+
+    @property
+    def lines(self) -> tuple[int, ...]:
+        """The other axes of what is summed."""
+        count = len(self.weights.shape)
+        return tuple([axis for axis in range(count) if axis not in (self.along, self.across)])
+
+    @property
+    def width(self) -> int | Node:
+        """How many columns the values have."""
+        found: int | Node = self.total.src[0].shape[self.across]
+        return found
+
+    @property
+    def column(self) -> int:
+        """The axis of the result along which the values run."""
+        return self.across - (self.across > self.along)
+
+
+def _axis_below(weights: Node, axis: int, power: Node) -> int | None:
+    """The axis of some powers that an axis of weights made of them is; None where that is none."""
+    while weights.op in MOVEMENT or weights.op is Ops.CAST:
+        below = weights.src[0]
+        if weights.op is Ops.PERMUTE:
+            axis = weights.arg[axis]
+        elif weights.op is Ops.RESHAPE:
+            found = axis_before_reshape(below.shape, weights.shape, axis)
+            if found is None:
+                return None
+            axis = found
+        elif weights.op is not Ops.CAST and below.shape[axis] != weights.shape[axis]:
+            return None
+        weights = below
+    return axis if weights.shape == power.shape else None
+
+
 class _Readers:
     """The sums that read some scores, and all between: `are_sums` where nothing else does.
 
     sums: those but the sum of the powers. terms: what each sums, or its weights. weighted: those of
-    weights times values. columns: of these the axis of their result along which values run.
+    weights times values.
     """
 
     def __init__(self, groups: _Groups, power: Node, scores: list[Node]) -> None:
         self.power = power
         self.seen = set(scores)
         self.terms: dict[Node, Node] = {}
-        self.columns: dict[Node, int] = {}
+        self.weighted: dict[Node, _Sum] = {}
         self.sums = set[Node]()
         found = self._walk(groups, scores)
         self.are_sums = all(self._takes(node, groups.products.every) for node in found)
-        self.weighted = set(self.columns)
 
     def _walk(self, groups: _Groups, scores: list[Node]) -> list[Node]:
         """What is neither arithmetic nor a view among what reads scores."""
@@ -386,7 +454,7 @@ class _Readers:
             return False
         self.sums.add(product)
         self.terms[product] = term
-        self.columns[product] = axes[0] - (axes[0] > along)
+        self.weighted[product] = _Sum(product, weights[0], along, axes[0])
         return True
 
 
@@ -422,7 +490,33 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
         folded = Node(Ops.REDUCE, F32, values, Reduce(stream(F32, 1, base), (len(x.shape) - 1,)))
         return Node(Ops.PROJ, F32, (folded,), part)
 
+    def ahead(root: Node) -> Node:
+        """What becomes of a node whose turn may not have come."""
+        for node in toposort(root, enter=lambda one: one not in changed):
+            if node not in changed:
+                made = node if changed.keys().isdisjoint(node.src) else again(node, changed)
+                found = rule(node, made)
+                made = made if found is None else found
+                if made is not node:
+                    changed[node] = made
+        return now(root)
+
+    def one_of(total: Node) -> Node:
+        """One of several sums that are one reduction, over the lines and columns of each."""
+        bodies = [permute(ahead(one.total.src[0]), (*one.lines, one.across, one.along))
+                  for one in groups.joined[total]]  # fmt: skip
+        last = len(bodies[0].shape) - 1
+        folded = Node(Ops.REDUCE, F32, tuple(bodies), Reduce(sums(F32, len(bodies)), (last,)))
+        (number,) = [n for n, one in enumerate(groups.joined[total]) if one.total is total]
+        own = groups.joined[total][number]
+        order = [axis - (axis > own.along) for axis in (*own.lines, own.across)]
+        places = tuple([order.index(axis) for axis in range(last)])
+        return permute(Node(Ops.PROJ, F32, (folded,), number), places)
+
     def rule(node: Node, made: Node) -> Node | None:
+        if node in groups.joined:
+            made = one_of(node)
+            return _kept(made, groups.stored[node]) if node in groups.stored else made
         if node in groups.results:
             return _streamed(made, groups.results[node], now)
         if node in groups.totals:

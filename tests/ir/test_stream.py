@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.analysis.stream import is_stream, pair, stream
+from baregrad.ir.analysis.stream import are_float32_sums, is_stream, pair, stream, sums
 from baregrad.ir.core.attrs import Param, Reduce
 from baregrad.ir.core.monoid import arg_extreme, primitive
 from baregrad.ir.core.node import Node
@@ -48,6 +48,18 @@ def test_the_identity_is_neutral() -> None:
                    combine(monoid, a, identity(monoid, (1000,)))):  # fmt: skip
         for one, two in zip(joined, a, strict=True):
             np.testing.assert_array_equal(one, two)
+
+
+def test_sums_are_each_sum() -> None:
+    values = np.random.default_rng(6).standard_normal((2, 40, 3))
+    found = fold(sums(F64, 2), tuple(values), (0,))
+    np.testing.assert_allclose(found, values.sum(1))
+    assert sums(F64, 1) is primitive(Ops.ADD, F64)
+    single = dtypes.float32
+    x = Node(Ops.PARAM, single, (), Param(0, (4,)))
+    made = Node(Ops.REDUCE, single, (x, x), Reduce(sums(single, 2), (0,)))
+    assert are_float32_sums(made) and not is_stream(made)
+    assert not are_float32_sums(Node(Ops.REDUCE, single, (x, x), Reduce(stream(single, 1), (0,))))
 
 
 def test_a_stream_is_the_two_passes() -> None:

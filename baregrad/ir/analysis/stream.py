@@ -82,6 +82,12 @@ def stream(dtype: DType, sums: int, exponential: Op = Ops.EXP) -> Monoid:
     )
 
 
+@cache
+def sums(dtype: DType, count: int) -> Monoid:
+    """R3: some sums over one axis as one reduction."""
+    return reduce(pair, (primitive(Ops.ADD, dtype),) * count)
+
+
 def _factor(old: Node, new: Node, exponential: Op) -> Node:
     """q(old, new): what turns a sum relative to `old` into one relative to `new`."""
     equal = alu(Ops.CMPEQ, old, new)
@@ -128,6 +134,13 @@ def is_float32_sum(node: Node) -> bool:
     return node.op is Ops.REDUCE and node.arg.monoid is primitive(Ops.ADD, dtypes.float32)
 
 
+def are_float32_sums(node: Node) -> bool:
+    """Whether a node is a sum in float32, or several over one axis."""
+    if node.op is not Ops.REDUCE or node.dtype is not dtypes.float32:
+        return False
+    return node.arg.monoid is sums(node.dtype, node.arg.monoid.arity)
+
+
 def is_contraction(node: Node) -> bool:
     """Whether a node is a sum of products of two 16-bit floats that are read, as float32."""
     if not is_float32_sum(node):
@@ -139,15 +152,15 @@ def is_contraction(node: Node) -> bool:
 def is_chained(node: Node, known: dict[Node, int] | None = None) -> bool:
     """Whether a node sums what is made of products and of a stream's states, as gradients do.
 
-    Both weights that are multiplied by values and the terms of a row's sum are computed anew. Who
-    asks for many nodes of a graph gives them one dict `known`, so that none is looked at twice.
+    Both weights that are multiplied by values and the terms of a row's sum are computed anew; there
+    may be two such sums. Who asks for many nodes of a graph gives them one dict `known`, so that
+    none is looked at twice.
     """
-    if not is_float32_sum(node) or not node.mask & Ops.PROJ.bit or is_contraction(node):
+    if not are_float32_sums(node) or not node.mask & Ops.PROJ.bit or is_contraction(node):
         return False
     known = {} if known is None else known
-    value = node.src[0]
-    fill(known, (value,), _made_of, known, is_computed)
-    return known[value] == _STATES | _PRODUCTS
+    fill(known, node.src, _made_of, known, is_computed)
+    return any(known[value] == _STATES | _PRODUCTS for value in node.src)
 
 
 def _made_of(node: Node, known: dict[Node, int]) -> int:

@@ -129,10 +129,11 @@ class _Builder:
         self.right: list[_Panel] = []
         for each in facts.products:
             self.right.append(self._panel(each.right, each.depth, step.keys, SLOTS))
-        if facts.values is not None and facts.column is not None:
-            self.right.append(self._panel(facts.values, facts.column, step.keys, SLOTS))
+        for values in facts.values:
+            assert facts.column is not None
+            self.right.append(self._panel(values, facts.column, step.keys, SLOTS))
         self.s = [self._array("register", (*shape, step.keys // N, N)) for _ in facts.products]
-        self.acc = self._array("register", (*shape, wide // N, N))
+        self.acc = [self._array("register", (*shape, wide // N, N)) for _ in facts.values]
         self.sums = self._array("register", (*shape, N))
         self.top, self.next, self.scale, self.total = [
             self._array("register", shape) for _ in range(4)
@@ -182,13 +183,12 @@ class _Builder:
             *self._copies(0, 60),
             make_node(Ops.COMMIT, dtypes.token),
         ]  # fmt: skip
-        has_sums = facts.states > 0 or facts.values is None
+        has_sums = facts.states > 0 or not facts.values
         if facts.states:
             statements.append(store(self.top, _LOWEST, self.own))
         if has_sums:
             statements.append(store(self.sums, _ZERO, (*self.own, self.n)))
-        if facts.values is not None:
-            statements.append(store(self.acc, _ZERO, (*self.own, self.block, self.c)))
+        statements += [store(acc, _ZERO, (*self.own, self.block, self.c)) for acc in self.acc]
         statements.append(
             make_node(Ops.LOOP, dtypes.token, (self.loop, sequence(self._iteration())))
         )
@@ -270,42 +270,64 @@ class _Builder:
         ]
         for place, s in enumerate(self.s):
             statements += [store(s, _ZERO, own), self._scores(place, load(s, own))]
-        s = self.s[0]
         if facts.states:
-            statements += self._states(s, own)
-        if facts.weights is None:
-            return statements
-        if facts.power is None:
-            known = dict[Node, Node]()
-            if facts.is_overwritten:
-                # The exponent lies where its product was made.
-                below = toposort(facts.exponent)
-                place, *_ = [n for n, each in enumerate(facts.products) if each.total in below]
-                statements += self._exponents(self.s[place], own)
-                known = {facts.exponent: load(self.s[place], own)}
-            statements.append(store(s, self._weights(known), own))
-        elif facts.weights is not facts.power:
-            statements.append(store(s, self._weights({facts.power: load(s, own)}), own))
-        if facts.values is None:
+            statements += self._states(self.s[0], own)
+        weighing, held = self._terms(own)
+        statements += weighing
+        if held and not facts.values:
             sums = load(self.sums, (*self.own, self.n))
-            more = alu(Ops.ADD, sums, self._folded(Ops.ADD, load(s, own), self.part))
-            return [*statements, store(self.sums, more, (*self.own, self.n))]
-        acc = load(self.acc, (*self.own, self.block, self.c))
-        statements.append(self._product(acc, *self._second(), "n", (self.j, self.turn)))
-        if facts.states:
+            more = alu(Ops.ADD, sums, self._folded(Ops.ADD, load(held[0], own), self.part))
+            statements.append(store(self.sums, more, (*self.own, self.n)))
+        for array, acc, panel in zip(held, self.acc, self.right[len(self.s) :], strict=False):
+            total = load(acc, (*self.own, self.block, self.c))
+            factors = self._second(array, panel)
+            statements.append(self._product(total, *factors, "n", (self.j, self.turn)))
+        if facts.states and facts.values:
             statements.append(store(self.top, load(self.next, self.own), self.own))
         return statements
+
+    def _terms(self, own: Places) -> tuple[list[Node], list[Node]]:
+        """The weights of a tile, made in registers: the statements, and the array of each sum."""
+        facts, statements = self.facts, list[Node]()
+        known: dict[Node, Node] = {}
+        # Where the exponent lies: in its product's place, if nothing else reads that.
+        place = min(facts.exponent_reads)
+        if facts.states:
+            known[facts.near] = load(self.s[0], own)
+            if facts.weights == (facts.near,):
+                return statements, [self.s[0]]
+        elif not facts.exponent_reads & facts.read_beside(facts.exponent):
+            exponent = load(self.s[place], own)
+            statements += self._exponents(self.s[place], own)
+            known[facts.exponent] = exponent
+            if len(facts.weights) > 1 and not facts.exponent_reads & facts.read_beside(facts.near):
+                # What several weights are made of is computed once.
+                power = self._at_tile(facts.near, known)
+                statements.append(store(self.s[place], power, own))
+                known = {facts.near: exponent}
+        reads = [{n for n, each in enumerate(facts.products) if each.total in toposort(weights)}
+                 for weights in facts.weights]  # fmt: skip
+        order = sorted(range(len(reads)), key=lambda term: -len(reads[term]))
+        held: dict[int, Node] = {}
+        for number, term in enumerate(order):
+            later = set[int]().union(*[reads[other] for other in order[number + 1 :]])
+            free = [s for n, s in enumerate(self.s) if n not in later and s not in held.values()]
+            shape = self.s[0].arg.shape
+            held[term] = free[0] if free else self._array("register", shape)
+            weights = self._weights(facts.weights[term], known)
+            statements.append(store(held[term], weights, own))
+        return statements, [held[term] for term in range(len(reads))]
 
     def _states(self, s: Node, own: Places) -> list[Node]:
         """The maximum of a tile raises that of its rows, by which what was summed is scaled."""
         facts = self.facts
-        sums, acc = (*self.own, self.n), (*self.own, self.block, self.c)
+        sums = (*self.own, self.n)
         scores, top = load(s, own), load(self.top, self.own)
         following, scale = load(self.next, self.own), load(self.scale, self.own)
         high = self._folded(Ops.MAX, scores, self.part, self.n)
         none = alu(Ops.CMPEQ, following, _LOWEST)
         shift = alu(Ops.WHERE, none, _ZERO, following)
-        kind = facts.kind
+        kind = facts.near.op
         power = Node(kind, F32, (alu(Ops.SUB, scores, shift),))
         # Powers of two are relative to whole ones, of which a factor is one itself.
         is_whole = kind is Ops.EXP2_NEAR
@@ -320,9 +342,11 @@ class _Builder:
             store(s, power, own),
             store(self.sums, Node(Ops.FMA, F32, (load(self.sums, sums), scale, summed)), sums),
         ]
-        if facts.values is None:
+        if not facts.values:
             return [*statements, store(self.top, following, self.own)]
-        return [*statements, store(self.acc, alu(Ops.MUL, load(self.acc, acc), scale), acc)]
+        own = (*self.own, self.block, self.c)
+        return [*statements, *[store(acc, alu(Ops.MUL, load(acc, own), scale), own)
+                               for acc in self.acc]]  # fmt: skip
 
     def _scores(self, place: int, total: Node) -> Node:
         """The MMA of a product inside the stream."""
@@ -336,14 +360,14 @@ class _Builder:
         b = load(right.array, _whole((index.mod(self.loop, SLOTS), column, step)))
         return self._product(total, a, b, "k", (self.k, outer))
 
-    def _second(self) -> tuple[Node, Node]:
-        """The factors of the last product: weights in registers, and values."""
+    def _second(self, array: Node, panel: _Panel) -> tuple[Node, Node]:
+        """The factors of a last product: weights in registers, and values."""
         part = index.add(index.mul(self.turn, DEPTH // N), index.floordiv(self.j, N))
-        held = load(self.s[0], (*self.own, *_whole((part, index.mod(self.j, N)))))
+        held = load(array, (*self.own, *_whole((part, index.mod(self.j, N)))))
         step = index.add(index.mul(self.turn, DEPTH), self.j)
         column = index.add(index.mul(self.block, N), self.c)
         places = _whole((index.mod(self.loop, SLOTS), step, column))
-        return cast(held, self.dtype), load(self.right[-1].array, places)
+        return cast(held, self.dtype), load(panel.array, places)
 
     def _product(
         self, total: Node, left: Node, right: Node, major: str, summed: Places
@@ -422,10 +446,9 @@ class _Builder:
             conditions.append(index.at_least(index.sub(least, index.mul(far, sign)), 0))
         return index.both(*conditions)
 
-    def _weights(self, known: dict[Node, Node]) -> Node:
+    def _weights(self, weights: Node, known: dict[Node, Node]) -> Node:
         """The weights of a tile's elements, 0 past the last key."""
-        assert self.facts.weights is not None
-        found = self._at_tile(self.facts.weights, known)
+        found = self._at_tile(weights, known)
         there = index.less(self._key(), self.lengths[1])
         return found if there.op is Ops.CONST else alu(Ops.WHERE, there, found, _ZERO)
 
@@ -434,21 +457,24 @@ class _Builder:
     def _result(self, out: Node) -> Node:
         """What is made of the states, written where there is a row."""
         facts = self.facts
-        acc = load(self.acc, (*self.own, self.block, self.c))
-        states = (load(self.top, self.own), load(self.total, self.own), acc)
+        sums = [load(acc, (*self.own, self.block, self.c)) for acc in self.acc]
+        states = [load(self.total, self.own), *sums] if facts.states or not sums else sums
+        if facts.states:
+            states.insert(0, load(self.top, self.own))
         memo: dict[Node, Node] = dict(zip(facts.batch, self.blocks, strict=True))
         if facts.column is not None:
             column = index.add(index.mul(self.block, N), self.c)
             memo[facts.column] = index.as_node(column)
         if facts.row is not None:
             memo[facts.row] = index.as_node(self.row)
-        if not facts.states:
-            memo[facts.fold] = states[1] if facts.values is None else acc
+        if len(facts.fold.src) == 2:
+            memo[facts.fold] = states[0]
         there = index.less(self.row, self.lengths[0])
 
         def visit(node: Node) -> Node | None:
             if node.op is Ops.PROJ and node.src[0] is facts.fold:
-                return states[node.arg]
+                number: int = node.arg
+                return states[number]
             if node.op is Ops.INDEX:
                 array, *indices = node.src
                 place = index.flatten(indices, array.shape)

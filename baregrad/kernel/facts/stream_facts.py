@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baregrad.ir.analysis.stream import (
+    are_float32_sums,
     is_contraction,
-    is_float32_sum,
     is_operand,
     is_stream,
     weights_of,
@@ -19,7 +19,7 @@ from baregrad.ir.analysis.stream import (
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import NO_RANGES, Node, extent_of, toposort
-from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.op import Ops
 
 _LOWEST = float("-inf")
 POWERS = (Ops.EXP, Ops.EXP2_NEAR)
@@ -43,26 +43,28 @@ class StreamFacts:
     """A KERNEL whose outputs are made of one fold over `key`, with products inside it.
 
     states: of the fold. Three are a maximum, a sum of powers and a sum of weights times values; two
-    are the former; none is a plain sum of weights times values, or of weights alone. exponent: x,
-    masks included, whose power is e or 2 ** (x - something). power: that of the fold itself, None
-    without states. weights: what is rounded before it is multiplied by `values`, along `key` and
-    `column`, if there are any. row: None where there is one row. batch: the other axes of the
-    outputs.
+    are the former; none is plain sums of weights times values, or of weights alone. near: the one
+    power, of e or 2, of x - something, x being the exponent with all masks. weights: of each sum
+    what is rounded before it is multiplied by one of `values`, along `key` and `column`, if there
+    are any. row: None where there is one row. batch: the other axes of the outputs.
     """
 
     kernel: Node
     fold: Node
     states: int
-    exponent: Node
-    kind: Op
-    power: Node | None
-    weights: Node | None
+    near: Node
+    weights: tuple[Node, ...]
     products: tuple[Scores, ...]
-    values: Node | None
+    values: tuple[Node, ...]
     row: Node | None
     key: Node
     column: Node | None
     batch: tuple[Node, ...]
+
+    @property
+    def exponent(self) -> Node:
+        """What the power is of, before anything is subtracted."""
+        return self.near.src[0].src[0]
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -95,19 +97,20 @@ class StreamFacts:
             return self.exponent
         # What is hidden counts for nothing if all that is summed are multiples of powers, and these
         # are no NaNs: of whole powers of two they are not, of others where a row sees a key.
-        is_number = self.kind is Ops.EXP2_NEAR or index.lower(limit[0]) >= 0
-        vanishes = is_number and (self.states or _vanishes(self.weights, self.exponent))
-        return masked[1] if vanishes else self.exponent
+        is_number = self.near.op is Ops.EXP2_NEAR or index.lower(limit[0]) >= 0
+        vanish = is_number and all(_vanishes(each, self.exponent) for each in self.weights)
+        return masked[1] if vanish else self.exponent
+
+    def read_beside(self, known: Node) -> frozenset[int]:
+        """The products that the weights read otherwise than in `known`, by number."""
+        order = toposort(*self.weights, enter=lambda node: node is not known)
+        return frozenset([n for n, each in enumerate(self.products) if each.total in order])
 
     @property
-    def is_overwritten(self) -> bool:
-        """Whether an exponent may take its product's place: the weights read that in it alone."""
-        if self.weights is None:
-            return True
-        known = self.exponent if self.power is None else self.power
-        order = toposort(self.weights, enter=lambda node: node is not known)
-        own = toposort(self.exponent)
-        return not any(each.total in order and each.total in own for each in self.products)
+    def exponent_reads(self) -> frozenset[int]:
+        """The products that the exponent is made of, by number."""
+        order = toposort(self.exponent)
+        return frozenset([n for n, each in enumerate(self.products) if each.total in order])
 
     def _limit(self, condition: Node) -> tuple[Dim, int, int] | None:
         """The limit of a condition of that kind, which is how a causal mask is written."""
@@ -158,10 +161,10 @@ def _choice(exponent: Node) -> tuple[Node, Node] | None:
     return (condition, rest) if value.arg == _LOWEST else None
 
 
-def _vanishes(term: Node | None, exponent: Node) -> bool:
+def _vanishes(term: Node, exponent: Node) -> bool:
     """Whether a term, if it is finite, is 0 where the power of an exponent is."""
     known: dict[Node, bool] = {}
-    for node in toposort(*() if term is None else (term,), enter=lambda one: one is not exponent):
+    for node in toposort(term, enter=lambda one: one is not exponent):
         src = [known.get(child, False) for child in node.src]
         if node.op is Ops.CONST:
             known[node] = node.dtype.kind == "float" and node.arg == 0
@@ -171,7 +174,7 @@ def _vanishes(term: Node | None, exponent: Node) -> bool:
             known[node] = all(src[1:])
         else:
             known[node] = any(src) if node.op is Ops.MUL else node.op in _LINEAR and all(src)
-    return term is not None and known[term]
+    return known[term]
 
 
 def stream_facts(kernel: Node) -> StreamFacts | None:
@@ -182,21 +185,21 @@ def stream_facts(kernel: Node) -> StreamFacts | None:
         return None
     (fold,) = folds
     states = fold.arg.monoid.arity if is_stream(fold) else 0
-    if len(fold.src) != (states or 1) + 1 or not (states in (2, 3) or is_float32_sum(fold)):
+    count = fold.arg.monoid.arity
+    if len(fold.src) != count + 1 or not (states in (2, 3) or are_float32_sums(fold)):
         return None
-    power = fold.src[1] if states else None
-    weights = values = None
-    if states != 2:
-        weights, values = _term(fold.src[states - 1 if states else 0])
-        if states and values is None:
-            return None
-    source = weights if power is None else power
-    assert source is not None
-    near = _near(source)
-    if near is None or power not in (None, near):
+    terms = [_term(each) for each in fold.src[states - 1 if states == 3 else states : count]]
+    weights = tuple([each for each, _ in terms])
+    values = tuple([each for _, each in terms if each is not None])
+    if len(values) < len(terms) and (states or count > 1):
         return None
-    facts = _with_axes(kernel, fold, states, near, power, weights, values)
-    return None if facts is None or (states and not facts.is_overwritten) else facts
+    nears = {_near(source) for source in ((fold.src[1],) if states else weights)}
+    near = nears.pop()
+    if nears or near is None or (states and near is not fold.src[1]):
+        return None
+    facts = _with_axes(kernel, fold, states, near, weights, values)
+    is_alone = facts is None or not states or not facts.read_beside(near)
+    return facts if is_alone else None
 
 
 def _term(term: Node) -> tuple[Node, Node | None]:
@@ -219,8 +222,8 @@ def _near(source: Node) -> Node | None:
 
 
 def _with_axes(
-    kernel: Node, fold: Node, states: int, near: Node, power: Node | None,
-    weights: Node | None, values: Node | None,
+    kernel: Node, fold: Node, states: int, near: Node, weights: tuple[Node, ...],
+    values: tuple[Node, ...],
 ) -> StreamFacts | None:  # fmt: skip
     """The facts of a fold whose parts are known, if its axes are those of tiles."""
     key = fold.src[-1]
@@ -232,14 +235,11 @@ def _with_axes(
                 return None
             products.append(found)
     reads = [side for each in products for side in (each.left, each.right)]
-    if values is not None:
-        if not is_operand(values):
-            return None
-        reads.append(values.src[0])
+    reads += [each.src[0] for each in values]
     if not products or any(read.op is not Ops.INDEX for read in reads):
         return None
     own = products[0]
-    still = NO_RANGES if values is None else values.ranges
+    still = NO_RANGES.union(*[each.ranges for each in values])
     # Of heads that share keys, each has rows of its own.
     lines = own.left.ranges - {own.depth} - own.right.ranges - still
     rows = frozenset(sorted(lines, key=lambda axis: axis.arg.id)[-1:])
@@ -249,12 +249,12 @@ def _with_axes(
     for each in products:
         if not rows <= each.left.ranges or not rows.isdisjoint(each.right.ranges):
             return None
-    if len(columns) != (values is not None) or not columns | rows <= places:
+    if len(columns) != bool(values) or not columns | rows <= places:
         return None
     batch = tuple(sorted(places - taken, key=lambda axis: axis.arg.id))
     return StreamFacts(
-        kernel, fold, states, near.src[0].src[0], near.op, power, weights, tuple(products),
-        None if values is None else values.src[0], next(iter(rows), None), key,
+        kernel, fold, states, near, weights, tuple(products),
+        tuple([each.src[0] for each in values]), next(iter(rows), None), key,
         next(iter(columns), None), batch,
     )
 

@@ -19,11 +19,11 @@ def test_the_axes_of_a_stream() -> None:
     assert facts is not None and facts.row is not None
     assert [extent_of(axis) for axis in (facts.row, facts.key)] == [32, 48]
     assert facts.widths == (16, 16) and facts.batch == ()
-    assert facts.values is not None and facts.states == 3
+    assert facts.states == 3
     (scores,) = facts.products
-    slots = [read.src[0].arg.slot for read in (scores.left, scores.right, facts.values)]
+    slots = [read.src[0].arg.slot for read in (scores.left, scores.right, *facts.values)]
     assert slots == [1, 2, 3]
-    assert facts.weights is facts.power and facts.limit is None
+    assert facts.weights == (facts.near,) and facts.limit is None
 
 
 def test_the_last_key_that_a_row_sees() -> None:
@@ -38,11 +38,11 @@ def test_gradients_are_plain_sums_of_weights_that_rows_or_keys_pass() -> None:
     made = canonicalise(graph_of(results, given), None, HOPPER)
     found = [stream_facts(kernel) for kernel in make_plan(made, target=HOPPER).kernels]
     kinds = sorted(
-        (facts.states, len(facts.products), facts.limit[2])
+        (facts.states, len(facts.products), len(facts.values), facts.limit[2])
         for facts in found if facts is not None and facts.limit is not None
     )
-    # Values' gradient: one product, queries pass. Those of queries and keys: two products.
-    assert kinds == [(0, 1, -1), (0, 2, -1), (0, 2, 1), (2, 1, 1), (3, 1, 1)]
+    # Gradients of two products: of keys and values at once, which queries pass, and of queries.
+    assert kinds == [(0, 2, 1, 1), (0, 2, 2, -1), (2, 1, 0, 1), (3, 1, 1, 1)]
 
 
 def facts_by_hand(make: Made) -> list[StreamFacts]:
@@ -54,11 +54,10 @@ def facts_by_hand(make: Made) -> list[StreamFacts]:
 
 def test_attention_by_hand_is_states_and_sums_with_and_without_values() -> None:
     found = facts_by_hand(by_hand())
-    kinds = sorted((one.states, len(one.products), one.values is not None) for one in found)
-    # The result and the values' gradient; a sum for each row; those of queries and keys; states.
-    assert kinds == [(0, 1, True), (0, 1, True), (0, 2, False), (0, 2, True), (0, 2, True),
-                     (2, 1, False)]  # fmt: skip
-    assert all(one.is_overwritten for one in found)
+    kinds = sorted((one.states, len(one.products), len(one.values)) for one in found)
+    # The result; a sum for each row; gradients of queries, and of keys and values at once; states.
+    assert kinds == [(0, 1, 1), (0, 2, 0), (0, 2, 1), (0, 2, 2), (2, 1, 0)]
+    assert not any(one.exponent_reads & one.read_beside(one.exponent) for one in found)
 
 
 def attended_with(hidden: Tensor) -> Made:
@@ -68,7 +67,7 @@ def attended_with(hidden: Tensor) -> Made:
 def test_a_mask_by_places_is_found_behind_a_rounding() -> None:
     """It is left aside where all that is summed is 0 behind it, and only there."""
     found = facts_by_hand(by_hand())
-    assert sorted(one.limit[2] for one in found if one.limit is not None) == [-1, -1, 1, 1, 1, 1]
+    assert sorted(one.limit[2] for one in found if one.limit is not None) == [-1, 1, 1, 1, 1]
 
     def shifted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         weights = (q @ k.mT).masked_fill(Tensor.ones(32, 48).tril() == 0, float("-inf")).softmax(-1)
@@ -77,14 +76,15 @@ def test_a_mask_by_places_is_found_behind_a_rounding() -> None:
     # Of rows that see no key the powers are NaNs, in all columns.
     hidden = attended_with(Tensor.ones(32, 48).tril(-1) == 0)
     assert all(one.limit is None for one in facts_by_hand(hidden))
-    by_values = [one for one in facts_by_hand(shifted) if one.values is not None]
-    # Every row takes all values in; their gradient sums all rows.
-    assert sorted(one.limit is None for one in by_values) == [False, False, True, True]
+    by_values = [one for one in facts_by_hand(shifted) if one.values]
+    # Every row takes all values in; their gradient, and with it the keys', sums all rows.
+    assert sorted(one.limit is None for one in by_values) == [False, True, True]
 
 
 def test_scores_that_a_gradient_reads_beside_their_exponent_stay() -> None:
     found = facts_by_hand(by_hand(cap=2.0))
-    assert sum(not one.is_overwritten for one in found) == 2
+    beside = [one.exponent_reads & one.read_beside(one.exponent) for one in found]
+    assert sum(map(bool, beside)) == 2
 
 
 @pytest.mark.parametrize("kernel", (product(8, 8, 8), row_sums(4, 4)), ids=("product", "sums"))

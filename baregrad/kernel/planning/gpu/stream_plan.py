@@ -13,7 +13,8 @@ from baregrad.kernel.planning.common.tiling import Reason
 from baregrad.target.gpu import GpuTarget
 
 WARPS = 4
-# Of two tiles of rows a warp loads each fragment of keys once; wider results leave no registers.
+# Of two tiles of rows a warp loads each fragment of keys once; wider results leave no registers,
+# and two sums few for keys.
 WIDEST_OF_TWO = 128
 # Registers of scores and results that a thread may hold beside all else.
 MOST_HELD = 160
@@ -33,11 +34,13 @@ def plan_stream(
     rows = 1 if facts.row is None else index.upper(extent_of(facts.row))
     wide = 0 if facts.column is None else facts.widths[-1]
     warps = min(WARPS, -(-rows // M))
+    held = wide * max(1, len(facts.values))
+    is_one = held > WIDEST_OF_TWO or rows <= WARPS * M or len(facts.values) > 1
     found = [
         StreamTiles(warps, tiles, keys)
-        for tiles in ((1,) if wide > WIDEST_OF_TWO or rows <= WARPS * M else (2, 1))
+        for tiles in ((1,) if is_one else (2, 1))
         for keys in KEYS
-        if tiles * (wide + keys * len(facts.products)) // 2 <= MOST_HELD
+        if tiles * (held + keys * len(facts.products)) // 2 <= MOST_HELD
         and _shared_nbytes(facts, warps * tiles * M, keys) <= target.shared_bytes_per_block
     ]
     if not found:
@@ -50,4 +53,6 @@ def plan_stream(
 def _shared_nbytes(facts: StreamFacts, rows: int, keys: int) -> int:
     """What a block keeps of its rows, of keys and of values, at most."""
     widths = [width * facts.products[0].left.dtype.itemsize + APART for width in facts.widths]
-    return rows * sum(widths[: len(facts.products)]) + SLOTS * keys * sum(widths)
+    count = len(facts.products)
+    values = sum(widths[count:]) * len(facts.values)
+    return rows * sum(widths[:count]) + SLOTS * keys * (sum(widths[:count]) + values)
