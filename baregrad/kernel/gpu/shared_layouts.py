@@ -2,7 +2,8 @@
 
 Threads that read down a column of rows as long as all banks would meet in one bank. Either each
 row is a little longer, or the chunks of 16 bytes of a row change places, in each row otherwise:
-chunk c of row r lies where chunk c ^ r would (`Swizzle`).
+chunk c of row r lies where chunk c ^ r would (`Swizzle`). Of rows of an odd number of such lengths
+each has a turn of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
 
-from baregrad.base.bits import is_power_of_two
 from baregrad.dtypes import DType
 from baregrad.ir.core import index
 from baregrad.ir.core.layout import Layout, Swizzle, row_major
@@ -57,18 +57,22 @@ def layout_of(step: Staging, value: Node, axes: Sequence[Node]) -> Layout | None
     nbytes = inner * max(value.dtype.itemsize, 1)
     rows = prod(sizes[:-count])
     side = max(BANK_BYTES // nbytes, 1)
-    if not is_power_of_two(nbytes) or CHUNK_BYTES << step.swizzle > nbytes:
+    if nbytes % (CHUNK_BYTES << step.swizzle):
         raise illegal(
-            step, "its rows have not so many chunks to exchange", found=f"rows of {nbytes} bytes",
-            wanted=f"a power of two, {CHUNK_BYTES << step.swizzle} or more",
+            step, "its rows have no such chunks to exchange", found=f"rows of {nbytes} bytes",
+            wanted=f"a multiple of {CHUNK_BYTES << step.swizzle}",
         )
     if rows % (side << step.swizzle):
         raise illegal(
             step, "the pattern repeats after so many rows", found=f"{rows} rows",
             wanted=f"a multiple of {side << step.swizzle}",
         )
-    shift = (nbytes * side).bit_length() - 1 - _CHUNK_BITS
+    shift = (_lowest_bit(nbytes) * side).bit_length() - 1 - _CHUNK_BITS
     return replace(plain, swizzle=Swizzle(step.swizzle, _CHUNK_BITS, shift))
+
+
+def _lowest_bit(number: int) -> int:
+    return number & -number
 
 
 def columns_of(sizes: Sequence[int], dtype: DType) -> int:
@@ -101,10 +105,15 @@ def swizzled_places(array: Node, places: tuple[Node, ...]) -> tuple[Node, ...]:
     across = CHUNK_BYTES // size
     slots = len(places) - len(shape)
     row = index.flatten(places[slots:-1], shape[:-1])
-    # Rows that are shorter than all banks together take one turn for as many as lie side by side.
-    side = (CHUNK_BYTES << swizzle.shift) // (shape[-1] * size)
-    turn = index.as_node(index.mod(index.floordiv(row, side), 1 << swizzle.bits))
     column = places[-1]
+    # Each turn is of a number of bytes, a power of two: of as many rows as lie side by side in all
+    # banks, or of parts of a row, of which an odd number begins the next one.
+    nbytes, part = shape[-1] * size, CHUNK_BYTES << swizzle.shift
+    if part % nbytes == 0:
+        turns = index.floordiv(row, part // nbytes)
+    else:
+        turns = index.add(index.mul(row, nbytes // part), index.floordiv(column, part // size))
+    turn = index.as_node(index.mod(turns, 1 << swizzle.bits))
     chunk = index.as_node(index.floordiv(column, across))
     mixed = turn if chunk.op is Ops.CONST and chunk.arg == 0 else chunk
     if mixed is chunk and not (turn.op is Ops.CONST and turn.arg == 0):

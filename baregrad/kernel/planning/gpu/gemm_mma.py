@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import gcd, prod
 
-from baregrad.base.bits import greatest_divisor, is_power_of_two
+from baregrad.base.bits import greatest_divisor
 from baregrad.kernel.facts.analysis import itemsize, iterations
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, M, N, operand_of
@@ -106,7 +106,7 @@ def _across(place: int, across: str, row: Sizes, others: Sizes) -> StageFactor:
     """A copy whose matrices have eight steps of an axis `across`, in rows that reach all banks.
 
     As many of `others`, innermost first, fill `row` up, and all else is outside, in their order.
-    Rows of powers of two are swizzled, in which a copy's words stay in whole lines of all banks.
+    Rows of whole lines of all banks are swizzled, so that a copy's words stay in whole lines.
     Elsewhere, and where steps lie side by side, a pad is between them; rows of one chunk need none.
     """
     count, columns = 0, prod([size for _, size in row])
@@ -117,7 +117,7 @@ def _across(place: int, across: str, row: Sizes, others: Sizes) -> StageFactor:
     parts = (*outside, (across, 0), *reversed(filling), *row)
     axes = tuple([name for name, _ in parts])
     steps_beside = any(name.startswith("k") for name, _ in (*filling, *row))
-    if not steps_beside and columns >= PANEL and is_power_of_two(columns):
+    if not steps_beside and columns % PANEL == 0:
         return StageFactor(place, axes, swizzle=3)
     return StageFactor(place, axes, CHUNK if columns > CHUNK else 0)
 
