@@ -36,6 +36,8 @@ from baregrad.ir.core.op import ELEMENTWISE, Ops
 
 # Fewer writes are soon made one after the other, where they are.
 LEAST = 64
+# Few writes are looked through by each element of a base, if together that is no more.
+MOST_ASKED = 1 << 22
 # From LONG on, writes in order take longer than any sort; up to MOST_SORTED, a sort is fast.
 LONG = 4096
 MOST_SORTED = 1 << 20
@@ -108,9 +110,55 @@ def _visit(node: Node) -> Node | None:
     if any(place.shape != values.shape for place in places):
         return None
     rows = _rows_of(node)
-    if rows is None or not prod(base.shape) or not _is_worth_sorting(node, rows):
+    if rows is None or not prod(base.shape):
         return None
-    return _by_rows(node, rows)
+    if _are_few(node, rows):
+        return _by_asking(node, rows)
+    return _by_rows(node, rows) if _is_worth_sorting(node, rows) else None
+
+
+def _are_few(node: Node, rows: _Rows) -> bool:
+    """Whether each element of the base asks all writes sooner than it is written twice."""
+    base, values, *_ = node.src
+    count = prod(values.shape[axis] for axis in rows.writes)
+    is_whole = all(
+        values.shape[own] == base.shape[axis]
+        for own, axis in zip(rows.own, rows.beside, strict=True)
+    )
+    if node.arg.monoid is None or constant_of(base) is None or not is_whole:
+        return False
+    return count == 1 or (count < LEAST and count * prod(base.shape) <= MOST_ASKED)
+
+
+def _by_asking(node: Node, rows: _Rows) -> Node:
+    """A constant base and, in each row, the sum of the writes that are of it: one kernel."""
+    base, values, *places = node.src
+    count = prod(values.shape[axis] for axis in rows.writes)
+    beside = tuple(values.shape[axis] for axis in rows.own)
+    order = (*rows.writes, *rows.own)
+    chosen = tuple(base.shape[axis] for axis in rows.chosen)
+    shape = (count, *chosen, *beside)
+    thin = tuple(1 for _ in chosen)
+    mine = expand(reshape(permute(values, order), (count, *thin, *beside)), shape)
+    zero = full(const(0, node.dtype), shape)
+    for number, axis in enumerate(rows.chosen, 1):
+        place = places[axis]
+        for along in rows.own:
+            place = cut(place, along, 0, 1)
+        place = reshape(place, (count, *thin, *(1 for _ in beside)))
+        hit = alu(Ops.CMPEQ, expand(place, shape), counting(shape, number, place.dtype))
+        mine = alu(Ops.WHERE, hit, mine, zero)
+    found = Node(Ops.REDUCE, node.dtype, (mine,), Reduce(node.arg.monoid, (0,)))
+    return alu(Ops.ADD, base, _placed(node, rows, found, beside))
+
+
+def _placed(node: Node, rows: _Rows, value: Node, beside: tuple[Dim, ...]) -> Node:
+    """A value (rows, *beside) in the order of the base's axes; axes of 1 are repeated."""
+    base = node.src[0]
+    axes = (*rows.chosen, *rows.beside)
+    back = tuple(axes.index(axis) for axis in range(len(axes)))
+    whole = (*(base.shape[axis] for axis in rows.chosen), *beside)
+    return expand(permute(reshape(value, whole), back), base.shape)
 
 
 def _is_worth_sorting(node: Node, rows: _Rows) -> bool:
@@ -150,16 +198,9 @@ def _by_row(node: Node, rows: _Rows, values: Node, writes: _Writes, total: int) 
         found = _rows(values, _taken(writes.order, _before(last)))
     else:
         found = _sums_of_rows(node, values, writes.order, first, last)
-    # In the order of the base's axes: those that are looked up stand first so far.
-    axes = (*rows.chosen, *rows.beside)
-    back = tuple(axes.index(axis) for axis in range(len(axes)))
-
-    def placed(value: Node, extents: tuple[Dim, ...]) -> Node:
-        thin = tuple(base.shape[axis] for axis in rows.chosen)
-        return expand(permute(reshape(value, (*thin, *extents)), back), base.shape)
-
-    written = placed(alu(Ops.CMPLT, first, last), tuple(1 for _ in beside))
-    found = placed(found, tuple(beside))
+    written = alu(Ops.CMPLT, first, last)
+    written = _placed(node, rows, written, tuple(1 for _ in beside))
+    found = _placed(node, rows, found, tuple(beside))
     if node.arg.monoid is not None:
         found = alu(Ops.ADD, base, found)
     return alu(Ops.WHERE, written, found, base)

@@ -163,6 +163,30 @@ def test_what_a_row_gets_does_not_depend_on_how_many_writes_there_are(
         np.testing.assert_array_equal(total(others), total(0))
 
 
+@pytest.mark.parametrize("shape", ((512, 1), (7,), (3, 40)), ids=str)
+@pytest.mark.parametrize("start", (0.0, 2.5))
+def test_few_writes_into_a_constant_are_one_kernel(
+    shape: tuple[int, ...], start: float, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    index = RNG.integers(0, shape[0], 32)
+    values = RNG.integers(-9, 9, (32, *shape[1:])).astype(np.float32)
+    base = Tensor.full(shape, start, dtype="float32")
+    found = base.index_add(0, Tensor(index), Tensor(values)).numpy()
+    wanted = np.full(shape, start, np.float32)
+    np.add.at(wanted, index, values)
+    np.testing.assert_array_equal(found, wanted)
+    line = nodes.reshape(argument(2, dtypes.int64, 32), (32, *(1 for _ in shape[1:])))
+    whole = (32, *shape[1:])
+    places = [nodes.broadcast(line, whole)]
+    places += [nodes.iota_along(whole, axis) for axis in range(1, len(whole))]
+    how = Scatter(primitive(Ops.ADD, F32))
+    zeros = nodes.full(start, shape, F32)
+    node = Node(Ops.SCATTER, F32, (zeros, argument(1, F32, *whole), *places), how)
+    made = canonicalise(Node(Ops.SINK, dtypes.token, (node,)), None, HOPPER)
+    assert len(make_plan(made, donate={}, target=HOPPER).kernels) == 1
+
+
 def test_rows_that_nobody_writes_are_left_as_they_are(gpu: None) -> None:
     """Even zeros with a sign; and one row has all writes, or none has any of them."""
     base = np.array([-0.0, 2.5, -0.0, np.nan, np.inf], np.float32)

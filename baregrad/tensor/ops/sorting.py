@@ -197,8 +197,8 @@ def _least(words: Node, k: int) -> Node:
     """The k least of words along the last axis, in order, down a tree of minima.
 
     No more than k parts of the axis have one of the k least: those whose minima are the least. So
-    the whole axis is read once, and from then on k parts a level, each cut into `TWIGS`. Those lie a
-    level's size apart, so that minima are of neighbours side by side.
+    the whole axis is read once, and from then on k parts a level, each cut into `TWIGS`. Those lie
+    a level's size apart, so that minima are of neighbours side by side.
     """
     *front, extent = words.shape
     depth = 0
