@@ -43,9 +43,11 @@ BLOCKS = 512
 TILE = 1 << 10
 LEAST_PRODUCTS = 1 << 11
 # On matrix units: a side of a large tile, the short one of a smaller tile, up to where a side is
-# thin; small tiles that keep a machine busy by themselves, how many large ones parts are to make of
+# thin; how many times as long as its sides the depth of a weight's gradient is, that of a batch;
+# small tiles that keep a machine busy by themselves, how many large ones parts are to make of
 # fewer, and steps worth a part.
 LARGE_TILE, SMALL_TILE, THIN = 128, 64, 32
+DEEP = 5
 BUSY_TILES = 96
 MATRIX_BLOCKS = 256
 LEAST_STEPS = 512
@@ -172,9 +174,15 @@ def _is_of_matrix_units(value: Node) -> bool:
 
 
 def _matrix_parts(rows: int, columns: int, products: int, length: int) -> int:
-    """Parts of the depth of products whose tiles are too few for a machine."""
+    """Parts of the depth of products whose tiles are too few for a machine.
+
+    Of a batch's rows and a matrix there are none, unless the rows are a few: their sums would be
+    others than those of more rows.
+    """
     short, long = sorted((rows, columns))
     thin = short <= THIN
+    if not thin and length < DEEP * long:
+        return 1
     small = products * -(-long // (SMALL_TILE if thin else LARGE_TILE)) * -(-short // SMALL_TILE)
     if small >= BUSY_TILES:
         return 1

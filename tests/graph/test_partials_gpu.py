@@ -142,7 +142,8 @@ def test_products_with_much_to_sum_are_cut() -> None:
 
 @pytest.mark.parametrize(("m", "n", "depth", "parts"), [
     (256, 256, 1 << 16, 64), (16, 4096, 4096, 8), (16, 8192, 8192, 1), (1024, 1024, 1024, 1),
-    (256, 256, 8 * 5003, 8),
+    (256, 256, 8 * 5003, 8), (64, 768, 3072, 1), (512, 768, 3072, 1), (4096, 768, 3072, 1),
+    (512, 512, 4096, 8),
 ])  # fmt: skip
 def test_few_tiles_for_matrix_units_are_cut_along_the_depth(
     m: int, n: int, depth: int, parts: int
