@@ -10,7 +10,7 @@ thread reads a stretch of both images for all places of the window.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import combinations, product
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
@@ -49,6 +49,8 @@ STRETCH, LEAST_STRETCH = 8, 2
 STRETCHES = "stretches"
 # Elements of a window beside which the next one lies.
 SHORT = 4
+# Steps of a product of matrices, at most, that is written out: each element is one of the result's.
+MOST_DEPTH = 7
 # A product whose factors have so many results of their own is one of matrices.
 MATRIX_SIDE = 8
 
@@ -64,7 +66,8 @@ def write_sums(kernel: Node, target: GpuTarget) -> Node:
     results = {axis for axis in facts.data if extent_of(axis) != 1}
     if not _may_be_written(found) or not found.free.issuperset(results):
         return kernel
-    if not _slides(found):
+    is_thin = iterations(found.own) <= MOST_DEPTH and _is_of_each_with_each(found)
+    if not is_thin and not _slides(found):
         return kernel
     fma = target.fma
     if iterations(found.own) <= MOST_TERMS:
@@ -102,10 +105,25 @@ def _may_be_written(reduction: Reduction) -> bool:
             # It may end where data says.
             return False
         value = value.src[-1]
+    return iterations(reduction.own) <= MOST_DEPTH or _shorter_side(reduction) < MATRIX_SIDE
+
+
+def _is_of_each_with_each(reduction: Reduction) -> bool:
+    """Whether two reads each run along an axis of the results that the other one does not."""
+    nodes = toposort(reduction.node.src[0])
+    axes = {node.ranges & reduction.free for node in nodes if is_read(node)}
+    return any(one - other and other - one for one, other in combinations(axes, 2))
+
+
+def _shorter_side(reduction: Reduction) -> int:
+    """Of the products that are summed: results that only one of both factors runs along."""
+    value = reduction.node.src[0]
+    while value.op in (Ops.CAST, Ops.GUARD):
+        value = value.src[-1]
     if value.op is not Ops.MUL:
-        return True
+        return 1
     left, right = (side.ranges & reduction.free for side in value.src)
-    return min(iterations(left - right), iterations(right - left)) < MATRIX_SIDE
+    return min(iterations(left - right), iterations(right - left))
 
 
 def _slides(reduction: Reduction) -> list[tuple[Node, list[Node]]]:

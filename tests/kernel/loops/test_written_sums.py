@@ -64,6 +64,19 @@ def test_windows_that_overlap_or_lie_side_by_side(taps: int, step: int, op: obje
     assert count(found, Ops.INDEX) == taps
 
 
+def distances(m: int, n: int, width: int) -> Node:
+    """The square of the distance of each point of m from each of n."""
+    i, j, r = range_node(m, 0), range_node(n, 1), range_node(width, 2)
+    a, b = k.at(k.param(1, m, width), i, r), k.at(k.param(2, n, width), j, r)
+    apart = alu(Ops.SUB, a, b)
+    return k.kernel(k.out(k.param(0, m, n), k.reduce(Ops.ADD, alu(Ops.MUL, apart, apart), r), i, j))
+
+
+@pytest.mark.parametrize("kernel", [k.matmul(20, 24, 5), distances(9, 12, 3)])
+def test_short_sums_of_each_with_each(kernel: Node) -> None:
+    assert not written(kernel).has(Ops.REDUCE)
+
+
 def test_places_of_the_largest() -> None:
     found = written(largest_places(2, 12, 3, 2))
     assert not found.has(Ops.REDUCE, Ops.PROJ)
@@ -99,7 +112,8 @@ def test_stretches_fill_rows(width: int, stretches: int) -> None:
     pytest.param(k.conv(1, 1, 16, 12, 12, 3), id="one of few steps"),
     pytest.param(window(2, 12, 8, 8), id="parts of a long sum"),
     pytest.param(window(2, 100, 65, 1), id="windows of too many"),
-    pytest.param(k.row_reduce(4, 9), id="rows"),
+    pytest.param(k.row_reduce(4, 5), id="rows"),
+    pytest.param(k.matmul(20, 24, 8), id="a deeper product"),
     pytest.param(depthwise_gradient(1, 1, 60, 13, 3), id="rows of a prime number"),
     pytest.param(depthwise_gradient(1, 1, 3, 64, 17), id="a long window"),
     pytest.param(k.arg_max(4, 9), id="places"),

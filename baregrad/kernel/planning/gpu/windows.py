@@ -8,7 +8,7 @@ several at a time, and asks once whether a row or a column is there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 from baregrad.base.bits import next_power_of_two, round_up
 from baregrad.ir.core.node import Node, extent_of
@@ -45,7 +45,7 @@ def plan_windows(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     if not all(isinstance(extent_of(axis), int) for axis in near):
         return False
     inner, outer = near[-1], near[-2] if len(near) > 1 else None
-    windows = _windows(plan, inner)
+    windows = _windows(plan, inner, outer)
     if not (windows or _repeats(plan, inner)) or plan.write.stride(inner) != 1:
         return False
     first = _tile(plan, windows, inner, outer)
@@ -90,16 +90,21 @@ def plan_stretches(plan: GpuPlan) -> bool:
     return True
 
 
-def _windows(plan: GpuPlan, inner: Node) -> list[Window]:
-    """Reads of one array that are apart by constants, and near each other along an axis."""
+def _windows(plan: GpuPlan, inner: Node, outer: Node | None) -> list[Window]:
+    """Reads of one array that are apart by constants, and near each other along an axis.
+
+    Or along the next one, or the same all along that.
+    """
     found: dict[tuple[Node, frozenset[tuple[Node, int]]], dict[int, None]] = {}
     for read in reads_in(plan.facts.order):
         if not read.offset.rest and 0 < read.offset.strides.get(inner, 0) <= MOST_REACH // 2:
             key = (read.array, frozenset(read.offset.strides.items()))
             found.setdefault(key, {})[read.offset.constant] = None
+    windows = [(dict(strides), sorted(places)) for (_, strides), places in found.items()]
     return [
-        (dict(strides), sorted(places)) for (_, strides), places in found.items()
-        if len(places) > 1
+        (strides, places) for strides, places in windows
+        if any(b - a <= MOST_REACH for a, b in pairwise(places))
+        or (outer is not None and len(places) > 1 and _share_rows(strides, places, outer))
     ]
 
 
@@ -118,7 +123,8 @@ def _tile(
     """Columns and rows of a thread's tile: whole accesses, and rows if they share what is read."""
     reads = sum([len(places) for _, places in windows]) or 1
     writes = [itemsize(access.array.dtype) for access in plan.facts.accesses if access.write]
-    reach = max([strides[inner] for strides, _ in windows], default=1)
+    # What is read of every element between is read by whole lines.
+    reach = max([s[inner] for s, places in windows if len(places) < s[inner]], default=1)
     most = min(MOST_COLUMNS, plan.target.load_bytes // min(writes), MOST_REACH // reach)
     width = int(inner.src[0].arg)
     busy = plan.facts.points(frozenset(plan.facts.data)) // plan.target.busy_threads
@@ -134,7 +140,7 @@ def _tile(
         columns = max([size for size in range(1, most + 1) if width % size == 0])
     if outer is None:
         return columns, 1
-    if not any(_share_rows(each, outer, columns * each[0][inner]) for each in windows):
+    if not any(_share_rows(*each, outer) for each in windows):
         return columns, 1
     height = int(outer.src[0].arg)
     most = max(min(MOST_ROWS, elements // columns), 1)
@@ -150,14 +156,11 @@ def _tiles(first: tuple[int, int], inner: Node, outer: Node | None) -> Iterator[
             yield columns, rows
 
 
-def _share_rows(window: Window, outer: Node, reach: int) -> bool:
+def _share_rows(strides: Mapping[Node, int], places: Sequence[int], outer: Node) -> bool:
     """Whether neighbours along an axis read the same elements, or nearly so."""
-    strides, places = window
     step = abs(strides.get(outer, 0))
-    if not step:
-        return False
-    return any(
-        abs((b - a + step // 2) % step - step // 2) < reach and b - a > step // 2
+    return not step or any(
+        abs((b - a + step // 2) % step - step // 2) <= MOST_REACH and b - a > step // 2
         for a, b in combinations(places, 2)
     )
 

@@ -17,7 +17,12 @@ from baregrad.kernel import choose_schedule
 from baregrad.kernel.language.schedule import Bind
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
-from tests.kernel.loops.test_written_sums import depthwise_gradient, largest_places, window
+from tests.kernel.loops.test_written_sums import (
+    depthwise_gradient,
+    distances,
+    largest_places,
+    window,
+)
 
 BF16 = dtypes.bfloat16
 # A machine that few threads keep busy, so that small kernels have tiles as large ones do.
@@ -119,6 +124,28 @@ def test_stencils_that_are_written_by_hand() -> None:
 def test_what_is_read_at_other_places_along_a_row(kernel: Node) -> None:
     assert has_tiles(kernel)
     check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
+
+
+@pytest.mark.parametrize("kernel", [
+    k.matmul(12, 24, 5), k.matmul(7, 9, 3, b_t=True), distances(12, 16, 3),
+])
+def test_short_sums_of_each_with_each(kernel: Node) -> None:
+    assert has_tiles(kernel)
+    check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
+
+
+def test_a_thread_reads_a_row_of_a_product_once_for_its_columns() -> None:
+    # Eight rows of four columns: four of either factor's steps at once.
+    found = accesses(k.matmul(8192, 4096, 4))
+    assert found == {"ld.global.v4.f32": 8 + 4, "st.global.v4.f32": 8}
+
+
+def test_halves_of_rows_are_read_as_they_lie() -> None:
+    i, j = range_node(4096, 0), range_node(4096, 1)
+    x = k.param(1, 4096, 8192)
+    both = alu(Ops.MUL, k.at(x, i, j), k.at(x, i, index.add(j, 4096)))
+    kernel = k.kernel(k.out(k.param(0, 4096, 4096), both, i, j))
+    assert accesses(kernel) == {"ld.global.v4.f32": 4, "st.global.v4.f32": 2}
 
 
 def test_what_is_read_at_other_places_is_moved_at_once() -> None:
