@@ -41,9 +41,9 @@ from baregrad.engine.search.wire import target_fields
 from baregrad.ir.core.digest import digest
 from baregrad.ir.core.node import Node
 from baregrad.ir.text.dump import dump
-from baregrad.kernel import Schedule, apply_schedule, facts_of
+from baregrad.kernel import Schedule, facts_of
 from baregrad.kernel.planning.common.pool import estimate_ns
-from baregrad.kernel.search import Trial, beam_search, roofline_ns
+from baregrad.kernel.search import Trial, beam_search, check_schedule, roofline_ns
 from baregrad.runtime.interface import Device
 
 SEARCHED_DEVICES = ("CPU", "NV", "CUDA")
@@ -135,7 +135,7 @@ class Tuner:
         if found is None:
             return None
         try:
-            apply_schedule(kernel, found, self.compiler.target)
+            check_schedule(kernel, found, self.compiler.target)
         except ScheduleError as error:
             warnings.warn(
                 f"a schedule of the file {records_path()} does not fit {kernel.arg.name}, whose "

@@ -4,7 +4,7 @@ What a schedule really takes is for others to measure: the search is given a fun
 """
 
 from baregrad.kernel.search.beam import Trial, beam_search
-from baregrad.kernel.search.candidates import Candidate, candidates
+from baregrad.kernel.search.candidates import Candidate, candidates, check_schedule
 from baregrad.kernel.search.estimate import estimated_ns
 from baregrad.kernel.search.gpu_estimate import roofline_ns
 from baregrad.kernel.search.mutate import Move, is_legal, neighbours, normal
@@ -15,6 +15,7 @@ __all__ = [
     "Trial",
     "beam_search",
     "candidates",
+    "check_schedule",
     "estimated_ns",
     "is_legal",
     "neighbours",

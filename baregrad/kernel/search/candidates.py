@@ -15,8 +15,10 @@ from dataclasses import dataclass, field, replace
 
 from baregrad.base.errors import BaregradError
 from baregrad.ir.core.node import Node
+from baregrad.kernel.applying.apply import apply_schedule
+from baregrad.kernel.applying.stream_tiles import stream_to_loop, streams
 from baregrad.kernel.facts.analysis import facts_of
-from baregrad.kernel.language.schedule import Schedule, StreamTiles
+from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.planning.common.decisions import NOTHING, Decided, Decisions, Wanted
 from baregrad.kernel.planning.first_schedule import choose
@@ -135,7 +137,15 @@ def _rows(target: CpuTarget) -> Iterator[tuple[CpuTarget, str]]:
     yield replace(narrow, masks=False), "another machine"
 
 
-# --- models -------------------------------------------------------------------------------------
+# --- legality and models ------------------------------------------------------------------------
+
+
+def check_schedule(kernel: Node, schedule: Schedule, target: AnyTarget) -> None:
+    """Raise ScheduleError for a schedule that a kernel cannot have."""
+    if streams(schedule):
+        stream_to_loop(prepare(kernel, target), schedule, target)
+    else:
+        apply_schedule(kernel, schedule, target)
 
 
 def predicted_ns(kernel: Node, schedule: Schedule, target: AnyTarget) -> float:
@@ -145,8 +155,9 @@ def predicted_ns(kernel: Node, schedule: Schedule, target: AnyTarget) -> float:
     """
     try:
         if target.kind == "gpu":
-            if any(isinstance(step, StreamTiles) for step in schedule.steps):
+            if streams(schedule):
                 # What its tiles take is not modelled.
+                check_schedule(kernel, schedule, target)
                 return roofline_ns(facts_of(prepare(kernel, target)), target)
             return estimated_gpu_ns(kernel, schedule, target)
         return max(estimated_ns(kernel, schedule, target), 1.0)

@@ -11,11 +11,15 @@ from typing import Protocol
 
 from baregrad.base.errors import BaregradError
 from baregrad.ir.core.node import Node
-from baregrad.kernel.applying.apply import apply_schedule
 from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.sharing import prepare
-from baregrad.kernel.search.candidates import Candidate, predicted_ns, variants
+from baregrad.kernel.search.candidates import (
+    Candidate,
+    check_schedule,
+    predicted_ns,
+    variants,
+)
 from baregrad.kernel.search.mutate import Move, is_legal, neighbours
 from baregrad.target import CpuTarget, GpuTarget
 
@@ -77,7 +81,7 @@ class GpuSpace:
     def holds(self, schedule: Schedule) -> bool:
         """Whether a schedule from elsewhere is legal."""
         try:
-            apply_schedule(self.kernel, schedule, self.target)
+            check_schedule(self.kernel, schedule, self.target)
         except BaregradError:
             return False
         return True

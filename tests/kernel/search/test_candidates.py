@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from baregrad.base.errors import ScheduleError
 from baregrad.ir.core.node import Node
-from baregrad.kernel import apply_schedule, choose_schedule
+from baregrad.kernel import Schedule, apply_schedule, choose_schedule
+from baregrad.kernel.language.schedule import StreamTiles
 from baregrad.kernel.search import candidates
-from baregrad.kernel.search.candidates import planned, variants
+from baregrad.kernel.search.candidates import check_schedule, planned, variants
+from baregrad.testing.examples.nests import attended
 from tests.kernel import kernels as k
-from tests.kernel.gpu_kernels import HOPPER, check_gpu
+from tests.kernel.applying.test_stream_tiles import arrays_of, attention
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
 from tests.kernel.search.accepted import AVX, same
 
 
@@ -79,3 +84,27 @@ def test_decisions_follow_from_others() -> None:
     found = {each.what: each for each in variants(kernel, HOPPER, base)}
     both = found["lanes: 1, block: 64"].made
     assert (both["lanes"].taken, both["block"].taken) == ("1", "64")
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_streams_pass_in_blocks_of_other_sizes(causal: bool) -> None:
+    rows, keys, width = 130, 48, 16
+    kernel = attended(rows, keys, width, causal)
+    found = candidates(kernel, HOPPER)
+    steps = [each.schedule.steps[0] for each in found]
+    assert all(isinstance(step, StreamTiles) for step in steps)
+    assert {step.warps for step in steps if isinstance(step, StreamTiles)} == {1, 2, 4, 8}
+    wanted = attention(arrays_of(rows, keys, width), causal)
+    for each in found[::5]:
+        arrays = arrays_of(rows, keys, width)
+        loop, program = lowered(kernel, each.schedule)
+        np.testing.assert_allclose(
+            run_text(loop, program, arrays)[0], wanted, rtol=2e-3, atol=2e-3
+        )
+
+
+def test_a_stream_is_checked_by_its_tiles() -> None:
+    stream = Schedule((StreamTiles(1, 1, 16),))
+    check_schedule(attended(32, 48, 16, False), stream, HOPPER)
+    with pytest.raises(ScheduleError, match="one stream over keys"):
+        check_schedule(k.row_reduce(4, 8), stream, HOPPER)

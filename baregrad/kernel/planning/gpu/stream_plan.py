@@ -8,11 +8,12 @@ from baregrad.ir.core.op import mask_of
 from baregrad.kernel.facts.stream_facts import POWERS, StreamFacts, stream_facts
 from baregrad.kernel.instructions.mma_sync import M
 from baregrad.kernel.language.schedule import Schedule, StreamTiles
-from baregrad.kernel.planning.common.decisions import Decisions
+from baregrad.kernel.planning.common.decisions import Decisions, powers_from
 from baregrad.kernel.planning.common.tiling import Reason
 from baregrad.target.gpu import GpuTarget
 
-WARPS = 4
+# Warps of a block, and how many a search tries.
+WARPS, MOST_WARPS = 4, 8
 # Of two tiles of rows a warp loads each fragment of keys once; wider results leave no registers,
 # and two sums few for keys.
 WIDEST_OF_TWO = 128
@@ -33,11 +34,12 @@ def plan_stream(
         return None
     rows = 1 if facts.row is None else index.upper(extent_of(facts.row))
     wide = 0 if facts.column is None else facts.widths[-1]
-    warps = min(WARPS, -(-rows // M))
+    first = min(WARPS, -(-rows // M))
     held = wide * max(1, len(facts.values))
     is_one = held > WIDEST_OF_TWO or rows <= WARPS * M or len(facts.values) > 1
     found = [
         StreamTiles(warps, tiles, keys)
+        for warps in powers_from(first, 1, min(MOST_WARPS, -(-rows // M)))
         for tiles in ((1,) if is_one else (2, 1))
         for keys in KEYS
         if tiles * (held + keys * len(facts.products)) // 2 <= MOST_HELD
