@@ -9,6 +9,7 @@ that tiles of results share (contractions) are cut where the tiles are few.
 
 from __future__ import annotations
 
+import math
 from math import prod
 from typing import Any, NamedTuple
 
@@ -88,6 +89,9 @@ def _visit(node: Node, known: dict[Node, int]) -> Node | None:
         return None
     if monoid.primitive is None and any(lift.op is not Ops.SLOT for lift in monoid.lift):
         return None  # what elements are lifted to cannot be stored and lifted again
+    balanced = _balanced(node, known)
+    if balanced is not None:
+        return balanced
     length = prod(extents)
     run = _odd_run(node)
     if run:
@@ -105,6 +109,41 @@ def _visit(node: Node, known: dict[Node, int]) -> Node | None:
             axis, parts = max(axes, key=lambda one: (value.shape[one], -one)), wanted
     parts = min(parts, value.shape[axis])
     return _in_parts(node, Cut(value.shape, axes, axis, parts)) if parts > 1 else None
+
+
+def _balanced(node: Node, known: dict[Node, int]) -> Node | None:
+    """The sum of x - m, m being the mean of x: 0, but NaN where that is no number; else None.
+
+    Gradients of variances have it, as a pass over memory that sums up errors of rounding.
+    """
+    value, reduce = node.src[0], node.arg
+    if value.op is not Ops.SUB or reduce.monoid.primitive is not Ops.ADD:
+        return None
+    x, mean = value.src
+    if not mean.mask & Ops.REDUCE.bit or not all(is_repeated(mean, one) for one in reduce.axes):
+        return None
+    whole = Node(Ops.REDUCE, node.dtype, (x,), reduce)
+    cut = _visit(whole, known)
+    scale = _scale(mean, whole if cut is None else cut)
+    count = prod(x.shape[axis] for axis in reduce.axes)
+    if scale is None or not math.isclose(scale * count, 1.0, rel_tol=2.0**-20):
+        return None
+    once_only = once(mean, reduce.axes)
+    return alu(Ops.SUB, once_only, once_only)
+
+
+def _scale(value: Node, of: Node) -> float | None:
+    """By what constant a value is another one, seen through views, times; None where it is not."""
+    scale = 1.0
+    while value is not of:
+        if value.op is Ops.MUL and value.src[1].op is Ops.CONST:
+            scale *= float(value.src[1].arg)
+        elif value.op is Ops.DIV and value.src[1].op is Ops.CONST and value.src[1].arg:
+            scale /= float(value.src[1].arg)
+        elif not value.op.bit & _VIEWS:
+            return None
+        value = value.src[0]
+    return scale
 
 
 def _odd_run(node: Node) -> Cut | None:

@@ -222,3 +222,19 @@ def test_runs_that_no_wide_access_reads_are_columns(channels: int) -> None:
         np.testing.assert_allclose(one, other, rtol=1e-5)
     assert parts_of((64, 5, 8, 8), 0, 2, 3) == []
     assert parts_of((8, 5, 7, 7), 0, 2, 3) == []
+
+
+@pytest.mark.parametrize("shape", [(4, 96), (4, 1 << 18)])
+def test_what_is_left_without_the_mean_sums_up_to_nothing(shape: tuple[int, int]) -> None:
+    """It is not summed: rounding errors are no gradient. What is no number remains that."""
+    x = RNG.standard_normal(shape).astype(np.float32) + 3
+    x[2, 1], x[3, 5] = np.inf, np.nan
+    value = param(0, *shape)
+    mean = value.mean(1, keep=True)
+    made = canonicalise(sink((value - mean).sum(1), (value - mean * 0.5).sum(1)), None, HOPPER)
+    with np.errstate(invalid="ignore"):
+        balanced, half = evaluate_all(made.src, {0: x})
+    np.testing.assert_array_equal(balanced, [0, 0, np.nan, np.nan])
+    np.testing.assert_allclose(half[:2], x[:2].sum(1, dtype=np.float64) / 2, rtol=1e-5)
+    sums = [one for one in toposort(made) if one.op is Ops.REDUCE and one.src[0].op is Ops.SUB]
+    assert len(sums) == (shape[1] == 96)
