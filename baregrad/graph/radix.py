@@ -27,7 +27,7 @@ TILE = 1024
 RANK_BITS = 10
 COUNT_BITS = 16
 # Counts that a block folds.
-PIECE = 2048
+PIECE = 4096
 _WORD = dtypes.uint64
 
 

@@ -127,7 +127,7 @@ def _are_few(node: Node, rows: _Rows) -> bool:
     )
     if node.arg.monoid is None or constant_of(base) is None or not is_whole:
         return False
-    return count == 1 or (count < LEAST and count * prod(base.shape) <= MOST_ASKED)
+    return bool(count == 1 or (count < LEAST and count * prod(base.shape) <= MOST_ASKED))
 
 
 def _by_asking(node: Node, rows: _Rows) -> Node:

@@ -156,7 +156,7 @@ def aminmax(x: Tensor, dim: int | None = None, keepdim: bool = False) -> tuple[T
     return amin(x, dim, keepdim), amax(x, dim, keepdim)
 
 
-def _extreme(op: Op, x: Tensor, axis: int, keepdim: bool) -> Extreme[Tensor]:
+def extreme(op: Op, x: Tensor, axis: int, keepdim: bool) -> Extreme[Tensor]:
     """The extreme along an axis and where it stands first."""
     if x.ndim == 0:
         return Extreme(x.clone(), x.zeros_like(dtype=dtypes.int64))
@@ -180,7 +180,7 @@ def max(
         return amax(x)
     if isinstance(dim, TensorLike):
         return x.maximum(dim)
-    return _extreme(Ops.MAX, x, one_axis(plain(dim), x.ndim), keepdim)
+    return extreme(Ops.MAX, x, one_axis(plain(dim), x.ndim), keepdim)
 
 
 def min(
@@ -194,13 +194,13 @@ def min(
         return amin(x)
     if isinstance(dim, TensorLike):
         return x.minimum(dim)
-    return _extreme(Ops.MIN, x, one_axis(plain(dim), x.ndim), keepdim)
+    return extreme(Ops.MIN, x, one_axis(plain(dim), x.ndim), keepdim)
 
 
 def _where_extreme(op: Op, x: Tensor, dim: int | None, keepdim: bool) -> Tensor:
     if dim is not None:
-        return _extreme(op, x, one_axis(dim, x.ndim), keepdim).indices
-    found = _extreme(op, x.ravel(), 0, False).indices
+        return extreme(op, x, one_axis(dim, x.ndim), keepdim).indices
+    found = extreme(op, x.ravel(), 0, False).indices
     return found.reshape((1,) * x.ndim) if keepdim else found
 
 

@@ -22,7 +22,7 @@ from baregrad.tensor.array.core import check_shape_is_int
 from baregrad.tensor.array.operands import result
 from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.ops.picking import bincount, scatter
-from baregrad.tensor.ops.reductions import Extreme
+from baregrad.tensor.ops.reductions import Extreme, extreme
 
 REPEATED = 16  # the most elements that topk finds one after the other
 # The shortest axis whose least few are found down a tree, and the twigs of each of its parts.
@@ -294,6 +294,8 @@ def topk(
     extent = x.shape[axis] if x.ndim else 1
     if not 0 <= k <= extent:
         raise ShapeError("topk cannot find so many", found=f"k = {k}", wanted=f"0 to {extent}")
+    if k == 1 and x.ndim and (largest or x.dtype.kind != "float"):
+        return extreme(Ops.MAX if largest else Ops.MIN, x, axis, True)
     keys = sort_keys(x.detach().node, largest) if x.ndim else x.node
     if k > 1 and _is_tree_worth(extent, k) and _fits_in_words(keys.dtype, extent):
         moved = result(keys, x.detach()).movedim(axis, -1)
