@@ -89,10 +89,13 @@ def _visit(node: Node, known: dict[Node, int]) -> Node | None:
         return None
     if monoid.primitive is None and any(lift.op is not Ops.SLOT for lift in monoid.lift):
         return None  # what elements are lifted to cannot be stored and lifted again
-    balanced = _balanced(node, known)
-    if balanced is not None:
-        return balanced
-    length = prod(extents)
+    return _cut(node) if (balanced := _balanced(node)) is None else balanced
+
+
+def _cut(node: Node) -> Node | None:
+    """A reduction in parts, or None where it is to stay whole."""
+    value, axes = node.src[0], node.arg.axes
+    length = prod([value.shape[axis] for axis in axes])
     run = _odd_run(node)
     if run:
         return _in_parts(node, run)
@@ -111,7 +114,7 @@ def _visit(node: Node, known: dict[Node, int]) -> Node | None:
     return _in_parts(node, Cut(value.shape, axes, axis, parts)) if parts > 1 else None
 
 
-def _balanced(node: Node, known: dict[Node, int]) -> Node | None:
+def _balanced(node: Node) -> Node | None:
     """The sum of x - m, m being the mean of x: 0, but NaN where that is no number; else None.
 
     Gradients of variances have it, as a pass over memory that sums up errors of rounding.
@@ -123,7 +126,7 @@ def _balanced(node: Node, known: dict[Node, int]) -> Node | None:
     if not mean.mask & Ops.REDUCE.bit or not all(is_repeated(mean, one) for one in reduce.axes):
         return None
     whole = Node(Ops.REDUCE, node.dtype, (x,), reduce)
-    cut = _visit(whole, known)
+    cut = _cut(whole)
     scale = _scale(mean, whole if cut is None else cut)
     count = prod(x.shape[axis] for axis in reduce.axes)
     if scale is None or not math.isclose(scale * count, 1.0, rel_tol=2.0**-20):
