@@ -70,10 +70,6 @@ class CompiledBackend:
         self.name = name
         self.device = device
         self.compiler = compiler
-        if compiler.target.kind == "gpu":
-            from baregrad.engine.copies import CopyKernels
-
-            device.copier = CopyKernels(compiler, device)
 
     def setting(self) -> tuple[Any, ...]:
         """Options that change what `prepare` makes."""
@@ -227,7 +223,11 @@ def cpu_backend(name: str, target: CpuTarget) -> CompiledBackend:
 
 def gpu_backend(name: str, device: Any) -> CompiledBackend:
     """An opened GPU, whose `architecture` names its row, and what compiles for it."""
-    return CompiledBackend(name, device, gpu_compiler(name, device.architecture))
+    from baregrad.engine.copies import CopyKernels
+
+    compiler = gpu_compiler(name, device.architecture)
+    device.copier = CopyKernels(compiler, device)
+    return CompiledBackend(name, device, compiler)
 
 
 def gpu_compiler(name: str, architecture: str) -> Compiler:
