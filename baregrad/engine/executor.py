@@ -38,16 +38,11 @@ class Executable:
     """
 
     def __init__(self, plan: Plan, device: Device, compiler: Compiler) -> None:
-        self._kernels = _load(plan, device, compiler)
-        self._in_place: dict[frozenset[int], Executable] = {}
-        self._lay_out(plan, device)
-
-    def _lay_out(self, plan: Plan, device: Device) -> None:
         self.plan = plan
         self.device = device
-        self.launches = tuple(
-            Loaded(self._kernels[step.kernel], step.buffers, step.origins) for step in plan.steps
-        )
+        self._compiler = compiler
+        self._in_place: dict[frozenset[int], Executable] = {}
+        self.launches = self._load()
         self._sizes: tuple[LaunchExpr, ...] = tuple(
             launch_expr(buffer.nbytes) for buffer in plan.buffers
         )
@@ -56,7 +51,7 @@ class Executable:
         self._list: CommandList | None = None
 
     def written_over(self, slots: Mapping[int, int]) -> Executable:
-        """The same kernels with outputs written over arguments, where the plan allows that.
+        """The same work with outputs written over arguments, where the plan allows that.
 
         slots: of an output, by its position, the argument. See `Plan.written_over`.
         """
@@ -68,11 +63,19 @@ class Executable:
             return self
         found = self._in_place.get(chosen)
         if found is None:
-            found = self._in_place[chosen] = object.__new__(Executable)
-            found._kernels = self._kernels
-            found._in_place = {}
-            found._lay_out(self.plan.written_over(chosen), self.device)
+            # The kernels are known already, but for those that write parts alone.
+            made = Executable(plan.written_over(chosen), self.device, self._compiler)
+            found = self._in_place[chosen] = made
         return found
+
+    def _load(self) -> tuple[Loaded, ...]:
+        distinct = dict.fromkeys(self.plan.kernels)
+        count = len(distinct) if len(distinct) >= PROGRESS_FROM else 0
+        with ProgressBar(count, "compile") as bar:
+            loaded = self._compiler.load(distinct, self.device, bar.advance)
+        return tuple(
+            Loaded(loaded[step.kernel], step.buffers, step.origins) for step in self.plan.steps
+        )
 
     def _assign_slots(self) -> dict[int, Operand]:
         """Where each buffer of the plan is found in the table that `submit` is given."""
@@ -168,11 +171,3 @@ class Executable:
             buffer = self.plan.buffers[index]
             results.append(inputs[buffer.slot] if buffer.kind == "param" else by_index[index])
         return results
-
-
-def _load(plan: Plan, device: Device, compiler: Compiler) -> Mapping[Node, Kernel]:
-    """The kernels of a plan, compiled and loaded."""
-    distinct = dict.fromkeys(plan.kernels)
-    count = len(distinct) if len(distinct) >= PROGRESS_FROM else 0
-    with ProgressBar(count, "compile") as bar:
-        return compiler.load(distinct, device, bar.advance)

@@ -40,7 +40,8 @@ def grouped(plan: Plan) -> Plan:
     over = dict(plan.over)
     run = _Run(plan.buffers, over)
     for step in plan.steps:
-        alone = _is_alone(step.kernel)
+        # What may write a part of its array only is to do so.
+        alone = step.part is not None or _is_alone(step.kernel)
         if alone or not run.is_beside(step):
             steps += run.launches()
             run = _Run(plan.buffers, over)

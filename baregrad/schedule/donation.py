@@ -3,19 +3,28 @@
 It is safe when every kernel that reads the argument runs before the one that writes the output, or
 is that one and reads, for each element it writes, that element alone. In a kernel with several
 outputs, those that read the argument must be written before it.
+
+A value in which some elements of an array are replaced (a slice that is assigned, a row of a cache)
+is computed whole: WHERE(place is one of those, new, old). Written over the old array, only the new
+elements need be.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.attrs import Out
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node, const, range_node, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
 from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.partition import Step, remake
 
 Donation = dict[Node, Node]  # output value -> PARAM whose memory it takes
+_TRUE = const(True, dtypes.bool)
 
 
 def settle_donations(fusion: Fusion, steps: list[Step], donate: Mapping[int, int]) -> Donation:
@@ -165,3 +174,82 @@ def _sorted_outputs(
         order.append(ready)
         rest.remove(ready)
     return tuple(order)
+
+
+# --- parts of arrays ------------------------------------------------------------------------------
+
+def changed_part(kernel: Node, old: int) -> Node | None:
+    """The OUT of those elements alone that a kernel does not take from the array in slot `old`.
+
+    None where they are no block of known size along the kernel's axes, or where others of that
+    array are read as well.
+    """
+    if len(kernel.src) != 1 or kernel.src[0].arg != Out():
+        return None
+    target, value, *places = kernel.src[0].src
+    if value.op is not Ops.WHERE or not _is_read_in_place(value.src[2], old, target, places):
+        return None
+    condition, new, _ = value.src
+    found = _block(condition, places)
+    if found is None:
+        return None
+    holds = dict.fromkeys((condition, *index.conjuncts(condition)), _TRUE)
+    new = substitute(substitute(new, holds), found)
+    if any(node.op is Ops.PARAM and node.arg.slot == old for node in toposort(new)):
+        return None
+    moved = [substitute(place, found) for place in places]
+    return Node(Ops.OUT, dtypes.token, (target, new, *moved), Out())
+
+
+def _is_read_in_place(value: Node, old: int, target: Node, places: list[Node]) -> bool:
+    """Whether a value is the element of the array `old` at the place that is written."""
+    if value.op is not Ops.INDEX or value.src[0].op is not Ops.PARAM:
+        return False
+    array = value.src[0]
+    same = index.flatten(value.src[1:], array.shape) == index.flatten(places, target.shape)
+    return array.arg.slot == old and array.dtype is target.dtype and same
+
+
+def _block(condition: Node, places: list[Node]) -> Mapping[Node, Node] | None:
+    """What axes are where a condition holds, if that is from one place on along each of them."""
+    begins: dict[Node, Dim] = {}
+    ends: dict[Node, Dim] = {}
+    for part in index.conjuncts(condition):
+        bound = _bound(part)
+        if bound is None:
+            return None
+        axis, limit, is_end = bound
+        known = ends if is_end else begins
+        if axis in known or axis not in places:
+            return None
+        known[axis] = limit
+    found: dict[Node, Node] = {}
+    for axis in {**begins, **ends}:
+        whole = index.as_dim(axis.src[0])
+        begin, end = begins.get(axis, 0), ends.get(axis, whole)
+        count = index.as_dim(index.sub(end, begin))
+        if not isinstance(whole, int) or not isinstance(count, int) or count < 1:
+            return None
+        if index.lower(begin) < 0 or index.upper(begin) + count > whole:
+            return None  # what lies outside is not written
+        place = range_node(count, axis.arg.id) if count > 1 else 0
+        found[axis] = index.as_node(index.add(begin, place))
+    return found or None
+
+
+def _bound(condition: Node) -> tuple[Node, Dim, bool] | None:
+    """The axis that a condition is of, and where it ends, or begins, by it."""
+    if condition.op is not Ops.CMPLT or condition.src[0].dtype is not dtypes.index:
+        return None
+    low, high = condition.src
+    terms, constant = index.linear(index.sub(low, high))
+    axes = [atom for atom in terms if atom.ranges]
+    if len(axes) != 1 or axes[0].op is not Ops.RANGE or abs(terms[axes[0]]) != 1:
+        return None
+    axis = axes[0]
+    # axis + rest < 0, or rest < axis
+    others = {one: by for one, by in terms.items() if one is not axis}
+    rest = index.as_dim(index.from_linear(others, constant))
+    if terms[axis] == 1:
+        return axis, index.mul(rest, -1), True
+    return axis, index.add(rest, 1), False

@@ -9,9 +9,9 @@ from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.schedule.donation import settle_donations
+from baregrad.schedule.donation import changed_part, settle_donations
 from baregrad.schedule.fusion import Fusion
-from baregrad.schedule.partition import Step
+from baregrad.schedule.partition import Step, kernel_of
 from baregrad.schedule.plan import Launch, Plan, PlannedBuffer
 
 # Of the largest temporary: a model's many small vectors are half of what is to be placed.
@@ -46,7 +46,7 @@ def plan_memory(
     arena = _place_temporaries(fusion, steps, place, buffers)
     return Plan(
         tuple(buffers),
-        tuple(_final_step(fusion, step, place, origins) for step in steps),
+        tuple(_final_step(fusion, step, place, donated, origins) for step in steps),
         tuple(place[value] for value in fusion.outputs),
         arena,
         tuple([(place[value], place[param]) for value, param in donated.items()]),
@@ -100,7 +100,11 @@ def _place_temporaries(
 
 
 def _final_step(
-    fusion: Fusion, step: Step, place: dict[Node, int], origins: Mapping[Node, Node] | None
+    fusion: Fusion,
+    step: Step,
+    place: dict[Node, int],
+    donated: Mapping[Node, Node],
+    origins: Mapping[Node, Node] | None,
 ) -> Launch:
     made_from = () if origins is None else _made_from(step, origins)
     values = (*step.written, *step.read)
@@ -108,7 +112,22 @@ def _final_step(
     buffers = tuple(
         [place[one if one not in aliased else fusion.memory_of(one)] for one in values]
     )
-    return Launch(step.kernel, buffers, tuple(range(len(step.written))), made_from)
+    part = _part(step, donated, buffers)
+    return Launch(step.kernel, buffers, tuple(range(len(step.written))), made_from, part)
+
+
+def _part(
+    step: Step, donated: Mapping[Node, Node], buffers: tuple[int, ...]
+) -> tuple[Node, tuple[int, ...]] | None:
+    """The kernel that writes what changes alone, over an argument, and its buffers."""
+    param = donated.get(step.written[0])
+    if param is None or len(step.written) != 1 or param not in step.read:
+        return None
+    out = changed_part(step.kernel, 1 + step.read.index(param))
+    if out is None:
+        return None
+    kernel, slots = kernel_of((out,), 1)
+    return kernel, (buffers[0], *[buffers[slot] for slot in slots])
 
 
 def _made_from(step: Step, origins: Mapping[Node, Node]) -> tuple[Node, ...]:

@@ -12,7 +12,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.schedule.axes import Settled, settle_axes
-from baregrad.schedule.build import Arrays, Built, build
+from baregrad.schedule.build import Arrays, Mentioned, build
 from baregrad.schedule.draft import Draft, Written
 from baregrad.schedule.fusion import Fusion
 
@@ -53,7 +53,7 @@ def _built_step(
     first = len(built.written)
     found = known.get(built.outs)
     if found is None:
-        found = known[built.outs] = _kernel(built)
+        found = known[built.outs] = kernel_of(built.outs, first, built.plain)
     kernel, slots = found
     read = built.read
     if len(slots) < len(read):
@@ -61,13 +61,15 @@ def _built_step(
     return Step(draft, kernel, built.written, read)
 
 
-def _kernel(built: Built) -> tuple[Node, list[int]]:
-    """The KERNEL of some OUT nodes, and which slots, behind those written, it reads.
+def kernel_of(
+    outs: tuple[Node, ...], first: int, plain: Mentioned | None = None
+) -> tuple[Node, list[int]]:
+    """The KERNEL of some OUT nodes, and which slots, behind the `first` that it writes, it reads.
 
     PARAMs that simplification has left without use are gone; those behind them have moved up.
+    plain: what the OUTs mention, where that is known.
     """
-    first = len(built.written)
-    settled = settle_axes(built.outs, built.plain)
+    settled = settle_axes(outs, plain)
     slots = sorted([slot for slot in settled.params if slot >= first])
     moved: dict[Node, Node] = {}
     for position, slot in enumerate(slots, first):

@@ -33,13 +33,15 @@ class Launch(NamedTuple):
     """One run of a KERNEL over buffers of the plan, in the order of its PARAM slots.
 
     writes: positions in `buffers` that the kernel writes. origins: tensor nodes it computes, if
-    they were asked for.
+    they were asked for. part: kernel and buffers of what writes only the elements that change, for
+    an array that lies where the old one does.
     """
 
     kernel: Node
     buffers: tuple[int, ...]
     writes: tuple[int, ...]
     origins: tuple[Node, ...] = ()
+    part: tuple[Node, tuple[int, ...]] | None = None
 
 
 # What is printed as a reason; empty for none.
@@ -84,7 +86,8 @@ class Plan:
     def written_over(self, outputs: Collection[int]) -> Plan:
         """The plan with these "output" buffers of `over` written where their arguments lie.
 
-        Steps that only copied an argument there are left out.
+        Steps that only copied an argument there are left out, and what changes a part of it writes
+        that alone.
         """
         place = {output: param for output, param in self.over if output in outputs}
         if not place:
@@ -95,6 +98,10 @@ class Plan:
             if moved != step.buffers:
                 if _copies_itself(step, moved):
                     continue
+                if step.part is not None:
+                    kernel, places = step.part
+                    step = step._replace(kernel=kernel, part=None)
+                    moved = tuple([place.get(one, one) for one in places])
                 step = step._replace(buffers=moved)
             steps.append(step)
         count = 0

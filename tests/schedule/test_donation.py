@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from math import prod
+
+import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import KernelInfo, Out, Param
+from baregrad.ir.core.index import Dim, variable
+from baregrad.ir.core.node import Node, alu, const, extent_of, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.kernel_level import evaluate_kernel
+from baregrad.ir.verify.verify import verify
 from baregrad.schedule import Plan
-from tests.schedule.graphs import I64, check, iota, param
+from baregrad.schedule.donation import changed_part
+from tests.schedule.graphs import F32, I64, check, iota, param
 
 
 def shared_param(plan: Plan, output: int) -> int | None:
@@ -104,3 +116,97 @@ def test_write_into_a_cache_copies_nothing() -> None:
     plan = check([made], donate={0: 0}, kernels=1)
     assert shared_param(plan, 0) == 0
     assert len(check([made]).kernels) == 2
+
+
+# --- parts of arrays ------------------------------------------------------------------------------
+
+SHAPE = (6, 32, 4)
+P = variable("p", 0, 31)
+Condition = Callable[[Node, Node, Node], Node]
+
+
+def within(axis: Node, begin: Dim, end: Dim) -> Node:
+    return index.both(index.at_least(axis, begin), index.less(axis, end))
+
+
+def guarded(condition: Node, value: Node) -> Node:
+    return Node(Ops.GUARD, F32, (condition, value))
+
+
+def kernel(outs: tuple[Node, ...]) -> Node:
+    made = Node(Ops.KERNEL, dtypes.token, outs, KernelInfo("part"))
+    verify(made, "kernel")
+    return made
+
+
+def assigned(condition: Condition, read: Callable[..., Node] | None = None) -> Node:
+    """A kernel that takes what a condition is true of from one array, and the rest from another."""
+    target, new, old = (Node(Ops.PARAM, F32, (), Param(slot, SHAPE)) for slot in range(3))
+    axes = tuple(range_node(extent, number) for number, extent in enumerate(SHAPE))
+    where = condition(*axes)
+    kept = Node(Ops.INDEX, F32, (old, *axes))
+    value = Node(Ops.INDEX, F32, (new, *axes))
+    if read is not None:
+        value = alu(Ops.ADD, value, read(old, *axes))
+    chosen = alu(Ops.WHERE, where, guarded(where, value), kept)
+    return kernel((Node(Ops.OUT, dtypes.token, (target, chosen, *axes), Out()),))
+
+
+@pytest.mark.parametrize("place", [0, 7, 31])
+@pytest.mark.parametrize(
+    ("condition", "count"),
+    [
+        (lambda i, j, k: within(j, 5, 7), 6 * 2 * 4),
+        (lambda i, j, k: within(j, P, index.add(P, 1)), 6 * 4),
+        (lambda i, j, k: index.both(within(j, P, index.add(P, 1)), within(i, 2, 5)), 3 * 4),
+        (lambda i, j, k: index.both(index.less(k, 1), index.at_least(i, 4)), 2 * 32),
+        (lambda i, j, k: within(j, index.mod(P, 4), index.add(index.mod(P, 4), 3)), 6 * 3 * 4),
+    ],
+)
+def test_what_changes_is_computed_alone(condition: Condition, count: int, place: int) -> None:
+    whole = assigned(condition)
+    out = changed_part(whole, 2)
+    assert out is not None
+    axes = frozenset().union(*[child.ranges for child in out.src[1:]])
+    assert prod(extent_of(axis) for axis in axes) == count
+    part = kernel((out,))
+    rng = np.random.default_rng(place)
+    new, old = (rng.standard_normal(SHAPE).astype(np.float32) for _ in range(2))
+    wanted, found = np.zeros(SHAPE, np.float32), old.copy()
+    evaluate_kernel(whole, {0: wanted, 1: new, 2: old}, {"p": place})
+    evaluate_kernel(part, {0: found, 1: new}, {"p": place})
+    np.testing.assert_array_equal(found, wanted)
+    assert (found != old).sum() == count
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        # Places that may lie outside, where nothing is written.
+        lambda i, j, k: within(j, P, index.add(P, 2)),
+        lambda i, j, k: within(j, index.sub(P, 1), P),
+        # As many as a variable says.
+        lambda i, j, k: index.less(j, P),
+        # A diagonal; a value that is read; every other place.
+        lambda i, j, k: index.less(i, j),
+        lambda i, j, k: alu(
+            Ops.CMPLT, const(0.0, F32),
+            Node(Ops.INDEX, F32, (Node(Ops.PARAM, F32, (), Param(1, SHAPE)), i, j, k)),
+        ),
+        lambda i, j, k: index.less(index.mod(j, 2), 1),
+    ],
+)
+def test_what_is_no_block_is_computed_whole(condition: Condition) -> None:
+    assert changed_part(assigned(condition), 2) is None
+
+
+def test_others_of_the_array_that_are_read_are_not_overwritten() -> None:
+    def beside(old: Node, i: Node, j: Node, k: Node) -> Node:
+        return Node(Ops.INDEX, F32, (old, i, j, index.as_node(index.sub(3, k))))
+
+    def condition(i: Node, j: Node, k: Node) -> Node:
+        return within(j, 3, 4)
+
+    assert changed_part(assigned(condition, beside), 2) is None
+    # Nor is what is kept, where it is of an array that stays.
+    assert changed_part(assigned(condition), 1) is None

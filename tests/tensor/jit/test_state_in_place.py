@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baregrad import optim
+from baregrad import bind, optim, variable
 from baregrad.base.options import options
 from baregrad.dtypes import DType, dtypes
 from baregrad.optim.optimizer import Optimizer
-from baregrad.runtime.commands import CommandList, Operand
+from baregrad.runtime.commands import CommandList, Kernel, Operand
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
 
@@ -268,3 +268,49 @@ def test_a_part_that_is_changed_in_place_leaves_the_rest(copies: list[int]) -> N
         now[3], now[5:7] = x.numpy(), x.numpy() * 2
         np.testing.assert_array_equal(cache.numpy(), now)
     assert not copies
+
+
+def test_a_cache_that_is_written_at_a_place_and_read(copies: list[int]) -> None:
+    """As in decoding: what is written now is read at once, and kept for later."""
+    place = variable("place", 0, 15)
+    cache = Tensor.zeros(2, 16, 4).realize()
+    now = np.zeros((2, 16, 4), np.float32)
+
+    @jit
+    def step(x: Tensor, at: Any) -> Tensor:
+        cache[:, at] = x
+        return (cache[:, : at + 1] * 2).sum(1)
+
+    for at in (0, 1, 2, 15, 7):
+        x = drawn(2, 4, seed=at)
+        now[:, at] = x.numpy()
+        found = step(x, bind(place, at))
+        np.testing.assert_allclose(found.numpy(), 2 * now[:, : at + 1].sum(1), 1e-5, 1e-5)
+        np.testing.assert_array_equal(cache.numpy(), now)
+    assert not copies
+
+
+def test_a_slice_that_is_assigned_is_all_that_is_computed(device: str) -> None:
+    """Where the array lies; one that others still read is made whole."""
+    sizes: list[int] = []
+    cache = drawn(64, 8)
+    before = cache.numpy()
+
+    @jit
+    def write(x: Tensor) -> None:
+        cache[3:5] = x
+
+    with pytest.MonkeyPatch.context() as patch:
+        real = CommandList.exec
+
+        def noted(self: CommandList, kernel: Kernel, buffers: Any, *more: Any, **by: Any) -> None:
+            sizes.append(len(buffers))
+            real(self, kernel, buffers, *more, **by)
+
+        patch.setattr(CommandList, "exec", noted)
+        for call in range(4):
+            write(drawn(2, 8, seed=call))
+    before[3:5] = drawn(2, 8, seed=3).numpy()
+    np.testing.assert_array_equal(cache.numpy(), before)
+    # The last one recorded is the replay's: its kernel does not read the array.
+    assert sizes[-1:] == [2] * (device == "CPU")
