@@ -29,6 +29,8 @@ COUNT_BITS = 16
 # Counts that a block folds.
 PIECE = 4096
 _WORD = dtypes.uint64
+# Without a sign there is no need to ask whether a place is before the first.
+_PLACE = dtypes.uint32
 
 
 def digits_of(limit: int) -> list[tuple[int, int]]:
@@ -57,7 +59,7 @@ def sorted_by_digits(words: Node, low: int, limit: int) -> Node:
     total = round_up(extent, TILE)
     # What fills the last tile of a row stays behind all others.
     filled = lengthened(words, len(front), total, const((limit - 1) << low, _WORD))
-    flat = stored(reshape(filled, (rows, total)))
+    flat = reshape(filled, (rows, total))
     for shift, values in digits_of(limit):
         flat = _pass(flat, low + shift, values)
     whole = reshape(flat, (*front, total))
@@ -78,8 +80,8 @@ def _pass(words: Node, shift: int, values: int) -> Node:
         for dtype in (dtypes.uint32, dtypes.int32)
     )
     row, tile = (counting(shape, axis, dtypes.int32) for axis in (0, 1))
-    begin = Node(Ops.GATHER, dtypes.int32, (_begins(counted, values), row, ranked, tile))
-    place = alu(Ops.ADD, begin, cast(_ranks(ranked, values), dtypes.int32))
+    begin = Node(Ops.GATHER, _PLACE, (_begins(counted, values), row, ranked, tile))
+    place = alu(Ops.ADD, begin, cast(_ranks(ranked, values), _PLACE))
     base = full(const(0, _WORD), words.shape)
     return Node(Ops.SCATTER, _WORD, (base, parts, row, place), Scatter(None, True, True))
 
@@ -92,7 +94,7 @@ def _begins(digit: Node, values: int) -> Node:
     count = round_up(length, piece) // piece
     # Each digit's tiles, one digit after the other, in pieces that a block's threads fold.
     flat = reshape(_counts(digit, values), (rows, length))
-    parts = lengthened(flat, 1, count * piece, const(0, dtypes.int32))
+    parts = lengthened(flat, 1, count * piece, const(0, _PLACE))
     parts = reshape(parts, (rows, count, piece))
     begins = alu(Ops.SUB, _folded(Ops.SCAN, parts, 2), parts)
     if count > 1:
@@ -105,7 +107,7 @@ def _begins(digit: Node, values: int) -> Node:
 
 
 def _counts(digit: Node, values: int) -> Node:
-    """How many words of each tile are of each digit, as int32: (rows, values, tiles)."""
+    """How many words of each tile are of each digit, as integers: (rows, values, tiles)."""
     rows, tiles, _ = digit.shape
     shape = (rows, values, tiles)
     fields = 64 // COUNT_BITS
@@ -114,7 +116,7 @@ def _counts(digit: Node, values: int) -> Node:
     packed = [expand(reshape(stored(one), (rows, 1, tiles)), shape) for one in packed]
     place = alu(Ops.MUL, _field(own, values, fields), _number(COUNT_BITS, own))
     found = alu(Ops.SHR, _chosen(own, packed, fields), cast(place, _WORD))
-    return cast(alu(Ops.AND, found, _number((1 << COUNT_BITS) - 1, found)), dtypes.int32)
+    return cast(alu(Ops.AND, found, _number((1 << COUNT_BITS) - 1, found)), _PLACE)
 
 
 def _ranks(digit: Node, values: int) -> Node:
