@@ -117,11 +117,14 @@ class Bench:
         results, why = self._run(kernel, hasty)
         return why or self._against_reference(results) or self._against_first(results, hasty)
 
-    def race(self, names: list[str], rounds: int) -> list[list[int]]:
-        """Nanoseconds of each program in each round; all run in every round, in changing order."""
+    def race(self, names: list[str], rounds: int, near: bool = False) -> list[list[int]]:
+        """Nanoseconds of each program in each round; all run in every round, in changing order.
+
+        near: on one set of arrays alone, which stay in the caches.
+        """
         self._warm()
         commands = self.device.command_list()
-        views = [self._views(buffers) for buffers in self.copies]
+        views = [self._views(buffers) for buffers in self.copies[: 1 if near else None]]
         order = []
         for number in range(rounds):
             shift = number % len(names)

@@ -196,14 +196,19 @@ class Bout:
         question = {"ask": "confirm", "name": name}
         return self.crew.ask(question, (), self.crew.limit_s + START_S) is not None
 
-    def race(self, names: Sequence[str], rounds: int) -> list[list[int]] | None:
-        """Times of programs that were checked, run in turn; None where the process was lost."""
+    def race(
+        self, names: Sequence[str], rounds: int, near: bool = False
+    ) -> list[list[int]] | None:
+        """Times of programs that were checked, run in turn; None where the process was lost.
+
+        near: all on the same arrays, which are in the caches, if they fit there.
+        """
         for name in names:
             if not self._ready():
                 return None
             if name not in self._held and self.check(name, self.programs[name]) is None:
                 return None
-        question = {"ask": "race", "names": list(names), "rounds": rounds}
+        question = {"ask": "race", "names": list(names), "rounds": rounds, "near": near}
         answer = self.crew.ask(question, (), 2 * self.crew.limit_s + START_S)
         times = _times(answer, len(names))
         return times if times and len(times[0]) == rounds else None

@@ -128,7 +128,8 @@ class Worker:
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Times of several programs, run in turn."""
         assert self.bench is not None
-        return {"times": self.bench.race(header["names"], header["rounds"])}, []
+        near = bool(header.get("near"))
+        return {"times": self.bench.race(header["names"], header["rounds"], near)}, []
 
     def _kernel(self, text: bytes) -> Any:
         from baregrad.ir.text.dump import parse

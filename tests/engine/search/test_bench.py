@@ -136,6 +136,9 @@ def test_all_run_in_every_round_in_changing_order(
     assert dict(zip(asked, times, strict=True)) == wanted
     assert len({*places[:5]}) == 5 and places[5:10] == places[:5]
     assert Counter(order) == dict.fromkeys(asked, 6)
+    places.clear()
+    bench.race(asked, 3, near=True)
+    assert len(places) == 9 and len({*places}) == 1
 
 
 def test_results_have_room_around_them(backend: CompiledBackend) -> None:

@@ -14,6 +14,7 @@ from baregrad.engine.search import tuner
 from baregrad.engine.search.child import Child
 from baregrad.engine.search.records import Records, SearchRecord
 from baregrad.engine.search.tuner import Tuner
+from baregrad.engine.search.verdict import LEAST_RATIO, LEAST_RATIO_APART
 from baregrad.ir.core.node import Node
 from baregrad.kernel.search import beam
 from tests.engine.search import faults
@@ -161,3 +162,31 @@ def test_a_kernel_whose_time_was_too_short_has_what_is_left(
 
 def replace_name(kernel: Node, name: str) -> Node:
     return Node(kernel.op, kernel.dtype, kernel.src, kernel.arg._replace(name=name))
+
+
+class Bout:
+    """Two programs, of which the other takes 100 ns; near is what it takes from the caches."""
+
+    def __init__(self, near: int, right: bool) -> None:
+        self.near = near
+        self.right = right
+
+    def confirm(self, name: str) -> bool:
+        return self.right
+
+    def race(self, names: object, rounds: int, near: bool = False) -> list[list[int]]:
+        return [[110] * rounds, [self.near if near else 100] * rounds]
+
+
+@pytest.mark.parametrize(("near", "right", "least", "wins"), [
+    (100, True, LEAST_RATIO_APART, True), (111, True, LEAST_RATIO_APART, True),
+    (120, True, LEAST_RATIO_APART, False), (100, False, LEAST_RATIO_APART, False),
+    (120, True, LEAST_RATIO, True),
+])  # fmt: skip
+def test_a_winner_on_a_gpu_is_no_slower_from_its_caches(
+    near: int, right: bool, least: float, wins: bool
+) -> None:
+    clock = tuner.Clock(0.0, 0.0, 0)
+    judge = tuner.Judge(None, b"", 0, clock, least)  # type: ignore[arg-type]
+    judge.bout = Bout(near, right)  # type: ignore[assignment]
+    assert (judge._confirmed("other", 20) is not None) == wins
