@@ -254,7 +254,7 @@ class _Groups:
         self.maxima: dict[Node, Node] = {}
         self.totals: dict[Node, Node] = {}
         self.stored: dict[Node, int | None] = {}
-        # Sums that one kernel makes, each by all of them.
+        # Sums that one kernel makes, each by all of them; those that are summed again are alone.
         self.joined: dict[Node, tuple[_Sum, ...]] = {}
         roots: dict[Node, tuple[Node, _Softmax]] = {}
         for node in order:
@@ -303,10 +303,15 @@ class _Groups:
             assert highest is not None
             self.maxima[highest] = power
             self.totals.update({one: power for one in self.users[power] if _is_sum_of(one, power)})
+            weighted = {one: readers.weighted[one] for one in others if one in readers.weighted}
             for each in others:
-                column = readers.weighted[each].column if each in readers.weighted else None
-                self.stored.update(dict.fromkeys(self._ends(each), column))
-            self._join([readers.weighted[one] for one in others if one in readers.weighted], power)
+                made = weighted.get(each)
+                if made is None or not made.outer:
+                    column = None if made is None else made.result.index(made.across)
+                    self.stored.update(dict.fromkeys(self._ends(each), column))
+                else:
+                    self.joined[each] = (made,)
+            self._join(list(weighted.values()), power)
 
     def _join(self, sums: list[_Sum], power: Node) -> None:
         """Let sums over the rows of the same scores be one reduction: two, which do not depend."""
@@ -317,7 +322,7 @@ class _Groups:
                      if one.weights.shape[axis] != 1]  # fmt: skip
             if _axis_below(one.weights, one.along, power) == rows and None not in lines:
                 shape = [one.weights.shape[axis] for axis in one.lines]
-                kinds.setdefault((*lines, *shape, one.width), []).append(one)
+                kinds.setdefault((*lines, *shape, one.width, one.outer == ()), []).append(one)
         for found in kinds.values():
             found.sort(key=lambda one: self.position[one.total])
             if len(found) == 2 and not self._depends(found[1].total, found[0].total):
@@ -352,16 +357,20 @@ def _is_sum_of(node: Node, power: Node) -> bool:
 
 
 class _Sum(NamedTuple):
-    """A sum of weights times values along an axis of both; `across` is of the values alone."""
+    """A sum of weights times values along an axis of both; `across` is of the values alone.
+
+    outer: the axes over which such sums are summed, of heads that share keys.
+    """
 
     total: Node
     weights: Node
     along: int
     across: int
+    outer: tuple[int, ...]
 
     @property
     def lines(self) -> tuple[int, ...]:
-        """The other axes of what is summed."""
+        """The axes of such sums but for the columns."""
         count = len(self.weights.shape)
         return tuple([axis for axis in range(count) if axis not in (self.along, self.across)])
 
@@ -372,9 +381,10 @@ class _Sum(NamedTuple):
         return found
 
     @property
-    def column(self) -> int:
-        """The axis of the result along which the values run."""
-        return self.across - (self.across > self.along)
+    def result(self) -> tuple[int, ...]:
+        """The axes of the result, as those of what is summed."""
+        count = len(self.weights.shape)
+        return tuple([axis for axis in range(count) if axis not in (self.along, *self.outer)])
 
 
 def _axis_below(weights: Node, axis: int, power: Node) -> int | None:
@@ -429,7 +439,7 @@ class _Readers:
     def _takes(self, node: Node, products: set[Node]) -> bool:
         if node is _highest(self.power) or _is_sum_of(node, self.power):
             return True
-        if not is_float32_sum(node) or len(node.arg.axes) != 1:
+        if not is_float32_sum(node):
             return False
         if node in products:
             return self._weighs(node)
@@ -442,19 +452,30 @@ class _Readers:
 
     def _weighs(self, product: Node) -> bool:
         """Whether a product is of weights made of the scores and of values, of whole chunks."""
-        body, (along,) = product.src[0], product.arg.axes
+        body = product.src[0]
         weights = [side for side in body.src if side in self.seen]
         values = [side for side in body.src if side not in self.seen]
         if len(weights) != 1:
             return False
-        axes = [axis for axis, extent in enumerate(body.shape) if axis != along and extent != 1
-                and is_repeated(weights[0], axis) and not is_repeated(values[0], axis)]  # fmt: skip
+        along, *outer = product.arg.axes
+        if outer:
+            # Keys and rows are the last axes of powers; others are of heads that share something.
+            last = len(self.power.shape) - 2
+            places = {axis: _axis_below(weights[0], axis, self.power) for axis in product.arg.axes}
+            inner = [axis for axis, place in places.items() if place is None or place >= last]
+            if len(inner) != 1 or places[inner[0]] is None:
+                return False
+            along, *outer = inner[0], *[axis for axis in places if axis not in inner]
+        kept = [axis for axis, extent in enumerate(body.shape)
+                if axis not in (along, *outer) and extent != 1]  # fmt: skip
+        axes = [axis for axis in kept
+                if is_repeated(weights[0], axis) and not is_repeated(values[0], axis)]  # fmt: skip
         term = weights_of(weights[0])
         if term is None or not _is_wide([body.shape[axis] for axis in axes]):
             return False
         self.sums.add(product)
         self.terms[product] = term
-        self.weighted[product] = _Sum(product, weights[0], along, axes[0])
+        self.weighted[product] = _Sum(product, weights[0], along, axes[0], tuple(outer))
         return True
 
 
@@ -503,15 +524,21 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
 
     def one_of(total: Node) -> Node:
         """One of several sums that are one reduction, over the lines and columns of each."""
+        joined = groups.joined[total]
         bodies = [permute(ahead(one.total.src[0]), (*one.lines, one.across, one.along))
-                  for one in groups.joined[total]]  # fmt: skip
-        last = len(bodies[0].shape) - 1
-        folded = Node(Ops.REDUCE, F32, tuple(bodies), Reduce(sums(F32, len(bodies)), (last,)))
-        (number,) = [n for n, one in enumerate(groups.joined[total]) if one.total is total]
-        own = groups.joined[total][number]
-        order = [axis - (axis > own.along) for axis in (*own.lines, own.across)]
-        places = tuple([order.index(axis) for axis in range(last)])
-        return permute(Node(Ops.PROJ, F32, (folded,), number), places)
+                  for one in joined]  # fmt: skip
+        monoid = sums(F32, len(bodies))
+        made = Node(Ops.REDUCE, F32, tuple(bodies), Reduce(monoid, (len(bodies[0].shape) - 1,)))
+        (number,) = [n for n, one in enumerate(joined) if one.total is total]
+        if len(joined) > 1:
+            made = Node(Ops.PROJ, F32, (made,), number)
+        own, axes = joined[number], [*joined[number].lines, joined[number].across]
+        if own.outer:
+            outer = tuple([place for place, axis in enumerate(axes) if axis in own.outer])
+            kept = Node(Ops.CONTIGUOUS, F32, (made,))
+            made = Node(Ops.REDUCE, F32, (kept,), Reduce(sums(F32, 1), outer))
+            axes = [axis for axis in axes if axis not in own.outer]
+        return permute(made, tuple([axes.index(axis) for axis in own.result]))
 
     def rule(node: Node, made: Node) -> Node | None:
         if node in groups.joined:

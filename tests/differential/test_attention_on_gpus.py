@@ -139,10 +139,12 @@ def by_hand(q: Any, k: Any, v: Any, hidden: Any, how: str) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
-@pytest.mark.parametrize("how", ("plain", "capped", "dropout"))
+@pytest.mark.parametrize("how", ("plain", "capped", "dropout", "shared"))
 def test_attention_by_hand_has_the_numbers_of_the_cpu(how: str, dtype: str) -> None:
     rng = np.random.default_rng(13)
     arrays = [rng.standard_normal((1, 2, 40, 32)).astype(np.float32) for _ in range(4)]
+    if how == "shared":
+        arrays[1:3] = [array[:, :1] for array in arrays[1:3]]
 
     def results() -> list[Any]:
         Tensor.manual_seed(7)

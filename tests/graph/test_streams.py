@@ -186,12 +186,14 @@ def by_hand(p: float = 0.0, cap: float = 0.0) -> Made:
 
 
 @pytest.mark.parametrize("dtype", (BRAIN, HALF), ids=str)
-@pytest.mark.parametrize("make", (by_hand(), by_hand(0.25), by_hand(cap=2.0)),
-                         ids=("plain", "dropout", "capped"))  # fmt: skip
+@pytest.mark.parametrize(
+    ("make", "heads"), ((by_hand(), 2), (by_hand(0.25), 2), (by_hand(cap=2.0), 2), (by_hand(), 1)),
+    ids=("plain", "dropout", "capped", "shared"),
+)
 def test_attention_by_hand_is_sums_of_what_is_rounded_as_it_is_written(
-    dtype: DType, make: Made
+    dtype: DType, make: Made, heads: int
 ) -> None:
-    given, results = differentiated(dtype, 20, 24, 16, make)
+    given, results = differentiated(dtype, 20, 24, 16, make, heads)
     sink = graph_of(results, given)
     made = canonicalise(sink, None, HOPPER)
     # Maxima with sums of powers; then the result, a sum for each row, the query's gradient, and the
