@@ -18,7 +18,7 @@ import json
 import pkgutil
 import platform
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -170,14 +170,16 @@ class _NoAssembler:
     """Stands for an assembler, and adds up what it is given."""
 
     version = "none"
+    several_at_once = False
 
     def __init__(self) -> None:
         self.nbytes = 0
 
-    def assemble_all(self, texts: Sequence[str]) -> Iterator[bytes]:
+    def assemble_all(self, texts: Iterable[str]) -> Iterator[bytes]:
         """One byte for each text."""
-        self.nbytes += sum(len(text.encode()) for text in texts)
-        return iter([b"\0"] * len(texts))
+        for text in texts:
+            self.nbytes += len(text.encode())
+            yield b"\0"
 
 
 def compilation() -> dict[str, int]:

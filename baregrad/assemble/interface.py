@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import ClassVar
 
@@ -31,13 +31,16 @@ class Assembler(ABC):
     def version(self) -> str:
         """Everything but the text that decides what comes out, for cache keys."""
 
-    def assemble_all(self, texts: Sequence[str]) -> Iterator[bytes]:
-        """Give what each text becomes, in order; raise CompileError at the first refused."""
-        if not self.several_at_once or len(texts) < 2:
+    def assemble_all(self, texts: Iterable[str]) -> Iterator[bytes]:
+        """Give what each text becomes, in order; raise CompileError at the first refused.
+
+        Where several are assembled at once, that of the first ones goes on while others are made.
+        """
+        if not self.several_at_once:
             yield from map(self.assemble, texts)
             return
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-        with ThreadPoolExecutor(min(cores or 1, len(texts))) as pool:
+        with ThreadPoolExecutor(cores or 1) as pool:
             try:
                 yield from pool.map(self.assemble, texts)
             finally:

@@ -143,16 +143,26 @@ class Compiler:
             self.loaded += 1
             self._programs[job] = Program.from_bytes(saved)
             progress()
-        for group in _groups(list(missing)):
-            # Our own passes run faster when the assembler has not just filled the processor's
-            # caches with code and data of its own.
-            drafts = [self._draft(*job) for job in group]
-            codes = self.assembler.assemble_all([draft.text for draft in drafts])
-            for job, draft in zip(group, drafts, strict=True):
-                program = self._programs[job] = self._finish(draft, codes)
+        beside = self.assembler.several_at_once
+        for group in [list(missing)] if beside else _groups(list(missing)):
+            drafts: list[_Draft] = []
+            texts: Iterable[str] = self._texts(group, drafts)
+            if not beside:
+                # Our own passes run faster when the assembler has not just filled the processor's
+                # caches with code and data of its own.
+                texts = list(texts)
+            codes = _timed(self.assembler.assemble_all(texts))
+            for place, (job, code) in enumerate(zip(group, codes, strict=True)):
+                program = self._programs[job] = self._finish(drafts[place], code)
                 if self.cache is not None:
                     self.cache.put(missing[job], program.to_bytes())
                 progress()
+
+    def _texts(self, jobs: Iterable[Job], drafts: list[_Draft]) -> Iterator[str]:
+        """The texts of some kernels, each once it is asked for; `drafts` gets the rest of them."""
+        for job in jobs:
+            drafts.append(self._draft(*job))
+            yield drafts[-1].text
 
     @cached_property
     def environment(self) -> str:
@@ -167,7 +177,8 @@ class Compiler:
         ScheduleError where a step of the schedule is not legal.
         """
         draft = self._draft(kernel, schedule)
-        return self._finish(draft, self.assembler.assemble_all([draft.text]))
+        (code,) = _timed(self.assembler.assemble_all([draft.text]))
+        return self._finish(draft, code)
 
     def _draft(self, kernel: Node, schedule: Schedule | None) -> _Draft:
         """Everything about a program but its machine code."""
@@ -180,10 +191,8 @@ class Compiler:
         levels = list(graphs.values())
         return _Draft(kernel, levels[-1 - len(self.passes)], levels[-1], text, shown)
 
-    def _finish(self, draft: _Draft, codes: Iterator[bytes]) -> Program:
-        """The program of a draft, whose machine code comes next."""
-        with span("assemble"):
-            code = next(codes)
+    def _finish(self, draft: _Draft, code: bytes) -> Program:
+        """The program of a draft with its machine code."""
         program = _program(draft, code, self.target)
         if draft.stages:
             from baregrad.kernel import choose
@@ -256,6 +265,16 @@ class Compiler:
                 f"the pass '{what}' failed: {type(error).__name__}: {error}",
                 ir_text=dump(kernel),
             ) from error
+
+
+def _timed(codes: Iterator[bytes]) -> Iterator[bytes]:
+    """Machine codes as they come, with the time that is waited for each."""
+    while True:
+        with span("assemble"):
+            code = next(codes, None)
+        if code is None:
+            return
+        yield code
 
 
 def _groups(jobs: list[Job]) -> Iterator[list[Job]]:

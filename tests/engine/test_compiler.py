@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -41,12 +41,15 @@ class Pretence:
 
     version = "1"
 
-    def __init__(self) -> None:
+    def __init__(self, several_at_once: bool = False) -> None:
         self.calls: list[list[str]] = []
+        self.several_at_once = several_at_once
 
-    def assemble_all(self, texts: Sequence[str]) -> Iterator[bytes]:
-        self.calls.append(list(texts))
-        return iter([f"code {len(self.calls)}.{number}".encode() for number in range(len(texts))])
+    def assemble_all(self, texts: Iterable[str]) -> Iterator[bytes]:
+        given: list[str] = []
+        self.calls.append(given)
+        given.extend(texts)
+        return iter([f"code {len(self.calls)}.{number}".encode() for number in range(len(given))])
 
 
 def compiler(cache: DiskCache | None = None, target: CpuTarget = AVX512) -> Compiler:
@@ -58,6 +61,24 @@ def load(compiler: Compiler, *kernels: Node) -> dict[Node, Kernel]:
     found = compiler.load(kernels, NullDevice(), lambda: steps.append(1))
     assert len(steps) == len(set(kernels))
     return found
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_texts_are_assembled_while_others_are_made(beside: bool) -> None:
+    """By an assembler that has processes of its own; else all of a group's are made first."""
+    assembler, made = Pretence(beside), []
+    own = Compiler(AVX512, render.get("llvm"), assembler, None)
+
+    def assemble_all(texts: Iterable[str]) -> Iterator[bytes]:
+        for number, _ in enumerate(texts):
+            made.append(own.compiled)
+            yield str(number).encode()
+
+    assembler.assemble_all = assemble_all  # type: ignore[method-assign]
+    kernels = [k.bias(rows, 5) for rows in (2, 3, 4)]
+    found = load(own, *kernels)
+    assert made == ([1, 2, 3] if beside else [3, 3, 3])
+    assert [found[one].program.code for one in kernels] == [b"0", b"1", b"2"]
 
 
 def test_a_kernel_is_compiled_and_loaded_once() -> None:
