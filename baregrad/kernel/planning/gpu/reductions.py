@@ -14,7 +14,14 @@ from math import prod
 from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import Reduction, by_id, itemsize, iterations, op_flops
+from baregrad.kernel.facts.analysis import (
+    Reduction,
+    by_id,
+    itemsize,
+    iterations,
+    op_flops,
+    out_axes,
+)
 from baregrad.kernel.loops.held_rows import lies_across
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
@@ -40,6 +47,8 @@ LINE_BYTES, SECTOR_BYTES = 128, 32
 # column's.
 TOGETHER, MOST_STEPS = 4, 16
 COLUMN_ELEMENTS = 16
+# Elements of each thread before blocks share what comes after sums that each of them makes.
+BLOCK_ELEMENTS = 16
 # Threads for sums of sums.
 NESTED_BLOCK = 512
 # Operations on elements that are under way together, at most: each is code.
@@ -267,11 +276,12 @@ def _across(
 
 
 def _share(
-    plan: GpuPlan, axes: Sequence[Node], units: list[tuple[str, int]], unrolled: bool
+    plan: GpuPlan, axes: Sequence[Node], units: list[tuple[str, int]], unrolled: bool,
+    outer: str = "loop",
 ) -> None:
     """Axes as one for the threads of a row, with adjacent elements for each where there are enough.
 
-    unrolled: some accesses of each thread may be under way together.
+    unrolled: some accesses of each thread may be under way together. outer: what the rest lies on.
     """
     lanes = plan.lanes(axes)
     size, threads = iterations(axes), prod([n for _, n in units])
@@ -286,7 +296,7 @@ def _share(
         most = min(MOST_STEPS, size // (lanes * threads), MOST_OPS // max(lanes * work, 1))
         steps = plan.pick("steps", powers_from(steps, 1, most))
     wide = [("vector", lanes)] if lanes > 1 else []
-    plan.parts(axes, [*([("unroll", steps)] if steps > 1 else []), *units, *wide])
+    plan.parts(axes, [*([("unroll", steps)] if steps > 1 else []), *units, *wide], outer)
 
 
 def _together(plan: GpuPlan, own: Sequence[Node]) -> bool:
@@ -300,15 +310,41 @@ def _together(plan: GpuPlan, own: Sequence[Node]) -> bool:
 
 
 def _along(plan: GpuPlan, columns: Sequence[Node], units: list[tuple[str, int]]) -> None:
-    """Threads along the axes of the output that no reduction's result runs along."""
+    """Threads along the axes of the output that not all reductions' results run along.
+
+    Those that some do run along are shared out first: each thread sums for its own.
+    """
+    free = {axis for each in plan.facts.reductions for axis in each.free}
     axes = [axis for axis in columns if extent_of(axis) != 1]
+    axes = [axis for axis in axes if axis in free] or axes
     if not axes:
         return
     ordered = plan.by_stride(axes, plan.write)
+    outs = [out_axes(out).intersection(axes) for out in plan.facts.outs]
     several = all(isinstance(extent_of(axis), int) for axis in ordered)
-    if not several or len(plan.facts.outs) > 1:
-        ordered = ordered[-1:]
-    _share(plan, ordered, units, unrolled=True)
+    if not several or any(len(each) not in (0, len(axes)) for each in outs):
+        ordered = [max(ordered, key=lambda axis: index.upper(extent_of(axis)))]
+    outer = "grid" if _is_spread(plan, columns, ordered, units) else "loop"
+    _share(plan, ordered, units, free.isdisjoint(axes), outer)
+
+
+def _is_spread(
+    plan: GpuPlan, columns: Sequence[Node], ordered: Sequence[Node], units: list[tuple[str, int]]
+) -> bool:
+    """Whether blocks share such axes, each of which makes the sums of all of them anew."""
+    if not all(isinstance(extent_of(axis), int) for axis in ordered):
+        return False
+    data = frozenset(plan.facts.data)
+    again = [
+        iterations(each.free.difference(data).union(each.own))
+        for each in plan.facts.reductions if each.free.isdisjoint(columns)
+    ]
+    elements = BLOCK_ELEMENTS * prod([size for _, size in units])
+    return (
+        2 * iterations(data.difference(columns)) < plan.target.busy_blocks
+        and iterations(ordered) > elements
+        and sum(again) <= elements
+    )
 
 
 # --- sums of sums -------------------------------------------------------------------------------

@@ -171,6 +171,45 @@ def test_sums_with_no_axis_in_common(shape: tuple[int, int, int]) -> None:
     assert {step.unit for step in steps if isinstance(step, Bind)} >= {"grid", "thread"}
 
 
+def shares_of_one_sum(m: int, n: int, length: int) -> Node:
+    """A matrix times a sum of other numbers, which is a result as well."""
+    i, j, r = (range_node(size, at) for at, size in enumerate((m, n, length)))
+    total = k.reduce(Ops.ADD, k.at(k.param(3, length), r), r)
+    value = alu(Ops.MUL, k.at(k.param(2, m, n), i, j), total)
+    return k.kernel(k.out(k.param(0, m, n), value, i, j), k.out(k.param(1, 1), total, 0))
+
+
+def units_of(kernel: Node) -> dict[str, str]:
+    """The axes of the output and their parts, with what they lie along."""
+    steps = choose_schedule(kernel, HOPPER).steps
+    return {step.axis: step.unit for step in steps if isinstance(step, Bind)}
+
+
+def test_blocks_share_what_comes_after_a_short_sum_of_all() -> None:
+    for kernel, is_shared in (
+        (shares_of_one_sum(2, 10001, 15), True), (shares_of_one_sum(2, 100, 15), False),
+        (shares_of_one_sum(3, 6000, 20000), False),
+    ):
+        check(kernel)
+        assert ("grid" in units_of(kernel).values()) == is_shared
+
+
+def weighted_rows(m: int, n: int, length: int) -> Node:
+    """A matrix over the sums of its rows, times a sum of other numbers."""
+    i, j, r, s = (range_node(size, at) for at, size in enumerate((m, n, n, length)))
+    x = k.param(1, m, n)
+    row = k.reduce(Ops.MAX, k.at(x, i, r), r)
+    total = k.reduce(Ops.ADD, k.at(k.param(2, length), s), s)
+    value = alu(Ops.MUL, alu(Ops.ADD, k.at(x, i, j), row), total)
+    return k.kernel(k.out(k.param(0, m, n), value, i, j))
+
+
+def test_threads_lie_along_what_some_sums_are_for() -> None:
+    kernel = weighted_rows(300, 8, 100)
+    check(kernel)
+    assert {axis[:2] for axis in units_of(kernel) if axis.startswith("i")} == {"i0"}
+
+
 def far_apart(points: int, *sizes: int) -> Node:
     """Sums of elements of which none that are summed are neighbours."""
     i, *own = (range_node(size, at) for at, size in enumerate((points, *sizes)))
