@@ -38,11 +38,13 @@ def written_in_place(
     found: dict[int, Buffer] = {}
     slots: list[dict[int, int]] = [{} for _ in runs]
     old = {id(kept) for _, kept in updates}
+    # Where an old value becomes that of other state, at the end.
+    moved = {id(changed) for changed, _ in updates}
     for changed, kept in updates:
         key = id(changed)
         if key not in made or key in found or key in old or key in seen:
             continue
-        if key in results or id(kept) in results:
+        if key in results or id(kept) in results or id(kept) in moved:
             continue
         number, position = made[key]
         latest = last.get(id(kept), -1)

@@ -203,6 +203,23 @@ def test_state_that_is_also_a_result() -> None:
         np.testing.assert_array_equal(held.numpy(), before)
 
 
+def test_state_whose_old_value_becomes_other_state() -> None:
+    """A history of length two: the copy is made of what was there before."""
+    before, now = (Tensor(np.full((2, 3), start, np.float32)).realize() for start in (3, 5))
+
+    @jit
+    def step() -> None:
+        before.copy_(now)
+        now.add_(now * 2)
+
+    value = 5.0
+    for _ in range(5):
+        step()
+        np.testing.assert_array_equal(before.numpy(), np.full((2, 3), value))
+        value *= 3
+        np.testing.assert_array_equal(now.numpy(), np.full((2, 3), value))
+
+
 def test_two_states_of_one_new_value() -> None:
     """One of them is written in place, and the other gets a copy at each call."""
     first, second = (Tensor(np.full((2, 3), start, np.float32)).realize() for start in (3, 5))
