@@ -190,14 +190,25 @@ def _run(extents: Sequence[int], axes: frozenset[int]) -> int:
 
 
 def _visit_rounded(node: Node) -> Node | None:
-    """A part of a contraction whose axes were joined, stored whole before it is cut.
+    """A rounded contraction of which a part is wanted, or zeros between, stored before that."""
+    if node.dtype.bits != 16 or node.dtype.kind != "float":
+        return None
+    if node.src[0].op is Ops.SHRINK:
+        return _cut_of_whole(node)
+    return _apart(node) if node.src[0].mask & _PAD else None
+
+
+def _is_contraction(node: Node) -> bool:
+    return node.op is Ops.REDUCE and node.src[0].op is Ops.MUL and _sides(node) is not None
+
+
+def _cut_of_whole(node: Node) -> Node | None:
+    """A part of a contraction whose axes were joined.
 
     Of a strided convolution's places each residue has filters of its own. Where the part is of no
     whole residues an axis of the kernel could not be divided, and each place would be a product.
     """
     whole = node.src[0]
-    if whole.op is not Ops.SHRINK or node.dtype.bits != 16 or node.dtype.kind != "float":
-        return None
     cuts = list[Node]()
     while whole.op is Ops.SHRINK:
         cuts.append(whole)
@@ -205,12 +216,34 @@ def _visit_rounded(node: Node) -> Node | None:
     total = whole
     while total.op.bit & (Ops.RESHAPE.bit | Ops.PERMUTE.bit):
         total = total.src[0]
-    if total.op is not Ops.REDUCE or total.src[0].op is not Ops.MUL:
+    if sum(e != 1 for e in total.shape) <= sum(e != 1 for e in whole.shape):
         return None
-    joined = sum(extent != 1 for extent in total.shape) > sum(e != 1 for e in whole.shape)
-    if not joined or _sides(total) is None:
+    if not _is_contraction(total):
         return None
     return _over(cuts, Node(Ops.CONTIGUOUS, node.dtype, (cast(whole, node.dtype),)))
+
+
+def _apart(node: Node) -> Node | None:
+    """A contraction with zeros between its results: it is stored in their order, without these."""
+    total, above = node.src[0], list[Node]()
+    axes: list[int | None] = list(range(len(node.shape)))
+    while total.op.bit & (_VIEWS | _PAD | Ops.CAST.bit):
+        above.append(total)
+        if total.op.bit & _VIEWS:
+            axes = [None if axis is None else _below(total, axis) for axis in axes]
+        total = total.src[0]
+    pads = [pad for one in above if one.op is Ops.PAD for pad in one.arg]
+    if not any(pad.interior for pad in pads) or not _is_contraction(total):
+        return None
+    first = [axis for axis in axes if axis is not None]
+    order = (*first, *[axis for axis in range(len(total.shape)) if axis not in first])
+    place = tuple([order.index(axis) for axis in range(len(order))])
+    value = permute(cast(total, node.dtype), order)
+    value = permute(Node(Ops.CONTIGUOUS, node.dtype, (value,)), place)
+    for one in reversed(above):
+        is_cast = one.op is Ops.CAST
+        value = cast(value, one.dtype) if is_cast else one.replace(dtype=value.dtype, src=(value,))
+    return cast(value, node.dtype)
 
 
 def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule:
