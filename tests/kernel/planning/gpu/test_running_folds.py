@@ -11,6 +11,7 @@ from baregrad import render
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
 from baregrad.engine.compiler import Compiler
+from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Scan
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, const, range_node
@@ -51,6 +52,17 @@ def units(kernel: Node) -> dict[str, list[int]]:
 @pytest.mark.parametrize("shape", [(16,), (3, 17), (70,), (2, 128), (300,), (5, 257), (2, 1100)])
 def test_rows_of_every_length(op: Any, shape: tuple[int, ...]) -> None:
     kernel = running(op, dtypes.float32, *shape)
+    assert {"thread", "vector"} <= units(kernel).keys()
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+@pytest.mark.parametrize("shape", [(17,), (3, 300)])
+def test_rows_that_are_read_from_the_end(shape: tuple[int, ...]) -> None:
+    axes = tuple(range_node(extent, place) for place, extent in enumerate(shape))
+    last = index.sub(shape[-1] - 1, axes[-1])
+    value = k.at(k.param(1, *shape), *axes[:-1], last)
+    found = Node(Ops.SCAN, value.dtype, (value, axes[-1]), Scan(primitive(Ops.ADD, value.dtype)))
+    kernel = k.kernel(k.out(k.param(0, *shape), found, *axes))
     assert {"thread", "vector"} <= units(kernel).keys()
     check_gpu(kernel, choose_schedule(kernel, HOPPER))
 
