@@ -9,40 +9,43 @@ slot that is filled was read an iteration ago, and is not read in this one.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from math import prod
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.node import Node, const, extent_of, make_node, range_node, rebuild
+from baregrad.ir.core.node import Node, const, extent_of, make_node, range_node, rebuild, toposort
 from baregrad.ir.core.op import STATEMENTS, Ops, mask_of
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.gpu.barriers import sequence
 from baregrad.kernel.loops.loop_pieces import store
 
 _STATEMENTS = mask_of(STATEMENTS)
-# Steps that are written out.
-MOST_STEPS = 8
+# Steps that are written out, and products of a thread's sums in them.
+MOST_STEPS, MOST_SUMS = 8, 1 << 10
 # Beyond the ids of all other axes: parts of rounds have their axis' id and a multiple of this.
 FIRST_ID = 1 << 24
 
 
 def spread_copies(kernel: Node) -> Node:
     """The loop-level KERNEL of one thread whose loops of products are written out."""
-    if not kernel.mask & Ops.MMA.bit:
+    if not kernel.mask & (Ops.MMA.bit | Ops.COPYTO.bit):
         return kernel
     return rebuild(kernel, _visit, enter=lambda node: bool(node.mask & _STATEMENTS))
 
 
 def _visit(node: Node) -> Node | None:
-    """A loop of an MMA as its steps, those of a pipeline's loop with copies between them."""
+    """A loop of products as its steps, those of a pipeline's loop with copies between them."""
     if node.op is not Ops.SEQ:
         return None
     items = list(node.src)
-    place = next((at for at, item in enumerate(items) if _steps(item)), None)
-    if place is None:
+    found = [(at, steps) for at, item in enumerate(items) if (steps := _steps(item))]
+    if not found:
         return None
-    steps = _steps(items[place])
+    place, steps = found[0]
     before, between = _copies(items[:place], len(steps) - 1)
+    if not between and not steps[0].mask & Ops.MMA.bit:
+        return None
     done = list(before)
     for number, step in enumerate(steps):
         done.append(step)
@@ -51,16 +54,43 @@ def _visit(node: Node) -> Node | None:
 
 
 def _steps(node: Node) -> list[Node]:
-    """The steps of a short loop around an MMA of a warp; none of any other statement."""
-    if node.op is not Ops.LOOP:
+    """The steps of a short loop of products, a warp's or sums of a thread's; none of others.
+
+    Those of a loop inside it are part of each.
+    """
+    axes: list[Node] = []
+    body = node
+    while body.op is Ops.LOOP:
+        axis, body = body.src
+        axes.append(axis)
+    extents = [extent_of(axis) for axis in axes]
+    if not axes or not all(isinstance(extent, int) for extent in extents):
         return []
-    axis, body = node.src
-    extent = extent_of(axis)
-    if body.op is not Ops.MMA or body.arg.name != "mma.sync":
+    sizes = [int(axis.src[0].arg) for axis in axes]
+    if not 1 < sizes[0] <= MOST_STEPS or not _is_product(body, prod(sizes)):
         return []
-    if not isinstance(extent, int) or not 1 < extent <= MOST_STEPS:
-        return []
-    return [substitute(body, {axis: const(step, dtypes.index)}) for step in range(extent)]
+    points = [dict(zip(axes, place, strict=True)) for place in product(*map(range, sizes))]
+    done = [
+        substitute(body, {axis: const(at, dtypes.index) for axis, at in point.items()})
+        for point in points
+    ]
+    inner = prod(sizes[1:])
+    return [sequence(done[at : at + inner]) for at in range(0, len(done), inner)]
+
+
+def _is_product(body: Node, count: int) -> bool:
+    """Whether a statement multiplies what lies in shared memory, `count` times not too much."""
+    if body.op is Ops.MMA:
+        return bool(body.arg.name == "mma.sync")
+    if body.op is not Ops.STORE or body.src[0].op is not Ops.ALLOC:
+        return False
+    reads = {one.src[0] for one in toposort(body.src[1]) if one.op is Ops.LOAD}
+    spaces = [array.arg.space for array in reads if array.op is Ops.ALLOC]
+    ranges = frozenset[Node]().union(*[child.ranges for child in body.src[1:]])
+    size = prod([int(axis.src[0].arg) for axis in ranges if axis.arg.bind != "loop"])
+    if body.src[0].arg.space != "register" or spaces.count("shared") != 2:
+        return False
+    return len(spaces) == len(reads) and size * count <= MOST_SUMS
 
 
 def _copies(before: Sequence[Node], parts: int) -> tuple[list[Node], list[Node]]:

@@ -13,6 +13,7 @@ from baregrad.kernel.gpu.spread_copies import spread_copies
 from baregrad.kernel.planning.gpu import gemm_mma
 from baregrad.kernel.planning.gpu.gemm_tiles import TileChoice, WarpTile
 from baregrad.render import get
+from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
 from tests.kernel.planning.gpu.contractions import contraction
 
@@ -55,6 +56,18 @@ def test_edges_stay_conditions_of_each_copy(monkeypatch: pytest.MonkeyPatch) -> 
     kernel = contraction((72,), (40,), (208,), "ax", "nx", "an")
     order = loop_of(pipelined(kernel, WarpTile(2, 1, 2, 2), monkeypatch))
     assert "mma.sync" in order[: order.index("cp.async.cg")]
+
+
+def test_sums_of_threads_are_written_out_as_well() -> None:
+    kernel = k.matmul(32, 32, 640)
+    program = check_gpu(kernel, choose_schedule(kernel, HOPPER))
+    inside = str(get("ptx").render(program, HOPPER)).partition("L1:")[2].partition("bra L1;")[0]
+    begun = [place for place, line in enumerate(inside.splitlines()) if "cp.async.c" in line]
+    sums = [place for place, line in enumerate(inside.splitlines()) if "fma.rn.f32" in line]
+    assert begun[0] > sums[0]
+    assert begun[-1] < sums[-1]
+    assert inside.count("bra ") == 0
+    assert len(sums) % 16 == 0
 
 
 def test_kernels_without_products_are_the_same() -> None:
