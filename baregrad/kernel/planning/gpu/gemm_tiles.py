@@ -37,9 +37,14 @@ class WarpTile(NamedTuple):
         return self.warps_m * self.warps_n
 
     @property
+    def results(self) -> int:
+        """Results of a lane."""
+        return 4 * self.tiles_m * self.tiles_n
+
+    @property
     def registers(self) -> int:
         """Registers of a lane: accumulators, a step's matrices, and addresses."""
-        return 4 * self.tiles_m * self.tiles_n + 4 * self.tiles_m + 2 * self.tiles_n + 48
+        return self.results + 4 * self.tiles_m + 2 * self.tiles_n + 48
 
 
 class Product(NamedTuple):
@@ -83,6 +88,9 @@ WAITING = (0.0, 1.6, 1.1)
 BESIDE = 0.1
 # Lanes of a multiprocessor; instructions of an operation, as the facts of kernels count them.
 LANES, INSTRUCTIONS = 128, 3
+# Code that a multiprocessor keeps, and about what an operation on one result is of it; what is
+# larger comes from the second cache for each tile, and takes so many times as long.
+CODE_BYTES, OPERATION_BYTES, FETCHED = 1 << 17, 16, 4
 # Tiles of results that warps need in progress for the matrix units to be busy.
 BUSY_TILES = 48
 NBYTES = 2
@@ -153,6 +161,8 @@ def _cycles(
     work = (multiplied, (read + moved) / target.shared_bytes_per_cycle, brought)
     # What follows a tile's sums runs beside another block's, where there is one.
     after = tile.m * tile.n * size.after * INSTRUCTIONS / LANES
+    if tile.results * size.after * OPERATION_BYTES > CODE_BYTES:
+        after *= FETCHED
     busy = each * (max(work) + BESIDE * sum(work) + after * (0.5 if here > 1 else 1.0))
     turns = -(-each // resident)
     if slots < min(panels, len(WAITING)):

@@ -8,7 +8,9 @@ import pytest
 
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.planning.gpu.gemm_tiles import (
+    CODE_BYTES,
     MOST_HELD,
+    OPERATION_BYTES,
     TILES,
     Product,
     TileChoice,
@@ -81,6 +83,14 @@ def test_much_to_do_after_the_sums_is_done_beside_another_block() -> None:
         nbytes = slots * panel_nbytes(tile, PANEL, GAP)
         blocks = HOPPER.resident_blocks(tile.warps, tile.registers, nbytes)
         assert (blocks > 1) == (after > 0)
+
+
+@pytest.mark.parametrize("after", [40, 70, 120])
+def test_the_code_of_what_follows_the_sums_is_kept(after: int) -> None:
+    """It is written out for each result of a lane: of much there are few."""
+    tile, *_ = best(HOPPER, Product(8192, 3072, 768, 1, after), PANEL, GAP, WORDS)
+    assert tile.results * after * OPERATION_BYTES <= CODE_BYTES
+    assert 2 * tile.results * after * OPERATION_BYTES > CODE_BYTES
 
 
 @pytest.mark.parametrize(("sizes", "group"), [
