@@ -1,8 +1,8 @@
 """`baregrad search PROGRAM`: run a program while faster schedules of its kernels are searched for.
 
 What is found is kept in the file of schedules, from which later runs take it: with BEAM set, or
-with BEAM_FILE naming the file. Programs that are there already: `--app resnet18`. `--list` prints
-what a file holds.
+with BEAM_FILE naming the file. Programs that are there already: `--app resnet18`, and the training
+steps of `models.py`, as `--app resnet-50`. `--list` prints what a file holds.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ import statistics
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
+from baregrad.apps.models import train, training_steps
 from baregrad.base.errors import ArgumentError
 from baregrad.base.options import DEVICE_NAMES, options
 from baregrad.engine.backends import CompiledBackend
@@ -19,6 +22,11 @@ from baregrad.engine.script import run_script
 from baregrad.engine.search import search
 from baregrad.engine.search.records import Records, SearchRecord, records_path
 from baregrad.engine.session import current_session
+from baregrad.tensor.jit.jit import jit
+
+RESNET18 = "resnet18"
+# Calls after which a function is captured, and has run so.
+CAPTURED = 3
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,8 +37,9 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("program", nargs="?", type=Path, help="a Python program")
     result.add_argument("arguments", nargs=argparse.REMAINDER, help="what the program is given")
-    result.add_argument("--app", choices=("resnet18",), help="a network of ours, trained one step")
-    result.add_argument("--batch", type=int, default=4, help="images in the step of --app")
+    apps = (RESNET18, *[name.lower() for name in training_steps()])
+    result.add_argument("--app", choices=apps, help="a network of ours, trained a step")
+    result.add_argument("--batch", type=int, default=4, help=f"images in the step of {RESNET18}")
     result.add_argument(
         "--device", type=str.upper, choices=DEVICE_NAMES, default=options.device,
         help="the default device of the program",
@@ -58,8 +67,10 @@ def main(argv: list[str]) -> int:
             return 0
         backend = current_session().backend(options.device)
         try:
-            if arguments.app:
+            if arguments.app == RESNET18:
                 train_resnet18(arguments.batch)
+            elif arguments.app:
+                train_model(arguments.app)
             else:
                 run_script(arguments.program, arguments.arguments)
         finally:
@@ -78,6 +89,21 @@ def train_resnet18(batch: int) -> None:
         inputs = prepare(batch)
     loss, *gradients = build(*inputs)
     loss.realize(*gradients)
+
+
+def train_model(name: str) -> None:
+    """Capture a training step of a model, on GPUs in bfloat16; it is searched meanwhile."""
+    (step,) = [each for key, each in training_steps().items() if key.lower() == name]
+    dtype = "float32" if options.device == "CPU" else "bfloat16"
+    with options.override(beam=0):
+        model = step.model().to(dtype)
+        optimiser = step.optimiser(list(model.parameters()))
+        batch = step.batch(np.random.default_rng(0), dtype)
+        # The optimiser's state is made in the first step.
+        train(model, optimiser, *batch).realize()
+    captured = jit(lambda: train(model, optimiser, *batch))
+    for _ in range(CAPTURED):
+        captured().realize()
 
 
 def report(records: Iterable[SearchRecord]) -> str:

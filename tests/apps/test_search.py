@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 import baregrad
-from baregrad import Tensor
+from baregrad import Tensor, nn, optim
 from baregrad.apps import search as command
+from baregrad.apps.models import TrainingStep
 from baregrad.base.errors import ArgumentError, OptionError
 from baregrad.base.options import options
 from baregrad.engine.search.records import Records, SearchRecord
@@ -24,7 +25,7 @@ from tests.kernel import kernels as k
 PROGRAM = """
 import sys
 import numpy as np
-from baregrad import Tensor
+from baregrad import Tensor, nn, optim
 x = np.arange(6000, dtype=np.float32).reshape(60, 100) % 7
 y = (Tensor(x) @ Tensor(x.T.copy())).numpy()
 assert (y == x @ x.T).all()
@@ -162,3 +163,21 @@ def test_other_devices_say_that_they_are_not_searched(session: Session) -> None:
     tuner = Tuner(backend.compiler, backend.device)
     with options.override(beam=2), pytest.warns(RuntimeWarning, match="not on NULL"):
         assert tuner.schedules([k.matmul(8, 8, 8)]) == {}
+
+
+def test_a_training_step_is_captured_and_searched(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = TrainingStep(
+        lambda: nn.Linear(6, 5), lambda found: optim.SGD(found, lr=0.1), (4, 6), (4,), 0, 5
+    )
+    monkeypatch.setattr(command, "training_steps", lambda: {"Small": step})
+    asked: list[int] = []
+
+    def schedules(tuner: Tuner, kernels: Any) -> dict[Any, Any]:
+        asked.append(len(kernels))
+        return {}
+
+    monkeypatch.setattr(Tuner, "schedules", schedules)
+    assert command.main(["--app", "small", "--beam", "1"]) == 0
+    assert asked and all(asked)
