@@ -22,6 +22,8 @@ from baregrad.schedule.survey import LEAVES, base_of
 LEAST_LANES = 16
 MOST_STEPS = 4096
 MOST_NBYTES = 1 << 18
+# Taps of a window that a GPU's threads read for neighbours at once; results of a product's side.
+MOST_SHARED, LEAST_OTHERS = 64, 8
 # Taps of all residues of a place.
 MOST_TAPS = 8
 
@@ -44,6 +46,31 @@ def is_copied_in_bands(fusion: Fusion, node: Node, requests: list[Request]) -> b
     return [_padded(operand) for operand in operands].count(_padded(node)) == 1 and _has_residues(
         request
     )
+
+
+def is_shared_by_threads(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
+    """Whether `node`, a PAD of an image in memory, is read on a GPU by short windows alone.
+
+    A thread loads what several of them reach once, and asks once whether a row or a column is
+    there. Where other results are made of the same windows, the kernel is a product of matrices.
+    """
+    image = _padded(node)
+    while image.op is Ops.CAST:
+        image = base_of(image.src[0])
+    if not fusion.gpu or image.op not in LEAVES:
+        return False
+    for request in requests:
+        loops = frozenset(request.draft.loops)
+        window, slides = 1.0, False
+        for place in request.idx:
+            inside, outside = place.ranges & loops, place.ranges - loops
+            if inside and outside:
+                slides = True
+                window *= min(points_of(inside), points_of(outside))
+        others = loops - ranges_of(request.idx)
+        if not slides or window > MOST_SHARED or points_of(others) >= LEAST_OTHERS:
+            return False
+    return True
 
 
 def _is_known(pad: Pad) -> bool:

@@ -27,7 +27,7 @@ from baregrad.schedule.draft import (
 )
 from baregrad.schedule.fusion import Fusion, Neighbours
 from baregrad.schedule.narrow import narrower_source
-from baregrad.schedule.padded import is_copied_in_bands
+from baregrad.schedule.padded import is_copied_in_bands, is_shared_by_threads
 from baregrad.schedule.plan import Reason
 from baregrad.schedule.survey import READ_BY_STREAM, is_tuple, own_work
 from baregrad.schedule.traffic import OPERATIONS_PER_BYTE
@@ -93,6 +93,8 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
         reason = "compared with what is made of it elsewhere"
     if not reason and node.op is Ops.PAD and is_copied_in_bands(fusion, node, requests):
         return Verdict(False, "copied by the convolution, some rows at a time")
+    if not reason and node.op is Ops.PAD and is_shared_by_threads(fusion, node, requests):
+        return Verdict(False, "read by windows, each thread for several at once")
     if not reason:
         reason = _dearer_inline(fusion, node, requests)
     if not reason:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.schedule.graphs import check, largest_buffer, param
+from baregrad.graph import canonicalise
+from baregrad.schedule import make_plan
+from baregrad.target import gpu_row
+from tests.schedule.graphs import A, check, largest_buffer, param, sink
 from tests.schedule.whole.resnet import convolve, input_gradient
 
 
@@ -22,3 +25,20 @@ def test_taps_of_residues_are_read_where_they_lie(extent: int) -> None:
     dy = param(2, 2, 8, (extent + 1) // 2, (extent + 1) // 2)
     plan = check([input_gradient(x, k, dy, 1, 2, 1)], kernels=1)
     assert largest_buffer(plan) == 4 * 2 * 16 * extent * extent
+
+
+def depthwise(x: A, k: A, pad: int) -> A:
+    """(N, C, H, W), (C, K, L) -> (N, C, H', W')."""
+    c, kh, kw = k.shape
+    padded = x.pad((0, 0), (0, 0), (pad, pad), (pad, pad))
+    slid = padded.window(2, kh, 1, 1).window(3, kw, 1, 1)
+    return (slid * k.reshape(1, c, 1, 1, kh, kw)).sum(4, 5)
+
+
+@pytest.mark.parametrize("taps", [3, 7])
+def test_a_gpu_reads_padded_images_by_short_windows_where_they_lie(taps: int) -> None:
+    target = gpu_row("sm_90a")
+    y = depthwise(param(0, 64, 96, 56, 56), param(1, 96, taps, taps), taps // 2)
+    plan = make_plan(canonicalise(sink(y), None, target), donate={}, target=target)
+    assert len(plan.kernels) == 1
+    check([depthwise(param(0, 2, 3, 9, 8), param(1, 3, taps, taps), taps // 2)], target=target)
