@@ -176,6 +176,10 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
             return "a running fold is read in another order"
         if _crosses(node, request.idx, draft):
             return "a running fold beside one along another axis"
+    if op.bit & (_FOLDS | Ops.SCAN.bit) and fusion.gpu:
+        # A block's threads share a running fold's row, and sums have rows and threads of their own.
+        if draft.folded if op is Ops.SCAN else draft.scanned is not None:
+            return "a sum beside a running fold"
     if op.bit & _FOLDS and fusion.gpu and _is_long_nest(fusion, node, request):
         return "a reduction of long reductions would run in few blocks"
     if op.bit & _FOLDS and not request.merges:

@@ -13,6 +13,8 @@ from baregrad.graph.radix import digits_of, sorted_by_digits
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.tensor_level import evaluate_all
+from baregrad.kernel import choose_schedule
+from baregrad.kernel.language.schedule import Bind
 from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.operands import result
@@ -110,7 +112,11 @@ def test_on_the_gpu_of_the_tests(axis: int, monkeypatch: pytest.MonkeyPatch) -> 
     np.testing.assert_array_equal(places, np.argsort(given, axis, kind="stable"))
 
 
-def test_several_tiles_and_rows_on_the_gpu_of_the_tests() -> None:
+@pytest.mark.parametrize("piece", (32, radix.PIECE))
+def test_several_tiles_and_rows_on_the_gpu_of_the_tests(
+    piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(radix, "PIECE", piece)
     keys = RNG.integers(0, 18, (2, 1300), np.uint64)
     words = (keys << np.uint64(32)) | np.arange(1300, dtype=np.uint64)
     with ptx_session():
@@ -120,8 +126,14 @@ def test_several_tiles_and_rows_on_the_gpu_of_the_tests() -> None:
 
 
 def kernels(made: Node) -> int:
+    """How many kernels there are; all of their running folds are shared by threads."""
     sink = Node(Ops.SINK, dtypes.token, (made,))
-    return len(make_plan(canonicalise(sink, None, HOPPER), donate={}, target=HOPPER).kernels)
+    found = make_plan(canonicalise(sink, None, HOPPER), donate={}, target=HOPPER).kernels
+    for kernel in found:
+        steps = choose_schedule(kernel, HOPPER).steps
+        units = {step.unit for step in steps if isinstance(step, Bind)}
+        assert not kernel.has(Ops.SCAN) or {"thread", "vector"} <= units
+    return len(found)
 
 
 def test_a_pass_is_few_kernels() -> None:

@@ -76,3 +76,29 @@ def test_on_the_gpu_of_the_tests(op: str, axis: int) -> None:
         found = getattr(Tensor(given), op)(axis)
         found = (found if isinstance(found, Tensor) else found.values).numpy()
     np.testing.assert_allclose(found, wanted(given, axis), rtol=1e-3, atol=1e-3)
+
+
+VIEWS: dict[str, tuple[Any, Any]] = {
+    "backwards": (
+        lambda x: x.flip(-1).cumsum(-1).flip(-1), lambda x: x[:, ::-1].cumsum(-1)[:, ::-1]
+    ),
+    "read across": (lambda x: x.T.cumsum(-1), lambda x: x.T.cumsum(-1)),
+    "written across": (lambda x: x.cumsum(-1).T + 0, lambda x: x.cumsum(-1).T),
+    "twice": (lambda x: x.cumsum(-1).cumsum(-1), lambda x: x.cumsum(-1).cumsum(-1)),
+    "beside a sum": (
+        lambda x: x.cumsum(-1) * x.sum(-1, keepdim=True),
+        lambda x: x.cumsum(-1) * x.sum(-1, keepdims=True),
+    ),
+    "of sums": (lambda x: x.softmax(-1).cumsum(-1), lambda x: np.exp(
+        x - np.log(np.exp(x).sum(-1, keepdims=True))
+    ).cumsum(-1)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_rows_lie_anyhow(name: str) -> None:
+    ours, theirs = VIEWS[name]
+    given = RNG.standard_normal((40, 35)).astype(np.float32)
+    with ptx_session():
+        found = ours(Tensor(given)).numpy()
+    np.testing.assert_allclose(found, theirs(given.astype(np.float64)), rtol=1e-4, atol=1e-4)

@@ -34,10 +34,8 @@ def plan_running(plan: GpuPlan) -> bool:
     if not isinstance(length, int) or not LEAST_ROW <= length <= MOST_ROW:
         return False
     strides = {access.stride(axis) for access in facts.accesses if axis in access.axes}
-    # A gradient reads its row from the end.
-    if plan.write.stride(axis) != 1 or not strides <= {1, -1, None}:
-        return False
-    if not plan.uncertain.isdisjoint(facts.data):
+    # A gradient reads its row from the end; what is scattered is written anywhere.
+    if strides.isdisjoint((1, -1)) or not plan.uncertain.isdisjoint(facts.data):
         return False
     folds = [node.arg.monoid for node in facts.order if node.op is Ops.SCAN]
     if any(monoid.primitive is None or not monoid.commutative for monoid in folds):

@@ -86,6 +86,15 @@ def test_what_follows_is_part_of_the_kernel() -> None:
     check_gpu(kernel, choose_schedule(kernel, HOPPER))
 
 
+def test_rows_that_are_read_across() -> None:
+    i, j = range_node(3, 0), range_node(300, 1)
+    value = k.at(k.param(1, 300, 3), j, i)
+    found = Node(Ops.SCAN, k.F32, (value, j), Scan(primitive(Ops.ADD, k.F32)))
+    kernel = k.kernel(k.out(k.param(0, 3, 300), found, i, j))
+    assert {"thread", "vector"} <= units(kernel).keys()
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
 def test_threads_depend_on_the_length_alone() -> None:
     """So that the bits of a row do, too, whatever there is beside it."""
     for length in (200, 256, 3000):
