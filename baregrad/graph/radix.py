@@ -22,10 +22,10 @@ from baregrad.ir.core.op import Op, Ops
 # Bits of a digit, and the values that the highest one may have instead of another pass.
 BITS = 4
 MOST_DIGITS = 20
-# Words of a tile: their ranks are folded by a block, and fit fields of RANK_BITS.
-TILE = 1024
-RANK_BITS = 10
-COUNT_BITS = 16
+# Words of a tile: a warp folds their ranks, which fit fields of RANK_BITS.
+TILE = 256
+RANK_BITS = 8
+COUNT_BITS = 10
 # Counts that a block folds.
 PIECE = 4096
 _WORD = dtypes.uint64
