@@ -29,6 +29,9 @@ LARGE: tuple[tuple[Callable[..., Node], tuple[Any, ...]], ...] = (
     (k.matmul, (2048, 2048, 512)),
     (k.matmul, (512, 512, 4096)),
     (k.conv, (8, 64, 64, 28, 28, 3, 1, 1)),
+    (k.conv, (64, 256, 256, 56, 56, 3, 1, 1, 256)),
+    (k.conv, (64, 96, 96, 56, 56, 7, 1, 3, 96)),
+    (k.matmul, (8192, 4096, 5)),
 )
 # The assembler may spill a few bytes for one more block on a multiprocessor.
 FEW_BYTES = 32
