@@ -142,6 +142,8 @@ def place_of(f: PtxText, buffer: Node, offset: Node, lane: int, elements: int) -
 
 # Displacements are signed and have 32 bits; some are left for the lanes.
 _FAR = 1 << 30
+# The widest access of memory that is a block's or a thread's own.
+_NEAR_BYTES = 16
 
 
 def _near(f: PtxText, base: str, at: int, space: str) -> PtxAddress:
@@ -216,9 +218,10 @@ def _accesses(f: PtxText, node: Node, masks: Names) -> list[PtxAccess]:
     if adjacent and len(set(masks)) == 1:
         where = place_of(f, buffer, offset, 0, access.at)
         size = dtype.itemsize
+        most = f.target.load_bytes if _space(buffer) == "global" else _NEAR_BYTES
         return [
             PtxAccess(where.text(lane * size), lane, lanes, *_words(dtype, lanes), masks[0])
-            for lane, lanes in pieces(size, access.width, access.align, f.target.load_bytes)
+            for lane, lanes in pieces(size, access.width, access.align, most)
         ]
     found = []
     for lane in range(access.width):
