@@ -10,7 +10,8 @@ that tiles of results share (contractions) are cut where the tiles are few.
 from __future__ import annotations
 
 import math
-from math import prod
+from math import gcd, prod
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from baregrad.base.bits import greatest_divisor, round_up
@@ -46,12 +47,20 @@ LEAST_PRODUCTS = 1 << 11
 # On matrix units: a side of a large tile, the short one of a smaller tile, up to where a side is
 # thin; how many times as long as its sides the depth of a weight's gradient is, that of a batch;
 # small tiles that keep a machine busy by themselves, how many large ones parts are to make of
-# fewer, and steps worth a part.
+# fewer of thin products, and steps worth a part.
 LARGE_TILE, SMALL_TILE, THIN = 128, 64, 32
 DEEP = 5
 BUSY_TILES = 96
 MATRIX_BLOCKS = 256
 LEAST_STEPS = 512
+# Of other products: tiles that a block may compute, blocks that run at once; in a cycle of one of
+# these, products, bytes of the factors and, in all, bytes of partial results; cycles until these
+# are read. And what copies cost of so many elements at once, beside those of eight.
+TILES = ((64, 64), (64, 128), (64, 192), (128, 128), (128, 160), (128, 224), (128, 256))
+UNITS = 132
+PRODUCTS, FACTOR_BYTES, RESULT_BYTES, AGAIN = 1024, 36, 1400, 4400
+NBYTES, F32_NBYTES = 2, 4
+COPIES = MappingProxyType({8: 1.0, 4: 1.1, 2: 1.5, 1: 4.0})
 # Runs of elements that together are read: how many make accesses that are wide enough, how many
 # runs, and elements of all, are worth sums of each place.
 ODD = 4
@@ -99,6 +108,10 @@ def _cut(node: Node) -> Node | None:
     run = _odd_run(node)
     if run:
         return _in_parts(node, run)
+    sides = _sides_on_units(value, axes)
+    if sides is not None and min(sides[:2]) > THIN:
+        axis, parts = _best_cut(value.shape, axes, sides)
+        return _in_parts(node, Cut(value.shape, axes, axis, parts)) if parts > 1 else None
     wanted = _parts(node, value, length)
     if wanted < 2:
         return None
@@ -173,9 +186,9 @@ def _parts(node: Node, value: Node, length: int) -> int:
     """How many parts a reduction of `length` elements for each result is cut into; 1 for whole."""
     shape, axes, monoid = value.shape, node.arg.axes, node.arg.monoid
     if _is_contraction(value, axes):
-        sides = sides_of(value, axes) if _is_of_matrix_units(value) else None
+        sides = _sides_on_units(value, axes)
         if sides is not None:
-            return _matrix_parts(*sides, length)
+            return _thin_parts(*sides, length)
         results = prod(extent for extent in node.shape if isinstance(extent, int))
         return min(BLOCKS // max(-(-results // TILE), 1), length // LEAST_PRODUCTS)
     inner = max([axis for axis, extent in enumerate(shape) if extent != 1], default=0)
@@ -215,21 +228,65 @@ def _is_of_matrix_units(value: Node) -> bool:
     return True
 
 
-def _matrix_parts(rows: int, columns: int, products: int, length: int) -> int:
-    """Parts of the depth of products whose tiles are too few for a machine.
+def _sides_on_units(value: Node, axes: tuple[int, ...]) -> tuple[int, int, int] | None:
+    """Rows and columns of products for matrix units, and how many there are; None for others."""
+    if not _is_contraction(value, axes) or not _is_of_matrix_units(value):
+        return None
+    return sides_of(value, axes)
 
-    Of a batch's rows and a matrix there are none, unless the rows are a few: their sums would be
-    others than those of more rows.
-    """
+
+def _thin_parts(rows: int, columns: int, products: int, length: int) -> int:
+    """Parts of the depth of products of few rows whose tiles are too few for a machine."""
     short, long = sorted((rows, columns))
-    thin = short <= THIN
-    if not thin and length < DEEP * long:
-        return 1
-    small = products * -(-long // (SMALL_TILE if thin else LARGE_TILE)) * -(-short // SMALL_TILE)
-    if small >= BUSY_TILES:
+    if products * -(-long // SMALL_TILE) * -(-short // SMALL_TILE) >= BUSY_TILES:
         return 1
     large = products * -(-long // LARGE_TILE) * -(-short // LARGE_TILE)
     return min(MATRIX_BLOCKS // large, length // LEAST_STEPS)
+
+
+def _best_cut(
+    shape: tuple[Any, ...], axes: tuple[int, ...], sides: tuple[int, int, int]
+) -> tuple[int, int]:
+    """Which axis of the depth of products to cut into how many parts, for the least time.
+
+    Of a batch's rows and a matrix there is one part, as sums would be others than those of more
+    rows. So there is where tiles are many.
+    """
+    rows, columns, products = sides
+    short, long = sorted((rows, columns))
+    extents = [shape[axis] for axis in axes]
+    length = prod(extents)
+    best = axes[0], 1
+    if length < DEEP * long:
+        return best
+    if products * -(-long // LARGE_TILE) * -(-short // SMALL_TILE) >= BUSY_TILES:
+        return best
+    least = _cycles(sides, length, 1, gcd(max(COPIES), length))
+    for place, axis in enumerate(axes):
+        inner = prod(extents[place + 1 :])
+        for parts in range(2, min(extents[place], length // LEAST_STEPS) + 1):
+            if extents[place] % parts:
+                continue
+            together = gcd(max(COPIES), extents[place] // parts * inner)
+            cycles = _cycles(sides, length, parts, together)
+            if cycles < least:
+                least, best = cycles, (axis, parts)
+    return best
+
+
+def _cycles(sides: tuple[int, int, int], length: int, parts: int, together: int) -> float:
+    """What products take with a depth in parts, of which so many elements are copied together."""
+    rows, columns, products = sides
+    tiles = [*TILES, *[(n, m) for m, n in TILES]]
+    steps = min(
+        -(-products * parts * -(-rows // m) * -(-columns // n) // UNITS)
+        * max(m * n / PRODUCTS, NBYTES * (m + n) / FACTOR_BYTES)
+        for m, n in tiles
+    )
+    once = steps * length / parts * COPIES[together]
+    # Partial results are written and read.
+    again = AGAIN + 2 * F32_NBYTES * products * rows * columns * parts / RESULT_BYTES
+    return once + again if parts > 1 else once
 
 
 def _divided(extent: int, wanted: int) -> int:

@@ -7,7 +7,7 @@ import pytest
 
 from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
-from baregrad.graph.views import full
+from baregrad.graph.views import full, reshape
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import arg_extreme, primitive
 from baregrad.ir.core.node import Node, alu, const, toposort
@@ -141,9 +141,9 @@ def test_products_with_much_to_sum_are_cut() -> None:
 
 
 @pytest.mark.parametrize(("m", "n", "depth", "parts"), [
-    (256, 256, 1 << 16, 64), (16, 4096, 4096, 8), (16, 8192, 8192, 1), (1024, 1024, 1024, 1),
-    (256, 256, 8 * 5003, 8), (64, 768, 3072, 1), (512, 768, 3072, 1), (4096, 768, 3072, 1),
-    (512, 512, 4096, 8),
+    (256, 256, 1 << 16, 32), (16, 4096, 4096, 8), (16, 8192, 8192, 1), (1024, 1024, 1024, 1),
+    (256, 256, 8 * 5003, 4), (64, 768, 3072, 1), (512, 768, 3072, 1), (4096, 768, 3072, 1),
+    (512, 512, 4096, 4),
 ])  # fmt: skip
 def test_few_tiles_for_matrix_units_are_cut_along_the_depth(
     m: int, n: int, depth: int, parts: int
@@ -156,6 +156,22 @@ def test_few_tiles_for_matrix_units_are_cut_along_the_depth(
     root = Node(Ops.SINK, dtypes.token, (total(value, 2),))
     found = stored(canonicalise(root, None, HOPPER))
     assert found == ([(parts, m, n)] if parts > 1 else [])
+
+
+@pytest.mark.parametrize(("side", "parts"), [(28, (14, 16)), (56, (7, 8, 14, 16))])
+def test_parts_of_images_keep_whole_words(side: int, parts: tuple[int, ...]) -> None:
+    """Of rows of 28 elements two are whole copies of 8; some 128 blocks run at once."""
+    images = [
+        Node(Ops.CAST, F32, (argument(place, dtypes.bfloat16, size, 64, side, side),))
+        for place, size in enumerate((128, 1152))
+    ]
+    wide = (128, 1152, 64, side, side)
+    left = Node(Ops.EXPAND, F32, (reshape(images[0], (128, 1, 64, side, side)),), wide)
+    right = Node(Ops.EXPAND, F32, (reshape(images[1], (1, 1152, 64, side, side)),), wide)
+    value = total(alu(Ops.MUL, left, right), 2, 3, 4)
+    root = Node(Ops.SINK, dtypes.token, (value,))
+    ((found, *_),) = stored(canonicalise(root, None, HOPPER))
+    assert found in parts
 
 
 def test_squares_and_a_matrix_times_a_vector_are_no_contractions() -> None:
