@@ -89,21 +89,25 @@ def _pass(words: Node, shift: int, values: int) -> Node:
 def _begins(digit: Node, values: int) -> Node:
     """Where the words of each digit and tile begin in a row: (rows, values, tiles)."""
     rows, tiles, _ = digit.shape
-    length = values * tiles
+    # Each digit's tiles, one digit after the other.
+    flat = reshape(_counts(digit, values), (rows, values * tiles))
+    return reshape(sums_before(flat), (rows, values, tiles))
+
+
+def sums_before(counts: Node) -> Node:
+    """What the integers before each of a row, (rows, length), come to; in memory."""
+    rows, length = counts.shape
+    # Pieces that a block's threads fold, each from what those before it come to.
     piece = min(length, PIECE)
     count = round_up(length, piece) // piece
-    # Each digit's tiles, one digit after the other, in pieces that a block's threads fold.
-    flat = reshape(_counts(digit, values), (rows, length))
-    parts = lengthened(flat, 1, count * piece, const(0, _PLACE))
+    parts = lengthened(counts, 1, count * piece, const(0, counts.dtype))
     parts = reshape(parts, (rows, count, piece))
     begins = alu(Ops.SUB, _folded(Ops.SCAN, parts, 2), parts)
     if count > 1:
         totals = stored(_folded(Ops.REDUCE, parts, 2))
         starts = stored(alu(Ops.SUB, _folded(Ops.SCAN, totals, 1), totals))
         begins = alu(Ops.ADD, expand(reshape(starts, (rows, count, 1)), parts.shape), begins)
-    begins = stored(begins)
-    whole = reshape(begins, (rows, count * piece))
-    return reshape(cut(whole, 1, 0, length), (rows, values, tiles))
+    return cut(reshape(stored(begins), (rows, count * piece)), 1, 0, length)
 
 
 def _counts(digit: Node, values: int) -> Node:

@@ -14,7 +14,7 @@ from math import prod
 
 from baregrad.dtypes import dtypes
 from baregrad.graph.affine_index import affine_index_of
-from baregrad.graph.radix import sorted_by_digits
+from baregrad.graph.radix import sorted_by_digits, sums_before
 from baregrad.graph.sorts import is_worth_digits, lower_bound, sorted_by_places
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import (
@@ -24,13 +24,13 @@ from baregrad.graph.views import (
     expand,
     full,
     in_memory,
+    lengthened,
     permute,
     reshape,
     stored,
 )
-from baregrad.ir.core.attrs import Reduce, Scan, Scatter
+from baregrad.ir.core.attrs import Reduce, Scatter
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import ELEMENTWISE, Ops
 
@@ -213,16 +213,12 @@ def _sums_of_rows(node: Node, values: Node, order: Node, first: Node, last: Node
     parts of all rows lie one behind the other, so that a thread has each.
     """
     (rows,) = first.shape
-    longest, count = values.shape[0], values.shape[0]
+    count, longest = values.shape[0], values.shape[0]
     found: Node | None = order
-    while longest > STEPS:
-        filled = alu(Ops.ADD, alu(Ops.SUB, last, first), _like(STEPS - 1, first))
-        parts = stored(alu(Ops.FLOORDIV, filled, _like(STEPS, first)))
-        scan = Scan(primitive(Ops.ADD, parts.dtype), 0)
-        ends = stored(Node(Ops.SCAN, parts.dtype, (parts,), scan))
-        begins = alu(Ops.SUB, ends, parts)
+    for table in _tables_of_parts(alu(Ops.SUB, last, first), longest):
+        begins, ends = cut(table, 0, 0, rows), cut(table, 0, 1, rows + 1)
         count = rows + count // STEPS
-        own = counting((count,), 0, ends.dtype)
+        own = counting((count,), 0, table.dtype)
         after = alu(Ops.ADD, own, _like(1, own))
         row = stored(lower_bound((ends,), (after,), _zeros(count), rows))
         # Those behind all parts are as the last, but for their begin: that is behind its end.
@@ -234,6 +230,23 @@ def _sums_of_rows(node: Node, values: Node, order: Node, first: Node, last: Node
         first, last, found = begins, ends, None
         longest = -(-longest // STEPS)
     return _stretches(node, values, found, first, alu(Ops.SUB, last, first), longest)
+
+
+def _tables_of_parts(length: Node, longest: int) -> list[Node]:
+    """Where the parts of each row begin among those of all rows, and the end of all.
+
+    For rows of some lengths, of which no one is beyond `longest`; then for rows of as many values
+    as there were parts, and so on until no row has more than one part.
+    """
+    (rows,) = length.shape
+    found = []
+    while longest > STEPS:
+        filled = alu(Ops.ADD, length, _like(STEPS - 1, length))
+        length = alu(Ops.FLOORDIV, filled, _like(STEPS, filled))
+        longer = lengthened(length, 0, rows + 1, const(0, length.dtype))
+        found.append(reshape(sums_before(reshape(longer, (1, rows + 1))), (rows + 1,)))
+        longest = -(-longest // STEPS)
+    return found
 
 
 def _stretches(
