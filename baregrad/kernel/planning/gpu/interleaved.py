@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.analysis import itemsize, iterations, op_flops
+from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations, op_flops
 from baregrad.kernel.language.schedule import Bind
 from baregrad.kernel.planning.gpu.gpu_plan import MOST_LANES, GpuPlan
 
@@ -29,17 +29,13 @@ def plan_interleaved(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     near = list(dict.fromkeys([a for one in moved for a in axes if one.stride(a) == 1]))
     if len(near) != 2 or not all(isinstance(extent_of(axis), int) for axis in near):
         return False
-    short, inner = sorted(near, key=lambda axis: int(axis.src[0].arg))
-    size = int(short.src[0].arg)
-    if size > MOST_SHORT or int(inner.src[0].arg) <= MOST_SHORT:
+    first, inner = sorted(near, key=lambda axis: int(axis.src[0].arg))
+    short = _short_axes(moved, axes, first, inner)
+    size = iterations(short)
+    if not short or int(inner.src[0].arg) <= MOST_SHORT:
         return False
-    others = [axis for axis in plan.by_stride(axes, plan.write) if axis is not short]
+    others = [axis for axis in plan.by_stride(axes, plan.write) if axis not in short]
     if others[-1] is not inner:
-        return False
-    strides = [(access.stride(short), access.stride(inner)) for access in moved]
-    if (1, size) not in strides or None in [along for along, _ in strides]:
-        return False
-    if any(each != (1, size) and each[1] not in (0, 1) for each in strides):
         return False
     row = plan.together(others)
     work = max(sum([op_flops(node) for node in plan.facts.order]), 1)
@@ -52,8 +48,38 @@ def plan_interleaved(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     while lanes > 1 and iterations(row) % lanes:
         lanes //= 2
     plan.because("rows of {} that lie across another array: {} for each thread", size, lanes)
-    plan.steps.append(Bind(plan.name(short), "unroll"))
+    plan.steps.extend([Bind(plan.name(axis), "unroll") for axis in short])
     plan.grid([axis for axis in others if axis not in row])
     units = [("thread", BLOCK), *([("unroll", lanes)] if lanes > 1 else [])]
     plan.parts(row, units, "grid")
     return True
+
+
+def _short_axes(
+    moved: Sequence[ArrayAccess], axes: Sequence[Node], first: Node, inner: Node
+) -> list[Node]:
+    """The short axes of which some arrays have whole rows beside each other along `inner`.
+
+    Others are moved by single elements along that, or not at all. Nothing where it is otherwise.
+    """
+    short: list[Node] = []
+    for access in moved:
+        if access.stride(first) != 1:
+            continue
+        found, size = [first], int(first.src[0].arg)
+        while access.stride(inner) != size <= MOST_SHORT:
+            beside = [axis for axis in axes if axis not in found and access.stride(axis) == size]
+            if len(beside) != 1 or not isinstance(extent_of(beside[0]), int):
+                break
+            found += beside
+            size *= int(beside[0].src[0].arg)
+        if access.stride(inner) == size <= MOST_SHORT:
+            short = short or found
+    rows = [one for one in moved if short and one.stride(inner) == iterations(short)]
+    planes = [one for one in moved if one not in rows]
+    if any(one.stride(first) != 1 for one in rows):
+        return []
+    if any(one.stride(inner) not in (0, 1) for one in planes):
+        return []
+    known = all(one.stride(axis) is not None for one in planes for axis in short)
+    return short if known else []

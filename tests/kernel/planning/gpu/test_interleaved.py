@@ -10,6 +10,7 @@ import pytest
 from baregrad import render
 from baregrad.dtypes import DType, dtypes
 from baregrad.engine.compiler import Compiler
+from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, alu, const, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
@@ -36,6 +37,16 @@ def pixels_of(n: int, h: int, w: int, colours: int) -> Node:
     return k.kernel(k.out(k.param(0, n, h, w, colours), value, i, y, x, c))
 
 
+def columns_of(n: int, width: int, steps: int, taps: int) -> Node:
+    """What each element and the next one say of `steps` places each, for each of some taps."""
+    i, x, p, t = (range_node(size, at) for at, size in enumerate((n, width, steps, taps)))
+    source, weights = k.param(1, n, width + 1), k.param(2, steps, taps)
+    both = alu(Ops.SUB, k.at(source, i, x), k.at(source, i, index.add(x, 1)))
+    value = alu(Ops.MUL, both, k.at(weights, p, t))
+    place = index.add(index.mul(x, steps), p)
+    return k.kernel(k.out(k.param(0, n, width * steps, taps), value, i, place, t))
+
+
 def accesses(kernel: Node) -> list[str]:
     *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
     return re.findall(r"(?:ld|st)\.global\S*", str(last.result))
@@ -52,6 +63,19 @@ def test_planes_of_pixels(shape: tuple[int, int, int], dtype: DType) -> None:
 def test_pixels_of_planes(shape: tuple[int, int, int, int]) -> None:
     kernel = pixels_of(*shape)
     check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
+
+
+@pytest.mark.parametrize("shape", [(2, 24, 2, 3), (1, 10, 2, 4), (3, 9, 2, 2)])
+def test_several_short_axes(shape: tuple[int, int, int, int]) -> None:
+    kernel = columns_of(*shape)
+    check_gpu(kernel, choose_schedule(kernel, SMALL), SMALL)
+
+
+def test_a_thread_has_all_of_several_short_axes() -> None:
+    found = accesses(columns_of(64 * 64 * 56, 64, 2, 2))
+    # Four elements and their next ones, four places for each, weights from a cache.
+    assert found.count("st.global.v4.f32") == 4
+    assert sum("ld.global" in each for each in found) <= 3 + 4
 
 
 def test_a_thread_moves_three_wide_accesses_either_way() -> None:
