@@ -24,6 +24,7 @@ from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.partition import Step, remake
 
 Donation = dict[Node, Node]  # output value -> PARAM whose memory it takes
+Reads = dict[Node, list[Node]]  # OUT -> where its value reads arguments
 _TRUE = const(True, dtypes.bool)
 
 
@@ -41,21 +42,25 @@ def settle_donations(fusion: Fusion, steps: list[Step], donate: Mapping[int, int
         for read in step.read:
             readers.setdefault(read, []).append(position)
     found: Donation = {}
+    taken: set[Node] = set()
+    reads: Reads = {}
     for output, slot in sorted(donate.items()):
         param = params.get(slot)
         if param is None or output >= len(fusion.outputs):
             continue
         value = fusion.outputs[output]
-        if value in found or param in found.values() or value not in writers:
+        if value in found or param in taken or value not in writers:
             continue
         if param in fusion.outputs or not _alike(value, param):
             continue
         first = writers[value][0]
         if max(readers.get(param, [-1])) > first:
             continue
-        if first in readers.get(param, ()) and not _in_place(steps, first, value, param, found):
-            continue
+        if first in readers.get(param, ()):
+            if not _in_place(steps, first, value, param, found, reads):
+                continue
         found[value] = param
+        taken.add(param)
     return found
 
 
@@ -102,7 +107,9 @@ def _alike(value: Node, param: Node) -> bool:
     return value.dtype is param.dtype and (index.product(value.shape) == index.product(param.shape))
 
 
-def _in_place(steps: list[Step], position: int, value: Node, param: Node, known: Donation) -> bool:
+def _in_place(
+    steps: list[Step], position: int, value: Node, param: Node, known: Donation, reads: Reads
+) -> bool:
     """Whether the kernel at `position` may write `value` over `param`, which it reads."""
     step = steps[position]
     if value not in step.written:
@@ -113,7 +120,7 @@ def _in_place(steps: list[Step], position: int, value: Node, param: Node, known:
             wanted[written] = known[written]
     before: dict[Node, set[Node]] = {written: set() for written in step.written}
     for target, source in wanted.items():
-        readers = _readers(step, target, source)
+        readers = _readers(step, target, source, reads)
         if readers is None:
             return False
         before[target].update(readers - {target})
@@ -137,7 +144,7 @@ def _is_sensitive(kernel: Node) -> bool:
     return sum(1 for node in toposort(kernel) if node.op is Ops.REDUCE) > 1
 
 
-def _readers(step: Step, target: Node, source: Node) -> set[Node] | None:
+def _readers(step: Step, target: Node, source: Node, reads: Reads) -> set[Node] | None:
     """The outputs that read `source`; None if one reads another element than its own."""
     slot = len(step.written) + step.read.index(source)
     place = step.written.index(target)
@@ -147,9 +154,13 @@ def _readers(step: Step, target: Node, source: Node) -> set[Node] | None:
     offset = _offset(outs[0].src[0], outs[0].src[2:])
     found: set[Node] = set()
     for out in step.kernel.src:
-        for node in toposort(*out.src[1:]):
-            if node.op is not Ops.INDEX or node.src[0].op is not Ops.PARAM:
-                continue
+        if out not in reads:
+            # Layers have equal kernels.
+            order = toposort(*out.src[1:])
+            reads[out] = [
+                node for node in order if node.op is Ops.INDEX and node.src[0].op is Ops.PARAM
+            ]
+        for node in reads[out]:
             if node.src[0].arg.slot == slot:
                 if _offset(node.src[0], node.src[1:]) != offset:
                     return None
