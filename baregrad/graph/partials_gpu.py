@@ -70,7 +70,7 @@ _VIEWS = mask_of(
 )
 
 
-class Cut(NamedTuple):
+class PartsOf(NamedTuple):
     """How a reduction is cut: an axis, one of the reduced `axes` of a `shape`, is so many parts."""
 
     shape: tuple[Any, ...]
@@ -111,7 +111,7 @@ def _cut(node: Node) -> Node | None:
     sides = _sides_on_units(value, axes)
     if sides is not None and min(sides[:2]) > THIN:
         axis, parts = _best_cut(value.shape, axes, sides)
-        return _in_parts(node, Cut(value.shape, axes, axis, parts)) if parts > 1 else None
+        return _in_parts(node, PartsOf(value.shape, axes, axis, parts)) if parts > 1 else None
     wanted = _parts(node, value, length)
     if wanted < 2:
         return None
@@ -124,7 +124,7 @@ def _cut(node: Node) -> Node | None:
         if parts < wanted // 4:
             axis, parts = max(axes, key=lambda one: (value.shape[one], -one)), wanted
     parts = min(parts, value.shape[axis])
-    return _in_parts(node, Cut(value.shape, axes, axis, parts)) if parts > 1 else None
+    return _in_parts(node, PartsOf(value.shape, axes, axis, parts)) if parts > 1 else None
 
 
 def _balanced(node: Node) -> Node | None:
@@ -162,7 +162,7 @@ def _scale(value: Node, of: Node) -> float | None:
     return scale
 
 
-def _odd_run(node: Node) -> Cut | None:
+def _odd_run(node: Node) -> PartsOf | None:
     """A cut into the elements of the run that lies together, where no wide access reads that alone.
 
     There are many such runs for each result, as in the images of a batch. Neighbouring results' are
@@ -179,7 +179,7 @@ def _odd_run(node: Node) -> Cut | None:
         return None
     if node.arg.monoid.primitive is None or not others or _is_contraction(node.src[0], axes):
         return None
-    return Cut((*shape[:first], run), (*others, first), first, run)
+    return PartsOf((*shape[:first], run), (*others, first), first, run)
 
 
 def _parts(node: Node, value: Node, length: int) -> int:
@@ -298,7 +298,7 @@ def _divided(extent: int, wanted: int) -> int:
     return greatest_divisor(extent, wanted)
 
 
-def _in_parts(node: Node, cut: Cut) -> Node:
+def _in_parts(node: Node, cut: PartsOf) -> Node:
     """The reduction of a REDUCE's partial results, which are stored."""
     distances = _distances_in_parts(node, cut)
     if distances is not None:
@@ -337,7 +337,7 @@ def _split(value: Node, axis: int, parts: int) -> Node:
     return reshape(value, (*shape[:axis], parts, shape[axis] // parts, *shape[axis + 1 :]))
 
 
-def _distances_in_parts(node: Node, cut: Cut) -> Node | None:
+def _distances_in_parts(node: Node, cut: PartsOf) -> Node | None:
     """The sum of (x - m)**2, m made of sums of x in such parts, with one pass over x; else None.
 
     Each part's sum is that about its own mean p, which what makes its sum has at hand; n elements

@@ -68,10 +68,6 @@ class FloatBuilder:
         """x / y."""
         return Node(Ops.DIV, self.dtype, (x, y))
 
-    def near_reciprocal(self, x: Node) -> Node:
-        """1 / x, nearly."""
-        return Node(Ops.RECIPROCAL_NEAR, self.dtype, (x,))
-
     def fma(self, x: Node, y: Node, z: Node) -> Node:
         """x * y + z, rounded once."""
         return Node(Ops.FMA, self.dtype, (x, y, z))

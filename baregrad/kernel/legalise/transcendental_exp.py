@@ -141,7 +141,7 @@ def tanh_by_reciprocal(x: Node) -> Node:
         return tanh(x)
     _, grown = _grown(f, x)
     bottom = f.add(grown, f.c(2.0))
-    slope = f.near_reciprocal(bottom)
+    slope = f.op(Ops.RECIPROCAL_NEAR, bottom)
     return f.with_sign_of(_refined(f, grown, bottom, f.mul(grown, slope), slope), x)
 
 
