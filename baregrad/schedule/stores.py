@@ -34,7 +34,7 @@ def store_scatter(fusion: Fusion, node: Node, requests: list[Request]) -> None:
     here, loops = draft.outer, draft.loops
     value = fusion.resolve(values, here, draft, loops)
     idx = tuple([fusion.place(place, here, draft, loops) for place in places])
-    draft.outs.append(Written(node, value, idx, Out(node.arg.monoid, node.arg.apart)))
+    draft.outs.append(Written(node, value, idx, Out(*node.arg)))
     fusion.store(node, draft, requests)
     later = fusion.before.get(node)
     if later is not None:

@@ -114,8 +114,9 @@ class Scatter(NamedTuple):
     """How a SCATTER combines with what is there: a monoid, or None to overwrite (last one wins).
 
     apart: no two values have the same place, so that the order of writes does not matter, and a
-    value whose place lies outside of the base is dropped. whole: beyond that, every element is
-    written, so that nobody reads what the base holds. Whoever makes the node vouches for both.
+    value whose place lies outside of the base is dropped. whole: beyond that, none does and every
+    element is written, so that nobody reads what the base holds. Whoever makes the node vouches for
+    both.
     """
 
     monoid: Monoid | None = None
@@ -148,11 +149,12 @@ class StageInfo(NamedTuple):
 class Out(NamedTuple):
     """How OUT writes: None overwrites, a monoid accumulates into what is there.
 
-    apart: as of Scatter; no two points of the OUT's ranges write one element.
+    apart, whole: as of Scatter; no two points of the OUT's ranges write one element.
     """
 
     monoid: Monoid | None = None
     apart: bool = False
+    whole: bool = False
 
 
 @ATTRIBUTES(Ops.KERNEL, Ops.PROGRAM)

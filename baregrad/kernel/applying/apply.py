@@ -164,6 +164,7 @@ class Rewriter:
         offset = self.offset(out, scope)
         places = zip(out.src[2:], out.src[0].shape, strict=True)
         conditions = [index.inside(p, extent) for p, extent in places if p.mask & Ops.INDEX.bit]
+        conditions = [] if out.arg.whole else conditions
         if not conditions and not self.masked:
             return offset
         condition = index.both(*conditions)
