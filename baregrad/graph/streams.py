@@ -29,6 +29,7 @@ from baregrad.ir.analysis.stream import (
     sums,
     weights_of,
 )
+from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, const, rebuild, toposort
@@ -38,6 +39,8 @@ from baregrad.target import AnyTarget
 F32 = dtypes.float32
 # Columns of a key, and of a value, that a warp's matrix unit takes: multiples of the first.
 WIDTH, MOST_WIDTH = 16, 256
+# Columns of each of two sums that a kernel keeps in registers.
+MOST_OF_TWO = 128
 _VIEWS = (Ops.EXPAND, Ops.RESHAPE)
 _POWERS = (Ops.EXP, Ops.EXP2_NEAR)
 _ALL = mask_of(all_ops())
@@ -325,7 +328,8 @@ class _Groups:
                 kinds.setdefault((*lines, *shape, one.width, one.outer == ()), []).append(one)
         for found in kinds.values():
             found.sort(key=lambda one: self.position[one.total])
-            if len(found) == 2 and not self._depends(found[1].total, found[0].total):
+            fits = len(found) == 2 and index.upper(found[0].width) <= MOST_OF_TWO
+            if fits and not self._depends(found[1].total, found[0].total):
                 self.joined.update({one.total: tuple(found) for one in found})
 
     def _depends(self, node: Node, other: Node) -> bool:
@@ -492,6 +496,25 @@ def _kept(made: Node, innermost: int | None) -> Node:
     return permute(turned, tuple([order.index(axis) for axis in range(last + 1)]))
 
 
+def _merged(node: Node) -> Node | None:
+    """One permutation in the place of two."""
+    if node.op is not Ops.PERMUTE or node.src[0].op is not Ops.PERMUTE:
+        return None
+    below = node.src[0]
+    return permute(below.src[0], tuple([below.arg[axis] for axis in node.arg]))
+
+
+def _over(value: Node, kept: _Sum) -> Node:
+    """A sum over its lines and columns as its result, summed over the outer ones of them."""
+    axes = [*kept.lines, kept.across]
+    if kept.outer:
+        outer = tuple([place for place, axis in enumerate(axes) if axis in kept.outer])
+        stored = Node(Ops.CONTIGUOUS, F32, (value,))
+        value = Node(Ops.REDUCE, F32, (stored,), Reduce(sums(F32, 1), outer))
+        axes = [axis for axis in axes if axis not in kept.outer]
+    return permute(value, tuple([axes.index(axis) for axis in kept.result]))
+
+
 def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
     """The rule for a graph with powers of that kind."""
     if not order[-1].mask & mask_of(_POWERS):
@@ -532,13 +555,7 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
         (number,) = [n for n, one in enumerate(joined) if one.total is total]
         if len(joined) > 1:
             made = Node(Ops.PROJ, F32, (made,), number)
-        own, axes = joined[number], [*joined[number].lines, joined[number].across]
-        if own.outer:
-            outer = tuple([place for place, axis in enumerate(axes) if axis in own.outer])
-            kept = Node(Ops.CONTIGUOUS, F32, (made,))
-            made = Node(Ops.REDUCE, F32, (kept,), Reduce(sums(F32, 1), outer))
-            axes = [axis for axis in axes if axis not in own.outer]
-        return permute(made, tuple([axes.index(axis) for axis in own.result]))
+        return _over(made, joined[number])
 
     def rule(node: Node, made: Node) -> Node | None:
         if node in groups.joined:
@@ -552,9 +569,7 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
             return state(groups.maxima[node], 0)
         if node in groups.stored:
             return _kept(made, groups.stored[node])
-        if made.op is Ops.PERMUTE and made.src[0].op is Ops.PERMUTE:
-            return permute(made.src[0].src[0], tuple([made.src[0].arg[axis] for axis in made.arg]))
-        return None
+        return _merged(made)
 
     return rule
 

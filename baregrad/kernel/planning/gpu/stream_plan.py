@@ -14,11 +14,11 @@ from baregrad.target.gpu import GpuTarget
 
 # Warps of a block, and how many a search tries.
 WARPS, MOST_WARPS = 4, 8
-# Of two tiles of rows a warp loads each fragment of keys once; wider results leave no registers,
-# and two sums few for keys.
+# Of two tiles of rows a warp loads each fragment of keys once; wider results leave no registers.
 WIDEST_OF_TWO = 128
-# Registers of scores and results that a thread may hold beside all else.
-MOST_HELD = 160
+# Registers of scores and results that a thread may hold beside all else, and where weights are made
+# of two products, which need no maxima of rows.
+MOST_HELD, MOST_OF_GRADIENTS = 160, 192
 # Keys that pass at a time, and the bytes apart from which rows lie in shared memory.
 KEYS = (64, 32, 16)
 APART = 16
@@ -36,13 +36,15 @@ def plan_stream(
     wide = 0 if facts.column is None else facts.widths[-1]
     first = min(WARPS, -(-rows // M))
     held = wide * max(1, len(facts.values))
-    is_one = held > WIDEST_OF_TWO or rows <= WARPS * M or len(facts.values) > 1
+    is_one = held > WIDEST_OF_TWO or rows <= WARPS * M
+    is_gradient = len(facts.products) > 1 and held > 0
+    most = MOST_OF_GRADIENTS if is_gradient else MOST_HELD
     found = [
         StreamTiles(warps, tiles, keys)
         for warps in powers_from(first, 1, min(MOST_WARPS, -(-rows // M)))
         for tiles in ((1,) if is_one else (2, 1))
-        for keys in KEYS
-        if tiles * (held + keys * len(facts.products)) // 2 <= MOST_HELD
+        for keys in KEYS[is_gradient and tiles > 1 :]
+        if tiles * (held + keys * len(facts.products)) // 2 <= most
         and _shared_nbytes(facts, warps * tiles * M, keys) <= target.shared_bytes_per_block
     ]
     if not found:

@@ -4,14 +4,28 @@ from __future__ import annotations
 
 import pytest
 
+from baregrad.graph import canonicalise
+from baregrad.ir.analysis.stream import is_chained
 from baregrad.ir.core.node import toposort
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import Ops, mask_of
 from baregrad.kernel import choose, lower
+from baregrad.kernel.facts.stream_facts import POWERS
 from baregrad.kernel.language.schedule import StreamTiles
+from baregrad.schedule import make_plan
 from baregrad.target import gpu_row
 from baregrad.target.gpu import GPU_ROWS, NvidiaTarget
 from baregrad.testing.examples.nests import attended, product
+from tests.graph.test_streams import (
+    BRAIN,
+    Made,
+    attention,
+    by_hand,
+    differentiated,
+    graph_of,
+)
 from tests.kernel.gpu_kernels import HOPPER
+
+POWER = mask_of(POWERS)
 
 
 @pytest.mark.parametrize("target", [row for row in GPU_ROWS if row.async_copies], ids=str)
@@ -25,6 +39,22 @@ def test_every_width_has_a_schedule_that_fits(target: NvidiaTarget, width: int) 
     arrays = [n for n in toposort(loop) if n.op is Ops.ALLOC and n.arg.space == "shared"]
     nbytes = sum(n.arg.depth * 2 * n.shape[0] * n.shape[1] for n in arrays)
     assert nbytes <= target.shared_bytes_per_block
+
+
+@pytest.mark.parametrize("target", [row for row in GPU_ROWS if row.async_copies], ids=str)
+@pytest.mark.parametrize("width", (16, 64, 80, 128, 144, 256))
+@pytest.mark.parametrize("make", (attention(is_causal=True), by_hand()), ids=("once", "by hand"))
+def test_gradients_of_every_width_are_streams(
+    target: NvidiaTarget, width: int, make: Made
+) -> None:
+    given, results = differentiated(BRAIN, 160, 192, width, make)
+    made = canonicalise(graph_of(results, given), None, target)
+    kernels = make_plan(made, target=target).kernels
+    steps = [choose(kernel, target).schedule.steps for kernel in kernels if kernel.mask & POWER]
+    assert len(steps) >= 3 and all(isinstance(one, StreamTiles) for (one,) in steps)
+    # Two sums of wide results would leave no registers.
+    joined = [node for node in toposort(made) if is_chained(node) and len(node.src) == 2]
+    assert len(joined) == (width <= 128)
 
 
 def test_few_rows_have_few_warps() -> None:
