@@ -15,6 +15,7 @@ from baregrad.kernel.gpu.wide_accesses import widen_accesses
 from baregrad.kernel.legalise.lower_dtypes import lower_dtypes
 from baregrad.kernel.legalise.lower_integers import lower_integers
 from baregrad.kernel.legalise.transcendental import GPU_FUNCTIONS, functions_of, lower_functions
+from baregrad.kernel.linearise.exchanges import exchange_results
 from baregrad.kernel.linearise.late_products import delay_products
 from baregrad.kernel.linearise.linearise import linearise
 from baregrad.target import AnyTarget
@@ -92,7 +93,7 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
 
 
 def _of_gpus(target: GpuTarget) -> tuple[Pass, ...]:
-    """The passes after which a GPU's thread moves neighbours at once, and multiplies late."""
+    """The passes after which a GPU's thread multiplies late, and moves neighbours at once."""
     return (
         Pass(
             "late-products",
@@ -101,6 +102,14 @@ def _of_gpus(target: GpuTarget) -> tuple[Pass, ...]:
             "linear",
             delay_products,
             ("linearise",),
+        ),
+        Pass(
+            "exchange-results",
+            "lanes of a row exchange their columns of four tiles",
+            "linear",
+            "linear",
+            exchange_results,
+            ("late-products",),
         ),
         Pass(
             "wide-accesses",

@@ -174,7 +174,7 @@ def _load_matrices(machine: Threads, node: Node) -> None:
 def _multiply_matrices(machine: Threads, node: Node) -> None:
     """Products of a warp's fragments, element by element where the manual says that they are."""
     machine.meet("matrices are multiplied")
-    depth, name, *lanes = node.arg.immediates
+    depth, name, *lanes = node.arg.immediates[:4]
     words = depth // 4
     operand = as_dtype(name)
     pairs = [np.asarray(machine.use(one)).reshape(-1, WARP) for one in node.src[:-2]]

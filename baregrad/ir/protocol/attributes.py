@@ -86,7 +86,8 @@ class Mma:
 
     `mma.sync` is a warp's own: it is done when it returns, its accumulator is a LOAD of registers
     over the tile (16 x 8) and what is spread over more of them. With a_space `register`, a is such
-    registers rounded to the operand's dtype, CAST(LOAD): k runs over two tiles' columns.
+    registers rounded to the operand's dtype, CAST(LOAD): k runs over two tiles' columns. exchanged:
+    four lanes that have a row's results of four tiles exchange them afterwards: each has a tile's.
     """
 
     name: str
@@ -96,6 +97,7 @@ class Mma:
     a_space: str = "shared"
     b_major: str = "k"
     a_major: str = "k"
+    exchanged: bool = False
 
 
 @ATTRIBUTES(Ops.DONE)

@@ -13,6 +13,7 @@ does a SCAN, of which each knows its own.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import prod
 
 from baregrad.base.errors import CompilerBug
@@ -31,6 +32,7 @@ from baregrad.kernel.instructions.mma_sync import (
     QUAD,
     ROW,
     LaneRegisters,
+    is_exchanged,
     lane_places,
     paired_axis,
     paired_place,
@@ -117,6 +119,7 @@ class _Threads:
         self.tiled: dict[Node, dict[int, Node | None]] = {}
         self.tiles: dict[Node, Node | None] = {}
         self.registers: LaneRegisters | None = None
+        self.exchanged = False
         self.axis_at: dict[Node, Node] = {}
         stride = 1
         for (bind, axis), size in zip(self.dims.items(), sizes, strict=True):
@@ -138,7 +141,8 @@ class _Threads:
         total, (rows, columns) = node.src[0], node.src[4:6]
         wide = next((axis for axis in total.ranges if axis.arg.bind == "vector"), None)
         beside = 1 if wide is None else int(wide.src[0].arg)
-        found = self.registers = registers_of(self.places["thread"], beside)
+        self.exchanged = wide is not None and is_exchanged(node, wide)
+        found = self.registers = registers_of(self.places["thread"], beside, self.exchanged)
         self.memo[rows], self.memo[columns] = found.row, found.column
         if wide is None:
             self.tiles |= {rows: HALVES, columns: found.columns}
@@ -204,7 +208,8 @@ class _Threads:
         if axis is not None:
             found[2] = substitute(found[2], {axis: paired_place(axis, lane)})
         own = (HALVES, self.registers.columns, summed, *outer)
-        return make_node(node.op, node.dtype, (*found, keep, *own), node.arg)
+        info = replace(node.arg, exchanged=self.exchanged)
+        return make_node(node.op, node.dtype, (*found, keep, *own), info)
 
     def store(self, node: Node, around: frozenset[Node]) -> Node:
         """A STORE by each thread of its own element, or by the first thread alone."""

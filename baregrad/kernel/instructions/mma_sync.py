@@ -130,6 +130,16 @@ def _major(load: Node, axes: dict[str, Node]) -> str:
     )
 
 
+def is_exchanged(mma: Node, wide: Node) -> bool:
+    """Whether tiles along a vector axis lie one after the other, each with its columns together."""
+    right, columns = mma.src[2], mma.src[5]
+    for place in right.src[1:]:
+        terms, _ = index.linear(place)
+        if columns in terms and wide in terms:
+            return bool(terms[wide] == N * terms[columns])
+    return False
+
+
 def lane_places(mma: Mma, lane: Dim) -> tuple[tuple[Dim, Dim], tuple[Dim, Dim]]:
     """Where a lane's address points in the first factor (row, step) and the second (column, step).
 
@@ -176,7 +186,8 @@ class LaneRegisters(NamedTuple):
 
     Both its columns of a tile are a vector. With `beside` tiles along a vector axis it is those
     of all of them: first the one column of each, then the other. So where the tiles' columns take
-    turns in memory a lane's vector lies together. row, column, tile: places of the vector's
+    turns in memory a lane's vector lies together; where tiles lie one after the other it has all
+    columns of one, once lanes have exchanged theirs. row, column, tile: places of the vector's
     elements. alone: in place of the vector's axis where a tile stands by itself.
     """
 
@@ -187,13 +198,18 @@ class LaneRegisters(NamedTuple):
     alone: Node
 
 
-def registers_of(lane: Dim, beside: int = 1) -> LaneRegisters:
-    """The registers of a lane that has `beside` tiles in each vector."""
+def registers_of(lane: Dim, beside: int = 1, exchanged: bool = False) -> LaneRegisters:
+    """The registers of a lane that has `beside` tiles in each vector.
+
+    exchanged: of four tiles, whose columns the four lanes of a row have exchanged.
+    """
     columns = range_node(2 * beside, FIRST_ID + 2, "", "vector")
     row = index.as_node(index.add(index.floordiv(lane, 4), index.mul(HALVES, ROW)))
     first = index.mul(index.mod(lane, 4), 2)
     column = index.as_node(index.add(first, index.floordiv(columns, beside)))
     tile = index.as_node(index.mod(columns, beside))
+    if exchanged:
+        column, tile = columns, index.as_node(index.mod(lane, beside))
     return LaneRegisters(
         columns, row, column, tile, range_node(beside, FIRST_ID + 3, "", "unroll")
     )  # fmt: skip

@@ -50,7 +50,9 @@ def multiply(values: Values, node: Node) -> None:
         c = [values.register(total.src[0], accumulators.at({**point, HALVES: half}))
              for half in range(2)]
         tile = point.get(alone, 0)
-        lanes = (tile, beside + tile) if beside > 1 else ()
+        lanes: tuple[int, ...] = (tile, beside + tile) if beside > 1 else ()
+        if mma.exchanged:
+            lanes = (*lanes, 1)
         what = Machine("mma.sync", (mma.shape[2], mma.operand.name, *lanes))
         values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (*a, *b, *c), what))
     values.point = {}

@@ -308,7 +308,7 @@ _SHORT = MappingProxyType({"float16": "f16", "bfloat16": "bf16"})
 
 def _multiply(f: CText, node: Node) -> None:
     """A product of a warp's matrices, added to registers."""
-    depth, kind, *lanes = node.arg.immediates
+    depth, kind, *lanes = node.arg.immediates[:4]
     if kind not in _SHORT:
         raise CompilerBug("CUDA C has no such product of matrices", found=kind)
     factors = [name for register in node.src[:-2] for name in _cells(f, register)]

@@ -3,8 +3,9 @@
 They stand in the code of one thread; the lanes of a warp do them together. The names, with their
 immediates in brackets and their sources:
 
-    mma.sync (k, type[, lane, lane]) A words, B words, C   C += A B^T, of 16 x 8: registers that are
-                                               changed; of longer ones, two lanes of each
+    mma.sync (k, type[, lane, lane, exchanged]) A words, B words, C   C += A B^T, of 16 x 8:
+                                               registers that are changed; of longer ones, two lanes
+                                               of each (exchanged: what is done of them later)
     ldmatrix (count, turned[, first]) shared, offset, W   `count` 8 x 8 matrices of 16-bit elements
                                                into the registers W; lane 8i + r gives row r of
                                                matrix i, `first` elements behind the offset
@@ -46,7 +47,7 @@ def _need(f: PtxText, node: Node, there: bool) -> None:
 
 
 def _multiply(f: PtxText, node: Node) -> None:
-    depth, kind, *lanes = node.arg.immediates
+    depth, kind, *lanes = node.arg.immediates[:4]
     name, nbytes, total = _ELEMENTS.get(kind, ("", 0, ""))
     if depth * nbytes not in (16, 32):
         raise CompilerBug(

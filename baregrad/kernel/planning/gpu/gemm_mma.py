@@ -38,6 +38,8 @@ LEAST_PRODUCTS = 1 << 12
 # Where rows have no such number, it is columns of tiles.
 MOST_GROUP = 16
 FEW_GROUP = 4
+# Lanes that have a row's results.
+QUAD_LANES = 4
 # Axes and their extents.
 Sizes = Sequence[tuple[str, int]]
 
@@ -64,7 +66,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     after = plan.facts.work.get(frozenset(plan.facts.data), 0)
     ranked = ranked_tiles(plan.target, Product(m, n, k, outside, after), panel, CHUNK, words)
     choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
-    beside = 1 if orders.right.turned else _beside(plan, orders, choice.tile)
+    beside = _beside(plan, orders, choice.tile)
     plan.grid(factors.shared)
     _tiles(plan, orders, choice.tile, panel, beside)
     tile = choice.tile
@@ -123,14 +125,17 @@ def _across(place: int, across: str, row: Sizes, others: Sizes) -> StageFactor:
 
 
 def _beside(plan: GpuPlan, orders: Orders, tile: WarpTile) -> int:
-    """Tiles whose columns take turns, such that a lane's lie together in every output; 1 for none.
+    """Tiles of which a lane's columns lie together in every output; 1 for none.
 
-    A lane has two columns of each.
+    A lane has two columns of each, which take turns with those of the others. Where columns come
+    together they cannot: then four lanes exchange theirs of four tiles.
     """
     writes = [access for access in plan.facts.accesses if access.write]
     together = gcd(*[iterations(run_of(write, orders.columns)) for write in writes])
     if together % N:
         return 1
+    if orders.right.turned:
+        return QUAD_LANES if tile.tiles_n % QUAD_LANES == 0 else 1
     widest = max(itemsize(write.array.dtype) for write in writes)
     return max(gcd(VECTOR_BYTES // (2 * widest), together // N, tile.tiles_n), 1)
 
@@ -147,10 +152,11 @@ def _tiles(plan: GpuPlan, orders: Orders, tile: WarpTile, panel: int, beside: in
     columns = [("n_g", by_columns)] if "n_g" in grid else []
     warps = ("m_w", tile.warps_m), ("m_u", tile.tiles_m), ("m_i", M)
     turns = (("n_v", beside),) if beside > 1 else ()
+    columns_of_tile = (*turns, ("n_i", N)) if orders.right.turned else (("n_i", N), *turns)
     for axes, parts in (
         (orders.rows, (("m_o", 0), *rows, *warps)),
         (orders.columns, (("n_o", 0), *columns, ("n_w", tile.warps_n),
-                          ("n_u", tile.tiles_n // beside), ("n_i", N), *turns)),
+                          ("n_u", tile.tiles_n // beside), *columns_of_tile)),
         (orders.depth, (("k_o", 0), ("k_u", panel // DEPTH), ("k_i", DEPTH))),
     ):  # fmt: skip
         plan.steps.append(Split(plan.joined(axes), parts, "", True))

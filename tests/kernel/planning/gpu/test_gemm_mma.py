@@ -145,8 +145,30 @@ def test_a_lane_stores_sixteen_bytes_at_once(kernel: Node) -> None:
     assert text.count("st.global") == text.count("st.global.v4") > 0
 
 
-def test_elsewhere_two_columns_are_neighbours_and_no_more() -> None:
-    for size, arrays in ((128, ("ax", "xn", "an")), (72, ("ax", "nx", "an"))):
+@pytest.mark.parametrize("slots", [1, 2])
+@pytest.mark.parametrize("kernel", [
+    contraction((64,), (64,), (192,), "ax", "xn", "an"),
+    contraction((40,), (72,), (192,), "xa", "xn", "an"),
+    contraction((64,), (3, 2, 16), (192,), "ax", "xnop", "anop"),
+])  # fmt: skip
+def test_four_lanes_exchange_columns_that_come_together(
+    kernel: Node, slots: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that each has all of a tile, where the right factor's columns lie together."""
+    chosen = TileChoice(WarpTile(2, 2, 2, 4), slots, 0.0)
+    monkeypatch.setattr(gemm_mma, "ranked_tiles", lambda *_: [chosen])
+    schedule = choose_schedule(kernel, HOPPER)
+    assert "n_v=4, n_i=8" in str(schedule)
+    text = get("ptx").render(check_gpu(kernel, schedule), HOPPER)
+    assert text.count("st.global") == text.count("st.global.v4") > 0
+    # Each of the 32 results of a lane is given or kept twice.
+    assert text.count("shfl.sync") == 32
+
+
+def test_elsewhere_two_columns_are_neighbours_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    for size, arrays, tiles in ((128, ("ax", "xn", "an"), 2), (72, ("ax", "nx", "an"), 4)):
+        chosen = TileChoice(WarpTile(2, 2, 2, tiles), 1, 0.0)
+        monkeypatch.setattr(gemm_mma, "ranked_tiles", lambda *_, one=chosen: [one])
         schedule = choose_schedule(contraction((64,), (size,), (64,), *arrays), HOPPER)
         assert "tensorize" in str(schedule)
         assert "n_v" not in str(schedule)
