@@ -9,7 +9,8 @@ each with its own taps: no multiplication by zeros, and again no conditions.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from baregrad.graph.repeats import axis_before_reshape, is_repeated
 from baregrad.graph.traced import Traced, again
@@ -19,9 +20,11 @@ from baregrad.graph.views import (
     cut_and_pad,
     expand,
     full,
+    in_memory,
     pad,
     permute,
     reshape,
+    stored,
 )
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Pad, Reduce, Slice, Window
@@ -33,10 +36,15 @@ from baregrad.ir.core.op import MOVEMENT, Ops
 
 @dataclass(frozen=True, slots=True)
 class _Crop:
-    """The part of a FOLD's result that is wanted along its axis: start, start + 1, ..."""
+    """The part of a FOLD's result that is wanted along its axis: start, start + 1, ...
+
+    whole: what would be cut of a stride's residues is stored with all of them, and cut then. No
+    axis of a GPU's kernel could be divided into parts of whole residues otherwise.
+    """
 
     start: int
     length: Dim
+    whole: bool = False
 
 
 def _fold(node: Node, crop: _Crop) -> Node | None:
@@ -51,9 +59,8 @@ def _fold(node: Node, crop: _Crop) -> Node | None:
         return cut(_one_tap(node), node.arg.axis, crop.start, _stop(crop))
     if node.arg.dilation == 1 and node.arg.stride >= node.arg.taps:
         return cut(_side_by_side(node), node.arg.axis, crop.start, _stop(crop))
-    cut_taps = _below_casts(taps)
-    if cut_taps.op is Ops.SHRINK:
-        return _fold_whole(node, cut_taps, crop)
+    if crop.whole and _below_casts(taps).op is Ops.SHRINK:
+        return _fold_whole(node, _below_casts(taps), crop)
     if node.arg.stride == 1:
         return _unit_stride(taps, node.arg, crop)
     return _strided(node, crop) if node.arg.dilation == 1 else None
@@ -67,10 +74,13 @@ def _fold_whole(node: Node, taps: Node, crop: _Crop) -> Node | None:
         taps.src[0].shape[one] != taps.shape[one] for one in (axis, len(pieces) - 1)
     ):
         return None
-    found = _fold(make_node(Ops.FOLD, node.dtype, taps.src, node.arg), crop)
+    inner = taps.src[0]
+    inner = inner.src[0] if inner.op is Ops.CONTIGUOUS else inner
+    found = _fold(make_node(Ops.FOLD, node.dtype, (inner,), node.arg), crop)
     if found is None:
         return None
     pieces[axis] = Slice(0, found.shape[axis], 1)
+    found = found if found.op is Ops.SHRINK else in_memory(found)
     return make_node(Ops.SHRINK, found.dtype, (found,), tuple(pieces[:-1]))
 
 
@@ -291,14 +301,17 @@ def _strided(node: Node, crop: _Crop) -> Node | None:
     extent = max(quotients + start, turned.shape[window.axis] + groups - 1)
     whole = Window(window.axis, groups, 1, 1, extent)
     made = make_node(Ops.FOLD, node.dtype, (turned,), whole)
-    inner = _fold(made, _Crop(start, quotients))
+    inner = _fold(made, _Crop(start, quotients, crop.whole))
     if inner is None:
         if not whole_taps:
             return None
         inner = cut(made, window.axis, start, start + quotients)
     shape = list(taps.shape[:-1])
     shape[window.axis] = quotients * stride
-    return cut(reshape(inner, tuple(shape)), window.axis, 0, crop.length)
+    made = reshape(inner, tuple(shape))
+    if crop.whole and quotients * stride != crop.length:
+        made = stored(made)
+    return cut(made, window.axis, 0, crop.length)
 
 
 def _is_sum(node: Node) -> bool:
@@ -376,10 +389,11 @@ def _replay_split(
 # --- the walk -------------------------------------------------------------------------------------
 
 
-def unfold(order: list[Node], changed: dict[Node, Node]) -> Node:
+def unfold(order: list[Node], changed: dict[Node, Node], whole: bool = False) -> Node:
     """The sink with folds of contractions as contractions of windows.
 
     A FOLD of which only a part is read, as where the input was padded, is made for that part alone.
+    whole: with all residues of a stride, which are stored where not all are read.
     """
     sink = order[-1]
     if not sink.mask & Ops.FOLD.bit:
@@ -391,9 +405,9 @@ def unfold(order: list[Node], changed: dict[Node, Node]) -> Node:
         made = node if unchanged(node.src) else again(node, changed)
         found: Node | None = None
         if made.op is Ops.FOLD and node not in waiting:
-            found = _fold(made, _Crop(0, made.arg.extent))
+            found = _fold(made, _Crop(0, made.arg.extent, whole))
         elif made.op is Ops.SHRINK and _below_casts(made.src[0]).op is Ops.FOLD:
-            found = _cut_casts(made)
+            found = _cut_casts(made, whole)
         made = made if found is None else found
         if made is not node:
             changed[node] = made
@@ -435,10 +449,10 @@ def _crop_of(node: Node) -> _Crop | None:
     return _Crop(piece.start, piece.stop - piece.start)
 
 
-def _cut_casts(node: Node) -> Node | None:
+def _cut_casts(node: Node, whole: bool) -> Node | None:
     """SHRINK(CAST(FOLD(x))): what is cast is cut before."""
     fold = _below_casts(node.src[0])
-    found = _cut_fold(make_node(Ops.SHRINK, fold.dtype, (fold,), node.arg))
+    found = _cut_fold(make_node(Ops.SHRINK, fold.dtype, (fold,), node.arg), whole)
     return None if found is None else _cast_as(node.src[0], found)
 
 
@@ -453,7 +467,7 @@ def _cast_as(value: Node, found: Node) -> Node:
     return found
 
 
-def _cut_fold(node: Node) -> Node | None:
+def _cut_fold(node: Node, whole: bool) -> Node | None:
     """SHRINK(FOLD(x)): the other axes are cut before the FOLD, its own axis with it."""
     fold = node.src[0]
     crop = _crop_of(node)
@@ -468,17 +482,17 @@ def _cut_fold(node: Node) -> Node | None:
             taps = cut(taps, other, piece.start, piece.stop)
     found: Node | None = None
     if taps.op is Ops.SHRINK and _below_casts(taps.src[0]).op is Ops.FOLD:
-        found = _cut_casts(taps)
+        found = _cut_casts(taps, whole)
     elif (inner := _below_casts(taps)).op is Ops.FOLD:
-        found = _fold(inner, _Crop(0, inner.arg.extent))
+        found = _fold(inner, _Crop(0, inner.arg.extent, whole))
         found = None if found is None else _cast_as(taps, found)
     taps = taps if found is None else found
+    crop = replace(crop, whole=whole)
     return _fold(make_node(Ops.FOLD, fold.dtype, (taps,), fold.arg), crop)
 
 
-FOLDS = Traced(
-    "folds",
-    "a fold of a contraction is a contraction of padded windows: no conditions in its inner loops",
-    unfold,
-    ("reductions",),
+_WHY = (
+    "a fold of a contraction is a contraction of padded windows: no conditions in its inner loops"
 )
+FOLDS = Traced("folds", _WHY, unfold, ("reductions",))
+FOLDS_ON_GPU = Traced("folds", _WHY, partial(unfold, whole=True), ("reductions",))

@@ -213,6 +213,7 @@ def _cut_of_whole(node: Node) -> Node | None:
     while whole.op is Ops.SHRINK:
         cuts.append(whole)
         whole = whole.src[0]
+    whole = whole.src[0] if whole.op is Ops.CONTIGUOUS else whole
     total = whole
     while total.op.bit & (Ops.RESHAPE.bit | Ops.PERMUTE.bit):
         total = total.src[0]

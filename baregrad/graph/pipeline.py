@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from baregrad.base.options import options
 from baregrad.graph.cleanup import CLEANUP
 from baregrad.graph.constants import CONSTANTS
-from baregrad.graph.folds import FOLDS
+from baregrad.graph.folds import FOLDS, FOLDS_ON_GPU
 from baregrad.graph.onehot import ONE_HOT
 from baregrad.graph.packed_windows import PACKED_WINDOWS
 from baregrad.graph.partials import PARTIALS
@@ -35,7 +35,7 @@ _STEPS: tuple[Traced | Joined, ...] = (
     FOLDS,
     Joined((SUMS, ONE_HOT, PARTIALS)),
 )
-_FIRST_OF_GPUS = (SORTS_ON_GPU, *_STEPS[1:-1])
+_FIRST_OF_GPUS = (SORTS_ON_GPU, *_STEPS[1:-2], FOLDS_ON_GPU)
 _LAST_OF_GPUS = (
     Joined((SUMS, ONE_HOT, PACKED_WINDOWS, PARTIALS_ON_GPU)),
     SCATTER_ROWS,

@@ -9,6 +9,7 @@ from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Pad, Window
+from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
@@ -18,6 +19,8 @@ from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.ops.products import contract
 
 PerAxis = int | Sequence[int]
+# Inputs of a transposed convolution whose sum is worth being made before windows are added up.
+LEAST_INPUTS = 8
 
 
 def per_axis(value: PerAxis, count: int, what: str) -> tuple[int, ...]:
@@ -252,7 +255,7 @@ def transposed(
     kernel = nodes.reshape(nodes.cast(weight.node, dtype), (groups, inputs, outputs, *taps))
     made = nodes.cast(x.node, dtype)
     room = [d * (k - 1) for d, k in zip(spread, taps, strict=True)]
-    if _is_folded(made, steps, spread):
+    if _is_folded(made, inputs, steps, spread):
         node = _folded(made, kernel, steps, spread, room, extra)
         for i, edge in enumerate(edges):
             node = nodes.cut(node, 2 + i, edge, node.shape[2 + i] - edge)
@@ -267,11 +270,15 @@ def transposed(
     return _with_bias(result(node, x, weight), bias, count)
 
 
-def _is_folded(x: Node, steps: Sequence[int], spread: Sequence[int]) -> bool:
-    """Whether a transposed convolution is the sum of overlapping windows.
+def _is_folded(
+    x: Node, inputs: Dim, steps: Sequence[int], spread: Sequence[int]
+) -> bool:
+    """Whether a transposed convolution is the sum of overlapping windows, each of many inputs.
 
     With zeros between elements, all but one of stride products would be 0.
     """
+    if not isinstance(inputs, int) or inputs < LEAST_INPUTS:
+        return False
     known = all(isinstance(extent, int) and extent > 0 for extent in x.shape[2:])
     one_way = all(step == 1 or wide == 1 for step, wide in zip(steps, spread, strict=True))
     return known and one_way and max(steps) > 1 and x.dtype is not dtypes.bool

@@ -120,14 +120,14 @@ CONVOLUTIONS: tuple[tuple[str, tuple[tuple[int, ...], ...], Any], ...] = (
     ),
     (
         "conv_transpose2d stride and groups",
-        ((2, 4, 3, 5), (4, 3, 5, 1), (6,)),
+        ((2, 16, 3, 5), (16, 3, 5, 1), (6,)),
         lambda f, x, w, b: f.conv_transpose2d(
             x, w, b, stride=(3, 2), padding=(4, 0), output_padding=(2, 1), groups=2
         ),
     ),
     (
         "conv_transpose2d stride one way, dilation the other",
-        ((1, 2, 4, 4), (2, 3, 3, 3)),
+        ((1, 8, 4, 4), (8, 3, 3, 3)),
         lambda f, x, w: f.conv_transpose2d(x, w, stride=(2, 1), padding=1, dilation=(1, 2)),
     ),
     (
