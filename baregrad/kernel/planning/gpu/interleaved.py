@@ -13,12 +13,12 @@ from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations, op_flops
 from baregrad.kernel.language.schedule import Bind
 from baregrad.kernel.planning.gpu.gpu_plan import MOST_LANES, GpuPlan
+from baregrad.kernel.planning.gpu.windows import block_of
 
 # Elements of the short axis, and of a thread.
 MOST_SHORT, MOST_ELEMENTS = 8, 32
 # Operations on the elements of a thread, at most: each is code.
 MOST_OPS = 1 << 11
-BLOCK = 128
 
 
 def plan_interleaved(plan: GpuPlan, axes: Sequence[Node]) -> bool:
@@ -49,9 +49,15 @@ def plan_interleaved(plan: GpuPlan, axes: Sequence[Node]) -> bool:
         lanes //= 2
     plan.because("rows of {} that lie across another array: {} for each thread", size, lanes)
     plan.steps.extend([Bind(plan.name(axis), "unroll") for axis in short])
-    plan.grid([axis for axis in others if axis not in row])
-    units = [("thread", BLOCK), *([("unroll", lanes)] if lanes > 1 else [])]
-    plan.parts(row, units, "grid")
+    rest = [axis for axis in others if axis not in row]
+    fixed = [axis for axis in rest if isinstance(extent_of(axis), int)][-2:]
+    counts = [1] * (2 - len(fixed)) + [int(axis.src[0].arg) for axis in fixed]
+    *threads, across = block_of([*counts, -(-iterations(row) // lanes)])
+    plan.grid([axis for axis in rest if axis not in fixed])
+    units = ("thread_z", "thread_y")[2 - len(fixed) :]
+    for axis, unit, size in zip(fixed, units, threads[2 - len(fixed) :], strict=True):
+        plan.parts([axis], [(unit, size)], "grid")
+    plan.parts(row, [("thread", across), *([("unroll", lanes)] if lanes > 1 else [])], "grid")
     return True
 
 

@@ -57,7 +57,7 @@ def plan_windows(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     tiles = [1] * (len(near) - 2) + [rows, columns][-len(near) :]
     counts = [int(axis.src[0].arg) // tile for axis, tile in zip(near, tiles, strict=True)]
     plan.grid(ordered[:-3])
-    threads = _block([1] * (3 - len(near)) + counts)[-len(near) :]
+    threads = block_of([1] * (3 - len(near)) + counts)[-len(near) :]
     units = ("thread_z", "thread_y", "thread")[-len(near) :]
     for axis, unit, size, tile in zip(near, units, threads, tiles, strict=True):
         plan.parts([axis], [(unit, size), *([("unroll", tile)] if tile > 1 else [])], "grid")
@@ -165,7 +165,7 @@ def _share_rows(strides: Mapping[Node, int], places: Sequence[int], outer: Node)
     )
 
 
-def _block(counts: Sequence[int]) -> tuple[int, int, int]:
+def block_of(counts: Sequence[int]) -> tuple[int, int, int]:
     """Threads along three axes: whole warps as far as may be, and about as many as is aimed at."""
     deep, down, across = counts
     x = min(across, MOST_WIDE)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from baregrad import render
@@ -14,6 +15,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, alu, const, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
+from baregrad.kernel.language.schedule import Bind, Split
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
 
@@ -83,6 +85,17 @@ def test_a_thread_moves_three_wide_accesses_either_way() -> None:
     assert accesses(planes_of(64, 224 * 224, 3, dtypes.int16)) == wide
     found = accesses(pixels_of(64, 224, 224, 3))
     assert found.count("ld.global.v4.f32") == found.count("st.global.v4.f32") == 3
+
+
+def test_short_rows_leave_few_threads_idle() -> None:
+    steps = choose_schedule(columns_of(4096, 56, 2, 3), SMALL).steps
+    bound = {step.axis for step in steps if isinstance(step, Bind) and "thread" in step.unit}
+    sizes = [
+        size for step in steps if isinstance(step, Split) for name, size in step.parts
+        if name in bound
+    ]
+    assert 56 % (4 * sizes[-1]) == 0
+    assert np.prod(sizes) >= 96
 
 
 def test_planes_alone_are_read_as_they_lie() -> None:
