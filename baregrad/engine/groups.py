@@ -23,11 +23,9 @@ from baregrad.schedule.plan import Launch, Plan, PlannedBuffer
 
 # Where a stretch begins: at a block's first element, however many a thread has.
 STRETCH = 1 << 13
-# Elements of an array that keeps a GPU busy for a while.
-LARGE = 1 << 16
 # Elements that one access of a thread has, at most.
 LANES = 4
-MOST_MEMBERS = 16
+MOST_MEMBERS = 8
 # Arrays of a group, at most: each is an argument.
 MOST_ARRAYS = 120
 # Values of a kernel that may be one of a group: each is code.
@@ -98,8 +96,7 @@ class _Run:
         order: dict[Node, int] = {}
         for one in self.members:
             order.setdefault(one.kernel, len(order))
-        # Large ones are apart, so that threads of small ones have no tiles, mostly beyond the end.
-        members = sorted(self.members, key=lambda one: (_is_large(one), order[one.kernel]))
+        members = sorted(self.members, key=lambda one: order[one.kernel])
         found: list[Launch] = []
         group: list[Launch] = []
         for one in members:
@@ -118,13 +115,7 @@ def _overlap(one: PlannedBuffer, other: PlannedBuffer) -> bool:
 
 def _has_room(group: Sequence[Launch], step: Launch) -> bool:
     arrays = {place for one in (*group, step) for place in one.buffers}
-    if _is_large(group[0]) is not _is_large(step):
-        return False
     return len(group) < MOST_MEMBERS and len(arrays) <= MOST_ARRAYS
-
-
-def _is_large(step: Launch) -> bool:
-    return prod(step.kernel.src[0].src[0].shape) >= LARGE
 
 
 def _is_alone(kernel: Node) -> bool:
