@@ -183,9 +183,9 @@ def _store(values: Values, node: Node) -> None:
         points = []
     elif plain and points and axes and _transposed(values, node, axes, lanes, compute):
         points = []
-    for done, point in enumerate(points):
-        if size and done % size == 0:
-            _load_all(values, value, points[done : done + size])
+    for order, point in enumerate(points):
+        if size and order % size == 0:
+            _load_all(values, value, points[order : order + size])
         values.point = point
         begins.append(len(code))
         mask = values.mask(values.masks) if values.masks else None
