@@ -23,9 +23,9 @@ from baregrad.ir.core.op import Op, Ops
 BITS = 4
 MOST_DIGITS = 20
 # Words of a tile: a warp folds their ranks, which fit fields of RANK_BITS.
-TILE = 256
-RANK_BITS = 8
-COUNT_BITS = 10
+TILE = 128
+RANK_BITS = 7
+COUNT_BITS = 8
 # Counts that a block folds.
 PIECE = 4096
 _WORD = dtypes.uint64

@@ -138,6 +138,6 @@ def kernels(made: Node) -> int:
 
 def test_a_pass_is_few_kernels() -> None:
     """Counts, where digits begin, and one that ranks words and writes them."""
-    assert kernels(sorted_by_digits(argument(0, WORD, 1 << 16), 32, 16)) == 3
+    assert kernels(sorted_by_digits(argument(0, WORD, 1 << 14), 32, 16)) == 3
     assert kernels(sorted_by_digits(argument(0, WORD, 1 << 22), 32, 16)) == 6
     assert kernels(order(argument(0, F32, 1 << 22), False)) <= 8 * 6 + 2
