@@ -51,7 +51,8 @@ def _visit(node: Node) -> Node | None:
         return None
     if length <= BLOCK_PIECE if is_inner else length < LEAST:
         return None
-    if dtype.kind == "float" and dtype.bits < 32:
+    is_extreme = monoid.primitive in (Ops.MAX, Ops.MIN)
+    if dtype.kind == "float" and dtype.bits < 32 and not is_extreme:
         return None  # what pieces come to would be rounded
     if not is_inner and prod(shape) // length >= MANY:
         return None

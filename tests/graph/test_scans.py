@@ -41,6 +41,9 @@ def extents(root: Node) -> list[int]:
         (Ops.ADD, F32, 0, (200, 2), [200]),
         (Ops.ADD, F32, 0, (256, 1 << 16), [256]),
         (Ops.ADD, dtypes.float16, 0, (1024,), [1024]),
+        # What pieces come to is rounded, but not if it is one of their elements.
+        (Ops.ADD, dtypes.float16, 0, (9000,), [9000]),
+        (Ops.MAX, dtypes.float16, 0, (9000,), [3, 4096]),
         (Ops.ADD, F32, 0, (32768, 2), [8, 64, 64]),
         # Along the innermost axis a piece is what a block's threads fold together.
         (Ops.ADD, F32, 0, (4096,), [4096]),
