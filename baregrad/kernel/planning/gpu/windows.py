@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations, pairwise, product
 
-from baregrad.base.bits import next_power_of_two, round_up
+from baregrad.base.bits import is_power_of_two, next_power_of_two, round_up
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import itemsize, iterations, op_flops, reads_in
@@ -50,7 +50,8 @@ def plan_windows(plan: GpuPlan, axes: Sequence[Node]) -> bool:
         return False
     first = _tile(plan, windows, inner, outer)
     columns, rows = plan.pick("window tile", _tiles(first, inner, outer), "{0[0]} by {0[1]}".format)
-    if columns * rows == 1:
+    # What is read once alone gains by wide accesses, not by what its neighbours read.
+    if columns * rows == 1 or not (windows or is_power_of_two(columns)):
         return False
     reads = sum([len(places) for _, places in windows]) or 1
     plan.because("{} reads near each other: {} rows of {} columns a thread", reads, rows, columns)

@@ -14,7 +14,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, alu, cast, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
-from baregrad.kernel.language.schedule import Bind
+from baregrad.kernel.language.schedule import Bind, Collapse
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
 from tests.kernel.loops.test_written_sums import (
@@ -119,7 +119,7 @@ def test_stencils_that_are_written_by_hand() -> None:
 
 
 @pytest.mark.parametrize("kernel", [
-    repeated(6, 20, 2), repeated(3, 8, 3), reversed_rows(5, 24), reversed_rows(2, 9),
+    repeated(6, 20, 2), repeated(3, 8, 3), reversed_rows(5, 24), reversed_rows(2, 10),
 ])
 def test_what_is_read_at_other_places_along_a_row(kernel: Node) -> None:
     assert has_tiles(kernel)
@@ -146,6 +146,11 @@ def test_halves_of_rows_are_read_as_they_lie() -> None:
     both = alu(Ops.MUL, k.at(x, i, j), k.at(x, i, index.add(j, 4096)))
     kernel = k.kernel(k.out(k.param(0, 4096, 4096), both, i, j))
     assert accesses(kernel) == {"ld.global.v4.f32": 4, "st.global.v4.f32": 2}
+
+
+def test_what_fills_no_accesses_is_spread_element_by_element() -> None:
+    steps = choose_schedule(reversed_rows(8, 1 << 20 | 5), SMALL).steps
+    assert any(isinstance(step, Collapse) for step in steps)
 
 
 def test_what_is_read_at_other_places_is_moved_at_once() -> None:
