@@ -91,6 +91,9 @@ LANES, INSTRUCTIONS = 128, 3
 # Code that a multiprocessor keeps, and about what an operation on one result is of it; what is
 # larger comes from the second cache for each tile, and takes so many times as long.
 CODE_BYTES, OPERATION_BYTES, FETCHED = 1 << 17, 16, 4
+# Tiles of a warp beside each other of which lanes have whole accesses to store; what a result takes
+# longer where there are no such.
+QUAD, NARROW = 4, 1 / 7
 # Tiles of results that warps need in progress for the matrix units to be busy.
 BUSY_TILES = 48
 NBYTES = 2
@@ -163,6 +166,8 @@ def _cycles(
     after = tile.m * tile.n * size.after * INSTRUCTIONS / LANES
     if tile.results * size.after * OPERATION_BYTES > CODE_BYTES:
         after *= FETCHED
+    if tile.tiles_n % QUAD:
+        after += NARROW * tile.m * tile.n
     busy = each * (max(work) + BESIDE * sum(work) + after * (0.5 if here > 1 else 1.0))
     turns = -(-each // resident)
     if slots < min(panels, len(WAITING)):

@@ -94,7 +94,7 @@ def test_the_code_of_what_follows_the_sums_is_kept(after: int) -> None:
 
 
 @pytest.mark.parametrize(("sizes", "group"), [
-    ((160, 96, 32), "m_g=10"), ((272, 160, 16), "n_g=3"), ((17 * 16, 40, 16), "m_o"),
+    ((160, 96, 32), "m_g=10"), ((272, 160, 16), "n_g=2"), ((17 * 16, 40, 16), "m_o"),
 ])  # fmt: skip
 def test_blocks_that_run_side_by_side_share_a_factor(
     sizes: tuple[int, int, int], group: str
