@@ -517,3 +517,20 @@ def test_a_block_is_as_large_as_its_threads_say() -> None:
     text = text_of(w.program())
     assert ".reqntid 96, 1, 1" in text
     assert thread(96).arg.hi == 95
+
+
+@pytest.mark.parametrize(("threads", "loads", "shares"), [
+    (512, 4, False), (512, 16, True), (512, 40, False), (256, 16, False), (1024, 16, False),
+])
+def test_large_blocks_leave_registers_for_another(threads: int, loads: int, shares: bool) -> None:
+    """Where its threads meet, and would take a few more registers than leave room for two."""
+    x, out = (param(place, 4 * loads * threads) for place in (1, 0))
+    for meets in (True, False):
+        w = Writer()
+        place = w.do(Ops.MUL, w.thread(threads), const(4 * loads, I64))
+        found = [w.load(x, place, width=4, at=4 * turn) for turn in range(loads)]
+        if meets:
+            w.machine("bar.sync", imm=(0,))
+        for turn, value in enumerate(found):
+            w.store(out, place, value, width=4, at=4 * turn)
+        assert (".minnctapersm 2" in text_of(w.program())) == (shares and meets)

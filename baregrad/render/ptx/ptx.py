@@ -30,6 +30,10 @@ from baregrad.target.gpu import NvidiaTarget
 # Arithmetic may go on while the kernel in front still runs: it touches no memory.
 _ARITHMETIC = mask_of(ELEMENTWISE)
 _BEFORE_WAIT = _ARITHMETIC | Ops.SET.bit
+# Threads that a multiprocessor is to have, in blocks that are large from so many threads on;
+# registers of a thread beside the elements that it loads; and how many it may want for.
+BUSY_THREADS, LARGE_BLOCK = 1024, 512
+OTHER_REGISTERS, MOST_WANTING = 24, 40
 
 
 def _render(
@@ -88,12 +92,31 @@ def _launch_bounds(f: PtxText) -> list[str]:
     """What every launch has, so that registers are allotted for it."""
     info = f.program.arg
     lines = [f".reqntid {f.signature.threads}, 1, 1"]
+    if _shares_registers(f):
+        lines.append(f".minnctapersm {BUSY_THREADS // f.signature.threads}")
     if f.signature.warps:
         if info.cluster > 1:
             lines.append(f".reqnctapercluster {info.cluster}, 1, 1")
         if any(node.op is Ops.MACHINE and node.arg.name == "setmaxnreg" for node in f.program.src):
             lines.append(f".maxnreg {registers_at_launch(f)}")
     return lines
+
+
+def _shares_registers(f: PtxText) -> bool:
+    """Whether a large block leaves registers for another one, of which it would take a few more.
+
+    While a block's threads meet at a barrier they ask memory for nothing.
+    """
+    code, threads = f.program.src, f.signature.threads
+    if not LARGE_BLOCK <= threads < BUSY_THREADS or not any(
+        node.op is Ops.MACHINE and node.arg.name == "bar.sync" for node in code
+    ):
+        return False
+    before_loops = takewhile(lambda node: node.op is not Ops.BEGIN, code)
+    loads = [node for node in before_loops if node.op is Ops.VLOAD and node.src[0].op is Ops.PARAM]
+    wanted: int = sum([node.arg.width for node in loads]) + OTHER_REGISTERS
+    room: int = f.target.registers_at_launch(BUSY_THREADS)
+    return room < wanted <= room + MOST_WANTING
 
 
 def _parameters(f: PtxText) -> str:
