@@ -116,7 +116,7 @@ def _cut(node: Node) -> Node | None:
     if wanted < 2:
         return None
     found = [(axis, _divided(value.shape[axis], wanted)) for axis in axes]
-    if _is_of_matrix_units(value):
+    if _is_contraction(value, axes) and _is_of_matrix_units(value):
         # What goes to matrix units has no conditions: parts that nothing divides would.
         axis, parts = max(found, key=lambda one: (one[1], -one[0]))
     else:
@@ -264,7 +264,7 @@ def _best_cut(
     least = _cycles(sides, length, 1, gcd(max(COPIES), length))
     for place, axis in enumerate(axes):
         inner = prod(extents[place + 1 :])
-        for parts in range(2, min(extents[place], length // LEAST_STEPS) + 1):
+        for parts in range(2, min(extents[place], length // LEAST_STEPS, MATRIX_BLOCKS) + 1):
             if extents[place] % parts:
                 continue
             together = gcd(max(COPIES), extents[place] // parts * inner)
