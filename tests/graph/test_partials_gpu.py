@@ -184,6 +184,12 @@ def test_squares_and_a_matrix_times_a_vector_are_no_contractions() -> None:
     assert stored(canonicalise(root, None, HOPPER)) == []
 
 
+def test_squares_of_narrow_floats_are_cut_where_nothing_divides_them() -> None:
+    x = Node(Ops.CAST, F32, (argument(0, dtypes.bfloat16, 1 << 20 | 7),))
+    root = Node(Ops.SINK, dtypes.token, (total(alu(Ops.MUL, x, x), 0),))
+    assert stored(canonicalise(root, None, HOPPER))
+
+
 def test_sums_of_long_sums_are_kernels_of_their_own() -> None:
     x, w = param(0, 1, 4096), param(1, 8192, 4096)
     logits = (x * w).sum(1)
