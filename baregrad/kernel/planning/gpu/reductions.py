@@ -363,6 +363,10 @@ def _nested(
     taken = {axis for reduction in nested for axis in reduction.free - data}
     lanes = min(_longest(inner - taken), plan.warp)
     warps = min(_longest(taken - inner), NESTED_BLOCK // lanes, MOST_WARPS)
+    shared = any(reduction.free & frozenset(columns) for reduction in plan.facts.reductions)
+    if shared:
+        # Results that sums are for come first: what is summed for them is each thread's own.
+        _along(plan, columns, [("thread_y", warps), ("thread", lanes)])
     done: set[Node] = set()
     for reduction in plan.facts.reductions:
         for axes, unit, size in (
@@ -374,7 +378,7 @@ def _nested(
             best = max(mine, key=lambda axis: index.upper(extent_of(axis)))
             done.update(reduction.own)
             plan.parts([best], [(unit, size)])
-    if not any(reduction.free & frozenset(columns) for reduction in plan.facts.reductions):
+    if not shared:
         _along(plan, columns, [("thread_y", warps), ("thread", lanes)])
 
 

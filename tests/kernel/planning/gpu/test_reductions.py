@@ -210,6 +210,18 @@ def test_threads_lie_along_what_some_sums_are_for() -> None:
     assert {axis[:2] for axis in units_of(kernel) if axis.startswith("i")} == {"i0"}
 
 
+def test_threads_lie_along_what_some_sums_are_for_beside_sums_of_sums() -> None:
+    m, n = 40, 8
+    i, j, r, s, t = (range_node(size, at) for at, size in enumerate((m, n, n, m, n)))
+    x = k.param(1, m, n)
+    total = k.reduce(Ops.ADD, k.reduce(Ops.MAX, k.at(x, s, t), t), s)
+    row = k.reduce(Ops.MAX, k.at(x, i, r), r)
+    value = alu(Ops.MUL, alu(Ops.ADD, k.at(x, i, j), row), total)
+    kernel = k.kernel(k.out(k.param(0, m, n), value, i, j))
+    check(kernel)
+    assert {axis[:2] for axis in units_of(kernel) if axis.startswith("i")} == {"i0"}
+
+
 def far_apart(points: int, *sizes: int) -> Node:
     """Sums of elements of which none that are summed are neighbours."""
     i, *own = (range_node(size, at) for at, size in enumerate((points, *sizes)))
