@@ -273,6 +273,8 @@ class _Groups:
 
         Where the result was computed before, there are gradients alone.
         """
+        if power.op is Ops.EXP and not _has_rows(power.shape):
+            return
         below = self.products.below(power.src[0].src[0])
         own = [node for node in below if node in self.products.every]
         if not own or not self.products.are_anew(below):
@@ -346,6 +348,11 @@ class _Groups:
             users = [one for each in scaled for one in self.users.get(each, ())]
         is_rounded = all(one.op is Ops.CAST and one.dtype.bits == 16 for one in users)
         return users if users and is_rounded else [total]
+
+
+def _has_rows(shape: tuple[int | Node, ...]) -> bool:
+    """Whether there are rows for a tile: of fewer, keys are shared out better without streams."""
+    return len(shape) > 1 and index.upper(shape[-2]) >= WIDTH
 
 
 def _alike(products: set[Node]) -> bool:

@@ -220,6 +220,12 @@ def test_weights_that_are_wanted_themselves_are_stored() -> None:
     assert streams(made) == 0 and not any(map(is_chained, toposort(made)))
 
 
+def test_few_rows_by_hand_stay_as_they_are() -> None:
+    for rows, count in ((1, 0), (15, 0), (16, 1)):
+        given = inputs(BRAIN, (1, 2, rows, 16), (1, 2, 64, 16), (1, 2, 64, 16))
+        assert streams(canonicalise(graph_of(by_hand()(*given), given), None, HOPPER)) == count
+
+
 def test_products_of_many_steps_stay_as_they_are() -> None:
     for width in (24, 272):
         given = inputs(BRAIN, (1, 2, 16, width), (1, 2, 16, width), (1, 2, 16, 16))
