@@ -51,8 +51,9 @@ STRETCHES = "stretches"
 SHORT = 4
 # Steps of a product of matrices, at most, that is written out: each element is one of the result's.
 MOST_DEPTH = 7
-# A product whose factors have so many results of their own is one of matrices.
-MATRIX_SIDE = 8
+# A product whose factors have so many results of their own is one of matrices: for matrix units, or
+# for plain arithmetic on tiles.
+MATRIX_SIDE, PLAIN_SIDE = 8, 16
 
 
 def write_sums(kernel: Node, target: GpuTarget) -> Node:
@@ -67,7 +68,7 @@ def write_sums(kernel: Node, target: GpuTarget) -> Node:
     if not _may_be_written(found) or not found.free.issuperset(results):
         return kernel
     is_thin = iterations(found.own) <= MOST_DEPTH and _is_of_each_with_each(found)
-    if not is_thin and not _slides(found):
+    if not is_thin and not _slides(found, SHORT):
         return kernel
     fma = target.fma
     if iterations(found.own) <= MOST_TERMS:
@@ -78,7 +79,7 @@ def write_sums(kernel: Node, target: GpuTarget) -> Node:
             kernel, index.resimplify, memo=dict(zip(parts, states, strict=True))
         )
     window = window_axes(found)
-    if found.node.arg.monoid.primitive is None or iterations(window) > MOST_TERMS:
+    if found.node.arg.monoid.primitive is None or not 1 < iterations(window) <= MOST_TERMS:
         return kernel
     if any(int(axis.src[0].arg) > MOST_PLACES for axis in window):
         return kernel
@@ -105,7 +106,10 @@ def _may_be_written(reduction: Reduction) -> bool:
             # It may end where data says.
             return False
         value = value.src[-1]
-    return iterations(reduction.own) <= MOST_DEPTH or _shorter_side(reduction) < MATRIX_SIDE
+    reads = [each for each in toposort(node.src[0]) if is_read(each)]
+    is_narrow = all(read.dtype.kind == "float" and read.dtype.bits == 16 for read in reads)
+    least = MATRIX_SIDE if is_narrow else PLAIN_SIDE
+    return iterations(reduction.own) <= MOST_DEPTH or _shorter_side(reduction) < least
 
 
 def _is_of_each_with_each(reduction: Reduction) -> bool:
@@ -126,10 +130,10 @@ def _shorter_side(reduction: Reduction) -> int:
     return min(iterations(left - right), iterations(right - left))
 
 
-def _slides(reduction: Reduction) -> list[tuple[Node, list[Node]]]:
+def _slides(reduction: Reduction, most: int = 0) -> list[tuple[Node, list[Node]]]:
     """The reduction's axes that move a read along an axis of its results too, with those.
 
-    The windows of neighbouring results overlap, or short ones lie side by side.
+    The windows of neighbouring results overlap, or those of `most` elements lie side by side.
     """
     found = []
     own, free = frozenset(reduction.own), reduction.free
@@ -142,9 +146,11 @@ def _slides(reduction: Reduction) -> list[tuple[Node, list[Node]]]:
             for axis in own.intersection(terms):
                 size = int(axis.src[0].arg)
                 length = abs(terms[axis]) * size if size > 1 else 0
+                step = 1 if axis.arg.axis == STRETCHES else abs(terms[axis])
                 beside = [
                     each for each in free.intersection(terms)
-                    if abs(terms[each]) < length or abs(terms[each]) == length <= SHORT
+                    if step < abs(terms[each]) * int(each.src[0].arg)
+                    and (abs(terms[each]) < length or abs(terms[each]) == length <= most)
                 ]
                 found += [(axis, beside)] if beside else []
     return found

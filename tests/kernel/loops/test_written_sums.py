@@ -100,6 +100,13 @@ def test_stretches_of_a_gradient_by_a_filter() -> None:
     assert count(found, Ops.INDEX) == 16
 
 
+def test_taps_of_one_channel_are_few_sides_but_for_matrix_units() -> None:
+    found = written(k.conv_weight_gradient(2, 1, 20, 12, 16, 3, pad=1))
+    (reduction,) = facts_of(found).reductions
+    assert STRETCHES in {axis.arg.axis for axis in reduction.own}
+    assert not written(k.conv(2, 2, 12, 8, 8, 3, pad=1)).has(Ops.REDUCE)
+
+
 @pytest.mark.parametrize(("width", "stretches"), [(14, 2), (7, 1), (25, 5), (16, 2), (9, 3)])
 def test_stretches_fill_rows(width: int, stretches: int) -> None:
     found = written(depthwise_gradient(1, 1, 16, width, 3))
@@ -107,7 +114,17 @@ def test_stretches_fill_rows(width: int, stretches: int) -> None:
     assert {axis.arg.axis: axis.src[0].arg for axis in reduction.own}[STRETCHES] == stretches
 
 
+def every_so_many(parts: int, count: int, width: int, apart: bool) -> Node:
+    """Sums of so many rows each, as many apart as there are sums or side by side."""
+    i, r, x = (range_node(size, at) for at, size in enumerate((parts, count, width)))
+    place = index.add(index.mul(r, parts), i) if apart else index.add(index.mul(i, count), r)
+    read = k.at(k.param(1, parts * count, width), place, x)
+    return k.kernel(k.out(k.param(0, parts), k.reduce(Ops.ADD, read, r, x), i))
+
+
 @pytest.mark.parametrize("kernel", [
+    pytest.param(every_so_many(13, 2, 64, True), id="rows of one sum far apart"),
+    pytest.param(every_so_many(13, 2, 64, False), id="long rows side by side"),
     pytest.param(k.conv(2, 16, 16, 6, 6, 3, pad=1), id="a product of matrices"),
     pytest.param(k.conv(1, 1, 16, 12, 12, 3), id="one of few steps"),
     pytest.param(window(2, 12, 8, 8), id="parts of a long sum"),
