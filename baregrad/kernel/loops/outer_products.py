@@ -19,7 +19,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 
-# An index without its constant: atoms with their coefficients.
+# An index without what is the same for all elements: atoms with their coefficients.
 Place = frozenset[tuple[Node, int]]
 
 
@@ -52,7 +52,7 @@ def _places(factor: Node) -> set[Place]:
         if node.dtype is dtypes.index:
             # Of a reduction inside a factor only the axes that it keeps matter.
             terms = index.linear(node)[0].items() if node.ranges <= factor.ranges else ()
-            found.add(frozenset([(atom, scale) for atom, scale in terms if scale]))
+            found.add(frozenset([term for term in terms if term[1] and term[0].ranges]))
     found.discard(frozenset())
     return found
 

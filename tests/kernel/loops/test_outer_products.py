@@ -34,6 +34,7 @@ def widened(x: Node) -> Node:
 SLID = index.sub(index.add(I, R), 1)
 INSIDE = index.both(index.less(-1, SLID), index.less(SLID, 6))
 TOTAL = k.reduce(Ops.ADD, k.at(X, I, range_node(5, 9)), range_node(5, 9))
+START, END = index.variable("start", 0, 9), index.variable("end", 10, 20)
 OUTER = {
     "matrices": mul(k.at(X, I, R), k.at(Y, J, R)),
     "an outer product": mul(k.at(LONG, I), k.at(ROW, J)),
@@ -52,6 +53,10 @@ ROUNDED = {
     "a number": mul(k.at(X, I, J), const(3.0, dtypes.float32)),
     "rows that lie together": mul(k.at(LONG, LINE), k.at(ROW, J)),
     "a square of a window": mul(k.at(LONG, index.add(I, R)), k.at(LONG, index.add(I, R))),
+    "two pieces at a place": mul(
+        k.at(LONG, index.add(index.add(I, R), START)), k.at(LONG, index.add(index.add(I, R), END))
+    ),
+    "a row of a piece": mul(k.at(X, I, J), k.at(LONG, index.add(J, START))),
     "a sum beside": mul(k.at(X, I, J), TOTAL),
     "nothing but a sum": k.at(X, I, J),
 }
