@@ -7,7 +7,9 @@ should only read, looked at as well. Times are taken with programs in turn in on
 
 from __future__ import annotations
 
+import math
 import statistics
+import time
 from typing import Any
 
 import numpy as np
@@ -37,8 +39,11 @@ MOST_COPIES = 64
 # Rounds of a first look at a program, by its nanoseconds: more for what is short.
 LOOK_NS = 3e6
 LOOK_ROUNDS = (2, 12)
-# A device apart works for so long before programs are timed, and how many runs are one list.
-WARM_NS, WARM_RUNS = 2e7, 100
+# A device apart works for so long before programs are timed: after a while in which it did not, and
+# else. How long that while is, and how many runs are one list.
+LONG_WARM_NS, WARM_NS = 1.5e8, 1e7
+IDLE_S = 0.5
+WARM_RUNS = 100
 # Elements of a result that are compared at once where the host reads all of them from elsewhere.
 COMPARED = 1 << 17
 
@@ -59,6 +64,7 @@ class Bench:
         self.expected = samples(self.problem)
         self.hasty = not device.host_visible
         self.first_ns = 0
+        self.worked = -math.inf
         total = sum(array.nbytes for array in self.problem.arrays)
         count = 1
         if 0 < total < cold_nbytes:
@@ -94,6 +100,8 @@ class Bench:
         # Threads are started and memory is touched for the first time.
         (warm,) = self.race(["first"], LOOK_ROUNDS[0] + 1)
         self.first_ns = min(warm)
+        # Its clocks were low so far.
+        self.worked = -math.inf
         (times,) = self.race(["first"], self._rounds(min(warm)))
         return {"ns": statistics.median_high(times)}
 
@@ -135,6 +143,7 @@ class Bench:
                 order.append(place)
         timeline = self.device.submit(commands, (), self.problem.variables, timed=True)
         assert timeline is not None
+        self.worked = time.monotonic()
         times: list[list[int]] = [[] for _ in names]
         for place, duration in zip(order, timeline.durations_ns(), strict=True):
             times[place].append(duration)
@@ -145,7 +154,8 @@ class Bench:
 
         A program's kernels run one behind the other.
         """
-        count = int(WARM_NS / self.first_ns) if self.hasty and self.first_ns else 0
+        warm_ns = LONG_WARM_NS if time.monotonic() - self.worked > IDLE_S else WARM_NS
+        count = int(warm_ns / self.first_ns) if self.hasty and self.first_ns else 0
         if not count:
             return
         commands = self.device.command_list()

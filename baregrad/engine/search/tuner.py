@@ -43,7 +43,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.text.dump import dump
 from baregrad.kernel import Schedule, facts_of
 from baregrad.kernel.planning.common.pool import estimate_ns
-from baregrad.kernel.search import Trial, beam_search, check_schedule, roofline_ns
+from baregrad.kernel.search import FIRST, Trial, beam_search, check_schedule, roofline_ns
 from baregrad.runtime.interface import Device
 
 SEARCHED_DEVICES = ("CPU", "NV", "CUDA")
@@ -270,7 +270,10 @@ class Tuner:
             # Not enough to say that there is nothing to find.
             late.append(kernel)
             return None
-        measured = [(trial.what, trial.ns) for trial in trials[:KEPT_TRIALS]]
+        # By the first one's time in the last race: clocks may have been others at the beginning.
+        scale = first_ns / judge.bout.first_ns
+        kept = [each for each in trials[:KEPT_TRIALS] if each.what != FIRST]
+        measured = [(FIRST, first_ns), *[(each.what, each.ns * scale) for each in kept]]
         return self._record(kernel, winner, first_ns, ns, judge.tried, measured)
 
     def _record(
