@@ -14,7 +14,6 @@ from baregrad.tensor.array.link import session
 from baregrad.tensor.array.tensor_like import TensorLike
 from baregrad.tensor.autograd import backward as autograd
 from baregrad.tensor.ops import (
-    blending,
     convert,
     convolution,
     creation,
@@ -193,9 +192,9 @@ class Tensor(TensorLike):
     minimum = elementwise.minimum
     clamp = clip = elementwise.clamp
     where = elementwise.where
-    lerp = blending.lerp
-    addcmul = blending.addcmul
-    addcdiv = blending.addcdiv
+    lerp = functions.lerp
+    addcmul = functions.addcmul
+    addcdiv = functions.addcdiv
     nan_to_num = elementwise.nan_to_num
 
     # --- comparisons and logic --------------------------------------------------------------------
@@ -424,9 +423,9 @@ class Tensor(TensorLike):
     __ilshift__ = inplace.in_place(elementwise.bitwise_left_shift, "bitwise_left_shift_")
     __irshift__ = inplace.in_place(elementwise.bitwise_right_shift, "bitwise_right_shift_")
     clamp_ = clip_ = inplace.in_place(elementwise.clamp, "clamp_")
-    lerp_ = inplace.in_place(blending.lerp, "lerp_")
-    addcmul_ = inplace.in_place(blending.addcmul, "addcmul_")
-    addcdiv_ = inplace.in_place(blending.addcdiv, "addcdiv_")
+    lerp_ = inplace.in_place(functions.lerp, "lerp_")
+    addcmul_ = inplace.in_place(functions.addcmul, "addcmul_")
+    addcdiv_ = inplace.in_place(functions.addcdiv, "addcdiv_")
     neg_ = inplace.in_place(elementwise.neg, "neg_")
     abs_ = inplace.in_place(elementwise.abs, "abs_")
     exp_ = inplace.in_place(functions.exp, "exp_")

@@ -1,4 +1,4 @@
-"""Tensors and what is added to them in one step: how they round, and what integers do."""
+"""Functions of several ops: how they round, and what integers do in them."""
 
 from __future__ import annotations
 
