@@ -98,7 +98,8 @@ class Plan:
             if moved != step.buffers:
                 if _copies_itself(step, moved):
                     continue
-                if step.part is not None:
+                # What it reads may have moved alone.
+                if step.part is not None and step.buffers[0] in place:
                     kernel, places = step.part
                     step = step._replace(kernel=kernel, part=None)
                     moved = tuple([place.get(one, one) for one in places])

@@ -331,3 +331,24 @@ def test_a_slice_that_is_assigned_is_all_that_is_computed(device: str) -> None:
     np.testing.assert_array_equal(cache.numpy(), before)
     # The last one recorded is the replay's: its kernel does not read the array.
     assert sizes[-1:] == [2] * (device == "CPU")
+
+
+def test_a_part_made_of_what_lies_in_place_where_the_array_does_not() -> None:
+    """The array's old value becomes that of other state, so its new one is made whole."""
+    a, b, c = (drawn(8, 8, seed=seed) for seed in (1, 2, 3))
+    first, second, third = a.numpy(), b.numpy(), c.numpy()
+
+    @jit
+    def step(w: Tensor) -> None:
+        c.copy_(b)
+        a.copy_(w @ w + a)
+        b[2:5] = a[3:6] * 3
+
+    for call in range(5):
+        w = drawn(8, 8, seed=10 + call)
+        step(w)
+        third = second.copy()
+        first = w.numpy() @ w.numpy() + first
+        second[2:5] = first[3:6] * 3
+        for state, wanted in ((a, first), (b, second), (c, third)):
+            np.testing.assert_allclose(state.numpy(), wanted, 1e-4, 1e-4)
