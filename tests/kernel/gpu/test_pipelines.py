@@ -38,7 +38,7 @@ PIPES = (
 
 
 @pytest.mark.parametrize("pipe", PIPES)
-@pytest.mark.parametrize("shape", [(13, 17, 9), (8, 32, 16), (9, 33, 5)])
+@pytest.mark.parametrize("shape", [(13, 17, 9), (8, 32, 16), (9, 33, 8)])
 def test_a_pipelined_product_is_a_product(shape: tuple[int, int, int], pipe: str) -> None:
     program = check_gpu(k.matmul(*shape), f"Schedule({PANELS}, {pipe})")
     names = [node.arg.name for node in program.src if node.op is Ops.MACHINE]
@@ -74,7 +74,9 @@ def test_a_pipeline_may_run_along_the_output() -> None:
 
 def any_pipeline(rng: random.Random) -> tuple[Node, str]:
     """A product of any size, its tiles, copies and pipeline."""
-    m, n, r = (rng.choice((3, 8, 13, 16, 24)) for _ in range(3))
+    m, n = (rng.choice((3, 8, 13, 16, 24)) for _ in range(2))
+    # Shorter sums are written out, and have no axis.
+    r = rng.choice((8, 9, 13, 16, 24))
     y, x, u, v, d = (rng.choice(c) for c in ((1, 2, 4), (4, 8), (1, 2), (1, 2, 4), (2, 4, 8)))
     steps = [
         f"split('i0', outer='a', y={y}, u={u}, masked=True)",
