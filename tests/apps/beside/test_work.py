@@ -15,13 +15,27 @@ def counted(calls: int = 1) -> tuple[SideWork, list[int], list[int]]:
     return SideWork(lambda: runs.append(1), list, calls), runs, waits
 
 
-def test_blocks_of_calls_end_in_a_wait() -> None:
+def test_blocks_of_calls_end_in_a_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(work, "WARM_S", 0.0)
     made, runs, waits = counted()
     times = time_work(made, lambda: waits.append(1), once=work.BLOCK_S / 4)
     assert len(times) == work.BLOCKS
     # A short block warms up.
     assert len(runs) == 1 + 4 * work.BLOCKS
     assert len(waits) == 2 * (1 + work.BLOCKS)
+
+
+def test_work_goes_on_for_a_while_before_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clocks of a GPU that was idle rise under work alone."""
+    now = [0.0]
+
+    def run() -> None:
+        now[0] += 1.0 if now[0] < 100 * work.WARM_S else 0.01 * work.WARM_S
+
+    monkeypatch.setattr(work.time, "perf_counter", lambda: now[0] / 100)
+    made = SideWork(run, list)
+    times = time_work(made, lambda: None, once=work.BLOCK_S)
+    assert max(times) == pytest.approx(0.0001 * work.WARM_S)
 
 
 @pytest.mark.parametrize("once,is_brief", [(2 * work.LONG_S, False), (1e-6, True)])
