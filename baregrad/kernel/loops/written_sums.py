@@ -37,6 +37,7 @@ from baregrad.kernel.loops.loop_pieces import (
     stepped,
     widened,
 )
+from baregrad.kernel.loops.outer_products import sums_outer
 from baregrad.target.gpu import GpuTarget
 
 # Terms of a sum that is written out, at most, and places of a window that is an output.
@@ -70,7 +71,8 @@ def write_sums(kernel: Node, target: GpuTarget) -> Node:
     is_thin = iterations(found.own) <= MOST_DEPTH and _is_of_each_with_each(found)
     if not is_thin and not _slides(found, SHORT):
         return kernel
-    fma = target.fma
+    # A loop would round the same products: bits do not hang on what is written out.
+    fma = target.fma and sums_outer(found.node.src[0])
     if iterations(found.own) <= MOST_TERMS:
         monoid, values = widened(found.node.arg.monoid, _values(found.node))
         states = narrowed(_chain(monoid, values, found.own, fma), found.node.arg.monoid)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from baregrad.ir.core import index
@@ -88,6 +89,27 @@ def test_a_depthwise_convolution_is_a_chain_with_one_rounding_each() -> None:
     assert not found.has(Ops.REDUCE)
     assert count(found, Ops.FMA) == 8
     assert count(found, Ops.MUL) > 0
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["squares", "products"])
+@pytest.mark.parametrize("taps", [3, 5])
+def test_products_that_may_be_stored_are_rounded_before_they_are_summed(
+    taps: int, own: bool
+) -> None:
+    i, j, r = range_node(2, 0), range_node(12, 1), range_node(taps, 2)
+    slots = (1, 1) if own else (1, 2)
+    a, b = (k.at(k.param(slot, 2, 11 + taps), i, index.add(j, r)) for slot in slots)
+    total = k.reduce(Ops.ADD, alu(Ops.MUL, a, b), r)
+    kernel = k.kernel(k.out(k.param(0, 2, 12), total, i, j))
+    found = written(kernel)
+    assert not found.has(Ops.REDUCE, Ops.FMA)
+    arrays = k.arguments(kernel)
+    products = arrays[slots[0]].reshape(2, -1) * arrays[slots[1]].reshape(2, -1)
+    wanted = products[:, :12]
+    for tap in range(1, taps):
+        wanted = wanted + products[:, tap : tap + 12]
+    result = k.run_kernel(found, arrays)[0]
+    np.testing.assert_array_equal(result.reshape(2, 12), wanted)
 
 
 def test_stretches_of_a_gradient_by_a_filter() -> None:
