@@ -13,7 +13,9 @@ def any_of(f: FunctionText, mask: Node, lanes: int) -> str:
     """Whether some lane of a mask is true; what all lanes share is asked for by itself.
 
     Where that is left in the vector, LLVM 22 looks at the first lane of two such alone, and may
-    take what it looks at for the mask elsewhere, where lanes differ (AVX-512).
+    take what it looks at for the mask elsewhere, where lanes differ (AVX-512). Signs that are asked
+    for alone it may take by VMOVMSKPS from another register than the one they are in: that
+    instruction reaches the first 16 of 32.
     """
     kinds = type_text(dtypes.bool, lanes)
     shared, apart = _conjuncts(mask)
@@ -21,6 +23,9 @@ def any_of(f: FunctionText, mask: Node, lanes: int) -> str:
     for own in apart:
         found = _both(f, kinds, found, f.use(own, lanes))
     if found:
+        if any(own.op is Ops.CMPLT and own.src[1].op is Ops.CONST for own in apart):
+            f.doubts[lanes] = None
+            found = f.value(f"xor {kinds} {found}, %never{lanes}")
         found = f.call(f"llvm.vector.reduce.or.v{lanes}i1", "i1", (kinds, found))
     for one in shared:
         found = _both(f, "i1", found, f.use(one))

@@ -143,6 +143,21 @@ def test_a_mask_that_is_partly_shared_is_asked_for_in_parts() -> None:
     np.testing.assert_array_equal(found, np.concatenate([padded[33:], padded[::-1][:33]]))
 
 
+def test_signs_that_are_asked_for_alone_are_those_of_the_mask() -> None:
+    """LLVM took them from another register, where one above the sixteenth held the mask."""
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        wanted, y = (rng.integers(-3, 4, (6, 8)).astype(np.int32) for _ in range(2))
+        with options.override(device="CPU"):
+            found, x = Tensor(wanted.copy()), Tensor(y)
+            made = (x[3:4] * 3).cat(x[:5] @ (x.T @ x), dim=0) + found
+            found[:, 1:6] = made[:, 1:6]
+            found[:, :2] = found[:][:, :2]
+            values = found.numpy()
+        wanted[:, 1:6] += np.concatenate([y[3:4] * 3, y[:5] @ (y.T @ y)])[:, 1:6]
+        np.testing.assert_array_equal(values, wanted)
+
+
 @pytest.mark.parametrize("lanes", [2, 4, 8, 16, 64])
 def test_one_element_for_some_lanes_under_shared_conditions(lanes: int) -> None:
     i, v = range_node(40, 0), vector(lanes, 1)
