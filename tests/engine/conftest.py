@@ -1,12 +1,14 @@
-"""A program whose kernels are explained."""
+"""A session of a module's own, and a program whose kernels are explained."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from baregrad.engine import explain, explain_kernel
+from baregrad.engine.session import Session, use_session
 
 PROGRAM = """
 from baregrad import Tensor
@@ -16,6 +18,14 @@ b = Tensor([[1.0] * 64] * 48).realize()
 (a.exp() + b).realize()
 a.sum().realize()
 """
+
+
+@pytest.fixture(scope="module")
+def session() -> Iterator[Session]:
+    opened = Session()
+    with use_session(opened):
+        yield opened
+    opened.close()
 
 
 @pytest.fixture(scope="module")

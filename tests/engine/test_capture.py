@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from baregrad.base.errors import JitError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import bind
 from baregrad.engine.capture import Capture, Replay, copies_of_others, made_by
-from baregrad.engine.session import Session, use_session
+from baregrad.engine.session import Session
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node, alu
 from baregrad.ir.core.op import Ops
@@ -23,14 +23,6 @@ from baregrad.tensor import Tensor
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 W = np.array([[1.0, -2.0, 3.0], [0.5, 0.25, -8.0]], np.float32)
 DEVICES = pytest.mark.parametrize("device", ["CPU", "REF"])
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    opened = Session()
-    with use_session(opened):
-        yield opened
-    opened.close()
 
 
 def upload(session: Session, values: Any, device: str = "CPU") -> BufferRef:

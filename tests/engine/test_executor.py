@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 
 from baregrad.engine.backends import CompiledBackend
 from baregrad.engine.canonical import Canonical, bind, canonicalise
 from baregrad.engine.executor import Executable
-from baregrad.engine.session import Session, use_session
+from baregrad.engine.session import Session
 from baregrad.ir.core.index import variable
 from baregrad.program import evaluate
 from baregrad.runtime.buffers import Buffer
@@ -20,14 +18,6 @@ from baregrad.tensor import Tensor
 
 VALUES = np.linspace(-2, 2, 30, dtype=np.float32).reshape(5, 6)
 ROWS = variable("rows", 1, 5)
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    opened = Session()
-    with use_session(opened):
-        yield opened
-    opened.close()
 
 
 def backend_of(session: Session) -> CompiledBackend:

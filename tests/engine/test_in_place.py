@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import pytest
 
 from baregrad.dtypes import dtypes
 from baregrad.engine.capture import Capture
 from baregrad.engine.executor import Executable
 from baregrad.engine.in_place import written_in_place
-from baregrad.engine.session import Session, use_session
+from baregrad.engine.session import Session
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node, alu
 from baregrad.ir.core.op import Ops
 
 VALUES = np.arange(12, dtype=np.float32).reshape(3, 4)
-
-
-@pytest.fixture(scope="module")
-def session() -> Iterator[Session]:
-    opened = Session()
-    with use_session(opened):
-        yield opened
-    opened.close()
 
 
 def upload(session: Session) -> BufferRef:
