@@ -40,6 +40,19 @@ def convolved(
         return stored(canonicalise(sink, target=target))
 
 
+def gradient(
+    image: tuple[int, ...], filters: tuple[int, ...], result: tuple[int, ...], **how: Any
+) -> list[tuple[Any, ...]]:
+    """What is stored for the gradient of a convolution by its image."""
+    with options.override(device="NULL"), use_session(Session()):
+        x = Tensor.rand(*image).bfloat16().requires_grad_()
+        w, seed = (Tensor.rand(*shape).bfloat16() for shape in (filters, result))
+        x.conv2d(w, **how).backward(seed)
+        assert x.grad is not None
+        sink = Node(Ops.SINK, dtypes.token, (x.grad.node,))
+        return stored(canonicalise(sink, target=HOPPER))
+
+
 def test_channels_are_stored_innermost_with_the_zeros_around() -> None:
     found = convolved((2, 32, 8, 8), (16, 32, 3, 3), padding=1)
     assert found == [(2, 10, 10, 32), (16, 3, 3, 32)]
@@ -65,37 +78,20 @@ def test_of_strided_windows_of_one_element_their_places_are_stored() -> None:
 
 def test_filters_of_a_gradient_by_the_input_lie_along_what_is_summed() -> None:
     """Of a strided one the results of several filters are neighbours, whose channels are not."""
-    with options.override(device="NULL"), use_session(Session()):
-        x = Tensor.rand(2, 32, 16, 16).bfloat16().requires_grad_()
-        w, seed = (Tensor.rand(*shape).bfloat16() for shape in ((48, 32, 3, 3), (2, 48, 8, 8)))
-        x.conv2d(w, stride=2, padding=1).backward(seed)
-        assert x.grad is not None
-        sink = Node(Ops.SINK, dtypes.token, (x.grad.node,))
-        found = canonicalise(sink, target=HOPPER)
+    found = gradient((2, 32, 16, 16), (48, 32, 3, 3), (2, 48, 8, 8), stride=2, padding=1)
     # Nothing of the zeros around the image is computed, nor read more than once.
-    assert stored(found) == [(2, 9, 9, 48), (32, 4, 4, 48)]
+    assert found == [(2, 9, 9, 48), (32, 4, 4, 48)]
 
 
 def test_no_zeros_between_elements_are_part_of_a_product() -> None:
-    with options.override(device="NULL"), use_session(Session()):
-        x = Tensor.rand(2, 64, 16, 16).bfloat16().requires_grad_()
-        w, seed = (Tensor.rand(*shape).bfloat16() for shape in ((96, 64, 1, 1), (2, 96, 8, 8)))
-        x.conv2d(w, stride=2).backward(seed)
-        assert x.grad is not None
-        sink = Node(Ops.SINK, dtypes.token, (x.grad.node,))
-        (shape,) = stored(canonicalise(sink, target=HOPPER))
+    (shape,) = gradient((2, 64, 16, 16), (96, 64, 1, 1), (2, 96, 8, 8), stride=2)
     assert tuple(extent for extent in shape if extent != 1) == (2, 64, 8, 8)
 
 
 def test_parts_of_whole_residues_are_cut_from_what_is_stored() -> None:
     """13 places are no two residues; 14 are."""
-    with options.override(device="NULL"), use_session(Session()):
-        x = Tensor.rand(2, 32, 13, 13).bfloat16().requires_grad_()
-        w, seed = (Tensor.rand(*shape).bfloat16() for shape in ((96, 32, 3, 3), (2, 96, 7, 7)))
-        x.conv2d(w, stride=2, padding=1).backward(seed)
-        assert x.grad is not None
-        sink = Node(Ops.SINK, dtypes.token, (x.grad.node,))
-        assert (2, 32, 14, 14) in stored(canonicalise(sink, target=HOPPER))
+    found = gradient((2, 32, 13, 13), (96, 32, 3, 3), (2, 96, 7, 7), stride=2, padding=1)
+    assert (2, 32, 14, 14) in found
 
 
 def test_parts_of_the_axis_that_lies_innermost_stay_where_they_are() -> None:
