@@ -28,6 +28,7 @@ RANKS = {
     "tensor": 6,
     "nn": 7, "optim": 7, "io": 7, "data": 7,
     "": 7.5,
+    "llm": 7.8,
     "apps": 8, "cli": 8, "testing": 8, "__main__": 9,
 }
 # Beyond the ranks: a kernel is lowered by a schedule, which is a value of that room.
@@ -40,7 +41,7 @@ FACE = "baregrad"
 # The only packages from outside that a module may import at its top.
 ALWAYS_THERE = frozenset(sys.stdlib_module_names) | {"numpy", "baregrad"}
 # Those that functions may import when they need them.
-LATE = {"llvmlite", "tokenizers", "elftools", "sklearn", "torch"}
+LATE = {"llvmlite", "tokenizers", "jinja2", "llguidance", "starlette", "uvicorn", "elftools", "sklearn", "torch"}
 
 
 def room_of(module: str) -> str:

@@ -138,11 +138,15 @@ class TwoSides:
     def _time(
         self, task: RowTask, answers: Mapping[str, Any], record: dict[str, Any]
     ) -> None:
-        """Time both by turns, and a copy beside them where one is asked for."""
+        """Time both by turns, and a copy beside them where one is asked for.
+
+        PyTorch comes first: its driver asks an idle GPU for its full clocks, which rise over
+        seconds otherwise, and ours is timed while they last.
+        """
         times: dict[str, list[float]] = {}
         rates = []
         sides = [
-            (side, key) for side, key in ((self.ours, "failed"), (self.peer, "peer_failed"))
+            (side, key) for side, key in ((self.peer, "peer_failed"), (self.ours, "failed"))
             if side.name in answers
         ]
         for _ in range(1 if task.is_brief else task.turns):

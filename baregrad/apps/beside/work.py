@@ -18,10 +18,8 @@ MOST_CALLS = 500
 # A call as long as this is timed once.
 LONG_S = 1.0
 WARM_CALLS = 5
-# A GPU that was idle is slow at first. It works so long before anything is timed: the first time,
-# after seconds in which inputs were made and kernels compiled, longer.
-FIRST_WARM_S = 1.0
-WARM_S = 0.1
+# A GPU that was idle for some seconds is slow at first: it works so long before anything is timed.
+WARM_S = 0.15
 # Of larger results, only so many elements are kept.
 KEPT = 1 << 20
 _ENDS = 4096
@@ -57,12 +55,11 @@ def warm_up(work: SideWork, wait: Callable[[], Any]) -> float:
 
 
 def time_work(
-    work: SideWork, wait: Callable[[], Any], once: float, is_brief: bool = False,
-    warm_s: float = WARM_S,
+    work: SideWork, wait: Callable[[], Any], once: float, is_brief: bool = False
 ) -> list[float]:
     """Return seconds for each call of the work, block by block; a run took about `once`.
 
-    `is_brief`: one run is enough, to see that it works. Work goes on for `warm_s` seconds before.
+    `is_brief`: one run is enough, to see that it works.
     """
     # Threads of the other side's pool spin for a while when their work is done.
     time.sleep(0.0 if is_brief else PAUSE_S)
@@ -72,7 +69,7 @@ def time_work(
     blocks = BLOCKS if once < LONG_S / 10 else 3
     begin = time.perf_counter()
     _block(work, wait, max(1, count // 4))
-    while time.perf_counter() - begin < warm_s:
+    while time.perf_counter() - begin < WARM_S:
         _block(work, wait, max(1, count // 4))
     return [_block(work, wait, count) for _ in range(blocks)]
 

@@ -26,14 +26,7 @@ import numpy as np
 
 from baregrad.apps.beside.ours import Ours, opened
 from baregrad.apps.beside.peer import Peer
-from baregrad.apps.beside.work import (
-    FIRST_WARM_S,
-    WARM_S,
-    SideWork,
-    kept,
-    time_work,
-    warm_up,
-)
+from baregrad.apps.beside.work import SideWork, kept, time_work, warm_up
 from baregrad.base.errors import ArgumentError
 from baregrad.base.options import options
 
@@ -57,8 +50,6 @@ class SideWorker:
         self.side = side
         self.work: SideWork | None = None
         self.once = 0.0
-        self.is_timed = False
-        self.is_gpu = side.has_graphs if isinstance(side, Peer) else side.name != "CPU"
 
     def answer(self, question: Question) -> dict[str, Any]:
         """Do what is asked; raises whatever the work raises."""
@@ -99,11 +90,8 @@ class SideWorker:
     def _time(self, question: Question) -> dict[str, Any]:
         if self.work is None:
             raise ArgumentError("there is nothing to time", wanted="a question `prepare` before")
-        # Only a GPU has clocks that rise so slowly.
-        is_first, self.is_timed = not self.is_timed, True
-        warm_s = FIRST_WARM_S if is_first and self.is_gpu else WARM_S
         return {"times_s": time_work(
-            self.work, self.side.wait, self.once, bool(question.get("brief")), warm_s
+            self.work, self.side.wait, self.once, bool(question.get("brief"))
         )}
 
     def _copy(self, question: Question) -> dict[str, Any]:
@@ -117,7 +105,6 @@ class SideWorker:
 
     def _drop(self) -> None:
         self.work = None
-        self.is_timed = False
         gc.collect()
         self.side.forget()
 
