@@ -41,7 +41,10 @@ FACE = "baregrad"
 # The only packages from outside that a module may import at its top.
 ALWAYS_THERE = frozenset(sys.stdlib_module_names) | {"numpy", "baregrad"}
 # Those that functions may import when they need them.
-LATE = {"llvmlite", "tokenizers", "jinja2", "llguidance", "starlette", "uvicorn", "elftools", "sklearn", "torch"}
+LATE = {
+    "llvmlite", "tokenizers", "elftools", "sklearn", "torch",
+    "jinja2", "llguidance", "starlette", "uvicorn",
+}
 
 
 def room_of(module: str) -> str:
