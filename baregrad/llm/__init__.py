@@ -1,0 +1,1 @@
+"""Language models: their weights, their tokenizers, generation, and the commands around them."""

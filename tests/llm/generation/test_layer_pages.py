@@ -1,0 +1,109 @@
+"""Attention over pages: NumPy's numbers, and the same bits however the tokens come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad import Tensor, bind, jit, variable
+from baregrad.base.errors import ArgumentError
+from baregrad.llm.generation.layer_pages import LayerPages, LayerSizes, PagedLayer, StepPlaces
+
+PAGES, HEADS, GROUPS, WIDTH, LENGTH = 24, 4, 2, 32, 130
+RNG = np.random.default_rng(0)
+KEYS, VALUES = (RNG.normal(size=(LENGTH, GROUPS, WIDTH)).astype(np.float32) for _ in range(2))
+QUERIES = RNG.normal(size=(LENGTH, HEADS, WIDTH)).astype(np.float32)
+TABLE = np.zeros(12, np.int32)
+TABLE[:9] = 1 + RNG.permutation(PAGES - 1)[:9]
+SINKS = RNG.normal(size=HEADS).astype(np.float32)
+
+
+def wanted(at: int, window: int = 0, cap: float = 0.0, sinks: bool = False) -> Any:
+    """Attention of the token at a place, in float64."""
+    first = max(0, at + 1 - window) if window else 0
+    keys, values = (x[first : at + 1].astype(np.float64) for x in (KEYS, VALUES))
+    query = QUERIES[at].reshape(GROUPS, -1, WIDTH).astype(np.float64)
+    scores = np.einsum("kgd,nkd->kgn", query, keys) / 7
+    if cap:
+        scores = cap * np.tanh(scores / cap)
+    powers = np.exp(scores)
+    total = powers.sum(-1, keepdims=True)
+    if sinks:
+        total = total + np.exp(SINKS.astype(np.float64)).reshape(GROUPS, -1, 1)
+    return np.einsum("kgn,nkd->kgd", powers / total, values).reshape(HEADS, WIDTH)
+
+
+class Runs:
+    """One jitted chunk and one jitted batch over the same pages."""
+
+    def __init__(self, kind: str, **options: Any) -> None:
+        pages = LayerPages(PAGES, LayerSizes(GROUPS, WIDTH, WIDTH), kind)
+        self.pages = pages
+        tokens, self.count = variable("tokens", 1, 64), variable("pages", 1, 12)
+        self.tokens = tokens
+
+        def chunk(q: Tensor, k: Tensor, v: Tensor, table: Tensor, at: Tensor, t: Any, p: Any) -> Any:
+            table = table[:p] if table.ndim == 1 else table[:t, :p]
+            layer = PagedLayer(pages, StepPlaces(table, at[:t]))
+            return layer.attend(q[:t], k[:t], v[:t], scale=1 / 7, **options)
+
+        self.chunk = jit(chunk)
+
+    def run(self, begin: int, end: int, more: int, table: Any = TABLE) -> Any:
+        """The tokens of a chunk, over `more` pages than it has."""
+        positions = np.zeros(64, np.int32)
+        positions[: end - begin] = np.arange(begin, end)
+        arrays = [np.zeros((64, *x.shape[1:]), x.dtype) for x in (QUERIES, KEYS, VALUES)]
+        for array, whole in zip(arrays, (QUERIES, KEYS, VALUES), strict=True):
+            array[: end - begin] = whole[begin:end]
+        count = min(12, -(-end // 16) + more)
+        return self.chunk(
+            *map(Tensor, arrays), Tensor(table), Tensor(positions),
+            bind(self.tokens, end - begin), bind(self.count, count),
+        ).numpy()
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16", "q8_0"])
+def test_chunks_have_one_result_wherever_they_begin(kind: str) -> None:
+    tolerance = {"f32": 1e-6, "f16": 1e-3, "bf16": 1e-2, "q8_0": 1e-2}[kind]
+    runs = Runs(kind)
+    first = np.concatenate([runs.run(a, b, 0) for a, b in ((0, 64), (64, 128), (128, 130))])
+    truth = np.stack([wanted(at) for at in range(LENGTH)])
+    np.testing.assert_allclose(first, truth, atol=tolerance * 5, rtol=tolerance * 5)
+    for ends in ([0, 1, 2, 16, 50, 51, 83, 130], [0, 48, 64, 112, 130]):
+        for more in (0, 1, 3, 9):
+            parts = [runs.run(a, b, more) for a, b in zip(ends, ends[1:], strict=False)]
+            np.testing.assert_array_equal(np.concatenate(parts), first)
+
+
+@pytest.mark.parametrize("kind", ["f32", "q8_0"])
+def test_batches_have_one_result_whatever_is_beside(kind: str) -> None:
+    runs = Runs(kind)
+    alone = {}
+    tables = np.tile(TABLE, (64, 1))
+    for at in range(0, LENGTH):
+        alone[at] = runs.run(at, at + 1, 0, tables)[0]
+    chosen = [alone[at] for at in (3, 40, 129)]
+    np.testing.assert_allclose(chosen[1], wanted(40), atol=2e-2)
+    together = runs.run(70, 130, 2, tables)
+    np.testing.assert_array_equal(together, np.stack([alone[at] for at in range(70, 130)]))
+
+
+@pytest.mark.parametrize("table", [TABLE, np.tile(TABLE, (64, 1))], ids=["chunk", "batch"])
+def test_windows_caps_and_sinks(table: Any) -> None:
+    runs = Runs("f32", window=20, soft_cap=3.0, sinks=Tensor(SINKS))
+    for begin, end in ((0, 64), (64, 100)):
+        found = runs.run(begin, end, 1, table)
+        truth = np.stack([wanted(at, 20, 3.0, True) for at in range(begin, end)])
+        np.testing.assert_allclose(found, truth, atol=1e-5, rtol=1e-5)
+
+
+def test_sizes_and_refusals() -> None:
+    assert LayerSizes(2, 64, 32).nbytes("f16") == 2 * 96 * 2
+    assert LayerSizes(2, 64, 32).nbytes("q8_0") == 2 * 96 + 2 * 3 * 2
+    with pytest.raises(ArgumentError, match="found q3, wanted f32"):
+        LayerPages(2, LayerSizes(1, 32, 32), "q3")
+    with pytest.raises(ArgumentError, match="width 20"):
+        LayerPages(2, LayerSizes(1, 20, 20), "q8_0")
