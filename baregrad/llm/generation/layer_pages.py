@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baregrad.base.errors import ArgumentError
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
 
 PAGE = 16  # tokens of a page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,9 @@ class Runs:
         tokens, self.count = variable("tokens", 1, 64), variable("pages", 1, 12)
         self.tokens = tokens
 
-        def chunk(q: Tensor, k: Tensor, v: Tensor, table: Tensor, at: Tensor, t: Any, p: Any) -> Any:
+        def chunk(
+            q: Tensor, k: Tensor, v: Tensor, table: Tensor, at: Tensor, t: Any, p: Any
+        ) -> Tensor:
             table = table[:p] if table.ndim == 1 else table[:t, :p]
             layer = PagedLayer(pages, StepPlaces(table, at[:t]))
             return layer.attend(q[:t], k[:t], v[:t], scale=1 / 7, **options)
@@ -74,7 +77,7 @@ def test_chunks_have_one_result_wherever_they_begin(kind: str) -> None:
     np.testing.assert_allclose(first, truth, atol=tolerance * 5, rtol=tolerance * 5)
     for ends in ([0, 1, 2, 16, 50, 51, 83, 130], [0, 48, 64, 112, 130]):
         for more in (0, 1, 3, 9):
-            parts = [runs.run(a, b, more) for a, b in zip(ends, ends[1:], strict=False)]
+            parts = [runs.run(a, b, more) for a, b in pairwise(ends)]
             np.testing.assert_array_equal(np.concatenate(parts), first)
 
 
@@ -83,7 +86,7 @@ def test_batches_have_one_result_whatever_is_beside(kind: str) -> None:
     runs = Runs(kind)
     alone = {}
     tables = np.tile(TABLE, (64, 1))
-    for at in range(0, LENGTH):
+    for at in range(LENGTH):
         alone[at] = runs.run(at, at + 1, 0, tables)[0]
     chosen = [alone[at] for at in (3, 40, 129)]
     np.testing.assert_allclose(chosen[1], wanted(40), atol=2e-2)
