@@ -48,8 +48,8 @@ def warm_up(work: SideWork, wait: Callable[[], Any]) -> float:
         work.run()
         wait()
         took = time.perf_counter() - begin
-        # A second run captures, so that a third may be quicker; of what takes longer, two do.
-        if number and took > LONG_S:
+        # A second run captures, and may compile anew: a third tells how long one takes.
+        if number > 1 and took > LONG_S:
             break
     return max(took, 1e-7)
 

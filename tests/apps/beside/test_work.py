@@ -58,7 +58,18 @@ def test_warming_up_stops_early_where_a_run_is_long(monkeypatch: pytest.MonkeyPa
     assert len(runs) == work.WARM_CALLS
     monkeypatch.setattr(work, "LONG_S", 0.0)
     warm_up(made, lambda: None)
-    assert len(runs) == work.WARM_CALLS + 2
+    assert len(runs) == work.WARM_CALLS + 3
+
+
+def test_a_run_that_captures_does_not_count_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    took = iter([5.0, 3.0, 0.25, 0.25, 0.25])
+    now = [0.0]
+    monkeypatch.setattr(work.time, "perf_counter", lambda: now[0])
+
+    def run() -> None:
+        now[0] += next(took)
+
+    assert warm_up(SideWork(run, list), lambda: None) == 0.25
 
 
 def test_of_large_results_both_ends_and_a_part_are_kept() -> None:
