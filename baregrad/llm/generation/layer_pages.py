@@ -13,6 +13,7 @@ from typing import Any
 
 from baregrad.base.errors import ArgumentError
 from baregrad.dtypes import dtypes
+from baregrad.llm.models.traits import CacheRow
 from baregrad.tensor import Tensor
 
 PAGE = 16  # tokens of a page
@@ -21,20 +22,11 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")
 _STORED = {"f32": dtypes.float32, "f16": dtypes.float16, "bf16": dtypes.bfloat16}
 
 
-@dataclass(frozen=True)
-class LayerSizes:
-    """What a token's key and value take in one layer: heads, and the width of each."""
-
-    key_heads: int
-    key_width: int
-    value_width: int
-
-    def nbytes(self, kind: str) -> int:
-        """Return the bytes of one token's key and value."""
-        width = self.key_heads * (self.key_width + self.value_width)
-        if kind == "q8_0":
-            return width + width // BLOCK * 2
-        return width * _STORED[kind].bits // 8
+def row_nbytes(row: CacheRow, kind: str) -> int:
+    """Return the bytes that one token takes in a layer's pages of a type."""
+    if kind == "q8_0":
+        return row.count + row.count // BLOCK * 2
+    return row.count * _STORED[kind].bits // 8
 
 
 class StoredPages:
@@ -83,18 +75,32 @@ class StoredPages:
 
 
 class LayerPages:
-    """One layer's keys and values."""
+    """One layer's keys and values, as `row` says it: perhaps values are a part of the keys."""
 
-    def __init__(
-        self, pages: int, sizes: LayerSizes, kind: str, device: str | None = None
-    ) -> None:
-        self.keys = StoredPages(pages, sizes.key_heads, sizes.key_width, kind, device)
-        self.values = StoredPages(pages, sizes.key_heads, sizes.value_width, kind, device)
+    def __init__(self, pages: int, row: CacheRow, kind: str, device: str | None = None) -> None:
+        self.row = row
+        self.keys = StoredPages(pages, row.heads, row.key_width, kind, device)
+        self.values: StoredPages | None = None
+        if not row.is_shared:
+            self.values = StoredPages(pages, row.heads, row.value_width, kind, device)
 
     @property
     def arrays(self) -> Sequence[Tensor]:
         """Return all arrays, whose first axis is that of pages."""
-        return (*self.keys.arrays, *self.values.arrays)
+        return (*self.keys.arrays, *(() if self.values is None else self.values.arrays))
+
+    def write(self, page: Tensor, place: Tensor, key: Tensor, value: Tensor) -> None:
+        """Write keys and values (T, heads, width) at places (T,) of pages (T,), in place."""
+        self.keys.write(page, place, key)
+        if self.values is not None:
+            self.values.write(page, place, value)
+
+    def gathered(self, table: Tensor) -> tuple[Tensor, Tensor]:
+        """Return keys and values (..., pages, 16, heads, width) of the pages that a table names."""
+        keys = self.keys.gathered(table)
+        if self.values is None:
+            return keys, keys[..., : self.row.value_width]
+        return keys, self.values.gathered(table)
 
 
 @dataclass(frozen=True)
@@ -134,29 +140,27 @@ class PagedLayer:
         value: Tensor,
         *,
         scale: float,
-        window: int | None = None,
-        soft_cap: float | None = None,
+        window: int = 0,
+        soft_cap: float = 0.0,
         sinks: Tensor | None = None,
     ) -> Tensor:
         """Keep keys and values of the new tokens, then attend to all up to each of them.
 
         query (T, heads, width), key (T, key heads, width), value (T, key heads, value width) ->
         (T, heads, value width), of query's dtype. window: the tokens that one sees, itself among
-        them. soft_cap: scores are cap * tanh(score / cap). sinks (heads,): scores that take part in
-        the softmax without a value.
+        them, 0 for all. soft_cap: scores are cap * tanh(score / cap), 0 for no cap. sinks (heads,):
+        scores that take part in the softmax without a value.
         """
         page, place = self.places.pages(), self.places.positions % PAGE
-        self.pages.keys.write(page, place, key)
-        self.pages.values.write(page, place, value)
-        keys = self.pages.keys.gathered(self.places.table)
-        values = self.pages.values.gathered(self.places.table)
+        self.pages.write(page, place, key, value)
+        keys, values = self.pages.gathered(self.places.table)
         mask = self._mask(keys.shape[-4], window)
         if self._is_narrow(query, keys, soft_cap, sinks):
             return _streamed(query, keys, values, mask, scale)
         mixed = _attend(query, keys, values, mask, scale, soft_cap, sinks)
         return mixed.cast(query.dtype)
 
-    def _mask(self, pages: Any, window: int | None) -> Tensor:
+    def _mask(self, pages: Any, window: int) -> Tensor:
         """Which tokens (T, pages, 16) each token sees."""
         positions = self.places.positions[:, None]
         there = Tensor.arange(pages * PAGE, dtype=dtypes.int32, device=positions.device)[None]
@@ -167,12 +171,12 @@ class PagedLayer:
 
     @staticmethod
     def _is_narrow(
-        query: Tensor, keys: Tensor, soft_cap: float | None, sinks: Tensor | None
+        query: Tensor, keys: Tensor, soft_cap: float, sinks: Tensor | None
     ) -> bool:
         """Whether matrix units attend: 16-bit floats on a GPU, whose tiles add up in one order."""
         if query.dtype.bits != 16 or keys.dtype is not query.dtype or query.device == "CPU":
             return False
-        return soft_cap is None and sinks is None
+        return not soft_cap and sinks is None
 
 
 def _attend(
@@ -181,7 +185,7 @@ def _attend(
     values: Tensor,
     mask: Tensor,
     scale: float,
-    soft_cap: float | None,
+    soft_cap: float,
     sinks: Tensor | None,
 ) -> Tensor:
     """Attention in float32: keys (P, 16, K, E) of one sequence, or (T, P, 16, K, E)."""

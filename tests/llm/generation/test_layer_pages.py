@@ -10,7 +10,13 @@ import pytest
 
 from baregrad import Tensor, bind, jit, variable
 from baregrad.base.errors import ArgumentError
-from baregrad.llm.generation.layer_pages import LayerPages, LayerSizes, PagedLayer, StepPlaces
+from baregrad.llm.generation.layer_pages import (
+    LayerPages,
+    PagedLayer,
+    StepPlaces,
+    row_nbytes,
+)
+from baregrad.llm.models.traits import CacheRow
 
 PAGES, HEADS, GROUPS, WIDTH, LENGTH = 24, 4, 2, 32, 130
 RNG = np.random.default_rng(0)
@@ -40,7 +46,7 @@ class Runs:
     """One jitted chunk and one jitted batch over the same pages."""
 
     def __init__(self, kind: str, **options: Any) -> None:
-        pages = LayerPages(PAGES, LayerSizes(GROUPS, WIDTH, WIDTH), kind)
+        pages = LayerPages(PAGES, CacheRow(GROUPS, WIDTH, WIDTH, False), kind)
         self.pages = pages
         tokens, self.count = variable("tokens", 1, 64), variable("pages", 1, 12)
         self.tokens = tokens
@@ -103,10 +109,22 @@ def test_windows_caps_and_sinks(table: Any) -> None:
         np.testing.assert_allclose(found, truth, atol=1e-5, rtol=1e-5)
 
 
+def test_values_that_are_a_part_of_the_keys() -> None:
+    pages = LayerPages(4, CacheRow(1, WIDTH, 24, True), "f32")
+    table = Tensor(np.array([2, 1], np.int32))
+    layer = PagedLayer(pages, StepPlaces(table, Tensor.arange(20, dtype="int32")))
+    key = Tensor(KEYS[:20, :1])
+    found = layer.attend(Tensor(QUERIES[:20]), key, key[..., :24], scale=1.0).numpy()
+    scores = np.exp(QUERIES[19] @ KEYS[:20, 0].T)
+    truth = scores / scores.sum(-1, keepdims=True) @ KEYS[:20, 0, :24]
+    np.testing.assert_allclose(found[19], truth, rtol=1e-5, atol=1e-5)
+
+
 def test_sizes_and_refusals() -> None:
-    assert LayerSizes(2, 64, 32).nbytes("f16") == 2 * 96 * 2
-    assert LayerSizes(2, 64, 32).nbytes("q8_0") == 2 * 96 + 2 * 3 * 2
+    assert row_nbytes(CacheRow(2, 64, 32, False), "f16") == 2 * 96 * 2
+    assert row_nbytes(CacheRow(2, 64, 32, False), "q8_0") == 2 * 96 + 2 * 3 * 2
+    assert row_nbytes(CacheRow(1, 96, 64, True), "f32") == 96 * 4
     with pytest.raises(ArgumentError, match="found q3, wanted f32"):
-        LayerPages(2, LayerSizes(1, 32, 32), "q3")
+        LayerPages(2, CacheRow(1, 32, 32, False), "q3")
     with pytest.raises(ArgumentError, match="width 20"):
-        LayerPages(2, LayerSizes(1, 20, 20), "q8_0")
+        LayerPages(2, CacheRow(1, 20, 20, False), "q8_0")
