@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 
 from baregrad.base.options import options
 from baregrad.dtypes import DType, dtypes
@@ -83,6 +84,22 @@ def test_bfloat16_is_rounded_to_even() -> None:
     values = np.array([1.0, 1.00390625, 1.01171875, math.nan, math.inf])
     found = rounded(values, dtypes.bfloat16)
     np.testing.assert_array_equal(found, [1.0, 1.0, 1.015625, math.nan, math.inf])
+
+
+def test_a_scalar_is_rounded_to_the_dtype_in_which_it_meets_an_array() -> None:
+    scalar, array = np.array(-0.450439453125), np.array([0.25, -3.5])
+    found = NumPyTwin(array, dtypes.bfloat16) - NumPyTwin(scalar, dtypes.float16)
+    wanted = torch.tensor(array).bfloat16() - torch.tensor(scalar).half()
+    assert wanted.dtype is torch.bfloat16
+    np.testing.assert_array_equal(rounded(found.array, found.dtype), wanted.double().numpy())
+
+
+def test_a_write_rounds_to_where_its_operands_meet() -> None:
+    scalar, array = np.array(5.0), np.array([0.55322265625])
+    found = NumPyTwin(scalar.copy(), dtypes.float32).sub_(NumPyTwin(array, dtypes.float16))
+    wanted = torch.tensor(scalar).float() - torch.tensor(array).half()
+    assert wanted.dtype is torch.float16
+    np.testing.assert_array_equal(found.array, wanted.double().numpy()[0])
 
 
 def test_foreign_arguments_are_compared_with_plain_ones() -> None:

@@ -62,7 +62,11 @@ class TwinArray:
     def _own(self, value: Any) -> Array:
         """A value in this dtype."""
         made = value if isinstance(value, TwinArray) else self._like(value, scalar_dtype(value))
-        return converted(made.array, made.dtype, self.dtype)
+        array = made.array
+        if made.dtype.kind == "float" and made.dtype is not self.dtype:
+            # A result is rounded to the dtype in which its operands meet, and then to this one.
+            array = rounded(array, made.dtype)
+        return converted(array, made.dtype, self.dtype)
 
     def _float(self, function: Callable[[Array], Array]) -> Self:
         """A function of the elements in float64, in this dtype or else in float32."""

@@ -34,7 +34,8 @@ def converted(array: Array, old: DType, dtype: DType) -> Array:
         name = dtype.name if dtype.name in ("float32", "float64") else "float64"
         found = array.astype(name).astype(np.float64)
         return rounded(found, dtype) if dtype.bits < 32 else found
-    if dtype.kind == "float" and dtype.bits < old.bits:
+    if dtype.kind == "float" and dtype is not old:
+        # Also of as many bits: float16 has digits that bfloat16 lacks.
         return rounded(array, dtype)
     return stored(array, dtype)
 
