@@ -48,9 +48,9 @@ class Mode(enum.IntEnum):
 class Chosen:
     """What a step gives for R rows, on the device.
 
-    tokens: (R,) int32, NOTHING where there is none. In mode FULL also the log-probabilities that the
-    model itself gave: logprobs (R,) of the tokens, and those of the best, `best` (R, 20) tokens and
-    best_logprobs (R, 20), best first.
+    tokens: (R,) int32, NOTHING where there is none. In mode FULL also the log-probabilities that
+    the model itself gave: logprobs (R,) of the tokens, and those of the best, `best` (R, 20) tokens
+    and best_logprobs (R, 20), best first.
     """
 
     tokens: Tensor

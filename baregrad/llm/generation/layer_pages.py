@@ -89,10 +89,10 @@ class LayerPages:
         """Return all arrays, whose first axis is that of pages."""
         return (*self.keys.arrays, *(() if self.values is None else self.values.arrays))
 
-    def write(self, page: Tensor, place: Tensor, key: Tensor, value: Tensor) -> None:
+    def write(self, page: Tensor, place: Tensor, key: Tensor, value: Tensor | None) -> None:
         """Write keys and values (T, heads, width) at places (T,) of pages (T,), in place."""
         self.keys.write(page, place, key)
-        if self.values is not None:
+        if self.values is not None and value is not None:
             self.values.write(page, place, value)
 
     def gathered(self, table: Tensor) -> tuple[Tensor, Tensor]:
@@ -137,27 +137,26 @@ class PagedLayer:
         self,
         query: Tensor,
         key: Tensor,
-        value: Tensor,
+        value: Tensor | None,
         *,
         scale: float,
         window: int = 0,
         soft_cap: float = 0.0,
-        sinks: Tensor | None = None,
     ) -> Tensor:
         """Keep keys and values of the new tokens, then attend to all up to each of them.
 
-        query (T, heads, width), key (T, key heads, width), value (T, key heads, value width) ->
-        (T, heads, value width), of query's dtype. window: the tokens that one sees, itself among
-        them, 0 for all. soft_cap: scores are cap * tanh(score / cap), 0 for no cap. sinks (heads,):
-        scores that take part in the softmax without a value.
+        query (T, heads, width), key (T, key heads, width), value (T, key heads, value width),
+        or None where it is a part of the key -> (T, heads, value width), of query's dtype. window:
+        the tokens that one sees, itself among them, 0 for all. soft_cap: scores are
+        cap * tanh(score / cap), 0 for no cap.
         """
         page, place = self.places.pages(), self.places.positions % PAGE
         self.pages.write(page, place, key, value)
         keys, values = self.pages.gathered(self.places.table)
         mask = self._mask(keys.shape[-4], window)
-        if self._is_narrow(query, keys, soft_cap, sinks):
+        if self._is_narrow(query, keys, soft_cap):
             return _streamed(query, keys, values, mask, scale)
-        mixed = _attend(query, keys, values, mask, scale, soft_cap, sinks)
+        mixed = _attend(query, keys, values, mask, scale, soft_cap)
         return mixed.cast(query.dtype)
 
     def _mask(self, pages: Any, window: int) -> Tensor:
@@ -170,13 +169,11 @@ class PagedLayer:
         return seen.unflatten(-1, (pages, PAGE))
 
     @staticmethod
-    def _is_narrow(
-        query: Tensor, keys: Tensor, soft_cap: float, sinks: Tensor | None
-    ) -> bool:
+    def _is_narrow(query: Tensor, keys: Tensor, soft_cap: float) -> bool:
         """Whether matrix units attend: 16-bit floats on a GPU, whose tiles add up in one order."""
         if query.dtype.bits != 16 or keys.dtype is not query.dtype or query.device == "CPU":
             return False
-        return not soft_cap and sinks is None
+        return not soft_cap
 
 
 def _attend(
@@ -186,7 +183,6 @@ def _attend(
     mask: Tensor,
     scale: float,
     soft_cap: float,
-    sinks: Tensor | None,
 ) -> Tensor:
     """Attention in float32: keys (P, 16, K, E) of one sequence, or (T, P, 16, K, E)."""
     wide = dtypes.float32
@@ -207,14 +203,8 @@ def _attend(
         seen = seen[:, None, None]
     scores = seen.where(scores, float("-inf"))
     high = scores.amax(-1, True)
-    if sinks is not None:
-        sunk = sinks.cast(wide).reshape(groups, heads // groups)
-        sunk = sunk[:, :, None, None] if not each else sunk[None, :, :, None]
-        high = high.maximum(sunk)
     powers = (scores - high).exp()
     total = powers.unflatten(-1, (pages, PAGE)).sum(-2).sum(-1, True)
-    if sinks is not None:
-        total = total + (sunk - high).exp()
     mixed = Tensor.einsum(f"{form},{each}nkd->{form[:-1]}d", powers, values) / total
     if not each:
         mixed = mixed.permute(2, 0, 1, 3)

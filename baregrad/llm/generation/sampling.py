@@ -22,10 +22,10 @@ class Sampling:
     Scores are changed and tokens left out in this order: `logit_bias` is added by token;
     `repeat_penalty` divides positive scores (and multiplies negative ones) of the `repeat_last`
     latest tokens, `presence_penalty` is subtracted once and `frequency_penalty` for each occurrence
-    from tokens of the answer; `top_k` leaves the k best (0 all), `typical_p` those whose surprise is
-    closest to the expected one, `top_p` the best whose probabilities add up to p, `min_p` those at
-    least p times as probable as the best. Then scores are divided by `temperature`; at 0 the best
-    is taken. Tokens of equal score stay or go together.
+    from tokens of the answer; `top_k` leaves the k best (0 all), `typical_p` those whose surprise
+    is closest to the expected one, `top_p` the best whose probabilities add up to p, `min_p` those
+    at least p times as probable as the best. Then scores are divided by `temperature`; at 0 the
+    best is taken. Tokens of equal score stay or go together.
 
     `seed`: the same numbers at each run, None for fresh ones. `logprobs`: how many alternatives are
     told with each token, None for none and no log-probability either. `stops`: texts that end the

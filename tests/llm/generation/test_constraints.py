@@ -1,0 +1,110 @@
+"""Forms are enforced token by token, and refused where they cannot be."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+from typing import Any
+
+import pytest
+
+from baregrad.base.errors import ArgumentError
+from baregrad.llm.generation.constraints import Constraints, Form
+
+pytest.importorskip("llguidance", reason="answers of a form need llguidance")
+
+
+class Bytes:
+    """A vocabulary of the 256 bytes, some words, and two ends."""
+
+    bos = None
+    eos = 260
+    ends = frozenset({260, 261})
+    size = 262
+    _words = (b"true", b'{"', b'":', b" of")
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode())
+
+    def token_bytes(self, token: int) -> bytes:
+        if token < 256:
+            return bytes([token])
+        return self._words[token - 256] if token < 260 else b""
+
+
+CONSTRAINTS = Constraints(Bytes(), 300)
+
+
+def allowed(constraint: Any) -> list[int]:
+    bits = constraint.bits()
+    return [token for token in range(300) if bits[token // 32] >> (token % 32) & 1]
+
+
+def written(form: Form, seed: int, most: int = 400) -> str:
+    """Text of random tokens that a form allows, until it ends."""
+    rng, constraint, text = random.Random(seed), CONSTRAINTS.make(form), b""
+    for _ in range(most):
+        choices = allowed(constraint)
+        ends = [token for token in choices if token in Bytes.ends]
+        if ends and (len(ends) == len(choices) or rng.random() < 0.3):
+            return text.decode()
+        # Printable text that closes soon, so that random walks end.
+        good = [t for t in choices if chr(t % 256) in '"}]' or t >= 256] or choices
+        token = rng.choice(good if rng.random() < 0.5 else choices)
+        constraint.add(token)
+        text += Bytes().token_bytes(token)
+    return ""
+
+
+def test_a_schema_holds() -> None:
+    schema = {
+        "type": "object", "required": ["name", "age"], "additionalProperties": False,
+        "properties": {
+            "name": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "maximum": 99},
+        },
+    }
+    texts = [written(Form("json_schema", json.dumps(schema)), seed) for seed in range(20)]
+    found = [json.loads(text) for text in texts if text]
+    assert len(found) > 5
+    for each in found:
+        assert set(each) == {"name", "age"}
+        assert len(each["name"]) <= 4
+        assert isinstance(each["age"], int)
+        assert each["age"] <= 99
+
+
+def test_other_forms_hold() -> None:
+    for seed in range(10):
+        assert re.fullmatch("(yes|no)!*", written(Form("regex", "(yes|no)!{0,3}"), seed))
+        assert written(Form("lark", 'start: "a" | "b" "c"'), seed) in ("a", "bc")
+    texts = [written(Form("json_object"), seed) for seed in range(10)]
+    assert any(isinstance(json.loads(text), dict) for text in texts if text)
+
+
+def test_what_is_not_allowed_is_refused() -> None:
+    constraint = CONSTRAINTS.make(Form("regex", "ab"))
+    assert allowed(constraint) == [97]
+    constraint.add(97)
+    constraint.add(98)
+    assert set(allowed(constraint)) == set(Bytes.ends)
+    assert constraint.is_done
+    with pytest.raises(ArgumentError):
+        CONSTRAINTS.make(Form("regex", "ab")).add(99)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        ("json_schema", "{"), ("json_schema", "3"), ("json_schema", "[" * 100000),
+        ("json_schema", '{"type": "nothing"}'),
+        ("json_schema", '{"type": "array", "uniqueItems": true}'),
+        ("json_schema", '{"type": "object", "not": {"required": ["a"]}}'),
+        ("json_schema", '{"$ref": "https://example.com/x.json"}'),
+        ("regex", "("), ("lark", "start: nothing"), ("other", ""), ("regex", "a" * (1 << 19)),
+    ],
+    ids=lambda form: f"{form[0]} {form[1][:30]}",
+)
+def test_forms_that_cannot_be_enforced(form: tuple[str, str]) -> None:
+    with pytest.raises(ArgumentError):
+        CONSTRAINTS.make(Form(*form))
