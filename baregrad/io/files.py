@@ -6,7 +6,7 @@ import mmap
 import os
 import secrets
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -36,7 +36,7 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def write_atomically(path: str | os.PathLike[str], chunks: Sequence[memoryview]) -> None:
+def write_atomically(path: str | os.PathLike[str], chunks: Iterable[memoryview]) -> None:
     """Write `chunks` one after the other to `path` through a temporary file and a rename.
 
     On any failure the temporary file is removed and what stood at `path` stays. Raises OSError.

@@ -67,7 +67,7 @@ def safe_load(path: Path, device: str | None = None) -> dict[str, Tensor]:
     where = choose_device(device)
     with SafetensorsFile(path) as file:
         return {
-            name: _wrapped(
+            name: mapped_tensor(
                 file.raw(name), _dtype(name, file.entry(name).dtype), file.entry(name).shape,
                 where,
             )
@@ -101,12 +101,19 @@ def _dtype(name: str, dtype: str) -> DType:
 def _stored(name: str, tensor: StoredTensor, device: str) -> Tensor:
     dtype = _dtype(name, tensor.dtype)
     if tensor.is_contiguous:
-        return _wrapped(tensor.raw, dtype, tensor.shape, device)
+        return mapped_tensor(tensor.raw, dtype, tensor.shape, device)
     raw = np.ascontiguousarray(tensor.bits())
-    return _wrapped(raw.reshape(-1).view(np.uint8).data, dtype, tensor.shape, device)
+    return mapped_tensor(raw.reshape(-1).view(np.uint8).data, dtype, tensor.shape, device)
 
 
-def _wrapped(data: memoryview, dtype: DType, shape: tuple[int, ...], device: str) -> Tensor:
+def mapped_tensor(
+    data: memoryview, dtype: DType, shape: tuple[int, ...], device: str | None
+) -> Tensor:
+    """Return bytes of a file as a tensor, without a copy where the device can read them there.
+
+    They are copied where they are not aligned for `dtype`.
+    """
+    device = choose_device(device)
     if not data.nbytes:
         return Tensor.zeros(*shape, dtype=dtype, device=device)
     bytes_ = np.frombuffer(data, np.uint8)

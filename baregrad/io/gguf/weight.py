@@ -1,0 +1,133 @@
+"""Weights that stay packed: bytes on the device, numbers only within what reads them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from baregrad.base.errors import ShapeError
+from baregrad.dtypes import DType, as_dtype, dtypes
+from baregrad.io.gguf import grid_blocks, k_blocks, plain_blocks
+from baregrad.io.gguf.grids import grid_of
+from baregrad.io.gguf.types import GgmlType
+from baregrad.io.tensors import mapped_tensor
+from baregrad.tensor import Tensor
+
+if TYPE_CHECKING:
+    from baregrad.io.gguf.reader import GgufTensor
+
+_BLOCKS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({
+    "Q4_0": plain_blocks.q4_0, "Q4_1": plain_blocks.q4_1,
+    "Q5_0": plain_blocks.q5_0, "Q5_1": plain_blocks.q5_1,
+    "Q8_0": plain_blocks.q8_0, "Q8_1": plain_blocks.q8_1,
+    "Q1_0": plain_blocks.q1_0, "Q2_0": plain_blocks.q2_0,
+    "IQ4_NL": plain_blocks.iq4_nl,
+    "TQ1_0": plain_blocks.tq1_0, "TQ2_0": plain_blocks.tq2_0,
+    "MXFP4": plain_blocks.mxfp4, "NVFP4": plain_blocks.nvfp4,
+    "Q2_K": k_blocks.q2_k, "Q3_K": k_blocks.q3_k, "Q4_K": k_blocks.q4_k,
+    "Q5_K": k_blocks.q5_k, "Q6_K": k_blocks.q6_k, "Q8_K": k_blocks.q8_k,
+    "IQ4_XS": k_blocks.iq4_xs,
+})  # fmt: skip
+_GRID_BLOCKS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType({
+    "IQ1_S": grid_blocks.iq1_s, "IQ1_M": grid_blocks.iq1_m,
+    "IQ2_XXS": grid_blocks.iq2_xxs, "IQ2_XS": grid_blocks.iq2_xs, "IQ2_S": grid_blocks.iq2_s,
+    "IQ3_XXS": grid_blocks.iq3_xxs, "IQ3_S": grid_blocks.iq3_s,
+})  # fmt: skip
+
+
+class PackedWeight:
+    """A weight of `shape` (..., in) as its file holds it.
+
+    It may be a matrix (out, in), a stack of them (experts, out, in), a table (words, width) or a
+    vector. `bytes` is a uint8 tensor (..., bytes of a row); for types that pack nothing it holds
+    the elements themselves, in their dtype. `grid` are the codes of the type's points where it has
+    some, which weights of one type may share; left out, they are made.
+    """
+
+    __slots__ = ("bytes", "grid", "shape", "type")
+
+    def __init__(
+        self,
+        type: GgmlType,
+        shape: tuple[int | object, ...],
+        bytes: Tensor,
+        grid: Tensor | None = None,
+    ) -> None:
+        self.type = type
+        self.shape = tuple(shape)
+        self.bytes = bytes
+        points = grid_of(type.name)
+        if grid is None and points is not None:
+            grid = Tensor(points.codes(), device=bytes.device)
+        self.grid = grid
+
+    @classmethod
+    def from_file(
+        cls, tensor: GgufTensor, device: str | None = None, grid: Tensor | None = None
+    ) -> PackedWeight:
+        """Return a tensor of a file as a weight on a device.
+
+        It stays mapped: on a device that sees host memory nothing is copied or read before use.
+        """
+        lead = tensor.shape[:-1]
+        raw = tensor.raw().reshape(-1).data
+        if tensor.type.dtype is not None:
+            return cls(tensor.type, tensor.shape,
+                       mapped_tensor(raw, tensor.type.dtype, tensor.shape, device))  # fmt: skip
+        width = tensor.type.row_nbytes(tensor.shape[-1])
+        packed = mapped_tensor(raw, dtypes.uint8, (*lead, width), device)
+        return cls(tensor.type, tensor.shape, packed, grid)
+
+    def __repr__(self) -> str:
+        return f"PackedWeight({self.type}, {list(self.shape)}, {self.device})"
+
+    @property
+    def device(self) -> str:
+        """The name of the device that holds the bytes."""
+        return self.bytes.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the weight takes."""
+        return int(np.prod(self.bytes.shape)) * self.bytes.dtype.itemsize
+
+    def dense(self, dtype: object = dtypes.float32) -> Tensor:
+        """Return the numbers, of `shape`, lazily: they become part of what reads them.
+
+        They are computed in float32 as ggml does, then rounded to `dtype`.
+        """
+        wanted: DType = as_dtype(dtype)
+        if not self.type.is_packed:
+            return self.bytes.cast(wanted)
+        count = self.bytes.shape[-1] // self.type.nbytes
+        blocks = self.bytes.reshape(*self.bytes.shape[:-1], count, self.type.nbytes)
+        if self.grid is None:
+            values = _BLOCKS[self.type.name](blocks)
+        else:
+            values = _GRID_BLOCKS[self.type.name](blocks, self.grid)
+        return values.flatten(-2).cast(wanted)
+
+    def at(self, index: Tensor | int | slice) -> PackedWeight:
+        """Return the part at an index of the first axis, packed: rows, or matrices of a stack."""
+        part = self.bytes[index]
+        return PackedWeight(self.type, (*part.shape[:-1], self.shape[-1]), part, self.grid)
+
+    def rows(self, index: Tensor) -> Tensor:
+        """Return `dense()[index]` for a tensor of integers; only those rows are read."""
+        return self.at(index).dense()
+
+    def linear(self, x: Tensor) -> Tensor:
+        """Return `x` (..., in) times the transposed matrix: (..., out), in the dtype of `x`.
+
+        Raises ShapeError for a weight that is no matrix.
+        """
+        if len(self.shape) != 2:
+            raise ShapeError(
+                "a product takes a matrix", found=f"a weight of shape {list(self.shape)}",
+                wanted="(out, in)", hint="at(index) gives one matrix of a stack",
+            )  # fmt: skip
+        result: Tensor = x @ self.dense(x.dtype).T
+        return result
