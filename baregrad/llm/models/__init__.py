@@ -1,0 +1,1 @@
+"""Models: what tells one from another, their weights, and how they turn words into scores."""
