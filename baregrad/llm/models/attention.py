@@ -28,7 +28,8 @@ def attention(
         mixed = rows[0].scaled_dot_product_attention(
             rows[1], rows[2], visible, scale=scale, enable_gqa=True
         )
-        return mixed.transpose(0, 1)
+        turned: Tensor = mixed.transpose(0, 1)
+        return turned
     # (key heads, heads of each, T, E) beside (key heads, 1, S, E)
     heads = keys.shape[1]
     wide = rows[0].reshape(heads, query.shape[1] // heads, *rows[0].shape[1:])

@@ -84,8 +84,8 @@ class LayerTraits:
 
     `scale` multiplies the products of queries and keys; `window`: how many of the latest tokens,
     its own included, a token sees, 0 for all; `soft_cap`: scores become cap * tanh(score / cap), 0
-    for no cap. `is_fused`: query, key and value are one matrix attn_qkv. `has_head_norms`: each head of
-    query and key is normalised before it turns. `has_post_norms`: what attention and the
+    for no cap. `is_fused`: query, key and value are one matrix attn_qkv. `has_head_norms`: each
+    head of query and key is normalised before it turns. `has_post_norms`: what attention and the
     feed-forward part give is normalised before it is added. `gate`: "silu", "gelu" (by tanh) or
     "gelu_exact". `is_gated`: the hidden vector is gate(gate) * up, rather than gate(up);
     `is_gate_fused`: ffn_up holds gate and up.
