@@ -20,6 +20,8 @@ _OPAQUE = (type, types.ModuleType, types.BuiltinFunctionType, types.CodeType)
 # What is looked into in a way of its own, whatever attributes it has.
 _LOOKED_INTO = (types.FunctionType, types.MethodType, dict)
 _MISSING = object()
+# Rooms whose objects and functions are state and code as a user's are.
+_ABOVE = ("baregrad.apps", "baregrad.llm")
 # Looks under a key, as `getattr` and `dict.get` do; the second argument is given for what is not
 # there. Every place is looked up at every call of a jitted function.
 Look = Callable[[Any, Any], Any]
@@ -178,13 +180,13 @@ def _is_engine(holder: Any) -> bool:
     """Whether an object is of the stack's own machinery, which is no state of the user's."""
     module = type(holder).__module__
     return module.startswith("baregrad.") and not module.startswith(
-        ("baregrad.nn", "baregrad.optim", "baregrad.apps")
+        ("baregrad.nn", "baregrad.optim", *_ABOVE)
     )
 
 
 def _function_parts(function: types.FunctionType, name: str) -> Iterator[tuple[Look, Any, str]]:
     module = function.__module__ or ""
-    if module.startswith("baregrad.") and not module.startswith("baregrad.apps"):
+    if module.startswith("baregrad.") and not module.startswith(_ABOVE):
         return
     for free, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield _contents, cell, free
