@@ -30,7 +30,8 @@ class Architecture:
     everything, 0 for none. `window`: the window where no key gives one. `is_scaled`: word vectors
     are multiplied by the root of their width. `wide_depth`: the depth of the one model of its
     family whose scores are scaled by width / heads rather than by the width of a head.
-    `local_base`: the base of rotation in layers with a window, 0 where it is everyone's.
+    `local_base`: the base of rotation in layers with a window, 0 where it is everyone's. `needs`:
+    tensors of a layer that others of its kind may lack.
     """
 
     rope: str
@@ -44,23 +45,29 @@ class Architecture:
     wide_depth: int = 0
     local_base: float = 0.0
     is_normalised: bool = True
+    needs: tuple[str, ...] = ()
 
 
 ARCHITECTURES: Mapping[str, Architecture] = MappingProxyType({
     "llama": Architecture("norm"),
-    "qwen2": Architecture("neox"),
-    "qwen2moe": Architecture("neox", is_normalised=False),
-    "qwen3": Architecture("neox"),
-    "qwen3moe": Architecture("neox"),
+    "qwen2": Architecture("neox", needs=("attn_q.bias",)),
+    "qwen2moe": Architecture("neox", is_normalised=False, needs=("attn_q.bias",)),
+    "qwen3": Architecture("neox", needs=("attn_q_norm.weight",)),
+    "qwen3moe": Architecture("neox", needs=("attn_q_norm.weight",)),
     "gemma": Architecture("neox", gate="gelu", is_scaled=True),
     "gemma2": Architecture(
         "neox", gate="gelu", is_scaled=True, period=2, window=4096, wide_depth=46,
+        needs=("post_ffw_norm.weight",),
     ),
     "gemma3": Architecture(
         "neox", gate="gelu", is_scaled=True, period=6, wide_depth=62, local_base=10000.0,
+        needs=("post_ffw_norm.weight", "attn_q_norm.weight"),
     ),
     "phi3": Architecture("neox", is_gate_fused=True),
-    "gpt2": Architecture("none", norm="layer", gate="gelu", is_gated=False),
+    "gpt2": Architecture(
+        "none", norm="layer", gate="gelu", is_gated=False,
+        needs=("attn_qkv.bias", "attn_output.bias", "ffn_up.bias"),
+    ),
     "deepseek2": Architecture("norm", is_normalised=False),
 })
 
@@ -191,6 +198,9 @@ class _Reader:
         keys, row, heads = self.keys, self.row, self.heads[number]
         width = self.head_width()
         scale = 1 / math.sqrt(width)
+        for name in row.needs:
+            if not self.has(number, name):
+                raise FileFormatError("the file lacks a tensor", wanted=f"blk.{number}.{name}")
         if latent is not None:
             key_heads = heads
             width = latent.plain_width + latent.rope_width

@@ -38,7 +38,8 @@ def attention(
     if visible is not None:
         scores = visible.where(scores, float("-inf"))
     mixed = scores.softmax(-1) @ rows[2].unsqueeze(1).cast(dtypes.float32)
-    return mixed.reshape(*query.shape[1::-1], values.shape[2]).transpose(0, 1).cast(query.dtype)
+    mixed = mixed.reshape(*query.shape[1::-1], values.shape[2])
+    return mixed.transpose(0, 1).cast(query.dtype)
 
 
 def _visible(keys: Tensor, places: Tensor | None, window: int) -> Tensor | None:

@@ -1,0 +1,282 @@
+"""The `config.json` of a Hugging Face folder, told in the keys of GGUF metadata."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from baregrad.base.errors import FileFormatError, UnsupportedError
+from baregrad.io.excerpt import excerpt
+from baregrad.llm.models.keys import ARCHITECTURE
+
+Vectors = dict[str, npt.NDArray[np.float64]]
+MAX_CONFIG_NBYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a `model_type` is called in GGUF files, and how its weights differ from those.
+
+    `rope`: how rows of queries and keys are paired. `gate`: the `hidden_act` it must have.
+    `names`: its own names of a layer's parts, beside the usual ones. `is_offset`: weights of norms
+    are stored less 1. `is_transposed`: matrices of layers are stored (in, out).
+    """
+
+    architecture: str
+    rope: str = "neox"
+    gate: str = "silu"
+    names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    is_offset: bool = False
+    is_transposed: bool = False
+
+
+_GEMMA_NAMES = MappingProxyType({
+    "post_attention_layernorm": "post_attention_norm", "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+})
+_GPT2_NAMES = MappingProxyType({
+    "ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
+    "ln_2": "ffn_norm", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
+})
+_TANH = "gelu_pytorch_tanh"
+FAMILIES: Mapping[str, Family] = MappingProxyType({
+    "llama": Family("llama"),
+    "mistral": Family("llama"),
+    "mixtral": Family("llama"),
+    "qwen2": Family("qwen2"),
+    "qwen3": Family("qwen3"),
+    "qwen2_moe": Family("qwen2moe"),
+    "qwen3_moe": Family("qwen3moe"),
+    "gemma": Family("gemma", gate=_TANH, is_offset=True),
+    "gemma2": Family("gemma2", gate=_TANH, names=_GEMMA_NAMES, is_offset=True),
+    "gemma3_text": Family("gemma3", gate=_TANH, names=_GEMMA_NAMES, is_offset=True),
+    "phi3": Family("phi3"),
+    "gpt2": Family("gpt2", "none", "gelu_new", _GPT2_NAMES, is_transposed=True),
+    "deepseek_v2": Family("deepseek2", "norm"),
+    "deepseek_v3": Family("deepseek2", "norm"),
+})
+# Keys of GGUF metadata by keys of a config that mean the same.
+_SAME = MappingProxyType({
+    "hidden_size": "embedding_length", "n_embd": "embedding_length",
+    "num_hidden_layers": "block_count", "n_layer": "block_count",
+    "max_position_embeddings": "context_length", "n_positions": "context_length",
+    "intermediate_size": "feed_forward_length", "n_inner": "feed_forward_length",
+    "num_attention_heads": "attention.head_count", "n_head": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "num_local_experts": "expert_count", "num_experts": "expert_count",
+    "n_routed_experts": "expert_count", "num_experts_per_tok": "expert_used_count",
+    "moe_intermediate_size": "expert_feed_forward_length",
+    "norm_topk_prob": "expert_weights_norm", "routed_scaling_factor": "expert_weights_scale",
+    "kv_lora_rank": "attention.kv_lora_rank", "q_lora_rank": "attention.q_lora_rank",
+})  # fmt: skip
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Return the configuration of a folder: that of its text part, if it has parts.
+
+    Raises FileFormatError for what is no JSON object.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise FileFormatError(f"{str(folder)!r} holds no model", wanted="a file config.json")
+    data = path.read_bytes()
+    if len(data) > MAX_CONFIG_NBYTES:
+        raise FileFormatError(f"{str(path)!r} is too large", found=f"{len(data)} bytes")
+    try:
+        table = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise FileFormatError(f"{str(path)!r}", found=str(error), wanted="JSON") from error
+    text = table.get("text_config", table) if isinstance(table, dict) else None
+    if not isinstance(text, dict):
+        raise FileFormatError(f"{str(path)!r}", found=excerpt(table), wanted="a JSON object")
+    return text
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """Return the family of a model. Raises UnsupportedError for one that is not offered."""
+    kind = config.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        raise UnsupportedError(
+            f"a model of the type {excerpt(kind)}", wanted=", ".join(FAMILIES)
+        )
+    found = config.get("hidden_act", config.get("activation_function", family.gate))
+    found = config.get("hidden_activation") or found
+    if found != family.gate:
+        raise UnsupportedError(
+            f"the activation {excerpt(found)} of a {kind}", wanted=repr(family.gate)
+        )
+    return family
+
+
+def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Vectors]:
+    """Return GGUF metadata that says what a config says, and the factors that divide rates.
+
+    Raises UnsupportedError for a type of model or of scaling that is not offered.
+    """
+    family = family_of(config)
+    keys: dict[str, Any] = {
+        name: config[key] for key, name in _SAME.items() if config.get(key) is not None
+    }
+    if family.architecture == "gpt2":
+        keys.setdefault("feed_forward_length", 4 * _number(config, "n_embd"))
+    if config.get("head_dim") is not None:
+        keys["attention.key_length"] = keys["attention.value_length"] = config["head_dim"]
+    if config.get("query_pre_attn_scalar") is not None:
+        keys["attention.scale"] = _number(config, "query_pre_attn_scalar") ** -0.5
+    if family.architecture == "deepseek2":
+        keys |= _latent_keys(config)
+    keys |= _window_keys(config)
+    factors: Vectors = {}
+    if family.rope != "none":
+        rope, factors = _rope_keys(config, keys)
+        keys |= rope
+    metadata = {f"{family.architecture}.{key}": value for key, value in keys.items()}
+    return {ARCHITECTURE: family.architecture, **metadata}, factors
+
+
+def _number(config: Mapping[str, Any], key: str) -> Any:
+    found = config.get(key)
+    if isinstance(found, bool) or not isinstance(found, int | float) or found <= 0:
+        raise FileFormatError(f"config.json, {key}", found=excerpt(found), wanted="a number over 0")
+    return found
+
+
+def _latent_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    turned = _number(config, "qk_rope_head_dim")
+    method = config.get("topk_method", "noaux_tc")
+    if method not in ("greedy", "group_limited_greedy", "noaux_tc"):
+        raise UnsupportedError("config.json, topk_method", found=excerpt(method))
+    is_grouped = method != "greedy" and config.get("n_group")
+    is_third = config.get("model_type") == "deepseek_v3"
+    return {
+        "attention.key_length": turned + _number(config, "qk_nope_head_dim"),
+        "attention.value_length": _number(config, "v_head_dim"),
+        "rope.dimension_count": turned,
+        "expert_group_count": _number(config, "n_group") if is_grouped else 1,
+        "expert_group_used_count": _number(config, "topk_group") if is_grouped else 1,
+        "expert_gating_func": 2 if is_third else 1,
+    }
+
+
+def _window_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    window = config.get("sliding_window")
+    if not window or config.get("use_sliding_window") is False:
+        return {"attention.sliding_window": 0}
+    kinds = config.get("layer_types")
+    keys: dict[str, Any] = {"attention.sliding_window": window}
+    if isinstance(kinds, list):
+        other = set(kinds) - {"sliding_attention", "full_attention"}
+        if other:
+            raise UnsupportedError("config.json, layer_types", found=excerpt(sorted(other)))
+        keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in kinds]
+    elif config.get("sliding_window_pattern") is not None:
+        keys["attention.sliding_window_pattern"] = config["sliding_window_pattern"]
+    return keys
+
+
+# --- rotation -------------------------------------------------------------------------------------
+
+
+def _rope_keys(
+    config: Mapping[str, Any], keys: Mapping[str, Any]
+) -> tuple[dict[str, Any], Vectors]:
+    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    local = config.get("rope_local_base_freq")
+    if "full_attention" in parameters:
+        local = parameters.get("sliding_attention", {}).get("rope_theta", local)
+        parameters = parameters["full_attention"]
+    found: dict[str, Any] = {
+        "rope.freq_base": parameters.get("rope_theta", config.get("rope_theta", 10000.0))
+    }
+    if local is not None:
+        found["rope.freq_base_swa"] = local
+    share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
+    if share != 1:
+        width = keys.get("attention.key_length")
+        width = width or keys["embedding_length"] // keys["attention.head_count"]
+        found["rope.dimension_count"] = int(width * share)
+    kind = parameters.get("rope_type", parameters.get("type", "default"))
+    vectors: Vectors = {}
+    if kind == "linear":
+        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": parameters["factor"]}
+    elif kind == "yarn":
+        found |= _yarn_keys(parameters, config)
+    elif kind == "llama3":
+        vectors["rope_freqs.weight"] = _llama3_factors(parameters, found, keys)
+    elif kind in ("longrope", "su"):
+        found |= _long_keys(parameters, config)
+        for length in ("short", "long"):
+            factors = np.asarray(parameters[f"{length}_factor"], np.float64)
+            vectors[f"rope_factors_{length}.weight"] = factors
+    elif kind != "default":
+        raise UnsupportedError("config.json, rope_type", found=excerpt(kind),
+                               wanted="default, linear, yarn, llama3, longrope")  # fmt: skip
+    return found, vectors
+
+
+def _yarn_keys(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    if not parameters.get("truncate", True):
+        raise UnsupportedError("config.json, truncate of yarn", found="false", wanted="true")
+    factor = _number(parameters, "factor")
+    original = parameters.get("original_max_position_embeddings")
+
+    def grown(multiplier: float) -> float:
+        return 0.1 * multiplier * math.log(factor) + 1 if factor > 1 else 1.0
+
+    ours, everyone = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    magnitude = parameters.get("attention_factor")
+    if magnitude is None:
+        magnitude = grown(ours) / grown(everyone) if ours and everyone else grown(1.0)
+    keys = {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": factor,
+        "rope.scaling.original_context_length": original or config["max_position_embeddings"],
+        "rope.scaling.yarn_attn_factor": magnitude,
+        "rope.scaling.yarn_beta_fast": parameters.get("beta_fast") or 32,
+        "rope.scaling.yarn_beta_slow": parameters.get("beta_slow") or 1,
+    }
+    if everyone:
+        # GGUF keeps a tenth of it.
+        keys["rope.scaling.yarn_log_multiplier"] = 0.1 * everyone
+    return keys
+
+
+def _long_keys(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    name = "original_max_position_embeddings"
+    original = parameters.get(name) or config.get(name) or config["max_position_embeddings"]
+    factor = parameters.get("factor") or config["max_position_embeddings"] / original
+    magnitude = parameters.get("attention_factor")
+    if magnitude is None:
+        magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return {
+        "rope.scaling.type": "longrope",
+        "rope.scaling.attn_factor": magnitude,
+        "rope.scaling.original_context_length": original,
+    }
+
+
+def _llama3_factors(
+    parameters: Mapping[str, Any], rope: Mapping[str, Any], keys: Mapping[str, Any]
+) -> npt.NDArray[np.float64]:
+    """What Llama 3.1 divides rates by: nothing for fast pairs, all of the factor for slow ones."""
+    width = keys.get("attention.key_length")
+    width = width or keys["embedding_length"] // keys["attention.head_count"]
+    factor, original = _number(parameters, "factor"), parameters["original_max_position_embeddings"]
+    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
+    lengths = 2 * math.pi * rope["rope.freq_base"] ** (np.arange(0, width, 2) / width)
+    share = np.clip((original / lengths - low) / (high - low), 0, 1)
+    found: npt.NDArray[np.float64] = 1 / ((1 - share) / factor + share)
+    return found
