@@ -262,7 +262,7 @@ def count_from_zero(places: Tensor, extent: Any, axis: int) -> Tensor:
 
 def check_class_ids(target: Tensor, classes: Any, ignored: int) -> None:
     """Raise IndexOutOfRange for class ids that came from the host and are out of range."""
-    known = target._storage.known
+    known = _known(target)
     if known is None or not isinstance(classes, int):
         return
     for value in known:
@@ -272,9 +272,16 @@ def check_class_ids(target: Tensor, classes: Any, ignored: int) -> None:
             )
 
 
+def _known(x: Tensor) -> tuple[int, int] | None:
+    """The least and the greatest element, where they came from the host and all are shown."""
+    if any(op is Ops.SHRINK or op is Ops.BITCAST for op, _ in x._steps):
+        return None
+    return x._storage.known
+
+
 def _check_known(places: Tensor, extent: Any, axis: int) -> None:
     """Check index values that came from the host; the others are not known yet."""
-    known, count = places._storage.known, value_of(extent)
+    known, count = _known(places), value_of(extent)
     if known is None or count is None:
         return
     for value in reversed(known):

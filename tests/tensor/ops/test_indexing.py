@@ -307,3 +307,12 @@ def test_masks_of_the_host_in_a_jitted_function(key: Any) -> None:
         wanted[key] = 7
         np.testing.assert_array_equal(read.numpy(), x[key])
         np.testing.assert_array_equal(written.numpy(), wanted)
+
+
+def test_what_is_known_of_a_part_is_not_what_is_known_of_the_whole() -> None:
+    """Places that are a part of an uploaded array, beside numbers that are no places."""
+    x = Tensor([1.0, 2.0, 3.0])
+    both = Tensor(np.array([[2, 900], [0, -900]], np.int32))
+    assert x[both[:, 0]].tolist() == [3.0, 1.0]
+    with pytest.raises(IndexOutOfRange, match="index 900"):
+        x[both.T]
