@@ -13,7 +13,13 @@ from math import prod
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.repeats import axis_before_reshape, is_repeated, neighbours, sides_of
+from baregrad.graph.repeats import (
+    axis_before_reshape,
+    is_repeated,
+    neighbours,
+    result_order,
+    sides_of,
+)
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import permute
 from baregrad.ir.core.node import Node, cast
@@ -195,7 +201,8 @@ def _visit_rounded(node: Node) -> Node | None:
         return None
     if node.src[0].op is Ops.SHRINK:
         return _cut_of_whole(node)
-    return _apart(node) if node.src[0].mask & _PAD else None
+    apart = _apart(node) if node.src[0].mask & _PAD else None
+    return _turned(node) if apart is None else apart
 
 
 def _is_contraction(node: Node) -> bool:
@@ -245,6 +252,20 @@ def _apart(node: Node) -> Node | None:
         is_cast = one.op is Ops.CAST
         value = cast(value, one.dtype) if is_cast else one.replace(dtype=value.dtype, src=(value,))
     return cast(value, node.dtype)
+
+
+def _turned(node: Node) -> Node | None:
+    """A contraction whose neighbours are stored together, and turned from there."""
+    total, above = node.src[0], list[Node]()
+    while total.op.bit & (Ops.RESHAPE.bit | Ops.PERMUTE.bit):
+        above.append(total)
+        total = total.src[0]
+    order = result_order(total, CHUNK) if _is_contraction(total) else None
+    if order is None:
+        return None
+    place = tuple([order.index(axis) for axis in range(len(order))])
+    value = cast(permute(total, order), node.dtype)
+    return _over(above, permute(Node(Ops.CONTIGUOUS, node.dtype, (value,)), place))
 
 
 def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from baregrad.base.bits import greatest_divisor, round_up
 from baregrad.dtypes import dtypes
-from baregrad.graph.repeats import is_repeated, sides_of
+from baregrad.graph.repeats import is_repeated, result_order, sides_of
 from baregrad.graph.sums import once
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import expand, lengthened, permute, reshape, stored
@@ -322,12 +322,15 @@ def _in_parts(node: Node, cut: PartsOf) -> Node:
     pieces = tuple([_split(value, axis, parts) for value in values])
     partial = Node(Ops.REDUCE, monoid.states[0], pieces, Reduce(monoid, cut.inner))
     place = cut.place
+    order = tuple(range(len(node.shape)))
     if _is_contraction(node.src[0], node.arg.axes):
         # Each part is a matrix of its own, whose neighbours are stored together.
-        others = [one for one in range(len(partial.shape)) if one != place]
+        order = result_order(node, max(COPIES)) or order
+        others = [axis + (axis >= place) for axis in order]
         partial, place = permute(partial, (place, *others)), 0
     states = tuple([_stored(partial, monoid, part) for part in range(monoid.arity)])
     whole = Node(Ops.REDUCE, monoid.states[0], states, Reduce(monoid, (place,)))
+    whole = permute(whole, tuple([order.index(axis) for axis in range(len(order))]))
     return whole if whole.dtype is node.dtype else cast(whole, node.dtype)
 
 

@@ -97,12 +97,35 @@ def neighbours(node: Node, axis: int) -> int:
         elif node.op is Ops.RESHAPE:
             found = _fastest(shape, node.shape, axis)
             axis, count = (0, 1) if found is None else (found, gcd(count, shape[found]))
+        elif node.op is Ops.WINDOW:
+            count = 1 if axis in (node.arg.axis, len(node.shape) - 1) else count
         elif node.op is not Ops.EXPAND or shape[axis] != count:
             return 1
         if count == 1:
             return 1
         node = below
     return count if isinstance(count, int) and axis == len(node.shape) - 1 else 1
+
+
+def result_order(node: Node, chunk: int) -> tuple[int, ...] | None:
+    """The order of axes in which a sum of products is best stored; None where that is its own.
+
+    What is copied in chunks of neighbours along an axis is multiplied along that. If the innermost
+    axis of the results is another one of the same factor, no two of its results would be stored
+    together: then that axis is to be the innermost one.
+    """
+    value, summed = node.src[0], node.arg.axes
+    kept = [axis for axis in range(len(value.shape)) if axis not in summed]
+    long = [axis for axis in kept if value.shape[axis] != 1]
+    for factor, other in (value.src, value.src[::-1]) if long else ():
+        if is_repeated(factor, long[-1]) or not is_repeated(other, long[-1]):
+            continue
+        own = [axis for axis in long if is_repeated(other, axis)]
+        found = [axis for axis in own if neighbours(factor, axis) % chunk == 0]
+        if found and found[-1] != long[-1]:
+            inner = kept.index(found[-1])
+            return (*[axis for axis in range(len(kept)) if axis != inner], inner)
+    return None
 
 
 def _fastest(old: tuple[Any, ...], new: tuple[Any, ...], axis: int) -> int | None:

@@ -41,16 +41,16 @@ def convolved(
 
 
 def gradient(
-    image: tuple[int, ...], filters: tuple[int, ...], result: tuple[int, ...], **how: Any
-) -> list[tuple[Any, ...]]:
-    """What is stored for the gradient of a convolution by its image."""
+    image: tuple[int, ...], filters: tuple[int, ...], result: tuple[int, ...],
+    by_filter: bool = False, **how: Any,
+) -> Node:  # fmt: skip
+    """The graph of the gradient of a convolution by its image, or by its filter."""
     with options.override(device="NULL"), use_session(Session()):
-        x = Tensor.rand(*image).bfloat16().requires_grad_()
-        w, seed = (Tensor.rand(*shape).bfloat16() for shape in (filters, result))
+        x, w, seed = (Tensor.rand(*shape).bfloat16() for shape in (image, filters, result))
+        by = (w if by_filter else x).requires_grad_()
         x.conv2d(w, **how).backward(seed)
-        assert x.grad is not None
-        sink = Node(Ops.SINK, dtypes.token, (x.grad.node,))
-        return stored(canonicalise(sink, target=HOPPER))
+        assert by.grad is not None
+        return canonicalise(Node(Ops.SINK, dtypes.token, (by.grad.node,)), target=HOPPER)
 
 
 def test_channels_are_stored_innermost_with_the_zeros_around() -> None:
@@ -78,19 +78,34 @@ def test_of_strided_windows_of_one_element_their_places_are_stored() -> None:
 
 def test_filters_of_a_gradient_by_the_input_lie_along_what_is_summed() -> None:
     """Of a strided one the results of several filters are neighbours, whose channels are not."""
-    found = gradient((2, 32, 16, 16), (48, 32, 3, 3), (2, 48, 8, 8), stride=2, padding=1)
+    found = stored(gradient((2, 32, 16, 16), (48, 32, 3, 3), (2, 48, 8, 8), stride=2, padding=1))
     # Nothing of the zeros around the image is computed, nor read more than once.
     assert found == [(2, 9, 9, 48), (32, 4, 4, 48)]
 
 
+def test_a_filter_s_gradient_is_stored_along_what_is_copied_in_chunks() -> None:
+    """That is its channels, in whose order no two taps of a tile of results are neighbours."""
+    made = gradient((2, 32, 8, 8), (48, 32, 3, 3), (2, 48, 8, 8), by_filter=True, padding=1)
+    assert stored(made) == [(1, 48, 3, 3, 32), (2, 10, 10, 32)]
+    # In parts, each of them is.
+    shapes = (64, 64, 56, 56), (64, 64, 3, 3), (64, 64, 56, 56)
+    made = gradient(*shapes, by_filter=True, padding=1)
+    (parts,) = [node.shape for node in toposort(made)
+                if node.op is Ops.CONTIGUOUS and node.dtype is dtypes.float32]  # fmt: skip
+    assert [extent for extent in parts[1:] if extent != 1] == [64, 3, 3, 64]
+    # Pixels are summed: what has no windows has its results in any order.
+    made = gradient((2, 64, 8, 8), (48, 64, 1, 1), (2, 48, 8, 8), by_filter=True)
+    assert stored(made) == []
+
+
 def test_no_zeros_between_elements_are_part_of_a_product() -> None:
-    (shape,) = gradient((2, 64, 16, 16), (96, 64, 1, 1), (2, 96, 8, 8), stride=2)
+    (shape,) = stored(gradient((2, 64, 16, 16), (96, 64, 1, 1), (2, 96, 8, 8), stride=2))
     assert tuple(extent for extent in shape if extent != 1) == (2, 64, 8, 8)
 
 
 def test_parts_of_whole_residues_are_cut_from_what_is_stored() -> None:
     """13 places are no two residues; 14 are."""
-    found = gradient((2, 32, 13, 13), (96, 32, 3, 3), (2, 96, 7, 7), stride=2, padding=1)
+    found = stored(gradient((2, 32, 13, 13), (96, 32, 3, 3), (2, 96, 7, 7), stride=2, padding=1))
     assert (2, 32, 14, 14) in found
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
-from baregrad.graph.views import full, reshape
-from baregrad.ir.core.attrs import Reduce
+from baregrad.graph.views import full, permute, reshape
+from baregrad.ir.core.attrs import Reduce, Window
 from baregrad.ir.core.monoid import arg_extreme, primitive
-from baregrad.ir.core.node import Node, alu, const, toposort
+from baregrad.ir.core.node import Node, alu, cast, const, make_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.tensor_level import evaluate_all
 from baregrad.schedule import make_plan
@@ -156,6 +156,23 @@ def test_few_tiles_for_matrix_units_are_cut_along_the_depth(
     root = Node(Ops.SINK, dtypes.token, (total(value, 2),))
     found = stored(canonicalise(root, None, HOPPER))
     assert found == ([(parts, m, n)] if parts > 1 else [])
+
+
+def test_parts_of_windows_are_stored_along_the_channels() -> None:
+    rows, channels, taps, depth = 8, 32, 3, 4096
+    wide = (rows, channels, taps, depth)
+    left = argument(0, dtypes.float16, rows, depth)
+    right = argument(1, dtypes.float16, depth + taps - 1, channels)
+    left = Node(Ops.EXPAND, F32, (reshape(cast(left, F32), (rows, 1, 1, depth)),), wide)
+    right = make_node(Ops.WINDOW, F32, (cast(right, F32),), Window(0, taps, 1, 1))
+    right = permute(right, (1, 2, 0))
+    right = Node(Ops.EXPAND, F32, (reshape(right, (1, channels, taps, depth)),), wide)
+    value = total(alu(Ops.MUL, left, right), 3)
+    shapes = (rows, depth), (depth + taps - 1, channels)
+    arrays = [RNG.standard_normal(shape).astype(np.float16) * 0.05 for shape in shapes]
+    (found,) = [node.shape for node in toposort(changed(value, arrays))
+                if node.op is Ops.CONTIGUOUS and node.dtype is F32]  # fmt: skip
+    assert found == (8, rows, taps, channels)
 
 
 @pytest.mark.parametrize(("side", "parts"), [(28, (14, 16)), (56, (7, 8, 14, 16))])

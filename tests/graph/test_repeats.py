@@ -100,6 +100,8 @@ SIDE_BY_SIDE = {
     "merged": (param(4, 2, 3, 6, 8).permute(0, 2, 1, 3).reshape(2, 6, 24), (1, 1, 8)),
     "from the fifth": (PACKED.shrink((0, 2), (0, 6), (4, 48)), (1, 1, 4)),
     "backwards": (PACKED.flip(2), (1, 1, 1)),
+    "windows of rows": (PACKED.window(1, 3), (1, 1, 48, 1)),
+    "windows along a row": (PACKED.window(2, 3), (1, 1, 1, 1)),
 }
 
 

@@ -139,11 +139,13 @@ def _plan_columns(
     lanes = plan.pick("lanes", powers_from(lanes, 1, widest))
     warps = WARPS if length >= LONG_COLUMN else 1
     warps = plan.pick("warps", powers_from(warps, 1, min(MOST_WARPS, length)))
-    if warps == 1 or not fixed:
-        plan.spread(rows, BLOCK, plan.lanes(plan.by_stride(rows, plan.write)))
+    written = plan.by_stride(rows, plan.write)
+    if not fixed or (warps == 1 and written[-1] is inner[-1]):
+        plan.spread(rows, BLOCK, plan.lanes(written))
     else:
         plan.grid([axis for axis in ordered if axis not in inner])
-        across = [("thread", min(plan.warp, next_power_of_two(width // lanes)))]
+        most = plan.warp if warps > 1 else BLOCK
+        across = [("thread", min(most, next_power_of_two(width // lanes)))]
         plan.parts(inner, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
     for reduction in plan.facts.reductions:
         own = [axis for axis in reduction.own if extent_of(axis) != 1]

@@ -47,6 +47,20 @@ def shared(kernel: Node) -> list[Any]:
     return [[(units.get(name), size) for name, size in step.parts] for step in splits]
 
 
+def test_short_sums_that_lie_across_their_results_read_neighbours() -> None:
+    """As parts of a filter's gradient do, which lie along its channels."""
+    parts, rows, taps, channels = 5, 2, 3, 40
+    m, c, t, p = (range_node(n, i) for i, n in enumerate((rows, channels, taps, parts)))
+    read = k.at(k.param(1, parts, rows, taps, channels), p, m, t, c)
+    out = k.out(k.param(0, rows, channels, taps), k.reduce(Ops.ADD, read, p), m, c, t)
+    kernel = k.kernel(out)
+    check(kernel)
+    steps = choose_schedule(kernel, HOPPER).steps
+    threads = [step.axis for step in steps if isinstance(step, Bind) and step.unit == "thread"]
+    splits = [step for step in steps if isinstance(step, Split) and threads[0] in dict(step.parts)]
+    assert [step.axis for step in splits] == ["i1"]
+
+
 @pytest.mark.parametrize("length", [7, 24, 25, 64, 100, 257, 1024, 2052, 5000])
 def test_sums_and_maxima_of_rows(length: int) -> None:
     for op in (Ops.ADD, Ops.MAX):
