@@ -50,6 +50,8 @@ COMMANDS = (
     Command("info", "print versions and places, for a bug report", "baregrad.cli.info"),
     Command("options", "print every option, its meaning and its value",
             "baregrad.cli.option_table"),
+    Command("quantize", "write a language model with smaller weights, as a GGUF file",
+            "baregrad.llm.commands.quantize"),
     Command("search", "run a program and search for faster schedules of its kernels",
             "baregrad.apps.search"),
 )

@@ -6,6 +6,7 @@ packed on the device. Imports `io`'s mapping of files and `tensor`.
 
 from __future__ import annotations
 
+from baregrad.io.gguf.quantise import can_quantise, quantise
 from baregrad.io.gguf.reader import GgufFile, GgufTensor
 from baregrad.io.gguf.types import TYPES, GgmlType, by_id, by_name
 from baregrad.io.gguf.values import Kind, TypedValue, Value
@@ -24,5 +25,7 @@ __all__ = [
     "Value",
     "by_id",
     "by_name",
+    "can_quantise",
+    "quantise",
     "write_gguf",
 ]

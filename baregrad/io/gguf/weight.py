@@ -115,6 +115,11 @@ class PackedWeight:
         part = self.bytes[index]
         return PackedWeight(self.type, (*part.shape[:-1], self.shape[-1]), part, self.grid)
 
+    def as_rows(self) -> PackedWeight:
+        """Return the weight as one matrix, whatever its leading axes were."""
+        flat = self.bytes.reshape(-1, self.bytes.shape[-1])
+        return PackedWeight(self.type, (flat.shape[0], self.shape[-1]), flat, self.grid)
+
     def rows(self, index: Tensor) -> Tensor:
         """Return `dense()[index]` for a tensor of integers; only those rows are read."""
         return self.at(index).dense()

@@ -1,0 +1,81 @@
+"""`baregrad quantize` on small models that are made here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType, GGUFReader, quants
+
+from baregrad.base.errors import ArgumentError
+from baregrad.cli.dispatch import main
+from baregrad.io.gguf import Kind, TensorToWrite, TypedValue, by_name, write_gguf
+from baregrad.llm.commands.quantize import quantise_file
+
+
+def model(path: Path) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    tensors = {
+        "token_embd.weight": rng.standard_normal((96, 512)).astype(np.float32),
+        "output_norm.weight": np.ones(512, np.float32),
+        "blk.0.ffn_up.weight": rng.standard_normal((64, 512)).astype(np.float16),
+        "blk.0.ffn_down.weight": rng.standard_normal((512, 64)).astype(np.float32),
+        "blk.0.ffn_up_exps.weight": rng.standard_normal((3, 8, 256)).astype(np.float32),
+    }
+    names = {np.dtype("f4"): "F32", np.dtype("f2"): "F16"}
+    metadata = {
+        "general.architecture": "llama", "general.file_type": 0,
+        "scores": TypedValue([0.5, 1.0], Kind.ARRAY, Kind.FLOAT32),
+        "split.count": TypedValue(1, Kind.UINT16),
+    }  # fmt: skip
+    write_gguf(path, metadata, {
+        name: TensorToWrite(by_name(names[values.dtype]), values.shape, values)
+        for name, values in tensors.items()
+    })  # fmt: skip
+    return tensors
+
+
+def test_a_model_becomes_smaller_and_stays_what_it_was(tmp_path: Path) -> None:
+    tensors = model(tmp_path / "a.gguf")
+    text = quantise_file(str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf"), "Q4_K")
+    assert "2 Q4_K" in text
+    reader = GGUFReader(tmp_path / "b.gguf")
+    types = {tensor.name: GGMLQuantizationType(tensor.tensor_type).name
+             for tensor in reader.tensors}  # fmt: skip
+    assert types == {
+        "token_embd.weight": "Q6_K", "output_norm.weight": "F32", "blk.0.ffn_up.weight": "Q4_K",
+        "blk.0.ffn_down.weight": "Q5_0", "blk.0.ffn_up_exps.weight": "Q4_K",
+    }  # fmt: skip
+    for tensor in reader.tensors:
+        values = tensors[tensor.name].astype(np.float32)
+        found = quants.dequantize(tensor.data, tensor.tensor_type)
+        assert found.shape == values.shape
+        assert np.abs(found - values).max() <= 0.12 * np.abs(values).max()
+    assert reader.fields["general.file_type"].contents() == 14
+    assert reader.fields["scores"].contents() == [0.5, 1.0]
+    assert "split.count" not in reader.fields
+
+
+def test_the_command_writes_over_nothing_unless_told_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model(tmp_path / "a.gguf")
+    words = ["quantize", str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf"), "--type", "q8_0"]
+    assert main(words) == 0
+    assert "Q8_0" in capsys.readouterr().out
+    assert main(words) == 2
+    assert "--force writes over it" in capsys.readouterr().err
+    assert main([*words, "--force"]) == 0
+
+
+def test_what_is_quantised_again_is_told(tmp_path: Path) -> None:
+    model(tmp_path / "a.gguf")
+    quantise_file(str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf"), "Q8_0")
+    text = quantise_file(str(tmp_path / "b.gguf"), str(tmp_path / "c.gguf"), "Q4_0")
+    assert "rounded twice" in text
+
+
+def test_types_that_are_only_read_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="not quantised to this type"):
+        quantise_file(str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf"), "IQ2_XS")
