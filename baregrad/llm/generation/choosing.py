@@ -8,6 +8,7 @@ matter when and beside what the row is computed.
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,7 @@ from baregrad.tensor.array.operands import result
 from baregrad.tensor.ops.sorting import sort_keys
 
 NOTHING = -1  # what is chosen of scores that are not numbers, or where no token is allowed
+_FEW_WORDS = 512
 _FLOATS = ("temperature", "top_p", "min_p", "typical_p")
 _COUNTS = ("top_k", "position", "seed_low", "seed_high")
 COLUMNS = len(_FLOATS) + len(_COUNTS)
@@ -223,5 +225,8 @@ def _with_logprobs(scores: Tensor, tokens: Tensor) -> Chosen:
     high = scores.amax(-1, True)
     total = (scores - high).exp().sum(-1, True).log() + high
     own = scores.take_along_dim(tokens.clamp(min=0).long()[:, None], 1) - total
-    best = scores.topk(min(MOST_LOGPROBS, scores.shape[-1]), -1)
+    words = scores.shape[-1]
+    # The best of few words would be found by sorting, for which rows have to be counted first.
+    wide = scores if words >= _FEW_WORDS else scores.pad((0, _FEW_WORDS - words), value=-math.inf)
+    best = wide.topk(min(MOST_LOGPROBS, words), -1)
     return Chosen(tokens, own[:, 0], best.indices.cast(dtypes.int32), best.values - total)

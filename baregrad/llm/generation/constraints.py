@@ -28,11 +28,14 @@ class Words(Protocol):
     eos: int | None
     ends: frozenset[int]
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         """Return the tokens of a text."""
 
     def token_bytes(self, token: int) -> bytes:
-        """Return what a token stands for, nothing for a control token."""
+        """Return what a token stands for."""
+
+    def is_control(self, token: int) -> bool:
+        """Whether a token steers the model, and no text shows it."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,10 @@ class _Adapter:
     def __init__(self, words: Words, scores: int) -> None:
         self.eos_token_id = min(words.ends)
         self.bos_token_id = words.bos
-        pieces = [words.token_bytes(token) for token in range(min(words.size, scores))]
+        pieces = [
+            b"" if words.is_control(token) or token in words.ends else words.token_bytes(token)
+            for token in range(min(words.size, scores))
+        ]
         pieces += [b""] * (scores - len(pieces))
         # Tokens without text may never be chosen, but for ends.
         self.special_token_ids: Sequence[int] = [
@@ -142,7 +148,7 @@ class _Adapter:
     def __call__(self, text: bytes | str) -> list[int]:
         if isinstance(text, bytes):
             text = text.decode("utf-8", "replace")
-        return self._words.encode(text)
+        return self._words.encode(text, add_bos=False)
 
 
 def _check(matcher: Any, what: str) -> None:

@@ -24,13 +24,16 @@ class Bytes:
     size = 262
     _words = (b"true", b'{"', b'":', b" of")
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_bos: bool | None = None) -> list[int]:
         return list(text.encode())
+
+    def is_control(self, token: int) -> bool:
+        return token in self.ends
 
     def token_bytes(self, token: int) -> bytes:
         if token < 256:
             return bytes([token])
-        return self._words[token - 256] if token < 260 else b""
+        return self._words[token - 256] if token < 260 else b"<end>"
 
 
 CONSTRAINTS = Constraints(Bytes(), 300)
@@ -46,12 +49,12 @@ def written(form: Form, seed: int, most: int = 400) -> str:
     rng, constraint, text = random.Random(seed), CONSTRAINTS.make(form), b""
     for _ in range(most):
         choices = allowed(constraint)
-        ends = [token for token in choices if token in Bytes.ends]
-        if ends and (len(ends) == len(choices) or rng.random() < 0.3):
+        words = [token for token in choices if token not in Bytes.ends]
+        if len(words) < len(choices) and (not words or rng.random() < 0.3):
             return text.decode()
         # Printable text that closes soon, so that random walks end.
-        good = [t for t in choices if chr(t % 256) in '"}]' or t >= 256] or choices
-        token = rng.choice(good if rng.random() < 0.5 else choices)
+        good = [t for t in words if chr(t % 256) in '"}]' or t >= 256] or words
+        token = rng.choice(good if rng.random() < 0.5 else words)
         constraint.add(token)
         text += Bytes().token_bytes(token)
     return ""
