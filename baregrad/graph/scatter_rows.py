@@ -15,7 +15,18 @@ from math import prod
 from baregrad.dtypes import dtypes
 from baregrad.graph.affine_index import affine_index_of
 from baregrad.graph.radix import sorted_by_digits, sums_before
-from baregrad.graph.sorts import is_worth_digits, lower_bound, sorted_by_places
+from baregrad.graph.scatters import (
+    adds_in_any_order,
+    cells_in_any_order,
+    summed_in_any_order,
+)
+from baregrad.graph.sorts import (
+    LAUNCH,
+    cost_of_sorting,
+    is_worth_digits,
+    lower_bound,
+    sorted_by_places,
+)
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import (
     constant_of,
@@ -41,6 +52,12 @@ MOST_ASKED = 1 << 22
 # From LONG on, writes in order take longer than any sort; up to MOST_SORTED, a sort is fast.
 LONG = 4096
 MOST_SORTED = 1 << 20
+# What a write in order takes, in elements that are moved; kernels of atomic additions, and cells of
+# theirs that are written and read as fast as an element moved; kernels of the sums of sorted
+# writes, and those of each level of parts.
+WRITE = 1 << 15
+ADDING_LAUNCHES, CELLS_OF_A_WORD = 3, 3
+SUM_LAUNCHES, PART_LAUNCHES = 3, 5
 # The most addends that one thread adds up at a time: a power of two.
 STEPS = 128
 _DEPTH = 12
@@ -101,7 +118,9 @@ def _is_alike(place: Node, axis: int, depth: int = _DEPTH) -> bool:
 def _visit(node: Node) -> Node | None:
     base, values, *places = node.src
     monoid = node.arg.monoid
-    if node.arg.apart or (monoid is not None and monoid.primitive is not Ops.ADD):
+    if node.arg.apart or node.arg.atomic:
+        return None
+    if monoid is not None and monoid.primitive is not Ops.ADD:
         return None
     if monoid is not None and node.dtype.kind == "float" and node.dtype.bits < 32:
         return None
@@ -114,6 +133,8 @@ def _visit(node: Node) -> Node | None:
         return None
     if _are_few(node, rows):
         return _by_asking(node, rows)
+    if monoid is not None and adds_in_any_order(node) and _is_worth_adding(node, rows):
+        return summed_in_any_order(node)
     return _by_rows(node, rows) if _is_worth_sorting(node, rows) else None
 
 
@@ -161,15 +182,33 @@ def _placed(node: Node, rows: _Rows, value: Node, beside: tuple[Dim, ...]) -> No
     return expand(permute(reshape(value, whole), back), base.shape)
 
 
+def _is_worth_adding(node: Node, rows: _Rows) -> bool:
+    """Whether atomic additions are made sooner than sorted writes, or such in order."""
+    base, values, *_ = node.src
+    moved = prod(values.shape)
+    cost = ADDING_LAUNCHES * LAUNCH + moved + cells_in_any_order(node) // CELLS_OF_A_WORD
+    if not _is_worth_sorting(node, rows):
+        return bool(cost < _writes_alone(node, rows) * WRITE)
+    count = prod(values.shape[axis] for axis in rows.writes)
+    total = prod(base.shape[axis] for axis in rows.chosen)
+    parts = (count.bit_length() - 1) // (STEPS.bit_length() - 1)
+    rest = (SUM_LAUNCHES + PART_LAUNCHES * parts) * LAUNCH + moved
+    return bool(cost < cost_of_sorting((count,), total + 1, 1) + rest)
+
+
 def _is_worth_sorting(node: Node, rows: _Rows) -> bool:
     """Whether one write after the other takes longer than a sort of all of their places."""
-    _, values, *places = node.src
-    writes = prod(values.shape[axis] for axis in rows.writes)
-    counted = [affine_index_of(place) for place in places]
-    # Threads share the axes that are counted, looked up or not.
-    shared = {found.axis for found in counted if found is not None}
-    alone = prod(values.shape[axis] for axis in rows.writes if axis not in shared)
+    writes = prod(node.src[1].shape[axis] for axis in rows.writes)
+    alone = _writes_alone(node, rows)
     return bool(alone >= LEAST and (writes <= MOST_SORTED or alone >= LONG))
+
+
+def _writes_alone(node: Node, rows: _Rows) -> int:
+    """The writes that one thread makes, where threads share all axes that are counted."""
+    _, values, *places = node.src
+    counted = [affine_index_of(place) for place in places]
+    shared = {found.axis for found in counted if found is not None}
+    return prod(values.shape[axis] for axis in rows.writes if axis not in shared)
 
 
 def _by_rows(node: Node, rows: _Rows) -> Node:

@@ -11,6 +11,9 @@ they are made side by side, and summed at the end.
 
 from __future__ import annotations
 
+import math
+from math import prod
+
 from baregrad.base.bits import greatest_divisor
 from baregrad.dtypes import dtypes
 from baregrad.graph.affine_index import AffineIndex, affine_index_of
@@ -19,7 +22,7 @@ from baregrad.graph.views import constant_of, counting, expand, full, permute, r
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce, Scatter
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.monoid import Monoid
+from baregrad.ir.core.monoid import Monoid, primitive
 from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.shape import is_one
@@ -30,6 +33,14 @@ LEAST_PART = 16
 MOST_PARTS = 64
 # Elements of all parts together: zeros to be written, and read again.
 MOST_ELEMENTS = 1 << 24
+# Sums in any order: a sum's exponents, and the bits of how many addends there may be; elements of
+# all copies that keep threads apart, or so many addends for each.
+MOST_WIDTH = 17
+MOST_BITS = 30
+LEAST_APART = 1 << 10
+ADDENDS = 64
+# The exponent of a float32 that is no finite number.
+_SPECIAL = 255
 
 
 # --- by place -------------------------------------------------------------------------------------
@@ -98,6 +109,114 @@ def choose_by_place(order: list[Node], changed: dict[Node, Node]) -> Node:
     return rewrite(order, _visit, Ops.SCATTER.bit, changed)
 
 
+# --- in any order ---------------------------------------------------------------------------------
+
+
+def adds_in_any_order(node: Node) -> bool:
+    """Whether a scatter's sums are integers, or are exact as some: of no more than so many."""
+    if node.dtype is dtypes.float32:
+        return bool(prod(node.src[1].shape) < 1 << MOST_BITS)
+    return node.dtype.is_int and node.dtype.bits >= 32
+
+
+def cells_in_any_order(node: Node) -> int:
+    """The integers of 64 bits that float sums in any order take: they are written and read."""
+    if node.dtype is not dtypes.float32:
+        return 0
+    base, values, *_ = node.src
+    elements, count = prod(base.shape), prod(values.shape)
+    return int(_copies(elements, count) * (_planes(count)[1] + 1) * elements)
+
+
+def summed_in_any_order(node: Node) -> Node:
+    """A scatter that adds up, made by atomic additions.
+
+    Each float32 is a multiple of the power of two that its exponent, cut to so many bits, stands
+    for. These integers are added up for each such power by itself, where none of them is lost: so
+    sums are exact until they are put together in float64. Infinities and NaNs are counted. Source:
+    Kulisch, "Computer Arithmetic and Validity", 2008, on accumulators of fixed point.
+    """
+    base, values, *places = node.src
+    if node.dtype is not dtypes.float32:
+        how = Scatter(node.arg.monoid, atomic=True)
+        return Node(Ops.SCATTER, node.dtype, (base, values, *places), how)
+    elements, count = prod(base.shape), prod(values.shape)
+    copies = _copies(elements, count)
+    width, planes = _planes(count)
+    plane, word = _fixed(values, width, planes)
+    number = reshape(counting((count,), 0, dtypes.int32), values.shape)
+    copy = alu(Ops.AND, number, _like(copies - 1, number))
+    zeros = full(const(0, dtypes.int64), (copies, planes + 1, *base.shape))
+    how = Scatter(primitive(Ops.ADD, dtypes.int64), atomic=True)
+    sums = Node(Ops.SCATTER, dtypes.int64, (zeros, word, copy, plane, *places), how)
+    total = _from_fixed(sums, width)
+    start = constant_of(base)
+    if start is not None and start.arg == 0:
+        return cast(total, node.dtype)
+    found = cast(alu(Ops.ADD, cast(base, total.dtype), total), node.dtype)
+    return alu(Ops.WHERE, alu(Ops.CMPEQ, total, _like(0, total)), base, found)
+
+
+def _copies(elements: int, count: int) -> int:
+    """How many copies there are of few elements, so that not all threads add to the same ones."""
+    wanted = min(LEAST_APART, count // ADDENDS) // max(elements, 1)
+    return 1 << max(wanted.bit_length() - 1, 0)
+
+
+def _planes(count: int) -> tuple[int, int]:
+    """Exponents that one sum takes numbers of, and how many such sums take those of all numbers."""
+    width = min(MOST_WIDTH, 63 - 23 - count.bit_length())
+    return width, (_SPECIAL - 1) // width + 1
+
+
+def _fixed(values: Node, width: int, planes: int) -> tuple[Node, Node]:
+    """The plane of each float32, and the integer that it is there."""
+    bits = Node(Ops.BITCAST, dtypes.uint32, (values,))
+    exponent = alu(Ops.AND, alu(Ops.SHR, bits, _like(23, bits)), _like(_SPECIAL, bits))
+    fraction = alu(Ops.AND, bits, _like((1 << 23) - 1, bits))
+    negative = alu(Ops.CMPLE, _like(1 << 31, bits), bits)
+    # Numbers of exponent 0 are as those of 1, without the leading bit.
+    normal = alu(Ops.CMPLT, _like(0, bits), exponent)
+    leading = alu(Ops.WHERE, normal, _like(1 << 23, bits), _like(0, bits))
+    power = alu(Ops.MAX, exponent, _like(1, bits))
+    plane = alu(Ops.FLOORDIV, power, _like(width, bits))
+    shift = alu(Ops.SUB, power, alu(Ops.MUL, plane, _like(width, bits)))
+    word = cast(alu(Ops.OR, fraction, leading), dtypes.int64)
+    word = alu(Ops.SHL, word, cast(shift, dtypes.int64))
+    word = alu(Ops.WHERE, negative, alu(Ops.SUB, _like(0, word), word), word)
+    # An infinity is counted by its sign, a NaN is as both.
+    infinite = alu(Ops.WHERE, negative, _like(1 << 32, word), _like(1, word))
+    is_number = alu(Ops.CMPLT, _like(0, bits), fraction)
+    special = alu(Ops.WHERE, is_number, _like((1 << 32) + 1, word), infinite)
+    ends = alu(Ops.CMPEQ, exponent, _like(_SPECIAL, bits))
+    plane = cast(alu(Ops.WHERE, ends, _like(planes, bits), plane), dtypes.int32)
+    return plane, alu(Ops.WHERE, ends, special, word)
+
+
+def _from_fixed(sums: Node, width: int) -> Node:
+    """The float64 that sums, (copies, planes, ...), come to: the last plane counts infinities."""
+    wide, shape = dtypes.float64, sums.shape
+    plane = counting(shape, 1)
+    power = alu(Ops.ADD, alu(Ops.MUL, plane, _like(width, plane)), _like(1023 - 150, plane))
+    scale = Node(Ops.BITCAST, wide, (alu(Ops.SHL, power, _like(52, power)),))
+    finite = alu(Ops.MUL, cast(sums, wide), scale)
+    zero = _like(0, finite)
+    parts = []
+    for number, value in (
+        (alu(Ops.AND, sums, _like((1 << 32) - 1, sums)), math.inf),
+        (alu(Ops.SHR, sums, _like(32, sums)), -math.inf),
+    ):
+        none = alu(Ops.CMPEQ, number, _like(0, number))
+        parts.append(alu(Ops.WHERE, none, zero, _like(value, finite)))
+    last = alu(Ops.CMPEQ, plane, _like(shape[1] - 1, plane))
+    found = alu(Ops.WHERE, last, alu(Ops.ADD, *parts), finite)
+    return Node(Ops.REDUCE, wide, (found,), Reduce(primitive(Ops.ADD, wide), (0, 1)))
+
+
+def _like(value: float, like: Node) -> Node:
+    return full(const(value, like.dtype), like.shape)
+
+
 # --- in parts -------------------------------------------------------------------------------------
 
 
@@ -106,7 +225,9 @@ def _visit_long(node: Node) -> Node | None:
         return None
     monoid = node.arg.monoid
     base, values, *places = node.src
-    if monoid is None or monoid.primitive is not Ops.ADD or node.arg.apart or not values.shape:
+    if monoid is None or monoid.primitive is not Ops.ADD or not values.shape:
+        return None
+    if node.arg.apart or node.arg.atomic:
         return None
     if node.dtype.kind == "bool" or (node.dtype.kind == "float" and node.dtype.bits < 32):
         return None

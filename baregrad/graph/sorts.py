@@ -132,12 +132,25 @@ def is_worth_digits(shape: tuple[int, ...], limit: int, words: int) -> bool:
 
     words: how many of them a comparison reads.
     """
+    return _by_digits(shape, limit) < _by_merging(shape, words)
+
+
+def cost_of_sorting(shape: tuple[int, ...], limit: int, words: int) -> int:
+    """What a sort takes, in elements that are moved; arguments as of `is_worth_digits`."""
+    return min(_by_digits(shape, limit), _by_merging(shape, words))
+
+
+def _by_digits(shape: tuple[int, ...], limit: int) -> int:
+    *front, extent = shape
+    return len(digits_of(limit)) * steps_of_pass(prod(front), extent, LAUNCH)
+
+
+def _by_merging(shape: tuple[int, ...], words: int) -> int:
     *front, extent = shape
     if extent <= RUN or prod(front) * extent * extent <= MOST_PAIRS:
-        return False
+        return MERGE_LAUNCHES * LAUNCH
     levels = (-(-extent // RUN) - 1).bit_length()
-    merging = levels * words * (MERGE_LAUNCHES * LAUNCH + prod(shape))
-    return len(digits_of(limit)) * steps_of_pass(prod(front), extent, LAUNCH) < merging
+    return levels * words * (MERGE_LAUNCHES * LAUNCH + prod(shape))
 
 
 def _padded(words: Words, total: int) -> Words:

@@ -185,8 +185,8 @@ class _Narrowing:
         name = node.arg.name
         src: tuple[Node, ...]
         if name == "atom.add" and self.fits(node.src[1]):
-            buffer, offset, value = node.src
-            src = (buffer, self.short(offset), self.full(value))
+            buffer, offset, *rest = node.src
+            src = (buffer, self.short(offset), *map(self.full, rest))
         elif name.startswith(_ADDRESSED):
             src = tuple(
                 [self.short(x) if x.dtype is I64 and self.fits(x) else self.full(x)

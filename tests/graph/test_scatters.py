@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 
 from baregrad.dtypes import DType, dtypes
+from baregrad.engine.session import current_session
 from baregrad.graph import canonicalise
 from baregrad.graph import scatters as module
 from baregrad.graph.scatters import scatter_in_parts
@@ -17,8 +20,12 @@ from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.tensor_level import evaluate_all
 from baregrad.ir.verify.verify import verify
+from baregrad.schedule import make_plan
+from baregrad.tensor import Tensor
+from baregrad.tensor.array import nodes
+from baregrad.testing.ptx_device import ptx_session
 from tests.graph.graphs.canonical import ops
-from tests.graph.graphs.gpu_graphs import F32, RNG, argument
+from tests.graph.graphs.gpu_graphs import F32, HOPPER, RNG, argument
 from tests.schedule.graphs import I64, check, iota, iota_along, param, sink, value
 
 
@@ -167,3 +174,126 @@ def test_other_writes_stay_as_they_are(name: str) -> None:
 @pytest.mark.parametrize("dtype", [dtypes.int32, dtypes.float64, dtypes.uint8])
 def test_sums_of_other_kinds_are_cut(dtype: DType) -> None:
     assert cut(adding(640, dtype=dtype)) == (40, 7, 5)
+
+
+# --- in any order -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu() -> Iterator[None]:
+    """A GPU that interprets PTX, as the device."""
+    with ptx_session():
+        assert current_session().default_device() == "NV"
+        yield
+
+
+def added(base: Any, places: Any, values: Any) -> Any:
+    """Exact sums, each rounded once: by Python's integers and fractions."""
+    found = base.copy()
+    for place in np.unique(places):
+        addends = [float(one) for one in (base[place], *values[places == place])]
+        if all(map(math.isfinite, addends)):
+            found[place] = np.float32(math.fsum(addends))
+        else:
+            found[place] = np.float32(sum(one for one in addends if not math.isfinite(one)))
+    return found
+
+
+def on_gpu(base: Any, places: Any, values: Any) -> Any:
+    return Tensor(base).scatter_add(0, Tensor(places), Tensor(values)).numpy()
+
+
+def spread_numbers(count: int) -> Any:
+    """Numbers of all exponents, with many that cancel each other."""
+    exponents = RNG.integers(-149, 120, count)
+    numbers = np.ldexp(RNG.standard_normal(count), exponents).astype(np.float32)
+    numbers[1::3] = -numbers[: len(numbers[1::3])]
+    return numbers
+
+
+@pytest.mark.parametrize(("count", "rows"), ((600, 1), (5000, 4), (700, 90)))
+def test_sums_in_any_order_are_exact(count: int, rows: int, gpu: None) -> None:
+    """Many numbers that are added up in float64 would be of no use where they cancel."""
+    values, places = spread_numbers(count), RNG.integers(-rows, rows, count)
+    base = RNG.standard_normal(rows).astype(np.float32)
+    wanted = added(base, places % rows, values)
+    found = on_gpu(base, places, values)
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-38)
+    again = RNG.permutation(count)
+    np.testing.assert_array_equal(on_gpu(base, places[again], values[again]), found)
+
+
+def test_infinities_and_what_is_no_number_stay_what_they_are(gpu: None) -> None:
+    values = np.ones(100, np.float32)
+    places = np.arange(100) % 10
+    values[[1, 12, 22, 13, 34, 45]] = [np.inf, np.inf, -np.inf, -np.inf, np.nan, 3e38]
+    values[[55, 66, 76]] = [3e38, np.inf, np.inf]
+    base = np.zeros(10, np.float32)
+    base[8] = -np.inf
+    found = on_gpu(base, places, values)
+    with np.errstate(all="ignore"):
+        np.testing.assert_array_equal(found, added(base, places, values))
+    assert np.isinf(found[5])
+
+
+@pytest.mark.parametrize("dtype", (np.int32, np.uint32, np.int64, np.uint64))
+def test_integers_are_added_up_in_any_order_and_wrap(dtype: Any, gpu: None) -> None:
+    top = np.iinfo(dtype).max
+    values = RNG.integers(0, top, 500, dtype=dtype, endpoint=True)
+    places = RNG.integers(0, 7, 500)
+    base = RNG.integers(0, 9, 7).astype(dtype)
+    wanted = base.copy()
+    np.add.at(wanted, places, values)
+    np.testing.assert_array_equal(on_gpu(base, places, values), wanted)
+
+
+def test_places_of_several_axes_and_rows_are_added_up_in_any_order(gpu: None) -> None:
+    base = RNG.standard_normal((5, 6, 3)).astype(np.float32)
+    values = RNG.standard_normal((300, 3)).astype(np.float32)
+    first, second = RNG.integers(0, 5, 300), RNG.integers(0, 6, 300)
+    total = Tensor(base).index_put((Tensor(first), Tensor(second)), Tensor(values), True)
+    wanted = base.astype(np.float64)
+    np.add.at(wanted, (first, second), values)
+    np.testing.assert_allclose(total.numpy(), wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_a_place_outside_is_not_added_to() -> None:
+    """At any level: a check of the places is made elsewhere, if somebody asks for it."""
+    base, values = argument(0, dtypes.int32, 4), argument(1, dtypes.int32, 9)
+    how = Scatter(primitive(Ops.ADD, dtypes.int32), atomic=True)
+    node = Node(Ops.SCATTER, dtypes.int32, (base, values, argument(2, dtypes.int64, 9)), how)
+    places = np.array([0, 1, -1, 3, 4, 3, 3, 99, -99])
+    given = [np.zeros(4, np.int32), np.arange(9, dtype=np.int32), places]
+    (found,) = evaluate_all((node,), dict(enumerate(given)))
+    np.testing.assert_array_equal(found, [0, 1, 0, 3 + 5 + 6])
+
+
+@pytest.mark.parametrize(("count", "rows", "beside", "is_atomic"), (
+    (1 << 22, 1 << 16, 1, True), (5436, 4, 1, True), (8192, 50304, 768, False),
+    (1 << 20, 1 << 26, 1, False), (1 << 29, 1 << 10, 1, True), (1 << 30, 1 << 10, 1, False),
+))
+def test_what_takes_less_memory_than_a_sort_is_added_up_in_any_order(
+    count: int, rows: int, beside: int, is_atomic: bool
+) -> None:
+    shape = (count, beside)
+    line = nodes.reshape(argument(2, dtypes.int64, count), (count, 1))
+    places = (nodes.broadcast(line, shape), nodes.iota_along(shape, 1))
+    how = Scatter(primitive(Ops.ADD, F32))
+    sources = (argument(0, F32, rows, beside), argument(1, F32, *shape), *places)
+    made = canonicalise(
+        Node(Ops.SINK, dtypes.token, (Node(Ops.SCATTER, F32, sources, how),)), None, HOPPER
+    )
+    scatters = [node for node in toposort(made) if node.op is Ops.SCATTER]
+    assert any(node.arg.atomic for node in scatters) == is_atomic
+    if is_atomic:
+        # Zeros, the additions, and what they come to.
+        assert len(make_plan(made, donate={}, target=HOPPER).kernels) == 3
+
+
+def test_no_sum_of_fixed_point_runs_over() -> None:
+    """The widest significand, shifted as far as it may be, as often as there are addends."""
+    for bits in range(1, module.MOST_BITS + 1):
+        width, planes = module._planes((1 << bits) - 1)
+        largest = ((1 << 24) - 1) << (width - 1)
+        assert largest * ((1 << bits) - 1) < 1 << 63
+        assert (planes - 1) * width <= 254 < planes * width

@@ -120,6 +120,11 @@ TENSOR: list[tuple[str, Callable[[], Node]]] = [
     ("SORT of what are no arrays", lambda: Node(Ops.SORT, F32, (X,))),
     ("SORT of arrays of several", lambda: Node(Ops.SORT, I64, (N, Node(Ops.IOTA, I64, (), 4)))),
     ("accumulating", lambda: Node(Ops.SCATTER, I64, (N, N, N), Scatter(ADD))),
+    ("no atomic", lambda: Node(
+        Ops.SCATTER, F32, (param(0, (3,)), cast(N, F32), N), Scatter(ADD, atomic=True))),
+    ("no atomic", lambda: Node(Ops.SCATTER, I64, (N, N, N), Scatter(None, atomic=True))),
+    ("no atomic", lambda: Node(
+        Ops.SCATTER, I64, (N, N, N), Scatter(primitive(Ops.MUL, I64), atomic=True))),
     ("of 1 values", lambda: Node(Ops.REDUCE, F32, (X,), Reduce(arg_extreme(Ops.MAX, F32), (1,)))),
     ("a value of int32", lambda: Node(Ops.REDUCE, F32, (cast(X, I32),), Reduce(ADD, (1,)))),
     ("axes [1, 1]", lambda: Node(Ops.REDUCE, F32, (X,), Reduce(ADD, (1, 1)))),
@@ -157,6 +162,9 @@ KERNEL: list[tuple[str, Callable[[], Node]]] = [
     ("index 0 reaches 4 to 7", lambda: kernel(out(ELEMENT, index.as_node(index.add(I, 4)), J))),
     ("index 1 reaches -1", lambda: kernel(out(ELEMENT, I, index.as_node(index.sub(J, 1))))),
     ("writes the same element", lambda: kernel(out(ELEMENT, I, c(0)))),
+    ("no atomic sum of int16", lambda: kernel(Node(Ops.OUT, TOKEN, (
+        param(0, (4, 5), dtypes.int16), const(1, dtypes.int16), I, J,
+    ), Out(primitive(Ops.ADD, dtypes.int16), atomic=True)))),
     ("two OUTs", lambda: kernel(out(ELEMENT, I, J), out(at(Y, I, c(0)), I, J))),
     ("bound to 'sideways'", lambda: kernel(out(ELEMENT, I, Node(
         Ops.RANGE, INDEX, (c(5),), Range(1, "", "sideways"))))),

@@ -29,9 +29,11 @@ def at(array: Node, *indices: Any) -> Node:
     return Node(Ops.INDEX, array.dtype, (array, *nodes))
 
 
-def out(array: Node, value: Node, *indices: Any, monoid: Monoid | None = None) -> Node:
+def out(
+    array: Node, value: Node, *indices: Any, monoid: Monoid | None = None, atomic: bool = False
+) -> Node:
     nodes = tuple(index.as_node(i) for i in indices)
-    return Node(Ops.OUT, dtypes.token, (array, value, *nodes), Out(monoid))
+    return Node(Ops.OUT, dtypes.token, (array, value, *nodes), Out(monoid, atomic=atomic))
 
 
 def kernel(*outs: Node, name: str = "k") -> Node:
@@ -225,11 +227,12 @@ def gather(rows: int, m: int, n: int) -> Node:
     return kernel(out(param(0, m, n), at(param(1, rows, n), row, j), i, j))
 
 
-def scatter_add(rows: int, m: int, n: int) -> Node:
+def scatter_add(rows: int, m: int, n: int, dtype: DType = F32, atomic: bool = False) -> Node:
     i, j = range_node(m, 0), range_node(n, 1)
     row = Node(Ops.CAST, dtypes.index, (at(param(2, m, dtype=I64), i),))
-    value = at(param(1, m, n), i, j)
-    return kernel(out(param(0, rows, n), value, row, j, monoid=primitive(Ops.ADD, F32)))
+    value, add = at(param(1, m, n, dtype=dtype), i, j), primitive(Ops.ADD, dtype)
+    total = param(0, rows, n, dtype=dtype)
+    return kernel(out(total, value, row, j, monoid=add, atomic=atomic))
 
 
 def pad_rows_of_sums(m: int, n: int, lo: int) -> Node:

@@ -438,6 +438,19 @@ def test_atomic_sums(dtype: DType, space: str) -> None:
     np.testing.assert_array_equal(np.sort(saw.reshape(16, 4), axis=0)[:, 0], np.arange(16))
 
 
+def test_an_atomic_sum_has_a_displacement_and_a_mask() -> None:
+    w = Writer()
+    me = w.thread(64)
+    odd = w.test(Ops.CMPEQ, w.do(Ops.AND, me, const(1, I64)), const(1, I64))
+    slot = w.do(Ops.AND, me, const(3, I64))
+    w.machine("atom.add", param(0, 9, I64), slot, me, odd, imm=(5,))
+    found = np.zeros(9, np.int64)
+    run_ptx(w.program(), [found])
+    wanted = np.zeros(9, np.int64)
+    np.add.at(wanted, 5 + np.arange(1, 64, 2) % 4, np.arange(1, 64, 2))
+    np.testing.assert_array_equal(found, wanted)
+
+
 # --- what cannot be ------------------------------------------------------------------------------
 
 

@@ -115,13 +115,15 @@ class Scatter(NamedTuple):
 
     apart: no two values have the same place, so that the order of writes does not matter, and a
     value whose place lies outside of the base is dropped. whole: beyond that, none does and every
-    element is written, so that nobody reads what the base holds. Whoever makes the node vouches for
-    both.
+    element is written, so that nobody reads what the base holds. atomic: values may meet, but the
+    machine combines each with what is there in one step, so that the order does not matter either,
+    since integers wrap; a place outside is dropped. Whoever makes the node vouches for all three.
     """
 
     monoid: Monoid | None = None
     apart: bool = False
     whole: bool = False
+    atomic: bool = False
 
 
 @ATTRIBUTES(Ops.STAGE)
@@ -149,12 +151,13 @@ class StageInfo(NamedTuple):
 class Out(NamedTuple):
     """How OUT writes: None overwrites, a monoid accumulates into what is there.
 
-    apart, whole: as of Scatter; no two points of the OUT's ranges write one element.
+    apart, whole, atomic: as of Scatter, whose values are the points of the OUT's ranges.
     """
 
     monoid: Monoid | None = None
     apart: bool = False
     whole: bool = False
+    atomic: bool = False
 
 
 @ATTRIBUTES(Ops.KERNEL, Ops.PROGRAM)

@@ -212,9 +212,23 @@ def _pack(machine: Threads, node: Node) -> None:
     machine.values[word] = codes[:, 0] | codes[:, 1] << np.uint32(16)
 
 
+def _atomic_add(machine: Threads, node: Node) -> None:
+    """Add to elements of an argument array; nobody asks for what they were."""
+    array, index, value, *mask = node.src
+    shape = machine.threads.shape
+    active = machine.active & machine.use(mask[0]) if mask else machine.active
+    offset = np.broadcast_to(np.asarray(machine.use(index), np.int64), shape)
+    offset = offset + node.arg.immediates[0]
+    machine.check(node, array, offset, active)
+    data = np.broadcast_to(to_raw(machine.use(value), array.dtype), shape)
+    with np.errstate(all="ignore"):
+        np.add.at(machine.buffer(array), offset[active], data[active])
+
+
 INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingProxyType({
     "bar.sync": _bar_sync,
     "shfl.sync.bfly": _exchange,
+    "atom.add": _atomic_add,
     "cp.async": _copy,
     "cp.async.commit": _commit,
     "cp.async.wait": _wait,

@@ -149,7 +149,7 @@ def _write(out: Node, target: Array, machine: _Machine) -> None:
         here = np.broadcast_to(kept, shape)
         places, data = [place[here] for place in places], data[here]
     how = out.arg or Out()
-    scatter(how.monoid, target, places, data, how.apart)
+    scatter(how.monoid, target, places, data, how.apart or how.atomic)
 
 
 def _kept(out: Node, axes: Axes, machine: _Machine) -> Array | None:

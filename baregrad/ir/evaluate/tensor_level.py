@@ -284,7 +284,7 @@ def _scatter(node: Node, operands: list[Array], inputs: Inputs) -> Array:
     narrow = node.arg.monoid is not None and node.dtype.kind == "float"
     wide = np.float64 if narrow else base.dtype
     result = np.array(np.broadcast_to(base, inputs.shape(node.shape)), wide)
-    scatter(node.arg.monoid, result, indices, values, node.arg.apart)
+    scatter(node.arg.monoid, result, indices, values, node.arg.apart or node.arg.atomic)
     return round_to(result, node.dtype)
 
 

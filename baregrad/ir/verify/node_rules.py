@@ -7,6 +7,7 @@ from types import MappingProxyType
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.words import PRODUCTS, TILE
+from baregrad.ir.core.attrs import Out, Scatter
 from baregrad.ir.core.axes import BINDS
 from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.node import Node
@@ -255,7 +256,7 @@ def _scatter(node: Node, level: str) -> str | None:
     shapes = {operand.shape for operand in (values, *indices) if operand.shape}
     if len(shapes) > 1:
         return "SCATTER's values and indices must have one shape"
-    return _monoid_fault(node.arg.monoid, base.dtype)
+    return _monoid_fault(node.arg.monoid, base.dtype) or _atomic_fault(node.arg, base.dtype)
 
 
 @NODE_RULES(Ops.SORT)
@@ -275,6 +276,13 @@ def _monoid_fault(monoid: object, dtype: DType) -> str | None:
     if states != (dtype,):
         return f"accumulating {monoid!r} into {dtype}"
     return None
+
+
+def _atomic_fault(how: Scatter | Out, dtype: DType) -> str | None:
+    """Machines add integers of 32 and 64 bits in one step."""
+    if how.atomic and not (how.monoid and how.monoid.primitive is Ops.ADD and dtype.is_int):
+        return f"no atomic {how.monoid!r} of {dtype}"
+    return f"no atomic sum of {dtype}" if how.atomic and dtype.bits < 32 else None
 
 
 # --- reductions --------------------------------------------------------------------------------
@@ -354,6 +362,7 @@ def _stage(node: Node, level: str) -> str | None:
 def _out(node: Node, level: str) -> str | None:
     array, indices = node.src[0], node.src[2:]
     monoid = _monoid_fault(node.arg.monoid, array.dtype)
+    monoid = monoid or _atomic_fault(node.arg, array.dtype)
     return monoid or _indices_fault(array, indices) or _write_bounds(array, indices)
 
 

@@ -383,7 +383,7 @@ def collapsible(facts: Facts, outer: Node, inner: Node) -> bool:
 def _ordered(outs: tuple[Node, ...], writes: list[ArrayAccess]) -> frozenset[Node]:
     """OUTs that accumulate, write through loaded indices, or write an array that another writes.
 
-    Not those of which it is known that no two of their writes meet.
+    Not those of which it is known that no two of their writes meet, or that these are atomic.
     """
     arrays = [write.array for write in writes]
     found = []
@@ -400,7 +400,7 @@ def _ordered(outs: tuple[Node, ...], writes: list[ArrayAccess]) -> frozenset[Nod
             and all(index.upper(extent_of(axis)) for axis in write.axes)
         )
         meets = out.arg.monoid is not None or not apart
-        if (meets and not out.arg.apart) or arrays.count(write.array) > 1:
+        if (meets and not (out.arg.apart or out.arg.atomic)) or arrays.count(write.array) > 1:
             found.append(out)
     return frozenset(found)
 

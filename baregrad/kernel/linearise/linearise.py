@@ -12,6 +12,7 @@ from typing import Any
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.attrs import Machine
 from baregrad.ir.core.axes import TILE_BINDS, Var
 from baregrad.ir.core.bounds import INFINITE, bounds
 from baregrad.ir.core.monoid import Monoid
@@ -169,7 +170,8 @@ def _store(values: Values, node: Node) -> None:
     if axes and values.memory.reads_elsewhere(node, axes):
         _store_late(values, node, lanes, compute, points)
         points = []
-    ahead = axes and values.gpu and node.arg is None and not to_register
+    ahead = axes and values.gpu and not to_register
+    ahead = ahead and (node.arg is None or _is_atomic(values, node))
     size = max(TOGETHER // lanes, 1) if ahead else 0
     plain = node.arg is None and not values.masks and not values.gpu
     begins: list[int] = []
@@ -185,7 +187,7 @@ def _store(values: Values, node: Node) -> None:
         points = []
     for order, point in enumerate(points):
         if size and order % size == 0:
-            _load_all(values, value, points[order : order + size])
+            _load_all(values, node.src[1:], points[order : order + size])
         values.point = point
         begins.append(len(code))
         mask = values.mask(values.masks) if values.masks else None
@@ -217,15 +219,15 @@ def _store_late(
         _write(values, node, address, lanes, result, mask)
 
 
-def _load_all(values: Values, value: Node, points: list[Any]) -> None:
-    """Load what a value reads of memory at some points, so that all of it is under way at once.
+def _load_all(values: Values, roots: tuple[Node, ...], points: list[Any]) -> None:
+    """Load what a value and its places read of memory at some points, all of it under way at once.
 
     No load passes a store, wherever that goes, nor a branch, as a division has. What is computed
     under some condition alone loads for itself.
     """
     if len(points) == 1:
         return
-    order = toposort(value, enter=lambda one: one.op not in OPAQUE)
+    order = toposort(*roots, enter=lambda one: one.op not in OPAQUE)
     loads = [one for one in order if one.op is Ops.LOAD and values.tiles.axes_of(one.ranges)]
     guards = [one for one in order if one.op is Ops.GUARD and not is_lazy(one)]
     for values.point in points:
@@ -287,7 +289,9 @@ def _write(
     place = values.offset(address)
     regular = address.is_regular(lanes) and not place[0].shape
     adjacent = regular and address.stride == (1 if lanes > 1 else 0)
-    if adjacent or (regular and address.stride and mask is None):
+    if monoid is not None and _is_atomic(values, node):
+        _scatter(values, node, place, lanes, result, mask)
+    elif adjacent or (regular and address.stride and mask is None):
         _store_at(values, node, place, address.stride, result, mask)
     else:
         _scatter(values, node, place, lanes, result, mask)
@@ -334,6 +338,14 @@ def _store_at(
     scopes.forget_since(mark)
 
 
+def _is_atomic(values: Values, store: Node) -> bool:
+    """Whether a GPU adds to memory in one step, so that no thread waits for what was there."""
+    buffer, monoid = store.src[0], store.arg
+    if not values.gpu or buffer.op is not Ops.PARAM:
+        return False
+    return buffer.dtype.is_int and buffer.dtype.bits >= 32 and monoid.primitive is Ops.ADD
+
+
 def _is_tested(values: Values, lanes: int, dtype: DType) -> bool:
     """Whether a condition is tested: else it is a mask, which costs less than a branch."""
     return lanes == 1 or (not values.gpu and lanes * dtype.itemsize > WIDEST_NBYTES)
@@ -363,7 +375,13 @@ def _scatter(
         active = mask
         if mask is not None and mask.shape:
             active = emit(Ops.EXTRACT, mask.dtype, (mask,), lane)
-        _store_at(values, node, place, 0, one, active)
+        if node.arg is not None and _is_atomic(values, node):
+            guard = () if active is None else (active,)
+            add = Machine("atom.add", place[1:])
+            src = (node.src[0], place[0], one, *guard)
+            values.scopes.append(instruction(Ops.MACHINE, dtypes.token, src, add))
+        else:
+            _store_at(values, node, place, 0, one, active)
 
 
 _rule_of = {

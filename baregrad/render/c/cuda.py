@@ -245,18 +245,19 @@ def _shuffle(f: CText, node: Node) -> None:
 
 
 def _atomic_add(f: CText, node: Node) -> None:
-    buffer, offset, value = node.src
+    buffer, offset, value, *mask = node.src
     if buffer.dtype.bits < 32:
         raise CompilerBug(
             "no atomic sum of a dtype", found=buffer.dtype, wanted="int or float of 32 or 64 bits"
         )
-    place, operand = f"&{f.names[buffer]}[{f.use(offset)}]", f.use(value)
+    at = sum(node.arg.immediates)
+    place, operand = f"&{f.names[buffer]}[{f.use(offset)} + {at}]", f.use(value)
     if buffer.dtype is dtypes.int64:
         # Sums wrap alike whatever their sign.
         place, operand = f"(u64 *){place}", f"(u64){operand}"
     text = f"atomicAdd({place}, {operand})"
     if node.dtype is dtypes.token:
-        f.line(f"{text};")
+        f.line(f"if ({f.use(mask[0])}) {text};" if mask else f"{text};")
     else:
         f.define(node, f"({f.type(node.dtype)}){text}")
 

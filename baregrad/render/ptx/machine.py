@@ -8,7 +8,8 @@ The names, with their immediates in brackets and their sources:
     shfl.sync.down (delta) value           that of lane `this + delta`, its own beyond the warp
     shfl.sync.up (delta) value             that of lane `this - delta`, its own before lane 0
     shfl.sync.idx (lane) value             that of one lane
-    atom.add buffer, offset, value         adds to an element; its value is the old one
+    atom.add (at) buffer, offset, value [, mask]
+                                           adds to element `offset + at`; its value is the old one
 
 Those of a warp's matrix unit are in `ptx_warp.py`, those of Hopper's engines in `ptx_hopper.py`.
 """
@@ -79,7 +80,7 @@ def _shuffle_one(
 
 
 def _atomic_add(f: PtxText, node: Node) -> None:
-    buffer, offset, value = node.src
+    buffer, offset, value, *mask = node.src
     # Sums wrap alike whatever their sign.
     kind = "u64" if buffer.dtype is dtypes.int64 else ptx_type(buffer.dtype).compute
     if buffer.dtype.bits < 32:
@@ -87,13 +88,14 @@ def _atomic_add(f: PtxText, node: Node) -> None:
             "no atomic sum of a dtype", found=buffer.dtype, wanted="int or float of 32 or 64 bits"
         )
     space = "shared" if buffer.op is Ops.ALLOC else "global"
-    where = place_of(f, buffer, offset, 0, 0)
+    where = place_of(f, buffer, offset, 0, sum(node.arg.immediates))
     operand = f.one(value)
+    guard = f.one(mask[0]) if mask else ""
     if node.dtype is dtypes.token:
-        f.emit(f"red.{space}.add.{kind}", where.text(), operand)
+        f.emit(f"red.{space}.add.{kind}", where.text(), operand, guard=guard)
     else:
         (result,) = f.define(node)
-        f.emit(f"atom.{space}.add.{kind}", result, where.text(), operand)
+        f.emit(f"atom.{space}.add.{kind}", result, where.text(), operand, guard=guard)
 
 
 RULES: MappingProxyType[str, Rule] = MappingProxyType(

@@ -44,6 +44,8 @@ def choose_gpu_schedule(
     elif plan_held_rows(plan):
         pass
     elif not facts.reductions:
+        if any(out.arg.atomic for out in facts.outs):
+            plan.because("additions in one step each, in any order: threads share them")
         if not plan_windows(plan, [axis for axis in free if extent_of(axis) != 1]):
             plan_elementwise(plan, free)
     elif factors and _plan_contraction(plan, factors):

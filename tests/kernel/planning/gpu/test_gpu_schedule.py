@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule, parse_schedule
@@ -14,6 +15,7 @@ from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.language.schedule import Bind, Split
 from baregrad.kernel.loops.held_rows import hold_rows
 from baregrad.kernel.planning.gpu.gpu_schedule import choose_gpu_schedule
+from baregrad.render import get
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
 from tests.kernel.planning.gpu.contractions import contraction
@@ -77,6 +79,28 @@ def test_what_has_an_order_is_spread_along_other_axes() -> None:
     assert [step.axis for step in splits] == ["i1"]
     units = {step.unit for step in schedule.steps if isinstance(step, Bind)}
     assert units == {"grid", "thread"}
+
+
+@pytest.mark.parametrize(
+    "dtype", (dtypes.int32, dtypes.uint32, dtypes.int64, dtypes.uint64), ids=str
+)
+@pytest.mark.parametrize("atomic", (True, False))
+def test_threads_share_sums_that_the_machine_makes_in_one_step(dtype: DType, atomic: bool) -> None:
+    """Of integers, which a single thread need not wait for either."""
+    kernel = k.scatter_add(3, 2000, 1, dtype, atomic)
+    schedule = choose_schedule(kernel, HOPPER)
+    assert any(isinstance(step, Bind) for step in schedule.steps) == atomic
+    text = get("ptx").render(check_gpu(kernel, schedule), HOPPER)
+    assert "red.global.add" in text and "st.global" not in text
+
+
+def test_all_that_atomic_sums_read_is_under_way_before_the_first() -> None:
+    kernel = k.scatter_add(9, 1 << 22, 1, dtypes.int64, True)
+    _, program = lowered(kernel, choose_schedule(kernel, HOPPER))
+    lines = get("ptx").render(program, HOPPER).splitlines()
+    loads = [place for place, line in enumerate(lines) if "ld.global" in line]
+    adds = [place for place, line in enumerate(lines) if "red.global" in line]
+    assert len(loads) == 2 * len(adds) > 2 and max(loads) < min(adds)
 
 
 def test_a_schedule_hangs_on_the_facts_alone() -> None:
