@@ -24,12 +24,12 @@ def attention(
     """
     rows = query.transpose(0, 1), keys.transpose(0, 1), values.transpose(0, 1)
     visible = _visible(keys, places, window)
+    mixed: Tensor
     if not soft_cap:
         mixed = rows[0].scaled_dot_product_attention(
             rows[1], rows[2], visible, scale=scale, enable_gqa=True
         )
-        turned: Tensor = mixed.transpose(0, 1)
-        return turned
+        return mixed.transpose(0, 1)
     # (key heads, heads of each, T, E) beside (key heads, 1, S, E)
     heads = keys.shape[1]
     wide = rows[0].reshape(heads, query.shape[1] // heads, *rows[0].shape[1:])

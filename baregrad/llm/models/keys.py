@@ -105,7 +105,8 @@ class Keys:
     def _found(self, key: str, default: object) -> Any:
         found = self.value(key)
         if found is None and default is None:
-            raise self.error(key, "nothing", "a value")
+            name = f"{self.architecture}.{key}"
+            raise FileFormatError(f"metadata {name}", found="nothing", wanted="a value")
         return default if found is None else found
 
     def _count(self, key: str, found: object, lowest: int) -> int:

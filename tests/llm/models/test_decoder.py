@@ -1,0 +1,76 @@
+"""Decoders of each family against PyTorch in float64, from files that `gguf` wrote."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from baregrad import Tensor, bind, jit, variable
+from baregrad.base.errors import ShapeError
+from baregrad.io.gguf import GgufFile
+from baregrad.llm.models.cache import ContiguousCache
+from baregrad.llm.models.decoder import Decoder
+from tests.llm.models.plain_decoder import FAMILIES, WORDS, Plain
+
+LENGTH = 12
+
+
+def loaded(plain: Plain, folder: Path, seed: int = 0) -> tuple[Decoder, dict[str, np.ndarray]]:
+    weights = plain.draw(seed)
+    plain.write(folder / "model.gguf", weights)
+    return Decoder.from_gguf(GgufFile.open(folder / "model.gguf")), weights
+
+
+def words_of(count: int, seed: int = 1) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, WORDS, count).astype(np.int32)
+
+
+def scores(decoder: Decoder, words: np.ndarray, cache: ContiguousCache, at: int = 0) -> np.ndarray:
+    cache.place(at)
+    places = np.arange(at, at + len(words), dtype=np.int32)
+    return decoder.logits(decoder(Tensor(words), Tensor(places), cache.layers)).numpy()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_family_scores_words_as_pytorch_does(name: str, tmp_path: Path) -> None:
+    plain = FAMILIES[name]
+    decoder, weights = loaded(plain, tmp_path)
+    words = words_of(LENGTH)
+    found = scores(decoder, words, ContiguousCache(decoder.traits, LENGTH))
+    expected = plain.forward(weights, words)
+    assert np.abs(expected).max() > 0.5
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("name", ["gemma3", "deepseek2"])
+def test_symbolic_steps_through_a_cache_score_as_one_call_does(name: str, tmp_path: Path) -> None:
+    plain = FAMILIES[name]
+    decoder, weights = loaded(plain, tmp_path)
+    words = words_of(LENGTH)
+    cache = ContiguousCache(decoder.traits, 32)
+    at, count = variable("at", 0, 24), variable("count", 1, 8)
+    buffer = Tensor(np.resize(words, 32)).realize()
+
+    @jit
+    def step(at: object, count: object) -> Tensor:
+        cache.place(at)
+        places = Tensor.arange(at, at + count)  # type: ignore[operator]
+        part = buffer[at : at + count]  # type: ignore[operator]
+        hidden = decoder(part, places, cache.layers)
+        return decoder.logits(hidden[count - 1 : count])  # type: ignore[operator]
+
+    expected = plain.forward(weights, words)
+    place = 0
+    for size in (4, 1, 2, 1, 4):
+        found = step(bind(at, place), bind(count, size)).numpy()
+        place += size
+        np.testing.assert_allclose(found[0], expected[place - 1], atol=2e-5)
+    assert place == LENGTH
+
+
+def test_layers_want_a_cache_each(tmp_path: Path) -> None:
+    decoder, _ = loaded(FAMILIES["qwen2"], tmp_path)
+    with pytest.raises(ShapeError, match="one for each of 2"):
+        decoder(Tensor([1]), Tensor([0]), [])
