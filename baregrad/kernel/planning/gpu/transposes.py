@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baregrad.base.bits import next_power_of_two
+from baregrad.base.bits import next_power_of_two, round_up
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import (
     ArrayAccess,
@@ -32,6 +32,8 @@ STEPS, MOST_STEPS = 4, 16
 SECTOR = 32
 LEAST_EACH = 4
 BLOCK = 256
+# How many times what there is all tiles may be.
+FULL = 1.05
 
 
 def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
@@ -47,10 +49,11 @@ def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
         return False
     if any(write.stride(inner) != 1 for write in plan.facts.accesses if write.write):
         return False
-    if not plan.pick("transpose", (True, False), lambda tiled: "tiles" if tiled else "none"):
-        return False
     size = min([itemsize(access.array.dtype) for access in crossed])
     lanes = max(BANK // size, 1)
+    down = _filled(plan, down, right, SIDE * min(lanes, 2))
+    if not plan.pick("transpose", (True, False), lambda tiled: "tiles" if tiled else "none"):
+        return False
     rows = min(SIDE * min(lanes, 2), next_power_of_two(iterations(down)))
     plan.because(
         "an input lies across the output: tiles of {} by {} in shared memory", rows, SIDE * lanes
@@ -80,6 +83,29 @@ def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
             break
         plan.steps.append(StageInput(slot, tuple(names), pad=lanes))
     return True
+
+
+def _filled(
+    plan: GpuPlan, down: list[Node], right: Sequence[Node], rows: int
+) -> list[Node]:
+    """Axes along an input, with outer ones if few tiles of `rows` are full without these.
+
+    All that is written lies along them as along one: where the input has a gap, as between rows of
+    an image that is padded on the way, neighbours in threads are no neighbours now and then.
+    """
+    while round_up(iterations(down), rows) > iterations(down) * FULL:
+        extent = iterations(down[:1])
+        outer = [
+            axis for axis in plan.facts.data if axis not in down and axis not in right
+            and isinstance(extent_of(axis), int) and all(
+                write.stride(axis) == (write.stride(down[0]) or 0) * extent
+                for write in plan.facts.accesses if write.write
+            )
+        ]  # fmt: skip
+        if not outer:
+            break
+        down = [outer[0], *down]
+    return down
 
 
 def _as_one(plan: GpuPlan, inner: Node, axes: Sequence[Node]) -> list[Node]:

@@ -14,7 +14,7 @@ from baregrad.engine.compiler import Compiler
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, alu, const, make_node, range_node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel import choose_schedule
+from baregrad.kernel import choose_schedule, grid_size, lower
 from baregrad.kernel.language.schedule import StageInput
 from baregrad.target import gpu_row
 from tests.kernel import kernels as k
@@ -116,12 +116,12 @@ def both_ways(n: int, c: int, hw: int, dtype: DType) -> Node:
     )
 
 
-def padded(n: int, c: int, side: int) -> Node:
-    """Images with zeros around and their channels last, of what is above 0 in others."""
+def padded(n: int, c: int, side: int, is_copy: bool = False) -> Node:
+    """Images with zeros around and their channels last, of others, or of what is above 0 there."""
     b, y, x, f = (range_node(e, place) for place, e in enumerate((n, side + 2, side + 2, c)))
     row, column = index.add(y, -1), index.add(x, -1)
     read = k.at(k.param(1, n, c, side, side), b, f, row, column)
-    above = alu(Ops.MAX, read, const(0.0, read.dtype))
+    above = read if is_copy else alu(Ops.MAX, read, const(0.0, read.dtype))
     within = index.both(index.inside(row, side), index.inside(column, side))
     return k.kernel(
         k.out(k.param(0, n, side + 2, side + 2, c), k.guard(within, above), b, y, x, f)
@@ -167,6 +167,16 @@ def test_outputs_that_lie_both_ways(shape: tuple[int, int, int], dtype: DType) -
 def test_padded_images_with_their_channels_last(shape: tuple[int, int, int]) -> None:
     kernel = padded(*shape)
     check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+def test_tiles_go_on_in_the_next_row_of_a_padded_image() -> None:
+    """Rows of 22 would fill a third of a tile's 64 places."""
+    kernel = padded(2, 40, 20, is_copy=True)
+    assert staged(kernel)
+    schedule = choose_schedule(kernel, HOPPER)
+    check_gpu(kernel, schedule)
+    tiles = -(-2 * 22 * 22 // 32) * -(-40 // 32)
+    assert grid_size(lower(kernel, HOPPER, schedule)) == tiles
 
 
 def test_a_thread_moves_whole_sectors_of_what_lies_the_other_way() -> None:
