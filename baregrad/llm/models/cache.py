@@ -51,13 +51,23 @@ class ContiguousCache:
             raise ShapeError("a cache's length", found=length, wanted="1 token or more")
         self.length = length
         self.at: Any = 0
-        self.layers: Sequence[LayerCache] = [
+        layers = [
             _ContiguousLayer(self, layer.cache_row, dtype, device) for layer in traits.layers
         ]
+        self.layers: Sequence[LayerCache] = layers
+        self._arrays = [
+            array for one in layers for array in (one.keys, one.values) if array is not None
+        ]
+        self.realize()
 
     def place(self, at: Any) -> None:
-        """Say where the next tokens go."""
+        """Say where the next tokens go; what earlier calls wrote is computed by then."""
+        self.realize()
         self.at = at
+
+    def realize(self, *results: Tensor) -> None:
+        """Compute results together with what their tokens wrote, so that nothing is done twice."""
+        self._arrays[0].realize(*self._arrays[1:], *results)
 
 
 class _ContiguousLayer:
@@ -68,8 +78,8 @@ class _ContiguousLayer:
         self.row = row
 
         def empty(width: int) -> Tensor:
-            zeros = Tensor.zeros(owner.length, row.heads, width, dtype=dtype, device=device)
-            return zeros.contiguous().realize()
+            shape = (owner.length, row.heads, width)
+            return Tensor.zeros(*shape, dtype=dtype, device=device).contiguous()
 
         self.keys = empty(row.key_width)
         self.values = None if row.is_shared else empty(row.value_width)

@@ -9,9 +9,13 @@ import pytest
 
 from baregrad import Tensor, bind, jit, variable
 from baregrad.base.errors import ShapeError
-from baregrad.io.gguf import GgufFile
+from baregrad.base.options import options
+from baregrad.engine.backends import CompiledBackend
+from baregrad.engine.session import Session, use_session
+from baregrad.io.gguf import GgufFile, PackedWeight, by_name
 from baregrad.llm.models.cache import ContiguousCache
 from baregrad.llm.models.decoder import Decoder
+from baregrad.llm.models.traits import DecoderTraits, LayerTraits, RopeTraits
 from tests.llm.models.plain_decoder import FAMILIES, WORDS, Plain
 
 LENGTH = 12
@@ -74,3 +78,42 @@ def test_layers_want_a_cache_each(tmp_path: Path) -> None:
     decoder, _ = loaded(FAMILIES["qwen2"], tmp_path)
     with pytest.raises(ShapeError, match="one for each of 2"):
         decoder(Tensor([1]), Tensor([0]), [])
+
+
+class Unallocated:
+    """Weights of the shapes that traits say, on a device that holds nothing."""
+
+    def __init__(self, traits: DecoderTraits, kind: str) -> None:
+        self.shapes = traits.shapes()
+        self.kind = by_name(kind)
+
+    def weight(self, name: str) -> PackedWeight:
+        shape = self.shapes[name]
+        width = self.kind.row_nbytes(shape[-1])
+        packed = Tensor.empty(*shape[:-1], width, dtype="uint8", device="NULL")
+        return PackedWeight(self.kind, shape, packed)
+
+    def vector(self, name: str) -> Tensor:
+        return Tensor.empty(*self.shapes[name], device="NULL")
+
+
+def programs_of(depth: int, count: int) -> int:
+    """How many kernels a call is made of, for a model as wide as Llama 3.1 405B."""
+    layer = LayerTraits(128, 8, 128, 128, 53248, 128**-0.5, RopeTraits("norm", 128, 5e5))
+    traits = DecoderTraits("llama", 16384, 128256, 131072, "rms", 1e-5, (layer,) * depth)
+    with use_session(Session()) as session, options.override(device="NULL"):
+        decoder = Decoder(traits, Unallocated(traits, "Q4_K"), device="NULL")
+        cache = ContiguousCache(traits, 2048, device="NULL")
+        words = Tensor.empty(count, dtype="int32")
+        cache.place(bind(variable("at", 0, 2048 - count), 3))
+        backend = session.backend("NULL")
+        assert isinstance(backend, CompiledBackend)
+        before = backend.compiler.compiled + backend.compiler.loaded
+        places = Tensor.arange(cache.at, cache.at + count)
+        hidden = decoder(words, places, cache.layers)
+        cache.realize(decoder.logits(hidden[count - 1 :]))
+        return backend.compiler.compiled + backend.compiler.loaded - before
+
+
+def test_layers_alike_share_their_kernels() -> None:
+    assert programs_of(6, 1) == programs_of(2, 1)
