@@ -8,6 +8,7 @@
     ├── ArgumentError        (ValueError)     an argument outside what a function takes
     ├── OptionError          (ValueError)     an unknown or malformed option
     ├── GradientError                         a gradient that does not exist
+    ├── QueueFull                             more work than may wait; try again later
     ├── JitError                              a captured function that cannot be replayed
     ├── ScheduleError        (ValueError)     a schedule step that is not legal for its kernel
     ├── UnsupportedError                      correct, but not offered here
@@ -134,6 +135,10 @@ class OptionError(BaregradError, ValueError):
 
 class GradientError(BaregradError):
     """A gradient that was asked for and does not exist."""
+
+
+class QueueFull(BaregradError):
+    """More work is waiting than a queue holds; it can be asked for again later."""
 
 
 class JitError(BaregradError):

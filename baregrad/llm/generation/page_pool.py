@@ -96,10 +96,14 @@ class PagePool:
             pages.append(page)
         return pages
 
-    def forget_all(self) -> None:
-        """Forget every prefix."""
-        for page in list(self._pages.values()):
+    def forget(self, pages: Iterable[int] | None = None) -> None:
+        """Let pages, or all of them, be found no more."""
+        for page in list(self._pages.values() if pages is None else pages):
             self._forget(page)
+
+    def owners(self, page: int) -> int:
+        """Return how often a page is owned."""
+        return self._owners[page]
 
     def _forget(self, page: int) -> None:
         name = self._hashes[page]

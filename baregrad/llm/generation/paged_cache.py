@@ -38,6 +38,11 @@ def cache_nbytes(rows: Sequence[CacheRow], tokens: int, kind: str) -> int:
     return sum(row_nbytes(row, kind) for row in rows) * PAGE * pages_of(tokens)
 
 
+def views(layers: Sequence[LayerPages], places: StepPlaces) -> list[PagedLayer]:
+    """Return what each layer of a decoder sees of a cache's layers during a step."""
+    return [PagedLayer(layer, places) for layer in layers]
+
+
 class PagedCache:
     """Pages of all layers, each of 16 tokens; page 0 is empty and stays so."""
 
@@ -63,10 +68,6 @@ class PagedCache:
                 array[index[:count]] = 0
 
         self._read, self._write, self._empty = jit(read), jit(write), jit(empty)
-
-    def views(self, places: StepPlaces) -> list[PagedLayer]:
-        """Return what each layer of a decoder sees of the cache during a step."""
-        return [PagedLayer(layer, places) for layer in self.layers]
 
     def copy_out(self, pages: Sequence[int]) -> Saved:
         """Return pages as they are, on the host."""

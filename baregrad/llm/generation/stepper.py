@@ -18,7 +18,7 @@ from baregrad.engine.canonical import bind
 from baregrad.ir.core.index import variable
 from baregrad.llm.generation.choosing import COLUMNS, Chosen, Edits, Mode, choose, settings_row
 from baregrad.llm.generation.layer_pages import StepPlaces
-from baregrad.llm.generation.paged_cache import PagedCache, pages_of
+from baregrad.llm.generation.paged_cache import PagedCache, pages_of, views
 from baregrad.llm.generation.sampling import Sampling
 from baregrad.llm.models.cache import LayerCache
 from baregrad.llm.models.traits import CacheRow
@@ -170,7 +170,8 @@ class Stepper:
     # --- the jitted functions --------------------------------------------------------------------
 
     def _row_function(self, mode: Mode) -> Callable[..., list[Tensor]]:
-        decoder, cache = self.decoder, self.cache
+        # Not the cache: whose pages are whose changes from step to step.
+        decoder, layers = self.decoder, self.cache.layers
 
         def rows_step(
             table: Tensor, control: Tensor, extras: tuple[Tensor, ...], edits: Any, rows: Any,
@@ -178,14 +179,14 @@ class Stepper:
         ) -> list[Tensor]:
             table, control = table[:rows, :pages], control[:rows]
             words, positions = control[:, 0], control[:, 1]
-            hidden = decoder(words, positions, cache.views(StepPlaces(table, positions)))
+            hidden = decoder(words, positions, views(layers, StepPlaces(table, positions)))
             scores = decoder.logits(hidden)
             return _choose(scores, control[:, _FIRST:], mode, extras, edits, rows)
 
         return rows_step
 
     def _last_function(self, mode: Mode) -> Callable[..., list[Tensor]]:
-        decoder, cache = self.decoder, self.cache
+        decoder, layers = self.decoder, self.cache.layers
 
         def last_step(
             table: Tensor, words: Tensor, control: Tensor, extras: tuple[Tensor, ...], edits: Any,
@@ -193,18 +194,18 @@ class Stepper:
         ) -> list[Tensor]:
             words, positions = words[0, :count], words[1, :count]
             places = StepPlaces(table[:pages], positions)
-            hidden = decoder(words, positions, cache.views(places))
+            hidden = decoder(words, positions, views(layers, places))
             scores = decoder.logits(hidden[count - 1 : count])
             return _choose(scores, control[:, _FIRST:], mode, extras, edits, 1)
 
         return last_step
 
     def _chunk_function(self) -> Callable[..., None]:
-        decoder, cache = self.decoder, self.cache
+        decoder, layers = self.decoder, self.cache.layers
 
         def chunk_step(table: Tensor, words: Tensor, count: Any, pages: Any) -> None:
             words, positions = words[0, :count], words[1, :count]
-            decoder(words, positions, cache.views(StepPlaces(table[:pages], positions)))
+            decoder(words, positions, views(layers, StepPlaces(table[:pages], positions)))
 
         return chunk_step
 

@@ -53,7 +53,8 @@ def test_a_prefix_is_found_until_its_page_is_needed() -> None:
     pool.share(pages[:1])
     assert pool.take(1) is None
     assert pool.known == 1
-    pool.forget_all()
+    assert pool.owners(pages[0]) == 1
+    pool.forget()
     assert not pool.found(names)
 
 

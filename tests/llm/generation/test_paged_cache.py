@@ -9,7 +9,7 @@ import pytest
 
 from baregrad import Tensor
 from baregrad.llm.generation.layer_pages import StepPlaces
-from baregrad.llm.generation.paged_cache import PagedCache, cache_nbytes, pages_of
+from baregrad.llm.generation.paged_cache import PagedCache, cache_nbytes, pages_of, views
 from baregrad.llm.models.traits import CacheRow
 
 ROWS = [CacheRow(2, 32, 32, False), CacheRow(1, 64, 32, True)]
@@ -21,7 +21,7 @@ def filled(kind: str, pages: list[int]) -> PagedCache:
     count = len(pages) * 16
     table = Tensor(np.array(pages, np.int32))
     places = StepPlaces(table, Tensor.arange(count, dtype="int32"))
-    for row, view in zip(ROWS, cache.views(places), strict=True):
+    for row, view in zip(ROWS, views(cache.layers, places), strict=True):
         key, value = (
             Tensor(rng.normal(size=(count, row.heads, width)).astype(np.float32))
             for width in (row.key_width, row.value_width)

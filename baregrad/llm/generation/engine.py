@@ -1,0 +1,325 @@
+"""The engine: many requests at once over one decoder, in a thread of its own.
+
+Each turn computes a chunk of one prompt, if any waits, and a row of every answer. The tokens of an
+answer depend on its request alone: prompts are cut at the same places always, steps are the same
+kernels for any number of rows, and pages that a prompt left in the cache hold what another would
+compute.
+"""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Protocol
+
+from baregrad.base.errors import ArgumentError, BaregradError, QueueFull
+from baregrad.llm.generation.choosing import NOTHING
+from baregrad.llm.generation.constraints import Constraint, Constraints, Form, Words
+from baregrad.llm.generation.guessing import Guesser
+from baregrad.llm.generation.job import Job, TextMaker
+from baregrad.llm.generation.request import Piece, Request, Stream
+from baregrad.llm.generation.scheduler import Scheduler
+from baregrad.llm.generation.stepper import Row, Stepper, StepResult
+
+
+class EngineTokenizer(Words, Protocol):
+    """What of a tokenizer the engine uses."""
+
+    def detokenizer(self, *, shown: Sequence[str] = ()) -> TextMaker:
+        """Return what turns an answer's tokens into text as they come."""
+
+
+@dataclass
+class Counts:
+    """What the engine has done since it began, in requests, tokens and steps."""
+
+    requests: int = 0
+    refused: int = 0
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    answer_tokens: int = 0
+    guessed_tokens: int = 0
+    accepted_tokens: int = 0
+    steps: int = 0
+
+
+class Engine:
+    """Answers requests; `start` lets a thread do so, or call `step` for each turn.
+
+    most_waiting: requests that may wait; further ones raise QueueFull. guesses: the most tokens
+    that are guessed ahead for one answer, by `guesser`.
+    """
+
+    def __init__(
+        self,
+        stepper: Stepper,
+        tokenizer: EngineTokenizer,
+        *,
+        most_waiting: int = 256,
+        guesser: Guesser | None = None,
+        guesses: int = 4,
+    ) -> None:
+        pages = stepper.cache.pool.count - 1
+        if pages < stepper.table_width:
+            raise ArgumentError(
+                "the cache is smaller than a whole context", found=f"{pages} pages",
+                wanted=f"{stepper.table_width} or more",
+            )
+        self.stepper, self.tokenizer = stepper, tokenizer
+        self.most_waiting = most_waiting
+        self.counts = Counts()
+        self._guesser, self._guesses = guesser, guesses
+        self._scheduler = Scheduler(stepper.cache, stepper.rows)
+        self._incoming: list[Job] = []
+        self._wake = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+        self._constraints: Constraints | None = None
+        self._constraints_lock = threading.Lock()
+
+    # --- from any thread -------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> Stream:
+        """Let a request wait for its turn and return the stream of its answer.
+
+        Raises QueueFull where too many wait, ArgumentError for a prompt that does not fit, a token
+        that does not exist, or a form that cannot be enforced.
+        """
+        most = self.check(request)
+        constraint = None if request.form is None else self._constraint(request.form)
+        stream = Stream(len(request.tokens))
+        seed = request.sampling.seed
+        job = Job(
+            request, stream, secrets.randbits(63) if seed is None else seed,
+            self.tokenizer.detokenizer(shown=request.shown), self.tokenizer.ends, most, constraint,
+        )
+        with self._wake:
+            if self._is_closed:
+                raise QueueFull("the engine has been closed")
+            waiting = self.waiting
+            if waiting >= self.most_waiting:
+                self.counts.refused += 1
+                raise QueueFull(
+                    "too many requests wait", found=waiting,
+                    wanted=f"fewer than {self.most_waiting}", hint="try again later",
+                )
+            self._incoming.append(job)
+            self.counts.requests += 1
+            self._wake.notify()
+        return stream
+
+    def check(self, request: Request) -> int:
+        """Return how many tokens a request's answer may have. Raises ArgumentError."""
+        count, context = len(request.tokens), self.stepper.context
+        if not count:
+            raise ArgumentError("a prompt has tokens", found="none")
+        if count >= context:
+            raise ArgumentError(
+                "the prompt is longer than the context", found=f"{count} tokens",
+                wanted=f"{context - 1} at most",
+            )
+        words = self.stepper.words
+        for token in (*request.tokens, *request.sampling.logit_bias):
+            if not 0 <= token < words:
+                raise ArgumentError("no such token", found=token, wanted=f"0 to {words - 1}")
+        return min(request.sampling.max_tokens or context, context - count)
+
+    @property
+    def waiting(self) -> int:
+        """Return how many requests have not begun."""
+        return len(self._incoming) + self._scheduler.waiting
+
+    def statistics(self) -> dict[str, int]:
+        """Return counts, and how many requests and pages there are of each kind now."""
+        scheduler, pool = self._scheduler, self.stepper.cache.pool
+        return asdict(self.counts) | {
+            "running": len(scheduler.running), "waiting": self.waiting, "moved": scheduler.moved,
+            "preemptions": scheduler.preemptions, "pages": pool.count - 1,
+            "pages_free": pool.free, "pages_known": pool.known,
+        }
+
+    def start(self) -> Engine:
+        """Let a thread take turns while there is work."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="baregrad engine", daemon=True)
+            self._thread.start()
+        return self
+
+    def close(self) -> None:
+        """End all answers as cancelled, and the thread."""
+        with self._wake:
+            self._is_closed = True
+            self._wake.notify()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self._take_incoming()
+        for job in self._scheduler.jobs():
+            self._finish(job, Piece(reason="cancelled"))
+
+    def __enter__(self) -> Engine:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- turns -----------------------------------------------------------------------------------
+
+    def step(self) -> bool:
+        """Take one turn; whether there was work."""
+        self._take_incoming()
+        for job in self._scheduler.jobs():
+            if job.stream.is_cancelled:
+                self.counts.cancelled += 1
+                self._finish(job, Piece(reason="cancelled"))
+        self._scheduler.admit()
+        prompt = self._scheduler.next_prompt()
+        if prompt is not None:
+            self._run_chunk(prompt)
+        answering = self._scheduler.answering()
+        if answering:
+            self._run_rows(answering)
+        return prompt is not None or bool(answering)
+
+    def run(self) -> None:
+        """Take turns until nothing is left to do."""
+        while self.step() or self.waiting:
+            pass
+
+    def _run(self) -> None:
+        while True:
+            with self._wake:
+                while not (self._is_closed or self._incoming or self._scheduler.jobs()):
+                    self._wake.wait()
+                if self._is_closed:
+                    return
+            try:
+                self.step()
+            except Exception as error:  # noqa: BLE001 - answers end with it, the engine goes on
+                self._fail(error)
+
+    def _take_incoming(self) -> None:
+        with self._wake:
+            for job in self._incoming:
+                self._scheduler.add(job)
+            self._incoming.clear()
+
+    def _run_chunk(self, job: Job) -> None:
+        end = job.next_chunk(self.stepper.chunk)
+        if not self._scheduler.provide(job, end):
+            return
+        begin = job.computed
+        choice = job.choice() if end == job.prompt else None
+        self.counts.steps += 1
+        found = self.stepper.run_chunk(job.tokens[begin:end], begin, job.pages, choice)
+        if not begin or begin == job.stream.usage.cached:
+            self.counts.cached_tokens += begin
+        self.counts.prompt_tokens += end - begin
+        job.computed = end
+        self._scheduler.publish(job)
+        if found is not None:
+            self._take(job, found, 0)
+
+    def _run_rows(self, jobs: list[Job]) -> None:
+        guesses = self._guess(jobs)
+        rows: list[Row] = []
+        spans: list[tuple[Job, int, list[int]]] = []
+        for job, guessed in zip(jobs, guesses, strict=True):
+            count = len(job.tokens)
+            if job not in self._scheduler.running or not self._scheduler.provide(job, count):
+                continue
+            if not self._scheduler.can_provide(job, count + len(guessed)):
+                guessed = []
+            self._scheduler.provide(job, count + len(guessed))
+            spans.append((job, len(rows), guessed))
+            followed = [job.tokens[-1], *guessed]
+            rows.extend(job.row(count - 1 + at, token) for at, token in enumerate(followed))
+        if not rows:
+            return
+        self.counts.steps += 1
+        found = self.stepper.run_rows(rows)
+        for job, first, guessed in spans:
+            self._take_guessed(job, found, first, guessed)
+
+    def _take_guessed(
+        self, job: Job, found: StepResult, first: int, guessed: list[int]
+    ) -> None:
+        """Take the token of a job's first row, and of the next as long as guesses were right."""
+        self.counts.guessed_tokens += len(guessed)
+        for at in range(len(guessed) + 1):
+            job.computed += 1
+            if not self._take(job, found, first + at):
+                return
+            if at == len(guessed) or guessed[at] != int(found.tokens[first + at]):
+                return
+            self.counts.accepted_tokens += 1
+
+    def _take(self, job: Job, found: StepResult, number: int) -> bool:
+        """Take a token that was chosen for a job; whether it goes on."""
+        if int(found.tokens[number]) == NOTHING:
+            self._scheduler.empty_pages(job)
+            error = BaregradError(
+                "no token can be chosen",
+                found="scores that are not numbers, or no token that is allowed",
+            )
+            self.counts.failed += 1
+            self._finish(job, Piece(reason="error", error=error))
+            return False
+        self.counts.answer_tokens += 1
+        try:
+            goes_on = job.add(found, number)
+        except BaregradError as error:
+            self.counts.failed += 1
+            self._finish(job, Piece(reason="error", error=error))
+            return False
+        if not goes_on:
+            self.counts.finished += 1
+            self._finish(job, None)
+        return goes_on
+
+    def _guess(self, jobs: list[Job]) -> list[list[int]]:
+        """Tokens guessed ahead for each job, as many rows as are left over."""
+        spare = self.stepper.rows - len(jobs)
+        if self._guesser is None or spare < 1:
+            return [[] for _ in jobs]
+        most = []
+        for job in jobs:
+            count = min(self._guesses, spare, job.left - 1) if job.can_be_guessed else 0
+            most.append(max(count, 0))
+            spare -= most[-1]
+        return self._guesser.guess(jobs, most)
+
+    def _finish(self, job: Job, piece: Piece | None) -> None:
+        self._scheduler.remove(job)
+        if self._guesser is not None:
+            self._guesser.forget(job)
+        if piece is not None:
+            job.stream.put(piece)
+
+    def _fail(self, error: Exception) -> None:
+        """End all that runs with an error, and forget what it may have left in pages."""
+        known = error if isinstance(error, BaregradError) else BaregradError(
+            "a step of the engine failed", found=f"{type(error).__name__}: {error}"
+        )  # fmt: skip
+        self._scheduler.pool.forget()
+        for job in self._scheduler.begun():
+            self.counts.failed += 1
+            self._finish(job, Piece(reason="error", error=known))
+
+    def _constraint(self, form: Form) -> Constraint:
+        with self._constraints_lock:
+            if self._constraints is None:
+                self._constraints = Constraints(self.tokenizer, self.stepper.words)
+            return self._constraints.make(form)
+
