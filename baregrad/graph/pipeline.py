@@ -17,7 +17,7 @@ from baregrad.graph.scans import SCANS
 from baregrad.graph.scatter_rows import SCATTER_ROWS
 from baregrad.graph.scatters import SCATTER_PARTS, SCATTERS
 from baregrad.graph.sorts import SORTS, SORTS_ON_GPU
-from baregrad.graph.streams import STREAMS, has_streams
+from baregrad.graph.streams.passes import STREAMS, has_streams
 from baregrad.graph.sums import SUMS
 from baregrad.graph.traced import Joined, Traced
 from baregrad.graph.views import VIEWS

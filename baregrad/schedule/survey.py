@@ -269,12 +269,32 @@ def streamed(order: list[Node], must: dict[Node, str]) -> frozenset[Node]:
         if fold.op is not Ops.REDUCE or not (is_stream(fold) or is_chained(fold, known)):
             continue
         for node in toposort(*fold.src, enter=is_computed):
-            if is_computed(node):
-                found.add(node)
-                continue
             if is_operand(node):
+                _note_reads(node, found, must)
+            elif is_computed(node):
                 found.add(node)
-                node = base_of(node.src[0])
-            if node.op not in LEAVES and node.mask & ~SPELLED:
-                must.setdefault(node, READ_BY_STREAM)
+            else:
+                _note_stored(node, must)
     return frozenset(found)
+
+
+def _note_stored(node: Node, must: dict[Node, str]) -> None:
+    if node.op not in LEAVES and node.mask & ~SPELLED:
+        must.setdefault(node, READ_BY_STREAM)
+
+
+def _note_reads(operand: Node, found: set[Node], must: dict[Node, str]) -> None:
+    """Note what a stream reads of an array, and makes the places of, where those are read as well.
+
+    found: receives what is not stored, must: what is.
+    """
+    waiting = [operand]
+    while waiting:
+        node = waiting.pop()
+        if node in found:
+            continue
+        if node.op is Ops.GATHER or node.op.bit & (_ARITHMETIC | VIEWED) or node.op is Ops.CAST:
+            found.add(node)
+            waiting.extend(node.src)
+        else:
+            _note_stored(node, must)

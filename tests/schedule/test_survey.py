@@ -23,7 +23,7 @@ from baregrad.schedule.survey import (
     take_survey,
 )
 from tests.graph.graphs.gpu_graphs import HOPPER
-from tests.graph.test_streams import BRAIN, attention, graph_of, inputs
+from tests.graph.streams.test_passes import BRAIN, attention, graph_of, inputs
 from tests.schedule.graphs import A, param, sink
 
 X, Y = param(0, 40, 30), param(1, 30)

@@ -29,6 +29,9 @@ _VIEWS = MOVEMENT - {Ops.PAD}
 # What a value is made of: states of a stream, products.
 _STATES, _PRODUCTS = 1, 2
 _IN_MEMORY = frozenset((Ops.PARAM, Ops.BUFFER, Ops.CONTIGUOUS, Ops.SCATTER, Ops.INDEX))
+# What shows a value, or else zeros; reads at places that are read show them for those outside.
+_ZEROS = (Ops.PAD, Ops.GUARD)
+_BY_PLACES = (Ops.GATHER, Ops.GUARD)
 
 
 def pair(left: Monoid, right: Monoid) -> Monoid:
@@ -107,12 +110,19 @@ def is_widened(node: Node) -> bool:
 
 
 def is_operand(node: Node) -> bool:
-    """Whether a value is a 16-bit float as float32 that a kernel reads, not one it computes."""
+    """Whether a value is a 16-bit float as float32 that a kernel reads, not one it computes.
+
+    There may be zeros around it.
+    """
+    while node.op in _ZEROS:
+        node = shown(node.src[-1])
     return is_widened(node) and in_memory(shown(node.src[0]))
 
 
 def in_memory(node: Node) -> bool:
-    """Whether a value lies in memory, or is read from there."""
+    """Whether a value lies in memory, or is read from there, perhaps at places that are read."""
+    while node.op in _BY_PLACES:
+        node = shown(node.src[-1] if node.op is Ops.GUARD else node.src[0])
     return node.op in _IN_MEMORY
 
 
@@ -146,6 +156,8 @@ def is_contraction(node: Node) -> bool:
     if not is_float32_sum(node):
         return False
     product = node.src[0]
+    if product.op is Ops.GUARD:
+        product = product.src[1]
     return product.op is Ops.MUL and all(is_operand(shown(side)) for side in product.src)
 
 

@@ -33,7 +33,7 @@ from baregrad.ir.core.node import (
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import CopyTo, Done, Mma
-from baregrad.kernel.facts.stream_facts import StreamFacts, stream_facts
+from baregrad.kernel.facts.stream_facts import StreamFacts, array_read, holds_between, stream_facts
 from baregrad.kernel.gpu.barriers import sequence
 from baregrad.kernel.instructions.mma_sync import LANES, TILE, M, N
 from baregrad.kernel.language.schedule import Schedule, StreamTiles, illegal
@@ -114,7 +114,12 @@ class _Builder:
         self.k, self.j = _axis(43, DEPTH, TILE, "k"), _axis(44, DEPTH, TILE, "j")
         # Where no row sees later keys, the blocks with most to do come first.
         place: Dim = self.number
-        if facts.limit is not None and facts.limit[2] > 0:
+        self.limit = facts.limit
+        if self.limit is not None:
+            of_block = dict(zip(facts.batch, self.blocks, strict=True))
+            first = index.as_dim(substitute(index.as_node(self.limit[0]), of_block))
+            self.limit = (first, *self.limit[1:])
+        if self.limit is not None and self.limit[2] > 0:
             place = index.sub(index.sub(count, 1), self.number)
         self.start = index.mul(place, self.rows)
         own = index.add(index.mul(self.warp, step.tiles * M), index.mul(self.tile, M))
@@ -162,9 +167,9 @@ class _Builder:
         """The first tile of keys that the block's rows see, and how many they see."""
         keys = self.step.keys
         every = index.floordiv(index.add(self.lengths[1], keys - 1), keys)
-        if self.facts.limit is None:
+        if self.limit is None:
             return 0, every
-        constant, factor, sign = self.facts.limit
+        constant, factor, sign = self.limit
         if sign > 0:
             last = index.add(constant, index.mul(index.add(self.start, self.rows - 1), factor))
             seen = index.floordiv(index.add(last, keys), keys)
@@ -212,10 +217,33 @@ class _Builder:
             self._copy(panel, self.facts.key, number + 5 * place, start, slot)
             for place, panel in enumerate(reversed(panels.values()))
         ])
-        there = index.less(tile, extent_of(self.loop))
+        there = index.both(index.less(tile, extent_of(self.loop)), self._is_seen(tile))
         if there.op is Ops.CONST:
             return made if there.arg else ()
         return (make_node(Ops.IF, dtypes.token, (there, sequence(made))),)
+
+    def _is_seen(self, tile: Dim) -> Node:
+        """Whether some row may see a key of a tile, as far as one answer for the block tells."""
+        start = index.mul(index.add(self.first, tile), self.step.keys)
+        ends = index.as_node(start), index.as_node(index.add(start, self.step.keys - 1))
+        seen = list[Node]()
+        for condition in self.facts.hidden:
+            hidden = holds_between(condition, self.facts.key, ends)
+            if hidden is not None and self.facts.row not in hidden.ranges:
+                seen.append(alu(Ops.NOT, self._of_block(hidden)))
+        return index.both(*seen)
+
+    def _of_block(self, value: Node) -> Node:
+        """An expression over the axes of blocks alone."""
+        value = substitute(value, dict(zip(self.facts.batch, self.blocks, strict=True)))
+
+        def loaded(node: Node) -> Node | None:
+            if node.op is not Ops.INDEX:
+                return index.resimplify(node)
+            array, *indices = node.src
+            return load(_flat(array), _whole((index.flatten(indices, array.shape),)))
+
+        return rebuild(value, loaded)
 
     def _copy(
         self, panel: _Panel, along: Node | None, number: int,
@@ -238,9 +266,8 @@ class _Builder:
         places: dict[Node, Dim] = {panel.across: column}
         if along is not None:
             places[along] = row
-        found = self._read(panel.read, places)
         limit = self.lengths[0 if start is None else 1]
-        found = guarded(index.less(row, limit), found)
+        found = self._read(panel.read, places, index.less(row, limit))
         to = _whole((*(() if slot is None else (slot,)), at, column))
         if lanes == 1:
             done = store(array, found, to)
@@ -251,12 +278,31 @@ class _Builder:
             done = make_node(Ops.IF, dtypes.token, (index.less(at, count), done))
         return make_node(Ops.LOOP, dtypes.token, (each, done)) if lanes == 1 else done
 
-    def _read(self, read: Node, places: dict[Node, Dim]) -> Node:
-        """An element of an input, at places along some axes."""
+    def _read(self, read: Node, places: dict[Node, Dim], there: Node) -> Node:
+        """An element of an input, at places along some axes, where it is there, else 0.
+
+        Places that are read as well are read only where all other conditions hold.
+        """
         mapping = dict(zip(self.facts.batch, self.blocks, strict=True))
         mapping.update({axis: index.as_node(place) for axis, place in places.items()})
-        array, *indices = substitute(read, mapping).src
-        return load(_flat(array), _whole((index.flatten(indices, array.shape),)))
+        read = substitute(read, mapping)
+        conditions = list[Node]()
+        while read.op is Ops.GUARD:
+            conditions += index.conjuncts(read.src[0])
+            read = read.src[1]
+        there = index.both(there, *[one for one in conditions if not one.mask & Ops.INDEX.bit])
+
+        def loaded(node: Node) -> Node | None:
+            if node.op is not Ops.INDEX:
+                return index.resimplify(node)
+            array, *indices = node.src
+            place = index.flatten(indices, array.shape)
+            return guarded(there, load(_flat(array), _whole((place,))))
+
+        array, *indices = read.src
+        at = index.flatten([rebuild(place, loaded) for place in indices], array.shape)
+        others = [rebuild(one, loaded) for one in conditions if one.mask & Ops.INDEX.bit]
+        return guarded(index.both(there, *others), load(_flat(array), _whole((at,))))
 
     # --- one tile of keys -----------------------------------------------------------------------
 
@@ -268,23 +314,27 @@ class _Builder:
             *self._copies(index.add(self.loop, 1), 75),
             make_node(Ops.COMMIT, dtypes.token),
         ]
+        work = list[Node]()
         for place, s in enumerate(self.s):
-            statements += [store(s, _ZERO, own), self._scores(place, load(s, own))]
+            work += [store(s, _ZERO, own), self._scores(place, load(s, own))]
         if facts.states:
-            statements += self._states(self.s[0], own)
+            work += self._states(self.s[0], own)
         weighing, held = self._terms(own)
-        statements += weighing
+        work += weighing
         if held and not facts.values:
             sums = load(self.sums, (*self.own, self.n))
             more = alu(Ops.ADD, sums, self._folded(Ops.ADD, load(held[0], own), self.part))
-            statements.append(store(self.sums, more, (*self.own, self.n)))
+            work.append(store(self.sums, more, (*self.own, self.n)))
         for array, acc, panel in zip(held, self.acc, self.right[len(self.s) :], strict=False):
             total = load(acc, (*self.own, self.block, self.c))
             factors = self._second(array, panel)
-            statements.append(self._product(total, *factors, "n", (self.j, self.turn)))
+            work.append(self._product(total, *factors, "n", (self.j, self.turn)))
         if facts.states and facts.values:
-            statements.append(store(self.top, load(self.next, self.own), self.own))
-        return statements
+            work.append(store(self.top, load(self.next, self.own), self.own))
+        is_seen = self._is_seen(self.loop)
+        if is_seen.op is not Ops.CONST:
+            work = [make_node(Ops.IF, dtypes.token, (is_seen, sequence(work)))]
+        return [*statements, *work]
 
     def _terms(self, own: Places) -> tuple[list[Node], list[Node]]:
         """The weights of a tile, made in registers: the statements, and the array of each sum."""
@@ -403,10 +453,9 @@ class _Builder:
 
         def read(node: Node) -> Node:
             """An element, where there is one: reads of a row alone ask nothing of the key."""
-            array, *indices = substitute(node, {a: p for a, p in places.items()
-                                                if a.op is Ops.RANGE}).src  # fmt: skip
+            array, *indices = node.src
             there = [holds for axis, holds in bounds.items() if axis in node.ranges]
-            place = index.flatten(indices, array.shape)
+            place = index.flatten([rebuild(one, visit, memo=memo) for one in indices], array.shape)
             return guarded(index.both(*there), load(_flat(array), _whole((place,))))
 
         memo = {**places, **known}
@@ -438,8 +487,8 @@ class _Builder:
         start = index.mul(index.add(self.first, self.loop), keys)
         after = index.add(start, keys)
         conditions = [index.less(index.sub(after, 1), self.lengths[1])]
-        if self.facts.limit is not None:
-            constant, factor, sign = self.facts.limit
+        if self.limit is not None:
+            constant, factor, sign = self.limit
             rows = self.start if factor > 0 else index.add(self.start, self.rows - 1)
             far = index.sub(after, 1) if sign > 0 else start
             least = index.add(constant, index.mul(rows, factor))
@@ -490,7 +539,8 @@ class _Builder:
 
 def _is_chunked(panel: _Panel) -> bool:
     """Whether elements across a panel lie together, in chunks of 16 bytes."""
-    read = panel.read
+    read = array_read(panel.read)
+    assert read is not None
     terms, constant = index.linear(index.flatten(read.src[1:], read.src[0].shape))
     others = [scale for atom, scale in terms.items() if atom is not panel.across]
     return terms.get(panel.across) == 1 and not any(s % CHUNK for s in (constant, *others))

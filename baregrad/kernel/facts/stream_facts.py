@@ -7,8 +7,10 @@ well be keys and queries pass them: here a key is whatever passes.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
+from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.stream import (
     are_float32_sums,
     is_contraction,
@@ -18,8 +20,17 @@ from baregrad.ir.analysis.stream import (
 )
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import NO_RANGES, Node, extent_of, toposort
+from baregrad.ir.core.node import (
+    NO_RANGES,
+    Node,
+    alu,
+    extent_of,
+    range_node,
+    rebuild,
+    toposort,
+)
 from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
 
 _LOWEST = float("-inf")
 POWERS = (Ops.EXP, Ops.EXP2_NEAR)
@@ -29,7 +40,7 @@ _LINEAR = (Ops.CAST, Ops.NEG, Ops.ADD, Ops.SUB)
 class Scores(NamedTuple):
     """A product inside a stream: `total` is the sum over `depth` of left times right.
 
-    left: a read along the row. right: a read along the key.
+    left: a read along the row. right: a read along the key, guarded where there may be none.
     """
 
     total: Node
@@ -89,6 +100,22 @@ class StreamFacts:
         return self._limit(masked[0])
 
     @property
+    def hidden(self) -> tuple[Node, ...]:
+        """Conditions each of which hides a key from a row, so that no weight is left."""
+        if not self._vanish:
+            return ()
+        found, rest = list[Node](), self.exponent
+        while (masked := _choice(rest)) is not None:
+            found.append(masked[0])
+            rest = masked[1]
+        return tuple(found)
+
+    @property
+    def _vanish(self) -> bool:
+        """Whether what is summed is 0 where the power is, if it is finite."""
+        return all(_vanishes(each, self.exponent) for each in self.weights)
+
+    @property
     def unmasked(self) -> Node:
         """The exponent where a mask by places, if there is one around it, hides no key."""
         masked = _choice(self.exponent)
@@ -98,8 +125,7 @@ class StreamFacts:
         # What is hidden counts for nothing if all that is summed are multiples of powers, and these
         # are no NaNs: of whole powers of two they are not, of others where a row sees a key.
         is_number = self.near.op is Ops.EXP2_NEAR or index.lower(limit[0]) >= 0
-        vanish = is_number and all(_vanishes(each, self.exponent) for each in self.weights)
-        return masked[1] if vanish else self.exponent
+        return masked[1] if is_number and self._vanish else self.exponent
 
     def read_beside(self, known: Node) -> frozenset[int]:
         """The products that the weights read otherwise than in `known`, by number."""
@@ -121,7 +147,10 @@ class StreamFacts:
         rest = dict(terms)
         along = rest.pop(self.key, 0)
         across = 0 if self.row is None else rest.pop(self.row, 0)
-        if abs(along) != 1 or across not in (0, -along) or any(atom.ranges for atom in rest):
+        # What depends on the block alone is the same for all its rows and keys.
+        if abs(along) != 1 or across not in (0, -along):
+            return None
+        if any(not atom.ranges.issubset(self.batch) for atom in rest):
             return None
         return index.from_linear(rest, constant), across, -along
 
@@ -153,12 +182,65 @@ def _choice(exponent: Node) -> tuple[Node, Node] | None:
     while exponent.op is Ops.CAST and exponent.src[0].dtype.kind == "float":
         casts.append(exponent)
         exponent = exponent.src[0]
-    if exponent.op is not Ops.WHERE or exponent.src[1].op is not Ops.CONST:
+    if exponent.op is not Ops.WHERE:
         return None
     condition, value, rest = exponent.src
+    if rest.op is Ops.CONST:
+        # Zeros of its own, for the same keys, count no more.
+        value, rest = rest, value
+        if rest.op is Ops.GUARD and rest.src[0] is condition:
+            rest = rest.src[1]
+        condition = _negated(condition)
+    if value.op is not Ops.CONST or value.arg != _LOWEST:
+        return None
     for each in reversed(casts):
         rest = each.replace(src=(rest,))
-    return (condition, rest) if value.arg == _LOWEST else None
+    return condition, rest
+
+
+def _negated(condition: Node) -> Node:
+    if condition.op is Ops.CMPLT and condition.src[0].dtype is dtypes.index:
+        return index.at_least(*condition.src)
+    return alu(Ops.NOT, condition)
+
+
+def holds_between(
+    condition: Node, key: Node, ends: tuple[Node, Node], wanted: bool = True
+) -> Node | None:
+    """Where a condition holds, or does not, for all keys from one to another; None if unknown.
+
+    It may compare keys with numbers that are read, as the lengths of sequences, and join such.
+    """
+    if key not in condition.ranges:
+        return condition if wanted else alu(Ops.NOT, condition)
+    if condition.op is Ops.NOT:
+        return holds_between(condition.src[0], key, ends, not wanted)
+    if condition.op in (Ops.AND, Ops.OR):
+        parts = [holds_between(one, key, ends, wanted) for one in condition.src]
+        left, right = [part for part in parts if part is not None] + [None] * parts.count(None)
+        if (condition.op is Ops.AND) is wanted:
+            return None if left is None or right is None else alu(Ops.AND, left, right)
+        return left if left is None or right is None else alu(Ops.OR, left, right)
+    if condition.op not in (Ops.CMPLT, Ops.CMPLE):
+        return None
+    # One end decides: the greatest number on the left, or on the right the least.
+    on_left, on_right = [key in side.ranges for side in condition.src]
+    if (on_left and on_right) or not all(map(partial(_rises, key), condition.src)):
+        return None
+    found = substitute(condition, {key: ends[on_left is wanted]})
+    return found if wanted else alu(Ops.NOT, found)
+
+
+def _rises(key: Node, place: Node) -> bool:
+    """Whether a number does not fall as a key rises: a place among the keys, or no key's."""
+    if key not in place.ranges:
+        return True
+    bits = 64
+    while place.op is Ops.CAST and place.dtype.kind == "int":
+        bits, place = min(bits, place.dtype.bits), place.src[0]
+    if place.dtype is not dtypes.index or index.upper(place) >= 1 << (bits - 1):
+        return False
+    return index.linear(place)[0].get(key, 0) > 0
 
 
 def _vanishes(term: Node, exponent: Node) -> bool:
@@ -186,6 +268,8 @@ def stream_facts(kernel: Node) -> StreamFacts | None:
     (fold,) = folds
     states = fold.arg.monoid.arity if is_stream(fold) else 0
     count = fold.arg.monoid.arity
+    if len(fold.src) > count + 1:
+        kernel, fold = _over_one_axis(kernel, fold)
     if len(fold.src) != count + 1 or not (states in (2, 3) or are_float32_sums(fold)):
         return None
     terms = [_term(each) for each in fold.src[states - 1 if states == 3 else states : count]]
@@ -198,8 +282,26 @@ def stream_facts(kernel: Node) -> StreamFacts | None:
     if nears or near is None or (states and near is not fold.src[1]):
         return None
     facts = _with_axes(kernel, fold, states, near, weights, values)
-    is_alone = facts is None or not states or not facts.read_beside(near)
-    return facts if is_alone else None
+    if facts is None or (states and facts.read_beside(near)):
+        return None
+    # Where products are 0 because keys are missing, infinite queries would make them NaN.
+    missing = {_negated(each.total.src[0].src[0]) for each in facts.products
+               if each.total.src[0].op is Ops.GUARD}  # fmt: skip
+    return facts if missing <= {*facts.hidden} else None
+
+
+def _over_one_axis(kernel: Node, fold: Node) -> tuple[Node, Node]:
+    """A kernel whose fold is over one axis in the place of several, as those of pages and keys."""
+    count = fold.arg.monoid.arity
+    axes = fold.src[count:]
+    extents = tuple([extent_of(axis) for axis in axes])
+    ids = [node.arg.id for node in toposort(kernel) if node.op is Ops.RANGE]
+    key = range_node(index.as_dim(index.product(extents)), max(ids) + 1)
+    places = [index.as_node(place) for place in index.unflatten(key, extents)]
+    mapping = dict(zip(axes, places, strict=True))
+    values = tuple([substitute(value, mapping) for value in fold.src[:count]])
+    made = fold.replace(src=(*values, key))
+    return rebuild(kernel, lambda node: None, memo={fold: made}), made
 
 
 def _term(term: Node) -> tuple[Node, Node | None]:
@@ -207,8 +309,30 @@ def _term(term: Node) -> tuple[Node, Node | None]:
     for side, values in (term.src, term.src[::-1]) if term.op is Ops.MUL else ():
         weights = weights_of(side)
         if weights is not None and is_operand(values):
-            return weights, values
+            return weights, _narrow(values)
     return term, None
+
+
+def array_read(read: Node) -> Node | None:
+    """The INDEX of what is read, guarded or not; None where that is something else."""
+    while read.op is Ops.GUARD:
+        read = read.src[1]
+    return read if read.op is Ops.INDEX else None
+
+
+def _narrow(operand: Node) -> Node:
+    """What an operand is before it is widened, under the conditions that it is read under."""
+    conditions = []
+    while operand.op is Ops.GUARD:
+        conditions.append(operand.src[0])
+        operand = operand.src[1]
+    return _under(conditions, operand.src[0])
+
+
+def _under(conditions: list[Node], value: Node) -> Node:
+    for condition in reversed(conditions):
+        value = Node(Ops.GUARD, value.dtype, (condition, value))
+    return value
 
 
 def _near(source: Node) -> Node | None:
@@ -235,8 +359,8 @@ def _with_axes(
                 return None
             products.append(found)
     reads = [side for each in products for side in (each.left, each.right)]
-    reads += [each.src[0] for each in values]
-    if not products or any(read.op is not Ops.INDEX for read in reads):
+    reads += values
+    if not products or any(array_read(read) is None for read in reads):
         return None
     own = products[0]
     still = NO_RANGES.union(*[each.ranges for each in values])
@@ -254,16 +378,23 @@ def _with_axes(
     batch = tuple(sorted(places - taken, key=lambda axis: axis.arg.id))
     return StreamFacts(
         kernel, fold, states, near, weights, tuple(products),
-        tuple([each.src[0] for each in values]), next(iter(rows), None), key,
+        values, next(iter(rows), None), key,
         next(iter(columns), None), batch,
     )
 
 
 def _scores(total: Node, key: Node) -> Scores | None:
     """The sides of a product inside a stream."""
-    left, right = total.src[0].src
+    product, conditions = total.src[0], list[Node]()
+    if product.op is Ops.GUARD:
+        conditions.append(product.src[0])
+        product = product.src[1]
+    left, right = map(_narrow, product.src)
     if key in left.ranges:
         left, right = right, left
     if key in left.ranges or key not in right.ranges or len(total.src) != 2:
         return None
-    return Scores(total, left.src[0], right.src[0], total.src[1])
+    # Zeros are for keys that are not there.
+    if any(key not in condition.ranges for condition in conditions):
+        return None
+    return Scores(total, left, _under(conditions, right), total.src[1])

@@ -11,7 +11,14 @@ from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
 from baregrad.testing.examples.nests import attended, product, row_sums
 from tests.graph.graphs.gpu_graphs import HOPPER
-from tests.graph.test_streams import BRAIN, Made, attention, by_hand, differentiated, graph_of
+from tests.graph.streams.test_passes import (
+    BRAIN,
+    Made,
+    attention,
+    by_hand,
+    differentiated,
+    graph_of,
+)
 
 
 def test_the_axes_of_a_stream() -> None:

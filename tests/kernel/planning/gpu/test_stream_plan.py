@@ -15,7 +15,7 @@ from baregrad.schedule import make_plan
 from baregrad.target import gpu_row
 from baregrad.target.gpu import GPU_ROWS, NvidiaTarget
 from baregrad.testing.examples.nests import attended, product
-from tests.graph.test_streams import (
+from tests.graph.streams.test_passes import (
     BRAIN,
     Made,
     attention,

@@ -10,7 +10,7 @@ import pytest
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.graph import canonicalise
-from baregrad.graph.streams import has_streams
+from baregrad.graph.streams.passes import has_streams
 from baregrad.ir.analysis.stream import is_chained, is_stream
 from baregrad.ir.core.node import Node, rebuild, toposort
 from baregrad.ir.core.op import Ops
@@ -86,13 +86,6 @@ def test_attention_is_one_reduction_of_the_same_value(
     # One kernel, with nothing stored on the way.
     plan = make_plan(made, target=HOPPER)
     assert len(plan.kernels) == 1
-
-
-def test_what_dropout_leaves_is_drawn_in_the_same_kernel() -> None:
-    given = inputs(BRAIN, (1, 2, 16, 16), (1, 2, 16, 16), (1, 2, 16, 16))
-    made = canonicalise(graph_of(thinned(*given), given), None, HOPPER)
-    assert streams(made) == 1
-    assert len(make_plan(made, target=HOPPER).kernels) == 1
 
 
 def differentiated(
@@ -210,47 +203,6 @@ def test_attention_by_hand_is_sums_of_what_is_rounded_as_it_is_written(
     plan = make_plan(made, target=HOPPER)
     written = [out.src[0].shape for kernel in plan.kernels for out in kernel.src]
     assert all(shape[-2:] != (20, 24) and shape[-2:] != (24, 20) for shape in written)
-
-
-def test_weights_that_are_wanted_themselves_are_stored() -> None:
-    given = inputs(BRAIN, *[(1, 2, 16, 16)] * 3)
-    weights = (given[0] @ given[1].mT).softmax(-1)
-    sink = graph_of([weights @ given[2], weights], given)
-    made = canonicalise(sink, None, HOPPER)
-    assert streams(made) == 0 and not any(map(is_chained, toposort(made)))
-
-
-def test_few_rows_by_hand_stay_as_they_are() -> None:
-    for rows, count in ((1, 0), (15, 0), (16, 1)):
-        given = inputs(BRAIN, (1, 2, rows, 16), (1, 2, 64, 16), (1, 2, 64, 16))
-        assert streams(canonicalise(graph_of(by_hand()(*given), given), None, HOPPER)) == count
-
-
-def test_products_of_many_steps_stay_as_they_are() -> None:
-    for width in (24, 272):
-        given = inputs(BRAIN, (1, 2, 16, width), (1, 2, 16, width), (1, 2, 16, 16))
-        assert streams(canonicalise(graph_of(by_hand()(*given), given), None, HOPPER)) == 0
-
-
-def test_scores_that_something_else_reads_are_stored() -> None:
-    """Powers that are asked for are computed once, and attention reads them."""
-    given = inputs(BRAIN, *[(1, 2, 16, 16)] * 3)
-    result = attention()(*given)
-    (power,) = [node for node in toposort(result.node) if node.op is Ops.EXP2_NEAR]
-    sink = graph_of([result], given, power)
-    assert streams(canonicalise(sink, None, HOPPER)) == 0
-
-
-@pytest.mark.parametrize("dtype", (dtypes.float32, dtypes.float64), ids=str)
-def test_other_floats_stay_as_they_are(dtype: DType) -> None:
-    given = inputs(dtype, *[(1, 2, 16, 16)] * 3)
-    assert streams(canonicalise(graph_of(attention()(*given), given), None, HOPPER)) == 0
-
-
-def test_widths_that_tiles_do_not_divide_stay_as_they_are() -> None:
-    for width in (24, 272):
-        given = inputs(BRAIN, *[(1, 2, 16, width)] * 3)
-        assert streams(canonicalise(graph_of(attention()(*given), given), None, HOPPER)) == 0
 
 
 def test_machines_without_the_products_have_no_streams() -> None:

@@ -1,188 +1,27 @@
-"""Attention as reductions over the keys, on GPUs, so that tiles of keys stream through kernels.
+"""What reads the scores of attention, and whether all of that can be streams.
 
-What is written as a maximum, a sum of powers relative to it and a sum of those powers times values
-is one reduction, whose states are all three (`ir/analysis/stream.py`, R4). Its maxima are whole, so
-that a sum relative to another maximum is that one times a power of two, and rounding powers to 16
-bits before or after makes no difference.
-
-What else reads the scores, gradients and attention whose weights are rounded after the division, is
-sums by row or column of what is made of the scores anew, of the stored maxima and of the stored
-sums of powers: the numbers are those that were written. Where anything other than such sums reads
-what is between the products, all is stored as it was.
+Gradients, and attention whose weights are rounded after the division, are sums by row or column of
+what is made of the scores anew, of the stored maxima and of the stored sums of powers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
-from baregrad.dtypes import dtypes
 from baregrad.graph.repeats import axis_before_reshape, is_repeated
-from baregrad.graph.traced import Joined, Part, Rule, again
-from baregrad.graph.views import expand, permute, reshape
-from baregrad.ir.analysis.stream import (
-    in_memory,
-    is_float32_sum,
-    is_widened,
-    shown,
-    stream,
-    sums,
-    weights_of,
-)
+from baregrad.graph.streams.softmax import POWERS, WeighedValues, highest, matched
+from baregrad.ir.analysis.stream import is_float32_sum, is_widened, shown, weights_of
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Reduce
-from baregrad.ir.core.monoid import primitive
-from baregrad.ir.core.node import Node, alu, const, rebuild, toposort
-from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Op, Ops, all_ops, mask_of
-from baregrad.target import AnyTarget
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Ops, mask_of
 
-F32 = dtypes.float32
 # Columns of a key, and of a value, that a warp's matrix unit takes: multiples of the first.
 WIDTH, MOST_WIDTH = 16, 256
 # Columns of each of two sums that a kernel keeps in registers.
 MOST_OF_TWO = 128
-_VIEWS = (Ops.EXPAND, Ops.RESHAPE)
-_POWERS = (Ops.EXP, Ops.EXP2_NEAR)
-_ALL = mask_of(all_ops())
 _ELEMENTWISE_OR_VIEW = mask_of((*ELEMENTWISE, *MOVEMENT))
 # What may be computed anew for each tile.
 _ANEW = mask_of((*ELEMENTWISE, *MOVEMENT, Ops.IOTA, Ops.CONST, Ops.VAR, Ops.PARAM, Ops.BUFFER))
-
-
-def has_streams(target: AnyTarget) -> bool:
-    """Whether a GPU makes both kinds of 16-bit products, and copies beside its threads."""
-    if target.kind != "gpu" or not target.async_copies:
-        return False
-    return {("float16", WIDTH), ("bfloat16", WIDTH)} <= set(target.warp_products)
-
-
-# --- attention in one pass ------------------------------------------------------------------------
-
-
-class _Softmax(NamedTuple):
-    """A sum of products of powers with values, divided by the sum of the powers.
-
-    exponent: x, over (..., rows, keys). power: 2 ** (x - ceil(max(x))). weights: the powers, as a
-    float32 that is rounded to 16 bits, perhaps after some factor. product: the sum of products.
-    """
-
-    exponent: Node
-    power: Node
-    weights: Node
-    product: Node
-
-
-def _lifted(x: Node, power: Op) -> Node:
-    """Powers relative to what each exponent counts for in a maximum by itself."""
-    return Node(power, F32, (alu(Ops.SUB, x, _raised(x, power)),))
-
-
-def _raised(x: Node, power: Op) -> Node:
-    """What an exponent counts for in the maximum: powers of two are relative to whole ones."""
-    return Node(Ops.CEIL, F32, (x,)) if power is Ops.EXP2_NEAR else x
-
-
-def _streamed(node: Node, found: _Softmax, now: Callable[[Node], Node]) -> Node:
-    """Attention's result, rounded to 16 bits: over a reduction of three states.
-
-    now: what became of a node.
-    """
-    x, power, weights = (now(each) for each in (found.exponent, found.power, found.weights))
-    shape = found.product.src[0].shape
-    lifted = _lifted(x, Ops.EXP2_NEAR)
-    again = rebuild(weights, lambda one: lifted if one is power else None)
-    values = (
-        _along(_raised(x, Ops.EXP2_NEAR), shape), _along(lifted, shape),
-        alu(Ops.MUL, _along(again, shape), now(found.product.src[0].src[1])),
-    )
-    monoid = stream(F32, 2, Ops.EXP2)
-    folded = Node(Ops.REDUCE, F32, values, Reduce(monoid, found.product.arg.axes))
-    total, summed = (Node(Ops.PROJ, F32, (folded,), part) for part in (1, 2))
-    none = alu(Ops.CMPEQ, total, const(0.0, F32))
-    divisor = alu(Ops.WHERE, none, const(1.0, F32), total)
-    made = Node(Ops.CAST, node.dtype, (alu(Ops.DIV, summed, divisor),))
-    return Node(Ops.CONTIGUOUS, node.dtype, (made,))
-
-
-def _matched(node: Node) -> _Softmax | None:
-    """The parts of `sum(p * v) / sum(e)`, p made of e, e = 2 ** (x - ceil(max(x)))."""
-    if node.op is not Ops.DIV or node.dtype is not F32:
-        return None
-    product, divisor = node.src
-    if not is_float32_sum(product):
-        return None
-    last = len(product.src[0].shape) - 1
-    if product.arg.axes != (last,) or product.src[0].op is not Ops.MUL:
-        return None
-    over = product.src[0].src[0]
-    weights = _below(over)
-    power = _power(weights)
-    if power is None or power.op is not Ops.EXP2_NEAR or power.src[0].op is not Ops.SUB:
-        return None
-    x = power.src[0].src[0]
-    shape = (*product.src[0].shape[:-2], product.src[0].shape[-1])
-    fits = over.shape == product.src[0].shape and x.shape == power.shape == shape
-    if not (fits and _highest(power) is not None and _is_total(_below(divisor), power)):
-        return None
-    return _Softmax(x, power, weights, product)
-
-
-def _below(node: Node) -> Node:
-    """What is repeated along axes that it has not."""
-    while node.op in _VIEWS:
-        node = node.src[0]
-    return node
-
-
-def _power(weights: Node) -> Node | None:
-    """The powers that a rounded factor is made of, perhaps times what dropout leaves."""
-    if weights.op is not Ops.CAST or weights.src[0].op is not Ops.CAST:
-        return None
-    if weights.src[0].dtype.bits != 16:
-        return None
-    inner = weights.src[0].src[0]
-    if inner.op is Ops.MUL:
-        powers = [one for one in inner.src if one.op is Ops.EXP2_NEAR]
-        return powers[0] if len(powers) == 1 else None
-    return inner
-
-
-def _highest(power: Node) -> Node | None:
-    """The maximum over the last axis of x in a power of x - max(x), or of 2 above all of them.
-
-    Of powers of two it is of what each x is rounded up to, and where it is -inf, 0 is taken.
-    """
-    if power.src[0].op is not Ops.SUB or power.dtype is not F32:
-        return None
-    x, high = power.src[0].src
-    found = _below(high)
-    if power.op is Ops.EXP2_NEAR:
-        if found.op is not Ops.WHERE:
-            return None
-        found = _below(found.src[1])
-    if found.op is not Ops.REDUCE or found.arg.monoid is not primitive(Ops.MAX, F32):
-        return None
-    over = found.src[0]
-    if power.op is Ops.EXP and over.op is Ops.CONTIGUOUS:
-        over = over.src[0]
-    is_last = found.arg.axes == (len(x.shape) - 1,)
-    return found if is_last and over is _raised(x, power.op) else None
-
-
-def _is_total(node: Node, power: Node) -> bool:
-    """Whether a value is the sum of the powers over the last axis, 1 where that is 0."""
-    if node.op is not Ops.WHERE:
-        return False
-    found = _below(node.src[2])
-    return is_float32_sum(found) and found.src[0] is power
-
-
-def _along(value: Node, shape: tuple[int | Node, ...]) -> Node:
-    """A value over (..., rows, keys) as one over (..., rows, columns, keys)."""
-    return expand(reshape(value, (*shape[:-2], 1, shape[-1])), shape)
-
-
-# --- what reads scores ----------------------------------------------------------------------------
 
 
 class _Products:
@@ -214,7 +53,7 @@ class _Products:
             for one in nodes
         )
 
-    def fits(self, found: _Softmax) -> bool:
+    def fits(self, found: WeighedValues) -> bool:
         """Whether a kernel of tiles can be made of attention: one product of whole chunks in it."""
         order = self.below(found.exponent, found.weights)
         inner = [one for one in order if one in self.every]
@@ -241,7 +80,7 @@ def _is_wide(widths: list[int | Node]) -> bool:
     )
 
 
-class _Groups:
+class StreamGroups:
     """What of a graph becomes streams: all that reads some scores, or nothing of it."""
 
     def __init__(self, order: list[Node]) -> None:
@@ -253,22 +92,22 @@ class _Groups:
         self.products = _Products(order)
         # Attention's results; powers, by their maxima and by their sums; what is stored, by the
         # axis that is to lie innermost there, None where that is the last one.
-        self.results: dict[Node, _Softmax] = {}
+        self.results: dict[Node, WeighedValues] = {}
         self.maxima: dict[Node, Node] = {}
         self.totals: dict[Node, Node] = {}
         self.stored: dict[Node, int | None] = {}
         # Sums that one kernel makes, each by all of them; those that are summed again are alone.
-        self.joined: dict[Node, tuple[_Sum, ...]] = {}
-        roots: dict[Node, tuple[Node, _Softmax]] = {}
+        self.joined: dict[Node, tuple[WeightedSum, ...]] = {}
+        roots: dict[Node, tuple[Node, WeighedValues]] = {}
         for node in order:
-            found = _matched(node.src[0]) if node.op is Ops.CAST and node.dtype.bits == 16 else None
+            found = matched(node.src[0]) if node.op is Ops.CAST and node.dtype.bits == 16 else None
             if found is not None and self.products.fits(found):
                 roots[found.product] = node, found
         for node in order:
-            if node.op in _POWERS and _highest(node) is not None:
+            if node.op in POWERS and highest(node) is not None:
                 self._add(node, roots)
 
-    def _add(self, power: Node, roots: dict[Node, tuple[Node, _Softmax]]) -> None:
+    def _add(self, power: Node, roots: dict[Node, tuple[Node, WeighedValues]]) -> None:
         """Take in attention's result and other sums that read its powers, if all can be.
 
         Where the result was computed before, there are gradients alone.
@@ -304,9 +143,9 @@ class _Groups:
                 if side not in readers.seen:
                     self.stored[shown(shown(side).src[0])] = None
         if others:
-            highest = _highest(power)
-            assert highest is not None
-            self.maxima[highest] = power
+            top = highest(power)
+            assert top is not None
+            self.maxima[top] = power
             self.totals.update({one: power for one in self.users[power] if _is_sum_of(one, power)})
             weighted = {one: readers.weighted[one] for one in others if one in readers.weighted}
             for each in others:
@@ -318,9 +157,9 @@ class _Groups:
                     self.joined[each] = (made,)
             self._join(list(weighted.values()), power)
 
-    def _join(self, sums: list[_Sum], power: Node) -> None:
+    def _join(self, sums: list[WeightedSum], power: Node) -> None:
         """Let sums over the rows of the same scores be one reduction: two, which do not depend."""
-        kinds: dict[tuple[object, ...], list[_Sum]] = {}
+        kinds: dict[tuple[object, ...], list[WeightedSum]] = {}
         rows = len(power.shape) - 2
         for one in sums:
             lines = [_axis_below(one.weights, axis, power) for axis in one.lines
@@ -367,7 +206,7 @@ def _is_sum_of(node: Node, power: Node) -> bool:
     return is_last and is_float32_sum(node) and node.src[0] is power
 
 
-class _Sum(NamedTuple):
+class WeightedSum(NamedTuple):
     """A sum of weights times values along an axis of both; `across` is of the values alone.
 
     outer: the axes over which such sums are summed, of heads that share keys.
@@ -422,19 +261,19 @@ class _Readers:
     weights times values.
     """
 
-    def __init__(self, groups: _Groups, power: Node, scores: list[Node]) -> None:
+    def __init__(self, groups: StreamGroups, power: Node, scores: list[Node]) -> None:
         self.power = power
         self.seen = set(scores)
         self.terms: dict[Node, Node] = {}
-        self.weighted: dict[Node, _Sum] = {}
+        self.weighted: dict[Node, WeightedSum] = {}
         self.sums = set[Node]()
         found = self._walk(groups, scores)
         self.are_sums = all(self._takes(node, groups.products.every) for node in found)
 
-    def _walk(self, groups: _Groups, scores: list[Node]) -> list[Node]:
+    def _walk(self, groups: StreamGroups, scores: list[Node]) -> list[Node]:
         """What is neither arithmetic nor a view among what reads scores."""
         found, waiting = dict[Node, None](), list(scores)
-        highest = _highest(self.power)
+        top = highest(self.power)
         while waiting:
             for user in groups.users.get(waiting.pop(), ()):
                 if user in self.seen:
@@ -443,12 +282,12 @@ class _Readers:
                     self.seen.add(user)
                     waiting.append(user)
                 # What only the maximum reads, which is replaced, need not be stored.
-                elif user.op is not Ops.CONTIGUOUS or groups.users[user] != [highest]:
+                elif user.op is not Ops.CONTIGUOUS or groups.users[user] != [top]:
                     found[user] = None
         return list(found)
 
     def _takes(self, node: Node, products: set[Node]) -> bool:
-        if node is _highest(self.power) or _is_sum_of(node, self.power):
+        if node is highest(self.power) or _is_sum_of(node, self.power):
             return True
         if not is_float32_sum(node):
             return False
@@ -486,105 +325,5 @@ class _Readers:
             return False
         self.sums.add(product)
         self.terms[product] = term
-        self.weighted[product] = _Sum(product, weights[0], along, axes[0], tuple(outer))
+        self.weighted[product] = WeightedSum(product, weights[0], along, axes[0], tuple(outer))
         return True
-
-
-# --- the pass -------------------------------------------------------------------------------------
-
-
-def _kept(made: Node, innermost: int | None) -> Node:
-    """A value that is stored with an axis innermost, as what it is."""
-    last = len(made.shape) - 1
-    if innermost is None or innermost == last:
-        return made if in_memory(made) else Node(Ops.CONTIGUOUS, made.dtype, (made,))
-    order = (*[axis for axis in range(last + 1) if axis != innermost], innermost)
-    turned = Node(Ops.CONTIGUOUS, made.dtype, (permute(made, order),))
-    return permute(turned, tuple([order.index(axis) for axis in range(last + 1)]))
-
-
-def _merged(node: Node) -> Node | None:
-    """One permutation in the place of two."""
-    if node.op is not Ops.PERMUTE or node.src[0].op is not Ops.PERMUTE:
-        return None
-    below = node.src[0]
-    return permute(below.src[0], tuple([below.arg[axis] for axis in node.arg]))
-
-
-def _over(value: Node, kept: _Sum) -> Node:
-    """A sum over its lines and columns as its result, summed over the outer ones of them."""
-    axes = [*kept.lines, kept.across]
-    if kept.outer:
-        outer = tuple([place for place, axis in enumerate(axes) if axis in kept.outer])
-        stored = Node(Ops.CONTIGUOUS, F32, (value,))
-        value = Node(Ops.REDUCE, F32, (stored,), Reduce(sums(F32, 1), outer))
-        axes = [axis for axis in axes if axis not in kept.outer]
-    return permute(value, tuple([axes.index(axis) for axis in kept.result]))
-
-
-def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
-    """The rule for a graph with powers of that kind."""
-    if not order[-1].mask & mask_of(_POWERS):
-        return None
-    groups = _Groups(order)
-    if not groups.results and not groups.stored:
-        return None
-
-    def now(node: Node) -> Node:
-        return changed.get(node, node)
-
-    def state(power: Node, part: int) -> Node:
-        """The maximum of an exponent, or the sum of powers relative to it, over the last axis."""
-        x = now(power.src[0].src[0])
-        values = (_raised(x, power.op), _lifted(x, power.op))
-        base = Ops.EXP2 if power.op is Ops.EXP2_NEAR else power.op
-        folded = Node(Ops.REDUCE, F32, values, Reduce(stream(F32, 1, base), (len(x.shape) - 1,)))
-        return Node(Ops.PROJ, F32, (folded,), part)
-
-    def ahead(root: Node) -> Node:
-        """What becomes of a node whose turn may not have come."""
-        for node in toposort(root, enter=lambda one: one not in changed):
-            if node not in changed:
-                made = node if changed.keys().isdisjoint(node.src) else again(node, changed)
-                found = rule(node, made)
-                made = made if found is None else found
-                if made is not node:
-                    changed[node] = made
-        return now(root)
-
-    def one_of(total: Node) -> Node:
-        """One of several sums that are one reduction, over the lines and columns of each."""
-        joined = groups.joined[total]
-        bodies = [permute(ahead(one.total.src[0]), (*one.lines, one.across, one.along))
-                  for one in joined]  # fmt: skip
-        monoid = sums(F32, len(bodies))
-        made = Node(Ops.REDUCE, F32, tuple(bodies), Reduce(monoid, (len(bodies[0].shape) - 1,)))
-        (number,) = [n for n, one in enumerate(joined) if one.total is total]
-        if len(joined) > 1:
-            made = Node(Ops.PROJ, F32, (made,), number)
-        return _over(made, joined[number])
-
-    def rule(node: Node, made: Node) -> Node | None:
-        if node in groups.joined:
-            made = one_of(node)
-            return _kept(made, groups.stored[node]) if node in groups.stored else made
-        if node in groups.results:
-            return _streamed(made, groups.results[node], now)
-        if node in groups.totals:
-            return state(groups.totals[node], 1)
-        if node in groups.maxima:
-            return state(groups.maxima[node], 0)
-        if node in groups.stored:
-            return _kept(made, groups.stored[node])
-        return _merged(made)
-
-    return rule
-
-
-STREAMS = Joined((Part(
-    "streams",
-    "attention is reductions over the keys, which a GPU's blocks take in tiles",
-    _ALL,
-    _rule,
-    ("folds",),
-),))  # fmt: skip

@@ -1,0 +1,83 @@
+"""Attention of few rows in parts of its keys, which blocks of a GPU share.
+
+One row's keys would be read by one block alone. Each part gives a maximum, a sum of powers and a
+sum of those times values, which are stored, and those of all parts are combined in order. How long
+a part is depends on the number of keys alone, on its bound where that is symbolic: a row's result
+depends neither on what else is computed nor on how many other rows there are.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from baregrad.dtypes import dtypes
+from baregrad.graph.views import counting, full, pad, permute, reshape, stored
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Pad, Reduce
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.ir.core.op import Ops
+
+F32 = dtypes.float32
+# Rows that one warp takes at once; of more, blocks of rows keep a machine busy.
+FEW_ROWS = 16
+# Keys of a part: what passes a block at once, or several times that, so that parts are not many.
+TILE, MOST_PARTS = 64, 32
+
+
+class KeyParts(NamedTuple):
+    """So many parts of so many keys each, which some keys, at the end, may be missing of."""
+
+    number: int
+    length: int
+
+    @property
+    def keys(self) -> int:
+        """Keys of all parts, those that are missing included."""
+        return self.number * self.length
+
+
+def parts_of(rows: Dim, keys: Dim) -> KeyParts | None:
+    """How the keys of some rows are shared out; None where one block takes them all."""
+    most = index.upper(keys)
+    if index.upper(rows) > FEW_ROWS or most <= TILE:
+        return None
+    tiles = -(-most // TILE)
+    length = -(-tiles // MOST_PARTS) * TILE
+    return KeyParts(-(-most // length), length)
+
+
+def padded(exponent: Node, parts: KeyParts) -> Node:
+    """Exponents (..., keys) of all keys of the parts: those beyond the last count for nothing."""
+    shape = exponent.shape
+    if shape[-1] == parts.keys:
+        return exponent
+    axis = len(shape) - 1
+    longer = padded_along(exponent, axis, parts)
+    there = counting(longer.shape, axis)
+    end = full(cast(index.as_node(shape[-1]), there.dtype), longer.shape)
+    lowest = full(const(float("-inf"), F32), longer.shape)
+    return alu(Ops.WHERE, alu(Ops.CMPLT, there, end), longer, lowest)
+
+
+def padded_along(value: Node, axis: int, parts: KeyParts) -> Node:
+    """A value with zeros for the keys, along an axis, that the last part lacks."""
+    missing = index.sub(parts.keys, value.shape[axis])
+    return pad(value, axis, Pad(0, index.as_dim(missing)))
+
+
+def split(value: Node, parts: KeyParts) -> Node:
+    """(..., columns, keys) as (..., parts, columns, keys of a part)."""
+    *others, columns, _ = value.shape
+    apart = reshape(value, (*others, columns, *parts))
+    last = len(others)
+    return permute(apart, (*range(last), last + 1, last, last + 2))
+
+
+def combined(values: tuple[Node, ...], arg: Reduce, parts: KeyParts) -> Node:
+    """The reduction of some values (..., columns, keys) over the keys, in parts that are stored."""
+    pieces = tuple([split(value, parts) for value in values])
+    last = len(pieces[0].shape) - 1
+    partial = Node(Ops.REDUCE, F32, pieces, Reduce(arg.monoid, (last,)))
+    states = tuple([stored(Node(Ops.PROJ, F32, (partial,), part)) for part in range(len(values))])
+    return Node(Ops.REDUCE, F32, states, Reduce(arg.monoid, (last - 2,)))

@@ -1,0 +1,146 @@
+"""The weights of a softmax times values: how that is found, and one reduction that replaces it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from baregrad.dtypes import dtypes
+from baregrad.graph.streams.parts import combined, padded, padded_along, parts_of
+from baregrad.graph.views import expand, reshape
+from baregrad.ir.analysis.stream import is_float32_sum, stream
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node, alu, const, rebuild
+from baregrad.ir.core.op import Op, Ops
+
+F32 = dtypes.float32
+_VIEWS = (Ops.EXPAND, Ops.RESHAPE)
+POWERS = (Ops.EXP, Ops.EXP2_NEAR)
+
+
+class WeighedValues(NamedTuple):
+    """A sum of products of powers with values, divided by the sum of the powers.
+
+    exponent: x, over (..., rows, keys). power: 2 ** (x - ceil(max(x))). weights: the powers, as a
+    float32 that is rounded to 16 bits, perhaps after some factor. product: the sum of products.
+    """
+
+    exponent: Node
+    power: Node
+    weights: Node
+    product: Node
+
+
+def lifted(x: Node, power: Op) -> Node:
+    """Powers relative to what each exponent counts for in a maximum by itself."""
+    return Node(power, F32, (alu(Ops.SUB, x, raised(x, power)),))
+
+
+def raised(x: Node, power: Op) -> Node:
+    """What an exponent counts for in the maximum: powers of two are relative to whole ones."""
+    return Node(Ops.CEIL, F32, (x,)) if power is Ops.EXP2_NEAR else x
+
+
+def streamed(node: Node, found: WeighedValues, now: Callable[[Node], Node]) -> Node:
+    """Attention's result, rounded to 16 bits: over a reduction of three states.
+
+    now: what became of a node.
+    """
+    x, power, weights = (now(each) for each in (found.exponent, found.power, found.weights))
+    factor = now(found.product.src[0].src[1])
+    parts = parts_of(*x.shape[-2:]) if weights.src[0].src[0] is power else None
+    if parts is not None:
+        x, factor = padded(x, parts), padded_along(factor, len(factor.shape) - 1, parts)
+    shape = factor.shape
+    power_of_own = lifted(x, Ops.EXP2_NEAR)
+    again = rebuild(weights, lambda one: power_of_own if one is power else None)
+    values = (
+        _along(raised(x, Ops.EXP2_NEAR), shape), _along(power_of_own, shape),
+        alu(Ops.MUL, _along(again, shape), factor),
+    )
+    how = Reduce(stream(F32, 2, Ops.EXP2), found.product.arg.axes)
+    folded = combined(values, how, parts) if parts else Node(Ops.REDUCE, F32, values, how)
+    total, summed = (Node(Ops.PROJ, F32, (folded,), part) for part in (1, 2))
+    none = alu(Ops.CMPEQ, total, const(0.0, F32))
+    divisor = alu(Ops.WHERE, none, const(1.0, F32), total)
+    made = Node(Ops.CAST, node.dtype, (alu(Ops.DIV, summed, divisor),))
+    return Node(Ops.CONTIGUOUS, node.dtype, (made,))
+
+
+def matched(node: Node) -> WeighedValues | None:
+    """The parts of `sum(p * v) / sum(e)`, p made of e, e = 2 ** (x - ceil(max(x)))."""
+    if node.op is not Ops.DIV or node.dtype is not F32:
+        return None
+    product, divisor = node.src
+    if not is_float32_sum(product):
+        return None
+    last = len(product.src[0].shape) - 1
+    if product.arg.axes != (last,) or product.src[0].op is not Ops.MUL:
+        return None
+    over = product.src[0].src[0]
+    weights = _below(over)
+    power = _power(weights)
+    if power is None or power.op is not Ops.EXP2_NEAR or power.src[0].op is not Ops.SUB:
+        return None
+    x = power.src[0].src[0]
+    shape = (*product.src[0].shape[:-2], product.src[0].shape[-1])
+    fits = over.shape == product.src[0].shape and x.shape == power.shape == shape
+    if not (fits and highest(power) is not None and _is_total(_below(divisor), power)):
+        return None
+    return WeighedValues(x, power, weights, product)
+
+
+def _below(node: Node) -> Node:
+    """What is repeated along axes that it has not."""
+    while node.op in _VIEWS:
+        node = node.src[0]
+    return node
+
+
+def _power(weights: Node) -> Node | None:
+    """The powers that a rounded factor is made of, perhaps times what dropout leaves."""
+    if weights.op is not Ops.CAST or weights.src[0].op is not Ops.CAST:
+        return None
+    if weights.src[0].dtype.bits != 16:
+        return None
+    inner = weights.src[0].src[0]
+    if inner.op is Ops.MUL:
+        powers = [one for one in inner.src if one.op is Ops.EXP2_NEAR]
+        return powers[0] if len(powers) == 1 else None
+    return inner
+
+
+def highest(power: Node) -> Node | None:
+    """The maximum over the last axis of x in a power of x - max(x), or of 2 above all of them.
+
+    Of powers of two it is of what each x is rounded up to, and where it is -inf, 0 is taken.
+    """
+    if power.src[0].op is not Ops.SUB or power.dtype is not F32:
+        return None
+    x, high = power.src[0].src
+    found = _below(high)
+    if power.op is Ops.EXP2_NEAR:
+        if found.op is not Ops.WHERE:
+            return None
+        found = _below(found.src[1])
+    if found.op is not Ops.REDUCE or found.arg.monoid is not primitive(Ops.MAX, F32):
+        return None
+    over = found.src[0]
+    if power.op is Ops.EXP and over.op is Ops.CONTIGUOUS:
+        over = over.src[0]
+    is_last = found.arg.axes == (len(x.shape) - 1,)
+    return found if is_last and over is raised(x, power.op) else None
+
+
+def _is_total(node: Node, power: Node) -> bool:
+    """Whether a value is the sum of the powers over the last axis, 1 where that is 0."""
+    if node.op is not Ops.WHERE:
+        return False
+    found = _below(node.src[2])
+    return is_float32_sum(found) and found.src[0] is power
+
+
+def _along(value: Node, shape: tuple[int | Node, ...]) -> Node:
+    """A value over (..., rows, keys) as one over (..., rows, columns, keys)."""
+    return expand(reshape(value, (*shape[:-2], 1, shape[-1])), shape)

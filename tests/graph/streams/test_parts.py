@@ -1,0 +1,116 @@
+"""Keys of few rows are shared out by their number alone, and each part is stored once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad.dtypes import dtypes
+from baregrad.engine.canonical import bind
+from baregrad.graph import canonicalise
+from baregrad.graph.streams.parts import parts_of
+from baregrad.ir.core import index
+from baregrad.ir.core.index import variable
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.alu import to_raw
+from baregrad.ir.evaluate.tensor_level import evaluate_all
+from baregrad.kernel import choose
+from baregrad.kernel.language.schedule import StreamTiles
+from baregrad.schedule import make_plan
+from baregrad.tensor import Tensor
+from tests.graph.graphs.gpu_graphs import HOPPER
+from tests.graph.streams.test_passes import BRAIN, attention, graph_of, inputs, streams
+
+PAGE = 16
+
+
+@pytest.mark.parametrize(
+    ("keys", "wanted"),
+    ((64, None), (65, (2, 64)), (512, (8, 64)), (2048, (32, 64)), (4096, (32, 128)),
+     (5000, (27, 192)), (1 << 17, (32, 4096))),
+)  # fmt: skip
+def test_parts_are_some_dozens_of_whole_tiles(keys: int, wanted: tuple[int, int] | None) -> None:
+    assert parts_of(1, keys) == parts_of(16, keys) == wanted
+    assert parts_of(17, keys) is None
+
+
+def test_of_a_symbolic_number_the_bound_counts() -> None:
+    length = variable("length", 1, 1024)
+    assert parts_of(1, length) == parts_of(1, index.sub(length, 1)) == (16, 64)
+
+
+def steps_of(sink: Node) -> tuple[list[Any], list[tuple[Any, ...]]]:
+    """The schedules of a graph's kernels, and the shapes of what they write."""
+    kernels = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER).kernels
+    written = [out.src[0].shape for kernel in kernels for out in kernel.src]
+    return [choose(kernel, HOPPER).schedule.steps for kernel in kernels], written
+
+
+@pytest.mark.parametrize("keys", (128, 200))
+def test_two_reductions_have_the_value_of_one(keys: int) -> None:
+    given = inputs(BRAIN, (2, 4, 1, 32), (2, 2, keys, 32), (2, 2, keys, 16))
+    sink = graph_of(attention(enable_gqa=True)(*given), given)
+    made = canonicalise(sink, None, HOPPER)
+    assert streams(made) == 2
+    arrays = {n: to_raw(x.float().numpy(), BRAIN) for n, x in enumerate(given)}
+    (wanted,), (found,) = (evaluate_all(root.src, arrays) for root in (sink, made))
+    np.testing.assert_allclose(found, wanted, rtol=2.0**-7)
+    (first, _), written = steps_of(sink)
+    assert isinstance(first[0], StreamTiles)
+    # A maximum, a sum of powers and sums of values, of each part; nothing over the keys.
+    assert all(shape[-1] == 16 for shape in written)
+
+
+def test_many_rows_are_not_parted() -> None:
+    given = inputs(BRAIN, (1, 2, 17, 32), *[(1, 2, 256, 32)] * 2)
+    assert streams(canonicalise(graph_of(attention()(*given), given), None, HOPPER)) == 1
+
+
+def test_a_symbolic_number_of_keys_is_parted_as_its_bound() -> None:
+    given = inputs(BRAIN, (1, 4, 1, 32), *[(1, 2, 256, 32)] * 2)
+    length = bind(variable("at", 0, 255), 70) + 1
+    query, key, value = given
+    made = attention(enable_gqa=True)(query, key[:, :, :length], value[:, :, :length])
+    (first, _), written = steps_of(graph_of(made, given))
+    assert isinstance(first[0], StreamTiles)
+    assert [shape[-2:] for shape in written] == [(4, 32)] * 3 + [(1, 32)]
+
+
+def paged(sequences: int, pages: int, rows: int = 1) -> tuple[Tensor, list[Tensor]]:
+    """Attention to keys and values in pages, by a table, masked by each sequence's length."""
+    query, keys, values = inputs(BRAIN, (sequences, 4, rows, 32), *[(32, PAGE, 2, 32)] * 2)
+    table = Tensor(np.zeros((sequences, pages), np.int32)).realize()
+    lengths = Tensor(np.ones(sequences, np.int32)).realize()
+    key, value = (
+        x[table].reshape(sequences, pages * PAGE, 2, 32).transpose(1, 2) for x in (keys, values)
+    )
+    seen = Tensor.arange(pages * PAGE)[None, :] < lengths[:, None]
+    out = attention(enable_gqa=True, attn_mask=seen[:, None, None])(query, key, value)
+    return out, [query, keys, values, table, lengths]
+
+
+@pytest.mark.parametrize(("pages", "rows"), ((8, 1), (9, 3), (5, 40)))
+def test_pages_are_read_where_they_lie(pages: int, rows: int) -> None:
+    """Neither scores nor the keys and values of the pages are stored."""
+    out, given = paged(3, pages, rows)
+    steps, written = steps_of(graph_of(out, given))
+    assert isinstance(steps[0][0], StreamTiles) and len(steps) == (1 if rows > 16 else 2)
+    assert not any(PAGE * pages in shape or pages in shape for shape in written)
+
+
+def test_pages_are_read_by_one_look_at_the_table() -> None:
+    """Tokens of a page lie together: what is read of the table is shared by keys and values."""
+    out, given = paged(3, 8)
+    made = canonicalise(graph_of(out, given), None, HOPPER)
+    gathers = [node for node in toposort(made) if node.op is Ops.GATHER]
+    assert len(gathers) == 2 and gathers[0].src[1:] == gathers[1].src[1:]
+    assert not any(node.op is Ops.CONTIGUOUS and node.src[0].op is Ops.GATHER
+                   for node in toposort(made))  # fmt: skip
+
+
+def test_other_dtypes_are_not_parted() -> None:
+    given = inputs(dtypes.float32, (1, 2, 1, 32), *[(1, 2, 256, 32)] * 2)
+    assert streams(canonicalise(graph_of(attention()(*given), given), None, HOPPER)) == 0
