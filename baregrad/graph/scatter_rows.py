@@ -4,7 +4,7 @@ Writes that may meet keep their order, so that one thread makes them one after t
 sort of their places puts those that meet next to each other, in the order in which they came: each
 run of them is combined by itself, and written once. Sums of a long run are made in parts of `STEPS`
 addends at most, each part's begin counted from the run's own: a row's sum does not depend on the
-other rows.
+other rows. Where memory is no obstacle, what is added up is integers instead, in any order.
 """
 
 from __future__ import annotations
@@ -505,7 +505,7 @@ def scatter_by_rows(order: list[Node], changed: dict[Node, Node]) -> Node:
 
 SCATTER_ROWS = Traced(
     "scatter_rows",
-    "writes that may meet are sorted by their places, so that each place is written once",
+    "writes that may meet are added up exactly, in any order, or sorted, so as to meet in order",
     scatter_by_rows,
     ("partials",),
 )

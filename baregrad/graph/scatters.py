@@ -1,12 +1,13 @@
-"""Scatters without an order: choices by place, and on GPUs parts of long ones.
+"""Scatters without an order: choices by place, and on GPUs exact sums, and parts of long ones.
 
 `scatter(base, v, row, i)`, where `row` counts the rows, writes v[r] at base[r, i[r]] and touches
 nothing twice; so it is `where(column == i, v, base)`, which fuses with what is around it: no zeros
 to fill, nothing in order. This is the gradient of picking one class a row.
 
-Writes that may meet keep their order, so that one thread makes them one after the other. Where
-`scatter_rows` does not sort their places, long sums are cut into parts, each with zeros of its own;
-they are made side by side, and summed at the end.
+Integers that are added up need no order, and floats are sums of integers. `scatter_rows` says where
+that is sooner done than a sort of places. Other writes that may meet keep their order, so that one
+thread makes them one after the other. Where their places are not sorted either, long sums are cut
+into parts, each with zeros of its own; they are made side by side, and summed at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from baregrad.base.bits import greatest_divisor
 from baregrad.dtypes import dtypes
 from baregrad.graph.affine_index import AffineIndex, affine_index_of
 from baregrad.graph.traced import Traced, rewrite
-from baregrad.graph.views import constant_of, counting, expand, full, permute, reshape
+from baregrad.graph.views import constant_of, counting, expand, full, permute, reshape, stored
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce, Scatter
 from baregrad.ir.core.index import Dim
@@ -33,12 +34,14 @@ LEAST_PART = 16
 MOST_PARTS = 64
 # Elements of all parts together: zeros to be written, and read again.
 MOST_ELEMENTS = 1 << 24
-# Sums in any order: a sum's exponents, and the bits of how many addends there may be; elements of
-# all copies that keep threads apart, or so many addends for each.
+# Sums in any order: a sum's exponents, and the bits of how many addends there may be; addends for
+# each element before there are copies of it, elements of all copies at most, and copies that are
+# put together at once.
 MOST_WIDTH = 17
 MOST_BITS = 30
-LEAST_APART = 1 << 10
 ADDENDS = 64
+MOST_APART = 1 << 18
+MOST_COPIES = 64
 # The exponent of a float32 that is no finite number.
 _SPECIAL = 255
 
@@ -120,12 +123,13 @@ def adds_in_any_order(node: Node) -> bool:
 
 
 def cells_in_any_order(node: Node) -> int:
-    """The integers of 64 bits that float sums in any order take: they are written and read."""
-    if node.dtype is not dtypes.float32:
-        return 0
+    """The integers of 64 bits that sums in any order take beside their base."""
     base, values, *_ = node.src
     elements, count = prod(base.shape), prod(values.shape)
-    return int(_copies(elements, count) * (_planes(count)[1] + 1) * elements)
+    copies = _copies(elements, count)
+    if node.dtype is not dtypes.float32:
+        return int(copies * elements) if copies > 1 else 0
+    return int(copies * (_planes(count)[1] + 1) * elements)
 
 
 def summed_in_any_order(node: Node) -> Node:
@@ -137,18 +141,17 @@ def summed_in_any_order(node: Node) -> Node:
     Kulisch, "Computer Arithmetic and Validity", 2008, on accumulators of fixed point.
     """
     base, values, *places = node.src
+    count = prod(values.shape)
+    copies = _copies(prod(base.shape), count)
     if node.dtype is not dtypes.float32:
-        how = Scatter(node.arg.monoid, atomic=True)
-        return Node(Ops.SCATTER, node.dtype, (base, values, *places), how)
-    elements, count = prod(base.shape), prod(values.shape)
-    copies = _copies(elements, count)
+        if copies == 1:
+            how = Scatter(node.arg.monoid, atomic=True)
+            return Node(Ops.SCATTER, node.dtype, (base, values, *places), how)
+        sums = _copied_sums(copies, values, places, base.shape)
+        return alu(Ops.ADD, base, _together(sums, 0))
     width, planes = _planes(count)
     plane, word = _fixed(values, width, planes)
-    number = reshape(counting((count,), 0, dtypes.int32), values.shape)
-    copy = alu(Ops.AND, number, _like(copies - 1, number))
-    zeros = full(const(0, dtypes.int64), (copies, planes + 1, *base.shape))
-    how = Scatter(primitive(Ops.ADD, dtypes.int64), atomic=True)
-    sums = Node(Ops.SCATTER, dtypes.int64, (zeros, word, copy, plane, *places), how)
+    sums = _copied_sums(copies, word, [plane, *places], (planes + 1, *base.shape))
     total = _from_fixed(sums, width)
     start = constant_of(base)
     if start is not None and start.arg == 0:
@@ -157,10 +160,31 @@ def summed_in_any_order(node: Node) -> Node:
     return alu(Ops.WHERE, alu(Ops.CMPEQ, total, _like(0, total)), base, found)
 
 
+def _copied_sums(
+    copies: int, values: Node, places: list[Node], shape: tuple[Dim, ...]
+) -> Node:
+    """Integers added up in copies of a shape, as the first axis: few, or put together to few."""
+    zeros = full(const(0, values.dtype), (copies, *shape))
+    number = reshape(counting((prod(values.shape),), 0, dtypes.int32), values.shape)
+    copy = alu(Ops.AND, number, _like(copies - 1, number))
+    how = Scatter(primitive(Ops.ADD, values.dtype), atomic=True)
+    sums = Node(Ops.SCATTER, values.dtype, (zeros, values, copy, *places), how)
+    if copies <= MOST_COPIES:
+        return sums
+    parts = reshape(sums, (copies // MOST_COPIES, MOST_COPIES, *shape))
+    return stored(_together(parts, 1))
+
+
+def _together(sums: Node, axis: int) -> Node:
+    """Sums along an axis."""
+    how = Reduce(primitive(Ops.ADD, sums.dtype), (axis,))
+    return Node(Ops.REDUCE, sums.dtype, (sums,), how)
+
+
 def _copies(elements: int, count: int) -> int:
     """How many copies there are of few elements, so that not all threads add to the same ones."""
-    wanted = min(LEAST_APART, count // ADDENDS) // max(elements, 1)
-    return 1 << max(wanted.bit_length() - 1, 0)
+    wanted = min(count // ADDENDS, MOST_APART) // max(elements, 1)
+    return int(1 << max(wanted.bit_length() - 1, 0))
 
 
 def _planes(count: int) -> tuple[int, int]:

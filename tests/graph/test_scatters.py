@@ -236,12 +236,13 @@ def test_infinities_and_what_is_no_number_stay_what_they_are(gpu: None) -> None:
     assert np.isinf(found[5])
 
 
+@pytest.mark.parametrize("rows", (1, 7, 300))
 @pytest.mark.parametrize("dtype", (np.int32, np.uint32, np.int64, np.uint64))
-def test_integers_are_added_up_in_any_order_and_wrap(dtype: Any, gpu: None) -> None:
+def test_integers_are_added_up_in_any_order_and_wrap(dtype: Any, rows: int, gpu: None) -> None:
     top = np.iinfo(dtype).max
-    values = RNG.integers(0, top, 500, dtype=dtype, endpoint=True)
-    places = RNG.integers(0, 7, 500)
-    base = RNG.integers(0, 9, 7).astype(dtype)
+    values = RNG.integers(0, top, 5000, dtype=dtype, endpoint=True)
+    places = RNG.integers(0, rows, 5000)
+    base = RNG.integers(0, 9, rows).astype(dtype)
     wanted = base.copy()
     np.add.at(wanted, places, values)
     np.testing.assert_array_equal(on_gpu(base, places, values), wanted)
@@ -286,8 +287,8 @@ def test_what_takes_less_memory_than_a_sort_is_added_up_in_any_order(
     scatters = [node for node in toposort(made) if node.op is Ops.SCATTER]
     assert any(node.arg.atomic for node in scatters) == is_atomic
     if is_atomic:
-        # Zeros, the additions, and what they come to.
-        assert len(make_plan(made, donate={}, target=HOPPER).kernels) == 3
+        # Zeros, the additions, and what they come to; fewer copies before that, if there are many.
+        assert len(make_plan(made, donate={}, target=HOPPER).kernels) == 3 + (count > 1 << 22)
 
 
 def test_no_sum_of_fixed_point_runs_over() -> None:

@@ -41,6 +41,9 @@ def plan_elementwise(plan: GpuPlan, axes: Sequence[Node]) -> None:
     vectors = VECTORS if lanes > 1 else 2 * VECTORS
     if points < 4 * vectors * lanes * busy:
         vectors = 1
+    if any(out.arg.atomic for out in plan.facts.outs):
+        # A warp's additions at once are more than memory makes meanwhile.
+        vectors = lanes = 1
     while vectors * lanes * work > MOST_OPS and vectors * lanes > 1:
         vectors, lanes = (vectors // 2, lanes) if vectors > 1 else (1, lanes // 2)
     lanes = plan.pick("lanes", powers_from(lanes, 1, widest))

@@ -96,7 +96,8 @@ def test_threads_share_sums_that_the_machine_makes_in_one_step(dtype: DType, ato
 
 def test_all_that_atomic_sums_read_is_under_way_before_the_first() -> None:
     kernel = k.scatter_add(9, 1 << 22, 1, dtypes.int64, True)
-    _, program = lowered(kernel, choose_schedule(kernel, HOPPER))
+    split = "split('i0', outer='o', u=4, t=128), bind('o', 'grid'), bind('u', 'unroll')"
+    _, program = lowered(kernel, f"Schedule({split}, bind('t', 'thread'))")
     lines = get("ptx").render(program, HOPPER).splitlines()
     loads = [place for place, line in enumerate(lines) if "ld.global" in line]
     adds = [place for place, line in enumerate(lines) if "red.global" in line]
