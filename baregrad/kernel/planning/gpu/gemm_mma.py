@@ -51,7 +51,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         return False
     if (dtype.name, DEPTH) not in plan.target.warp_products:
         return False
-    m, n, k, outside = factors.sizes()
+    m, n, k, _ = factors.sizes()
     small = min(m, n) < LEAST_SIDE and max(m, n) < LONG_SIDE
     if small or k < LEAST_DEPTH or m * n * k < LEAST_PRODUCTS:
         plan.because("{} x {} results, sums of {}: too small for matrix units", m, n, k)
@@ -63,8 +63,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         _is_of_words(factors.left, orders.left, m, k),
         _is_of_words(factors.right, orders.right, n, k),
     )
-    after = plan.facts.work.get(frozenset(plan.facts.data), 0)
-    ranked = ranked_tiles(plan.target, Product(m, n, k, outside, after), panel, CHUNK, words)
+    ranked = ranked_tiles(plan.target, _product(plan, factors), panel, CHUNK, words)
     choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
     beside = _beside(plan, orders, choice.tile)
     plan.grid(factors.shared)
@@ -96,6 +95,17 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         orders.left.lanes, orders.right.lanes,
     )
     return True
+
+
+def _product(plan: GpuPlan, factors: GemmFactors) -> Product:
+    """The product's sizes, and what is done with its results."""
+    facts = plan.facts
+    every = frozenset(facts.data)
+    written = [access for access in facts.accesses if access.write]
+    # A factor lacks the axes of the other side.
+    reads = [access for access in facts.accesses if not access.write and access.axes >= every]
+    nbytes = sum(itemsize(access.array.dtype) for access in written)
+    return Product(*factors.sizes(), facts.work.get(every, 0), nbytes, len(reads))
 
 
 def _is_of_words(factor: Factor, copy: FactorCopy, own: int, depth: int) -> bool:

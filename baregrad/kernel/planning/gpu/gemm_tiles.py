@@ -12,6 +12,10 @@ from typing import NamedTuple
 from baregrad.kernel.instructions.mma_sync import M, N
 from baregrad.target.gpu import GpuTarget
 
+NBYTES = 2
+# Registers of a lane for addresses and the like.
+ADDRESSES = 36
+
 
 class WarpTile(NamedTuple):
     """A block's warps along rows and columns, and the tiles that each warp holds in registers."""
@@ -44,17 +48,23 @@ class WarpTile(NamedTuple):
     @property
     def registers(self) -> int:
         """Registers of a lane: accumulators, a step's matrices, and addresses."""
-        return self.results + 4 * self.tiles_m + 2 * self.tiles_n + 48
+        return self.results + 4 * self.tiles_m + 2 * self.tiles_n + ADDRESSES
 
 
 class Product(NamedTuple):
-    """The sizes of a product, how many there are of it, and operations on each result after it."""
+    """The sizes of a product, how many there are of it, and what is done with each result.
+
+    after: operations on it. written: bytes of it in all outputs. reads: arrays that have an element
+    for each result.
+    """
 
     m: int
     n: int
     k: int
     batches: int
     after: int = 0
+    written: int = NBYTES
+    reads: int = 0
 
 
 class TileChoice(NamedTuple):
@@ -78,9 +88,12 @@ TILES = tuple([
     )
 ])  # fmt: skip
 MOST_SLOTS = 6
-# Cycles of a multiprocessor until a block's first panel is there and its tile is stored; until a
-# panel is read, multiplied and met for, at least; until what was asked for is there.
-BEGIN, STEP, LATENCY = 2500, 250, 900
+# What takes as long is done with so many panels: more are as much more traffic at once.
+USUAL_SLOTS = 3
+# Cycles of a multiprocessor until a block's first panel is there; until a panel is read, multiplied
+# and met for, at least; until what was asked for is there; and what a lane waits for each element
+# that it reads for a result, as it asks for some at once.
+BEGIN, STEP, LATENCY, READ_WAIT = 500, 250, 900, 30
 # What work takes by what it would take without waits: with one panel nothing is under way while
 # that is multiplied, with two each is asked for one panel ahead. And how far one kind of work
 # delays another.
@@ -96,7 +109,6 @@ CODE_BYTES, OPERATION_BYTES, FETCHED = 1 << 17, 16, 4
 QUAD, NARROW = 4, 1 / 7
 # Tiles of results that warps need in progress for the matrix units to be busy.
 BUSY_TILES = 48
-NBYTES = 2
 WARP = 32
 # Elements that a lane may hold of panels to come.
 MOST_HELD = 64
@@ -117,8 +129,7 @@ def ranked_tiles(
         for slots in range(1, min(most, -(-size.k // panel)) + 1)
         if (cycles := _cycles(target, size, tile, slots, panel, gap, words)) is not None
     ]
-    # Where more slots take no longer they hide more.
-    return sorted(found, key=lambda choice: (choice.cycles, -choice.slots))
+    return sorted(found, key=lambda each: (each.cycles, abs(each.slots - USUAL_SLOTS), each.slots))
 
 
 def held(tile: WarpTile, panel: int, words: tuple[bool, bool]) -> int:
@@ -162,14 +173,23 @@ def _cycles(
     under_way = here * max(slots - 1, 0.5) * moved / panels
     brought = moved / min(target.cache_bytes_per_cycle, under_way / LATENCY)
     work = (multiplied, (read + moved) / target.shared_bytes_per_cycle, brought)
-    # What follows a tile's sums runs beside another block's, where there is one.
-    after = tile.m * tile.n * size.after * INSTRUCTIONS / LANES
-    if tile.results * size.after * OPERATION_BYTES > CODE_BYTES:
-        after *= FETCHED
-    if tile.tiles_n % QUAD:
-        after += NARROW * tile.m * tile.n
-    busy = each * (max(work) + BESIDE * sum(work) + after * (0.5 if here > 1 else 1.0))
-    turns = -(-each // resident)
+    busy = max(work) + BESIDE * sum(work)
     if slots < min(panels, len(WAITING)):
         busy *= WAITING[slots]
-    return max(busy, turns * panels * STEP) + turns * BEGIN
+    # What is before and after a tile's sums runs beside another block's, where there is one.
+    ends = (BEGIN + _after(target, size, tile)) * (0.5 if here > 1 else 1.0)
+    turns = -(-each // resident)
+    return max(each * (busy + ends), turns * panels * STEP)
+
+
+def _after(target: GpuTarget, size: Product, tile: WarpTile) -> float:
+    """Cycles of what follows a tile's sums: operations on them, reads for them, and stores."""
+    area = tile.m * tile.n
+    operations = area * size.after * INSTRUCTIONS / LANES
+    if tile.results * size.after * OPERATION_BYTES > CODE_BYTES:
+        operations *= FETCHED
+    if tile.tiles_n % QUAD:
+        operations += NARROW * area
+    bytes_per_cycle = target.memory_bytes_per_ns / (target.units * target.cycles_per_ns)
+    stored = area * (size.written + NBYTES * size.reads) / bytes_per_cycle
+    return operations + stored + READ_WAIT * size.reads * tile.results

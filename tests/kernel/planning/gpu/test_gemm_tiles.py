@@ -77,12 +77,29 @@ def test_copies_of_no_words_need_smaller_tiles() -> None:
 
 
 def test_much_to_do_after_the_sums_is_done_beside_another_block() -> None:
-    for after in (0, 20):
-        size = Product(8192, 3072, 768, 1, after)
+    for depth, after in ((8192, 0), (768, 20)):
+        size = Product(8192, 3072, depth, 1, after)
         tile, slots, _ = best(HOPPER, size, PANEL, GAP, WORDS)
         nbytes = slots * panel_nbytes(tile, PANEL, GAP)
         blocks = HOPPER.resident_blocks(tile.warps, tile.registers, nbytes)
         assert (blocks > 1) == (after > 0)
+
+
+def test_what_is_read_for_each_result_is_read_by_many_lanes() -> None:
+    """A lane waits for its elements: the more are read, the fewer results it has."""
+    results = [
+        best(HOPPER, Product(512, 50176, 256, 1, 3, 2, reads), PANEL, GAP, WORDS).tile.results
+        for reads in (0, 2)
+    ]
+    assert results[1] < results[0]
+
+
+def test_stores_of_one_block_run_beside_products_of_another() -> None:
+    def area(depth: int) -> int:
+        tile = best(HOPPER, Product(1 << 15, 8192, depth, 1, 0, 4), PANEL, GAP, WORDS).tile
+        return tile.m * tile.n
+
+    assert area(256) < area(8192)
 
 
 @pytest.mark.parametrize("after", [40, 70, 120])
@@ -94,7 +111,7 @@ def test_the_code_of_what_follows_the_sums_is_kept(after: int) -> None:
 
 
 @pytest.mark.parametrize(("sizes", "group"), [
-    ((160, 96, 32), "m_g=10"), ((272, 160, 16), "n_g=2"), ((17 * 16, 40, 16), "m_o"),
+    ((160, 96, 32), "m_g=10"), ((272, 160, 16), "n_g="), ((17 * 16, 40, 16), "m_o"),
 ])  # fmt: skip
 def test_blocks_that_run_side_by_side_share_a_factor(
     sizes: tuple[int, int, int], group: str
