@@ -102,6 +102,27 @@ class Executable:
         found = [i for i, buffer in enumerate(self.plan.buffers) if buffer.kind == "output"]
         return tuple(sorted(found, key=lambda i: self.plan.buffers[i].slot))
 
+    @cached_property
+    def has_own_results(self) -> bool:
+        """Whether each result has memory of its own: none is an argument, or another result."""
+        outputs = self.plan.outputs
+        kinds = {self.plan.buffers[index].kind for index in outputs}
+        return kinds <= {"output"} and len(set(outputs)) == len(outputs)
+
+    @cached_property
+    def _static_sizes(self) -> tuple[tuple[int, ...], int] | None:
+        """The bytes of each output and of the arena, None where they hang on a variable."""
+        sizes = (*(self._sizes[index] for index in self.output_indices), self._arena_nbytes)
+        if not all(isinstance(size, int) for size in sizes):
+            return None
+        *outputs, arena = (evaluate(size, {}) for size in sizes)
+        return tuple(outputs), arena
+
+    @cached_property
+    def _results_in_order(self) -> bool:
+        """Whether the results are the outputs, in the order of their slots."""
+        return tuple(self.plan.outputs) == self.output_indices
+
     def size(self, index: int) -> LaunchExpr:
         """The size in bytes of a buffer of the plan."""
         return self._sizes[index]
@@ -151,17 +172,21 @@ class Executable:
         if self._list is None:
             self._list = self.device.command_list()
             self.record(self._list, self._places.__getitem__, {}, where)
-        outputs = self.allocate_outputs(variables)
+        static = self._static_sizes
+        if static is None:
+            outputs, nbytes = self.allocate_outputs(variables), self.arena_nbytes(variables)
+        else:
+            sizes, nbytes = static
+            outputs = [self.device.allocate(size) for size in sizes]
         # Arguments after the last one that a kernel reads have no slot.
         table = [*inputs[: self.input_count], *outputs]
-        nbytes = self.arena_nbytes(variables)
         if nbytes:
             table.append(self.device.allocate(nbytes))
         timeline = None
         if self.launches:
-            used = len(self._list.slot_nbytes)
+            used = self._list.slot_count
             timeline = self.device.submit(self._list, table[:used], variables, timed=timed)
-        return self.gather(inputs, outputs), timeline
+        return (outputs if self._results_in_order else self.gather(inputs, outputs)), timeline
 
     def gather(self, inputs: Sequence[Buffer], written: Sequence[Buffer]) -> list[Buffer]:
         """The plan's results, in order, from its inputs and the memory it wrote."""

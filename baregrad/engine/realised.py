@@ -5,13 +5,14 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 
 
 class Realised:
-    """A weak table from nodes to the arrays that hold their values.
+    """A weak table from nodes, and what else stands for values, to the arrays that hold them.
 
     It is asked about every node of every graph, so it goes by the identity of nodes, which is their
     equality; a key goes with its node, before anything else can have that identity.
@@ -21,12 +22,12 @@ class Realised:
     """
 
     def __init__(self) -> None:
-        self._entries: dict[int, tuple[weakref.ref[Node], BufferRef]] = {}
+        self._entries: dict[int, tuple[weakref.ref[Any], BufferRef]] = {}
         # By the identity of a buffer: keys of values that lie there, or lay there once.
         self._there: dict[int, set[int]] = {}
         self._most = 64
 
-    def get(self, node: Node) -> BufferRef | None:
+    def get(self, node: object) -> BufferRef | None:
         """Where the value of a node lies, if that is known."""
         found = self._entries.get(id(node))
         return None if found is None else found[1]
@@ -41,7 +42,7 @@ class Realised:
 
         return get
 
-    def set(self, node: Node, ref: BufferRef) -> None:
+    def set(self, node: object, ref: BufferRef) -> None:
         """Note where the value of a node lies."""
         key = id(node)
         # The callback's argument, the reference that died, is the default where nothing is popped.
@@ -65,7 +66,7 @@ class Realised:
         self._there = living
         self._most = 64 + 2 * len(living)
 
-    def items(self) -> Iterator[tuple[Node, BufferRef]]:
+    def items(self) -> Iterator[tuple[object, BufferRef]]:
         """Every node that lives, and where its value lies."""
         for weak, ref in list(self._entries.values()):
             node = weak()

@@ -10,7 +10,15 @@ import gc
 import threading
 import weakref
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import (
+    Callable,
+    Collection,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from math import prod
 from types import MappingProxyType
@@ -27,6 +35,7 @@ from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
 from baregrad.engine.executor import Executable
 from baregrad.engine.generalise_offsets import GeneralPrograms
+from baregrad.engine.keyed_programs import KeyedProgram, KeyedPrograms, keyed_program
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.realised import Realised
 from baregrad.engine.watching import Watching
@@ -58,6 +67,9 @@ class Session:
         self._realised_by_all = Realised()
         self._plans: OrderedDict[Any, Any] = OrderedDict()
         self._general = GeneralPrograms()
+        self._keyed = KeyedPrograms()
+        self.templates: dict[Any, Any] = {}
+        self.forms: dict[Any, Any] = {}
         self.watching = Watching()
         self.origins: MutableMapping[Node, str] = weakref.WeakKeyDictionary()
         self.random_states: dict[str, Any] = {}
@@ -104,6 +116,7 @@ class Session:
     def close(self) -> None:
         """Close every device, last opened first."""
         self._plans.clear()
+        self._keyed.clear()
         for name in reversed(list(self._backends)):
             self._backends.pop(name).close()
 
@@ -123,6 +136,7 @@ class Session:
         `noted`: the observers of uploads are notified. Of what the stack keeps for itself they are
         not: a function that is captured has not made it.
         """
+        self.watching.touched += 1
         flat = np.ascontiguousarray(data)
         target = self.backend(device).device
         buffer = target.allocate(flat.nbytes)
@@ -142,6 +156,7 @@ class Session:
 
     def download(self, ref: BufferRef, dtype: DType) -> np.ndarray[Any, Any]:
         """A copy of a realised array as raw storage of its dtype."""
+        self.watching.touched += 1
         for observer in self.watching.downloads:
             observer(ref)
         shape = cast(tuple[int, ...], ref.shape)
@@ -165,9 +180,66 @@ class Session:
     # --- realisation
     # ---------------------------------------------------------------------------------
 
-    def realised(self, node: Node) -> BufferRef | None:
-        """Where the value of a node lies, if it was realised."""
-        return self._realised.get(node)
+    def realised(self, value: object) -> BufferRef | None:
+        """Where the value of a node, or of what else stands for one, lies if it was realised."""
+        return (self.watching.isolated or self._realised_by_all).get(value)
+
+    def note(self, value: object, ref: BufferRef) -> None:
+        """Note where a value lies; of a node's, the values that it reshapes lie there as well."""
+        with self.lock:
+            if isinstance(value, Node):
+                self._remember(value, ref)
+            else:
+                self._realised.set(value, ref)
+
+    def realize_by_key(
+        self,
+        key: tuple[Any, ...],
+        device: str,
+        leaves: Sequence[BufferRef],
+        write_out: Callable[[], list[Node]],
+    ) -> list[BufferRef] | None:
+        """Compute what a key stands for, which says all but where its leaves lie.
+
+        write_out: gives the graph where the key is new, over the leaves as buffers. None where the
+        device compiles nothing, and where results are no memory of their own. Raises errors of our
+        tree that carry the user's line.
+        """
+        try:
+            with self.lock:
+                backend = self.backend(device)
+                if not backend.compiles or options.debug:
+                    return None
+                self.watching.touched += 1
+                whole = (key, device, backend.setting())
+                found = self._keyed.get(whole)
+                if found is None:
+                    found = self._keyed.add(whole, self._keyed_program(backend, leaves, write_out))
+                return found.run(leaves, device)
+        except BaregradError as error:
+            if getattr(error, "at", None) is None:
+                error.at = str(user_frame())
+            raise
+
+    def _keyed_program(
+        self,
+        backend: backends.Backend,
+        leaves: Sequence[BufferRef],
+        write_out: Callable[[], list[Node]],
+    ) -> KeyedProgram | None:
+        """The program of a graph that computes what it reads of nothing but its leaves."""
+        with _uncollected:
+            nodes = write_out()
+            if any(node.mask & Ops.COPY.bit for node in nodes):
+                return None
+            with span("canonicalise"):
+                program = canonicalise(nodes, _nowhere)
+            asked = program
+            program, executable = self._executable(backend, program, {})
+        if not isinstance(executable, Executable):
+            return None
+        shapes = [self.concrete(node.shape, asked.variables) for node in asked.sink.src]
+        return keyed_program(executable, program, leaves, shapes)
 
     def forget(self, handles: Iterable[int]) -> None:
         """Forget values by where they lie in memory (ids of handles) that is overwritten.
@@ -224,6 +296,7 @@ class Session:
         donate: Mapping[int, Any] = NO_DONATION,
         free: Collection[int] = (),
     ) -> list[BufferRef]:
+        self.watching.touched += 1
         if any(node.mask & Ops.COPY.bit for node in nodes):
             self._bring(nodes, device)
         with _uncollected:
@@ -344,6 +417,11 @@ class Session:
             extent if isinstance(extent, int) else evaluate(launch_expr(extent), variables)
             for extent in shape
         )
+
+
+def _nowhere(node: Node) -> BufferRef | None:
+    """No value is known to lie anywhere."""
+    return None
 
 
 def _mark_shared(

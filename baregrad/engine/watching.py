@@ -20,7 +20,9 @@ class Watching(threading.local):
 
     observers: of runs. uploads, downloads: of data that comes and goes. writes: of storages that
     change in place. companions: storages to compute along with the next ones. isolated: the
-    values that count as realised in this thread alone, while a function is captured in it.
+    values that count as realised in this thread alone, while a function is captured in it. at_once:
+    how many operations are being run that put off none of what they call. touched: how often
+    something was uploaded, read, written or computed so far.
     """
 
     def __init__(self) -> None:
@@ -30,6 +32,8 @@ class Watching(threading.local):
         self.writes: list[Callable[[Any, Node], None]] = []
         self.companions: list[weakref.ref[Any]] = []
         self.isolated: Realised | None = None
+        self.at_once = 0
+        self.touched = 0
 
     @contextmanager
     def nobody(self) -> Iterator[None]:

@@ -11,6 +11,7 @@ from baregrad.tensor.array import grad_mode
 from baregrad.tensor.array.arguments import explain_arguments
 from baregrad.tensor.array.core import Array
 from baregrad.tensor.array.link import session
+from baregrad.tensor.array.put_off import put_off
 from baregrad.tensor.array.tensor_like import TensorLike
 from baregrad.tensor.autograd import backward as autograd
 from baregrad.tensor.ops import (
@@ -549,5 +550,29 @@ class Tensor(TensorLike):
     __reduce__ = convert.reduce
 
 
+_MAKERS = frozenset(
+    module.__name__
+    for module in (
+        convolution, distances, elementwise, functions, losses, normalisation, picking, pooling,
+        products, reductions, scans, sorting, special,
+    )
+)
+_OTHER_MAKERS: frozenset[Callable[..., Any]] = frozenset({
+    convert.cast, convert.clone, convert.to_float, convert.to_double, convert.to_half,
+    convert.to_bfloat16, convert.to_int, convert.to_long, convert.to_bool, joining.cat,
+    joining.pad, joining.stack, joining.tril, joining.triu, shapes.contiguous, shapes.repeat,
+    shapes.repeat_interleave, shapes.roll,
+})  # fmt: skip
+
+
+def _makes_values(function: Callable[..., Any]) -> bool:
+    """Whether a function makes new values of tensors.
+
+    Of these those that read, draw or write numbers, and those that give views, are found out when
+    they are called.
+    """
+    return function.__module__ in _MAKERS or function in _OTHER_MAKERS
+
+
 explain_arguments(Array)
-explain_arguments(Tensor)
+explain_arguments(Tensor, put_off, _makes_values)

@@ -58,20 +58,30 @@ _KINDS: MappingProxyType[str, tuple[Callable[[Any], bool], str, str]] = MappingP
 })  # fmt: skip
 
 
-def explain_arguments(owner: type) -> None:
+Run = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+def explain_arguments(
+    owner: type, run: Run | None = None, is_run: Callable[[Callable[..., Any]], bool] = bool
+) -> None:
     """Let the public methods of a class say what they were given that they do not take.
 
     Nothing is looked at before something has gone wrong, and nothing that a method itself refuses
-    with an error of the tree: most arguments are checked where they are used.
+    with an error of the tree: most arguments are checked where they are used. With `run`,
+    functions for which `is_run` holds, operators as well, are called by `run(function, args,
+    kwargs)`.
     """
     made: dict[Any, Any] = {}
     for name, member in list(vars(owner).items()):
         if name.startswith("_"):
+            if run is not None and inspect.isfunction(member) and is_run(member):
+                setattr(owner, name, _run_by(run, member))
             continue
         kind = type(member) if isinstance(member, classmethod | staticmethod) else None
         function = member.__func__ if kind else member
         if inspect.isfunction(function):
-            known = made.get(function) or made.setdefault(function, explained(function, name))
+            way = run if run is not None and is_run(function) else None
+            known = made.get(function) or made.setdefault(function, explained(function, name, way))
             setattr(owner, name, kind(known) if kind else known)
 
 
@@ -104,17 +114,25 @@ def explain_constructor(owner: type) -> None:
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def explained(function: F, name: str = "") -> F:
+def _run_by(run: Run, function: F) -> F:
+    @wraps(function)
+    def method(*args: Any, **kwargs: Any) -> Any:
+        return run(function, args, kwargs)
+
+    return method  # type: ignore[return-value]
+
+
+def explained(function: F, name: str = "", run: Run | None = None) -> F:
     """`function`, which says what a user gave it that it does not take where it fails over that.
 
-    name: what they call it, its own by default.
+    name: what they call it, its own by default. run: calls it, if it is not called as it is.
     """
     name = name or function.__name__
 
     @wraps(function)
     def method(*args: Any, **kwargs: Any) -> Any:
         try:
-            return function(*args, **kwargs)
+            return function(*args, **kwargs) if run is None else run(function, args, kwargs)
         except BaregradError:
             raise
         except Exception as error:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -21,6 +22,7 @@ from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node, make_node, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import views
+from baregrad.tensor.array.deferred import Asked, DeferredValue
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.array.link import SessionLike, session
 from baregrad.tensor.array.views import Leaf, Step
@@ -57,12 +59,18 @@ class Storage:
     `previous` is where the value lay before it was changed, whose memory the new one may take.
     `since` counts up from value to value: it orders storages by when each got its present one.
     `settled`: its extents were symbolic before it was computed, and those of views of it are.
+    `deferred`: the value as a call's result, None where it is known as a node alone. `node` is made
+    of it when it is first asked for.
     """
 
-    __slots__ = ("__weakref__", "device", "grad", "known", "node", "previous", "settled", "since")
+    __slots__ = (
+        "__weakref__", "deferred", "device", "grad", "known", "node", "previous", "settled",
+        "since",
+    )  # fmt: skip
 
     def __init__(self, node: Node, device: str, grad: bool = False) -> None:
         self.node = node
+        self.deferred: DeferredValue | None = None
         self.device = device
         self.grad = grad
         self.known: tuple[int, int] | None = None
@@ -70,6 +78,32 @@ class Storage:
         self.settled = False
         self.since = next(_clock)
         _enter(weakref.ref(self, _leave))
+
+    @classmethod
+    def deferred_to(cls, value: DeferredValue) -> Storage:
+        """A storage of a call's result, whose node nobody has asked for yet."""
+        self = cls.__new__(cls)
+        form = value.form
+        self.deferred = value
+        self.device = form.device
+        self.grad = form.grad
+        self.known = self.previous = None
+        self.settled = False
+        self.since = next(_clock)
+        _enter(weakref.ref(self, _leave))
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what was never set comes here.
+        if name != "node" or self.deferred is None:
+            raise AttributeError(f"a storage has no {name}")
+        self.node = self.deferred.node
+        return self.node
+
+    def hold(self, node: Node) -> None:
+        """Let the same value be known as another node."""
+        self.node = node
+        self.deferred = None
 
     def stamp(self) -> None:
         """Note that what the storage holds is new, where its memory has changed."""
@@ -80,12 +114,14 @@ class Storage:
         old = self.node
         if old.op is Ops.BUFFER:
             self.previous = old.arg
-        self.node = node
+        self.hold(node)
         self.grad = grad
         self.known = None
         self.settled = False
         self.since = next(_clock)
-        for observer in session().watching.writes:
+        watching = session().watching
+        watching.touched += 1
+        for observer in watching.writes:
             observer(self, old)
 
 
@@ -120,6 +156,11 @@ class Array:
         self._layout = None
         self._gradient = None
         return self
+
+    @classmethod
+    def _holding(cls, node: Node, device: str, grad: bool, steps: tuple[Step, ...]) -> Self:
+        """A tensor that shows a value through `steps`, for a call that is made again."""
+        return cls._on(Storage(node, device, grad), steps)
 
     @classmethod
     def _make(cls, node: Node, device: str, grad: bool = False) -> Self:
@@ -161,11 +202,17 @@ class Array:
     @property
     def shape(self) -> tuple[int, ...]:
         """The extents: ints, or index nodes where symbolic."""
+        deferred = self._storage.deferred
+        if deferred is not None and not self._steps:
+            return deferred.form.shape
         return self._value().shape
 
     @property
     def dtype(self) -> DType:
         """The dtype of the elements."""
+        deferred = self._storage.deferred
+        if deferred is not None and not self._steps:
+            return deferred.form.dtype
         return self._value().dtype
 
     @property
@@ -176,7 +223,7 @@ class Array:
     @property
     def ndim(self) -> int:
         """The number of axes."""
-        return len(self._value().shape)
+        return len(self.shape)
 
     def _view(self, op: Op, arg: Any) -> Self:
         """The tensor that shows this one through one more step; it aliases this one."""
@@ -241,7 +288,8 @@ class Array:
         for op, arg in reversed(self._steps):
             if op is Ops.DETACH:
                 return arg is not None
-        return self._storage.grad and self._storage.node.dtype.kind == "float"
+        storage = self._storage
+        return storage.grad and (storage.deferred is not None or storage.node.dtype.kind == "float")
 
     @requires_grad.setter
     def requires_grad(self, wanted: bool) -> None:
@@ -302,10 +350,13 @@ class Array:
 
     def _ref(self) -> BufferRef:
         """Where the storage's value lies, computed if need be."""
-        if self._storage.node.op is not Ops.BUFFER:
-            realize_storages((self._storage,))
-        node = self._storage.node
-        ref = node.arg if node.op is Ops.BUFFER else session().realised(node)
+        storage = self._storage
+        realize_storages((storage,))
+        if storage.deferred is not None:
+            ref = session().realised(storage.deferred)
+        else:
+            node = storage.node
+            ref = node.arg if node.op is Ops.BUFFER else session().realised(node)
         assert isinstance(ref, BufferRef)
         return ref
 
@@ -349,7 +400,7 @@ def realize_storages(storages: Iterable[Storage]) -> None:
     """
     by_device: dict[str, dict[Storage, None]] = {}
     for storage in storages:
-        if storage.node.op is not Ops.BUFFER:
+        if storage.deferred is not None or storage.node.op is not Ops.BUFFER:
             by_device.setdefault(storage.device, {})[storage] = None
     if by_device:
         owner = session()
@@ -363,21 +414,70 @@ def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, Non
     spent: list[Storage] = [held for ref in companions if (held := ref()) is not None]
     companions.clear()
     for storage in spent:
-        if storage.device in by_device and owner.realised(storage.node) is None:
+        if storage.device in by_device and _place_of(owner, storage) is None:
             by_device[storage.device][storage] = None
     for device, asked in by_device.items():
-        found = sorted(asked, key=lambda storage: storage.since)
+        found = sorted(asked, key=_since)
+        if _computed_by_key(owner, device, found, spent):
+            continue
         wanted = list(dict.fromkeys(storage.node for storage in found))
         donate = _donations(found, wanted) if owner.watching.downloads else {}
         free = _unread(donate, found, spent)
         refs = dict(zip(wanted, owner.realize(wanted, device, donate, free), strict=True))
         for storage in found:
             storage.previous = None
+            node, deferred = storage.node, storage.deferred
+            if deferred is not None:
+                owner.note(deferred, refs[node])
             if not storage.grad or storage in spent:
                 storage.settled = storage.settled or not all(
-                    extent.__class__ is int for extent in storage.node.shape
+                    extent.__class__ is int for extent in node.shape
                 )
-                storage.node = buffer_node(refs[storage.node], storage.node.dtype)
+                storage.hold(buffer_node(refs[node], node.dtype))
+
+
+_since = attrgetter("since")
+
+
+def _place_of(owner: SessionLike, storage: Storage) -> BufferRef | None:
+    """Where the value of a storage lies, if it was computed."""
+    deferred = storage.deferred
+    return owner.realised(storage.node if deferred is None else deferred)
+
+
+def _computed_by_key(
+    owner: SessionLike, device: str, found: Sequence[Storage], spent: list[Storage]
+) -> bool:
+    """Compute storages that are calls' results by the key of these; False where that cannot be."""
+    watching = owner.watching
+    if watching.observers or watching.downloads:
+        return False
+    values: list[DeferredValue] = []
+    for storage in found:
+        if storage.deferred is None:
+            return False
+        values.append(storage.deferred)
+    places = [owner.realised(value) for value in values]
+    missing = [value for value, ref in zip(values, places, strict=True) if ref is None]
+    if missing:
+        asked = Asked(missing, owner)
+        refs = asked.key and owner.realize_by_key(asked.key, device, asked.leaves, asked.write_out)
+        if not refs:
+            return False
+        asked.note_computed()
+        made = iter(refs)
+        places = [next(made) if ref is None else ref for ref in places]
+    for storage, value, ref in zip(found, values, places, strict=True):
+        assert ref is not None
+        storage.previous = None
+        if value.call.nodes is not None:
+            owner.note(value.call.nodes[value.position], ref)
+        kept = storage.grad and storage not in spent
+        if kept or value.is_read:
+            owner.note(value, ref)
+        if not kept:
+            storage.hold(buffer_node(ref, value.form.dtype))
+    return True
 
 
 def _donations(found: Iterable[Storage], wanted: list[Node]) -> dict[int, Any]:

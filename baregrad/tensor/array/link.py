@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -20,9 +20,12 @@ class SessionLike(Protocol):
 
     origins: the user's file:line of nodes, noted while debugging. watching: who watches this
     thread's work; `downloads` is not empty while a function is captured. random_states: by device,
-    kept for `baregrad.tensor.ops.random`. lock: held while anything is computed.
+    kept for `baregrad.tensor.ops.random`. lock: held while anything is computed. templates, forms:
+    kept for `baregrad.tensor.array.put_off`.
     """
 
+    templates: dict[Any, Any]
+    forms: dict[Any, Any]
     origins: MutableMapping[Node, str]
     watching: Watching
     random_states: dict[str, Any]
@@ -68,8 +71,22 @@ class SessionLike(Protocol):
         """Compute nodes on a device, some in memory of old values."""
         ...
 
-    def realised(self, node: Node) -> BufferRef | None:
-        """Where the value of a node lies, if it was realised and is still held."""
+    def realize_by_key(
+        self,
+        key: tuple[Any, ...],
+        device: str,
+        leaves: Sequence[BufferRef],
+        write_out: Callable[[], list[Node]],
+    ) -> list[BufferRef] | None:
+        """Compute what a key stands for; None where that is not done by keys."""
+        ...
+
+    def realised(self, value: object) -> BufferRef | None:
+        """Where a value lies, a node's or another's, if it was realised and is still held."""
+        ...
+
+    def note(self, value: object, ref: BufferRef) -> None:
+        """Note where a value lies: a node's, and so of what it reshapes, or another's."""
         ...
 
 

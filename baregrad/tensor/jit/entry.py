@@ -123,7 +123,7 @@ class Entry:
         """Let what the function changed hold its value alone, without gradients."""
         for storage in changed:
             ref = cast(BufferRef, self._ref_of(storage.node))
-            storage.node = buffer_node(ref, storage.node.dtype)
+            storage.hold(buffer_node(ref, storage.node.dtype))
             storage.grad = False
 
     def _note_written(self, arguments: Sequence[Tensor], changed: Sequence[Storage]) -> None:

@@ -150,7 +150,7 @@ class Histories:
                 continue
             leaf = buffer_node(ref._replace(handle=copied(ref.handle)), node.dtype)
             self.nodes[storage] = node
-            storage.node = Node(Ops.DETACH, node.dtype, (leaf,), Cut(node))
+            storage.hold(Node(Ops.DETACH, node.dtype, (leaf,), Cut(node)))
             self.cut[storage] = storage.node
 
     def __enter__(self) -> None:
@@ -160,7 +160,7 @@ class Histories:
         """Give storages that nobody wrote their histories back."""
         for storage, node in self.nodes.items():
             if storage.node is self.cut[storage]:
-                storage.node = node
+                storage.hold(node)
 
 
 def part_shared(storages: Iterable[Storage]) -> None:
@@ -172,5 +172,5 @@ def part_shared(storages: Iterable[Storage]) -> None:
             continue
         if id(node.arg.handle) in seen:
             own = node.arg._replace(handle=copied(node.arg.handle))
-            storage.node = buffer_node(own, node.dtype)
+            storage.hold(buffer_node(own, node.dtype))
         seen.add(id(storage.node.arg.handle))

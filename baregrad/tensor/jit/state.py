@@ -109,7 +109,7 @@ class State:
         No value lies there any more for those who come later.
         """
         current_session().forget((id(handle),))
-        storage.node = buffer_node(self.ref.renewed(handle), storage.node.dtype)
+        storage.hold(buffer_node(self.ref.renewed(handle), storage.node.dtype))
         self._note_leaf(storage)
 
     def _note_leaf(self, storage: Storage) -> None:
@@ -166,7 +166,7 @@ def changed_state(
         state[id(kept.handle)] = (look, kept)
         if made.handle is not kept.handle:
             updates.append((made, kept.handle))
-            storage.node = buffer_node(kept, storage.node.dtype)
+            storage.hold(buffer_node(kept, storage.node.dtype))
     return updates, state
 
 
@@ -192,7 +192,7 @@ def settle_state(
         if id(handle) not in in_place or id(handle) in taken:
             handle = copied(handle)
         taken.add(id(handle))
-        storage.node = buffer_node(storage.node.arg._replace(handle=handle), storage.node.dtype)
+        storage.hold(buffer_node(storage.node.arg._replace(handle=handle), storage.node.dtype))
 
 
 def holders_of(

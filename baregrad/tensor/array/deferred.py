@@ -1,0 +1,273 @@
+"""Calls that are known: what an operation makes of operands of one description is found by a key.
+
+The first call of an operation with operands of a description runs its Python, which makes nodes,
+and leaves a `CallTemplate`: what the results look like. Later calls of the description make no
+nodes. Their results are `DeferredValue`s: which call, of which operands. Where only their
+computation is asked for, the calls below the results, each template with the places that its
+operands come from, are a key to a program that was made before. Whatever else looks at such a value
+(`Storage.node`) has the calls written out: their Python runs, and gives the nodes that it would
+have given at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from baregrad.dtypes import DType
+from baregrad.ir.core.attrs import BufferRef
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.tensor.array.grad_mode import grad_enabled, set_grad_enabled
+from baregrad.tensor.array.link import SessionLike, session
+from baregrad.tensor.array.views import Step
+
+# Of more calls no key is made: what they compute is looked for by its graph.
+MOST_CALLS = 1024
+# A template whose calls were written out so much oftener than computed by key is not worth it.
+MOST_WRITTEN_OUT = 8
+_OUTPUTS = 1 << 8
+
+
+class Form:
+    """What a value looks like, and its class of tensors; equal ones of a session are one object."""
+
+    __slots__ = ("device", "dtype", "grad", "kind", "shape")
+
+    def __init__(
+        self, kind: type[Any], dtype: DType, shape: tuple[int, ...], device: str, grad: bool
+    ) -> None:
+        self.kind = kind
+        self.dtype = dtype
+        self.shape = shape
+        self.device = device
+        self.grad = grad
+
+
+class OperandPlace:
+    """The place of an operand among arguments that are the same in every call."""
+
+    __slots__ = ("operand",)
+
+    def __init__(self, operand: int) -> None:
+        self.operand = operand
+
+
+class CallTemplate:
+    """An operation on operands of one description.
+
+    args, kwargs: the arguments, with an `OperandPlace` for each operand. operands: the form of each
+    one's storage. results: the form of each. build: from the results as tensors to what a call
+    returns, None where that is the one result. recorded: whether gradients are. written_out: how
+    much oftener its calls were written out than computed by key.
+    """
+
+    __slots__ = (
+        "args", "build", "function", "kwargs", "operands", "recorded", "results", "written_out",
+    )  # fmt: skip
+
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        operands: tuple[Form, ...], results: tuple[Form, ...],
+        build: Callable[[list[Any]], Any] | None,
+    ) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.operands = operands
+        self.results = results
+        self.build = build
+        self.recorded = grad_enabled()
+        self.written_out = 0
+
+    def run(self, values: Sequence[tuple[Node, tuple[Step, ...]]]) -> tuple[Node, ...]:
+        """The nodes of the results of a call whose operands are nodes, each seen through steps."""
+        operands = [
+            form.kind._holding(node, form.device, form.grad, steps)
+            for form, (node, steps) in zip(self.operands, values, strict=True)
+        ]
+        args = [_filled(arg, operands) for arg in self.args]
+        kwargs = {name: _filled(arg, operands) for name, arg in self.kwargs.items()}
+        watching = session().watching
+        watching.at_once += 1
+        try:
+            if self.recorded == grad_enabled():
+                found = self.function(*args, **kwargs)
+            else:
+                with set_grad_enabled(self.recorded):
+                    found = self.function(*args, **kwargs)
+        finally:
+            watching.at_once -= 1
+        several = (found,) if self.build is None else found
+        return tuple([tensor._storage.node for tensor in several])
+
+
+def _filled(argument: Any, operands: Sequence[Any]) -> Any:
+    is_place = argument.__class__ is OperandPlace
+    return operands[argument.operand] if is_place else argument
+
+
+class DeferredCall:
+    """A call of a template: its operands, and the nodes of its results once it is written out."""
+
+    __slots__ = ("nodes", "operands", "template")
+
+    def __init__(
+        self,
+        template: CallTemplate,
+        operands: tuple[tuple[Node | DeferredValue, tuple[Step, ...]], ...],
+        nodes: tuple[Node, ...] | None = None,
+    ) -> None:
+        self.template = template
+        self.operands = operands
+        self.nodes = nodes
+
+
+class DeferredValue:
+    """The value of one result of a call; `is_read`: another call may have it for an operand."""
+
+    __slots__ = ("__weakref__", "call", "form", "is_read", "position")
+
+    def __init__(self, call: DeferredCall, position: int, form: Form) -> None:
+        self.call = call
+        self.position = position
+        self.form = form
+        self.is_read = False
+
+    @property
+    def node(self) -> Node:
+        """The value's node; its call is written out where it was not."""
+        call = self.call
+        if call.nodes is None:
+            _write_out(call)
+            assert call.nodes is not None
+        node = call.nodes[self.position]
+        owner = session()
+        ref = owner.realised(self)
+        if ref is not None and owner.realised(node) is None:
+            owner.note(node, ref)
+        return node
+
+
+def _write_out(call: DeferredCall) -> None:
+    """Run the Python of a call, and before that of all that it needs."""
+    waiting = [call]
+    while waiting:
+        one = waiting[-1]
+        if one.nodes is None:
+            needed = [
+                value.call for value, _ in one.operands
+                if value.__class__ is DeferredValue and value.call.nodes is None
+            ]
+            if needed:
+                waiting += needed
+                continue
+            template = one.template
+            template.written_out += 1
+            one.nodes = template.run([
+                (value.node if isinstance(value, DeferredValue) else value, steps)
+                for value, steps in one.operands
+            ])
+        waiting.pop()
+
+
+class Asked:
+    """Values that are asked for together, as a key to what computes them.
+
+    key: of each call its template and the places that its operands come from, sources first, and
+    the places of what is asked for. leaves: the arrays that are read, in the order of the key.
+    """
+
+    __slots__ = ("_calls", "_places", "key", "leaves", "values")
+
+    def __init__(self, values: Sequence[DeferredValue], owner: SessionLike) -> None:
+        self.values = values
+        self.leaves: list[BufferRef] = []
+        self._places: dict[Any, int] = {}
+        self._calls: list[DeferredCall] = []
+        self.key: tuple[Any, ...] | None = None
+        key: list[Any] = []
+        for value in values:
+            if not self._enter(value.call, key, owner.realised):
+                return
+        places = self._places
+        key += [places[value.call] + value.position for value in values]
+        self.key = tuple(key)
+
+    def _enter(
+        self, root: DeferredCall, key: list[Any], realised: Callable[[Any], BufferRef | None]
+    ) -> bool:
+        """Put a call and all that is below it into the key; False where they are too many."""
+        places, calls = self._places, self._calls
+        waiting = [root]
+        while waiting:
+            call = waiting[-1]
+            if call in places:
+                waiting.pop()
+                continue
+            row: list[Any] = [call.template]
+            ready = True
+            for value, _ in call.operands:
+                if isinstance(value, DeferredValue):
+                    place = places.get(value.call)
+                    if place is not None:
+                        row.append(place + value.position)
+                        continue
+                    ref = realised(value)
+                    if ref is None:
+                        waiting.append(value.call)
+                        ready = False
+                        continue
+                elif value.op is _BUFFER:
+                    ref = value.arg
+                else:
+                    continue
+                row.append(self._leaf(value, ref))
+            if ready:
+                waiting.pop()
+                key += row
+                places[call] = len(calls) * _OUTPUTS
+                calls.append(call)
+                if len(calls) > MOST_CALLS:
+                    return False
+        return True
+
+    def _leaf(self, value: Node | DeferredValue, ref: BufferRef) -> int:
+        """The place of a value that is read where it lies."""
+        place = self._places.get(value)
+        if place is None:
+            place = self._places[value] = ~len(self.leaves)
+            self.leaves.append(ref)
+        return place
+
+    def write_out(self) -> list[Node]:
+        """The nodes of what is asked for, over leaves that are read and nothing else.
+
+        Where a value was computed before, it is read as an array here, so that the graph is that
+        of every call with this key.
+        """
+        if all(value.__class__ is not DeferredValue for value in self._places):
+            return [value.node for value in self.values]
+        made: dict[DeferredCall, tuple[Node, ...]] = {}
+
+        def node_of(value: Node | DeferredValue) -> Node:
+            if not isinstance(value, DeferredValue):
+                return value
+            nodes = made.get(value.call)
+            if nodes is not None:
+                return nodes[value.position]
+            return Node(Ops.BUFFER, value.form.dtype, (), self.leaves[~self._places[value]])
+
+        for call in self._calls:
+            made[call] = call.template.run(
+                [(node_of(value), steps) for value, steps in call.operands]
+            )
+        return [made[value.call][value.position] for value in self.values]
+
+    def note_computed(self) -> None:
+        """Note that the calls were computed by their key, and so were worth putting off."""
+        for call in self._calls:
+            call.template.written_out = min(call.template.written_out, 0)
+
+
+_BUFFER = Ops.BUFFER

@@ -1,0 +1,230 @@
+"""The call of an operation: put off where one of its description was seen before.
+
+The description is all that the operation's Python can see without looking at numbers: the
+function, whether gradients are recorded, dtype, shape, device, gradient wish and view of each
+operand, what is known of its numbers, and every other argument with its type. What is not described
+so (a lazy graph, a symbolic extent, an array of NumPy) makes the call an ordinary one, as do
+watchers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from baregrad.base.options import options
+from baregrad.dtypes import DType
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import MOVEMENT, Ops, mask_of
+from baregrad.tensor.array.core import Array, Storage
+from baregrad.tensor.array.deferred import (
+    MOST_WRITTEN_OUT,
+    CallTemplate,
+    DeferredCall,
+    DeferredValue,
+    Form,
+    OperandPlace,
+)
+from baregrad.tensor.array.grad_mode import grad_enabled
+from baregrad.tensor.array.link import SessionLike, session
+from baregrad.tensor.array.views import Step
+
+TEMPLATES_KEPT = 4096
+_BUFFER = Ops.BUFFER
+_DETACH = Ops.DETACH
+_VAR = Ops.VAR.bit
+# What reads no array: made of numbers and places alone.
+_UNREAD = mask_of((*MOVEMENT, Ops.CONST, Ops.IOTA, Ops.CAST))
+_PLAIN = frozenset((int, bool, str, type(None), DType))
+_MOST_RESULTS = 1 << 8
+_MOST_EXTENTS = 64
+
+Operands = list[tuple[Node | DeferredValue, tuple[Step, ...]]]
+
+
+def put_off(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`function(*args, **kwargs)`, whose result is deferred where a call like it is known."""
+    owner = session()
+    watching = owner.watching
+    if watching.at_once or watching.observers or watching.downloads:
+        return function(*args, **kwargs)
+    key: list[Any] = [function, grad_enabled()]
+    operands: Operands = []
+    if not _describe(args, key, operands) or (kwargs and not _named(kwargs, key, operands)):
+        return function(*args, **kwargs)
+    known = owner.templates.get(kind := tuple(key))
+    if known is None:
+        return _learn(owner, kind, function, args, kwargs, operands)
+    if known is _NOTHING or known.written_out > MOST_WRITTEN_OUT or options.debug:
+        return function(*args, **kwargs)
+    call = DeferredCall(known, tuple(operands))
+    if known.build is None:
+        (form,) = known.results
+        return form.kind._on(Storage.deferred_to(DeferredValue(call, 0, form)))
+    return known.build([
+        form.kind._on(Storage.deferred_to(DeferredValue(call, position, form)))
+        for position, form in enumerate(known.results)
+    ])
+
+
+class _Nothing:
+    """What is known of calls that are not to be put off."""
+
+
+_NOTHING = _Nothing()
+
+
+def _named(kwargs: dict[str, Any], key: list[Any], operands: Operands) -> bool:
+    """Add arguments that are given by name to a key; False where one has no description."""
+    for name, value in kwargs.items():
+        key.append(name)
+        if not _describe((value,), key, operands):
+            return False
+    return True
+
+
+def _describe(values: tuple[Any, ...], key: list[Any], operands: Operands) -> bool:
+    """Add arguments to a key, and operands to `operands`; False where one has no description.
+
+    Each begins with a type, which says how many entries follow.
+    """
+    for value in values:
+        kind = value.__class__
+        if kind in _PLAIN:
+            key += (kind, value)
+        elif kind is float:
+            # -0.0 equals 0.0.
+            key += (kind, value if value else str(value))
+        elif kind is tuple or kind is list:
+            if len(value) > _MOST_EXTENTS or any(item.__class__ is not int for item in value):
+                return False
+            key += (kind, tuple(value))
+        elif not isinstance(value, Array) or not _describe_operand(value, key, operands):
+            return False
+    return True
+
+
+def _describe_operand(value: Array, key: list[Any], operands: Operands) -> bool:
+    storage = value._storage
+    steps = value._steps
+    deferred = storage.deferred
+    held: Node | DeferredValue
+    if deferred is not None:
+        held = deferred
+        deferred.is_read = True
+        # A form is one object; a leaf's dtype is none.
+        key += (value.__class__, deferred.form)
+    else:
+        held = storage.node
+        if held.op is _BUFFER:
+            key += (value.__class__, held.dtype, held.shape, storage.device, storage.grad)
+        elif held.mask & ~_UNREAD:
+            return False
+        else:
+            key += (value.__class__, held, storage.device, storage.grad)
+        if storage.known is not None:
+            key.append(storage.known)
+    if steps:
+        if len(steps) > 1 or steps[0][0] is not _DETACH:
+            if value._value().mask & _VAR:
+                return False
+        key += [step if step[0] is not _DETACH else _mark(step[1]) for step in steps]
+    key.append(len(steps))
+    operands.append((held, steps))
+    return True
+
+
+def _mark(mark: Any) -> str:
+    return "stop" if mark is None else "leaf"
+
+
+def _learn(
+    owner: SessionLike, key: tuple[Any, ...], function: Callable[..., Any],
+    args: tuple[Any, ...], kwargs: dict[str, Any], operands: Operands,
+) -> Any:
+    """Call an operation on operands that it was not called on before, and note what it gives."""
+    watching = owner.watching
+    touched = watching.touched
+    watching.at_once += 1
+    try:
+        found = function(*args, **kwargs)
+    finally:
+        watching.at_once -= 1
+    template: Any = _NOTHING
+    if watching.touched == touched:
+        template = _template(owner, function, args, kwargs, found) or _NOTHING
+    with owner.lock:
+        owner.templates[key] = template
+        if len(owner.templates) > TEMPLATES_KEPT:
+            del owner.templates[next(iter(owner.templates))]
+    if template is not _NOTHING:
+        results = (found,) if template.build is None else found
+        nodes = tuple([tensor._storage.node for tensor in results])
+        call = DeferredCall(template, tuple(operands), nodes)
+        for position, (tensor, form) in enumerate(zip(results, template.results, strict=True)):
+            tensor._storage.deferred = DeferredValue(call, position, form)
+    return found
+
+
+def _template(
+    owner: SessionLike, function: Callable[..., Any],
+    args: tuple[Any, ...], kwargs: dict[str, Any], found: Any,
+) -> CallTemplate | None:
+    """The template of a call; None where its results are not tensors of their own."""
+    build: Callable[[list[Any]], Any] | None = None
+    results = (found,)
+    if not isinstance(found, Array):
+        if not isinstance(found, tuple) or not 0 < len(found) < _MOST_RESULTS:
+            return None
+        results, build = found, getattr(found.__class__, "_make", found.__class__)
+    given = [one for one in (*args, *kwargs.values()) if isinstance(one, Array)]
+    storages = {one._storage for one in given}
+    before = len(storages)
+    forms = []
+    for tensor in results:
+        if not isinstance(tensor, Array) or tensor._steps or tensor._storage.known is not None:
+            return None
+        storage = tensor._storage
+        storages.add(storage)
+        node = storage.node
+        if node.op is _BUFFER or node.mask & (_VAR | Ops.COPY.bit):
+            return None
+        forms.append(
+            _form(owner, tensor.__class__, node.dtype, node.shape, storage.device, storage.grad)
+        )
+    if len(storages) != before + len(forms):
+        return None
+    places = iter(range(len(given)))
+
+    def outlined(value: Any) -> Any:
+        if isinstance(value, Array):
+            return OperandPlace(next(places))
+        return list(value) if value.__class__ is list else value
+
+    return CallTemplate(
+        function, tuple([outlined(value) for value in args]),
+        {name: outlined(value) for name, value in kwargs.items()},
+        tuple([_form_of(owner, one) for one in given]), tuple(forms), build,
+    )
+
+
+def _form_of(owner: SessionLike, value: Array) -> Form:
+    storage = value._storage
+    if storage.deferred is not None:
+        return _form(
+            owner, value.__class__, storage.deferred.form.dtype, storage.deferred.form.shape,
+            storage.device, storage.grad,
+        )
+    node = storage.node
+    return _form(owner, value.__class__, node.dtype, node.shape, storage.device, storage.grad)
+
+
+def _form(owner: SessionLike, *fields: Any) -> Form:
+    """The one form with these fields."""
+    found = owner.forms.get(fields)
+    if found is None:
+        with owner.lock:
+            found = owner.forms.setdefault(fields, Form(*fields))
+            if len(owner.forms) > TEMPLATES_KEPT:
+                del owner.forms[next(iter(owner.forms))]
+    return found  # type: ignore[no-any-return]
