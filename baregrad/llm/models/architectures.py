@@ -100,6 +100,16 @@ def read_traits(
     return traits
 
 
+def word_count(shapes: Shapes) -> int:
+    """Return how many words have a vector. Raises FileFormatError where none has."""
+    shape = shapes.get("token_embd.weight")
+    if shape is None or len(shape) != 2:
+        raise FileFormatError(
+            "the file lacks word vectors", found=shape, wanted="token_embd.weight of two axes"
+        )
+    return shape[0]
+
+
 def check_shapes(wanted: Shapes, found: Shapes) -> None:
     """Compare the tensors of a file with those that a model needs. Raises FileFormatError."""
     for name, shape in wanted.items():
@@ -149,11 +159,13 @@ class _Reader:
 
     def decoder(self) -> DecoderTraits:
         keys, row = self.keys, self.row
+        if not keys.flag("attention.causal", True):
+            raise UnsupportedError("a decoder whose words see later ones")
         epsilon = f"attention.layer_norm_{'rms_' if row.norm == 'rms' else ''}epsilon"
         return DecoderTraits(
             architecture=keys.architecture,
             width=self.width,
-            words=self.words(),
+            words=word_count(self.shapes),
             context=self.made_for,
             norm=row.norm,
             epsilon=keys.number(epsilon),
@@ -167,14 +179,6 @@ class _Reader:
             logit_scale=keys.number("logit_scale", 1.0),
             logit_cap=keys.number("final_logit_softcapping", 0.0),
         )
-
-    def words(self) -> int:
-        shape = self.shapes.get("token_embd.weight")
-        if shape is None or len(shape) != 2:
-            raise FileFormatError(
-                "the file lacks word vectors", found=shape, wanted="token_embd.weight of two axes"
-            )
-        return shape[0]
 
     def layers(self) -> tuple[LayerTraits, ...]:
         keys, depth = self.keys, self.depth

@@ -55,7 +55,7 @@ class ContiguousCache:
             _ContiguousLayer(self, layer.cache_row, dtype, device) for layer in traits.layers
         ]
         self.layers: Sequence[LayerCache] = layers
-        self._arrays = [
+        self.arrays = [
             array for one in layers for array in (one.keys, one.values) if array is not None
         ]
         self.realize()
@@ -67,7 +67,7 @@ class ContiguousCache:
 
     def realize(self, *results: Tensor) -> None:
         """Compute results together with what their tokens wrote, so that nothing is done twice."""
-        self._arrays[0].realize(*self._arrays[1:], *results)
+        self.arrays[0].realize(*self.arrays[1:], *results)
 
 
 class _ContiguousLayer:

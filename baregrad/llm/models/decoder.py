@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import as_dtype, dtypes
@@ -12,8 +10,6 @@ from baregrad.io.gguf import GgufFile, PackedWeight
 from baregrad.llm.models.architectures import read_traits
 from baregrad.llm.models.cache import LayerCache
 from baregrad.llm.models.feed_forward import Experts, FeedForward
-from baregrad.llm.models.folder_config import family_of, metadata_of, read_config
-from baregrad.llm.models.folder_weights import FolderWeights
 from baregrad.llm.models.heads import Angles, Attention, LatentAttention
 from baregrad.llm.models.rope import Rotation
 from baregrad.llm.models.traits import CacheRow, DecoderTraits, LayerTraits, RopeTraits
@@ -72,28 +68,6 @@ class Decoder:
         """
         source = GgufWeights(file, device)
         traits = read_traits(file.metadata, source.shapes, context=context)
-        return cls(traits, source, dtype=dtype, device=device)
-
-    @classmethod
-    def from_folder(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        context: int | None = None,
-        dtype: object = dtypes.float32,
-        device: str | None = None,
-    ) -> Decoder:
-        """Return the decoder of a Hugging Face folder: config.json and safetensors, mapped.
-
-        `context` is as in `from_gguf`, and so is what is raised.
-        """
-        folder = Path(path)
-        config = read_config(folder)
-        metadata, factors = metadata_of(config)
-        family = family_of(config)
-        is_tied = config.get("tie_word_embeddings", family.is_offset or family.is_transposed)
-        source = FolderWeights(folder, family, factors, is_tied=bool(is_tied), device=device)
-        traits = read_traits(metadata, source.shapes, context=context, rope=family.rope)
         return cls(traits, source, dtype=dtype, device=device)
 
     @property

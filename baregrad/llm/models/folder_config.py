@@ -27,7 +27,8 @@ class Family:
 
     `rope`: how rows of queries and keys are paired. `gate`: the `hidden_act` it must have.
     `names`: its own names of a layer's parts, beside the usual ones. `is_offset`: weights of norms
-    are stored less 1. `is_transposed`: matrices of layers are stored (in, out).
+    are stored less 1. `is_transposed`: matrices of layers are stored (in, out). `is_tied`: whether
+    scores are products with the word vectors where a config does not say.
     """
 
     architecture: str
@@ -36,6 +37,7 @@ class Family:
     names: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     is_offset: bool = False
     is_transposed: bool = False
+    is_tied: bool = False
 
 
 _GEMMA_NAMES = MappingProxyType({
@@ -46,6 +48,12 @@ _GPT2_NAMES = MappingProxyType({
     "ln_1": "attn_norm", "attn.c_attn": "attn_qkv", "attn.c_proj": "attn_output",
     "ln_2": "ffn_norm", "mlp.c_fc": "ffn_up", "mlp.c_proj": "ffn_down",
 })
+_BERT_NAMES = MappingProxyType({
+    "attention.self.query": "attn_q", "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v", "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm", "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm",
+})
 _TANH = "gelu_pytorch_tanh"
 FAMILIES: Mapping[str, Family] = MappingProxyType({
     "llama": Family("llama"),
@@ -55,11 +63,14 @@ FAMILIES: Mapping[str, Family] = MappingProxyType({
     "qwen3": Family("qwen3"),
     "qwen2_moe": Family("qwen2moe"),
     "qwen3_moe": Family("qwen3moe"),
-    "gemma": Family("gemma", gate=_TANH, is_offset=True),
-    "gemma2": Family("gemma2", gate=_TANH, names=_GEMMA_NAMES, is_offset=True),
-    "gemma3_text": Family("gemma3", gate=_TANH, names=_GEMMA_NAMES, is_offset=True),
+    "gemma": Family("gemma", gate=_TANH, is_offset=True, is_tied=True),
+    "gemma2": Family("gemma2", gate=_TANH, names=_GEMMA_NAMES, is_offset=True, is_tied=True),
+    "gemma3_text": Family(
+        "gemma3", gate=_TANH, names=_GEMMA_NAMES, is_offset=True, is_tied=True
+    ),
     "phi3": Family("phi3"),
-    "gpt2": Family("gpt2", "none", "gelu_new", _GPT2_NAMES, is_transposed=True),
+    "gpt2": Family("gpt2", "none", "gelu_new", _GPT2_NAMES, is_transposed=True, is_tied=True),
+    "bert": Family("bert", "none", "gelu", _BERT_NAMES),
     "deepseek_v2": Family("deepseek2", "norm"),
     "deepseek_v3": Family("deepseek2", "norm"),
 })
@@ -73,6 +84,7 @@ _SAME = MappingProxyType({
     "num_key_value_heads": "attention.head_count_kv",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
     "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
     "attn_logit_softcapping": "attn_logit_softcapping",
     "final_logit_softcapping": "final_logit_softcapping",
     "num_local_experts": "expert_count", "num_experts": "expert_count",
@@ -172,7 +184,9 @@ def _latent_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _window_keys(config: Mapping[str, Any]) -> dict[str, Any]:
-    window = config.get("sliding_window")
+    if "sliding_window" not in config:
+        return {}
+    window = config["sliding_window"]
     if not window or config.get("use_sliding_window") is False:
         return {"attention.sliding_window": 0}
     kinds = config.get("layer_types")

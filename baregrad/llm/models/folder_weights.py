@@ -11,7 +11,7 @@ from types import MappingProxyType
 from baregrad.base.errors import FileFormatError
 from baregrad.dtypes import dtypes
 from baregrad.io.excerpt import excerpt
-from baregrad.io.gguf import PackedWeight, by_name
+from baregrad.io.gguf import GgmlType, PackedWeight, by_name
 from baregrad.io.tensors import safe_load
 from baregrad.llm.models.folder_config import Family, Vectors
 from baregrad.tensor import Tensor
@@ -20,6 +20,8 @@ _INDEX = "model.safetensors.index.json"
 _WHOLE = MappingProxyType({
     "embed_tokens": "token_embd", "norm": "output_norm", "lm_head": "output",
     "wte": "token_embd", "wpe": "position_embd", "ln_f": "output_norm",
+    "word_embeddings": "token_embd", "position_embeddings": "position_embd",
+    "token_type_embeddings": "token_types", "LayerNorm": "token_embd_norm",
 })
 _LAYER = MappingProxyType({
     "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
@@ -38,11 +40,15 @@ _EXPERT = MappingProxyType({
     "gate_proj": "ffn_gate", "up_proj": "ffn_up", "down_proj": "ffn_down",
     "w1": "ffn_gate", "w3": "ffn_up", "w2": "ffn_down",
 })
-_NAME = re.compile(r"(?:.*\.)?(?:layers|h)\.(?P<layer>\d+)\.(?P<part>.*)", re.DOTALL)
+_NAME = re.compile(r"(?:.*\.)?(?:layers?|h)\.(?P<layer>\d+)\.(?P<part>.*)", re.DOTALL)
 _ONE_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(?P<number>\d+)\.(?P<part>\w+)")
 _SHARED = re.compile(r"mlp\.shared_experts?\.(?P<part>\w+)")
-# Buffers that old files carry: masks and rates.
-_BUFFERS = re.compile(r"(?:.*\.)?(?:rotary_emb\.inv_freq|attn\.(?:masked_)?bias)", re.DOTALL)
+# Buffers that old files carry, masks and rates, and what an encoder's training alone needs.
+_BUFFERS = re.compile(
+    r"(?:.*\.)?(?:rotary_emb\.inv_freq|attn\.(?:masked_)?bias|position_ids)|"
+    r"(?:bert\.)?pooler\..*|cls\..*",
+    re.DOTALL,
+)
 _TYPES = MappingProxyType({
     dtypes.float32: "F32", dtypes.float16: "F16", dtypes.bfloat16: "BF16", dtypes.float64: "F64",
 })
@@ -92,6 +98,11 @@ class FolderWeights:
             found[name] = shape
         return found
 
+    @property
+    def types(self) -> Mapping[str, GgmlType]:
+        """The type of each tensor, by its dtype. Raises FileFormatError for what has none."""
+        return {name: _type(name, parts[0]) for name, parts in self._tensors.items()}
+
     def weight(self, name: str) -> PackedWeight:
         """Return a matrix, or a stack of them, in the dtype of the files."""
         parts = self._tensors[name]
@@ -100,10 +111,7 @@ class FolderWeights:
             tensor = Tensor.stack(parts).contiguous().realize()
         elif self._is_turned(name):
             tensor = tensor.T.contiguous().realize()
-        if tensor.dtype not in _TYPES:
-            raise FileFormatError(f"the weight {name}", found=f"dtype {tensor.dtype}",
-                                  wanted=", ".join(str(each) for each in _TYPES))  # fmt: skip
-        return PackedWeight(by_name(_TYPES[tensor.dtype]), tensor.shape, tensor)
+        return PackedWeight(_type(name, tensor), tensor.shape, tensor)
 
     def vector(self, name: str) -> Tensor:
         """Return a tensor in float32, in memory."""
@@ -115,6 +123,14 @@ class FolderWeights:
     def _is_turned(self, name: str) -> bool:
         is_matrix = name.startswith("blk.") and self._tensors[name][0].ndim == 2
         return self._family.is_transposed and is_matrix
+
+
+def _type(name: str, tensor: Tensor) -> GgmlType:
+    if tensor.dtype not in _TYPES:
+        raise FileFormatError(
+            f"the weight {name}", found=f"dtype {tensor.dtype}", wanted=", ".join(_TYPES.values())
+        )
+    return by_name(_TYPES[tensor.dtype])
 
 
 def canonical_name(name: str, family: Family) -> tuple[str, int]:

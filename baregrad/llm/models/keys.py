@@ -12,7 +12,7 @@ ARCHITECTURE = "general.architecture"
 # Keys that say nothing about what is computed.
 _IRRELEVANT = frozenset({
     "vocab_size", "block_count", "context_length", "embedding_length", "rope.scaling.finetuned",
-    "expert_shared_count", "pooling_type", "tensor_data_layout", "attention.causal",
+    "expert_shared_count", "pooling_type", "tensor_data_layout",
     "use_parallel_residual", "rope.scaling.original_context_length", "rope.freq_base",
     "rope.dimension_count", "nextn_predict_layers", "attention.layer_norm_rms_epsilon",
     "attention.layer_norm_epsilon", "interleave_moe_layer_step", "features_length",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from baregrad.dtypes import dtypes
-from baregrad.io.gguf import GgufFile, PackedWeight
+from baregrad.io.gguf import GgmlType, GgufFile, PackedWeight
 from baregrad.tensor import Tensor
 
 
@@ -16,6 +16,10 @@ class WeightSource(Protocol):
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of each."""
+
+    @property
+    def types(self) -> Mapping[str, GgmlType]:
+        """The type of each."""
 
     def weight(self, name: str) -> PackedWeight:
         """Return a matrix, or a stack of them, as it is stored."""
@@ -36,6 +40,11 @@ class GgufWeights:
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """The shape of each tensor of the file."""
         return {name: tensor.shape for name, tensor in self._file.tensors.items()}
+
+    @property
+    def types(self) -> Mapping[str, GgmlType]:
+        """The type of each tensor of the file."""
+        return {name: tensor.type for name, tensor in self._file.tensors.items()}
 
     def weight(self, name: str) -> PackedWeight:
         """Return a matrix, or a stack of them, packed as in the file."""
