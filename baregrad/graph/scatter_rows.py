@@ -47,7 +47,8 @@ from baregrad.ir.core.op import ELEMENTWISE, Ops
 
 # Fewer writes are soon made one after the other, where they are.
 LEAST = 64
-# Few writes are looked through by each element of a base, if together that is no more.
+# Few writes are looked through by each element of a base that is constant or takes no longer to
+# write than a kernel to begin, if together that is no more.
 MOST_ASKED = 1 << 22
 # From LONG on, writes in order take longer than any sort; up to MOST_SORTED, a sort is fast.
 LONG = 4096
@@ -146,13 +147,15 @@ def _are_few(node: Node, rows: _Rows) -> bool:
         values.shape[own] == base.shape[axis]
         for own, axis in zip(rows.own, rows.beside, strict=True)
     )
-    if node.arg.monoid is None or constant_of(base) is None or not is_whole:
+    if node.arg.monoid is None or not is_whole:
         return False
+    if constant_of(base) is None and prod(base.shape) > LAUNCH:
+        return False  # an array that is there already may be written in place
     return bool(count == 1 or (count < LEAST and count * prod(base.shape) <= MOST_ASKED))
 
 
 def _by_asking(node: Node, rows: _Rows) -> Node:
-    """A constant base and, in each row, the sum of the writes that are of it: one kernel."""
+    """A base and, in each row, the sum of the writes that are of it: one kernel."""
     base, values, *places = node.src
     count = prod(values.shape[axis] for axis in rows.writes)
     beside = tuple(values.shape[axis] for axis in rows.own)
@@ -170,7 +173,12 @@ def _by_asking(node: Node, rows: _Rows) -> Node:
         hit = alu(Ops.CMPEQ, expand(place, shape), counting(shape, number, place.dtype))
         mine = alu(Ops.WHERE, hit, mine, zero)
     found = Node(Ops.REDUCE, node.dtype, (mine,), Reduce(node.arg.monoid, (0,)))
-    return alu(Ops.ADD, base, _placed(node, rows, found, beside))
+    found = _placed(node, rows, found, beside)
+    total = alu(Ops.ADD, base, found)
+    if constant_of(base) is not None:
+        return total
+    # Where nobody writes even a zero keeps its sign.
+    return alu(Ops.WHERE, alu(Ops.CMPEQ, found, _like(0, found)), base, total)
 
 
 def _placed(node: Node, rows: _Rows, value: Node, beside: tuple[Dim, ...]) -> Node:

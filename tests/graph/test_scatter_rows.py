@@ -189,6 +189,24 @@ def test_few_writes_into_a_constant_are_one_kernel(
     assert len(make_plan(made, donate={}, target=HOPPER).kernels) == 1
 
 
+@pytest.mark.parametrize("elements", (512, 1 << 20))
+def test_few_writes_into_few_elements_that_are_there_are_one_kernel(
+    elements: int, gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever those hold; many are written in place."""
+    monkeypatch.undo()
+    sources = (argument(0, F32, elements), argument(1, F32, 32), argument(2, dtypes.int64, 32))
+    node = Node(Ops.SCATTER, F32, sources, Scatter(primitive(Ops.ADD, F32)))
+    made = canonicalise(Node(Ops.SINK, dtypes.token, (node,)), None, HOPPER)
+    assert any(one.op is Ops.SCATTER for one in toposort(made)) == (elements > 512)
+    base = np.array([-0.0, 1.5, -np.inf, np.nan, 7.0, -0.0], np.float32)
+    places, values = RNG.integers(1, 5, 32), RNG.integers(1, 9, 32).astype(np.float32)
+    found = Tensor(base).scatter_add(0, Tensor(places), Tensor(values)).numpy()
+    wanted = in_order(base, places, values)
+    np.testing.assert_array_equal(found, wanted)
+    np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+
+
 def test_rows_that_nobody_writes_are_left_as_they_are(gpu: None) -> None:
     """Even zeros with a sign; and one row has all writes, or none has any of them."""
     base = np.array([-0.0, 2.5, -0.0, np.nan, np.inf], np.float32)
