@@ -162,17 +162,15 @@ def _drawn(scores: Tensor, high: Tensor, columns: _Columns, mode: Mode) -> Tenso
     powers = kept.where(powers, 0.0).contiguous()
     if mode is Mode.FULL:
         powers = _typical(scores - high, powers, columns.number("typical_p"))
-    total = powers.sum(-1, True)
+    strongest = powers.amax(-1, True)
     top_p = columns.number("top_p")
-    likely = keys >= _least_key(keys, powers, total * top_p)
-    powers = (top_p >= 1).where(powers, likely.where(powers, 0.0))
-    # Powers are relative to the best, whose own is 1.
-    powers = (powers >= columns.number("min_p")).where(powers, 0.0)
-    left = (powers > 0) | (scores == high)
+    likely = keys >= _least_key(keys, powers, powers.sum(-1, True) * top_p)
+    likely = (top_p >= 1) | likely | (powers == strongest)
+    likely = likely & (powers > 0) & (powers >= strongest * columns.number("min_p"))
     warmth = columns.number("temperature")
     warmth = (warmth == 0).where(1.0, warmth)
     raised = (scores - high) / warmth - _noise(scores.shape, columns).log()
-    return left.where(raised, float("-inf")).argmax(-1)
+    return likely.where(raised, float("-inf")).argmax(-1)
 
 
 def _keys(numbers: Tensor) -> Tensor:
@@ -201,6 +199,7 @@ def _typical(scores: Tensor, powers: Tensor, typical_p: Tensor) -> Tensor:
     nearness = there.where(-(surprise - mean).abs(), float("-inf"))
     keys = _keys(nearness).contiguous()
     near = keys >= _least_key(keys, powers, total * typical_p)
+    near = near | (nearness == nearness.amax(-1, True))
     return (typical_p >= 1).where(powers, near.where(powers, 0.0)).contiguous()
 
 
