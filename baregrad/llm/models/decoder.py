@@ -10,7 +10,7 @@ from baregrad.io.gguf import GgufFile, PackedWeight
 from baregrad.llm.models.architectures import read_traits
 from baregrad.llm.models.cache import LayerCache
 from baregrad.llm.models.feed_forward import Experts, FeedForward
-from baregrad.llm.models.heads import Angles, Attention, LatentAttention
+from baregrad.llm.models.heads import Angles, GroupedAttention, LatentAttention
 from baregrad.llm.models.rope import Rotation
 from baregrad.llm.models.traits import CacheRow, DecoderTraits, LayerTraits, RopeTraits
 from baregrad.llm.models.weights import GgufWeights, WeightSource
@@ -19,7 +19,7 @@ from baregrad.tensor import Tensor
 _LAYER = "blk."
 
 
-class Decoder:
+class LanguageModel:
     """A language model that reads words and scores each word that may come next.
 
     Activations are of `dtype`; norms, softmaxes and scores are computed in float32 in any case.
@@ -48,7 +48,7 @@ class Decoder:
                 factors = source.vector(name).numpy() if name else None
                 self._rotations[layer.rope] = Rotation(layer.rope, factors, device)
         self._layers = [
-            Layer(traits, layer, number, source, self._rotations)
+            DecoderLayer(traits, layer, number, source, self._rotations)
             for number, layer in enumerate(traits.layers)
         ]
 
@@ -60,7 +60,7 @@ class Decoder:
         context: int | None = None,
         dtype: object = dtypes.float32,
         device: str | None = None,
-    ) -> Decoder:
+    ) -> LanguageModel:
         """Return the decoder that a GGUF file holds; its weights stay packed, and mapped.
 
         `context`: how many tokens it will be used for, where that matters (see `read_traits`, also
@@ -115,7 +115,7 @@ class Decoder:
         return scores
 
 
-class Layer:
+class DecoderLayer:
     """One layer: attention, then a feed-forward part, each added to what it was given."""
 
     def __init__(
@@ -137,7 +137,7 @@ class Layer:
                 weights[name] = source.weight(f"{_LAYER}{number}.{name}")
         self._vectors = vectors
         rotation = None if traits.rope is None else rotations[traits.rope]
-        kind = Attention if traits.latent is None else LatentAttention
+        kind = GroupedAttention if traits.latent is None else LatentAttention
         self._attention = kind(traits, weights, vectors, self._normed, rotation)
         self._feed_forward: FeedForward | Experts
         if traits.experts is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from baregrad.base.errors import ShapeError, UnsupportedError
@@ -21,7 +22,7 @@ from baregrad.llm.models.weights import GgufWeights, WeightSource
 from baregrad.tensor import Tensor
 
 ENCODER = "bert"
-_POOLINGS = {1: "mean", 2: "first", 3: "last"}
+_POOLINGS = MappingProxyType({1: "mean", 2: "first", 3: "last"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def read_encoder_traits(metadata: Mapping[str, Any], shapes: Shapes) -> EncoderT
     return traits
 
 
-class Encoder:
+class TextEncoder:
     """A model of texts: `embed_texts` gives vectors of length 1, whose products say how alike."""
 
     def __init__(
@@ -114,7 +115,7 @@ class Encoder:
     @classmethod
     def from_gguf(
         cls, file: GgufFile, *, dtype: object = dtypes.float32, device: str | None = None
-    ) -> Encoder:
+    ) -> TextEncoder:
         """Return the encoder that a GGUF file holds; its weights stay packed, and mapped."""
         source = GgufWeights(file, device)
         traits = read_encoder_traits(file.metadata, source.shapes)

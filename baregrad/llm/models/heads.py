@@ -15,7 +15,7 @@ Angles = tuple[Tensor, Tensor]
 Norm = Callable[[Tensor, str], Tensor]
 
 
-class Attention:
+class GroupedAttention:
     """Heads with keys and values of their own, or of a group of heads."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Attention:
         return [row.unflatten(-1, shape) for row, shape in zip(rows, shapes, strict=True)]
 
 
-class LatentAttention(Attention):
+class LatentAttention(GroupedAttention):
     """Heads whose keys and values are made of one latent a token, which alone is cached.
 
     Since keys are matrices times the latent, a query times the matrix meets the latent itself, and

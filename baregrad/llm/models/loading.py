@@ -7,14 +7,15 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, FileFormatError
 from baregrad.dtypes import dtypes
 from baregrad.io.gguf import GgufFile
 from baregrad.llm.models.architectures import read_traits
-from baregrad.llm.models.decoder import Decoder
-from baregrad.llm.models.encoder import ENCODER, Encoder, read_encoder_traits
+from baregrad.llm.models.decoder import LanguageModel
+from baregrad.llm.models.encoder import ENCODER, TextEncoder, read_encoder_traits
 from baregrad.llm.models.folder_config import family_of, metadata_of, read_config
 from baregrad.llm.models.folder_weights import FolderWeights
 from baregrad.llm.models.keys import architecture_of
@@ -22,10 +23,10 @@ from baregrad.llm.models.weights import GgufWeights, WeightSource
 
 _SAMPLING = "general.sampling."
 # What generation_config.json calls defaults of sampling, and GGUF files call them.
-_DEFAULTS = {
+_DEFAULTS = MappingProxyType({
     "temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
     "repetition_penalty": "penalty_repeat",
-}  # fmt: skip
+})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,17 +53,17 @@ class ModelFiles:
         return architecture_of(self.metadata) == ENCODER
 
     def decoder(self, *, context: int | None = None, dtype: object = dtypes.float32,
-                device: str | None = None) -> Decoder:  # fmt: skip
+                device: str | None = None) -> LanguageModel:  # fmt: skip
         """Return the decoder; `context` is as in `read_traits`. Raises as that does."""
         traits = read_traits(
             self.metadata, self.source.shapes, context=context, rope=self.rope
         )
-        return Decoder(traits, self.source, dtype=dtype, device=device)
+        return LanguageModel(traits, self.source, dtype=dtype, device=device)
 
-    def encoder(self, *, dtype: object = dtypes.float32) -> Encoder:
+    def encoder(self, *, dtype: object = dtypes.float32) -> TextEncoder:
         """Return the encoder. Raises as `read_traits` does."""
         traits = read_encoder_traits(self.metadata, self.source.shapes)
-        return Encoder(traits, self.source, dtype=dtype)
+        return TextEncoder(traits, self.source, dtype=dtype)
 
 
 def open_model(path: str | os.PathLike[str], device: str | None = None) -> ModelFiles:

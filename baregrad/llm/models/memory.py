@@ -12,7 +12,7 @@ from baregrad.dtypes import as_dtype, dtypes
 from baregrad.engine.session import Session, use_session
 from baregrad.io.gguf import GgmlType, PackedWeight
 from baregrad.llm.models.cache import ContiguousCache
-from baregrad.llm.models.decoder import Decoder
+from baregrad.llm.models.decoder import LanguageModel
 from baregrad.llm.models.traits import DecoderTraits
 from baregrad.tensor import Tensor
 
@@ -73,7 +73,7 @@ def memory_of(
     if not 1 <= chunk <= context:
         raise ArgumentError("tokens that are read at a time", found=chunk, wanted=f"1 to {context}")
 
-    def call(decoder: Decoder) -> Sequence[Tensor]:
+    def call(decoder: LanguageModel) -> Sequence[Tensor]:
         cache = ContiguousCache(decoder.traits, context, cache_dtype, _NOWHERE)
         cache.place(context - chunk)
         places = Tensor.arange(context - chunk, context, device=_NOWHERE)
@@ -111,7 +111,7 @@ def cache_nbytes(traits: DecoderTraits, tokens: int, dtype: object = dtypes.floa
 def workspace_nbytes(
     traits: DecoderTraits,
     types: Mapping[str, GgmlType],
-    call: Callable[[Decoder], Sequence[Tensor]],
+    call: Callable[[LanguageModel], Sequence[Tensor]],
     *,
     dtype: object = dtypes.float32,
 ) -> int:
@@ -124,7 +124,7 @@ def workspace_nbytes(
     traits, types = _shortened(traits, types)
     needs: list[int] = []
     with use_session(Session()) as session, options.override(device=_NOWHERE):
-        decoder = Decoder(traits, PlannedWeights(traits, types), dtype=dtype, device=_NOWHERE)
+        decoder = LanguageModel(traits, PlannedWeights(traits, types), dtype=dtype, device=_NOWHERE)
         results = call(decoder)
 
         def note(run: Any) -> None:

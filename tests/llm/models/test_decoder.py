@@ -14,26 +14,25 @@ from baregrad.engine.backends import CompiledBackend
 from baregrad.engine.session import Session, use_session
 from baregrad.io.gguf import GgufFile, PackedWeight, by_name
 from baregrad.llm.models.cache import ContiguousCache
-from baregrad.llm.models.decoder import Decoder
+from baregrad.llm.models.decoder import LanguageModel
 from baregrad.llm.models.traits import DecoderTraits, LayerTraits, RopeTraits
 from tests.llm.models.plain_decoder import FAMILIES, WORDS, Plain
 
 LENGTH = 12
 
 
-def loaded(plain: Plain, folder: Path, seed: int = 0) -> tuple[Decoder, dict[str, np.ndarray]]:
-    weights = plain.draw(seed)
+def loaded(plain: Plain, folder: Path) -> tuple[LanguageModel, dict[str, np.ndarray]]:
+    weights = plain.draw()
     plain.write(folder / "model.gguf", weights)
-    return Decoder.from_gguf(GgufFile.open(folder / "model.gguf")), weights
+    return LanguageModel.from_gguf(GgufFile.open(folder / "model.gguf")), weights
 
 
 def words_of(count: int, seed: int = 1) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, WORDS, count).astype(np.int32)
 
 
-def scores(decoder: Decoder, words: np.ndarray, cache: ContiguousCache, at: int = 0) -> np.ndarray:
-    cache.place(at)
-    places = np.arange(at, at + len(words), dtype=np.int32)
+def scores(decoder: LanguageModel, words: np.ndarray, cache: ContiguousCache) -> np.ndarray:
+    places = np.arange(len(words), dtype=np.int32)
     return decoder.logits(decoder(Tensor(words), Tensor(places), cache.layers)).numpy()
 
 
@@ -102,7 +101,7 @@ def programs_of(depth: int, count: int) -> int:
     layer = LayerTraits(128, 8, 128, 128, 53248, 128**-0.5, RopeTraits("norm", 128, 5e5))
     traits = DecoderTraits("llama", 16384, 128256, 131072, "rms", 1e-5, (layer,) * depth)
     with use_session(Session()) as session, options.override(device="NULL"):
-        decoder = Decoder(traits, Unallocated(traits, "Q4_K"), device="NULL")
+        decoder = LanguageModel(traits, Unallocated(traits, "Q4_K"), device="NULL")
         cache = ContiguousCache(traits, 2048, device="NULL")
         words = Tensor.empty(count, dtype="int32")
         cache.place(bind(variable("at", 0, 2048 - count), 3))
