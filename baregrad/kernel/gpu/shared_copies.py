@@ -32,8 +32,9 @@ APART = 16
 VECTOR_BYTES = 16
 # Points of an axis of threads before these share the folding of vectors.
 MANY_POINTS = 16
-# Rounds of copying that are written out one by one, so that their loads are under way together.
-MOST_ROUNDS = 4
+# Rounds of copying that are written out one by one, so that their loads are under way together; and
+# elements of them, where that makes more rounds.
+MOST_ROUNDS, TOGETHER = 4, 16
 # The same where they are under way while the threads compute.
 MOST_ROUNDS_AHEAD = 64
 
@@ -92,7 +93,7 @@ def copied_by_threads(
     rounds = -(-elements // stride)
     loop: Node | None = None
     if rounds > 1:
-        most = MOST_ROUNDS if stage.arg.depth == 1 else MOST_ROUNDS_AHEAD
+        most = max(MOST_ROUNDS, TOGETHER // lanes) if stage.arg.depth == 1 else MOST_ROUNDS_AHEAD
         unit = "unroll" if rounds <= most else "loop"
         each = range_node(rounds, base + 5, "", unit)
         place = index.add(place, index.mul(each, stride))

@@ -60,10 +60,8 @@ def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     )
     plan.grid([axis for axis in axes if axis not in down and axis not in right])
     a, b = plan.joined(down), plan.joined(right)
-    # What has conditions is copied an element at a time: more threads have as much under way.
-    steps = STEPS // lanes if lanes == 2 and any(each.guarded for each in crossed) else STEPS
     least = max(SIDE * rows // plan.target.threads_per_block, 1)
-    steps = plan.pick("steps", powers_from(steps, least, MOST_STEPS))
+    steps = plan.pick("steps", powers_from(STEPS, least, MOST_STEPS))
     parts_a = ((f"{a}_u", steps), (f"{a}_y", rows // steps))
     parts_b = ((f"{b}_x", SIDE), *([(f"{b}_v", lanes)] if lanes > 1 else []))
     plan.steps.append(Split(a, ((f"{a}_o", 0), *parts_a), masked=True))

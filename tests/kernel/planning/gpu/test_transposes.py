@@ -116,16 +116,17 @@ def both_ways(n: int, c: int, hw: int, dtype: DType) -> Node:
     )
 
 
-def padded(n: int, c: int, side: int, is_copy: bool = False) -> Node:
+def padded(
+    n: int, c: int, side: int, is_copy: bool = False, dtype: DType = dtypes.float32
+) -> Node:
     """Images with zeros around and their channels last, of others, or of what is above 0 there."""
     b, y, x, f = (range_node(e, place) for place, e in enumerate((n, side + 2, side + 2, c)))
     row, column = index.add(y, -1), index.add(x, -1)
-    read = k.at(k.param(1, n, c, side, side), b, f, row, column)
+    read = k.at(k.param(1, n, c, side, side, dtype=dtype), b, f, row, column)
     above = read if is_copy else alu(Ops.MAX, read, const(0.0, read.dtype))
     within = index.both(index.inside(row, side), index.inside(column, side))
-    return k.kernel(
-        k.out(k.param(0, n, side + 2, side + 2, c), k.guard(within, above), b, y, x, f)
-    )
+    out = k.param(0, n, side + 2, side + 2, c, dtype=dtype)
+    return k.kernel(k.out(out, k.guard(within, above), b, y, x, f))
 
 
 @pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16])
@@ -167,6 +168,13 @@ def test_outputs_that_lie_both_ways(shape: tuple[int, int, int], dtype: DType) -
 def test_padded_images_with_their_channels_last(shape: tuple[int, int, int]) -> None:
     kernel = padded(*shape)
     check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+def test_what_a_thread_reads_of_a_tile_is_under_way_together() -> None:
+    kernel = padded(2, 64, 30, is_copy=True, dtype=dtypes.bfloat16)
+    *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
+    accesses = re.findall(r"(ld\.global|st\.shared|bra|bar\.sync)", str(last.result))
+    assert accesses == [*["ld.global"] * 8, *["st.shared"] * 8, "bar.sync"]
 
 
 def test_tiles_go_on_in_the_next_row_of_a_padded_image() -> None:
