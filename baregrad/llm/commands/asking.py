@@ -1,0 +1,115 @@
+"""What the commands that ask a model share: their options, loading with a bar, and streaming."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from typing import Any
+
+from baregrad.base.progress import ProgressBar
+from baregrad.llm.generation.layer_pages import CACHE_TYPES
+from baregrad.llm.generation.opened import EngineSettings, OpenedModel, open_to_ask
+from baregrad.llm.generation.request import Stream
+from baregrad.llm.generation.sampling import Sampling
+from baregrad.llm.models.loading import open_model
+
+
+def add_model_options(parser: argparse.ArgumentParser) -> None:
+    """Add the file and what its engine is made for."""
+    parser.add_argument("file", metavar="FILE", help="a GGUF file, or a folder with safetensors")
+    parser.add_argument("--context", type=int, help="tokens of prompt and answer (the model's "
+                        "own number, 4096 at most)")  # fmt: skip
+    parser.add_argument("--cache", choices=CACHE_TYPES, default="f16",
+                        help="type of the cached keys and values (%(default)s)")  # fmt: skip
+    parser.add_argument("--device", help="CPU, NV, NV:1, CUDA, ... (the default device)")
+    parser.add_argument("--guesses", type=int, default=0, metavar="N",
+                        help="tokens guessed ahead from what was written before, and checked "
+                        "together (%(default)s)")  # fmt: skip
+
+
+def add_sampling_options(parser: argparse.ArgumentParser) -> None:
+    """Add how tokens are chosen; what is left out is the model's own default."""
+    for name, kind, what in (
+        ("temperature", float, "0 takes the best token each time"),
+        ("top-p", float, "draw among the best whose probabilities add up to this"),
+        ("top-k", int, "draw among so many of the best"),
+        ("min-p", float, "draw among those at least so many times as probable as the best"),
+        ("seed", int, "repeat the same answer"),
+        ("max-tokens", int, "tokens of an answer at most"),
+    ):
+        parser.add_argument(f"--{name}", type=kind, help=what)
+
+
+def sampling_of(model: OpenedModel, given: argparse.Namespace) -> Sampling:
+    """Return the sampling that options chose."""
+    names = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")
+    return model.sampling(**{name: getattr(given, name) for name in names})
+
+
+def settings_of(given: argparse.Namespace) -> EngineSettings:
+    """Return the engine's settings that options chose."""
+    return EngineSettings(
+        context=given.context, rows=1 + max(given.guesses, 0), cache=given.cache,
+        guesses=given.guesses, device=given.device,
+    )
+
+
+def load(path: str, settings: EngineSettings) -> OpenedModel:
+    """Open a model while a bar shows the bytes that are read, and start its engine."""
+    total = sum(_nbytes(path))
+    with ProgressBar(total, "loading") as bar:
+        model = open_to_ask(path, settings, bar.advance)
+    model.engine.start()
+    return model
+
+
+def _nbytes(path: str) -> list[int]:
+    source = open_model(path).source
+    shapes = source.shapes
+    return [
+        kind.row_nbytes(shapes[name][-1]) * math.prod(shapes[name][:-1])
+        for name, kind in source.types.items()
+    ]
+
+
+def show(stream: Stream, output: Any = None) -> tuple[str, str | None]:
+    """Write an answer as it comes; return its text and why it ended.
+
+    An interrupt ends the answer and nothing else.
+    """
+    out = sys.stdout if output is None else output
+    text, reason = "", None
+    pieces = iter(stream)
+    while True:
+        try:
+            piece = next(pieces, None)
+        except KeyboardInterrupt:
+            stream.cancel()
+            # What is on its way is thrown away; the last piece says that it was cancelled.
+            for piece in pieces:
+                reason = piece.reason
+            return text, reason
+        if piece is None:
+            return text, reason
+        out.write(piece.text)
+        out.flush()
+        text += piece.text
+        reason = piece.reason
+
+
+class Clock:
+    """How long an answer took, for people to look at."""
+
+    def __init__(self) -> None:
+        self._start = time.perf_counter()
+
+    def note(self, stream: Stream) -> str:
+        """Return the tokens of an answer and how many a second that were."""
+        seconds = time.perf_counter() - self._start
+        usage = stream.usage
+        return (
+            f"{usage.prompt} tokens read ({usage.cached} known), {usage.answer} written, "
+            f"{usage.answer / max(seconds, 1e-9):.1f} a second"
+        )

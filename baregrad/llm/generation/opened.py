@@ -1,0 +1,237 @@
+"""A model that is ready to answer: its files, tokenizer, chat template and engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from baregrad.base.errors import ArgumentError, UnsupportedError
+from baregrad.dtypes import dtypes
+from baregrad.io.gguf import GgmlType, PackedWeight
+from baregrad.llm.generation.engine import Engine
+from baregrad.llm.generation.guessing import Guesser, LookupGuesser
+from baregrad.llm.generation.layer_pages import LayerPages, StepPlaces
+from baregrad.llm.generation.paged_cache import PagedCache, cache_nbytes, pages_of, views
+from baregrad.llm.generation.request import Request, Stream
+from baregrad.llm.generation.sampling import Sampling
+from baregrad.llm.generation.stepper import Stepper
+from baregrad.llm.models.decoder import LanguageModel
+from baregrad.llm.models.loading import ModelFiles, open_model
+from baregrad.llm.models.memory import MemoryFigures, weights_nbytes, workspace_nbytes
+from baregrad.llm.models.traits import DecoderTraits
+from baregrad.llm.models.weights import WeightSource
+from baregrad.llm.text import Tokenizer, tokenizer_of
+from baregrad.llm.text.templates import ChatTemplate
+from baregrad.tensor import Tensor
+
+DEFAULT_CONTEXT = 4096
+Advance = Callable[[int], None]
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What an engine is made for.
+
+    context: the most tokens of a prompt and its answer, None for those that the model was made for,
+    DEFAULT_CONTEXT at most. rows: answers that are written at once. contexts: whole contexts that
+    the cache holds. cache: the type of its keys and values. chunk: tokens of a prompt in one step.
+    guesses: tokens that are guessed ahead for an answer. most_waiting: requests that may wait.
+    """
+
+    context: int | None = None
+    rows: int = 8
+    contexts: int = 1
+    cache: str = "f16"
+    chunk: int = 256
+    guesses: int = 0
+    most_waiting: int = 256
+    device: str | None = None
+
+    def context_of(self, traits: DecoderTraits) -> int:
+        """Return how many tokens a prompt and its answer may have. Raises ArgumentError."""
+        if self.context is None:
+            return min(traits.context, DEFAULT_CONTEXT)
+        if not 2 <= self.context <= traits.context:
+            raise ArgumentError(
+                "the model was made for other contexts", found=f"{self.context} tokens",
+                wanted=f"2 to {traits.context}",
+            )
+        return self.context
+
+    def pages_of(self, traits: DecoderTraits) -> int:
+        """Return how many pages the cache has, the empty one among them."""
+        return 1 + max(self.contexts, 1) * pages_of(self.context_of(traits))
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A decoder that can be asked. `template` is None where the model has none."""
+
+    name: str
+    files: ModelFiles
+    decoder: LanguageModel
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    engine: Engine
+
+    def sampling(self, **chosen: Any) -> Sampling:
+        """Return the model's own defaults of sampling with what was chosen (None: not chosen)."""
+        own = {
+            name: self.files.sampling[key]
+            for name, key in _OWN_DEFAULTS if key in self.files.sampling
+        }
+        if "top_k" in own:
+            own["top_k"] = int(own["top_k"])
+        given = {name: value for name, value in chosen.items() if value is not None}
+        return Sampling(**(own | given))
+
+    def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> list[int]:
+        """Return the tokens of a chat up to where the answer begins.
+
+        What users wrote never becomes a control token. Raises UnsupportedError for a model that has
+        no chat template.
+        """
+        if self.template is None:
+            raise UnsupportedError(
+                f"{self.name} has no chat template", hint="it continues texts: baregrad generate"
+            )
+        return self.tokenizer.encode_spans(self.template.render_spans(messages, **more))
+
+    def ask(self, tokens: Sequence[int], sampling: Sampling) -> Stream:
+        """Submit a prompt to the engine."""
+        return self.engine.submit(Request(tokens, sampling))
+
+    def close(self) -> None:
+        """End all answers."""
+        self.engine.close()
+
+
+_OWN_DEFAULTS = (
+    ("temperature", "temp"), ("top_k", "top_k"), ("top_p", "top_p"), ("min_p", "min_p"),
+    ("repeat_penalty", "penalty_repeat"),
+)  # fmt: skip
+
+
+def open_to_ask(
+    path: str | os.PathLike[str],
+    settings: EngineSettings | None = None,
+    advance: Advance | None = None,
+    guesser: Guesser | None = None,
+) -> OpenedModel:
+    """Open a GGUF file or a folder and make it ready to answer; `engine.start()` lets it.
+
+    advance: told bytes of weights as they are loaded. guesser: what guesses ahead, by default what
+    looks up where the last tokens stood before. Raises what reading the files raises.
+    """
+    wanted = settings or EngineSettings()
+    files = open_model(path, wanted.device)
+    if files.is_encoder:
+        raise UnsupportedError("an encoder writes no answers", found=str(path))
+    tokenizer = tokenizer_of_files(files)
+    if advance is not None:
+        files = replace(files, source=_Watched(files.source, advance))
+    decoder = files.decoder(context=wanted.context, device=wanted.device)
+    traits = decoder.traits
+    cache = PagedCache(
+        decoder.cache_rows(), wanted.pages_of(traits), wanted.cache, wanted.device
+    )
+    stepper = Stepper(
+        decoder, cache, traits.words, rows=wanted.rows, chunk=wanted.chunk,
+        context=wanted.context_of(traits), device=wanted.device,
+    )
+    engine = Engine(
+        stepper, tokenizer, most_waiting=wanted.most_waiting, guesses=wanted.guesses,
+        guesser=guesser or (LookupGuesser() if wanted.guesses else None),
+    )
+    return OpenedModel(
+        Path(path).stem, files, decoder, tokenizer, chat_template_of(files, tokenizer), engine
+    )
+
+
+def tokenizer_of_files(files: ModelFiles) -> Tokenizer:
+    """Return a model's tokenizer."""
+    if files.folder is not None:
+        raise UnsupportedError("the tokenizer of a folder", found=str(files.folder))
+    return tokenizer_of(files.metadata)
+
+
+def chat_template_of(files: ModelFiles, tokenizer: Tokenizer) -> ChatTemplate | None:
+    """Return a model's chat template, None where it has none."""
+    if files.template is None:
+        return None
+    bos, eos = (
+        "" if token is None else tokenizer.decode([token], specials=True)
+        for token in (tokenizer.bos, tokenizer.eos)
+    )
+    return ChatTemplate(files.template, bos, eos)
+
+
+def memory_of_engine(
+    traits: DecoderTraits, types: Mapping[str, GgmlType], settings: EngineSettings
+) -> MemoryFigures:
+    """Return what a model and its engine take, before any weight is read.
+
+    The workspace is that of the longest chunk at the end of a context.
+    """
+    context = settings.context_of(traits)
+    chunk = min(settings.chunk, context)
+
+    def call(decoder: LanguageModel) -> Sequence[Tensor]:
+        rows = decoder.cache_rows()
+        pages = 1 + pages_of(context)
+        layers = [LayerPages(pages, row, settings.cache, "NULL") for row in rows]
+        places = StepPlaces(
+            Tensor.empty(pages - 1, dtype=dtypes.int32, device="NULL"),
+            Tensor.empty(chunk, dtype=dtypes.int32, device="NULL"),
+        )
+        words = Tensor.empty(chunk, dtype=dtypes.int32, device="NULL")
+        hidden = decoder(words, places.positions, views(layers, places))
+        written = [array for layer in layers for array in layer.arrays]
+        return [decoder.logits(hidden[chunk - 1 :]), *written]
+
+    rows = [layer.cache_row for layer in traits.layers]
+    tokens = settings.pages_of(traits) * 16
+    return MemoryFigures(
+        weights_nbytes(traits, types), cache_nbytes(rows, tokens, settings.cache),
+        workspace_nbytes(traits, types, call),
+    )
+
+
+def generate(model: OpenedModel, prompt: str, sampling: Sampling) -> Iterator[str]:
+    """Yield the text that continues a prompt, in pieces. The engine has to be started."""
+    for piece in model.ask(model.tokenizer.encode(prompt), sampling):
+        yield piece.text
+
+
+class _Watched:
+    """A source of weights that tells how many bytes it has handed out."""
+
+    def __init__(self, source: WeightSource, advance: Advance) -> None:
+        self._source = source
+        self._advance = advance
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of each."""
+        return self._source.shapes
+
+    @property
+    def types(self) -> Mapping[str, GgmlType]:
+        """The type of each."""
+        return self._source.types
+
+    def weight(self, name: str) -> PackedWeight:
+        """Return a matrix, on its device."""
+        found = self._source.weight(name)
+        found.bytes.realize()
+        self._advance(found.nbytes)
+        return found
+
+    def vector(self, name: str) -> Tensor:
+        """Return a vector."""
+        found = self._source.vector(name)
+        self._advance(found.numel() * 4)
+        return found

@@ -1,0 +1,144 @@
+"""The commands that ask a model, with a small one: what they write, refuse and survive."""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baregrad.base.errors import ArgumentError, UnsupportedError
+from baregrad.llm.commands import chat, generate, plan
+from baregrad.llm.commands.asking import show
+from baregrad.llm.generation.opened import EngineSettings, memory_of_engine, open_to_ask
+from baregrad.llm.generation.request import Piece, Stream
+from baregrad.llm.generation.sampling import Sampling
+from tests.llm.commands.small_model import CONTEXT, write_model
+
+pytest.importorskip("tokenizers", reason="byte-level vocabularies need tokenizers")
+FEW = ["--max-tokens", "8", "--seed", "1", "--context", "128"]
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(write_model(tmp_path_factory.mktemp("model") / "small.gguf"))
+
+
+def test_generate_writes_the_same_for_one_seed(
+    file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert generate.main([file, "the quick brown", *FEW]) == 0
+    first = capsys.readouterr().out
+    monkeypatch.setattr(sys, "stdin", io.StringIO("the quick brown"))
+    assert generate.main([file, "-", *FEW, "--guesses", "2"]) == 0
+    assert capsys.readouterr().out == first
+    assert generate.main([file, "the quick brown", *FEW, "--system", "Be short."]) == 0
+    assert capsys.readouterr().out != first
+
+
+def test_generate_refuses(file: str, tmp_path: Path) -> None:
+    for words, message in (
+        ([file, "", "--context", "100000"], f"wanted 2 to {CONTEXT}"),
+        ([file, "a" * 2000, *FEW], "longer than the context"),
+        ([file, "a", "--temperature", "-1"], "temperature is a number"),
+        ([str(tmp_path / "none.gguf"), "a"], "no model there"),
+    ):
+        with pytest.raises(ArgumentError, match=message):
+            generate.main(words)
+
+
+def test_chat_keeps_and_forgets_what_was_said(
+    file: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    original = chat.answer
+
+    def answer(model: Any, messages: Any, sampling: Any, notes: bool) -> None:
+        asked.append([message["content"] for message in messages])
+        original(model, messages, sampling, notes)
+
+    monkeypatch.setattr(chat, "answer", answer)
+    lines = "one\n\ntwo\n/help\n/reset\nthree <|im_end|>\n" + "x" * 900 + "\nfour\n/exit\nfive\n"
+    monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
+    assert chat.main([file, *FEW, "--system", "Sys"]) == 0
+    out = capsys.readouterr().out
+    assert [turn[-1] for turn in asked] == ["one", "two", "three <|im_end|>", "x" * 900, "four"]
+    assert asked[1][:2] == ["Sys", "one"]
+    assert len(asked[1]) == 4
+    assert asked[2] == ["Sys", "three <|im_end|>"]
+    # What does not fit is told, and is no part of the conversation.
+    assert "more than the context" in out
+    assert "x" * 900 not in asked[4]
+
+
+def test_chat_needs_a_template(tmp_path: Path) -> None:
+    file = write_model(tmp_path / "plain.gguf", **{"tokenizer.chat_template": None})
+    with pytest.raises(UnsupportedError, match="has no chat template"):
+        chat.main([str(file)])
+
+
+def test_an_interrupt_ends_the_answer_and_not_the_program() -> None:
+    class Interrupted(Stream):
+        """A stream that is interrupted after its first piece."""
+
+        def __iter__(self) -> Iterator[Piece]:
+            return iter(_Pieces(self))
+
+    class _Pieces:
+        def __init__(self, stream: Stream) -> None:
+            self.stream, self.count = stream, 0
+
+        def __iter__(self) -> _Pieces:
+            return self
+
+        def __next__(self) -> Piece:
+            self.count += 1
+            if self.count == 2:
+                raise KeyboardInterrupt
+            if self.count > 3:
+                raise StopIteration
+            return Piece("text") if self.count == 1 else Piece("late", reason="cancelled")
+
+    stream, out = Interrupted(1), io.StringIO()
+    assert show(stream, out) == ("text", "cancelled")
+    assert stream.is_cancelled
+    assert out.getvalue() == "text"
+
+
+def test_users_write_no_control_tokens(file: str) -> None:
+    model = open_to_ask(file, EngineSettings(context=64))
+    end = model.tokenizer.id_of("<|im_end|>")
+    said = model.chat_tokens([{"role": "user", "content": "hi <|im_end|>"}])
+    assert said.count(end or 0) == 1
+    model.close()
+
+
+def test_defaults_of_the_file_give_way_to_what_is_chosen(tmp_path: Path) -> None:
+    more = {"general.sampling.temp": 0.25, "general.sampling.top_k": 7}
+    model = open_to_ask(write_model(tmp_path / "own.gguf", **more), EngineSettings(context=64))
+    found = model.sampling(top_k=None, top_p=0.5)
+    assert found == Sampling(temperature=0.25, top_k=7, top_p=0.5)
+    model.close()
+
+
+def test_plan_tells_what_there_is(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert plan.main([file, "--context", "256"]) == 0
+    told = capsys.readouterr().out
+    for word in ("weights", "cache", "workspace", "together", "it fits"):
+        assert word in told
+    assert plan.main([file, "--context", "256", "--memory", "0.00001"]) == 1
+    assert "does not fit" in capsys.readouterr().out
+
+
+def test_figures_are_those_of_the_cache_that_is_made(file: str) -> None:
+    settings = EngineSettings(context=256, cache="q8_0", contexts=2)
+    model = open_to_ask(file, settings)
+    figures = memory_of_engine(model.decoder.traits, model.files.source.types, settings)
+    arrays = [a for layer in model.engine.stepper.cache.layers for a in layer.arrays]
+    assert figures.cache == sum(a.numel() * a.dtype.itemsize for a in arrays)
+    assert isinstance(figures.workspace, int)
+    assert figures.workspace > 0
+    model.close()
