@@ -88,8 +88,6 @@ TILES = tuple([
     )
 ])  # fmt: skip
 MOST_SLOTS = 6
-# What takes as long is done with so many panels: more are as much more traffic at once.
-USUAL_SLOTS = 3
 # Cycles of a multiprocessor until a block's first panel is there; until a panel is read, multiplied
 # and met for, at least; until what was asked for is there; and what a lane waits for each element
 # that it reads for a result, as it asks for some at once.
@@ -98,7 +96,7 @@ BEGIN, STEP, LATENCY, READ_WAIT = 500, 250, 900, 30
 # that is multiplied, with two each is asked for one panel ahead. And how far one kind of work
 # delays another.
 WAITING = (0.0, 1.6, 1.1)
-BESIDE = 0.1
+BESIDE = 0.15
 # Lanes of a multiprocessor; instructions of an operation, as the facts of kernels count them.
 LANES, INSTRUCTIONS = 128, 3
 # Code that a multiprocessor keeps, and about what an operation on one result is of it; what is
@@ -129,7 +127,10 @@ def ranked_tiles(
         for slots in range(1, min(most, -(-size.k // panel)) + 1)
         if (cycles := _cycles(target, size, tile, slots, panel, gap, words)) is not None
     ]
-    return sorted(found, key=lambda each: (each.cycles, abs(each.slots - USUAL_SLOTS), each.slots))
+
+    # Where more slots take no longer they hide more. And where a block has a multiprocessor for
+    # itself, they leave no room for a second one, while another multiprocessor has none.
+    return sorted(found, key=lambda choice: (choice.cycles, -choice.slots))
 
 
 def held(tile: WarpTile, panel: int, words: tuple[bool, bool]) -> int:
@@ -159,8 +160,7 @@ def _cycles(
     resident = target.resident_blocks(tile.warps, registers, nbytes)
     if not resident:
         return None
-    blocks = size.batches * -(-size.m // tile.m) * -(-size.n // tile.n)
-    each = -(-blocks // target.busy_blocks)
+    each = -(-_blocks(size, tile) // target.busy_blocks)
     here = min(resident, each)
     panels = -(-size.k // panel)
     steps = panels * panel
@@ -180,6 +180,11 @@ def _cycles(
     ends = (BEGIN + _after(target, size, tile)) * (0.5 if here > 1 else 1.0)
     turns = -(-each // resident)
     return max(each * (busy + ends), turns * panels * STEP)
+
+
+def _blocks(size: Product, tile: WarpTile) -> int:
+    """Blocks that compute a tile each."""
+    return size.batches * -(-size.m // tile.m) * -(-size.n // tile.n)
 
 
 def _after(target: GpuTarget, size: Product, tile: WarpTile) -> float:

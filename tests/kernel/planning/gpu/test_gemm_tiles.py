@@ -85,6 +85,15 @@ def test_much_to_do_after_the_sums_is_done_beside_another_block() -> None:
         assert (blocks > 1) == (after > 0)
 
 
+def test_lone_blocks_leave_no_room_for_a_second_one() -> None:
+    """Two on one multiprocessor would take twice as long as one on each of two."""
+    for size in (Product(1024, 1024, 1024, 1), Product(512, 3136, 4608, 1)):
+        tile, slots, _ = best(HOPPER, size, PANEL, GAP, WORDS)
+        nbytes = slots * panel_nbytes(tile, PANEL, GAP)
+        assert -(-size.m // tile.m) * -(-size.n // tile.n) <= HOPPER.units
+        assert HOPPER.resident_blocks(tile.warps, tile.registers, nbytes) == 1
+
+
 def test_what_is_read_for_each_result_is_read_by_many_lanes() -> None:
     """A lane waits for its elements: the more are read, the fewer results it has."""
     results = [
