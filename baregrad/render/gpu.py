@@ -28,6 +28,8 @@ HIDDEN: MappingProxyType[str, str] = MappingProxyType({BLOCK: "ctaid", THREAD: "
 # launch began in the usual way there is nothing to wait for. That the next kernel may begin is said
 # by launches, so none runs `griddepcontrol.launch_dependents`. Source: PTX ISA, `griddepcontrol`.
 WAIT = "griddepcontrol.wait"
+# Machine instructions that combine an element of memory with a value in one step.
+ATOMS = ("atom.add", "atom.max", "atom.min")
 # Wide enough for vector accesses; what an engine copies to needs more.
 SHARED_ALIGNMENT = 16
 TILE_ALIGNMENT = 1024
@@ -116,6 +118,14 @@ def gpu_signature(
     boxes = tuple(dict.fromkeys([box_of(node) for node in machine if node.arg.name in _COPIES]))
     threads = program.arg.warps * WARP_LANES if warps else _threads(program)
     return GpuSignature(call, threads, warps, boxes, shared, nbytes, tuple(private), written)
+
+
+def check_atomic(node: Node) -> None:
+    """Raise CompilerBug where no GPU combines values of a dtype with memory in one step."""
+    dtype = node.src[0].dtype
+    if dtype.bits < 32 or (dtype.is_float and node.arg.name != "atom.add"):
+        wanted = "int of 32 or 64 bits, or a sum of float"
+        raise CompilerBug(f"no {node.arg.name} of a dtype", found=dtype, wanted=wanted)
 
 
 _COPIES = frozenset(("tma.load", "tma.store"))

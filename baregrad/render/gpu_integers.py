@@ -15,6 +15,7 @@ from types import MappingProxyType
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import COMPARE, Op, Ops, mask_of
+from baregrad.render.gpu import ATOMS
 from baregrad.render.interface import leaves
 
 I32, I64 = dtypes.int32, dtypes.int64
@@ -184,7 +185,7 @@ class _Narrowing:
         """A machine instruction: addresses, coordinates and barriers have 32 bits anyway."""
         name = node.arg.name
         src: tuple[Node, ...]
-        if name == "atom.add" and self.fits(node.src[1]):
+        if name in ATOMS and self.fits(node.src[1]):
             buffer, offset, *rest = node.src
             src = (buffer, self.short(offset), *map(self.full, rest))
         elif name.startswith(_ADDRESSED):

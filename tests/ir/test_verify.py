@@ -162,7 +162,7 @@ KERNEL: list[tuple[str, Callable[[], Node]]] = [
     ("index 0 reaches 4 to 7", lambda: kernel(out(ELEMENT, index.as_node(index.add(I, 4)), J))),
     ("index 1 reaches -1", lambda: kernel(out(ELEMENT, I, index.as_node(index.sub(J, 1))))),
     ("writes the same element", lambda: kernel(out(ELEMENT, I, c(0)))),
-    ("no atomic sum of int16", lambda: kernel(Node(Ops.OUT, TOKEN, (
+    ("no atomic add[int16] of int16", lambda: kernel(Node(Ops.OUT, TOKEN, (
         param(0, (4, 5), dtypes.int16), const(1, dtypes.int16), I, J,
     ), Out(primitive(Ops.ADD, dtypes.int16), atomic=True)))),
     ("two OUTs", lambda: kernel(out(ELEMENT, I, J), out(at(Y, I, c(0)), I, J))),

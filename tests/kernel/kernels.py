@@ -227,12 +227,14 @@ def gather(rows: int, m: int, n: int) -> Node:
     return kernel(out(param(0, m, n), at(param(1, rows, n), row, j), i, j))
 
 
-def scatter_add(rows: int, m: int, n: int, dtype: DType = F32, atomic: bool = False) -> Node:
+def scatter_add(
+    rows: int, m: int, n: int, dtype: DType = F32, atomic: bool = False, op: Any = Ops.ADD
+) -> Node:
     i, j = range_node(m, 0), range_node(n, 1)
     row = Node(Ops.CAST, dtypes.index, (at(param(2, m, dtype=I64), i),))
-    value, add = at(param(1, m, n, dtype=dtype), i, j), primitive(Ops.ADD, dtype)
+    value, monoid = at(param(1, m, n, dtype=dtype), i, j), primitive(op, dtype)
     total = param(0, rows, n, dtype=dtype)
-    return kernel(out(total, value, row, j, monoid=add, atomic=atomic))
+    return kernel(out(total, value, row, j, monoid=monoid, atomic=atomic))
 
 
 def pad_rows_of_sums(m: int, n: int, lo: int) -> Node:

@@ -116,8 +116,8 @@ class Scatter(NamedTuple):
     apart: no two values have the same place, so that the order of writes does not matter, and a
     value whose place lies outside of the base is dropped. whole: beyond that, none does and every
     element is written, so that nobody reads what the base holds. atomic: values may meet, but the
-    machine combines each with what is there in one step, so that the order does not matter either,
-    since integers wrap; a place outside is dropped. Whoever makes the node vouches for all three.
+    machine combines each with what is there in one step, so that the order does not matter either
+    (they are integers, which wrap); a place outside is dropped. Whoever makes the node vouches for all three.
     """
 
     monoid: Monoid | None = None

@@ -329,6 +329,8 @@ def _row_by_name(name: str) -> Op:
 UNARY = frozenset(row for row in all_ops() if row.family == "unary")
 BINARY = frozenset(row for row in all_ops() if row.family == "binary")
 TERNARY = frozenset(row for row in all_ops() if row.family == "ternary")
+# What GPUs make of an element of memory and a value in one step, if both are integers.
+ATOMIC = frozenset((Ops.ADD, Ops.MAX, Ops.MIN))
 COMPARE = frozenset((Ops.CMPLT, Ops.CMPLE, Ops.CMPEQ, Ops.CMPNE))
 ALU = UNARY | BINARY | TERNARY
 ELEMENTWISE = ALU | frozenset((Ops.CAST, Ops.BITCAST, Ops.LOOKUP))

@@ -212,8 +212,8 @@ def _pack(machine: Threads, node: Node) -> None:
     machine.values[word] = codes[:, 0] | codes[:, 1] << np.uint32(16)
 
 
-def _atomic_add(machine: Threads, node: Node) -> None:
-    """Add to elements of an argument array; nobody asks for what they were."""
+def _atomic(machine: Threads, node: Node) -> None:
+    """Combine with elements of an argument array; nobody asks for what they were."""
     array, index, value, *mask = node.src
     shape = machine.threads.shape
     active = machine.active & machine.use(mask[0]) if mask else machine.active
@@ -222,13 +222,16 @@ def _atomic_add(machine: Threads, node: Node) -> None:
     machine.check(node, array, offset, active)
     data = np.broadcast_to(to_raw(machine.use(value), array.dtype), shape)
     with np.errstate(all="ignore"):
-        np.add.at(machine.buffer(array), offset[active], data[active])
+        _ATOMS[node.arg.name].at(machine.buffer(array), offset[active], data[active])
 
 
+_ATOMS: MappingProxyType[str, np.ufunc] = MappingProxyType(
+    {"atom.add": np.add, "atom.max": np.maximum, "atom.min": np.minimum}
+)
 INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingProxyType({
     "bar.sync": _bar_sync,
     "shfl.sync.bfly": _exchange,
-    "atom.add": _atomic_add,
+    **dict.fromkeys(_ATOMS, _atomic),
     "cp.async": _copy,
     "cp.async.commit": _commit,
     "cp.async.wait": _wait,

@@ -11,7 +11,7 @@ from baregrad.ir.core.attrs import Out, Scatter
 from baregrad.ir.core.axes import BINDS
 from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import COMPARE, INTEGERS, MOVEMENT, STATEMENTS, Column, Op, Ops
+from baregrad.ir.core.op import ATOMIC, COMPARE, INTEGERS, MOVEMENT, STATEMENTS, Column, Op, Ops
 
 NODE_RULES: Column[Callable[[Node, str], str | None]] = Column("rule of the verifier")
 
@@ -279,10 +279,11 @@ def _monoid_fault(monoid: object, dtype: DType) -> str | None:
 
 
 def _atomic_fault(how: Scatter | Out, dtype: DType) -> str | None:
-    """Machines add integers of 32 and 64 bits in one step."""
-    if how.atomic and not (how.monoid and how.monoid.primitive is Ops.ADD and dtype.is_int):
+    """Machines combine integers of 32 and 64 bits in one step."""
+    known = how.monoid is not None and how.monoid.primitive in ATOMIC
+    if how.atomic and not (known and dtype.is_int and dtype.bits >= 32):
         return f"no atomic {how.monoid!r} of {dtype}"
-    return f"no atomic sum of {dtype}" if how.atomic and dtype.bits < 32 else None
+    return None
 
 
 # --- reductions --------------------------------------------------------------------------------

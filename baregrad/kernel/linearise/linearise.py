@@ -17,7 +17,7 @@ from baregrad.ir.core.axes import TILE_BINDS, Var
 from baregrad.ir.core.bounds import INFINITE, bounds
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, instruction, make_node, toposort
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import ATOMIC, Ops
 from baregrad.kernel.linearise.access import Address, MemoryUse, access_of
 from baregrad.kernel.linearise.copies import commit, copy_to, done
 from baregrad.kernel.linearise.folds import BARRIER, combine
@@ -339,11 +339,11 @@ def _store_at(
 
 
 def _is_atomic(values: Values, store: Node) -> bool:
-    """Whether a GPU adds to memory in one step, so that no thread waits for what was there."""
+    """Whether a GPU combines with memory in one step: no thread waits for what was there."""
     buffer, monoid = store.src[0], store.arg
     if not values.gpu or buffer.op is not Ops.PARAM:
         return False
-    return buffer.dtype.is_int and buffer.dtype.bits >= 32 and monoid.primitive is Ops.ADD
+    return buffer.dtype.is_int and buffer.dtype.bits >= 32 and monoid.primitive in ATOMIC
 
 
 def _is_tested(values: Values, lanes: int, dtype: DType) -> bool:
@@ -377,9 +377,9 @@ def _scatter(
             active = emit(Ops.EXTRACT, mask.dtype, (mask,), lane)
         if node.arg is not None and _is_atomic(values, node):
             guard = () if active is None else (active,)
-            add = Machine("atom.add", place[1:])
+            what = Machine(f"atom.{node.arg.primitive.name.lower()}", place[1:])
             src = (node.src[0], place[0], one, *guard)
-            values.scopes.append(instruction(Ops.MACHINE, dtypes.token, src, add))
+            values.scopes.append(instruction(Ops.MACHINE, dtypes.token, src, what))
         else:
             _store_at(values, node, place, 0, one, active)
 

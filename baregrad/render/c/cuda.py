@@ -18,11 +18,13 @@ from baregrad.ir.core.op import Op, Ops
 from baregrad.render.c.ops import instruction, place_text, vload, vstore
 from baregrad.render.c.text import CText, Dialect, Rule
 from baregrad.render.gpu import (
+    ATOMS,
     BLOCK,
     SHARED_ALIGNMENT,
     THREAD,
     WAIT,
     GpuSignature,
+    check_atomic,
     gpu_signature,
     pieces,
 )
@@ -244,18 +246,16 @@ def _shuffle(f: CText, node: Node) -> None:
     f.define(node, f"({kind}){function}(0xffffffffu, {carried}, {node.arg.immediates[0]})")
 
 
-def _atomic_add(f: CText, node: Node) -> None:
+def _atomic(f: CText, node: Node) -> None:
     buffer, offset, value, *mask = node.src
-    if buffer.dtype.bits < 32:
-        raise CompilerBug(
-            "no atomic sum of a dtype", found=buffer.dtype, wanted="int or float of 32 or 64 bits"
-        )
+    check_atomic(node)
+    name = node.arg.name.rpartition(".")[2]
     at = sum(node.arg.immediates)
     place, operand = f"&{f.names[buffer]}[{f.use(offset)} + {at}]", f.use(value)
-    if buffer.dtype is dtypes.int64:
+    if name == "add" and buffer.dtype is dtypes.int64:
         # Sums wrap alike whatever their sign.
         place, operand = f"(u64 *){place}", f"(u64){operand}"
-    text = f"atomicAdd({place}, {operand})"
+    text = f"atomic{name.capitalize()}({place}, {operand})"
     if node.dtype is dtypes.token:
         f.line(f"if ({f.use(mask[0])}) {text};" if mask else f"{text};")
     else:
@@ -339,7 +339,7 @@ _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyTyp
     {
         "bar.sync": _barrier,
         **dict.fromkeys([f"shfl.sync.{mode}" for mode in _SHUFFLES], _shuffle),
-        "atom.add": _atomic_add,
+        **dict.fromkeys(ATOMS, _atomic),
         "cp.async": _copy,
         "cp.async.commit": _group,
         "cp.async.wait": _group,

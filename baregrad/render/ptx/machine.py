@@ -10,6 +10,7 @@ The names, with their immediates in brackets and their sources:
     shfl.sync.idx (lane) value             that of one lane
     atom.add (at) buffer, offset, value [, mask]
                                            adds to element `offset + at`; its value is the old one
+    atom.max, atom.min                     the same with the larger and the smaller integer
 
 Those of a warp's matrix unit are in `ptx_warp.py`, those of Hopper's engines in `ptx_hopper.py`.
 """
@@ -22,7 +23,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.render.gpu import WARP_LANES
+from baregrad.render.gpu import ATOMS, WARP_LANES, check_atomic
 from baregrad.render.ptx.hopper import HOPPER_RULES
 from baregrad.render.ptx.memory import place_of
 from baregrad.render.ptx.text import ALL_LANES, Names, PtxText, Rule, braces
@@ -79,30 +80,29 @@ def _shuffle_one(
         f.emit("cvt.u16.u32", result, f.made("%r", opcode, word, *rest))
 
 
-def _atomic_add(f: PtxText, node: Node) -> None:
+def _atomic(f: PtxText, node: Node) -> None:
     buffer, offset, value, *mask = node.src
+    check_atomic(node)
+    name = node.arg.name.rpartition(".")[2]
     # Sums wrap alike whatever their sign.
-    kind = "u64" if buffer.dtype is dtypes.int64 else ptx_type(buffer.dtype).compute
-    if buffer.dtype.bits < 32:
-        raise CompilerBug(
-            "no atomic sum of a dtype", found=buffer.dtype, wanted="int or float of 32 or 64 bits"
-        )
+    is_long = name == "add" and buffer.dtype is dtypes.int64
+    kind = "u64" if is_long else ptx_type(buffer.dtype).compute
     space = "shared" if buffer.op is Ops.ALLOC else "global"
     where = place_of(f, buffer, offset, 0, sum(node.arg.immediates))
     operand = f.one(value)
     guard = f.one(mask[0]) if mask else ""
     if node.dtype is dtypes.token:
-        f.emit(f"red.{space}.add.{kind}", where.text(), operand, guard=guard)
+        f.emit(f"red.{space}.{name}.{kind}", where.text(), operand, guard=guard)
     else:
         (result,) = f.define(node)
-        f.emit(f"atom.{space}.add.{kind}", result, where.text(), operand, guard=guard)
+        f.emit(f"atom.{space}.{name}.{kind}", result, where.text(), operand, guard=guard)
 
 
 RULES: MappingProxyType[str, Rule] = MappingProxyType(
     {
         "bar.sync": _bar_sync,
         **dict.fromkeys([f"shfl.sync.{mode}" for mode in ("bfly", "down", "up", "idx")], _shuffle),
-        "atom.add": _atomic_add,
+        **dict.fromkeys(ATOMS, _atomic),
         **WARP_RULES,
         **HOPPER_RULES,
     }

@@ -9,7 +9,7 @@ import pytest
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import Op, Ops
 from baregrad.kernel import choose_schedule, parse_schedule
 from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.language.schedule import Bind, Split
@@ -84,14 +84,17 @@ def test_what_has_an_order_is_spread_along_other_axes() -> None:
 @pytest.mark.parametrize(
     "dtype", (dtypes.int32, dtypes.uint32, dtypes.int64, dtypes.uint64), ids=str
 )
+@pytest.mark.parametrize("op", (Ops.ADD, Ops.MAX, Ops.MIN), ids=lambda op: op.name)
 @pytest.mark.parametrize("atomic", (True, False))
-def test_threads_share_sums_that_the_machine_makes_in_one_step(dtype: DType, atomic: bool) -> None:
-    """Of integers, which a single thread need not wait for either."""
-    kernel = k.scatter_add(3, 2000, 1, dtype, atomic)
+def test_threads_share_what_the_machine_combines_in_one_step(
+    dtype: DType, atomic: bool, op: Op
+) -> None:
+    """Integers, which a single thread need not wait for either."""
+    kernel = k.scatter_add(3, 2000, 1, dtype, atomic, op)
     schedule = choose_schedule(kernel, HOPPER)
     assert any(isinstance(step, Bind) for step in schedule.steps) == atomic
     text = get("ptx").render(check_gpu(kernel, schedule), HOPPER)
-    assert "red.global.add" in text and "st.global" not in text
+    assert f"red.global.{op.name.lower()}" in text and "st.global" not in text
 
 
 def test_all_that_atomic_sums_read_is_under_way_before_the_first() -> None:
