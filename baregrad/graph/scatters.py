@@ -151,8 +151,13 @@ def summed_in_any_order(node: Node) -> Node:
         return alu(Ops.ADD, base, _together(sums, 0))
     width, planes = _planes(count)
     plane, word = _fixed(values, width, planes)
-    sums = _copied_sums(copies, word, [plane, *places], (planes + 1, *base.shape))
-    total = _from_fixed(sums, width)
+    # Neighbours are added to at once where they are along a plane; what is none of theirs lies
+    # apart, where memory adds to more of it at a time.
+    counted = affine_index_of(places[-1])
+    axis = 0 if counted is not None and counted.step == 1 else len(places)
+    shape = (*base.shape[:axis], planes + 1, *base.shape[axis:])
+    sums = _copied_sums(copies, word, [*places[:axis], plane, *places[axis:]], shape)
+    total = _from_fixed(sums, width, axis + 1)
     start = constant_of(base)
     if start is not None and start.arg == 0:
         return cast(total, node.dtype)
@@ -217,10 +222,13 @@ def _fixed(values: Node, width: int, planes: int) -> tuple[Node, Node]:
     return plane, alu(Ops.WHERE, ends, special, word)
 
 
-def _from_fixed(sums: Node, width: int) -> Node:
-    """The float64 that sums, (copies, planes, ...), come to: the last plane counts infinities."""
-    wide, shape = dtypes.float64, sums.shape
-    plane = counting(shape, 1)
+def _from_fixed(sums: Node, width: int, axis: int) -> Node:
+    """The float64 that sums of several copies, (copies, ...), with planes along an axis come to.
+
+    The last plane counts infinities.
+    """
+    wide = dtypes.float64
+    plane = counting(sums.shape, axis)
     power = alu(Ops.ADD, alu(Ops.MUL, plane, _like(width, plane)), _like(1023 - 150, plane))
     scale = Node(Ops.BITCAST, wide, (alu(Ops.SHL, power, _like(52, power)),))
     finite = alu(Ops.MUL, cast(sums, wide), scale)
@@ -232,9 +240,9 @@ def _from_fixed(sums: Node, width: int) -> Node:
     ):
         none = alu(Ops.CMPEQ, number, _like(0, number))
         parts.append(alu(Ops.WHERE, none, zero, _like(value, finite)))
-    last = alu(Ops.CMPEQ, plane, _like(shape[1] - 1, plane))
-    found = alu(Ops.WHERE, last, alu(Ops.ADD, *parts), finite)
-    return Node(Ops.REDUCE, wide, (found,), Reduce(primitive(Ops.ADD, wide), (0, 1)))
+    ends = alu(Ops.CMPEQ, plane, _like(sums.shape[axis] - 1, plane))
+    found = alu(Ops.WHERE, ends, alu(Ops.ADD, *parts), finite)
+    return Node(Ops.REDUCE, wide, (found,), Reduce(primitive(Ops.ADD, wide), (0, axis)))
 
 
 def _like(value: float, like: Node) -> Node:
