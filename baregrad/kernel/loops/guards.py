@@ -7,6 +7,9 @@ loops. One on no axis at all (a loaded scalar, a symbolic integer) may say somet
 nowhere. A condition that reads memory itself stays inside the guards that were around it. What the
 condition is computed from is computed without it.
 
+What lies across the output of a GPU's kernel is copied by tiles, as far as it is there. So a guard
+over a value of such reads is around each of them as well.
+
 A SCAN is left alone, and what it folds too: the guard speaks of one position, while each position
 needs the values of all before it. It is only ever read in order, at places that exist.
 """
@@ -16,6 +19,7 @@ from __future__ import annotations
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, rebuild
 from baregrad.ir.core.op import Ops
+from baregrad.kernel.facts.analysis import in_bounds, is_read
 from baregrad.kernel.loops.loop_pieces import nodes_having
 
 _BOTH = Ops.GUARD.bit | Ops.REDUCE.bit
@@ -51,3 +55,36 @@ def _visit(node: Node) -> Node | None:
 
     pushed = rebuild(value, push, enter=lambda inner: inner.op is not Ops.SCAN)
     return Node(Ops.GUARD, node.dtype, (condition, pushed))
+
+
+def guard_crossed_reads(kernel: Node) -> Node:
+    """`kernel` with guards right around the reads below them that lie across what is written.
+
+    Those are reads outside their arrays where the guard does not hold, along axes that it has.
+    """
+    if not kernel.mask & Ops.GUARD.bit or kernel.mask & Ops.REDUCE.bit:
+        return kernel
+    return kernel.replace(src=tuple([_with_crossed_reads(out) for out in kernel.src]))
+
+
+def _with_crossed_reads(out: Node) -> Node:
+    if out.op is not Ops.OUT or out.src[1].op is not Ops.GUARD or len(out.src) == 2:
+        return out
+    array, guarded, *places = out.src
+    condition, value = guarded.src
+
+    def visit(node: Node) -> Node | None:
+        if not is_read(node) or in_bounds(node) or not condition.ranges <= node.ranges:
+            return None
+        crossed = node.src[-1].ranges.isdisjoint(places[-1].ranges)
+        return Node(Ops.GUARD, node.dtype, (condition, node)) if crossed else None
+
+    def enter(node: Node) -> bool:
+        reads = node.op is Ops.INDEX and any(place.mask & Ops.INDEX.bit for place in node.src[1:])
+        return node.op is not Ops.GUARD and not reads
+
+    found = rebuild(value, visit, enter=enter)
+    if found is value:
+        return out
+    guarded = Node(Ops.GUARD, guarded.dtype, (condition, found))
+    return out.replace(src=(array, guarded, *places))

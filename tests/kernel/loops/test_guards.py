@@ -11,7 +11,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.node import alu, cast, const, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.codegen import to_linear
-from baregrad.kernel.loops.guards import push_guards
+from baregrad.kernel.loops.guards import guard_crossed_reads, push_guards
 from baregrad.target.cpu import cpu_row_named
 from baregrad.tensor import Tensor
 from tests.kernel import kernels as k
@@ -198,3 +198,24 @@ def test_a_row_read_backwards_under_a_mask(lanes: int, dtype: DType, row: str) -
     inside = (places >= 0) & (places < extent)
     expected = np.where(inside, array[np.clip(places, 0, extent - 1)], 0)
     np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("is_crossed", (False, True))
+def test_reads_across_the_output_have_the_guard_right_around_them(is_crossed: bool) -> None:
+    """What is in its array anyway, or lies as the output does, has none."""
+    y, x = range_node(6, 0), range_node(5, 1)
+    row = index.add(y, -1)
+    image, scale = k.param(1, 5, 4) if is_crossed else k.param(1, 4, 5), k.param(2, 5)
+    read = k.at(image, x, row) if is_crossed else k.at(image, row, x)
+    value = alu(Ops.ADD, alu(Ops.MUL, read, k.at(scale, x)), const(1.0, read.dtype))
+    within = index.inside(row, 4)
+    made = guard_crossed_reads(k.kernel(k.out(k.param(0, 6, 5), k.guard(within, value), y, x)))
+    around = [node.src[1] for node in toposort(made) if node.op is Ops.GUARD]
+    assert [node.op for node in around] == [Ops.INDEX, Ops.ADD] if is_crossed else [Ops.ADD]
+    rng = np.random.default_rng(0)
+    arrays = [rng.standard_normal(one.shape).astype(np.float32) for one in (image, scale)]
+    wanted = np.zeros((6, 5), np.float32)
+    wanted[1:5] = (arrays[0].T if is_crossed else arrays[0]) * arrays[1] + 1.0
+    arrays.insert(0, np.ones((6, 5), np.float32))
+    found = k.run_kernel(made, dict(enumerate(arrays)))
+    np.testing.assert_allclose(found[0], wanted, rtol=1e-6)
