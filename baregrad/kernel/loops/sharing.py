@@ -15,7 +15,7 @@ from baregrad.ir.core.node import Node, extent_of, range_node, rebuild, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.analysis import EXPENSIVE, EXPENSIVE_OPS, by_id, in_bounds, is_read
-from baregrad.kernel.loops.guards import push_guards
+from baregrad.kernel.loops.guards import guard_crossed_reads, push_guards
 from baregrad.kernel.loops.held_rows import hold_rows
 from baregrad.kernel.loops.written_sums import write_sums
 from baregrad.target import AnyTarget
@@ -45,7 +45,7 @@ def prepare(kernel: Node, target: AnyTarget | None = None) -> Node:
     if key not in memo:
         found = push_guards(kernel)
         if target is not None and target.kind == "gpu":
-            found = hold_rows(write_sums(found, target), target)
+            found = hold_rows(write_sums(guard_crossed_reads(found), target), target)
         else:
             found = share_values(found)
         # A node that held itself would never be freed.
