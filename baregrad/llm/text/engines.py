@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from baregrad.base.errors import FileFormatError, MissingDependency, UnsupportedError
+from baregrad.llm.text.byte_letters import LETTER_BYTES
 from baregrad.llm.text.splits import SPLITS, WordSplit
 from baregrad.llm.text.vocabulary import TokenKind, Vocabulary
 
@@ -45,9 +46,12 @@ def byte_pair_engine(vocabulary: Vocabulary, split: WordSplit) -> Engine:
             pair for pair in merges
             if pair[0] not in silent and pair[1] not in silent and "".join(pair) not in silent
         ]
+    # A byte without a token is dropped, but keeps what is around it apart.
+    absent = sorted(LETTER_BYTES.keys() - words.keys()) if split.in_bytes else []
+    parts = words | {letter: vocabulary.size + at for at, letter in enumerate(absent)}
     try:
         model = tokenizers.models.BPE(
-            words, merges, byte_fallback=not split.in_bytes,
+            parts, merges, byte_fallback=not split.in_bytes,
             ignore_merges=split.whole_words_first,
         )
     except Exception as error:
@@ -58,7 +62,10 @@ def byte_pair_engine(vocabulary: Vocabulary, split: WordSplit) -> Engine:
     if split.in_bytes:
         steps.append(cuts.ByteLevel(add_prefix_space=False, use_regex=False))
     engine.pre_tokenizer = cuts.Sequence(steps)
-    return _ids_of(engine)
+    ids_of = _ids_of(engine)
+    if not absent:
+        return ids_of
+    return lambda text: [index for index in ids_of(text) if index < vocabulary.size]
 
 
 def score_engine(vocabulary: Vocabulary) -> Engine:
@@ -136,7 +143,7 @@ def unigram_engine(vocabulary: Vocabulary) -> Engine:
         raise FileFormatError("the vocabulary has no unknown token, which Unigram needs")
     # A piece that must never be found keeps its place under a text that no input holds.
     pieces = [
-        (text if kind in _SPOKEN or index == vocabulary.unknown else f"\0{index}\0", score)
+        (text if kind in _SPOKEN else f"\0{index}\0", score)
         for index, (text, kind, score) in enumerate(
             zip(vocabulary.texts, vocabulary.kinds, scores, strict=True)
         )
