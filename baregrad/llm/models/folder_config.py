@@ -28,7 +28,8 @@ class Family:
     `rope`: how rows of queries and keys are paired. `gate`: the `hidden_act` it must have.
     `names`: its own names of a layer's parts, beside the usual ones. `is_offset`: weights of norms
     are stored less 1. `is_transposed`: matrices of layers are stored (in, out). `is_tied`: whether
-    scores are products with the word vectors where a config does not say.
+    scores are products with the word vectors where a config does not say. `defaults`: what holds
+    for keys that a config leaves out.
     """
 
     architecture: str
@@ -38,6 +39,7 @@ class Family:
     is_offset: bool = False
     is_transposed: bool = False
     is_tied: bool = False
+    defaults: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
 
 
 _GEMMA_NAMES = MappingProxyType({
@@ -55,25 +57,46 @@ _BERT_NAMES = MappingProxyType({
     "output.dense": "ffn_down", "output.LayerNorm": "layer_output_norm",
 })
 _TANH = "gelu_pytorch_tanh"
+_GEMMA_DEFAULTS = MappingProxyType({
+    "num_key_value_heads": 4, "head_dim": 256, "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-6,
+    "sliding_window": 4096,
+})
 FAMILIES: Mapping[str, Family] = MappingProxyType({
-    "llama": Family("llama"),
-    "mistral": Family("llama"),
-    "mixtral": Family("llama"),
-    "qwen2": Family("qwen2"),
-    "qwen3": Family("qwen3"),
-    "qwen2_moe": Family("qwen2moe"),
-    "qwen3_moe": Family("qwen3moe"),
-    "gemma": Family("gemma", gate=_TANH, is_offset=True, is_tied=True),
-    "gemma2": Family("gemma2", gate=_TANH, names=_GEMMA_NAMES, is_offset=True, is_tied=True),
+    "llama": Family("llama", defaults={"rms_norm_eps": 1e-6}),
+    "mistral": Family("llama", defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
+    "mixtral": Family("llama", defaults={"num_key_value_heads": 8, "rope_theta": 1e6}),
+    "qwen2": Family("qwen2", defaults={"num_key_value_heads": 32, "use_sliding_window": False}),
+    "qwen3": Family("qwen3", defaults={
+        "num_key_value_heads": 32, "head_dim": 128, "use_sliding_window": False,
+    }),
+    "qwen2_moe": Family("qwen2moe", defaults={
+        "num_key_value_heads": 16, "use_sliding_window": False, "norm_topk_prob": False,
+    }),
+    "qwen3_moe": Family("qwen3moe", defaults={
+        "num_key_value_heads": 4, "use_sliding_window": False, "norm_topk_prob": False,
+    }),
+    "gemma": Family("gemma", gate=_TANH, is_offset=True, is_tied=True, defaults={
+        "num_key_value_heads": 16, "head_dim": 256,
+    }),
+    "gemma2": Family(
+        "gemma2", gate=_TANH, names=_GEMMA_NAMES, is_offset=True, is_tied=True, defaults={
+            **_GEMMA_DEFAULTS, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0,
+        },
+    ),
     "gemma3_text": Family(
-        "gemma3", gate=_TANH, names=_GEMMA_NAMES, is_offset=True, is_tied=True
+        "gemma3", gate=_TANH, names=_GEMMA_NAMES, is_offset=True, is_tied=True, defaults={
+            **_GEMMA_DEFAULTS, "num_attention_heads": 8, "max_position_embeddings": 131072,
+            "rope_theta": 1e6, "rope_local_base_freq": 1e4,
+        },
     ),
     "phi3": Family("phi3"),
     "gpt2": Family("gpt2", "none", "gelu_new", _GPT2_NAMES, is_transposed=True, is_tied=True),
     "bert": Family("bert", "none", "gelu", _BERT_NAMES),
-    "deepseek_v2": Family("deepseek2", "norm"),
-    "deepseek_v3": Family("deepseek2", "norm"),
-})
+    "deepseek_v2": Family("deepseek2", "norm", defaults={"topk_method": "greedy"}),
+    "deepseek_v3": Family("deepseek2", "norm", defaults={
+        "n_group": 8, "topk_group": 4, "norm_topk_prob": True, "routed_scaling_factor": 2.5,
+    }),
+})  # fmt: skip
 # Keys of GGUF metadata by keys of a config that mean the same.
 _SAME = MappingProxyType({
     "hidden_size": "embedding_length", "n_embd": "embedding_length",
@@ -98,7 +121,8 @@ _SAME = MappingProxyType({
 def read_config(folder: Path) -> dict[str, Any]:
     """Return the configuration of a folder: that of its text part, if it has parts.
 
-    Raises FileFormatError for what is no JSON object.
+    Its family's defaults stand for keys that it leaves out. Raises FileFormatError for what is no
+    JSON object.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -113,7 +137,9 @@ def read_config(folder: Path) -> dict[str, Any]:
     text = table.get("text_config", table) if isinstance(table, dict) else None
     if not isinstance(text, dict):
         raise FileFormatError(f"{str(path)!r}", found=excerpt(table), wanted="a JSON object")
-    return text
+    kind = text.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    return text if family is None else {**family.defaults, **text}
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -190,6 +216,9 @@ def _window_keys(config: Mapping[str, Any]) -> dict[str, Any]:
     if not window or config.get("use_sliding_window") is False:
         return {"attention.sliding_window": 0}
     kinds = config.get("layer_types")
+    if kinds is None and config.get("max_window_layers") is not None:
+        whole, depth = config["max_window_layers"], _number(config, "num_hidden_layers")
+        kinds = ["sliding_attention" if n >= whole else "full_attention" for n in range(depth)]
     keys: dict[str, Any] = {"attention.sliding_window": window}
     if isinstance(kinds, list):
         other = set(kinds) - {"sliding_attention", "full_attention"}

@@ -43,10 +43,11 @@ _EXPERT = MappingProxyType({
 _NAME = re.compile(r"(?:.*\.)?(?:layers?|h)\.(?P<layer>\d+)\.(?P<part>.*)", re.DOTALL)
 _ONE_EXPERT = re.compile(r"(?:mlp|block_sparse_moe)\.experts\.(?P<number>\d+)\.(?P<part>\w+)")
 _SHARED = re.compile(r"mlp\.shared_experts?\.(?P<part>\w+)")
-# Buffers that old files carry, masks and rates, and what an encoder's training alone needs.
-_BUFFERS = re.compile(
+# Buffers that old files carry, masks and rates; what an encoder's training alone needs; the parts
+# of a model that see.
+_ASIDE = re.compile(
     r"(?:.*\.)?(?:rotary_emb\.inv_freq|attn\.(?:masked_)?bias|position_ids)|"
-    r"(?:bert\.)?pooler\..*|cls\..*",
+    r"(?:bert\.)?pooler\..*|cls\..*|(?:model\.)?(?:vision_tower|multi_modal_projector)\..*",
     re.DOTALL,
 )
 _TYPES = MappingProxyType({
@@ -67,7 +68,7 @@ class FolderWeights:
         self._family = family
         self._tensors: dict[str, list[Tensor]] = {}
         for name, tensor in load_folder(folder, device).items():
-            if _BUFFERS.fullmatch(name):
+            if _ASIDE.fullmatch(name):
                 continue
             ours, place = canonical_name(name, family)
             if ours == "output.weight" and is_tied:

@@ -14,7 +14,7 @@ import pytest
 from baregrad import Tensor, safe_save
 from baregrad.base.errors import FileFormatError, UnsupportedError
 from baregrad.llm.models.cache import ContiguousCache
-from baregrad.llm.models.folder_config import metadata_of
+from baregrad.llm.models.folder_config import metadata_of, read_config
 from baregrad.llm.models.folder_weights import load_folder
 from baregrad.llm.models.loading import open_model
 from tests.llm.models.plain_decoder import DEPTH, FAMILIES, WORDS, Plain
@@ -84,7 +84,7 @@ def test_a_folder_of_two_files_with_an_index(tmp_path: Path) -> None:
     index.write_text(json.dumps({"weight_map": files}))
     write_config(tmp_path, {**SIZES, "model_type": "mixtral", "intermediate_size": 16,
                             "num_local_experts": 6, "num_experts_per_tok": 2,
-                            "sliding_window": None})  # fmt: skip
+                            "sliding_window": None, "rope_theta": 10000.0})  # fmt: skip
     check(tmp_path, plain, weights)
     index.write_text(json.dumps({"weight_map": {**files, "more": "../model.safetensors"}}))
     with pytest.raises(FileFormatError, match=r"names a file that the folder lacks"):
@@ -152,6 +152,28 @@ def test_factors_of_llama_3(tmp_path: Path) -> None:
 def test_unknown_values_are_refused_by_name(changes: dict[str, Any], text: str) -> None:
     with pytest.raises(UnsupportedError, match=text):
         metadata_of({**SIZES, "model_type": "llama", **changes})
+
+
+def test_keys_that_a_config_leaves_out(tmp_path: Path) -> None:
+    # As published for Gemma 3 4B, whose text part says no more.
+    write_config(tmp_path, {"model_type": "gemma3", "text_config": {
+        "hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
+        "num_hidden_layers": 34, "sliding_window": 1024,
+        "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+    }})  # fmt: skip
+    found = metadata_of(read_config(tmp_path))[0]
+    expected = {
+        "attention.head_count": 8, "attention.head_count_kv": 4, "attention.key_length": 256,
+        "attention.sliding_window": 1024, "rope.freq_base": 1e6, "rope.freq_base_swa": 1e4,
+        "rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "attention.scale": 1 / 16,
+    }  # fmt: skip
+    assert {key: found[f"gemma3.{key}"] for key in expected} == expected
+    qwen = {**SIZES, "model_type": "qwen2", "sliding_window": 8, "max_window_layers": 1}
+    write_config(tmp_path, qwen)
+    assert metadata_of(read_config(tmp_path))[0]["qwen2.attention.sliding_window"] == 0
+    write_config(tmp_path, {**qwen, "use_sliding_window": True})
+    found = metadata_of(read_config(tmp_path))[0]
+    assert found["qwen2.attention.sliding_window_pattern"] == [False, True]
 
 
 def test_what_a_folder_says_of_its_use(tmp_path: Path) -> None:
