@@ -17,7 +17,7 @@ from baregrad.schedule.draft import Draft, Request, Written
 from baregrad.schedule.expand import EXPANSIONS, expand
 from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.plan import Decision
-from baregrad.schedule.survey import streamed, take_survey
+from baregrad.schedule.survey import read_in_place, streamed, take_survey
 
 _FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
 
@@ -31,6 +31,8 @@ def fuse(sink: Node, gpu: bool = False, matrix_units: bool = False) -> Fusion:
     _name_outputs(fusion)
     fusion.streamed = streamed(fusion.order, fusion.must)
     fusion.survey = take_survey(fusion.order, fusion.must)
+    if not gpu:
+        fusion.streamed |= read_in_place(fusion.survey)
     fusion.compared = compared_sums(fusion.sink, fusion.order, fusion.survey)
     for root in dict.fromkeys(fusion.outputs):
         if root not in fusion.must and root.op is not Ops.PARAM:

@@ -41,6 +41,8 @@ MOST = 1e18
 CONTRACTION_REUSE = 4.0
 # From here on a tile of a matrix unit is filled well enough.
 MATRIX_REUSE = 8.0
+# Times that a product may read rows whose places are read as well.
+MOST_READS = 16.0
 STORED_WHEN_SHARED = 24.0  # operations an element; what costs more is stored once two want it
 VIEWED = mask_of((*MOVEMENT, Ops.DETACH))
 _PASSING = VIEWED & ~Ops.PAD.bit  # what is seen through them is their source
@@ -254,6 +256,35 @@ def _is_contraction(node: Node, survey: Survey) -> bool:
     return all(
         size >= CONTRACTION_REUSE * survey.size[_factor(operand).shape] for operand in body.src
     )
+
+
+def read_in_place(survey: Survey) -> frozenset[Node]:
+    """Rows that places name and one product reads, a few times each: a copy would cost more.
+
+    The product's tile loads each once for all that reads it, as keys and values in pages are for
+    the heads that share them.
+    """
+    found = set()
+    for total in survey.contractions:
+        product = total.src[0]
+        for side in product.src:
+            rows = base_of(side)
+            while rows.op is Ops.CAST:
+                rows = base_of(rows.src[0])
+            often = survey.size[product.shape] > MOST_READS * survey.size[rows.shape]
+            if rows.op is Ops.GATHER and survey.readers[rows] == 1 and not often:
+                found.add(rows)
+    return frozenset([rows for rows in found if _are_runs(rows)])
+
+
+def _are_runs(gather: Node) -> bool:
+    """Whether a GATHER is of whole runs of elements of an array in memory."""
+    array, *rows, last = gather.src
+    if not base_of(array).op.bit & _IN_MEMORY or last.op is not Ops.EXPAND:
+        return False
+    places, length = base_of(last), gather.shape[-1]
+    is_run = places.op is Ops.IOTA and places.shape == (length,) == last.src[0].shape[-1:]
+    return is_run and all(one.op is Ops.EXPAND and one.src[0].shape[-1] == 1 for one in rows)
 
 
 def streamed(order: list[Node], must: dict[Node, str]) -> frozenset[Node]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 
+import numpy as np
 import pytest
 
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.graph import canonicalise
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, toposort
@@ -22,6 +23,7 @@ from baregrad.schedule.survey import (
     streamed,
     take_survey,
 )
+from baregrad.tensor import Tensor
 from tests.graph.graphs.gpu_graphs import HOPPER
 from tests.graph.streams.test_passes import BRAIN, attention, graph_of, inputs
 from tests.schedule.graphs import A, param, sink
@@ -154,3 +156,34 @@ def test_a_factor_that_is_computed_is_stored_first() -> None:
     assert len(plan.kernels) in (2, 3)
     reads = [n for n in toposort(last) if n.op is Ops.INDEX and n.dtype is BRAIN]
     assert len(reads) == 3 and not any(n.op is Ops.MAX and n.dtype is BRAIN for n in toposort(last))
+
+
+# --- rows whose places are read ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", (dtypes.float32, BRAIN), ids=str)
+@pytest.mark.parametrize("is_written", (False, True))
+def test_a_cpu_reads_pages_where_they_lie(dtype: DType, is_written: bool) -> None:
+    """Heads that share keys do not make a copy of the pages worth its while."""
+    query, *pages = inputs(dtype, (3, 16, 1, 32), *[(20, 16, 4, 32)] * 2)
+    table, place = (Tensor(np.zeros(shape, np.int32)).realize() for shape in ((3, 8), (3,)))
+    given = [query, *pages, table, place]
+    if is_written:
+        pages = [one.clone() for one in pages]
+        for one in pages:
+            one[place, place] = query[:, :4, 0]
+    key, value = (one[table].reshape(3, 128, 4, 32).transpose(1, 2) for one in pages)
+    sink = canonicalise(graph_of(attention(enable_gqa=True)(query, key, value), given))
+    written = [out.src[0].shape for kernel in make_plan(sink).kernels for out in kernel.src]
+    # Results, and sums before they are divided; what is written is copied first.
+    wide = [shape for shape in written if shape[-1] == 32]
+    assert wide.count((3, 16, 1, 32)) + wide.count((20, 16, 4, 32)) == len(wide)
+
+
+def test_rows_that_are_read_often_are_stored() -> None:
+    """A product of many rows each, whose panels are copied anyway."""
+    query, pages = inputs(dtypes.float32, (3, 4, 40, 32), (20, 16, 4, 32))
+    table = Tensor(np.zeros((3, 8), np.int32)).realize()
+    key = pages[table].reshape(3, 128, 4, 32).transpose(1, 2)
+    sink = canonicalise(graph_of(query @ key.mT, [query, pages, table]))
+    assert len(make_plan(sink).kernels) > 1
