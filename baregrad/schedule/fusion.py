@@ -30,6 +30,7 @@ from baregrad.schedule.draft import (
     scope_points,
     token,
 )
+from baregrad.schedule.packed_factors import packed_factors
 from baregrad.schedule.plan import Decision
 from baregrad.schedule.survey import (
     Survey,
@@ -115,6 +116,11 @@ class Fusion:
     def traffic(self) -> Traffic:
         """What memory moves for the values."""
         return Traffic(self.survey, frozenset(self.outputs), self.only_readers)
+
+    @cached_property
+    def packed(self) -> frozenset[Node]:
+        """What the numbers of packed factors are made of, which is never stored."""
+        return packed_factors(self.order, self.survey, self.traffic)
 
     def store(self, node: Node, draft: Draft, readers: list[Request]) -> None:
         """Note that `draft` writes `node`, which the other requests read from memory."""

@@ -27,6 +27,7 @@ from baregrad.schedule.draft import (
 )
 from baregrad.schedule.fusion import Fusion, Neighbours
 from baregrad.schedule.narrow import narrower_source
+from baregrad.schedule.packed_factors import WHY as WHY_PACKED
 from baregrad.schedule.padded import is_copied_in_bands, is_shared_by_threads
 from baregrad.schedule.plan import Reason
 from baregrad.schedule.survey import READ_BY_STREAM, is_tuple, own_work
@@ -95,6 +96,8 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
         return Verdict(False, "copied by the convolution, some rows at a time")
     if not reason and node.op is Ops.PAD and is_shared_by_threads(fusion, node, requests):
         return Verdict(False, "read by windows, each thread for several at once")
+    if not reason and node in fusion.packed and _is_in_one_kernel(requests):
+        return Verdict(False, WHY_PACKED)
     if not reason:
         reason = _dearer_inline(fusion, node, requests)
     if not reason:
@@ -109,6 +112,13 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
     # A stream's kernel writes its own results alone.
     home = None if reason is READ_BY_STREAM else _find_home(fusion, node, requests, obstacles)
     return Verdict(True, reason, home)
+
+
+def _is_in_one_kernel(requests: list[Request]) -> bool:
+    """Whether one kernel alone wants a value, within its reductions."""
+    return len({request.draft for request in requests}) == 1 and all(
+        request.above for request in requests
+    )
 
 
 def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:

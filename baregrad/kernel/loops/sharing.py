@@ -17,6 +17,7 @@ from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.analysis import EXPENSIVE, EXPENSIVE_OPS, by_id, in_bounds, is_read
 from baregrad.kernel.loops.guards import guard_crossed_reads, push_guards
 from baregrad.kernel.loops.held_rows import hold_rows
+from baregrad.kernel.loops.shared_factors import share_factors
 from baregrad.kernel.loops.written_sums import write_sums
 from baregrad.target import AnyTarget
 
@@ -47,7 +48,7 @@ def prepare(kernel: Node, target: AnyTarget | None = None) -> Node:
         if target is not None and target.kind == "gpu":
             found = hold_rows(write_sums(guard_crossed_reads(found), target), target)
         else:
-            found = share_values(found)
+            found = share_factors(share_values(found))
         # A node that held itself would never be freed.
         memo[key] = None if found is kernel else found
     prepared: Node | None = memo[key]

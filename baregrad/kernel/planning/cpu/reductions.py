@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 from math import prod
 
+from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import Reduction, iterations, out_axes
@@ -35,6 +36,8 @@ ROWS_AT_ONCE = 4
 # How many groups of long rows that are summed at once there must be, for threads to share.
 LEAST_ROWS = 8
 LONG_ROW = 1 << 10
+# Steps over the bits of the same bytes that are written out.
+PACKED_STEPS = 8
 # Bytes of the vectors of sums that may be made wider than a register.
 REGISTER_NBYTES = 16
 # What a step costs beside the registers of its vector, in one of them, and how much more masked
@@ -76,6 +79,29 @@ def plan_reductions(plan: SumPlan) -> Schedule:
         if late is not None:
             store_late(plan, late)
     return plan.schedule(names, pool)
+
+
+def _unroll_packed(plan: SumPlan, own: tuple[Node, ...], room: int) -> None:
+    """Spread short axes along which some bytes stand still, each step reading other bits of them.
+
+    What is read and made of them is shared by the steps. own: the axes of a loop over packed bytes.
+    room: steps that there may be.
+    """
+    packed = [
+        access for access in plan.facts.accesses
+        if access.array.dtype is dtypes.uint8 and not access.axes.isdisjoint(own)
+    ]
+    shared = {
+        axis.name: sum(axis.stride(access) == 0 for access in packed)
+        for axis in plan.axes if axis.inside(own) and not axis.planned
+    }
+    axes = [axis for axis in plan.axes if shared.get(axis.name)]
+    for axis in sorted(axes, key=lambda axis: (-shared[axis.name], axis.size)):
+        if 1 < axis.size <= room and axis.extent == axis.size:
+            plan.because("{} steps of {} at once: they read other bits of the same bytes",
+                         axis.size, axis.name)
+            plan.unroll(axis, axis.size)
+            room //= axis.size
 
 
 def _plan_rest(plan: SumPlan, lane: PlannedAxis | None) -> None:
@@ -135,6 +161,8 @@ def _tile_inner(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
     for axis, times in zip(reused, best[1:], strict=False):
         plan.because("{} steps of {} in registers: loads are shared", times, axis.name)
         plan.unroll(axis, times)
+    held = products * max(count, min(steps, 2))
+    _unroll_packed(plan, plan.main.own, min(PACKED_STEPS, plan.registers // (2 * held)))
     return list(reversed(reused))
 
 
@@ -313,6 +341,7 @@ def _plan_stages(plan: SumPlan, taken: PlannedAxis | None) -> None:
     """Vectorise the copying of staged values along their innermost axis, where lanes divide it."""
     for stage in plan.facts.stages:
         axis = next(axis for axis in plan.axes if axis.nodes[-1] is stage.src[-1])
+        _unroll_packed(plan, stage.src[1:-1], PACKED_STEPS)
         meets = taken is not None and taken.inside(stage.ranges)
         if not axis.planned and not meets and not plan.meets_vector(axis):
             _vectorise_staged(plan, axis)

@@ -1,0 +1,65 @@
+"""Which factors of sums of products are numbers made of fewer bytes, as of packed weights.
+
+Stored as numbers they would take several times the memory, and the time to move it. A kernel reads
+the bytes instead and keeps a row or a panel of numbers in scratch memory, whatever of them several
+rows of the other factor want (`kernel/loops/shared_factors.py`, `stage_factor`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
+from baregrad.schedule.survey import VIEWED, Survey
+from baregrad.schedule.traffic import Traffic
+
+# How many times as many bytes the numbers take, at least.
+LEAST_RATIO = 2.0
+# Operations, casts aside, from which on an element is unpacked rather than widened or scaled.
+LEAST_OPERATIONS = 4
+WHY = "numbers made of fewer bytes are kept a row or a panel at a time"
+_ELEMENTWISE = mask_of(ELEMENTWISE)
+_OPERATIONS = _ELEMENTWISE & ~(Ops.CAST.bit | Ops.BITCAST.bit)
+_INSIDE = _ELEMENTWISE | VIEWED | Ops.GATHER.bit
+
+
+def packed_factors(order: Iterable[Node], survey: Survey, traffic: Traffic) -> frozenset[Node]:
+    """All that such factors are computed of, down to what is in memory."""
+    found: set[Node] = set()
+    for node in order:
+        if node.op is not Ops.REDUCE or node.arg.monoid.primitive is not Ops.ADD:
+            continue
+        body = node.src[0]
+        while body.op in (Ops.CAST, Ops.RESHAPE, Ops.PERMUTE):
+            body = body.src[0]
+        if body.op is not Ops.MUL:
+            continue
+        for factor in body.src:
+            if _is_packed(factor, survey, traffic):
+                found |= _inside(factor)
+    return frozenset(found)
+
+
+def _is_packed(factor: Node, survey: Survey, traffic: Traffic) -> bool:
+    while factor.op.bit & VIEWED:
+        factor = factor.src[0]
+    if not factor.op.bit & _ELEMENTWISE:
+        return False
+    behind = traffic.behind(factor)
+    nbytes = survey.size[factor.shape] * factor.dtype.itemsize
+    if not behind or sum(behind.values()) * LEAST_RATIO > nbytes:
+        return False
+    operations = sum(node.op.bit & _OPERATIONS > 0 for node in _inside(factor))
+    return operations >= LEAST_OPERATIONS
+
+
+def _inside(factor: Node) -> set[Node]:
+    found: set[Node] = set()
+    waiting = [factor]
+    while waiting:
+        node = waiting.pop()
+        if node not in found and node.op.bit & _INSIDE:
+            found.add(node)
+            waiting.extend(node.src)
+    return found
