@@ -54,13 +54,17 @@ BUSY_TILES = 96
 MATRIX_BLOCKS = 256
 LEAST_STEPS = 512
 # Of other products: tiles that a block may compute, blocks that run at once; in a cycle of one of
-# these, products, bytes of the factors and, in all, bytes of partial results; cycles until these
-# are read. And what copies cost of so many elements at once, beside those of eight.
+# these, products and bytes of the factors, and of all, these bytes and those of partial results;
+# cycles until these are read. And what copies cost of so many elements at once, beside those of
+# eight.
 TILES = ((64, 64), (64, 128), (64, 192), (128, 128), (128, 160), (128, 224), (128, 256))
 UNITS = 132
-PRODUCTS, FACTOR_BYTES, RESULT_BYTES, AGAIN = 1024, 36, 1400, 4400
+PRODUCTS, FACTOR_BYTES, CACHE_BYTES, RESULT_BYTES, AGAIN = 1024, 36, 3200, 1400, 4400
 NBYTES, F32_NBYTES = 2, 4
 COPIES = MappingProxyType({8: 1.0, 4: 1.1, 2: 1.5, 1: 4.0})
+# How much longer a block takes that nothing else fills the waits of, as no tile fits beside one of
+# more results than so many.
+ALONE, BESIDE = 1.5, 1 << 14
 # Runs of elements that together are read: how many make accesses that are wide enough, how many
 # runs, and elements of all, are worth sums of each place.
 ODD = 4
@@ -277,13 +281,15 @@ def _best_cut(
 def _cycles(sides: tuple[int, int, int], length: int, parts: int, together: int) -> float:
     """What products take with a depth in parts, of which so many elements are copied together."""
     rows, columns, products = sides
-    tiles = [*TILES, *[(n, m) for m, n in TILES]]
-    steps = min(
-        -(-products * parts * -(-rows // m) * -(-columns // n) // UNITS)
-        * max(m * n / PRODUCTS, NBYTES * (m + n) / FACTOR_BYTES)
-        for m, n in tiles
-    )
-    once = steps * length / parts * COPIES[together]
+    least = math.inf
+    for m, n in (*TILES, *[(n, m) for m, n in TILES]):
+        blocks = products * parts * -(-rows // m) * -(-columns // n)
+        turns = -(-blocks // UNITS)
+        alone = ALONE if turns == 1 or m * n > BESIDE else 1.0
+        # Each takes so much at most, and the second cache gives so much to all of them.
+        brought = NBYTES * (m + n) * max(turns / FACTOR_BYTES, blocks / CACHE_BYTES)
+        least = min(least, max(turns * alone * m * n / PRODUCTS, brought))
+    once = least * length / parts * COPIES[together]
     # Partial results are written and read.
     again = AGAIN + 2 * F32_NBYTES * products * rows * columns * parts / RESULT_BYTES
     return once + again if parts > 1 else once
