@@ -99,7 +99,7 @@ def show(stream: Stream, output: Any = None) -> tuple[str, str | None]:
         reason = piece.reason
 
 
-class Clock:
+class AnswerClock:
     """How long an answer took, for people to look at."""
 
     def __init__(self) -> None:

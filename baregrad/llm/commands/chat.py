@@ -7,7 +7,7 @@ import sys
 from typing import Any
 
 from baregrad.llm.commands.asking import (
-    Clock,
+    AnswerClock,
     add_model_options,
     add_sampling_options,
     load,
@@ -79,7 +79,7 @@ def answer(
         messages.pop()
         print(f"(that is {len(tokens)} tokens, more than the context of {context})")
         return
-    clock = Clock()
+    clock = AnswerClock()
     stream = model.ask(tokens, sampling)
     text, reason = show(stream)
     print()

@@ -6,7 +6,7 @@ import argparse
 import sys
 
 from baregrad.llm.commands.asking import (
-    Clock,
+    AnswerClock,
     add_model_options,
     add_sampling_options,
     load,
@@ -38,7 +38,7 @@ def main(argv: list[str]) -> int:
             tokens = model.chat_tokens(messages)
         else:
             tokens = model.tokenizer.encode(prompt)
-        clock = Clock()
+        clock = AnswerClock()
         stream = model.ask(tokens, sampling_of(model, given))
         _, reason = show(stream)
         print()

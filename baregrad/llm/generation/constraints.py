@@ -39,7 +39,7 @@ class Words(Protocol):
 
 
 @dataclass(frozen=True)
-class Form:
+class AnswerForm:
     """The form of an answer: its kind, one of FORMS, and its text (a schema as JSON)."""
 
     kind: str
@@ -71,7 +71,7 @@ class Constraints:
             wrapper, n_vocab=scores, eos_token=self._ends
         )
 
-    def make(self, form: Form) -> Constraint:
+    def make(self, form: AnswerForm) -> Constraint:
         """Return a constraint at its beginning. Raises ArgumentError for what is not supported."""
         matcher = self._library.LLMatcher
         try:

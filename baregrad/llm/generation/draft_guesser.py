@@ -9,7 +9,7 @@ from baregrad.base.errors import ArgumentError
 from baregrad.llm.generation.choosing import NOTHING
 from baregrad.llm.generation.job import Job
 from baregrad.llm.generation.paged_cache import pages_of
-from baregrad.llm.generation.stepper import Choice, Row, Stepper
+from baregrad.llm.generation.stepper import Stepper, TokenChoice, TokenRow
 
 
 @dataclass
@@ -47,7 +47,7 @@ class DraftGuesser:
                 job, guessed = jobs[number], guesses[number]
                 followed = self._followed[id(job)]
                 token = guessed[-1] if guessed else job.tokens[-1]
-                rows.append(Row(token, len(followed.tokens), followed.pages, _choice(job)))
+                rows.append(TokenRow(token, len(followed.tokens), followed.pages, _choice(job)))
                 followed.tokens.append(token)
             found = self._stepper.run_rows(rows).tokens.tolist()
             for number, token in zip(numbers, found, strict=True):
@@ -75,7 +75,7 @@ class DraftGuesser:
         if taken is None:
             return False
         followed.pages.extend(taken)
-        same = _common(followed.tokens, job.tokens[:end])
+        same = _same_beginning(followed.tokens, job.tokens[:end])
         del followed.tokens[same:]
         while len(followed.tokens) < end:
             begin = len(followed.tokens)
@@ -85,12 +85,12 @@ class DraftGuesser:
         return True
 
 
-def _choice(job: Job) -> Choice:
+def _choice(job: Job) -> TokenChoice:
     # The noise of a token depends on its place and the seed, so that both models draw alike.
-    return Choice(replace(job.request.sampling, logprobs=None), job.seed)
+    return TokenChoice(replace(job.request.sampling, logprobs=None), job.seed)
 
 
-def _common(one: Sequence[int], other: Sequence[int]) -> int:
+def _same_beginning(one: Sequence[int], other: Sequence[int]) -> int:
     """How many first tokens are the same."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((at for at, (a, b) in pairs if a != b), min(len(one), len(other)))

@@ -17,12 +17,12 @@ from typing import Protocol
 
 from baregrad.base.errors import ArgumentError, BaregradError, QueueFull
 from baregrad.llm.generation.choosing import NOTHING
-from baregrad.llm.generation.constraints import Constraint, Constraints, Form, Words
+from baregrad.llm.generation.constraints import AnswerForm, Constraint, Constraints, Words
 from baregrad.llm.generation.guessing import Guesser
 from baregrad.llm.generation.job import Job, TextMaker
-from baregrad.llm.generation.request import Piece, Request, Stream
+from baregrad.llm.generation.request import AnswerPiece, AnswerRequest, Stream
 from baregrad.llm.generation.scheduler import Scheduler
-from baregrad.llm.generation.stepper import Row, Stepper, StepResult
+from baregrad.llm.generation.stepper import Stepper, StepResult, TokenRow
 
 
 class EngineTokenizer(Words, Protocol):
@@ -49,7 +49,7 @@ class Counts:
     steps: int = 0
 
 
-class Engine:
+class AnswerEngine:
     """Answers requests; `start` lets a thread do so, or call `step` for each turn.
 
     most_waiting: requests that may wait; further ones raise QueueFull. guesses: the most tokens
@@ -85,7 +85,7 @@ class Engine:
 
     # --- from any thread -------------------------------------------------------------------------
 
-    def submit(self, request: Request) -> Stream:
+    def submit(self, request: AnswerRequest) -> Stream:
         """Let a request wait for its turn and return the stream of its answer.
 
         Raises QueueFull where too many wait, ArgumentError for a prompt that does not fit, a token
@@ -114,7 +114,7 @@ class Engine:
             self._wake.notify()
         return stream
 
-    def check(self, request: Request) -> int:
+    def check(self, request: AnswerRequest) -> int:
         """Return how many tokens a request's answer may have. Raises ArgumentError."""
         count, context = len(request.tokens), self.stepper.context
         if not count:
@@ -144,7 +144,7 @@ class Engine:
             "pages_free": pool.free, "pages_known": pool.known,
         }
 
-    def start(self) -> Engine:
+    def start(self) -> AnswerEngine:
         """Let a thread take turns while there is work."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="baregrad engine", daemon=True)
@@ -161,9 +161,9 @@ class Engine:
             self._thread = None
         self._take_incoming()
         for job in self._scheduler.jobs():
-            self._finish(job, Piece(reason="cancelled"))
+            self._finish(job, AnswerPiece(reason="cancelled"))
 
-    def __enter__(self) -> Engine:
+    def __enter__(self) -> AnswerEngine:
         return self.start()
 
     def __exit__(
@@ -182,7 +182,7 @@ class Engine:
         for job in self._scheduler.jobs():
             if job.stream.is_cancelled:
                 self.counts.cancelled += 1
-                self._finish(job, Piece(reason="cancelled"))
+                self._finish(job, AnswerPiece(reason="cancelled"))
         self._scheduler.admit()
         prompt = self._scheduler.next_prompt()
         if prompt is not None:
@@ -233,7 +233,7 @@ class Engine:
 
     def _run_rows(self, jobs: list[Job]) -> None:
         guesses = self._guess(jobs)
-        rows: list[Row] = []
+        rows: list[TokenRow] = []
         spans: list[tuple[Job, int, list[int]]] = []
         for job, guessed in zip(jobs, guesses, strict=True):
             count = len(job.tokens)
@@ -274,14 +274,14 @@ class Engine:
                 found="scores that are not numbers, or no token that is allowed",
             )
             self.counts.failed += 1
-            self._finish(job, Piece(reason="error", error=error))
+            self._finish(job, AnswerPiece(reason="error", error=error))
             return False
         self.counts.answer_tokens += 1
         try:
             goes_on = job.add(found, number)
         except BaregradError as error:
             self.counts.failed += 1
-            self._finish(job, Piece(reason="error", error=error))
+            self._finish(job, AnswerPiece(reason="error", error=error))
             return False
         if not goes_on:
             self.counts.finished += 1
@@ -300,7 +300,7 @@ class Engine:
             spare -= most[-1]
         return self._guesser.guess(jobs, most)
 
-    def _finish(self, job: Job, piece: Piece | None) -> None:
+    def _finish(self, job: Job, piece: AnswerPiece | None) -> None:
         self._scheduler.remove(job)
         if self._guesser is not None:
             self._guesser.forget(job)
@@ -315,9 +315,9 @@ class Engine:
         self._scheduler.pool.forget()
         for job in self._scheduler.begun():
             self.counts.failed += 1
-            self._finish(job, Piece(reason="error", error=known))
+            self._finish(job, AnswerPiece(reason="error", error=known))
 
-    def _constraint(self, form: Form) -> Constraint:
+    def _constraint(self, form: AnswerForm) -> Constraint:
         with self._constraints_lock:
             if self._constraints is None:
                 self._constraints = Constraints(self.tokenizer, self.stepper.words)

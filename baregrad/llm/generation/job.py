@@ -9,8 +9,8 @@ from baregrad.llm.generation.constraints import Constraint
 from baregrad.llm.generation.layer_pages import PAGE
 from baregrad.llm.generation.page_pool import prefix_hashes
 from baregrad.llm.generation.paged_cache import Saved
-from baregrad.llm.generation.request import Piece, Request, Stream, Token
-from baregrad.llm.generation.stepper import Choice, Row, StepResult
+from baregrad.llm.generation.request import AnswerPiece, AnswerRequest, ChosenToken, Stream
+from baregrad.llm.generation.stepper import StepResult, TokenChoice, TokenRow
 from baregrad.llm.generation.stops import StopFinder
 
 
@@ -29,7 +29,7 @@ class Job:
 
     def __init__(
         self,
-        request: Request,
+        request: AnswerRequest,
         stream: Stream,
         seed: int,
         text: TextMaker,
@@ -74,14 +74,14 @@ class Job:
         """Return where the next chunk of the prompt ends: chunks end at the same places always."""
         return min(self.prompt, (self.computed // chunk + 1) * chunk)
 
-    def row(self, position: int, token: int) -> Row:
+    def row(self, position: int, token: int) -> TokenRow:
         """Return the row of a token, whose choice is that of the token after it."""
-        return Row(token, position, self.pages, self.choice())
+        return TokenRow(token, position, self.pages, self.choice())
 
-    def choice(self) -> Choice:
+    def choice(self) -> TokenChoice:
         """Return how the next token is chosen."""
         bits = None if self._constraint is None else self._constraint.bits()
-        return Choice(self.request.sampling, self.seed, self._edits(), bits)
+        return TokenChoice(self.request.sampling, self.seed, self._edits(), bits)
 
     def full_pages(self) -> int:
         """Return how many of its pages the prompt fills and has been computed for."""
@@ -119,16 +119,16 @@ class Job:
                 self._constraint.add(token)
             text = self._stops.add(self._text.add(token))
         if self._stops.found is not None:
-            self.stream.put(Piece(text, told, "stop", self._stops.found))
+            self.stream.put(AnswerPiece(text, told, "stop", self._stops.found))
             return False
         is_done = is_end or (self._constraint is not None and self._constraint.is_done)
         if is_done or self.left <= 0:
             text += self._rest()
             reason = "stop" if is_done or self._stops.found is not None else "length"
-            self.stream.put(Piece(text, told, reason, self._stops.found))
+            self.stream.put(AnswerPiece(text, told, reason, self._stops.found))
             return False
         if text or told:
-            self.stream.put(Piece(text, told))
+            self.stream.put(AnswerPiece(text, told))
         return True
 
     def _rest(self) -> str:
@@ -136,13 +136,13 @@ class Job:
         text = self._stops.add(self._text.finish())
         return text if self._stops.found is not None else text + self._stops.finish()
 
-    def _told(self, token: int, result: StepResult, number: int) -> Token:
+    def _told(self, token: int, result: StepResult, number: int) -> ChosenToken:
         count = self.request.sampling.logprobs
         if count is None or result.logprobs is None:
-            return Token(token)
+            return ChosenToken(token)
         best = zip(
             result.best[number][:count].tolist(), result.best_logprobs[number][:count].tolist(),
             strict=True,
         )
-        return Token(token, float(result.logprobs[number]), tuple(best))
+        return ChosenToken(token, float(result.logprobs[number]), tuple(best))
 

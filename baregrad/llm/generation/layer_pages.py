@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from baregrad.base.errors import ArgumentError
@@ -19,7 +20,9 @@ from baregrad.tensor import Tensor
 PAGE = 16  # tokens of a page
 BLOCK = 32  # elements that share a scale in a page of q8_0
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0")
-_STORED = {"f32": dtypes.float32, "f16": dtypes.float16, "bf16": dtypes.bfloat16}
+_STORED = MappingProxyType({
+    "f32": dtypes.float32, "f16": dtypes.float16, "bf16": dtypes.bfloat16,
+})  # fmt: skip
 
 
 def row_nbytes(row: CacheRow, kind: str) -> int:

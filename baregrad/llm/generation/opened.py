@@ -11,11 +11,11 @@ from typing import Any
 from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.dtypes import dtypes
 from baregrad.io.gguf import GgmlType, PackedWeight
-from baregrad.llm.generation.engine import Engine
+from baregrad.llm.generation.engine import AnswerEngine
 from baregrad.llm.generation.guessing import Guesser, LookupGuesser
 from baregrad.llm.generation.layer_pages import LayerPages, StepPlaces
 from baregrad.llm.generation.paged_cache import PagedCache, cache_nbytes, pages_of, views
-from baregrad.llm.generation.request import Request, Stream
+from baregrad.llm.generation.request import AnswerRequest, Stream
 from baregrad.llm.generation.sampling import Sampling
 from baregrad.llm.generation.stepper import Stepper
 from baregrad.llm.models.decoder import LanguageModel
@@ -75,7 +75,7 @@ class OpenedModel:
     decoder: LanguageModel
     tokenizer: Tokenizer
     template: ChatTemplate | None
-    engine: Engine
+    engine: AnswerEngine
 
     def sampling(self, **chosen: Any) -> Sampling:
         """Return the model's own defaults of sampling with what was chosen (None: not chosen)."""
@@ -102,7 +102,7 @@ class OpenedModel:
 
     def ask(self, tokens: Sequence[int], sampling: Sampling) -> Stream:
         """Submit a prompt to the engine."""
-        return self.engine.submit(Request(tokens, sampling))
+        return self.engine.submit(AnswerRequest(tokens, sampling))
 
     def close(self) -> None:
         """End all answers."""
@@ -142,7 +142,7 @@ def open_to_ask(
         decoder, cache, traits.words, rows=wanted.rows, chunk=wanted.chunk,
         context=wanted.context_of(traits), device=wanted.device,
     )
-    engine = Engine(
+    engine = AnswerEngine(
         stepper, tokenizer, most_waiting=wanted.most_waiting, guesses=wanted.guesses,
         guesser=guesser or (LookupGuesser() if wanted.guesses else None),
     )

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from baregrad.base.errors import BaregradError
-from baregrad.llm.generation.constraints import Form
+from baregrad.llm.generation.constraints import AnswerForm
 from baregrad.llm.generation.sampling import Sampling
 
 
 @dataclass(frozen=True)
-class Request:
+class AnswerRequest:
     """A prompt as tokens, and how it is answered.
 
     form: what the answer has to be, if anything. client: whose turn it is when requests wait; each
@@ -23,14 +23,14 @@ class Request:
 
     tokens: Sequence[int]
     sampling: Sampling = field(default_factory=Sampling)
-    form: Form | None = None
+    form: AnswerForm | None = None
     client: str = ""
     shown: tuple[str, ...] = ()
     salt: bytes = b""
 
 
 @dataclass(frozen=True)
-class Token:
+class ChosenToken:
     """A token of an answer; with log-probabilities where they were asked for, best first."""
 
     token: int
@@ -39,7 +39,7 @@ class Token:
 
 
 @dataclass(frozen=True)
-class Piece:
+class AnswerPiece:
     """A part of an answer: text that is certain, and the tokens that were chosen meanwhile.
 
     The last piece has a reason: "stop" (an end or a stop text, which is then `stop`), "length",
@@ -47,7 +47,7 @@ class Piece:
     """
 
     text: str = ""
-    tokens: tuple[Token, ...] = ()
+    tokens: tuple[ChosenToken, ...] = ()
     reason: str | None = None
     stop: str | None = None
     error: BaregradError | None = None
@@ -70,12 +70,12 @@ class Stream:
 
     def __init__(self, prompt: int) -> None:
         self.usage = Usage(prompt=prompt)
-        self._pieces: queue.SimpleQueue[Piece] = queue.SimpleQueue()
+        self._pieces: queue.SimpleQueue[AnswerPiece] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._listener: Callable[[Piece], None] | None = None
+        self._listener: Callable[[AnswerPiece], None] | None = None
         self._cancelled = threading.Event()
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[AnswerPiece]:
         while True:
             piece = self._pieces.get()
             if piece.error is not None:
@@ -88,7 +88,7 @@ class Stream:
         """Wait for the whole answer and return its text."""
         return "".join(piece.text for piece in self)
 
-    def listen(self, listener: Callable[[Piece], None]) -> None:
+    def listen(self, listener: Callable[[AnswerPiece], None]) -> None:
         """Call `listener` with each piece, those that came already first, instead of iterating.
 
         It is called in the engine's thread and must not wait; its exceptions cancel the request.
@@ -107,12 +107,12 @@ class Stream:
         """Whether somebody has cancelled the answer."""
         return self._cancelled.is_set()
 
-    def put(self, piece: Piece) -> None:
+    def put(self, piece: AnswerPiece) -> None:
         """Hand on a piece (the engine does)."""
         with self._lock:
             self._tell(piece)
 
-    def _tell(self, piece: Piece) -> None:
+    def _tell(self, piece: AnswerPiece) -> None:
         if self._listener is None:
             self._pieces.put(piece)
             return

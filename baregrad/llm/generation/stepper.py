@@ -46,7 +46,7 @@ class StepDecoder(Protocol):
 
 
 @dataclass(frozen=True)
-class Choice:
+class TokenChoice:
     """How the token after one row is chosen.
 
     edits: what is added to, divides and is subtracted from the scores of some tokens. bits: which
@@ -65,13 +65,13 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Row:
+class TokenRow:
     """A token of a sequence whose pages hold all before it, and how the next one is chosen."""
 
     token: int
     position: int
     pages: Sequence[int]
-    choice: Choice
+    choice: TokenChoice
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Stepper:
         self._last_steps = {mode: jit(self._last_function(mode)) for mode in Mode}
         self._chunk_step = jit(self._chunk_function())
 
-    def run_rows(self, rows: Sequence[Row]) -> StepResult:
+    def run_rows(self, rows: Sequence[TokenRow]) -> StepResult:
         """Choose the token after each of some rows, and keep their tokens in the cache.
 
         Rows of one sequence may stand beside each other, at positions that follow each other.
@@ -140,7 +140,7 @@ class Stepper:
         return StepResult(*(each.numpy() for each in found))
 
     def run_chunk(
-        self, tokens: Sequence[int], start: int, pages: Sequence[int], choice: Choice | None
+        self, tokens: Sequence[int], start: int, pages: Sequence[int], choice: TokenChoice | None
     ) -> StepResult | None:
         """Keep a chunk of a prompt in the cache; with a choice, choose the token after it."""
         count = len(tokens)
@@ -158,7 +158,7 @@ class Stepper:
         if choice is None:
             self._chunk_step(*common, *bound)
             return None
-        row = Row(tokens[-1], start + count - 1, pages, choice)
+        row = TokenRow(tokens[-1], start + count - 1, pages, choice)
         control = np.zeros((1, _FIRST + COLUMNS), np.int32)
         control[0] = self._control(row)
         mode = choice.mode
@@ -211,12 +211,12 @@ class Stepper:
 
     # --- what is handed in -----------------------------------------------------------------------
 
-    def _control(self, row: Row) -> Any:
+    def _control(self, row: TokenRow) -> Any:
         settings = settings_row(row.choice.sampling, row.choice.seed, row.position + 1)
         return np.concatenate([np.array([row.token, row.position], np.int32), settings])
 
     def _extras(
-        self, mode: Mode, choices: Sequence[Choice], rows: int | None = None
+        self, mode: Mode, choices: Sequence[TokenChoice], rows: int | None = None
     ) -> tuple[tuple[Tensor, ...], Any]:
         """Edits and bits of all rows, in arrays with room for more, and the number of edits."""
         if mode is not Mode.FULL:

@@ -14,7 +14,7 @@ from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.llm.commands import chat, generate, plan
 from baregrad.llm.commands.asking import show
 from baregrad.llm.generation.opened import EngineSettings, memory_of_engine, open_to_ask
-from baregrad.llm.generation.request import Piece, Stream
+from baregrad.llm.generation.request import AnswerPiece, Stream
 from baregrad.llm.generation.sampling import Sampling
 from tests.llm.commands.small_model import CONTEXT, write_model
 
@@ -84,7 +84,7 @@ def test_an_interrupt_ends_the_answer_and_not_the_program() -> None:
     class Interrupted(Stream):
         """A stream that is interrupted after its first piece."""
 
-        def __iter__(self) -> Iterator[Piece]:
+        def __iter__(self) -> Iterator[AnswerPiece]:
             return iter(_Pieces(self))
 
     class _Pieces:
@@ -94,13 +94,15 @@ def test_an_interrupt_ends_the_answer_and_not_the_program() -> None:
         def __iter__(self) -> _Pieces:
             return self
 
-        def __next__(self) -> Piece:
+        def __next__(self) -> AnswerPiece:
             self.count += 1
             if self.count == 2:
                 raise KeyboardInterrupt
             if self.count > 3:
                 raise StopIteration
-            return Piece("text") if self.count == 1 else Piece("late", reason="cancelled")
+            if self.count == 1:
+                return AnswerPiece("text")
+            return AnswerPiece("late", reason="cancelled")
 
     stream, out = Interrupted(1), io.StringIO()
     assert show(stream, out) == ("text", "cancelled")

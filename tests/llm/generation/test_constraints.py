@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from baregrad.base.errors import ArgumentError
-from baregrad.llm.generation.constraints import Constraints, Form
+from baregrad.llm.generation.constraints import AnswerForm, Constraints
 
 pytest.importorskip("llguidance", reason="answers of a form need llguidance")
 
@@ -44,7 +44,7 @@ def allowed(constraint: Any) -> list[int]:
     return [token for token in range(300) if bits[token // 32] >> (token % 32) & 1]
 
 
-def written(form: Form, seed: int, most: int = 400) -> str:
+def written(form: AnswerForm, seed: int, most: int = 400) -> str:
     """Text of random tokens that a form allows, until it ends."""
     rng, constraint, text = random.Random(seed), CONSTRAINTS.make(form), b""
     for _ in range(most):
@@ -67,7 +67,7 @@ def test_a_schema_holds() -> None:
             "name": {"type": "string", "maxLength": 4}, "age": {"type": "integer", "maximum": 99},
         },
     }
-    texts = [written(Form("json_schema", json.dumps(schema)), seed) for seed in range(20)]
+    texts = [written(AnswerForm("json_schema", json.dumps(schema)), seed) for seed in range(20)]
     found = [json.loads(text) for text in texts if text]
     assert len(found) > 5
     for each in found:
@@ -79,21 +79,21 @@ def test_a_schema_holds() -> None:
 
 def test_other_forms_hold() -> None:
     for seed in range(10):
-        assert re.fullmatch("(yes|no)!*", written(Form("regex", "(yes|no)!{0,3}"), seed))
-        assert written(Form("lark", 'start: "a" | "b" "c"'), seed) in ("a", "bc")
-    texts = [written(Form("json_object"), seed) for seed in range(10)]
+        assert re.fullmatch("(yes|no)!*", written(AnswerForm("regex", "(yes|no)!{0,3}"), seed))
+        assert written(AnswerForm("lark", 'start: "a" | "b" "c"'), seed) in ("a", "bc")
+    texts = [written(AnswerForm("json_object"), seed) for seed in range(10)]
     assert any(isinstance(json.loads(text), dict) for text in texts if text)
 
 
 def test_what_is_not_allowed_is_refused() -> None:
-    constraint = CONSTRAINTS.make(Form("regex", "ab"))
+    constraint = CONSTRAINTS.make(AnswerForm("regex", "ab"))
     assert allowed(constraint) == [97]
     constraint.add(97)
     constraint.add(98)
     assert set(allowed(constraint)) == set(Bytes.ends)
     assert constraint.is_done
     with pytest.raises(ArgumentError):
-        CONSTRAINTS.make(Form("regex", "ab")).add(99)
+        CONSTRAINTS.make(AnswerForm("regex", "ab")).add(99)
 
 
 @pytest.mark.parametrize(
@@ -110,4 +110,4 @@ def test_what_is_not_allowed_is_refused() -> None:
 )
 def test_forms_that_cannot_be_enforced(form: tuple[str, str]) -> None:
     with pytest.raises(ArgumentError):
-        CONSTRAINTS.make(Form(*form))
+        CONSTRAINTS.make(AnswerForm(*form))

@@ -6,10 +6,10 @@ import pytest
 
 from baregrad.base.errors import ArgumentError
 from baregrad.llm.generation.draft_guesser import DraftGuesser
-from baregrad.llm.generation.engine import Engine
+from baregrad.llm.generation.engine import AnswerEngine
 from baregrad.llm.generation.guessing import Guesser
 from baregrad.llm.generation.paged_cache import PagedCache
-from baregrad.llm.generation.request import Request, Stream
+from baregrad.llm.generation.request import AnswerRequest, Stream
 from baregrad.llm.generation.sampling import Sampling
 from baregrad.llm.generation.stepper import Stepper
 from tests.llm.generation.stand_in import WORDS, ByteTokenizer, SmallDecoder
@@ -26,11 +26,11 @@ def large() -> Stepper:
 
 
 def answers(large: Stepper, guesser: Guesser | None) -> tuple[list[list[int]], dict[str, int]]:
-    engine = Engine(large, ByteTokenizer(), guesser=guesser, guesses=3)
+    engine = AnswerEngine(large, ByteTokenizer(), guesser=guesser, guesses=3)
     streams: list[Stream] = []
     for number, temperature in enumerate((0.0, 0.8, 1.2)):
         settings = Sampling(temperature, seed=number, max_tokens=25, ignores_ends=True)
-        streams.append(engine.submit(Request([number + 1] * (5 + 20 * number), settings)))
+        streams.append(engine.submit(AnswerRequest([number + 1] * (5 + 20 * number), settings)))
         engine.step()
     engine.run()
     found = [[token.token for piece in stream for token in piece.tokens] for stream in streams]

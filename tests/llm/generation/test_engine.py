@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from baregrad.base.errors import ArgumentError, BaregradError, QueueFull
-from baregrad.llm.generation.constraints import Form
-from baregrad.llm.generation.engine import Engine
+from baregrad.llm.generation.constraints import AnswerForm
+from baregrad.llm.generation.engine import AnswerEngine
 from baregrad.llm.generation.guessing import LookupGuesser, guess_by_lookup
 from baregrad.llm.generation.paged_cache import PagedCache
-from baregrad.llm.generation.request import Piece, Request, Stream
+from baregrad.llm.generation.request import AnswerPiece, AnswerRequest, Stream
 from baregrad.llm.generation.sampling import Sampling
 from baregrad.llm.generation.stepper import Stepper
 from tests.llm.generation.stand_in import END, WORDS, ByteTokenizer, SmallDecoder
 
 CONTEXT = 160
-Maker = Callable[..., Engine]
+Maker = Callable[..., AnswerEngine]
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +39,14 @@ def steppers() -> dict[int, Stepper]:
 
 @pytest.fixture
 def make(steppers: dict[int, Stepper]) -> Maker:
-    def made(pages: int = 80, **options: Any) -> Engine:
+    def made(pages: int = 80, **options: Any) -> AnswerEngine:
         steppers[pages].cache.pool.forget()
-        return Engine(steppers[pages], ByteTokenizer(), **options)
+        return AnswerEngine(steppers[pages], ByteTokenizer(), **options)
 
     return made
 
 
-def pieces(stream: Stream) -> list[Piece]:
+def pieces(stream: Stream) -> list[AnswerPiece]:
     return list(stream)
 
 
@@ -62,7 +62,7 @@ def told(stream: Stream) -> list[Any]:
     return [piece.tokens for piece in stream], stream.usage.answer
 
 
-def random_request(rng: random.Random, prefixes: list[list[int]]) -> Request:
+def random_request(rng: random.Random, prefixes: list[list[int]]) -> AnswerRequest:
     """A prompt that perhaps begins as others do, with settings of any kind."""
     tokens = list(rng.choice(prefixes)) if rng.random() < 0.6 else []
     tokens += [rng.randrange(256) for _ in range(rng.randrange(1, 40))]
@@ -79,8 +79,8 @@ def random_request(rng: random.Random, prefixes: list[list[int]]) -> Request:
     if rng.random() < 0.3:
         settings["logprobs"] = rng.randrange(6)
     settings["max_tokens"] = rng.choice((3, 20, 60))
-    form = Form("regex", "[a-z ]{3,9}") if rng.random() < 0.1 else None
-    return Request(tokens, Sampling(**settings), form, client=rng.choice("abc"))
+    form = AnswerForm("regex", "[a-z ]{3,9}") if rng.random() < 0.1 else None
+    return AnswerRequest(tokens, Sampling(**settings), form, client=rng.choice("abc"))
 
 
 def run_mix(make: Maker, seed: int, alone: Maker | None = None) -> dict[str, int]:
@@ -125,7 +125,7 @@ def test_greedy_answers_are_the_decoder_s(make: Maker) -> None:
     engine, decoder = make(), SmallDecoder()
     prompt = list(b"In the beginning")
     stream = engine.submit(
-        Request(prompt, Sampling(temperature=0.0, max_tokens=12, ignores_ends=True))
+        AnswerRequest(prompt, Sampling(temperature=0.0, max_tokens=12, ignores_ends=True))
     )
     engine.run()
     found, _, reason = answer(stream)
@@ -141,10 +141,10 @@ def test_a_prefix_is_found_and_not_computed_again(make: Maker) -> None:
     engine = make()
     prompt = [int(t) for t in np.random.default_rng(3).integers(0, 256, 70)]
     settings = Sampling(temperature=0.0, max_tokens=3)
-    first = engine.submit(Request(prompt, settings))
+    first = engine.submit(AnswerRequest(prompt, settings))
     engine.run()
-    again = engine.submit(Request(prompt, settings))
-    other = engine.submit(Request(prompt, settings, salt=b"other"))
+    again = engine.submit(AnswerRequest(prompt, settings))
+    other = engine.submit(AnswerRequest(prompt, settings, salt=b"other"))
     engine.run()
     assert told(first) == told(again) == told(other)
     assert (first.usage.cached, again.usage.cached, other.usage.cached) == (0, 64, 0)
@@ -153,15 +153,14 @@ def test_a_prefix_is_found_and_not_computed_again(make: Maker) -> None:
 def test_stops_and_ends(make: Maker) -> None:
     engine = make()
     prompt = list(b"abc")
-    plain = engine.submit(Request(prompt, Sampling(seed=1, max_tokens=30, ignores_ends=True)))
+    plain = engine.submit(AnswerRequest(prompt, Sampling(seed=1, max_tokens=30, ignores_ends=True)))
     engine.run()
     text = answer(plain)[1]
     stop = text[5:7]
-    stopped = engine.submit(
-        Request(prompt, Sampling(seed=1, max_tokens=30, ignores_ends=True, stops=(stop, "\0\0")))
-    )
+    settings = Sampling(seed=1, max_tokens=30, ignores_ends=True, stops=(stop, "\0\0"))
+    stopped = engine.submit(AnswerRequest(prompt, settings))
     ended = engine.submit(
-        Request(prompt, Sampling(seed=1, max_tokens=30, logit_bias={END: 1000.0}))
+        AnswerRequest(prompt, Sampling(seed=1, max_tokens=30, logit_bias={END: 1000.0}))
     )
     engine.run()
     assert answer(stopped)[1:] == (text[: text.index(stop)], "stop")
@@ -170,7 +169,7 @@ def test_stops_and_ends(make: Maker) -> None:
 
 def test_forms_hold(make: Maker) -> None:
     engine = make()
-    request = Request(list(b"?"), Sampling(seed=5), Form("regex", "(yes|no) [0-9]{2}"))
+    request = AnswerRequest(list(b"?"), Sampling(seed=5), AnswerForm("regex", "(yes|no) [0-9]{2}"))
     stream = engine.submit(request)
     engine.run()
     _, text, reason = answer(stream)
@@ -178,37 +177,37 @@ def test_forms_hold(make: Maker) -> None:
     assert text[-2:].isdigit()
     assert reason == "stop"
     with pytest.raises(ArgumentError):
-        engine.submit(Request([1], form=Form("regex", "(")))
+        engine.submit(AnswerRequest([1], form=AnswerForm("regex", "(")))
 
 
 def test_what_does_not_fit_is_refused(make: Maker) -> None:
     engine = make(most_waiting=2)
     for request, message in (
-        (Request([]), "a prompt has tokens"),
-        (Request([0] * CONTEXT), "160 tokens, wanted 159"),
-        (Request([WORDS]), "no such token"),
-        (Request([1], Sampling(logit_bias={WORDS: 1.0})), "no such token"),
+        (AnswerRequest([]), "a prompt has tokens"),
+        (AnswerRequest([0] * CONTEXT), "160 tokens, wanted 159"),
+        (AnswerRequest([WORDS]), "no such token"),
+        (AnswerRequest([1], Sampling(logit_bias={WORDS: 1.0})), "no such token"),
     ):
         with pytest.raises(ArgumentError, match=message):
             engine.submit(request)
-    streams = [engine.submit(Request([1], Sampling(max_tokens=2))) for _ in range(2)]
+    streams = [engine.submit(AnswerRequest([1], Sampling(max_tokens=2))) for _ in range(2)]
     with pytest.raises(QueueFull, match="found 2, wanted fewer than 2"):
-        engine.submit(Request([1]))
+        engine.submit(AnswerRequest([1]))
     engine.run()
     assert all(answer(stream)[2] for stream in streams)
     with pytest.raises(ArgumentError, match="smaller than a whole context"):
         small = PagedCache(SmallDecoder().cache_rows(), 4)
-        Engine(Stepper(SmallDecoder(), small, WORDS, context=160), ByteTokenizer())
+        AnswerEngine(Stepper(SmallDecoder(), small, WORDS, context=160), ByteTokenizer())
 
 
 def test_clients_take_turns(make: Maker) -> None:
     """One client's many requests do not keep another's single one waiting."""
     engine = make()
     many = [
-        engine.submit(Request([n], Sampling(max_tokens=20, ignores_ends=True), client="a"))
+        engine.submit(AnswerRequest([n], Sampling(max_tokens=20, ignores_ends=True), client="a"))
         for n in range(20)
     ]
-    single = engine.submit(Request([99], Sampling(max_tokens=1), client="b"))
+    single = engine.submit(AnswerRequest([99], Sampling(max_tokens=1), client="b"))
     while not single.usage.answer:
         engine.step()
     assert sum(stream.usage.answer > 0 for stream in many) < 6
@@ -218,13 +217,13 @@ def test_clients_take_turns(make: Maker) -> None:
 def test_a_thread_answers_and_cancels(make: Maker) -> None:
     with make() as engine:
         streams = [
-            engine.submit(Request([n], Sampling(max_tokens=100, ignores_ends=True)))
+            engine.submit(AnswerRequest([n], Sampling(max_tokens=100, ignores_ends=True)))
             for n in range(8)
         ]
-        heard: list[Piece] = []
+        heard: list[AnswerPiece] = []
         done = threading.Event()
 
-        def hear(piece: Piece) -> None:
+        def hear(piece: AnswerPiece) -> None:
             heard.append(piece)
             if piece.reason:
                 done.set()
@@ -238,10 +237,10 @@ def test_a_thread_answers_and_cancels(make: Maker) -> None:
         assert sum(len(p.tokens) for p in heard) == 100
         streams[2].listen(lambda piece: 1 / 0)
         assert all(answer(stream)[2] == "length" for stream in streams[3:])
-        left = engine.submit(Request([1], Sampling(max_tokens=150, ignores_ends=True)))
+        left = engine.submit(AnswerRequest([1], Sampling(max_tokens=150, ignores_ends=True)))
     assert answer(left)[2] in ("cancelled", "length")
     with pytest.raises(QueueFull):
-        engine.submit(Request([1]))
+        engine.submit(AnswerRequest([1]))
     assert engine.stepper.cache.pool.free == engine.stepper.cache.pool.count - 1
 
 
@@ -255,9 +254,9 @@ def test_scores_that_are_not_numbers_end_one_answer_alone() -> None:
 
     decoder = Broken()
     stepper = Stepper(decoder, PagedCache(decoder.cache_rows(), 12), WORDS, rows=3, context=64)
-    engine = Engine(stepper, ByteTokenizer())
+    engine = AnswerEngine(stepper, ByteTokenizer())
     greedy = Sampling(temperature=0.0, max_tokens=4, logit_bias={7: -1e4})
-    broken, sound = (engine.submit(Request([t], greedy)) for t in (7, 8))
+    broken, sound = (engine.submit(AnswerRequest([t], greedy)) for t in (7, 8))
     engine.run()
     with pytest.raises(BaregradError, match="no token can be chosen"):
         answer(broken)
@@ -270,11 +269,11 @@ def test_an_error_in_a_step_ends_what_runs_and_nothing_else(make: Maker) -> None
     run = engine.stepper.run_chunk
     with engine:
         engine.stepper.run_chunk = None  # type: ignore[assignment, method-assign]
-        failed = engine.submit(Request([1, 2]))
+        failed = engine.submit(AnswerRequest([1, 2]))
         with pytest.raises(BaregradError, match="a step of the engine failed"):
             answer(failed)
         engine.stepper.run_chunk = run  # type: ignore[method-assign]
-        assert len(answer(engine.submit(Request([1], Sampling(max_tokens=2))))[0]) <= 2
+        assert len(answer(engine.submit(AnswerRequest([1], Sampling(max_tokens=2))))[0]) <= 2
 
 
 def test_guesses_by_looking_up() -> None:

@@ -11,11 +11,11 @@ from baregrad.base.errors import ArgumentError
 from baregrad.llm.generation.choosing import NOTHING
 from baregrad.llm.generation.paged_cache import PagedCache
 from baregrad.llm.generation.sampling import Sampling
-from baregrad.llm.generation.stepper import Choice, Row, Stepper
+from baregrad.llm.generation.stepper import Stepper, TokenChoice, TokenRow
 from tests.llm.generation.stand_in import WORDS, SmallDecoder
 
-GREEDY = Choice(Sampling(temperature=0.0), 0)
-TOLD = Choice(Sampling(temperature=0.0, logprobs=5), 0)
+GREEDY = TokenChoice(Sampling(temperature=0.0), 0)
+TOLD = TokenChoice(Sampling(temperature=0.0, logprobs=5), 0)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_scores_are_those_of_the_whole_text(decoder: SmallDecoder, stepper: Step
         np.testing.assert_allclose(found.best_logprobs[0], np.sort(truth)[::-1][:20], atol=2e-5)
         np.testing.assert_allclose(truth[found.best[0]], found.best_logprobs[0], atol=2e-5)
         tokens.append(int(found.tokens[0]))
-        found = stepper.run_rows([Row(tokens[-1], len(tokens) - 1, pages, TOLD)])
+        found = stepper.run_rows([TokenRow(tokens[-1], len(tokens) - 1, pages, TOLD)])
 
 
 def test_rows_of_one_sequence_are_as_if_one_by_one(stepper: Stepper) -> None:
@@ -56,33 +56,34 @@ def test_rows_of_one_sequence_are_as_if_one_by_one(stepper: Stepper) -> None:
     tokens = [int(t) for t in rng.integers(0, 256, 40)]
     stepper.run_chunk(tokens[:32], 0, [1, 2, 3], None)
     alone = [
-        stepper.run_rows([Row(tokens[at], at, [1, 2, 3], TOLD)]) for at in range(32, 36)
+        stepper.run_rows([TokenRow(tokens[at], at, [1, 2, 3], TOLD)]) for at in range(32, 36)
     ]
     stepper.run_chunk(tokens[:32], 0, [5, 6, 8], None)
-    rows = [Row(tokens[at], at, [5, 6, 8], TOLD) for at in range(32, 36)]
-    together = stepper.run_rows([*rows, Row(3, 0, [11], GREEDY)])
+    rows = [TokenRow(tokens[at], at, [5, 6, 8], TOLD) for at in range(32, 36)]
+    together = stepper.run_rows([*rows, TokenRow(3, 0, [11], GREEDY)])
     for number, one in enumerate(alone):
         for name in ("tokens", "logprobs", "best_logprobs"):
             np.testing.assert_array_equal(getattr(one, name)[0], getattr(together, name)[number])
 
 
 def test_edits_and_bits_of_one_row_are_of_no_other(stepper: Stepper) -> None:
-    rows = [Row(5, 0, [20], GREEDY), Row(5, 0, [21], GREEDY), Row(5, 0, [22], GREEDY)]
+    rows = [TokenRow(5, 0, [page], GREEDY) for page in (20, 21, 22)]
     (plain,) = set(stepper.run_rows(rows).tokens.tolist())
     bits = np.zeros(-(-WORDS // 32), np.int32)
     bits[33 // 32] = 1 << 33 % 32
     greedy = GREEDY.sampling
-    rows[1] = Row(5, 0, [21], Choice(greedy, 0, [(plain, 0.0, 1.0, 50.0), (7, 40.0, 1.0, 0.0)]))
-    rows[2] = Row(5, 0, [22], Choice(greedy, 0, bits=bits))
+    edits = [(plain, 0.0, 1.0, 50.0), (7, 40.0, 1.0, 0.0)]
+    rows[1] = TokenRow(5, 0, [21], TokenChoice(greedy, 0, edits))
+    rows[2] = TokenRow(5, 0, [22], TokenChoice(greedy, 0, bits=bits))
     # Edits alone make no full mode: that is the request's.
     assert stepper.run_rows(rows).tokens.tolist() == [plain, 7, 33]
-    rows[2] = Row(5, 0, [22], Choice(greedy, 0, bits=np.zeros_like(bits)))
+    rows[2] = TokenRow(5, 0, [22], TokenChoice(greedy, 0, bits=np.zeros_like(bits)))
     assert stepper.run_rows(rows).tokens.tolist() == [plain, 7, NOTHING]
 
 
 def test_what_does_not_fit_is_refused(stepper: Stepper) -> None:
     with pytest.raises(ArgumentError, match="found 7, wanted 1 to 6"):
-        stepper.run_rows([Row(0, 0, [1], GREEDY)] * 7)
+        stepper.run_rows([TokenRow(0, 0, [1], GREEDY)] * 7)
     with pytest.raises(ArgumentError, match="found 33, wanted 1 to 32"):
         stepper.run_chunk([0] * 33, 0, [1, 2, 3], None)
     with pytest.raises(ArgumentError):
