@@ -33,9 +33,8 @@ from baregrad.base.tracing import span
 from baregrad.dtypes import DType
 from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
-from baregrad.engine.executor import Executable
+from baregrad.engine.executor import Executable, KeyedProgram, KeyedPrograms, keyed_program
 from baregrad.engine.generalise_offsets import GeneralPrograms
-from baregrad.engine.keyed_programs import KeyedProgram, KeyedPrograms, keyed_program
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.realised import Realised
 from baregrad.engine.watching import Watching

@@ -53,32 +53,52 @@ class OperandPlace:
         self.operand = operand
 
 
-class CallTemplate:
+class Template:
+    """What is made of values of one description: `run` gives the nodes of the results.
+
+    results: the form of each. written_out: how much oftener calls of it were written out than
+    computed by key. needs_history: it asks what its first operand is made of, not for its value.
+    """
+
+    __slots__ = ("results", "written_out")
+    needs_history = False
+
+    def __init__(self, results: tuple[Form, ...]) -> None:
+        self.results = results
+        self.written_out = 0
+
+    @property
+    def is_worth_it(self) -> bool:
+        """Whether its calls are computed by key now and then."""
+        return self.written_out <= MOST_WRITTEN_OUT
+
+    def run(self, values: Sequence[tuple[Node, tuple[Step, ...]]]) -> tuple[Node, ...]:
+        """The nodes of the results where the operands are nodes, each seen through steps."""
+        raise NotImplementedError
+
+
+class CallTemplate(Template):
     """An operation on operands of one description.
 
     args, kwargs: the arguments, with an `OperandPlace` for each operand. operands: the form of each
-    one's storage. results: the form of each. build: from the results as tensors to what a call
-    returns, None where that is the one result. recorded: whether gradients are. written_out: how
-    much oftener its calls were written out than computed by key.
+    one's storage. build: from the results as tensors to what a call returns, None where that is the
+    one result. recorded: whether gradients are.
     """
 
-    __slots__ = (
-        "args", "build", "function", "kwargs", "operands", "recorded", "results", "written_out",
-    )  # fmt: skip
+    __slots__ = ("args", "build", "function", "kwargs", "operands", "recorded")
 
     def __init__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         operands: tuple[Form, ...], results: tuple[Form, ...],
         build: Callable[[list[Any]], Any] | None,
     ) -> None:
+        super().__init__(results)
         self.function = function
         self.args = args
         self.kwargs = kwargs
         self.operands = operands
-        self.results = results
         self.build = build
         self.recorded = grad_enabled()
-        self.written_out = 0
 
     def run(self, values: Sequence[tuple[Node, tuple[Step, ...]]]) -> tuple[Node, ...]:
         """The nodes of the results of a call whose operands are nodes, each seen through steps."""
@@ -114,7 +134,7 @@ class DeferredCall:
 
     def __init__(
         self,
-        template: CallTemplate,
+        template: Template,
         operands: tuple[tuple[Node | DeferredValue, tuple[Step, ...]], ...],
         nodes: tuple[Node, ...] | None = None,
     ) -> None:
@@ -175,21 +195,26 @@ class Asked:
     """Values that are asked for together, as a key to what computes them.
 
     key: of each call its template and the places that its operands come from, sources first, and
-    the places of what is asked for. leaves: the arrays that are read, in the order of the key.
+    the places of what is asked for; None where there is no such key. leaves: the arrays that are
+    read, in the order of the key. calls: those of the key, in its order.
     """
 
-    __slots__ = ("_calls", "_places", "key", "leaves", "values")
+    __slots__ = ("_places", "calls", "key", "leaves", "reads_values", "values")
 
     def __init__(self, values: Sequence[DeferredValue], owner: SessionLike) -> None:
         self.values = values
         self.leaves: list[BufferRef] = []
+        self.reads_values = False
         self._places: dict[Any, int] = {}
-        self._calls: list[DeferredCall] = []
+        self.calls: list[DeferredCall] = []
         self.key: tuple[Any, ...] | None = None
         key: list[Any] = []
         for value in values:
             if not self._enter(value.call, key, owner.realised):
                 return
+        if self.reads_values and any(call.template.needs_history for call in self.calls):
+            # What a gradient is of is there as an array alone.
+            return
         places = self._places
         key += [places[value.call] + value.position for value in values]
         self.key = tuple(key)
@@ -198,7 +223,7 @@ class Asked:
         self, root: DeferredCall, key: list[Any], realised: Callable[[Any], BufferRef | None]
     ) -> bool:
         """Put a call and all that is below it into the key; False where they are too many."""
-        places, calls = self._places, self._calls
+        places, calls = self._places, self.calls
         waiting = [root]
         while waiting:
             call = waiting[-1]
@@ -213,11 +238,12 @@ class Asked:
                     if place is not None:
                         row.append(place + value.position)
                         continue
-                    ref = realised(value)
+                    ref = None if call.template.needs_history else realised(value)
                     if ref is None:
                         waiting.append(value.call)
                         ready = False
                         continue
+                    self.reads_values = True
                 elif value.op is _BUFFER:
                     ref = value.arg
                 else:
@@ -246,7 +272,7 @@ class Asked:
         Where a value was computed before, it is read as an array here, so that the graph is that
         of every call with this key.
         """
-        if all(value.__class__ is not DeferredValue for value in self._places):
+        if not self.reads_values:
             return [value.node for value in self.values]
         made: dict[DeferredCall, tuple[Node, ...]] = {}
 
@@ -258,7 +284,7 @@ class Asked:
                 return nodes[value.position]
             return Node(Ops.BUFFER, value.form.dtype, (), self.leaves[~self._places[value]])
 
-        for call in self._calls:
+        for call in self.calls:
             made[call] = call.template.run(
                 [(node_of(value), steps) for value, steps in call.operands]
             )
@@ -266,7 +292,7 @@ class Asked:
 
     def note_computed(self) -> None:
         """Note that the calls were computed by their key, and so were worth putting off."""
-        for call in self._calls:
+        for call in self.calls:
             call.template.written_out = min(call.template.written_out, 0)
 
 

@@ -18,7 +18,6 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import MOVEMENT, Ops, mask_of
 from baregrad.tensor.array.core import Array, Storage
 from baregrad.tensor.array.deferred import (
-    MOST_WRITTEN_OUT,
     CallTemplate,
     DeferredCall,
     DeferredValue,
@@ -55,7 +54,7 @@ def put_off(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     known = owner.templates.get(kind := tuple(key))
     if known is None:
         return _learn(owner, kind, function, args, kwargs, operands)
-    if known is _NOTHING or known.written_out > MOST_WRITTEN_OUT or options.debug:
+    if known is _NOTHING or not known.is_worth_it or options.debug:
         return function(*args, **kwargs)
     call = DeferredCall(known, tuple(operands))
     if known.build is None:
@@ -153,10 +152,7 @@ def _learn(
     template: Any = _NOTHING
     if watching.touched == touched:
         template = _template(owner, function, args, kwargs, found) or _NOTHING
-    with owner.lock:
-        owner.templates[key] = template
-        if len(owner.templates) > TEMPLATES_KEPT:
-            del owner.templates[next(iter(owner.templates))]
+    keep_template(owner, key, template)
     if template is not _NOTHING:
         results = (found,) if template.build is None else found
         nodes = tuple([tensor._storage.node for tensor in results])
@@ -190,7 +186,9 @@ def _template(
         if node.op is _BUFFER or node.mask & (_VAR | Ops.COPY.bit):
             return None
         forms.append(
-            _form(owner, tensor.__class__, node.dtype, node.shape, storage.device, storage.grad)
+            form_of_fields(
+                owner, tensor.__class__, node.dtype, node.shape, storage.device, storage.grad
+            )
         )
     if len(storages) != before + len(forms):
         return None
@@ -208,18 +206,28 @@ def _template(
     )
 
 
+def keep_template(owner: SessionLike, key: tuple[Any, ...], template: Any) -> None:
+    """Note the template of a key; the oldest goes where they are too many."""
+    with owner.lock:
+        owner.templates[key] = template
+        if len(owner.templates) > TEMPLATES_KEPT:
+            del owner.templates[next(iter(owner.templates))]
+
+
 def _form_of(owner: SessionLike, value: Array) -> Form:
     storage = value._storage
     if storage.deferred is not None:
-        return _form(
+        return form_of_fields(
             owner, value.__class__, storage.deferred.form.dtype, storage.deferred.form.shape,
             storage.device, storage.grad,
         )
     node = storage.node
-    return _form(owner, value.__class__, node.dtype, node.shape, storage.device, storage.grad)
+    return form_of_fields(
+        owner, value.__class__, node.dtype, node.shape, storage.device, storage.grad
+    )
 
 
-def _form(owner: SessionLike, *fields: Any) -> Form:
+def form_of_fields(owner: SessionLike, *fields: Any) -> Form:
     """The one form with these fields."""
     found = owner.forms.get(fields)
     if found is None:

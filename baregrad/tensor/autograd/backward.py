@@ -12,11 +12,11 @@ from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.core import Array, check_float
 from baregrad.tensor.array.link import session
+from baregrad.tensor.autograd.deferred_gradients import by_leaf, put_off_gradients
 from baregrad.tensor.autograd.gradients import pull_back
 
 if TYPE_CHECKING:
     from baregrad.tensor.array.tensor_like import Tensor
-    from baregrad.tensor.array.views import Leaf
 
 
 def _seed(x: Tensor, gradient: Tensor | None, what: str) -> Node:
@@ -53,6 +53,8 @@ def backward(x: Tensor, gradient: Tensor | None = None, *, create_graph: bool = 
     with the next that are, and its graph is freed then. Raises GradientError, ShapeError or
     DTypeError.
     """
+    if not create_graph and put_off_gradients(x, gradient):
+        return
     seed = _seed(x, gradient, "backward()")
     found = pull_back((x._value(),), (seed,))
     if not found:
@@ -63,11 +65,7 @@ def backward(x: Tensor, gradient: Tensor | None = None, *, create_graph: bool = 
         )
     if not create_graph and not x._steps:
         session().watching.companions.append(weakref.ref(x._storage))
-    sums: dict[Leaf, Node] = {}
-    for node, part in found.items():
-        known = sums.get(node.arg)
-        sums[node.arg] = part if known is None else nodes.add(known, part)
-    for leaf, total in sums.items():
+    for leaf, total in by_leaf(found).items():
         owner = leaf.owner()
         if owner is not None:
             _accumulate(owner, total, create_graph)

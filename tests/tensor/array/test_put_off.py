@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from baregrad.base.errors import IndexOutOfRange, ShapeError
+from baregrad.base.errors import GradientError, IndexOutOfRange, ShapeError
 from baregrad.base.options import options
 from baregrad.engine import backends
 from baregrad.engine.session import Session, use_session
@@ -209,6 +209,102 @@ def test_gradients_go_through_calls_that_are_put_off() -> None:
         assert first == pytest.approx(wanted.item(), rel=1e-4)
         np.testing.assert_allclose(x.grad.numpy(), tx.grad.numpy(), rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(w.grad.numpy(), tw.grad.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_backward_pass_that_is_known_makes_leaves_and_one_submit(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def step(x: Tensor, start: Tensor) -> tuple[Tensor, Tensor]:
+        x = x.detach().requires_grad_()
+        made = x.layer_norm((8,)) * 3
+        made.backward(start)
+        assert x.grad is not None
+        made.detach().realize(x.grad)
+        return made.detach(), x.grad
+
+    for turn in range(4):
+        array, first = drawn(5, 8), drawn(5, 8)
+        x, start = held(array), held(first)
+        with Work(session, monkeypatch) as work:
+            made, gradient = step(x, start)
+        tx = torch.from_numpy(array).requires_grad_()
+        wanted = torch.layer_norm(tx, (8,)) * 3
+        wanted.backward(torch.from_numpy(first))
+        assert tx.grad is not None
+        np.testing.assert_allclose(made.numpy(), wanted.detach().numpy(), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(gradient.numpy(), tx.grad.numpy(), rtol=1e-4, atol=1e-4)
+        if turn:
+            assert work.submits == 1
+            assert work.graphs == 0
+            assert work.nodes == 2
+
+
+def test_gradients_of_several_leaves_go_to_each() -> None:
+    for _ in range(3):
+        a, b = drawn(4), drawn(4)
+        x, y = held(a).requires_grad_(), held(b).requires_grad_()
+        same = x.detach().requires_grad_()
+        (x * y * same).sum().backward()
+        assert x.grad is not None and y.grad is not None and same.grad is not None
+        np.testing.assert_allclose(x.grad.numpy(), b * a, rtol=1e-6)
+        np.testing.assert_allclose(y.grad.numpy(), a * a, rtol=1e-6)
+        np.testing.assert_allclose(same.grad.numpy(), a * b, rtol=1e-6)
+
+
+def test_a_leaf_twice_is_not_two_leaves() -> None:
+    for swapped in (False, True, False, True):
+        array = drawn(4)
+        x = held(array).requires_grad_()
+        other = x if swapped else x.detach().requires_grad_()
+        (x.exp() * other).sum().backward()
+        assert x.grad is not None
+        wanted = np.exp(array) * (array + 1 if swapped else array)
+        np.testing.assert_allclose(x.grad.numpy(), wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_gradients_are_added_to_those_that_there_are() -> None:
+    for _ in range(3):
+        array = drawn(4)
+        x = held(array).requires_grad_()
+        for _ in range(3):
+            x.exp().sum().backward()
+        assert x.grad is not None
+        np.testing.assert_allclose(x.grad.numpy(), 3 * np.exp(array), rtol=1e-5)
+
+
+def test_a_backward_pass_after_its_value_was_read() -> None:
+    for _ in range(4):
+        array = drawn(4)
+        x = held(array).requires_grad_()
+        middle = x.exp()
+        middle.realize()
+        loss = (middle * middle).sum()
+        loss.item()
+        loss.backward()
+        middle.realize()
+        assert x.grad is not None
+        np.testing.assert_allclose(x.grad.numpy(), 2 * np.exp(2 * array), rtol=1e-5)
+
+
+def test_a_graph_that_was_freed_gives_no_gradients_again() -> None:
+    for _ in range(4):
+        x = held(drawn(4)).requires_grad_()
+        loss = x.exp().sum()
+        loss.backward()
+        loss.realize()
+        with pytest.raises(GradientError):
+            loss.backward()
+
+
+def test_a_result_that_requires_no_gradients_is_refused_again() -> None:
+    for _ in range(4):
+        x = held(drawn(4))
+        with pytest.raises(GradientError):
+            x.exp().sum().backward()
+        with pytest.raises(ShapeError):
+            x.requires_grad_().exp().backward()
+        with pytest.raises(ShapeError):
+            x.exp().backward(Tensor([1.0]))
 
 
 def test_equal_calls_have_gradients_of_their_own() -> None:
