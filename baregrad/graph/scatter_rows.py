@@ -15,11 +15,7 @@ from math import prod
 from baregrad.dtypes import dtypes
 from baregrad.graph.affine_index import affine_index_of
 from baregrad.graph.radix import sorted_by_digits, sums_before
-from baregrad.graph.scatters import (
-    adds_in_any_order,
-    cells_in_any_order,
-    summed_in_any_order,
-)
+from baregrad.graph.scatters import cells_in_any_order, has_any_order, in_any_order
 from baregrad.graph.sorts import (
     LAUNCH,
     cost_of_sorting,
@@ -42,6 +38,7 @@ from baregrad.graph.views import (
 )
 from baregrad.ir.core.attrs import Reduce, Scatter
 from baregrad.ir.core.index import Dim
+from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import ELEMENTWISE, Ops
 
@@ -53,11 +50,11 @@ MOST_ASKED = 1 << 22
 # From LONG on, writes in order take longer than any sort; up to MOST_SORTED, a sort is fast.
 LONG = 4096
 MOST_SORTED = 1 << 20
-# What a write in order takes, in elements that are moved; kernels of atomic additions, and cells of
+# What a write in order takes, in elements that are moved; kernels of atomic writes, and cells of
 # theirs that are written and read as fast as an element moved; kernels of the sums of sorted
 # writes, and those of each level of parts.
 WRITE = 1 << 15
-ADDING_LAUNCHES, CELLS_OF_A_WORD = 3, 3
+ATOMIC_LAUNCHES, CELLS_OF_A_WORD = 3, 3
 SUM_LAUNCHES, PART_LAUNCHES = 3, 5
 # The most addends that one thread adds up at a time: a power of two.
 STEPS = 128
@@ -121,8 +118,6 @@ def _visit(node: Node) -> Node | None:
     monoid = node.arg.monoid
     if node.arg.apart or node.arg.atomic:
         return None
-    if monoid is not None and monoid.primitive is not Ops.ADD:
-        return None
     if monoid is not None and node.dtype.kind == "float" and node.dtype.bits < 32:
         return None
     if not all(isinstance(extent, int) for extent in (*base.shape, *values.shape)):
@@ -134,8 +129,10 @@ def _visit(node: Node) -> Node | None:
         return None
     if _are_few(node, rows):
         return _by_asking(node, rows)
-    if monoid is not None and adds_in_any_order(node) and _is_worth_adding(node, rows):
-        return summed_in_any_order(node)
+    if has_any_order(node) and _is_sooner(node, rows, cells_in_any_order(node)):
+        return in_any_order(node)
+    if monoid is None and _is_sooner(node, rows, prod(base.shape[axis] for axis in rows.chosen)):
+        return _by_last(node, rows)
     return _by_rows(node, rows) if _is_worth_sorting(node, rows) else None
 
 
@@ -147,7 +144,7 @@ def _are_few(node: Node, rows: _Rows) -> bool:
         values.shape[own] == base.shape[axis]
         for own, axis in zip(rows.own, rows.beside, strict=True)
     )
-    if node.arg.monoid is None or not is_whole:
+    if not is_whole or not _adds(node):
         return False
     if constant_of(base) is None and prod(base.shape) > LAUNCH:
         return False  # an array that is there already may be written in place
@@ -190,11 +187,15 @@ def _placed(node: Node, rows: _Rows, value: Node, beside: tuple[Dim, ...]) -> No
     return expand(permute(reshape(value, whole), back), base.shape)
 
 
-def _is_worth_adding(node: Node, rows: _Rows) -> bool:
-    """Whether atomic additions are made sooner than sorted writes, or such in order."""
+def _adds(node: Node) -> bool:
+    return node.arg.monoid is not None and node.arg.monoid.primitive is Ops.ADD
+
+
+def _is_sooner(node: Node, rows: _Rows, cells: int) -> bool:
+    """Whether writes in any order are made sooner than sorted ones, or than such in order."""
     base, values, *_ = node.src
     moved = prod(values.shape)
-    cost = ADDING_LAUNCHES * LAUNCH + moved + cells_in_any_order(node) // CELLS_OF_A_WORD
+    cost = ATOMIC_LAUNCHES * LAUNCH + moved + cells // CELLS_OF_A_WORD
     if not _is_worth_sorting(node, rows):
         return bool(cost < _writes_alone(node, rows) * WRITE)
     count = prod(values.shape[axis] for axis in rows.writes)
@@ -206,6 +207,8 @@ def _is_worth_adding(node: Node, rows: _Rows) -> bool:
 
 def _is_worth_sorting(node: Node, rows: _Rows) -> bool:
     """Whether one write after the other takes longer than a sort of all of their places."""
+    if node.arg.monoid is not None and not _adds(node):
+        return False
     writes = prod(node.src[1].shape[axis] for axis in rows.writes)
     alone = _writes_alone(node, rows)
     return bool(alone >= LEAST and (writes <= MOST_SORTED or alone >= LONG))
@@ -220,16 +223,36 @@ def _writes_alone(node: Node, rows: _Rows) -> int:
 
 
 def _by_rows(node: Node, rows: _Rows) -> Node:
-    base, values, *_ = node.src
-    shape = values.shape
-    count = prod(shape[axis] for axis in rows.writes)
-    beside = tuple(shape[axis] for axis in rows.own)
-    flat = reshape(permute(values, (*rows.writes, *rows.own)), (count, *beside))
+    base = node.src[0]
+    flat = _flat(node, rows)
+    count, *beside = flat.shape
     total = prod(base.shape[axis] for axis in rows.chosen)
     writes = _sorted_writes(_keys(node, rows, count), count, total)
-    if total < count and beside == tuple(base.shape[axis] for axis in rows.beside):
+    if total < count and beside == [base.shape[axis] for axis in rows.beside]:
         return _by_row(node, rows, in_memory(flat), writes, total)
-    return _by_write(node, rows, flat, _runs(writes, count))
+    return _by_run(node, rows, flat, _runs(writes, count))
+
+
+def _flat(node: Node, rows: _Rows) -> Node:
+    """The rows that are written, one after the other."""
+    values = node.src[1]
+    beside = tuple(values.shape[axis] for axis in rows.own)
+    count = prod(values.shape[axis] for axis in rows.writes)
+    return reshape(permute(values, (*rows.writes, *rows.own)), (count, *beside))
+
+
+def _by_last(node: Node, rows: _Rows) -> Node:
+    """Rows of the base by the last one that is written to each: the one of the greatest number."""
+    base = node.src[0]
+    flat = _flat(node, rows)
+    count = flat.shape[0]
+    row = _keys(node, rows, count)
+    number = counting((count,), 0, dtypes.int32)
+    nobody = full(const(-1, number.dtype), (prod(base.shape[axis] for axis in rows.chosen),))
+    how = Scatter(primitive(Ops.MAX, number.dtype), atomic=True)
+    last = Node(Ops.SCATTER, number.dtype, (nobody, number, row), how)
+    writes = alu(Ops.CMPEQ, _taken(last, row), number)
+    return _by_write(node, rows, flat, cast(row, dtypes.int64), writes)
 
 
 def _by_row(node: Node, rows: _Rows, values: Node, writes: _Writes, total: int) -> Node:
@@ -310,19 +333,22 @@ def _stretches(
     return _ending(node, values, order, alu(Ops.ADD, own, counting(shape, 1, own.dtype)), length)
 
 
-def _by_write(node: Node, rows: _Rows, flat: Node, run: _Runs) -> Node:
+def _by_run(node: Node, rows: _Rows, flat: Node, run: _Runs) -> Node:
     """What each run of writes comes to, written once, by the first or last write of it."""
-    base, _, *places = node.src
-    count, *beside = flat.shape
+    count = flat.shape[0]
     if node.arg.monoid is None:
         writes = alu(Ops.CMPEQ, counting((count,), 0, run.end.dtype), _before(run.end))
-        value = _rows(flat, run.order)
-    else:
-        writes = alu(Ops.CMPEQ, counting((count,), 0, run.begin.dtype), run.begin)
-        value = _sums(node, in_memory(flat), run)
-    # A row that is no place at all, for all of a run but the one that stands for it.
-    nowhere = full(const(-1, run.row.dtype), (count,))
-    row = alu(Ops.WHERE, writes, run.row, nowhere)
+        return _by_write(node, rows, _rows(flat, run.order), run.row, writes)
+    writes = alu(Ops.CMPEQ, counting((count,), 0, run.begin.dtype), run.begin)
+    return _by_write(node, rows, _sums(node, in_memory(flat), run), run.row, writes)
+
+
+def _by_write(node: Node, rows: _Rows, value: Node, row: Node, writes: Node) -> Node:
+    """Values (count, ...) written to rows of the base where `writes` says so: one to each."""
+    base, _, *places = node.src
+    count, *beside = value.shape
+    # A row that is no place at all, for all writes but those.
+    row = alu(Ops.WHERE, writes, row, full(const(-1, row.dtype), (count,)))
     whole = (count, *beside)
     found: dict[int, Node] = {}
     stride = 1

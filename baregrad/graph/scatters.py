@@ -4,8 +4,8 @@
 nothing twice; so it is `where(column == i, v, base)`, which fuses with what is around it: no zeros
 to fill, nothing in order. This is the gradient of picking one class a row.
 
-Integers that are added up need no order, and floats are sums of integers. `scatter_rows` says where
-that is sooner done than a sort of places. Other writes that may meet keep their order, so that one
+Integers that are combined need no order, and floats are sums of integers, or compare as some.
+`scatter_rows` says where that is sooner done than a sort of places. Other writes that may meet keep their order, so that one
 thread makes them one after the other. Where their places are not sorted either, long sums are cut
 into parts, each with zeros of its own; they are made side by side, and summed at the end.
 """
@@ -25,7 +25,7 @@ from baregrad.ir.core.attrs import Reduce, Scatter
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.monoid import Monoid, primitive
 from baregrad.ir.core.node import Node, alu, cast, const
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import ATOMIC, Op, Ops
 from baregrad.ir.core.shape import is_one
 
 # Fewer writes in order than this are soon made.
@@ -34,12 +34,12 @@ LEAST_PART = 16
 MOST_PARTS = 64
 # Elements of all parts together: zeros to be written, and read again.
 MOST_ELEMENTS = 1 << 24
-# Sums in any order: a sum's exponents, and the bits of how many addends there may be; addends for
-# each element before there are copies of it, elements of all copies at most, and copies that are
-# put together at once.
+# Writes in any order: exponents of a sum of floats, and the bits of how many addends there may be;
+# writes for each element before there are copies of it, elements of all copies at most, and copies
+# that are put together at once.
 MOST_WIDTH = 17
 MOST_BITS = 30
-ADDENDS = 64
+WRITES = 64
 MOST_APART = 1 << 18
 MOST_COPIES = 64
 # The exponent of a float32 that is no finite number.
@@ -115,40 +115,69 @@ def choose_by_place(order: list[Node], changed: dict[Node, Node]) -> Node:
 # --- in any order ---------------------------------------------------------------------------------
 
 
-def adds_in_any_order(node: Node) -> bool:
-    """Whether a scatter's sums are integers, or are exact as some: of no more than so many."""
-    if node.dtype is dtypes.float32:
-        return bool(prod(node.src[1].shape) < 1 << MOST_BITS)
-    return node.dtype.is_int and node.dtype.bits >= 32
+def has_any_order(node: Node) -> bool:
+    """Whether a scatter combines integers, or floats that may be: in sums, of no more than many."""
+    monoid = node.arg.monoid
+    if monoid is None or monoid.primitive not in ATOMIC:
+        return False
+    if node.dtype.is_float and _adds(monoid):
+        return node.dtype is dtypes.float32 and bool(prod(node.src[1].shape) < 1 << MOST_BITS)
+    return node.dtype.bits >= 32 and (node.dtype.is_int or node.dtype.is_float)
 
 
 def cells_in_any_order(node: Node) -> int:
-    """The integers of 64 bits that sums in any order take beside their base."""
+    """The integers of 64 bits that a scatter in any order takes beside its base."""
     base, values, *_ = node.src
     elements, count = prod(base.shape), prod(values.shape)
     copies = _copies(elements, count)
-    if node.dtype is not dtypes.float32:
-        return int(copies * elements) if copies > 1 else 0
-    return int(copies * (_planes(count)[1] + 1) * elements)
+    if node.dtype.is_float and _adds(node.arg.monoid):
+        return int(copies * (_planes(count)[1] + 1) * elements)
+    return int(copies * elements) if copies > 1 else 0
 
 
-def summed_in_any_order(node: Node) -> Node:
-    """A scatter that adds up, made by atomic additions.
+def in_any_order(node: Node) -> Node:
+    """A scatter that combines integers, or floats as such, by what machines do in one step."""
+    base, values, *places = node.src
+    op, dtype = node.arg.monoid.primitive, node.dtype
+    if dtype.is_float and op is Ops.ADD:
+        return _exact_sums(node)
+    if dtype.is_float:
+        base, values = _ordered(base, op), _ordered(values, op)
+    monoid = primitive(op, base.dtype)
+    copies = _copies(prod(base.shape), prod(values.shape))
+    if copies == 1:
+        how = Scatter(monoid, atomic=True)
+        found = Node(Ops.SCATTER, base.dtype, (base, values, *places), how)
+    else:
+        parts = _copied(monoid, copies, values, places, base.shape)
+        found = alu(op, base, _together(monoid, parts, 0))
+    return Node(Ops.BITCAST, dtype, (_turned(found),)) if dtype.is_float else found
 
-    Each float32 is a multiple of the power of two that its exponent, cut to so many bits, stands
-    for. These integers are added up for each such power by itself, where none of them is lost: so
-    sums are exact until they are put together in float64. Infinities and NaNs are counted. Source:
-    Kulisch, "Computer Arithmetic and Validity", 2008, on accumulators of fixed point.
+
+def _ordered(value: Node, op: Op) -> Node:
+    """Floats as integers in the same order; what is no number is what an extreme keeps."""
+    dtype = dtypes.int32 if value.dtype.bits == 32 else dtypes.int64
+    bits = _turned(Node(Ops.BITCAST, dtype, (value,)))
+    first = _like(dtype.max if op is Ops.MAX else dtype.min, bits)
+    return alu(Ops.WHERE, alu(Ops.CMPNE, value, value), first, bits)
+
+
+def _turned(bits: Node) -> Node:
+    """The bits of negative floats the other way round, and back."""
+    negative = alu(Ops.CMPLT, bits, _like(0, bits))
+    return alu(Ops.WHERE, negative, alu(Ops.XOR, bits, _like(bits.dtype.max, bits)), bits)
+
+
+def _exact_sums(node: Node) -> Node:
+    """A scatter that adds up float32.
+
+    Each is a multiple of the power of two that its exponent, cut to so many bits, stands for. These
+    integers are added up for each such power by itself, where none of them is lost: so sums are
+    exact until they are put together in float64. Infinities and NaNs are counted. Source: Kulisch,
+    "Computer Arithmetic and Validity", 2008, on accumulators of fixed point.
     """
     base, values, *places = node.src
     count = prod(values.shape)
-    copies = _copies(prod(base.shape), count)
-    if node.dtype is not dtypes.float32:
-        if copies == 1:
-            how = Scatter(node.arg.monoid, atomic=True)
-            return Node(Ops.SCATTER, node.dtype, (base, values, *places), how)
-        sums = _copied_sums(copies, values, places, base.shape)
-        return alu(Ops.ADD, base, _together(sums, 0))
     width, planes = _planes(count)
     plane, word = _fixed(values, width, planes)
     # Neighbours are added to at once where they are along a plane; what is none of theirs lies
@@ -156,7 +185,9 @@ def summed_in_any_order(node: Node) -> Node:
     counted = affine_index_of(places[-1])
     axis = 0 if counted is not None and counted.step == 1 else len(places)
     shape = (*base.shape[:axis], planes + 1, *base.shape[axis:])
-    sums = _copied_sums(copies, word, [*places[:axis], plane, *places[axis:]], shape)
+    places[axis:axis] = [plane]
+    copies = _copies(prod(base.shape), count)
+    sums = _copied(primitive(Ops.ADD, word.dtype), copies, word, places, shape)
     total = _from_fixed(sums, width, axis + 1)
     start = constant_of(base)
     if start is not None and start.arg == 0:
@@ -165,30 +196,29 @@ def summed_in_any_order(node: Node) -> Node:
     return alu(Ops.WHERE, alu(Ops.CMPEQ, total, _like(0, total)), base, found)
 
 
-def _copied_sums(
-    copies: int, values: Node, places: list[Node], shape: tuple[Dim, ...]
+def _copied(
+    monoid: Monoid, copies: int, values: Node, places: list[Node], shape: tuple[Dim, ...]
 ) -> Node:
-    """Integers added up in copies of a shape, as the first axis: few, or put together to few."""
-    zeros = full(const(0, values.dtype), (copies, *shape))
+    """Integers combined in copies of a shape, as the first axis: few, or put together to few."""
+    start = full(monoid.identity[0], (copies, *shape))
     number = reshape(counting((prod(values.shape),), 0, dtypes.int32), values.shape)
     copy = alu(Ops.AND, number, _like(copies - 1, number))
-    how = Scatter(primitive(Ops.ADD, values.dtype), atomic=True)
-    sums = Node(Ops.SCATTER, values.dtype, (zeros, values, copy, *places), how)
+    how = Scatter(monoid, atomic=True)
+    found = Node(Ops.SCATTER, values.dtype, (start, values, copy, *places), how)
     if copies <= MOST_COPIES:
-        return sums
-    parts = reshape(sums, (copies // MOST_COPIES, MOST_COPIES, *shape))
-    return stored(_together(parts, 1))
+        return found
+    parts = reshape(found, (copies // MOST_COPIES, MOST_COPIES, *shape))
+    return stored(_together(monoid, parts, 1))
 
 
-def _together(sums: Node, axis: int) -> Node:
-    """Sums along an axis."""
-    how = Reduce(primitive(Ops.ADD, sums.dtype), (axis,))
-    return Node(Ops.REDUCE, sums.dtype, (sums,), how)
+def _together(monoid: Monoid, parts: Node, axis: int) -> Node:
+    """What an axis comes to."""
+    return Node(Ops.REDUCE, parts.dtype, (parts,), Reduce(monoid, (axis,)))
 
 
 def _copies(elements: int, count: int) -> int:
-    """How many copies there are of few elements, so that not all threads add to the same ones."""
-    wanted = min(count // ADDENDS, MOST_APART) // max(elements, 1)
+    """How many copies there are of few elements, so that not all threads write to the same ones."""
+    wanted = min(count // WRITES, MOST_APART) // max(elements, 1)
     return int(1 << max(wanted.bit_length() - 1, 0))
 
 

@@ -31,13 +31,16 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sorts, "MOST_PAIRS", 1 << 10)
     monkeypatch.setattr(scatter_rows, "STEPS", 4)
     monkeypatch.setattr(scatter_rows, "LEAST", 8)
-    # What is added up in any order needs no sort: that is for what cannot be.
-    monkeypatch.setattr(scatter_rows, "adds_in_any_order", lambda node: False)
+    # What may be written in any order needs no sort: that is for all else.
+    monkeypatch.setattr(scatter_rows, "_is_sooner", lambda *_: False)
 
 
 def is_in_order(made: Node) -> bool:
     """Whether some scatter of a graph still keeps its order."""
-    return any(node.op is Ops.SCATTER and not node.arg.apart for node in toposort(made))
+    return any(
+        node.op is Ops.SCATTER and not (node.arg.apart or node.arg.atomic)
+        for node in toposort(made)
+    )
 
 
 @pytest.mark.parametrize("digits", (True, False))
@@ -205,6 +208,34 @@ def test_few_writes_into_few_elements_that_are_there_are_one_kernel(
     wanted = in_order(base, places, values)
     np.testing.assert_array_equal(found, wanted)
     np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
+
+
+@pytest.mark.parametrize("beside", ((), (5,)), ids=str)
+@pytest.mark.parametrize(("count", "rows"), ((40, 3), (300, 7), (100, 5000)))
+def test_of_rows_that_are_written_to_one_place_the_last_one_stays(
+    count: int, rows: int, beside: tuple[int, ...], gpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever comes last: of all threads the one with the greatest number writes."""
+    monkeypatch.undo()
+    base = RNG.standard_normal((rows, *beside)).astype(np.float32)
+    places, values = RNG.integers(0, rows, count), RNG.standard_normal((count, *beside))
+    values = values.astype(np.float32)
+    target = Tensor(base).contiguous()
+    target[Tensor(places)] = Tensor(values)
+    wanted = base.copy()
+    for place, value in zip(places, values, strict=True):
+        wanted[place] = value
+    np.testing.assert_array_equal(target.numpy(), wanted)
+
+
+def test_no_places_are_sorted_where_the_last_write_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    places = tuple(argument(slot, dtypes.int64, 1 << 20) for slot in (2, 3))
+    base, values = argument(0, F32, 1 << 10, 1 << 9), argument(1, F32, 1 << 20)
+    node = Node(Ops.SCATTER, F32, (base, values, *places), Scatter())
+    made = canonicalise(Node(Ops.SINK, dtypes.token, (node,)), None, HOPPER)
+    assert len(make_plan(made, donate={0: (1 << 19) * 4}, target=HOPPER).kernels) <= 5
+    assert not is_in_order(made)
 
 
 def test_rows_that_nobody_writes_are_left_as_they_are(gpu: None) -> None:

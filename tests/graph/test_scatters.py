@@ -248,6 +248,37 @@ def test_integers_are_added_up_in_any_order_and_wrap(dtype: Any, rows: int, gpu:
     np.testing.assert_array_equal(on_gpu(base, places, values), wanted)
 
 
+@pytest.mark.parametrize("reduce", ("amax", "amin"))
+@pytest.mark.parametrize("rows", (3, 200))
+@pytest.mark.parametrize("dtype", (np.int32, np.uint64, np.float32, np.float64))
+def test_extremes_are_found_in_any_order(
+    dtype: Any, rows: int, reduce: str, gpu: None
+) -> None:
+    """Of floats whatever their signs; what is no number is more extreme than any."""
+    places = RNG.integers(0, rows - 1, 2000)
+    if np.dtype(dtype).kind == "f":
+        values = RNG.standard_normal(2000).astype(dtype)
+        values[:2], places[:2] = [np.nan, np.inf], 0
+        values[2:4], places[2:4], values[places == 1] = -np.inf, 1, -5
+        base = np.linspace(-2, 1, rows).astype(dtype)
+    else:
+        info = np.iinfo(dtype)
+        values = RNG.integers(info.min, info.max, 2000, dtype=dtype, endpoint=True)
+        base = RNG.integers(info.min, info.max, rows, dtype=dtype)
+    wanted = base.copy()
+    with np.errstate(invalid="ignore"):
+        (np.maximum if reduce == "amax" else np.minimum).at(wanted, places, values)
+    found = Tensor(base).scatter_reduce(0, Tensor(places), Tensor(values), reduce).numpy()
+    np.testing.assert_array_equal(found, wanted)
+
+
+def test_no_thread_looks_for_extremes_alone() -> None:
+    sources = (argument(0, F32, 99), argument(1, F32, 9999), argument(2, dtypes.int64, 9999))
+    node = Node(Ops.SCATTER, F32, sources, Scatter(primitive(Ops.MAX, F32)))
+    made = canonicalise(Node(Ops.SINK, dtypes.token, (node,)), None, HOPPER)
+    assert all(one.arg.atomic for one in toposort(made) if one.op is Ops.SCATTER)
+
+
 def test_places_of_several_axes_and_rows_are_added_up_in_any_order(gpu: None) -> None:
     base = RNG.standard_normal((5, 6, 3)).astype(np.float32)
     values = RNG.standard_normal((300, 3)).astype(np.float32)
