@@ -117,7 +117,8 @@ class Scatter(NamedTuple):
     value whose place lies outside of the base is dropped. whole: beyond that, none does and every
     element is written, so that nobody reads what the base holds. atomic: values may meet, but the
     machine combines each with what is there in one step, so that the order does not matter either
-    (they are integers, which wrap); a place outside is dropped. Whoever makes the node vouches for all three.
+    (they are integers, which wrap); a place outside is dropped. Whoever makes the node vouches for
+    all three.
     """
 
     monoid: Monoid | None = None
