@@ -63,7 +63,8 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         _is_of_words(factors.left, orders.left, m, k),
         _is_of_words(factors.right, orders.right, n, k),
     )
-    ranked = ranked_tiles(plan.target, _product(plan, factors), panel, CHUNK, words)
+    narrow = min(orders.left.lanes, orders.right.lanes) < CHUNK
+    ranked = ranked_tiles(plan.target, _product(plan, factors), panel, CHUNK, words, narrow)
     choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
     beside = _beside(plan, orders, choice.tile)
     plan.grid(factors.shared)

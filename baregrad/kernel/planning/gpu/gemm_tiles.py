@@ -88,6 +88,8 @@ TILES = tuple([
     )
 ])  # fmt: skip
 MOST_SLOTS = 6
+# As many where copies are narrow, if these take no longer.
+NARROW_SLOTS = 3
 # Cycles of a multiprocessor until a block's first panel is there; until a panel is read, multiplied
 # and met for, at least; until what was asked for is there; and what a lane waits for each element
 # that it reads for a result, as it asks for some at once.
@@ -113,12 +115,14 @@ MOST_HELD = 64
 
 
 def ranked_tiles(
-    target: GpuTarget, size: Product, panel: int, gap: int, words: tuple[bool, bool]
+    target: GpuTarget, size: Product, panel: int, gap: int, words: tuple[bool, bool],
+    narrow: bool = False,
 ) -> list[TileChoice]:
     """Tiles and panels that a multiprocessor holds, that of the least time first.
 
     gap: elements between the rows of a panel. words: whether copies of both factors go by
-    themselves; what others bring waits in registers.
+    themselves; what others bring waits in registers. narrow: some copies are of less than the
+    widest access, and there are as many more.
     """
     most = MOST_SLOTS if any(words) else 2
     found = [
@@ -129,8 +133,11 @@ def ranked_tiles(
     ]
 
     # Where more slots take no longer they hide more. And where a block has a multiprocessor for
-    # itself, they leave no room for a second one, while another multiprocessor has none.
-    return sorted(found, key=lambda choice: (choice.cycles, -choice.slots))
+    # itself, they leave no room for a second one, while another multiprocessor has none. But many
+    # narrow copies that are under way wait for each other.
+    return sorted(found, key=lambda choice: (
+        choice.cycles, abs(choice.slots - NARROW_SLOTS) if narrow else -choice.slots,
+    ))
 
 
 def held(tile: WarpTile, panel: int, words: tuple[bool, bool]) -> int:

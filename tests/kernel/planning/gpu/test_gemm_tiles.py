@@ -94,6 +94,15 @@ def test_lone_blocks_leave_no_room_for_a_second_one() -> None:
         assert HOPPER.resident_blocks(tile.warps, tile.registers, nbytes) == 1
 
 
+def test_narrow_copies_are_fewer_at_once() -> None:
+    size = Product(1024, 256, 1568, 8)
+    wide, narrow = (
+        ranked_tiles(HOPPER, size, PANEL, GAP, WORDS, narrow)[0] for narrow in (False, True)
+    )
+    assert (wide.tile, wide.cycles) == (narrow.tile, narrow.cycles)
+    assert 1 < narrow.slots < wide.slots
+
+
 def test_what_is_read_for_each_result_is_read_by_many_lanes() -> None:
     """A lane waits for its elements: the more are read, the fewer results it has."""
     results = [
