@@ -107,7 +107,8 @@ class LanguageModel:
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the scores (R, words) in float32 of the words after hidden states (R, width)."""
         traits = self.traits
-        scores = self._head.linear(hidden).cast(dtypes.float32)
+        # Rounded to 16 bits, many scores would tie.
+        scores = self._head.linear(hidden.cast(dtypes.float32))
         if traits.logit_scale != 1:
             scores = scores * traits.logit_scale
         if traits.logit_cap:

@@ -15,6 +15,7 @@ from baregrad.engine.session import Session, use_session
 from baregrad.io.gguf import GgufFile, PackedWeight, by_name
 from baregrad.llm.models.cache import ContiguousCache
 from baregrad.llm.models.decoder import LanguageModel
+from baregrad.llm.models.loading import open_model
 from baregrad.llm.models.traits import DecoderTraits, LayerTraits, RopeTraits
 from tests.llm.models.plain_decoder import FAMILIES, WORDS, Plain
 
@@ -71,6 +72,20 @@ def test_symbolic_steps_through_a_cache_score_as_one_call_does(name: str, tmp_pa
         place += size
         np.testing.assert_allclose(found[0], expected[place - 1], atol=2e-5)
     assert place == LENGTH
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float16", 0.02), ("bfloat16", 0.15)])
+@pytest.mark.parametrize("name", ["gemma2", "deepseek3"])
+def test_activations_of_16_bits(name: str, dtype: str, error: float, tmp_path: Path) -> None:
+    plain = FAMILIES[name]
+    weights = plain.draw()
+    plain.write(tmp_path / "model.gguf", weights)
+    decoder = open_model(tmp_path / "model.gguf").decoder(dtype=dtype)
+    words = words_of(LENGTH)
+    found = scores(decoder, words, ContiguousCache(decoder.traits, LENGTH, dtype))
+    assert found.dtype == np.float32
+    expected = plain.forward(weights, words)
+    assert 1e-5 < np.abs(found - expected).max() < error
 
 
 def test_layers_want_a_cache_each(tmp_path: Path) -> None:

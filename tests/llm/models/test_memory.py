@@ -15,6 +15,7 @@ from baregrad.io.gguf import by_name
 from baregrad.llm.models.cache import ContiguousCache
 from baregrad.llm.models.loading import open_model
 from baregrad.llm.models.memory import cache_nbytes, memory_of, weights_nbytes
+from baregrad.llm.models.traits import DecoderTraits, ExpertTraits, LayerTraits, RopeTraits
 from tests.llm.models.plain_decoder import FAMILIES
 
 
@@ -44,6 +45,18 @@ def test_figures_are_those_of_the_call(name: str, tmp_path: Path) -> None:
     assert figures.cache == held
     assert abs(figures.workspace - max(used)) <= 0.05 * max(used)
     assert figures.total == figures.weights + figures.cache + figures.workspace
+
+
+def test_experts_are_never_widened() -> None:
+    experts = ExpertTraits(count=8, used=2, hidden=1792)
+    rope = RopeTraits("norm", 64)
+    layer = LayerTraits(8, 2, 64, 64, 1792, 0.125, rope, experts=experts)
+    traits = DecoderTraits("llama", 512, 1000, 4096, "rms", 1e-5, (layer,))
+    types = dict.fromkeys(traits.shapes(), by_name("Q4_K"))
+    for count in (1, 16):
+        figures = memory_of(traits, types, 64, chunk=count)
+        # Less than one matrix of one expert takes, packed.
+        assert figures.workspace < count * 512 * 1792 * 144 // 256
 
 
 def test_packed_weights_take_their_bytes(tmp_path: Path) -> None:
