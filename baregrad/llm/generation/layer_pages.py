@@ -210,7 +210,8 @@ def _attend(
     total = powers.unflatten(-1, (pages, PAGE)).sum(-2).sum(-1, True)
     mixed = Tensor.einsum(f"{form},{each}nkd->{form[:-1]}d", powers, values) / total
     if not each:
-        mixed = mixed.permute(2, 0, 1, 3)
+        # Stored by token: what is multiplied next reads whole rows.
+        mixed = mixed.permute(2, 0, 1, 3).contiguous()
     return mixed.reshape(count, heads, values.shape[-1])
 
 
