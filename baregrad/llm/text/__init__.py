@@ -5,6 +5,7 @@ a sandbox with limits. What a user wrote never becomes a control token.
 """
 
 from baregrad.llm.text.detokenizer import Detokenizer
+from baregrad.llm.text.folder import tokenizer_of_folder
 from baregrad.llm.text.tokenizer import Tokenizer, tokenizer_of
 
-__all__ = ["Detokenizer", "Tokenizer", "tokenizer_of"]
+__all__ = ["Detokenizer", "Tokenizer", "tokenizer_of", "tokenizer_of_folder"]

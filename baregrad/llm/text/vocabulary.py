@@ -215,6 +215,10 @@ def _texts(metadata: Mapping[str, object]) -> list[str]:
         raise FileFormatError("the file has no tokens", wanted=f"the array {PREFIX}tokens")
     if not all(isinstance(text, str) for text in found):
         raise FileFormatError(f"{PREFIX}tokens holds something else than texts")
+    for index, text in enumerate(found):
+        # Readers hand on what is no UTF-8 as halves of surrogate pairs.
+        if not str(text).isascii() and any("\ud800" <= letter <= "\udfff" for letter in str(text)):
+            raise FileFormatError(f"token {index} is no UTF-8", found=repr(text))
     return [str(text) or f"[EMPTY_{index}]" for index, text in enumerate(found)]
 
 

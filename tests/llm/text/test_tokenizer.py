@@ -202,6 +202,7 @@ def test_what_is_not_offered_is_refused_by_name() -> None:
     ("tokens", "abc", "no array"),
     ("tokens", [1, 2], "something else than texts"),
     ("tokens", ["a", "a"], "one text"),
+    ("tokens", ["a", "\udc80"], "no UTF-8"),
     ("merges", None, "no merges"),
     ("merges", ["ab"], "merge 0 is no pair"),
     ("merges", ["Ġ qqq"], "unknown token.*qqq"),
