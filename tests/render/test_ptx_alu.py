@@ -151,6 +151,25 @@ def test_a_near_power_of_two_is_one_instruction(target: NvidiaTarget) -> None:
     assert "ex2" not in render.get("ptx").render(spread(lower(wide, target)), target)
 
 
+def test_a_near_power_of_e_is_two_instructions() -> None:
+    """float32's is within its bound; float64's is as good as EXP."""
+    rng = np.random.default_rng(4)
+    ends = [0.0, -0.0, 88.5, -87.0, -np.inf, np.inf]
+    x = np.concatenate([rng.uniform(-87, 88, 58), ends]).astype(np.float32)
+    found = np.zeros(64, np.float32)
+    near = elementwise(unary(Ops.EXP_NEAR), 64, (dtypes.float32,) * 2, 1)
+    program = spread(lower(near, HOPPER))
+    run_ptx(program, [found, x, x], target=HOPPER)
+    true = np.exp(x.astype(np.float64))
+    finite = np.isfinite(true)
+    assert np.all(np.abs(found[finite] - true[finite]) <= 2.0**-17 * true[finite])
+    assert found[~finite].tolist() == [np.inf]
+    text = render.get("ptx").render(program, HOPPER)
+    assert text.count("ex2.approx.ftz.f32") == text.count("mul.rn.f32") == 1 and "fma" not in text
+    wide = elementwise(unary(Ops.EXP_NEAR), 64, (dtypes.float64,) * 2, 1)
+    assert "ex2" not in render.get("ptx").render(spread(lower(wide, HOPPER)), HOPPER)
+
+
 @pytest.mark.parametrize("skew", [-1.0, 0.0, 1.0])
 def test_a_gpu_has_tanh_by_a_near_reciprocal(skew: float) -> None:
     """Within the bound of all machines however far the reciprocal is off; it has no branch."""

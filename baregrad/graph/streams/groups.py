@@ -112,7 +112,7 @@ class StreamGroups:
 
         Where the result was computed before, there are gradients alone.
         """
-        if power.op is Ops.EXP and not _has_rows(power.shape):
+        if power.op is not Ops.EXP2_NEAR and not _has_rows(power.shape):
             return
         below = self.products.below(power.src[0].src[0])
         own = [node for node in below if node in self.products.every]

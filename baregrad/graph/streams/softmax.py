@@ -16,7 +16,7 @@ from baregrad.ir.core.op import Op, Ops
 
 F32 = dtypes.float32
 _VIEWS = (Ops.EXPAND, Ops.RESHAPE)
-POWERS = (Ops.EXP, Ops.EXP2_NEAR)
+POWERS = (Ops.EXP, Ops.EXP_NEAR, Ops.EXP2_NEAR)
 
 
 class WeighedValues(NamedTuple):
@@ -127,7 +127,7 @@ def highest(power: Node) -> Node | None:
     if found.op is not Ops.REDUCE or found.arg.monoid is not primitive(Ops.MAX, F32):
         return None
     over = found.src[0]
-    if power.op is Ops.EXP and over.op is Ops.CONTIGUOUS:
+    if power.op is not Ops.EXP2_NEAR and over.op is Ops.CONTIGUOUS:
         over = over.src[0]
     is_last = found.arg.axes == (len(x.shape) - 1,)
     return found if is_last and over is raised(x, power.op) else None

@@ -24,7 +24,7 @@ from baregrad.ir.core.node import Node, alu, const, fill, rebuild, toposort
 from baregrad.ir.core.op import MOVEMENT, Op, Ops
 from baregrad.ir.core.substitution import substitute
 
-_EXPONENTIALS = (Ops.EXP, Ops.EXP2, Ops.EXP2_NEAR)
+_EXPONENTIALS = (Ops.EXP, Ops.EXP_NEAR, Ops.EXP2, Ops.EXP2_NEAR)
 _VIEWS = MOVEMENT - {Ops.PAD}
 # What a value is made of: states of a stream, products.
 _STATES, _PRODUCTS = 1, 2

@@ -149,6 +149,8 @@ class _Table:
     SQRT = _unary("square root, correctly rounded", kinds=FLOATS)
     EXP = _unary("e**x", kinds=FLOATS)
     EXP2 = _unary("2**x", kinds=FLOATS)
+    EXP_NEAR = _unary("e**x, off by 2**-17 of it at most, or 0 for less than 2**-126",
+        kinds=FLOATS)
     EXP2_NEAR = _unary("2**x, off by 2**-22 of it at most, or 0 for less than 2**-126",
         kinds=FLOATS)
     LOG = _unary("natural logarithm", kinds=FLOATS)

@@ -319,7 +319,8 @@ _OWN: MappingProxyType[Op, Callable[..., Any]] = MappingProxyType({
     Ops.THREEFRY: threefry2x32, Ops.WHERE: np.where, Ops.LDEXP: _ldexp,
 })  # fmt: skip
 _WIDE: MappingProxyType[Op, Callable[..., Any]] = MappingProxyType({
-    Ops.EXP: np.exp, Ops.EXP2: np.exp2, Ops.EXP2_NEAR: np.exp2, Ops.LOG: np.log,
+    Ops.EXP: np.exp, Ops.EXP_NEAR: np.exp, Ops.EXP2: np.exp2, Ops.EXP2_NEAR: np.exp2,
+    Ops.LOG: np.log,
     Ops.LOG2: np.log2, Ops.SIN: np.sin, Ops.COS: np.cos, Ops.TANH: np.tanh, Ops.ERF: _erf,
     Ops.GELU: _gelu, Ops.ATAN: np.arctan, Ops.POW: np.power,
 })  # fmt: skip

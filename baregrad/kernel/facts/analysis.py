@@ -25,7 +25,8 @@ _FACTS = "kernel.facts"
 _COST = "kernel.cost"
 # What one operation costs, in plain additions; whatever is not here costs 1.
 EXPENSIVE = frozenset(
-    (Ops.EXP, Ops.EXP2, Ops.EXP2_NEAR, Ops.LOG, Ops.LOG2, Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF,
+    (Ops.EXP, Ops.EXP_NEAR, Ops.EXP2, Ops.EXP2_NEAR, Ops.LOG, Ops.LOG2, Ops.SIN, Ops.COS, Ops.TANH,
+     Ops.ERF,
      Ops.GELU, Ops.ATAN, Ops.POW, Ops.THREEFRY)
 )
 _SLOW = frozenset((Ops.DIV, Ops.SQRT, Ops.RECIPROCAL, Ops.FLOORDIV, Ops.MOD, Ops.TRUNCDIV))

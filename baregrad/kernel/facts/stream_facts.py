@@ -33,7 +33,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 
 _LOWEST = float("-inf")
-POWERS = (Ops.EXP, Ops.EXP2_NEAR)
+POWERS = (Ops.EXP, Ops.EXP_NEAR, Ops.EXP2_NEAR)
 _LINEAR = (Ops.CAST, Ops.NEG, Ops.ADD, Ops.SUB)
 
 

@@ -1,12 +1,13 @@
 """Loop level: functions that the machine does not have become arithmetic.
 
 `ERRORS` of `tests/kernel/legalise/accuracy.py` states the largest error of each function.
-Results do not depend on the vector width, nor on the machine but for those of GELU, TANH and
-EXP2_NEAR: see `functions_of` and `GPU_FUNCTIONS`.
+Results do not depend on the vector width, nor on the machine but for those of GELU, TANH, EXP_NEAR
+and EXP2_NEAR: see `functions_of` and `GPU_FUNCTIONS`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from types import MappingProxyType
@@ -51,6 +52,7 @@ def threefry(counter: Node, key: Node) -> Node:
 
 FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType({
     Ops.EXP: transcendental_exp.exp,
+    Ops.EXP_NEAR: transcendental_exp.exp,
     Ops.EXP2: transcendental_exp.exp2,
     Ops.EXP2_NEAR: transcendental_exp.exp2,
     Ops.LOG: transcendental_exp.log,
@@ -73,9 +75,17 @@ def _near_on_gpu(x: Node) -> Node:
     return transcendental_exp.exp2(x)
 
 
+def _exp_near_on_gpu(x: Node) -> Node:
+    """EXP_NEAR by way of a power of two."""
+    if x.dtype is dtypes.float32:
+        return _near_on_gpu(alu(Ops.MUL, x, const(math.log2(math.e), x.dtype)))
+    return transcendental_exp.exp(x)
+
+
 GPU_FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
     {
         **FUNCTIONS,
+        Ops.EXP_NEAR: _exp_near_on_gpu,
         Ops.EXP2_NEAR: _near_on_gpu,
         Ops.TANH: transcendental_exp.tanh_by_reciprocal,
     }
@@ -95,7 +105,8 @@ def functions_of(
     functions = dict(FUNCTIONS)
     if has_ldexp:
         exp, exp2 = transcendental_exp.exp_by_ldexp, transcendental_exp.exp2_by_ldexp
-        functions[Ops.EXP] = partial(exp, slow_underflow=slow_underflow)
+        for op in (Ops.EXP, Ops.EXP_NEAR):
+            functions[op] = partial(exp, slow_underflow=slow_underflow)
         for op in (Ops.EXP2, Ops.EXP2_NEAR):
             functions[op] = partial(exp2, slow_underflow=slow_underflow)
     if has_lookup:

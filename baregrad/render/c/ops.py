@@ -212,6 +212,7 @@ _EXPRESSIONS: MappingProxyType[Op, Expression] = MappingProxyType(
         Ops.SHR: _infix(">>"),
         **dict.fromkeys((Ops.MAX, Ops.MIN), _extreme),
         **{op: _builtin(name) for op, name in FLOAT_FUNCTIONS.items()},
+        Ops.EXP_NEAR: _builtin("exp"),
         Ops.EXP2_NEAR: _builtin("exp2"),
         Ops.LDEXP: _ldexp,
         Ops.DOT4: _dot_bytes,

@@ -155,6 +155,7 @@ ELEMENTWISE_RULES: Mapping[Op, Rule] = MappingProxyType(
         Ops.RECIPROCAL: _unary(lambda x, y: neg(mul(y, y))),
         Ops.SQRT: _sqrt,
         Ops.EXP: _unary(lambda x, y: y),
+        Ops.EXP_NEAR: _unary(lambda x, y: y),
         Ops.EXP2: _unary(lambda x, y: mul(y, scalar(math.log(2), y))),
         Ops.EXP2_NEAR: _unary(lambda x, y: mul(y, scalar(math.log(2), y))),
         Ops.LOG: _log,

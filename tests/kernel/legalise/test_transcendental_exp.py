@@ -21,7 +21,7 @@ from tests.kernel.legalise.accuracy import (
 )
 
 pytestmark = pytest.mark.differential
-EXPONENTIALS = (Ops.EXP, Ops.EXP2, Ops.EXP2_NEAR, Ops.LOG, Ops.LOG2, Ops.TANH)
+EXPONENTIALS = (Ops.EXP, Ops.EXP_NEAR, Ops.EXP2, Ops.EXP2_NEAR, Ops.LOG, Ops.LOG2, Ops.TANH)
 
 
 @FLOATS
