@@ -70,11 +70,11 @@ def _running(value: Node, monoid: Monoid, axis: int, is_inner: bool) -> Node:
     front, behind = value.shape[:axis], value.shape[axis + 1 :]
     parts = reshape(value, (*front, count, piece, *behind))
     totals = stored(Node(Ops.REDUCE, value.dtype, (parts,), Reduce(monoid, (axis + 1,))))
-    running = stored(_running(totals, monoid, axis, is_inner))
     # What comes before each piece: nothing before the first.
-    before = pad(cut(running, axis, 0, count - 1), axis, Pad(1, 0))
-    first = alu(Ops.CMPEQ, counting(before.shape, axis), _zeros(before.shape))
-    before = alu(Ops.WHERE, first, full(monoid.identity[0], before.shape), before)
+    earlier = pad(cut(totals, axis, 0, count - 1), axis, Pad(1, 0))
+    first = alu(Ops.CMPEQ, counting(earlier.shape, axis), _zeros(earlier.shape))
+    earlier = alu(Ops.WHERE, first, full(monoid.identity[0], earlier.shape), earlier)
+    before = stored(_running(earlier, monoid, axis, is_inner))
     start = expand(reshape(before, (*front, count, 1, *behind)), parts.shape)
     assert monoid.primitive is not None
     within = Node(Ops.SCAN, value.dtype, (parts,), Scan(monoid, axis + 1))

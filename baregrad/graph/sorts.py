@@ -198,11 +198,11 @@ def _placed(words: Words, run: int) -> Words:
 
 
 def _written(words: Words, place: Node) -> Words:
-    """Arrays of one axis with each element at its place, no two at one."""
+    """Arrays of one axis with each element at its place, no two at one, and one at each."""
     made = []
     for word in words:
         base = full(const(0, word.dtype), word.shape)
-        made.append(Node(Ops.SCATTER, word.dtype, (base, word, place), Scatter(None, apart=True)))
+        made.append(Node(Ops.SCATTER, word.dtype, (base, word, place), Scatter(None, True, True)))
     return tuple(made)
 
 
