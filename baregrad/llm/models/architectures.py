@@ -151,10 +151,12 @@ class _Reader:
         self.rope_kind = rope
         ahead = keys.count("nextn_predict_layers", 0, 0)
         self.depth = keys.count("block_count") - ahead
+        if f"blk.{self.depth - 1}.attn_norm.weight" not in shapes:
+            raise keys.error("block_count", self.depth, "as many layers as there are tensors of")
         self.width = keys.count("embedding_length")
         self.made_for = keys.count("context_length")
         self.heads = keys.counts("attention.head_count", self.depth)
-        if self.depth < 1 or min(self.heads) < 1:
+        if min(self.heads) < 1:
             raise keys.error("attention.head_count", self.heads[:8], "1 head or more in a layer")
 
     def decoder(self) -> DecoderTraits:
@@ -168,7 +170,7 @@ class _Reader:
             words=word_count(self.shapes),
             context=self.made_for,
             norm=row.norm,
-            epsilon=keys.number(epsilon),
+            epsilon=keys.positive(epsilon),
             layers=self.layers(),
             is_tied="output.weight" not in self.shapes,
             has_positions="position_embd.weight" in self.shapes,
@@ -220,7 +222,7 @@ class _Reader:
             head_width=width,
             value_width=value_width if latent else keys.count("attention.value_length", width),
             hidden=hidden,
-            scale=keys.number("attention.scale", scale),
+            scale=keys.positive("attention.scale", scale),
             soft_cap=keys.number("attn_logit_softcapping", 0.0),
             is_fused=self.has(number, "attn_qkv.weight"),
             has_qkv_bias=self.has(number, "attn_q.bias") or self.has(number, "attn_qkv.bias"),
@@ -273,6 +275,8 @@ class _Reader:
         kinds = {each: each for each in ("none", "linear", "yarn", "longrope")}
         scaling = keys.choice("rope.scaling.type", kinds, "linear")
         factor = keys.number("rope.scaling.factor", 0.0) or keys.number("rope.scale_linear", 1.0)
+        if factor < 0:
+            raise keys.error("rope.scaling.factor", factor, "a number above 0")
         original = keys.count("rope.scaling.original_context_length", self.made_for)
         magnitude = keys.number("rope.scaling.attn_factor", 1.0)
         if scaling == "yarn":
@@ -282,12 +286,12 @@ class _Reader:
         return RopeTraits(
             kind=self.rope_kind,
             width=width,
-            base=keys.number("rope.freq_base", 10000.0),
+            base=self.base("rope.freq_base", 10000.0),
             scaling=scaling,
             factor=factor,
             original_context=original,
-            beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+            beta_fast=keys.positive("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=keys.positive("rope.scaling.yarn_beta_slow", 1.0),
             magnitude=magnitude,
             factors=self.factors(original),
         )
@@ -317,7 +321,13 @@ class _Reader:
         if not base:
             return None
         width = keys.count("rope.dimension_count", self.head_width())
-        return RopeTraits(self.rope_kind, width, keys.number("rope.freq_base_swa", base))
+        return RopeTraits(self.rope_kind, width, self.base("rope.freq_base_swa", base))
+
+    def base(self, key: str, default: float) -> float:
+        found = self.keys.number(key, default)
+        if found <= 1:
+            raise self.keys.error(key, found, "a number above 1")
+        return found
 
     # --- latents and experts ---------------------------------------------------------------------
 
@@ -346,7 +356,7 @@ class _Reader:
         )
 
     def latent_scale(self, width: int) -> float:
-        factor = self.keys.number("rope.scaling.factor", 1.0)
+        factor = self.keys.number("rope.scaling.factor", 0.0)
         # The key holds a tenth of the multiplier.
         grown = 1.0 + self.log_multiplier() * math.log(factor) if factor > 1 else 1.0
         return grown * grown / math.sqrt(width)
@@ -360,8 +370,16 @@ class _Reader:
             return None
         used = keys.count("expert_used_count")
         groups = keys.count("expert_group_count", 1)
-        if used > count or count % groups:
-            raise keys.error("expert_used_count", f"{used} of {count} in {groups} groups", "fewer")
+        taken = keys.count("expert_group_used_count", groups)
+        has_bias = self.has(number, "exp_probs_b.bias")
+        each = count // groups
+        if count % groups or taken > groups or used > taken * each or (
+            groups > 1 and has_bias and each < 2
+        ):
+            raise keys.error(
+                "expert_used_count", f"{used} of {count}, of {taken} in {groups} groups",
+                "experts that divide into groups, and as many in those that take part",
+            )
         shared = self.shapes.get(f"blk.{number}.ffn_up_shexp.weight", (0,))[0]
         return ExpertTraits(
             count=count,
@@ -373,8 +391,8 @@ class _Reader:
             is_normalised=keys.flag("expert_weights_norm", row.is_normalised),
             scale=keys.number("expert_weights_scale", 1.0) or 1.0,
             groups=groups,
-            groups_used=keys.count("expert_group_used_count", groups),
-            has_bias=self.has(number, "exp_probs_b.bias"),
+            groups_used=taken,
+            has_bias=has_bias,
             is_gate_fused=self.has(number, "ffn_gate_up_exps.weight"),
         )
 

@@ -19,6 +19,8 @@ from baregrad.llm.models.keys import ARCHITECTURE
 
 Vectors = dict[str, npt.NDArray[np.float64]]
 MAX_CONFIG_NBYTES = 1 << 20
+MAX_HEAD_WIDTH = 1 << 16
+MAX_DEPTH = 1 << 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +189,36 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Vectors]:
 
 def _number(config: Mapping[str, Any], key: str) -> Any:
     found = config.get(key)
-    if isinstance(found, bool) or not isinstance(found, int | float) or found <= 0:
+    if isinstance(found, bool) or not isinstance(found, int | float) or not 0 < found < 1e30:
         raise FileFormatError(f"config.json, {key}", found=excerpt(found), wanted="a number over 0")
     return found
+
+
+def _table(found: object) -> Mapping[str, Any]:
+    if not isinstance(found, dict):
+        raise FileFormatError(
+            "config.json, what turns heads", found=excerpt(found), wanted="an object"
+        )
+    return found
+
+
+def _numbers(config: Mapping[str, Any], key: str) -> npt.NDArray[np.float64]:
+    found = config.get(key)
+    if not isinstance(found, list) or not found:
+        raise FileFormatError(f"config.json, {key}", found=excerpt(found), wanted="numbers")
+    return np.array([_number({key: each}, key) for each in found], np.float64)
+
+
+def _head_width(keys: Mapping[str, Any]) -> int:
+    if keys.get("attention.key_length") is not None:
+        width = _number(keys, "attention.key_length")
+    else:
+        width = _number(keys, "embedding_length") // _number(keys, "attention.head_count")
+    if not 2 <= width <= MAX_HEAD_WIDTH:
+        raise FileFormatError(
+            "config.json, the width of a head", found=width, wanted=f"2 to {MAX_HEAD_WIDTH}"
+        )
+    return int(width)
 
 
 def _latent_keys(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -217,13 +246,17 @@ def _window_keys(config: Mapping[str, Any]) -> dict[str, Any]:
         return {"attention.sliding_window": 0}
     kinds = config.get("layer_types")
     if kinds is None and config.get("max_window_layers") is not None:
-        whole, depth = config["max_window_layers"], _number(config, "num_hidden_layers")
+        whole, depth = (
+            int(_number(config, key)) for key in ("max_window_layers", "num_hidden_layers")
+        )
+        if depth > MAX_DEPTH:
+            raise FileFormatError("config.json, num_hidden_layers", found=depth, wanted="fewer")
         kinds = ["sliding_attention" if n >= whole else "full_attention" for n in range(depth)]
     keys: dict[str, Any] = {"attention.sliding_window": window}
     if isinstance(kinds, list):
-        other = set(kinds) - {"sliding_attention", "full_attention"}
+        other = [kind for kind in kinds if kind not in ("sliding_attention", "full_attention")]
         if other:
-            raise UnsupportedError("config.json, layer_types", found=excerpt(sorted(other)))
+            raise UnsupportedError("config.json, layer_types", found=excerpt(other[0]))
         keys["attention.sliding_window_pattern"] = [kind == "sliding_attention" for kind in kinds]
     elif config.get("sliding_window_pattern") is not None:
         keys["attention.sliding_window_pattern"] = config["sliding_window_pattern"]
@@ -236,25 +269,26 @@ def _window_keys(config: Mapping[str, Any]) -> dict[str, Any]:
 def _rope_keys(
     config: Mapping[str, Any], keys: Mapping[str, Any]
 ) -> tuple[dict[str, Any], Vectors]:
-    parameters = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    parameters = _table(config.get("rope_parameters") or config.get("rope_scaling") or {})
     local = config.get("rope_local_base_freq")
     if "full_attention" in parameters:
-        local = parameters.get("sliding_attention", {}).get("rope_theta", local)
-        parameters = parameters["full_attention"]
+        local = _table(parameters.get("sliding_attention", {})).get("rope_theta", local)
+        parameters = _table(parameters["full_attention"])
     found: dict[str, Any] = {
         "rope.freq_base": parameters.get("rope_theta", config.get("rope_theta", 10000.0))
     }
     if local is not None:
         found["rope.freq_base_swa"] = local
-    share = parameters.get("partial_rotary_factor", config.get("partial_rotary_factor", 1.0))
-    if share != 1:
-        width = keys.get("attention.key_length")
-        width = width or keys["embedding_length"] // keys["attention.head_count"]
-        found["rope.dimension_count"] = int(width * share)
+    share = {"share": parameters.get(
+        "partial_rotary_factor", config.get("partial_rotary_factor", 1.0)
+    )}  # fmt: skip
+    if share["share"] != 1:
+        found["rope.dimension_count"] = int(_head_width(keys) * _number(share, "share"))
     kind = parameters.get("rope_type", parameters.get("type", "default"))
     vectors: Vectors = {}
     if kind == "linear":
-        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": parameters["factor"]}
+        found["rope.scaling.type"] = "linear"
+        found["rope.scaling.factor"] = _number(parameters, "factor")
     elif kind == "yarn":
         found |= _yarn_keys(parameters, config)
     elif kind == "llama3":
@@ -262,8 +296,7 @@ def _rope_keys(
     elif kind in ("longrope", "su"):
         found |= _long_keys(parameters, config)
         for length in ("short", "long"):
-            factors = np.asarray(parameters[f"{length}_factor"], np.float64)
-            vectors[f"rope_factors_{length}.weight"] = factors
+            vectors[f"rope_factors_{length}.weight"] = _numbers(parameters, f"{length}_factor")
     elif kind != "default":
         raise UnsupportedError("config.json, rope_type", found=excerpt(kind),
                                wanted="default, linear, yarn, llama3, longrope")  # fmt: skip
@@ -279,14 +312,18 @@ def _yarn_keys(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> dict
     def grown(multiplier: float) -> float:
         return 0.1 * multiplier * math.log(factor) + 1 if factor > 1 else 1.0
 
-    ours, everyone = parameters.get("mscale"), parameters.get("mscale_all_dim")
+    ours, everyone = (
+        _number(parameters, key) if parameters.get(key) else 0.0
+        for key in ("mscale", "mscale_all_dim")
+    )
     magnitude = parameters.get("attention_factor")
     if magnitude is None:
         magnitude = grown(ours) / grown(everyone) if ours and everyone else grown(1.0)
     keys = {
         "rope.scaling.type": "yarn",
         "rope.scaling.factor": factor,
-        "rope.scaling.original_context_length": original or config["max_position_embeddings"],
+        "rope.scaling.original_context_length":
+            original or _number(config, "max_position_embeddings"),
         "rope.scaling.yarn_attn_factor": magnitude,
         "rope.scaling.yarn_beta_fast": parameters.get("beta_fast") or 32,
         "rope.scaling.yarn_beta_slow": parameters.get("beta_slow") or 1,
@@ -298,9 +335,10 @@ def _yarn_keys(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> dict
 
 
 def _long_keys(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
-    name = "original_max_position_embeddings"
-    original = parameters.get(name) or config.get(name) or config["max_position_embeddings"]
-    factor = parameters.get("factor") or config["max_position_embeddings"] / original
+    name, whole = "original_max_position_embeddings", _number(config, "max_position_embeddings")
+    tables = (parameters, config)
+    original = next((_number(each, name) for each in tables if each.get(name)), whole)
+    factor = _number(parameters, "factor") if parameters.get("factor") else whole / original
     magnitude = parameters.get("attention_factor")
     if magnitude is None:
         magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
@@ -315,11 +353,14 @@ def _llama3_factors(
     parameters: Mapping[str, Any], rope: Mapping[str, Any], keys: Mapping[str, Any]
 ) -> npt.NDArray[np.float64]:
     """What Llama 3.1 divides rates by: nothing for fast pairs, all of the factor for slow ones."""
-    width = keys.get("attention.key_length")
-    width = width or keys["embedding_length"] // keys["attention.head_count"]
-    factor, original = _number(parameters, "factor"), parameters["original_max_position_embeddings"]
-    low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
-    lengths = 2 * math.pi * rope["rope.freq_base"] ** (np.arange(0, width, 2) / width)
+    width = _head_width(keys)
+    factor, original, low, high = (_number(parameters, key) for key in (
+        "factor", "original_max_position_embeddings", "low_freq_factor", "high_freq_factor"
+    ))  # fmt: skip
+    if high <= low:
+        raise FileFormatError("config.json, high_freq_factor", found=high, wanted=f"above {low}")
+    base = _number(rope, "rope.freq_base")
+    lengths = 2 * math.pi * base ** (np.arange(0, width, 2) / width)
     share = np.clip((original / lengths - low) / (high - low), 0, 1)
     found: npt.NDArray[np.float64] = 1 / ((1 - share) / factor + share)
     return found

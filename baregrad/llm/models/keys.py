@@ -63,9 +63,17 @@ class Keys:
     def number(self, key: str, default: float | None = None) -> float:
         """Return a finite number."""
         found = self._found(key, default)
-        if isinstance(found, bool) or not isinstance(found, int | float) or abs(found) > 1e30:
+        if (isinstance(found, bool) or not isinstance(found, int | float)
+                or not abs(found) < 1e30):  # fmt: skip
             raise self.error(key, found, "a number")
         return float(found)
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        """Return a finite number above 0."""
+        found = self.number(key, default)
+        if found <= 0:
+            raise self.error(key, found, "a number above 0")
+        return found
 
     def flag(self, key: str, default: bool) -> bool:
         """Return a truth value."""
@@ -77,7 +85,7 @@ class Keys:
     def choice(self, key: str, choices: Mapping[Any, str], default: Any) -> str:
         """Return what a value stands for. Raises UnsupportedError for values that are no choice."""
         found = self._found(key, default)
-        if isinstance(found, list) or found not in choices:
+        if isinstance(found, bool) or not isinstance(found, str | int) or found not in choices:
             raise UnsupportedError(
                 f"{self.architecture}.{key}", found=excerpt(found),
                 wanted=" or ".join(repr(each) for each in choices),
