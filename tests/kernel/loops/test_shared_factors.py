@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -12,7 +14,9 @@ from baregrad.ir.core.index import variable
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.loops.shared_factors import share_factors
+from baregrad.kernel.planning.first_schedule import choose_schedule
 from baregrad.schedule import make_plan
+from baregrad.target.cpu import cpu_row_named
 from baregrad.tensor import Tensor
 from tests.schedule.graphs import A, param, sink
 from tests.schedule.test_packed_factors import numbers
@@ -42,6 +46,15 @@ def test_factors_that_are_only_widened_are_not_kept() -> None:
     half = param(1, 24, 128, dtype=dtypes.float16).cast(dtypes.float32)
     kernel = kernel_of(param(0, 40, 128) @ half.permute(1, 0))
     assert share_factors(kernel) is kernel
+
+
+@pytest.mark.parametrize("rows", [2, 40, variable("rows", 1, 16)])
+def test_lanes_lie_along_the_row_that_is_kept(rows: Any) -> None:
+    kernel = kernel_of(param(0, rows, 128) @ weight(24, 4).permute(1, 0))
+    lines = str(choose_schedule(kernel, cpu_row_named("x86-64-avx512"))).splitlines()
+    vectors = [line for line in lines if "'vector'" in line]
+    assert vectors
+    assert all("'r" in line for line in vectors), lines
 
 
 def arrays(out: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:

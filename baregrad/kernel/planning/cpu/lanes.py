@@ -6,7 +6,10 @@ output, neighbouring ones as one (a convolution's rows and columns), and the red
 
 from __future__ import annotations
 
-from baregrad.kernel.facts.analysis import ArrayAccess, iterations
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import toposort
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.facts.analysis import ArrayAccess, is_read, iterations
 from baregrad.kernel.language.schedule import Collapse
 from baregrad.kernel.planning.common.tiling import PlannedAxis, points
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
@@ -38,7 +41,9 @@ FAR_STEP = 8
 
 def lane_axis(plan: SumPlan) -> PlannedAxis | None:
     """The axis of the main reduction whose vectors cost least; None if scalars are as good."""
-    best: PlannedAxis | None = None
+    best = _packed_axis(plan)
+    if best is not None:
+        return best
     least = len(plan.reads) * 0.5 + 0.3
     if plan.main.node.arg.monoid.primitive is None:
         least *= FORMULA_COST
@@ -57,6 +62,23 @@ def lane_axis(plan: SumPlan) -> PlannedAxis | None:
     if best is not None and best not in plan.axes:
         _collapse(plan, best)
     return best
+
+
+def _packed_axis(plan: SumPlan) -> PlannedAxis | None:
+    """The axis along which a row of numbers made of bytes was kept; None where none was.
+
+    Along any other the bytes of as many rows would be taken apart at once, each by itself.
+    """
+    for access in plan.reads:
+        stage = access.array
+        if access.read is None or stage.op is not Ops.STAGE:
+            continue
+        if access.axes >= set(plan.main.own) and any(
+            is_read(node) and node.dtype is dtypes.uint8 for node in toposort(stage)
+        ):
+            last = access.read.src[-1]
+            return next((axis for axis in plan.own() if axis.nodes[-1] is last), None)
+    return None
 
 
 def lane_cost(

@@ -15,7 +15,7 @@ STEP_CYCLES = 0.5
 # For broadcasts under way: with one alone, LLVM spills accumulators.
 SPARE_REGISTERS = 2
 _READ = Ops.INDEX.bit
-_REDUCE = Ops.REDUCE.bit
+_LOOPS = Ops.REDUCE.bit | Ops.STAGE.bit
 
 
 @dataclass(slots=True)
@@ -75,11 +75,11 @@ def cycles_of_tiles(
 
 
 def accesses_below(node: Node) -> list[ArrayAccess]:
-    """The array reads in a reduction's values, without those of reductions inside it."""
+    """The array reads in a reduction's values, without those of loops inside it."""
     values = tuple([child for child in node.src if child.op is not Ops.RANGE])
     # Addresses read no arrays but where one is looked up in another.
-    if any(value.mask & _REDUCE for value in values):
-        order = toposort(*values, enter=lambda n: bool(n.mask & _READ) and n.op is not Ops.REDUCE)
+    if any(value.mask & _LOOPS for value in values):
+        order = toposort(*values, enter=lambda n: bool(n.mask & _READ) and not n.op.bit & _LOOPS)
     else:
         order = toposort_having(_READ, *values)
     return reads_in(order)
