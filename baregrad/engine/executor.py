@@ -118,19 +118,24 @@ class Executable:
         kinds = {self.plan.buffers[index].kind for index in outputs}
         return kinds <= {"output"} and len(set(outputs)) == len(outputs)
 
-    @cached_property
-    def _static_sizes(self) -> tuple[tuple[int, ...], int] | None:
-        """The bytes of each output and of the arena, None where they hang on a variable."""
-        sizes = (*(self._sizes[index] for index in self.output_indices), self._arena_nbytes)
-        if not all(isinstance(size, int) for size in sizes):
-            return None
-        *outputs, arena = (evaluate(size, {}) for size in sizes)
-        return tuple(outputs), arena
+    def fixed_work(self) -> tuple[CommandList, tuple[int, ...], int] | None:
+        """The work as a list, the bytes of each result, and how many arguments come before these.
 
-    @cached_property
-    def _results_in_order(self) -> bool:
-        """Whether the results are the outputs, in the order of their slots."""
-        return tuple(self.plan.outputs) == self.output_indices
+        After the results stands the arena, where there is one. None before the first run, where
+        sizes hang on variables, and where not all of this is what `submit` is given.
+        """
+        commands = self._list
+        arena = self._arena_nbytes
+        sizes = [self._sizes[index] for index in self.plan.outputs]
+        if commands is None or not self.launches or not self.has_own_results:
+            return None
+        if tuple(self.plan.outputs) != self.output_indices or not isinstance(arena, int):
+            return None
+        known = tuple([size for size in sizes if isinstance(size, int)])
+        used = self.input_count + len(sizes) + bool(arena)
+        if len(known) < len(sizes) or used != len(commands.slot_nbytes):
+            return None
+        return commands, (*known, arena) if arena else known, self.input_count
 
     def size(self, index: int) -> LaunchExpr:
         """The size in bytes of a buffer of the plan."""
@@ -181,21 +186,16 @@ class Executable:
         if self._list is None:
             self._list = self.device.command_list()
             self.record(self._list, self._places.__getitem__, {}, where)
-        static = self._static_sizes
-        if static is None:
-            outputs, nbytes = self.allocate_outputs(variables), self.arena_nbytes(variables)
-        else:
-            sizes, nbytes = static
-            outputs = [self.device.allocate(size) for size in sizes]
+        outputs, nbytes = self.allocate_outputs(variables), self.arena_nbytes(variables)
         # Arguments after the last one that a kernel reads have no slot.
         table = [*inputs[: self.input_count], *outputs]
         if nbytes:
             table.append(self.device.allocate(nbytes))
         timeline = None
         if self.launches:
-            used = self._list.slot_count
+            used = len(self._list.slot_nbytes)
             timeline = self.device.submit(self._list, table[:used], variables, timed=timed)
-        return (outputs if self._results_in_order else self.gather(inputs, outputs)), timeline
+        return self.gather(inputs, outputs), timeline
 
     def gather(self, inputs: Sequence[Buffer], written: Sequence[Buffer]) -> list[Buffer]:
         """The plan's results, in order, from its inputs and the memory it wrote."""
@@ -213,7 +213,7 @@ class Executable:
 class KeyedProgram:
     """An executable, which leaf each of its arguments is, and the shapes of its results."""
 
-    __slots__ = ("arguments", "executable", "shapes", "variables")
+    __slots__ = ("_work", "arguments", "executable", "shapes", "variables")
 
     def __init__(
         self, executable: Executable, arguments: Sequence[int],
@@ -223,16 +223,24 @@ class KeyedProgram:
         self.arguments = tuple(arguments)
         self.variables = variables
         self.shapes = tuple(shapes)
+        self._work: tuple[CommandList, tuple[int, ...], int] | None = None
 
     def run(self, leaves: Sequence[BufferRef], device: str) -> list[BufferRef] | None:
         """Compute the results over other arrays: where each lies."""
         with span("run"):
-            inputs = [leaves[place].handle for place in self.arguments]
-            outputs, _ = self.executable.run(inputs, self.variables)
-        return [
-            BufferRef(buffer, shape, device)
-            for buffer, shape in zip(outputs, self.shapes, strict=True)
-        ]
+            table = [leaves[place].handle for place in self.arguments]
+            if self._work is None:
+                outputs, _ = self.executable.run(table, self.variables)
+                self._work = self.executable.fixed_work()
+            else:
+                # What `Executable.run` does, less what is the same each time.
+                commands, sizes, count = self._work
+                del table[count:]
+                allocate = commands.device.allocate
+                table += [allocate(size) for size in sizes]
+                commands.device.submit(commands, table, self.variables)
+                outputs = table[count:]
+        return [BufferRef(*each, device) for each in zip(outputs, self.shapes)]  # noqa: B905
 
 
 class NoProgram(KeyedProgram):

@@ -67,6 +67,8 @@ class Session:
         self._plans: OrderedDict[Any, Any] = OrderedDict()
         self._general = GeneralPrograms()
         self._keyed = KeyedPrograms()
+        # The options that were in force last, and what of them plans of each device depend on.
+        self._options: tuple[Any, dict[str, tuple[Any, ...]]] = (None, {})
         self.templates: dict[Any, Any] = {}
         self.forms: dict[Any, Any] = {}
         self.watching = Watching()
@@ -206,13 +208,21 @@ class Session:
         """
         try:
             with self.lock:
-                backend = self.backend(device)
-                if not backend.compiles or options.debug:
-                    return None
+                values = options.values()
+                last, settings = self._options
+                if values is not last:
+                    settings = {}
+                    self._options = values, settings
+                setting = settings.get(device)
+                if setting is None:
+                    setting = settings[device] = self.backend(device).setting()
                 self.watching.touched += 1
-                whole = (key, device, backend.setting())
+                whole = (key, device, setting)
                 found = self._keyed.get(whole)
                 if found is None:
+                    backend = self.backend(device)
+                    if not backend.compiles or options.debug:
+                        return None
                     found = self._keyed.add(whole, self._keyed_program(backend, leaves, write_out))
                 return found.run(leaves, device)
         except BaregradError as error:

@@ -147,11 +147,6 @@ class CommandList:
         return tuple(self._commands)
 
     @property
-    def slot_count(self) -> int:
-        """How many slots there are."""
-        return len(self._slot_nbytes)
-
-    @property
     def slot_nbytes(self) -> tuple[int, ...]:
         """The least size of each slot's buffer, as far as it is known without variables."""
         return tuple(self._slot_nbytes)

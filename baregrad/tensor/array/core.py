@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -398,15 +398,19 @@ def realize_storages(storages: Iterable[Storage]) -> None:
     How they are asked for does not matter: what is computed together is computed in the order in
     which the program made it, so the same program gives the same kernels.
     """
-    by_device: dict[str, dict[Storage, None]] = {}
-    for storage in storages:
-        if storage.deferred is not None or storage.node.op is not Ops.BUFFER:
+    asked = [s for s in storages if s.deferred is not None or s.node.op is not Ops.BUFFER]
+    if not asked:
+        return
+    owner = session()
+    # From the look at what else reads old memory to the last write nobody else computes.
+    with owner.lock:
+        if len(asked) == 1 and not owner.watching.companions:
+            if _computed_by_key(owner, asked[0].device, asked, ()):
+                return
+        by_device: dict[str, dict[Storage, None]] = {}
+        for storage in asked:
             by_device.setdefault(storage.device, {})[storage] = None
-    if by_device:
-        owner = session()
-        # From the look at what else reads old memory to the last write nobody else computes.
-        with owner.lock:
-            _realize_together(owner, by_device)
+        _realize_together(owner, by_device)
 
 
 def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, None]]) -> None:
@@ -428,6 +432,7 @@ def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, Non
             storage.previous = None
             node, deferred = storage.node, storage.deferred
             if deferred is not None:
+                deferred.is_noted = True
                 owner.note(deferred, refs[node])
             if not storage.grad or storage in spent:
                 storage.settled = storage.settled or not all(
@@ -446,34 +451,46 @@ def _place_of(owner: SessionLike, storage: Storage) -> BufferRef | None:
 
 
 def _computed_by_key(
-    owner: SessionLike, device: str, found: Sequence[Storage], spent: list[Storage]
+    owner: SessionLike, device: str, found: Sequence[Storage], spent: Sequence[Storage]
 ) -> bool:
     """Compute storages that are calls' results by the key of these; False where that cannot be."""
     watching = owner.watching
     if watching.observers or watching.downloads:
         return False
     values: list[DeferredValue] = []
+    missing: list[DeferredValue] = []
     for storage in found:
-        if storage.deferred is None:
+        value = storage.deferred
+        if value is None:
             return False
-        values.append(storage.deferred)
-    places = [owner.realised(value) for value in values]
-    missing = [value for value, ref in zip(values, places, strict=True) if ref is None]
+        values.append(value)
+        if not value.is_noted or owner.realised(value) is None:
+            missing.append(value)
+    made: Iterator[BufferRef] = iter(())
     if missing:
         asked = Asked(missing, owner)
-        refs = asked.key and owner.realize_by_key(asked.key, device, asked.leaves, asked.write_out)
-        if not refs:
+        if asked.key is None:
+            return False
+        refs = owner.realize_by_key(asked.key, device, asked.leaves, asked.write_out)
+        if refs is None:
             return False
         asked.note_computed()
         made = iter(refs)
-        places = [next(made) if ref is None else ref for ref in places]
-    for storage, value, ref in zip(found, values, places, strict=True):
-        assert ref is not None
+    new = iter(missing)
+    next_new = next(new, None)
+    for storage, value in zip(found, values, strict=True):
+        if value is next_new:
+            ref, next_new = next(made), next(new, None)
+        else:
+            known = owner.realised(value)
+            assert known is not None
+            ref = known
         storage.previous = None
         if value.call.nodes is not None:
             owner.note(value.call.nodes[value.position], ref)
         kept = storage.grad and storage not in spent
         if kept or value.is_read:
+            value.is_noted = True
             owner.note(value, ref)
         if not kept:
             storage.hold(buffer_node(ref, value.form.dtype))

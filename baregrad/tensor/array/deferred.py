@@ -144,15 +144,19 @@ class DeferredCall:
 
 
 class DeferredValue:
-    """The value of one result of a call; `is_read`: another call may have it for an operand."""
+    """The value of one result of a call.
 
-    __slots__ = ("__weakref__", "call", "form", "is_read", "position")
+    is_read: another call may have it for an operand. is_noted: where it lies was noted once.
+    """
+
+    __slots__ = ("__weakref__", "call", "form", "is_noted", "is_read", "position")
 
     def __init__(self, call: DeferredCall, position: int, form: Form) -> None:
         self.call = call
         self.position = position
         self.form = form
         self.is_read = False
+        self.is_noted = False
 
     @property
     def node(self) -> Node:
@@ -162,10 +166,11 @@ class DeferredValue:
             _write_out(call)
             assert call.nodes is not None
         node = call.nodes[self.position]
-        owner = session()
-        ref = owner.realised(self)
-        if ref is not None and owner.realised(node) is None:
-            owner.note(node, ref)
+        if self.is_noted:
+            owner = session()
+            ref = owner.realised(self)
+            if ref is not None and owner.realised(node) is None:
+                owner.note(node, ref)
         return node
 
 
@@ -238,7 +243,9 @@ class Asked:
                     if place is not None:
                         row.append(place + value.position)
                         continue
-                    ref = None if call.template.needs_history else realised(value)
+                    ref = None
+                    if value.is_noted and not call.template.needs_history:
+                        ref = realised(value)
                     if ref is None:
                         waiting.append(value.call)
                         ready = False
@@ -293,7 +300,7 @@ class Asked:
     def note_computed(self) -> None:
         """Note that the calls were computed by their key, and so were worth putting off."""
         for call in self.calls:
-            call.template.written_out = min(call.template.written_out, 0)
+            call.template.written_out = 0
 
 
 _BUFFER = Ops.BUFFER
