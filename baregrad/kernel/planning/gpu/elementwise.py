@@ -33,6 +33,7 @@ def plan_elementwise(plan: GpuPlan, axes: Sequence[Node]) -> None:
     lanes = widest = plan.lanes(ordered, whole=plan.uncertain.isdisjoint(ordered))
     points = iterations(axes)
     busy = plan.target.busy_threads
+    lanes = plan.whole_lanes(lanes, row[-1])
     while lanes > 1 and points * 2 < lanes * busy:
         lanes //= 2
     # What is written at places of its own is computed by threads of its own.

@@ -216,3 +216,12 @@ class GpuPlan:
             return 1
         lanes = self.target.load_bytes // min(sizes)
         return min(lanes, MOST_LANES) if max(sizes) > 1 else lanes
+
+    def whole_lanes(self, lanes: int, inner: Node) -> int:
+        """As many of `lanes` neighbours along an axis as one access of the widest array has.
+
+        With two such accesses a thread leaves the half of each sector for the second one.
+        """
+        moved = [access for access in self.facts.accesses if access.stride(inner) == 1]
+        widest = max([itemsize(access.array.dtype) for access in moved], default=1)
+        return min(lanes, max(self.target.load_bytes // widest, 1))

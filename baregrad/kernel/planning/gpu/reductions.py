@@ -132,6 +132,7 @@ def _plan_columns(
         _plan_long_columns(plan, inner, lanes, iterations(rows) // width)
         return
     blocks = iterations(rows) // plan.warp
+    lanes = plan.whole_lanes(lanes, inner[-1])
     while lanes > 1 and (lanes * plan.warp > width or 2 * blocks < lanes * plan.target.busy_blocks):
         lanes //= 2
     # The order of a sum does not hang on how many columns there are.
@@ -289,7 +290,7 @@ def _share(
     size, threads = iterations(axes), prod([n for _, n in units])
     while lanes > 1 and size < lanes * threads:
         lanes //= 2
-    steps = min(TOGETHER, size // (lanes * threads)) if unrolled else 1
+    steps = _steps(size, lanes * threads) if unrolled else 1
     work = sum(op_flops(node) for node in plan.facts.order)
     while steps > 1 and steps * lanes * work > MOST_OPS:
         steps //= 2
@@ -299,6 +300,16 @@ def _share(
         steps = plan.pick("steps", powers_from(steps, 1, most))
     wide = [("vector", lanes)] if lanes > 1 else []
     plan.parts(axes, [*([("unroll", steps)] if steps > 1 else []), *units, *wide], outer)
+
+
+def _steps(size: int, width: int) -> int:
+    """Accesses under way together, of which the last round of a sum wastes fewest.
+
+    width: elements of one access of all threads.
+    """
+    rounds = -(-size // width)
+    most = max(min(TOGETHER, size // width), 1)
+    return min(range(most, 0, -1), key=lambda steps: -(-rounds // steps) * steps)
 
 
 def _together(plan: GpuPlan, own: Sequence[Node]) -> bool:

@@ -89,9 +89,13 @@ def test_sizes_that_nothing_divides_have_wide_accesses() -> None:
     assert "ld.global.v4.f32" in flat
 
 
-def test_the_narrowest_array_has_wide_accesses() -> None:
-    found = accesses(param(0, LARGE, dtype=dtypes.float16).cast(dtypes.float32))
-    assert set(found) == {"ld.global.v4.b32", "st.global.v4.f32"}
+def test_the_widest_array_has_one_whole_access_for_each_of_others() -> None:
+    """Two for each would be of half the sectors that a warp's threads reach."""
+    half = param(0, LARGE, dtype=dtypes.float16)
+    found = accesses(half.cast(dtypes.float32))
+    assert set(found) == {"ld.global.v2.b32", "st.global.v4.f32"}
+    assert len(found) % 2 == 0
+    assert set(accesses(half * 2)) == {"ld.global.v4.b32", "st.global.v4.b32"}
 
 
 def test_what_is_not_aligned_is_read_one_by_one() -> None:

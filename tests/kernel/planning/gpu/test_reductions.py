@@ -39,6 +39,19 @@ def images(n: int, c: int, hw: int) -> Node:
     return k.kernel(*outs)
 
 
+@pytest.mark.parametrize("size", [1568, 3136, 12544, 4096])
+def test_the_last_round_of_a_sum_is_mostly_full(size: int) -> None:
+    """Accesses under way together waste no more than each alone would."""
+    schedule = choose_schedule(images(1, 64, size), HOPPER).steps
+    parts = dict(p for step in schedule if isinstance(step, Split) for p in step.parts)
+    sizes = {s.unit: parts[s.axis] for s in schedule if isinstance(s, Bind) and s.axis in parts}
+    width = sizes.get("thread", 1) * sizes.get("thread_y", 1) * sizes.get("vector", 1)
+    steps = sizes.get("unroll", 1)
+    rounds = -(-size // width)
+    assert -(-rounds // steps) * steps == rounds
+    assert steps > 1 or rounds % 2
+
+
 def shared(kernel: Node) -> list[Any]:
     """How the reduced axis is shared out: its splits and what their parts lie along."""
     steps = choose_schedule(kernel, HOPPER).steps
