@@ -167,7 +167,7 @@ def _cycles(
     resident = target.resident_blocks(tile.warps, registers, nbytes)
     if not resident:
         return None
-    each = -(-_blocks(size, tile) // target.busy_blocks)
+    each = -(-_blocks(size, tile) // target.units)
     here = min(resident, each)
     panels = -(-size.k // panel)
     steps = panels * panel

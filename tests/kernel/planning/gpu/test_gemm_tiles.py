@@ -140,3 +140,12 @@ def test_blocks_that_run_side_by_side_share_a_factor(
     schedule = choose_schedule(kernel, HOPPER)
     assert group in str(schedule)
     check_gpu(kernel, schedule)
+
+
+def test_all_multiprocessors_count() -> None:
+    """392 tiles are three for nearly each of 132 of them, where 128 would have four."""
+    size = Product(128, 50176, 1152, 1)
+    tile = best(HOPPER, size, PANEL, GAP, WORDS).tile
+    blocks = -(-size.m // tile.m) * -(-size.n // tile.n)
+    turns = -(-blocks // HOPPER.units)
+    assert blocks > 0.95 * turns * HOPPER.units
