@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gguf import GGUFWriter
+from gguf import GGMLQuantizationType, GGUFWriter, quants
 from torch.nn import functional
 
 WORDS = 61
@@ -183,19 +183,28 @@ class Plain:
             keys |= {"final_logit_softcapping": self.logit_cap}
         return {f"{self.name}.{key}": value for key, value in (keys | self.keys).items()}
 
-    def write(self, path: Path, weights: dict[str, np.ndarray]) -> None:
-        """Write a file as others' tools would."""
+    def write(
+        self, path: Path, weights: dict[str, np.ndarray], kind: GGMLQuantizationType | None = None
+    ) -> dict[str, np.ndarray]:
+        """Write a file as others' tools would, matrices of a kind; return what it then holds."""
         writer = GGUFWriter(str(path), self.name)
         for key, value in self.metadata().items():
             add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32,
                    str: writer.add_string, list: writer.add_array}[type(value)]  # fmt: skip
             add(key, value)
+        held = dict(weights)
         for name, numbers in weights.items():
-            writer.add_tensor(name, numbers)
+            if kind is None or numbers.ndim == 1:
+                writer.add_tensor(name, numbers)
+                continue
+            packed = quants.quantize(numbers, kind)
+            writer.add_tensor(name, packed, raw_dtype=kind)
+            held[name] = quants.dequantize(packed, kind)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+        return held
 
     def forward(self, weights: dict[str, np.ndarray], words: np.ndarray) -> np.ndarray:
         """The scores (T, words) after each of the words (T,), in float64."""

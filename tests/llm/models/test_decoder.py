@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf import GGMLQuantizationType
 
 from baregrad import Tensor, bind, jit, variable
 from baregrad.base.errors import ShapeError
@@ -17,7 +19,7 @@ from baregrad.llm.models.cache import ContiguousCache
 from baregrad.llm.models.decoder import LanguageModel
 from baregrad.llm.models.loading import open_model
 from baregrad.llm.models.traits import DecoderTraits, LayerTraits, RopeTraits
-from tests.llm.models.plain_decoder import FAMILIES, WORDS, Plain
+from tests.llm.models.plain_decoder import FAMILIES, WORDS, Experts, Plain
 
 LENGTH = 12
 
@@ -72,6 +74,17 @@ def test_symbolic_steps_through_a_cache_score_as_one_call_does(name: str, tmp_pa
         place += size
         np.testing.assert_allclose(found[0], expected[place - 1], atol=2e-5)
     assert place == LENGTH
+
+
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_packed_weights_score_as_what_they_stand_for(kind: str, tmp_path: Path) -> None:
+    plain = replace(FAMILIES["mixtral"], width=64, head=16, hidden=96, experts=Experts(hidden=96))
+    held = plain.write(tmp_path / "model.gguf", plain.draw(), GGMLQuantizationType[kind])
+    decoder = LanguageModel.from_gguf(GgufFile.open(tmp_path / "model.gguf"))
+    for count in (1, 5, 40):
+        words = words_of(count)
+        found = scores(decoder, words, ContiguousCache(decoder.traits, count))
+        np.testing.assert_allclose(found, plain.forward(held, words), atol=3e-5)
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("float16", 0.02), ("bfloat16", 0.15)])

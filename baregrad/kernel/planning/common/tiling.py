@@ -340,7 +340,7 @@ def powers_of(name: str, size: int) -> tuple[list[Step], list[tuple[str, ...]]]:
 def _joins(plan: CpuPlan, outer: Node, inner: Node) -> bool:
     for each in (outer, inner):
         axis = plan.fresh[each]
-        if each in plan.facts.exposed or axis.serial or axis.whole:
+        if each in plan.facts.exposed or axis.serial or axis.whole or axis.exact:
             return False
     return collapsible(plan.facts, outer, inner)
 
