@@ -54,6 +54,7 @@ from baregrad.runtime.cpu.host import detect_host
 # Suites that take arguments of their own: modules with a `main`.
 OTHER_SUITES = MappingProxyType({
     "gpu": "baregrad.apps.gpu_suite.main", "sweep": "baregrad.apps.sweep.main",
+    "llm": "baregrad.apps.llm_suite.main",
 })
 COPY_BAR = 0.85
 _COPY = "copy rate"
