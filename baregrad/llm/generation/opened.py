@@ -23,7 +23,7 @@ from baregrad.llm.models.loading import ModelFiles, open_model
 from baregrad.llm.models.memory import MemoryFigures, weights_nbytes, workspace_nbytes
 from baregrad.llm.models.traits import DecoderTraits
 from baregrad.llm.models.weights import WeightSource
-from baregrad.llm.text import Tokenizer, tokenizer_of
+from baregrad.llm.text import Tokenizer, tokenizer_of, tokenizer_of_folder
 from baregrad.llm.text.templates import ChatTemplate
 from baregrad.tensor import Tensor
 
@@ -107,6 +107,8 @@ class OpenedModel:
     def close(self) -> None:
         """End all answers."""
         self.engine.close()
+        if self.template is not None:
+            self.template.close()
 
 
 _OWN_DEFAULTS = (
@@ -154,7 +156,7 @@ def open_to_ask(
 def tokenizer_of_files(files: ModelFiles) -> Tokenizer:
     """Return a model's tokenizer."""
     if files.folder is not None:
-        raise UnsupportedError("the tokenizer of a folder", found=str(files.folder))
+        return tokenizer_of_folder(files.folder)
     return tokenizer_of(files.metadata)
 
 
