@@ -119,8 +119,10 @@ def _cut(node: Node) -> Node | None:
     wanted = _parts(node, value, length)
     if wanted < 2:
         return None
+    if not _is_contraction(value, axes):
+        return _in_parts(node, _outer_parts(value.shape, axes, wanted))
     found = [(axis, _divided(value.shape[axis], wanted)) for axis in axes]
-    if _is_contraction(value, axes) and _is_of_matrix_units(value):
+    if _is_of_matrix_units(value):
         # What goes to matrix units has no conditions: parts that nothing divides would.
         axis, parts = max(found, key=lambda one: (one[1], -one[0]))
     else:
@@ -129,6 +131,29 @@ def _cut(node: Node) -> Node | None:
             axis, parts = max(axes, key=lambda one: (value.shape[one], -one)), wanted
     parts = min(parts, value.shape[axis])
     return _in_parts(node, PartsOf(value.shape, axes, axis, parts)) if parts > 1 else None
+
+
+def _outer_parts(shape: tuple[Any, ...], axes: tuple[int, ...], wanted: int) -> PartsOf:
+    """A cut into about so many parts, whose elements lie together as far as that can be.
+
+    Reduced axes, the outermost first, are cut into their elements while these are no more, and the
+    next one into equal parts; if there are far fewer, one long axis into parts that are not equal.
+    """
+    first, count, place = axes[0], 1, 0
+    while place + 1 < len(axes) and axes[place + 1] == axes[place] + 1:
+        if count * shape[axes[place]] > wanted:
+            break
+        count *= shape[axes[place]]
+        place += 1
+    last, least = axes[place], max(wanted // 4, 2)
+    parts = count * _divided(shape[last], wanted // count)
+    is_wide = place + 1 < len(axes) or shape[last] * count >= parts * ACCESS
+    if parts >= least and is_wide:
+        merged = (*shape[:first], prod(shape[first : last + 1]), *shape[last + 1 :])
+        inner = tuple([axis - (last - first) for axis in axes[place + 1 :]])
+        return PartsOf(merged, (first, *inner), first, parts)
+    long = max(axes, key=lambda axis: (min(shape[axis], least), -axis))
+    return PartsOf(shape, axes, long, min(wanted, shape[long]))
 
 
 def _balanced(node: Node) -> Node | None:
@@ -319,7 +344,8 @@ def _in_parts(node: Node, cut: PartsOf) -> Node:
     extent = shape[axis]
     length = -(-extent // parts)
     if length * parts != extent:
-        length = round_up(length, ACCESS)
+        inner = prod(shape[axis + 1 :])
+        length = round_up(length, ACCESS // gcd(max(COPIES), inner) if inner > 1 else ACCESS)
         parts = -(-extent // length)
         values = tuple([
             lengthened(value, axis, length * parts, neutral)

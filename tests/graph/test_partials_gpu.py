@@ -70,6 +70,27 @@ def test_a_row_that_a_block_reads_is_whole() -> None:
     assert parts_of((50304, 4), 0) != []
 
 
+@pytest.mark.parametrize("shape", (
+    (6937, 256), (6937, 257), (13, 17, 19, 23, 29), (64, 64, 56, 56), (128, 3, 224, 224), (3, 99991)
+), ids=str)  # fmt: skip
+def test_parts_of_all_elements_lie_together_and_are_many(shape: tuple[int, ...]) -> None:
+    """Whatever divides the axes: what blocks read is whole rows, or long parts of them."""
+    axes = tuple(range(len(shape)))
+    root = Node(Ops.SINK, dtypes.token, (total(argument(0, F32, *shape), *axes),))
+    made = canonicalise(root, None, HOPPER)
+    ((parts,),) = stored(made)
+    assert 64 <= parts <= 512
+    (first,) = (node for node in toposort(made) if node.op is Ops.REDUCE and node.shape == (parts,))
+    inner = first.src[0].shape[-1]
+    assert inner == shape[-1] or inner >= 64
+
+
+def test_parts_of_several_axes_have_the_sum_of_all() -> None:
+    for shape in ((1201, 130), (11, 13, 17, 73), (2, 3, 30011)):
+        x = RNG.standard_normal(shape).astype(np.float32)
+        assert stored(changed(total(argument(0, F32, *shape), *range(len(shape))), [x])) != []
+
+
 @pytest.mark.parametrize("length", [1 << 18, (1 << 18) - 5, 150001])
 def test_lengths_that_nothing_divides(length: int) -> None:
     x = RNG.standard_normal((2, length)).astype(np.float32)
