@@ -8,6 +8,7 @@ import sys
 import time
 from typing import Any
 
+from baregrad.base.errors import ArgumentError
 from baregrad.base.progress import ProgressBar
 from baregrad.llm.generation.layer_pages import CACHE_TYPES
 from baregrad.llm.generation.opened import EngineSettings, OpenedModel, open_to_ask
@@ -25,8 +26,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
                         help="type of the cached keys and values (%(default)s)")  # fmt: skip
     parser.add_argument("--device", help="CPU, NV, NV:1, CUDA, ... (the default device)")
     parser.add_argument("--guesses", type=int, default=0, metavar="N",
-                        help="tokens guessed ahead from what was written before, and checked "
-                        "together (%(default)s)")  # fmt: skip
+                        help="tokens guessed ahead and checked together, from what was written "
+                        "before or by --draft (%(default)s)")  # fmt: skip
+    parser.add_argument("--draft", metavar="FILE", help="a smaller model of the same tokens, which "
+                        "guesses (4 tokens, unless --guesses says so)")  # fmt: skip
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -50,17 +53,20 @@ def sampling_of(model: OpenedModel, given: argparse.Namespace) -> Sampling:
 
 def settings_of(given: argparse.Namespace) -> EngineSettings:
     """Return the engine's settings that options chose."""
+    guesses = given.guesses or (4 if given.draft else 0)
+    if guesses < 0:
+        raise ArgumentError("tokens guessed ahead", found=guesses, wanted="0 or more")
     return EngineSettings(
-        context=given.context, rows=1 + max(given.guesses, 0), cache=given.cache,
-        guesses=given.guesses, device=given.device,
+        context=given.context, rows=1 + guesses, cache=given.cache, guesses=guesses,
+        device=given.device,
     )
 
 
-def load(path: str, settings: EngineSettings) -> OpenedModel:
+def load(path: str, settings: EngineSettings, draft: str | None = None) -> OpenedModel:
     """Open a model while a bar shows the bytes that are read, and start its engine."""
     total = sum(_nbytes(path))
     with ProgressBar(total, "loading") as bar:
-        model = open_to_ask(path, settings, bar.advance)
+        model = open_to_ask(path, settings, bar.advance, draft)
     model.engine.start()
     return model
 

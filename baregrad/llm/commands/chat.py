@@ -30,7 +30,7 @@ def main(argv: list[str]) -> int:
     add_sampling_options(parser)
     parser.add_argument("--system", help="an instruction that stands before the conversation")
     given = parser.parse_args(argv)
-    model = load(given.file, settings_of(given))
+    model = load(given.file, settings_of(given), given.draft)
     try:
         talk(model, sampling_of(model, given), given.system)
     finally:

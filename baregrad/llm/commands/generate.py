@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--chat", action="store_true", help="answer the prompt as in a chat")
     given = parser.parse_args(argv)
     prompt = sys.stdin.read() if given.prompt == "-" else given.prompt
-    model = load(given.file, settings_of(given))
+    model = load(given.file, settings_of(given), given.draft)
     try:
         if given.chat or given.system is not None:
             messages = [{"role": "user", "content": prompt}]

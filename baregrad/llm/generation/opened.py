@@ -11,6 +11,7 @@ from typing import Any
 from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.dtypes import dtypes
 from baregrad.io.gguf import GgmlType, PackedWeight
+from baregrad.llm.generation.draft_guesser import DraftGuesser
 from baregrad.llm.generation.engine import AnswerEngine
 from baregrad.llm.generation.guessing import Guesser, LookupGuesser
 from baregrad.llm.generation.layer_pages import LayerPages, StepPlaces
@@ -121,12 +122,13 @@ def open_to_ask(
     path: str | os.PathLike[str],
     settings: EngineSettings | None = None,
     advance: Advance | None = None,
-    guesser: Guesser | None = None,
+    draft: str | os.PathLike[str] | None = None,
 ) -> OpenedModel:
     """Open a GGUF file or a folder and make it ready to answer; `engine.start()` lets it.
 
-    advance: told bytes of weights as they are loaded. guesser: what guesses ahead, by default what
-    looks up where the last tokens stood before. Raises what reading the files raises.
+    advance: told bytes of weights as they are loaded. draft: a smaller model of the same tokens,
+    which guesses ahead; without it guesses are looked up where the last tokens stood before. Raises
+    what reading the files raises.
     """
     wanted = settings or EngineSettings()
     files = open_model(path, wanted.device)
@@ -136,20 +138,28 @@ def open_to_ask(
     if advance is not None:
         files = replace(files, source=_Watched(files.source, advance))
     decoder = files.decoder(context=wanted.context, device=wanted.device)
-    traits = decoder.traits
-    cache = PagedCache(
-        decoder.cache_rows(), wanted.pages_of(traits), wanted.cache, wanted.device
-    )
-    stepper = Stepper(
-        decoder, cache, traits.words, rows=wanted.rows, chunk=wanted.chunk,
-        context=wanted.context_of(traits), device=wanted.device,
-    )
+    stepper = _stepper(decoder, wanted)
+    guesser: Guesser | None = LookupGuesser() if wanted.guesses else None
+    if draft is not None:
+        smaller = open_model(draft, wanted.device).decoder(device=wanted.device)
+        own = replace(wanted, context=min(stepper.context, smaller.traits.context))
+        guesser = DraftGuesser(_stepper(smaller, own), stepper.words)
     engine = AnswerEngine(
         stepper, tokenizer, most_waiting=wanted.most_waiting, guesses=wanted.guesses,
-        guesser=guesser or (LookupGuesser() if wanted.guesses else None),
+        guesser=guesser,
     )
     return OpenedModel(
         Path(path).stem, files, decoder, tokenizer, chat_template_of(files, tokenizer), engine
+    )
+
+
+def _stepper(decoder: LanguageModel, wanted: EngineSettings) -> Stepper:
+    traits = decoder.traits
+    pages = wanted.pages_of(traits)
+    cache = PagedCache(decoder.cache_rows(), pages, wanted.cache, wanted.device)
+    return Stepper(
+        decoder, cache, traits.words, rows=wanted.rows, chunk=wanted.chunk,
+        context=wanted.context_of(traits), device=wanted.device,
     )
 
 
