@@ -1,0 +1,188 @@
+"""What is asked of a model, whatever protocol it was asked in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from baregrad.llm.generation.constraints import AnswerForm
+from baregrad.llm.serve.fields import Fields
+from baregrad.llm.serve.refusals import RequestRefused
+
+MOST_ANSWERS = 16
+MOST_LOGPROBS = 20
+MOST_TOOLS = 512
+_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_SEEDS = 1 << 63
+
+
+@dataclass(frozen=True)
+class AskedChat:
+    """A chat to continue.
+
+    `sampling` are the settings that the request names, by the names of `Sampling`. `template` are
+    values for the chat template. `answers` is how many are wanted. `shows_usage` asks for the
+    usage at the end of a stream, `thoughts` says whether thoughts are told.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    tools: Sequence[Mapping[str, Any]] = ()
+    form: AnswerForm | None = None
+    template: Mapping[str, Any] = field(default_factory=dict)
+    answers: int = 1
+    streams: bool = False
+    shows_usage: bool = False
+    client: str = ""
+
+
+@dataclass(frozen=True)
+class AskedText:
+    """A text, or tokens, to continue."""
+
+    prompt: str | Sequence[int]
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    form: AnswerForm | None = None
+
+
+def sampling_of(body: Fields) -> dict[str, Any]:
+    """Return the settings that OpenAI's requests name, for both chats and texts."""
+    biases: dict[int, float] = {}
+    bias = body.inner("logit_bias")
+    for key in bias.values:
+        value = bias.number(key)
+        if not str(key).isdecimal() or value is None:
+            raise body.refuse("logit_bias", "an object of numbers by token")
+        biases[int(key)] = value
+    chosen: dict[str, Any] = {
+        "temperature": body.number("temperature"),
+        "top_p": body.number("top_p"),
+        "top_k": body.whole("top_k", -1, 1 << 30),
+        "min_p": body.number("min_p"),
+        "typical_p": body.number("typical_p"),
+        "presence_penalty": body.number("presence_penalty"),
+        "frequency_penalty": body.number("frequency_penalty"),
+        "repeat_penalty": body.number("repeat_penalty" if body.has("repeat_penalty")
+                                      else "repetition_penalty"),
+        "seed": body.whole("seed", -_SEEDS, 2 * _SEEDS - 1),
+        "stops": tuple(body.texts("stop")) or None,
+        "logit_bias": biases or None,
+        "ignores_ends": body.flag("ignore_eos") or None,
+    }
+    if chosen["top_k"] == -1:
+        chosen["top_k"] = 0
+    return {name: value for name, value in chosen.items() if value is not None}
+
+
+def asked_chat(body: Fields) -> AskedChat:
+    """Return the chat of a request to `/v1/chat/completions`; raises RequestRefused."""
+    messages = [_message(message) for message in body.objects("messages")]
+    if not messages:
+        raise RequestRefused("messages has to hold at least one message", param="messages")
+    for name in ("functions", "function_call", "audio"):
+        if body.has(name):
+            raise RequestRefused(f"{name} is not offered; tools are", param=name)
+    sampling = sampling_of(body)
+    most = "max_completion_tokens" if body.has("max_completion_tokens") else "max_tokens"
+    count = body.whole(most, 1, 1 << 30)
+    if count is not None:
+        sampling["max_tokens"] = count
+    if body.flag("logprobs"):
+        sampling["logprobs"] = body.whole("top_logprobs", 0, MOST_LOGPROBS) or 0
+    tools = [] if _wants_no_tools(body) else [_tool(tool) for tool in body.objects("tools")]
+    if len(tools) > MOST_TOOLS:
+        raise RequestRefused(f"tools holds more than {MOST_TOOLS}", param="tools")
+    template = dict(body.inner("chat_template_kwargs").values)
+    effort = body.text("reasoning_effort", "")
+    if effort:
+        template |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    return AskedChat(
+        messages=messages,
+        sampling=sampling,
+        tools=tools,
+        form=form_of(body.inner("response_format")),
+        template=template,
+        answers=body.whole("n", 1, MOST_ANSWERS) or 1,
+        streams=body.flag("stream"),
+        shows_usage=body.inner("stream_options").flag("include_usage"),
+        client=body.text("user", ""),
+    )
+
+
+def form_of(format: Fields) -> AnswerForm | None:
+    """Return the form of a `response_format`; nothing of a schema is ever left out."""
+    kind = format.text("type", "text")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return AnswerForm("json_object")
+    if kind != "json_schema":
+        raise format.refuse("type", "text, json_object or json_schema")
+    schema = (format.inner("json_schema") if format.has("json_schema") else format).inner("schema")
+    if not schema.values:
+        raise RequestRefused(f"{schema.path} is missing", param=schema.path)
+    return AnswerForm("json_schema", json.dumps(schema.values))
+
+
+def _message(message: Fields) -> dict[str, Any]:
+    """Return a message whose role and content are what they have to be."""
+    role = message.text("role")
+    if role not in _ROLES:
+        raise message.refuse("role", f"one of {', '.join(_ROLES)}")
+    content = message.values.get("content")
+    if content is not None and not isinstance(content, str | list):
+        raise message.refuse("content", "a text, or an array of parts")
+    if isinstance(content, list):
+        content = "\n".join(_part(part) for part in message.objects("content"))
+    elif content is None and role in ("system", "developer", "user"):
+        raise message.refuse("content", "a text, or an array of parts")
+    calls = [_call(call) for call in message.objects("tool_calls")]
+    made = {**message.values, "role": "system" if role == "developer" else role, "content": content}
+    made.pop("tool_calls", None)
+    return made | ({"tool_calls": calls} if calls else {})
+
+
+def _part(part: Fields) -> str:
+    """Return the text of a part; parts of other kinds are not offered."""
+    kind = part.text("type", "text")
+    if kind not in ("text", "input_text", "output_text", "refusal"):
+        raise RequestRefused(
+            f"{part.name('type')} is {kind!r}: this model reads text alone", param=part.path
+        )
+    return part.text("refusal" if kind == "refusal" else "text")
+
+
+def _call(call: Fields) -> dict[str, Any]:
+    function = call.inner("function")
+    arguments = function.values.get("arguments")
+    if arguments is not None and not isinstance(arguments, str | dict):
+        raise function.refuse("arguments", "JSON in a text")
+    return {
+        **call.values, "type": "function",
+        "function": {"name": function.text("name"), "arguments": arguments or "{}"},
+    }
+
+
+def _tool(tool: Fields) -> dict[str, Any]:
+    """Return a tool, which has to be a function."""
+    if tool.text("type", "function") != "function":
+        raise tool.refuse("type", "function")
+    function = tool.inner("function")
+    if not function.text("name"):
+        raise function.refuse("name", "a text that is not empty")
+    function.text("description", "")
+    if function.has("parameters"):
+        function.inner("parameters")
+    return {"type": "function", "function": dict(function.values)}
+
+
+def _wants_no_tools(body: Fields) -> bool:
+    """Whether no tool is to be called; asking for a certain one is refused, not forgotten."""
+    choice = body.values.get("tool_choice")
+    if choice in (None, "auto", "none"):
+        return bool(choice == "none")
+    raise RequestRefused(
+        "tool_choice may be auto or none: a call cannot be enforced here", param="tool_choice"
+    )
