@@ -98,9 +98,9 @@ class Experts:
         numbers = self.router.linear(x.cast(dtypes.float32))
         scores = numbers.softmax(-1) if traits.scoring == "softmax" else numbers.sigmoid()
         ranked = scores if self.bias is None else scores + self.bias
-        if traits.groups > 1:
+        if traits.groups_used < traits.groups:
             ranked = self._of_best_groups(ranked)
-        index = ranked.topk(traits.used, -1)[1]
+        index = _best(ranked, traits.used)[1]
         shares = scores.gather(-1, index)
         if traits.is_normalised:
             shares = shares / shares.sum(-1, True)
@@ -111,12 +111,20 @@ class Experts:
         traits = self.traits
         grouped = ranked.reshape(ranked.shape[0], traits.groups, traits.count // traits.groups)
         if traits.has_bias:
-            worth = grouped.topk(2, -1)[0].sum(-1)
+            worth = _best(grouped, 2)[0].sum(-1)
         else:
             worth = grouped.amax(-1)
-        least = worth.topk(traits.groups_used, -1)[0][:, -1:]
+        least = _best(worth, traits.groups_used)[0][:, -1:]
         taken = (worth >= least).unsqueeze(-1)
         return taken.where(grouped, float("-inf")).reshape(*ranked.shape)
+
+
+def _best(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The greatest along the last axis, and where they stand; in any order where all are."""
+    if count < x.shape[-1]:
+        found = x.topk(count, -1)
+        return found[0], found[1]
+    return x, Tensor.arange(count, device=x.device).expand(*x.shape)
 
 
 def _product(x: Tensor, matrices: PackedWeight) -> Tensor:

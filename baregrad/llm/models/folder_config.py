@@ -167,6 +167,13 @@ def metadata_of(config: Mapping[str, Any]) -> tuple[dict[str, Any], Vectors]:
     Raises UnsupportedError for a type of model or of scaling that is not offered.
     """
     family = family_of(config)
+    packing = config.get("quantization_config")
+    if packing:
+        method = packing.get("quant_method") if isinstance(packing, dict) else packing
+        raise UnsupportedError(
+            "weights of a folder that are packed", found=excerpt(method), wanted="floats",
+            hint="a GGUF file of the model holds it packed",
+        )
     keys: dict[str, Any] = {
         name: config[key] for key, name in _SAME.items() if config.get(key) is not None
     }

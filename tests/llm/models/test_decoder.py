@@ -50,7 +50,7 @@ def test_a_family_scores_words_as_pytorch_does(name: str, tmp_path: Path) -> Non
     np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("name", ["gemma3", "deepseek2"])
+@pytest.mark.parametrize("name", ["gemma3", "deepseek2", "deepseek3"])
 def test_symbolic_steps_through_a_cache_score_as_one_call_does(name: str, tmp_path: Path) -> None:
     plain = FAMILIES[name]
     decoder, weights = loaded(plain, tmp_path)

@@ -145,6 +145,7 @@ def test_factors_of_llama_3(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("changes", "text"), [
     ({"model_type": "mamba"}, "'mamba': wanted llama, mistral"),
+    ({"quantization_config": {"quant_method": "awq"}}, "packed: found .*awq"),
     ({"hidden_act": "relu"}, "the activation 'relu' of a llama: wanted 'silu'"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type: found 'dynamic'"),
     ({"sliding_window": 4, "layer_types": ["chunked_attention"]}, "'chunked_attention'"),
