@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from baregrad.graph.streams import groups
 from baregrad.tensor import Tensor
 from baregrad.testing.ptx_device import ptx_session
 from tests.tensor.oracle import to_numpy
@@ -102,6 +103,36 @@ def test_gradients_agree_with_pytorch(
             # Slopes and weights are rounded, and so are their sums.
             unit = 2.0 ** (-8 if dtype is torch.bfloat16 else -11)
             assert error < 4 * unit * np.abs(true).max()
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("shape", ((1, 2, 70, 70), (70, 70), (2, 1, 1, 70)), ids=str)
+def test_gradients_of_addends_agree_with_pytorch(
+    shape: tuple[int, ...], causal: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "LEAST_TILES", 1)
+    rng = np.random.default_rng(len(shape))
+    drawn = [torch.tensor(rng.standard_normal(one)).bfloat16()
+             for one in (*[(2, 2, 70, 16)] * 4, shape)]  # fmt: skip
+    hidden = np.triu(np.ones((70, 70), bool), 1)
+    theirs = [drawn[n].double().requires_grad_() for n in (0, 1, 2, 4)]
+    added = theirs[3].expand(2, 2, 70, 70)
+    if causal:
+        added = added.masked_fill(torch.tensor(hidden), float("-inf"))
+    torch.nn.functional.scaled_dot_product_attention(*theirs[:3], added).backward(
+        drawn[3].double()
+    )
+    with ptx_session():
+        ours = [Tensor(drawn[n]).requires_grad_() for n in (0, 1, 2, 4)]
+        mask = ours[3]
+        if causal:
+            mask = mask.masked_fill(Tensor.ones(70, 70).tril() == 0, float("-inf"))
+        ours[0].scaled_dot_product_attention(*ours[1:3], mask).backward(Tensor(drawn[3]))
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine.grad is not None and other.grad is not None
+            true = other.grad.numpy()
+            error = np.abs(to_numpy(mine.grad).astype(np.float64) - true).max()
+            assert error < 4 * 2.0**-8 * np.abs(true).max()
 
 
 def test_gradients_of_a_layer_agree_with_pytorch() -> None:

@@ -6,6 +6,7 @@ what is made of the scores anew, of the stored maxima and of the stored sums of 
 
 from __future__ import annotations
 
+from math import prod
 from typing import NamedTuple
 
 from baregrad.graph.repeats import axis_before_reshape, is_repeated
@@ -17,6 +18,8 @@ from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Ops, mask_of
 
 # Columns of a key, and of a value, that a warp's matrix unit takes: multiples of the first.
 WIDTH, MOST_WIDTH = 16, 256
+# A tile of sums over heads or sequences, for each row and key, and how many keep a machine busy.
+TILE, LEAST_TILES = 64, 64
 # Columns of each of two sums that a kernel keeps in registers.
 MOST_OF_TWO = 128
 _ELEMENTWISE_OR_VIEW = mask_of((*ELEMENTWISE, *MOVEMENT))
@@ -96,6 +99,8 @@ class StreamGroups:
         self.maxima: dict[Node, Node] = {}
         self.totals: dict[Node, Node] = {}
         self.stored: dict[Node, int | None] = {}
+        # Sums of terms that are summed over keys, or over rows, first.
+        self.apart = set[Node]()
         # Sums that one kernel makes, each by all of them; those that are summed again are alone.
         self.joined: dict[Node, tuple[WeightedSum, ...]] = {}
         roots: dict[Node, tuple[Node, WeighedValues]] = {}
@@ -148,8 +153,11 @@ class StreamGroups:
             self.maxima[top] = power
             self.totals.update({one: power for one in self.users[power] if _is_sum_of(one, power)})
             weighted = {one: readers.weighted[one] for one in others if one in readers.weighted}
+            self.apart |= readers.apart
             for each in others:
                 made = weighted.get(each)
+                if each in readers.apart:
+                    continue
                 if made is None or not made.outer:
                     column = None if made is None else made.result.index(made.across)
                     self.stored.update(dict.fromkeys(self._ends(each), column))
@@ -192,6 +200,12 @@ class StreamGroups:
 def _has_rows(shape: tuple[int | Node, ...]) -> bool:
     """Whether there are rows for a tile: of fewer, keys are shared out better without streams."""
     return len(shape) > 1 and index.upper(shape[-2]) >= WIDTH
+
+
+def _has_tiles(shape: tuple[int | Node, ...]) -> bool:
+    """Whether sums over heads or sequences, for rows and keys, are in enough tiles for blocks."""
+    rows, keys = (-(-index.upper(extent) // TILE) for extent in shape[-2:])
+    return prod(map(index.upper, shape[:-2])) * rows * keys >= LEAST_TILES
 
 
 def _alike(products: set[Node]) -> bool:
@@ -258,7 +272,8 @@ class _Readers:
     """The sums that read some scores, and all between: `are_sums` where nothing else does.
 
     sums: those but the sum of the powers. terms: what each sums, or its weights. weighted: those of
-    weights times values.
+    weights times values. apart: those of terms over other axes than the keys, or over more, as the
+    gradients of what is added to scores are.
     """
 
     def __init__(self, groups: StreamGroups, power: Node, scores: list[Node]) -> None:
@@ -267,6 +282,7 @@ class _Readers:
         self.terms: dict[Node, Node] = {}
         self.weighted: dict[Node, WeightedSum] = {}
         self.sums = set[Node]()
+        self.apart = set[Node]()
         found = self._walk(groups, scores)
         self.are_sums = all(self._takes(node, groups.products.every) for node in found)
 
@@ -293,12 +309,16 @@ class _Readers:
             return False
         if node in products:
             return self._weighs(node)
-        is_row = node.src[0].shape == self.power.shape
-        if is_row and node.arg.axes == (len(self.power.shape) - 1,):
-            self.sums.add(node)
-            self.terms[node] = node.src[0]
-            return True
-        return False
+        last = len(self.power.shape) - 1
+        if node.src[0].shape != self.power.shape:
+            return False
+        self.sums.add(node)
+        self.terms[node] = node.src[0]
+        if {last - 1, last}.isdisjoint(node.arg.axes):
+            return _has_tiles(node.shape)
+        if len(node.arg.axes) > 1 or last not in node.arg.axes:
+            self.apart.add(node)
+        return True
 
     def _weighs(self, product: Node) -> bool:
         """Whether a product is of weights made of the scores and of values, of whole chunks."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 from baregrad.graph.streams.groups import WIDTH, StreamGroups, WeightedSum
 from baregrad.graph.streams.softmax import F32, POWERS, lifted, raised, streamed
 from baregrad.graph.traced import Joined, Part, Rule, again
-from baregrad.graph.views import permute
+from baregrad.graph.views import permute, stored
 from baregrad.ir.analysis.stream import in_memory, stream, sums
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.node import Node, toposort
@@ -56,10 +56,22 @@ def _over(value: Node, kept: WeightedSum) -> Node:
     axes = [*kept.lines, kept.across]
     if kept.outer:
         outer = tuple([place for place, axis in enumerate(axes) if axis in kept.outer])
-        stored = Node(Ops.CONTIGUOUS, F32, (value,))
-        value = Node(Ops.REDUCE, F32, (stored,), Reduce(sums(F32, 1), outer))
+        value = Node(Ops.REDUCE, F32, (stored(value),), Reduce(sums(F32, 1), outer))
         axes = [axis for axis in axes if axis not in kept.outer]
     return permute(value, tuple([axes.index(axis) for axis in kept.result]))
+
+
+def _in_steps(total: Node) -> Node:
+    """A sum of terms over rows and keys: one of each row over its keys first, or the reverse."""
+    value, axes = total.src[0], set(total.arg.axes)
+    last = len(value.shape) - 1
+    if last not in axes:
+        # The keys take the place of the rows, which are gone.
+        value = permute(value, (*range(last - 1), last, last - 1))
+        axes.remove(last - 1)
+    part = stored(Node(Ops.REDUCE, F32, (value,), Reduce(sums(F32, 1), (last,))))
+    others = tuple(sorted(axes - {last}))
+    return Node(Ops.REDUCE, F32, (part,), Reduce(sums(F32, 1), others)) if others else part
 
 
 def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
@@ -110,6 +122,8 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
             return _kept(made, groups.stored[node]) if node in groups.stored else made
         if node in groups.results:
             return streamed(made, groups.results[node], now)
+        if node in groups.apart:
+            return _in_steps(made)
         if node in groups.totals:
             return state(groups.totals[node], 1)
         if node in groups.maxima:

@@ -6,7 +6,8 @@ The powers stay in the registers in which the second product takes them as its f
 and values are copied to shared memory one tile ahead. Of rows that see keys up to a limit alone,
 the tiles beyond it are left out. Gradients are sums of weights times values as well, whose weights
 are made of one or two products; of those by key or value, queries pass rows of keys. A sum of what
-is made of products alone needs no second one.
+is made of products alone needs no second one. Sums over heads or sequences, one for each row and
+key, have a tile of both in each block, which those pass.
 """
 
 from __future__ import annotations
@@ -122,6 +123,9 @@ class _Builder:
         if self.limit is not None and self.limit[2] > 0:
             place = index.sub(index.sub(count, 1), self.number)
         self.start = index.mul(place, self.rows)
+        # Which keys the block has, where these do not pass.
+        keys = index.floordiv(index.add(self.lengths[1], step.keys - 1), step.keys)
+        self.column = _axis(3, keys, "grid", "columns")
         own = index.add(index.mul(self.warp, step.tiles * M), index.mul(self.tile, M))
         self.place = index.add(own, self.m)
         self.row = index.add(self.start, self.place)
@@ -130,7 +134,10 @@ class _Builder:
         self.own: Places = (self.warp, self.tile, self.m)
         self.allocs = 0
         shape = (step.warps, step.tiles, M)
-        self.left = [self._panel(each.left, each.depth, self.rows, 1) for each in facts.products]
+        slots = 1 if facts.over is None else SLOTS
+        self.left = [
+            self._panel(each.left, each.depth, self.rows, slots) for each in facts.products
+        ]
         self.right: list[_Panel] = []
         for each in facts.products:
             self.right.append(self._panel(each.right, each.depth, step.keys, SLOTS))
@@ -139,6 +146,7 @@ class _Builder:
             self.right.append(self._panel(values, facts.column, step.keys, SLOTS))
         self.s = [self._array("register", (*shape, step.keys // N, N)) for _ in facts.products]
         self.acc = [self._array("register", (*shape, wide // N, N)) for _ in facts.values]
+        self.every = self._array("register", (*shape, step.keys // N, N))
         self.sums = self._array("register", (*shape, N))
         self.top, self.next, self.scale, self.total = [
             self._array("register", shape) for _ in range(4)
@@ -165,6 +173,8 @@ class _Builder:
 
     def _span(self) -> tuple[Dim, Dim]:
         """The first tile of keys that the block's rows see, and how many they see."""
+        if self.facts.over is not None:
+            return 0, extent_of(self.facts.over)
         keys = self.step.keys
         every = index.floordiv(index.add(self.lengths[1], keys - 1), keys)
         if self.limit is None:
@@ -182,13 +192,15 @@ class _Builder:
     def kernel(self) -> Node:
         """The loops over blocks, and in each: the rows, the tiles of keys, the results."""
         facts = self.facts
+        still = self.left if facts.over is None else ()
         statements = [
-            *[self._copy(panel, facts.row, 50 + 5 * place)
-              for place, panel in enumerate(self.left)],
+            *[self._copy(panel, facts.row, 50 + 5 * place) for place, panel in enumerate(still)],
             *self._copies(0, 60),
             make_node(Ops.COMMIT, dtypes.token),
         ]  # fmt: skip
-        has_sums = facts.states > 0 or not facts.values
+        has_sums = facts.states > 0 or not (facts.values or facts.over is not None)
+        if facts.over is not None:
+            statements.append(store(self.every, _ZERO, (*self.own, self.part, self.n)))
         if facts.states:
             statements.append(store(self.top, _LOWEST, self.own))
         if has_sums:
@@ -202,7 +214,8 @@ class _Builder:
             statements.append(store(self.total, total, self.own))
         statements += [self._result(out) for out in facts.kernel.src]
         body = sequence(statements)
-        for axis in (self.number, *reversed(self.blocks)):
+        tiles = (self.number,) if facts.over is None else (self.column, self.number)
+        for axis in (*tiles, *reversed(self.blocks)):
             body = make_node(Ops.LOOP, dtypes.token, (axis, body))
         return make_node(Ops.KERNEL, dtypes.token, (body,), facts.kernel.arg)
 
@@ -211,12 +224,16 @@ class _Builder:
     def _copies(self, tile: Dim, number: int) -> tuple[Node, ...]:
         """The copies of one tile of keys, begun if there is one."""
         slot = index.mod(tile, SLOTS)
-        start = index.mul(index.add(self.first, tile), self.step.keys)
         panels = {panel.array: panel for panel in reversed(self.right)}
         made = tuple([
-            self._copy(panel, self.facts.key, number + 5 * place, start, slot)
+            self._copy(panel, self.facts.key, number + 5 * place, tile, slot)
             for place, panel in enumerate(reversed(panels.values()))
         ])
+        if self.facts.over is not None:
+            made += tuple([
+                self._copy(panel, self.facts.row, number + 5 * place, tile, slot)
+                for place, panel in enumerate(self.left, len(panels))
+            ])
         there = index.both(index.less(tile, extent_of(self.loop)), self._is_seen(tile))
         if there.op is Ops.CONST:
             return made if there.arg else ()
@@ -224,18 +241,34 @@ class _Builder:
 
     def _is_seen(self, tile: Dim) -> Node:
         """Whether some row may see a key of a tile, as far as one answer for the block tells."""
-        start = index.mul(index.add(self.first, tile), self.step.keys)
+        start = self._first_key(tile)
         ends = index.as_node(start), index.as_node(index.add(start, self.step.keys - 1))
         seen = list[Node]()
         for condition in self.facts.hidden:
             hidden = holds_between(condition, self.facts.key, ends)
             if hidden is not None and self.facts.row not in hidden.ranges:
                 seen.append(alu(Ops.NOT, self._of_block(hidden)))
+        if self.limit is not None and self.facts.over is not None:
+            constant, factor, sign = self.limit
+            row = index.add(self.start, self.rows - 1) if factor > 0 else self.start
+            most = index.add(constant, index.mul(row, factor))
+            seen.append(index.at_least(index.sub(most, index.mul(ends[sign < 0], sign)), 0))
         return index.both(*seen)
+
+    def _first_key(self, tile: Dim) -> Dim:
+        passed = self.column if self.facts.over is not None else index.add(self.first, tile)
+        return index.mul(passed, self.step.keys)
+
+    def _axes(self, tile: Dim | None) -> dict[Node, Node]:
+        """The block's axes for the kernel's, and for what passes, that of a tile."""
+        found = dict(zip(self.facts.batch, self.blocks, strict=True))
+        if self.facts.over is not None and tile is not None:
+            found[self.facts.over] = index.as_node(tile)
+        return found
 
     def _of_block(self, value: Node) -> Node:
         """An expression over the axes of blocks alone."""
-        value = substitute(value, dict(zip(self.facts.batch, self.blocks, strict=True)))
+        value = substitute(value, self._axes(None))
 
         def loaded(node: Node) -> Node | None:
             if node.op is not Ops.INDEX:
@@ -247,14 +280,15 @@ class _Builder:
 
     def _copy(
         self, panel: _Panel, along: Node | None, number: int,
-        start: Dim | None = None, slot: Dim | None = None,
+        tile: Dim | None = None, slot: Dim | None = None,
     ) -> Node:  # fmt: skip
         """A tile of an input in shared memory, by all threads; zeros past its end."""
+        is_of_rows = along is self.facts.row
         array = panel.array
         count, width = array.arg.shape[0], array.arg.shape[1] - CHUNK
         threads = self.step.warps * LANES.src[0].arg
         lanes = CHUNK if _is_chunked(panel) else 1
-        first = self.start if start is None else start
+        first = self.start if is_of_rows or tile is None else self._first_key(tile)
         vector = _axis(number, lanes, "vector")
         place: Dim = index.add(index.mul(self.warp, LANES.src[0].arg), LANES)
         rounds = -(-count * width // (threads * lanes))
@@ -263,10 +297,10 @@ class _Builder:
         at = index.floordiv(place, width // lanes)
         column = index.add(index.mul(index.mod(place, width // lanes), lanes), vector)
         row = index.add(first, at)
-        places: dict[Node, Dim] = {panel.across: column}
+        places: dict[Node, Dim] = {**self._axes(tile), panel.across: column}
         if along is not None:
             places[along] = row
-        limit = self.lengths[0 if start is None else 1]
+        limit = self.lengths[0 if is_of_rows else 1]
         found = self._read(panel.read, places, index.less(row, limit))
         to = _whole((*(() if slot is None else (slot,)), at, column))
         if lanes == 1:
@@ -283,9 +317,7 @@ class _Builder:
 
         Places that are read as well are read only where all other conditions hold.
         """
-        mapping = dict(zip(self.facts.batch, self.blocks, strict=True))
-        mapping.update({axis: index.as_node(place) for axis, place in places.items()})
-        read = substitute(read, mapping)
+        read = substitute(read, {axis: index.as_node(place) for axis, place in places.items()})
         conditions = list[Node]()
         while read.op is Ops.GUARD:
             conditions += index.conjuncts(read.src[0])
@@ -321,7 +353,10 @@ class _Builder:
             work += self._states(self.s[0], own)
         weighing, held = self._terms(own)
         work += weighing
-        if held and not facts.values:
+        if held and facts.over is not None:
+            more = alu(Ops.ADD, load(self.every, own), load(held[0], own))
+            work.append(store(self.every, more, own))
+        elif held and not facts.values:
             sums = load(self.sums, (*self.own, self.n))
             more = alu(Ops.ADD, sums, self._folded(Ops.ADD, load(held[0], own), self.part))
             work.append(store(self.sums, more, (*self.own, self.n)))
@@ -406,7 +441,8 @@ class _Builder:
         outer = _axis(10, deep // DEPTH, "unroll", "ko")
         step = index.add(index.mul(outer, DEPTH), self.k)
         column = index.add(index.mul(self.part, N), self.n)
-        a = load(left.array, _whole((self.place, step)))
+        slot = () if self.facts.over is None else (index.mod(self.loop, SLOTS),)
+        a = load(left.array, _whole((*slot, self.place, step)))
         b = load(right.array, _whole((index.mod(self.loop, SLOTS), column, step)))
         return self._product(total, a, b, "k", (self.k, outer))
 
@@ -434,12 +470,12 @@ class _Builder:
 
     def _key(self) -> Dim:
         part = index.add(index.mul(self.part, N), self.n)
-        return index.add(index.mul(index.add(self.first, self.loop), self.step.keys), part)
+        return index.add(self._first_key(self.loop), part)
 
     def _at_tile(self, value: Node, known: dict[Node, Node]) -> Node:
         """An expression over the kernel's axes at the elements of a tile."""
         facts, key, own = self.facts, self._key(), (*self.own, self.part, self.n)
-        places: dict[Node, Node] = dict(zip(facts.batch, self.blocks, strict=True))
+        places = self._axes(self.loop)
         places[facts.key] = index.as_node(key)
         if facts.row is not None:
             places[facts.row] = index.as_node(self.row)
@@ -483,9 +519,8 @@ class _Builder:
 
     def _is_seen_whole(self) -> Node:
         """Whether all rows of the block see all keys of a tile."""
-        keys = self.step.keys
-        start = index.mul(index.add(self.first, self.loop), keys)
-        after = index.add(start, keys)
+        start = self._first_key(self.loop)
+        after = index.add(start, self.step.keys)
         conditions = [index.less(index.sub(after, 1), self.lengths[1])]
         if self.limit is not None:
             constant, factor, sign = self.limit
@@ -510,7 +545,7 @@ class _Builder:
         states = [load(self.total, self.own), *sums] if facts.states or not sums else sums
         if facts.states:
             states.insert(0, load(self.top, self.own))
-        memo: dict[Node, Node] = dict(zip(facts.batch, self.blocks, strict=True))
+        memo = self._axes(None)
         if facts.column is not None:
             column = index.add(index.mul(self.block, N), self.c)
             memo[facts.column] = index.as_node(column)
@@ -519,6 +554,10 @@ class _Builder:
         if len(facts.fold.src) == 2:
             memo[facts.fold] = states[0]
         there = index.less(self.row, self.lengths[0])
+        if facts.over is not None:
+            states = [load(self.every, (*self.own, self.part, self.n))]
+            memo[facts.fold], memo[facts.key] = states[0], index.as_node(self._key())
+            there = index.both(there, index.less(self._key(), self.lengths[1]))
 
         def visit(node: Node) -> Node | None:
             if node.op is Ops.PROJ and node.src[0] is facts.fold:

@@ -57,7 +57,8 @@ class StreamFacts:
     are the former; none is plain sums of weights times values, or of weights alone. near: the one
     power, of e or 2, of x - something, x being the exponent with all masks. weights: of each sum
     what is rounded before it is multiplied by one of `values`, along `key` and `column`, if there
-    are any. row: None where there is one row. batch: the other axes of the outputs.
+    are any. row: None where there is one row. batch: the other axes of the outputs. over: the axis
+    of a fold that is of neither rows nor keys, of results for each of both; None elsewhere.
     """
 
     kernel: Node
@@ -71,6 +72,7 @@ class StreamFacts:
     key: Node
     column: Node | None
     batch: tuple[Node, ...]
+    over: Node | None = None
 
     @property
     def exponent(self) -> Node:
@@ -350,7 +352,12 @@ def _with_axes(
     values: tuple[Node, ...],
 ) -> StreamFacts | None:  # fmt: skip
     """The facts of a fold whose parts are known, if its axes are those of tiles."""
-    key = fold.src[-1]
+    key, over = fold.src[-1], None
+    if all(key in side.ranges for side in _first_product(fold).src):
+        # What is summed over heads or sequences has tiles of keys of its own.
+        key, over = kernel.src[0].src[-1], key
+        if states or values or len(kernel.src) > 1 or key.op is not Ops.RANGE:
+            return None
     products = []
     for total in toposort(*fold.src):
         if total.op is Ops.REDUCE:
@@ -375,12 +382,21 @@ def _with_axes(
             return None
     if len(columns) != bool(values) or not columns | rows <= places:
         return None
+    if over is not None and (len(rows) != 1 or over in places):
+        return None
     batch = tuple(sorted(places - taken, key=lambda axis: axis.arg.id))
     return StreamFacts(
         kernel, fold, states, near, weights, tuple(products),
         values, next(iter(rows), None), key,
-        next(iter(columns), None), batch,
+        next(iter(columns), None), batch, over,
     )
+
+
+def _first_product(fold: Node) -> Node:
+    """The factors of the first sum of products in a fold, or the fold where there is none."""
+    found = [node for node in toposort(*fold.src) if is_contraction(node)]
+    product: Node = found[0].src[0] if found else fold
+    return product.src[1] if product.op is Ops.GUARD else product
 
 
 def _scores(total: Node, key: Node) -> Scores | None:

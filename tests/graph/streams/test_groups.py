@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
+
 from baregrad.graph import canonicalise
+from baregrad.graph.streams.softmax import POWERS
 from baregrad.ir.analysis.stream import is_chained
 from baregrad.ir.core.node import toposort
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import Ops, mask_of
+from baregrad.kernel import choose
+from baregrad.kernel.language.schedule import StreamTiles
+from baregrad.schedule import make_plan
+from baregrad.tensor import Tensor
 from tests.graph.graphs.gpu_graphs import HOPPER
 from tests.graph.streams.test_passes import BRAIN, attention, by_hand, graph_of, inputs, streams
 
@@ -37,3 +44,38 @@ def test_scores_that_something_else_reads_are_stored() -> None:
     (power,) = [node for node in toposort(result.node) if node.op is Ops.EXP2_NEAR]
     sink = graph_of([result], given, power)
     assert streams(canonicalise(sink, None, HOPPER)) == 0
+
+
+def biased(shape: tuple[int, ...], length: int) -> tuple[list[Tensor], list[Tensor]]:
+    """Attention with an addend that wants a gradient: inputs; the result and all gradients."""
+    given = inputs(BRAIN, *[(2, 2, length, 16)] * 4, shape)
+    query, key, value, bias = leaves = [given[n].detach().requires_grad_() for n in (0, 1, 2, 4)]
+    out = query.scaled_dot_product_attention(key, value, bias)
+    out.backward(given[3])
+    return given, [out, *[leaf.grad for leaf in leaves if leaf.grad is not None]]
+
+
+@pytest.mark.parametrize(
+    ("shape", "widest"),
+    (((1, 2, 384, 384), (2, 384, 384)), ((512, 512), (512, 512)), ((2, 1, 1, 96), None),
+     ((2, 1, 1), None)),
+)  # fmt: skip
+def test_gradients_of_addends_are_as_large_as_these(
+    shape: tuple[int, ...], widest: tuple[int, ...] | None
+) -> None:
+    length = shape[-1] if shape[-1] > 1 else 96
+    given, results = biased(shape, length)
+    made = canonicalise(graph_of(results, given), None, HOPPER)
+    kernels = make_plan(made, target=HOPPER).kernels
+    written = [out.src[0].shape for kernel in kernels for out in kernel.src]
+    found = [one for one in written if one[-2:] == (length, length)]
+    assert found == ([] if widest is None else [widest])
+    for kernel in kernels:
+        steps = choose(kernel, HOPPER).schedule.steps
+        assert isinstance(steps[0], StreamTiles) or not kernel.mask & mask_of(POWERS)
+
+
+def test_gradients_in_few_tiles_are_summed_as_before() -> None:
+    given, results = biased((1, 2, 96, 96), 96)
+    made = canonicalise(graph_of(results, given), None, HOPPER)
+    assert streams(made) == 0 and not any(map(is_chained, toposort(made)))

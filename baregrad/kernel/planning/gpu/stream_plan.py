@@ -36,6 +36,8 @@ def plan_stream(
     wide = 0 if facts.column is None else facts.widths[-1]
     first = min(WARPS, -(-rows // M))
     held = wide * max(1, len(facts.values))
+    # Sums for each row and key are as many as there are scores.
+    sums = len(facts.products) + (facts.over is not None)
     is_one = held > WIDEST_OF_TWO or rows <= WARPS * M
     is_gradient = len(facts.products) > 1 and held > 0
     most = MOST_OF_GRADIENTS if is_gradient else MOST_HELD
@@ -44,7 +46,7 @@ def plan_stream(
         for warps in powers_from(first, 1, min(MOST_WARPS, -(-rows // M)))
         for tiles in ((1,) if is_one else (2, 1))
         for keys in KEYS[is_gradient and tiles > 1 :]
-        if tiles * (held + keys * len(facts.products)) // 2 <= most
+        if tiles * (held + keys * sums) // 2 <= most
         and _shared_nbytes(facts, warps * tiles * M, keys) <= target.shared_bytes_per_block
     ]
     if not found:
@@ -59,4 +61,5 @@ def _shared_nbytes(facts: StreamFacts, rows: int, keys: int) -> int:
     widths = [width * facts.products[0].left.dtype.itemsize + APART for width in facts.widths]
     count = len(facts.products)
     values = sum(widths[count:]) * len(facts.values)
-    return rows * sum(widths[:count]) + SLOTS * keys * (sum(widths[:count]) + values)
+    slots = 1 if facts.over is None else SLOTS
+    return slots * rows * sum(widths[:count]) + SLOTS * keys * (sum(widths[:count]) + values)
