@@ -142,7 +142,10 @@ def _plan_columns(
     warps = plan.pick("warps", powers_from(warps, 1, min(MOST_WARPS, length)))
     written = plan.by_stride(rows, plan.write)
     if not fixed or (warps == 1 and written[-1] is inner[-1]):
-        plan.spread(rows, BLOCK, plan.lanes(written))
+        wide = plan.lanes(written)
+        while wide > 1 and iterations(rows) < wide * BLOCK * plan.target.busy_blocks:
+            wide //= 2
+        plan.spread(rows, BLOCK, wide)
     else:
         plan.grid([axis for axis in ordered if axis not in inner])
         most = plan.warp if warps > 1 else BLOCK
