@@ -59,6 +59,8 @@ COMMANDS = (
             "baregrad.llm.commands.quantize"),
     Command("search", "run a program and search for faster schedules of its kernels",
             "baregrad.apps.search"),
+    Command("serve", "serve a language model over HTTP, in the usual protocols",
+            "baregrad.llm.commands.serve"),
 )
 
 
