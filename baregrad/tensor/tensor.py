@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, Concatenate, ParamSpec
 
 from baregrad.base.errors import DTypeError, ShapeError
@@ -47,6 +48,17 @@ def _made(
     return classmethod(function)
 
 
+def _known(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function of a tensor alone, whose calls are put off where they are known."""
+
+    @wraps(function)
+    def found(x: Tensor) -> Tensor:
+        made: Tensor = put_off(function, (x,), {})
+        return made
+
+    return found
+
+
 class Tensor(TensorLike):
     """An array of numbers or bools on a device, lazily computed and differentiable.
 
@@ -71,6 +83,7 @@ class Tensor(TensorLike):
         self._steps = made._steps
         self._cached = None
         self._layout = None
+        self._look = None
         self._gradient = None
         if requires_grad:
             self.requires_grad_()
@@ -343,8 +356,8 @@ class Tensor(TensorLike):
     permute = shapes.permute
     transpose = swapaxes = swapdims = shapes.transpose
     t = shapes.t
-    T = property(shapes.reversed_axes)
-    mT = property(shapes.matrix_transpose)  # noqa: N815 - PyTorch's name
+    T = property(_known(shapes.reversed_axes))
+    mT = property(_known(shapes.matrix_transpose))  # noqa: N815 - PyTorch's name
     movedim = moveaxis = shapes.movedim
     expand = shapes.expand
     expand_as = shapes.expand_as
@@ -553,26 +566,28 @@ class Tensor(TensorLike):
 _MAKERS = frozenset(
     module.__name__
     for module in (
-        convolution, distances, elementwise, functions, losses, normalisation, picking, pooling,
-        products, reductions, scans, sorting, special,
+        convolution, distances, elementwise, functions, joining, losses, normalisation, picking,
+        pooling, products, reductions, scans, shapes, sorting, special,
     )
 )
 _OTHER_MAKERS: frozenset[Callable[..., Any]] = frozenset({
     convert.cast, convert.clone, convert.to_float, convert.to_double, convert.to_half,
-    convert.to_bfloat16, convert.to_int, convert.to_long, convert.to_bool, joining.cat,
-    joining.pad, joining.stack, joining.tril, joining.triu, shapes.contiguous, shapes.repeat,
-    shapes.repeat_interleave, shapes.roll,
+    convert.to_bfloat16, convert.to_int, convert.to_long, convert.to_bool, indexing.getitem,
+})  # fmt: skip
+# What looks at a shape alone.
+_LOOKS: frozenset[Callable[..., Any]] = frozenset({
+    shapes.dim, shapes.element_size, shapes.is_contiguous, shapes.numel, shapes.size, shapes.stride,
 })  # fmt: skip
 
 
-def _makes_values(function: Callable[..., Any]) -> bool:
-    """Whether a function makes new values of tensors.
+def _makes_tensors(function: Callable[..., Any]) -> bool:
+    """Whether a function makes new values, or views, of tensors.
 
-    Of these those that read, draw or write numbers, and those that give views, are found out when
-    they are called.
+    Of these those that read, draw or write numbers are found out when they are called.
     """
-    return function.__module__ in _MAKERS or function in _OTHER_MAKERS
+    made = function.__module__ in _MAKERS or function in _OTHER_MAKERS
+    return made and function not in _LOOKS
 
 
 explain_arguments(Array)
-explain_arguments(Tensor, put_off, _makes_values)
+explain_arguments(Tensor, put_off, _makes_tensors)

@@ -139,11 +139,13 @@ def buffer_node(ref: BufferRef, dtype: DType) -> Node:
 class Array:
     """What every tensor is: a storage and the steps by which it is viewed."""
 
-    __slots__ = ("__weakref__", "_cached", "_gradient", "_layout", "_steps", "_storage")
+    __slots__ = ("__weakref__", "_cached", "_gradient", "_layout", "_look", "_steps", "_storage")
     _storage: Storage
     _steps: tuple[Step, ...]
     _cached: tuple[Node, Node] | None
     _layout: tuple[views.Strides, Any] | None
+    # Shape and dtype of a view that was not looked through yet.
+    _look: tuple[tuple[int, ...], DType] | None
     _gradient: Any
 
     @classmethod
@@ -154,6 +156,7 @@ class Array:
         self._steps = steps
         self._cached = None
         self._layout = None
+        self._look = None
         self._gradient = None
         return self
 
@@ -202,6 +205,8 @@ class Array:
     @property
     def shape(self) -> tuple[int, ...]:
         """The extents: ints, or index nodes where symbolic."""
+        if self._look is not None:
+            return self._look[0]
         deferred = self._storage.deferred
         if deferred is not None and not self._steps:
             return deferred.form.shape
@@ -210,6 +215,8 @@ class Array:
     @property
     def dtype(self) -> DType:
         """The dtype of the elements."""
+        if self._look is not None:
+            return self._look[1]
         deferred = self._storage.deferred
         if deferred is not None and not self._steps:
             return deferred.form.dtype

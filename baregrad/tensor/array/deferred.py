@@ -53,6 +53,25 @@ class OperandPlace:
         self.operand = operand
 
 
+class Shown:
+    """How a call shows a result: which storage through which steps.
+
+    source: the number of the call's own value, or ~ the number of an operand that it is a view of,
+    whose steps come first. steps: None where it is that operand itself. shape, dtype: as shown.
+    """
+
+    __slots__ = ("kind", "look", "source", "steps")
+
+    def __init__(
+        self, kind: type[Any], source: int, steps: tuple[Step, ...] | None,
+        look: tuple[tuple[int, ...], DType] | None,
+    ) -> None:
+        self.kind = kind
+        self.source = source
+        self.steps = steps
+        self.look = look
+
+
 class Template:
     """What is made of values of one description: `run` gives the nodes of the results.
 
@@ -81,23 +100,26 @@ class CallTemplate(Template):
     """An operation on operands of one description.
 
     args, kwargs: the arguments, with an `OperandPlace` for each operand. operands: the form of each
-    one's storage. build: from the results as tensors to what a call returns, None where that is the
-    one result. recorded: whether gradients are.
+    one's storage. shown: what a call returns, by `build`; where that is None, the one there is.
+    only: the form of the one value, where it is returned as it is. recorded: whether gradients are.
     """
 
-    __slots__ = ("args", "build", "function", "kwargs", "operands", "recorded")
+    __slots__ = ("args", "build", "function", "kwargs", "only", "operands", "recorded", "shown")
 
     def __init__(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         operands: tuple[Form, ...], results: tuple[Form, ...],
-        build: Callable[[list[Any]], Any] | None,
+        shown: tuple[Shown, ...], build: Callable[[list[Any]], Any] | None,
     ) -> None:
         super().__init__(results)
         self.function = function
         self.args = args
         self.kwargs = kwargs
         self.operands = operands
+        self.shown = shown
         self.build = build
+        plain = build is None and shown[0].source == 0 and not shown[0].steps
+        self.only = results[0] if plain else None
         self.recorded = grad_enabled()
 
     def run(self, values: Sequence[tuple[Node, tuple[Step, ...]]]) -> tuple[Node, ...]:
@@ -119,12 +141,20 @@ class CallTemplate(Template):
         finally:
             watching.at_once -= 1
         several = (found,) if self.build is None else found
-        return tuple([tensor._storage.node for tensor in several])
+        made = {
+            shown.source: tensor._storage.node
+            for shown, tensor in zip(self.shown, several, strict=True)
+        }
+        return tuple([made[number] for number in range(len(self.results))])
 
 
 def _filled(argument: Any, operands: Sequence[Any]) -> Any:
-    is_place = argument.__class__ is OperandPlace
-    return operands[argument.operand] if is_place else argument
+    kind = argument.__class__
+    if kind is OperandPlace:
+        return operands[argument.operand]
+    if kind is tuple or kind is list:
+        return kind([_filled(part, operands) for part in argument])
+    return argument
 
 
 class DeferredCall:

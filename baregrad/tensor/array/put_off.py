@@ -9,7 +9,7 @@ watchers.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from baregrad.base.options import options
@@ -23,6 +23,7 @@ from baregrad.tensor.array.deferred import (
     DeferredValue,
     Form,
     OperandPlace,
+    Shown,
 )
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.array.link import SessionLike, session
@@ -34,9 +35,9 @@ _DETACH = Ops.DETACH
 _VAR = Ops.VAR.bit
 # What reads no array: made of numbers and places alone.
 _UNREAD = mask_of((*MOVEMENT, Ops.CONST, Ops.IOTA, Ops.CAST))
-_PLAIN = frozenset((int, bool, str, type(None), DType))
+_PLAIN = frozenset((int, bool, str, type(None), type(...), DType))
 _MOST_RESULTS = 1 << 8
-_MOST_EXTENTS = 64
+_MOST_PARTS = 64
 
 Operands = list[tuple[Node | DeferredValue, tuple[Step, ...]]]
 
@@ -56,14 +57,38 @@ def put_off(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return _learn(owner, kind, function, args, kwargs, operands)
     if known is _NOTHING or not known.is_worth_it or options.debug:
         return function(*args, **kwargs)
-    call = DeferredCall(known, tuple(operands))
-    if known.build is None:
-        (form,) = known.results
-        return form.kind._on(Storage.deferred_to(DeferredValue(call, 0, form)))
-    return known.build([
-        form.kind._on(Storage.deferred_to(DeferredValue(call, position, form)))
-        for position, form in enumerate(known.results)
-    ])
+    form = known.only
+    if form is None:
+        return _shown(known, operands, args, kwargs)
+    value = DeferredValue(DeferredCall(known, tuple(operands)), 0, form)
+    return form.kind._on(Storage.deferred_to(value))
+
+
+def _shown(
+    template: CallTemplate, operands: Operands, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """What a call of a template returns, its own values deferred."""
+    storages: list[Storage] = []
+    if template.results:
+        call = DeferredCall(template, tuple(operands))
+        storages = [
+            Storage.deferred_to(DeferredValue(call, position, form))
+            for position, form in enumerate(template.results)
+        ]
+    found: list[Array] = []
+    for one in template.shown:
+        if one.source >= 0:
+            assert one.steps is not None
+            made = one.kind._on(storages[one.source], one.steps)
+        else:
+            given = _given(args, kwargs)[~one.source]
+            if one.steps is None:
+                found.append(given)
+                continue
+            made = one.kind._on(given._storage, given._steps + one.steps)
+        made._look = one.look
+        found.append(made)
+    return found[0] if template.build is None else template.build(found)
 
 
 class _Nothing:
@@ -82,10 +107,13 @@ def _named(kwargs: dict[str, Any], key: list[Any], operands: Operands) -> bool:
     return True
 
 
-def _describe(values: tuple[Any, ...], key: list[Any], operands: Operands) -> bool:
+def _describe(
+    values: Sequence[Any], key: list[Any], operands: Operands, is_part: bool = False
+) -> bool:
     """Add arguments to a key, and operands to `operands`; False where one has no description.
 
-    Each begins with a type, which says how many entries follow.
+    Each begins with a type, which says how many entries follow. is_part: they are parts of one,
+    which have no parts themselves.
     """
     for value in values:
         kind = value.__class__
@@ -95,9 +123,19 @@ def _describe(values: tuple[Any, ...], key: list[Any], operands: Operands) -> bo
             # -0.0 equals 0.0.
             key += (kind, value if value else str(value))
         elif kind is tuple or kind is list:
-            if len(value) > _MOST_EXTENTS or any(item.__class__ is not int for item in value):
+            if len(value) > _MOST_PARTS:
                 return False
-            key += (kind, tuple(value))
+            if all(item.__class__ is int for item in value):
+                key += (kind, tuple(value))
+                continue
+            key += (kind, len(value))
+            if is_part or not _describe(value, key, operands, is_part=True):
+                return False
+        elif kind is slice:
+            ends = (value.start, value.stop, value.step)
+            if any(end is not None and end.__class__ is not int for end in ends):
+                return False
+            key += (kind, *ends)
         elif not isinstance(value, Array) or not _describe_operand(value, key, operands):
             return False
     return True
@@ -124,7 +162,7 @@ def _describe_operand(value: Array, key: list[Any], operands: Operands) -> bool:
         if storage.known is not None:
             key.append(storage.known)
     if steps:
-        if len(steps) > 1 or steps[0][0] is not _DETACH:
+        if value._look is None and (len(steps) > 1 or steps[0][0] is not _DETACH):
             if value._value().mask & _VAR:
                 return False
         key += [step if step[0] is not _DETACH else _mark(step[1]) for step in steps]
@@ -153,12 +191,17 @@ def _learn(
     if watching.touched == touched:
         template = _template(owner, function, args, kwargs, found) or _NOTHING
     keep_template(owner, key, template)
-    if template is not _NOTHING:
+    if template is not _NOTHING and template.results:
         results = (found,) if template.build is None else found
-        nodes = tuple([tensor._storage.node for tensor in results])
+        made = {
+            one.source: tensor._storage
+            for one, tensor in zip(template.shown, results, strict=True)
+            if one.source >= 0
+        }
+        nodes = tuple([made[number].node for number in range(len(made))])
         call = DeferredCall(template, tuple(operands), nodes)
-        for position, (tensor, form) in enumerate(zip(results, template.results, strict=True)):
-            tensor._storage.deferred = DeferredValue(call, position, form)
+        for position, form in enumerate(template.results):
+            made[position].deferred = DeferredValue(call, position, form)
     return found
 
 
@@ -166,44 +209,80 @@ def _template(
     owner: SessionLike, function: Callable[..., Any],
     args: tuple[Any, ...], kwargs: dict[str, Any], found: Any,
 ) -> CallTemplate | None:
-    """The template of a call; None where its results are not tensors of their own."""
+    """The template of a call; None where its results are no new tensors, nor views of operands."""
     build: Callable[[list[Any]], Any] | None = None
-    results = (found,)
+    results: tuple[Any, ...] = (found,)
     if not isinstance(found, Array):
         if not isinstance(found, tuple) or not 0 < len(found) < _MOST_RESULTS:
             return None
         results, build = found, getattr(found.__class__, "_make", found.__class__)
-    given = [one for one in (*args, *kwargs.values()) if isinstance(one, Array)]
-    storages = {one._storage for one in given}
-    before = len(storages)
-    forms = []
+    given = _given(args, kwargs)
+    fresh: dict[Storage, int] = {}
+    shown = []
     for tensor in results:
-        if not isinstance(tensor, Array) or tensor._steps or tensor._storage.known is not None:
+        one = _how_shown(tensor, given, fresh)
+        if one is None:
             return None
-        storage = tensor._storage
-        storages.add(storage)
-        node = storage.node
-        if node.op is _BUFFER or node.mask & (_VAR | Ops.COPY.bit):
-            return None
-        forms.append(
-            form_of_fields(
-                owner, tensor.__class__, node.dtype, node.shape, storage.device, storage.grad
-            )
-        )
-    if len(storages) != before + len(forms):
-        return None
+        shown.append(one)
+    forms = [_form_of(owner, results[0].__class__, storage) for storage in fresh]
     places = iter(range(len(given)))
 
     def outlined(value: Any) -> Any:
         if isinstance(value, Array):
             return OperandPlace(next(places))
-        return list(value) if value.__class__ is list else value
+        if value.__class__ is tuple or value.__class__ is list:
+            return value.__class__([outlined(part) for part in value])
+        return value
 
     return CallTemplate(
         function, tuple([outlined(value) for value in args]),
         {name: outlined(value) for name, value in kwargs.items()},
-        tuple([_form_of(owner, one) for one in given]), tuple(forms), build,
+        tuple([_form_of(owner, one.__class__, one._storage) for one in given]), tuple(forms),
+        tuple(shown), build,
     )
+
+
+def _how_shown(
+    tensor: Any, given: Sequence[Array], fresh: dict[Storage, int]
+) -> Shown | None:
+    """How a call shows a result; None where a later call may not show it so.
+
+    fresh: the storages that the call made, in order, to which that of the result is added.
+    """
+    if not isinstance(tensor, Array):
+        return None
+    kind, storage, steps = tensor.__class__, tensor._storage, tensor._steps
+    for number, one in enumerate(given):
+        if tensor is one:
+            return Shown(kind, ~number, None, None)
+    if tensor._value().mask & (_VAR | Ops.COPY.bit):
+        return None
+    source: int | None = None
+    for number, one in enumerate(given):
+        if one._storage is storage:
+            before = len(one._steps)
+            if source is None and steps[:before] == one._steps:
+                source, steps = ~number, steps[before:]
+    if source is None:
+        if any(one._storage is storage for one in given) or storage.known is not None:
+            return None
+        if storage.node.op is _BUFFER or storage in fresh:
+            return None
+        source = fresh[storage] = len(fresh)
+    if any(op is _DETACH and mark is not None for op, mark in steps):
+        return None
+    return Shown(kind, source, steps, (tensor.shape, tensor.dtype) if tensor._steps else None)
+
+
+def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Array]:
+    """The operands among arguments, in the order of their description."""
+    found: list[Array] = []
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Array):
+            found.append(value)
+        elif value.__class__ is tuple or value.__class__ is list:
+            found += [part for part in value if isinstance(part, Array)]
+    return found
 
 
 def keep_template(owner: SessionLike, key: tuple[Any, ...], template: Any) -> None:
@@ -214,17 +293,10 @@ def keep_template(owner: SessionLike, key: tuple[Any, ...], template: Any) -> No
             del owner.templates[next(iter(owner.templates))]
 
 
-def _form_of(owner: SessionLike, value: Array) -> Form:
-    storage = value._storage
-    if storage.deferred is not None:
-        return form_of_fields(
-            owner, value.__class__, storage.deferred.form.dtype, storage.deferred.form.shape,
-            storage.device, storage.grad,
-        )
-    node = storage.node
-    return form_of_fields(
-        owner, value.__class__, node.dtype, node.shape, storage.device, storage.grad
-    )
+def _form_of(owner: SessionLike, kind: type[Array], storage: Storage) -> Form:
+    """The form of a storage that tensors of a class show."""
+    like = storage.node if storage.deferred is None else storage.deferred.form
+    return form_of_fields(owner, kind, like.dtype, like.shape, storage.device, storage.grad)
 
 
 def form_of_fields(owner: SessionLike, *fields: Any) -> Form:

@@ -123,6 +123,95 @@ def test_a_call_that_is_known_makes_one_leaf_and_one_submit(
     assert work.nodes <= 3
 
 
+VIEWS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
+    ("slice", lambda x: x[1:, ::2]),
+    ("integer", lambda x: x[2]),
+    ("new axis", lambda x: x[:, None, ..., 1:]),
+    ("transpose", lambda x: x.T),
+    ("reshape", lambda x: x.reshape(3, 8)),
+    ("of a view", lambda x: x.T[1:].reshape(5, 2, 2)),
+    ("split", lambda x: x.split(2)[1] if isinstance(x, Tensor) else x[2:4]),
+    ("same", lambda x: x.reshape(4, 6)),
+)
+
+
+@pytest.mark.parametrize(("name", "view"), VIEWS, ids=[row[0] for row in VIEWS])
+def test_views_that_are_known_show_what_they_are_views_of(
+    name: str, view: Callable[[Any], Any]
+) -> None:
+    for _ in range(4):
+        array = drawn(4, 6)
+        x = held(array)
+        y = x * 1  # put off itself
+        for tensor in (x, y):
+            shown, wanted = view(tensor), view(array)
+            assert shown.shape == wanted.shape
+            assert shown.dtype.name == "float32"
+            np.testing.assert_array_equal(shown.exp().numpy() > 1, wanted > 0)
+            shown += 2
+            changed = array.copy()
+            view(changed)[...] += 2
+            np.testing.assert_array_equal(tensor.numpy(), changed)
+            tensor.fill_(3)
+            assert (shown.numpy() == 3).all() or name == "of a view"
+
+
+def test_a_view_that_is_known_makes_no_nodes(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def function(x: Tensor) -> Tensor:
+        return (x.exp().T[1:-1] @ x[:, 2:]).sum(0)
+
+    for turn in range(3):
+        array = drawn(5, 8)
+        x = held(array)
+        with Work(session, monkeypatch) as work:
+            made = function(x).realize()
+        wanted = (np.exp(array).T[1:-1] @ array[:, 2:]).sum(0)
+        np.testing.assert_allclose(made.numpy(), wanted, rtol=1e-4, atol=1e-4)
+        if turn:
+            assert (work.nodes, work.graphs, work.submits) == (1, 0, 1)
+
+
+def test_gradients_go_through_views_that_are_known() -> None:
+    for _ in range(4):
+        array = drawn(5, 8)
+        x = held(array).requires_grad_()
+        (x.T[1:-1].exp().T[1:] * 2).sum().backward()
+        t = torch.from_numpy(array).requires_grad_()
+        (t.T[1:-1].exp().T[1:] * 2).sum().backward()
+        assert x.grad is not None and t.grad is not None
+        np.testing.assert_allclose(x.grad.numpy(), t.grad.numpy(), rtol=1e-5)
+
+
+def test_views_without_gradients_are_told_apart() -> None:
+    x = held(drawn(4, 6)).requires_grad_()
+    for _ in range(3):
+        assert x[1:].requires_grad
+        with Tensor.no_grad():
+            assert not x[1:].requires_grad
+        assert not x.detach()[1:].requires_grad
+
+
+def test_indices_that_are_refused_are_refused_again() -> None:
+    for _ in range(3):
+        x = held(drawn(4, 6))
+        assert x[3].shape == (6,)
+        with pytest.raises(IndexOutOfRange):
+            x[4]
+        assert held(drawn(5, 6))[4].shape == (6,)
+
+
+def test_operands_inside_a_sequence_are_operands() -> None:
+    for _ in range(3):
+        a, b = drawn(2, 3), drawn(2, 3)
+        x, y = held(a), held(b)
+        np.testing.assert_array_equal(Tensor.cat([x, y]).numpy(), np.concatenate([a, b]))
+        np.testing.assert_array_equal(Tensor.cat([y, x], dim=1).numpy(), np.hstack([b, a]))
+        places = np.array([1, 0])
+        np.testing.assert_array_equal(x[held(places), 1:].numpy(), a[places, 1:])
+
+
 def test_known_calls_fuse_across_each_other(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
