@@ -44,6 +44,7 @@ EPILOGUE_REUSE = 16.0
 ROWS = 16  # independent rows that keep a small machine busy
 SERIAL_WORK = 65536.0  # operations that one thread may as well do alone
 SMALL_WORK = 4096.0
+LONG_WORK = 1 << 20  # operations of a sum that no single thread is to do
 FUNCTION_WORK = 16.0  # operations of a value that has a function in it
 NO_READS_WORK = 32.0  # places and masks are computed wherever they are wanted
 SAME_KERNEL = 1.5  # keeping a kernel whole is worth some recomputation
@@ -238,6 +239,9 @@ def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
         return "a reduction inside a guard"
     free = ranges_of(request.idx)
     outer = frozenset(draft.loops)
+    if node in survey.contractions or node.src[0].op is Ops.MUL:
+        if draft.sealed and not all(out.how.apart for out in draft.outs) and not fusion.gpu:
+            return "a sum of products beside writes that keep their order"
     if node in survey.contractions:
         # A contraction's tiles want the whole kernel: its axes are the output's, and nothing else
         # is reduced. What follows it elementwise is its epilogue.
@@ -249,10 +253,12 @@ def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
             return "its kernel writes or reads more than the epilogue of a matrix unit's tiles does"
     elif draft.contraction is not None:
         return "a reduction beside a contraction"
+    everything = points_of(outer)
     if free >= outer:
+        if everything < ROWS and work > LONG_WORK and not fusion.gpu:
+            return f"folded further on, {everything:.0f} rows of it would run in parallel"
         return ""
     rows = _rows(request, free, outer)
-    everything = points_of(outer)
     best = max(everything, survey.size[node.shape])
     if rows < ROWS and rows < best and work + everything > SERIAL_WORK:
         return f"fused it would leave {rows:.0f} rows to run in parallel"

@@ -192,3 +192,19 @@ def test_sums_of_what_a_gpu_reads_anyway_are_one_kernel() -> None:
     (kernel,) = make_plan(sink(*sums), target=HOPPER).kernels
     assert len(kernel.src) == 3
     check(sums)
+
+
+def test_a_product_beside_writes_that_keep_their_order_has_a_kernel_of_its_own() -> None:
+    x, w, cache = param(0, 8, 64), param(1, 64, 48), param(2, 20, 48)
+    rows = (iota(8) * 2).reshape(8, 1)
+    plan = check([cache.scatter(x @ w, rows, iota(48).reshape(1, 48))])
+    (found,) = [decision for decision in reasons(plan, Ops.REDUCE) if decision.stored]
+    assert "keep their order" in str(found.reason)
+
+
+@pytest.mark.parametrize("columns, stored", [(8, False), (4096, True)])
+def test_long_sums_below_one_result_are_shared_by_threads(columns: int, stored: bool) -> None:
+    x, w = param(0, 1, 512), param(1, columns, 512)
+    logits = (x.reshape(1, 1, 512) * w.reshape(1, columns, 512)).sum(2)
+    plan = check([logits.max(1)], kernels=2 if stored else 1)
+    assert any("in parallel" in str(one.reason) for one in reasons(plan, Ops.REDUCE)) is stored

@@ -57,6 +57,25 @@ def test_lanes_lie_along_the_row_that_is_kept(rows: Any) -> None:
     assert all("'r" in line for line in vectors), lines
 
 
+@pytest.mark.parametrize("rows", [300, variable("rows", 1, 300)])
+def test_rows_come_in_blocks_that_a_cache_holds(rows: Any) -> None:
+    kernel = kernel_of(param(0, rows, 512) @ weight(384, 16).permute(1, 0))
+    text = str(choose_schedule(kernel, cpu_row_named("x86-64-avx512")))
+    assert "split('i0', outer='i0b', i0r=6" in text
+    assert "reorder('i0b', 'i1o'" in text
+    assert "bind('i1o', 'pool'" in text
+
+
+@pytest.mark.parametrize("level", ["loop", "linear"])
+def test_blocks_of_rows_have_all_rows(level: str) -> None:
+    packed, scales = arrays(5, 4)
+    x = np.random.default_rng(5).standard_normal((139, 128)).astype(np.float32)
+    wanted = x @ dense(packed, scales).T
+    with options.override(device="REF", ref_level=level):
+        made = (Tensor(x) @ unpacked(Tensor(packed), Tensor(scales)).T).numpy()
+    np.testing.assert_allclose(made, wanted, rtol=2e-5, atol=1e-4)
+
+
 def arrays(out: int, blocks: int) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(out * blocks)
     packed = rng.integers(0, 256, (out, blocks, 16), dtype=np.uint8)

@@ -41,7 +41,7 @@ FAR_STEP = 8
 
 def lane_axis(plan: SumPlan) -> PlannedAxis | None:
     """The axis of the main reduction whose vectors cost least; None if scalars are as good."""
-    best = _packed_axis(plan)
+    best = packed_axis(plan)
     if best is not None:
         return best
     least = len(plan.reads) * 0.5 + 0.3
@@ -64,7 +64,7 @@ def lane_axis(plan: SumPlan) -> PlannedAxis | None:
     return best
 
 
-def _packed_axis(plan: SumPlan) -> PlannedAxis | None:
+def packed_axis(plan: SumPlan) -> PlannedAxis | None:
     """The axis along which a row of numbers made of bytes was kept; None where none was.
 
     Along any other the bytes of as many rows would be taken apart at once, each by itself.

@@ -12,10 +12,11 @@ import itertools
 from math import prod
 
 from baregrad.dtypes import dtypes
+from baregrad.ir.core import index
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import Reduction, iterations, out_axes
-from baregrad.kernel.language.schedule import Schedule
+from baregrad.kernel.language.schedule import Schedule, Split
 from baregrad.kernel.loops.loop_pieces import scoped_below
 from baregrad.kernel.planning.common.pool import choose_pool
 from baregrad.kernel.planning.common.tiling import MOST_TOGETHER, PlannedAxis, loop_names
@@ -24,7 +25,7 @@ from baregrad.kernel.planning.cpu.delays import late_stores, store_late
 from baregrad.kernel.planning.cpu.elementwise import is_dear
 from baregrad.kernel.planning.cpu.gemm_blocked import plan_blocks
 from baregrad.kernel.planning.cpu.gemm_fallback import plan_contraction
-from baregrad.kernel.planning.cpu.lanes import FOLD_OPS, lane_axis
+from baregrad.kernel.planning.cpu.lanes import FOLD_OPS, lane_axis, packed_axis
 from baregrad.kernel.planning.cpu.streams import nbytes_of, prefetch_arrays, stream_outputs
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan, accesses_below
 
@@ -36,6 +37,10 @@ ROWS_AT_ONCE = 4
 # How many groups of long rows that are summed at once there must be, for threads to share.
 LEAST_ROWS = 8
 LONG_ROW = 1 << 10
+# Tiles of rows of a block, at least: a row that is kept is made anew for each block.
+LEAST_TILES = 4
+# And at most: results of all of them are written beside each other, on as many lines.
+MOST_ROWS_OF_BLOCK = 64
 # Steps over the bits of the same bytes that are written out.
 PACKED_STEPS = 8
 # Bytes of the vectors of sums that may be made wider than a register.
@@ -158,12 +163,53 @@ def _tile_inner(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
     products = best[1] * best[2]
     count = 1 if products >= 6 else _accumulators(lane, plan.lanes, products)
     plan.vectorise(lane, plan.lanes, count)
+    outside: list[PlannedAxis] = []
     for axis, times in zip(reused, best[1:], strict=False):
         plan.because("{} steps of {} in registers: loads are shared", times, axis.name)
-        plan.unroll(axis, times)
+        block = _rows_of_block(plan, axis, times)
+        if block:
+            outside.append(_cut_rows(plan, axis, times, block))
+        else:
+            plan.unroll(axis, times)
     held = products * max(count, min(steps, 2))
     _unroll_packed(plan, plan.main.own, min(PACKED_STEPS, plan.registers // (2 * held)))
-    return list(reversed(reused))
+    return [*outside, *reversed(reused)]
+
+
+def _rows_of_block(plan: SumPlan, axis: PlannedAxis, times: int) -> int:
+    """Rows of the operand beside a kept one that the second cache holds; 0 if it holds all.
+
+    All of them are read again for the next few of the kept rows.
+    """
+    kept = [access for access in plan.reads if access.array.op is Ops.STAGE]
+    rows = [
+        access for access in plan.reads
+        if access.array.op is Ops.PARAM and axis.stride(access)
+    ]
+    if packed_axis(plan) is None or len(rows) != 1 or any(axis.inside(k.axes) for k in kept):
+        return 0
+    nbytes = max(iterations(plan.main.own), 1) * rows[0].array.dtype.itemsize
+    room = min(plan.target.l2_bytes // 2 // nbytes, MOST_ROWS_OF_BLOCK)
+    block = max(room // times, LEAST_TILES) * times
+    return block if axis.size > 2 * block else 0
+
+
+def _cut_rows(plan: SumPlan, axis: PlannedAxis, times: int, block: int) -> PlannedAxis:
+    """Cut an axis into blocks of rows, and those into tiles; the loop over blocks."""
+    plan.because("{} rows of {} at a time: the second cache holds them", block, axis.name)
+    outer, inner, rest = f"{axis.name}b", f"{axis.name}r", f"{axis.name}s"
+    left = index.mod(axis.extent, block)
+    plan.steps.append(Split(axis.name, ((outer, 0), (inner, block)), rest if left != 0 else ""))
+    # One trip as far as sharing goes: threads share what is kept, or each would make all of it.
+    found = PlannedAxis(outer, 1, axis.nodes, False, 1, [(outer, 1)], planned=True)
+    axis.planned, axis.loops = True, []
+    for name, extent in ((inner, block), (rest, left)) if left != 0 else ((inner, block),):
+        size = extent if isinstance(extent, int) else block
+        part = PlannedAxis(name, extent, axis.nodes, False, size)
+        plan.unroll(part, min(times, size))
+        axis.loops += part.loops
+        axis.tiles += part.tiles
+    return found
 
 
 def _tile_rows(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
