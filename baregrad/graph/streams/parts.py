@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.views import counting, full, pad, permute, reshape, stored
+from baregrad.graph.views import counting, expand, full, pad, permute, reshape, stored
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Pad, Reduce
 from baregrad.ir.core.index import Dim
+from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Ops
 
@@ -74,10 +75,21 @@ def split(value: Node, parts: KeyParts) -> Node:
     return permute(apart, (*range(last), last + 1, last, last + 2))
 
 
-def combined(values: tuple[Node, ...], arg: Reduce, parts: KeyParts) -> Node:
-    """The reduction of some values (..., columns, keys) over the keys, in parts that are stored."""
+def combined(values: tuple[Node, ...], arg: Reduce, parts: KeyParts) -> tuple[Node, Node]:
+    """The sums of a stream of some values (..., columns, keys), in parts that are stored.
+
+    Each part's maximum, sum of powers and sum of values are of `arg`'s monoid. Maxima are whole, so
+    that what sums of parts are scaled by is exact.
+    """
     pieces = tuple([split(value, parts) for value in values])
     last = len(pieces[0].shape) - 1
     partial = Node(Ops.REDUCE, F32, pieces, Reduce(arg.monoid, (last,)))
-    states = tuple([stored(Node(Ops.PROJ, F32, (partial,), part)) for part in range(len(values))])
-    return Node(Ops.REDUCE, F32, states, Reduce(arg.monoid, (last - 2,)))
+    top, total, summed = (stored(Node(Ops.PROJ, F32, (partial,), part)) for part in range(3))
+    axis, kept = (last - 2,), (*top.shape[:-2], 1, top.shape[-1])
+    high = Node(Ops.REDUCE, F32, (top,), Reduce(primitive(Ops.MAX, F32), axis))
+    high = expand(reshape(high, kept), top.shape)
+    none = alu(Ops.CMPEQ, high, const(float("-inf"), F32))
+    scale = Node(Ops.EXP2, F32, (alu(Ops.SUB, top, alu(Ops.WHERE, none, const(0.0, F32), high)),))
+    plus = Reduce(primitive(Ops.ADD, F32), axis)
+    found = [Node(Ops.REDUCE, F32, (alu(Ops.MUL, each, scale),), plus) for each in (total, summed)]
+    return found[0], found[1]

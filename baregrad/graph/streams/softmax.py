@@ -60,8 +60,11 @@ def streamed(node: Node, found: WeighedValues, now: Callable[[Node], Node]) -> N
         alu(Ops.MUL, _along(again, shape), factor),
     )
     how = Reduce(stream(F32, 2, Ops.EXP2), found.product.arg.axes)
-    folded = combined(values, how, parts) if parts else Node(Ops.REDUCE, F32, values, how)
-    total, summed = (Node(Ops.PROJ, F32, (folded,), part) for part in (1, 2))
+    if parts is not None:
+        total, summed = combined(values, how, parts)
+    else:
+        folded = Node(Ops.REDUCE, F32, values, how)
+        total, summed = (Node(Ops.PROJ, F32, (folded,), part) for part in (1, 2))
     none = alu(Ops.CMPEQ, total, const(0.0, F32))
     divisor = alu(Ops.WHERE, none, const(1.0, F32), total)
     made = Node(Ops.CAST, node.dtype, (alu(Ops.DIV, summed, divisor),))
