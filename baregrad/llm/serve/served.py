@@ -216,7 +216,8 @@ def logprob_rows(model: ServedModel, tokens: Sequence[ChosenToken]) -> list[Mapp
     """Return tokens with log-probabilities as OpenAI's chats tell them."""
     rows: list[Mapping[str, Any]] = []
     for chosen in tokens:
-        if chosen.logprob is None:
+        if chosen.logprob is None or chosen.token in model.tokenizer.ends:
+            # What ends an answer is no part of it.
             continue
         rows.append(_logprob(model, chosen.token, chosen.logprob) | {
             "top_logprobs": [_logprob(model, token, value) for token, value in chosen.best]

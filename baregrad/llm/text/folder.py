@@ -37,6 +37,10 @@ def tokenizer_of_folder(path: str | os.PathLike[str]) -> Tokenizer:
         whole, plain = (library().Tokenizer.from_str(text) for _ in range(2))
     except Exception as error:
         raise FileFormatError(f"{file} is broken: {error}") from error
+    for engine in (whole, plain):
+        # Files bring those along from training; here no text is cut silently, nor made longer.
+        engine.no_padding()
+        engine.no_truncation()
     # The one reads special tokens that a text spells out, the other does not.
     plain.encode_special_tokens = True
     ids: dict[str, int] = whole.get_vocab(True)

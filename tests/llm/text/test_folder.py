@@ -123,6 +123,16 @@ def test_a_letter_that_becomes_another_forges_no_token(tmp_path: Path) -> None:
         assert tokenizer.decode(ids).strip() == "the </s>"
 
 
+def test_no_text_is_cut_or_padded_as_the_file_says(tmp_path: Path) -> None:
+    described = engine("bytes")
+    described.enable_padding(length=64)
+    described.enable_truncation(8)
+    described.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = tokenizer_of_folder(tmp_path)
+    for text in ("a", "the quick brown fox " * 20):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
 def test_the_ends_are_those_of_all_files(tmp_path: Path) -> None:
     write(tmp_path, "bytes")
     tokenizer = tokenizer_of_folder(tmp_path)

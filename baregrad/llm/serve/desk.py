@@ -1,0 +1,189 @@
+"""What takes requests: keys, limits, errors, and what is asked of the server itself."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import logging
+import secrets
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from baregrad.llm.serve.fields import Fields, parse
+from baregrad.llm.serve.metrics import metrics_text
+from baregrad.llm.serve.refusals import RequestRefused, refusal_of
+from baregrad.llm.text.tokenizer import Tokenizer
+
+LOG = logging.getLogger("baregrad.serve")
+_PUBLIC = ("/health",)
+Handler = Callable[[Any], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """Who may ask, and how much.
+
+    key: what clients have to send as their API key; None lets everybody in. origins: pages of other
+    addresses that browsers may ask from, none by default. most_bytes: the largest request.
+    """
+
+    key: str | None = None
+    origins: tuple[str, ...] = ()
+    most_bytes: int = 32 * 2**20
+
+
+class Desk:
+    """Takes requests and hands out answers; its kinds say what a model is asked."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer, settings: ServerSettings) -> None:
+        self.name = name
+        self._tokenizer = tokenizer
+        self._settings = settings
+        self._statuses: Counter[int] = Counter()
+        self._begun = int(time.time())
+
+    def routes(self) -> list[tuple[str, str, Handler]]:
+        """Return all paths, with the method and what answers."""
+        return [
+            ("/health", "GET", self._health),
+            ("/metrics", "GET", self._metrics),
+            ("/v1/models", "GET", self._models),
+            ("/v1/models/{name:path}", "GET", self._one_model),
+            ("/tokenize", "POST", self._tokenize),
+            ("/detokenize", "POST", self._detokenize),
+        ]
+
+    def statistics(self) -> Mapping[str, int]:
+        """Return what was done."""
+        raise NotImplementedError
+
+    def endpoint(self, handler: Handler, path: str) -> Handler:
+        """Return what Starlette calls for a path: keys first, then the answer or the refusal."""
+
+        async def answer(request: Any) -> Any:
+            begun = time.perf_counter()
+            try:
+                if path not in _PUBLIC:
+                    self._check_key(request)
+                response = await handler(request)
+            except asyncio.CancelledError:
+                raise
+            except Exception as error:
+                refusal = refusal_of(error)
+                if refusal.status >= 500:
+                    LOG.exception("a request failed")
+                body = refusal.anthropic_body() if "messages" in path else refusal.body()
+                headers = {"retry-after": "1"} if refusal.status == 429 else None
+                response = as_json(body, refusal.status, headers)
+            status = getattr(response, "status_code", 200)
+            self._statuses[status] += 1
+            LOG.info(json.dumps({
+                "path": path, "status": status,
+                "seconds": round(time.perf_counter() - begun, 4),
+            }))
+            return response
+
+        return answer
+
+    async def not_found(self, request: Any, error: Any) -> Any:
+        """Answer a request for what is not here."""
+        self._statuses[error.status_code] += 1
+        refusal = RequestRefused(
+            f"{request.method} {request.url.path} is not offered", status=error.status_code,
+            code="not_found",
+        )
+        return as_json(refusal.body(), refusal.status)
+
+    # --- what is asked of the server -------------------------------------------------------------
+
+    async def _health(self, request: Any) -> Any:
+        return as_json({"status": "ok"})
+
+    async def _metrics(self, request: Any) -> Any:
+        from starlette.responses import PlainTextResponse
+
+        text = metrics_text(self.statistics(), self._statuses)
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4")
+
+    async def _models(self, request: Any) -> Any:
+        return as_json({"object": "list", "data": [self._model()]})
+
+    async def _one_model(self, request: Any) -> Any:
+        name = request.path_params["name"]
+        if name != self.name:
+            raise RequestRefused(
+                f"there is no model {name!r}", status=404, param="model", code="model_not_found"
+            )
+        return as_json(self._model())
+
+    def _model(self) -> dict[str, Any]:
+        return {
+            "id": self.name, "object": "model", "created": self._begun,
+            "owned_by": "baregrad",
+        }
+
+    async def _tokenize(self, request: Any) -> Any:
+        body = await self.read(request)
+        text = body.text("content" if body.has("content") else "prompt")
+        tokens = await asyncio.to_thread(
+            self._tokenizer.encode, text,
+            specials=body.flag("parse_special", True),
+            add_bos=None if body.flag("add_special") else False,
+        )
+        return as_json({"tokens": tokens, "count": len(tokens)})
+
+    async def _detokenize(self, request: Any) -> Any:
+        body = await self.read(request)
+        tokens = body.array("tokens")
+        if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
+            raise body.refuse("tokens", "an array of whole numbers")
+        text = self._tokenizer.decode(tokens, specials=True)
+        return as_json({"content": text, "prompt": text})
+
+    # --- shared ----------------------------------------------------------------------------------
+
+    def head(self, prefix: str) -> dict[str, Any]:
+        """Return what all objects of an answer begin with."""
+        return {
+            "id": prefix + secrets.token_hex(12), "created": int(time.time()),
+            "model": self.name,
+        }
+
+    async def read(self, request: Any) -> Fields:
+        """Return a request's object; raises RequestRefused for one that is too large."""
+        most = self._settings.most_bytes
+        data = bytearray()
+        async for piece in request.stream():
+            data += piece
+            if len(data) > most:
+                raise RequestRefused(
+                    f"the request is larger than {most} bytes", status=413,
+                    code="request_too_large",
+                )
+        return parse(bytes(data))
+
+    def _check_key(self, request: Any) -> None:
+        """Let in who has the key: as OpenAI's clients send it, or as Anthropic's do."""
+        if self._settings.key is None:
+            return
+        sent = request.headers.get("x-api-key", "")
+        scheme, _, value = request.headers.get("authorization", "").partition(" ")
+        if scheme.lower() == "bearer":
+            sent = value.strip()
+        if not hmac.compare_digest(sent.encode(), self._settings.key.encode()):
+            raise RequestRefused(
+                "the API key is missing or wrong", status=401, kind="authentication_error",
+                code="invalid_api_key",
+            )
+
+
+def as_json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Any:
+    """Return an answer in JSON; halves of surrogate pairs that clients sent are no trouble."""
+    from starlette.responses import Response
+
+    data = json.dumps(value, ensure_ascii=False).encode("utf-8", "replace")
+    return Response(data, status, headers, media_type="application/json")
