@@ -1,9 +1,10 @@
 """Convolutions of 16-bit floats on GPUs: their factors are stored with a long axis innermost.
 
 A matrix unit takes eight neighbours at once, and a window's neighbours are no such: each begins one
-element after the other. With the channels innermost, and the zeros around an image stored, all of
-a convolution's steps are whole chunks, for its gradients as well. The copy takes a few bytes for
-each of the many products of an element; what computes the image writes it in that order at once.
+element after the other. With the channels innermost all of a convolution's steps are whole chunks,
+for its gradients as well, and each of them is of the image or of the zeros around it, which are
+stored only where there is much to multiply. The copy takes a few bytes for each of the many
+products of an element; what computes the image writes it in that order at once.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ LEAST_CHUNK = 4
 LEAST = 16
 # Results of an element that pay for its copy where it has no windows, and of one factor at least.
 MANY_USES = 64
+# Products of an element that pay for storing the zeros beside it: where there are more, it takes
+# longer to ask of each chunk whether it is there.
+MANY_PRODUCTS = 1 << 11
 # Taps of a filter, at most: what has more of them for each channel is an image.
 MOST_TAPS = 32
 
@@ -70,7 +74,7 @@ def _visit(node: Node) -> Node | None:
         along = sides_own[place] if other.windows else [*sides_own[place], *axes]
         is_whole = any(neighbours(side, axis) % CHUNK == 0 for axis in along)
         is_worth = factor.windows or (uses >= MANY_USES and not is_whole)
-        packed.append(_packed(factor, other) if is_worth else side)
+        packed.append(_packed(factor, other, uses) if is_worth else side)
     return None if packed == [left, right] else _summed(node, value, packed)
 
 
@@ -129,10 +133,11 @@ def _is_whole(window: Node) -> bool:
     return bool(window.arg.taps == window.arg.stride == 1)
 
 
-def _packed(factor: _Factor, other: _Factor) -> Node:
+def _packed(factor: _Factor, other: _Factor, uses: int) -> Node:
     """A factor whose elements lie in another order; itself where that is of no use.
 
-    It is widened behind all views, so that nothing that is stored is wider than it need be.
+    It is widened behind all views, so that nothing that is stored is wider than it need be. uses:
+    results that each of a window's elements is multiplied for.
     """
     base = factor.base
     inside, narrow = list[Node](), base
@@ -148,11 +153,34 @@ def _packed(factor: _Factor, other: _Factor) -> Node:
     order = _order(stored.shape, factor, other)
     if order is None and not inside:
         return whole
+    products = uses * prod([view.arg.taps / view.arg.stride for view in factor.views
+                            if view.op is Ops.WINDOW])  # fmt: skip
+    beside = order is not None and all(_is_beside(pad, order[-1]) for pad in inside)
+    if order is not None and beside and products < MANY_PRODUCTS:
+        # Zeros are part of no chunk: what is copied is there or not.
+        stored = permute(_in_order(narrow.src[0], order), _places(order))
+        return cast(_over([*factor.views, *inside], stored), base.dtype)
     if order is not None or factor.windows or factor.base.op is Ops.WINDOW:
         order = order or tuple(range(len(stored.shape)))
-        place = tuple([order.index(axis) for axis in range(len(order))])
-        stored = permute(Node(Ops.CONTIGUOUS, stored.dtype, (permute(stored, order),)), place)
+        stored = permute(_in_order(stored, order), _places(order))
     return cast(_over(factor.views, stored), base.dtype)
+
+
+def _is_beside(pad: Node, axis: int) -> bool:
+    """Whether a view is zeros around what there is, but none along an axis nor between elements."""
+    if pad.op is not Ops.PAD or any(one.interior for one in pad.arg):
+        return False
+    return not (pad.arg[axis].lo or pad.arg[axis].hi)
+
+
+def _in_order(value: Node, order: tuple[int, ...]) -> Node:
+    """A value that is stored with its axes in an order."""
+    return Node(Ops.CONTIGUOUS, value.dtype, (permute(value, order),))
+
+
+def _places(order: tuple[int, ...]) -> tuple[int, ...]:
+    """Where each axis is in an order."""
+    return tuple([order.index(axis) for axis in range(len(order))])
 
 
 def _over(views: Sequence[Node], value: Node) -> Node:
@@ -245,9 +273,7 @@ def _apart(node: Node) -> Node | None:
         return None
     first = [axis for axis in axes if axis is not None]
     order = (*first, *[axis for axis in range(len(total.shape)) if axis not in first])
-    place = tuple([order.index(axis) for axis in range(len(order))])
-    value = permute(cast(total, node.dtype), order)
-    value = permute(Node(Ops.CONTIGUOUS, node.dtype, (value,)), place)
+    value = permute(_in_order(cast(total, node.dtype), order), _places(order))
     for one in reversed(above):
         is_cast = one.op is Ops.CAST
         value = cast(value, one.dtype) if is_cast else one.replace(dtype=value.dtype, src=(value,))
@@ -263,9 +289,8 @@ def _turned(node: Node) -> Node | None:
     order = result_order(total, CHUNK) if _is_contraction(total) else None
     if order is None:
         return None
-    place = tuple([order.index(axis) for axis in range(len(order))])
-    value = cast(permute(total, order), node.dtype)
-    return _over(above, permute(Node(Ops.CONTIGUOUS, node.dtype, (value,)), place))
+    value = permute(_in_order(cast(total, node.dtype), order), _places(order))
+    return _over(above, value)
 
 
 def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule:
@@ -274,7 +299,7 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule:
 
 PACKED_WINDOWS = Part(
     "packed-windows",
-    "a matrix unit takes eight neighbours at once: channels are stored innermost, zeros included",
+    "a matrix unit takes eight neighbours at once: channels are stored innermost",
     Ops.REDUCE.bit | Ops.CAST.bit,
     _rule,
     ("sums",),

@@ -79,10 +79,11 @@ def sides_of(product: Node, axes: tuple[int, ...]) -> tuple[int, int, int] | Non
     return rows, columns, both
 
 
-def neighbours(node: Node, axis: int) -> int:
+def neighbours(node: Node, axis: int, with_zeros: bool = False) -> int:
     """How many elements lie side by side along an axis, or a multiple, behind views and casts.
 
-    1 where views part them, where some extent is symbolic, or where the axis is not innermost.
+    with_zeros: there may be as many zeros beside them. 1 where views part them, where some extent
+    is symbolic, or where the axis is not innermost.
     """
     count = node.shape[axis]
     while isinstance(count, int) and (node.op in MOVEMENT or node.op is Ops.CAST):
@@ -99,6 +100,8 @@ def neighbours(node: Node, axis: int) -> int:
             axis, count = (0, 1) if found is None else (found, gcd(count, shape[found]))
         elif node.op is Ops.WINDOW:
             count = 1 if axis in (node.arg.axis, len(node.shape) - 1) else count
+        elif node.op is Ops.PAD and with_zeros:
+            count = count if shape[axis] == count and not node.arg[axis].lo else 1
         elif node.op is not Ops.EXPAND or shape[axis] != count:
             return 1
         if count == 1:
@@ -121,7 +124,7 @@ def result_order(node: Node, chunk: int) -> tuple[int, ...] | None:
         if is_repeated(factor, long[-1]) or not is_repeated(other, long[-1]):
             continue
         own = [axis for axis in long if is_repeated(other, axis)]
-        found = [axis for axis in own if neighbours(factor, axis) % chunk == 0]
+        found = [axis for axis in own if neighbours(factor, axis, True) % chunk == 0]
         if found and found[-1] != long[-1]:
             inner = kept.index(found[-1])
             return (*[axis for axis in range(len(kept)) if axis != inner], inner)

@@ -26,6 +26,8 @@ MOST_NBYTES = 1 << 18
 MOST_SHARED, LEAST_OTHERS = 64, 8
 # Taps of all residues of a place.
 MOST_TAPS = 8
+# Elements that are copied together for a matrix unit.
+CHUNK = 8
 
 
 def is_copied_in_bands(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
@@ -71,6 +73,26 @@ def is_shared_by_threads(fusion: Fusion, node: Node, requests: list[Request]) ->
         if not slides or window > MOST_SHARED or points_of(others) >= LEAST_OTHERS:
             return False
     return True
+
+
+def is_read_in_chunks(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
+    """Whether `node`, a PAD on a GPU, is of what products of matrices read in whole chunks.
+
+    That is stored with an axis innermost that is not padded: of each chunk that is copied for a
+    matrix unit one condition says whether it is there.
+    """
+    below = node.src[0]
+    inner = len(node.shape) - 1
+    if below.op is Ops.PERMUTE:
+        inner = below.arg.index(inner)
+        below = below.src[0]
+    if not fusion.gpu or below.op is not Ops.CONTIGUOUS or any(p.interior for p in node.arg):
+        return False
+    extent, pad = node.shape[inner], node.arg[inner]
+    if extent.__class__ is not int or extent % CHUNK or pad.lo or pad.hi:
+        return False
+    products = fusion.matrix_products
+    return all(request.draft.contraction in products for request in requests)
 
 
 def _is_known(pad: Pad) -> bool:

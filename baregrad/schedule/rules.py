@@ -28,7 +28,7 @@ from baregrad.schedule.draft import (
 from baregrad.schedule.fusion import Fusion, Neighbours
 from baregrad.schedule.narrow import narrower_source
 from baregrad.schedule.packed_factors import WHY as WHY_PACKED
-from baregrad.schedule.padded import is_copied_in_bands, is_shared_by_threads
+from baregrad.schedule.padded import is_copied_in_bands, is_read_in_chunks, is_shared_by_threads
 from baregrad.schedule.plan import Reason
 from baregrad.schedule.survey import READ_BY_STREAM, is_tuple, own_work
 from baregrad.schedule.traffic import OPERATIONS_PER_BYTE
@@ -97,6 +97,8 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
         return Verdict(False, "copied by the convolution, some rows at a time")
     if not reason and node.op is Ops.PAD and is_shared_by_threads(fusion, node, requests):
         return Verdict(False, "read by windows, each thread for several at once")
+    if not reason and node.op is Ops.PAD and is_read_in_chunks(fusion, node, requests):
+        return Verdict(False, "read in chunks, each of which is there or not")
     if not reason and node in fusion.packed and _is_in_one_kernel(requests):
         return Verdict(False, WHY_PACKED)
     if not reason:

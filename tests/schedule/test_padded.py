@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
+from baregrad.kernel import choose
 from baregrad.schedule import make_plan
 from baregrad.target import gpu_row
 from tests.schedule.graphs import A, check, largest_buffer, param, sink
@@ -42,3 +44,17 @@ def test_a_gpu_reads_padded_images_by_short_windows_where_they_lie(taps: int) ->
     plan = make_plan(canonicalise(sink(y), None, target), donate={}, target=target)
     assert len(plan.kernels) == 1
     check([depthwise(param(0, 2, 3, 9, 8), param(1, 3, taps, taps), taps // 2)], target=target)
+
+
+def test_a_gpu_s_matrix_units_read_images_between_zeros_that_nobody_stores() -> None:
+    """Channels lie innermost: of each chunk of them one condition says whether it is there."""
+    target = gpu_row("sm_90a")
+    x, k = (param(slot, *shape, dtype=dtypes.bfloat16).cast(dtypes.float32)
+            for slot, shape in enumerate(((64, 64, 56, 56), (64, 64, 3, 3))))  # fmt: skip
+    y = convolve(x, k).cast(dtypes.bfloat16)
+    plan = make_plan(canonicalise(sink(y), None, target), donate={}, target=target)
+    # The image is turned, and so are the filters.
+    *turned, product = plan.kernels
+    assert len(turned) == 2
+    assert largest_buffer(plan) == 2 * 64 * 64 * 56 * 56
+    assert any("copies of 8 and 8 elements" in why for why in choose(product, target).why())

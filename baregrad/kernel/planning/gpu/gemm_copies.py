@@ -9,7 +9,7 @@ the order in which products are added up.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
+from itertools import product, takewhile
 from math import gcd
 from types import MappingProxyType
 from typing import NamedTuple
@@ -106,7 +106,11 @@ def _together(read: ArrayAccess, axes: Sequence[Node]) -> int:
     if read.stride(inner) != 1:
         return 0
     run = run_of(read, axes)
-    if read.guard is not None and not read.guard.src[0].ranges.isdisjoint(run):
+    if read.guard is not None:
+        # What lies on along axes that a condition differs along is there or not by itself.
+        ranges = read.guard.src[0].ranges
+        run = list(takewhile(lambda axis: axis not in ranges, run))
+    if not run:
         return 1
     others = [stride for axis, stride in read.offset.strides.items() if axis not in run]
     scales = [scale for _, scale in read.offset.rest]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, alu, cast, range_node
@@ -42,14 +44,17 @@ def test_the_depth_is_in_the_order_of_both_factors_if_they_agree() -> None:
     assert (found.left.lanes, found.right.lanes) == (8, 8)
 
 
-def test_channels_that_lie_innermost_are_innermost_in_the_depth() -> None:
-    """Filters and images of the order that convolutions store them in."""
+@pytest.mark.parametrize("zeros", [0, 1])
+def test_channels_that_lie_innermost_are_innermost_in_the_depth(zeros: int) -> None:
+    """Filters and images of the order that convolutions store them in, with or without zeros."""
     n, side, c, o, taps = 2, 8, 24, 16, 3
     axes = [range_node(e, i) for i, e in enumerate((n, o, side, side, c, taps, taps))]
     image, filters, row, column, channel, r, q = axes
-    edge = side + taps - 1
-    x = k.at(k.param(1, n, edge, edge, c, dtype=F16), image, index.add(row, r),
-             index.add(column, q), channel)  # fmt: skip
+    edge = side + taps - 1 - 2 * zeros
+    y, z = (index.add(index.add(a, b), -zeros) for a, b in ((row, r), (column, q)))
+    x = k.at(k.param(1, n, edge, edge, c, dtype=F16), image, y, z, channel)
+    if zeros:
+        x = k.guard(index.both(index.inside(y, edge), index.inside(z, edge)), x)
     w = k.at(k.param(2, o, taps, taps, c, dtype=F16), filters, r, q, channel)
     value = alu(Ops.MUL, cast(x, F32), cast(w, F32))
     total = k.reduce(Ops.ADD, value, channel, r, q)
