@@ -135,6 +135,7 @@ def open_to_ask(
     if files.is_encoder:
         raise UnsupportedError("an encoder writes no answers", found=str(path))
     tokenizer = tokenizer_of_files(files)
+    template = chat_template_of(files, tokenizer)
     if advance is not None:
         files = replace(files, source=_Watched(files.source, advance))
     decoder = files.decoder(context=wanted.context, device=wanted.device)
@@ -148,9 +149,7 @@ def open_to_ask(
         stepper, tokenizer, most_waiting=wanted.most_waiting, guesses=wanted.guesses,
         guesser=guesser,
     )
-    return OpenedModel(
-        Path(path).stem, files, decoder, tokenizer, chat_template_of(files, tokenizer), engine
-    )
+    return OpenedModel(Path(path).stem, files, decoder, tokenizer, template, engine)
 
 
 def _stepper(decoder: LanguageModel, wanted: EngineSettings) -> Stepper:
@@ -178,7 +177,10 @@ def chat_template_of(files: ModelFiles, tokenizer: Tokenizer) -> ChatTemplate | 
         "" if token is None else tokenizer.decode([token], specials=True)
         for token in (tokenizer.bos, tokenizer.eos)
     )
-    return ChatTemplate(files.template, bos, eos)
+    template = ChatTemplate(files.template, bos, eos)
+    # Its process starts while the weights are read.
+    template.prepare()
+    return template
 
 
 def memory_of_engine(

@@ -38,9 +38,9 @@ class TemplateLimits:
 class ChatTemplate:
     """A chat template, run in a process of its own.
 
-    The process starts with the first prompt, ends with `close` (or with the object, or with ours),
-    and is ended where a template takes longer than `limits` allow; the next prompt starts another.
-    Threads may share a template.
+    The process starts with `prepare` or the first prompt and ends with `close` (or with the object,
+    or with ours). It is ended where a template takes longer than `limits` allow; the next prompt
+    starts another. Threads may share a template.
     """
 
     def __init__(
@@ -51,6 +51,7 @@ class ChatTemplate:
         self._trusted = {"bos_token": bos, "eos_token": eos}
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ready = False
         self._finalizer: weakref.finalize[[subprocess.Popen[bytes]], Any] | None = None
 
     def render(
@@ -94,6 +95,12 @@ class ChatTemplate:
             raise _error(answer)
         return [(text, is_template) for text, is_template in answer["spans"]]
 
+    def prepare(self) -> None:
+        """Start the process and do not wait for it, so that the first prompt need not."""
+        with self._lock:
+            if self._process is None:
+                self._spawn()
+
     def close(self) -> None:
         """End the process; a later prompt starts it again."""
         with self._lock:
@@ -103,35 +110,37 @@ class ChatTemplate:
         """Return the process's answer to a line; the process is ended where none comes."""
         if self._process is None or self._process.poll() is not None:
             self._end()
-            self._begin()
+            self._spawn()
         try:
+            if not self._is_ready:
+                self._hand_over()
             return self._exchange(request, self.limits.seconds)
         except BaseException:
             self._end()
             raise
 
-    def _begin(self) -> None:
-        """Start the process; raises what is wrong with the template."""
+    def _spawn(self) -> None:
+        """Start the process."""
         _need_jinja()
         process = subprocess.Popen(
             [sys.executable, "-c", _START, json.dumps(sys.path)],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         )
         self._process = process
+        self._is_ready = False
         self._finalizer = weakref.finalize(self, _end_process, process)
+
+    def _hand_over(self) -> None:
+        """Give the process its template; raises what is wrong with it."""
         setup = json.dumps({
             "template": self.text, "memory": self.limits.memory_nbytes,
             "characters": self.limits.characters,
         })
-        try:
-            self._exchange("", _START_SECONDS)
-            answer = self._exchange(setup, self.limits.seconds)
-        except BaseException:
-            self._end()
-            raise
+        self._exchange("", _START_SECONDS)
+        answer = self._exchange(setup, self.limits.seconds)
         if answer["kind"] != "ready":
-            self._end()
             raise _error(answer)
+        self._is_ready = True
 
     def _exchange(self, line: str, seconds: float) -> dict[str, Any]:
         """Send a line, or nothing, and wait so long for a line."""

@@ -182,7 +182,9 @@ def test_a_template_goes_on_after_it_was_ended() -> None:
 
 def test_the_process_ends_with_its_template() -> None:
     template = ChatTemplate("a")
-    template.render(MESSAGES)
+    template.prepare()
+    prepared = template._process
+    assert template.render(MESSAGES) == "a" and template._process is prepared
     process = template._process
     assert process is not None and process.poll() is None
     del template
