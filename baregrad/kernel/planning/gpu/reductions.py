@@ -30,6 +30,8 @@ BLOCK = 128
 # Steps of a sum that one thread makes alone; where few neighbours of what it reads are summed, too.
 THREAD_ROW, FAR_ROW = 24, 64
 LEAST_NEIGHBOURS = 8
+# Results of each sum are many, if they are more than so many times its steps.
+MUCH_BESIDE = 4
 # What is summed anew in each row is less than one part of so many.
 FEW_AGAIN = 8
 # Accesses of a thread for a row that a warp shares; of a longer row, before there are more warps.
@@ -64,7 +66,8 @@ def plan_reductions(plan: GpuPlan) -> None:
     nested = [r for r in facts.reductions if r.free - data]
     length = max(iterations(reduction.own) for reduction in facts.reductions)
     points = iterations(rows)
-    if not nested and points > 1 and lies_across(facts, rows):
+    is_little = iterations(columns) > MUCH_BESIDE * length
+    if not nested and points > 1 and not is_little and lies_across(facts, rows):
         plan.because("{} results, sums of {}: neighbours in threads read best", points, length)
         _plan_columns(plan, by_id(rows), columns, length)
         return

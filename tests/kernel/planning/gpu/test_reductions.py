@@ -299,3 +299,17 @@ def test_loads_are_wide() -> None:
     assert loads(param(0, 4096, 1024).sum(0))[0] == wide
     assert loads(param(0, 64, 64, 56, 56).sum(0, 2, 3))[0] == wide
     assert loads(param(0, 1 << 20).sum()) == [wide, wide]
+
+
+def test_threads_share_many_results_of_a_little_sum() -> None:
+    """They do not each go along what a sum of few rows is repeated for."""
+    def repeated(rows: int, results: int, much: int) -> Node:
+        i, j, r = range_node(results, 0), range_node(much, 1), range_node(rows, 2)
+        total = k.reduce(Ops.ADD, k.at(k.param(1, rows, results), r, i), r)
+        return k.kernel(k.out(k.param(0, results, much), total, i, j))
+
+    schedule = choose_schedule(repeated(6, 128, 7688), HOPPER).steps
+    along = [step for step in schedule if isinstance(step, Split) and step.axis == "i1"]
+    units = {step.axis: step.unit for step in schedule if isinstance(step, Bind)}
+    assert any(units.get(name) == "thread" for step in along for name, _ in step.parts)
+    check(repeated(6, 12, 300))
