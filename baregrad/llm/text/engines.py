@@ -219,10 +219,20 @@ def _isolate(pattern: str) -> Any:
 
 def _ids_of(engine: Any) -> Engine:
     def ids_of(text: str) -> list[int]:
-        ids: list[int] = engine.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = engine.encode(text, add_special_tokens=False).ids
+        except BaseException as error:
+            raise_broken(error)
+            raise
         return ids
 
     return ids_of
+
+
+def raise_broken(error: BaseException) -> None:
+    """Raise FileFormatError for what the library dies of; tables of a file can make it do so."""
+    if type(error).__name__ == "PanicException":
+        raise FileFormatError(f"the tokeniser's tables are broken: {error}") from error
 
 
 def _merge_error(
@@ -243,7 +253,10 @@ def _precompiled(normalizers: Any, table: Any) -> Any:
     try:
         data = bytes(value & 0xFF for value in table)
         return normalizers.Precompiled(data)
-    except Exception as error:
+    except BaseException as error:
+        raise_broken(error)
+        if not isinstance(error, Exception):
+            raise
         raise FileFormatError(
             f"tokenizer.ggml.precompiled_charsmap is broken: {error}"
         ) from error

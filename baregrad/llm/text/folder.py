@@ -10,7 +10,7 @@ from typing import Any
 
 from baregrad.base.errors import FileFormatError, UnsupportedError
 from baregrad.llm.text.byte_letters import bytes_of_letters
-from baregrad.llm.text.engines import SPACE, library
+from baregrad.llm.text.engines import SPACE, library, raise_broken
 from baregrad.llm.text.specials import SpecialSplitter, SpecialToken
 from baregrad.llm.text.tokenizer import Encoder, Spelling, Tokenizer, byte_of_name
 from baregrad.llm.text.vocabulary import end_ids
@@ -35,7 +35,10 @@ def tokenizer_of_folder(path: str | os.PathLike[str]) -> Tokenizer:
     text = file.read_text("utf-8")
     try:
         whole, plain = (library().Tokenizer.from_str(text) for _ in range(2))
-    except Exception as error:
+    except BaseException as error:
+        raise_broken(error)
+        if not isinstance(error, Exception):
+            raise
         raise FileFormatError(f"{file} is broken: {error}") from error
     for engine in (whole, plain):
         # Files bring those along from training; here no text is cut silently, nor made longer.
@@ -76,7 +79,11 @@ def _encoder(
     splitter = SpecialSplitter([token for token in specials if token.is_control])
 
     def ids_of(engine: Any, text: str) -> list[int]:
-        found: list[int] = engine.encode(text, add_special_tokens=False).ids
+        try:
+            found: list[int] = engine.encode(text, add_special_tokens=False).ids
+        except BaseException as error:
+            raise_broken(error)
+            raise
         return found
 
     newline = ids_of(plain, "\n")

@@ -173,6 +173,18 @@ def test_unigram_takes_the_best_score() -> None:
     assert tokenizer.decode(tokenizer.encode("abc ab")) == "abc ab"
 
 
+def test_a_broken_table_of_characters_is_refused_by_name() -> None:
+    metadata = {
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": ["<pad>", "</s>", "<unk>", "▁a"],
+        "tokenizer.ggml.token_type": [3, 3, 2, 1],
+        "tokenizer.ggml.scores": [0.0, 0.0, 0.0, -1.0],
+    }
+    for table in ([4, 0, 0, 0, 1, 0, 0, 0, 65, 0], [9], ["x"], [255] * 4):
+        with pytest.raises(FileFormatError, match="broken"):
+            tokenizer_of({**metadata, "tokenizer.ggml.precompiled_charsmap": table}).encode("text")
+
+
 def test_ends_are_found_by_text() -> None:
     tokenizer = tokenizer_of(byte_metadata())
     assert {tokenizer.id_of("<|endoftext|>"), tokenizer.id_of("<|im_end|>")} == tokenizer.ends
