@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
-from baregrad.data.smollm2 import find_model
+from baregrad.data.smollm import find_model
 from baregrad.engine.session import current_session
 from baregrad.llm.commands.asking import load, show
 from baregrad.llm.generation.opened import EngineSettings

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baregrad.data.smollm2 import find_model
+from baregrad.data.smollm import find_model
 from baregrad.llm.generation.opened import EngineSettings, OpenedModel, generate, open_to_ask
 from baregrad.llm.generation.request import AnswerRequest, Stream
 from baregrad.llm.generation.sampling import Sampling

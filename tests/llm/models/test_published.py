@@ -9,7 +9,7 @@ import pytest
 from gguf import GGUFReader, quants
 
 from baregrad import Tensor
-from baregrad.data.smollm2 import find_model
+from baregrad.data.smollm import find_model
 from baregrad.llm.models.cache import ContiguousCache
 from baregrad.llm.models.loading import open_model
 from baregrad.llm.text import tokenizer_of
