@@ -80,6 +80,9 @@ def families() -> dict[str, Any]:
         "gemma 3": t.Gemma3TextConfig(
             **{**gemma, "num_hidden_layers": 7}, rope_parameters=both),
         "phi 3": t.Phi3Config(**SIZES, sliding_window=7, pad_token_id=0),
+        "phi 3, partly turned": t.Phi3Config(
+            **SIZES, sliding_window=None, pad_token_id=0,
+            **rope("default", partial_rotary_factor=0.5)),
         "phi 3, long": t.Phi3Config(**SIZES, sliding_window=None, pad_token_id=0, **short, **rope(
             "longrope", short_factor=factors, long_factor=[2 * x for x in factors], **short)),
         "gpt 2": t.GPT2Config(
