@@ -143,12 +143,10 @@ def _beside(plan: GpuPlan, orders: Orders, tile: WarpTile) -> int:
     """
     writes = [access for access in plan.facts.accesses if access.write]
     together = gcd(*[iterations(run_of(write, orders.columns)) for write in writes])
-    if together % N:
-        return 1
     if orders.right.turned:
-        return QUAD_LANES if tile.tiles_n % QUAD_LANES == 0 else 1
+        return QUAD_LANES if together % N == 0 and tile.tiles_n % QUAD_LANES == 0 else 1
     widest = max(itemsize(write.array.dtype) for write in writes)
-    return max(gcd(VECTOR_BYTES // (2 * widest), together // N, tile.tiles_n), 1)
+    return gcd(VECTOR_BYTES // (2 * widest), together // 2, tile.tiles_n) if together % 2 == 0 else 1
 
 
 def _tiles(plan: GpuPlan, orders: Orders, tile: WarpTile, panel: int, beside: int) -> None:

@@ -136,6 +136,7 @@ def test_convolutions_are_products(make: Callable[..., Node], sizes: tuple[Any, 
     contraction((64,), (128,), (64,), "ax", "nx", "an"),
     contraction((128,), (2, 64), (64,), "ax", "nox", "nao"),
     contraction((64,), (2, 2, 48), (64,), "ax", "nopx", "naop"),
+    contraction((64,), (4, 2, 14), (64,), "ax", "nopx", "naop"),
 ])  # fmt: skip
 def test_a_lane_stores_sixteen_bytes_at_once(kernel: Node) -> None:
     """Columns take turns among a warp's tiles where the right factor's steps lie together."""
@@ -166,7 +167,7 @@ def test_four_lanes_exchange_columns_that_come_together(
 
 
 def test_elsewhere_two_columns_are_neighbours_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    for size, arrays, tiles in ((128, ("ax", "xn", "an"), 2), (72, ("ax", "nx", "an"), 4)):
+    for size, arrays, tiles in ((128, ("ax", "xn", "an"), 2), (74, ("ax", "nx", "an"), 4)):
         chosen = TileChoice(WarpTile(2, 2, 2, tiles), 1, 0.0)
         monkeypatch.setattr(gemm_mma, "ranked_tiles", lambda *_, one=chosen: [one])
         schedule = choose_schedule(contraction((64,), (size,), (64,), *arrays), HOPPER)
