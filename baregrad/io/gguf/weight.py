@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import DType, as_dtype, dtypes
@@ -114,6 +115,12 @@ class PackedWeight:
         """Return the part at an index of the first axis, packed: rows, or matrices of a stack."""
         part = self.bytes[index]
         return PackedWeight(self.type, (*part.shape[:-1], self.shape[-1]), part, self.grid)
+
+    def raw(self) -> npt.NDArray[np.uint8]:
+        """Return the bytes as NumPy's, a copy where they are not in the host's memory."""
+        found = self.bytes if self.type.is_packed else self.bytes.flatten()
+        raw = np.ascontiguousarray(found.detach()._raw())
+        return raw.reshape(-1).view(np.uint8)
 
     def as_rows(self) -> PackedWeight:
         """Return the weight as one matrix, whatever its leading axes were."""

@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import argparse
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-
-import numpy as np
-import numpy.typing as npt
 
 from baregrad.base.errors import ArgumentError
 from baregrad.base.progress import ProgressBar
 from baregrad.io.gguf import (
-    GgmlType,
     GgufFile,
-    GgufTensor,
     Kind,
     PackedWeight,
     TensorToWrite,
     TypedValue,
+    Value,
     by_name,
     write_gguf,
 )
-from baregrad.io.gguf.mixing import FILE_TYPES, type_for
-from baregrad.io.gguf.quantise import quantise
+from baregrad.io.gguf.mixing import FILE_TYPES, is_quantised, type_for
+from baregrad.llm.commands.rounding import StoredMatrix
+from baregrad.llm.models.architectures import ARCHITECTURES
+from baregrad.llm.models.keys import architecture_of
+from baregrad.llm.models.loading import open_model
+from baregrad.llm.models.weights import WeightSource
+from baregrad.llm.text.folder_vocabulary import vocabulary_metadata
 
-# Elements that are widened at once.
-PART = 1 << 22
 # Version of the blocks' layouts (`general.quantization_version`).
 LAYOUTS_VERSION = 2
 
@@ -40,7 +40,10 @@ def main(argv: list[str]) -> int:
         "small tensors stay as they are, the head keeps more bits, and rows that blocks of 256 do "
         "not divide get a type of smaller blocks.",
     )
-    parser.add_argument("model", help="a GGUF file; of a split model its first part")
+    parser.add_argument(
+        "model", help="a GGUF file (of a split model its first part), or a folder with "
+        "safetensors, config.json and tokenizer.json",
+    )
     parser.add_argument("out", help="the file to write")
     parser.add_argument("--type", default="Q4_K", metavar="TYPE",
                         help=f"one of {', '.join(FILE_TYPES)} (Q4_K)")  # fmt: skip
@@ -48,14 +51,15 @@ def main(argv: list[str]) -> int:
     wanted = parser.parse_args(argv)
     if Path(wanted.out).exists() and not wanted.force:
         raise ArgumentError(f"{wanted.out!r} is there already", hint="--force writes over it")
-    print(quantise_file(wanted.model, wanted.out, wanted.type))
+    print(quantise_model(wanted.model, wanted.out, wanted.type))
     return 0
 
 
-def quantise_file(model: str, out: str, type_name: str) -> str:
-    """Write `model` quantised to a type and return what was written, in words.
+def quantise_model(model: str, out: str, type_name: str) -> str:
+    """Write a model, a GGUF file or a folder, quantised to a type; return what was done, in words.
 
-    Raises ArgumentError for a type that models are not quantised to.
+    Raises ArgumentError for a type that models are not quantised to, UnsupportedError for a folder
+    whose tokeniser GGUF files cannot tell, and what reading either raises.
     """
     wanted = by_name(type_name)
     if wanted.name not in FILE_TYPES:
@@ -63,69 +67,73 @@ def quantise_file(model: str, out: str, type_name: str) -> str:
             "models are not quantised to this type", found=wanted.name,
             wanted=f"one of {', '.join(FILE_TYPES)}",
         )  # fmt: skip
-    with GgufFile.open(model) as file:
-        values = {key: entry for key, entry in file.values.items() if not key.startswith("split.")}
-        values["general.file_type"] = TypedValue(FILE_TYPES[wanted.name], Kind.UINT32)
-        values["general.quantization_version"] = TypedValue(LAYOUTS_VERSION, Kind.UINT32)
-        total = sum(int(np.prod(tensor.shape)) for tensor in file.tensors.values())
-        with ProgressBar(total, "quantising") as bar:
-            tensors = plan_tensors(file.tensors, wanted, bar.advance)
-            write_gguf(out, values, tensors)
-        before = sum(tensor.nbytes for tensor in file.tensors.values())
-        twice = any(
-            file.tensors[name].type.is_packed and file.tensors[name].type is not tensor.type
-            for name, tensor in tensors.items()
-        )
-    return _summary(tensors, before, twice)
+    opened = of_folder(Path(model)) if Path(model).is_dir() else of_file(model)
+    values, stored = opened
+    values["general.file_type"] = TypedValue(FILE_TYPES[wanted.name], Kind.UINT32)
+    values["general.quantization_version"] = TypedValue(LAYOUTS_VERSION, Kind.UINT32)
+    has_head = "output.weight" in stored
+    with ProgressBar(sum(one.size for one in stored.values()), "quantising") as bar:
+        tensors = {
+            name: one.rounded(type_for(name, one.shape, one.type, wanted, has_head), bar.advance)
+            for name, one in stored.items()
+        }
+        write_gguf(out, values, tensors)
+    return _summary(tensors, stored)
 
 
-def plan_tensors(
-    tensors: Mapping[str, GgufTensor], wanted: GgmlType, advance: Callable[[int], None]
-) -> dict[str, TensorToWrite]:
-    """What each tensor will be, made when it is written.
-
-    advance: told the number of elements that are done.
-    """
-    has_head = "output.weight" in tensors
-    return {
-        name: _planned(
-            tensor, type_for(name, tensor.shape, tensor.type, wanted, has_head), advance
-        )
-        for name, tensor in tensors.items()
+def of_file(path: str) -> tuple[dict[str, Value | TypedValue], dict[str, StoredMatrix]]:
+    """Return the metadata and the tensors of a GGUF file."""
+    file = GgufFile.open(path)
+    values: dict[str, Value | TypedValue] = {
+        key: entry for key, entry in file.values.items() if not key.startswith("split.")
     }
+    stored = {
+        name: StoredMatrix(
+            tensor.type, tensor.shape, partial(PackedWeight.from_file, tensor, "CPU")
+        )
+        for name, tensor in file.tensors.items()
+    }
+    return values, stored
 
 
-def _planned(
-    tensor: GgufTensor, chosen: GgmlType, advance: Callable[[int], None]
-) -> TensorToWrite:
-    def make() -> npt.NDArray[np.generic]:
-        if chosen is tensor.type:
-            advance(int(np.prod(tensor.shape)))
-            return tensor.raw()
-        parts = []
-        for values in _parts(tensor):
-            parts.append(quantise(values, chosen))
-            advance(values.size)
-        return np.concatenate(parts)
-
-    return TensorToWrite(chosen, tensor.shape, make)
-
-
-def _parts(tensor: GgufTensor) -> Iterator[npt.NDArray[np.float32]]:
-    """The rows of a tensor in float32, some at a time."""
-    width = tensor.shape[-1]
-    weight = PackedWeight.from_file(tensor, "CPU").as_rows()
-    rows = int(np.prod(tensor.shape[:-1]))
-    step = max(PART // width, 1)
-    for start in range(0, rows, step):
-        yield weight.at(slice(start, min(start + step, rows))).dense().numpy()
+def of_folder(path: Path) -> tuple[dict[str, Value | TypedValue], dict[str, StoredMatrix]]:
+    """Return what a GGUF file would say of a Hugging Face folder, and its tensors."""
+    files = open_model(path, "CPU")
+    source, name = files.source, architecture_of(files.metadata)
+    words = source.shapes["token_embd.weight"][0]
+    values = {**files.metadata, "general.name": path.name, **vocabulary_metadata(path, words)}
+    values |= {f"general.sampling.{key}": value for key, value in files.sampling.items()}
+    if files.template is not None:
+        values["tokenizer.chat_template"] = files.template
+    row = ARCHITECTURES.get(name)
+    turned = row is not None and row.rope == "norm" and files.rope == "neox"
+    heads = int(files.metadata.get(f"{name}.attention.head_count", 0)) if turned else 0
+    shared = int(files.metadata.get(f"{name}.attention.head_count_kv", heads)) if turned else 0
+    counts = {"attn_q": heads, "attn_k": shared}
+    stored = {}
+    for each, shape in source.shapes.items():
+        part = each.split(".")[-2]
+        is_small = len(shape) < 2 or not is_quantised(each, shape)
+        load = partial(_vector, source, each) if is_small else partial(source.weight, each)
+        kind = by_name("F32") if is_small else source.types[each]
+        stored[each] = StoredMatrix(kind, shape, load, counts.get(part, 0))
+    return values, stored
 
 
-def _summary(tensors: Mapping[str, TensorToWrite], before: int, twice: bool) -> str:
+def _vector(source: WeightSource, name: str) -> PackedWeight:
+    found = source.vector(name)
+    return PackedWeight(by_name("F32"), found.shape, found)
+
+
+def _summary(
+    tensors: Mapping[str, TensorToWrite], stored: Mapping[str, StoredMatrix]
+) -> str:
     counts = Counter(tensor.type.name for tensor in tensors.values())
+    before = sum(one.size * one.type.bits / 8 for one in stored.values())
     after = sum(tensor.nbytes for tensor in tensors.values())
     kinds = ", ".join(f"{count} {name}" for name, count in counts.most_common())
     text = f"{before / 1e6:.1f} MB of weights became {after / 1e6:.1f} MB: {kinds}"
-    if twice:
+    if any(one.type.is_packed and one.type is not tensors[name].type
+           for name, one in stored.items()):  # fmt: skip
         text += "\nsome weights were quantised before, and have been rounded twice"
     return text

@@ -11,7 +11,7 @@ from gguf import GGMLQuantizationType, GGUFReader, quants
 from baregrad.base.errors import ArgumentError
 from baregrad.cli.dispatch import main
 from baregrad.io.gguf import Kind, TensorToWrite, TypedValue, by_name, write_gguf
-from baregrad.llm.commands.quantize import quantise_file
+from baregrad.llm.commands.quantize import quantise_model
 
 
 def model(path: Path) -> dict[str, np.ndarray]:
@@ -38,7 +38,7 @@ def model(path: Path) -> dict[str, np.ndarray]:
 
 def test_a_model_becomes_smaller_and_stays_what_it_was(tmp_path: Path) -> None:
     tensors = model(tmp_path / "a.gguf")
-    text = quantise_file(str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf"), "Q4_K")
+    text = quantise_model(str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf"), "Q4_K")
     assert "2 Q4_K" in text
     reader = GGUFReader(tmp_path / "b.gguf")
     types = {tensor.name: GGMLQuantizationType(tensor.tensor_type).name
@@ -71,11 +71,11 @@ def test_the_command_writes_over_nothing_unless_told_to(
 
 def test_what_is_quantised_again_is_told(tmp_path: Path) -> None:
     model(tmp_path / "a.gguf")
-    quantise_file(str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf"), "Q8_0")
-    text = quantise_file(str(tmp_path / "b.gguf"), str(tmp_path / "c.gguf"), "Q4_0")
+    quantise_model(str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf"), "Q8_0")
+    text = quantise_model(str(tmp_path / "b.gguf"), str(tmp_path / "c.gguf"), "Q4_0")
     assert "rounded twice" in text
 
 
 def test_types_that_are_only_read_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="not quantised to this type"):
-        quantise_file(str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf"), "IQ2_XS")
+        quantise_model(str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf"), "IQ2_XS")
