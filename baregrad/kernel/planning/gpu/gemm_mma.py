@@ -145,8 +145,10 @@ def _beside(plan: GpuPlan, orders: Orders, tile: WarpTile) -> int:
     together = gcd(*[iterations(run_of(write, orders.columns)) for write in writes])
     if orders.right.turned:
         return QUAD_LANES if together % N == 0 and tile.tiles_n % QUAD_LANES == 0 else 1
+    if together % 2:
+        return 1
     widest = max(itemsize(write.array.dtype) for write in writes)
-    return gcd(VECTOR_BYTES // (2 * widest), together // 2, tile.tiles_n) if together % 2 == 0 else 1
+    return gcd(VECTOR_BYTES // (2 * widest), together // 2, tile.tiles_n)
 
 
 def _tiles(plan: GpuPlan, orders: Orders, tile: WarpTile, panel: int, beside: int) -> None:
