@@ -9,6 +9,7 @@ from typing import Any
 from baregrad.llm.serve import anthropic_messages, openai_responses
 from baregrad.llm.serve.asked import asked_chat
 from baregrad.llm.serve.chat_answers import chat_answer, chat_chunks
+from baregrad.llm.serve.chat_page import HEADERS, PAGE
 from baregrad.llm.serve.completions import (
     asked_completion,
     begin_completion,
@@ -37,11 +38,17 @@ class AnswerDesk(Desk):
             ("/v1/messages", self._messages),
             ("/v1/messages/count_tokens", self._count_tokens),
         )
-        return super().routes() + [(path, "POST", handler) for path, handler in rows]
+        page: list[tuple[str, str, Handler]] = [("/", "GET", self._page)]
+        return super().routes() + page + [(path, "POST", handler) for path, handler in rows]
 
     def statistics(self) -> Mapping[str, int]:
         """Return what the engine has done."""
         return self._served.model.engine.statistics()
+
+    async def _page(self, request: Any) -> Any:
+        from starlette.responses import HTMLResponse
+
+        return HTMLResponse(PAGE, headers=dict(HEADERS))
 
     async def _chat(self, request: Any) -> Any:
         asked = asked_chat(await self.read(request))

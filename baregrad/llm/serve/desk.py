@@ -19,7 +19,8 @@ from baregrad.llm.serve.refusals import RequestRefused, refusal_of
 from baregrad.llm.text.tokenizer import Tokenizer
 
 LOG = logging.getLogger("baregrad.serve")
-_PUBLIC = ("/health",)
+# What shows nothing of the model: a page asks for the key itself.
+_PUBLIC = ("/", "/health")
 Handler = Callable[[Any], Awaitable[Any]]
 
 
