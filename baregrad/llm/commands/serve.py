@@ -7,9 +7,15 @@ import logging
 import sys
 from dataclasses import replace
 
-from baregrad.base.errors import MissingDependency
+from baregrad.base.errors import ArgumentError, MissingDependency
 from baregrad.llm.commands.asking import add_model_options, load, settings_of
-from baregrad.llm.serve import ServerSettings, application
+from baregrad.llm.generation.opened import OpenedModel
+from baregrad.llm.models.loading import open_model
+from baregrad.llm.serve import ServerSettings, VectorModel, application, open_to_embed
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+# Answers that are being written when the server is interrupted may go on for so long.
+_SECONDS_TO_END = 5
 
 
 def main(argv: list[str]) -> int:
@@ -17,7 +23,7 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="baregrad serve",
         description="Serve a language model over HTTP: OpenAI's chat completions, completions and "
-        "responses, Anthropic's messages, /health and /metrics.",
+        "responses, Anthropic's messages, embeddings of encoders, /health, /metrics, and a page.",
     )
     add_model_options(parser)
     parser.add_argument("--host", default="127.0.0.1", help="the address (%(default)s)")
@@ -42,11 +48,24 @@ def main(argv: list[str]) -> int:
         settings, rows=given.answers + settings.guesses, contexts=given.contexts,
         most_waiting=given.waiting,
     )
-    model = load(given.file, settings, given.draft)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(asctime)s %(message)s")
+    if given.api_key is None and given.host not in _LOOPBACK:
+        raise ArgumentError(
+            "everybody who reaches this address could ask", found=f"--host {given.host}",
+            wanted="--api-key as well",
+        )
+    model: OpenedModel | VectorModel
+    if open_model(given.file).is_encoder:
+        model = open_to_embed(given.file, given.device)
+    else:
+        model = load(given.file, settings, given.draft)
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
     app = application(model, ServerSettings(given.api_key, tuple(given.origin)))
     try:
-        uvicorn.run(app, host=given.host, port=given.port, log_level="warning")
+        uvicorn.run(
+            app, host=given.host, port=given.port, log_level="warning",
+            timeout_graceful_shutdown=_SECONDS_TO_END,
+        )
     finally:
-        model.close()
+        if isinstance(model, OpenedModel):
+            model.close()
     return 0

@@ -83,7 +83,7 @@ class Desk:
             status = getattr(response, "status_code", 200)
             self._statuses[status] += 1
             LOG.info(json.dumps({
-                "path": path, "status": status,
+                "time": round(time.time(), 3), "path": path, "status": status,
                 "seconds": round(time.perf_counter() - begun, 4),
             }))
             return response

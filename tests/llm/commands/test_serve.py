@@ -1,0 +1,77 @@
+"""`baregrad serve` with a small model: it answers on loopback until it is interrupted."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.llm.commands.small_model import write_model
+
+for name in ("tokenizers", "starlette", "uvicorn"):
+    pytest.importorskip(name, reason="the server needs tokenizers, starlette and uvicorn")
+LIMIT_S = 120
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A server's process and its address."""
+    file = write_model(tmp_path / "small.gguf")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "baregrad", "serve", str(file), "--port", str(port),
+         "--api-key", "secret", "--context", "128", "--answers", "2"],
+        stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    address = f"http://127.0.0.1:{port}"
+    try:
+        end = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                urllib.request.urlopen(f"{address}/health").close()
+                break
+            except (urllib.error.URLError, ConnectionError):
+                assert process.poll() is None, process.communicate()[1]
+                assert time.monotonic() < end
+                time.sleep(0.05)
+        yield process, address
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def ask(address: str, key: str) -> Any:
+    body = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 3, "seed": 1}
+    request = urllib.request.Request(
+        f"{address}/v1/chat/completions", json.dumps(body).encode(),
+        {"Authorization": f"Bearer {key}", "Content-Type": "application/json"},
+    )  # fmt: skip
+    with urllib.request.urlopen(request, timeout=LIMIT_S) as answer:
+        return json.load(answer)
+
+
+def test_it_answers_until_it_is_interrupted(
+    server: tuple[subprocess.Popen[str], str]
+) -> None:
+    process, address = server
+    first, second = ask(address, "secret"), ask(address, "secret")
+    assert first["choices"] == second["choices"]
+    assert first["usage"]["completion_tokens"] <= 3
+    with pytest.raises(urllib.error.HTTPError, match="401"):
+        ask(address, "wrong")
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=LIMIT_S)
+    assert "Traceback" not in said
+    assert process.returncode in (0, 130)
