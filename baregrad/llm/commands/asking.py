@@ -93,8 +93,9 @@ def show(stream: Stream, output: Any = None) -> tuple[str, str | None]:
             piece = next(pieces, None)
         except KeyboardInterrupt:
             stream.cancel()
-            # What is on its way is thrown away; the last piece says that it was cancelled.
-            for piece in pieces:
+            # What is on its way is thrown away; the last piece says that it was cancelled. An
+            # iterator that was interrupted has ended, so this is another one.
+            for piece in stream:
                 reason = piece.reason
             return text, reason
         if piece is None:

@@ -82,29 +82,17 @@ def test_chat_needs_a_template(tmp_path: Path) -> None:
 
 def test_an_interrupt_ends_the_answer_and_not_the_program() -> None:
     class Interrupted(Stream):
-        """A stream that is interrupted after its first piece."""
+        """A stream whose reader is interrupted after its first piece."""
 
         def __iter__(self) -> Iterator[AnswerPiece]:
-            return iter(_Pieces(self))
-
-    class _Pieces:
-        def __init__(self, stream: Stream) -> None:
-            self.stream, self.count = stream, 0
-
-        def __iter__(self) -> _Pieces:
-            return self
-
-        def __next__(self) -> AnswerPiece:
-            self.count += 1
-            if self.count == 2:
-                raise KeyboardInterrupt
-            if self.count > 3:
-                raise StopIteration
-            if self.count == 1:
-                return AnswerPiece("text")
-            return AnswerPiece("late", reason="cancelled")
+            for piece in super().__iter__():
+                yield piece
+                if piece.text == "text":
+                    raise KeyboardInterrupt
 
     stream, out = Interrupted(1), io.StringIO()
+    for piece in (AnswerPiece("text"), AnswerPiece("late"), AnswerPiece(reason="cancelled")):
+        stream.put(piece)
     assert show(stream, out) == ("text", "cancelled")
     assert stream.is_cancelled
     assert out.getvalue() == "text"
