@@ -12,6 +12,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import SPELLED, Ops
 from baregrad.schedule import narrow, rules, stores
+from baregrad.schedule.access import ZERO
 from baregrad.schedule.compared import compared_sums
 from baregrad.schedule.draft import Draft, Request, Written
 from baregrad.schedule.expand import EXPANSIONS, expand
@@ -90,6 +91,12 @@ def _visit(fusion: Fusion, node: Node, requests: list[Request]) -> None:
     home = verdict.home
     if home is None and node.op.bit & _FOLDS and _is_stored_narrowed(fusion, node, requests):
         return
+    beside = stores.stream_beside(fusion, node) if home is None else None
+    if beside is not None:
+        # What a stream's columns share is computed at each of them, and written at the first.
+        draft, idx = beside
+        home = fusion.request(node, idx, draft, draft.loops)
+        place = (*idx[:-1], ZERO)
     if home is None:
         found = rules.find_sibling(fusion, node, node.shape, requests)
         draft = found or fusion.open_draft(node.shape)
@@ -97,7 +104,7 @@ def _visit(fusion: Fusion, node: Node, requests: list[Request]) -> None:
     others = [request for request in requests if request is not home]
     if home.read:
         raise CompilerBug("a kernel reads what it is to compute", found=repr(node))
-    home.draft.outs.append(Written(node, home, home.idx))
+    home.draft.outs.append(Written(node, home, home.idx if beside is None else place))
     fusion.store(node, home.draft, others)
     fusion.wanted.pop(node, None)
     expand(fusion, home)

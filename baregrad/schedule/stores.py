@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from baregrad.ir.analysis.stream import is_stream
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Out
 from baregrad.ir.core.index import as_node
-from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.node import Node, const, make_node
 from baregrad.ir.core.op import ELEMENTWISE, Ops
 from baregrad.ir.core.shape import is_zero
 from baregrad.schedule import rules
 from baregrad.schedule.access import VIEW_RULES, Idx
-from baregrad.schedule.draft import Request, Written
+from baregrad.schedule.draft import Draft, Request, Written
 from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.plan import Decision
+from baregrad.schedule.survey import base_of
 
 _COMPUTED = ELEMENTWISE | frozenset((Ops.REDUCE, Ops.FOLD, Ops.PROJ))
 
@@ -56,6 +58,19 @@ def store_scatter(fusion: Fusion, node: Node, requests: list[Request]) -> None:
 
 
 # --- padded arrays --------------------------------------------------------------------------------
+
+
+def stream_beside(fusion: Fusion, node: Node) -> tuple[Draft, Idx] | None:
+    """The kernel of a stream that can write a state that its columns share, and its index there."""
+    below = node.src[0] if node.op is Ops.CONTIGUOUS else node
+    state = base_of(below)
+    if below.op is not Ops.SHRINK or state.op is not Ops.PROJ or not is_stream(state.src[0]):
+        return None
+    last = make_node(Ops.PROJ, state.dtype, state.src, state.src[0].arg.monoid.arity - 1)
+    stored = make_node(Ops.CONTIGUOUS, last.dtype, (last,))
+    draft = fusion.homes.get(stored)
+    is_column = (*state.shape[:-1], 1) == node.shape
+    return (draft, draft.place_of(state.shape)) if draft is not None and is_column else None
 
 
 def is_worth_padding_in_place(fusion: Fusion, node: Node) -> bool:

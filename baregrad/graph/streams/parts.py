@@ -11,7 +11,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.views import counting, expand, full, pad, permute, reshape, stored
+from baregrad.graph.views import (
+    counting,
+    cut,
+    expand,
+    full,
+    pad,
+    permute,
+    reshape,
+    stored,
+)
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Pad, Reduce
 from baregrad.ir.core.index import Dim
@@ -75,8 +84,8 @@ def split(value: Node, parts: KeyParts) -> Node:
     return permute(apart, (*range(last), last + 1, last, last + 2))
 
 
-def combined(values: tuple[Node, ...], arg: Reduce, parts: KeyParts) -> tuple[Node, Node]:
-    """The sums of a stream of some values (..., columns, keys), in parts that are stored.
+def combined(values: tuple[Node, ...], arg: Reduce, parts: KeyParts) -> Node:
+    """A stream's sum of some values (..., columns, keys) over its sum of powers, in stored parts.
 
     Each part's maximum, sum of powers and sum of values are of `arg`'s monoid. Maxima are whole, so
     that what sums of parts are scaled by is exact.
@@ -84,12 +93,18 @@ def combined(values: tuple[Node, ...], arg: Reduce, parts: KeyParts) -> tuple[No
     pieces = tuple([split(value, parts) for value in values])
     last = len(pieces[0].shape) - 1
     partial = Node(Ops.REDUCE, F32, pieces, Reduce(arg.monoid, (last,)))
-    top, total, summed = (stored(Node(Ops.PROJ, F32, (partial,), part)) for part in range(3))
-    axis, kept = (last - 2,), (*top.shape[:-2], 1, top.shape[-1])
-    high = Node(Ops.REDUCE, F32, (top,), Reduce(primitive(Ops.MAX, F32), axis))
-    high = expand(reshape(high, kept), top.shape)
-    none = alu(Ops.CMPEQ, high, const(float("-inf"), F32))
-    scale = Node(Ops.EXP2, F32, (alu(Ops.SUB, top, alu(Ops.WHERE, none, const(0.0, F32), high)),))
+    parted = [Node(Ops.PROJ, F32, (partial,), part) for part in range(3)]
+    # Columns share the maximum and the sum of powers.
+    top, total = (stored(cut(each, last - 1, 0, 1)) for each in parted[:2])
+    axis, one = (last - 2,), (*top.shape[:-2], 1, 1)
+    high = reshape(Node(Ops.REDUCE, F32, (top,), Reduce(primitive(Ops.MAX, F32), axis)), one)
+    none = alu(Ops.CMPEQ, high, full(const(float("-inf"), F32), one))
+    high = expand(alu(Ops.WHERE, none, full(const(0.0, F32), one), high), top.shape)
+    scale = Node(Ops.EXP2, F32, (alu(Ops.SUB, top, high),))
     plus = Reduce(primitive(Ops.ADD, F32), axis)
-    found = [Node(Ops.REDUCE, F32, (alu(Ops.MUL, each, scale),), plus) for each in (total, summed)]
-    return found[0], found[1]
+    every = reshape(Node(Ops.REDUCE, F32, (alu(Ops.MUL, total, scale),), plus), one)
+    none = alu(Ops.CMPEQ, every, full(const(0.0, F32), one))
+    every = expand(alu(Ops.WHERE, none, full(const(1.0, F32), one), every), top.shape)
+    # However many rows there are: whether a sum is part of another kernel may change its order.
+    weights = expand(stored(alu(Ops.DIV, scale, every)), parted[2].shape)
+    return Node(Ops.REDUCE, F32, (alu(Ops.MUL, weights, stored(parted[2])),), plus)

@@ -61,13 +61,13 @@ def streamed(node: Node, found: WeighedValues, now: Callable[[Node], Node]) -> N
     )
     how = Reduce(stream(F32, 2, Ops.EXP2), found.product.arg.axes)
     if parts is not None:
-        total, summed = combined(values, how, parts)
+        quotient = combined(values, how, parts)
     else:
         folded = Node(Ops.REDUCE, F32, values, how)
         total, summed = (Node(Ops.PROJ, F32, (folded,), part) for part in (1, 2))
-    none = alu(Ops.CMPEQ, total, const(0.0, F32))
-    divisor = alu(Ops.WHERE, none, const(1.0, F32), total)
-    made = Node(Ops.CAST, node.dtype, (alu(Ops.DIV, summed, divisor),))
+        none = alu(Ops.CMPEQ, total, const(0.0, F32))
+        quotient = alu(Ops.DIV, summed, alu(Ops.WHERE, none, const(1.0, F32), total))
+    made = Node(Ops.CAST, node.dtype, (quotient,))
     return Node(Ops.CONTIGUOUS, node.dtype, (made,))
 
 

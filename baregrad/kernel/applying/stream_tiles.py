@@ -570,6 +570,8 @@ class _Builder:
             return index.resimplify(node)
 
         array, value, *indices = out.src
+        if facts.column is not None and not any(facts.column in one.ranges for one in indices):
+            there = index.both(there, index.less(memo[facts.column], 1))
         found = rebuild(value, visit, memo=memo, enter=lambda node: node is not facts.fold)
         at = [rebuild(place, visit, memo=memo) for place in indices]
         done = store(_flat(array), found, _whole((index.flatten(at, array.shape),)))
