@@ -50,9 +50,11 @@ def _places(factor: Node) -> set[Place]:
     found: set[Place] = set()
     for node in toposort(factor, enter=lambda node: node.dtype is not dtypes.index):
         if node.dtype is dtypes.index:
-            # Of a reduction inside a factor only the axes that it keeps matter.
-            terms = index.linear(node)[0].items() if node.ranges <= factor.ranges else ()
-            found.add(frozenset([term for term in terms if term[1] and term[0].ranges]))
+            # Of a loop inside a factor only the axes that it keeps matter.
+            terms = [term for term in index.linear(node)[0].items() if term[1] and term[0].ranges]
+            if not node.ranges <= factor.ranges:
+                terms = [term for term in terms if term[0].ranges <= factor.ranges]
+            found.add(frozenset(terms))
     found.discard(frozenset())
     return found
 

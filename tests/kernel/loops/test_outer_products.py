@@ -9,6 +9,7 @@ import pytest
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
+from baregrad.ir.core.attrs import StageInfo
 from baregrad.ir.core.node import Node, alu, cast, const, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.loops.outer_products import sums_outer
@@ -34,6 +35,11 @@ def widened(x: Node) -> Node:
 SLID = index.sub(index.add(I, R), 1)
 INSIDE = index.both(index.less(-1, SLID), index.less(SLID, 6))
 TOTAL = k.reduce(Ops.ADD, k.at(X, I, range_node(5, 9)), range_node(5, 9))
+PLACE = range_node(5, 8)
+KEPT = Node(
+    Ops.STAGE, dtypes.float32,
+    (k.at(LONG, index.add(index.mul(I, 5), PLACE)), PLACE), StageInfo("scratch"),
+)
 START, END = index.variable("start", 0, 9), index.variable("end", 10, 20)
 OUTER = {
     "matrices": mul(k.at(X, I, R), k.at(Y, J, R)),
@@ -42,6 +48,7 @@ OUTER = {
     "a padded window": mul(k.guard(INSIDE, k.at(LONG, SLID)), k.at(TAPS, R)),
     "a padded window, guarded": k.guard(INSIDE, mul(k.at(LONG, SLID), k.at(TAPS, R))),
     "rows that overlap": mul(k.at(LONG, index.add(index.mul(I, 4), J)), k.at(ROW, J)),
+    "a kept row of a matrix": mul(k.at(X, R, J), Node(Ops.INDEX, dtypes.float32, (KEPT, J))),
     "exact": mul(widened(k.at(HALF, I, J)), widened(k.at(HALF, I, J))),
 }
 ROUNDED = {
@@ -57,6 +64,7 @@ ROUNDED = {
         k.at(LONG, index.add(index.add(I, R), START)), k.at(LONG, index.add(index.add(I, R), END))
     ),
     "a row of a piece": mul(k.at(X, I, J), k.at(LONG, index.add(J, START))),
+    "a kept row": mul(k.at(X, I, J), Node(Ops.INDEX, dtypes.float32, (KEPT, J))),
     "a sum beside": mul(k.at(X, I, J), TOTAL),
     "nothing but a sum": k.at(X, I, J),
 }
