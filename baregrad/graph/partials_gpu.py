@@ -24,7 +24,7 @@ from baregrad.ir.analysis.stream import is_chained
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import Monoid, primitive
 from baregrad.ir.core.node import Node, alu, cast, const
-from baregrad.ir.core.op import Ops, mask_of
+from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
 
 # A reduction along rows is cut from this length on: a block reads a shorter row in about the time
 # that a second launch takes, and what normalises rows reads them once. Places of extremes are not
@@ -35,7 +35,7 @@ LONG_PIECES = 1 << 13
 ROW_PART, PIECES_PART = 1 << 12, 1 << 10
 # Neighbouring results share their reads, each a thread of its own, so that fewer steps are many,
 # and parts are short until there are some dozens.
-LONG_COLUMN = 1 << 9
+LONG_COLUMN, LONG_TURNED = 1 << 9, 1 << 12
 SHORT_COLUMN_PART, COLUMN_PART = 1 << 6, 1 << 8
 SHORT_PARTS, MOST_PARTS = 64, 512
 # A part is of whole accesses, where that can be.
@@ -68,6 +68,8 @@ ALONE, BESIDE = 1.5, 1 << 14
 # Runs of elements that together are read: how many make accesses that are wide enough, how many
 # runs, and elements of all, are worth sums of each place.
 ODD = 4
+# Nodes that are looked at for how arrays lie.
+MOST_SEEN = 64
 RUNS, LONG_RUNS = 1 << 5, 1 << 10
 _VIEWS = mask_of(
     (Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.PAD, Ops.WINDOW)
@@ -220,9 +222,10 @@ def _parts(node: Node, value: Node, length: int) -> int:
             return _thin_parts(*sides, length)
         results = prod(extent for extent in node.shape if isinstance(extent, int))
         return min(BLOCKS // max(-(-results // TILE), 1), length // LEAST_PRODUCTS)
-    inner = max([axis for axis, extent in enumerate(shape) if extent != 1], default=0)
+    inner, last = _innermost(value), _last(shape)
     if inner not in axes:
-        if length < LONG_COLUMN:
+        # What reads a permuted array's rows often does so again: one kernel does all of that.
+        if length < (LONG_COLUMN if inner == last else LONG_TURNED):
             return 1
         few = min(length // SHORT_COLUMN_PART, SHORT_PARTS)
         return max(few, min(length // COLUMN_PART, MOST_PARTS))
@@ -231,6 +234,30 @@ def _parts(node: Node, value: Node, length: int) -> int:
     else:
         longest, part = LONG_PLACES if monoid.primitive is None else LONG_ROW, ROW_PART
     return 1 if length < longest else min(length // part, MOST_PARTS)
+
+
+def _innermost(value: Node) -> int:
+    """The axis along which neighbours lie in memory: the last one, or that of a permuted array."""
+    found = set[int]()
+    todo, seen = [(value, tuple(range(len(value.shape))))], set[Node]()
+    while todo:
+        node, axes = todo.pop()
+        if node in seen or not axes or len(node.shape) != len(axes):
+            continue
+        seen.add(node)
+        if node.op is Ops.PERMUTE:
+            own = dict(zip(node.arg, axes, strict=True))
+            todo.append((node.src[0], tuple([own[axis] for axis in range(len(axes))])))
+        elif node.op in ELEMENTWISE and len(seen) < MOST_SEEN:
+            todo += [(child, axes) for child in node.src]
+        elif node.op is not Ops.EXPAND:
+            found.add(axes[_last(node.shape)])
+    return found.pop() if len(found) == 1 else _last(value.shape)
+
+
+def _last(shape: tuple[Any, ...]) -> int:
+    """The last axis of several elements."""
+    return max([axis for axis, extent in enumerate(shape) if extent != 1], default=0)
 
 
 def _is_contraction(value: Node, axes: tuple[int, ...]) -> bool:
@@ -359,6 +386,10 @@ def _in_parts(node: Node, cut: PartsOf) -> Node:
         # Each part is a matrix of its own, whose neighbours are stored together.
         order = result_order(node, max(COPIES)) or order
         others = [axis + (axis >= place) for axis in order]
+        partial, place = permute(partial, (place, *others)), 0
+    elif _innermost(node.src[0]) < min(node.arg.axes):
+        # Neighbours are written as they are read.
+        others = [axis for axis in range(len(partial.shape)) if axis != place]
         partial, place = permute(partial, (place, *others)), 0
     states = tuple([_stored(partial, monoid, part) for part in range(monoid.arity)])
     whole = Node(Ops.REDUCE, monoid.states[0], states, Reduce(monoid, (place,)))

@@ -91,6 +91,20 @@ def test_parts_of_several_axes_have_the_sum_of_all() -> None:
         assert stored(changed(total(argument(0, F32, *shape), *range(len(shape))), [x])) != []
 
 
+def test_rows_of_a_permuted_array_are_columns() -> None:
+    """Their parts are read along what lies together, and lie beside each other themselves."""
+    x, w = (RNG.standard_normal(shape).astype(np.float32) for shape in ((9000, 5), (9000,)))
+    turned = permute(argument(0, F32, 9000, 5), (1, 0))
+    weights = argument(1, F32, 9000)
+    wide = make_node(Ops.EXPAND, F32, (reshape(weights, (1, 9000)),), (5, 9000))
+    for value in (turned, alu(Ops.MUL, turned, wide), alu(Ops.ADD, turned, turned)):
+        made = changed(total(value, 1), [x, w])
+        ((parts, columns),) = stored(made)
+        assert columns == 5 and 32 <= parts <= 256
+    plain = permute(argument(0, F32, 9000, 5), (0, 1))
+    assert stored(changed(total(plain, 1), [x])) == []
+
+
 @pytest.mark.parametrize("length", [1 << 18, (1 << 18) - 5, 150001])
 def test_lengths_that_nothing_divides(length: int) -> None:
     x = RNG.standard_normal((2, length)).astype(np.float32)
