@@ -583,10 +583,11 @@ _LOOKS: frozenset[Callable[..., Any]] = frozenset({
 def _makes_tensors(function: Callable[..., Any]) -> bool:
     """Whether a function makes new values, or views, of tensors.
 
-    Of these those that read, draw or write numbers are found out when they are called.
+    Of these those that read or draw numbers are found out when they are called; those that write
+    over their operand are told by their names.
     """
     made = function.__module__ in _MAKERS or function in _OTHER_MAKERS
-    return made and function not in _LOOKS
+    return made and function not in _LOOKS and not function.__name__.endswith("_")
 
 
 explain_arguments(Array)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -109,20 +110,27 @@ class Storage:
         """Note that what the storage holds is new, where its memory has changed."""
         self.since = next(_clock)
 
-    def put(self, node: Node, grad: bool = False) -> None:
+    def put(self, value: Node | DeferredValue, grad: bool = False) -> None:
         """Change the value; watchers of the session's writes get the storage and the old node."""
-        old = self.node
-        if old.op is Ops.BUFFER:
+        watching = session().watching
+        old = self.node if watching.writes or self.deferred is None else None
+        if old is not None and old.op is Ops.BUFFER:
             self.previous = old.arg
-        self.hold(node)
+        if isinstance(value, Node):
+            self.hold(value)
+        else:
+            value.is_read = True
+            self.deferred = value
+            with suppress(AttributeError):  # nobody may have asked for it
+                del self.node
         self.grad = grad
         self.known = None
         self.settled = False
         self.since = next(_clock)
-        watching = session().watching
         watching.touched += 1
-        for observer in watching.writes:
-            observer(self, old)
+        if old is not None:
+            for observer in watching.writes:
+                observer(self, old)
 
 
 def live_storages() -> list[Storage]:
@@ -259,13 +267,34 @@ class Array:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def _write(self, value: Node, grad: bool = False) -> None:
+    def _write_whole(self, value: Array) -> bool:
+        """Put what a tensor of this one's shape and dtype shows in place of all of the storage.
+
+        That is done where the value is deferred: False where it is a node, or only a part is
+        written. Raises what `_write` does.
+        """
+        deferred = value._storage.deferred
+        if deferred is None or value._steps or any(op is not Ops.DETACH for op, _ in self._steps):
+            return False
+        form = deferred.form
+        if form.grad and not grad_enabled():
+            return False
+        if form.shape != self.shape or form.dtype is not self.dtype or form.device != self.device:
+            return False
+        if 0 in form.shape:
+            return False
+        self._write(deferred, form.grad)
+        return True
+
+    def _write(self, value: Node | DeferredValue, grad: bool = False) -> None:
         """Put `value`, of this tensor's shape and dtype, in place of what the tensor shows.
 
-        Raises GradientError on a leaf that requires gradients, or a view of one, while gradients
-        are recorded; ShapeError through a view that shows an element twice.
+        A deferred value takes the place of all of the storage. Raises GradientError on a leaf that
+        requires gradients, or a view of one, while gradients are recorded; ShapeError through a
+        view that shows an element twice.
         """
-        grad = grad and grad_enabled() and value.dtype.kind == "float"
+        form = value if isinstance(value, Node) else value.form
+        grad = grad and grad_enabled() and form.dtype.kind == "float"
         marks = [arg for op, arg in self._steps if op is Ops.DETACH]
         if grad_enabled() and marks and marks[-1] is not None:
             raise GradientError(
@@ -277,12 +306,13 @@ class Array:
                 "a value that requires gradients is written into a detached tensor",
                 hint="write value.detach(), or write into a tensor that is not detached",
             )
-        if any(extent.__class__ is int and extent == 0 for extent in value.shape):
+        if any(extent.__class__ is int and extent == 0 for extent in form.shape):
             return
         storage = self._storage
         partial = any(op is Ops.SHRINK for op, _ in self._steps)
-        written = views.write(storage.node, self._present_steps(), value)
-        storage.put(written, grad or (partial and storage.grad))
+        if isinstance(value, Node):
+            value = views.write(storage.node, self._present_steps(), value)
+        storage.put(value, grad or (partial and storage.grad))
         if marks and marks[-1] is not None:
             # A parameter: left lazy, its graph would grow by one update a step.
             session().watching.companions.append(weakref.ref(storage))
@@ -465,15 +495,14 @@ def _computed_by_key(
     if watching.observers or watching.downloads:
         return False
     values: list[DeferredValue] = []
-    missing: list[DeferredValue] = []
+    places: dict[DeferredValue, BufferRef | None] = {}
     for storage in found:
         value = storage.deferred
         if value is None:
             return False
         values.append(value)
-        if not value.is_noted or owner.realised(value) is None:
-            missing.append(value)
-    made: Iterator[BufferRef] = iter(())
+        places[value] = owner.realised(value) if value.is_noted else None
+    missing = [value for value, ref in places.items() if ref is None]
     if missing:
         asked = Asked(missing, owner)
         if asked.key is None:
@@ -482,16 +511,10 @@ def _computed_by_key(
         if refs is None:
             return False
         asked.note_computed()
-        made = iter(refs)
-    new = iter(missing)
-    next_new = next(new, None)
+        places.update(zip(missing, refs, strict=True))
     for storage, value in zip(found, values, strict=True):
-        if value is next_new:
-            ref, next_new = next(made), next(new, None)
-        else:
-            known = owner.realised(value)
-            assert known is not None
-            ref = known
+        ref = places[value]
+        assert ref is not None
         storage.previous = None
         if value.call.nodes is not None:
             owner.note(value.call.nodes[value.position], ref)

@@ -23,7 +23,7 @@ from baregrad.tensor.array.link import SessionLike, session
 from baregrad.tensor.array.views import Step
 
 # Of more calls no key is made: what they compute is looked for by its graph.
-MOST_CALLS = 1024
+MOST_CALLS = 4096
 # A template whose calls were written out so much oftener than computed by key is not worth it.
 MOST_WRITTEN_OUT = 8
 _OUTPUTS = 1 << 8
@@ -206,6 +206,8 @@ class DeferredValue:
 
 def _write_out(call: DeferredCall) -> None:
     """Run the Python of a call, and before that of all that it needs."""
+    # What another call learns from does not count: that is done once.
+    counted = not session().watching.at_once
     waiting = [call]
     while waiting:
         one = waiting[-1]
@@ -218,7 +220,7 @@ def _write_out(call: DeferredCall) -> None:
                 waiting += needed
                 continue
             template = one.template
-            template.written_out += 1
+            template.written_out += counted
             one.nodes = template.run([
                 (value.node if isinstance(value, DeferredValue) else value, steps)
                 for value, steps in one.operands

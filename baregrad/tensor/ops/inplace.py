@@ -8,6 +8,7 @@ from typing import Any
 from baregrad.ir.core.node import const
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.operands import F, as_node, lift, one_device
+from baregrad.tensor.array.put_off import put_off
 from baregrad.tensor.array.tensor_like import Operand, Tensor, TensorLike
 from baregrad.tensor.ops.indexing import _fit, check_writable
 
@@ -16,8 +17,11 @@ def copy_(x: Tensor, value: Operand) -> Tensor:
     """Write a value, broadcast and cast, over the whole of `x`; return `x`."""
     lifted = lift(value, x)
     check_writable(x.dtype.kind, lifted)
-    if isinstance(lifted, TensorLike) and lifted.device != x.device:
-        lifted = lifted.to(x.device)
+    if isinstance(lifted, TensorLike):
+        if lifted.device != x.device:
+            lifted = lifted.to(x.device)
+        if x._write_whole(lifted):
+            return x
     node = nodes.broadcast(_fit(as_node(lifted, x.dtype), x.shape), x.shape)
     x._write(node, isinstance(lifted, TensorLike) and lifted.requires_grad)
     return x
@@ -59,6 +63,8 @@ def update(x: Tensor, value: Tensor) -> Tensor:
     """
     check_writable(x.dtype.kind, value)
     one_device((x, value))
+    if x._write_whole(value):
+        return x
     node = nodes.broadcast(_fit(nodes.cast(value.node, x.dtype), x.shape), x.shape)
     x._write(node, value.requires_grad)
     return x
@@ -69,7 +75,7 @@ def in_place(function: F, name: str) -> F:
 
     @wraps(function)
     def method(x: TensorLike, *args: Any, **kwargs: Any) -> Any:
-        return update(x, function(x, *args, **kwargs))
+        return update(x, put_off(function, (x, *args), kwargs))
 
     method.__name__ = method.__qualname__ = name
     what = name.strip("_")

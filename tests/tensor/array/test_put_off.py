@@ -271,6 +271,80 @@ def test_a_result_that_is_changed_in_place_is_the_only_one_that_is() -> None:
         np.testing.assert_allclose(y.numpy() - 1, z.numpy(), rtol=1e-5)
 
 
+def test_a_training_step_that_is_known_makes_leaves_and_one_submit(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def trained(at_once: bool) -> tuple[list[bytes], list[tuple[int, int]]]:
+        session.watching.at_once = at_once
+        w = Tensor(np.linspace(-1, 1, 24, dtype=np.float32).reshape(8, 3)).realize()
+        w.requires_grad_()
+        speed, steps = Tensor(np.zeros((8, 3), np.float32)).realize(), Tensor.zeros().realize()
+        losses, counts = [], []
+        for turn in range(8):
+            x = Tensor(np.random.default_rng(turn).standard_normal((5, 8)).astype(np.float32))
+            with Work(session, monkeypatch) as work:
+                loss = (x @ w).softmax(-1).square().mean()
+                loss.backward()
+                with Tensor.no_grad():
+                    steps += 1
+                    assert w.grad is not None
+                    speed.copy_(speed * 0.9 + w.grad)
+                    w.copy_(w - speed / steps)
+                w.grad = None
+                steps.realize(speed, w, loss)
+            losses.append(loss.numpy().tobytes() + w.detach().numpy().tobytes())
+            counts.append((work.graphs, work.submits))
+        session.watching.at_once = False
+        return losses, counts
+
+    found, counts = trained(at_once=False)
+    wanted, _ = trained(at_once=True)
+    assert found == wanted
+    assert counts[-4:] == [(0, 1)] * 4
+
+
+def test_what_is_written_whole_is_shown_by_every_view() -> None:
+    for _ in range(3):
+        a, b = drawn(4, 6), drawn(4, 6)
+        x, y = held(a), held(b)
+        view = x[1:, 2]
+        x.copy_(y.exp())
+        np.testing.assert_allclose(view.numpy(), np.exp(b)[1:, 2], rtol=1e-5)
+        made = y * 2
+        x.copy_(made)
+        made += 1
+        np.testing.assert_array_equal(x.numpy(), b * 2)
+        np.testing.assert_array_equal(made.numpy(), b * 2 + 1)
+        x[0] = y[1]
+        np.testing.assert_array_equal(view.numpy(), (b * 2)[1:, 2])
+        x *= y
+        np.testing.assert_array_equal(view.numpy(), (b * 2 * b)[1:, 2])
+
+
+def test_one_value_in_two_storages_is_two_that_change_apart() -> None:
+    for _ in range(3):
+        a = drawn(4)
+        x, y = held(a), held(a)
+        made = x.exp()
+        y.copy_(made)
+        made.realize(y)
+        y += 1
+        np.testing.assert_allclose(made.numpy(), np.exp(a), rtol=1e-5)
+        np.testing.assert_allclose(y.numpy(), np.exp(a) + 1, rtol=1e-5)
+
+
+def test_writes_that_are_refused_are_refused_again() -> None:
+    x = held(drawn(4)).requires_grad_()
+    y = held(drawn(4))
+    for _ in range(3):
+        with pytest.raises(GradientError):
+            x.copy_(y.exp())
+        with pytest.raises(ShapeError):
+            y.copy_(held(drawn(5)).exp())
+        with pytest.raises(GradientError):
+            y.detach().copy_(x.exp())
+
+
 def test_what_was_computed_is_read_by_calls_made_before() -> None:
     for _ in range(3):
         array = drawn(4)
