@@ -34,11 +34,12 @@ def plan_stream(
         return None
     rows = 1 if facts.row is None else index.upper(extent_of(facts.row))
     wide = 0 if facts.column is None else facts.widths[-1]
-    first = min(WARPS, -(-rows // M))
+    # Where all factors of a tile of sums are copied anew, more warps share them.
+    first = min(WARPS if facts.over is None else MOST_WARPS, -(-rows // M))
     held = wide * max(1, len(facts.values))
     # Sums for each row and key are as many as there are scores.
     sums = len(facts.products) + (facts.over is not None)
-    is_one = held > WIDEST_OF_TWO or rows <= WARPS * M
+    is_one = held > WIDEST_OF_TWO or rows <= WARPS * M or facts.over is not None
     is_gradient = len(facts.products) > 1 and held > 0
     most = MOST_OF_GRADIENTS if is_gradient else MOST_HELD
     found = [
