@@ -37,7 +37,7 @@ MOST_ELEMENTS = 1 << 24
 # Writes in any order: exponents of a sum of floats, and the bits of how many addends there may be;
 # writes for each element before there are copies of it, elements of all copies at most, and copies
 # that are put together at once.
-MOST_WIDTH = 17
+MOST_WIDTH = 32
 MOST_BITS = 30
 WRITES = 64
 MOST_APART = 1 << 18
