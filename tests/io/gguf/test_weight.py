@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baregrad import Tensor, dtypes
+from baregrad import Tensor, bind, dtypes, jit, variable
 from baregrad.base.errors import ShapeError
 from baregrad.io.gguf import GgmlType, PackedWeight, by_name
 from tests.io.gguf.packed import PACKED, random_rows, reference
@@ -71,3 +71,20 @@ def test_a_stack_gives_its_matrices() -> None:
     assert np.array_equal(stack.at(Tensor([2, 0])).dense().numpy(), wanted[[2, 0]])
     with pytest.raises(ShapeError, match="at\\(index\\) gives one matrix"):
         stack.linear(Tensor.zeros(1, 64))
+
+
+@pytest.mark.parametrize("name", ["Q4_1", "Q8_0", "Q4_K", "Q6_K", "IQ3_S"])
+@pytest.mark.parametrize("most", [8, 256])
+def test_a_row_is_the_same_whatever_the_number_of_rows(name: str, most: int) -> None:
+    """Rows of a symbolic number, as a prompt's chunk or a batch has: right, and bit for bit one."""
+    row, rng = by_name(name), np.random.default_rng(3)
+    packed = random_rows(row, 256, 512)
+    weight, count = weight_of(row, packed, 512), variable("count", 1, most)
+    product = jit(lambda x, n: weight.linear(x[:n]))
+    x = rng.standard_normal((most, 512)).astype(np.float32)
+    whole = product(Tensor(x), bind(count, most)).numpy()
+    dense = reference(row, packed).astype(np.float64)
+    bound = np.abs(x.astype(np.float64)) @ np.abs(dense).T
+    assert (np.abs(whole - x @ dense.T) <= 1e-6 * bound).all()
+    for rows in (1, 2, 3, most - 3):
+        assert np.array_equal(product(Tensor(x), bind(count, rows)).numpy(), whole[:rows])

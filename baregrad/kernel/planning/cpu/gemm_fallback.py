@@ -55,6 +55,9 @@ def plan_contraction(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
     own = plan.own()
     carriers = [access for access in plan.reads if lane.stride(access) != 0]
     wanted = [a for a in carriers if _worth_copy(a, own, others, lane, second, steps)]
+    # A copy is named by its array: which of several reads of one it serves could not be said.
+    arrays = [access.array for access in wanted]
+    wanted = [access for access in wanted if arrays.count(access.array) == 1]
     size = max((itemsize(access.array.dtype) for access in wanted), default=4)
     room = plan.target.l2_bytes * 3 // 4 // (min(lane.size, vectors * plan.lanes) * size)
     pieces = rows_that_fit(own, room)
