@@ -35,12 +35,14 @@ def asked_message(body: Fields, *, counts: bool = False) -> AskedChat:
         "top_p": body.number("top_p"), "top_k": body.whole("top_k", 0, 1 << 30),
         "stops": tuple(body.texts("stop_sequences")) or None,
     }
+    tools = _tools(body)
     thinking = body.inner("thinking").text("type", "")
     template = {"enable_thinking": thinking != "disabled"} if thinking else {}
     return AskedChat(
         messages=messages,
         sampling={name: value for name, value in sampling.items() if value is not None},
-        tools=_tools(body),
+        tools=[] if body.inner("tool_choice").text("type", "auto") == "none" else tools,
+        must_call=_wanted_calls(body.inner("tool_choice"), tools),
         template=template,
         streams=body.flag("stream"),
         client=body.inner("metadata").text("user_id", ""),
@@ -48,13 +50,6 @@ def asked_message(body: Fields, *, counts: bool = False) -> AskedChat:
 
 
 def _tools(body: Fields) -> list[dict[str, Any]]:
-    choice = body.inner("tool_choice").text("type", "auto")
-    if choice == "none":
-        return []
-    if choice != "auto":
-        raise RequestRefused(
-            "tool_choice may be auto or none: a call cannot be enforced here", param="tool_choice"
-        )
     return [
         {"type": "function", "function": {
             "name": tool.text("name"), "description": tool.text("description", ""),
@@ -62,6 +57,21 @@ def _tools(body: Fields) -> list[dict[str, Any]]:
         }}
         for tool in body.objects("tools")
     ]
+
+
+def _wanted_calls(choice: Fields, tools: list[dict[str, Any]]) -> tuple[str, ...]:
+    """Return the tools of which one has to be called."""
+    kind = choice.text("type", "auto")
+    names = tuple(tool["function"]["name"] for tool in tools)
+    if kind in ("auto", "none"):
+        return ()
+    if kind == "tool":
+        if choice.text("name") not in names:
+            raise choice.refuse("name", "one of the tools")
+        return (choice.text("name"),)
+    if kind != "any" or not names:
+        raise choice.refuse("type", "auto, none, any (with tools) or tool")
+    return names
 
 
 def _texts(fields: Fields, key: str) -> str:

@@ -23,13 +23,14 @@ class AskedChat:
     """A chat to continue.
 
     `sampling` are the settings that the request names, by the names of `Sampling`. `template` are
-    values for the chat template. `answers` is how many are wanted. `shows_usage` asks for the
-    usage at the end of a stream, `thoughts` says whether thoughts are told.
+    values for the chat template. `must_call` names tools of which one has to be called. `answers`
+    is how many are wanted. `shows_usage` asks for the usage at the end of a stream.
     """
 
     messages: Sequence[Mapping[str, Any]]
     sampling: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Mapping[str, Any]] = ()
+    must_call: tuple[str, ...] = ()
     form: AnswerForm | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
     answers: int = 1
@@ -91,7 +92,10 @@ def asked_chat(body: Fields) -> AskedChat:
         sampling["max_tokens"] = count
     if body.flag("logprobs"):
         sampling["logprobs"] = body.whole("top_logprobs", 0, MOST_LOGPROBS) or 0
-    tools = [] if _wants_no_tools(body) else [_tool(tool) for tool in body.objects("tools")]
+    tools = [_tool(tool) for tool in body.objects("tools")]
+    must_call = wanted_calls(body, tools)
+    if body.values.get("tool_choice") == "none":
+        tools = []
     if len(tools) > MOST_TOOLS:
         raise RequestRefused(f"tools holds more than {MOST_TOOLS}", param="tools")
     template = dict(body.inner("chat_template_kwargs").values)
@@ -102,6 +106,7 @@ def asked_chat(body: Fields) -> AskedChat:
         messages=messages,
         sampling=sampling,
         tools=tools,
+        must_call=must_call,
         form=form_of(body.inner("response_format")),
         template=template,
         answers=body.whole("n", 1, MOST_ANSWERS) or 1,
@@ -178,11 +183,19 @@ def _tool(tool: Fields) -> dict[str, Any]:
     return {"type": "function", "function": dict(function.values)}
 
 
-def _wants_no_tools(body: Fields) -> bool:
-    """Whether no tool is to be called; asking for a certain one is refused, not forgotten."""
+def wanted_calls(body: Fields, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+    """Return the tools of which `tool_choice` wants one called; none where it leaves that open."""
     choice = body.values.get("tool_choice")
     if choice in (None, "auto", "none"):
-        return bool(choice == "none")
-    raise RequestRefused(
-        "tool_choice may be auto or none: a call cannot be enforced here", param="tool_choice"
-    )
+        return ()
+    names = tuple(tool["function"]["name"] for tool in tools)
+    if isinstance(choice, Mapping):
+        wanted = body.inner("tool_choice")
+        function = wanted.inner("function") if wanted.has("function") else wanted
+        name = function.text("name")
+        if name not in names:
+            raise function.refuse("name", "one of the tools")
+        return (name,)
+    if choice != "required" or not names:
+        raise body.refuse("tool_choice", "auto, none, required (with tools), or one of the tools")
+    return names

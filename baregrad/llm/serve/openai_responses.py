@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from baregrad.llm.serve.asked import AskedChat, form_of, sampling_of
+from baregrad.llm.serve.asked import AskedChat, form_of, sampling_of, wanted_calls
 from baregrad.llm.serve.chat_answers import check_reason
 from baregrad.llm.serve.fields import Fields
 from baregrad.llm.serve.refusals import RequestRefused
@@ -53,15 +53,13 @@ def asked_response(body: Fields) -> AskedResponse:
     if most is not None:
         sampling["max_tokens"] = most
     choice = body.values.get("tool_choice")
-    if choice not in (None, "auto", "none"):
-        raise RequestRefused(
-            "tool_choice may be auto or none: a call cannot be enforced here", param="tool_choice"
-        )
+    tools = _tools(body)
+    must_call = wanted_calls(body, tools)
     effort = body.inner("reasoning").text("effort", "")
     template = {"reasoning_effort": effort, "enable_thinking": effort != "none"} if effort else {}
     chat = AskedChat(
         messages=messages, sampling=sampling,
-        tools=[] if choice == "none" else _tools(body),
+        tools=[] if choice == "none" else tools, must_call=must_call,
         form=form_of(body.inner("text").inner("format")), template=template,
         streams=body.flag("stream"), client=body.text("user", ""),
     )

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
 
+from baregrad.llm.generation.constraints import AnswerForm
 from baregrad.llm.generation.request import AnswerPiece, AnswerRequest, ChosenToken, Stream
 from baregrad.llm.generation.sampling import Sampling
 from baregrad.llm.serve.asked import AskedChat, AskedText
@@ -18,6 +19,7 @@ from baregrad.llm.text.calls import (
     AnswerPart,
     PartKind,
     answer_format,
+    call_grammar,
 )
 from baregrad.llm.text.templates import ChatTemplate
 from baregrad.llm.text.tokenizer import Tokenizer
@@ -153,24 +155,41 @@ class Served:
                 f"{self.model.name} has no chat template; it continues texts: /v1/completions"
             )
         values: dict[str, Any] = dict(asked.template)
-        if asked.form is not None:
+        form = self._form_of(asked)
+        if form is not None:
             # A form holds from the first token, and leaves no room for thoughts.
             values["enable_thinking"] = False
         for name in ("messages", "tools", "add_generation_prompt"):
             values.pop(name, None)
         spans = template.render_spans(asked.messages, tools=asked.tools or None, **values)
         text = "".join(part for part, _ in spans)
-        if asked.form is not None and self.form.begins_in_thought(text):
+        if form is not None and self.form.begins_in_thought(text):
             raise RequestRefused(
                 "this model begins each answer with a thought, and no form can be enforced",
                 param="response_format",
             )
         return text, self.model.tokenizer.encode_spans(spans)
 
+    def _form_of(self, asked: AskedChat) -> AnswerForm | None:
+        """Return the form that an answer has to have; raises RequestRefused for two at once."""
+        if not asked.must_call:
+            return asked.form
+        if asked.form is not None:
+            raise RequestRefused(
+                "an answer cannot be a call and have a form", param="response_format"
+            )
+        grammar = call_grammar(self.form, asked.tools, asked.must_call)
+        if grammar is None:
+            raise RequestRefused(
+                "no call can be enforced of this model; tool_choice may be auto or none",
+                param="tool_choice",
+            )
+        return AnswerForm("lark", grammar)
+
     def _chat(self, asked: AskedChat) -> Answers:
         text, tokens = self.prompt(asked)
         request = AnswerRequest(
-            tokens, self.model.sampling(**asked.sampling), asked.form, asked.client,
+            tokens, self.model.sampling(**asked.sampling), self._form_of(asked), asked.client,
             self.form.shown,
         )
         in_thought = self.form.begins_in_thought(text)

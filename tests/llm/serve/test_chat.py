@@ -102,6 +102,30 @@ def test_calls_whole_and_sent_back(model: ScriptedModel) -> None:
     assert plain["choices"][0]["message"]["content"] == CALL
 
 
+def test_a_call_may_be_wanted(model: ScriptedModel) -> None:
+    client = Client(model)
+    named = {"type": "function", "function": {"name": "get"}}
+    body: dict[str, Any] = {}
+    for choice in ("required", named):
+        body = {"messages": [USER], "tools": [TOOL], "tool_choice": choice}
+        assert client.post(PATH, body).status == 200
+        form = model.engine.requests[-1].form
+        assert form is not None and form.kind == "lark" and '"const": "get"' in form.text
+    for choice, tools in (("required", []), ({"function": {"name": "x"}}, [TOOL])):
+        reply = client.post(PATH, {"messages": [USER], "tools": tools, "tool_choice": choice})
+        assert reply.status == 400 and "tool_choice" in reply.json()["error"]["param"]
+    both = {**body, "response_format": {"type": "json_object"}}
+    assert client.post(PATH, both).json()["error"]["param"] == "response_format"
+    reply = client.post("/v1/messages", {
+        "messages": [USER], "max_tokens": 9, "tool_choice": {"type": "any"},
+        "tools": [{"name": "get", "input_schema": {"type": "object"}}]})
+    assert reply.status == 200 and model.engine.requests[-1].form == form
+    client.post("/v1/responses", {
+        "input": "x", "tool_choice": {"type": "function", "name": "get"},
+        "tools": [{"type": "function", "name": "get", "parameters": {"type": "object"}}]})
+    assert model.engine.requests[-1].form == form
+
+
 def test_thoughts_are_told_apart(model: ScriptedModel) -> None:
     model.engine.answer = "Let me see.\n</think>\n\nYes."
     message = Client(model).post(PATH, {
