@@ -28,8 +28,8 @@ RANKS = {
     "tensor": 6,
     "nn": 7, "optim": 7, "io": 7, "data": 7,
     "": 7.5,
-    "llm": 7.8,
-    "apps": 8, "cli": 8, "testing": 8, "__main__": 9,
+    "llm": 8,
+    "apps": 9, "cli": 9, "testing": 9, "__main__": 10,
 }
 # Beyond the ranks: a kernel is lowered by a schedule, which is a value of that room.
 ALLOWED = {("kernel", "schedule")}
