@@ -22,8 +22,10 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("file", metavar="FILE", help="a GGUF file, or a folder with safetensors")
     parser.add_argument("--context", type=int, help="tokens of prompt and answer (the model's "
                         "own number, 4096 at most)")  # fmt: skip
-    parser.add_argument("--cache", choices=CACHE_TYPES, default="f16",
-                        help="type of the cached keys and values (%(default)s)")  # fmt: skip
+    parser.add_argument("--cache", choices=CACHE_TYPES,
+                        help="type of the cached keys and values (f16, bf16 on GPUs)")  # fmt: skip
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"),
+                        help="of activations (float32, bfloat16 on GPUs)")  # fmt: skip
     parser.add_argument("--device", help="CPU, NV, NV:1, CUDA, ... (the default device)")
     parser.add_argument("--guesses", type=int, default=0, metavar="N",
                         help="tokens guessed ahead and checked together, from what was written "
@@ -58,7 +60,7 @@ def settings_of(given: argparse.Namespace) -> EngineSettings:
         raise ArgumentError("tokens guessed ahead", found=guesses, wanted="0 or more")
     return EngineSettings(
         context=given.context, rows=1 + guesses, cache=given.cache, guesses=guesses,
-        device=given.device,
+        device=given.device, dtype=given.dtype,
     )
 
 

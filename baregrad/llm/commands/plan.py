@@ -22,8 +22,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("file", metavar="FILE", help="a GGUF file, or a folder with safetensors")
     parser.add_argument("--context", type=int, help="tokens of prompt and answer")
     parser.add_argument("--contexts", type=int, default=1, help="contexts in the cache (1)")
-    parser.add_argument("--cache", choices=CACHE_TYPES, default="f16",
-                        help="type of the cached keys and values (%(default)s)")  # fmt: skip
+    parser.add_argument("--cache", choices=CACHE_TYPES,
+                        help="type of the cached keys and values (f16, bf16 on GPUs)")  # fmt: skip
     parser.add_argument("--memory", type=float, metavar="GB",
                         help="what there is (what this machine can still give)")  # fmt: skip
     given = parser.parse_args(argv)

@@ -10,6 +10,8 @@ from typing import Any
 
 from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.dtypes import dtypes
+from baregrad.engine.backends import GPU_NAMES
+from baregrad.engine.session import current_session
 from baregrad.io.gguf import GgmlType, PackedWeight
 from baregrad.llm.generation.draft_guesser import DraftGuesser
 from baregrad.llm.generation.engine import AnswerEngine
@@ -38,14 +40,17 @@ class EngineSettings:
 
     context: the most tokens of a prompt and its answer, None for those that the model was made for,
     DEFAULT_CONTEXT at most. rows: answers that are written at once. contexts: whole contexts that
-    the cache holds. cache: the type of its keys and values. chunk: tokens of a prompt in one step.
+    the cache holds. cache: the type of its keys and values, by default bf16 beside activations of
+    bfloat16, else f16. dtype: of activations, by default bfloat16 on GPUs, whose matrix units take
+    them, else float32. chunk: tokens of a prompt in one step.
     guesses: tokens that are guessed ahead for an answer. most_waiting: requests that may wait.
     """
 
     context: int | None = None
     rows: int = 8
     contexts: int = 1
-    cache: str = "f16"
+    cache: str | None = None
+    dtype: str | None = None
     chunk: int = 256
     guesses: int = 0
     most_waiting: int = 256
@@ -61,6 +66,19 @@ class EngineSettings:
                 wanted=f"2 to {traits.context}",
             )
         return self.context
+
+    @property
+    def activations(self) -> str:
+        """Return the dtype of activations."""
+        if self.dtype is not None:
+            return self.dtype
+        device = self.device or current_session().default_device()
+        return "bfloat16" if device.partition(":")[0] in GPU_NAMES else "float32"
+
+    @property
+    def cache_type(self) -> str:
+        """Return the type of cached keys and values."""
+        return self.cache or ("bf16" if self.activations == "bfloat16" else "f16")
 
     def pages_of(self, traits: DecoderTraits) -> int:
         """Return how many pages the cache has, the empty one among them."""
@@ -138,11 +156,15 @@ def open_to_ask(
     template = chat_template_of(files, tokenizer)
     if advance is not None:
         files = replace(files, source=_Watched(files.source, advance))
-    decoder = files.decoder(context=wanted.context, device=wanted.device)
+    decoder = files.decoder(
+        context=wanted.context, dtype=wanted.activations, device=wanted.device
+    )
     stepper = _stepper(decoder, wanted)
     guesser: Guesser | None = LookupGuesser() if wanted.guesses else None
     if draft is not None:
-        smaller = open_model(draft, wanted.device).decoder(device=wanted.device)
+        smaller = open_model(draft, wanted.device).decoder(
+            dtype=wanted.activations, device=wanted.device
+        )
         own = replace(wanted, context=min(stepper.context, smaller.traits.context))
         guesser = DraftGuesser(_stepper(smaller, own), stepper.words)
     engine = AnswerEngine(
@@ -155,7 +177,7 @@ def open_to_ask(
 def _stepper(decoder: LanguageModel, wanted: EngineSettings) -> Stepper:
     traits = decoder.traits
     pages = wanted.pages_of(traits)
-    cache = PagedCache(decoder.cache_rows(), pages, wanted.cache, wanted.device)
+    cache = PagedCache(decoder.cache_rows(), pages, wanted.cache_type, wanted.device)
     return Stepper(
         decoder, cache, traits.words, rows=wanted.rows, chunk=wanted.chunk,
         context=wanted.context_of(traits), device=wanted.device,
@@ -196,7 +218,7 @@ def memory_of_engine(
     def call(decoder: LanguageModel) -> Sequence[Tensor]:
         rows = decoder.cache_rows()
         pages = 1 + pages_of(context)
-        layers = [LayerPages(pages, row, settings.cache, "NULL") for row in rows]
+        layers = [LayerPages(pages, row, settings.cache_type, "NULL") for row in rows]
         places = StepPlaces(
             Tensor.empty(pages - 1, dtype=dtypes.int32, device="NULL"),
             Tensor.empty(chunk, dtype=dtypes.int32, device="NULL"),
@@ -209,8 +231,8 @@ def memory_of_engine(
     rows = [layer.cache_row for layer in traits.layers]
     tokens = settings.pages_of(traits) * 16
     return MemoryFigures(
-        weights_nbytes(traits, types), cache_nbytes(rows, tokens, settings.cache),
-        workspace_nbytes(traits, types, call),
+        weights_nbytes(traits, types), cache_nbytes(rows, tokens, settings.cache_type),
+        workspace_nbytes(traits, types, call, dtype=settings.activations),
     )
 
 

@@ -132,3 +132,13 @@ def test_figures_are_those_of_the_cache_that_is_made(file: str) -> None:
     assert isinstance(figures.workspace, int)
     assert figures.workspace > 0
     model.close()
+
+
+def test_activations_are_what_matrix_units_take() -> None:
+    for given, wanted in (
+        ({"device": "CPU"}, ("float32", "f16")), ({"device": "NV:1"}, ("bfloat16", "bf16")),
+        ({"device": "NV", "dtype": "float32"}, ("float32", "f16")),
+        ({"device": "CUDA", "cache": "q8_0"}, ("bfloat16", "q8_0")),
+    ):
+        settings = EngineSettings(**given)
+        assert (settings.activations, settings.cache_type) == wanted
