@@ -11,7 +11,7 @@ elements need be.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
@@ -189,27 +189,34 @@ def _sorted_outputs(
 
 # --- parts of arrays ------------------------------------------------------------------------------
 
-def changed_part(kernel: Node, old: int) -> Node | None:
-    """The OUT of those elements alone that a kernel does not take from the array in slot `old`.
+def changed_part(kernel: Node, olds: Sequence[int]) -> tuple[Node, ...] | None:
+    """The OUTs of those elements alone that a kernel does not take from the arrays it writes over.
 
-    None where they are no block of known size along the kernel's axes, or where others of that
-    array are read as well.
+    olds: for the array that it writes in each slot, the slot of the one that lies there. None
+    where the elements are not one block of known size along the kernel's axes, the same for all
+    outputs, or where others of those arrays are read as well.
     """
-    if len(kernel.src) != 1 or kernel.src[0].arg != Out():
-        return None
-    target, value, *places = kernel.src[0].src
-    if value.op is not Ops.WHERE or not _is_read_in_place(value.src[2], old, target, places):
-        return None
-    condition, new, _ = value.src
-    found = _block(condition, places)
-    if found is None:
-        return None
-    holds = dict.fromkeys((condition, *index.conjuncts(condition)), _TRUE)
-    new = substitute(substitute(new, holds), found)
-    if any(node.op is Ops.PARAM and node.arg.slot == old for node in toposort(new)):
-        return None
-    moved = [substitute(place, found) for place in places]
-    return Node(Ops.OUT, dtypes.token, (target, new, *moved), Out())
+    block: Mapping[Node, Node] | None = None
+    outs: list[Node] = []
+    for out in kernel.src:
+        target, value, *places = out.src
+        old = olds[target.arg.slot]
+        if out.arg != Out() or value.op is not Ops.WHERE or not _is_read_in_place(
+            value.src[2], old, target, places
+        ):  # fmt: skip
+            return None
+        condition, new, _ = value.src
+        found = _block(condition, places)
+        if found is None or (block is not None and found != block):
+            return None
+        block = found
+        holds = dict.fromkeys((condition, *index.conjuncts(condition)), _TRUE)
+        new = substitute(substitute(new, holds), found)
+        if any(node.op is Ops.PARAM and node.arg.slot in olds for node in toposort(new)):
+            return None
+        moved = [substitute(place, found) for place in places]
+        outs.append(Node(Ops.OUT, dtypes.token, (target, new, *moved), Out()))
+    return tuple(outs)
 
 
 def _is_read_in_place(value: Node, old: int, target: Node, places: list[Node]) -> bool:

@@ -119,15 +119,19 @@ def _final_step(
 def _part(
     step: Step, donated: Mapping[Node, Node], buffers: tuple[int, ...]
 ) -> tuple[Node, tuple[int, ...]] | None:
-    """The kernel that writes what changes alone, over an argument, and its buffers."""
-    param = donated.get(step.written[0])
-    if param is None or len(step.written) != 1 or param not in step.read:
+    """The kernel that writes what changes alone, over arguments, and its buffers."""
+    first = len(step.written)
+    olds: list[int] = []
+    for value in step.written:
+        param = donated.get(value)
+        if param is None or param not in step.read:
+            return None
+        olds.append(first + step.read.index(param))
+    outs = changed_part(step.kernel, olds)
+    if outs is None:
         return None
-    out = changed_part(step.kernel, 1 + step.read.index(param))
-    if out is None:
-        return None
-    kernel, slots = kernel_of((out,), 1)
-    return kernel, (buffers[0], *[buffers[slot] for slot in slots])
+    kernel, slots = kernel_of(outs, first)
+    return kernel, (*buffers[:first], *[buffers[slot] for slot in slots])
 
 
 def _made_from(step: Step, origins: Mapping[Node, Node]) -> tuple[Node, ...]:

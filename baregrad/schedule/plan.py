@@ -34,7 +34,7 @@ class Launch(NamedTuple):
 
     writes: positions in `buffers` that the kernel writes. origins: tensor nodes it computes, if
     they were asked for. part: kernel and buffers of what writes only the elements that change, for
-    an array that lies where the old one does.
+    arrays that lie where the old ones do.
     """
 
     kernel: Node
@@ -99,7 +99,8 @@ class Plan:
                 if _copies_itself(step, moved):
                     continue
                 # What it reads may have moved alone.
-                if step.part is not None and step.buffers[0] in place:
+                over = all(step.buffers[one] in place for one in step.writes)
+                if step.part is not None and over:
                     kernel, places = step.part
                     step = step._replace(kernel=kernel, part=None)
                     moved = tuple([place.get(one, one) for one in places])

@@ -165,11 +165,11 @@ def assigned(condition: Condition, read: Callable[..., Node] | None = None) -> N
 )
 def test_what_changes_is_computed_alone(condition: Condition, count: int, place: int) -> None:
     whole = assigned(condition)
-    out = changed_part(whole, 2)
-    assert out is not None
-    axes = frozenset().union(*[child.ranges for child in out.src[1:]])
+    outs = changed_part(whole, [2])
+    assert outs is not None
+    axes = frozenset().union(*[child.ranges for child in outs[0].src[1:]])
     assert prod(extent_of(axis) for axis in axes) == count
-    part = kernel((out,))
+    part = kernel(outs)
     rng = np.random.default_rng(place)
     new, old = (rng.standard_normal(SHAPE).astype(np.float32) for _ in range(2))
     wanted, found = np.zeros(SHAPE, np.float32), old.copy()
@@ -197,7 +197,7 @@ def test_what_changes_is_computed_alone(condition: Condition, count: int, place:
     ],
 )
 def test_what_is_no_block_is_computed_whole(condition: Condition) -> None:
-    assert changed_part(assigned(condition), 2) is None
+    assert changed_part(assigned(condition), [2]) is None
 
 
 def test_others_of_the_array_that_are_read_are_not_overwritten() -> None:
@@ -207,6 +207,42 @@ def test_others_of_the_array_that_are_read_are_not_overwritten() -> None:
     def condition(i: Node, j: Node, k: Node) -> Node:
         return within(j, 3, 4)
 
-    assert changed_part(assigned(condition, beside), 2) is None
+    assert changed_part(assigned(condition, beside), [2]) is None
     # Nor is what is kept, where it is of an array that stays.
-    assert changed_part(assigned(condition), 1) is None
+    assert changed_part(assigned(condition), [1]) is None
+
+
+def two_assigned(first: Condition, second: Condition, other: int = 3) -> Node:
+    """A kernel that changes parts of the arrays 4 and 5 by arrays 2 and `other`."""
+    axes = tuple(range_node(extent, number) for number, extent in enumerate(SHAPE))
+    outs = []
+    for slot, condition, new in ((0, first, 2), (1, second, other)):
+        target, fresh, old = (
+            Node(Ops.PARAM, F32, (), Param(each, SHAPE)) for each in (slot, new, 4 + slot)
+        )
+        where = condition(*axes)
+        value = guarded(where, Node(Ops.INDEX, F32, (fresh, *axes)))
+        chosen = alu(Ops.WHERE, where, value, Node(Ops.INDEX, F32, (old, *axes)))
+        outs.append(Node(Ops.OUT, dtypes.token, (target, chosen, *axes), Out()))
+    return kernel(tuple(outs))
+
+
+def test_the_same_part_of_two_arrays_is_computed_alone() -> None:
+    def row(i: Node, j: Node, k: Node) -> Node:
+        return within(j, P, index.add(P, 1))
+
+    whole = two_assigned(row, row)
+    outs = changed_part(whole, [4, 5])
+    assert outs is not None
+    rng = np.random.default_rng(0)
+    arrays = {slot: rng.standard_normal(SHAPE).astype(np.float32) for slot in range(2, 6)}
+    wanted = {0: np.zeros_like(arrays[4]), 1: np.zeros_like(arrays[4])}
+    found = {0: arrays[4].copy(), 1: arrays[5].copy()}
+    evaluate_kernel(whole, {**wanted, **arrays}, {"p": 9})
+    evaluate_kernel(kernel(outs), {**found, 2: arrays[2], 3: arrays[3]}, {"p": 9})
+    for slot in range(2):
+        np.testing.assert_array_equal(found[slot], wanted[slot])
+        assert (found[slot] != arrays[4 + slot]).sum() == 6 * 4
+    # Other parts; what is written over is read by the other output.
+    assert changed_part(two_assigned(row, lambda i, j, k: within(j, 3, 4)), [4, 5]) is None
+    assert changed_part(two_assigned(row, row, other=4), [4, 5]) is None
