@@ -88,3 +88,14 @@ def _with_crossed_reads(out: Node) -> Node:
         return out
     guarded = Node(Ops.GUARD, guarded.dtype, (condition, found))
     return out.replace(src=(array, guarded, *places))
+
+
+def covered_by_guards(order: list[Node]) -> set[Node]:
+    """The nodes of a kernel, or of a value, that are read below guards alone; sources first."""
+    if not order[-1].mask & Ops.GUARD.bit:
+        return set()
+    free = {order[-1]}
+    for node in reversed(order):
+        if node in free:
+            free.update(node.src[:1] if node.op is Ops.GUARD else node.src)
+    return set(order) - free

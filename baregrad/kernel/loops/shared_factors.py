@@ -13,14 +13,15 @@ from baregrad.ir.core.attrs import StageInfo
 from baregrad.ir.core.node import Node, extent_of, range_node, rebuild, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
-from baregrad.kernel.facts.analysis import COSTLY_OPS, by_id, in_bounds, is_read, op_flops
+from baregrad.kernel.facts.analysis import EXPENSIVE, by_id, in_bounds, is_read, op_flops
+from baregrad.kernel.loops.guards import covered_by_guards
 
 # Operations of an element from which on keeping it pays.
 LEAST_WORK = 5
 # Elements of a row that the second cache holds beside what is read.
 MOST_ELEMENTS = 1 << 16
 LEAST_ELEMENTS = 32
-_CLOSED = Ops.REDUCE.bit | Ops.STAGE.bit | Ops.SCAN.bit | Ops.GUARD.bit | COSTLY_OPS
+_CLOSED = Ops.REDUCE.bit | Ops.STAGE.bit | Ops.SCAN.bit
 
 
 def share_factors(kernel: Node) -> Node:
@@ -59,8 +60,10 @@ def dear_factor(total: Node) -> Node | None:
         if not rows or not factor.ranges >= set(own) or factor.mask & _CLOSED:
             continue
         order = toposort(factor)
-        if sum(map(op_flops, order)) >= LEAST_WORK and all(
-            in_bounds(node) for node in order if is_read(node)
-        ):
-            return factor
+        # What is kept is computed ahead of its readers, where guards around them do not cover it.
+        covered = covered_by_guards(order)
+        is_safe = all(in_bounds(node) or node in covered for node in order if is_read(node))
+        if is_safe and not any(node.op in EXPENSIVE for node in order):
+            if sum(map(op_flops, order)) >= LEAST_WORK:
+                return factor
     return None

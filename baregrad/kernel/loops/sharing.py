@@ -15,7 +15,7 @@ from baregrad.ir.core.node import Node, extent_of, range_node, rebuild, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.analysis import EXPENSIVE, EXPENSIVE_OPS, by_id, in_bounds, is_read
-from baregrad.kernel.loops.guards import guard_crossed_reads, push_guards
+from baregrad.kernel.loops.guards import covered_by_guards, guard_crossed_reads, push_guards
 from baregrad.kernel.loops.held_rows import hold_rows
 from baregrad.kernel.loops.shared_factors import share_factors
 from baregrad.kernel.loops.written_sums import write_sums
@@ -70,7 +70,7 @@ def share_values(kernel: Node) -> Node:
             if len(own) > 1:
                 paired.update(own)
     # What is staged is computed ahead of its readers, where their guards do not cover it.
-    covered = _covered(order)
+    covered = covered_by_guards(order)
     taken: set[Node] = set()
     replaced: dict[Node, Node] = {}
     first = 1 + max(node.arg.id for node in order if node.op is Ops.RANGE)
@@ -91,17 +91,6 @@ def share_values(kernel: Node) -> Node:
     if not replaced:
         return kernel
     return rebuild(kernel, lambda node: None, memo=dict(replaced))
-
-
-def _covered(order: list[Node]) -> set[Node]:
-    """The nodes of a kernel that are read below guards alone."""
-    if not order[-1].mask & Ops.GUARD.bit:
-        return set()
-    free = {order[-1]}
-    for node in reversed(order):
-        if node in free:
-            free.update(node.src[:1] if node.op is Ops.GUARD else node.src)
-    return set(order) - free
 
 
 def _reads_within(value: Node) -> bool:

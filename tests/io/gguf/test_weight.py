@@ -7,7 +7,12 @@ import pytest
 
 from baregrad import Tensor, bind, dtypes, jit, variable
 from baregrad.base.errors import ShapeError
+from baregrad.base.options import options
+from baregrad.engine.session import Session, use_session
 from baregrad.io.gguf import GgmlType, PackedWeight, by_name
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.loops.sharing import prepare
 from tests.io.gguf.packed import PACKED, random_rows, reference
 
 
@@ -88,3 +93,20 @@ def test_a_row_is_the_same_whatever_the_number_of_rows(name: str, most: int) -> 
     assert (np.abs(whole - x @ dense.T) <= 1e-6 * bound).all()
     for rows in (1, 2, 3, most - 3):
         assert np.array_equal(product(Tensor(x), bind(count, rows)).numpy(), whole[:rows])
+
+
+@pytest.mark.parametrize("row", PACKED, ids=str)
+def test_many_rows_share_a_row_of_numbers_that_is_kept(row: GgmlType) -> None:
+    """In scratch memory: one kernel reads the bytes, and no array of numbers is stored."""
+    width = max(row.block, 128)
+    packed = random_rows(row, 24, width)
+    kernels: list[Node] = []
+    with use_session(Session()) as session, options.override(device="NULL"):
+        product = weight_of(row, packed, width).linear(Tensor(np.ones((40, width), np.float32)))
+        session.watching.observers.append(
+            lambda run: kernels.extend(one.kernel for one in run.executable.plan.steps)
+        )
+        product.realize()
+        session.close()
+    (kernel,) = kernels
+    assert prepare(kernel).has(Ops.STAGE)
