@@ -381,8 +381,10 @@ class Array:
 
     def realize(self, *others: Array) -> Self:
         """Compute the value now, together with those of `others`; return this tensor."""
-        everything: tuple[Array, ...] = (self, *others)
-        realize_storages(tensor._storage for tensor in everything)
+        if others:
+            realize_storages([self._storage, *(tensor._storage for tensor in others)])
+        else:
+            realize_storages((self._storage,))
         return self
 
     def _ref(self) -> BufferRef:

@@ -86,11 +86,6 @@ class Template:
         self.results = results
         self.written_out = 0
 
-    @property
-    def is_worth_it(self) -> bool:
-        """Whether its calls are computed by key now and then."""
-        return self.written_out <= MOST_WRITTEN_OUT
-
     def run(self, values: Sequence[tuple[Node, tuple[Step, ...]]]) -> tuple[Node, ...]:
         """The nodes of the results where the operands are nodes, each seen through steps."""
         raise NotImplementedError

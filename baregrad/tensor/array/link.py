@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -92,4 +92,4 @@ class SessionLike(Protocol):
 
 def session() -> SessionLike:
     """The session in force."""
-    return cast(SessionLike, current_session())
+    return current_session()

@@ -18,6 +18,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import MOVEMENT, Ops, mask_of
 from baregrad.tensor.array.core import Array, Storage
 from baregrad.tensor.array.deferred import (
+    MOST_WRITTEN_OUT,
     CallTemplate,
     DeferredCall,
     DeferredValue,
@@ -55,7 +56,7 @@ def put_off(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     known = owner.templates.get(kind := tuple(key))
     if known is None:
         return _learn(owner, kind, function, args, kwargs, operands)
-    if known is _NOTHING or not known.is_worth_it or options.debug:
+    if known is _NOTHING or known.written_out > MOST_WRITTEN_OUT or options.debug:
         return function(*args, **kwargs)
     form = known.only
     if form is None:

@@ -17,6 +17,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.core import Storage
 from baregrad.tensor.array.deferred import (
+    MOST_WRITTEN_OUT,
     Asked,
     DeferredCall,
     DeferredValue,
@@ -101,7 +102,7 @@ def put_off_gradients(x: Tensor, gradient: Tensor | None) -> bool:
     key = (GradientTemplate, asked.key, marks, start)
     template: Any = owner.templates.get(key)
     if template is not None:
-        if not template.is_worth_it:
+        if template.written_out > MOST_WRITTEN_OUT:
             return False
         call = DeferredCall(template, operands)
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -602,6 +603,45 @@ def test_devices_that_compile_nothing_compute_graphs() -> None:
         for _ in range(3):
             array = drawn(4)
             np.testing.assert_allclose(held(array).exp().numpy(), np.exp(array), rtol=1e-6)
+
+
+def test_gpus_run_known_calls_by_their_keys(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with options.override(device="NV", nv_port="virtual"):
+        for turn in range(3):
+            array = drawn(4, 6)
+            x = held(array).requires_grad_()
+            with Work(session, monkeypatch) as work:
+                loss = (x.softmax(-1).T[1:] * 2).square().sum()
+                loss.backward()
+                loss.realize()
+            t = torch.from_numpy(array).requires_grad_()
+            wanted = (torch.softmax(t, -1).T[1:] * 2).square().sum()
+            wanted.backward()
+            assert x.grad is not None and t.grad is not None
+            assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
+            np.testing.assert_allclose(x.grad.numpy(), t.grad.numpy(), rtol=1e-4, atol=1e-6)
+            if turn:
+                assert (work.nodes, work.graphs) == (2, 0)
+
+
+@pytest.mark.filterwarnings("ignore:the file of schedules")
+def test_options_that_plans_depend_on_are_part_of_a_key(
+    session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def graphs() -> int:
+        with Work(session, monkeypatch) as work:
+            x.exp().realize()
+        return work.graphs
+
+    x = held(drawn(4))
+    assert [graphs(), graphs()] == [1, 0]
+    with options.override(beam_file=tmp_path / "schedules"):
+        assert [graphs(), graphs()] == [1, 0]
+    assert graphs() == 0
+    with options.override(beam_file=tmp_path / "schedules"):
+        assert graphs() == 0
 
 
 def test_other_sessions_know_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
