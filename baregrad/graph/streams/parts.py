@@ -31,8 +31,9 @@ from baregrad.ir.core.op import Ops
 F32 = dtypes.float32
 # Rows that one warp takes at once; of more, blocks of rows keep a machine busy.
 FEW_ROWS = 16
-# Keys of a part: what passes a block at once, or several times that, so that parts are not many.
-TILE, MOST_PARTS = 64, 32
+# Keys that pass a block at once; those of a part, at least: of fewer, what is stored for each part
+# would count beside the keys that are read; and how many parts there are at most.
+TILE, LEAST, MOST_PARTS = 64, 128, 32
 
 
 class KeyParts(NamedTuple):
@@ -50,10 +51,10 @@ class KeyParts(NamedTuple):
 def parts_of(rows: Dim, keys: Dim) -> KeyParts | None:
     """How the keys of some rows are shared out; None where one block takes them all."""
     most = index.upper(keys)
-    if index.upper(rows) > FEW_ROWS or most <= TILE:
+    if index.upper(rows) > FEW_ROWS or most <= LEAST:
         return None
     tiles = -(-most // TILE)
-    length = -(-tiles // MOST_PARTS) * TILE
+    length = max(-(-tiles // MOST_PARTS) * TILE, LEAST)
     return KeyParts(-(-most // length), length)
 
 
