@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from baregrad.base.options import options
 from baregrad.base.progress import ProgressBar
 from baregrad.base.tracing import span
 from baregrad.engine.canonical import Canonical
@@ -261,6 +262,23 @@ class KeyedPrograms:
 
     def __init__(self) -> None:
         self._programs: OrderedDict[Any, KeyedProgram] = OrderedDict()
+        # Each setting that plans of a device depended on has a number; those of the options that
+        # were in force last by device.
+        self._settings: dict[Any, int] = {}
+        self._last: tuple[Any, dict[str, int]] = (None, {})
+
+    def setting(self, device: str, backend: Callable[[str], Any]) -> int:
+        """The number of a device with the options that its plans depend on, a part of keys."""
+        values = options.values()
+        last, numbers = self._last
+        if values is not last:
+            numbers = {}
+            self._last = values, numbers
+        found = numbers.get(device)
+        if found is None:
+            setting = (device, backend(device).setting())
+            found = numbers[device] = self._settings.setdefault(setting, len(self._settings))
+        return found
 
     def get(self, key: Any) -> KeyedProgram | None:
         """The program of a key, None where it is new."""

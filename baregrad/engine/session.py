@@ -67,10 +67,6 @@ class Session:
         self._plans: OrderedDict[Any, Any] = OrderedDict()
         self._general = GeneralPrograms()
         self._keyed = KeyedPrograms()
-        # Each setting of options that plans of a device depended on has a number, those of the
-        # options that were in force last by device.
-        self._settings: dict[Any, int] = {}
-        self._options: tuple[Any, dict[str, int]] = (None, {})
         self.templates: dict[Any, Any] = {}
         self.forms: dict[Any, Any] = {}
         self.watching = Watching()
@@ -211,7 +207,7 @@ class Session:
         try:
             with self.lock:
                 self.watching.touched += 1
-                whole = (key, self._setting_of(device))
+                whole = (key, self._keyed.setting(device, self.backend))
                 found = self._keyed.get(whole)
                 if found is None:
                     backend = self.backend(device)
@@ -223,19 +219,6 @@ class Session:
             if getattr(error, "at", None) is None:
                 error.at = str(user_frame())
             raise
-
-    def _setting_of(self, device: str) -> int:
-        """The number of a device with the options that its plans depend on."""
-        values = options.values()
-        last, numbers = self._options
-        if values is not last:
-            numbers = {}
-            self._options = values, numbers
-        found = numbers.get(device)
-        if found is None:
-            setting = (device, self.backend(device).setting())
-            found = numbers[device] = self._settings.setdefault(setting, len(self._settings))
-        return found
 
     def _keyed_program(
         self,
