@@ -257,7 +257,7 @@ def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
         return "a reduction beside a contraction"
     everything = points_of(outer)
     if free >= outer:
-        if everything < ROWS and work > LONG_WORK and not fusion.gpu:
+        if free > outer and everything < ROWS and work > LONG_WORK and not fusion.gpu:
             return f"folded further on, {everything:.0f} rows of it would run in parallel"
         return ""
     rows = _rows(request, free, outer)
