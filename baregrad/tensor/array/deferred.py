@@ -293,11 +293,13 @@ class Asked:
         return True
 
     def _leaf(self, value: Node | DeferredValue, ref: BufferRef) -> int:
-        """The place of a value that is read where it lies."""
-        place = self._places.get(value)
+        """The place of a value that is read where it lies; what lies in one array is one leaf."""
+        places = self._places
+        place = places.get(value)
         if place is None:
-            place = self._places[value] = ~len(self.leaves)
-            self.leaves.append(ref)
+            place = places[value] = places.setdefault(ref, ~len(self.leaves))
+            if place == ~len(self.leaves):
+                self.leaves.append(ref)
         return place
 
     def write_out(self) -> list[Node]:

@@ -64,6 +64,17 @@ def test_a_view_that_is_known_makes_no_nodes(
             assert (work.nodes, work.graphs, work.submits) == (1, 0, 1)
 
 
+def test_one_array_read_twice_is_told_from_two() -> None:
+    """A value that was computed in between is read as itself here, as an array there."""
+    for turn in range(4):
+        x, z = drawn(3, 4), drawn(3, 4)
+        y = held(x).exp()
+        u = y.sin()
+        y.realize()
+        other, wanted = (y, np.exp(x)) if turn < 2 else (held(z), z)
+        np.testing.assert_allclose((u + other).numpy(), np.sin(np.exp(x)) + wanted, rtol=1e-5)
+
+
 def test_gradients_go_through_views_that_are_known() -> None:
     for _ in range(4):
         array = drawn(5, 8)
