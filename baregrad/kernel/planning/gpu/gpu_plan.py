@@ -220,8 +220,11 @@ class GpuPlan:
     def whole_lanes(self, lanes: int, inner: Node) -> int:
         """As many of `lanes` neighbours along an axis as one access of the widest array has.
 
-        With two such accesses a thread leaves the half of each sector for the second one.
+        With two such accesses a thread leaves the half of each sector for the second one. Of what
+        is moved often: a sum's results are few.
         """
         moved = [access for access in self.facts.accesses if access.stride(inner) == 1]
-        widest = max([itemsize(access.array.dtype) for access in moved], default=1)
+        points = {access: iterations(access.axes) for access in moved}
+        often = [access for access in moved if 2 * points[access] >= max(points.values())]
+        widest = max([itemsize(access.array.dtype) for access in often], default=1)
         return min(lanes, max(self.target.load_bytes // widest, 1))

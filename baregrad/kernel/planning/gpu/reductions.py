@@ -151,8 +151,8 @@ def _plan_columns(
         plan.spread(rows, BLOCK, wide)
     else:
         plan.grid([axis for axis in ordered if axis not in inner])
-        most = plan.warp if warps > 1 else BLOCK
-        across = [("thread", min(most, next_power_of_two(width // lanes)))]
+        block = plan.warp if warps > 1 else BLOCK
+        across = [("thread", min(block, next_power_of_two(width // lanes)))]
         plan.parts(inner, [*across, ("vector", lanes)] if lanes > 1 else across, "grid")
     for reduction in plan.facts.reductions:
         own = [axis for axis in reduction.own if extent_of(axis) != 1]

@@ -149,11 +149,14 @@ def carve_out_code(kib: int) -> int:
     return kib // 4 + 1
 
 
-def choose_shared_config(nbytes: int, sizes_kib: tuple[int, ...], blocks: int = 1) -> SharedConfig:
+def choose_shared_config(
+    nbytes: int, sizes_kib: tuple[int, ...], blocks: int = 1, fills: bool = False
+) -> SharedConfig:
     """Return the set-up for `blocks` blocks of `nbytes` at once, of the chip's `sizes_kib`.
 
-    The least is what one block needs; the target is what all need, or the most there is. Raises
-    ArgumentError where one block has no room.
+    The target is what all need, or the most there is; the least is what one block needs, or where a
+    launch `fills` all multiprocessors the target: one that is set up for fewer blocks would stay
+    so for all of the launch. Raises ArgumentError where one block has no room.
     """
     sizes = sorted(sizes_kib)
     fitting = [size for size in sizes if size * 1024 >= nbytes]
@@ -164,7 +167,8 @@ def choose_shared_config(nbytes: int, sizes_kib: tuple[int, ...], blocks: int = 
             wanted=f"at most {sizes[-1] * 1024}",
         )
     wished = [size for size in fitting if size * 1024 >= nbytes * blocks]
-    return SharedConfig(fitting[0], sizes[-1], (wished or fitting[-1:])[0])
+    target = (wished or fitting[-1:])[0]
+    return SharedConfig(target if fills else fitting[0], sizes[-1], target)
 
 
 def encode(launch: GridLaunch, layout: DescriptorLayout) -> bytearray:

@@ -203,6 +203,7 @@ class GpuKernel:
         capability = self.module.cubin.capability
         shared = facts.shared_total(shape.shared_nbytes, reserved, self._row.counts_reserved)
         code = self.module.cubin.sections[facts.code]
+        resident = self._resident(shape.block)
         launch = GridLaunch(
             program_address=self.module.image.entry(facts),
             grid=shape.grid,
@@ -210,7 +211,8 @@ class GpuKernel:
             register_count=facts.register_count,
             shared_nbytes=shared,
             shared_config=choose_shared_config(
-                shared, self._row.shared_sizes_kib, self._resident(shape.block)
+                shared, self._row.shared_sizes_kib, resident,
+                fills=prod(shape.grid) >= resident * gpu.counts.units,
             ),
             instruction_set=capability // 10 << 4 | capability % 10,
             banks=(Bank(0, 0, len(bank)), *self._banks()),

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from baregrad import render
+from baregrad.dtypes import dtypes
 from baregrad.engine.compiler import Compiler
 from baregrad.graph import canonicalise
 from baregrad.ir.core import index
@@ -50,6 +51,18 @@ def test_the_last_round_of_a_sum_is_mostly_full(size: int) -> None:
     rounds = -(-size // width)
     assert -(-rounds // steps) * steps == rounds
     assert steps > 1 or rounds % 2
+
+
+def test_columns_of_narrow_inputs_have_wide_accesses_whatever_they_sum_to() -> None:
+    """Results are few: that they are wider narrows no access to what is summed."""
+    x = param(1, 16384, 8192, dtype=dtypes.bfloat16)
+    value = x.cast(dtypes.float32).reshape(64, 256, 8192).sum(1)
+    (kernel,) = make_plan(canonicalise(sink(value), target=HOPPER), target=HOPPER).kernels
+    steps = choose_schedule(kernel, HOPPER).steps
+    parts = dict(p for step in steps if isinstance(step, Split) for p in step.parts)
+    sizes = {s.unit: parts[s.axis] for s in steps if isinstance(s, Bind) and s.axis in parts}
+    assert sizes["vector"] == 8
+    assert sizes["unroll"] > 1
 
 
 def shared(kernel: Node) -> list[Any]:
