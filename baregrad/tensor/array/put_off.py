@@ -28,7 +28,7 @@ from baregrad.tensor.array.deferred import (
 )
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.array.link import SessionLike, session
-from baregrad.tensor.array.views import Step
+from baregrad.tensor.array.views import Step, is_symbolic
 
 TEMPLATES_KEPT = 4096
 _BUFFER = Ops.BUFFER
@@ -167,6 +167,8 @@ def _describe_operand(value: Array, key: list[Any], operands: Operands) -> bool:
             if value._value().mask & _VAR:
                 return False
         key += [step if step[0] is not _DETACH else _mark(step[1]) for step in steps]
+        if storage.settled:
+            steps = value._present_steps()
     key.append(len(steps))
     operands.append((held, steps))
     return True
@@ -271,6 +273,9 @@ def _how_shown(
             return None
         source = fresh[storage] = len(fresh)
     if any(op is _DETACH and mark is not None for op, mark in steps):
+        return None
+    if is_symbolic(tensor._steps):
+        # What it shows is of a known extent as long as the storage is settled.
         return None
     return Shown(kind, source, steps, (tensor.shape, tensor.dtype) if tensor._steps else None)
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from baregrad import bind, variable
 from baregrad.base.errors import GradientError, ShapeError
 from baregrad.engine.session import Session
 from baregrad.tensor import Tensor
@@ -73,6 +74,20 @@ def test_one_array_read_twice_is_told_from_two() -> None:
         y.realize()
         other, wanted = (y, np.exp(x)) if turn < 2 else (held(z), z)
         np.testing.assert_allclose((u + other).numpy(), np.sin(np.exp(x)) + wanted, rtol=1e-5)
+
+
+def test_a_view_of_a_symbolic_extent_is_of_a_known_one_once_it_is_computed() -> None:
+    most, rows = variable("most", 1, 8), variable("rows", 1, 8)
+    for count in (2, 2, 3, 2):
+        array = drawn(8, 4)
+        y = held(array)[: bind(most, 5)] * 1
+        shown = y[: bind(rows, count)]
+        y.realize()
+        part = shown[1:]
+        made = (shown + 1) + np.ones((count, 4), np.float32)
+        np.testing.assert_allclose(made.numpy(), array[:count] + 2, rtol=1e-6)
+        y += 1
+        np.testing.assert_allclose((part * 1).numpy(), array[1:count] + 1, rtol=1e-6)
 
 
 def test_gradients_go_through_views_that_are_known() -> None:
