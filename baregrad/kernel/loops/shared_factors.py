@@ -64,6 +64,16 @@ def dear_factor(total: Node) -> Node | None:
         covered = covered_by_guards(order)
         is_safe = all(in_bounds(node) or node in covered for node in order if is_read(node))
         if is_safe and not any(node.op in EXPENSIVE for node in order):
-            if sum(map(op_flops, order)) >= LEAST_WORK:
+            if _work(factor) >= LEAST_WORK:
                 return factor
     return None
+
+
+def _work(factor: Node) -> int:
+    """Operations of a value, less those that say whether it is read: they stay at a kept one."""
+    found, pending = {factor}, [factor]
+    for node in pending:
+        below = node.src[1:] if node.op is Ops.GUARD else node.src
+        pending.extend([child for child in dict.fromkeys(below) if child not in found])
+        found.update(below)
+    return sum([op_flops(node) for node in found])
