@@ -255,21 +255,21 @@ def _how_shown(
     if not isinstance(tensor, Array):
         return None
     kind, storage, steps = tensor.__class__, tensor._storage, tensor._steps
-    for number, one in enumerate(given):
-        if tensor is one:
-            return Shown(kind, ~number, None, None)
+    viewed = [number for number, one in enumerate(given) if one._storage is storage]
+    if len(viewed) > 1:
+        # Keys do not tell operands that are one from such as look alike: of which is it a view?
+        return None
+    if viewed and given[viewed[0]] is tensor:
+        return Shown(kind, ~viewed[0], None, None)
     if tensor._value().mask & (_VAR | Ops.COPY.bit):
         return None
-    source: int | None = None
-    for number, one in enumerate(given):
-        if one._storage is storage:
-            before = len(one._steps)
-            if source is None and steps[:before] == one._steps:
-                source, steps = ~number, steps[before:]
-    if source is None:
-        if any(one._storage is storage for one in given) or storage.known is not None:
+    if viewed:
+        before = given[viewed[0]]._steps
+        if steps[: len(before)] != before:
             return None
-        if storage.node.op is _BUFFER or storage in fresh:
+        source, steps = ~viewed[0], steps[len(before) :]
+    else:
+        if storage.known is not None or storage.node.op is _BUFFER or storage in fresh:
             return None
         source = fresh[storage] = len(fresh)
     if any(op is _DETACH and mark is not None for op, mark in steps):

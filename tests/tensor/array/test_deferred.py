@@ -90,6 +90,17 @@ def test_a_view_of_a_symbolic_extent_is_of_a_known_one_once_it_is_computed() -> 
         np.testing.assert_allclose((part * 1).numpy(), array[1:count] + 1, rtol=1e-6)
 
 
+def test_views_of_one_operand_given_twice_are_told_from_those_of_two() -> None:
+    for turn in range(4):
+        x, y = drawn(4), drawn(4)
+        rows = held(x)
+        columns = rows if turn < 2 else held(y)
+        found = rows.meshgrid(columns)
+        wanted = np.meshgrid(x, x if turn < 2 else y, indexing="ij")
+        for one, other in zip(found, wanted, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other)
+
+
 def test_gradients_go_through_views_that_are_known() -> None:
     for _ in range(4):
         array = drawn(5, 8)
