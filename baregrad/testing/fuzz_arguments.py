@@ -94,7 +94,9 @@ def _judged(error: Exception) -> str | None:
     if not inside:
         drawn = frames[-1][0].f_code.co_filename.startswith(PACKAGE)
         return f"the drawing fails: {_line(error)}" if drawn and len(frames) > 2 else None
-    passed_on = last.f_code.co_flags & inspect.CO_VARARGS
+    # Who passes on what it was given has it as a tuple and a dictionary.
+    given = last.f_code.co_varnames[: last.f_code.co_argcount]
+    passed_on = last.f_code.co_flags & inspect.CO_VARARGS or {"args", "kwargs"} <= set(given)
     if isinstance(error, TypeError) and passed_on and _COUNTED.search(str(error)):
         return None
     where = inside[-1].f_code
