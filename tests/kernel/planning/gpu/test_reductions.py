@@ -65,6 +65,17 @@ def test_columns_of_narrow_inputs_have_wide_accesses_whatever_they_sum_to() -> N
     assert sizes["unroll"] > 1
 
 
+@pytest.mark.parametrize("length", [5, 9, 12, 17, 20, 23, 24])
+def test_a_lone_short_row_is_summed_in_the_order_of_many(length: int) -> None:
+    def units(rows: int) -> list[Any]:
+        total = param(0, rows, length).sum(1)
+        (kernel,) = make_plan(canonicalise(sink(total), target=HOPPER), target=HOPPER).kernels
+        steps = choose_schedule(kernel, HOPPER).steps
+        return [step.unit for step in steps if isinstance(step, Bind) and step.axis[0] == "r"]
+
+    assert units(1) == units(16)
+
+
 def shared(kernel: Node) -> list[Any]:
     """How the reduced axis is shared out: its splits and what their parts lie along."""
     steps = choose_schedule(kernel, HOPPER).steps
