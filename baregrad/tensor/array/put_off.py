@@ -4,7 +4,8 @@ The description is all that the operation's Python can see without looking at nu
 function, whether gradients are recorded, dtype, shape, device, gradient wish and view of each
 operand, what is known of its numbers, and every other argument with its type. What is not described
 so (a lazy graph, a symbolic extent, an array of NumPy) makes the call an ordinary one, as do
-watchers.
+watchers. Two things that the operation may compare, as an operand with an operand or an array with
+an array, are two things in a key as well.
 """
 
 from __future__ import annotations
