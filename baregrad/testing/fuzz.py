@@ -11,7 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -72,10 +72,12 @@ def fuzz(
     stop_at: int | None = None,
     kind: str | None = None,
     processes: int = 1,
+    told: Callable[[FuzzFinding], None] | None = None,
 ) -> list[FuzzFinding]:
     """Check the programs of seeds from `seed` on, in sessions of a few hundred; what differs.
 
     Stops early after `minutes`, or at `stop_at` findings. Compiled kernels are not kept on disk.
+    `told` gets each finding at once, so that whoever is stopped has those until then.
     """
     end = None if minutes is None else time.monotonic() + 60 * minutes
     chunks = [
@@ -94,6 +96,8 @@ def fuzz(
         for _, finding in checked:
             if finding is not None:
                 found.append(finding)
+                if told is not None:
+                    told(finding)
                 if stop_at is not None and len(found) >= stop_at:
                     break
             bar.advance(note=f"{len(found)} different" if found else None)
@@ -139,16 +143,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=1, help="how many processes share them")
     chosen = parser.parse_args(arguments)
     start = time.monotonic()
-    with options.override(device=chosen.device):
-        found = fuzz(
-            chosen.programs, chosen.seed, chosen.minutes, chosen.stop_at, chosen.kind,
-            chosen.processes,
-        )  # fmt: skip
-    for finding in found:
-        print(finding.script)
+
+    def told(finding: FuzzFinding) -> None:
+        print(finding.script, flush=True)
         if chosen.save is not None:
             chosen.save.mkdir(parents=True, exist_ok=True)
             (chosen.save / f"seed_{finding.seed}.py").write_text(finding.script)
+
+    with options.override(device=chosen.device):
+        found = fuzz(
+            chosen.programs, chosen.seed, chosen.minutes, chosen.stop_at, chosen.kind,
+            chosen.processes, told,
+        )  # fmt: skip
     elapsed = time.monotonic() - start
     asked = f"{chosen.programs} programs from seed {chosen.seed}"
     if chosen.minutes is not None and elapsed >= 60 * chosen.minutes:

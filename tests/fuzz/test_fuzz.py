@@ -15,11 +15,12 @@ from baregrad.kernel import choose_schedule
 from baregrad.kernel.language.schedule import Bind
 from baregrad.target.cpu import CPU_ROWS
 from baregrad.testing import fuzz_compare
-from baregrad.testing.fuzz import check_seed, fuzz, is_large
+from baregrad.testing.fuzz import FuzzFinding, check_seed, fuzz, is_large
 from baregrad.testing.fuzz_compare import Difference, check
 from baregrad.testing.fuzz_grow import grow
 from baregrad.testing.fuzz_program import FuzzProgram, Statement
 from baregrad.testing.fuzz_shrink import script, shrink
+from baregrad.testing.fuzz_workers import Chunk
 from baregrad.testing.large_schedules import machines, use_large_schedules
 from tests.kernel import kernels as k
 
@@ -48,6 +49,20 @@ def test_a_hundred_thousand_programs_agree(chunk: int) -> None:
     with options.override(verify=False):
         found = [f for f in fuzz(1000, seed=1000 * chunk) if f.seed not in KNOWN]
     assert not found, "\n\n".join(finding.script for finding in found[:3])
+
+
+def test_what_is_found_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    finding = FuzzFinding(3, grow(3), Difference("eager raises", 0, "", "so"), "")
+
+    def interrupted(_: Chunk) -> Iterator[tuple[int, FuzzFinding | None]]:
+        yield 3, finding
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("baregrad.testing.fuzz.check_chunk", interrupted)
+    told: list[FuzzFinding] = []
+    with pytest.raises(KeyboardInterrupt):
+        fuzz(2, seed=3, told=told.append)
+    assert told == [finding]
 
 
 def test_some_programs_have_the_schedules_of_large_arrays() -> None:
