@@ -131,7 +131,6 @@ def ranked_tiles(
         for slots in range(1, min(most, -(-size.k // panel)) + 1)
         if (cycles := _cycles(target, size, tile, slots, panel, gap, words)) is not None
     ]
-
     # Where more slots take no longer they hide more. And where a block has a multiprocessor for
     # itself, they leave no room for a second one, while another multiprocessor has none. But many
     # narrow copies that are under way wait for each other.
