@@ -44,6 +44,7 @@ class Counts:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     answer_tokens: int = 0
+    kept_tokens: int = 0
     guessed_tokens: int = 0
     accepted_tokens: int = 0
     steps: int = 0
@@ -162,6 +163,7 @@ class AnswerEngine:
         self._take_incoming()
         for job in self._scheduler.jobs():
             self._finish(job, AnswerPiece(reason="cancelled"))
+        self._scheduler.let_go()
 
     def __enter__(self) -> AnswerEngine:
         return self.start()
@@ -185,12 +187,15 @@ class AnswerEngine:
                 self._finish(job, AnswerPiece(reason="cancelled"))
         self._scheduler.admit()
         prompt = self._scheduler.next_prompt()
+        ended = self._scheduler.next_ended() if prompt is None else None
         if prompt is not None:
             self._run_chunk(prompt)
+        elif ended is not None:
+            self._keep_chunk(ended)
         answering = self._scheduler.answering()
         if answering:
             self._run_rows(answering)
-        return prompt is not None or bool(answering)
+        return prompt is not None or ended is not None or bool(answering)
 
     def run(self) -> None:
         """Take turns until nothing is left to do."""
@@ -200,7 +205,7 @@ class AnswerEngine:
     def _run(self) -> None:
         while True:
             with self._wake:
-                while not (self._is_closed or self._incoming or self._scheduler.jobs()):
+                while not (self._is_closed or self._has_work()):
                     self._wake.wait()
                 if self._is_closed:
                     return
@@ -208,6 +213,10 @@ class AnswerEngine:
                 self.step()
             except Exception as error:  # noqa: BLE001 - answers end with it, the engine goes on
                 self._fail(error)
+
+    def _has_work(self) -> bool:
+        scheduler = self._scheduler
+        return bool(self._incoming or scheduler.jobs()) or scheduler.has_ended
 
     def _take_incoming(self) -> None:
         with self._wake:
@@ -230,6 +239,17 @@ class AnswerEngine:
         self._scheduler.publish(job)
         if found is not None:
             self._take(job, found, 0)
+
+    def _keep_chunk(self, job: Job) -> None:
+        """Compute a chunk of an answer that has ended, so that the next turn finds it."""
+        begin, end = job.computed, job.next_chunk(self.stepper.chunk)
+        self.counts.steps += 1
+        self.stepper.run_chunk(job.tokens[begin:end], begin, job.pages, None)
+        self.counts.kept_tokens += end - begin
+        job.computed = end
+        self._scheduler.publish(job)
+        if not job.is_prompt:
+            self._scheduler.let_go(job)
 
     def _run_rows(self, jobs: list[Job]) -> None:
         guesses = self._guess(jobs)
@@ -301,7 +321,11 @@ class AnswerEngine:
         return self._guesser.guess(jobs, most)
 
     def _finish(self, job: Job, piece: AnswerPiece | None) -> None:
-        self._scheduler.remove(job)
+        """End a job; without a piece to tell, it came to its end and its answer may be kept."""
+        if piece is None and job.request.is_turn:
+            self._scheduler.keep(job)
+        else:
+            self._scheduler.remove(job)
         if self._guesser is not None:
             self._guesser.forget(job)
         if piece is not None:
@@ -313,6 +337,7 @@ class AnswerEngine:
             "a step of the engine failed", found=f"{type(error).__name__}: {error}"
         )  # fmt: skip
         self._scheduler.pool.forget()
+        self._scheduler.let_go()
         for job in self._scheduler.begun():
             self.counts.failed += 1
             self._finish(job, AnswerPiece(reason="error", error=known))

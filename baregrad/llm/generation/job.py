@@ -74,6 +74,17 @@ class Job:
         """Return where the next chunk of the prompt ends: chunks end at the same places always."""
         return min(self.prompt, (self.computed // chunk + 1) * chunk)
 
+    def become_prompt(self) -> bool:
+        """Make a prompt of the whole pages of prompt and answer; whether there is more to compute.
+
+        An answer's keys and values come from steps of single rows, whose rounding is not that of
+        chunks: before others may find them, they are computed as a prompt's are.
+        """
+        self.computed = self.prompt
+        self.prompt = len(self.tokens) // PAGE * PAGE
+        self.hashes = prefix_hashes(self.tokens, self.request.salt)
+        return self.is_prompt
+
     def row(self, position: int, token: int) -> TokenRow:
         """Return the row of a token, whose choice is that of the token after it."""
         return TokenRow(token, position, self.pages, self.choice())

@@ -18,7 +18,8 @@ class AnswerRequest:
 
     form: what the answer has to be, if anything. client: whose turn it is when requests wait; each
     client's turns come as often as any other's. shown: control tokens that the text shows. salt:
-    prompts find each other's beginnings in the cache only where it is the same.
+    prompts find each other's beginnings in the cache only where it is the same. is_turn: whether
+    a longer prompt is likely to follow that begins with this one and its answer, as in a chat.
     """
 
     tokens: Sequence[int]
@@ -27,6 +28,7 @@ class AnswerRequest:
     client: str = ""
     shown: tuple[str, ...] = ()
     salt: bytes = b""
+    is_turn: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 Clients take turns. A request that was admitted keeps its pages until it ends, unless an older one
 needs them: then the newest is moved to the host, bit for bit, and comes back before anything new.
+Answers that have ended keep theirs while these are computed as a prompt's, unless anybody needs
+them.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ class Scheduler:
         self.running: list[Job] = []
         self.preemptions = 0
         self._moved: list[Job] = []
+        self._ended: deque[Job] = deque()
         self._waiting: OrderedDict[str, deque[Job]] = OrderedDict()
         self._admissions = 0
 
@@ -79,6 +82,15 @@ class Scheduler:
         self.running.append(prompts[0])
         return prompts[0]
 
+    def next_ended(self) -> Job | None:
+        """Return an ended job of which pages are still to be computed, where nobody waits."""
+        return self._ended[0] if self._ended and not (self._waiting or self._moved) else None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether there are ended jobs of which pages are still to be computed."""
+        return bool(self._ended)
+
     def answering(self) -> list[Job]:
         """Return the jobs that choose a token next, the oldest first."""
         return sorted(
@@ -91,7 +103,7 @@ class Scheduler:
         Newer jobs are moved out for it; where there is none, it is moved out itself.
         """
         while True:
-            taken = self.pool.take(pages_of(tokens) - len(job.pages))
+            taken = self._take(pages_of(tokens) - len(job.pages))
             if taken is not None:
                 job.pages.extend(taken)
                 return True
@@ -124,6 +136,24 @@ class Scheduler:
         self.pool.give_back(job.pages)
         job.pages, job.saved = [], None
 
+    def keep(self, job: Job) -> None:
+        """End a job that runs, but let the pages of its answer be computed for whoever goes on."""
+        if not job.become_prompt():
+            self.remove(job)
+            return
+        self.running.remove(job)
+        whole = pages_of(job.prompt)
+        self.pool.give_back(job.pages[whole:])
+        del job.pages[whole:]
+        self._ended.append(job)
+
+    def let_go(self, job: Job | None = None) -> None:
+        """Give back the pages of an ended job, or of all."""
+        for each in [*self._ended] if job is None else [job]:
+            self._ended.remove(each)
+            self.pool.give_back(each.pages)
+            each.pages = []
+
     def empty_pages(self, job: Job) -> None:
         """Write zeros into a job's own pages: what is no number must not be read beside others."""
         own = [page for page in job.pages if self.pool.owners(page) == 1]
@@ -134,7 +164,7 @@ class Scheduler:
         # The last token is computed in any case: the token after it is chosen by its scores.
         found = self.pool.found(job.hashes[: (job.prompt - 1) // PAGE])
         self.pool.share(found)
-        taken = self.pool.take(pages_of(job.prompt + 1) - len(found))
+        taken = self._take(pages_of(job.prompt + 1) - len(found))
         if taken is None:
             self.pool.give_back(found)
             return False
@@ -146,6 +176,14 @@ class Scheduler:
         self.running.append(job)
         return True
 
+    def _take(self, count: int) -> list[int] | None:
+        """Return pages, those of ended jobs if need be; None where there are too few."""
+        taken = self.pool.take(count)
+        while taken is None and self._ended:
+            self.let_go(self._ended[0])
+            taken = self.pool.take(count)
+        return taken
+
     def _move_out(self, job: Job) -> None:
         job.saved = self.cache.copy_out(job.pages[: pages_of(job.computed)])
         self.pool.give_back(job.pages)
@@ -155,7 +193,7 @@ class Scheduler:
         self.preemptions += 1
 
     def _move_in(self, job: Job) -> bool:
-        pages = self.pool.take(pages_of(len(job.tokens)))
+        pages = self._take(pages_of(len(job.tokens)))
         if pages is None:
             return False
         self.cache.copy_in(pages[: pages_of(job.computed)], job.saved or [])

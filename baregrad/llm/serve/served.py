@@ -190,7 +190,7 @@ class Served:
         text, tokens = self.prompt(asked)
         request = AnswerRequest(
             tokens, self.model.sampling(**asked.sampling), self._form_of(asked), asked.client,
-            self.form.shown,
+            self.form.shown, is_turn=asked.answers == 1,
         )
         in_thought = self.form.begins_in_thought(text)
         parsers = [

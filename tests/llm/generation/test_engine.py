@@ -80,7 +80,18 @@ def random_request(rng: random.Random, prefixes: list[list[int]]) -> AnswerReque
         settings["logprobs"] = rng.randrange(6)
     settings["max_tokens"] = rng.choice((3, 20, 60))
     form = AnswerForm("regex", "[a-z ]{3,9}") if rng.random() < 0.1 else None
-    return AnswerRequest(tokens, Sampling(**settings), form, client=rng.choice("abc"))
+    turn = rng.random() < 0.5
+    return AnswerRequest(
+        tokens, Sampling(**settings), form, client=rng.choice("abc"), is_turn=turn
+    )
+
+
+def next_turn(rng: random.Random, last: AnswerRequest, written: list[Any]) -> AnswerRequest:
+    """A prompt that goes on from what was told of an answer."""
+    answer = [chosen.token for piece in written[0] for chosen in piece]
+    tokens = [*last.tokens, *answer, *(rng.randrange(256) for _ in range(rng.randrange(1, 20)))]
+    settings = Sampling(seed=rng.randrange(1 << 64), max_tokens=5, logprobs=3, ignores_ends=True)
+    return AnswerRequest(tokens[: CONTEXT - 8], settings)
 
 
 def run_mix(make: Maker, seed: int, alone: Maker | None = None) -> dict[str, int]:
@@ -99,19 +110,26 @@ def run_mix(make: Maker, seed: int, alone: Maker | None = None) -> dict[str, int
             streams[number].cancel()
             cancelled.add(number)
     engine.run()
+    asked = [
+        (request, told(streams[number])) for number, request in enumerate(requests)
+        if number not in cancelled
+    ]
+    turns = [next_turn(rng, request, written) for request, written in asked]
+    found = [engine.submit(turn) for turn in turns]
+    engine.run()
+    asked += [(turn, told(stream)) for turn, stream in zip(turns, found, strict=True)]
     assert engine.stepper.cache.pool.free == engine.stepper.cache.pool.count - 1
-    for number, request in enumerate(requests):
-        if number not in cancelled:
-            lone = make(80)
-            wanted = lone.submit(request)
-            lone.run()
-            assert told(streams[number]) == told(wanted), f"mix {seed}, request {number}"
+    for number, (request, written) in enumerate(asked):
+        lone = make(80)
+        wanted = lone.submit(request)
+        lone.run()
+        assert written == told(wanted), f"mix {seed}, request {number}"
     return engine.statistics()
 
 
 def test_traffic_changes_no_bit(make: Maker) -> None:
     found = [run_mix(make, seed) for seed in range(5)]
-    for name in ("preemptions", "cached_tokens", "accepted_tokens"):
+    for name in ("preemptions", "cached_tokens", "accepted_tokens", "kept_tokens"):
         assert sum(each[name] for each in found), name
 
 
@@ -148,6 +166,39 @@ def test_a_prefix_is_found_and_not_computed_again(make: Maker) -> None:
     engine.run()
     assert told(first) == told(again) == told(other)
     assert (first.usage.cached, again.usage.cached, other.usage.cached) == (0, 64, 0)
+
+
+def test_the_next_turn_finds_the_answer(make: Maker) -> None:
+    engine = make(11)
+    prompt = [int(t) for t in np.random.default_rng(5).integers(0, 256, 37)]
+    settings = Sampling(temperature=0.0, max_tokens=30, ignores_ends=True)
+    turn = engine.submit(AnswerRequest(prompt, settings, is_turn=True))
+    text = engine.submit(AnswerRequest([9, *prompt], settings))
+    engine.run()
+    follow = [[*start, *answer(stream)[0], 1, 2] for start, stream in
+              ((prompt, turn), ([9, *prompt], text))]
+    streams = [engine.submit(AnswerRequest(tokens, settings)) for tokens in follow]
+    engine.run()
+    # Whole pages of 16 of 37 + 30 tokens; of another request, of the prompt alone.
+    assert [stream.usage.cached for stream in streams] == [64, 32]
+    assert engine.counts.kept_tokens == 64 - 37
+    alone = make()
+    wanted = alone.submit(AnswerRequest(follow[0], settings))
+    alone.run()
+    assert told(streams[0]) == told(wanted)
+
+
+def test_whoever_needs_pages_gets_those_of_ended_answers(make: Maker) -> None:
+    engine = make(11)
+    settings = Sampling(max_tokens=100, ignores_ends=True)
+    engine.submit(AnswerRequest([1] * 20, settings, is_turn=True))
+    while not engine.counts.finished:
+        engine.step()
+    assert engine.stepper.cache.pool.free < 5
+    stream = engine.submit(AnswerRequest([2] * 100, settings))
+    engine.run()
+    assert len(answer(stream)[0]) == 60 and not engine.counts.kept_tokens
+    assert engine.stepper.cache.pool.free == engine.stepper.cache.pool.count - 1
 
 
 def test_stops_and_ends(make: Maker) -> None:
