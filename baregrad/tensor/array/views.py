@@ -63,6 +63,19 @@ class Twin:
         return "twin"
 
 
+class Again:
+    """A mark that gradients pass, on an operand of a result that was computed before.
+
+    It makes that result a node of its own. It is no tensor's value, and which of two equal results
+    has it depends on what was written out first: gradients are made as if it were not there.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return "again"
+
+
 class Pulled:
     """A mark at which gradients go on to what the value was made of, as a rule says.
 
@@ -90,8 +103,8 @@ def made_distinct(node: Node) -> Node:
     The second one reads an operand through a mark, so that its gradient does not reach the first.
     """
     memo = node.memo
-    if Twin not in memo:
-        memo[Twin] = True
+    if Again not in memo:
+        memo[Again] = True
         return node
     if node.op is Ops.PROJ:
         return Node(Ops.PROJ, node.dtype, (_marked(node.src[0]),), node.arg)
@@ -101,14 +114,20 @@ def made_distinct(node: Node) -> Node:
 def _marked(node: Node) -> Node:
     for position, source in enumerate(node.src):
         if source.dtype.kind == "float" and source.mask & Ops.DETACH.bit:
-            src = (*node.src[:position], twin(source), *node.src[position + 1 :])
+            again = Node(Ops.DETACH, source.dtype, (source,), Again())
+            src = (*node.src[:position], again, *node.src[position + 1 :])
             return Node(node.op, node.dtype, src, node.arg)
     return node
 
 
 def passes_gradients(node: Node) -> bool:
     """Whether gradients go on through a node, as far as marks are concerned."""
-    return node.op is not Ops.DETACH or node.arg.__class__ in (Twin, Pulled)
+    return node.op is not Ops.DETACH or node.arg.__class__ in (Twin, Again, Pulled)
+
+
+def without_again(node: Node) -> Node:
+    """What an operand is, without the mark that it is read once more."""
+    return node.src[0] if node.op is Ops.DETACH and node.arg.__class__ is Again else node
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from types import MappingProxyType
 
 from baregrad.base.errors import JitError
 from baregrad.ir.algebra.rules import ALGEBRA
-from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.node import Node, rebuild, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
-from baregrad.tensor.array.views import Cut, Leaf, Pulled, passes_gradients
+from baregrad.tensor.array.views import Cut, Leaf, Pulled, passes_gradients, without_again
 from baregrad.tensor.autograd.gradients_elementwise import ELEMENTWISE_RULES
 from baregrad.tensor.autograd.gradients_structure import STRUCTURE_RULES
 
@@ -90,10 +90,21 @@ def pull_back(
             continue
         # A tuple-valued reduction has no gradient of its own: its parts reach through it.
         sources = node.src[0].src if node.op is Ops.PROJ else node.src
-        for source, part in zip(sources, rule(node, gradient), strict=True):
+        parts = rule(node, gradient)
+        origins = tuple(map(without_again, sources))
+        if origins != sources:
+            # Which of two equal results has the mark may not change a sum's order.
+            known = {node: node, gradient: gradient, **dict(zip(sources, origins, strict=True))}
+            parts = tuple([_replaced(part, known) for part in parts])
+        for source, part in zip(origins, parts, strict=True):
             if part is not None:
                 _add(sums, source, part, carrying)
     return found
+
+
+def _replaced(part: Node | None, known: dict[Node, Node]) -> Node | None:
+    """A part of a gradient over what the nodes in it are to be."""
+    return part if part is None else rebuild(part, lambda node: None, memo=known)
 
 
 def _add(sums: dict[Node, Node], node: Node, gradient: Node, carrying: set[Node]) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from baregrad import bind, variable
 from baregrad.base.errors import GradientError, ShapeError
-from baregrad.engine.session import Session
+from baregrad.engine.session import Session, use_session
 from baregrad.tensor import Tensor
 from tests.tensor.array.known_calls import Work, drawn, held
 
@@ -340,3 +340,28 @@ def test_gradients_that_are_recorded_are_told_from_those_that_are_not() -> None:
         with Tensor.no_grad():
             assert not x.exp().requires_grad
         assert not x.detach().exp().requires_grad
+
+
+def test_second_gradients_of_known_calls_have_the_bits_of_the_first_call() -> None:
+    """Two equal values: which of them is written out first is another in a call that is known."""
+
+    def gradients(x: Tensor) -> list[Tensor]:
+        v = 1 / (x.abs() + 1)
+        w = v.expand((4, 8))
+        total = (v * v * 0.125 + v).sum() + (w * w * 0.125 + w).sum()
+        first = total.gradient(x)[0]
+        return [first, (first * 0.5).sum().gradient(x)[0]]
+
+    arrays = [np.random.default_rng(turn).standard_normal((4, 8)) for turn in range(4)]
+    found = []
+    for array in arrays:
+        made = gradients(Tensor(array).requires_grad_())
+        made[0].realize(*made[1:])
+        found.append([each.numpy() for each in made])
+    for array, bits in zip(arrays, found, strict=True):
+        with use_session(Session()) as opened:
+            made = gradients(Tensor(array).requires_grad_())
+            made[0].realize(*made[1:])
+            for each, wanted in zip(made, bits, strict=True):
+                np.testing.assert_array_equal(each.numpy(), wanted)
+            opened.close()

@@ -436,6 +436,35 @@ def test_tensors_of_equal_expressions_have_gradients_of_their_own(name: str) -> 
     np.testing.assert_allclose(np.hstack(found), np.hstack(wanted), rtol=1e-6)
 
 
+TWICE: tuple[Callable[[Any], Any], ...] = (
+    lambda w: w * w,
+    lambda w: w / (w * w + 1),
+    lambda w: w @ w,
+    lambda w: (w * w.exp()).sum(0),
+)
+
+
+@pytest.mark.parametrize("make", TWICE, ids=("product", "quotient", "matrix product", "sum"))
+def test_gradients_have_the_bits_of_any_order_of_equal_tensors(make: Callable[[Any], Any]) -> None:
+    """Which was made first, and whether others of equal values are alive, changes nothing."""
+    found: list[tuple[Any, Any]] = []
+    alive: list[Any] = []
+    w = Tensor(np.random.default_rng(3).standard_normal((5, 5)), requires_grad=True)
+    for turn in range(3):
+        p, q = make(w), make(w)
+        # The node of a value that is asked for is made at once.
+        alive.append([each.node for each in ((p, q) if turn != 1 else (q, p))])
+        if turn < 2:
+            alive.clear()
+        loss = (p * p * 0.3 + p).sum() + (q * q * 0.7 + q).sum() + (w / 3).sum()
+        first = loss.gradient(w)[0]
+        second = (first * first * 0.1).sum().gradient(w)[0]
+        found.append((first.numpy(), second.numpy()))
+    for others in found[1:]:
+        for one, another in zip(found[0], others, strict=True):
+            np.testing.assert_array_equal(one, another)
+
+
 @pytest.mark.parametrize("dtype,bits", [(dtypes.bfloat16, 7), (dtypes.float16, 10)])
 def test_gradients_of_gelu_round_once(dtype: DType, bits: int) -> None:
     """In 16 bits its density is nearly right: far better than what the gradient is rounded to."""
