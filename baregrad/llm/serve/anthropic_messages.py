@@ -7,18 +7,26 @@ import secrets
 from collections.abc import AsyncIterator
 from typing import Any
 
-from baregrad.llm.serve.asked import AskedChat
+from baregrad.llm.serve.asked import AskedChat, checked_tools, form_of
 from baregrad.llm.serve.chat_answers import check_reason, collect
 from baregrad.llm.serve.fields import Fields
+from baregrad.llm.serve.history import check_history
 from baregrad.llm.serve.refusals import RequestRefused
 from baregrad.llm.serve.served import AnswerNews, Answers, Served
 from baregrad.llm.text.calls import AnswerPart, PartKind
 
+_FIELDS = (
+    "model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k", "stop_sequences",
+    "stream", "metadata", "tools", "tool_choice", "thinking", "output_config", "service_tier",
+    "cache_control", "inference_geo", "speed",
+)
 _REASONS = (("stop", "end_turn"), ("length", "max_tokens"), ("tool_calls", "tool_use"))
 
 
 def asked_message(body: Fields, *, counts: bool = False) -> AskedChat:
     """Return the chat of a request; `counts` says that its tokens are only counted."""
+    body.only(_FIELDS)
+    body.text("model", "")
     messages: list[dict[str, Any]] = []
     system = _texts(body, "system")
     if system:
@@ -27,6 +35,7 @@ def asked_message(body: Fields, *, counts: bool = False) -> AskedChat:
         raise RequestRefused("messages has to hold at least one message", param="messages")
     for message in body.objects("messages"):
         messages += _messages(message)
+    check_history(messages)
     most = body.whole("max_tokens", 1, 1 << 30)
     if most is None and not counts:
         raise body.refuse("max_tokens", "a whole number")
@@ -43,6 +52,8 @@ def asked_message(body: Fields, *, counts: bool = False) -> AskedChat:
         sampling={name: value for name, value in sampling.items() if value is not None},
         tools=[] if body.inner("tool_choice").text("type", "auto") == "none" else tools,
         must_call=_wanted_calls(body.inner("tool_choice"), tools),
+        calls_once=body.inner("tool_choice").flag("disable_parallel_tool_use"),
+        form=form_of(body.inner("output_config").inner("format")),
         template=template,
         streams=body.flag("stream"),
         client=body.inner("metadata").text("user_id", ""),
@@ -50,13 +61,13 @@ def asked_message(body: Fields, *, counts: bool = False) -> AskedChat:
 
 
 def _tools(body: Fields) -> list[dict[str, Any]]:
-    return [
+    return checked_tools([
         {"type": "function", "function": {
             "name": tool.text("name"), "description": tool.text("description", ""),
             "parameters": dict(tool.inner("input_schema").values),
         }}
         for tool in body.objects("tools")
-    ]
+    ])
 
 
 def _wanted_calls(choice: Fields, tools: list[dict[str, Any]]) -> tuple[str, ...]:

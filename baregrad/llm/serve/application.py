@@ -38,7 +38,10 @@ def application(
         Route(path, desk.endpoint(handler, path), methods=[method])
         for path, method, handler in desk.routes()
     ]
-    return Starlette(
+    made = Starlette(
         routes=routes, middleware=middleware,
         exception_handlers={404: desk.not_found, 405: desk.not_found},
     )
+    # What is not here is told so, and not sent elsewhere.
+    made.router.redirect_slashes = False
+    return made

@@ -9,13 +9,30 @@ from typing import Any
 
 from baregrad.llm.generation.constraints import AnswerForm
 from baregrad.llm.serve.fields import Fields
+from baregrad.llm.serve.history import check_history
 from baregrad.llm.serve.refusals import RequestRefused
 
 MOST_ANSWERS = 16
 MOST_LOGPROBS = 20
 MOST_TOOLS = 512
-_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+_ROLES = ("system", "developer", "user", "assistant", "tool")
 _SEEDS = 1 << 63
+SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "typical_p", "presence_penalty",
+    "frequency_penalty", "repeat_penalty", "repetition_penalty", "seed", "stop", "logit_bias",
+    "ignore_eos",
+)
+# What changes where and how a request is kept, billed or counted, and never its answer.
+BOOKKEEPING_FIELDS = (
+    "model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+    "prompt_cache_retention", "prompt_cache_options",
+)
+_CHAT_FIELDS = (
+    *SAMPLING_FIELDS, *BOOKKEEPING_FIELDS, "messages", "max_tokens", "max_completion_tokens",
+    "logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls",
+    "chat_template_kwargs", "reasoning_effort", "verbosity", "response_format", "n", "stream",
+    "stream_options", "modalities", "prediction",
+)
 
 
 @dataclass(frozen=True)
@@ -23,14 +40,16 @@ class AskedChat:
     """A chat to continue.
 
     `sampling` are the settings that the request names, by the names of `Sampling`. `template` are
-    values for the chat template. `must_call` names tools of which one has to be called. `answers`
-    is how many are wanted. `shows_usage` asks for the usage at the end of a stream.
+    values for the chat template. `must_call` names tools of which one has to be called, and with
+    `calls_once` an answer ends with its first call. `answers` is how many are wanted. `shows_usage`
+    asks for the usage at the end of a stream.
     """
 
     messages: Sequence[Mapping[str, Any]]
     sampling: Mapping[str, Any] = field(default_factory=dict)
     tools: Sequence[Mapping[str, Any]] = ()
     must_call: tuple[str, ...] = ()
+    calls_once: bool = False
     form: AnswerForm | None = None
     template: Mapping[str, Any] = field(default_factory=dict)
     answers: int = 1
@@ -46,10 +65,12 @@ class AskedText:
     prompt: str | Sequence[int]
     sampling: Mapping[str, Any] = field(default_factory=dict)
     form: AnswerForm | None = None
+    client: str = ""
 
 
 def sampling_of(body: Fields) -> dict[str, Any]:
     """Return the settings that OpenAI's requests name, for both chats and texts."""
+    body.text("model", "")
     biases: dict[int, float] = {}
     bias = body.inner("logit_bias")
     for key in bias.values:
@@ -79,25 +100,30 @@ def sampling_of(body: Fields) -> dict[str, Any]:
 
 def asked_chat(body: Fields) -> AskedChat:
     """Return the chat of a request to `/v1/chat/completions`; raises RequestRefused."""
+    for name in ("functions", "function_call", "audio", "web_search_options"):
+        if body.has(name):
+            raise RequestRefused(f"{name} is not offered; tools are", param=name)
+    body.only(_CHAT_FIELDS)
+    if body.texts("modalities") not in ([], ["text"]):
+        raise body.refuse("modalities", '["text"]')
     messages = [_message(message) for message in body.objects("messages")]
     if not messages:
         raise RequestRefused("messages has to hold at least one message", param="messages")
-    for name in ("functions", "function_call", "audio"):
-        if body.has(name):
-            raise RequestRefused(f"{name} is not offered; tools are", param=name)
+    check_history(messages)
     sampling = sampling_of(body)
     most = "max_completion_tokens" if body.has("max_completion_tokens") else "max_tokens"
     count = body.whole(most, 1, 1 << 30)
     if count is not None:
         sampling["max_tokens"] = count
+    alternatives = body.whole("top_logprobs", 0, MOST_LOGPROBS)
     if body.flag("logprobs"):
-        sampling["logprobs"] = body.whole("top_logprobs", 0, MOST_LOGPROBS) or 0
-    tools = [_tool(tool) for tool in body.objects("tools")]
+        sampling["logprobs"] = alternatives or 0
+    elif alternatives:
+        raise RequestRefused("top_logprobs needs logprobs", param="top_logprobs")
+    tools = checked_tools([_tool(tool) for tool in body.objects("tools")])
     must_call = wanted_calls(body, tools)
     if body.values.get("tool_choice") == "none":
         tools = []
-    if len(tools) > MOST_TOOLS:
-        raise RequestRefused(f"tools holds more than {MOST_TOOLS}", param="tools")
     template = dict(body.inner("chat_template_kwargs").values)
     effort = body.text("reasoning_effort", "")
     if effort:
@@ -107,6 +133,7 @@ def asked_chat(body: Fields) -> AskedChat:
         sampling=sampling,
         tools=tools,
         must_call=must_call,
+        calls_once=not body.flag("parallel_tool_calls", True),
         form=form_of(body.inner("response_format")),
         template=template,
         answers=body.whole("n", 1, MOST_ANSWERS) or 1,
@@ -161,13 +188,26 @@ def _part(part: Fields) -> str:
 
 def _call(call: Fields) -> dict[str, Any]:
     function = call.inner("function")
-    arguments = function.values.get("arguments")
-    if arguments is not None and not isinstance(arguments, str | dict):
-        raise function.refuse("arguments", "JSON in a text")
     return {
         **call.values, "type": "function",
-        "function": {"name": function.text("name"), "arguments": arguments or "{}"},
+        "function": {"name": function.text("name"), "arguments": arguments_of(function)},
     }
+
+
+def arguments_of(function: Fields) -> str | Mapping[str, Any]:
+    """Return the arguments of a call: an object as JSON, or, as some clients have it, an object."""
+    arguments = function.values.get("arguments")
+    if isinstance(arguments, dict):
+        return arguments
+    if arguments in (None, ""):
+        return "{}"
+    try:
+        found = json.loads(function.text("arguments"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise function.refuse("arguments", "an object as JSON in a text")
+    return function.text("arguments")
 
 
 def _tool(tool: Fields) -> dict[str, Any]:
@@ -175,12 +215,21 @@ def _tool(tool: Fields) -> dict[str, Any]:
     if tool.text("type", "function") != "function":
         raise tool.refuse("type", "function")
     function = tool.inner("function")
-    if not function.text("name"):
-        raise function.refuse("name", "a text that is not empty")
+    function.text("name")
     function.text("description", "")
     if function.has("parameters"):
         function.inner("parameters")
     return {"type": "function", "function": dict(function.values)}
+
+
+def checked_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return tools whose names tell them apart; raises RequestRefused for others."""
+    names = [tool["function"]["name"] for tool in tools]
+    if len(tools) > MOST_TOOLS:
+        raise RequestRefused(f"tools holds more than {MOST_TOOLS}", param="tools")
+    if len({*names, ""}) <= len(names):
+        raise RequestRefused("each tool has to have a name of its own", param="tools")
+    return tools
 
 
 def wanted_calls(body: Fields, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from baregrad.llm.generation.request import ChosenToken
-from baregrad.llm.serve.asked import MOST_ANSWERS, AskedText, form_of, sampling_of
+from baregrad.llm.serve.asked import (
+    BOOKKEEPING_FIELDS,
+    MOST_ANSWERS,
+    SAMPLING_FIELDS,
+    AskedText,
+    form_of,
+    sampling_of,
+)
 from baregrad.llm.serve.chat_answers import check_reason, usage_of
 from baregrad.llm.serve.fields import Fields
 from baregrad.llm.serve.refusals import RequestRefused
@@ -16,6 +23,10 @@ from baregrad.llm.serve.served import AnswerNews, Answers, Served, ServedModel, 
 MOST_PROMPTS = 256
 # What a request that says nothing gets, as OpenAI has it.
 _TOKENS = 16
+_FIELDS = (
+    *SAMPLING_FIELDS, *BOOKKEEPING_FIELDS, "prompt", "max_tokens", "logprobs", "response_format",
+    "n", "stream", "stream_options", "echo", "suffix", "best_of",
+)
 
 
 @dataclass(frozen=True)
@@ -31,6 +42,7 @@ class AskedCompletion:
 
 def asked_completion(body: Fields) -> AskedCompletion:
     """Return what a request asks for; raises RequestRefused."""
+    body.only(_FIELDS)
     for name in ("suffix", "best_of"):
         if body.values.get(name) not in (None, "", 1):
             raise RequestRefused(f"{name} is not offered", param=name)
@@ -40,8 +52,11 @@ def asked_completion(body: Fields) -> AskedCompletion:
     if logprobs is not None:
         sampling["logprobs"] = logprobs
     form = form_of(body.inner("response_format"))
+    client = body.text("user", "")
     return AskedCompletion(
-        prompts=[AskedText(prompt, sampling, form) for prompt in prompts_of(body, "prompt")],
+        prompts=[
+            AskedText(prompt, sampling, form, client) for prompt in prompts_of(body, "prompt")
+        ],
         answers=body.whole("n", 1, MOST_ANSWERS) or 1,
         streams=body.flag("stream"),
         shows_usage=body.inner("stream_options").flag("include_usage"),

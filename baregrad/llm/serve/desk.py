@@ -77,9 +77,7 @@ class Desk:
                 refusal = refusal_of(error)
                 if refusal.status >= 500:
                     LOG.exception("a request failed")
-                body = refusal.anthropic_body() if "messages" in path else refusal.body()
-                headers = {"retry-after": "1"} if refusal.status == 429 else None
-                response = as_json(body, refusal.status, headers)
+                response = as_refusal(refusal, path)
             status = getattr(response, "status_code", 200)
             self._statuses[status] += 1
             LOG.info(json.dumps({
@@ -93,11 +91,11 @@ class Desk:
     async def not_found(self, request: Any, error: Any) -> Any:
         """Answer a request for what is not here."""
         self._statuses[error.status_code] += 1
+        path = request.url.path
         refusal = RequestRefused(
-            f"{request.method} {request.url.path} is not offered", status=error.status_code,
-            code="not_found",
+            f"{request.method} {path} is not offered", status=error.status_code, code="not_found"
         )
-        return as_json(refusal.body(), refusal.status)
+        return as_refusal(refusal, path, error.headers)
 
     # --- what is asked of the server -------------------------------------------------------------
 
@@ -129,6 +127,7 @@ class Desk:
 
     async def _tokenize(self, request: Any) -> Any:
         body = await self.read(request)
+        body.only(("content", "prompt", "parse_special", "add_special", "model"))
         text = body.text("content" if body.has("content") else "prompt")
         tokens = await asyncio.to_thread(
             self._tokenizer.encode, text,
@@ -139,8 +138,10 @@ class Desk:
 
     async def _detokenize(self, request: Any) -> Any:
         body = await self.read(request)
+        body.only(("tokens", "model"))
         tokens = body.array("tokens")
-        if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
+        are_whole = all(isinstance(each, int) and not isinstance(each, bool) for each in tokens)
+        if not body.has("tokens") or not are_whole:
             raise body.refuse("tokens", "an array of whole numbers")
         text = self._tokenizer.decode(tokens, specials=True)
         return as_json({"content": text, "prompt": text})
@@ -155,16 +156,30 @@ class Desk:
         }
 
     async def read(self, request: Any) -> Fields:
-        """Return a request's object; raises RequestRefused for one that is too large."""
+        """Return a request's object; raises RequestRefused for one that is too large.
+
+        A type that is not JSON's is refused: pages of other addresses may send such requests
+        without asking first.
+        """
+        from starlette.requests import ClientDisconnect
+
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind and kind != "application/json" and not kind.endswith("+json"):
+            raise RequestRefused(
+                f"the content-type has to be application/json, not {kind[:80]!r}", status=415
+            )
         most = self._settings.most_bytes
         data = bytearray()
-        async for piece in request.stream():
-            data += piece
-            if len(data) > most:
-                raise RequestRefused(
-                    f"the request is larger than {most} bytes", status=413,
-                    code="request_too_large",
-                )
+        try:
+            async for piece in request.stream():
+                data += piece
+                if len(data) > most:
+                    raise RequestRefused(
+                        f"the request is larger than {most} bytes", status=413,
+                        code="request_too_large",
+                    )
+        except ClientDisconnect as error:
+            raise RequestRefused("the client left", status=499) from error
         return parse(bytes(data))
 
     def _check_key(self, request: Any) -> None:
@@ -182,7 +197,16 @@ class Desk:
             )
 
 
-def as_json(value: Any, status: int = 200, headers: dict[str, str] | None = None) -> Any:
+def as_refusal(
+    refusal: RequestRefused, path: str, headers: Mapping[str, str] | None = None
+) -> Any:
+    """Return a refusal in the form that clients of a path read."""
+    more = {"retry-after": "1"} if refusal.status == 429 else {}
+    body = refusal.anthropic_body() if path.startswith("/v1/messages") else refusal.body()
+    return as_json(body, refusal.status, {**(headers or {}), **more})
+
+
+def as_json(value: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Any:
     """Return an answer in JSON; halves of surrogate pairs that clients sent are no trouble."""
     from starlette.responses import Response
 

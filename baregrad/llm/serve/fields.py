@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from baregrad.llm.serve.refusals import RequestRefused
+
+MOST_DEPTH = 128
+_LARGEST = sys.float_info.max
 
 
 class Fields:
@@ -33,13 +38,25 @@ class Fields:
         """Whether a field is there and not null."""
         return self.values.get(key) is not None
 
+    def only(self, known: Collection[str]) -> None:
+        """Refuse what nobody reads: a setting that has no effect would be missed in silence."""
+        for key in self.values:
+            if key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                name = self.name(key)[:80]
+                raise RequestRefused(
+                    f"{name} is not a field that is known here{hint}", param=name,
+                    code="unknown_parameter",
+                )
+
     def refuse(self, key: str, wanted: str) -> RequestRefused:
         """Return the refusal of a field's value."""
         name = self.name(key)
         if not self.has(key):
             return RequestRefused(f"{name} is missing: {wanted} is needed", param=name)
         value = self.values[key]
-        shown = json.dumps(value, ensure_ascii=False, default=str)[:80]
+        shown = json.dumps(value, ensure_ascii=False)[:80]
         return RequestRefused(f"{name} has to be {wanted}, not {shown}", param=name)
 
     def text(self, key: str, otherwise: str | None = None) -> str:
@@ -56,8 +73,10 @@ class Fields:
         value = self.values.get(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.refuse(key, "a number")
+        if not abs(value) <= _LARGEST:
+            raise self.refuse(key, "a number that fits in 64 bits of a float")
         return float(value)
 
     def whole(self, key: str, least: int, most: int) -> int | None:
@@ -123,6 +142,34 @@ def kind_of(value: Any) -> str:
 def parse(body: bytes) -> Fields:
     """Return a request's object; raises RequestRefused for what is no JSON."""
     try:
-        return Fields(json.loads(body))
+        value = json.loads(body, object_pairs_hook=_object, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise RequestRefused(f"the request is no JSON: {error}") from error
+    _check_depth(value)
+    return Fields(value)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        name = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"an object has two values of {name[:80]!r}")
+    return found
+
+
+def _no_constant(word: str) -> Any:
+    raise ValueError(f"{word} is no number of JSON")
+
+
+def _check_depth(value: Any) -> None:
+    """Refuse what is nested so deeply that it cannot be written again."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [
+            inner for each in level if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return
+    raise RequestRefused(f"the request is nested more than {MOST_DEPTH} deep")

@@ -8,12 +8,30 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from baregrad.llm.serve.asked import AskedChat, form_of, sampling_of, wanted_calls
+from baregrad.llm.serve.asked import (
+    BOOKKEEPING_FIELDS,
+    SAMPLING_FIELDS,
+    AskedChat,
+    arguments_of,
+    checked_tools,
+    form_of,
+    sampling_of,
+    wanted_calls,
+)
 from baregrad.llm.serve.chat_answers import check_reason
 from baregrad.llm.serve.fields import Fields
+from baregrad.llm.serve.history import check_history
 from baregrad.llm.serve.refusals import RequestRefused
 from baregrad.llm.serve.served import AnswerNews, Answers, Served
 from baregrad.llm.text.calls import AnswerPart, PartKind
+
+# Nothing is kept between requests.
+_KEPT_ELSEWHERE = ("previous_response_id", "conversation", "prompt")
+_FIELDS = (
+    *SAMPLING_FIELDS, *BOOKKEEPING_FIELDS, *_KEPT_ELSEWHERE, "input", "instructions",
+    "max_output_tokens", "max_tool_calls", "tools", "tool_choice", "parallel_tool_calls",
+    "reasoning", "text", "stream", "stream_options", "include", "truncation", "background",
+)
 
 
 @dataclass(frozen=True)
@@ -30,7 +48,8 @@ def asked_response(body: Fields) -> AskedResponse:
     Nothing is kept between requests, so that one that goes on from another is refused. Tools that
     are no functions are left out: agents send them along with those that they need.
     """
-    for name in ("previous_response_id", "conversation", "prompt"):
+    body.only(_FIELDS)
+    for name in _KEPT_ELSEWHERE:
         if body.has(name):
             raise RequestRefused(
                 f"{name} is not offered: no answers are kept here; send the whole input",
@@ -48,6 +67,7 @@ def asked_response(body: Fields) -> AskedResponse:
             _add_item(messages, item)
     if not messages:
         raise body.refuse("input", "a text, or an array of items")
+    check_history(messages)
     sampling = sampling_of(body)
     most = body.whole("max_output_tokens", 1, 1 << 30)
     if most is not None:
@@ -60,6 +80,7 @@ def asked_response(body: Fields) -> AskedResponse:
     chat = AskedChat(
         messages=messages, sampling=sampling,
         tools=[] if choice == "none" else tools, must_call=must_call,
+        calls_once=not body.flag("parallel_tool_calls", True),
         form=form_of(body.inner("text").inner("format")), template=template,
         streams=body.flag("stream"), client=body.text("user", ""),
     )
@@ -71,13 +92,13 @@ def asked_response(body: Fields) -> AskedResponse:
 
 
 def _tools(body: Fields) -> list[dict[str, Any]]:
-    return [
+    return checked_tools([
         {"type": "function", "function": {
             "name": tool.text("name"), "description": tool.text("description", ""),
             "parameters": dict(tool.inner("parameters").values),
         }}
         for tool in body.objects("tools") if tool.text("type") == "function"
-    ]
+    ])
 
 
 def _add_item(messages: list[dict[str, Any]], item: Fields) -> None:
@@ -86,7 +107,7 @@ def _add_item(messages: list[dict[str, Any]], item: Fields) -> None:
     if kind == "function_call":
         call = {
             "id": item.text("call_id"), "type": "function",
-            "function": {"name": item.text("name"), "arguments": item.text("arguments", "{}")},
+            "function": {"name": item.text("name"), "arguments": arguments_of(item)},
         }
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})

@@ -70,14 +70,20 @@ class AnswerNews:
 
 
 class Answers:
-    """The answers to one request, as they come; leaving them early cancels what goes on."""
+    """The answers to one request, as they come; leaving them early cancels what goes on.
+
+    With `calls_once`, an answer ends with its first call.
+    """
 
     def __init__(
-        self, streams: Sequence[Stream], parsers: Sequence[AnswerParser | None]
+        self, streams: Sequence[Stream], parsers: Sequence[AnswerParser | None],
+        calls_once: bool = False,
     ) -> None:
         self._streams = streams
         self._parsers = parsers
+        self._calls_once = calls_once
         self._has_calls = [False] * len(streams)
+        self._is_done = [False] * len(streams)
 
     @property
     def usage(self) -> tuple[int, int, int]:
@@ -96,14 +102,16 @@ class Answers:
         pieces: asyncio.Queue[tuple[int, AnswerPiece]] = asyncio.Queue()
         for number, stream in enumerate(self._streams):
             stream.listen(partial(_hand_over, loop, pieces, number))
-        left = len(self._streams)
         try:
-            while left:
+            while not all(self._is_done):
                 number, piece = await pieces.get()
+                if self._is_done[number]:
+                    continue
                 if piece.error is not None:
                     raise piece.error
-                left -= piece.reason is not None
-                yield self._parsed(number, piece)
+                news = self._parsed(number, piece)
+                self._is_done[number] = news.reason is not None
+                yield news
         finally:
             self.cancel()
 
@@ -118,6 +126,11 @@ class Answers:
                 parts += parser.finish()
         self._has_calls[number] |= any(part.kind is PartKind.CALL for part in parts)
         reason = piece.reason
+        if self._calls_once:
+            end = next((at for at, p in enumerate(parts) if p.kind is PartKind.CALL_END), None)
+            if end is not None:
+                parts, reason = parts[: end + 1], "stop"
+                self._streams[number].cancel()
         if reason == "stop" and self._has_calls[number]:
             reason = "tool_calls"
         return AnswerNews(number, parts, piece.tokens, reason, piece.stop)
@@ -197,7 +210,7 @@ class Served:
             AnswerParser(self.form, tools=asked.tools, in_thought=in_thought)
             for _ in range(asked.answers)
         ]
-        return Answers(self._submit(request, asked.answers), parsers)
+        return Answers(self._submit(request, asked.answers), parsers, asked.calls_once)
 
     def _continue(self, asked: AskedText, answers: int) -> Answers:
         tokenizer = self.model.tokenizer
@@ -205,7 +218,9 @@ class Served:
         if isinstance(tokens, str):
             # A whole prompt is the caller's own: it may spell out control tokens.
             tokens = tokenizer.encode(tokens, specials=True)
-        request = AnswerRequest(tokens, self.model.sampling(**asked.sampling), asked.form)
+        request = AnswerRequest(
+            tokens, self.model.sampling(**asked.sampling), asked.form, asked.client
+        )
         return Answers(self._submit(request, answers), [None] * answers)
 
     def _submit(self, request: AnswerRequest, answers: int) -> list[Stream]:

@@ -113,6 +113,9 @@ class VectorDesk(Desk):
 
     async def _embeddings(self, request: Any) -> Any:
         body = await self.read(request)
+        body.only(("input", "model", "user", "encoding_format", "dimensions"))
+        for name in ("model", "user"):
+            body.text(name, "")
         form = body.text("encoding_format", "float")
         if form not in ("float", "base64"):
             raise body.refuse("encoding_format", "float or base64")

@@ -11,12 +11,12 @@ from typing import Any
 from baregrad.base.errors import ArgumentError, BaregradError, QueueFull
 from baregrad.llm.generation.request import AnswerPiece, AnswerRequest, ChosenToken, Stream
 from baregrad.llm.generation.sampling import Sampling
-from baregrad.llm.serve import ServerSettings, application
+from baregrad.llm.serve import ServerSettings, VectorModel, application
 from baregrad.llm.text import tokenizer_of
 from baregrad.llm.text.templates import ChatTemplate
 from tests.llm.text.vocabularies import byte_metadata
 
-CONTEXT = 2000
+CONTEXT, WORDS = 2000, 100_000
 TEMPLATE = (
     "{% if tools %}<|im_start|>tools\n{{ tools | tojson }} <tool_call></tool_call><|im_end|>\n"
     "{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}"
@@ -44,6 +44,8 @@ class ScriptedEngine:
     def submit(self, request: AnswerRequest) -> Stream:
         if self.is_full:
             raise QueueFull("too many requests wait", found=9, wanted="fewer than 9")
+        if not request.tokens or not all(0 <= token < WORDS for token in request.tokens):
+            raise ArgumentError("no tokens, or such as do not exist")
         if len(request.tokens) >= CONTEXT:
             raise ArgumentError("the prompt is longer than the context", found=len(request.tokens))
         stream = Stream(len(request.tokens))
@@ -131,7 +133,7 @@ class Reply:
 class Client:
     """Speaks to an application."""
 
-    def __init__(self, model: ScriptedModel, **settings: Any) -> None:
+    def __init__(self, model: ScriptedModel | VectorModel, **settings: Any) -> None:
         self.application = application(model, ServerSettings(**settings))
 
     def get(self, path: str, headers: Mapping[str, str] | None = None) -> Reply:

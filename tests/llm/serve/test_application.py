@@ -6,11 +6,11 @@ import json
 import random
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from baregrad.base.errors import BaregradError
+from tests.llm.serve.odd_requests import VALID
 from tests.llm.serve.stand_in import CONTEXT, Client, Reply, ScriptedModel
 
 USER = {"role": "user", "content": "hi"}
@@ -95,9 +95,7 @@ def test_a_client_that_leaves_ends_its_answer(
     model: ScriptedModel, path: str, streams: bool
 ) -> None:
     model.engine.holds = True
-    body: dict[str, Any] = {"messages": [USER], "prompt": "a", "max_tokens": 9, "stream": streams}
-    if path == "/v1/responses":
-        body = {"input": "a", "stream": streams}
+    body = {**VALID[path], "stream": streams}
 
     def leaves(reply: Reply) -> bool:
         return bool(model.engine.streams) and (not streams or b"data" in reply.body)
@@ -108,57 +106,6 @@ def test_a_client_that_leaves_ends_its_answer(
     while not model.engine.streams[0].is_cancelled and time.monotonic() < limit:
         time.sleep(0.01)
     assert model.engine.streams[0].is_cancelled
-
-
-ODD: tuple[tuple[str, Any], ...] = (
-    (CHAT, b""), (CHAT, b"{"), (CHAT, b"[]"), (CHAT, b"\xff\xfe"), (CHAT, b"[" * 100_000),
-    (CHAT, {}), (CHAT, {"messages": []}), (CHAT, {"messages": "hi"}), (CHAT, {"messages": [3]}),
-    (CHAT, {"messages": [{"role": "king", "content": "x"}]}),
-    (CHAT, {"messages": [{"content": "x"}]}), (CHAT, {"messages": [{"role": "user"}]}),
-    (CHAT, {"messages": [{"role": "user", "content": 3}]}),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
-    (CHAT, {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
-    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
-    (CHAT, {"messages": [{"role": "assistant", "tool_calls": [
-        {"function": {"name": "f", "arguments": "{"}}]}]}),
-    (CHAT, {"messages": [USER], "temperature": "hot"}), (CHAT, {"messages": [USER], "n": 0}),
-    (CHAT, {"messages": [USER], "temperature": -1}), (CHAT, {"messages": [USER], "n": True}),
-    (CHAT, {"messages": [USER], "top_p": 7}), (CHAT, {"messages": [USER], "max_tokens": 0}),
-    (CHAT, {"messages": [USER], "max_tokens": 1.5}), (CHAT, {"messages": [USER], "stop": 3}),
-    (CHAT, {"messages": [USER], "stop": [""]}), (CHAT, {"messages": [USER], "stream": "yes"}),
-    (CHAT, {"messages": [USER], "logit_bias": {"x": 1}}),
-    (CHAT, {"messages": [USER], "logit_bias": []}), (CHAT, {"messages": [USER], "tools": {}}),
-    (CHAT, {"messages": [USER], "tools": [{"type": "function"}]}),
-    (CHAT, {"messages": [USER], "tools": [{"type": "magic"}]}),
-    (CHAT, {"messages": [USER], "tool_choice": "required"}),
-    (CHAT, {"messages": [USER], "response_format": {"type": "xml"}}),
-    (CHAT, {"messages": [USER], "response_format": {"type": "json_schema"}}),
-    (CHAT, {"messages": [USER], "functions": []}), (CHAT, {"messages": [USER], "seed": "x"}),
-    (CHAT, {"messages": [USER], "logprobs": True, "top_logprobs": 99}),
-    ("/v1/completions", {}), ("/v1/completions", {"prompt": []}),
-    ("/v1/completions", {"prompt": [[1, "x"]]}),
-    ("/v1/completions", {"prompt": "a", "suffix": "b"}),
-    ("/v1/completions", {"prompt": ["a"] * 1000}), ("/v1/completions", {"prompt": 3}),
-    ("/v1/responses", {}), ("/v1/responses", {"input": [{"type": "magic"}]}),
-    ("/v1/responses", {"input": "a", "previous_response_id": "x"}),
-    ("/v1/responses", {"input": [{"type": "function_call"}]}),
-    ("/v1/messages", {}), ("/v1/messages", {"messages": [USER]}),
-    ("/v1/messages", {"messages": [{"role": "x", "content": "a"}], "max_tokens": 1}),
-    ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "image"}]}],
-                      "max_tokens": 1}),
-    ("/v1/messages/count_tokens", {}), ("/tokenize", {}), ("/tokenize", {"content": 3}),
-    ("/detokenize", {"tokens": "x"}),
-)
-
-
-def test_odd_requests_get_a_reason_and_the_next_is_served(model: ScriptedModel) -> None:
-    client = Client(model)
-    for path, body in ODD:
-        reply = client.post(path, body)
-        assert 400 <= reply.status < 500, (path, body, reply.body)
-        error = reply.json()["error"]
-        assert error["message"] and error["type"], (path, body)
-    assert client.post(CHAT, {"messages": [USER]}).status == 200
 
 
 @pytest.mark.property

@@ -126,6 +126,29 @@ def test_a_call_may_be_wanted(model: ScriptedModel) -> None:
     assert model.engine.requests[-1].form == form
 
 
+def test_one_call_alone_may_be_wanted(model: ScriptedModel) -> None:
+    model.engine.answer = CALL + CALL.removeprefix("Well. ")
+    body = {"messages": [USER], "tools": [TOOL]}
+    client = Client(model)
+
+    def calls(more: dict[str, Any]) -> int:
+        choice = client.post(PATH, {**body, **more}).json()["choices"][0]
+        assert choice["finish_reason"] == "tool_calls"
+        return len(choice["message"]["tool_calls"])
+
+    assert [calls({}), calls({"parallel_tool_calls": False})] == [2, 1]
+    assert model.engine.streams[1].is_cancelled
+    events = client.post(PATH, {**body, "parallel_tool_calls": False, "stream": True}).events()
+    assert sum("tool_calls" in chunk["choices"][0]["delta"] and
+               "id" in chunk["choices"][0]["delta"]["tool_calls"][0] for chunk in events[:-1]) == 1
+    assert events[-2]["choices"][0]["finish_reason"] == "tool_calls"
+    answer = client.post("/v1/messages", {
+        "messages": [USER], "max_tokens": 99,
+        "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
+        "tools": [{"name": "get", "input_schema": {"type": "object"}}]}).json()
+    assert [block["type"] for block in answer["content"]] == ["text", "tool_use"]
+
+
 def test_thoughts_are_told_apart(model: ScriptedModel) -> None:
     model.engine.answer = "Let me see.\n</think>\n\nYes."
     message = Client(model).post(PATH, {
