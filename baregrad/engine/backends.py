@@ -26,6 +26,8 @@ from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.interface import Device
 
 if TYPE_CHECKING:
+    from baregrad.engine.kept.plans import KeptPlans
+    from baregrad.schedule import Plan
     from baregrad.target.cpu import CpuTarget
 
 
@@ -77,22 +79,36 @@ class CompiledBackend:
 
     def prepare(self, program: Canonical, donated: Mapping[int, int]) -> Executable:
         """Schedule the program and compile its kernels."""
+        with span("schedule"):
+            # What `DEBUG` shows of a plan has to be planned.
+            key = None if options.debug else self._plans.key(program, donated)
+            plan = None if key is None else self._plans.find(key)
+            if plan is None:
+                plan = self._plan(program, donated)
+                if key is not None:
+                    self._plans.keep(key, plan)
+        with span("compile"):
+            return Executable(plan, self.device, self.compiler)
+
+    @cached_property
+    def _plans(self) -> KeptPlans:
+        from baregrad.engine.kept.plans import KeptPlans
+
+        return KeptPlans(self.compiler)
+
+    def _plan(self, program: Canonical, donated: Mapping[int, int]) -> Plan:
         from baregrad.engine.groups import grouped
         from baregrad.graph import canonicalise
         from baregrad.schedule import make_plan
 
-        with span("schedule"):
-            # Where code stands is noted while debugging, so that only then it is asked for.
-            origins: dict[Node, Node] | None = {} if options.debug else None
-            order = program.order()
-            if options.debug >= REWRITES:
-                print_graph_rewrites(program.sink, self.compiler.target)
-            sink = canonicalise(program.sink, origins, self.compiler.target, order)
-            plan = make_plan(sink, donate=donated, target=self.compiler.target, origins=origins)
-            if self.compiler.target.kind == "gpu":
-                plan = grouped(plan)
-        with span("compile"):
-            return Executable(plan, self.device, self.compiler)
+        # Where code stands is noted while debugging, so that only then it is asked for.
+        origins: dict[Node, Node] | None = {} if options.debug else None
+        order = program.order()
+        if options.debug >= REWRITES:
+            print_graph_rewrites(program.sink, self.compiler.target)
+        sink = canonicalise(program.sink, origins, self.compiler.target, order)
+        plan = make_plan(sink, donate=donated, target=self.compiler.target, origins=origins)
+        return grouped(plan) if self.compiler.target.kind == "gpu" else plan
 
     def execute(
         self, executable: Executable, program: Canonical, where: Where | None

@@ -372,11 +372,11 @@ def _slots_read(kernel: Node) -> set[int]:
     }
 
 
-def source_fingerprint() -> str:
-    """A hash of the text of everything that takes part in compiling."""
+def source_fingerprint(rooms: Sequence[str] = _COMPILER_ROOMS) -> str:
+    """A hash of the text of rooms and files: of everything that takes part in compiling."""
     package = Path(__file__).resolve().parent.parent
     hasher = hashlib.sha256()
-    for room in _COMPILER_ROOMS:
+    for room in rooms:
         path = package / room
         for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
             hasher.update(file.name.encode())

@@ -1,0 +1,1 @@
+"""What a process keeps on disk for those that come after it, beside compiled kernels."""
