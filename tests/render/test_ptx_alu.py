@@ -10,7 +10,7 @@ import pytest
 from baregrad import render
 from baregrad.dtypes import COMPUTED, DType, dtypes
 from baregrad.ir.core.node import Node, alu, cast, const
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.target.gpu import NvidiaTarget, gpu_row
 from tests.kernel.legalise.accuracy import ERRORS, SPANS, WIDE, assert_same, samples, ulps
@@ -197,3 +197,16 @@ def test_integers_that_are_short_for_certain_convert_as_words() -> None:
     text = agree([share(40), share(32)], (dtypes.uint64,), [words])
     assert "cvt.rn.f32.u32" in text and "cvt.rn.f32.u64" not in text
     assert "cvt.rn.f32.u64" in agree([share(31)], (dtypes.uint64,), [words])
+
+
+@pytest.mark.parametrize("dtype", (dtypes.int32, dtypes.int16, dtypes.int8), ids=str)
+@pytest.mark.parametrize("op", (Ops.MAX, Ops.MIN), ids=str)
+def test_extremes_of_signed_integers_are_choices(op: Op, dtype: DType) -> None:
+    """A chain of them with negated operands came out wrong from the assembler."""
+    x, y = pairs(dtype)
+
+    def chain(x: Node, y: Node) -> Node:
+        return alu(op, alu(op, y, alu(Ops.NEG, x)), alu(Ops.NEG, y))
+
+    text = agree([chain], (dtype, dtype), [x, y])
+    assert "selp.b32" in text and "max.s32" not in text and "min.s32" not in text

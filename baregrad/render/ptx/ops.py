@@ -192,10 +192,19 @@ def _compare_bools(f: PtxText, op: Op, result: str, x: str, y: str) -> None:
 
 
 def _extreme(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
-    """MAX and MIN: a NaN in either operand gives NaN."""
+    """MAX and MIN: a NaN in either operand gives NaN.
+
+    Of two registers with signed integers the larger is chosen after a comparison: for sm_90 `ptxas`
+    (13.0) joins a chain of `max.s32` to VIMNMX3, and there it loses the signs of negated operands.
+    """
     dtype = node.dtype
     if not dtype.is_float:
-        _plain(f, node, result, x, y)
+        kind = ptx_type(dtype)
+        if kind.compute == "s32" and x.startswith("%") and y.startswith("%"):
+            order = "gt" if node.op is Ops.MAX else "lt"
+            f.emit("selp.b32", result, x, y, f.made("%p", f"setp.{order}.s32", x, y))
+        else:
+            _plain(f, node, result, x, y)
         return
     _refuse_narrow(node)
     name, compute = node.op.name.lower(), ptx_type(dtype).compute

@@ -349,6 +349,17 @@ def test_topk_of_a_long_axis() -> None:
         compare(lambda f, x, k=k: tuple(x.topk(k)), [array], dtypes.float32, second=False)
 
 
+@pytest.mark.parametrize("dtype", (np.int8, np.int16, np.int32, np.int64))
+@pytest.mark.parametrize("size", (5, 17, 300))
+def test_extremes_of_negated_integers(size: int, dtype: type[np.signedinteger[Any]]) -> None:
+    array = np.random.default_rng(size).integers(-100, 100, (3, size)).astype(dtype)
+    x = Tensor(array)
+    for dim in (0, 1):
+        assert (-x).amax(dim).tolist() == (-array).max(dim).tolist()
+        assert (x * -1).amin(dim).tolist() == (-array).min(dim).tolist()
+    assert (0 - x).amax().tolist() == (-array).max()
+
+
 def test_softmax_keeps_its_precision_and_gradient() -> None:
     array = np.random.default_rng(11).uniform(-50, 50, (4, 7))
     compare(lambda f, x: x.softmax(-1), [array], dtypes.float64, grad_tolerance=1e-10)
