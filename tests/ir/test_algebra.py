@@ -239,6 +239,22 @@ def test_names_must_differ() -> None:
 # --- laws that do not hold ---------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("dtype", [dtypes.int8, dtypes.uint8, dtypes.int64, dtypes.uint64], ids=str)
+def test_what_is_beside_a_limit_of_integers_is_known(dtype: DType) -> None:
+    x, low, high = slot(0, dtype), const(dtype.min, dtype), const(dtype.max, dtype)
+    assert simplify(alu(Ops.MIN, x, low)) is simplify(alu(Ops.MIN, low, x)) is low
+    assert simplify(alu(Ops.MAX, x, high)) is simplify(alu(Ops.MAX, high, x)) is high
+    assert simplify(alu(Ops.WHERE, alu(Ops.CMPLT, x, low), x, low)) is low
+    assert simplify(alu(Ops.WHERE, alu(Ops.CMPLE, low, x), x, high)) is x
+    assert simplify(alu(Ops.WHERE, alu(Ops.CMPLT, high, x), low, x)) is x
+    assert simplify(alu(Ops.WHERE, alu(Ops.CMPLE, x, high), x, low)) is x
+    for kept in (alu(Ops.CMPLT, low, x), alu(Ops.CMPLE, x, low), alu(Ops.CMPLT, x, high)):
+        assert simplify(kept) is kept
+    zero = const(0, dtype)
+    for op in (Ops.FLOORDIV, Ops.TRUNCDIV, Ops.MOD):
+        assert simplify(alu(op, x, zero)) is zero
+
+
 def test_float_laws_that_do_not_hold_are_not_applied() -> None:
     x, y = slot(0, dtypes.float32), slot(1, dtypes.float32)
     zero = const(0.0, dtypes.float32)

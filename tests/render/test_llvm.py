@@ -12,7 +12,7 @@ from baregrad import render
 from baregrad.assemble.llvm import LlvmAssembler, LlvmOptions
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.node import Node, alu, cast, range_node
+from baregrad.ir.core.node import Node, alu, cast, const, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import to_linear
 from baregrad.runtime.cpu.elf import read_object
@@ -252,3 +252,15 @@ def test_half_of_a_vector_that_a_mask_leaves_out_is_zero(
     np.testing.assert_array_equal(arrays[0].reshape(wanted.shape), wanted)
     # Alone, as padding is.
     compiled(to_linear(kernel(loop(i, store(out, value.src[2], place))), row), "llvm", row)(arrays)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.uint8, dtypes.uint16, dtypes.uint32], ids=str)
+def test_the_lesser_of_a_converted_float_and_zero_is_zero(dtype: DType) -> None:
+    """LLVM fails on it: it takes that for a conversion to an integer of no bits."""
+    lanes = vector(4, 0)
+    x, out = param(1, 4), param(0, 4, dtype=dtype)
+    value = Node(Ops.MIN, dtype, (cast(load(x, lanes), dtype), const(0, dtype)))
+    made = kernel(store(out, value, lanes))
+    kind = np.dtype(f"uint{dtype.bits}")
+    found = check(made, [np.ones(4, kind), np.arange(4, dtype=np.float32)])
+    np.testing.assert_array_equal(found[0], np.zeros(4, kind))

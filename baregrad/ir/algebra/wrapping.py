@@ -54,8 +54,20 @@ def _all_ones(found: Captures, node: Node) -> Node | None:
 
 
 def _beyond_limit(found: Captures, node: Node) -> Node | None:
-    limit = node.dtype.lowest if node.op is Ops.MAX else node.dtype.highest
-    return found["x"] if found["c"] is const(limit, node.dtype) else None
+    dtype, c = node.dtype, found["c"]
+    lowest, highest = const(dtype.lowest, dtype), const(dtype.highest, dtype)
+    least, most = (lowest, highest) if node.op is Ops.MAX else (highest, lowest)
+    if c is least:
+        return found["x"]
+    # A float may be NaN, which stays.
+    return c if c is most and integers(dtype) else None
+
+
+def _beside_limit(found: Captures, node: Node) -> Node | None:
+    x, c = found["x"], found["c"]
+    is_less = node.op is Ops.CMPLT
+    limit = x.dtype.lowest if (node.src[0] is x) is is_less else x.dtype.highest
+    return const(not is_less, dtypes.bool) if c is const(limit, x.dtype) else None
 
 
 def _opposite(found: Captures, node: Node) -> Node:
@@ -83,6 +95,11 @@ INTEGER_RULES = (
         alu(Ops.MUL, X, _c(0)), _c(0), exact, ops=(Ops.MUL, Ops.AND),
     ),
     equation(
+        "divide-zero", "x op 0 → 0, for floordiv, truncdiv and mod of integers",
+        "so the ops are defined, and what reads the quotient folds early",
+        alu(Ops.FLOORDIV, X, _c(0)), _c(0), integers, ops=(*_DIVISIONS[1:], Ops.MOD),
+    ),
+    equation(
         "modulo-one", "x % 1 → 0, for integers",
         "an axis of one element has one index",
         alu(Ops.MOD, X, _c(1)), _c(0), integers,
@@ -104,10 +121,24 @@ INTEGER_RULES = (
         alu(Ops.SUB, X, X), _c(0), exact, ops=(Ops.SUB, Ops.XOR),
     ),
     Rule(
-        "extreme-limit", "max(x, lowest) → x, min(x, highest) → x",
+        "extreme-limit",
+        "max(x, lowest) → x, min(x, highest) → x; max(x, highest) → highest, min(x, lowest) → "
+        "lowest for integers",
         "reductions start from these limits",
         term((Ops.MAX, Ops.MIN), var("x", values), number("c")), _beyond_limit,
         alu(Ops.MAX, X, _c(-(1 << 31))), X,
+    ),
+    Rule(
+        "compare-limit", "x < lowest → False, x <= highest → True, for integers",
+        "no unsigned integer is negative",
+        term((Ops.CMPLT, Ops.CMPLE), var("x", integers), number("c")), _beside_limit,
+        alu(Ops.CMPLT, X, _c(-(1 << 31))), const(False, dtypes.bool),
+    ),
+    Rule(
+        "compare-limit-first", "highest < x → False, lowest <= x → True, for integers",
+        "the same, where the constant stands first",
+        term((Ops.CMPLT, Ops.CMPLE), number("c"), var("x", integers)), _beside_limit,
+        alu(Ops.CMPLE, _c(-(1 << 31)), X), const(True, dtypes.bool),
     ),
     Rule(
         "double-negation", "--x → x, ~~x → x",

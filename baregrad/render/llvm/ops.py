@@ -79,6 +79,10 @@ def _extreme(f: FunctionText, node: Node) -> None:
     if x.op is Ops.CONST:
         x, y = y, x
     a, b = f.use(x, lanes), f.use(y, lanes)
+    if node.op is Ops.MIN and dtype.kind == "uint" and y.op is Ops.CONST and not y.arg:
+        # LLVM 22 takes the lesser of a float's conversion and 2**n - 1 for one to n bits, even 0.
+        f.names[node] = b
+        return
     if dtype.kind == "float" and y.op is Ops.CONST and y.arg == y.arg:
         # The constant wins only where it is certainly beyond x, so a NaN in x stays.
         kinds, mask = value_type(node), type_text(dtypes.bool, lanes)
