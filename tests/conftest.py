@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -29,6 +30,16 @@ def _cache_folder() -> Iterator[None]:
     """Remove the folder of compiled kernels when the run ends."""
     yield
     _CACHE.cleanup()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _plans_are_made() -> Iterator[None]:
+    """Keep no plans on disk: a test that changes how things are planned sees what it changed."""
+    from baregrad.engine.kept import plans
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plans, "KEPT_FROM", sys.maxsize)
+        yield
 
 
 @pytest.fixture(scope="module", autouse=True)

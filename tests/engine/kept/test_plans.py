@@ -25,6 +25,12 @@ from baregrad.tensor import Tensor
 ROWS = variable("kept_rows", 1, 40)
 
 
+@pytest.fixture(autouse=True)
+def _plans_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests keep none but these."""
+    monkeypatch.setattr(module, "KEPT_FROM", 32)
+
+
 def program_of(*results: Tensor) -> Canonical:
     return canonicalise([one.node for one in results], lambda node: None)
 
