@@ -71,8 +71,9 @@ def plan_reductions(plan: GpuPlan) -> None:
         plan.because("{} results, sums of {}: neighbours in threads read best", points, length)
         _plan_columns(plan, by_id(rows), columns, length)
         return
-    # A lone row, too: the order of its sum is that of each of many.
-    if not columns and length <= (THREAD_ROW if _lie_along(plan) else FAR_ROW):
+    # A lone row, too: the order of its sum is that of each of many. In sums of sums a thread's
+    # elements cannot lie next to each other along both.
+    if not columns and not nested and length <= (THREAD_ROW if _lie_along(plan) else FAR_ROW):
         plan.because("{} results, sums of {}: a thread for each", points, length)
         plan.spread(by_id(rows), BLOCK)
         for reduction in facts.reductions:

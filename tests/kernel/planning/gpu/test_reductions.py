@@ -176,9 +176,17 @@ def test_a_softmax_across_its_rows_reads_neighbours(shape: tuple[int, int, int])
     check(kernel)
 
 
+def pairwise(count: int) -> Node:
+    """The sum of the products of all pairs, each taken from a sum of its own."""
+    i, j = range_node(count, 0), range_node(count, 1)
+    product = alu(Ops.MUL, k.at(k.param(1, count), i), k.at(k.param(2, count), j))
+    inner = k.reduce(Ops.ADD, product, j)
+    return k.kernel(k.out(k.param(0), k.reduce(Ops.ADD, inner, i)))
+
+
 @pytest.mark.parametrize("kernel", [
     k.sum_of_row_logs(6, 40), k.smallest_column_sum(20, 30), k.sum_of_row_logs(300, 4),
-    k.sum_of_row_logs(3, 1),
+    k.sum_of_row_logs(3, 1), pairwise(12),
 ])
 def test_sums_of_sums(kernel: Node) -> None:
     check(kernel)
