@@ -20,6 +20,7 @@ from baregrad.llm.text.calls import (
     PartKind,
     answer_format,
     call_grammar,
+    grammar_behind_thought,
 )
 from baregrad.llm.text.templates import ChatTemplate
 from baregrad.llm.text.tokenizer import Tokenizer
@@ -168,30 +169,28 @@ class Served:
                 f"{self.model.name} has no chat template; it continues texts: /v1/completions"
             )
         values: dict[str, Any] = dict(asked.template)
-        form = self._form_of(asked)
-        if form is not None:
-            # A form holds from the first token, and leaves no room for thoughts.
+        if asked.form is not None or asked.must_call:
+            # A form holds from the first token on, behind a thought only where one cannot be left.
             values["enable_thinking"] = False
         for name in ("messages", "tools", "add_generation_prompt"):
             values.pop(name, None)
         spans = template.render_spans(asked.messages, tools=asked.tools or None, **values)
         text = "".join(part for part, _ in spans)
-        if form is not None and self.form.begins_in_thought(text):
-            raise RequestRefused(
-                "this model begins each answer with a thought, and no form can be enforced",
-                param="response_format",
-            )
         return text, self.model.tokenizer.encode_spans(spans)
 
-    def _form_of(self, asked: AskedChat) -> AnswerForm | None:
+    def _form_of(self, asked: AskedChat, in_thought: bool) -> AnswerForm | None:
         """Return the form that an answer has to have; raises RequestRefused for two at once."""
+        marks = self.model.tokenizer
         if not asked.must_call:
-            return asked.form
+            if asked.form is None or not in_thought:
+                return asked.form
+            schema = asked.form.text or '{"type": "object"}'
+            return AnswerForm("lark", grammar_behind_thought(self.form, schema, marks))
         if asked.form is not None:
             raise RequestRefused(
                 "an answer cannot be a call and have a form", param="response_format"
             )
-        grammar = call_grammar(self.form, asked.tools, asked.must_call)
+        grammar = call_grammar(self.form, asked.tools, asked.must_call, marks, in_thought)
         if grammar is None:
             raise RequestRefused(
                 "no call can be enforced of this model; tool_choice may be auto or none",
@@ -201,11 +200,11 @@ class Served:
 
     def _chat(self, asked: AskedChat) -> Answers:
         text, tokens = self.prompt(asked)
-        request = AnswerRequest(
-            tokens, self.model.sampling(**asked.sampling), self._form_of(asked), asked.client,
-            self.form.shown, is_turn=asked.answers == 1,
-        )
         in_thought = self.form.begins_in_thought(text)
+        request = AnswerRequest(
+            tokens, self.model.sampling(**asked.sampling), self._form_of(asked, in_thought),
+            asked.client, self.form.shown, is_turn=asked.answers == 1,
+        )
         parsers = [
             AnswerParser(self.form, tools=asked.tools, in_thought=in_thought)
             for _ in range(asked.answers)

@@ -144,9 +144,11 @@ def test_a_model_without_a_template_only_continues_texts() -> None:
     assert client.post("/v1/completions", {"prompt": "a"}).status == 200
 
 
-def test_no_form_where_each_answer_begins_with_a_thought() -> None:
+def test_a_form_holds_behind_the_thought_that_each_answer_begins_with() -> None:
     model = ScriptedModel(template="{{ messages[0].content }}<think>\n{# </think> #}")
     reply = Client(model).post(CHAT, {
         "messages": [USER], "response_format": {"type": "json_object"}})
-    assert reply.status == 400 and reply.json()["error"]["param"] == "response_format"
+    assert reply.status == 200
+    form = model.engine.requests[0].form
+    assert form is not None and form.kind == "lark" and "thought" in form.text
     model.close()

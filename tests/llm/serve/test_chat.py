@@ -110,7 +110,7 @@ def test_a_call_may_be_wanted(model: ScriptedModel) -> None:
         body = {"messages": [USER], "tools": [TOOL], "tool_choice": choice}
         assert client.post(PATH, body).status == 200
         form = model.engine.requests[-1].form
-        assert form is not None and form.kind == "lark" and '"const": "get"' in form.text
+        assert form is not None and form.kind == "lark" and "get" in form.text
     for choice, tools in (("required", []), ({"function": {"name": "x"}}, [TOOL])):
         reply = client.post(PATH, {"messages": [USER], "tools": tools, "tool_choice": choice})
         assert reply.status == 400 and "tool_choice" in reply.json()["error"]["param"]

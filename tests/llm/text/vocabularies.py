@@ -6,6 +6,7 @@ import itertools
 import random
 import unicodedata
 from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -111,15 +112,23 @@ def _joined(word: tuple[str, ...], pair: tuple[str, str]) -> tuple[str, ...]:
     return tuple(out)
 
 
-def byte_metadata(pre: str = "gpt-2", **more: Any) -> dict[str, Any]:
-    """Return the metadata of a byte-level vocabulary with a few special tokens."""
+def byte_metadata(
+    pre: str = "gpt-2", controls: Sequence[str] = (), **more: Any
+) -> dict[str, Any]:
+    """Return the metadata of a byte-level vocabulary with a few special tokens.
+
+    `controls` are further texts that control tokens have, instead of plain ones.
+    """
     tokens, merges = byte_pairs()
-    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>"]
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    specials += controls or ["<tool_call>"]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": pre,
         "tokenizer.ggml.tokens": tokens + specials,
-        "tokenizer.ggml.token_type": [1] * len(tokens) + [3, 3, 3, 4],
+        "tokenizer.ggml.token_type": (
+            [1] * len(tokens) + [3] * 3 + [3 if controls else 4] * (len(specials) - 3)
+        ),
         "tokenizer.ggml.merges": merges,
         "tokenizer.ggml.bos_token_id": len(tokens),
         "tokenizer.ggml.eos_token_id": len(tokens),

@@ -4,11 +4,12 @@ Each family of models writes calls in its own way, which its chat template shows
 model wrote is lost or told twice: what looks like a call and is none is text.
 """
 
-from baregrad.llm.text.calls.forcing import call_grammar
+from baregrad.llm.text.calls.forcing import call_grammar, grammar_behind_thought
 from baregrad.llm.text.calls.formats import AnswerFormat, answer_format
 from baregrad.llm.text.calls.parser import AnswerParser
 from baregrad.llm.text.calls.parts import AnswerPart, PartKind
 
 __all__ = [
     "AnswerFormat", "AnswerParser", "AnswerPart", "PartKind", "answer_format", "call_grammar",
+    "grammar_behind_thought",
 ]

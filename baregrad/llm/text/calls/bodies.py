@@ -196,7 +196,7 @@ def _typed(raw: str, schema: Any) -> str:
     """Return a value that stands between tags as JSON, of the type that the tool's schema says."""
     raw = raw.removeprefix("\n").removesuffix("\n")
     kinds = schema.get("type") if isinstance(schema, Mapping) else None
-    is_text = kinds == "string" or (isinstance(schema, Mapping) and "enum" in schema)
+    is_text = kinds == "string" or (isinstance(schema, Mapping) and raw in schema.get("enum", ()))
     if not is_text:
         try:
             value = json.loads(raw)

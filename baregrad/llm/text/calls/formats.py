@@ -25,8 +25,10 @@ class AnswerFormat:
 
     `calls` names the way of writing calls: "tags" (JSON between `<tool_call>` tags), "functions"
     (`<function=f>` in them), "bare" (the answer is JSON), "mistral", "deepseek", "harmony", or ""
-    for none. `opens` and `closes` are the tags of thoughts, or empty. `shown` are control tokens
-    that the parser has to see. Ids of calls have `id_length` letters and digits.
+    for none. `variant` tells ways of one family apart: "array", "named" or "identified" of mistral,
+    "named" or "fenced" of deepseek. `opens` and `closes` are the tags of thoughts, or empty.
+    `shown` are control tokens that the parser has to see. Ids of calls have `id_length` letters
+    and digits.
     """
 
     calls: str
@@ -34,6 +36,7 @@ class AnswerFormat:
     closes: str = ""
     shown: tuple[str, ...] = ()
     id_length: int = 24
+    variant: str = ""
 
     def begins_in_thought(self, prompt: str) -> bool:
         """Whether a prompt ends by opening a thought, so that the answer begins in it."""
@@ -48,9 +51,16 @@ def answer_format(template: str) -> AnswerFormat:
         return AnswerFormat("harmony", shown=_HARMONY)
     if "[TOOL_CALLS]" in template:
         marks = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
-        return AnswerFormat("mistral", opens, closes, (*marks, *thoughts), id_length=9)
+        variant = "identified" if "[CALL_ID]" in template else "named"
+        return AnswerFormat(
+            "mistral", opens, closes, (*marks, *thoughts), id_length=9,
+            variant=variant if "[ARGS]" in template else "array",
+        )
     if _DEEPSEEK[1] in template:
-        return AnswerFormat("deepseek", opens, closes, (*_DEEPSEEK, *thoughts))
+        variant = "fenced" if "```json" in template else "named"
+        return AnswerFormat(
+            "deepseek", opens, closes, (*_DEEPSEEK, *thoughts), variant=variant
+        )
     marks = ("<tool_call>", "</tool_call>", *thoughts)
     if "<function=" in template and "<parameter=" in template:
         return AnswerFormat("functions", opens, closes, marks)
