@@ -77,8 +77,9 @@ class Entry:
             older.update(self._random_states())
             changed = [s for s in written if id(s) in older]
             shown = [settled_view(t) for t in tensors]
-            # Of a settled view, what it is a view of as well, as `realize` does.
-            realize_storages((*(t._storage for t in (*shown, *tensors)), *changed))
+            # Of a settled view first what it is a view of, beside what `realize` computes.
+            realize_storages((*(t._storage for t in tensors), *changed))
+            realize_storages(t._storage for t in shown)
         self._settle_written(changed)
         self._note_written(call.tensors, changed)
         given = {id(t) for t in (*call.tensors, *self.surroundings.tensors)}
@@ -179,10 +180,13 @@ class Entry:
                 tensors = [t for t in leaves(result) if isinstance(t, Tensor)]
                 shown = [settled_view(t) for t in tensors]
                 made = [t.grad for t in (*leafs, *clones) if t.grad is not None]
-                storages = (*(t._storage for t in shown), *written, *(g._storage for g in made))
+                computed = (*written, *(g._storage for g in made))
+                settled = [t._storage for t in shown]
                 # Those that are symbolic are so no more once they are computed.
-                self.shapes = {storage: storage.node.shape for storage in storages}
-                realize_storages((*storages, *(t._storage for t in tensors)))
+                self.shapes = {each: each.node.shape for each in (*settled, *computed)}
+                # As in `run`.
+                realize_storages((*(t._storage for t in tensors), *computed))
+                realize_storages(settled)
             self._check(capture, before)
             self.gradients = Gradients(call, clones, gradients)
             self.results = sort_results(result, shown, clones, older, before.tensors)
