@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from baregrad.llm.serve import anthropic_messages, openai_responses
@@ -120,30 +121,28 @@ async def _unless_left(
                 await asyncio.wait({task})
 
 
-async def _openai_events(chunks: AsyncIterator[dict[str, Any]]) -> AsyncIterator[bytes]:
+async def _openai_events(chunks: AsyncGenerator[dict[str, Any]]) -> AsyncGenerator[bytes]:
     """Yield chunks as events, with what went wrong as one of them, up to the last word."""
-    try:
-        async for chunk in chunks:
-            yield event(chunk)
-    except Exception as error:  # noqa: BLE001 - the client is told of whatever it is
-        LOG.exception("a stream failed")
-        yield event(refusal_of(error).body())
-        return
-    finally:
-        await chunks.aclose()  # type: ignore[attr-defined]
+    async with aclosing(chunks):
+        try:
+            async for chunk in chunks:
+                yield event(chunk)
+        except Exception as error:  # noqa: BLE001 - the client is told of whatever it is
+            LOG.exception("a stream failed")
+            yield event(refusal_of(error).body())
+            return
     yield event("[DONE]")
 
 
 async def _named_events(
-    events: AsyncIterator[dict[str, Any]], failure: Callable[[RequestRefused], dict[str, Any]]
-) -> AsyncIterator[bytes]:
+    events: AsyncGenerator[dict[str, Any]], failure: Callable[[RequestRefused], dict[str, Any]]
+) -> AsyncGenerator[bytes]:
     """Yield events that have their type as their name."""
-    try:
-        async for data in events:
+    async with aclosing(events):
+        try:
+            async for data in events:
+                yield event(data, data["type"])
+        except Exception as error:  # noqa: BLE001 - the client is told of whatever it is
+            LOG.exception("a stream failed")
+            data = failure(refusal_of(error))
             yield event(data, data["type"])
-    except Exception as error:  # noqa: BLE001 - the client is told of whatever it is
-        LOG.exception("a stream failed")
-        data = failure(refusal_of(error))
-        yield event(data, data["type"])
-    finally:
-        await events.aclose()  # type: ignore[attr-defined]

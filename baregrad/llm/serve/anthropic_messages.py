@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import AsyncIterator
 from typing import Any
 
 from baregrad.llm.serve.asked import AskedChat, checked_tools, form_of
 from baregrad.llm.serve.chat_answers import check_reason, collect
+from baregrad.llm.serve.event_writer import Events, EventWriter
 from baregrad.llm.serve.fields import Fields
 from baregrad.llm.serve.history import check_history
 from baregrad.llm.serve.refusals import RequestRefused
@@ -142,12 +142,11 @@ def _messages(message: Fields) -> list[dict[str, Any]]:
     return results + ([made] if texts or calls or thoughts or not results else [])
 
 
-class MessageWriter:
+class MessageWriter(EventWriter):
     """Writes one answer as a message, whole or as events."""
 
     def __init__(self, served: Served, answers: Answers) -> None:
-        self._served = served
-        self._answers = answers
+        super().__init__(served, answers)
         self._id = "msg_" + secrets.token_hex(12)
         # The block that is open, and how many there were.
         self._open: PartKind | None = None
@@ -172,21 +171,14 @@ class MessageWriter:
             "usage": self._usage(),
         }
 
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the message's events."""
+    def begin(self) -> Events:
+        """Return the start of a message."""
         usage = {**self._usage(), "output_tokens": 0}
-        yield {"type": "message_start", "message": self._message([]) | {
+        return [{"type": "message_start", "message": self._message([]) | {
             "stop_reason": None, "stop_sequence": None, "usage": usage,
-        }}
-        async for news in self._answers.news():
-            for part in news.parts:
-                for data in self._part(part):
-                    yield data
-            if news.reason is not None:
-                for data in self._end(news):
-                    yield data
+        }}]
 
-    def _part(self, part: AnswerPart) -> list[dict[str, Any]]:
+    def part(self, part: AnswerPart) -> Events:
         """Return the events of a part, with the blocks that it ends and begins."""
         kind = part.kind
         if kind is PartKind.ARGUMENTS:
@@ -223,7 +215,8 @@ class MessageWriter:
         self._open = None
         return [{"type": "content_block_stop", "index": self._index}]
 
-    def _end(self, news: AnswerNews) -> list[dict[str, Any]]:
+    def end(self, news: AnswerNews) -> Events:
+        """Return the end of the block that is open, and of the message."""
         reason = _stop_reason(check_reason(news.reason or ""), news.stop)
         return [
             *self._close(),

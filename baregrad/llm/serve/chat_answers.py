@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from typing import Any
 
 from baregrad.llm.serve.asked import AskedChat
@@ -79,7 +79,7 @@ async def chat_answer(
 
 async def chat_chunks(
     served: Served, answers: Answers, asked: AskedChat, head: Mapping[str, Any]
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncGenerator[dict[str, Any]]:
     """Yield the chunks of the answers.
 
     Each begins with its role and an empty text, and ends with a reason and an empty delta; the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,7 +124,7 @@ async def completion_answer(
 
 async def completion_chunks(
     served: Served, begun: Sequence[Answers], asked: AskedCompletion, head: Mapping[str, Any]
-) -> AsyncIterator[dict[str, Any]]:
+) -> AsyncGenerator[dict[str, Any]]:
     """Yield the chunks of the answers, one prompt after another."""
     base = {**head, "object": "text_completion"}
     for number, (answers, prompt) in enumerate(zip(begun, asked.prompts, strict=True)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -32,7 +32,7 @@ class EventStream:
     has to end.
     """
 
-    def __init__(self, events: AsyncIterator[bytes], cancel: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncGenerator[bytes], cancel: Callable[[], None]) -> None:
         self._events = events
         self._cancel = cancel
 
@@ -70,7 +70,7 @@ class EventStream:
                 if task is not None and not task.done():
                     task.cancel()
                     await asyncio.wait({task})
-            await self._events.aclose()  # type: ignore[attr-defined]
+            await self._events.aclose()
 
 
 async def disconnected(receive: Receive) -> None:

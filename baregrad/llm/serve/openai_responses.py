@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from baregrad.llm.serve.asked import (
     wanted_calls,
 )
 from baregrad.llm.serve.chat_answers import check_reason
+from baregrad.llm.serve.event_writer import Events, EventWriter
 from baregrad.llm.serve.fields import Fields
 from baregrad.llm.serve.history import check_history
 from baregrad.llm.serve.refusals import RequestRefused
@@ -142,12 +143,11 @@ def _content(item: Fields, key: str) -> str:
     return "\n".join(texts)
 
 
-class ResponseWriter:
+class ResponseWriter(EventWriter):
     """Writes one answer as a response, whole or as events."""
 
     def __init__(self, served: Served, answers: Answers, asked: AskedResponse) -> None:
-        self._served = served
-        self._answers = answers
+        super().__init__(served, answers)
         self._asked = asked
         self._id = "resp_" + secrets.token_hex(12)
         self._created = int(time.time())
@@ -163,19 +163,14 @@ class ResponseWriter:
         found: dict[str, Any] = last["response"]
         return found
 
-    async def events(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield the response's events, of which the last has all of it."""
-        for kind in ("response.created", "response.in_progress"):
-            yield self._event(kind, response=self._response("in_progress"))
-        async for news in self._answers.news():
-            for part in news.parts:
-                for data in self._part(part):
-                    yield data
-            if news.reason is not None:
-                for data in self._end(news):
-                    yield data
+    def begin(self) -> Events:
+        """Return the events of a response of which nothing is there."""
+        return [
+            self._event(kind, response=self._response("in_progress"))
+            for kind in ("response.created", "response.in_progress")
+        ]
 
-    def _part(self, part: AnswerPart) -> list[dict[str, Any]]:
+    def part(self, part: AnswerPart) -> Events:
         """Return the events of a part, with the items that it ends and begins."""
         kind = part.kind
         if kind is PartKind.CALL_END:
@@ -260,7 +255,8 @@ class ResponseWriter:
                                  name=item["name"], arguments=item["arguments"])]
         return [*found, self._event("response.output_item.done", output_index=at, item=item)]
 
-    def _end(self, news: AnswerNews) -> list[dict[str, Any]]:
+    def end(self, news: AnswerNews) -> Events:
+        """Return the end of the item that is open, and the whole response."""
         is_cut = check_reason(news.reason or "") == "length"
         closing = self._close()
         status = "incomplete" if is_cut else "completed"

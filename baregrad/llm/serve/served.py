@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol
@@ -97,7 +97,7 @@ class Answers:
         for stream in self._streams:
             stream.cancel()
 
-    async def news(self) -> AsyncIterator[AnswerNews]:
+    async def news(self) -> AsyncGenerator[AnswerNews]:
         """Yield what is new until all answers have ended; raises an engine's error."""
         loop = asyncio.get_running_loop()
         pieces: asyncio.Queue[tuple[int, AnswerPiece]] = asyncio.Queue()
