@@ -1,7 +1,7 @@
 """Bits of packed blocks as arithmetic of tensors: fields, halves, small codes and small tables.
 
-A block is the last axis of a tensor of bytes. What these functions give is lazy: it becomes part of
-whatever reads it.
+A block is the last axis of a tensor of bytes, or of planes. What these functions give is lazy: it
+becomes part of whatever reads it.
 """
 
 from __future__ import annotations
@@ -9,13 +9,59 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baregrad.dtypes import dtypes
+from baregrad.io.gguf.planes import WORD_BYTES, BlockField, Planes
 from baregrad.tensor import Tensor
 
+Blocks = Tensor | Planes
+# What float32 numbers of 23 bits are written after, and what that adds to them.
+_FLOAT_LEAD, _FLOAT_STEP = 0x4B000000, 1 << 23
 
-def field(blocks: Tensor, start: int, stop: int, *shape: int) -> Tensor:
+
+def field(blocks: Blocks, start: int, stop: int, *shape: int) -> Tensor:
     """Bytes `start` to `stop` of each block as int32 from 0 to 255; the last axis gets `shape`."""
-    part = blocks[..., start:stop].cast(dtypes.int32)
+    if isinstance(blocks, Planes):
+        part = blocks.read(BlockField(start, stop, "bytes")).cast(dtypes.int32)
+    else:
+        part = blocks[..., start:stop].cast(dtypes.int32)
     return part.reshape(*blocks.shape[:-1], *shape) if shape else part
+
+
+def signed_field(blocks: Blocks, start: int, stop: int, *shape: int) -> Tensor:
+    """As `field`, bytes with a sign: -128 to 127."""
+    if not isinstance(blocks, Planes):
+        return signed(field(blocks, start, stop, *shape))
+    part = blocks.read(BlockField(start, stop, "signed")).cast(dtypes.int32)
+    return part.reshape(*blocks.shape[:-1], *shape) if shape else part
+
+
+def codes(blocks: Blocks, start: int, stop: int, *shape: int) -> Tensor:
+    """As `field`, bytes that hold small codes: of planes, four of them in each uint32 word.
+
+    `unpack`, `|` and `<<` work on both, as long as no code leaves its byte; `numbers` gives what
+    they stand for. The last of `shape` counts bytes.
+    """
+    if not isinstance(blocks, Planes):
+        return field(blocks, start, stop, *shape)
+    part = blocks.read(BlockField(start, stop, "words"))
+    *front, last = shape or (stop - start,)
+    return part.reshape(*blocks.shape[:-1], *front, last // WORD_BYTES)
+
+
+def per_code(blocks: Blocks, *shape: int) -> tuple[int | object, ...]:
+    """The shape of `codes` whose last axis counts elements."""
+    *front, last = shape
+    lanes = WORD_BYTES if isinstance(blocks, Planes) else 1
+    return (*blocks.shape[:-1], *front, last // lanes)
+
+
+def numbers(found: Tensor, offset: int = 0) -> Tensor:
+    """Codes less `offset`: int32 of bytes; of words float32, four elements for each."""
+    if found.dtype is not dtypes.uint32:
+        return found - offset if offset else found
+    steps = Tensor.arange(WORD_BYTES, dtype=dtypes.uint32, device=found.device) * 8
+    # A small integer in the low bits of 2**23 is a float without a conversion, which is slow.
+    bits = ((found.unsqueeze(-1) >> steps) & 255) | _FLOAT_LEAD
+    return (bits.bitcast(dtypes.float32) - float(_FLOAT_STEP + offset)).flatten(-2)
 
 
 def signed(codes: Tensor) -> Tensor:
@@ -23,14 +69,23 @@ def signed(codes: Tensor) -> Tensor:
     return (codes ^ 128) - 128
 
 
-def words(blocks: Tensor, start: int, count: int) -> Tensor:
+def signed_numbers(blocks: Blocks, start: int, stop: int) -> Tensor:
+    """Bytes with a sign: int32, of words float32."""
+    if not isinstance(blocks, Planes):
+        return signed(field(blocks, start, stop))
+    return numbers(codes(blocks, start, stop) ^ 0x80808080, 128)
+
+
+def words(blocks: Blocks, start: int, count: int) -> Tensor:
     """`count` little-endian 16-bit words of each block from byte `start`, as int32 from 0."""
     pairs = field(blocks, start, start + 2 * count, count, 2)
     return pairs[..., 0] | (pairs[..., 1] << 8)
 
 
-def half(blocks: Tensor, start: int) -> Tensor:
+def half(blocks: Blocks, start: int) -> Tensor:
     """The float16 at byte `start` of each block as float32; the last axis has length 1."""
+    if isinstance(blocks, Planes):
+        return blocks.read(BlockField(start, start + 2, "half")).cast(dtypes.float32)
     return half_of(words(blocks, start, 1))
 
 
@@ -42,11 +97,14 @@ def half_of(codes: Tensor) -> Tensor:
 def unpack(codes: Tensor, bits: int, count: int, axis: int = -2) -> Tensor:
     """The `count` fields of `bits` bits that lie in each code, lowest first, along a new axis.
 
+    Of words, those of each of their bytes.
+
     `axis` is where the new axis stands in the result, counted from its end.
     """
-    steps = Tensor.arange(count, dtype=dtypes.int32, device=codes.device) * bits
+    steps = Tensor.arange(count, dtype=codes.dtype, device=codes.device) * bits
     wide = codes.unsqueeze(axis) >> steps.reshape(count, *(1,) * (-axis - 1))
-    return wide & ((1 << bits) - 1)
+    mask = (1 << bits) - 1
+    return wide & (mask * 0x01010101 if codes.dtype is dtypes.uint32 else mask)
 
 
 def choose(codes: Tensor, table: Sequence[int]) -> Tensor:

@@ -12,7 +12,9 @@ import numpy.typing as npt
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import DType, as_dtype, dtypes
 from baregrad.io.gguf import grid_blocks, k_blocks, plain_blocks
+from baregrad.io.gguf.bits import Blocks
 from baregrad.io.gguf.grids import grid_of
+from baregrad.io.gguf.planes import Planes, planes_of
 from baregrad.io.gguf.types import GgmlType
 from baregrad.io.tensors import mapped_tensor
 from baregrad.tensor import Tensor
@@ -20,7 +22,7 @@ from baregrad.tensor import Tensor
 if TYPE_CHECKING:
     from baregrad.io.gguf.reader import GgufTensor
 
-_BLOCKS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType({
+_BLOCKS: Mapping[str, Callable[[Blocks], Tensor]] = MappingProxyType({
     "Q4_0": plain_blocks.q4_0, "Q4_1": plain_blocks.q4_1,
     "Q5_0": plain_blocks.q5_0, "Q5_1": plain_blocks.q5_1,
     "Q8_0": plain_blocks.q8_0, "Q8_1": plain_blocks.q8_1,
@@ -48,7 +50,7 @@ class PackedWeight:
     some, which weights of one type may share; left out, they are made.
     """
 
-    __slots__ = ("bytes", "grid", "shape", "type")
+    __slots__ = ("_bytes", "grid", "shape", "type")
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class PackedWeight:
     ) -> None:
         self.type = type
         self.shape = tuple(shape)
-        self.bytes = bytes
+        self._bytes = bytes
         points = grid_of(type.name)
         if grid is None and points is not None:
             grid = Tensor(points.codes(), device=bytes.device)
@@ -86,6 +88,11 @@ class PackedWeight:
         return f"PackedWeight({self.type}, {list(self.shape)}, {self.device})"
 
     @property
+    def bytes(self) -> Tensor:
+        """The bytes as a file has them, or the elements of a type that packs nothing."""
+        return self._bytes
+
+    @property
     def device(self) -> str:
         """The name of the device that holds the bytes."""
         return self.bytes.device
@@ -103,13 +110,28 @@ class PackedWeight:
         wanted: DType = as_dtype(dtype)
         if not self.type.is_packed:
             return self.bytes.cast(wanted)
-        count = self.bytes.shape[-1] // self.type.nbytes
-        blocks = self.bytes.reshape(*self.bytes.shape[:-1], count, self.type.nbytes)
         if self.grid is None:
-            values = _BLOCKS[self.type.name](blocks)
+            values = _BLOCKS[self.type.name](self._blocks())
         else:
-            values = _GRID_BLOCKS[self.type.name](blocks, self.grid)
+            values = _GRID_BLOCKS[self.type.name](self._byte_blocks(), self.grid)
         return values.flatten(-2).cast(wanted)
+
+    def _blocks(self) -> Blocks:
+        return self._byte_blocks()
+
+    def _byte_blocks(self) -> Tensor:
+        count = self.bytes.shape[-1] // self.type.nbytes
+        return self.bytes.reshape(*self.bytes.shape[:-1], count, self.type.nbytes)
+
+    def in_planes(self) -> PackedWeight:
+        """Return the weight with the fields of its blocks apart, in memory, for wide loads.
+
+        Itself where it packs nothing, or its blocks are read in other ways.
+        """
+        if not self.type.is_packed or self.grid is not None:
+            return self
+        planes = planes_of(self._byte_blocks(), _BLOCKS[self.type.name])
+        return self if planes is None else PlanarWeight(self.type, self.shape, planes)
 
     def at(self, index: Tensor | int | slice) -> PackedWeight:
         """Return the part at an index of the first axis, packed: rows, or matrices of a stack."""
@@ -141,5 +163,55 @@ class PackedWeight:
                 "a product takes a matrix", found=f"a weight of shape {list(self.shape)}",
                 wanted="(out, in)", hint="at(index) gives one matrix of a stack",
             )  # fmt: skip
+        if all(size == 1 for size in x.shape[:-1]):
+            # A lone row is as fast with the numbers as they are.
+            single: Tensor = x.cast(dtypes.float32) @ self.dense().T
+            return single.cast(x.dtype)
         result: Tensor = x @ self.dense(x.dtype).T
         return result
+
+
+class PlanarWeight(PackedWeight):
+    """A weight whose blocks are planes: each field of all blocks lies in an array of its own."""
+
+    __slots__ = ("planes",)
+
+    def __init__(
+        self, type: GgmlType, shape: tuple[int | object, ...], planes: Planes
+    ) -> None:
+        self.type = type
+        self.shape = tuple(shape)
+        self.planes = planes
+        self.grid = None
+
+    @property
+    def bytes(self) -> Tensor:
+        """The bytes as a file has them, lazily."""
+        return self.planes.joined().flatten(-2)
+
+    @property
+    def device(self) -> str:
+        """The name of the device that holds the planes."""
+        return self.planes.device
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the weight takes."""
+        return self.planes.nbytes
+
+    def _blocks(self) -> Blocks:
+        return self.planes
+
+    def in_planes(self) -> PackedWeight:
+        """Return the weight itself."""
+        return self
+
+    def at(self, index: Tensor | int | slice) -> PackedWeight:
+        """Return the part at an index of the first axis, packed: rows, or matrices of a stack."""
+        part = self.planes.at(index)
+        return PlanarWeight(self.type, (*part.shape[:-2], self.shape[-1]), part)
+
+    def as_rows(self) -> PackedWeight:
+        """Return the weight as one matrix, whatever its leading axes were."""
+        rows = self.planes.as_rows()
+        return PlanarWeight(self.type, (rows.shape[0], self.shape[-1]), rows)

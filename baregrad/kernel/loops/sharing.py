@@ -17,6 +17,7 @@ from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.analysis import EXPENSIVE, EXPENSIVE_OPS, by_id, in_bounds, is_read
 from baregrad.kernel.loops.guards import covered_by_guards, guard_crossed_reads, push_guards
 from baregrad.kernel.loops.held_rows import hold_rows
+from baregrad.kernel.loops.quotient_axes import split_quotients
 from baregrad.kernel.loops.shared_factors import share_factors
 from baregrad.kernel.loops.written_sums import write_sums
 from baregrad.target import AnyTarget
@@ -46,7 +47,8 @@ def prepare(kernel: Node, target: AnyTarget | None = None) -> Node:
     if key not in memo:
         found = push_guards(kernel)
         if target is not None and target.kind == "gpu":
-            found = hold_rows(write_sums(guard_crossed_reads(found), target), target)
+            found = split_quotients(guard_crossed_reads(found))
+            found = hold_rows(write_sums(found, target), target)
         else:
             found = share_factors(share_values(found))
         # A node that held itself would never be freed.

@@ -19,6 +19,7 @@ from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import COMPARE, Op, Ops, mask_of
 from baregrad.render.interface import BOOL_OPS
 from baregrad.render.ptx.convert import CONVERSIONS, narrow
+from baregrad.render.ptx.octets import replace_octet
 from baregrad.render.ptx.text import PtxText
 from baregrad.render.ptx.types import literal, ptx_type
 
@@ -28,6 +29,8 @@ LaneRule = Callable[..., None]
 
 def elementwise(f: PtxText, node: Node) -> None:
     """An elementwise instruction, for each of its lanes."""
+    if replace_octet(f, node):
+        return
     rule = LANE_RULES.get(node.op)
     if rule is None or node.dtype.kind in ("index", "token"):
         raise CompilerBug("PTX has no such instruction; it was to be lowered", found=node)

@@ -1,0 +1,108 @@
+"""Sums of a GPU's kernel over numbers that are packed in words: a thread has all that is in a word.
+
+What a word holds is unpacked once, by operations on all of it, and scales are made once for all
+that a thread has under them. Neighbouring threads read neighbouring words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import prod
+
+from baregrad.base.bits import next_power_of_two
+from baregrad.ir.core.node import Node, extent_of
+from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations
+from baregrad.kernel.language.schedule import Bind, Collapse, Split
+from baregrad.kernel.planning.common.decisions import powers_from
+from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
+
+# Elements that are unpacked from the same words, at most.
+MOST_HELD = 64
+# Arrays of words with a quarter of the bytes of the largest one, or more, are held as that is.
+LEAST_SHARE = 4
+# Elements of a thread for a sum, about; and of those that are under way together, each with an
+# accumulator of its own.
+THREAD_ELEMENTS, TOGETHER = 64, 64
+MOST_WARPS = 8
+
+
+def plan_packed(plan: GpuPlan) -> bool:
+    """Share out sums over packed numbers; False where none are, or several rows share them."""
+    facts = plan.facts
+    reductions = facts.reductions
+    own = frozenset(reductions[0].own)
+    if any(frozenset(each.own) != own or each.free != reductions[0].free for each in reductions):
+        return False
+    if any(each.node.arg.monoid.arity != 1 for each in reductions):
+        return False
+    axes = [axis for axis in reductions[0].own if extent_of(axis) != 1]
+    if not all(isinstance(extent_of(axis), int) for axis in axes):
+        return False
+    words = _words(plan, own)
+    if words is None or any(each.stride(axis) is None for each in words for axis in axes):
+        return False
+    main = words[0]
+    held = [axis for axis in axes if any(each.stride(axis) == 0 for each in words)]
+    moving = plan.by_stride([axis for axis in axes if axis not in held], main)
+    rows = [axis for axis in facts.data if extent_of(axis) != 1]
+    if not held or not moving or iterations(held) > MOST_HELD:
+        return False
+    if not all(axis in main.axes for axis in rows):
+        return False
+    plan.because("{} numbers in words: a thread has all of one", iterations(held))
+    _plan(plan, rows, moving, held)
+    return True
+
+
+def _words(plan: GpuPlan, own: frozenset[Node]) -> list[ArrayAccess] | None:
+    """What numbers are packed in, that of most bytes first; None where no word is read again."""
+    found = [
+        access for access in plan.facts.accesses
+        if not access.write and not access.axes.isdisjoint(own)
+        and access.array.dtype.kind == "uint" and itemsize(access.array.dtype) > 1
+    ]  # fmt: skip
+    sizes = {each: iterations(each.axes) * itemsize(each.array.dtype) for each in found}
+    most = max(sizes.values(), default=0)
+    large = [each for each in found if sizes[each] * LEAST_SHARE >= most]
+    large.sort(key=sizes.__getitem__, reverse=True)
+    if not large or iterations(large[0].axes & own) >= iterations(own):
+        return None
+    return large
+
+
+def _plan(
+    plan: GpuPlan, rows: Sequence[Node], moving: Sequence[Node], held: Sequence[Node]
+) -> None:
+    """Threads along words, and along rows where a row has few."""
+    inner = next((axis for axis in held if _is_innermost(plan, axis)), None)
+    for axis in held:
+        plan.steps.append(Bind(plan.name(axis), "vector" if axis is inner else "unroll"))
+    plan.taken.update((*held, *moving))
+    count = prod([int(axis.src[0].arg) for axis in moving])
+    held_count = iterations(held)
+    most = next_power_of_two(max(count * held_count // THREAD_ELEMENTS, 1))
+    first = min(max(most, min(next_power_of_two(count), plan.warp)), MOST_WARPS * plan.warp)
+    threads = plan.pick("threads of a row", powers_from(first, 1, MOST_WARPS * plan.warp))
+    if threads <= plan.warp:
+        units = [("thread", threads)]
+        most = plan.target.threads_per_block // threads
+        together = powers_from(WARPS * plan.warp // threads, 1, most)
+        plan.spread_rows(rows, plan.pick("rows of a block", together))
+    else:
+        units = [("thread_y", threads // plan.warp), ("thread", plan.warp)]
+        plan.grid(rows)
+    most = max(min(count // threads, TOGETHER // held_count), 1)
+    steps = plan.pick("steps", powers_from(most, 1, most))
+    name = plan.name(moving[0])
+    if len(moving) > 1:
+        name = "words"
+        plan.steps.append(Collapse(tuple([plan.name(axis) for axis in moving]), name))
+    parts = [("w_u", steps), *[(f"w_{unit}", size) for unit, size in units]]
+    plan.steps.append(Split(name, (("w_o", 0), *parts), masked=True))
+    plan.steps.append(Bind("w_u", "unroll"))
+    plan.steps.extend(Bind(f"w_{unit}", unit) for unit, size in units if size > 1)
+
+
+def _is_innermost(plan: GpuPlan, axis: Node) -> bool:
+    """Whether some array has neighbours along an axis."""
+    return any(access.stride(axis) == 1 for access in plan.facts.accesses if not access.write)

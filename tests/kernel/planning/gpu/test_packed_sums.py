@@ -1,0 +1,45 @@
+"""Sums over packed numbers on a GPU: right at every level, each word read once."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from baregrad.ir.core.node import Node
+from baregrad.kernel import choose_schedule
+from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.loops.sharing import prepare
+from baregrad.kernel.planning.common.tiling import Reason
+from baregrad.kernel.planning.gpu.gpu_schedule import choose_gpu_schedule
+from baregrad.render import get
+from tests.kernel.gpu_kernels import HOPPER, check_gpu
+from tests.kernel.packed_products import packed_product
+
+
+def reasons(kernel: Node) -> str:
+    _, found = choose_gpu_schedule(facts_of(prepare(kernel, HOPPER)), HOPPER)
+    texts: list[Reason] = list(found)
+    return " ".join(str(text).format(*facts) for text, *facts in texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [("Q6_K", 16), ("Q4_K", 8), ("Q5_K", 32), ("Q3_K", 32), ("Q2_K", 16), ("Q4_0", 8), ("Q8_0", 4)],
+)
+def test_a_thread_has_all_that_is_in_a_word(name: str, held: int) -> None:
+    kernel = packed_product(name, 1, 6, 512)
+    assert f"{held} numbers in words" in reasons(kernel)
+    program = check_gpu(kernel, choose_schedule(kernel, HOPPER))
+    text = get("ptx").render(program, HOPPER)
+    words = len(re.findall(r"ld\.global\S*\.b32", text))
+    octets = len(re.findall(r"prmt\.b32", text))
+    # Each word holds at least four numbers, each of which is one permutation.
+    assert words
+    assert octets >= 2 * words
+
+
+@pytest.mark.parametrize("width", [256, 768, 2048, 8192])
+def test_sums_of_every_length(width: int) -> None:
+    kernel = packed_product("Q6_K", 1, 3, width)
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
