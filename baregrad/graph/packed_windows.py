@@ -83,10 +83,9 @@ def _sides(node: Node) -> tuple[int, int] | None:
     value, axes = node.src[0], node.arg.axes
     if node.arg.monoid.primitive is not Ops.ADD or value.op is not Ops.MUL:
         return None
-    sides = sides_of(value, axes) if value.dtype is dtypes.float32 else None
-    if sides is None:
+    if value.dtype is not dtypes.float32 or not all(isinstance(e, int) for e in value.shape):
         return None
-    rows, columns, _ = sides
+    rows, columns, _ = sides_of(value, axes)
     steps = prod([value.shape[axis] for axis in axes])
     if min(rows, columns) < 2 or max(rows, columns) < MANY_USES or steps < LEAST:
         return None

@@ -7,6 +7,7 @@ from typing import Any
 
 from baregrad.graph.views import DATA, constant_of
 from baregrad.ir.analysis.regroup import same_axes
+from baregrad.ir.core import index
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Ops, mask_of
 
@@ -61,20 +62,18 @@ def is_repeated(node: Node, axis: int) -> bool:
     return False
 
 
-def sides_of(product: Node, axes: tuple[int, ...]) -> tuple[int, int, int] | None:
+def sides_of(product: Node, axes: tuple[int, ...]) -> tuple[int, int, int]:
     """How many results of a MUL that is summed over `axes` each factor alone has, and both.
 
-    Rows, columns, and such products; None where some extent is symbolic.
+    Rows, columns, and such products, at most.
     """
     left, right = product.src
     sides = [1, 1, 1]
     for axis, extent in enumerate(product.shape):
-        if not isinstance(extent, int):
-            return None
         if axis in axes or extent == 1:
             continue
         alone = is_repeated(right, axis), is_repeated(left, axis)
-        sides[alone.index(True) if any(alone) else 2] *= extent
+        sides[alone.index(True) if any(alone) else 2] *= index.upper(extent)
     rows, columns, both = sides
     return rows, columns, both
 

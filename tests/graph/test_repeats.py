@@ -7,6 +7,7 @@ import pytest
 
 from baregrad.graph.repeats import axis_before_reshape, is_repeated, neighbours, sides_of
 from baregrad.ir.core import index
+from baregrad.ir.core.index import variable
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.tensor_level import evaluate_all
@@ -89,6 +90,10 @@ def test_sides_of_a_product_are_counted_by_what_its_factors_repeat() -> None:
     assert sides_of((left * right).node, (4,)) == (12, 7, 2)
     # Along what both repeat, results are the same; along the rest each has factors of its own.
     assert sides_of((left * left).node, (4,)) == (7, 1, 24)
+    # Of a symbolic number the bound counts.
+    some = variable("some", 1, 3)
+    left, right = param(0, 2, some, 1, 5).expand(2, some, 7, 5), param(1, 2, 1, 7, 5)
+    assert sides_of((left * right.expand(2, some, 7, 5)).node, (3,)) == (3, 7, 2)
 
 
 PACKED = param(3, 2, 6, 48)

@@ -219,10 +219,12 @@ def is_read(node: Node) -> bool:
 def in_bounds(node: Node) -> bool:
     """Whether an INDEX or a LOAD stays inside its array whatever its axes are, guarded or not."""
     for position, extent in zip(node.src[1:], node.src[0].shape, strict=True):
-        if position.op is Ops.RANGE and extent.__class__ is int:
+        if position.op is Ops.RANGE:
             # The usual case: an axis of the array's own size.
             size = position.src[0]
-            if size.op is Ops.CONST and 0 < size.arg <= extent:
+            if size is extent:
+                continue
+            if size.op is Ops.CONST and extent.__class__ is int and 0 < size.arg <= extent:
                 continue
         low, high = bounds(position)
         if low < 0 or high >= (extent if extent.__class__ is int else index.lower(extent)):

@@ -92,6 +92,14 @@ def test_a_read_stays_inside_its_array_or_not(position: object, extent: int) -> 
     assert in_bounds(k.at(k.param(1, extent), place)) == inside
 
 
+def test_an_axis_of_a_symbolic_number_stays_inside_an_array_of_that_number() -> None:
+    rows = index.variable("rows", 1, 8)
+    i = range_node(rows, 0)
+    assert in_bounds(k.at(k.param(1, rows), i)) and in_bounds(k.at(k.param(1, 8), i))
+    assert not in_bounds(k.at(k.param(1, rows), index.add(i, 1)))
+    assert not in_bounds(k.at(k.param(1, index.sub(rows, 1)), i))
+
+
 def test_axes_are_of_the_output_or_reduced_or_scanned() -> None:
     names = {kind: [[axis.arg.id for axis in getattr(facts_of(kernel), kind)] for kernel in (
         k.softmax(3, 4), k.matmul(2, 3, 4), k.cumsum(3, 4), k.scatter_add(3, 4, 5),

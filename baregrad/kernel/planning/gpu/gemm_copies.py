@@ -14,7 +14,7 @@ from math import gcd
 from types import MappingProxyType
 from typing import NamedTuple
 
-from baregrad.ir.core.node import Node
+from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
 from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
@@ -118,11 +118,11 @@ def _together(read: ArrayAccess, axes: Sequence[Node]) -> int:
 
 
 def run_of(read: ArrayAccess, axes: Sequence[Node]) -> list[Node]:
-    """The innermost of joined axes that an array has one after the other."""
+    """The innermost of joined axes that an array has one after the other, up to a symbolic one."""
     stride = 1
     found: list[Node] = []
     for axis in reversed(axes):
-        if read.stride(axis) != stride:
+        if read.stride(axis) != stride or not isinstance(extent_of(axis), int):
             break
         found.append(axis)
         stride *= iterations([axis])

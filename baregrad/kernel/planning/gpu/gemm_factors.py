@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
+from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import (
@@ -11,13 +13,16 @@ from baregrad.kernel.facts.analysis import (
     Reduction,
     in_bounds,
     is_read,
-    iterations,
     out_axes,
     reads_in,
 )
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
 _FOLDED = (Ops.REDUCE, Ops.SCAN, Ops.STAGE)
+# How much smaller each of the sizes is that a plan for symbolic ones is judged by.
+SHARE = 8
+# Rows, columns, steps, products.
+Sizes = tuple[int, int, int, int]
 
 
 @dataclass(eq=False, slots=True)
@@ -47,10 +52,7 @@ class Factor:
 
 @dataclass(eq=False, slots=True)
 class GemmFactors:
-    """The factors of a product, and its axes: of the one alone, of the other, of both, summed.
-
-    All extents are constant.
-    """
+    """The factors of a product, and its axes: of the one alone, of the other, of both, summed."""
 
     left: Factor
     right: Factor
@@ -59,11 +61,31 @@ class GemmFactors:
     shared: list[Node]
     depth: list[Node]
 
-    def sizes(self) -> tuple[int, int, int, int]:
-        """Rows, columns, steps, and how many such products there are."""
+    def sizes(self, share: int = 1) -> Sizes:
+        """Rows, columns, steps, and how many such products there are.
+
+        At most, and where extents are symbolic, with one part in `share` of their bounds.
+        """
         axes = (self.rows, self.columns, self.depth, self.shared)
-        m, n, k, outside = map(iterations, axes)
+        m, n, k, outside = (prod([_extent(axis, share) for axis in each]) for each in axes)
         return m, n, k, outside
+
+    def all_sizes(self) -> list[Sizes]:
+        """The sizes that a plan is judged by: the most, with a share of the bounds, and so on."""
+        found = [self.sizes()]
+        share = SHARE
+        while (sizes := self.sizes(share)) != found[-1]:
+            found.append(sizes)
+            share *= SHARE
+        return found
+
+
+def _extent(axis: Node, share: int) -> int:
+    """The points of an axis: of a symbolic one so small a share of those that it may have."""
+    extent = extent_of(axis)
+    if isinstance(extent, int):
+        return extent
+    return max(-(-index.upper(extent) // share), index.lower(extent), 1)
 
 
 def gemm_factors(plan: GpuPlan) -> GemmFactors | None:
@@ -74,9 +96,6 @@ def gemm_factors(plan: GpuPlan) -> GemmFactors | None:
     reduction = facts.reductions[0]
     factors = _factors(reduction)
     if factors is None:
-        return None
-    axes = [*facts.data, *reduction.own]
-    if not all(isinstance(extent_of(axis), int) for axis in axes):
         return None
     every = frozenset(facts.data)
     if every != reduction.free or any(out_axes(out) != every for out in facts.outs):

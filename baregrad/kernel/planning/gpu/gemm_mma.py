@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from math import gcd, prod
 
 from baregrad.base.bits import greatest_divisor
+from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import itemsize, iterations
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, M, N, operand_of
@@ -60,11 +61,11 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     # Short sums have two panels: what is copied as it is read waits for each of its words.
     panel = PANEL if k > PANEL else -(-k // (2 * DEPTH)) * DEPTH
     words = (
-        _is_of_words(factors.left, orders.left, m, k),
-        _is_of_words(factors.right, orders.right, n, k),
+        _is_of_words(factors.left, orders.left, orders.rows, orders.depth),
+        _is_of_words(factors.right, orders.right, orders.columns, orders.depth),
     )
     narrow = min(orders.left.lanes, orders.right.lanes) < CHUNK
-    ranked = ranked_tiles(plan.target, _product(plan, factors), panel, CHUNK, words, narrow)
+    ranked = ranked_tiles(plan.target, _products(plan, factors), panel, CHUNK, words, narrow)
     choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
     beside = _beside(plan, orders, choice.tile)
     plan.grid(factors.shared)
@@ -98,21 +99,25 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     return True
 
 
-def _product(plan: GpuPlan, factors: GemmFactors) -> Product:
-    """The product's sizes, and what is done with its results."""
+def _products(plan: GpuPlan, factors: GemmFactors) -> list[Product]:
+    """The sizes that the product may have, the largest first, and what is done with its results."""
     facts = plan.facts
     every = frozenset(facts.data)
     written = [access for access in facts.accesses if access.write]
     # A factor lacks the axes of the other side.
     reads = [access for access in facts.accesses if not access.write and access.axes >= every]
     nbytes = sum(itemsize(access.array.dtype) for access in written)
-    return Product(*factors.sizes(), facts.work.get(every, 0), nbytes, len(reads))
+    after = facts.work.get(every, 0), nbytes, len(reads)
+    return [Product(*sizes, *after) for sizes in factors.all_sizes()]
 
 
-def _is_of_words(factor: Factor, copy: FactorCopy, own: int, depth: int) -> bool:
+def _is_of_words(
+    factor: Factor, copy: FactorCopy, own: Sequence[Node], depth: Sequence[Node]
+) -> bool:
     """Whether copies of a factor go by themselves: of words, and none lies across an edge."""
-    extent, part = (own, M) if copy.turned else (depth, DEPTH)
-    return factor.is_plain and copy.lanes > 1 and extent % part == 0
+    axes, part = (own, M) if copy.turned else (depth, DEPTH)
+    known = [extent for axis in axes if isinstance(extent := extent_of(axis), int)]
+    return factor.is_plain and copy.lanes > 1 and prod(known) % part == 0
 
 
 def _across(place: int, across: str, row: Sizes, others: Sizes) -> StageFactor:
@@ -151,11 +156,17 @@ def _beside(plan: GpuPlan, orders: Orders, tile: WarpTile) -> int:
     return gcd(VECTOR_BYTES // (2 * widest), together // 2, tile.tiles_n)
 
 
+def _tiles_along(axes: Sequence[Node], size: int) -> int:
+    """Tiles of a side; 1 where nobody knows how many there are: some of a group would be empty."""
+    is_fixed = all(isinstance(extent_of(axis), int) for axis in axes)
+    return -(-iterations(axes) // size) if is_fixed else 1
+
+
 def _tiles(plan: GpuPlan, orders: Orders, tile: WarpTile, panel: int, beside: int) -> None:
     """Split the sides, which are one axis each, and bind their parts to blocks and warps."""
     most = plan.pick("group", powers_from(MOST_GROUP, 1, 2 * MOST_GROUP))
-    by_rows = greatest_divisor(-(-iterations(orders.rows) // tile.m), most)
-    by_columns = greatest_divisor(-(-iterations(orders.columns) // tile.n), most)
+    by_rows = greatest_divisor(_tiles_along(orders.rows, tile.m), most)
+    by_columns = greatest_divisor(_tiles_along(orders.columns, tile.n), most)
     grid = ("m_o", "n_o", "m_g")
     if by_rows < min(by_columns, FEW_GROUP):
         grid = ("n_o", "m_o", "n_g")

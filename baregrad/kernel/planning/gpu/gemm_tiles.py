@@ -7,6 +7,7 @@ which several blocks have some at once.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from baregrad.kernel.instructions.mma_sync import M, N
@@ -115,22 +116,31 @@ MOST_HELD = 64
 
 
 def ranked_tiles(
-    target: GpuTarget, size: Product, panel: int, gap: int, words: tuple[bool, bool],
+    target: GpuTarget, sizes: Sequence[Product], panel: int, gap: int, words: tuple[bool, bool],
     narrow: bool = False,
 ) -> list[TileChoice]:
     """Tiles and panels that a multiprocessor holds, that of the least time first.
 
-    gap: elements between the rows of a panel. words: whether copies of both factors go by
-    themselves; what others bring waits in registers. narrow: some copies are of less than the
-    widest access, and there are as many more.
+    sizes: that the product may have, the largest first: of several, no tile is best for all, and
+    the least is wanted of how many times as long as it could one of them takes. gap: elements
+    between the rows of a panel. words: whether copies of both factors go by themselves; what others
+    bring waits in registers. narrow: some copies are of less than the widest access, and there are
+    as many more.
     """
     most = MOST_SLOTS if any(words) else 2
     found = [
         TileChoice(tile, slots, cycles)
         for tile in TILES
-        for slots in range(1, min(most, -(-size.k // panel)) + 1)
-        if (cycles := _cycles(target, size, tile, slots, panel, gap, words)) is not None
+        for slots in range(1, min(most, -(-sizes[0].k // panel)) + 1)
+        if (cycles := _cycles(target, sizes[0], tile, slots, panel, gap, words)) is not None
     ]
+    least = min([choice.cycles for choice in found], default=0.0)
+    for size in sizes[1:]:
+        every = [_cycles(target, size, tile, slots, panel, gap, words) or 0.0
+                 for tile, slots, _ in found]  # fmt: skip
+        scale = least / min(every)
+        found = [choice._replace(cycles=max(choice.cycles, cycles * scale))
+                 for choice, cycles in zip(found, every, strict=True)]  # fmt: skip
     # Where more slots take no longer they hide more. And where a block has a multiprocessor for
     # itself, they leave no room for a second one, while another multiprocessor has none. But many
     # narrow copies that are under way wait for each other.

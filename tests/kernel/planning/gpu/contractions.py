@@ -9,7 +9,7 @@ from baregrad.ir.core.op import Ops
 from tests.kernel import kernels as k
 
 HALF, F32 = dtypes.float16, dtypes.float32
-Sizes = tuple[int, ...]
+Sizes = tuple[index.Dim, ...]
 
 
 def contraction(

@@ -6,6 +6,7 @@ import pytest
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
+from baregrad.ir.core.index import variable
 from baregrad.ir.core.node import Node, alu, cast, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import facts_of
@@ -35,6 +36,16 @@ def test_neighbours_are_copied_along_or_across() -> None:
     assert (found.left, found.right) == (FactorCopy(False, 8), FactorCopy(True, 8))
     found = orders(contraction((32,), (64,), (48,), "xa", "nx", "an"))
     assert (found.left, found.right) == (FactorCopy(True, 8), FactorCopy(False, 8))
+
+
+def test_symbolic_numbers_of_neighbours_make_no_chunks() -> None:
+    """Nobody knows where the last chunk would end; those along the other axis stay whole."""
+    many = variable("many", 1, 64)
+    i, j, q = (range_node(size, place) for place, size in enumerate((32, 64, many)))
+    reads = k.at(k.param(1, 32, 64, dtype=F16), i, q), k.at(k.param(2, 64, 64, dtype=F16), q, j)
+    total = k.reduce(Ops.ADD, alu(Ops.MUL, *(cast(read, F32) for read in reads)), q)
+    found = orders(k.kernel(k.out(k.param(0, 32, 64), total, i, j)))
+    assert (found.left, found.right) == (FactorCopy(False, 1), FactorCopy(True, 8))
 
 
 def test_the_depth_is_in_the_order_of_both_factors_if_they_agree() -> None:

@@ -122,8 +122,8 @@ def spread() -> Node:
     return k.kernel(k.out(k.param(0, 4, 8, 16), total, wide, i, j))
 
 
-def symbolic() -> Node:
-    rows = variable("rows", 1, 8)
+def symbolic(most: int, least: int = 1) -> Node:
+    rows = variable("rows", least, most)
     i, j, q = (range_node(size, place) for place, size in enumerate((rows, 16, 32)))
     left, right = k.at(k.param(1, rows, 32), i, q), k.at(k.param(2, 32, 16), q, j)
     total = k.reduce(Ops.ADD, alu(Ops.MUL, left, right), q)
@@ -155,7 +155,7 @@ OTHERS = {
     "a sum": k.row_reduce(8, 16), "a map": k.elementwise(8, 16), "two sums": k.softmax(8, 16),
     "a row times a matrix": k.matmul(1, 16, 32), "one step": k.matmul(8, 16, 1),
     "beyond": beyond(), "a sum as factor": summed_factor(), "spread": spread(),
-    "symbolic": symbolic(), "largest": largest(), "half summed": half_summed(),
+    "largest": largest(), "half summed": half_summed(),
     "scaled": scaled(),
 }  # fmt: skip
 
@@ -163,6 +163,16 @@ OTHERS = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_what_is_no_contraction_has_no_factors(name: str) -> None:
     assert factors_of(OTHERS[name]) is None
+
+
+def test_sizes_of_symbolic_extents_are_their_bounds_and_parts_of_them() -> None:
+    found = factors_of(symbolic(100))
+    assert found is not None and found.sizes() == (100, 16, 32, 1)
+    assert found.all_sizes() == [(rows, 16, 32, 1) for rows in (100, 13, 2, 1)]
+    found = factors_of(symbolic(100, least=40))
+    assert found is not None and [rows for rows, *_ in found.all_sizes()] == [100, 40]
+    found = factors_of(k.matmul(8, 16, 32))
+    assert found is not None and found.all_sizes() == [found.sizes()]
 
 
 def test_sizes_count_the_products() -> None:

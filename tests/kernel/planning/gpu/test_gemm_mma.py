@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baregrad.ir.core.index import variable
 from baregrad.ir.core.node import Node
 from baregrad.kernel import choose, choose_schedule
+from baregrad.kernel.language.schedule import Split
 from baregrad.kernel.planning.gpu import gemm_mma
 from baregrad.kernel.planning.gpu.gemm_tiles import TILES, TileChoice, WarpTile
 from baregrad.render import get
@@ -30,6 +32,20 @@ def copies(kernel: Node) -> tuple[int, int]:
     (told,) = (why for why in choose(kernel, HOPPER).why() if why.startswith("matrix units"))
     left, _, right = told.partition("copies of ")[2].removesuffix(" elements").partition(" and ")
     return int(left), int(right)
+
+
+@pytest.mark.parametrize("sides", ("rows", "columns", "both"))
+def test_symbolic_sides_are_of_matrix_units_and_in_no_groups(sides: str) -> None:
+    """Blocks of a group are there whether there are rows for them or not."""
+    many = variable("many", 1, 4096)
+    rows = (many,) if sides != "columns" else (64,)
+    columns = (many,) if sides != "rows" else (1024,)
+    found = choose(contraction(rows, columns, (64,), "ax", "nx", "an"), HOPPER)
+    assert found.why()[0].startswith("matrix units")
+    names = {name for step in found.schedule.steps if isinstance(step, Split)
+             for name, size in step.parts if size > 1}  # fmt: skip
+    grouped = {"rows": "n_g", "columns": "m_g"}
+    assert {name for name in names if name.endswith("_g")} <= {grouped.get(sides)}
 
 
 JOINED: dict[str, tuple[Node, tuple[int, int]]] = {

@@ -33,9 +33,9 @@ SIZES = tuple([
 ])  # fmt: skip
 
 
-def best(*arguments: Any) -> TileChoice:
+def best(target: NvidiaTarget, size: Product, *arguments: Any) -> TileChoice:
     """What the model takes."""
-    return ranked_tiles(*arguments)[0]
+    return ranked_tiles(target, [size], *arguments)[0]
 
 
 @pytest.mark.parametrize("row", ["sm_80", "sm_86", "sm_89", "sm_90a"])
@@ -94,10 +94,26 @@ def test_lone_blocks_leave_no_room_for_a_second_one() -> None:
         assert HOPPER.resident_blocks(tile.warps, tile.registers, nbytes) == 1
 
 
+@pytest.mark.parametrize("columns", (3072, 8192))
+def test_of_several_sizes_none_takes_many_times_what_it_could(columns: int) -> None:
+    """A tile for the most rows leaves most of a machine idle where there are few."""
+    sizes = [Product(rows, columns, 2048, 1) for rows in (2048, 256, 32, 4, 1)]
+    lone = [ranked_tiles(HOPPER, [size], PANEL, GAP, WORDS) for size in sizes]
+    times = [{each[:2]: each.cycles for each in ranked} for ranked in lone]
+
+    def worst(choice: TileChoice) -> float:
+        return max(time[choice[:2]] / ranked[0].cycles
+                   for time, ranked in zip(times, lone, strict=True))  # fmt: skip
+
+    found = ranked_tiles(HOPPER, sizes, PANEL, GAP, WORDS)
+    assert worst(found[0]) == min(map(worst, found)) < worst(lone[0][0])
+    assert found[0].cycles == pytest.approx(worst(found[0]) * lone[0][0].cycles)
+
+
 def test_narrow_copies_are_fewer_at_once() -> None:
     size = Product(1024, 256, 1568, 8)
     wide, narrow = (
-        ranked_tiles(HOPPER, size, PANEL, GAP, WORDS, narrow)[0] for narrow in (False, True)
+        ranked_tiles(HOPPER, [size], PANEL, GAP, WORDS, narrow)[0] for narrow in (False, True)
     )
     assert (wide.tile, wide.cycles) == (narrow.tile, narrow.cycles)
     assert 1 < narrow.slots < wide.slots

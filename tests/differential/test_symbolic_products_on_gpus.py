@@ -1,0 +1,91 @@
+"""Products with a symbolic extent through the GPU's compiler, against NumPy's float64.
+
+One program serves all numbers, its tiles end where the number does, and what lies beyond that in
+an array, which is no number here, takes no part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.engine.canonical import bind
+from baregrad.ir.core.index import variable
+from baregrad.tensor import Tensor
+from baregrad.tensor.jit.jit import jit
+from baregrad.testing.ptx_device import ptx_session
+from tests.tensor.oracle import to_numpy
+
+pytestmark = pytest.mark.differential
+MOST = 24
+Product = Callable[[Any, Any, Any], Any]
+
+
+def rows(x: Any, w: Any, n: Any) -> Any:
+    return x[:n] @ w
+
+
+def rows_of_several(x: Any, w: Any, n: Any) -> Any:
+    return x[:, :n] @ w
+
+
+def both_sides(x: Any, w: Any, n: Any) -> Any:
+    return x[:, :n] @ w[:, :n].swapaxes(1, 2)
+
+
+def depth(x: Any, w: Any, n: Any) -> Any:
+    return x[:, :n] @ w[:n]
+
+
+def depth_across(x: Any, w: Any, n: Any) -> Any:
+    return x[:n].swapaxes(0, 1) @ w[:n]
+
+
+def rows_and_depth(x: Any, w: Any, n: Any) -> Any:
+    return x[:, :n, :n] @ w[:, :n]
+
+
+def rows_that_were_stored(x: Any, w: Any, n: Any) -> Any:
+    return (x[:, :n] * 2).swapaxes(0, 1) @ w
+
+
+CASES: dict[str, tuple[Product, tuple[int, ...], tuple[int, ...]]] = {
+    "rows": (rows, (MOST, 64), (64, 48)),
+    "rows of several": (rows_of_several, (2, MOST, 64), (64, 48)),
+    "rows that were stored": (rows_that_were_stored, (2, MOST, 64), (64, 48)),
+    "both sides": (both_sides, (2, MOST, 32), (2, MOST, 32)),
+    "depth": (depth, (48, MOST), (MOST, 64)),
+    "depth across": (depth_across, (MOST, 48), (MOST, 64)),
+    "rows and depth": (rows_and_depth, (2, MOST, MOST), (2, MOST, 32)),
+}
+
+
+BRAIN, SINGLE = dtypes.bfloat16, dtypes.float32
+WIDE = "rows", "depth", "rows and depth"
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*[(name, BRAIN) for name in CASES], *[(name, SINGLE) for name in WIDE]]
+)
+def test_one_program_multiplies_any_number(name: str, dtype: DType) -> None:
+    make, *shapes = CASES[name]
+    rng = np.random.default_rng(1)
+    # Few bits each, so that what is left is the rounding of the result.
+    given = [rng.integers(-32, 33, shape) / 16 for shape in shapes]
+    with ptx_session():
+        step = jit(make)
+        for n in (17, 1, 8, MOST):
+            for array, shape in zip(given, shapes, strict=True):
+                for axis in (axis for axis, size in enumerate(shape) if size == MOST):
+                    array[(slice(None),) * axis + (slice(n, None),)] = np.nan
+            ours = [Tensor(array.astype(np.float32)).cast(dtype) for array in given]
+            found = to_numpy(step(*ours, bind(variable("n", 1, MOST), n)).float())
+            wanted = make(*given, n)
+            assert found.shape == wanted.shape
+            unit = 2.0**-8 if dtype is BRAIN else 2.0**-20
+            assert np.abs(found - wanted).max() <= unit * np.abs(wanted).max()
+            given = [rng.integers(-32, 33, shape) / 16 for shape in shapes]
