@@ -260,7 +260,7 @@ class Array:
             strides: views.Strides = views.row_major(value.shape)
             offset: Any = 0
             for step in self._present_steps():
-                strides, offset = views.after(step, value.shape, strides, offset)
+                strides, offset = views.after(step, value, strides, offset)
                 value = views.show(value, step)
             self._layout = (strides, offset)
         return self._layout
@@ -407,8 +407,13 @@ class Array:
         if base.op is Ops.BUFFER and self._is_cheap_to_read_whole():
             data = session().download(base.arg, base.dtype)
             strides, offset = self._strides()
-            itemsize = data.itemsize
-            flat = data.reshape(-1)[offset:]
+            itemsize = self.dtype.itemsize
+            flat = data.reshape(-1)
+            if itemsize != data.itemsize:
+                assert self.dtype.storage is not None
+                whole = flat.nbytes // itemsize * itemsize
+                flat = flat.view(np.uint8)[:whole].view(self.dtype.storage)
+            flat = flat[offset:]
             if not math.prod(self.shape):
                 return np.empty(self.shape, flat.dtype)
             steps = tuple(stride * itemsize for stride in strides)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from baregrad.base.errors import ShapeError
-from baregrad.dtypes import DType, check_computed, dtypes
+from baregrad.dtypes import DType, as_dtype, check_computed, dtypes
 from baregrad.ir.core import index, monoid
 from baregrad.ir.core.attrs import Pad, Reduce, Scan, Scatter, Slice, Window
 from baregrad.ir.core.node import Node, const
@@ -192,6 +192,36 @@ def alu(op: Op, *operands: Node) -> Node:
 def cast(x: Node, dtype: DType) -> Node:
     """`x` converted to `dtype`."""
     return convert(x, dtype)
+
+
+def reinterpret(x: Node, dtype: DType) -> Node:
+    """The same bits as elements of another dtype: of another size, the last axis shrinks or grows.
+
+    Lower bytes come first. Both dtypes are of whole bytes, and elements of `dtype` fill the axis.
+    """
+    bits, wanted = x.dtype.bits, dtype.bits
+    if bits == wanted:
+        return Node(Ops.BITCAST, dtype, (x,))
+    plain, whole = as_dtype(f"uint{bits}"), as_dtype(f"uint{wanted}")
+    if x.dtype is not plain:
+        x = Node(Ops.BITCAST, plain, (x,))
+    *front, last = x.shape
+    if wanted > bits:
+        count = wanted // bits
+        parts = reshape(x, (*front, last // count, count))
+        made: Node | None = None
+        for place in range(count):
+            part = cast(cut(parts, len(front) + 1, place, place + 1), whole)
+            part = alu(Ops.SHL, part, const(bits * place, whole)) if place else part
+            made = part if made is None else alu(Ops.OR, made, part)
+        assert made is not None
+        made = reshape(made, (*front, last // count))
+    else:
+        count = bits // wanted
+        places = mul(iota(count, plain), const(wanted, plain))
+        made = cast(alu(Ops.SHR, unsqueeze(x, len(x.shape)), places), whole)
+        made = reshape(made, (*front, index.as_dim(index.mul(last, count))))
+    return made if dtype is whole else Node(Ops.BITCAST, dtype, (made,))
 
 
 def scalar(value: bool | int | float, like: Node) -> Node:

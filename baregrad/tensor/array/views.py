@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baregrad.base.errors import ShapeError
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Slice
 from baregrad.ir.core.node import Node, const
@@ -168,7 +168,7 @@ def show(value: Node, step: Step) -> Node:
     if op is Ops.FLIP:
         return nodes.flip(value, arg)
     if op is Ops.BITCAST:
-        return Node(Ops.BITCAST, arg, (value,))
+        return nodes.reinterpret(value, arg)
     return nodes.fitting(Node(op, value.dtype, (value,), arg))
 
 
@@ -193,7 +193,7 @@ def _unshow(before: Node, step: Step, value: Node) -> Node:
     if op is Ops.DETACH:
         return value
     if op is Ops.BITCAST:
-        return Node(Ops.BITCAST, before.dtype, (value,))
+        return nodes.reinterpret(value, before.dtype)
     if op is Ops.SHRINK and isinstance(arg, Diagonal):
         *front, rows, columns = before.shape
         flat = nodes.reshape(before, (*front, rows * columns))
@@ -257,9 +257,14 @@ def row_major(shape: tuple[Any, ...]) -> Strides:
     return tuple(reversed(strides))
 
 
-def after(step: Step, shape: tuple[Any, ...], strides: Strides, offset: Dim) -> tuple[Strides, Dim]:
-    """Strides and offset after one step; `shape` is the shape before it."""
+def after(step: Step, value: Node, strides: Strides, offset: Dim) -> tuple[Strides, Dim]:
+    """Strides and offset after one step, in elements of its dtype; `value` is shown before it."""
     op, arg = step
+    shape = value.shape
+    if op is Ops.BITCAST and arg.bits != value.dtype.bits:
+        found = resized(shape, strides, offset, value.dtype, arg)
+        assert found is not None
+        return found
     if op is Ops.PERMUTE:
         return tuple(strides[axis] for axis in arg), offset
     if op is Ops.EXPAND:
@@ -290,6 +295,27 @@ def after(step: Step, shape: tuple[Any, ...], strides: Strides, offset: Dim) -> 
         assert found is not None
         return found, offset
     return strides, offset
+
+
+def resized(
+    shape: tuple[Any, ...], strides: Strides, offset: Dim, old: DType, new: DType
+) -> tuple[Strides, Dim] | None:
+    """Strides and offset in elements of a dtype of another size; None where they are not whole.
+
+    Elements along the last axis are neighbours in memory, and as many as fill whole ones.
+    """
+    if not shape or strides[-1] != 1:
+        return None
+    if new.bits < old.bits:
+        count = old.bits // new.bits
+        finer = [index.as_dim(index.mul(s, count)) for s in strides[:-1]]
+        return (*finer, 1), index.as_dim(index.mul(offset, count))
+    count = new.bits // old.bits
+    moved = [s for extent, s in zip(shape, strides[:-1], strict=False) if not is_one(extent)]
+    if any(index.mod(each, count) != 0 for each in (shape[-1], offset, *moved)):
+        return None
+    whole = [index.as_dim(index.floordiv(s, count)) for s in strides[:-1]]
+    return (*whole, 1), index.as_dim(index.floordiv(offset, count))
 
 
 def reshaped(shape: tuple[Any, ...], strides: Strides, wanted: tuple[Any, ...]) -> Strides | None:

@@ -85,9 +85,10 @@ def nodes_differ(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:
 
 
 def view(x: Tensor, *shape: Any) -> Tensor:
-    """Return the same elements under another shape, or the same bits under a dtype of that size.
+    """Return the same elements under another shape, or the same bits under another dtype.
 
-    Raises ShapeError where only a copy could have the shape; `reshape` makes one.
+    Raises ShapeError where only a copy could have the shape; `reshape` makes one. What a dtype does
+    is told at `bitcast`.
     """
     if len(shape) == 1 and isinstance(shape[0], DType):
         return bitcast(x, shape[0])
@@ -114,16 +115,30 @@ def reshape_as(x: Tensor, other: Tensor) -> Tensor:
 
 
 def bitcast(x: Tensor, dtype: object) -> Tensor:
-    """Return a view of the same bits as elements of a dtype of the same size."""
+    """Return a view of the same bits as elements of another dtype, lower bytes first.
+
+    Where the sizes of elements differ, the last axis has as many more or fewer. Raises ShapeError
+    where they lie apart in memory, or do not fill whole elements, as PyTorch does.
+    """
     wanted = array_dtype(dtype)
     if wanted is x.dtype:
         return x._view(Ops.PERMUTE, tuple(range(x.ndim)))
-    if wanted.bits != x.dtype.bits or dtypes.bool in (wanted, x.dtype):
+    odd = any(each.bits % 8 for each in (wanted, x.dtype))
+    if (odd and wanted.bits != x.dtype.bits) or dtypes.bool in (wanted, x.dtype):
         raise DTypeError(
-            "bits are reinterpreted among dtypes of one size",
+            "bits are reinterpreted among dtypes of whole bytes, or of one size",
             found=f"{x.dtype} as {wanted}",
             hint="cast converts the values instead",
         )
+    if wanted.bits != x.dtype.bits:
+        strides, offset = x._strides()
+        if views.resized(x.shape, strides, offset, x.dtype, wanted) is None:
+            raise ShapeError(
+                "elements of this size do not lie whole and side by side along the last axis",
+                found=f"{list(x.shape)} of {x.dtype} with strides {list(strides)} from {offset} on",
+                wanted=f"whole elements of {wanted}",
+                hint="contiguous() gives a copy that is laid out anew",
+            )
     return x._view(Ops.BITCAST, wanted)
 
 

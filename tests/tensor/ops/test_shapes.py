@@ -203,6 +203,45 @@ def test_view_refuses_to_copy() -> None:
     assert Tensor([1.0]).view(dtypes.int32).tolist() == [1065353216]
 
 
+@pytest.mark.parametrize("name", ("int8", "int16", "float16", "int32", "float32", "float64"))
+def test_views_of_elements_of_another_size(name: str) -> None:
+    """Values, shapes and strides are PyTorch's; what is written through one shows in the other."""
+    array = np.random.default_rng(3).integers(0, 256, (3, 48), np.uint8)
+    ours, theirs = Tensor(array), torch.from_numpy(array.copy())
+    kind = getattr(torch, name)
+    mine, other = ours.view(getattr(dtypes, name)), theirs.view(kind)
+    assert mine._strides() == (other.stride(), other.storage_offset())
+    for one, two in ((mine, other), (mine[1:, 1:3].view(dtypes.uint8),
+                                     other[1:, 1:3].view(torch.uint8))):  # fmt: skip
+        assert one._strides() == (two.stride(), two.storage_offset())
+        assert one.numpy().tobytes() == two.numpy().tobytes()
+        assert one.clone().numpy().tobytes() == two.numpy().tobytes()
+    mine[:, 1] = 3
+    other[:, 1] = 3
+    np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+    shown, seen = ours.view(dtypes.int16)[:, 2:6], theirs.view(torch.int16)[:, 2:6]
+    shown, seen = shown.view(dtypes.int32), seen.view(torch.int32)
+    shown += 7
+    seen += 7
+    np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+@pytest.mark.parametrize("make", (
+    lambda x: x[:, 1:5], lambda x: x.T, lambda x: x[:, :6], lambda x: x[0, 0], lambda x: x[:, ::2],
+))  # fmt: skip
+def test_bytes_that_are_no_whole_words_have_no_view(make: Any) -> None:
+    """As in PyTorch; a copy has one where its rows are whole words."""
+    array = np.arange(96, dtype=np.uint8).reshape(4, 24)
+    with pytest.raises(RuntimeError):
+        make(torch.from_numpy(array)).view(torch.int32)
+    shown = make(Tensor(array))
+    with pytest.raises(ShapeError, match="side by side"):
+        shown.view(dtypes.int32)
+    if shown.ndim and shown.shape[-1] % 4 == 0:
+        copied = np.ascontiguousarray(shown.numpy()).view(np.int32)
+        np.testing.assert_array_equal(shown.contiguous().view(dtypes.int32).numpy(), copied)
+
+
 @pytest.mark.parametrize(
     ("call", "error", "message"),
     (
