@@ -18,6 +18,7 @@ from baregrad.kernel.legalise.transcendental import GPU_FUNCTIONS, functions_of,
 from baregrad.kernel.linearise.exchanges import exchange_results
 from baregrad.kernel.linearise.late_products import delay_products
 from baregrad.kernel.linearise.linearise import linearise
+from baregrad.kernel.loops.wide_reads import widen_reads
 from baregrad.target import AnyTarget
 from baregrad.target.gpu import GpuTarget
 
@@ -46,6 +47,15 @@ _SPREAD_COPIES = Pass(
     "loop",
     spread_copies,
     ("threads",),
+)
+
+_WIDE_READS = Pass(
+    "wide-reads",
+    "neighbours that are put together as one wider integer are read at once",
+    "loop",
+    "loop",
+    widen_reads,
+    ("lower-dtypes", "lower-integers"),
 )
 
 
@@ -79,7 +89,7 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
             lower_integers,
             ("lower-dtypes",),
         ),
-        *((_THREADS, _LOOP_BOUNDS, _SPREAD_COPIES) if target.kind == "gpu" else ()),
+        *((_THREADS, _LOOP_BOUNDS, _SPREAD_COPIES) if target.kind == "gpu" else (_WIDE_READS,)),
         Pass(
             "linearise",
             "the machine runs one instruction after the other",

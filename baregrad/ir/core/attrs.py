@@ -216,7 +216,8 @@ class Access(NamedTuple):
     kernel writes changes what it reads. `ahead`: the prefetch distance in bytes, 0 for no
     prefetch; it does no harm where there is no memory. `rows`: of a tile, how many
     elements after `at` each of its rows is; () for a single vector. `strays`: lanes that are masked
-    off may lie pages away from the array, where there need be no memory.
+    off may lie pages away from the array, where there need be no memory. `order`: of a load, which
+    of the neighbours that are loaded each lane gets, where lanes are not neighbours themselves.
     """
 
     width: int = 1
@@ -227,6 +228,7 @@ class Access(NamedTuple):
     ahead: int = 0
     rows: tuple[int, ...] = ()
     strays: bool = False
+    order: tuple[int, ...] = ()
 
 
 @ATTRIBUTES(Ops.TURNED)

@@ -56,6 +56,20 @@ def to_array(raw: npt.ArrayLike, dtype: DType) -> Array:
     return decode(array, dtype).astype(working_dtype(dtype), copy=False)
 
 
+def wide_count(node: Node, array: Node) -> int:
+    """How many neighbours in an array a read of it puts together as one element."""
+    return max(node.dtype.bits // array.dtype.bits, 1) if array.dtype.bits else 1
+
+
+def read_raw(memory: Array, places: Array, count: int, dtype: DType) -> Array:
+    """The raw elements of `dtype` that `count` neighbours are from each place on."""
+    if count == 1:
+        return np.asarray(memory[places])
+    assert dtype.storage is not None
+    near = np.ascontiguousarray(memory[places[..., None] + np.arange(count)])
+    return near.view(dtype.storage)[..., 0]
+
+
 def to_raw(values: npt.ArrayLike, dtype: DType) -> Array:
     """The stored form of working values: NumPy's own dtype, or raw codes where NumPy has none.
 

@@ -23,8 +23,10 @@ from baregrad.ir.evaluate.alu import (
     Array,
     apply_scalar_op,
     constant,
+    read_raw,
     to_array,
     to_raw,
+    wide_count,
     working_dtype,
 )
 from baregrad.ir.evaluate.loop_level import flat_arguments, poisoned, viewed
@@ -136,7 +138,9 @@ class LinearMachine:
         offset = np.asarray(self.use(index), np.int64) + access.at
         wide = bool(index.shape) or access.width > 1
         if wide and not index.shape:
-            offset = offset[..., None] + np.arange(access.width) * access.stride
+            step = access.stride * wide_count(node, array)
+            lanes = np.array(access.order or range(access.width), np.int64)
+            offset = offset[..., None] + lanes * step
         shape = (*self.threads.shape, *offset.shape[-1:]) if wide else self.threads.shape
         active = self.active[..., None] if wide else self.active
         if mask:
@@ -144,7 +148,8 @@ class LinearMachine:
             active = active & (holds[..., None] if wide and not mask[0].shape else holds)
         offset, active = np.broadcast_to(offset, shape), np.broadcast_to(active, shape)
         aligned = access.align // max(array.dtype.itemsize, 1) if wide else 1
-        size = self.check(node, array, offset, active, aligned)
+        last = offset + wide_count(node, array) - 1
+        size = self.check(node, array, np.where(offset < 0, offset, last), active, aligned)
         offset = np.where(active, offset, 0)
         if self.copies(array) > 1:
             offset = offset + (self.threads[..., None] if wide else self.threads) * size
@@ -268,7 +273,9 @@ def _vload(machine: LinearMachine, node: Node) -> Array:
     zero = np.zeros((), working_dtype(node.dtype))
     if not active.any():
         return np.broadcast_to(zero, offset.shape)
-    found = to_array(machine.buffer(node.src[0])[offset.reshape(-1)], node.dtype)
+    count = wide_count(node, node.src[0])
+    found = read_raw(machine.buffer(node.src[0]), offset.reshape(-1), count, node.dtype)
+    found = to_array(found, node.dtype)
     return np.where(active, found.reshape(offset.shape), zero)
 
 

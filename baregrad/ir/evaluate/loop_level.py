@@ -32,7 +32,7 @@ from baregrad.ir.analysis.words import PRODUCTS, tiles_value
 from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
-from baregrad.ir.evaluate.alu import Array, to_array, to_raw
+from baregrad.ir.evaluate.alu import Array, read_raw, to_array, to_raw, wide_count
 from baregrad.ir.evaluate.monoids import States, combine, fold_axis, scan_threads
 from baregrad.ir.evaluate.ranged_values import (
     SHARED_RULES,
@@ -315,8 +315,14 @@ def _load(node: Node, args: list[Value], scope: Expression) -> Value:
     if not memory.size:
         # Nothing can be read; whatever is wanted here is out of bounds.
         memory = np.zeros(1, memory.dtype)
-    loaded = to_array(memory[offset.parts[0]], node.dtype)
-    return Value(offset.axes, (loaded,), offset.marked)
+    places, marked = offset.parts[0], offset.marked
+    count = wide_count(node, node.src[0])
+    if count > 1:
+        outside = places + count > memory.size
+        marked = outside if marked is None else marked | outside
+        places = np.where(outside, 0, places)
+    loaded = to_array(read_raw(memory, places, count, node.dtype), node.dtype)
+    return Value(offset.axes, (loaded,), marked)
 
 
 def _reduce(node: Node, args: list[Value], scope: Expression) -> Value:

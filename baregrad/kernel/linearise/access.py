@@ -13,8 +13,9 @@ from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Access, Reg
 from baregrad.ir.core.axes import TILE_BINDS
 from baregrad.ir.core.bounds import bounds
-from baregrad.ir.core.node import NO_RANGES, Node, instruction, toposort_having
+from baregrad.ir.core.node import NO_RANGES, Node, const, instruction, toposort_having
 from baregrad.ir.core.op import Ops, mask_of
+from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.loops.loop_pieces import is_plain, nodes_having, values_below
 
 Terms = tuple[tuple[Node, int], ...]
@@ -39,8 +40,8 @@ class Address:
     """
 
     __slots__ = (
-        "constant", "fixed", "group", "is_narrow", "lanes", "points", "rows", "stride", "unrolled",
-        "vector", "width",
+        "_order", "constant", "fixed", "group", "is_narrow", "lanes", "points", "rows", "stride",
+        "unrolled", "vector", "width",
     )
 
     def __init__(self, terms: dict[Node, int], constant: int) -> None:
@@ -85,6 +86,7 @@ class Address:
         self.vector = vector
         self.width = width
         self.is_narrow = False
+        self._order: tuple[int, tuple[int, ...]] | None = None
         # The places along the axes that were asked for last.
         self.rows: tuple[tuple[Node, ...], tuple[int, ...]] | None = None
 
@@ -108,6 +110,15 @@ class Address:
     def is_scattered(self) -> bool:
         """Whether lanes are not side by side in memory."""
         return self.width > 1 and (bool(self.lanes) or self.stride not in (0, 1))
+
+    def order(self, unit: int) -> tuple[int, tuple[int, ...]]:
+        """Where few neighbours of `unit` elements begin, and which of them each lane reads.
+
+        () where lanes read anything else, or neighbours in their order.
+        """
+        if self._order is None:
+            self._order = _order_of(self, unit)
+        return self._order
 
     def is_even(self, lanes: int) -> bool:
         """Whether the offset is a multiple of `lanes`, but for its constant and its lanes."""
@@ -162,6 +173,28 @@ class Address:
     def layout(self, axes: tuple[Node, ...]) -> tuple[int, tuple[int, ...]]:
         """Where the points along unrolled axes begin, and their places from there."""
         return self.constant, self.places(axes)
+
+
+_NONE: tuple[int, tuple[int, ...]] = (0, ())
+
+
+def _order_of(address: Address, unit: int) -> tuple[int, tuple[int, ...]]:
+    vector, width = address.vector, address.width
+    atoms = [atom for atom, _ in address.lanes]
+    if vector is None or any(atom.ranges != {vector} or atom.has(_LOAD) for atom in atoms):
+        return _NONE
+    found = []
+    for lane in range(width):
+        place = {vector: const(lane, _INDEX)}
+        parts = [(index.linear(substitute(atom, place)), scale) for atom, scale in address.lanes]
+        if any(terms for (terms, _), _ in parts):
+            return _NONE
+        found.append(address.stride * lane + sum(at * scale for (_, at), scale in parts))
+    first = min(found)
+    if any((place - first) % unit for place in found):
+        return _NONE
+    order = tuple([(place - first) // unit for place in found])
+    return (first, order) if 0 < max(order) < width else _NONE
 
 
 _FIXED, _POINT, _LANES = range(3)

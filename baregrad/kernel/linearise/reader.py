@@ -224,14 +224,24 @@ class Reader(Emitter):
             element = self.load(node, wanted)
             return self.apply(Ops.WHERE, dtype, mask, element, const(0, dtype))
         lanes, stride = address.width, address.stride
-        if lanes == 1 and width == 1:
+        # An element may be several of the array's.
+        unit = dtype.bits // buffer.dtype.bits
+        order: tuple[int, ...] = ()
+        if address.lanes and mask is None and not (place.shape or self.gpu):
+            first, order = address.order(unit)
+        if order:
+            at, stride = at + first, 1
+        elif lanes == 1 and width == 1:
             stride = 1
-        elif place.shape or address.lanes or lanes == 1 or stride == 0:
+        elif place.shape or address.lanes or lanes == 1 or stride % unit or stride == 0:
             lanes = max(lanes, width)
             place, at, stride = self.lane_offsets(address, place, at, lanes), 0, 1
-        align = self.alignment(buffer, address, lanes, stride, at) if self.gpu else dtype.itemsize
+        else:
+            stride //= unit
+        size = buffer.dtype.itemsize
+        align = self.alignment(buffer, address, lanes, stride, at) if self.gpu else size
         shape = (lanes,) if lanes > 1 else ()
-        return self._loaded(node, place, mask, (lanes, stride, at, align), shape)
+        return self._loaded(node, place, mask, (lanes, stride, at, align), shape, order=order)
 
     def load_rows(self, load: Node, mask: Node | None) -> Node:
         """The value of a LOAD whose place differs from point to point, for all of them."""
@@ -243,11 +253,13 @@ class Reader(Emitter):
         address = memory.addresses[load]
         if mask is not None and mask.op is Ops.CONST:
             return const(0, load.dtype)
-        lanes = address.width
-        stride = 1 if lanes == 1 else address.stride
-        where = (lanes, stride, address.constant, load.dtype.itemsize)
-        rows = address.places(tile.axes)
-        return self._loaded(load, self.base(address), mask, where, (tile.rows, lanes), rows)
+        lanes, unit = address.width, load.dtype.bits // buffer.dtype.bits
+        stride = 1 if lanes == 1 else address.stride // unit
+        first, order = address.order(unit) if address.lanes else (0, ())
+        stride = 1 if order else stride
+        where = (lanes, stride, address.constant + first, buffer.dtype.itemsize)
+        rows, shape = address.places(tile.axes), (tile.rows, lanes)
+        return self._loaded(load, self.base(address), mask, where, shape, rows, order)
 
     def _loaded(
         self,
@@ -257,6 +269,7 @@ class Reader(Emitter):
         where: tuple[int, int, int, int],
         shape: tuple[int, ...],
         rows: tuple[int, ...] = (),
+        order: tuple[int, ...] = (),
     ) -> Node:
         """The VLOAD of a LOAD at `place`; where: its lanes, their stride, begin and alignment."""
         buffer, memory, scopes = load.src[0], self.memory, self.scopes
@@ -270,7 +283,7 @@ class Reader(Emitter):
             src += (self.vector(mask, where[0]),)
             if self.masks:
                 floor = max(floor, len(scopes.stack) - 1)
-        access = access_of(*where, memory.single and not written, ahead, rows, strays)
+        access = access_of(*where, memory.single and not written, ahead, rows, strays, order)
         return scopes.place(instruction(Ops.VLOAD, load.dtype, src, access, shape), floor)
 
 

@@ -126,7 +126,10 @@ def _is_plain(
         op = node.op
         if op is Ops.LOAD:
             address = addresses[node]
-            if address.points or address.lanes or len(address.unrolled) != len(axes):
+            if address.points or len(address.unrolled) != len(axes):
+                return False
+            unit = node.dtype.bits // node.src[0].dtype.bits
+            if address.stride % unit or (address.lanes and not address.order(unit)[1]):
                 return False
             if node.src[0] in registers:
                 held.append(node)

@@ -309,13 +309,28 @@ def _lane_place(f: CText, node: Node) -> str:
     access = node.arg
     if access.width == 1 or node.src[1].shape:
         return place_text(f, node, "")
-    stride = "l" if access.stride == 1 else f"l * {access.stride}{f.dialect.stride}"
+    step = access.stride * _elements_at_once(node)
+    if access.order:
+        *front, last = access.order
+        lane = "".join([f"l == {at} ? {place} : " for at, place in enumerate(front)])
+        return place_text(f, node, f"({lane}{last}) * {step}")
+    stride = "l" if step == 1 else f"l * {step}{f.dialect.stride}"
     return place_text(f, node, stride)
+
+
+def _elements_at_once(node: Node) -> int:
+    """How many elements of its array each lane of a VLOAD is made of."""
+    return node.dtype.bits // node.src[0].dtype.bits if node.op is Ops.VLOAD else 1
 
 
 def vload(f: CText, node: Node) -> None:
     """VLOAD, one lane after the other."""
     place = _lane_place(f, node)
+    if _elements_at_once(node) > 1:
+        kind, copy = f.type(node.dtype), f.dialect.functions["memcpy"]
+        name = f"read_{node.dtype.name}"
+        body = f"{kind} x; {copy}(&x, p, sizeof x); return x;"
+        place = f"{f.function(name, f'{kind} {name}(const void *p) {{ {body} }}')}(&{place})"
     f.define(node, f"{f.use(node.src[2])} ? {place} : 0" if len(node.src) > 2 else place)
 
 

@@ -175,6 +175,11 @@ def _vload(f: FunctionText, node: Node) -> None:
             _gather(f, node, [_lane(f, offset, lane) for lane in range(lanes)])
         return
     where = _place(f, node)
+    if access.order:
+        near = type_text(dtype, max(access.order) + 1)
+        found = f.value(f"load {near}, ptr {where}, align {access.align}{constant}")
+        f.set(node, f"shufflevector {near} {found}, {near} poison, {lanes_text(access.order)}")
+        return
     at_once = masked and lanes > 1 and src[2].op is Ops.SPLAT
     each = masked and not at_once and not f.target.masks_loads(dtype.itemsize)
     if lanes > 1 and (access.stride != 1 or each):
@@ -244,7 +249,8 @@ def _lane(f: FunctionText, vector: Node, lane: int) -> str:
 
 
 def _gather(f: FunctionText, node: Node, offsets: list[str]) -> None:
-    element, base = type_text(node.dtype), f.pointer(node.src[0], "0", node.arg.at, node.dtype)
+    array = node.src[0]
+    element, base = type_text(array.dtype), f.pointer(array, "0", node.arg.at, array.dtype)
     addresses = [f.value(f"getelementptr {element}, ptr {base}, i64 {place}") for place in offsets]
     mask = node.src[2] if len(node.src) > 2 else None
     f.names[node] = _collect(f, node, addresses, mask)
@@ -259,7 +265,7 @@ def _gather_or_first(f: FunctionText, node: Node) -> None:
     lanes = node.arg.width
     kinds, places = value_type(node), type_text(offset.dtype, lanes)
     masks, condition = type_text(dtypes.bool, lanes), f.use(mask, lanes)
-    start = f"getelementptr {type_text(node.dtype)}, ptr {f.names[base]}, {type_text(offset.dtype)}"
+    start = f"getelementptr {type_text(base.dtype)}, ptr {f.names[base]}, {type_text(offset.dtype)}"
     choice = f"select {masks} {condition}"
     chosen = f.value(f"{choice}, {places} {f.use(offset)}, {places} zeroinitializer")
     addresses = []
@@ -454,7 +460,8 @@ def _form(node: Node) -> Form:
     """What strided accesses share that call the same function."""
     access = node.arg
     loads = node.op is Ops.VLOAD
-    return (loads, node.src[0].dtype, access.width, access.stride, access.align)
+    dtype = node.dtype if loads else node.src[0].dtype
+    return (loads, dtype, access.width, access.stride, access.align)
 
 
 @lru_cache(1 << 8)
