@@ -470,6 +470,7 @@ class Tensor(TensorLike):
     matmul = __matmul__ = products.matmul
     __rmatmul__ = products.rmatmul
     dot = products.dot
+    dot_bytes = products.dot_bytes
     mm = products.mm
     mv = products.mv
     bmm = products.bmm

@@ -131,6 +131,13 @@ def test_functions_agree(dtype: DType) -> None:
         assert same_bits(expected[k], found[k]), op
 
 
+def test_products_of_bytes_are_one_instruction() -> None:
+    x, y = pairs(dtypes.int32)
+    functions: list[Function] = [lambda a, b: alu(Ops.DOT4, a, b, a)]
+    text = agree(functions, (dtypes.int32, dtypes.int32), [x, y])
+    assert "dp4a.u32.s32" in text
+
+
 @TARGETS
 def test_a_near_power_of_two_is_one_instruction(target: NvidiaTarget) -> None:
     """float32's is the machine's own, within its bound; float64's is as good as EXP2."""

@@ -192,7 +192,7 @@ class _Table:
     # ternary arithmetic
     WHERE = _r("ternary", ALL, 3, "y if cond else z, element by element", kinds=ANYTHING)
     FMA = _r("ternary", ALL, 3, "x*y + z with one rounding", kinds=NUMBERS)
-    DOT4 = _r("ternary", KLL, 3,
+    DOT4 = _r("ternary", ALL, 3,
         "z + the products of the four unsigned bytes of x and the signed ones of "
         "y, of int32", kinds=("int",))
     DOT2 = _r("ternary", KLL, 3,

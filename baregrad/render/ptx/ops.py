@@ -324,6 +324,10 @@ def _sign_of_divisor(
     f.emit(f"selp.{kind}", result, chosen, literal(float("nan"), dtype), positive)
 
 
+def _dot_bytes(f: PtxText, node: Node, result: str, x: str, y: str, z: str) -> None:
+    f.emit("dp4a.u32.s32", result, x, y, z)
+
+
 LANE_RULES: MappingProxyType[Op, LaneRule] = MappingProxyType(
     {
         **CONVERSIONS,
@@ -336,5 +340,6 @@ LANE_RULES: MappingProxyType[Op, LaneRule] = MappingProxyType(
         Ops.WHERE: _where,
         Ops.FLOORDIV: _floor_divide,
         Ops.MOD: _modulo,
+        Ops.DOT4: _dot_bytes,
     }
 )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from baregrad.base.errors import ArgumentError, ShapeError
-from baregrad.ir.core.node import Node
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.operands import accumulator, common_dtype, lift, result
@@ -71,6 +72,23 @@ def dot(x: Tensor, other: Tensor) -> Tensor:
     if x.ndim != 1 or other.ndim != 1:
         raise ShapeError("dot is of vectors", found=f"{list(x.shape)} and {list(other.shape)}")
     return matmul(x, other)
+
+
+def dot_bytes(x: Tensor, other: Tensor, total: Tensor | int = 0) -> Tensor:
+    """Return `total` plus the products of four bytes a word, element by element, as int32.
+
+    The bytes of `x` are unsigned, those of `other` signed; all are of int32 and broadcast. Sums
+    wrap. Words are made of bytes by `view(dtypes.int32)`. Raises DTypeError for other dtypes.
+    """
+    wanted = dtypes.int32
+    third = const(total, wanted) if isinstance(total, int) else total.node
+    operands = (x.node, other.node, third)
+    if any(one.dtype is not wanted for one in operands):
+        raise DTypeError(
+            "products of bytes are of words",
+            found=", ".join([str(one.dtype) for one in operands]), wanted="int32",
+        )  # fmt: skip
+    return result(nodes.alu(Ops.DOT4, *operands), x, other)
 
 
 def mm(x: Tensor, other: Tensor) -> Tensor:
