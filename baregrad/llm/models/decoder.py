@@ -13,7 +13,7 @@ from baregrad.llm.models.feed_forward import Experts, FeedForward
 from baregrad.llm.models.heads import Angles, GroupedAttention, LatentAttention
 from baregrad.llm.models.rope import Rotation
 from baregrad.llm.models.traits import CacheRow, DecoderTraits, LayerTraits, RopeTraits
-from baregrad.llm.models.weights import GgufWeights, WeightSource
+from baregrad.llm.models.weights import DeviceWeights, GgufWeights, WeightSource
 from baregrad.tensor import Tensor
 
 _LAYER = "blk."
@@ -35,6 +35,7 @@ class LanguageModel:
     ) -> None:
         self.traits = traits
         self.dtype = as_dtype(dtype)
+        source = DeviceWeights(source)
         self._table = source.weight("token_embd.weight")
         self._head = self._table if traits.is_tied else source.weight("output.weight")
         self._positions: PackedWeight | None = None

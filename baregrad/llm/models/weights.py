@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from baregrad.dtypes import dtypes
+from baregrad.engine.backends import GPU_NAMES
 from baregrad.io.gguf import GgmlType, GgufFile, PackedWeight
 from baregrad.tensor import Tensor
 
@@ -26,6 +27,35 @@ class WeightSource(Protocol):
 
     def vector(self, name: str) -> Tensor:
         """Return a tensor in float32, in memory: a norm's weight, a bias, factors."""
+
+
+class DeviceWeights:
+    """The weights of a source in the form that their device reads best.
+
+    GPUs read words of neighbours: there the fields of packed blocks lie apart.
+    """
+
+    def __init__(self, source: WeightSource) -> None:
+        self._source = source
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of each."""
+        return self._source.shapes
+
+    @property
+    def types(self) -> Mapping[str, GgmlType]:
+        """The type of each."""
+        return self._source.types
+
+    def weight(self, name: str) -> PackedWeight:
+        """Return a matrix, or a stack of them."""
+        found = self._source.weight(name)
+        return found.in_planes() if found.device.partition(":")[0] in GPU_NAMES else found
+
+    def vector(self, name: str) -> Tensor:
+        """Return a tensor in float32, in memory."""
+        return self._source.vector(name)
 
 
 class GgufWeights:
