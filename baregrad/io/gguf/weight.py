@@ -93,6 +93,11 @@ class PackedWeight:
         return self._bytes
 
     @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that the weight is read from."""
+        return (self.bytes,) if self.grid is None else (self.bytes, self.grid)
+
+    @property
     def device(self) -> str:
         """The name of the device that holds the bytes."""
         return self.bytes.device
@@ -188,6 +193,11 @@ class PlanarWeight(PackedWeight):
     def bytes(self) -> Tensor:
         """The bytes as a file has them, lazily."""
         return self.planes.joined().flatten(-2)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that the weight is read from."""
+        return tuple(self.planes.arrays.values())
 
     @property
     def device(self) -> str:

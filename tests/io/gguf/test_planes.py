@@ -65,3 +65,10 @@ def test_a_lone_row_is_multiplied_by_the_numbers_as_they_are(dtype: object) -> N
     exact = x.cast(dtypes.float32).numpy().astype(np.float64) @ reference(row, packed).T
     rounded = Tensor(exact.astype(np.float32)).cast(dtype).cast(dtypes.float32).numpy()
     assert np.allclose(found.cast(dtypes.float32).numpy(), rounded, rtol=2**-7, atol=1e-5)
+
+
+def test_a_weight_names_what_it_is_read_from() -> None:
+    row = by_name("Q6_K")
+    whole = PackedWeight(row, (2, 256), Tensor(random_rows(row, 2, 256)))
+    assert [each is whole.bytes for each in whole.tensors] == [True]
+    assert sum(each.numel() * each.dtype.itemsize for each in whole.in_planes().tensors) == 420
