@@ -10,6 +10,7 @@ without such a factor is read by others too: sums of the same are then one sum.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -127,7 +128,7 @@ def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
         if factor.op is Ops.MUL and few and (factor is body or _is_taken(this, factor)):
             stack.extend(reversed(factor.src))
         elif not factor.shape:
-            outer.append(factor)
+            (outer if _is_scale(factor) else inner).append(factor)
         elif this.repeats(factor):
             outer.append(once(factor, this.axes))
         else:
@@ -135,7 +136,19 @@ def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
             inner.append(rest)
             if scale is not None:
                 outer.append(scale)
-    return inner, outer
+    # What is left of a sum has the summed axes.
+    return (inner if any(factor.shape for factor in inner) else []), outer
+
+
+def _is_scale(factor: Node) -> bool:
+    """Whether a scalar may scale a sum instead of what is summed.
+
+    A known infinity may not, whose products of both signs sum to NaN; nor a known zero, which keeps
+    their sum from overflowing.
+    """
+    if factor.op is not Ops.CONST or factor.dtype.kind != "float":
+        return True
+    return factor.arg != 0 and math.isfinite(factor.arg)
 
 
 def _is_taken(this: _Sum, product: Node) -> bool:
@@ -179,7 +192,7 @@ def _constant_scale(factor: Node, uses: _Uses) -> tuple[Node | None, Node]:
     if not views or below.op is not Ops.MUL or uses.of(below) > 1:
         return None, factor
     for scale, value in (below.src, below.src[::-1]):
-        if scale.op is Ops.CONST and value.shape == below.shape:
+        if scale.op is Ops.CONST and _is_scale(scale) and value.shape == below.shape:
             for view in reversed(views):
                 value = _view_again(view, value)
             return scale, value

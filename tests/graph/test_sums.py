@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import math
+
+import numpy as np
+import pytest
+import torch
+
 from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
+from baregrad.tensor import Tensor
 from tests.graph.graphs.canonical import canonical, count
 from tests.schedule.graphs import check, param, sink, value
 
@@ -66,3 +73,18 @@ def test_a_product_that_others_read_is_summed_as_it_is() -> None:
     scaled = (x * 3.0).exp() * w.expand(20, 50)
     found = canonicalise(sink((scaled * scaled).sum(1), scaled))
     assert next(o for o in toposort(found) if o.op is Ops.REDUCE).src[0].src[0].op is Ops.MUL
+
+
+@pytest.mark.parametrize("scale", [math.inf, -math.inf, math.nan, 0.0, -0.0, 2.5])
+def test_what_is_no_plain_number_stays_in_sums(scale: float) -> None:
+    """Infinities of both signs sum to NaN, and a zero keeps large values from overflowing."""
+    array = np.array([[1, -2, 3], [0.5, 2, 3], [3e38, 3e38, 3e38], [-3e38, 3e38, 1]], np.float32)
+    scaled = Tensor(array) * scale
+    ours = (scaled.sum(1), -(scaled * Tensor(array).sign()).mean(1), scaled @ Tensor.ones(3, 2))
+    kept = torch.from_numpy(array) * scale
+    signs = torch.from_numpy(np.sign(array))
+    theirs = (kept.sum(1), -(kept * signs).mean(1), kept @ torch.ones(3, 2))
+    for found, wanted in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(found.numpy()[:2], wanted.numpy()[:2], rtol=1e-5)
+        if scale != 2.5:
+            np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-5)
