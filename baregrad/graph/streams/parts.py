@@ -31,9 +31,10 @@ from baregrad.ir.core.op import Ops
 F32 = dtypes.float32
 # Rows that one warp takes at once; of more, blocks of rows keep a machine busy.
 FEW_ROWS = 16
-# Keys that pass a block at once; those of a part, at least: of fewer, what is stored for each part
-# would count beside the keys that are read; and how many parts there are at most.
-TILE, LEAST, MOST_PARTS = 64, 128, 32
+# Keys that pass a block at once; those that one block takes in about the time of the launches that
+# put parts together; those of a part, at least: of fewer, what is stored for each part would count
+# beside the keys that are read; and how many parts there are at most.
+TILE, WHOLE, LEAST, MOST_PARTS = 64, 512, 256, 32
 
 
 class KeyParts(NamedTuple):
@@ -51,7 +52,7 @@ class KeyParts(NamedTuple):
 def parts_of(rows: Dim, keys: Dim) -> KeyParts | None:
     """How the keys of some rows are shared out; None where one block takes them all."""
     most = index.upper(keys)
-    if index.upper(rows) > FEW_ROWS or most <= LEAST:
+    if index.upper(rows) > FEW_ROWS or most <= WHOLE:
         return None
     tiles = -(-most // TILE)
     length = max(-(-tiles // MOST_PARTS) * TILE, LEAST)
