@@ -3,10 +3,10 @@
 What a schedule really takes is for others to measure: the search is given a function for that.
 """
 
+from baregrad.kernel.planning.gpu.memory_model import roofline_ns
 from baregrad.kernel.search.beam import Trial, beam_search
 from baregrad.kernel.search.candidates import FIRST, Candidate, candidates, check_schedule
 from baregrad.kernel.search.estimate import estimated_ns
-from baregrad.kernel.search.gpu_estimate import roofline_ns
 from baregrad.kernel.search.mutate import Move, is_legal, neighbours, normal
 
 __all__ = [

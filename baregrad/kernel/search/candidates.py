@@ -18,12 +18,13 @@ from baregrad.ir.core.node import Node
 from baregrad.kernel.applying.apply import apply_schedule
 from baregrad.kernel.applying.stream_tiles import stream_to_loop, streams
 from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.facts.axis_table import table_for
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.planning.common.decisions import NOTHING, Decided, Decisions, Wanted
 from baregrad.kernel.planning.first_schedule import choose
+from baregrad.kernel.planning.gpu.memory_model import AxisLayout, estimate, roofline_ns
 from baregrad.kernel.search.estimate import estimated_ns
-from baregrad.kernel.search.gpu_estimate import estimated_gpu_ns, roofline_ns
 from baregrad.kernel.search.mutate import is_legal
 from baregrad.target import AnyTarget, CpuTarget, GpuTarget
 
@@ -155,11 +156,13 @@ def predicted_ns(kernel: Node, schedule: Schedule, target: AnyTarget) -> float:
     """
     try:
         if target.kind == "gpu":
+            check_schedule(kernel, schedule, target)
+            facts = facts_of(prepare(kernel, target))
             if streams(schedule):
                 # What its tiles take is not modelled.
-                check_schedule(kernel, schedule, target)
-                return roofline_ns(facts_of(prepare(kernel, target)), target)
-            return estimated_gpu_ns(kernel, schedule, target)
+                return roofline_ns(facts, target)
+            layout = AxisLayout(facts, table_for(facts, target), schedule.steps)
+            return estimate(facts, layout, target).ns
         return max(estimated_ns(kernel, schedule, target), 1.0)
     except BaregradError:
         return math.inf

@@ -2,32 +2,49 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from math import prod
 
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import iterations, op_flops
 from baregrad.kernel.language.schedule import Bind, Split
 from baregrad.kernel.planning.common.decisions import powers_from
-from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
-from baregrad.kernel.planning.gpu.interleaved import plan_interleaved
-from baregrad.kernel.planning.gpu.transposes import plan_transpose, plan_two_ways
+from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan, Way
+from baregrad.kernel.planning.gpu.interleaved import short_rows
+from baregrad.kernel.planning.gpu.transposes import turned_tiles, two_ways
+from baregrad.kernel.planning.gpu.windows import window_tiles
 
 BLOCK, LEAST_BLOCK = 256, 64
 # Vectors that a thread loads before it stores any, and how many a search tries.
 VECTORS, MOST_VECTORS = 2, 8
+# Ways to lay out an output that fit some kernels alone, those first that win where the model cannot
+# tell two apart.
+WAYS: tuple[tuple[str, Callable[[GpuPlan, Sequence[Node]], Way | None]], ...] = (
+    ("window tiles", window_tiles), ("turned tiles", turned_tiles), ("short rows", short_rows),
+    ("two ways", two_ways),
+)
 # Operations on the elements of one thread, at most, where there are several: each is code.
 MOST_OPS = 1 << 10
 
 
 def plan_elementwise(plan: GpuPlan, axes: Sequence[Node]) -> None:
-    """Give a thread some neighbours along the output, tiles where inputs lie across it."""
+    """Lay the axes of an output out in the way that the model of memory likes best."""
     axes = [axis for axis in axes if extent_of(axis) != 1]
     if not axes:
         plan.because("one element, one thread")
         return
-    if plan_transpose(plan, axes) or plan_interleaved(plan, axes) or plan_two_ways(plan, axes):
-        return
+    ways: dict[str, Way] = {}
+    for name, find in WAYS:
+        way = find(plan, axes)
+        if way is not None:
+            ways[name] = way
+    ways["neighbours"] = partial(_lay_neighbours, axes=axes)
+    plan.best("way", ways)(plan)
+
+
+def _lay_neighbours(plan: GpuPlan, axes: Sequence[Node]) -> None:
+    """Give each thread some neighbours along the output."""
     ordered = plan.by_stride(axes, plan.write)
     row = plan.together(ordered)
     lanes = widest = plan.lanes(ordered, whole=plan.uncertain.isdisjoint(ordered))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from typing import NamedTuple
 
 from baregrad.ir.core import index
 from baregrad.ir.core.axes import THREAD_BINDS
@@ -20,12 +22,34 @@ from baregrad.kernel.facts.axis_table import table_for
 from baregrad.kernel.language.schedule import Bind, Collapse, Schedule, Split, Step
 from baregrad.kernel.planning.common.decisions import Decisions
 from baregrad.kernel.planning.common.tiling import Reason
+from baregrad.kernel.planning.gpu.memory_model import AxisLayout, Estimate, estimate
 from baregrad.target.gpu import GpuTarget
 
 # Warps that share a row, or rows that share a block.
 WARPS = 8
 # Elements that a thread moves at once, but for bytes.
 MOST_LANES = 8
+
+
+# The model of memory does not tell apart what takes so many times as long.
+ALIKE = 1.1
+# What lays the axes of a kernel out.
+Way = Callable[["GpuPlan"], None]
+
+
+class _Told(NamedTuple):
+    """A way that was taken, and what each takes, in words."""
+
+    taken: str
+    found: Mapping[str, Estimate]
+
+    def __str__(self) -> str:
+        others = [
+            f"{name} {one.ns / 1e3:.1f} us" for name, one in self.found.items()
+            if name != self.taken
+        ]
+        mine = self.found[self.taken]
+        return f"{self.taken}, {mine.ns / 1e3:.1f} us, by {mine.bound}; {', '.join(others)}"
 
 
 class GpuPlan:
@@ -59,6 +83,33 @@ class GpuPlan:
             if index.lower(extent_of(axis)) < 1
             and not all(axis in out_axes(out) for out in facts.outs)
         )
+
+    def fork(self) -> GpuPlan:
+        """A plan with the same steps so far, for a trial: what it decides is not noted."""
+        other = copy(self)
+        other.decisions = Decisions()
+        other.pick = other.decisions.pick
+        other.steps, other.reasons = list(self.steps), []
+        other.lying, other.taken = dict(self.lying), set(self.taken)
+        return other
+
+    def best(self, name: str, ways: Mapping[str, Way]) -> Way:
+        """The way that takes least by the model of memory, or the first of those that are alike.
+
+        name: what is decided.
+        """
+        if len(ways) == 1:
+            return next(iter(ways.values()))
+        found: dict[str, Estimate] = {}
+        for each, way in ways.items():
+            trial = self.fork()
+            way(trial)
+            layout = AxisLayout(self.facts, self.table, trial.steps)
+            found[each] = estimate(self.facts, layout, self.target)
+        least = ALIKE * min([one.ns for one in found.values()])
+        taken = self.pick(name, sorted(found, key=lambda each: max(found[each].ns, least)))
+        self.because("{}: {}", name, _Told(taken, found))
+        return ways[taken]
 
     def because(self, text: str, *facts: object) -> None:
         """Note why something was chosen; it is put into words only where somebody reads it."""

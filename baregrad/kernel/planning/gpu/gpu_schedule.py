@@ -20,7 +20,7 @@ from baregrad.kernel.planning.gpu.held_rows_plan import plan_held_rows
 from baregrad.kernel.planning.gpu.packed_sums import plan_packed
 from baregrad.kernel.planning.gpu.reductions import plan_reductions
 from baregrad.kernel.planning.gpu.running_folds import plan_running
-from baregrad.kernel.planning.gpu.windows import plan_stretches, plan_windows
+from baregrad.kernel.planning.gpu.windows import plan_stretches
 from baregrad.target.gpu import GpuTarget
 
 # Threads of a block that run in order.
@@ -47,8 +47,7 @@ def choose_gpu_schedule(
     elif not facts.reductions:
         if any(out.arg.atomic for out in facts.outs):
             plan.because("additions in one step each, in any order: threads share them")
-        if not plan_windows(plan, [axis for axis in free if extent_of(axis) != 1]):
-            plan_elementwise(plan, free)
+        plan_elementwise(plan, free)
     elif factors and _plan_contraction(plan, factors):
         plan.because("a contraction: tiles of the output for blocks, panels in shared memory")
     elif not plan_packed(plan) and not plan_stretches(plan):

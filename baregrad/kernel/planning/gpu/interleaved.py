@@ -7,12 +7,13 @@ short rows, as many as fill accesses both ways: it moves a stretch of either arr
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations, op_flops
 from baregrad.kernel.language.schedule import Bind
-from baregrad.kernel.planning.gpu.gpu_plan import MOST_LANES, GpuPlan
+from baregrad.kernel.planning.gpu.gpu_plan import MOST_LANES, GpuPlan, Way
 from baregrad.kernel.planning.gpu.windows import block_of
 
 # Elements of the short axis, and of a thread.
@@ -21,23 +22,32 @@ MOST_SHORT, MOST_ELEMENTS = 8, 32
 MOST_OPS = 1 << 11
 
 
-def plan_interleaved(plan: GpuPlan, axes: Sequence[Node]) -> bool:
-    """Give a thread some short rows that lie across another array; whether there are such."""
+def short_rows(plan: GpuPlan, axes: Sequence[Node]) -> Way | None:
+    """Some short rows that lie across another array for each thread, if there are such."""
     if not plan.uncertain.isdisjoint(axes):
-        return False
+        return None
     moved = [a for a in plan.facts.accesses if not a.axes.isdisjoint(axes)]
     near = list(dict.fromkeys([a for one in moved for a in axes if one.stride(a) == 1]))
     if len(near) != 2 or not all(isinstance(extent_of(axis), int) for axis in near):
-        return False
+        return None
     first, inner = sorted(near, key=lambda axis: int(axis.src[0].arg))
     short = _short_axes(moved, axes, first, inner)
     size = iterations(short)
     if not short or int(inner.src[0].arg) <= MOST_SHORT:
-        return False
+        return None
     others = [axis for axis in plan.by_stride(axes, plan.write) if axis not in short]
     if others[-1] is not inner:
-        return False
+        return None
     row = plan.together(others)
+    lanes = _lanes(plan, axes, moved, size, row)
+    return partial(_lay_short_rows, short=short, others=others, row=row, lanes=lanes)
+
+
+def _lanes(
+    plan: GpuPlan, axes: Sequence[Node], moved: Sequence[ArrayAccess], size: int,
+    row: Sequence[Node],
+) -> int:
+    """Short rows of `size` elements for each thread."""
     work = max(sum([op_flops(node) for node in plan.facts.order]), 1)
     most = min(
         MOST_LANES, plan.target.load_bytes // min([itemsize(a.array.dtype) for a in moved]),
@@ -47,6 +57,14 @@ def plan_interleaved(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     lanes = next_power_of_two(max(most, 1) + 1) // 2
     while lanes > 1 and iterations(row) % lanes:
         lanes //= 2
+    return lanes
+
+
+def _lay_short_rows(
+    plan: GpuPlan, short: Sequence[Node], others: Sequence[Node], row: Sequence[Node], lanes: int
+) -> None:
+    """Rows of `short` axes in registers, so many along `row` for each thread."""
+    size = iterations(short)
     plan.because("rows of {} that lie across another array: {} for each thread", size, lanes)
     plan.steps.extend([Bind(plan.name(axis), "unroll") for axis in short])
     rest = [axis for axis in others if axis not in row]
@@ -58,7 +76,6 @@ def plan_interleaved(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     for axis, unit, size in zip(fixed, units, threads[2 - len(fixed) :], strict=True):
         plan.parts([axis], [(unit, size)], "grid")
     plan.parts(row, [("thread", across), *([("unroll", lanes)] if lanes > 1 else [])], "grid")
-    return True
 
 
 def _short_axes(

@@ -8,6 +8,7 @@ tile are one bank apart from each other, so that neither way meets in a bank.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from baregrad.base.bits import next_power_of_two, round_up
 from baregrad.ir.core.node import Node, extent_of
@@ -20,7 +21,7 @@ from baregrad.kernel.facts.analysis import (
 )
 from baregrad.kernel.language.schedule import Bind, Split, StageInput
 from baregrad.kernel.planning.common.decisions import powers_from
-from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
+from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan, Way
 
 # A tile is so many elements of 4 bytes a side; a side that is much shorter is no tile.
 SIDE = 32
@@ -36,29 +37,35 @@ BLOCK = 256
 FULL = 1.05
 
 
-def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
-    """Copy tiles of inputs that lie across the output; whether there are any."""
+def turned_tiles(plan: GpuPlan, axes: Sequence[Node]) -> Way | None:
+    """Tiles of inputs that lie across the output in shared memory, if there are any."""
     inner = plan.by_stride(axes, plan.write)[-1]
     others = [axis for axis in axes if axis is not inner]
     crossed = [a for a in reads_in(plan.facts.order) if _across(a, inner, others)]
     along = {next(axis for axis in others if a.stride(axis) == 1) for a in crossed}
     if len(along) != 1 or not plan.uncertain.isdisjoint(axes):
-        return False
+        return None
     down, right = _as_one(plan, along.pop(), axes), _as_one(plan, inner, axes)
     if min(iterations(down), iterations(right)) < LEAST_SIDE:
-        return False
+        return None
     if any(write.stride(inner) != 1 for write in plan.facts.accesses if write.write):
-        return False
-    size = min([itemsize(access.array.dtype) for access in crossed])
-    lanes = max(BANK // size, 1)
+        return None
+    lanes = max(BANK // min([itemsize(access.array.dtype) for access in crossed]), 1)
     down = _filled(plan, down, right, SIDE * min(lanes, 2))
-    if not plan.pick("transpose", (True, False), lambda tiled: "tiles" if tiled else "none"):
-        return False
+    rest = [axis for axis in axes if axis not in down and axis not in right]
+    return partial(_lay_tiles, rest=rest, down=down, right=right, lanes=lanes, crossed=crossed)
+
+
+def _lay_tiles(
+    plan: GpuPlan, rest: Sequence[Node], down: Sequence[Node], right: Sequence[Node], lanes: int,
+    crossed: Sequence[ArrayAccess],
+) -> None:
+    """A tile for each block: threads and `lanes` along `right`, threads and steps along `down`."""
     rows = min(SIDE * min(lanes, 2), next_power_of_two(iterations(down)))
     plan.because(
         "an input lies across the output: tiles of {} by {} in shared memory", rows, SIDE * lanes
     )
-    plan.grid([axis for axis in axes if axis not in down and axis not in right])
+    plan.grid(rest)
     a, b = plan.joined(down), plan.joined(right)
     least = max(SIDE * rows // plan.target.threads_per_block, 1)
     steps = plan.pick("steps", powers_from(STEPS, least, MOST_STEPS))
@@ -80,7 +87,6 @@ def plan_transpose(plan: GpuPlan, axes: Sequence[Node]) -> bool:
             plan.because("shared memory has no room for tiles of all inputs that lie across")
             break
         plan.steps.append(StageInput(slot, tuple(names), pad=lanes))
-    return True
 
 
 def _filled(
@@ -122,8 +128,8 @@ def _as_one(plan: GpuPlan, inner: Node, axes: Sequence[Node]) -> list[Node]:
     return row
 
 
-def plan_two_ways(plan: GpuPlan, axes: Sequence[Node]) -> bool:
-    """Threads along one way, with whole sectors of the other way for each; whether there are two.
+def two_ways(plan: GpuPlan, axes: Sequence[Node]) -> Way | None:
+    """Threads along one way, with whole sectors of the other way for each, if there are two.
 
     That serves where inputs cannot be copied, as their condition is another's, or where outputs lie
     both ways. What lies along the threads is moved by all of them for each element of a sector.
@@ -139,20 +145,20 @@ def plan_two_ways(plan: GpuPlan, axes: Sequence[Node]) -> bool:
             nbytes[axis] = nbytes.get(axis, 0) + size * points
             sizes[axis] = min(sizes.get(axis, size), size)
     if len(nbytes) != 2 or not all(isinstance(extent_of(axis), int) for axis in nbytes):
-        return False
+        return None
     if not plan.uncertain.isdisjoint(axes):
-        return False
+        return None
     most, least = sorted(nbytes, key=lambda axis: (-nbytes[axis], axis.arg.id))
     for along, across in ((most, least), (least, most)):
         each = SECTOR // sizes[across]
         while int(across.src[0].arg) % each:
             each //= 2
-        if each >= LEAST_EACH and 2 * nbytes[along] >= nbytes[across]:
-            if not plan.pick("two ways", (True, False), lambda both: "both" if both else "one"):
-                return False
-            _lay_two_ways(plan, axes, along, across, each, sizes[across])
-            return True
-    return False
+        if each >= 2:
+            return partial(
+                _lay_two_ways, axes=axes, along=along, across=across, each=each,
+                size=sizes[across],
+            )
+    return None
 
 
 def _lay_two_ways(

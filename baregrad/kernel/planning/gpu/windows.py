@@ -8,7 +8,9 @@ several at a time, and asks once whether a row or a column is there.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import combinations, pairwise, product
+from math import prod
 
 from baregrad.base.bits import is_power_of_two, next_power_of_two, round_up
 from baregrad.ir.core.node import Node, extent_of
@@ -16,7 +18,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import itemsize, iterations, op_flops, reads_in
 from baregrad.kernel.language.schedule import Bind
 from baregrad.kernel.loops.written_sums import STRETCHES, window_axes
-from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
+from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan, Way
 
 # Columns and rows of a thread's tile, at most, and reads and operations for all elements of a tile:
 # each is code.
@@ -36,24 +38,34 @@ WARP_STEPS, BLOCK_STEPS = 16, 8
 Window = tuple[Mapping[Node, int], Sequence[int]]
 
 
-def plan_windows(plan: GpuPlan, axes: Sequence[Node]) -> bool:
-    """Give each thread a tile of results whose reads overlap; whether there are such."""
+def window_tiles(plan: GpuPlan, axes: Sequence[Node]) -> Way | None:
+    """A tile of results whose reads overlap for each thread, if there are such."""
     ordered = plan.by_stride(axes, plan.write)
     near = ordered[-3:]
     if not near or not plan.uncertain.isdisjoint(axes):
-        return False
+        return None
     if not all(isinstance(extent_of(axis), int) for axis in near):
-        return False
+        return None
     inner, outer = near[-1], near[-2] if len(near) > 1 else None
     windows = _windows(plan, inner, outer)
     if not (windows or _repeats(plan, inner)) or plan.write.stride(inner) != 1:
-        return False
+        return None
     first = _tile(plan, windows, inner, outer)
-    columns, rows = plan.pick("window tile", _tiles(first, inner, outer), "{0[0]} by {0[1]}".format)
     # What is read once alone gains by wide accesses, not by what its neighbours read.
-    if columns * rows == 1 or not (windows or is_power_of_two(columns)):
-        return False
+    if prod(first) == 1 or not (windows or is_power_of_two(first[0])):
+        return None
     reads = sum([len(places) for _, places in windows]) or 1
+    return partial(_lay_windows, ordered=ordered, first=first, reads=reads)
+
+
+def _lay_windows(
+    plan: GpuPlan, ordered: Sequence[Node], first: tuple[int, int], reads: int
+) -> None:
+    """Give each thread columns and rows of results: so many, or others that a search tries."""
+    near = ordered[-3:]
+    outer = near[-2] if len(near) > 1 else None
+    tried = _tiles(first, near[-1], outer)
+    columns, rows = plan.pick("window tile", tried, "{0[0]} by {0[1]}".format)
     plan.because("{} reads near each other: {} rows of {} columns a thread", reads, rows, columns)
     tiles = [1] * (len(near) - 2) + [rows, columns][-len(near) :]
     counts = [int(axis.src[0].arg) // tile for axis, tile in zip(near, tiles, strict=True)]
@@ -62,7 +74,6 @@ def plan_windows(plan: GpuPlan, axes: Sequence[Node]) -> bool:
     units = ("thread_z", "thread_y", "thread")[-len(near) :]
     for axis, unit, size, tile in zip(near, units, threads, tiles, strict=True):
         plan.parts([axis], [(unit, size), *([("unroll", tile)] if tile > 1 else [])], "grid")
-    return True
 
 
 def plan_stretches(plan: GpuPlan) -> bool:
