@@ -21,6 +21,7 @@ from baregrad.llm.text.calls import (
     answer_format,
     call_grammar,
     grammar_behind_thought,
+    told_of_tools,
 )
 from baregrad.llm.text.templates import ChatTemplate
 from baregrad.llm.text.tokenizer import Tokenizer
@@ -174,7 +175,10 @@ class Served:
             values["enable_thinking"] = False
         for name in ("messages", "tools", "add_generation_prompt"):
             values.pop(name, None)
-        spans = template.render_spans(asked.messages, tools=asked.tools or None, **values)
+        messages, tools = asked.messages, asked.tools
+        if self.form.is_told:
+            messages, tools = told_of_tools(template.text, messages, tools), ()
+        spans = template.render_spans(messages, tools=tools or None, **values)
         text = "".join(part for part, _ in spans)
         return text, self.model.tokenizer.encode_spans(spans)
 

@@ -8,8 +8,9 @@ from baregrad.llm.text.calls.forcing import call_grammar, grammar_behind_thought
 from baregrad.llm.text.calls.formats import AnswerFormat, answer_format
 from baregrad.llm.text.calls.parser import AnswerParser
 from baregrad.llm.text.calls.parts import AnswerPart, PartKind
+from baregrad.llm.text.calls.telling import told_of_tools
 
 __all__ = [
     "AnswerFormat", "AnswerParser", "AnswerPart", "PartKind", "answer_format", "call_grammar",
-    "grammar_behind_thought",
+    "grammar_behind_thought", "told_of_tools",
 ]

@@ -28,7 +28,8 @@ class AnswerFormat:
     for none. `variant` tells ways of one family apart: "array", "named" or "identified" of mistral,
     "named" or "fenced" of deepseek. `opens` and `closes` are the tags of thoughts, or empty.
     `shown` are control tokens that the parser has to see. Ids of calls have `id_length` letters
-    and digits.
+    and digits. `is_told`: the template knows no tools; chats have to tell of them
+    (`told_of_tools`).
     """
 
     calls: str
@@ -37,6 +38,7 @@ class AnswerFormat:
     shown: tuple[str, ...] = ()
     id_length: int = 24
     variant: str = ""
+    is_told: bool = False
 
     def begins_in_thought(self, prompt: str) -> bool:
         """Whether a prompt ends by opening a thought, so that the answer begins in it."""
@@ -64,8 +66,8 @@ def answer_format(template: str) -> AnswerFormat:
     marks = ("<tool_call>", "</tool_call>", *thoughts)
     if "<function=" in template and "<parameter=" in template:
         return AnswerFormat("functions", opens, closes, marks)
-    if "<tool_call>" in template and "<arg_key>" not in template:
-        return AnswerFormat("tags", opens, closes, marks)
-    if "tools" in template and ("python_tag" in template or "<arg_key>" not in template):
+    if "<arg_key>" in template:
+        return AnswerFormat("", opens, closes, thoughts)
+    if "tools" in template and "<tool_call>" not in template:
         return AnswerFormat("bare", opens, closes, ("<|python_tag|>", *thoughts))
-    return AnswerFormat("", opens, closes, thoughts)
+    return AnswerFormat("tags", opens, closes, marks, is_told="tools" not in template)

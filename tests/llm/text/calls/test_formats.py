@@ -18,10 +18,11 @@ from baregrad.llm.text.calls import answer_format
     ("<|start|><|channel|><|message|>", "harmony", "", "<|channel|>"),
     ("{{ tools }}", "bare", "", "<|python_tag|>"),
     ("<arg_key>{{ tools }}<tool_call></think>", "", "<think>", "<think>"),
-    ("{{ messages }}", "", "", None),
+    ("{{ messages }}", "tags", "", "<tool_call>"),
 ])
 def test_formats(template: str, calls: str, opens: str, shown: str | None) -> None:
     form = answer_format(template)
     assert (form.calls, form.opens) == (calls, opens)
     assert shown is None or shown in form.shown
+    assert form.is_told == (template == "{{ messages }}")
     assert form.id_length == (9 if calls == "mistral" else 24)
