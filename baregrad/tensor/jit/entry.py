@@ -78,7 +78,7 @@ class Entry:
             changed = [s for s in written if id(s) in older]
             shown = [settled_view(t) for t in tensors]
             # Of a settled view first what it is a view of, beside what `realize` computes.
-            realize_storages((*(t._storage for t in tensors), *changed))
+            realize_storages((*_computed_first(tensors, shown), *changed))
             realize_storages(t._storage for t in shown)
         self._settle_written(changed)
         self._note_written(call.tensors, changed)
@@ -185,7 +185,7 @@ class Entry:
                 # Those that are symbolic are so no more once they are computed.
                 self.shapes = {each: each.node.shape for each in (*settled, *computed)}
                 # As in `run`.
-                realize_storages((*(t._storage for t in tensors), *computed))
+                realize_storages((*_computed_first(tensors, shown), *computed))
                 realize_storages(settled)
             self._check(capture, before)
             self.gradients = Gradients(call, clones, gradients)
@@ -424,6 +424,19 @@ class Entry:
         assert self.replay is not None
         position = len(self.changed) + place
         return self.outlets[place].make(self.replay.ref(position, made[position], variables))
+
+
+def _computed_first(tensors: Sequence[Tensor], shown: Sequence[Tensor]) -> list[Storage]:
+    """What is computed of results, and then views of it that were settled, by themselves.
+
+    Views of what has symbolic extents itself are computed beside it: afterwards these are numbers,
+    and a replay with others would not fit.
+    """
+    found = [tensor._storage for tensor in tensors]
+    for tensor, settled in zip(tensors, shown, strict=True):
+        if not all(isinstance(extent, int) for extent in tensor._storage.node.shape):
+            found.append(settled._storage)
+    return found
 
 
 def _ignore(ref: BufferRef) -> None:

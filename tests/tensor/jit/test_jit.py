@@ -221,6 +221,21 @@ def test_a_symbolic_view_among_results_is_computed_apart() -> None:
         np.testing.assert_allclose(total.numpy(), 2 * x.numpy()[:, :6].sum(1), rtol=1e-5)
 
 
+def test_a_view_of_a_symbolic_result_follows_its_size() -> None:
+    n = variable("n", 1, 8)
+
+    @jit
+    def function(x: Tensor, rows: Any) -> tuple[Tensor, Tensor]:
+        best = (x[:rows] * 2).sum(1, True)
+        return best[:, 0], best.reshape(rows)
+
+    x = numbers(8, 4)
+    for size in (3, 3, 5, 8, 1):
+        for found in function(Tensor(x), bind(n, size)):
+            np.testing.assert_allclose(found.numpy(), 2 * x[:size].sum(1), rtol=1e-5)
+    assert function.captures == 1
+
+
 def test_a_symbolic_place_in_a_cache() -> None:
     place = variable("place", 0, 15)
     cache = Tensor.zeros(16, 4).contiguous()
