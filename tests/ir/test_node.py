@@ -19,6 +19,7 @@ from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import (
     Node,
     _interned,
+    alike,
     alu,
     cast,
     const,
@@ -260,3 +261,19 @@ def test_shapes_that_do_not_fit() -> None:
         Node(Ops.FOLD, F32, (param(),), Window(1, 5, extent=8))
     with pytest.raises(ShapeError, match="does not fit"):
         Node(Ops.WINDOW, F32, (param(),), Window(1, 6))
+
+
+def test_a_node_over_other_sources_is_the_one_that_is_made() -> None:
+    rows = index.variable("rows_alike", 1, 9)
+    x, y = (
+        Node(Ops.PARAM, F32, (), Param(slot, (rows, 4))) for slot in (0, 1)
+    )
+    flat = Node(Ops.RESHAPE, F32, (x,), (index.mul(rows, 4),))
+    whole = Node(Ops.ADD, F32, (flat, flat))
+    again = alike(whole, (alike(flat, (y,)),) * 2)
+    wanted = Node(Ops.RESHAPE, F32, (y,), (index.mul(rows, 4),))
+    assert again is Node(Ops.ADD, F32, (wanted, wanted))
+    assert (again.shape, again.mask) == (whole.shape, whole.mask)
+    # What is above sources with more below them says so.
+    deeper = Node(Ops.EXP2, F32, (y,))
+    assert alike(flat, (deeper,)).has(Ops.EXP2) and not flat.has(Ops.EXP2)

@@ -282,6 +282,29 @@ def instruction(
     return node if _insert(key, entry) is entry else _kept(key, entry, node)
 
 
+def alike(node: Node, src: tuple[Node, ...]) -> Node:
+    """What `make_node` returns for a tensor-level node over other sources of the same shapes.
+
+    Its shape is not inferred again, symbolic or not. The node is no CONST.
+    """
+    key: Key = (node.op, node.dtype, src, node.arg)
+    entry = _find(key)
+    found = None if entry is None else entry()
+    if found is not None:
+        return found
+    made = _create(type(node))
+    made.op, made.dtype, made.src, made.arg = key
+    made.shape, made.ranges = node.shape, node.ranges
+    mask = node.mask
+    for child in src:
+        mask |= child.mask
+    made.mask = mask
+    made._bounds = made._memo = None
+    entry = _Entry(made, _forget)
+    entry.key = key
+    return made if _insert(key, entry) is entry else _kept(key, entry, made)
+
+
 def scalar(op: Op, dtype: DType, src: tuple[Node, ...], arg: Any = None) -> Node:
     """What `make_node` returns for a scalar of the kernel or loop level that closes no axes.
 

@@ -136,6 +136,11 @@ class PagedLayer:
         self.pages = pages
         self.places = places
 
+    @property
+    def arrays(self) -> Sequence[Tensor]:
+        """All arrays that a step changes."""
+        return self.pages.arrays
+
     def attend(
         self,
         query: Tensor,

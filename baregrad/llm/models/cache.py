@@ -15,6 +15,10 @@ from baregrad.tensor import Tensor
 class LayerCache(Protocol):
     """One layer's part of a cache, of one sequence or of many."""
 
+    @property
+    def arrays(self) -> Sequence[Tensor]:
+        """All that it keeps of tokens, which `attend` changes in place."""
+
     def attend(
         self,
         query: Tensor,
@@ -55,9 +59,7 @@ class ContiguousCache:
             _ContiguousLayer(self, layer.cache_row, dtype, device) for layer in traits.layers
         ]
         self.layers: Sequence[LayerCache] = layers
-        self.arrays = [
-            array for one in layers for array in (one.keys, one.values) if array is not None
-        ]
+        self.arrays = [array for one in layers for array in one.arrays]
         self.realize()
 
     def place(self, at: Any) -> None:
@@ -83,6 +85,11 @@ class _ContiguousLayer:
 
         self.keys = empty(row.key_width)
         self.values = None if row.is_shared else empty(row.value_width)
+
+    @property
+    def arrays(self) -> Sequence[Tensor]:
+        """Keys and values."""
+        return (self.keys,) if self.values is None else (self.keys, self.values)
 
     def attend(
         self,

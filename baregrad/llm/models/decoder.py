@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import as_dtype, dtypes
@@ -15,6 +16,7 @@ from baregrad.llm.models.rope import Rotation
 from baregrad.llm.models.traits import CacheRow, DecoderTraits, LayerTraits, RopeTraits
 from baregrad.llm.models.weights import DeviceWeights, GgufWeights, WeightSource
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.repeated import RepeatedCalls
 
 _LAYER = "blk."
 
@@ -101,8 +103,12 @@ class LanguageModel:
         if self._positions is not None:
             x = x + self._positions.rows(positions).cast(x.dtype)
         angles = {rope: each.angles(positions) for rope, each in self._rotations.items()}
+        calls = RepeatedCalls()
         for layer, cache in zip(self._layers, caches, strict=True):
-            x = layer(x, angles, cache)
+            x = calls.call(
+                layer.kind, partial(layer, angles=angles, cache=cache), x, layer.tensors,
+                cache.arrays,
+            )  # fmt: skip
         return _normalised(x, self._norm, self.traits)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -138,6 +144,12 @@ class DecoderLayer:
             else:
                 weights[name] = source.weight(f"{_LAYER}{number}.{name}")
         self._vectors = vectors
+        # What tells this layer from others of its kind.
+        self.tensors = [
+            *vectors.values(), *(part for each in weights.values() for part in each.tensors)
+        ]  # fmt: skip
+        forms = tuple([(name, one.type.name, one.shape) for name, one in weights.items()])
+        self.kind = (traits, forms)
         rotation = None if traits.rope is None else rotations[traits.rope]
         kind = GroupedAttention if traits.latent is None else LatentAttention
         self._attention = kind(traits, weights, vectors, self._normed, rotation)
