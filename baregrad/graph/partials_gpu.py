@@ -21,6 +21,7 @@ from baregrad.graph.sums import once
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import expand, lengthened, permute, reshape, stored
 from baregrad.ir.analysis.stream import is_chained
+from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import Monoid, primitive
 from baregrad.ir.core.node import Node, alu, cast, const
@@ -99,12 +100,23 @@ def _visit(node: Node, known: dict[Node, int]) -> Node | None:
     value, axes, monoid = node.src[0], node.arg.axes, node.arg.monoid
     if is_chained(node, known):
         return None  # its parts would share no weights
-    extents = [value.shape[axis] for axis in axes]
-    if not all(isinstance(extent, int) for extent in extents):
-        return None
     if monoid.primitive is None and any(lift.op is not Ops.SLOT for lift in monoid.lift):
         return None  # what elements are lifted to cannot be stored and lifted again
+    if not all(isinstance(value.shape[axis], int) for axis in axes):
+        return None if _is_contraction(value, axes) else _cut(_as_bounds(node))
     return _cut(node) if (balanced := _balanced(node)) is None else balanced
+
+
+def _as_bounds(node: Node) -> Node:
+    """A reduction of as many elements as there may be: neutral ones are behind the last."""
+    values, (monoid, axes) = node.src, node.arg
+    for axis in axes:
+        most = index.upper(values[0].shape[axis])
+        values = tuple([
+            lengthened(value, axis, most, neutral)
+            for value, neutral in zip(values, monoid.identity, strict=True)
+        ])
+    return node.replace(src=values)
 
 
 def _cut(node: Node) -> Node | None:

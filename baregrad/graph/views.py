@@ -18,7 +18,7 @@ from baregrad.ir.analysis.regroup import same_axes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Pad, Slice
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, alu, const, make_node
+from baregrad.ir.core.node import Node, alu, cast, const, make_node
 from baregrad.ir.core.op import ALU, MOVEMENT, Op, Ops, mask_of
 from baregrad.ir.core.shape import cut_extent, is_one, is_zero, padded_extent
 
@@ -62,10 +62,11 @@ def counting(shape: tuple[Any, ...], axis: int, dtype: DType = dtypes.int64) -> 
 
 def lengthened(value: Node, axis: int, extent: int, neutral: Node) -> Node:
     """A value with elements `neutral`, a constant, at the end of an axis, which has `extent`."""
-    longer = pad(value, axis, Pad(0, extent - value.shape[axis]))
+    size = value.shape[axis]
+    longer = pad(value, axis, Pad(0, index.as_dim(index.sub(extent, size))))
     if longer is value or neutral.arg == 0:
         return longer
-    limit = full(const(value.shape[axis], dtypes.int64), longer.shape)
+    limit = full(cast(index.as_node(size), dtypes.int64), longer.shape)
     inside = alu(Ops.CMPLT, counting(longer.shape, axis), limit)
     return alu(Ops.WHERE, inside, longer, full(neutral, longer.shape))
 

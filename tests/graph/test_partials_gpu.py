@@ -9,6 +9,7 @@ from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
 from baregrad.graph.views import full, permute, reshape
 from baregrad.ir.core.attrs import Reduce, Window
+from baregrad.ir.core.index import Dim, variable
 from baregrad.ir.core.monoid import arg_extreme, primitive
 from baregrad.ir.core.node import Node, alu, cast, const, make_node, toposort
 from baregrad.ir.core.op import Ops
@@ -29,7 +30,7 @@ def total(value: Node, *axes: int) -> Node:
     return Node(Ops.REDUCE, value.dtype, (value,), Reduce(primitive(Ops.ADD, value.dtype), axes))
 
 
-def parts_of(shape: tuple[int, ...], *axes: int) -> list[tuple[int, ...]]:
+def parts_of(shape: tuple[Dim, ...], *axes: int) -> list[tuple[int, ...]]:
     root = Node(Ops.SINK, dtypes.token, (total(argument(0, F32, *shape), *axes),))
     return stored(canonicalise(root, None, HOPPER))
 
@@ -63,6 +64,13 @@ def test_parts_do_not_depend_on_the_number_of_results(
             whole.append(found[0])
     assert len(set(whole)) == 1
     assert whole[0] > 1
+
+
+def test_a_symbolic_number_is_cut_as_its_bound_and_filled_up() -> None:
+    for shape, *axes in (((1024, 4), 0), ((3, 1 << 18), 1), ((64, 5, 160), 0, 2)):
+        several: list[Dim] = [*shape]
+        several[axes[0]] = variable("several", 1, shape[axes[0]])
+        assert parts_of(tuple(several), *axes) == parts_of(shape, *axes) != []
 
 
 def test_a_row_that_a_block_reads_is_whole() -> None:

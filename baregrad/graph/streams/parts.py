@@ -11,21 +11,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.views import (
-    counting,
-    cut,
-    expand,
-    full,
-    pad,
-    permute,
-    reshape,
-    stored,
-)
+from baregrad.graph.views import cut, expand, full, permute, reshape, stored
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Pad, Reduce
+from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.monoid import primitive
-from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.ir.core.node import Node, alu, const
 from baregrad.ir.core.op import Ops
 
 F32 = dtypes.float32
@@ -57,25 +48,6 @@ def parts_of(rows: Dim, keys: Dim) -> KeyParts | None:
     tiles = -(-most // TILE)
     length = max(-(-tiles // MOST_PARTS) * TILE, LEAST)
     return KeyParts(-(-most // length), length)
-
-
-def padded(exponent: Node, parts: KeyParts) -> Node:
-    """Exponents (..., keys) of all keys of the parts: those beyond the last count for nothing."""
-    shape = exponent.shape
-    if shape[-1] == parts.keys:
-        return exponent
-    axis = len(shape) - 1
-    longer = padded_along(exponent, axis, parts)
-    there = counting(longer.shape, axis)
-    end = full(cast(index.as_node(shape[-1]), there.dtype), longer.shape)
-    lowest = full(const(float("-inf"), F32), longer.shape)
-    return alu(Ops.WHERE, alu(Ops.CMPLT, there, end), longer, lowest)
-
-
-def padded_along(value: Node, axis: int, parts: KeyParts) -> Node:
-    """A value with zeros for the keys, along an axis, that the last part lacks."""
-    missing = index.sub(parts.keys, value.shape[axis])
-    return pad(value, axis, Pad(0, index.as_dim(missing)))
 
 
 def split(value: Node, parts: KeyParts) -> Node:

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.streams.parts import combined, padded, padded_along, parts_of
-from baregrad.graph.views import expand, reshape
+from baregrad.graph.streams.parts import combined, parts_of
+from baregrad.graph.views import expand, lengthened, reshape
 from baregrad.ir.analysis.stream import is_float32_sum, stream
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import primitive
@@ -51,7 +51,9 @@ def streamed(node: Node, found: WeighedValues, now: Callable[[Node], Node]) -> N
     factor = now(found.product.src[0].src[1])
     parts = parts_of(*x.shape[-2:]) if weights.src[0].src[0] is power else None
     if parts is not None:
-        x, factor = padded(x, parts), padded_along(factor, len(factor.shape) - 1, parts)
+        # Those beyond the last key count for nothing.
+        x = lengthened(x, len(x.shape) - 1, parts.keys, const(float("-inf"), F32))
+        factor = lengthened(factor, len(factor.shape) - 1, parts.keys, const(0.0, factor.dtype))
     shape = factor.shape
     power_of_own = lifted(x, Ops.EXP2_NEAR)
     again = rebuild(weights, lambda one: power_of_own if one is power else None)

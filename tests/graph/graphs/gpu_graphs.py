@@ -9,6 +9,7 @@ import numpy as np
 from baregrad.dtypes import DType, dtypes
 from baregrad.graph import canonicalise
 from baregrad.ir.core.attrs import Param
+from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.tensor_level import evaluate_all
@@ -20,7 +21,7 @@ F32, F64, I32 = dtypes.float32, dtypes.float64, dtypes.int32
 RNG = np.random.default_rng(3)
 
 
-def argument(slot: int, dtype: DType, *shape: int) -> Node:
+def argument(slot: int, dtype: DType, *shape: Dim) -> Node:
     return Node(Ops.PARAM, dtype, (), Param(slot, shape))
 
 

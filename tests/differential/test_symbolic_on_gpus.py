@@ -1,4 +1,4 @@
-"""Products with a symbolic extent through the GPU's compiler, against NumPy's float64.
+"""Products and sums with a symbolic extent through the GPU's compiler, against NumPy's float64.
 
 One program serves all numbers, its tiles end where the number does, and what lies beyond that in
 an array, which is no number here, takes no part.
@@ -89,3 +89,24 @@ def test_one_program_multiplies_any_number(name: str, dtype: DType) -> None:
             unit = 2.0**-8 if dtype is BRAIN else 2.0**-20
             assert np.abs(found - wanted).max() <= unit * np.abs(wanted).max()
             given = [rng.integers(-32, 33, shape) / 16 for shape in shapes]
+
+
+@pytest.mark.parametrize(
+    ("fold", "wanted"), ((Tensor.sum, np.sum), (Tensor.amax, np.max), (Tensor.argmax, np.argmax))
+)
+def test_one_program_folds_long_columns_of_any_number(fold: Any, wanted: Any) -> None:
+    """In parts, of which the last ones may be partial or empty."""
+    most = 1024
+    given = np.random.default_rng(2).integers(-32, 33, (most, 4)) / 16
+    with ptx_session():
+
+        @jit
+        def step(x: Tensor, n: Any) -> Tensor:
+            made: Tensor = fold(x[:n], 0)
+            return made
+
+        for n in (700, 1, 64, 65, most):
+            array = given.copy()
+            array[n:] = np.nan
+            found = step(Tensor(array.astype(np.float32)), bind(variable("n", 1, most), n))
+            np.testing.assert_array_equal(to_numpy(found), wanted(given[:n], 0))
