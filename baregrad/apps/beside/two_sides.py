@@ -172,12 +172,15 @@ class TwoSides:
 def _overflow(exact: Array, *found: Array) -> None:
     """Set exact results, and all that was found, to 0 where a narrow dtype holds none of them.
 
-    These are places where everyone found the infinity of the exact result's sign.
+    These are places where everyone found the same infinity, or no number: what comes after an
+    infinity is either.
     """
     if any(one.shape != exact.shape for one in found):
         return
-    infinity = np.copysign(np.inf, exact)
-    places = np.logical_and.reduce([one == infinity for one in found])
+    first, *others = found
+    places = ~np.isfinite(first)
+    for one in others:
+        places &= (one == first) | (np.isnan(one) & np.isnan(first))
     for one in (exact, *found):
         one[places] = 0
 

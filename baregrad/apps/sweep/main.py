@@ -162,8 +162,10 @@ class _Sweep:
             except SideFailed as error:
                 record["peer_failed"] = str(error)
                 continue
-            least = least_seconds(record["kernels"], record["runs"], *rates)
-            record["roofline"] = least / record["ours_s"]
+            for kernel in record["kernels"]:
+                kernel["least_s"] = least_seconds(kernel, *rates)
+            whole = sum(one["launches"] * one["least_s"] for one in record["kernels"])
+            record["roofline"] = whole / record["runs"] / record["ours_s"]
 
     def _rate(self, name: str) -> float:
         """Return the rate of a copy, or of a product of the dtype that a row's text names."""
@@ -202,17 +204,29 @@ def _line(record: Mapping[str, Any]) -> str:
 def _summary(
     records: Sequence[Mapping[str, Any]], worst: Sequence[Mapping[str, Any]], words: str
 ) -> str:
-    """Return the worst rows with their kernels, and means: of all, of replayed, of eager ones."""
+    """Return the worst rows with their kernels, those as a table, and means.
+
+    Means are of all rows, of replayed and of eager ones.
+    """
     lines = ["", f"the worst {len(worst)}:"]
     for record in worst:
         again = f"baregrad bench --suite sweep --only {record['row']} {words}"
         lines += ["", _line(record), f"    {again}", *_kernel_lines(record)]
-    lines.append("")
+    lines += ["", f"{'row':>14}  {'ratio':>6}  {'roofline':>8}  {'kernels':>7}"]
+    lines += [*map(_cells, worst), ""]
     for what, is_meant in (("eager", (True,)), ("jit", (False,)), ("all", (False, True))):
         meant = [one for one in records if one["is_eager"] in is_meant]
         if meant:
             lines.append(f"{what}: {_mean_text(meant)}")
     return "\n".join(lines)
+
+
+def _cells(record: Mapping[str, Any]) -> str:
+    """Return one of the worst rows as a line of the table."""
+    share = f"{record['roofline']:.0%}" if "roofline" in record else "-"
+    launches = sum(kernel["launches"] for kernel in record.get("kernels", ()))
+    ratio = record["ratio"] or 0.0
+    return f"{record['row']:>14}  {ratio:6.3f}  {share:>8}  {launches:7d}  {record['name']}"
 
 
 def _mean_text(records: Sequence[Mapping[str, Any]]) -> str:
@@ -234,9 +248,12 @@ def _kernel_lines(record: Mapping[str, Any]) -> list[str]:
         return []
     lines = [f"    {record['roofline']:.0%} of what copies and products of this machine allow"]
     for kernel in record["kernels"]:
+        least = ""
+        if "least_s" in kernel:
+            least = f", at least {human_seconds(kernel['least_s'])}"
         lines.append(
             f"    {kernel['name']}: {kernel['launches']} launches, {kernel['nbytes']} bytes, "
-            f"{kernel['operations']} operations each"
+            f"{kernel['operations']} operations each{least}"
         )
         lines += [f"      {line}" for line in kernel.get("plan", ())]
     return lines

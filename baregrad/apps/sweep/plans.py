@@ -63,11 +63,8 @@ def _record(side: Ours, found: Found, launches: int, has_plans: bool) -> dict[st
 
 
 def least_seconds(
-    kernels: Sequence[Mapping[str, Any]], runs: int, bytes_per_s: float, flops_per_s: float
+    kernel: Mapping[str, Any], bytes_per_s: float, flops_per_s: float
 ) -> float:
-    """Return what one call's kernels take at least, one after the other."""
-    total = 0.0
-    for one in kernels:
-        least = max(one["nbytes"] / bytes_per_s, one["operations"] / flops_per_s)
-        total += one["launches"] * least
-    return total / runs
+    """Return what one launch of a kernel takes at least."""
+    nbytes, operations = float(kernel["nbytes"]), float(kernel["operations"])
+    return max(nbytes / bytes_per_s, operations / flops_per_s)

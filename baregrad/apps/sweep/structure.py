@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from baregrad.apps.beside.draws import Draw
@@ -25,9 +26,13 @@ def _moved(pick: Pick) -> SweepOp:
     """A copy of an array whose elements lie elsewhere."""
     shape, dtype = pick.shape(2, 4), pick.floats()
     last = len(shape) - 1
-    name, function = pick.one((
+    turns: tuple[tuple[str, Callable[..., Any]], ...] = (
         ("transpose", lambda k, x: x.transpose(0, last).contiguous()),
         ("reversed axes", lambda k, x: x.permute(*range(last, -1, -1)).contiguous()),
+    )
+    # Axes without neighbours are turned without a copy.
+    name, function = pick.one((
+        *(turns if min(shape) > 1 else ()),
         ("flip", lambda k, x: x.flip(last)), ("roll", lambda k, x: x.roll(1, last)),
         ("every other", lambda k, x: x[..., ::2] * 1), ("tail", lambda k, x: x[:, -1:] * 1),
         ("pad", lambda k, x: k.pad(x, (1, 2))), ("tril", lambda k, x: x.tril()),

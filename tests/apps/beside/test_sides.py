@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
-from baregrad.apps.beside.two_sides import RowTask, TwoSides
+from baregrad.apps.beside.two_sides import RowTask, TwoSides, _overflow
 
 pytest.importorskip("torch")
 
@@ -67,3 +68,17 @@ def test_a_side_that_cannot_begin_says_why() -> None:
     with TwoSides("MOON", "cpu", 1) as contest:
         record = contest.run(task("fine"))
     assert "found 'MOON', wanted CPU" in record["failed"]
+
+
+def test_what_overflows_on_both_sides_is_not_compared() -> None:
+    """Only where both have the same infinity, or both no number."""
+    inf, nan = np.inf, np.nan
+    exact, ours, theirs = (
+        np.array(row)
+        for row in ([9e4, 9e4, 1.0, 1.0, -9e4], [inf, nan, inf, nan, -inf],
+                    [inf, nan, 1.0, inf, inf])
+    )  # fmt: skip
+    _overflow(exact, ours, theirs)
+    np.testing.assert_array_equal(exact, [0, 0, 1, 1, -9e4])
+    np.testing.assert_array_equal(ours, [0, 0, inf, nan, -inf])
+    np.testing.assert_array_equal(theirs, [0, 0, 1, inf, inf])

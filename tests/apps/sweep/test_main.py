@@ -25,6 +25,12 @@ def run(words: list[str], folder: Path) -> list[dict[str, Any]]:
     return records
 
 
+def worst(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The two rows that were told of in full, those alone, worst first."""
+    told = [one for one in records if "roofline" in one]
+    return sorted(told, key=lambda one: float(one["ratio"]))
+
+
 def test_small_rows_are_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("torch")
     records = run(["--rows", "12", "--worst", "2"], tmp_path)
@@ -37,6 +43,10 @@ def test_small_rows_are_right(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "--device CPU --largest 2000" in told
     assert "Schedule(" in told
     assert "of what copies and products of this machine allow" in told
+    assert "operations each, at least " in told
+    table = told[told.index("ratio  roofline  kernels\n") :].splitlines()
+    assert [line.split()[0] for line in table[1:3]] == [one["row"] for one in worst(records)]
+    assert all("%" in line for line in table[1:3])
 
 
 @pytest.mark.slow
