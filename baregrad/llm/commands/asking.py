@@ -15,6 +15,7 @@ from baregrad.llm.generation.opened import EngineSettings, OpenedModel, open_to_
 from baregrad.llm.generation.request import Stream
 from baregrad.llm.generation.sampling import Sampling
 from baregrad.llm.models.loading import open_model
+from baregrad.llm.models.weights import WeightSource
 
 
 def add_model_options(parser: argparse.ArgumentParser) -> None:
@@ -64,22 +65,26 @@ def settings_of(given: argparse.Namespace) -> EngineSettings:
     )
 
 
-def load(path: str, settings: EngineSettings, draft: str | None = None) -> OpenedModel:
-    """Open a model while a bar shows the bytes that are read, and start its engine."""
-    total = sum(_nbytes(path))
-    with ProgressBar(total, "loading") as bar:
-        model = open_to_ask(path, settings, bar.advance, draft)
+def load(
+    path: str, settings: EngineSettings, draft: str | None = None, *, chats: bool = True
+) -> OpenedModel:
+    """Open a model while a bar shows the bytes that are read, and start its engine.
+
+    chats: whether it will be asked in chats (see `open_to_ask`).
+    """
+    files = open_model(path, settings.device)
+    with ProgressBar(_nbytes(files.source), "loading") as bar:
+        model = open_to_ask(files, settings, bar.advance, draft, chats=chats)
     model.engine.start()
     return model
 
 
-def _nbytes(path: str) -> list[int]:
-    source = open_model(path).source
+def _nbytes(source: WeightSource) -> int:
     shapes = source.shapes
-    return [
+    return sum(
         kind.row_nbytes(shapes[name][-1]) * math.prod(shapes[name][:-1])
         for name, kind in source.types.items()
-    ]
+    )
 
 
 def show(stream: Stream, output: Any = None) -> tuple[str, str | None]:

@@ -29,9 +29,10 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--chat", action="store_true", help="answer the prompt as in a chat")
     given = parser.parse_args(argv)
     prompt = sys.stdin.read() if given.prompt == "-" else given.prompt
-    model = load(given.file, settings_of(given), given.draft)
+    chats = given.chat or given.system is not None
+    model = load(given.file, settings_of(given), given.draft, chats=chats)
     try:
-        if given.chat or given.system is not None:
+        if chats:
             messages = [{"role": "user", "content": prompt}]
             if given.system is not None:
                 messages.insert(0, {"role": "system", "content": given.system})

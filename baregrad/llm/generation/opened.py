@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, UnsupportedError
@@ -137,23 +136,28 @@ _OWN_DEFAULTS = (
 
 
 def open_to_ask(
-    path: str | os.PathLike[str],
+    model: str | os.PathLike[str] | ModelFiles,
     settings: EngineSettings | None = None,
     advance: Advance | None = None,
     draft: str | os.PathLike[str] | None = None,
+    *,
+    chats: bool = True,
 ) -> OpenedModel:
     """Open a GGUF file or a folder and make it ready to answer; `engine.start()` lets it.
 
-    advance: told bytes of weights as they are loaded. draft: a smaller model of the same tokens,
-    which guesses ahead; without it guesses are looked up where the last tokens stood before. Raises
-    what reading the files raises.
+    model: where it lies, or its files, already opened. advance: told bytes of weights as they are
+    loaded. draft: a smaller model of the same tokens, which guesses ahead; without it guesses are
+    looked up where the last tokens stood before. chats: whether chats are expected, so that what
+    renders their template starts while the weights are read. Raises what reading the files raises.
     """
     wanted = settings or EngineSettings()
-    files = open_model(path, wanted.device)
+    files = model if isinstance(model, ModelFiles) else open_model(model, wanted.device)
     if files.is_encoder:
-        raise UnsupportedError("an encoder writes no answers", found=str(path))
+        raise UnsupportedError("an encoder writes no answers", found=str(files.path))
     tokenizer = tokenizer_of_files(files)
     template = chat_template_of(files, tokenizer)
+    if template is not None and chats:
+        template.prepare()
     if advance is not None:
         files = replace(files, source=_Watched(files.source, advance))
     decoder = files.decoder(
@@ -171,7 +175,7 @@ def open_to_ask(
         stepper, tokenizer, most_waiting=wanted.most_waiting, guesses=wanted.guesses,
         guesser=guesser,
     )
-    return OpenedModel(Path(path).stem, files, decoder, tokenizer, template, engine)
+    return OpenedModel(files.path.stem, files, decoder, tokenizer, template, engine)
 
 
 def _stepper(decoder: LanguageModel, wanted: EngineSettings) -> Stepper:
@@ -199,10 +203,7 @@ def chat_template_of(files: ModelFiles, tokenizer: Tokenizer) -> ChatTemplate | 
         "" if token is None else tokenizer.decode([token], specials=True)
         for token in (tokenizer.bos, tokenizer.eos)
     )
-    template = ChatTemplate(files.template, bos, eos)
-    # Its process starts while the weights are read.
-    template.prepare()
-    return template
+    return ChatTemplate(files.template, bos, eos)
 
 
 def memory_of_engine(

@@ -41,10 +41,11 @@ def byte_pair_engine(vocabulary: Vocabulary, split: WordSplit) -> Engine:
     merges = vocabulary.merges or ()
     if len(words) < vocabulary.size:
         # Nothing may be merged into a control token.
-        silent = {text for text in vocabulary.texts if text not in words}
+        silent = vocabulary.ids.keys() - words.keys()
+        whole = {(text[:at], text[at:]) for text in silent for at in range(len(text) + 1)}
         merges = [
             pair for pair in merges
-            if pair[0] not in silent and pair[1] not in silent and "".join(pair) not in silent
+            if pair not in whole and pair[0] not in silent and pair[1] not in silent
         ]
     # A byte without a token is dropped, but keeps what is around it apart.
     absent = sorted(LETTER_BYTES.keys() - words.keys()) if split.in_bytes else []

@@ -115,7 +115,7 @@ def read_vocabulary(metadata: Mapping[str, object]) -> Vocabulary:
     if pre is not None and not isinstance(pre, str):
         raise FileFormatError(f"{PREFIX}pre is no text", found=repr(pre))
     texts = _texts(metadata)
-    ids = {text: index for index, text in enumerate(texts)}
+    ids = dict(zip(texts, range(len(texts)), strict=True))
     if len(ids) < len(texts):
         twice = next(text for index, text in enumerate(texts) if ids[text] != index)
         raise FileFormatError("two tokens have one text", found=repr(twice))
@@ -168,7 +168,6 @@ def end_ids(ids: Mapping[str, int]) -> frozenset[int]:
 
 def _ends(ids: Mapping[str, int], named: Mapping[str, int | None]) -> frozenset[int]:
     """Return the tokens that end an answer: by text, and those that the file names."""
-    texts = {index: text for text, index in ids.items()}
     ends = set(end_ids(ids))
     for name, spellings in GAP_ENDS.items():
         if named[name] is not None:
@@ -177,7 +176,7 @@ def _ends(ids: Mapping[str, int], named: Mapping[str, int | None]) -> frozenset[
             ends.add(named[name])  # type: ignore[arg-type]
     ends |= {index for name in ("eos", "eot", "eom") if (index := named[name]) is not None}
     for text, company in NOT_ENDS:
-        if company <= {texts[index] for index in ends}:
+        if {ids.get(other, -1) for other in company} <= ends:
             ends.discard(ids.get(text, -1))
     return frozenset(ends)
 
@@ -213,13 +212,23 @@ def _texts(metadata: Mapping[str, object]) -> list[str]:
     found = _array(metadata, "tokens")
     if not found:
         raise FileFormatError("the file has no tokens", wanted=f"the array {PREFIX}tokens")
-    if not all(isinstance(text, str) for text in found):
+    texts = [text for text in found if isinstance(text, str)]
+    if len(texts) < len(found):
         raise FileFormatError(f"{PREFIX}tokens holds something else than texts")
-    for index, text in enumerate(found):
+    for index, text in enumerate(texts):
         # Readers hand on what is no UTF-8 as halves of surrogate pairs.
-        if not str(text).isascii() and any("\ud800" <= letter <= "\udfff" for letter in str(text)):
+        if not text.isascii() and not _is_sound(text):
             raise FileFormatError(f"token {index} is no UTF-8", found=repr(text))
-    return [str(text) or f"[EMPTY_{index}]" for index, text in enumerate(found)]
+    return [text or f"[EMPTY_{index}]" for index, text in enumerate(texts)]
+
+
+def _is_sound(text: str) -> bool:
+    """Whether UTF-8 can hold a text."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _numbers(metadata: Mapping[str, object], name: str, size: int) -> Sequence[object] | None:
@@ -265,15 +274,19 @@ def _merges(metadata: Mapping[str, object]) -> list[tuple[str, str]]:
     if found is None:
         raise FileFormatError("the file has no merges", wanted=f"the array {PREFIX}merges")
     merges = []
-    for index, text in enumerate(found):
-        cut = text.find(" ", 1) if isinstance(text, str) else -1
-        if cut < 0 or not isinstance(text, str):
-            raise FileFormatError(
-                f"merge {index} is no pair", found=repr(text), wanted="two texts and a space"
-            )
-        merges.append((text[:cut], text[cut + 1 :]))
     # The first of equal pairs counts.
-    return list(dict.fromkeys(merges))
+    for text in dict.fromkeys(found):
+        left, space, right = text.partition(" ") if isinstance(text, str) else ("", "", "")
+        if not left and space:
+            left, space, right = right.partition(" ")
+            left = " " + left
+        if not space:
+            raise FileFormatError(
+                f"merge {found.index(text)} is no pair", found=repr(text),
+                wanted="two texts and a space",
+            )
+        merges.append((left, right))
+    return merges
 
 
 def _token_id(metadata: Mapping[str, object], name: str, size: int) -> int | None:
