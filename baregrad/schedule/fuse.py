@@ -56,8 +56,13 @@ def fuse(sink: Node, gpu: bool = False, matrix_units: bool = False) -> Fusion:
 
 def _name_outputs(fusion: Fusion) -> None:
     """The value behind each output: reshapes share its memory, since arrays are row-major."""
+    # What others read from memory as well is not stored twice.
+    kept = {
+        child for node in fusion.order if node is not fusion.sink
+        for child in node.src if child.op is Ops.CONTIGUOUS
+    }
     for root in fusion.sink.src:
-        while root.op in (Ops.RESHAPE, Ops.DETACH, Ops.CONTIGUOUS):
+        while root.op in (Ops.RESHAPE, Ops.DETACH, Ops.CONTIGUOUS) and root not in kept:
             root = root.src[0]
         fusion.outputs.append(root)
         if root.op in EXPANSIONS and root.mask & ~SPELLED:

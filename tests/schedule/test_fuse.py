@@ -45,3 +45,11 @@ def test_an_output_of_constants_changes_no_other_kernel(constants: A) -> None:
     alone = check([constants.softmax()], kernels=1)
     beside = check([constants, constants.softmax()], kernels=2)
     assert set(alone.kernels) < set(beside.kernels)
+
+
+def test_what_others_read_from_memory_is_a_result_as_it_is() -> None:
+    kept = (param(0, 64, 8) * 2.0).contiguous()
+    plan = check([kept, (kept + 1.0).sum(0)])
+    written = {place for step in plan.steps for place in step.buffers[: len(step.kernel.src)]}
+    # One array of that size, and the sum.
+    assert sorted(plan.buffers[place].nbytes for place in written) == [32, 2048]

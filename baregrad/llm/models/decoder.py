@@ -87,7 +87,8 @@ class LanguageModel:
         vectors = self._table.rows(words)
         if self.traits.embedding_scale != 1:
             vectors = vectors * self.traits.embedding_scale
-        return vectors.cast(self.dtype)
+        # What is added to them later would unpack them again.
+        return vectors.cast(self.dtype).contiguous()
 
     def __call__(
         self, words: Tensor, positions: Tensor, caches: Sequence[LayerCache]
