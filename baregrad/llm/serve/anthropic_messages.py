@@ -45,14 +45,16 @@ def asked_message(body: Fields, *, counts: bool = False) -> AskedChat:
         "stops": tuple(body.texts("stop_sequences")) or None,
     }
     tools = _tools(body)
+    choice = body.inner("tool_choice")
+    kind = choice.text("type", "auto")
     thinking = body.inner("thinking").text("type", "")
     template = {"enable_thinking": thinking != "disabled"} if thinking else {}
     return AskedChat(
         messages=messages,
         sampling={name: value for name, value in sampling.items() if value is not None},
-        tools=[] if body.inner("tool_choice").text("type", "auto") == "none" else tools,
-        must_call=_wanted_calls(body.inner("tool_choice"), tools),
-        calls_once=body.inner("tool_choice").flag("disable_parallel_tool_use"),
+        tools=[] if kind == "none" else tools,
+        must_call=_wanted_calls(choice, tools),
+        calls_once=choice.flag("disable_parallel_tool_use") or kind == "tool",
         form=form_of(body.inner("output_config").inner("format")),
         template=template,
         streams=body.flag("stream"),

@@ -133,7 +133,7 @@ def asked_chat(body: Fields) -> AskedChat:
         sampling=sampling,
         tools=tools,
         must_call=must_call,
-        calls_once=not body.flag("parallel_tool_calls", True),
+        calls_once=wants_one_call(body),
         form=form_of(body.inner("response_format")),
         template=template,
         answers=body.whole("n", 1, MOST_ANSWERS) or 1,
@@ -230,6 +230,12 @@ def checked_tools(tools: list[dict[str, Any]]) -> list[dict[str, Any]]:
     if len({*names, ""}) <= len(names):
         raise RequestRefused("each tool has to have a name of its own", param="tools")
     return tools
+
+
+def wants_one_call(body: Fields) -> bool:
+    """Whether an answer has one call at most: where that is said, or a function is named."""
+    is_named = isinstance(body.values.get("tool_choice"), Mapping)
+    return not body.flag("parallel_tool_calls", True) or is_named
 
 
 def wanted_calls(body: Fields, tools: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ from baregrad.llm.serve.asked import (
     form_of,
     sampling_of,
     wanted_calls,
+    wants_one_call,
 )
 from baregrad.llm.serve.chat_answers import check_reason
 from baregrad.llm.serve.event_writer import Events, EventWriter
@@ -81,7 +82,7 @@ def asked_response(body: Fields) -> AskedResponse:
     chat = AskedChat(
         messages=messages, sampling=sampling,
         tools=[] if choice == "none" else tools, must_call=must_call,
-        calls_once=not body.flag("parallel_tool_calls", True),
+        calls_once=wants_one_call(body),
         form=form_of(body.inner("text").inner("format")), template=template,
         streams=body.flag("stream"), client=body.text("user", ""),
     )

@@ -137,6 +137,7 @@ def test_one_call_alone_may_be_wanted(model: ScriptedModel) -> None:
         return len(choice["message"]["tool_calls"])
 
     assert [calls({}), calls({"parallel_tool_calls": False})] == [2, 1]
+    assert calls({"tool_choice": {"type": "function", "function": {"name": "get"}}}) == 1
     assert model.engine.streams[1].is_cancelled
     events = client.post(PATH, {**body, "parallel_tool_calls": False, "stream": True}).events()
     assert sum("tool_calls" in chunk["choices"][0]["delta"] and
