@@ -9,7 +9,13 @@ from __future__ import annotations
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import ArrayAccess, is_read, iterations
+from baregrad.kernel.facts.analysis import (
+    EXPENSIVE,
+    ArrayAccess,
+    is_read,
+    iterations,
+    op_flops,
+)
 from baregrad.kernel.language.schedule import Collapse
 from baregrad.kernel.planning.common.tiling import PlannedAxis, points
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
@@ -59,8 +65,35 @@ def lane_axis(plan: SumPlan) -> PlannedAxis | None:
         cost = lane_cost(plan, operands, free, axis)
         if cost < least * (0.99 if best is not None and axis.reduced else 1.0):
             best, least = axis, cost
+    if best is None:
+        best = _axis_of_results(plan, operands, free, least)
     if best is not None and best not in plan.axes:
         _collapse(plan, best)
+    return best
+
+
+def _axis_of_results(
+    plan: SumPlan, operands: list[tuple[ArrayAccess, float]],
+    free: list[tuple[PlannedAxis, list[bool]]], least: float,
+) -> PlannedAxis | None:
+    """An axis of neighbouring sums of functions that cost more than bringing lanes together.
+
+    Each is summed in the order in which scalars are, whatever is summed. least: what loads and
+    additions of scalars cost.
+    """
+    own = frozenset(plan.main.own)
+    axes = plan.main.free | own
+    summed = [each for each in plan.facts.order if each.op in EXPENSIVE and each.ranges <= axes]
+    work = 0.5 * sum([op_flops(each) for each in summed if not own.isdisjoint(each.ranges)])
+    best, least = None, least + work
+    is_plain = plan.main.node.arg.monoid.primitive is not None
+    for axis in plan.axes if work and is_plain else ():
+        if axis.size < plan.lanes or not axis.inside(plan.main.free):
+            continue
+        cost = lane_cost(plan, operands, free, axis)
+        cost += work / plan.lanes / utilisation(axis.size, plan.lanes)
+        if cost < least:
+            best, least = axis, cost
     return best
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baregrad.ir.core.node import Node
+from baregrad.ir.core.node import Node, alu, range_node
+from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.planning.cpu.lanes import (
     MASK_COST,
@@ -36,6 +37,19 @@ def plan_of(kernel: Node) -> SumPlan:
 ])  # fmt: skip
 def test_lanes_lie_where_loads_cost_least(kernel: Node, name: str | None) -> None:
     found = lane_axis(plan_of(kernel))
+    assert (None if found is None else found.name) == name
+
+
+@pytest.mark.parametrize(("rows", "op", "name"), [
+    (64, Ops.EXP, "i0"), (64, Ops.NEG, None), (6, Ops.EXP, None),
+])  # fmt: skip
+def test_short_sums_of_costly_functions_lie_side_by_side(
+    rows: int, op: Ops, name: str | None
+) -> None:
+    """In the order of scalars: what is summed does not change the order of a sum."""
+    i, j = range_node(rows, 0), range_node(5, 1)
+    value = k.reduce(Ops.ADD, alu(op, k.at(k.param(1, rows, 5), i, j)), j)
+    found = lane_axis(plan_of(k.kernel(k.out(k.param(0, rows), value, i))))
     assert (None if found is None else found.name) == name
 
 
