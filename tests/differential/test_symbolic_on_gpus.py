@@ -110,3 +110,22 @@ def test_one_program_folds_long_columns_of_any_number(fold: Any, wanted: Any) ->
             array[n:] = np.nan
             found = step(Tensor(array.astype(np.float32)), bind(variable("n", 1, most), n))
             np.testing.assert_array_equal(to_numpy(found), wanted(given[:n], 0))
+
+
+def test_heads_that_share_keys_are_written_side_by_side() -> None:
+    """Rows that two axes make up lie apart by a symbolic number."""
+    rng = np.random.default_rng(3)
+    query, keys = (rng.integers(-32, 33, (1, heads, MOST, 32)) / 16 for heads in (4, 2))
+    with ptx_session():
+
+        @jit
+        def step(query: Tensor, keys: Tensor, n: Any) -> Tensor:
+            own = query[:, :, :1].reshape(1, 2, 2, 1, 32)
+            scores = own @ keys[:, :, None, :n].swapaxes(-1, -2)
+            return scores.reshape(1, 4, n).contiguous() + 1
+
+        ours = [Tensor(array.astype(np.float32)).cast(BRAIN) for array in (query, keys)]
+        for n in (17, 1, MOST):
+            found = to_numpy(step(*ours, bind(variable("n", 1, MOST), n)).float())
+            each = query[:, :, :1] @ keys.repeat(2, 1)[:, :, :n].swapaxes(-1, -2)
+            assert np.abs(found - each[:, :, 0] - 1).max() <= 2.0**-7 * np.abs(each).max()

@@ -409,8 +409,28 @@ def _ordered(outs: tuple[Node, ...], writes: list[ArrayAccess]) -> frozenset[Nod
 
 
 def distinct_axes(out: Node) -> frozenset[Node]:
-    """Axes that alone make up one index of an OUT: different values write different elements."""
-    return frozenset(child for child in out.src[2:] if child.op is Ops.RANGE)
+    """Axes whose values an index of an OUT tells: different ones write different elements."""
+    return NO_RANGES.union(*map(_told_by, out.src[2:]))
+
+
+def _told_by(position: Node) -> frozenset[Node]:
+    """The axes of an index of which each makes steps as long as all of those inside it; or none."""
+    steps: list[tuple[Node, Dim]] = []
+    for atom, scale in index.linear(position)[0].items():
+        axes = [one for one in (atom, *atom.src) if one.op is Ops.RANGE]
+        step: Dim = abs(scale)
+        if atom.op is Ops.MUL and len(axes) == 1:
+            step = index.mul(atom.src[atom.src[0] is axes[0]], step)
+        elif atom.op is not Ops.RANGE:
+            return NO_RANGES
+        steps.append((axes[0], step))
+    reach: Dim = 1
+    for axis, step in sorted(steps, key=lambda one: (index.upper(one[1]), one[0].arg.id)):
+        apart = index.at_least(step, reach)
+        if apart.op is not Ops.CONST or not apart.arg:
+            return NO_RANGES
+        reach = index.mul(step, extent_of(axis))
+    return frozenset([axis for axis, _ in steps])
 
 
 def iterations(axes: Iterable[Node]) -> int:

@@ -20,6 +20,7 @@ from baregrad.kernel.facts.analysis import (
     by_id,
     collapsible,
     cost_of,
+    distinct_axes,
     facts_of,
     in_bounds,
     iterations,
@@ -98,6 +99,25 @@ def test_an_axis_of_a_symbolic_number_stays_inside_an_array_of_that_number() -> 
     assert in_bounds(k.at(k.param(1, rows), i)) and in_bounds(k.at(k.param(1, 8), i))
     assert not in_bounds(k.at(k.param(1, rows), index.add(i, 1)))
     assert not in_bounds(k.at(k.param(1, index.sub(rows, 1)), i))
+
+
+def told(place: index.Dim) -> set[int]:
+    """The ids of the axes that a place of an output tells."""
+    out = k.out(k.param(0, 1000), const(0.0, dtypes.float32), place)
+    return {axis.arg.id for axis in distinct_axes(out)}
+
+
+def test_an_index_tells_axes_whose_steps_are_as_long_as_all_inside_them() -> None:
+    n = index.variable("n", 1, 9)
+    i, b, h, d = (range_node(size, place) for place, size in enumerate((n, 3, 5, 4)))
+    add, mul = index.add, index.mul
+    assert told(i) == {0} and told(7) == set()
+    assert told(add(mul(h, 4), d)) == told(index.sub(20, add(mul(h, 4), d))) == {2, 3}
+    assert told(add(mul(h, 3), d)) == told(add(i, b)) == told(index.mod(h, 3)) == set()
+    # A symbolic number of steps is as long as an axis of that number, and no other one.
+    assert told(add(mul(b, n), i)) == told(add(mul(i, 3), b)) == {0, 1}
+    assert told(add(mul(add(mul(b, n), i), 4), d)) == {0, 1, 3}
+    assert told(add(mul(b, n), h)) == set()
 
 
 def test_axes_are_of_the_output_or_reduced_or_scanned() -> None:
