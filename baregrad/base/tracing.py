@@ -169,6 +169,8 @@ class Recorder:
 _ACTIVE: ContextVar[Recorder | None] = ContextVar("baregrad_recorder", default=None)
 _DEPTH: ContextVar[int] = ContextVar("baregrad_span_depth", default=0)
 _NOTHING = _Nothing()
+# The recorder of this thread or task, None where nobody listens.
+active_recorder = _ACTIVE.get
 
 
 def span(name: str, **facts: Any) -> SpanContext:

@@ -10,15 +10,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from baregrad.base.options import options
 from baregrad.base.progress import ProgressBar
-from baregrad.base.tracing import span
 from baregrad.engine.canonical import Canonical
 from baregrad.engine.compiler import Compiler
 from baregrad.engine.launch import launch_expr
-from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 from baregrad.program import LaunchExpr, evaluate
 from baregrad.runtime.buffers import Buffer
@@ -41,6 +39,19 @@ class Loaded:
     origins: tuple[Node, ...]
 
 
+class FixedWork(NamedTuple):
+    """A recorded plan of which each run is alike.
+
+    sizes: the bytes of each result, and of the arena after them, where there is one. The table that
+    `submit` is given has arguments first: results are what lies in it from `begin` to `end`.
+    """
+
+    commands: CommandList
+    sizes: tuple[int, ...]
+    begin: int
+    end: int
+
+
 class Executable:
     """A plan with its programs, ready to run any number of times.
 
@@ -59,6 +70,7 @@ class Executable:
         self._arena_nbytes = launch_expr(plan.arena_nbytes)
         self._places = self._assign_slots()
         self._list: CommandList | None = None
+        self._fixed: FixedWork | None = None
 
     def written_over(self, slots: Mapping[int, int]) -> Executable:
         """The same work with outputs written over arguments, where the plan allows that.
@@ -119,14 +131,13 @@ class Executable:
         kinds = {self.plan.buffers[index].kind for index in outputs}
         return kinds <= {"output"} and len(set(outputs)) == len(outputs)
 
-    def fixed_work(self) -> tuple[CommandList, tuple[int, ...], int] | None:
-        """The work as a list, the bytes of each result, and how many arguments come before these.
+    def _fixed_work(self) -> FixedWork | None:
+        """The work that is the same in each run but for addresses and values of variables.
 
-        After the results stands the arena, where there is one. None before the first run, where
-        sizes hang on variables, and where not all of this is what `submit` is given.
+        None before the first run, where sizes hang on variables, and where a result has no memory
+        of its own or arguments are not all that a kernel reads.
         """
-        commands = self._list
-        arena = self._arena_nbytes
+        commands, arena = self._list, self._arena_nbytes
         sizes = [self._sizes[index] for index in self.plan.outputs]
         if commands is None or not self.launches or not self.has_own_results:
             return None
@@ -136,7 +147,10 @@ class Executable:
         used = self.input_count + len(sizes) + bool(arena)
         if len(known) < len(sizes) or used != len(commands.slot_nbytes):
             return None
-        return commands, (*known, arena) if arena else known, self.input_count
+        count = self.input_count
+        return FixedWork(
+            commands, (*known, arena) if arena else known, count, count + len(known)
+        )
 
     def size(self, index: int) -> LaunchExpr:
         """The size in bytes of a buffer of the plan."""
@@ -184,9 +198,15 @@ class Executable:
         where: Where | None = None,
     ) -> tuple[list[Buffer], Any]:
         """Run the plan once: its outputs in order, and the timeline when `timed`."""
+        if self._fixed is not None and not timed:
+            commands, sizes, count, end = self._fixed
+            table = [*inputs[:count], *map(self.device.allocate, sizes)]
+            self.device.submit(commands, table, variables)
+            return table[count:end], None
         if self._list is None:
             self._list = self.device.command_list()
             self.record(self._list, self._places.__getitem__, {}, where)
+            self._fixed = self._fixed_work()
         outputs, nbytes = self.allocate_outputs(variables), self.arena_nbytes(variables)
         # Arguments after the last one that a kernel reads have no slot.
         table = [*inputs[: self.input_count], *outputs]
@@ -212,36 +232,21 @@ class Executable:
 
 
 class KeyedProgram:
-    """An executable, which leaf each of its arguments is, and the shapes of its results."""
+    """An executable, and which leaf each of its arguments is."""
 
-    __slots__ = ("_work", "arguments", "executable", "shapes", "variables")
+    __slots__ = ("arguments", "executable", "variables")
 
     def __init__(
-        self, executable: Executable, arguments: Sequence[int],
-        variables: Mapping[str, int], shapes: Sequence[tuple[int, ...]],
+        self, executable: Executable, arguments: Sequence[int], variables: Mapping[str, int]
     ) -> None:
         self.executable = executable
         self.arguments = tuple(arguments)
         self.variables = variables
-        self.shapes = tuple(shapes)
-        self._work: tuple[CommandList, tuple[int, ...], int] | None = None
 
-    def run(self, leaves: Sequence[BufferRef], device: str) -> list[BufferRef] | None:
+    def run(self, leaves: Sequence[Buffer]) -> list[Buffer] | None:
         """Compute the results over other arrays: where each lies."""
-        with span("run"):
-            table = [leaves[place].handle for place in self.arguments]
-            if self._work is None:
-                outputs, _ = self.executable.run(table, self.variables)
-                self._work = self.executable.fixed_work()
-            else:
-                # What `Executable.run` does, less what is the same each time.
-                commands, sizes, count = self._work
-                del table[count:]
-                allocate = commands.device.allocate
-                table += [allocate(size) for size in sizes]
-                commands.device.submit(commands, table, self.variables)
-                outputs = table[count:]
-        return [BufferRef(*each, device) for each in zip(outputs, self.shapes)]  # noqa: B905
+        table = list(map(leaves.__getitem__, self.arguments))
+        return self.executable.run(table, self.variables)[0]
 
 
 class NoProgram(KeyedProgram):
@@ -252,7 +257,7 @@ class NoProgram(KeyedProgram):
     def __init__(self) -> None:
         """There is nothing to keep."""
 
-    def run(self, leaves: Sequence[BufferRef], device: str) -> list[BufferRef] | None:
+    def run(self, leaves: Sequence[Buffer]) -> list[Buffer] | None:
         """Compute nothing."""
         return None
 
@@ -300,16 +305,15 @@ class KeyedPrograms:
 
 
 def keyed_program(
-    executable: Executable, program: Canonical, leaves: Sequence[BufferRef],
-    shapes: Sequence[tuple[int, ...]],
+    executable: Executable, program: Canonical, leaves: Sequence[Buffer]
 ) -> KeyedProgram | None:
     """What runs `executable`, made for `program`, over other leaves.
 
     None where an argument is no leaf, or where a result is an argument or another result: that
     memory is shared has to be told.
     """
-    places = {ref: place for place, ref in enumerate(leaves)}
-    if not all(ref in places for ref in program.inputs) or not executable.has_own_results:
+    places = {leaf: place for place, leaf in enumerate(leaves)}
+    handles = [ref.handle for ref in program.inputs]
+    if not all(handle in places for handle in handles) or not executable.has_own_results:
         return None
-    arguments = [places[ref] for ref in program.inputs]
-    return KeyedProgram(executable, arguments, program.variables, shapes)
+    return KeyedProgram(executable, [places[handle] for handle in handles], program.variables)

@@ -29,7 +29,7 @@ import numpy as np
 from baregrad.base.errors import BaregradError, CompilerBug, UnsupportedDevice, user_frame
 from baregrad.base.locks import give_lock
 from baregrad.base.options import DEVICE_NAMES, options
-from baregrad.base.tracing import span
+from baregrad.base.tracing import active_recorder, span
 from baregrad.dtypes import DType
 from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
@@ -195,26 +195,28 @@ class Session:
         self,
         key: tuple[Any, ...],
         device: str,
-        leaves: Sequence[BufferRef],
+        leaves: Sequence[Buffer],
         write_out: Callable[[], list[Node]],
-    ) -> list[BufferRef] | None:
-        """Compute what a key stands for, which says all but where its leaves lie.
+    ) -> list[Buffer] | None:
+        """Compute what a key stands for, which says all but where its leaves lie; where that lies.
 
-        write_out: gives the graph where the key is new, over the leaves as buffers. None where the
-        device compiles nothing, and where results are no memory of their own. Raises errors of our
-        tree that carry the user's line.
+        Who calls it holds `lock`. write_out: gives the graph where the key is new, over the leaves
+        as buffers. None where the device compiles nothing, and where results are no memory of their
+        own. Raises errors of our tree that carry the user's line.
         """
         try:
-            with self.lock:
-                self.watching.touched += 1
-                whole = (key, self._keyed.setting(device, self.backend))
-                found = self._keyed.get(whole)
-                if found is None:
-                    backend = self.backend(device)
-                    if not backend.compiles or options.debug:
-                        return None
-                    found = self._keyed.add(whole, self._keyed_program(backend, leaves, write_out))
-                return found.run(leaves, device)
+            self.watching.touched += 1
+            whole = (self._keyed.setting(device, self.backend), key)
+            found = self._keyed.get(whole)
+            if found is None:
+                backend = self.backend(device)
+                if not backend.compiles or options.debug:
+                    return None
+                found = self._keyed.add(whole, self._keyed_program(backend, leaves, write_out))
+            if active_recorder() is None:
+                return found.run(leaves)
+            with span("run"):
+                return found.run(leaves)
         except BaregradError as error:
             if getattr(error, "at", None) is None:
                 error.at = str(user_frame())
@@ -223,7 +225,7 @@ class Session:
     def _keyed_program(
         self,
         backend: backends.Backend,
-        leaves: Sequence[BufferRef],
+        leaves: Sequence[Buffer],
         write_out: Callable[[], list[Node]],
     ) -> KeyedProgram | None:
         """The program of a graph that computes what it reads of nothing but its leaves."""
@@ -233,12 +235,10 @@ class Session:
                 return None
             with span("canonicalise"):
                 program = canonicalise(nodes, _nowhere)
-            asked = program
             program, executable = self._executable(backend, program, {})
         if not isinstance(executable, Executable):
             return None
-        shapes = [self.concrete(node.shape, asked.variables) for node in asked.sink.src]
-        return keyed_program(executable, program, leaves, shapes)
+        return keyed_program(executable, program, leaves)
 
     def forget(self, handles: Iterable[int]) -> None:
         """Forget values by where they lie in memory (ids of handles) that is overwritten.

@@ -14,8 +14,9 @@ from baregrad.io.stored_tensor import StoredTensor
 from baregrad.io.torch_checkpoint import read_checkpoint
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
-from baregrad.tensor.array.core import buffer_node, realize_storages
+from baregrad.tensor.array.core import realize_storages
 from baregrad.tensor.array.link import session
+from baregrad.tensor.array.storage import buffer_node
 from baregrad.tensor.ops.creation import choose_device
 
 Path = str | os.PathLike[str]

@@ -42,11 +42,11 @@ class Memory:
         self,
         address: int,
         nbytes: int,
+        release: Callable[[Any], None] | None = None,
+        token: Any = None,
         *,
         readonly: bool = False,
         owner: object = None,
-        release: Callable[[Any], None] | None = None,
-        token: Any = None,
     ) -> None:
         self.address = address
         self.nbytes = nbytes

@@ -66,8 +66,19 @@ class HostAllocator:
     def allocate(self, nbytes: int) -> Memory:
         """Return `nbytes` bytes with any content; raise OutOfMemory."""
         size = size_class(nbytes)
+        returned = self._returned
+        if len(returned) == 1:
+            # A loop asks for as much as it has just let go of, which still counts as in use.
+            try:
+                spare = returned.pop()
+            except IndexError:
+                spare = None  # another thread was faster
+            if spare is not None:
+                if spare.nbytes == size:
+                    return Memory(spare.address, nbytes, returned.append, spare)
+                returned.append(spare)
         with self._lock:
-            if self._returned:
+            if returned:
                 self._take_back()
             free = self._small.get(size)
             if free:
@@ -78,7 +89,7 @@ class HostAllocator:
             if self._in_use_nbytes > self._peak_nbytes:
                 self._peak_nbytes = self._in_use_nbytes
         # The release runs inside garbage collections: appending to a deque is all that it may do.
-        return Memory(block.address, nbytes, release=self._returned.append, token=block)
+        return Memory(block.address, nbytes, returned.append, block)
 
     def stats(self) -> MemoryStats:
         """Return the bytes in use, at most, and reserved (size classes rounded up)."""

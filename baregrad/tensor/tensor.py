@@ -142,7 +142,7 @@ class Tensor(TensorLike):
     no_grad = staticmethod(grad_mode.no_grad)
     enable_grad = staticmethod(grad_mode.enable_grad)
     set_grad_enabled = staticmethod(grad_mode.set_grad_enabled)
-    is_grad_enabled = staticmethod(grad_mode.grad_enabled)
+    is_grad_enabled = staticmethod(grad_mode.is_grad_enabled)
 
     # --- creation ---------------------------------------------------------------------------------
 

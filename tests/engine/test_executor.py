@@ -150,8 +150,8 @@ def uploaded(session: Session, *values: float) -> BufferRef:
     return session.upload(array, F32, array.shape, "CPU")
 
 
-def values(session: Session, ref: BufferRef) -> list[float]:
-    found: list[float] = session.download(ref, F32).view(np.float32).tolist()
+def values(buffer: Buffer) -> list[float]:
+    found: list[float] = buffer.contents().view(np.float32).tolist()
     return found
 
 
@@ -162,13 +162,13 @@ def never() -> list[Node]:
 def test_a_key_runs_over_other_leaves(session: Session) -> None:
     a, b = uploaded(session, 1, 2), uploaded(session, 5, 7)
     found = session.realize_by_key(
-        ("sub",), "CPU", [a, b], lambda: [alu(Ops.SUB, leaf(b), leaf(a))]
+        ("sub",), "CPU", [a.handle, b.handle], lambda: [alu(Ops.SUB, leaf(b), leaf(a))]
     )
     assert found is not None
-    assert values(session, found[0]) == [4, 5]
-    found = session.realize_by_key(("sub",), "CPU", [b, a], never)
+    assert values(found[0]) == [4, 5]
+    found = session.realize_by_key(("sub",), "CPU", [b.handle, a.handle], never)
     assert found is not None
-    assert values(session, found[0]) == [-4, -5]
+    assert values(found[0]) == [-4, -5]
 
 
 def test_values_known_elsewhere_are_not_read(session: Session) -> None:
@@ -178,23 +178,25 @@ def test_values_known_elsewhere_are_not_read(session: Session) -> None:
     for call, (given, wanted) in enumerate((((1, 2), [-2, -4]), ((3, 4), [-6, -8]))):
         ref = a if not call else uploaded(session, *given)
         found = session.realize_by_key(
-            ("twice",), "CPU", [ref], lambda: [alu(Ops.ADD, known, known)]
+            ("twice",), "CPU", [ref.handle], lambda: [alu(Ops.ADD, known, known)]
         )
         assert found is not None
-        assert values(session, found[0]) == wanted
+        assert values(found[0]) == wanted
 
 
 def test_there_is_no_program_where_a_result_is_an_argument(session: Session) -> None:
     a = uploaded(session, 1, 2)
     twice = alu(Ops.NEG, leaf(a))
     for _ in range(2):
-        assert session.realize_by_key(("same",), "CPU", [a], lambda: [leaf(a)]) is None
-        assert session.realize_by_key(("two",), "CPU", [a], lambda: [twice, twice]) is None
+        assert session.realize_by_key(("same",), "CPU", [a.handle], lambda: [leaf(a)]) is None
+        assert session.realize_by_key(("two",), "CPU", [a.handle], lambda: [twice, twice]) is None
 
 
 def test_there_is_no_program_where_something_else_is_read(session: Session) -> None:
     a, b = uploaded(session, 1, 2), uploaded(session, 3, 4)
-    found = session.realize_by_key(("sum",), "CPU", [a], lambda: [alu(Ops.ADD, leaf(a), leaf(b))])
+    found = session.realize_by_key(
+        ("sum",), "CPU", [a.handle], lambda: [alu(Ops.ADD, leaf(a), leaf(b))]
+    )
     assert found is None
 
 

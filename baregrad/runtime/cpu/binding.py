@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from struct import Struct
 from typing import Any, NamedTuple, TypeAlias
 
@@ -33,6 +34,7 @@ _WORD_NBYTES = 8
 _INT64 = range(-(1 << 63), 1 << 63)
 # Words of a command (see executor.py).
 _CHUNKS, _SERIAL = 3, 4
+_serial_of = attrgetter("serial")
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,12 +194,12 @@ class CpuBoundList:
                 self._set_variables(variables)
                 self._values = values
                 self._serials = None
-        serials = [buffer.serial for buffer in buffers]
+        serials = list(map(_serial_of, buffers))
         if serials != self._serials:
             # What was checked for the submit before holds for the same open buffers.
             self._serials = None
             addresses = commands.addresses(buffers, self._needed)
-            self._pack_slots(self.slots.data, 0, *addresses)
+            self._pack_slots(self._slots_memory, 0, *addresses)
             self._serials = serials
 
     def set_timed(self, timed: bool) -> None:
@@ -228,6 +230,7 @@ class CpuBoundList:
         self.words: Words = storage[skip : skip + total]
         self.address = int(self.words.ctypes.data)
         self.slots: Words = self.words[slots_at : self._times_at]
+        self._slots_memory = self.slots.data
         self.times: Words = self.words[self._times_at :]
         at = self._at
         flat = [at(LIST_WORDS), len(draft.rows), at(patches_at), len(draft.patches), at(slots_at)]

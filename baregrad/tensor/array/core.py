@@ -6,13 +6,11 @@ the storage reads it. Nothing is computed before `realize`, or before somebody a
 
 from __future__ import annotations
 
-import itertools
 import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from operator import attrgetter
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -20,27 +18,18 @@ from baregrad.base.errors import DTypeError, GradientError, ShapeError, user_fra
 from baregrad.base.options import options
 from baregrad.dtypes import DType
 from baregrad.ir.core.attrs import BufferRef
-from baregrad.ir.core.node import Node, make_node, toposort
+from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import views
 from baregrad.tensor.array.deferred import Asked, DeferredValue
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.array.link import SessionLike, session
+from baregrad.tensor.array.storage import Storage, buffer_node, live_storages
 from baregrad.tensor.array.views import Leaf, Step
 
 # A realised storage is copied whole to read a part of it when that is not much more than the part.
 _WHOLE_NBYTES = 1 << 16
-_clock = itertools.count()
-
-
-class _Alive:
-    """Weak references to every storage; each goes when its storage does, without running Python."""
-
-    entries: ClassVar[set[weakref.ref[Storage]]] = set()
-
-
-_enter = _Alive.entries.add
-_leave = _Alive.entries.discard
+_BUFFER = Ops.BUFFER
 
 
 def _note_origin(node: Node) -> None:
@@ -50,98 +39,6 @@ def _note_origin(node: Node) -> None:
     for one in toposort(node, enter=lambda below: below not in origins):
         if one.shape is not None:
             origins.setdefault(one, where)
-
-
-class Storage:
-    """A mutable cell: the node of its present value, its device, and whether gradients pass it.
-
-    `grad` is False exactly when no gradient can reach a leaf through `node`. `known` is the lowest
-    and highest of integers that came from the host, so that indices are checked without a read.
-    `previous` is where the value lay before it was changed, whose memory the new one may take.
-    `since` counts up from value to value: it orders storages by when each got its present one.
-    `settled`: its extents were symbolic before it was computed, and those of views of it are.
-    `deferred`: the value as a call's result, None where it is known as a node alone. `node` is made
-    of it when it is first asked for.
-    """
-
-    __slots__ = (
-        "__weakref__", "deferred", "device", "grad", "known", "node", "previous", "settled",
-        "since",
-    )  # fmt: skip
-
-    def __init__(self, node: Node, device: str, grad: bool = False) -> None:
-        self.node = node
-        self.deferred: DeferredValue | None = None
-        self.device = device
-        self.grad = grad
-        self.known: tuple[int, int] | None = None
-        self.previous: BufferRef | None = None
-        self.settled = False
-        self.since = next(_clock)
-        _enter(weakref.ref(self, _leave))
-
-    @classmethod
-    def deferred_to(cls, value: DeferredValue) -> Storage:
-        """A storage of a call's result, whose node nobody has asked for yet."""
-        self = cls.__new__(cls)
-        form = value.form
-        self.deferred = value
-        self.device = form.device
-        self.grad = form.grad
-        self.known = self.previous = None
-        self.settled = False
-        self.since = next(_clock)
-        _enter(weakref.ref(self, _leave))
-        return self
-
-    def __getattr__(self, name: str) -> Any:
-        # Only what was never set comes here.
-        if name != "node" or self.deferred is None:
-            raise AttributeError(f"a storage has no {name}")
-        self.node = self.deferred.node
-        return self.node
-
-    def hold(self, node: Node) -> None:
-        """Let the same value be known as another node."""
-        self.node = node
-        self.deferred = None
-
-    def stamp(self) -> None:
-        """Note that what the storage holds is new, where its memory has changed."""
-        self.since = next(_clock)
-
-    def put(self, value: Node | DeferredValue, grad: bool = False) -> None:
-        """Change the value; watchers of the session's writes get the storage and the old node."""
-        watching = session().watching
-        old = self.node if watching.writes or self.deferred is None else None
-        if old is not None and old.op is Ops.BUFFER:
-            self.previous = old.arg
-        if isinstance(value, Node):
-            self.hold(value)
-        else:
-            value.is_read = True
-            self.deferred = value
-            with suppress(AttributeError):  # nobody may have asked for it
-                del self.node
-        self.grad = grad
-        self.known = None
-        self.settled = False
-        self.since = next(_clock)
-        watching.touched += 1
-        if old is not None:
-            for observer in watching.writes:
-                observer(self, old)
-
-
-def live_storages() -> list[Storage]:
-    """Every storage that anything still holds, in no order."""
-    # Copied in one step: entries go at any time.
-    return [storage for entry in list(_Alive.entries) if (storage := entry()) is not None]
-
-
-def buffer_node(ref: BufferRef, dtype: DType) -> Node:
-    """The leaf that reads a realised array, whose extents are numbers."""
-    return make_node(Ops.BUFFER, dtype, (), ref, ref.shape)
 
 
 class Array:
@@ -274,7 +171,9 @@ class Array:
         written. Raises what `_write` does.
         """
         deferred = value._storage.deferred
-        if deferred is None or value._steps or any(op is not Ops.DETACH for op, _ in self._steps):
+        if deferred is None or deferred.call is None:
+            return False
+        if value._steps or any(op is not Ops.DETACH for op, _ in self._steps):
             return False
         form = deferred.form
         if form.grad and not grad_enabled():
@@ -391,8 +290,9 @@ class Array:
         """Where the storage's value lies, computed if need be."""
         storage = self._storage
         realize_storages((storage,))
-        if storage.deferred is not None:
-            ref = session().realised(storage.deferred)
+        deferred = storage.deferred
+        if deferred is not None and deferred.call is not None:
+            ref = session().realised(deferred)
         else:
             node = storage.node
             ref = node.arg if node.op is Ops.BUFFER else session().realised(node)
@@ -442,12 +342,18 @@ def realize_storages(storages: Iterable[Storage]) -> None:
     How they are asked for does not matter: what is computed together is computed in the order in
     which the program made it, so the same program gives the same kernels.
     """
-    asked = [s for s in storages if s.deferred is not None or s.node.op is not Ops.BUFFER]
+    asked = []
+    for storage in storages:
+        deferred = storage.deferred
+        if storage.node.op is not _BUFFER if deferred is None else deferred.call is not None:
+            asked.append(storage)
     if not asked:
         return
     owner = session()
     # From the look at what else reads old memory to the last write nobody else computes.
-    with owner.lock:
+    lock = owner.lock
+    lock.acquire()
+    try:
         if len(asked) == 1 and not owner.watching.companions:
             if _computed_by_key(owner, asked[0].device, asked, ()):
                 return
@@ -455,6 +361,8 @@ def realize_storages(storages: Iterable[Storage]) -> None:
         for storage in asked:
             by_device.setdefault(storage.device, {})[storage] = None
         _realize_together(owner, by_device)
+    finally:
+        lock.release()
 
 
 def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, None]]) -> None:
@@ -462,7 +370,7 @@ def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, Non
     spent: list[Storage] = [held for ref in companions if (held := ref()) is not None]
     companions.clear()
     for storage in spent:
-        if storage.device in by_device and _place_of(owner, storage) is None:
+        if storage.device in by_device and not _is_computed(owner, storage):
             by_device[storage.device][storage] = None
     for device, asked in by_device.items():
         found = sorted(asked, key=_since)
@@ -475,7 +383,7 @@ def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, Non
         for storage in found:
             storage.previous = None
             node, deferred = storage.node, storage.deferred
-            if deferred is not None:
+            if deferred is not None and deferred.call is not None:
                 deferred.is_noted = True
                 owner.note(deferred, refs[node])
             if not storage.grad or storage in spent:
@@ -488,10 +396,12 @@ def _realize_together(owner: SessionLike, by_device: dict[str, dict[Storage, Non
 _since = attrgetter("since")
 
 
-def _place_of(owner: SessionLike, storage: Storage) -> BufferRef | None:
-    """Where the value of a storage lies, if it was computed."""
+def _is_computed(owner: SessionLike, storage: Storage) -> bool:
+    """Whether the value of a storage was computed."""
     deferred = storage.deferred
-    return owner.realised(storage.node if deferred is None else deferred)
+    if deferred is not None and deferred.call is None:
+        return True
+    return owner.realised(storage.node if deferred is None else deferred) is not None
 
 
 def _computed_by_key(
@@ -501,29 +411,52 @@ def _computed_by_key(
     watching = owner.watching
     if watching.observers or watching.downloads:
         return False
-    values: list[DeferredValue] = []
-    places: dict[DeferredValue, BufferRef | None] = {}
+    missing: dict[DeferredValue, None] = {}
+    refs: dict[DeferredValue, BufferRef] = {}
     for storage in found:
         value = storage.deferred
         if value is None:
             return False
-        values.append(value)
-        places[value] = owner.realised(value) if value.is_noted else None
-    missing = [value for value, ref in places.items() if ref is None]
+        storage.previous = None
+        if value.is_noted and (ref := owner.realised(value)) is not None:
+            refs[value] = ref
+        elif value.call is not None:
+            missing[value] = None
     if missing:
         asked = Asked(missing, owner)
         if asked.key is None:
             return False
-        refs = owner.realize_by_key(asked.key, device, asked.leaves, asked.write_out)
-        if refs is None:
+        handles = owner.realize_by_key(asked.key, device, asked.leaves, asked.write_out)
+        if handles is None:
             return False
-        asked.note_computed()
-        places.update(zip(missing, refs, strict=True))
-    for storage, value in zip(found, values, strict=True):
-        ref = places[value]
-        assert ref is not None
-        storage.previous = None
-        if value.call.nodes is not None:
+        for made in asked.calls:
+            # Worth putting off.
+            made.template.written_out = 0
+        following = iter(handles)
+        for value in missing:
+            handle, call = next(following), value.call
+            if value.form.grad or (call is not None and call.nodes is not None):
+                refs[value] = BufferRef(handle, value.form.shape, device)
+            else:
+                # It is an array from now on.
+                value.handle = handle
+                value.call = None
+    if refs:
+        _hold_computed(owner, refs, found, spent)
+    return True
+
+
+def _hold_computed(
+    owner: SessionLike, refs: Mapping[DeferredValue, BufferRef], found: Sequence[Storage],
+    spent: Sequence[Storage],
+) -> None:
+    """Let storages hold what was computed of values whose calls have nodes, or gradients."""
+    for storage in found:
+        value = storage.deferred
+        ref = None if value is None else refs.get(value)
+        if value is None or ref is None:
+            continue
+        if value.call is not None and value.call.nodes is not None:
             owner.note(value.call.nodes[value.position], ref)
         kept = storage.grad and storage not in spent
         if kept or value.is_read:
@@ -531,7 +464,6 @@ def _computed_by_key(
             owner.note(value, ref)
         if not kept:
             storage.hold(buffer_node(ref, value.form.dtype))
-    return True
 
 
 def _donations(found: Iterable[Storage], wanted: list[Node]) -> dict[int, Any]:

@@ -11,12 +11,13 @@ have given at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from baregrad.dtypes import DType
 from baregrad.ir.core.attrs import BufferRef
-from baregrad.ir.core.node import Node
+from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array.grad_mode import grad_enabled, set_grad_enabled
 from baregrad.tensor.array.link import SessionLike, session
@@ -27,6 +28,9 @@ MOST_CALLS = 4096
 # A template whose calls were written out so much oftener than computed by key is not worth it.
 MOST_WRITTEN_OUT = 8
 _OUTPUTS = 1 << 8
+# The position of a value that is no call's result.
+_ARRAY = -1
+_BUFFER = Ops.BUFFER
 
 
 class Form:
@@ -169,24 +173,48 @@ class DeferredCall:
 
 
 class DeferredValue:
-    """The value of one result of a call.
+    """A value that is known without its node: the result of a call, or an array.
 
-    is_read: another call may have it for an operand. is_noted: where it lies was noted once.
+    call: whose result it is, None once that was computed for nothing but its value. handle: the
+    buffer that it lies in then. is_read: another call may have it for an operand. is_noted: where
+    it lies was noted once, while its call is kept for gradients.
     """
 
-    __slots__ = ("__weakref__", "call", "form", "is_noted", "is_read", "position")
+    __slots__ = (
+        "__weakref__", "_node", "call", "form", "handle", "is_noted", "is_read", "position",
+    )  # fmt: skip
+    _node: Node
+    handle: Any
 
-    def __init__(self, call: DeferredCall, position: int, form: Form) -> None:
+    def __init__(self, call: DeferredCall | None, position: int, form: Form) -> None:
         self.call = call
         self.position = position
         self.form = form
         self.is_read = False
         self.is_noted = False
 
+    @classmethod
+    def of_leaf(cls, node: Node, form: Form) -> DeferredValue:
+        """The value of an array that has a node already."""
+        self = cls(None, _ARRAY, form)
+        self._node = node
+        self.handle = node.arg.handle
+        return self
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The extents of the value."""
+        return self.form.shape
+
     @property
     def node(self) -> Node:
-        """The value's node; its call is written out where it was not."""
+        """The value's node; its call is written out where it was not.
+
+        That of an array is held, so that who counts its readers counts who holds the value.
+        """
         call = self.call
+        if call is None:
+            return self._leaf()
         if call.nodes is None:
             _write_out(call)
             assert call.nodes is not None
@@ -198,6 +226,14 @@ class DeferredValue:
                 owner.note(node, ref)
         return node
 
+    def _leaf(self) -> Node:
+        with suppress(AttributeError):
+            return self._node
+        form = self.form
+        ref = BufferRef(self.handle, form.shape, form.device)
+        self._node = make_node(_BUFFER, form.dtype, (), ref, form.shape)
+        return self._node
+
 
 def _write_out(call: DeferredCall) -> None:
     """Run the Python of a call, and before that of all that it needs."""
@@ -208,8 +244,9 @@ def _write_out(call: DeferredCall) -> None:
         one = waiting[-1]
         if one.nodes is None:
             needed = [
-                value.call for value, _ in one.operands
-                if value.__class__ is DeferredValue and value.call.nodes is None
+                below for value, _ in one.operands
+                if isinstance(value, DeferredValue)
+                and (below := value.call) is not None and below.nodes is None
             ]
             if needed:
                 waiting += needed
@@ -227,79 +264,98 @@ class Asked:
     """Values that are asked for together, as a key to what computes them.
 
     key: of each call its template and the places that its operands come from, sources first, and
-    the places of what is asked for; None where there is no such key. leaves: the arrays that are
-    read, in the order of the key. calls: those of the key, in its order.
+    the places of what is asked for; None where there is no such key. leaves: the buffers that are
+    read, in the order of the key. calls: those of the key, in its order. noted: values that are
+    read as arrays, but that gradients may be asked of.
     """
 
-    __slots__ = ("_places", "calls", "key", "leaves", "reads_values", "values")
+    __slots__ = ("_reads_results", "calls", "key", "leaves", "noted", "values")
 
-    def __init__(self, values: Sequence[DeferredValue], owner: SessionLike) -> None:
+    def __init__(self, values: Collection[DeferredValue], owner: SessionLike) -> None:
         self.values = values
-        self.leaves: list[BufferRef] = []
-        self.reads_values = False
-        self._places: dict[Any, int] = {}
+        self.leaves: list[Any] = []
+        self.noted: dict[DeferredValue, BufferRef] = {}
         self.calls: list[DeferredCall] = []
         self.key: tuple[Any, ...] | None = None
+        self._reads_results = False
+        # The places of calls and of buffers.
+        places: dict[Any, int] = {}
         key: list[Any] = []
         for value in values:
-            if not self._enter(value.call, key, owner.realised):
+            call = value.call
+            if call is None:
+                key.append(self._place(value.handle, places))
+            elif call in places or self._enter(call, places, key, owner):
+                key.append(places[call] + value.position)
+            else:
                 return
-        if self.reads_values and any(call.template.needs_history for call in self.calls):
+        if self.noted and any(call.template.needs_history for call in self.calls):
             # What a gradient is of is there as an array alone.
             return
-        places = self._places
-        key += [places[value.call] + value.position for value in values]
         self.key = tuple(key)
 
     def _enter(
-        self, root: DeferredCall, key: list[Any], realised: Callable[[Any], BufferRef | None]
+        self, root: DeferredCall, places: dict[Any, int], key: list[Any], owner: SessionLike
     ) -> bool:
         """Put a call and all that is below it into the key; False where they are too many."""
-        places, calls = self._places, self.calls
+        calls, leaves = self.calls, self.leaves
         waiting = [root]
         while waiting:
             call = waiting[-1]
-            if call in places:
-                waiting.pop()
-                continue
             row: list[Any] = [call.template]
-            ready = True
+            is_ready = True
             for value, _ in call.operands:
                 if isinstance(value, DeferredValue):
-                    place = places.get(value.call)
-                    if place is not None:
-                        row.append(place + value.position)
+                    below = value.call
+                    if below is None:
+                        handle = value.handle
+                        if value.position != _ARRAY:
+                            self._reads_results = True
+                    elif value.is_noted and (ref := self._noted(value, call, owner)):
+                        handle = ref.handle
+                    else:
+                        place = places.get(below)
+                        if place is None:
+                            waiting.append(below)
+                            is_ready = False
+                        else:
+                            row.append(place + value.position)
                         continue
-                    ref = None
-                    if value.is_noted and not call.template.needs_history:
-                        ref = realised(value)
-                    if ref is None:
-                        waiting.append(value.call)
-                        ready = False
-                        continue
-                    self.reads_values = True
                 elif value.op is _BUFFER:
-                    ref = value.arg
+                    handle = value.arg.handle
                 else:
                     continue
-                row.append(self._leaf(value, ref))
-            if ready:
+                place = places.get(handle)
+                if place is None:
+                    place = places[handle] = ~len(leaves)
+                    leaves.append(handle)
+                row.append(place)
+            if is_ready:
                 waiting.pop()
-                key += row
-                places[call] = len(calls) * _OUTPUTS
-                calls.append(call)
-                if len(calls) > MOST_CALLS:
-                    return False
+                if call not in places:
+                    key += row
+                    places[call] = len(calls) * _OUTPUTS
+                    calls.append(call)
+                    if len(calls) > MOST_CALLS:
+                        return False
         return True
 
-    def _leaf(self, value: Node | DeferredValue, ref: BufferRef) -> int:
-        """The place of a value that is read where it lies; what lies in one array is one leaf."""
-        places = self._places
-        place = places.get(value)
-        if place is None:
-            place = places[value] = places.setdefault(ref, ~len(self.leaves))
-            if place == ~len(self.leaves):
-                self.leaves.append(ref)
+    def _noted(
+        self, value: DeferredValue, reader: DeferredCall, owner: SessionLike
+    ) -> BufferRef | None:
+        """Where a value lies that was computed and whose call is kept; None where that is gone."""
+        if reader.template.needs_history:
+            return None
+        ref = owner.realised(value)
+        if ref is not None:
+            self.noted[value] = ref
+        return ref
+
+    def _place(self, handle: Any, places: dict[Any, int]) -> int:
+        """The place of a buffer among the leaves."""
+        place = places.setdefault(handle, ~len(self.leaves))
+        if place == ~len(self.leaves):
+            self.leaves.append(handle)
         return place
 
     def write_out(self) -> list[Node]:
@@ -308,28 +364,21 @@ class Asked:
         Where a value was computed before, it is read as an array here, so that the graph is that
         of every call with this key.
         """
-        if not self.reads_values:
+        if not self._reads_results and not self.noted:
             return [value.node for value in self.values]
         made: dict[DeferredCall, tuple[Node, ...]] = {}
 
         def node_of(value: Node | DeferredValue) -> Node:
             if not isinstance(value, DeferredValue):
                 return value
-            nodes = made.get(value.call)
-            if nodes is not None:
-                return nodes[value.position]
-            return Node(Ops.BUFFER, value.form.dtype, (), self.leaves[~self._places[value]])
+            ref = self.noted.get(value)
+            if ref is not None:
+                return make_node(_BUFFER, value.form.dtype, (), ref, value.form.shape)
+            call = value.call
+            return value.node if call is None else made[call][value.position]
 
         for call in self.calls:
             made[call] = call.template.run(
                 [(node_of(value), steps) for value, steps in call.operands]
             )
-        return [made[value.call][value.position] for value in self.values]
-
-    def note_computed(self) -> None:
-        """Note that the calls were computed by their key, and so were worth putting off."""
-        for call in self.calls:
-            call.template.written_out = 0
-
-
-_BUFFER = Ops.BUFFER
+        return [node_of(value) for value in self.values]

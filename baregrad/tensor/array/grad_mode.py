@@ -14,7 +14,11 @@ R = TypeVar("R")
 _ENABLED: ContextVar[bool] = ContextVar("baregrad_grad_enabled", default=True)
 
 
-def grad_enabled() -> bool:
+# `is_grad_enabled` for ourselves, without a frame of Python: every call of every operation asks.
+grad_enabled: Callable[[], bool] = _ENABLED.get
+
+
+def is_grad_enabled() -> bool:
     """Whether operations on tensors that require gradients give tensors that do."""
     return _ENABLED.get()
 

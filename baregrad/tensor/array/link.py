@@ -75,10 +75,13 @@ class SessionLike(Protocol):
         self,
         key: tuple[Any, ...],
         device: str,
-        leaves: Sequence[BufferRef],
+        leaves: Sequence[Any],
         write_out: Callable[[], list[Node]],
-    ) -> list[BufferRef] | None:
-        """Compute what a key stands for; None where that is not done by keys."""
+    ) -> list[Any] | None:
+        """Compute what a key stands for over buffers, and give those of the results.
+
+        None where that is not done by keys. `lock` is held.
+        """
         ...
 
     def realised(self, value: object) -> BufferRef | None:
@@ -90,6 +93,5 @@ class SessionLike(Protocol):
         ...
 
 
-def session() -> SessionLike:
-    """The session in force."""
-    return current_session()
+# The session in force. The function itself: every call of every operation asks.
+session: Callable[[], SessionLike] = current_session

@@ -17,7 +17,7 @@ from baregrad.base.options import options
 from baregrad.dtypes import DType
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import MOVEMENT, Ops, mask_of
-from baregrad.tensor.array.core import Array, Storage
+from baregrad.tensor.array.core import Array
 from baregrad.tensor.array.deferred import (
     MOST_WRITTEN_OUT,
     CallTemplate,
@@ -29,6 +29,7 @@ from baregrad.tensor.array.deferred import (
 )
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.array.link import SessionLike, session
+from baregrad.tensor.array.storage import Storage
 from baregrad.tensor.array.views import Step, is_symbolic
 
 TEMPLATES_KEPT = 4096
@@ -52,18 +53,20 @@ def put_off(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return function(*args, **kwargs)
     key: list[Any] = [function, grad_enabled()]
     operands: Operands = []
-    if not _describe(args, key, operands) or (kwargs and not _named(kwargs, key, operands)):
+    if not _describe(owner, args, key, operands) or (
+        kwargs and not _named(owner, kwargs, key, operands)
+    ):
         return function(*args, **kwargs)
     known = owner.templates.get(kind := tuple(key))
     if known is None:
         return _learn(owner, kind, function, args, kwargs, operands)
-    if known is _NOTHING or known.written_out > MOST_WRITTEN_OUT or options.debug:
+    if known is _NOTHING or known.written_out > MOST_WRITTEN_OUT or options.values()["debug"]:
         return function(*args, **kwargs)
     form = known.only
     if form is None:
         return _shown(known, operands, args, kwargs)
     value = DeferredValue(DeferredCall(known, tuple(operands)), 0, form)
-    return form.kind._on(Storage.deferred_to(value))
+    return form.kind._on(Storage(value, form.device, form.grad))
 
 
 def _shown(
@@ -74,7 +77,7 @@ def _shown(
     if template.results:
         call = DeferredCall(template, tuple(operands))
         storages = [
-            Storage.deferred_to(DeferredValue(call, position, form))
+            Storage(DeferredValue(call, position, form), form.device, form.grad)
             for position, form in enumerate(template.results)
         ]
     found: list[Array] = []
@@ -100,17 +103,20 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
-def _named(kwargs: dict[str, Any], key: list[Any], operands: Operands) -> bool:
+def _named(
+    owner: SessionLike, kwargs: dict[str, Any], key: list[Any], operands: Operands
+) -> bool:
     """Add arguments that are given by name to a key; False where one has no description."""
     for name, value in kwargs.items():
         key.append(name)
-        if not _describe((value,), key, operands):
+        if not _describe(owner, (value,), key, operands):
             return False
     return True
 
 
 def _describe(
-    values: Sequence[Any], key: list[Any], operands: Operands, is_part: bool = False
+    owner: SessionLike, values: Sequence[Any], key: list[Any], operands: Operands,
+    is_part: bool = False,
 ) -> bool:
     """Add arguments to a key, and operands to `operands`; False where one has no description.
 
@@ -121,6 +127,17 @@ def _describe(
         kind = value.__class__
         if kind in _PLAIN:
             key += (kind, value)
+        elif isinstance(value, Array):
+            storage = value._storage
+            held = storage.deferred
+            if held is None or value._steps or storage.known is not None:
+                if not _describe_operand(owner, value, key, operands):
+                    return False
+                continue
+            held.is_read = True
+            # A form is one object.
+            key += (kind, held.form)
+            operands.append((held, ()))
         elif kind is float:
             # -0.0 equals 0.0.
             key += (kind, value if value else str(value))
@@ -131,38 +148,39 @@ def _describe(
                 key += (kind, tuple(value))
                 continue
             key += (kind, len(value))
-            if is_part or not _describe(value, key, operands, is_part=True):
+            if is_part or not _describe(owner, value, key, operands, is_part=True):
                 return False
         elif kind is slice:
             ends = (value.start, value.stop, value.step)
             if any(end is not None and end.__class__ is not int for end in ends):
                 return False
             key += (kind, *ends)
-        elif not isinstance(value, Array) or not _describe_operand(value, key, operands):
+        else:
             return False
     return True
 
 
-def _describe_operand(value: Array, key: list[Any], operands: Operands) -> bool:
+def _describe_operand(
+    owner: SessionLike, value: Array, key: list[Any], operands: Operands
+) -> bool:
+    """Add an array, or a view of one, to a key and to operands; False where that cannot be."""
     storage = value._storage
     steps = value._steps
-    deferred = storage.deferred
-    held: Node | DeferredValue
-    if deferred is not None:
-        held = deferred
-        deferred.is_read = True
-        # A form is one object; a leaf's dtype is none.
-        key += (value.__class__, deferred.form)
-    else:
+    held: Node | DeferredValue | None = storage.deferred
+    if held is None:
         held = storage.node
         if held.op is _BUFFER:
-            key += (value.__class__, held.dtype, held.shape, storage.device, storage.grad)
-        elif held.mask & ~_UNREAD:
-            return False
-        else:
-            key += (value.__class__, held, storage.device, storage.grad)
-        if storage.known is not None:
-            key.append(storage.known)
+            form = _form_of(owner, value.__class__, storage)
+            held = storage.deferred = DeferredValue.of_leaf(held, form)
+    if isinstance(held, DeferredValue):
+        held.is_read = True
+        key += (value.__class__, held.form)
+    elif held.mask & ~_UNREAD:
+        return False
+    else:
+        key += (value.__class__, held, storage.device, storage.grad)
+    if storage.known is not None:
+        key.append(storage.known)
     if steps:
         if value._look is None and (len(steps) > 1 or steps[0][0] is not _DETACH):
             if value._value().mask & _VAR:
@@ -170,7 +188,7 @@ def _describe_operand(value: Array, key: list[Any], operands: Operands) -> bool:
         key += [step if step[0] is not _DETACH else _mark(step[1]) for step in steps]
         if storage.settled:
             steps = value._present_steps()
-    key.append(len(steps))
+        key.append(len(steps))
     operands.append((held, steps))
     return True
 

@@ -12,7 +12,8 @@ from typing import TypeVar
 
 from baregrad.ir.core.node import Node, alike, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.tensor.array.core import Array, Storage
+from baregrad.tensor.array.core import Array
+from baregrad.tensor.array.storage import Storage
 
 T = TypeVar("T", bound=Array)
 

@@ -15,7 +15,6 @@ from baregrad.base.options import options
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
-from baregrad.tensor.array.core import Storage
 from baregrad.tensor.array.deferred import (
     MOST_WRITTEN_OUT,
     Asked,
@@ -26,6 +25,7 @@ from baregrad.tensor.array.deferred import (
 )
 from baregrad.tensor.array.link import SessionLike, session
 from baregrad.tensor.array.put_off import form_of_fields, keep_template
+from baregrad.tensor.array.storage import Storage
 from baregrad.tensor.array.views import Leaf, Step
 from baregrad.tensor.autograd.gradients import pull_back
 
@@ -77,15 +77,15 @@ def put_off_gradients(x: Tensor, gradient: Tensor | None) -> bool:
     owner = session()
     watching = owner.watching
     value = x._storage.deferred
-    if value is None or x._steps or not value.form.grad or options.debug:
+    if value is None or value.call is None or x._steps or not value.form.grad:
         return False
-    if watching.at_once or watching.observers or watching.downloads:
+    if watching.at_once or watching.observers or watching.downloads or options.debug:
         return False
     operands = _operands(value, gradient)
     if operands is None:
         return False
     asked = Asked([held for held, _ in operands if isinstance(held, DeferredValue)], owner)
-    if asked.key is None or asked.reads_values:
+    if asked.key is None or asked.noted:
         return False
     numbers: dict[Leaf, int] = {}
     marks = tuple([
@@ -114,7 +114,7 @@ def put_off_gradients(x: Tensor, gradient: Tensor | None) -> bool:
         call = DeferredCall(template, operands, tuple(gradients.values()))
     for position, (number, form) in enumerate(zip(template.leaves, template.results, strict=True)):
         tensor = leaves[number].owner()
-        made = Storage.deferred_to(DeferredValue(call, position, form))
+        made = Storage(DeferredValue(call, position, form), form.device, form.grad)
         tensor._gradient = tensor.__class__._on(made)
         watching.companions.append(weakref.ref(made))
     value.is_read = True

@@ -6,7 +6,7 @@ from typing import Any
 
 from baregrad.base.errors import JitError
 from baregrad.engine.session import current_session
-from baregrad.tensor.array.core import Storage, buffer_node
+from baregrad.tensor.array.storage import Storage, buffer_node
 from baregrad.tensor.jit.entry import Entry
 from baregrad.tensor.jit.parts import Call
 from baregrad.tensor.jit.state import leaf_of

@@ -12,7 +12,8 @@ from baregrad.engine.capture import Capture, Replay, copies_of_others
 from baregrad.engine.session import Run, Session
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
-from baregrad.tensor.array.core import Storage, buffer_node, realize_storages
+from baregrad.tensor.array.core import realize_storages
+from baregrad.tensor.array.storage import Storage, buffer_node
 from baregrad.tensor.jit.closure import Surroundings
 from baregrad.tensor.jit.constants import differing_constant
 from baregrad.tensor.jit.gradients import Gradients

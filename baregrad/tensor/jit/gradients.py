@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from baregrad.base.errors import JitError
 from baregrad.ir.core.op import Ops
-from baregrad.tensor.array.core import Storage
+from baregrad.tensor.array.storage import Storage
 from baregrad.tensor.jit.parts import Call
 from baregrad.tensor.jit.state import Look
 from baregrad.tensor.tensor import Tensor

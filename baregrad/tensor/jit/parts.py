@@ -11,7 +11,8 @@ from baregrad.engine.session import current_session
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.tensor.array.core import Storage, buffer_node, realize_storages
+from baregrad.tensor.array.core import realize_storages
+from baregrad.tensor.array.storage import Storage, buffer_node
 from baregrad.tensor.array.views import Cut
 from baregrad.tensor.jit.state import copied
 from baregrad.tensor.jit.trees import describe

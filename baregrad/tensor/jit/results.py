@@ -15,7 +15,7 @@ from baregrad.base.locks import give_lock
 from baregrad.dtypes import DType
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.op import Ops
-from baregrad.tensor.array.core import Storage, buffer_node
+from baregrad.tensor.array.storage import Storage, buffer_node
 from baregrad.tensor.array.views import Step, is_symbolic
 from baregrad.tensor.jit.parts import is_whole
 from baregrad.tensor.jit.trees import map_tree
@@ -47,10 +47,12 @@ class Fresh:
         and where it lies by its key among all nodes; the buffer by that.
         """
         count = sys.getrefcount
+        if count(self.storage) != 2 or self.storage.node is not self.node:
+            return False
+        # Who else holds the value as it is known to calls holds its node.
+        self.storage.deferred = None
         return (
-            count(self.storage) == 2
-            and self.storage.node is self.node
-            and count(self.node) == 3
+            count(self.node) == 3
             and count(self.node.arg) == 3
             and count(self.handle) == 3
             and count(self.handle._memory) == 2

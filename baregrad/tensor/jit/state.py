@@ -12,13 +12,8 @@ from baregrad.engine.session import current_session
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.tensor.array.core import (
-    Storage,
-    buffer_node,
-    handles_below,
-    live_storages,
-    realize_storages,
-)
+from baregrad.tensor.array.core import handles_below, realize_storages
+from baregrad.tensor.array.storage import Storage, buffer_node, live_storages
 
 Look = Callable[[], Storage | None]
 _BUFFER = Ops.BUFFER
@@ -72,6 +67,8 @@ class State:
         if storage is None:
             return self.ref.handle
         node = storage.node
+        # Who else holds the value as it is known to calls holds its node.
+        storage.deferred = None
         if node is self._leaf():
             handle = node.arg.handle
             if not self.changes or (_count(node) <= _OWN_REFERENCES and not handle.shared):

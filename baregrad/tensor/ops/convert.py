@@ -13,9 +13,9 @@ from baregrad.dtypes import DType, array_dtype, cut_to_integer, decode, dtypes, 
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
-from baregrad.tensor.array.core import buffer_node
 from baregrad.tensor.array.link import session
 from baregrad.tensor.array.operands import result
+from baregrad.tensor.array.storage import buffer_node
 from baregrad.tensor.array.tensor_like import Tensor, TensorLike
 from baregrad.tensor.ops.creation import as_raw, choose_device
 
@@ -200,7 +200,7 @@ def rebuild(
     cls: type[Tensor], raw: np.ndarray[Any, Any], dtype: DType, device: str, requires_grad: bool
 ) -> Tensor:
     """Return the tensor of the raw elements that `reduce` gave."""
-    from baregrad.tensor.array.core import buffer_node
+    from baregrad.tensor.array.storage import buffer_node
 
     made = cls._make(buffer_node(session().upload(raw, dtype, raw.shape, device), dtype), device)
     return made.requires_grad_() if requires_grad else made

@@ -25,8 +25,8 @@ from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import plain
-from baregrad.tensor.array.core import buffer_node
 from baregrad.tensor.array.link import session
+from baregrad.tensor.array.storage import buffer_node
 from baregrad.tensor.array.tensor_like import Extents, Tensor, TensorLike
 
 RANGED = 1 << 20  # the most integers whose range is noted as they come in

@@ -22,8 +22,9 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.core.requirements import value_of
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import own_axis, plain
-from baregrad.tensor.array.core import Storage, buffer_node, check_float, realize_storages
+from baregrad.tensor.array.core import check_float, realize_storages
 from baregrad.tensor.array.link import SessionLike, session
+from baregrad.tensor.array.storage import Storage, buffer_node
 from baregrad.tensor.array.tensor_like import Extents, Tensor
 from baregrad.tensor.ops.creation import as_shape, choose_device
 from baregrad.tensor.ops.sorting import order, topk

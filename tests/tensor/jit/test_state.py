@@ -519,3 +519,36 @@ def test_a_constant_that_was_computed_stays_a_constant() -> None:
         (x * 0.5 + Tensor.zeros(3)).realize()
         assert len(current_session()._plans) == more > plans
     session.close()
+
+
+def test_state_that_calls_read_in_between_keeps_its_memory() -> None:
+    total = Tensor(np.zeros(6, np.float32)).realize()
+
+    @jit
+    def step(x: Tensor) -> Tensor:
+        total.add_(x)
+        return x * 2
+
+    step(Tensor(np.ones(6, np.float32)))
+    places = set()
+    for turn in range(6):
+        step(Tensor(np.ones(6, np.float32)))
+        assert (total + 1).realize().tolist() == [turn + 3.0] * 6
+        if turn > 2:
+            places.add(total._ref().handle.address)
+    assert len(places) == 1
+
+
+def test_a_call_put_off_before_a_replay_reads_the_state_of_before() -> None:
+    total = (Tensor(np.zeros(6, np.float32)) + 0).realize()
+
+    @jit
+    def step(x: Tensor) -> Tensor:
+        total.add_(x)
+        return x * 2
+
+    for turn in range(6):
+        later = total + 10
+        step(Tensor(np.ones(6, np.float32)))
+        assert later.tolist() == [turn + 10.0] * 6
+        assert total.tolist() == [turn + 1.0] * 6
