@@ -36,6 +36,7 @@ from baregrad.graph.views import (
     reshape,
     stored,
 )
+from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce, Scatter
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.monoid import primitive
@@ -87,7 +88,8 @@ def _rows_of(node: Node) -> _Rows | None:
         found = affine_index_of(place)
         if found is None or found.start != 0 or found.step != 1:
             continue
-        fits = values.shape[found.axis] <= base.shape[axis]
+        extent = values.shape[found.axis]
+        fits = isinstance(extent, int) and extent <= base.shape[axis]
         if fits and found.axis not in own_of.values():
             own_of[axis] = found.axis
     looked = [place for axis, place in enumerate(places) if axis not in own_of]
@@ -120,13 +122,16 @@ def _visit(node: Node) -> Node | None:
         return None
     if monoid is not None and node.dtype.kind == "float" and node.dtype.bits < 32:
         return None
-    if not all(isinstance(extent, int) for extent in (*base.shape, *values.shape)):
+    if not all(isinstance(extent, int) for extent in base.shape):
         return None
     if any(place.shape != values.shape for place in places):
         return None
     rows = _rows_of(node)
     if rows is None or not prod(base.shape):
         return None
+    if not all(isinstance(extent, int) for extent in values.shape):
+        longest = _with_all(node, rows)
+        return None if longest is None else _visit(longest)
     if _are_few(node, rows):
         return _by_asking(node, rows)
     if has_any_order(node) and _is_sooner(node, rows, cells_in_any_order(node)):
@@ -134,6 +139,26 @@ def _visit(node: Node) -> Node | None:
     if monoid is None and _is_sooner(node, rows, prod(base.shape[axis] for axis in rows.chosen)):
         return _by_last(node, rows)
     return _by_rows(node, rows) if _is_worth_sorting(node, rows) else None
+
+
+def _with_all(node: Node, rows: _Rows) -> Node | None:
+    """A scatter of as many writes as its extents may ever be: those that are none lie nowhere."""
+    values, *places = node.src[1:]
+    if not all(isinstance(values.shape[axis], int) for axis in rows.own):
+        return None
+    for axis, extent in enumerate(values.shape):
+        if isinstance(extent, int):
+            continue
+        most = index.upper(extent)
+        values = lengthened(values, axis, most, const(0, values.dtype))
+        for number, place in enumerate(places):
+            if number in rows.chosen and place.dtype.kind != "int":
+                return None
+            nowhere = const(-1 if number in rows.chosen else 0, place.dtype)
+            places[number] = lengthened(place, axis, most, nowhere)
+    for number, own in zip(rows.beside, rows.own, strict=True):
+        places[number] = counting(values.shape, own, places[number].dtype)
+    return Node(Ops.SCATTER, node.dtype, (node.src[0], values, *places), node.arg)
 
 
 def _are_few(node: Node, rows: _Rows) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baregrad import render
+from baregrad import bind, render, variable
 from baregrad.dtypes import dtypes
 from baregrad.engine.compiler import Compiler
 from baregrad.engine.session import current_session
@@ -17,6 +17,7 @@ from baregrad.ir.core.attrs import Scatter
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.kernel import facts_of
 from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
 from baregrad.tensor.array import nodes
@@ -326,3 +327,32 @@ def test_threads_add_up_whole_accesses_of_rows(gpu: None, columns: int) -> None:
     base = Tensor(np.zeros((40, columns), np.float32))
     found = base.index_add(0, Tensor(index), Tensor(values)).numpy()
     np.testing.assert_array_equal(found, wanted)
+
+
+@pytest.mark.parametrize("what", ("few", "sorted", "any order", "last"))
+def test_a_symbolic_number_of_writes_is_planned_by_its_bound(
+    gpu: None, what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What there is not is written nowhere."""
+    monkeypatch.setattr(scatter_rows, "_is_sooner", lambda *_: what in ("any order", "last"))
+    most, beside = (7, 130) if what == "few" else (45, 5)
+    index = RNG.integers(0, 9, most)
+    values = RNG.integers(-9, 9, (most, beside)).astype(np.float32)
+    start = np.full((9, beside), -0.0, np.float32)
+    kernels: list[Node] = []
+    watching = current_session().watching
+    watching.observers.append(lambda run: kernels.extend(run.executable.plan.kernels))
+    for count in (3, most - 1):
+        n = bind(variable("n", 1, most), count)
+        places, rows = Tensor(index)[:n], Tensor(values)[:n]
+        base = Tensor(start)
+        if what == "last":
+            found = base.index_put((places,), rows)
+            wanted = start.copy()
+            for place, row in zip(index[:count], values[:count], strict=True):
+                wanted[place] = row
+        else:
+            found = base.index_add(0, places, rows)
+            wanted = in_order(start, index[:count], values[:count])
+        np.testing.assert_array_equal(found.numpy(), wanted)
+    assert kernels and not any(facts_of(kernel).ordered for kernel in kernels)
