@@ -25,7 +25,10 @@ from baregrad.schedule.plan import Launch, Plan, PlannedBuffer
 STRETCH = 1 << 13
 # Elements that one access of a thread has, at most.
 LANES = 4
-MOST_MEMBERS = 8
+# Members of a group: of arrays that keep a GPU busy by themselves, and of smaller ones, whose
+# launches take longer than they do. Each is code, of which threads of small ones have little.
+MOST_MEMBERS, MOST_SMALL = 8, 16
+LARGE = 1 << 16
 # Arrays of a group, at most: each is an argument.
 MOST_ARRAYS = 120
 # Values of a kernel that may be one of a group: each is code.
@@ -96,7 +99,7 @@ class _Run:
         order: dict[Node, int] = {}
         for one in self.members:
             order.setdefault(one.kernel, len(order))
-        members = sorted(self.members, key=lambda one: order[one.kernel])
+        members = sorted(self.members, key=lambda one: (_is_large(one), order[one.kernel]))
         found: list[Launch] = []
         group: list[Launch] = []
         for one in members:
@@ -115,7 +118,15 @@ def _overlap(one: PlannedBuffer, other: PlannedBuffer) -> bool:
 
 def _has_room(group: Sequence[Launch], step: Launch) -> bool:
     arrays = {place for one in (*group, step) for place in one.buffers}
-    return len(group) < MOST_MEMBERS and len(arrays) <= MOST_ARRAYS
+    is_large = _is_large(step)
+    if is_large is not _is_large(group[0]):
+        return False
+    return len(group) < (MOST_MEMBERS if is_large else MOST_SMALL) and len(arrays) <= MOST_ARRAYS
+
+
+def _is_large(step: Launch) -> bool:
+    count: int = prod(step.kernel.src[0].src[0].shape)
+    return count >= LARGE
 
 
 def _is_alone(kernel: Node) -> bool:

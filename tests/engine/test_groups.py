@@ -10,7 +10,7 @@ import pytest
 from baregrad import optim, render
 from baregrad.dtypes import dtypes
 from baregrad.engine.compiler import Compiler
-from baregrad.engine.groups import MOST_MEMBERS, grouped
+from baregrad.engine.groups import LARGE, MOST_MEMBERS, MOST_SMALL, grouped
 from baregrad.engine.session import current_session
 from baregrad.graph import canonicalise
 from baregrad.ir.core.attrs import Param, Reduce
@@ -19,6 +19,8 @@ from baregrad.ir.core.node import Node, alu, const
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 from baregrad.ir.verify.verify import verify
+from baregrad.kernel import choose
+from baregrad.kernel.language.schedule import Bind
 from baregrad.schedule import make_plan
 from baregrad.schedule.plan import Plan
 from baregrad.target import gpu_row
@@ -93,9 +95,34 @@ def test_what_is_written_to_a_part_of_an_array_leaves_the_rest() -> None:
 
 
 def test_groups_have_no_more_than_so_many_members() -> None:
-    count = 2 * MOST_MEMBERS + 1
-    values = [doubled(argument(slot, 4 + 4 * slot)) for slot in range(count)]
-    assert len(plan_of(*values).kernels) == 3
+    for most, size in ((MOST_SMALL, 4), (MOST_MEMBERS, LARGE)):
+        values = [doubled(argument(slot, size + 4 * slot)) for slot in range(2 * most + 1)]
+        assert len(plan_of(*values).kernels) == 3
+
+
+def test_large_and_small_members_are_apart() -> None:
+    """What threads of large ones do would mostly lie beyond the ends of small ones."""
+    sizes = (LARGE, 768, 2 * LARGE, 768)
+    plan = plan_of(*[doubled(argument(slot, size)) for slot, size in enumerate(sizes)])
+    written = [sorted(out.src[0].shape for out in kernel.src) for kernel in plan.kernels]
+    assert written == [[(768,)] * 2, [(LARGE,), (2 * LARGE,)]]
+
+
+def test_bodies_of_many_members_are_short() -> None:
+    """A thread of one array has several accesses of it, one of eight arrays fewer: all is code."""
+
+    def heavy(x: Node) -> Node:
+        for _ in range(10):
+            x = doubled(alu(Ops.DIV, doubled(x), x))
+        return x
+
+    unrolled = []
+    for count in (1, MOST_MEMBERS):
+        values = [heavy(argument(slot, 1 << 25)) for slot in range(count)]
+        (kernel,) = plan_of(*values).kernels
+        steps = choose(kernel, HOPPER).schedule.steps
+        unrolled.append(any(isinstance(one, Bind) and one.unit == "unroll" for one in steps))
+    assert unrolled == [True, False]
 
 
 SHAPES = ((64, 128), (128,), (100,), (4,), (3,), (1,), (20, 5))
@@ -133,12 +160,13 @@ def test_a_step_of_an_optimiser_has_the_bits_of_the_cpu(jitted: bool) -> None:
 
 def test_blocks_skip_what_is_not_theirs() -> None:
     """Also where the last block of a member is not full: others ask no thread for it."""
-    shapes = ((1 << 21,), (3072,), (1 << 21,), (1000,), (8192 + 4,))
-    (kernel,) = plan_of(*[doubled(argument(n, *shape)) for n, shape in enumerate(shapes)]).kernels
-    *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
+    shapes = ((1 << 21,), (3072,), ((1 << 21) + 4,), (1000,), (8192 + 4,))
+    plan = plan_of(*[doubled(argument(n, *shape)) for n, shape in enumerate(shapes)])
     branches = 0
-    for line in str(last.result).splitlines():
-        branches += line.startswith("  @!") and " bra " in line
-        if "ld.global" in line or "st.global" in line:
-            assert line.startswith("    "), line  # inside a branch
+    for kernel in plan.kernels:
+        *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
+        for line in str(last.result).splitlines():
+            branches += line.startswith("  @!") and " bra " in line
+            if "ld.global" in line or "st.global" in line:
+                assert line.startswith("    "), line  # inside a branch
     assert branches == len(shapes)

@@ -26,6 +26,8 @@ WAYS: tuple[tuple[str, Callable[[GpuPlan, Sequence[Node]], Way | None]], ...] = 
 )
 # Operations on the elements of one thread, at most, where there are several: each is code.
 MOST_OPS = 1 << 10
+# The same of all threads together, where those of several outputs do different things.
+MOST_CODE = 1 << 11
 
 
 def plan_elementwise(plan: GpuPlan, axes: Sequence[Node]) -> None:
@@ -64,6 +66,8 @@ def _lay_neighbours(plan: GpuPlan, axes: Sequence[Node]) -> None:
         vectors = lanes = 1
     while vectors * lanes * work > MOST_OPS and vectors * lanes > 1:
         vectors, lanes = (vectors // 2, lanes) if vectors > 1 else (1, lanes // 2)
+    while vectors > 1 and several * vectors * lanes * work > MOST_CODE:
+        vectors //= 2
     lanes = plan.pick("lanes", powers_from(lanes, 1, widest))
     most = MOST_OPS // max(lanes * work, 1)
     vectors = plan.pick("vectors", powers_from(vectors, 1, min(most, MOST_VECTORS)))
