@@ -11,38 +11,21 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from baregrad.base.bits import next_power_of_two, round_up
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import StageInfo
 from baregrad.ir.core.node import Node, extent_of, make_node, range_node, rebuild, scalar
 from baregrad.ir.core.op import ELEMENTWISE, Ops
-from baregrad.kernel.facts.analysis import (
-    ArrayAccess,
-    Facts,
-    facts_of,
-    in_bounds,
-    is_read,
-    itemsize,
-    op_flops,
-)
+from baregrad.kernel.facts.analysis import Facts, facts_of, in_bounds, is_read, op_flops
+from baregrad.kernel.facts.row_tile import RowTile, row_tile
 from baregrad.target.gpu import GpuTarget
 
-# Elements of a row that a thread has: a multiprocessor then has room for the most threads. More
-# where a row is one warp's, whose folds need no barriers, or is long.
-ELEMENTS, MOST_ELEMENTS = 16, 32
 # Elements that threads hold of all values together, by the warps of the row.
 MOST_HELD = 128
 MOST_HELD_LONG = 48
 # Operations to a value of what is held already, for which it is held as well.
 DEAR = 8
 MOST_BITS = 32
-LEAST_ROW = 16
-# Warps of the longest row; shorter ones are a warp's, or a part of one.
-MOST_WARPS = 32
-LEAST_THREADS = 8
-# One part of a row's elements may lie past its end, of so many.
-MOST_WASTE = 8
 # The axes of what is held, outermost first: those of a `RowTile`.
 STEPS, WARPS, THREADS, LANES = "row_steps", "row_warps", "row_threads", "row_lanes"
 
@@ -50,23 +33,6 @@ STEPS, WARPS, THREADS, LANES = "row_steps", "row_warps", "row_threads", "row_lan
 _CLOSING = (Ops.OUT, Ops.REDUCE)
 # The nodes that a value is, by the axis of the row along which.
 Members = dict[Node, Node]
-
-
-class RowTile(NamedTuple):
-    """Where the elements of a row lie: `steps` times `warps` of `threads`, `lanes` in a row each.
-
-    Rows that take one warp or less have `warps` of 1.
-    """
-
-    steps: int
-    warps: int
-    threads: int
-    lanes: int
-
-    @property
-    def size(self) -> int:
-        """Elements of the row, some perhaps past its end."""
-        return self.steps * self.warps * self.threads * self.lanes
 
 
 def hold_rows(kernel: Node, target: GpuTarget) -> Node:
@@ -81,7 +47,7 @@ def hold_rows(kernel: Node, target: GpuTarget) -> Node:
     held = _held_values(facts, row, place)
     if not held:
         return kernel
-    tile = row_tile(facts, row, target)
+    tile = common_tile(facts, target)
     if tile is None:
         return kernel
     elements = tile.steps * tile.lanes * sum(each.is_read for each in held)
@@ -110,7 +76,7 @@ def row_axes(facts: Facts) -> tuple[Node, ...]:
     if len(columns) > 1 or len(extents) > 1:
         return ()
     (extent,) = extents
-    return (*found, *columns) if isinstance(extent, int) and extent >= LEAST_ROW else ()
+    return (*found, *columns) if isinstance(extent, int) else ()
 
 
 def lies_across(facts: Facts, rows: frozenset[Node]) -> bool:
@@ -241,67 +207,10 @@ def _stays_inside(value: Node) -> bool:
 # --- where its elements lie --------------------------------------------------------------------
 
 
-def row_tile(facts: Facts, row: Sequence[Node], target: GpuTarget) -> RowTile | None:
-    """How threads share a row; None for one that is too long to be held.
-
-    That hangs on its length and on what is moved along it, so that sums along it have one order
-    whatever else a kernel does, and however many rows there are.
-    """
-    extent = int(row[0].src[0].arg)
-    axes = frozenset(row)
-    accesses = [access for access in facts.accesses if not access.axes.isdisjoint(axes)]
-    warp = target.warp_lanes
-    lanes = _lanes(extent, accesses, axes, target)
-    while lanes > 1 and lanes * LEAST_THREADS > extent:
-        lanes //= 2
-    count = -(-extent // lanes)
-    if count <= MOST_ELEMENTS // lanes * warp:
-        threads = min(warp, next_power_of_two(count))
-        return RowTile(-(-count // threads), 1, threads, lanes)
-    least = -(-count // (warp * MOST_WARPS))
-    for elements in (ELEMENTS, MOST_ELEMENTS):
-        every = range(least, elements // lanes + 1)
-        # The most steps that leave few past the end.
-        waste = {each: round_up(-(-count // each), warp) * each - count for each in every}
-        if waste:
-            each = min(waste, key=lambda one: (waste[one] * MOST_WASTE > count, -one))
-            return RowTile(each, -(-count // (each * warp)), warp, lanes)
-    return None
-
-
-def _lanes(
-    extent: int, accesses: Sequence[ArrayAccess], axes: frozenset[Node], target: GpuTarget
-) -> int:
-    """Elements that a thread moves at once: the widest access of the narrowest array's."""
-    sizes = [
-        itemsize(access.array.dtype)
-        for access in accesses
-        if any(access.stride(axis) == 1 for axis in axes)
-    ]
-    lanes = target.load_bytes // min(sizes, default=target.load_bytes)
-    lanes = min(lanes, 8)
-    while lanes > 1 and not _is_aligned(extent, accesses, axes, lanes):
-        lanes //= 2
-    return lanes
-
-
-def _is_aligned(
-    extent: int, accesses: Sequence[ArrayAccess], axes: frozenset[Node], lanes: int
-) -> bool:
-    """Whether vectors of so many lanes along a row begin at multiples of them in each array."""
-    if extent % lanes:
-        return False
-    for access in accesses:
-        offset = access.offset
-        if offset.rest and any(axis in atom.ranges for atom, _ in offset.rest for axis in axes):
-            return False
-        strides = [offset.strides.get(axis, 0) for axis in axes]
-        if any(stride not in (0, 1) for stride in strides):
-            return False
-        others = [stride for axis, stride in offset.strides.items() if axis not in axes]
-        if 1 in strides and any(each % lanes for each in (offset.constant, *others)):
-            return False
-    return True
+def common_tile(facts: Facts, target: GpuTarget) -> RowTile | None:
+    """How threads share all sums of a kernel along its row; None where they differ in that."""
+    tiles = {row_tile(facts, reduction, target) for reduction in facts.reductions}
+    return tiles.pop() if len(tiles) == 1 else None
 
 
 # --- the kernel that holds them ----------------------------------------------------------------

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from baregrad.ir.core.node import extent_of
+from baregrad.kernel.facts.row_tile import RowTile
 from baregrad.kernel.language.schedule import Bind, Split
-from baregrad.kernel.loops.held_rows import LANES, STEPS, THREADS, WARPS, RowTile, row_axes
+from baregrad.kernel.loops.held_rows import LANES, STEPS, THREADS, WARPS, row_axes
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 

@@ -22,14 +22,12 @@ from baregrad.kernel.facts.analysis import (
     op_flops,
     out_axes,
 )
+from baregrad.kernel.facts.row_tile import RowTile, is_short, row_tile
 from baregrad.kernel.loops.held_rows import lies_across
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 
 BLOCK = 128
-# Steps of a sum that one thread makes alone; where few neighbours of what it reads are summed, too.
-THREAD_ROW, FAR_ROW = 24, 64
-LEAST_NEIGHBOURS = 8
 # Results of each sum are many, if they are more than so many times its steps.
 MUCH_BESIDE = 4
 # What is summed anew in each row is less than one part of so many.
@@ -73,7 +71,7 @@ def plan_reductions(plan: GpuPlan) -> None:
         return
     # A lone row, too: the order of its sum is that of each of many. In sums of sums a thread's
     # elements cannot lie next to each other along both.
-    if not columns and not nested and length <= (THREAD_ROW if _lie_along(plan) else FAR_ROW):
+    if not columns and not nested and all(is_short(facts, each) for each in facts.reductions):
         plan.because("{} results, sums of {}: a thread for each", points, length)
         plan.spread(by_id(rows), BLOCK)
         for reduction in facts.reductions:
@@ -84,15 +82,6 @@ def plan_reductions(plan: GpuPlan) -> None:
         _nested(plan, by_id(rows), columns, nested)
         return
     _plan_rows(plan, by_id(rows), columns, max(length, iterations(columns)))
-
-
-def _lie_along(plan: GpuPlan) -> bool:
-    """Whether threads that share a sum read neighbours."""
-    own = {axis for each in plan.facts.reductions for axis in each.own}
-    return any(
-        access.stride(axis) == 1 and index.upper(extent_of(axis)) >= LEAST_NEIGHBOURS
-        for access in plan.facts.accesses if not access.write for axis in own & access.axes
-    )
 
 
 def _rows(plan: GpuPlan, data: frozenset[Node]) -> frozenset[Node]:
@@ -221,18 +210,16 @@ def _plan_rows(
     plan: GpuPlan, rows: Sequence[Node], columns: Sequence[Node], longest: int
 ) -> None:
     """A warp or a block for each row."""
-    lanes = _row_lanes(plan, columns)
-    count = -(-longest // lanes)
-    alone = count > WARP_STEPS * plan.warp
-    if alone:
-        plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
-        steps = BLOCK_STEPS if plain else PLACE_STEPS
-        warps = next_power_of_two(count // (steps * plan.warp))
-        first = min(warps, MOST_WARPS) * plan.warp
+    tiles = _tiles(plan, frozenset(columns))
+    shares = {tile.warps * tile.threads for tile in tiles.values()}
+    if len(shares) == 1:
+        first, is_long = shares.pop(), False
     else:
-        first = min(next_power_of_two(count), plan.warp)
+        first, is_long = _threads_of(plan, columns, longest)
     threads = plan.pick("threads of a row", powers_from(first, 1, MOST_WARPS * plan.warp))
-    if threads < plan.warp or not (alone or threads > plan.warp):
+    if threads != first or shares:
+        tiles = {}
+    if threads < plan.warp or not (is_long or threads > plan.warp):
         units = [("thread", threads)]
         plan.because("{} rows, sums of {}: {} threads each", iterations(rows), longest, threads)
         most = plan.target.threads_per_block // threads
@@ -243,8 +230,43 @@ def _plan_rows(
         plan.because("{} rows, sums of {}: a block for each row", iterations(rows), longest)
         plan.grid(rows)
     for reduction in plan.facts.reductions:
-        _across(plan, reduction, frozenset(columns), units)
+        if reduction.node in tiles:
+            _tiled(plan, reduction, tiles[reduction.node])
+        else:
+            alone = is_short(plan.facts, reduction)
+            _across(plan, reduction, frozenset(columns), [] if alone else units)
     _along(plan, columns, units)
+
+
+def _tiles(plan: GpuPlan, columns: frozenset[Node]) -> dict[Node, RowTile]:
+    """How threads share the sums along one axis each, whose results do not run along threads."""
+    found: dict[Node, RowTile] = {}
+    for reduction in plan.facts.reductions:
+        tile = row_tile(plan.facts, reduction, plan.target)
+        plain = reduction.node.arg.monoid.arity == 1 and reduction.free.isdisjoint(columns)
+        if tile is not None and plain:
+            found[reduction.node] = tile
+    return found
+
+
+def _tiled(plan: GpuPlan, reduction: Reduction, tile: RowTile) -> None:
+    """Lay the axis of a sum as its tile says."""
+    (axis,) = reduction.own
+    if axis in plan.taken:
+        return
+    plan.taken.add(axis)
+    units = ("unroll", "thread_y", "thread", "vector")
+    plan.parts([axis], [(unit, size) for unit, size in zip(units, tile, strict=True) if size > 1])
+
+
+def _threads_of(plan: GpuPlan, columns: Sequence[Node], longest: int) -> tuple[int, bool]:
+    """Threads of a row that no tile says how to share, and whether it is a block's."""
+    count = -(-longest // _row_lanes(plan, columns))
+    if count <= WARP_STEPS * plan.warp:
+        return min(next_power_of_two(count), plan.warp), False
+    plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
+    warps = next_power_of_two(count // ((BLOCK_STEPS if plain else PLACE_STEPS) * plan.warp))
+    return min(warps, MOST_WARPS) * plan.warp, True
 
 
 def _row_lanes(plan: GpuPlan, columns: Sequence[Node]) -> int:
@@ -299,7 +321,8 @@ def _share(
     while lanes > 1 and size < lanes * threads:
         lanes //= 2
     steps = _steps(size, lanes * threads) if unrolled else 1
-    work = sum(op_flops(node) for node in plan.facts.order)
+    along = frozenset(axes)
+    work = sum(op_flops(node) for node in plan.facts.order if not along.isdisjoint(node.ranges))
     while steps > 1 and steps * lanes * work > MOST_OPS:
         steps //= 2
     lanes = plan.pick("lanes", powers_from(lanes, 1, lanes))
