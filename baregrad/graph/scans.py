@@ -24,6 +24,7 @@ from baregrad.graph.views import (
     reshape,
     stored,
 )
+from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Pad, Reduce, Scan
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, alu, const
@@ -42,10 +43,12 @@ def _visit(node: Node) -> Node | None:
     if node.op is not Ops.SCAN or len(node.src) != 1:
         return None
     shape = node.shape
-    if not all(isinstance(extent, int) for extent in shape) or not prod(shape):
-        return None
     axis, monoid, dtype = node.arg.axis, node.arg.monoid, node.dtype
-    length = shape[axis]
+    beside = (*shape[:axis], *shape[axis + 1 :])
+    # Of a symbolic length the pieces are those of the longest.
+    length = index.upper(shape[axis])
+    if not all(isinstance(extent, int) for extent in beside) or not prod(beside) * length:
+        return None
     is_inner = axis == len(shape) - 1
     if monoid.primitive is None or dtype.kind == "bool":
         return None
@@ -54,7 +57,7 @@ def _visit(node: Node) -> Node | None:
     is_extreme = monoid.primitive in (Ops.MAX, Ops.MIN)
     if dtype.kind == "float" and dtype.bits < 32 and not is_extreme:
         return None  # what pieces come to would be rounded
-    if not is_inner and prod(shape) // length >= MANY:
+    if not is_inner and prod(beside) >= MANY:
         return None
     return _running(in_memory(node.src[0]), monoid, axis, is_inner)
 
@@ -62,10 +65,11 @@ def _visit(node: Node) -> Node | None:
 def _running(value: Node, monoid: Monoid, axis: int, is_inner: bool) -> Node:
     """The running fold of `value` along an axis, by pieces where it is long."""
     length = value.shape[axis]
+    most = index.upper(length)
     piece = BLOCK_PIECE if is_inner else PIECE
-    if length <= piece:
+    if most <= piece:
         return Node(Ops.SCAN, value.dtype, (value,), Scan(monoid, axis))
-    value = lengthened(value, axis, round_up(length, piece), monoid.identity[0])
+    value = lengthened(value, axis, round_up(most, piece), monoid.identity[0])
     count = value.shape[axis] // piece
     front, behind = value.shape[:axis], value.shape[axis + 1 :]
     parts = reshape(value, (*front, count, piece, *behind))

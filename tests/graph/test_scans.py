@@ -7,12 +7,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baregrad import bind, variable
 from baregrad.dtypes import DType, dtypes
-from baregrad.graph import canonicalise
+from baregrad.engine.session import current_session
+from baregrad.graph import canonicalise, scans
+from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Scan
 from baregrad.ir.core.monoid import primitive
-from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.kernel import facts_of
 from baregrad.tensor import Tensor
 from baregrad.testing.ptx_device import ptx_session
 from tests.graph.graphs.gpu_graphs import F32, F64, HOPPER, I32, RNG, argument, changed
@@ -105,3 +109,28 @@ def test_rows_lie_anyhow(name: str) -> None:
     with ptx_session():
         found = ours(Tensor(given)).numpy()
     np.testing.assert_allclose(found, theirs(given.astype(np.float64)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("axis", (0, 1))
+@pytest.mark.parametrize("most", (40, 400))
+def test_symbolic_lengths_are_folded_as_their_bounds_are(
+    most: int, axis: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In one block, or in pieces: nothing runs in order but folds of a few pieces."""
+    monkeypatch.setattr(scans, "LEAST", 32)
+    monkeypatch.setattr(scans, "PIECE", 16)
+    monkeypatch.setattr(scans, "BLOCK_PIECE", 64)
+    shape = (most, 3) if axis == 0 else (3, most)
+    array = RNG.integers(-9, 9, shape).astype(np.float32)
+    with ptx_session():
+        x = Tensor(array).realize()
+        kernels: list[Node] = []
+        watching = current_session().watching
+        watching.observers.append(lambda run: kernels.extend(run.executable.plan.kernels))
+        for count in (1, most - 3, most):
+            n = bind(variable("n", 1, most), count)
+            found = (x[:n] if axis == 0 else x[:, :n]).cumsum(axis)
+            cut = array[:count] if axis == 0 else array[:, :count]
+            np.testing.assert_array_equal(found.numpy(), cut.cumsum(axis))
+    scanned = [axis for one in kernels for axis in facts_of(one).scanned]
+    assert scanned and max(index.upper(extent_of(axis)) for axis in scanned) <= 64

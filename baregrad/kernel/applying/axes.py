@@ -181,7 +181,7 @@ def _split(table: AxisTable, step: Split) -> None:
         )
     if step.masked and step.tail:
         raise ScheduleError(f"{step} is not legal", wanted="a tail or a mask, not both")
-    if is_shared and not (isinstance(axis.extent, int) and 0 < axis.extent <= tile):
+    if is_shared and not (index.lower(axis.extent) > 0 and index.upper(axis.extent) <= tile):
         raise illegal(
             step, SCANNED, found=f"extent {axis.extent}, tile {tile}",
             wanted="one tile, for the threads of a block",

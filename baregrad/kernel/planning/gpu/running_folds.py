@@ -8,6 +8,7 @@ alone, so that the order of the additions does, too.
 from __future__ import annotations
 
 from baregrad.base.bits import next_power_of_two
+from baregrad.ir.core import index
 from baregrad.ir.core.node import extent_of
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.planning.common.decisions import powers_from
@@ -30,8 +31,9 @@ def plan_running(plan: GpuPlan) -> bool:
     if len(facts.scanned) != 1 or facts.ordered or facts.reductions or facts.stages:
         return False
     (axis,) = facts.scanned
-    length = extent_of(axis)
-    if not isinstance(length, int) or not LEAST_ROW <= length <= MOST_ROW:
+    # Of a symbolic length the threads are those of the longest row.
+    length = index.upper(extent_of(axis))
+    if not LEAST_ROW <= length <= MOST_ROW:
         return False
     strides = {access.stride(axis) for access in facts.accesses if axis in access.axes}
     # A gradient reads its row from the end; what is scattered is written anywhere.
