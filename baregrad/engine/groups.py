@@ -19,7 +19,7 @@ from baregrad.ir.core.attrs import KernelInfo, Out, Param
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, alu, const, extent_of, range_node, rebuild, toposort
 from baregrad.ir.core.op import Ops, mask_of
-from baregrad.schedule.plan import Launch, Plan, PlannedBuffer
+from baregrad.schedule.plan import Launch, Plan, PlannedBuffer, copies_itself
 
 # Where a stretch begins: at a block's first element, however many a thread has.
 STRETCH = 1 << 13
@@ -43,8 +43,9 @@ def grouped(plan: Plan) -> Plan:
     over = dict(plan.over)
     run = _Run(plan.buffers, over)
     for step in plan.steps:
-        # What may write a part of its array only is to do so.
-        alone = step.part is not None or _is_alone(step.kernel)
+        # What may write a part of its array only is to do so, or nothing.
+        settled = tuple([over.get(place, place) for place in step.buffers])
+        alone = step.part is not None or copies_itself(step, settled) or _is_alone(step.kernel)
         if alone or not run.is_beside(step):
             steps += run.launches()
             run = _Run(plan.buffers, over)

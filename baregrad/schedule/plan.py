@@ -96,7 +96,7 @@ class Plan:
         for step in self.steps:
             moved = tuple([place.get(one, one) for one in step.buffers])
             if moved != step.buffers:
-                if _copies_itself(step, moved):
+                if copies_itself(step, moved):
                     continue
                 # What it reads may have moved alone.
                 over = all(step.buffers[one] in place for one in step.writes)
@@ -130,7 +130,7 @@ class Plan:
         return "\n".join(lines)
 
 
-def _copies_itself(step: Launch, buffers: tuple[int, ...]) -> bool:
+def copies_itself(step: Launch, buffers: tuple[int, ...]) -> bool:
     """Whether a step over these buffers only copies memory onto itself."""
     if len(buffers) != 2 or buffers[0] != buffers[1] or len(step.kernel.src) != 1:
         return False

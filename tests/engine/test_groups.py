@@ -20,6 +20,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 from baregrad.ir.verify.verify import verify
 from baregrad.kernel import choose
+from baregrad.kernel.facts.analysis import facts_of, iterations
 from baregrad.kernel.language.schedule import Bind
 from baregrad.schedule import make_plan
 from baregrad.schedule.plan import Plan
@@ -170,3 +171,27 @@ def test_blocks_skip_what_is_not_theirs() -> None:
             if "ld.global" in line or "st.global" in line:
                 assert line.startswith("    "), line  # inside a branch
     assert branches == len(shapes)
+
+
+def test_arrays_that_rows_are_written_into_are_not_copied() -> None:
+    """As the pages of a cache, of which a step of decoding writes one row each."""
+    with ptx_session() as session:
+        arrays = [Tensor.zeros(4096, 4).contiguous().realize() for _ in range(3)]
+        runs: list[Any] = []
+        session.watching.observers.append(runs.append)
+
+        def step(place: Tensor, rows: Tensor) -> None:
+            for number, array in enumerate(arrays):
+                array[place] = rows + number
+
+        run = jit(step)
+        place = Tensor(np.array([7, 4000]))
+        for _ in range(4):
+            run(place, Tensor(np.ones((2, 4), np.float32)))
+        found = [array.numpy() for array in arrays]
+        points = [iterations(facts_of(kernel).data) for kernel in runs[-1].executable.plan.kernels]
+        del run
+    assert points
+    assert max(points) <= 8
+    for number, array in enumerate(found):
+        assert array.sum() == 8 * (1 + number)

@@ -173,7 +173,8 @@ def _constant(axis: Node) -> int:
 def _lanes(value: Node, inner: Node) -> int:
     """Elements along an axis that a thread copies at once: as many as some read has together.
 
-    1 if they do not lie together, or if a condition is another one for each.
+    Or as many as are unpacked from the same words. 1 if they do not lie together, or if a condition
+    is another one for each.
     """
     extent = _constant(inner)
     for lanes in (8, 4, 2):
@@ -188,8 +189,11 @@ def _lanes(value: Node, inner: Node) -> int:
 
 
 def _is_together(value: Node, lane: Node, lanes: int) -> bool:
-    """Whether a vector's elements lie together in some read, all under the same conditions."""
-    found = False
+    """Whether a vector's elements lie together in some read, all under the same conditions.
+
+    Or in words that are read once for all of them.
+    """
+    found, is_apart, has_words = False, False, False
     for node in toposort(value):
         if node.op is Ops.GUARD and lane in node.src[0].ranges:
             return False
@@ -198,5 +202,8 @@ def _is_together(value: Node, lane: Node, lanes: int) -> bool:
             others = [scale for atom, scale in terms.items() if atom is not lane]
             apart = any(lane in atom.ranges for atom in terms if atom is not lane)
             aligned = not any(other % lanes for other in (constant, *others))
+            is_apart = True
             found = found or (terms.get(lane) == 1 and not apart and aligned)
-    return found
+        elif node.op is Ops.LOAD:
+            has_words = has_words or node.dtype.kind == "uint"
+    return found or (has_words and not is_apart and lane in value.ranges)

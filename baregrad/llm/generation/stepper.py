@@ -133,9 +133,11 @@ class Stepper:
         choices = [row.choice for row in rows]
         mode = max(choice.mode for choice in choices)
         pages = pages_of(1 + max(row.position for row in rows))
+        # A lone row needs no symbol: its products are sums that read the weights once.
+        count = 1 if self.rows == 1 else bind(self._row_count, len(rows))
         found = self._row_steps[mode](
             self._shared_table(table), self._tensor(control), *self._extras(mode, choices),
-            bind(self._row_count, len(rows)), bind(self._page_count, pages),
+            count, bind(self._page_count, pages),
         )
         return StepResult(*(each.numpy() for each in found))
 

@@ -91,9 +91,18 @@ def _lanes(factor: Factor, axes: Sequence[Node]) -> int:
     inner = axes[-1]
     reads = [read for read in factor.reads if inner in _reach(read)]
     if not reads:
-        return 0
+        return _in_words(factor, inner)
     widest = max(len(read.axes) for read in reads)
     return min(_together(read, axes) for read in reads if len(read.axes) == widest)
+
+
+def _in_words(factor: Factor, inner: Node) -> int:
+    """Elements that are unpacked from the same words, in copies of as many; 0 for none."""
+    extent = extent_of(inner)
+    packed = any(read.array.dtype.kind == "uint" for read in factor.reads)
+    if not packed or inner not in factor.axes or not isinstance(extent, int):
+        return 0
+    return gcd(CHUNK, extent)
 
 
 def _reach(read: ArrayAccess) -> frozenset[Node]:

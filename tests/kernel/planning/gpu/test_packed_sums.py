@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.facts.analysis import facts_of
@@ -42,4 +43,12 @@ def test_a_thread_has_all_that_is_in_a_word(name: str, held: int) -> None:
 @pytest.mark.parametrize("width", [256, 768, 2048, 8192])
 def test_sums_of_every_length(width: int) -> None:
     kernel = packed_product("Q6_K", 1, 3, width)
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+@pytest.mark.parametrize("name", ["Q6_K", "Q4_K", "Q8_0"])
+def test_matrix_units_take_four_numbers_of_a_word_at_once(name: str) -> None:
+    kernel = packed_product(name, 16, 16, 256, dtypes.bfloat16)
+    assert "matrix units" in reasons(kernel)
+    assert "copies of 8 and 4 elements" in reasons(kernel)
     check_gpu(kernel, choose_schedule(kernel, HOPPER))
