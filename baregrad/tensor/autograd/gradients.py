@@ -68,6 +68,8 @@ def pull_back(
     that cannot give one.
     """
     wanted = None if targets is None else set(targets)
+    if wanted is None or all(map(is_leaf, wanted)):
+        roots = _without_marks(roots)
     order, carrying = _carriers(roots, wanted)
     sums: dict[Node, Node] = {}
     for root, seed in zip(roots, seeds, strict=True):
@@ -101,6 +103,26 @@ def pull_back(
             if part is not None:
                 _add(sums, source, part, carrying)
     return found
+
+
+def _without_marks(roots: Sequence[Node]) -> list[Node]:
+    """The roots over equal results as one node, which is one sum of gradients.
+
+    Which of them were written out depends on who else wanted them, and that may change no sum.
+    Only a target would have to be told from its equals.
+    """
+    known: dict[Node, Node] = {}
+
+    def enter(node: Node) -> bool:
+        marked = node.dtype.kind == "float" and bool(node.mask & Ops.DETACH.bit)
+        # Such a mark names its sources as they are.
+        return marked and passes_gradients(node) and node.arg.__class__ is not Pulled
+
+    def visit(node: Node) -> Node | None:
+        origin = without_again(node)
+        return None if origin is node else origin
+
+    return [rebuild(root, visit, memo=known, enter=enter) for root in roots]
 
 
 def _replaced(part: Node | None, known: dict[Node, Node]) -> Node | None:

@@ -342,17 +342,29 @@ def test_gradients_that_are_recorded_are_told_from_those_that_are_not() -> None:
         assert not x.detach().exp().requires_grad
 
 
-def test_second_gradients_of_known_calls_have_the_bits_of_the_first_call() -> None:
+def second(x: Tensor) -> list[Tensor]:
     """Two equal values: which of them is written out first is another in a call that is known."""
+    v = 1 / (x.abs() + 1)
+    w = v.expand((4, 8))
+    total = (v * v * 0.125 + v).sum() + (w * w * 0.125 + w).sum()
+    first = total.gradient(x)[0]
+    return [first, (first * 0.5).sum().gradient(x)[0]]
 
-    def gradients(x: Tensor) -> list[Tensor]:
-        v = 1 / (x.abs() + 1)
-        w = v.expand((4, 8))
-        total = (v * v * 0.125 + v).sum() + (w * w * 0.125 + w).sum()
-        first = total.gradient(x)[0]
-        return [first, (first * 0.5).sum().gradient(x)[0]]
 
-    arrays = [np.random.default_rng(turn).standard_normal((4, 8)) for turn in range(4)]
+def beside_an_equal(x: Tensor) -> list[Tensor]:
+    """A value of which an equal one, that nobody wants, is written out in a first call alone."""
+    v = x.var((1,), correction=0)
+    scaled = (v @ v) * (x + x)
+    v.square()
+    total = (v * v * 0.125 + v).sum() + (scaled * scaled * 0.125 + scaled).sum()
+    return [total.gradient(x)[0]]
+
+
+@pytest.mark.parametrize("gradients", [second, beside_an_equal])
+def test_gradients_of_known_calls_have_the_bits_of_the_first_call(
+    gradients: Callable[[Tensor], list[Tensor]],
+) -> None:
+    arrays = [3 * np.random.default_rng(turn).standard_normal((4, 8)) for turn in range(4)]
     found = []
     for array in arrays:
         made = gradients(Tensor(array).requires_grad_())
