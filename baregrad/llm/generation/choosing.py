@@ -113,7 +113,7 @@ def choose(
     tokens = is_number.where(tokens.cast(dtypes.int32), NOTHING).cast(dtypes.int32)
     if mode is not Mode.FULL:
         return Chosen(tokens)
-    return _with_logprobs(given, tokens)
+    return with_logprobs(given, tokens, MOST_LOGPROBS)
 
 
 class _Columns:
@@ -220,12 +220,19 @@ def _noise(shape: Sequence[Any], columns: _Columns) -> Tensor:
 # --- log-probabilities ---------------------------------------------------------------------------
 
 
-def _with_logprobs(scores: Tensor, tokens: Tensor) -> Chosen:
+def with_logprobs(scores: Tensor, tokens: Tensor, most: int) -> Chosen:
+    """Return tokens (R,) int32 with their log-probabilities, and those of the `most` best.
+
+    scores: (R, words) float32.
+    """
     high = scores.amax(-1, True)
     total = (scores - high).exp().sum(-1, True).log() + high
     own = scores.take_along_dim(tokens.clamp(min=0).long()[:, None], 1) - total
+    if most == 1:
+        first = scores.argmax(-1, True).cast(dtypes.int32)
+        return Chosen(tokens, own[:, 0], first, high - total)
     words = scores.shape[-1]
     # The best of few words would be found by sorting, for which rows have to be counted first.
     wide = scores if words >= _FEW_WORDS else scores.pad((0, _FEW_WORDS - words), value=-math.inf)
-    best = wide.topk(min(MOST_LOGPROBS, words), -1)
+    best = wide.topk(min(most, words), -1)
     return Chosen(tokens, own[:, 0], best.indices.cast(dtypes.int32), best.values - total)

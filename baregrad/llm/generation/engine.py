@@ -15,14 +15,16 @@ from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Protocol
 
+import numpy as np
+
 from baregrad.base.errors import ArgumentError, BaregradError, QueueFull
 from baregrad.llm.generation.choosing import NOTHING
 from baregrad.llm.generation.constraints import AnswerForm, Constraint, Constraints, Words
 from baregrad.llm.generation.guessing import Guesser
 from baregrad.llm.generation.job import Job, TextMaker
-from baregrad.llm.generation.request import AnswerPiece, AnswerRequest, Stream
+from baregrad.llm.generation.request import AnswerPiece, AnswerRequest, ChosenToken, Stream
 from baregrad.llm.generation.scheduler import Scheduler
-from baregrad.llm.generation.stepper import Stepper, StepResult, TokenRow
+from baregrad.llm.generation.stepper import SCORED, Stepper, StepResult, TokenRow
 
 
 class EngineTokenizer(Words, Protocol):
@@ -125,6 +127,11 @@ class AnswerEngine:
                 "the prompt is longer than the context", found=f"{count} tokens",
                 wanted=f"{context - 1} at most",
             )
+        if request.scored_from is not None and not 0 <= request.scored_from <= count:
+            raise ArgumentError(
+                "the prompt has no such place to be told from", found=request.scored_from,
+                wanted=f"0 to {count}",
+            )
         words = self.stepper.words
         for token in (*request.tokens, *request.sampling.logit_bias):
             if not 0 <= token < words:
@@ -225,13 +232,22 @@ class AnswerEngine:
             self._incoming.clear()
 
     def _run_chunk(self, job: Job) -> None:
-        end = job.next_chunk(self.stepper.chunk)
+        begin, chunk = job.computed, self.stepper.chunk
+        end = job.next_chunk(chunk)
+        scores = job.request.scored_from is not None and end > job.read_from
+        if scores:
+            end = job.next_chunk(min(chunk, SCORED))
         if not self._scheduler.provide(job, end):
             return
-        begin = job.computed
         choice = job.choice() if end == job.prompt else None
         self.counts.steps += 1
-        found = self.stepper.run_chunk(job.tokens[begin:end], begin, job.pages, choice)
+        found = None
+        if scores and not self._score(job, begin, end):
+            return
+        if choice is not None or not scores:
+            # A token that is computed again, to choose what follows, gets the same bits.
+            first = end - 1 if scores else begin
+            found = self.stepper.run_chunk(job.tokens[first:end], first, job.pages, choice)
         if not begin or begin == job.stream.usage.cached:
             self.counts.cached_tokens += begin
         self.counts.prompt_tokens += end - begin
@@ -239,6 +255,39 @@ class AnswerEngine:
         self._scheduler.publish(job)
         if found is not None:
             self._take(job, found, 0)
+
+    def _score(self, job: Job, begin: int, end: int) -> bool:
+        """Tell the log-probabilities of what follows a chunk's tokens; whether the job goes on."""
+        count = job.request.sampling.logprobs or 0
+        following = [*job.tokens[begin + 1 : end + 1], 0][: end - begin]
+        found = self.stepper.run_scores(
+            job.tokens[begin:end], following, begin, job.pages, count
+        )
+        first = max(job.read_from, begin)
+        if np.isnan(found.logprobs[first - begin : end - begin]).any():
+            self._fail_scores(job)
+            return False
+        told = [ChosenToken(job.tokens[0])] if job.request.scored_from == 0 == begin else []
+        told += [
+            ChosenToken(
+                job.tokens[at + 1], float(found.logprobs[at - begin]),
+                tuple(zip(found.best[at - begin][:count].tolist(),
+                          found.best_logprobs[at - begin][:count].tolist(), strict=True)),
+            )
+            for at in range(first, min(end, job.prompt - 1))
+        ]  # fmt: skip
+        if told:
+            job.stream.put(AnswerPiece(prompt=tuple(told)))
+        return True
+
+    def _fail_scores(self, job: Job) -> None:
+        self._scheduler.empty_pages(job)
+        error = BaregradError(
+            "no token can be chosen",
+            found="scores that are not numbers, or no token that is allowed",
+        )
+        self.counts.failed += 1
+        self._finish(job, AnswerPiece(reason="error", error=error))
 
     def _keep_chunk(self, job: Job) -> None:
         """Compute a chunk of an answer that has ended, so that the next turn finds it."""
@@ -288,13 +337,7 @@ class AnswerEngine:
     def _take(self, job: Job, found: StepResult, number: int) -> bool:
         """Take a token that was chosen for a job; whether it goes on."""
         if int(found.tokens[number]) == NOTHING:
-            self._scheduler.empty_pages(job)
-            error = BaregradError(
-                "no token can be chosen",
-                found="scores that are not numbers, or no token that is allowed",
-            )
-            self.counts.failed += 1
-            self._finish(job, AnswerPiece(reason="error", error=error))
+            self._fail_scores(job)
             return False
         self.counts.answer_tokens += 1
         try:

@@ -70,6 +70,12 @@ class Job:
         """Return how many tokens the answer may still have."""
         return self.most - (len(self.tokens) - self.prompt)
 
+    @property
+    def read_from(self) -> int:
+        """Return the first token of the prompt whose scores are wanted."""
+        scored_from = self.request.scored_from
+        return self.prompt - 1 if scored_from is None else max(scored_from - 1, 0)
+
     def next_chunk(self, chunk: int) -> int:
         """Return where the next chunk of the prompt ends: chunks end at the same places always."""
         return min(self.prompt, (self.computed // chunk + 1) * chunk)

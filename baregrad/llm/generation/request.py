@@ -20,6 +20,8 @@ class AnswerRequest:
     client's turns come as often as any other's. shown: control tokens that the text shows. salt:
     prompts find each other's beginnings in the cache only where it is the same. is_turn: whether
     a longer prompt is likely to follow that begins with this one and its answer, as in a chat.
+    scored_from: the first token of the prompt that is told with its log-probability, of which the
+    very first has none; None tells of none.
     """
 
     tokens: Sequence[int]
@@ -29,6 +31,7 @@ class AnswerRequest:
     shown: tuple[str, ...] = ()
     salt: bytes = b""
     is_turn: bool = False
+    scored_from: int | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class ChosenToken:
 class AnswerPiece:
     """A part of an answer: text that is certain, and the tokens that were chosen meanwhile.
 
+    Before the first of them come the tokens of the prompt whose log-probabilities were asked for.
+
     The last piece has a reason: "stop" (an end or a stop text, which is then `stop`), "length",
     "cancelled" or "error" (with the error).
     """
@@ -53,6 +58,7 @@ class AnswerPiece:
     reason: str | None = None
     stop: str | None = None
     error: BaregradError | None = None
+    prompt: tuple[ChosenToken, ...] = ()
 
 
 @dataclass

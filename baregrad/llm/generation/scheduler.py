@@ -162,7 +162,7 @@ class Scheduler:
 
     def _begin(self, job: Job) -> bool:
         # The last token is computed in any case: the token after it is chosen by its scores.
-        found = self.pool.found(job.hashes[: (job.prompt - 1) // PAGE])
+        found = self.pool.found(job.hashes[: job.read_from // PAGE])
         self.pool.share(found)
         taken = self._take(pages_of(job.prompt + 1) - len(found))
         if taken is None:

@@ -16,16 +16,25 @@ import numpy as np
 from baregrad.base.errors import ArgumentError
 from baregrad.engine.canonical import bind
 from baregrad.ir.core.index import variable
-from baregrad.llm.generation.choosing import COLUMNS, Chosen, Edits, Mode, choose, settings_row
+from baregrad.llm.generation.choosing import (
+    COLUMNS,
+    Chosen,
+    Edits,
+    Mode,
+    choose,
+    settings_row,
+    with_logprobs,
+)
 from baregrad.llm.generation.layer_pages import StepPlaces
 from baregrad.llm.generation.paged_cache import PagedCache, pages_of, views
-from baregrad.llm.generation.sampling import Sampling
+from baregrad.llm.generation.sampling import MOST_LOGPROBS, Sampling
 from baregrad.llm.models.cache import LayerCache
 from baregrad.llm.models.traits import CacheRow
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
 
 _EDIT_SIZES = (64, 4096, 1 << 18)  # changes of scores that a step's arrays have room for
+SCORED = 64  # tokens of a prompt that are scored at once: each takes a row of all words
 _NO_EDIT = (0.0, 1.0, 0.0)
 _FIRST = 2  # columns of a row before its settings: its token and its position
 
@@ -117,6 +126,7 @@ class Stepper:
         self._row_steps = {mode: jit(self._row_function(mode)) for mode in Mode}
         self._last_steps = {mode: jit(self._last_function(mode)) for mode in Mode}
         self._chunk_step = jit(self._chunk_function())
+        self._score_steps = {most: jit(self._score_function(most)) for most in (1, MOST_LOGPROBS)}
 
     def run_rows(self, rows: Sequence[TokenRow]) -> StepResult:
         """Choose the token after each of some rows, and keep their tokens in the cache.
@@ -169,6 +179,30 @@ class Stepper:
         )
         return StepResult(*(each.numpy() for each in found))
 
+    def run_scores(
+        self, tokens: Sequence[int], following: Sequence[int], start: int, pages: Sequence[int],
+        most: int,
+    ) -> StepResult:
+        """Keep a chunk of a prompt in the cache, and tell of what follows each of its tokens.
+
+        following: the token after each, of which the result has the log-probabilities, beside
+        those of the `most` best tokens in its place.
+        """
+        count = len(tokens)
+        if not 1 <= count <= min(self.chunk, SCORED) or count != len(following):
+            raise ArgumentError("tokens of a chunk", found=count, wanted=f"1 to {SCORED}")
+        table = np.zeros(self.table_width, np.int32)
+        table[: len(pages)] = pages
+        words = np.zeros((3, self.chunk), np.int32)
+        words[0, :count] = tokens
+        words[1, :count] = np.arange(start, start + count)
+        words[2, :count] = following
+        found = self._score_steps[1 if most <= 1 else MOST_LOGPROBS](
+            self._tensor(table), self._tensor(words),
+            bind(self._token_count, count), bind(self._page_count, pages_of(start + count)),
+        )
+        return StepResult(*(each.numpy() for each in found))
+
     # --- the jitted functions --------------------------------------------------------------------
 
     def _row_function(self, mode: Mode) -> Callable[..., list[Tensor]]:
@@ -210,6 +244,17 @@ class Stepper:
             decoder(words, positions, views(layers, StepPlaces(table[:pages], positions)))
 
         return chunk_step
+
+    def _score_function(self, most: int) -> Callable[..., list[Tensor]]:
+        decoder, layers = self.decoder, self.cache.layers
+
+        def score_step(table: Tensor, words: Tensor, count: Any, pages: Any) -> list[Tensor]:
+            words, positions, following = words[0, :count], words[1, :count], words[2, :count]
+            places = StepPlaces(table[:pages], positions)
+            scores = decoder.logits(decoder(words, positions, views(layers, places)))
+            return _listed(with_logprobs(scores.contiguous(), following, most))
+
+        return score_step
 
     # --- what is handed in -----------------------------------------------------------------------
 

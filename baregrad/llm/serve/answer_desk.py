@@ -39,7 +39,9 @@ class AnswerDesk(Desk):
             ("/v1/messages", self._messages),
             ("/v1/messages/count_tokens", self._count_tokens),
         )
-        page: list[tuple[str, str, Handler]] = [("/", "GET", self._page)]
+        page: list[tuple[str, str, Handler]] = [
+            ("/", "GET", self._page), ("/tokenizer_info", "GET", self._tokenizer_info),
+        ]
         return super().routes() + page + [(path, "POST", handler) for path, handler in rows]
 
     def statistics(self) -> Mapping[str, int]:
@@ -50,6 +52,15 @@ class AnswerDesk(Desk):
         from starlette.responses import HTMLResponse
 
         return HTMLResponse(PAGE, headers=dict(HEADERS))
+
+    async def _tokenizer_info(self, request: Any) -> Any:
+        model = self._served.model
+        ends = [
+            None if token is None else model.tokenizer.decode([token], specials=True)
+            for token in (model.tokenizer.bos, model.tokenizer.eos)
+        ]
+        template = None if model.template is None else model.template.text
+        return as_json({"bos_token": ends[0], "eos_token": ends[1], "chat_template": template})
 
     async def _chat(self, request: Any) -> Any:
         asked = asked_chat(await self.read(request))

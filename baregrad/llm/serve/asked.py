@@ -60,12 +60,13 @@ class AskedChat:
 
 @dataclass(frozen=True)
 class AskedText:
-    """A text, or tokens, to continue."""
+    """A text, or tokens, to continue; `scores` asks for log-probabilities of the prompt as well."""
 
     prompt: str | Sequence[int]
     sampling: Mapping[str, Any] = field(default_factory=dict)
     form: AnswerForm | None = None
     client: str = ""
+    scores: bool = False
 
 
 def sampling_of(body: Fields) -> dict[str, Any]:

@@ -38,6 +38,8 @@ class AskedCompletion:
     streams: bool
     shows_usage: bool
     echoes: bool
+    # Whether the prompt alone is wanted, with its log-probabilities.
+    answers_nothing: bool
 
 
 def asked_completion(body: Fields) -> AskedCompletion:
@@ -47,20 +49,25 @@ def asked_completion(body: Fields) -> AskedCompletion:
         if body.values.get(name) not in (None, "", 1):
             raise RequestRefused(f"{name} is not offered", param=name)
     sampling = sampling_of(body)
-    sampling["max_tokens"] = body.whole("max_tokens", 1, 1 << 30) or _TOKENS
+    echoes = body.flag("echo")
     logprobs = body.whole("logprobs", 0, 20)
     if logprobs is not None:
         sampling["logprobs"] = logprobs
+    scores = echoes and logprobs is not None
+    most = body.whole("max_tokens", 0 if scores else 1, 1 << 30)
+    sampling["max_tokens"] = _TOKENS if most is None else max(most, 1)
     form = form_of(body.inner("response_format"))
     client = body.text("user", "")
     return AskedCompletion(
         prompts=[
-            AskedText(prompt, sampling, form, client) for prompt in prompts_of(body, "prompt")
+            AskedText(prompt, sampling, form, client, scores)
+            for prompt in prompts_of(body, "prompt")
         ],
         answers=body.whole("n", 1, MOST_ANSWERS) or 1,
         streams=body.flag("stream"),
         shows_usage=body.inner("stream_options").flag("include_usage"),
-        echoes=body.flag("echo"),
+        echoes=echoes,
+        answers_nothing=most == 0,
     )
 
 
@@ -102,23 +109,15 @@ async def completion_answer(
 ) -> dict[str, Any]:
     """Return the whole answer."""
     choices: list[dict[str, Any]] = []
-    usages = []
     for answers, prompt in zip(begun, asked.prompts, strict=True):
-        echo = _echo(served, prompt) if asked.echoes else ""
-        texts = [echo] * asked.answers
-        reasons = [""] * asked.answers
-        tokens: list[list[ChosenToken]] = [[] for _ in texts]
+        texts = [_TextWriter(served.model, asked, prompt) for _ in range(asked.answers)]
         async for news in answers.news():
-            texts[news.answer] += "".join(part.text for part in news.parts)
-            tokens[news.answer] += news.tokens
-            if news.reason is not None:
-                reasons[news.answer] = check_reason(news.reason)
-        for text, reason, chosen in zip(texts, reasons, tokens, strict=True):
-            choices.append({
-                "index": len(choices), "text": text, "finish_reason": reason,
-                "logprobs": _logprobs(served.model, chosen, len(echo)),
-            })
-        usages.append(usage_of(answers))
+            texts[news.answer].add(news)
+        choices += [
+            _choice(len(choices) + number, text.text, text.logprobs(text.rows), text.reason)
+            for number, text in enumerate(texts)
+        ]
+    usages = [usage_of(answers) for answers in begun]
     return {**head, "object": "text_completion", "choices": choices, "usage": _sum(usages)}
 
 
@@ -129,20 +128,16 @@ async def completion_chunks(
     base = {**head, "object": "text_completion"}
     for number, (answers, prompt) in enumerate(zip(begun, asked.prompts, strict=True)):
         first = number * asked.answers
-        starts = [0] * asked.answers
-        if asked.echoes:
-            echo = _echo(served, prompt)
-            for index in range(asked.answers):
-                yield {**base, "choices": [_choice(first + index, echo, None, None)]}
-                starts[index] = len(echo)
+        texts = [_TextWriter(served.model, asked, prompt) for _ in range(asked.answers)]
+        for index, text in enumerate(texts):
+            if text.text:
+                yield {**base, "choices": [_choice(first + index, text.text, None, None)]}
         async for news in answers.news():
-            text = "".join(part.text for part in news.parts)
-            rows = _logprobs(served.model, news.tokens, starts[news.answer])
-            starts[news.answer] += len(text)
-            if text or rows or news.reason is not None:
-                yield {**base, "choices": [_choice(
-                    first + news.answer, text, rows, _reason(news)
-                )]}
+            text = texts[news.answer]
+            piece, rows = text.add(news)
+            if piece or rows or text.reason is not None:
+                choice = _choice(first + news.answer, piece, text.logprobs(rows), text.reason)
+                yield {**base, "choices": [choice]}
     if asked.shows_usage:
         usages = [usage_of(answers) for answers in begun]
         yield {**base, "choices": [], "usage": _sum(usages)}
@@ -152,36 +147,59 @@ def _choice(index: int, text: str, logprobs: Any, reason: str | None) -> dict[st
     return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
 
-def _reason(news: AnswerNews) -> str | None:
-    return None if news.reason is None else check_reason(news.reason)
+class _TextWriter:
+    """Puts one of the answers to a prompt together: its text, and rows of its tokens."""
+
+    def __init__(self, model: ServedModel, asked: AskedCompletion, prompt: AskedText) -> None:
+        self.text = ""
+        self.rows: list[dict[str, Any]] = []
+        self.reason: str | None = None
+        self._model = model
+        self._answers_nothing = asked.answers_nothing
+        self._has_rows = "logprobs" in prompt.sampling
+        if asked.echoes:
+            tokens = prompt.prompt
+            self.text = tokens if isinstance(tokens, str) else model.tokenizer.decode(tokens)
+        self._place = 0 if prompt.scores else len(self.text)
+
+    def add(self, news: AnswerNews) -> tuple[str, list[dict[str, Any]]]:
+        """Add what is new, and return its text and rows."""
+        text = "".join(part.text for part in news.parts)
+        tokens = [*news.prompt, *news.tokens]
+        if news.reason is not None:
+            self.reason = check_reason(news.reason)
+        if self._answers_nothing:
+            text, tokens = "", [*news.prompt]
+        rows = [self._row(token) for token in tokens] if self._has_rows else []
+        self.text += text
+        self.rows += rows
+        return text, rows
+
+    def logprobs(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        """Return rows as OpenAI's completions tell them."""
+        if not rows:
+            return None
+        names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
+        return {name: [row[name] for row in rows] for name in names}
+
+    def _row(self, chosen: ChosenToken) -> dict[str, Any]:
+        text, _ = token_text(self._model, chosen.token)
+        best: dict[str, float] | None = None if chosen.logprob is None else {}
+        for token, value in chosen.best:
+            if best is not None:
+                # Tokens that are no whole characters may look alike: the best of them stays.
+                best.setdefault(token_text(self._model, token)[0], _finite(value))
+        place = self._place
+        self._place += len(text)
+        return {
+            "tokens": text, "top_logprobs": best, "text_offset": place,
+            "token_logprobs": None if chosen.logprob is None else _finite(chosen.logprob),
+        }
 
 
-def _echo(served: Served, prompt: AskedText) -> str:
-    if isinstance(prompt.prompt, str):
-        return prompt.prompt
-    return served.model.tokenizer.decode(prompt.prompt)
-
-
-def _logprobs(
-    model: ServedModel, tokens: Sequence[ChosenToken], start: int
-) -> dict[str, Any] | None:
-    """Return log-probabilities as OpenAI's completions tell them."""
-    chosen = [token for token in tokens if token.logprob is not None]
-    if not chosen:
-        return None
-    texts = [token_text(model, token.token)[0] for token in chosen]
-    offsets = []
-    for text in texts:
-        offsets.append(start)
-        start += len(text)
-    return {
-        "tokens": texts,
-        "token_logprobs": [token.logprob for token in chosen],
-        "top_logprobs": [
-            {token_text(model, token)[0]: value for token, value in row.best} for row in chosen
-        ],
-        "text_offset": offsets,
-    }
+def _finite(logprob: float) -> float:
+    """Return a log-probability that JSON has."""
+    return max(logprob, -9999.0)
 
 
 def _sum(usages: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ from baregrad.llm.text.tokenizer import Tokenizer
 LOG = logging.getLogger("baregrad.serve")
 # What shows nothing of the model: a page asks for the key itself.
 _PUBLIC = ("/", "/health")
+# Two ways of asking for the tokens that a model's prompts begin with.
+_ADD_SPECIAL = ("add_special", "add_special_tokens")
 Handler = Callable[[Any], Awaitable[Any]]
 
 
@@ -127,12 +129,12 @@ class Desk:
 
     async def _tokenize(self, request: Any) -> Any:
         body = await self.read(request)
-        body.only(("content", "prompt", "parse_special", "add_special", "model"))
+        body.only(("content", "prompt", "parse_special", *_ADD_SPECIAL, "model"))
         text = body.text("content" if body.has("content") else "prompt")
         tokens = await asyncio.to_thread(
             self._tokenizer.encode, text,
             specials=body.flag("parse_special", True),
-            add_bos=None if body.flag("add_special") else False,
+            add_bos=None if any(map(body.flag, _ADD_SPECIAL)) else False,
         )
         return as_json({"tokens": tokens, "count": len(tokens)})
 

@@ -62,13 +62,17 @@ class ServedModel(Protocol):
 
 @dataclass(frozen=True)
 class AnswerNews:
-    """Something new of one of the answers: parts of it, its tokens, or why it ended."""
+    """Something new of one of the answers: parts of it, its tokens, or why it ended.
+
+    `prompt` are tokens of the prompt with the log-probabilities that were asked for.
+    """
 
     answer: int
     parts: Sequence[AnswerPart] = ()
     tokens: Sequence[ChosenToken] = ()
     reason: str | None = None
     stop: str | None = None
+    prompt: Sequence[ChosenToken] = ()
 
 
 class Answers:
@@ -135,7 +139,7 @@ class Answers:
                 self._streams[number].cancel()
         if reason == "stop" and self._has_calls[number]:
             reason = "tool_calls"
-        return AnswerNews(number, parts, piece.tokens, reason, piece.stop)
+        return AnswerNews(number, parts, piece.tokens, reason, piece.stop, piece.prompt)
 
 
 def _hand_over(
@@ -222,7 +226,8 @@ class Served:
             # A whole prompt is the caller's own: it may spell out control tokens.
             tokens = tokenizer.encode(tokens, specials=True)
         request = AnswerRequest(
-            tokens, self.model.sampling(**asked.sampling), asked.form, asked.client
+            tokens, self.model.sampling(**asked.sampling), asked.form, asked.client,
+            scored_from=0 if asked.scores else None,
         )
         return Answers(self._submit(request, answers), [None] * answers)
 

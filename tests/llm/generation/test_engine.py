@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from baregrad.llm.generation.constraints import AnswerForm
 from baregrad.llm.generation.engine import AnswerEngine
 from baregrad.llm.generation.guessing import LookupGuesser, guess_by_lookup
 from baregrad.llm.generation.paged_cache import PagedCache
-from baregrad.llm.generation.request import AnswerPiece, AnswerRequest, Stream
+from baregrad.llm.generation.request import AnswerPiece, AnswerRequest, ChosenToken, Stream
 from baregrad.llm.generation.sampling import Sampling
 from baregrad.llm.generation.stepper import Stepper
 from tests.llm.generation.stand_in import END, WORDS, ByteTokenizer, SmallDecoder
@@ -59,7 +60,9 @@ def answer(stream: Stream) -> tuple[list[int], str, str | None]:
 
 def told(stream: Stream) -> list[Any]:
     """All of an answer, log-probabilities bit by bit."""
-    return [piece.tokens for piece in stream], stream.usage.answer
+    found = pieces(stream)
+    scored = [token for piece in found for token in piece.prompt]
+    return [piece.tokens for piece in found], stream.usage.answer, scored
 
 
 def random_request(rng: random.Random, prefixes: list[list[int]]) -> AnswerRequest:
@@ -80,9 +83,11 @@ def random_request(rng: random.Random, prefixes: list[list[int]]) -> AnswerReque
         settings["logprobs"] = rng.randrange(6)
     settings["max_tokens"] = rng.choice((3, 20, 60))
     form = AnswerForm("regex", "[a-z ]{3,9}") if rng.random() < 0.1 else None
+    scored = rng.randrange(len(tokens) + 1) if rng.random() < 0.2 else None
     turn = rng.random() < 0.5
     return AnswerRequest(
-        tokens, Sampling(**settings), form, client=rng.choice("abc"), is_turn=turn
+        tokens, Sampling(**settings), form, client=rng.choice("abc"), is_turn=turn,
+        scored_from=scored,
     )
 
 
@@ -128,7 +133,7 @@ def run_mix(make: Maker, seed: int, alone: Maker | None = None) -> dict[str, int
 
 
 def test_traffic_changes_no_bit(make: Maker) -> None:
-    found = [run_mix(make, seed) for seed in range(5)]
+    found = [run_mix(make, seed) for seed in range(5, 10)]
     for name in ("preemptions", "cached_tokens", "accepted_tokens", "kept_tokens"):
         assert sum(each[name] for each in found), name
 
@@ -199,6 +204,41 @@ def test_whoever_needs_pages_gets_those_of_ended_answers(make: Maker) -> None:
     engine.run()
     assert len(answer(stream)[0]) == 60 and not engine.counts.kept_tokens
     assert engine.stepper.cache.pool.free == engine.stepper.cache.pool.count - 1
+
+
+def test_prompts_are_scored(make: Maker) -> None:
+    """Against the decoder in float64; a part of the prompt that is not scored may be known."""
+    engine, decoder = make(11), SmallDecoder()
+    prompt = [int(t) for t in np.random.default_rng(6).integers(0, 256, 100)]
+    settings = Sampling(temperature=0.0, max_tokens=2, logprobs=3, ignores_ends=True)
+    asked = [AnswerRequest(prompt, settings, scored_from=first) for first in (1, 70, 100)]
+    asked.append(AnswerRequest(prompt, replace(settings, logprobs=0), scored_from=0))
+    streams = []
+    for request in asked:
+        streams.append(engine.submit(request))
+        engine.run()
+    assert [stream.usage.cached for stream in streams] == [0, 64, 96, 0]
+    told_of = [pieces(stream) for stream in streams]
+    rows = [[token for piece in each for token in piece.prompt] for each in told_of]
+    assert [len(each) for each in rows] == [99, 30, 0, 100]
+    assert rows[3][0] == ChosenToken(prompt[0])
+    assert rows[1] == rows[0][69:]
+    assert [row.logprob for row in rows[3][1:]] == [row.logprob for row in rows[0]]
+    assert [row.token for row in rows[0]] == prompt[1:]
+    for at in (1, 50, 99):
+        scores = decoder.scores(prompt[:at])
+        wanted = scores - np.log(np.exp(scores - scores.max()).sum()) - scores.max()
+        row = rows[0][at - 1]
+        assert row.logprob == pytest.approx(wanted[prompt[at]], abs=2e-2)
+        assert [value for _, value in row.best] == pytest.approx(
+            np.sort(wanted)[::-1][:3].tolist(), abs=2e-2)
+    plain = engine.submit(replace(asked[0], scored_from=None))
+    engine.run()
+    tokens = [[piece.tokens for piece in each if piece.tokens] for each in told_of[:3]]
+    assert tokens == [[piece.tokens for piece in pieces(plain) if piece.tokens]] * 3
+    for first in (-1, 101):
+        with pytest.raises(ArgumentError, match="told from"):
+            engine.submit(replace(asked[0], scored_from=first))
 
 
 def test_stops_and_ends(make: Maker) -> None:

@@ -61,6 +61,10 @@ class ScriptedEngine:
         if self.holds:
             stream.put(AnswerPiece("begun"))
             return
+        if request.scored_from == 0:
+            first, *others = request.tokens
+            told = (ChosenToken(first), *(ChosenToken(t, -1.5, ((t, -1.5),)) for t in others))
+            stream.put(AnswerPiece(prompt=told))
         for at in range(0, len(self.answer), 3):
             if stream.usage.answer == most:
                 reason = "length"

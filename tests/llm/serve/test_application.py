@@ -44,6 +44,10 @@ def test_tokens_there_and_back(model: ScriptedModel) -> None:
     tokens = client.post("/tokenize", {"content": text}).json()["tokens"]
     assert tokens == model.tokenizer.encode(text, specials=True)
     assert client.post("/detokenize", {"tokens": tokens}).json()["content"] == text
+    begins = {"prompt": text, "add_special_tokens": False}
+    assert client.post("/tokenize", begins).json()["tokens"] == tokens
+    info = client.get("/tokenizer_info").json()
+    assert info["eos_token"] == "<|endoftext|>" and "<|im_start|>" in info["chat_template"]
     assert client.post("/detokenize", {"tokens": [10**9]}).status == 400
     assert client.post("/detokenize", {"tokens": ["x"]}).status == 400
 

@@ -29,8 +29,21 @@ def test_completions(model: ScriptedModel) -> None:
     assert texts == ["theHello "] * 2 + ["the foxHello "] * 2
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
     assert answer["choices"][0]["finish_reason"] == "length"
-    assert answer["choices"][2]["logprobs"]["text_offset"][0] == len("the fox")
+    told = answer["choices"][2]["logprobs"]
+    assert "".join(told["tokens"][: len(tokens)]) == "the fox"
+    assert told["text_offset"][: len(tokens) + 1] == [
+        len("".join(told["tokens"][:n])) for n in range(len(tokens) + 1)]
+    assert told["token_logprobs"] == [None] + [-1.5] * (len(tokens) - 1) + [-0.5] * 2
+    assert told["top_logprobs"][0] is None and told["top_logprobs"][1] == {told["tokens"][1]: -1.5}
     assert answer["usage"]["completion_tokens"] == 8
+    scored = client.post("/v1/completions", {
+        "prompt": tokens, "max_tokens": 0, "echo": True, "logprobs": 1, "stream": True}).events()
+    texts = "".join(chunk["choices"][0]["text"] for chunk in scored[:-1])
+    rows = [chunk["choices"][0]["logprobs"] for chunk in scored[:-1]]
+    assert texts == "the fox" and sum(len(row["tokens"]) for row in rows if row) == len(tokens)
+    plain = client.post("/v1/completions", {"prompt": "a", "max_tokens": 2, "logprobs": 0}).json()
+    told = plain["choices"][0]["logprobs"]
+    assert told["text_offset"] == [0, len(told["tokens"][0])]
     assert list(model.engine.requests[2].tokens) == tokens
     events = client.post("/v1/completions", {
         "prompt": "a", "max_tokens": 99, "stream": True,
