@@ -97,7 +97,8 @@ def _filled(
     All that is written lies along them as along one: where the input has a gap, as between rows of
     an image that is padded on the way, neighbours in threads are no neighbours now and then.
     """
-    while round_up(iterations(down), rows) > iterations(down) * FULL:
+    is_known = isinstance(extent_of(down[0]), int)
+    while is_known and round_up(iterations(down), rows) > iterations(down) * FULL:
         extent = iterations(down[:1])
         outer = [
             axis for axis in plan.facts.data if axis not in down and axis not in right
@@ -113,17 +114,12 @@ def _filled(
 
 
 def _as_one(plan: GpuPlan, inner: Node, axes: Sequence[Node]) -> list[Node]:
-    """An axis with those outside it that every access sees as one with it, outermost first.
-
-    None at all where its extent is symbolic.
-    """
-    if not isinstance(extent_of(inner), int):
-        return []
+    """An axis with those outside it that every access sees as one with it, outermost first."""
     row = [inner]
-    while outer := [
+    while isinstance(extent_of(row[0]), int) and (outer := [
         axis for axis in axes if axis not in row and isinstance(extent_of(axis), int)
         and collapsible(plan.facts, axis, row[0])
-    ]:  # fmt: skip
+    ]):  # fmt: skip
         row.insert(0, outer[0])
     return row
 

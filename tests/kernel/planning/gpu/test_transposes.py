@@ -5,12 +5,15 @@ from __future__ import annotations
 import functools
 import math
 import re
+from typing import Any
 
+import numpy as np
 import pytest
 
-from baregrad import render
+from baregrad import bind, render, variable
 from baregrad.dtypes import DType, dtypes
 from baregrad.engine.compiler import Compiler
+from baregrad.engine.session import current_session
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, alu, const, make_node, range_node
 from baregrad.ir.core.op import Ops
@@ -18,6 +21,8 @@ from baregrad.kernel import choose, choose_schedule, grid_size, lower
 from baregrad.kernel.language.schedule import StageInput
 from baregrad.kernel.planning.common.decisions import Decisions
 from baregrad.target import gpu_row
+from baregrad.tensor import Tensor
+from baregrad.testing.ptx_device import ptx_session
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
 
@@ -195,3 +200,31 @@ def test_a_thread_moves_whole_sectors_of_what_lies_the_other_way() -> None:
     *_, last = Compiler(HOPPER, render.get("ptx"), None, None).stages(kernel)
     stores = re.findall(r"st\.global\S*", str(last.result))
     assert stores == ["st.global.v4.b32"] * 2 + ["st.global.b16"] * 16
+
+
+TURNS: dict[str, tuple[Any, Any]] = {
+    "columns": (lambda x, n: x[:n].T + 0, lambda x, n: x[:n].T),
+    "rows": (lambda x, n: x[:, :n].T + 0, lambda x, n: x[:, :n].T),
+    "both": (lambda x, n: x[:n, :n] + x[:n, :n].T, lambda x, n: x[:n, :n] + x[:n, :n].T),
+    "of many": (
+        lambda x, n: x.reshape(2, 35, 70)[:, :n].transpose(1, 2) + 0,
+        lambda x, n: x.reshape(2, 35, 70)[:, :n].transpose(0, 2, 1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TURNS)
+def test_symbolic_extents_have_tiles_as_their_bounds_have(name: str) -> None:
+    ours, theirs = TURNS[name]
+    array = np.arange(4900, dtype=np.float32).reshape(70, 70)
+    kernels: list[Node] = []
+    with ptx_session():
+        x = Tensor(array).realize()
+        watching = current_session().watching
+        watching.observers.append(lambda run: kernels.extend(run.executable.plan.kernels))
+        for count in (1, 33, 35):
+            found = ours(x, bind(variable("n", 1, 35), count))
+            np.testing.assert_array_equal(found.numpy(), theirs(array, count))
+    way = Decisions(noted=True)
+    choose(kernels[0], HOPPER, way)
+    assert way.made["way"].taken == "turned tiles"
