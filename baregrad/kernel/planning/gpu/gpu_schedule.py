@@ -17,6 +17,7 @@ from baregrad.kernel.planning.gpu.gemm_mma import plan_matrix
 from baregrad.kernel.planning.gpu.gemm_threads import plan_threads
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 from baregrad.kernel.planning.gpu.held_rows_plan import plan_held_rows
+from baregrad.kernel.planning.gpu.memory_model import Prediction
 from baregrad.kernel.planning.gpu.packed_sums import plan_packed
 from baregrad.kernel.planning.gpu.reductions import plan_reductions
 from baregrad.kernel.planning.gpu.running_folds import plan_running
@@ -50,8 +51,10 @@ def choose_gpu_schedule(
         plan_elementwise(plan, free)
     elif factors and _plan_contraction(plan, factors):
         plan.because("a contraction: tiles of the output for blocks, panels in shared memory")
+        return plan.schedule(), tuple(plan.reasons)
     elif not plan_packed(plan) and not plan_stretches(plan):
         plan_reductions(plan)
+    plan.because("{}", Prediction(facts, plan.table, tuple(plan.steps), target))
     return plan.schedule(), tuple(plan.reasons)
 
 

@@ -47,6 +47,9 @@ BEGIN_NS = 300.0
 # The lesser times are mostly hidden behind the longest.
 EXPOSED = 0.1
 
+# What takes time, in words.
+PARTS = ("memory", "the second cache", "the first caches", "instructions", "latency")
+
 # Extents and bytes between neighbours.
 _Strides = list[tuple[float, int]]
 
@@ -73,8 +76,22 @@ class Estimate(NamedTuple):
     @property
     def bound(self) -> str:
         """What it waits for most."""
-        names = ("memory", "the second cache", "the first caches", "instructions", "latency")
-        return max(zip(self[1:], names, strict=True))[1]
+        return max(zip(self[1:], PARTS, strict=True))[1]
+
+
+class Prediction(NamedTuple):
+    """What a kernel takes under some steps: it is worked out where somebody reads it."""
+
+    facts: Facts
+    table: AxisTable
+    steps: tuple[Step, ...]
+    target: GpuTarget
+
+    def __str__(self) -> str:
+        layout = AxisLayout(self.facts, self.table, self.steps)
+        whole, *parts = [time / 1e3 for time in estimate(self.facts, layout, self.target)]
+        told = ", ".join([f"{name} {time:.1f}" for name, time in zip(PARTS, parts, strict=True)])
+        return f"about {whole:.1f} us: {told}"
 
 
 class AxisLayout:

@@ -106,6 +106,15 @@ def test_planners_choose_the_way_that_takes_least(way: str) -> None:
     assert any(text.startswith("way: turned tiles, ") for text in first.why())
 
 
+@pytest.mark.parametrize("kernel", [
+    COPY, k.row_reduce(64, 300), k.column_reduce(600, 256), k.softmax(64, 256), k.cumsum(40, 500),
+], ids=lambda kernel: kernel.arg.name)
+def test_plans_tell_what_they_take(kernel: Node) -> None:
+    choice = choose(kernel, HOPPER)
+    found = taken(kernel, choice.schedule)
+    assert choice.why()[-1].startswith(f"about {found.ns / 1e3:.1f} us: memory ")
+
+
 def test_what_overlaps_is_asked_for_once() -> None:
     """A thread that has several results of a window reads what they share once."""
     kernel = k.conv(4, 64, 64, 258, 258, 3, groups=64)
