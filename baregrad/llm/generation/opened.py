@@ -8,18 +8,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, UnsupportedError
-from baregrad.dtypes import dtypes
 from baregrad.engine.backends import GPU_NAMES
 from baregrad.engine.session import current_session
 from baregrad.io.gguf import GgmlType, PackedWeight
 from baregrad.llm.generation.draft_guesser import DraftGuesser
 from baregrad.llm.generation.engine import AnswerEngine
 from baregrad.llm.generation.guessing import Guesser, LookupGuesser
-from baregrad.llm.generation.layer_pages import LayerPages, StepPlaces
-from baregrad.llm.generation.paged_cache import PagedCache, cache_nbytes, pages_of, views
+from baregrad.llm.generation.paged_cache import PagedCache, cache_nbytes, pages_of
 from baregrad.llm.generation.request import AnswerRequest, Stream
 from baregrad.llm.generation.sampling import Sampling
-from baregrad.llm.generation.stepper import Stepper
+from baregrad.llm.generation.stepper import Stepper, TokenChoice, TokenRow
 from baregrad.llm.models.decoder import LanguageModel
 from baregrad.llm.models.loading import ModelFiles, open_model
 from baregrad.llm.models.memory import MemoryFigures, weights_nbytes, workspace_nbytes
@@ -211,29 +209,25 @@ def memory_of_engine(
 ) -> MemoryFigures:
     """Return what a model and its engine take, before any weight is read.
 
-    The workspace is that of the longest chunk at the end of a context.
+    The workspace is that of the steps of an engine at their largest, each of which keeps its own: a
+    chunk of a prompt, the last one, and a row of every answer.
     """
-    context = settings.context_of(traits)
-    chunk = min(settings.chunk, context)
 
-    def call(decoder: LanguageModel) -> Sequence[Tensor]:
-        rows = decoder.cache_rows()
-        pages = 1 + pages_of(context)
-        layers = [LayerPages(pages, row, settings.cache_type, "NULL") for row in rows]
-        places = StepPlaces(
-            Tensor.empty(pages - 1, dtype=dtypes.int32, device="NULL"),
-            Tensor.empty(chunk, dtype=dtypes.int32, device="NULL"),
-        )
-        words = Tensor.empty(chunk, dtype=dtypes.int32, device="NULL")
-        hidden = decoder(words, places.positions, views(layers, places))
-        written = [array for layer in layers for array in layer.arrays]
-        return [decoder.logits(hidden[chunk - 1 :]), *written]
+    def work(decoder: LanguageModel) -> None:
+        stepper = _stepper(decoder, replace(settings, device="NULL", contexts=1))
+        context, pages = stepper.context, list(range(1, stepper.table_width + 1))
+        words = [0] * min(stepper.chunk, context)
+        choice = TokenChoice(Sampling(), 0)
+        if len(words) < context:
+            stepper.run_chunk(words, context - len(words), pages, None)
+        stepper.run_chunk(words, context - len(words), pages, choice)
+        stepper.run_rows([TokenRow(0, context - 1, pages, choice)] * stepper.rows)
 
     rows = [layer.cache_row for layer in traits.layers]
     tokens = settings.pages_of(traits) * 16
     return MemoryFigures(
         weights_nbytes(traits, types), cache_nbytes(rows, tokens, settings.cache_type),
-        workspace_nbytes(traits, types, call, dtype=settings.activations),
+        workspace_nbytes(traits, types, work, dtype=settings.activations),
     )
 
 

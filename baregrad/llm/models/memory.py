@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -73,13 +73,13 @@ def memory_of(
     if not 1 <= chunk <= context:
         raise ArgumentError("tokens that are read at a time", found=chunk, wanted=f"1 to {context}")
 
-    def call(decoder: LanguageModel) -> Sequence[Tensor]:
+    def call(decoder: LanguageModel) -> None:
         cache = ContiguousCache(decoder.traits, context, cache_dtype, _NOWHERE)
         cache.place(context - chunk)
         places = Tensor.arange(context - chunk, context, device=_NOWHERE)
         words = Tensor.empty(chunk, dtype=dtypes.int32, device=_NOWHERE)
         hidden = decoder(words, places, cache.layers)
-        return [decoder.logits(hidden[chunk - 1 :]), *cache.arrays]
+        cache.realize(decoder.logits(hidden[chunk - 1 :]))
 
     return MemoryFigures(
         weights_nbytes(traits, types),
@@ -111,28 +111,27 @@ def cache_nbytes(traits: DecoderTraits, tokens: int, dtype: object = dtypes.floa
 def workspace_nbytes(
     traits: DecoderTraits,
     types: Mapping[str, GgmlType],
-    call: Callable[[LanguageModel], Sequence[Tensor]],
+    work: Callable[[LanguageModel], None],
     *,
     dtype: object = dtypes.float32,
 ) -> int:
-    """Return the bytes that a call needs beside weights and what it keeps.
+    """Return the bytes that all of some work needs beside weights and what it keeps.
 
-    `call` makes the results of a decoder whose weights are on the device NULL, where it has to put
-    all it makes. Of layers that are alike two are enough, since each takes over what the one
-    before it left.
+    `work` computes with a decoder whose weights are on the device NULL, where it has to put all it
+    makes; each thing that it computes keeps its memory. Of layers that are alike two are enough,
+    since each takes over what the one before it left.
     """
     traits, types = _shortened(traits, types)
     needs: list[int] = []
+
+    def note(run: Any) -> None:
+        needs.append(run.executable.arena_nbytes(run.program.variables))
+
     with use_session(Session()) as session, options.override(device=_NOWHERE):
         decoder = LanguageModel(traits, PlannedWeights(traits, types), dtype=dtype, device=_NOWHERE)
-        results = call(decoder)
-
-        def note(run: Any) -> None:
-            needs.append(run.executable.arena_nbytes(run.program.variables))
-
         session.watching.observers.append(note)
-        results[0].realize(*results[1:])
-    return max(needs, default=0)
+        work(decoder)
+    return sum(needs)
 
 
 def _shortened(

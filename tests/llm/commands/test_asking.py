@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 
 from baregrad.base.errors import ArgumentError, UnsupportedError
+from baregrad.engine.session import current_session
 from baregrad.llm.commands import chat, generate, plan
 from baregrad.llm.commands.asking import show
 from baregrad.llm.generation.opened import EngineSettings, memory_of_engine, open_to_ask
 from baregrad.llm.generation.request import AnswerPiece, Stream
 from baregrad.llm.generation.sampling import Sampling
+from baregrad.llm.generation.stepper import TokenChoice, TokenRow
 from tests.llm.commands.small_model import CONTEXT, write_model
 
 pytest.importorskip("tokenizers", reason="byte-level vocabularies need tokenizers")
@@ -131,6 +133,27 @@ def test_figures_are_those_of_the_cache_that_is_made(file: str) -> None:
     assert figures.cache == sum(a.numel() * a.dtype.itemsize for a in arrays)
     assert isinstance(figures.workspace, int)
     assert figures.workspace > 0
+    model.close()
+
+
+def test_the_workspace_is_that_of_the_steps_of_an_engine(file: str) -> None:
+    settings = EngineSettings(context=128, chunk=64, rows=3)
+    model = open_to_ask(file, settings, chats=False)
+    figures = memory_of_engine(model.decoder.traits, model.files.source.types, settings)
+    stepper, used = model.engine.stepper, []
+    choice = TokenChoice(Sampling(), 0)
+    pages = list(range(1, 9))
+    watching = current_session().watching
+
+    def note(run: Any) -> None:
+        used.append(run.executable.arena_nbytes(run.program.variables))
+
+    watching.observers.append(note)
+    stepper.run_chunk([1] * 64, 0, pages, None)
+    stepper.run_chunk([1] * 64, 64, pages, choice)
+    stepper.run_rows([TokenRow(1, at, pages, choice) for at in (125, 126, 127)])
+    watching.observers.remove(note)
+    assert sum(used) * 0.95 <= figures.workspace <= sum(used) * 1.05
     model.close()
 
 
