@@ -78,9 +78,7 @@ class Entry:
             older.update(self._random_states())
             changed = [s for s in written if id(s) in older]
             shown = [settled_view(t) for t in tensors]
-            # Of a settled view first what it is a view of, beside what `realize` computes.
-            realize_storages((*_computed_first(tensors, shown), *changed))
-            realize_storages(t._storage for t in shown)
+            _compute(tensors, shown, changed)
         self._settle_written(changed)
         self._note_written(call.tensors, changed)
         given = {id(t) for t in (*call.tensors, *self.surroundings.tensors)}
@@ -185,9 +183,7 @@ class Entry:
                 settled = [t._storage for t in shown]
                 # Those that are symbolic are so no more once they are computed.
                 self.shapes = {each: each.node.shape for each in (*settled, *computed)}
-                # As in `run`.
-                realize_storages((*_computed_first(tensors, shown), *computed))
-                realize_storages(settled)
+                _compute(tensors, shown, computed)
             self._check(capture, before)
             self.gradients = Gradients(call, clones, gradients)
             self.results = sort_results(result, shown, clones, older, before.tensors)
@@ -427,17 +423,20 @@ class Entry:
         return self.outlets[place].make(self.replay.ref(position, made[position], variables))
 
 
-def _computed_first(tensors: Sequence[Tensor], shown: Sequence[Tensor]) -> list[Storage]:
-    """What is computed of results, and then views of it that were settled, by themselves.
+def _compute(
+    tensors: Sequence[Tensor], shown: Sequence[Tensor], others: Sequence[Storage]
+) -> None:
+    """Compute results and `others` as `realize` does, and then views among results by themselves.
 
-    Views of what has symbolic extents itself are computed beside it: afterwards these are numbers,
-    and a replay with others would not fit.
+    shown: the results, such views settled. Those of what has symbolic extents itself are computed
+    beside it: afterwards these are numbers, and a replay with others would not fit.
     """
-    found = [tensor._storage for tensor in tensors]
+    first = dict.fromkeys([tensor._storage for tensor in tensors])
     for tensor, settled in zip(tensors, shown, strict=True):
         if not all(isinstance(extent, int) for extent in tensor._storage.node.shape):
-            found.append(settled._storage)
-    return found
+            first[settled._storage] = None
+    realize_storages((*first, *others))
+    realize_storages([each._storage for each in shown if each._storage not in first])
 
 
 def _ignore(ref: BufferRef) -> None:

@@ -237,6 +237,20 @@ def test_a_view_of_a_symbolic_result_follows_its_size() -> None:
     assert function.captures == 1
 
 
+def test_a_symbolic_result_with_gradients_follows_its_size() -> None:
+    n = variable("n", 1, 8)
+
+    @jit
+    def function(x: Tensor, rows: Any) -> Tensor:
+        return x.detach().requires_grad_()[:rows].exp()
+
+    x = numbers(8, 4)
+    for size in (2, 2, 8, 5):
+        found = function(Tensor(x), bind(n, size))
+        np.testing.assert_allclose(found.numpy(), np.exp(x[:size]), rtol=1e-5)
+    assert function.captures == 1
+
+
 def test_a_symbolic_place_in_a_cache() -> None:
     place = variable("place", 0, 15)
     cache = Tensor.zeros(16, 4).contiguous()
