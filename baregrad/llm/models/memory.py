@@ -14,6 +14,7 @@ from baregrad.io.gguf import GgmlType, PackedWeight
 from baregrad.llm.models.cache import ContiguousCache
 from baregrad.llm.models.decoder import LanguageModel
 from baregrad.llm.models.traits import DecoderTraits
+from baregrad.runtime.host_memory import size_class
 from baregrad.tensor import Tensor
 
 _NOWHERE = "NULL"
@@ -125,7 +126,9 @@ def workspace_nbytes(
     needs: list[int] = []
 
     def note(run: Any) -> None:
-        needs.append(run.executable.arena_nbytes(run.program.variables))
+        nbytes = run.executable.arena_nbytes(run.program.variables)
+        # Rounded as the host's allocator rounds it.
+        needs.append(size_class(nbytes) if nbytes else 0)
 
     with use_session(Session()) as session, options.override(device=_NOWHERE):
         decoder = LanguageModel(traits, PlannedWeights(traits, types), dtype=dtype, device=_NOWHERE)

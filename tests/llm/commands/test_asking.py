@@ -18,6 +18,7 @@ from baregrad.llm.generation.opened import EngineSettings, memory_of_engine, ope
 from baregrad.llm.generation.request import AnswerPiece, Stream
 from baregrad.llm.generation.sampling import Sampling
 from baregrad.llm.generation.stepper import TokenChoice, TokenRow
+from baregrad.runtime.host_memory import size_class
 from tests.llm.commands.small_model import CONTEXT, write_model
 
 pytest.importorskip("tokenizers", reason="byte-level vocabularies need tokenizers")
@@ -146,7 +147,8 @@ def test_the_workspace_is_that_of_the_steps_of_an_engine(file: str) -> None:
     watching = current_session().watching
 
     def note(run: Any) -> None:
-        used.append(run.executable.arena_nbytes(run.program.variables))
+        nbytes = run.executable.arena_nbytes(run.program.variables)
+        used.append(size_class(nbytes) if nbytes else 0)
 
     watching.observers.append(note)
     stepper.run_chunk([1] * 64, 0, pages, None)
