@@ -212,14 +212,31 @@ def test_a_jitted_function_reads_what_was_put_off_outside() -> None:
         )
 
 
-def test_nothing_known_holds_arrays() -> None:
+def test_nothing_known_holds_large_arrays() -> None:
     for _ in range(3):
-        x = held(drawn(4))
+        x = held(drawn(1 << 15))
         y = (x.exp() + 1).realize()
         memory = [weakref.ref(t._ref().handle) for t in (x, y)]
         del x, y
         gc.collect()
         assert [each() for each in memory] == [None, None]
+
+
+def test_the_memory_of_small_results_is_used_again_once_nobody_has_it() -> None:
+    arrays = [drawn(5) for _ in range(12)]
+    inputs = [held(array) for array in arrays]
+    places = {(x + 1).realize()._ref().handle.address for x in inputs[2:]}
+    assert len(places) == 1
+    kept = [(x + 1).realize() for x in inputs]
+    assert len({y._ref().handle.address for y in kept}) == len(kept)
+    bytes_of = [y._ref().handle.as_memoryview() for y in kept]
+    pending = [y * 2 for y in kept]
+    del kept
+    for x in inputs:
+        (x + 1).realize()
+    for array, raw, later in zip(arrays, bytes_of, pending, strict=True):
+        np.testing.assert_array_equal(np.frombuffer(raw, np.float32), array + 1)
+        np.testing.assert_array_equal(later.numpy(), (array + 1) * 2)
 
 
 def test_templates_are_bounded(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
