@@ -22,6 +22,8 @@ WIDTH, MOST_WIDTH = 16, 256
 TILE, LEAST_TILES = 64, 64
 # Columns of each of two sums that a kernel keeps in registers.
 MOST_OF_TWO = 128
+# Keys of which a warp reads several for each thread.
+MANY_KEYS = 64
 _ELEMENTWISE_OR_VIEW = mask_of((*ELEMENTWISE, *MOVEMENT))
 # What may be computed anew for each tile.
 _ANEW = mask_of((*ELEMENTWISE, *MOVEMENT, Ops.IOTA, Ops.CONST, Ops.VAR, Ops.PARAM, Ops.BUFFER))
@@ -110,22 +112,23 @@ class StreamGroups:
                 roots[found.product] = node, found
         for node in order:
             if node.op in POWERS and highest(node) is not None:
-                self._add(node, roots)
+                if not self._add(node, roots) and self._is_of_few(node):
+                    self.stored.update(dict.fromkeys(self._totals(node)))
 
-    def _add(self, power: Node, roots: dict[Node, tuple[Node, WeighedValues]]) -> None:
+    def _add(self, power: Node, roots: dict[Node, tuple[Node, WeighedValues]]) -> bool:
         """Take in attention's result and other sums that read its powers, if all can be.
 
         Where the result was computed before, there are gradients alone.
         """
         if power.op is not Ops.EXP2_NEAR and not _has_rows(power.shape):
-            return
+            return False
         below = self.products.below(power.src[0].src[0])
         own = [node for node in below if node in self.products.every]
         if not own or not self.products.are_anew(below):
-            return
+            return False
         readers = _Readers(self, power, own)
         if not readers.are_sums:
-            return
+            return False
         results = [roots[one] for one in readers.sums
                    if one in roots and roots[one][1].power is power]  # fmt: skip
         others = [one for one in readers.sums
@@ -136,12 +139,12 @@ class StreamGroups:
             inner = [node for node in below if node in self.products.every]
             beside = _Readers(self, power, [node for node in inner if node not in readers.seen])
             if not beside.are_sums or not beside.sums <= set(others):
-                return
+                return False
             if not self.products.are_anew(below):
-                return
+                return False
             read.update(inner)
         if not _alike(read):
-            return
+            return False
         self.results.update(results)
         for product in read:
             for side in product.src[0].src:
@@ -151,7 +154,7 @@ class StreamGroups:
             top = highest(power)
             assert top is not None
             self.maxima[top] = power
-            self.totals.update({one: power for one in self.users[power] if _is_sum_of(one, power)})
+            self.totals.update(dict.fromkeys(self._totals(power), power))
             weighted = {one: readers.weighted[one] for one in others if one in readers.weighted}
             self.apart |= readers.apart
             for each in others:
@@ -164,6 +167,31 @@ class StreamGroups:
                 else:
                     self.joined[each] = (made,)
             self._join(list(weighted.values()), power)
+        return True
+
+    def _totals(self, power: Node) -> list[Node]:
+        """The sums of some powers over the keys."""
+        return [one for one in self.users[power] if _is_sum_of(one, power)]
+
+    def _is_of_few(self, power: Node) -> bool:
+        """Whether powers of few rows weigh what is summed over many keys, for several columns.
+
+        A kernel that made their own sum as well would have no more threads than that one has. Of
+        32-bit floats the weights are stored.
+        """
+        is_few = not _has_rows(power.shape) and index.upper(power.shape[-1]) >= MANY_KEYS
+        if power.op is Ops.EXP or not is_few:
+            return False
+        points = prod(map(index.upper, power.shape))
+        seen, waiting = {power}, [power]
+        while waiting:
+            for user in self.users.get(waiting.pop(), ()):
+                if user.op is Ops.REDUCE and prod(map(index.upper, user.src[0].shape)) > points:
+                    return True
+                if user.op.bit & _ELEMENTWISE_OR_VIEW and user not in seen:
+                    seen.add(user)
+                    waiting.append(user)
+        return False
 
     def _join(self, sums: list[WeightedSum], power: Node) -> None:
         """Let sums over the rows of the same scores be one reduction: two, which do not depend."""

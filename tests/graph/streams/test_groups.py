@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from baregrad.dtypes import DType, dtypes
 from baregrad.graph import canonicalise
+from baregrad.graph.streams.groups import MANY_KEYS
 from baregrad.graph.streams.softmax import POWERS
 from baregrad.ir.analysis.stream import is_chained
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops, mask_of
+from baregrad.ir.evaluate.alu import to_raw
+from baregrad.ir.evaluate.tensor_level import evaluate_all
 from baregrad.kernel import choose
 from baregrad.kernel.language.schedule import StreamTiles
 from baregrad.schedule import make_plan
@@ -79,3 +84,23 @@ def test_gradients_in_few_tiles_are_summed_as_before() -> None:
     given, results = biased((1, 2, 96, 96), 96)
     made = canonicalise(graph_of(results, given), None, HOPPER)
     assert streams(made) == 0 and not any(map(is_chained, toposort(made)))
+
+
+@pytest.mark.parametrize("dtype", (dtypes.bfloat16, dtypes.float32), ids=str)
+@pytest.mark.parametrize(("keys", "apart"), ((MANY_KEYS, True), (MANY_KEYS - 8, False)))
+def test_of_few_rows_the_sum_of_powers_is_no_part_of_the_sum_of_values(
+    dtype: DType, keys: int, apart: bool
+) -> None:
+    """That one has a thread for each column; of few keys, one launch less is worth more."""
+    given = inputs(dtype, (3, 1, 32), *[(3, keys, 32)] * 2)
+    sink = graph_of(by_hand()(*given), given)
+    made = canonicalise(sink, None, HOPPER)
+    kernels = make_plan(made, target=HOPPER).kernels
+    sums = [sum(node.op is Ops.REDUCE and node.arg.monoid.primitive is Ops.ADD
+                for node in toposort(kernel)) for kernel in kernels]  # fmt: skip
+    assert max(sums) == (1 if apart or dtype.bits == 32 else 2)
+    assert len(kernels) == (3 if dtype.bits == 32 else 4 if apart else 2)
+    arrays = {n: to_raw(x.float().numpy(), dtype) for n, x in enumerate(given)}
+    (wanted,), (found,) = (evaluate_all(root.src, arrays) for root in (sink, made))
+    unit = 2.0**-7 if dtype.bits == 16 else 2.0**-20
+    np.testing.assert_allclose(found, wanted, atol=unit * np.abs(wanted).max())
