@@ -43,7 +43,7 @@ ALWAYS_THERE = frozenset(sys.stdlib_module_names) | {"numpy", "baregrad"}
 # Those that functions may import when they need them.
 LATE = {
     "llvmlite", "tokenizers", "elftools", "sklearn", "torch",
-    "jinja2", "llguidance", "llama_cpp", "starlette", "uvicorn",
+    "jinja2", "llguidance", "llama_cpp", "starlette", "uvicorn", "lm_eval", "ray",
 }
 
 
