@@ -59,9 +59,15 @@ def numbers(found: Tensor, offset: int = 0) -> Tensor:
     if found.dtype is not dtypes.uint32:
         return found - offset if offset else found
     steps = Tensor.arange(WORD_BYTES, dtype=dtypes.uint32, device=found.device) * 8
-    # A small integer in the low bits of 2**23 is a float without a conversion, which is slow.
-    bits = ((found.unsqueeze(-1) >> steps) & 255) | _FLOAT_LEAD
-    return (bits.bitcast(dtypes.float32) - float(_FLOAT_STEP + offset)).flatten(-2)
+    return _as_floats((found.unsqueeze(-1) >> steps) & 255, offset).flatten(-2)
+
+
+def _as_floats(octets: Tensor, offset: int) -> Tensor:
+    """Small uint32 less `offset`, as float32, without a conversion, which is slow.
+
+    A small integer in the low bits of 2**23 is a float.
+    """
+    return (octets | _FLOAT_LEAD).bitcast(dtypes.float32) - float(_FLOAT_STEP + offset)
 
 
 def signed(codes: Tensor) -> Tensor:
@@ -69,11 +75,49 @@ def signed(codes: Tensor) -> Tensor:
     return (codes ^ 128) - 128
 
 
-def signed_numbers(blocks: Blocks, start: int, stop: int) -> Tensor:
-    """Bytes with a sign: int32, of words float32."""
-    if not isinstance(blocks, Planes):
-        return signed(field(blocks, start, stop))
-    return numbers(codes(blocks, start, stop) ^ 0x80808080, 128)
+def signed_codes(blocks: Blocks, start: int, stop: int) -> Tensor:
+    """Bytes with a sign as codes from 0, which are 128 larger."""
+    found = codes(blocks, start, stop)
+    return found ^ (0x80808080 if found.dtype is dtypes.uint32 else 128)
+
+
+def scaled(
+    blocks: Blocks,
+    scale: Tensor,
+    found: Tensor,
+    offset: int = 0,
+    minimum: Tensor | None = None,
+    addend: Tensor | None = None,
+) -> Tensor:
+    """`scale * (codes - offset)`, less a minimum or plus an addend: the elements of blocks.
+
+    Codes are (..., inner) or (..., groups, inner), the others have 1 for `inner`. Of planes times a
+    vector it is the sum of the products with that for each word (..., words): what is in a word is
+    summed before it is scaled.
+    """
+    if not isinstance(blocks, Planes) or blocks.vector is None:
+        each = scale * numbers(found, offset)
+        if minimum is not None:
+            each = each - minimum
+        if addend is not None:
+            each = each + addend
+        return each.flatten(-2) if found.ndim > len(blocks.shape) else each
+    shape = found.shape[len(blocks.shape) - 2 :]
+    x = blocks.vector.reshape(*shape, WORD_BYTES)
+    parts = [x[..., place] for place in range(WORD_BYTES)]
+    terms = [
+        part * _as_floats((found >> 8 * place) & 255, offset) for place, part in enumerate(parts)
+    ]
+    total = scale * _in_pairs(terms)
+    if minimum is not None:
+        total = total - minimum * _in_pairs(parts)
+    if addend is not None:
+        total = total + addend * _in_pairs(parts)
+    return total
+
+
+def _in_pairs(terms: list[Tensor]) -> Tensor:
+    return (terms[0] + terms[1]) + (terms[2] + terms[3])
 
 
 def words(blocks: Blocks, start: int, count: int) -> Tensor:

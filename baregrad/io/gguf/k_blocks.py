@@ -15,8 +15,8 @@ from baregrad.io.gguf.bits import (
     codes,
     field,
     half,
-    numbers,
     per_code,
+    scaled,
     signed,
     signed_field,
     unpack,
@@ -33,11 +33,11 @@ def spread_pairs(blocks: Blocks, start: int) -> Tensor:
 
 def q2_k(blocks: Blocks) -> Tensor:
     """2 bits, and a scale and a minimum of 4 bits for each 16."""
-    pairs = numbers(spread_pairs(blocks, 16).reshape(*per_code(blocks, 16, 16)))
+    pairs = spread_pairs(blocks, 16).reshape(*per_code(blocks, 16, 16))
     scales = field(blocks, 0, 16, 16, 1)
     scale = half(blocks, 80).unsqueeze(-1) * (scales & 15)
     minimum = half(blocks, 82).unsqueeze(-1) * (scales >> 4)
-    return (scale * pairs - minimum).flatten(-2)
+    return scaled(blocks, scale, pairs, minimum=minimum)
 
 
 def q3_k(blocks: Blocks) -> Tensor:
@@ -45,12 +45,12 @@ def q3_k(blocks: Blocks) -> Tensor:
     lead = blocks.shape[:-1]
     low = spread_pairs(blocks, 32).reshape(*per_code(blocks, 16, 16))
     high = unpack(codes(blocks, 0, 32), 1, 8).reshape(*per_code(blocks, 16, 16))
-    each = numbers(low | (high << 2), 4)
     # Scale 8a + 4b + c: nibble a of byte 4b + c, and the bits 2(2a + b) on of byte 8 + c.
     scale_low = unpack(field(blocks, 96, 104), 4, 2).reshape(*lead, 16, 1)
     scale_high = unpack(field(blocks, 104, 108), 2, 4).reshape(*lead, 16, 1)
     scales = (scale_low | (scale_high << 4)) - 32
-    return (half(blocks, 108).unsqueeze(-1) * scales * each).flatten(-2)
+    scale = half(blocks, 108).unsqueeze(-1) * scales
+    return scaled(blocks, scale, low | (high << 2), 4)
 
 
 def q4_k(blocks: Blocks) -> Tensor:
@@ -68,7 +68,6 @@ def q5_k(blocks: Blocks) -> Tensor:
 def _scaled(blocks: Blocks, found: Tensor) -> Tensor:
     """Codes of (..., 8, 32) times the scales, less the minima, that bytes 0 to 16 hold."""
     lead = blocks.shape[:-1]
-    each = numbers(found.reshape(*per_code(blocks, 8, 32)))
     fields = field(blocks, 4, 16, 3, 1, 4)
     first, second, third = fields[..., 0, :, :], fields[..., 1, :, :], fields[..., 2, :, :]
     half_index = Tensor.arange(2, dtype=dtypes.int32, device=blocks.device).reshape(2, 1)
@@ -78,7 +77,7 @@ def _scaled(blocks: Blocks, found: Tensor) -> Tensor:
     minima = is_first.where(second & 63, (third >> 4) | ((second >> 6) << 4)).reshape(*lead, 8, 1)
     scale = half(blocks, 0).unsqueeze(-1) * scales
     minimum = half(blocks, 2).unsqueeze(-1) * minima
-    return (scale * each - minimum).flatten(-2)
+    return scaled(blocks, scale, found.reshape(*per_code(blocks, 8, 32)), minimum=minimum)
 
 
 def q6_k(blocks: Blocks) -> Tensor:
@@ -87,7 +86,7 @@ def q6_k(blocks: Blocks) -> Tensor:
     low = unpack(codes(blocks, 0, 128, 2, 64), 4, 2).reshape(*shape)
     high = unpack(codes(blocks, 128, 192, 2, 32), 2, 4).reshape(*shape)
     scale = half(blocks, 208).unsqueeze(-1) * signed_field(blocks, 192, 208, 16, 1)
-    return (scale * numbers(low | (high << 4), 32)).flatten(-2)
+    return scaled(blocks, scale, low | (high << 4), 32)
 
 
 def q8_k(blocks: Blocks) -> Tensor:

@@ -15,8 +15,8 @@ from baregrad.io.gguf.bits import (
     codes,
     field,
     half,
-    numbers,
-    signed_numbers,
+    scaled,
+    signed_codes,
     unpack,
 )
 from baregrad.tensor import Tensor
@@ -42,12 +42,12 @@ def fifth_bits(blocks: Blocks, start: int) -> Tensor:
 
 def q4_0(blocks: Blocks) -> Tensor:
     """4 bits around 8, one scale."""
-    return half(blocks, 0) * numbers(_halves(blocks, 2), 8)
+    return scaled(blocks, half(blocks, 0), _halves(blocks, 2), 8)
 
 
 def q4_1(blocks: Blocks) -> Tensor:
     """4 bits from a minimum on."""
-    return half(blocks, 0) * numbers(_halves(blocks, 4)) + half(blocks, 2)
+    return scaled(blocks, half(blocks, 0), _halves(blocks, 4), addend=half(blocks, 2))
 
 
 def q5_0(blocks: Blocks) -> Tensor:
@@ -62,12 +62,12 @@ def q5_1(blocks: Blocks) -> Tensor:
 
 def q8_0(blocks: Blocks) -> Tensor:
     """Bytes with a sign, one scale."""
-    return half(blocks, 0) * signed_numbers(blocks, 2, 34)
+    return scaled(blocks, half(blocks, 0), signed_codes(blocks, 2, 34), 128)
 
 
 def q8_1(blocks: Blocks) -> Tensor:
     """As Q8_0, beside the sum of the block."""
-    return half(blocks, 0) * signed_numbers(blocks, 4, 36)
+    return scaled(blocks, half(blocks, 0), signed_codes(blocks, 4, 36), 128)
 
 
 def iq4_nl(blocks: Blocks) -> Tensor:

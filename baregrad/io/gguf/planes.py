@@ -29,13 +29,20 @@ class BlockField(NamedTuple):
 
 
 class Planes:
-    """Blocks of `shape` (..., blocks, nbytes), by their fields: arrays (..., blocks, elements)."""
+    """Blocks of `shape` (..., blocks, nbytes), by their fields: arrays (..., blocks, elements).
+
+    vector: what a row's elements (blocks * elements of each) are to be multiplied with.
+    """
 
     def __init__(
-        self, shape: tuple[int | object, ...], arrays: Mapping[BlockField, Tensor]
+        self,
+        shape: tuple[int | object, ...],
+        arrays: Mapping[BlockField, Tensor],
+        vector: Tensor | None = None,
     ) -> None:
         self.shape = shape
         self.arrays = arrays
+        self.vector = vector
 
     @property
     def device(self) -> str:
@@ -50,6 +57,15 @@ class Planes:
     def read(self, field: BlockField) -> Tensor:
         """Return a field of each block, in the dtype of its kind."""
         return self.arrays[field]
+
+    @property
+    def has_words(self) -> bool:
+        """Whether codes lie in words."""
+        return any(field.kind == "words" for field in self.arrays)
+
+    def times(self, vector: Tensor) -> Planes:
+        """Return the blocks as what is to be multiplied with a vector."""
+        return Planes(self.shape, self.arrays, vector)
 
     def at(self, index: Tensor | int | slice) -> Planes:
         """Return the blocks at an index of the first axis."""

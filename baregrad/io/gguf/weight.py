@@ -170,10 +170,14 @@ class PackedWeight:
             )  # fmt: skip
         if all(size == 1 for size in x.shape[:-1]):
             # A lone row is as fast with the numbers as they are.
-            single: Tensor = x.cast(dtypes.float32) @ self.dense().T
-            return single.cast(x.dtype)
+            return self._times(x.cast(dtypes.float32)).cast(x.dtype)
         result: Tensor = x @ self.dense(x.dtype).T
         return result
+
+    def _times(self, vector: Tensor) -> Tensor:
+        """The products (1, ..., out) of a lone row (1, ..., in) in float32."""
+        found: Tensor = vector @ self.dense().T
+        return found
 
 
 class PlanarWeight(PackedWeight):
@@ -211,6 +215,12 @@ class PlanarWeight(PackedWeight):
 
     def _blocks(self) -> Blocks:
         return self.planes
+
+    def _times(self, vector: Tensor) -> Tensor:
+        if not self.planes.has_words:
+            return super()._times(vector)
+        products = _BLOCKS[self.type.name](self.planes.times(vector.flatten()))
+        return products.flatten(1).sum(-1).reshape(*vector.shape[:-1], self.shape[0])
 
     def in_planes(self) -> PackedWeight:
         """Return the weight itself."""

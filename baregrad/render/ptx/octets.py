@@ -29,11 +29,13 @@ def replace_octet(f: PtxText, node: Node) -> bool:
     masked, lead = node.src
     if lead.op is not Ops.CONST or lead.arg & BYTE or masked.op is not Ops.AND:
         return False
-    shifted, mask = masked.src
-    if mask.op is not Ops.CONST or mask.arg != BYTE or shifted.op is not Ops.SHR:
+    word, mask = masked.src
+    if mask.op is not Ops.CONST or mask.arg != BYTE:
         return False
-    word, distance = shifted.src
-    places = _known(distance)
+    places: tuple[int, ...] | None = (0,)
+    if word.op is Ops.SHR:
+        word, distance = word.src
+        places = _known(distance)
     if word.op is Ops.REG or places is None or not all(place in (0, 8, 16, 24) for place in places):
         return False
     count = f.width(node)

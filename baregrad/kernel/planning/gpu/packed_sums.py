@@ -6,23 +6,27 @@ that a thread has under them. Neighbouring threads read neighbouring words.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from math import prod
 
 from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core.node import Node, extent_of
+from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations
 from baregrad.kernel.language.schedule import Bind, Collapse, Split
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 
-# Elements that are unpacked from the same words, at most.
+# Steps of a sum that are unpacked from the same words, at most.
 MOST_HELD = 64
+# Numbers of a word.
+WORD = 4
 # Arrays of words with a quarter of the bytes of the largest one, or more, are held as that is.
 LEAST_SHARE = 4
-# Elements of a thread for a sum, about; and of those that are under way together, each with an
-# accumulator of its own.
-THREAD_ELEMENTS, TOGETHER = 64, 64
+# Numbers of a thread for a sum, about; and of those that are under way together, each with an
+# accumulator of its own but for those that a step takes from a word.
+THREAD_NUMBERS, TOGETHER = 64, 64
 MOST_WARPS = 8
 
 
@@ -45,17 +49,19 @@ def plan_packed(plan: GpuPlan) -> bool:
     held = [axis for axis in axes if any(each.stride(axis) == 0 for each in words)]
     moving = plan.by_stride([axis for axis in axes if axis not in held], main)
     rows = [axis for axis in facts.data if extent_of(axis) != 1]
-    if not held or not moving or iterations(held) > MOST_HELD:
+    beside = _beside(plan)
+    if not (held or beside == WORD) or not moving or iterations(held) > MOST_HELD:
         return False
     if not all(axis in main.axes for axis in rows):
         return False
-    plan.because("{} numbers in words: a thread has all of one", iterations(held))
-    _plan(plan, rows, moving, held)
+    numbers = iterations(held) * beside
+    plan.because("{} numbers in words: a thread has all of one", numbers)
+    _plan(plan, rows, moving, held, numbers)
     return True
 
 
 def _words(plan: GpuPlan, own: frozenset[Node]) -> list[ArrayAccess] | None:
-    """What numbers are packed in, that of most bytes first; None where no word is read again."""
+    """What numbers are packed in, that of most bytes first; None where nothing is unpacked."""
     found = [
         access for access in plan.facts.accesses
         if not access.write and not access.axes.isdisjoint(own)
@@ -65,22 +71,28 @@ def _words(plan: GpuPlan, own: frozenset[Node]) -> list[ArrayAccess] | None:
     most = max(sizes.values(), default=0)
     large = [each for each in found if sizes[each] * LEAST_SHARE >= most]
     large.sort(key=sizes.__getitem__, reverse=True)
-    if not large or iterations(large[0].axes & own) >= iterations(own):
-        return None
-    return large
+    return large if large and any(node.op is Ops.SHR for node in plan.facts.order) else None
+
+
+def _beside(plan: GpuPlan) -> int:
+    """Neighbours of an array that a step multiplies with what is in a word: all of it, or one."""
+    counts = Counter([
+        (access.array, frozenset(access.offset.strides.items()))
+        for access in plan.facts.accesses if not access.write and access.array.dtype.is_float
+    ])  # fmt: skip
+    return WORD if WORD in counts.values() else 1
 
 
 def _plan(
-    plan: GpuPlan, rows: Sequence[Node], moving: Sequence[Node], held: Sequence[Node]
+    plan: GpuPlan, rows: Sequence[Node], moving: Sequence[Node], held: Sequence[Node], numbers: int
 ) -> None:
-    """Threads along words, and along rows where a row has few."""
+    """Threads along words, and along rows where a row has few. numbers: of one step's words."""
     inner = next((axis for axis in held if _is_innermost(plan, axis)), None)
     for axis in held:
         plan.steps.append(Bind(plan.name(axis), "vector" if axis is inner else "unroll"))
     plan.taken.update((*held, *moving))
     count = prod([int(axis.src[0].arg) for axis in moving])
-    held_count = iterations(held)
-    most = next_power_of_two(max(count * held_count // THREAD_ELEMENTS, 1))
+    most = next_power_of_two(max(count * numbers // THREAD_NUMBERS, 1))
     first = min(max(most, min(next_power_of_two(count), plan.warp)), MOST_WARPS * plan.warp)
     threads = plan.pick("threads of a row", powers_from(first, 1, MOST_WARPS * plan.warp))
     if threads <= plan.warp:
@@ -91,7 +103,7 @@ def _plan(
     else:
         units = [("thread_y", threads // plan.warp), ("thread", plan.warp)]
         plan.grid(rows)
-    most = max(min(count // threads, TOGETHER // held_count), 1)
+    most = max(min(count // threads, TOGETHER // numbers), 1)
     steps = plan.pick("steps", powers_from(most, 1, most))
     name = plan.name(moving[0])
     if len(moving) > 1:
