@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 from baregrad.base.errors import ArgumentError
 from baregrad.base.options import options
-from baregrad.dtypes import as_dtype, dtypes
-from baregrad.engine.session import Session, use_session
+from baregrad.dtypes import DType, as_dtype, dtypes
+from baregrad.engine.session import Session, current_session, use_session
 from baregrad.io.gguf import GgmlType, PackedWeight
+from baregrad.ir.core.attrs import BufferRef
 from baregrad.llm.models.cache import ContiguousCache
 from baregrad.llm.models.decoder import LanguageModel
 from baregrad.llm.models.traits import DecoderTraits
 from baregrad.runtime.host_memory import size_class
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.storage import Storage, buffer_node
 
 _NOWHERE = "NULL"
 
@@ -45,15 +48,22 @@ class PlannedWeights:
         """Return a matrix, or a stack of them, that nothing is known of but its shape and type."""
         kind, shape = self.types[name], self.shapes[name]
         if kind.dtype is not None:
-            numbers = Tensor.empty(*shape, dtype=kind.dtype, device=_NOWHERE)
+            numbers = _unallocated(shape, kind.dtype)
         else:
-            lead, width = shape[:-1], kind.row_nbytes(shape[-1])
-            numbers = Tensor.empty(*lead, width, dtype=dtypes.uint8, device=_NOWHERE)
+            numbers = _unallocated((*shape[:-1], kind.row_nbytes(shape[-1])), dtypes.uint8)
         return PackedWeight(kind, shape, numbers)
 
     def vector(self, name: str) -> Tensor:
         """Return a tensor in float32."""
-        return Tensor.ones(*self.shapes[name], device=_NOWHERE)
+        return _unallocated(self.shapes[name], dtypes.float32)
+
+
+def _unallocated(shape: tuple[int, ...], dtype: DType) -> Tensor:
+    """An array of its own that takes no memory; empty tensors of one shape may be one array."""
+    nbytes = prod(shape) * dtype.itemsize
+    buffer = current_session().backend(_NOWHERE).device.allocate(nbytes)
+    node = buffer_node(BufferRef(buffer, shape, _NOWHERE), dtype)
+    return Tensor._on(Storage(node, _NOWHERE))
 
 
 def memory_of(
@@ -119,7 +129,7 @@ def workspace_nbytes(
     """Return the bytes that all of some work needs beside weights and what it keeps.
 
     `work` computes with a decoder whose weights are on the device NULL, where it has to put all it
-    makes; each thing that it computes keeps its memory. Of layers that are alike two are enough,
+    makes; each thing that it computes keeps its memory. Of layers that are alike three are enough,
     since each takes over what the one before it left.
     """
     traits, types = _shortened(traits, types)
@@ -140,13 +150,13 @@ def workspace_nbytes(
 def _shortened(
     traits: DecoderTraits, types: Mapping[str, GgmlType]
 ) -> tuple[DecoderTraits, Mapping[str, GgmlType]]:
-    """The model with two of each kind of layer, and the types of their tensors."""
+    """The model with three of each kind of layer, and the types of their tensors."""
     kinds: dict[tuple[object, ...], list[int]] = {}
     for number, layer in enumerate(traits.layers):
         names = traits.layer_shapes(layer)
         kind = (layer, *(types.get(f"blk.{number}.{name}") for name in names))
         kinds.setdefault(kind, []).append(number)
-    kept = sorted(number for numbers in kinds.values() for number in numbers[:2])
+    kept = sorted(number for numbers in kinds.values() for number in numbers[:3])
     found = {name: kind for name, kind in types.items() if not name.startswith("blk.")}
     for place, number in enumerate(kept):
         for name in traits.layer_shapes(traits.layers[number]):
