@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baregrad.dtypes import dtypes
-from baregrad.io.gguf.planes import WORD_BYTES, BlockField, Planes
+from baregrad.io.gguf.planes import WORD_BYTES, BlockField, Planes, unpack_six
 from baregrad.tensor import Tensor
 
 Blocks = Tensor | Planes
@@ -118,6 +118,14 @@ def scaled(
 
 def _in_pairs(terms: list[Tensor]) -> Tensor:
     return (terms[0] + terms[1]) + (terms[2] + terms[3])
+
+
+def six_bits(blocks: Blocks, start: int) -> tuple[Tensor, Tensor]:
+    """Eight scales and eight minima (..., 8, 1) of 6 bits, as int32, that 12 bytes hold."""
+    if isinstance(blocks, Planes):
+        both = blocks.read(BlockField(start, start + 12, "six")).cast(dtypes.int32).unsqueeze(-1)
+        return both[..., :8, :], both[..., 8:, :]
+    return unpack_six(field(blocks, start, start + 12, 3, 1, 4))
 
 
 def words(blocks: Blocks, start: int, count: int) -> Tensor:

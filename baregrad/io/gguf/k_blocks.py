@@ -19,6 +19,7 @@ from baregrad.io.gguf.bits import (
     scaled,
     signed,
     signed_field,
+    six_bits,
     unpack,
     words,
 )
@@ -67,14 +68,7 @@ def q5_k(blocks: Blocks) -> Tensor:
 
 def _scaled(blocks: Blocks, found: Tensor) -> Tensor:
     """Codes of (..., 8, 32) times the scales, less the minima, that bytes 0 to 16 hold."""
-    lead = blocks.shape[:-1]
-    fields = field(blocks, 4, 16, 3, 1, 4)
-    first, second, third = fields[..., 0, :, :], fields[..., 1, :, :], fields[..., 2, :, :]
-    half_index = Tensor.arange(2, dtype=dtypes.int32, device=blocks.device).reshape(2, 1)
-    # The first four of each lie whole in a byte; the others are of a nibble and two spare bits.
-    is_first = half_index == 0
-    scales = is_first.where(first & 63, (third & 15) | ((first >> 6) << 4)).reshape(*lead, 8, 1)
-    minima = is_first.where(second & 63, (third >> 4) | ((second >> 6) << 4)).reshape(*lead, 8, 1)
+    scales, minima = six_bits(blocks, 4)
     scale = half(blocks, 0).unsqueeze(-1) * scales
     minimum = half(blocks, 2).unsqueeze(-1) * minima
     return scaled(blocks, scale, found.reshape(*per_code(blocks, 8, 32)), minimum=minimum)

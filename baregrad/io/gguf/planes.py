@@ -2,7 +2,8 @@
 
 A block of a file has a length that no wide access is a part of, as 210 bytes. Machines that load
 words of neighbours at once read each field as a plane instead: the same field of all blocks, side
-by side, as words of four bytes, signed bytes or float16 numbers. Together they take as many bytes.
+by side, as words of four bytes, signed bytes or float16 numbers. Together they take as many bytes,
+but for scales of 6 bits, which have bytes of their own: else taking them apart is most of the work.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from baregrad.tensor import Tensor
 
 _DTYPES: Mapping[str, DType] = MappingProxyType({
     "words": dtypes.uint32, "bytes": dtypes.uint8, "signed": dtypes.int8, "half": dtypes.float16,
+    "six": dtypes.int8,
 })  # fmt: skip
 WORD_BYTES = 4
 
@@ -92,6 +94,8 @@ class Planes:
             elif field.kind == "half":
                 code = array.bitcast(dtypes.uint16).cast(dtypes.int32)
                 array = Tensor.cat(code & 255, code >> 8, dim=-1)
+            elif field.kind == "six":
+                array = _pack_six(array.cast(dtypes.int32))
             elif field.kind == "signed":
                 array = array.bitcast(dtypes.uint8)
             parts.append(array.cast(dtypes.uint8))
@@ -129,7 +133,7 @@ class _Fields(Planes):
     def read(self, field: BlockField) -> Tensor:
         self.found.add(field)
         dtype = _DTYPES[field.kind]
-        count = (field.stop - field.start) // dtype.itemsize
+        count = 16 if field.kind == "six" else (field.stop - field.start) // dtype.itemsize
         return Tensor.zeros(1, count, dtype=dtype, device=self.device)
 
 
@@ -140,6 +144,9 @@ def _plane(blocks: Tensor, field: BlockField) -> Tensor:
         return part.bitcast(dtypes.int8).contiguous()
     if field.kind == "bytes":
         return part.contiguous()
+    if field.kind == "six":
+        codes = part.cast(dtypes.int32).unflatten(-1, (3, 1, 4))
+        return Tensor.cat(*unpack_six(codes), dim=-2).squeeze(-1).cast(dtypes.int8).contiguous()
     dtype = _DTYPES[field.kind]
     size = dtype.itemsize
     number = dtypes.uint32 if size == WORD_BYTES else dtypes.uint16
@@ -148,3 +155,24 @@ def _plane(blocks: Tensor, field: BlockField) -> Tensor:
     for place in range(1, size):
         value = value | (each[..., place] << 8 * place)
     return value.bitcast(dtype).contiguous() if dtype is not number else value.contiguous()
+
+
+def unpack_six(codes: Tensor) -> tuple[Tensor, Tensor]:
+    """Eight scales and eight minima (..., 8, 1) of the bytes (..., 3, 1, 4) that hold them, int32.
+
+    The first four of each lie whole in a byte; the others are of a nibble and two spare bits.
+    """
+    first, second, third = codes[..., 0, :, :], codes[..., 1, :, :], codes[..., 2, :, :]
+    half_index = Tensor.arange(2, dtype=dtypes.int32, device=codes.device).reshape(2, 1)
+    is_first = half_index == 0
+    shape = (*codes.shape[:-3], 8, 1)
+    scales = is_first.where(first & 63, (third & 15) | ((first >> 6) << 4)).reshape(*shape)
+    minima = is_first.where(second & 63, (third >> 4) | ((second >> 6) << 4)).reshape(*shape)
+    return scales, minima
+
+
+def _pack_six(codes: Tensor) -> Tensor:
+    """The 12 bytes (..., 12) of eight scales and eight minima (..., 16)."""
+    scales, scales_on, minima, minima_on = (codes[..., at : at + 4] for at in (0, 4, 8, 12))
+    first, second = scales | ((scales_on >> 4) << 6), minima | ((minima_on >> 4) << 6)
+    return Tensor.cat(first, second, (scales_on & 15) | ((minima_on & 15) << 4), dim=-1)

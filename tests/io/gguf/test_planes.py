@@ -26,7 +26,9 @@ def test_planes_hold_the_same_numbers_and_bytes(row: GgmlType) -> None:
     weight = planar(row, packed, 6, width)
     assert isinstance(weight, PlanarWeight)
     assert weight.in_planes() is weight
-    assert weight.nbytes == packed.nbytes
+    # Scales of 6 bits have bytes of their own.
+    more = 4 if row.name in ("Q4_K", "Q5_K") else 0
+    assert weight.nbytes == packed.nbytes + more * 6 * (width // row.block)
     wanted = reference(row, packed)
     assert np.array_equal(weight.dense().numpy().view(np.uint32), wanted.view(np.uint32))
     assert np.array_equal(weight.raw().reshape(packed.shape), packed)

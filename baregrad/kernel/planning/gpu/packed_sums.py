@@ -87,7 +87,8 @@ def _plan(
     plan: GpuPlan, rows: Sequence[Node], moving: Sequence[Node], held: Sequence[Node], numbers: int
 ) -> None:
     """Threads along words, and along rows where a row has few. numbers: of one step's words."""
-    inner = next((axis for axis in held if _is_innermost(plan, axis)), None)
+    # Where a step has all of a word, that is what lies side by side.
+    inner = None if _beside(plan) == WORD else _innermost(plan, held)
     for axis in held:
         plan.steps.append(Bind(plan.name(axis), "vector" if axis is inner else "unroll"))
     plan.taken.update((*held, *moving))
@@ -115,6 +116,7 @@ def _plan(
     plan.steps.extend(Bind(f"w_{unit}", unit) for unit, size in units if size > 1)
 
 
-def _is_innermost(plan: GpuPlan, axis: Node) -> bool:
-    """Whether some array has neighbours along an axis."""
-    return any(access.stride(axis) == 1 for access in plan.facts.accesses if not access.write)
+def _innermost(plan: GpuPlan, axes: Sequence[Node]) -> Node | None:
+    """The axis along which some array has neighbours, if there is one."""
+    reads = [access for access in plan.facts.accesses if not access.write]
+    return next((axis for axis in axes if any(one.stride(axis) == 1 for one in reads)), None)
