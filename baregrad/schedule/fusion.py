@@ -120,7 +120,7 @@ class Fusion:
     @cached_property
     def packed(self) -> frozenset[Node]:
         """What the numbers of packed factors are made of, which is never stored."""
-        return packed_factors(self.order, self.survey, self.traffic)
+        return packed_factors(self.order, self.survey, self.traffic, self.matrix_units)
 
     def store(self, node: Node, draft: Draft, readers: list[Request]) -> None:
         """Note that `draft` writes `node`, which the other requests read from memory."""

@@ -3,6 +3,9 @@
 Stored as numbers they would take several times the memory, and the time to move it. A kernel reads
 the bytes instead and keeps a row or a panel of numbers in scratch memory, whatever of them several
 rows of the other factor want (`kernel/loops/shared_factors.py`, `stage_factor`).
+
+Where matrix units multiply so many rows that all tiles of them would unpack the same numbers many
+times, these are stored for the time of the product.
 """
 
 from __future__ import annotations
@@ -18,14 +21,21 @@ from baregrad.schedule.traffic import Traffic
 LEAST_RATIO = 2.0
 # Operations, casts aside, from which on an element is unpacked rather than widened or scaled.
 LEAST_OPERATIONS = 4
+# Rows of 16-bit products from which on matrix units read numbers: as many as several tiles have.
+MANY_ROWS = 1024
 WHY = "numbers made of fewer bytes are kept a row or a panel at a time"
 _ELEMENTWISE = mask_of(ELEMENTWISE)
 _OPERATIONS = _ELEMENTWISE & ~(Ops.CAST.bit | Ops.BITCAST.bit)
 _INSIDE = _ELEMENTWISE | VIEWED | Ops.GATHER.bit
 
 
-def packed_factors(order: Iterable[Node], survey: Survey, traffic: Traffic) -> frozenset[Node]:
-    """All that such factors are computed of, down to what is in memory."""
+def packed_factors(
+    order: Iterable[Node], survey: Survey, traffic: Traffic, matrix_units: bool = False
+) -> frozenset[Node]:
+    """All that such factors are computed of, down to what is in memory.
+
+    matrix_units: whether the machine has units for products of 16-bit floats.
+    """
     found: set[Node] = set()
     for node in order:
         if node.op is not Ops.REDUCE or node.arg.monoid.primitive is not Ops.ADD:
@@ -36,9 +46,24 @@ def packed_factors(order: Iterable[Node], survey: Survey, traffic: Traffic) -> f
         if body.op is not Ops.MUL:
             continue
         for factor in body.src:
+            if matrix_units and _has_many_rows(factor, body, survey):
+                continue
             if _is_packed(factor, survey, traffic):
                 found |= _inside(factor)
     return frozenset(found)
+
+
+def _has_many_rows(factor: Node, product: Node, survey: Survey) -> bool:
+    """Whether matrix units multiply many rows by each row of a factor."""
+    while factor.op.bit & (VIEWED | Ops.CAST.bit):
+        if factor.op is Ops.CAST and factor.src[0].dtype.bits == 16:
+            factor = factor.src[0]
+            break
+        factor = factor.src[0]
+    is_half = factor.dtype.is_float and factor.dtype.bits == 16
+    while factor.op.bit & VIEWED:
+        factor = factor.src[0]
+    return is_half and survey.size[product.shape] >= MANY_ROWS * survey.size[factor.shape]
 
 
 def _is_packed(factor: Node, survey: Survey, traffic: Traffic) -> bool:

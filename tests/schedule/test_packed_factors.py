@@ -55,3 +55,17 @@ def test_numbers_of_as_many_bytes_are_stored_where_that_is_cheaper() -> None:
     made = (weight * 2.0 + 1.0) * scale + 0.5
     plan = check([param(0, 64, 128) @ (made * made).permute(1, 0)])
     assert temporaries(plan) == ["float32"]
+
+
+@pytest.mark.parametrize(("rows", "target", "stored"), [
+    (2048, HOPPER, ["bfloat16"]), (512, HOPPER, []), (2048, None, []),
+])  # fmt: skip
+def test_numbers_are_stored_for_many_rows_of_matrix_units(
+    rows: int, target: Any, stored: list[str]
+) -> None:
+    packed, scales = param(1, 24, 4, 16, dtype=dtypes.uint8), param(2, 24, 4)
+    half = dtypes.bfloat16
+    weight = numbers(packed, scales).cast(half)
+    x = param(0, rows, 128, dtype=half)
+    product = (x.reshape(rows, 1, 128).cast(F32) * weight.reshape(1, 24, 128).cast(F32)).sum(2)
+    assert temporaries(check([product], target=target)) == stored
