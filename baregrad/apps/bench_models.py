@@ -249,7 +249,9 @@ def _prepare_minilm(is_quick: bool) -> Prepared:
     inputs = (batch.input_ids, batch.attention_mask, batch.token_type_ids)
 
     def ours(inputs: Inputs) -> Subject:
-        function = jit(encoder.model)
+        # Of kinds of token sentences have one.
+        inputs = inputs[:2]
+        function = jit(encoder.model.embed_texts)
 
         def run() -> Tensor:
             with Tensor.no_grad():
@@ -263,22 +265,23 @@ def _prepare_minilm(is_quick: bool) -> Prepared:
 
 def _minilm_of_torch(inputs: Inputs) -> Subject:
     """BERT's encoder by functions alone: nothing between them and the library's kernels."""
-    from baregrad.data.minilm import find_files, read_config
+    from baregrad.data.minilm import find_files
     from baregrad.io import safe_load
+    from baregrad.llm.models.loading import open_model
 
     torch = peer_module("torch")
     functional = torch.nn.functional
     files = find_files()
-    config = read_config(files.config)
+    traits = open_model(files.weights.parent).encoder().traits
     state = {
         name: torch.from_numpy(value.numpy().copy())
         for name, value in safe_load(files.weights).items()
     }
-    width, heads = config.hidden_size, config.num_attention_heads
+    width, heads = traits.width, traits.heads
 
     def norm(x: Any, name: str) -> Any:
         weight, bias = state[f"{name}.weight"], state[f"{name}.bias"]
-        return functional.layer_norm(x, (width,), weight, bias, config.layer_norm_eps)
+        return functional.layer_norm(x, (width,), weight, bias, traits.epsilon)
 
     def dense(x: Any, name: str) -> Any:
         return functional.linear(x, state[f"{name}.weight"], state[f"{name}.bias"])
@@ -289,7 +292,7 @@ def _minilm_of_torch(inputs: Inputs) -> Subject:
         x = x + state[part + "token_type_embeddings.weight"][types]
         x = norm(x + state[part + "position_embeddings.weight"][: ids.shape[1]], part + "LayerNorm")
         takes_part = (mask != 0)[:, None, None, :]
-        for number in range(config.num_hidden_layers):
+        for number in range(traits.depth):
             part = f"encoder.layer.{number}."
             query, key, value = (
                 dense(x, f"{part}attention.self.{name}").unflatten(-1, (heads, -1)).transpose(1, 2)

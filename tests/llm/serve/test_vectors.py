@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from baregrad import Tensor
-from baregrad.apps.minilm import SentenceEncoder
 from baregrad.base.errors import ArgumentError, MissingDependency
-from baregrad.data.minilm import find_files
+from baregrad.data.minilm import MiniLMTokenizer, find_files
 from baregrad.llm.serve import VectorModel, open_to_embed
 from baregrad.llm.text import tokenizer_of
+from tests.apps.test_minilm import torch_encode, torch_weights
 from tests.llm.serve.stand_in import Client
 from tests.llm.text.vocabularies import byte_metadata
 
@@ -83,7 +83,7 @@ def test_the_vectors_are_those_of_the_encoder_written_out() -> None:
     model = open_to_embed(files.weights.parent)
     texts = ["How do I bake bread?", "Stock markets fell, today."]
     vectors = model.vectors([model.tokenizer.encode(text) for text in texts])
-    expected = SentenceEncoder(files).encode(texts).numpy()
+    expected = torch_encode(torch_weights(), MiniLMTokenizer(files.tokenizer).encode(texts))
     np.testing.assert_allclose(vectors, expected, atol=1e-4)
     alone = model.vectors([model.tokenizer.encode(texts[1])])
     np.testing.assert_array_equal(alone[0], vectors[1])
