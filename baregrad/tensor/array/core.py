@@ -113,7 +113,7 @@ class Array:
         if self._look is not None:
             return self._look[0]
         deferred = self._storage.deferred
-        if deferred is not None and not self._steps:
+        if deferred is not None and views.is_whole(self._steps):
             return deferred.form.shape
         return self._value().shape
 
@@ -123,7 +123,7 @@ class Array:
         if self._look is not None:
             return self._look[1]
         deferred = self._storage.deferred
-        if deferred is not None and not self._steps:
+        if deferred is not None and views.is_whole(self._steps):
             return deferred.form.dtype
         return self._value().dtype
 
@@ -173,7 +173,7 @@ class Array:
         deferred = value._storage.deferred
         if deferred is None or deferred.call is None:
             return False
-        if value._steps or any(op is not Ops.DETACH for op, _ in self._steps):
+        if value._steps or not views.is_whole(self._steps):
             return False
         form = deferred.form
         if form.grad and not grad_enabled():
@@ -301,7 +301,7 @@ class Array:
 
     def _raw(self) -> np.ndarray[Any, Any]:
         """A fresh array of the raw elements (`dtype.storage`) that the tensor shows."""
-        if not any(op is not Ops.DETACH for op, _ in self._steps):
+        if views.is_whole(self._steps):
             return session().download(self._ref(), self.dtype)
         base = self._storage.node
         if base.op is Ops.BUFFER and self._is_cheap_to_read_whole():

@@ -61,15 +61,18 @@ class Shown:
     """How a call shows a result: which storage through which steps.
 
     source: the number of the call's own value, or ~ the number of an operand that it is a view of,
-    whose steps come first. steps: None where it is that operand itself. shape, dtype: as shown.
+    whose steps come first. steps: None where it is that operand itself. look: its shape and dtype,
+    where it has steps. argument: which argument that operand is, None if it is a part of one or is
+    given by name.
     """
 
-    __slots__ = ("kind", "look", "source", "steps")
+    __slots__ = ("argument", "kind", "look", "source", "steps")
 
     def __init__(
         self, kind: type[Any], source: int, steps: tuple[Step, ...] | None,
-        look: tuple[tuple[int, ...], DType] | None,
+        look: tuple[tuple[int, ...], DType] | None, argument: int | None,
     ) -> None:
+        self.argument = argument
         self.kind = kind
         self.source = source
         self.steps = steps

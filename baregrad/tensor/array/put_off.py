@@ -30,7 +30,7 @@ from baregrad.tensor.array.deferred import (
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.array.link import SessionLike, session
 from baregrad.tensor.array.storage import Storage
-from baregrad.tensor.array.views import Step, is_symbolic
+from baregrad.tensor.array.views import Step, is_symbolic, is_whole
 
 TEMPLATES_KEPT = 4096
 _BUFFER = Ops.BUFFER
@@ -38,6 +38,7 @@ _DETACH = Ops.DETACH
 _VAR = Ops.VAR.bit
 # What reads no array: made of numbers and places alone.
 _UNREAD = mask_of((*MOVEMENT, Ops.CONST, Ops.IOTA, Ops.CAST))
+_INTEGERS, _ENDS = frozenset((int,)), frozenset((int, type(None)))
 _PLAIN = frozenset((int, bool, str, type(None), type(...), DType))
 _MOST_RESULTS = 1 << 8
 _MOST_PARTS = 64
@@ -86,7 +87,8 @@ def _shown(
             assert one.steps is not None
             made = one.kind._on(storages[one.source], one.steps)
         else:
-            given = _given(args, kwargs)[~one.source]
+            number = one.argument
+            given = _given(args, kwargs)[~one.source] if number is None else args[number]
             if one.steps is None:
                 found.append(given)
                 continue
@@ -144,7 +146,7 @@ def _describe(
         elif kind is tuple or kind is list:
             if len(value) > _MOST_PARTS:
                 return False
-            if all(item.__class__ is int for item in value):
+            if _INTEGERS.issuperset(map(type, value)):
                 key += (kind, tuple(value))
                 continue
             key += (kind, len(value))
@@ -152,7 +154,7 @@ def _describe(
                 return False
         elif kind is slice:
             ends = (value.start, value.stop, value.step)
-            if any(end is not None and end.__class__ is not int for end in ends):
+            if not _ENDS.issuperset(map(type, ends)):
                 return False
             key += (kind, *ends)
         else:
@@ -182,9 +184,8 @@ def _describe_operand(
     if storage.known is not None:
         key.append(storage.known)
     if steps:
-        if value._look is None and (len(steps) > 1 or steps[0][0] is not _DETACH):
-            if value._value().mask & _VAR:
-                return False
+        if value._look is None and not is_whole(steps) and value._value().mask & _VAR:
+            return False
         key += [step if step[0] is not _DETACH else _mark(step[1]) for step in steps]
         if storage.settled:
             steps = value._present_steps()
@@ -242,7 +243,7 @@ def _template(
     fresh: dict[Storage, int] = {}
     shown = []
     for tensor in results:
-        one = _how_shown(tensor, given, fresh)
+        one = _how_shown(tensor, args, given, fresh)
         if one is None:
             return None
         shown.append(one)
@@ -265,11 +266,12 @@ def _template(
 
 
 def _how_shown(
-    tensor: Any, given: Sequence[Array], fresh: dict[Storage, int]
+    tensor: Any, args: Sequence[Any], given: Sequence[Array], fresh: dict[Storage, int]
 ) -> Shown | None:
     """How a call shows a result; None where a later call may not show it so.
 
-    fresh: the storages that the call made, in order, to which that of the result is added.
+    args: what it was given by place. given: its operands. fresh: the storages that the call made,
+    in order, to which that of the result is added.
     """
     if not isinstance(tensor, Array):
         return None
@@ -278,8 +280,12 @@ def _how_shown(
     if len(viewed) > 1:
         # Keys do not tell operands that are one from such as look alike: of which is it a view?
         return None
+    argument = None
+    if viewed:
+        at = [number for number, one in enumerate(args) if one is given[viewed[0]]]
+        argument = at[0] if at else None
     if viewed and given[viewed[0]] is tensor:
-        return Shown(kind, ~viewed[0], None, None)
+        return Shown(kind, ~viewed[0], None, None, argument)
     if tensor._value().mask & (_VAR | Ops.COPY.bit):
         return None
     if viewed:
@@ -296,7 +302,8 @@ def _how_shown(
     if is_symbolic(tensor._steps):
         # What it shows is of a known extent as long as the storage is settled.
         return None
-    return Shown(kind, source, steps, (tensor.shape, tensor.dtype) if tensor._steps else None)
+    look = (tensor.shape, tensor.dtype) if tensor._steps else None
+    return Shown(kind, source, steps, look, argument)
 
 
 def _given(args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Array]:

@@ -218,6 +218,14 @@ def _overwrite(before: Node, slices: tuple[Slice, ...], value: Node) -> Node:
     return nodes.where(inside, nodes.pad(value, pads), before)
 
 
+def is_whole(steps: tuple[Step, ...]) -> bool:
+    """Whether steps show a storage as it is, not a part or in another order."""
+    for op, _ in steps:  # noqa: SIM110 - asked about at every call
+        if op is not Ops.DETACH:
+            return False
+    return True
+
+
 def is_symbolic(steps: tuple[Step, ...]) -> bool:
     """Whether steps cut or shape by extents that are variables."""
     return any(_holds_node(arg) for op, arg in steps if op is not Ops.DETACH)

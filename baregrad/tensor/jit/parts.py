@@ -13,7 +13,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array.core import realize_storages
 from baregrad.tensor.array.storage import Storage, buffer_node
-from baregrad.tensor.array.views import Cut
+from baregrad.tensor.array.views import Cut, is_whole
 from baregrad.tensor.jit.state import copied
 from baregrad.tensor.jit.trees import describe
 from baregrad.tensor.tensor import Tensor
@@ -71,7 +71,7 @@ class Call:
         found = []
         for tensor in self.tensors:
             node = tensor._storage.node
-            if node.op is not Ops.BUFFER or (tensor._steps and not is_whole(tensor)):
+            if node.op is not Ops.BUFFER or (tensor._steps and not is_whole(tensor._steps)):
                 return [ref.handle for ref in self._computed()]
             found.append(node.arg.handle)
         return found
@@ -81,7 +81,7 @@ class Call:
         realize_storages(t._storage for t in self.tensors)
         owner = current_session()
         return [
-            t._ref() if is_whole(t) else owner.realize([t._value()], t.device)[0]
+            t._ref() if is_whole(t._steps) else owner.realize([t._value()], t.device)[0]
             for t in self.tensors
         ]
 
@@ -107,7 +107,7 @@ class Call:
         made = []
         for tensor, ref in zip(self.tensors, refs, strict=True):
             storage = Storage(buffer_node(ref, tensor.dtype), tensor.device)
-            if is_whole(tensor):
+            if is_whole(tensor._steps):
                 storage = shared.setdefault(tensor._storage, storage)
             clone = Tensor._on(storage)
             made.append(clone.requires_grad_() if tensor.requires_grad else clone)
@@ -118,18 +118,13 @@ class Call:
     def refuse_views_of(self, position: int) -> None:
         """Raise JitError if a changed argument is a view of another tensor, or shown by a view."""
         storage = self.tensors[position]._storage
-        if all(is_whole(tensor) for tensor in self.tensors if tensor._storage is storage):
+        if all(is_whole(tensor._steps) for tensor in self.tensors if tensor._storage is storage):
             return
         raise JitError(
             "a jitted function changes an argument that is a view of another tensor, or has a view "
             "among the other arguments",
             hint="pass the whole tensor, or return the new value",
         )
-
-
-def is_whole(tensor: Tensor) -> bool:
-    """Whether a tensor shows its storage as it is, not a part or in another order."""
-    return all(op is Ops.DETACH for op, _ in tensor._steps)
 
 
 # --- what is closed over --------------------------------------------------------------------------

@@ -16,8 +16,7 @@ from baregrad.dtypes import DType
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array.storage import Storage, buffer_node
-from baregrad.tensor.array.views import Step, is_symbolic
-from baregrad.tensor.jit.parts import is_whole
+from baregrad.tensor.array.views import Step, is_symbolic, is_whole
 from baregrad.tensor.jit.trees import map_tree
 from baregrad.tensor.tensor import Tensor
 
@@ -213,7 +212,7 @@ def settled_view(tensor: Tensor) -> Tensor:
     """
     extents = (*tensor.shape, *tensor._storage.node.shape)
     plain = all(isinstance(extent, int) for extent in extents) and not is_symbolic(tensor._steps)
-    if plain or is_whole(tensor):
+    if plain or is_whole(tensor._steps):
         return tensor
     return Tensor._make(tensor._value(), tensor.device)
 
