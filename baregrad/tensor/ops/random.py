@@ -1,7 +1,7 @@
 """Random numbers: a counter and a key through Threefry-2x32-20, the same on every device.
 
 Each call takes as many counter values as it needs from the session's state; element i uses the
-first of them plus i. The state, (key, counter), is itself an array, so that a captured function
+first of them plus i, or where 32 bits do, pair i. The state, (key, counter), is itself an array, so that a captured function
 reads and advances it and each replay draws fresh numbers.
 """
 
@@ -31,6 +31,8 @@ from baregrad.tensor.ops.sorting import order, topk
 
 # Bits of randomness in a uniform number: no more than the dtype holds exactly.
 _LAST = (1 << 64) - 1
+# Numbers of 32 bits, of which as many are dropped as a probability says.
+_WORDS = 1 << 32
 _UNIFORM_BITS = (
     (dtypes.float64, 53),
     (dtypes.float32, 24),
@@ -135,6 +137,20 @@ def _bits(shape: tuple[Any, ...], device: str, draws: int = 1) -> list[Node]:
         places = nodes.add(nodes.add(counter, offset), line) if draw else nodes.add(counter, line)
         arrays.append(nodes.reshape(nodes.alu(Ops.THREEFRY, places, key), shape))
     return arrays
+
+
+def _words(shape: tuple[Any, ...], device: str) -> Node:
+    """Fresh random uint32: two of each draw, where the last axis has a constant, even extent."""
+    *others, last = shape or (1,)
+    if not isinstance(last, int) or last % 2:
+        (bits,) = _bits(shape, device)
+        return nodes.cast(nodes.alu(Ops.SHR, bits, const(32, dtypes.uint64)), dtypes.uint32)
+    (bits,) = _bits((*others, last // 2, 1), device)
+    pairs = nodes.expand(bits, (*others, last // 2, 2))
+    place = nodes.mul(nodes.iota(2, dtypes.uint64), const(32, dtypes.uint64))
+    place = nodes.expand(nodes.reshape(place, (*[1] * len(shape), 2)), pairs.shape)
+    words = nodes.cast(nodes.alu(Ops.SHR, pairs, place), dtypes.uint32)
+    return nodes.reshape(words, shape)
 
 
 def _uniform(bits: Node, dtype: DType) -> Node:
@@ -353,7 +369,8 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         return x
     if p == 1:
         return x * 0
-    kept = rand(type(x), x.shape, device=x.device) >= p
+    words = _finish(type(x), _words(x.shape, x.device), x.device, False)
+    kept = words >= min(round(p * _WORDS), _WORDS - 1)
     return kept.where(x * (1 / (1 - p)), 0)
 
 

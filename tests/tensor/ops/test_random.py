@@ -129,6 +129,28 @@ def test_dropout() -> None:
     assert x.dropout(1.0).sum().item() == 0
 
 
+@pytest.mark.parametrize("shape", ((4000,), (50, 81), (3, 20, 64), (), (1,)), ids=str)
+def test_dropout_drops_elements_of_their_own(shape: tuple[int, ...]) -> None:
+    """Neighbours share a draw where they are pairs, and no bit of it."""
+    Tensor.manual_seed(3)
+    kept = np.concatenate([
+        (Tensor.ones(*shape).dropout(0.5).numpy() != 0).reshape(-1) for _ in range(8)
+    ])
+    if kept.size < 1000:
+        assert set(kept) <= {True, False}
+        return
+    bound = 4 * 0.5 / np.sqrt(kept.size)
+    assert abs(kept.mean() - 0.5) < bound
+    for step in (1, 2, 3):
+        assert abs((kept[step:] == kept[:-step]).mean() - 0.5) < bound
+
+
+@pytest.mark.parametrize("p", (1e-12, 1e-3, 0.999, 1 - 1e-12))
+def test_dropout_of_almost_nothing_or_almost_all(p: float) -> None:
+    kept = Tensor.ones(20_000).dropout(p).numpy() != 0
+    assert abs(kept.mean() - (1 - p)) < 1e-3
+
+
 def test_in_place() -> None:
     x = Tensor.zeros(1000)
     view = x[:500]
