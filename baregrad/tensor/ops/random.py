@@ -1,8 +1,8 @@
 """Random numbers: a counter and a key through Threefry-2x32-20, the same on every device.
 
 Each call takes as many counter values as it needs from the session's state; element i uses the
-first of them plus i, or where 32 bits do, pair i. The state, (key, counter), is itself an array, so that a captured function
-reads and advances it and each replay draws fresh numbers.
+first of them plus i, or where 32 bits do, pair i. The state, (key, counter), is itself an array, so
+that a captured function reads and advances it and each replay draws fresh numbers.
 """
 
 from __future__ import annotations
