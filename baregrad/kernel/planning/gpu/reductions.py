@@ -9,6 +9,7 @@ sum depends on its length alone, so that the order of the additions does, too.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import partial
 from math import prod
 
 from baregrad.base.bits import next_power_of_two
@@ -121,9 +122,17 @@ def _plan_columns(
     width = iterations(inner)
     plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
     fixed = all(isinstance(extent_of(axis), int) for axis in inner)
-    if length >= VERY_LONG_COLUMN and plain and fixed and not columns:
+    exact = all(_is_exact(each) for each in plan.facts.reductions)
+    if length >= (LONG_COLUMN if exact else VERY_LONG_COLUMN) and (
+        (plain or exact) and fixed and not columns
+    ):
         plan.grid([axis for axis in ordered if axis not in inner])
-        _plan_long_columns(plan, inner, lanes, iterations(rows) // width)
+        others = iterations(rows) // width
+        lay = partial(_lay_long_columns, ordered=inner, lanes=lanes, others=others)
+        # Any order is as good for what is exact.
+        first = [COLUMN_THREADS, *([16, LEAST_COLUMN_THREADS, 256] if exact else [])]
+        ways = {f"{down} threads": partial(lay, most=down) for down in first}
+        plan.best("columns", ways)(plan)
         return
     blocks = iterations(rows) // plan.warp
     lanes = plan.whole_lanes(lanes, inner[-1])
@@ -162,15 +171,21 @@ def _plan_columns(
         plan.parts([longest], [("thread_y", warps)])
 
 
-def _plan_long_columns(
-    plan: GpuPlan, ordered: Sequence[Node], lanes: int, others: int
+def _is_exact(reduction: Reduction) -> bool:
+    """Whether a fold comes to the same in any order."""
+    monoid = reduction.node.arg.monoid
+    return monoid.idempotent or all(dtype.kind != "float" for dtype in monoid.states)
+
+
+def _lay_long_columns(
+    plan: GpuPlan, ordered: Sequence[Node], lanes: int, others: int, most: int
 ) -> None:
     """A column's steps along most threads of a block, several of them read at once by each.
 
-    others: how many such rows of columns there are.
+    others: how many such rows of columns there are. most: threads of a column.
     """
     sizes = [itemsize(access.array.dtype) for access in plan.facts.accesses
-             if access.axes.issuperset(ordered)]  # fmt: skip
+             if not access.write and access.axes.issuperset(ordered)]  # fmt: skip
     lanes = plan.pick("lanes", powers_from(lanes, 1, lanes))
     nbytes = lanes * min(sizes, default=4)
     threads = max(LINE_BYTES // nbytes, 1)
@@ -180,9 +195,9 @@ def _plan_long_columns(
     ):
         threads //= 2
     room = plan.target.threads_per_block
-    threads = min(threads, room // COLUMN_THREADS)
+    threads = min(threads, room // most, next_power_of_two(-(-width // lanes)))
     threads = plan.pick("threads along", powers_from(threads, 1, room // LEAST_COLUMN_THREADS))
-    first = min(COLUMN_THREADS, room // threads)
+    first = min(most, room // threads)
     options = powers_from(first, LEAST_COLUMN_THREADS, room // threads)
     down = plan.pick("threads of a column", options)
     steps = plan.pick("steps", powers_from(TOGETHER, 1, MOST_STEPS))
@@ -193,7 +208,8 @@ def _plan_long_columns(
         own = [axis for axis in reduction.own if extent_of(axis) != 1]
         if own and plan.taken.isdisjoint(own):
             plan.taken.update(own)
-            plan.parts(_as_one(plan, own), [("unroll", steps), ("thread_y", down)])
+            units = [("unroll", steps)] if reduction.node.arg.monoid.arity == 1 else []
+            plan.parts(_as_one(plan, own), [*units, ("thread_y", down)])
 
 
 def _as_one(plan: GpuPlan, own: Sequence[Node]) -> Sequence[Node]:
@@ -222,9 +238,13 @@ def _plan_rows(
     if threads < plan.warp or not (is_long or threads > plan.warp):
         units = [("thread", threads)]
         plan.because("{} rows, sums of {}: {} threads each", iterations(rows), longest, threads)
-        most = plan.target.threads_per_block // threads
-        together = powers_from(WARPS * plan.warp // threads, 1, most)
-        plan.spread_rows(rows, plan.pick("rows of a block", together))
+        together = WARPS * plan.warp // threads
+        # Few rows are for many blocks, of a warp at least.
+        few = iterations(rows) // plan.target.busy_blocks
+        while together * threads > plan.warp and few < together:
+            together //= 2
+        options = powers_from(together, 1, plan.target.threads_per_block // threads)
+        plan.spread_rows(rows, plan.pick("rows of a block", options))
     else:
         units = [("thread_y", threads // plan.warp), ("thread", plan.warp)]
         plan.because("{} rows, sums of {}: a block for each row", iterations(rows), longest)

@@ -13,8 +13,10 @@ from baregrad.dtypes import dtypes
 from baregrad.engine.compiler import Compiler
 from baregrad.graph import canonicalise
 from baregrad.ir.core import index
-from baregrad.ir.core.node import Node, alu, range_node
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.monoid import arg_extreme
+from baregrad.ir.core.node import Node, alu, const, range_node
+from baregrad.ir.core.op import Op, Ops
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.language.schedule import Bind, Split
 from baregrad.kernel.loops.held_rows import hold_rows
@@ -114,9 +116,40 @@ def test_sums_and_maxima_of_columns(shape: tuple[int, int]) -> None:
 def test_sums_and_maxima_of_long_columns(shape: tuple[int, int]) -> None:
     for op in (Ops.ADD, Ops.MAX):
         kernel = k.column_reduce(*shape, op)
-        assert "r1_t1=64" in str(choose_schedule(kernel, HOPPER))
         check(kernel)
+    # A sum's order is that of its length, whatever is beside it.
+    assert "r1_t1=64" in str(choose_schedule(k.column_reduce(*shape, Ops.ADD), HOPPER))
 
+
+@pytest.mark.parametrize("op", [Ops.ADD, Ops.MAX])
+@pytest.mark.parametrize("columns", [3, 9])
+def test_few_threads_lie_along_few_long_columns(columns: int, op: Op) -> None:
+    """Whatever is written of them: bytes are no reason for more threads."""
+    i, j = range_node(columns, 0), range_node(600, 1)
+    folded = k.reduce(op, k.at(k.param(1, 600, columns), j, i), j)
+    is_less = alu(Ops.CMPLT, folded, const(1.0, dtypes.float32))
+    kernel = k.kernel(k.out(k.param(0, columns, dtype=dtypes.bool), is_less, i))
+    (along,) = re.findall(r"i0_t0=(\d+)", str(choose_schedule(kernel, HOPPER)))
+    assert int(along) < 2 * columns
+    check(kernel)
+
+
+def test_places_of_maxima_of_columns_are_found_by_many_threads() -> None:
+    """In any order: which comes first is told by the places."""
+    i, j = range_node(3, 0), range_node(600, 1)
+    value, place = k.at(k.param(1, 600, 3), j, i), Node(Ops.CAST, dtypes.int64, (j,))
+    how = Reduce(arg_extreme(Ops.MAX, dtypes.float32))
+    both = Node(Ops.REDUCE, dtypes.float32, (value, place, j), how)
+    found = Node(Ops.PROJ, dtypes.int64, (both,), 1)
+    kernel = k.kernel(k.out(k.param(0, 3, dtype=dtypes.int64), found, i))
+    (down,) = re.findall(r"r1_t0=(\d+)", str(choose_schedule(kernel, HOPPER)))
+    assert int(down) >= 64
+    check(kernel)
+
+
+def test_few_rows_are_shared_out_among_blocks() -> None:
+    few, many = (str(choose_schedule(k.row_reduce(rows, 600), HOPPER)) for rows in (16, 1 << 14))
+    assert "thread_y" not in few and "i0_t0=8" in many
 
 @pytest.mark.parametrize("columns", [72, 16, 7])
 def test_a_row_times_a_matrix_reads_lines_of_it(columns: int) -> None:
@@ -294,8 +327,9 @@ def test_sums_of_what_is_far_apart(sizes: tuple[int, ...]) -> None:
     kernel = far_apart(5, *sizes)
     check(kernel)
     # A thread sums 64 or fewer by itself, and no thread of a longer sum is without a step.
-    units = [step.unit for step in choose_schedule(kernel, HOPPER).steps if isinstance(step, Bind)]
-    assert ("thread_y" in units) == (np.prod(sizes) > 64)
+    binds = [step for step in choose_schedule(kernel, HOPPER).steps if isinstance(step, Bind)]
+    shared = [bind for bind in binds if bind.unit == "thread" and "i0" not in bind.axis]
+    assert bool(shared) == (np.prod(sizes) > 64)
 
 
 def test_rows_of_a_batch_have_the_bits_of_a_row() -> None:
