@@ -10,7 +10,7 @@ from baregrad.io.gguf.quantise import can_quantise, quantise
 from baregrad.io.gguf.reader import GgufFile, GgufTensor
 from baregrad.io.gguf.types import TYPES, GgmlType, by_id, by_name
 from baregrad.io.gguf.values import Kind, TypedValue, Value
-from baregrad.io.gguf.weight import PackedWeight
+from baregrad.io.gguf.weight import PackedWeight, PlanarWeight
 from baregrad.io.gguf.writer import TensorToWrite, write_gguf
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "GgufTensor",
     "Kind",
     "PackedWeight",
+    "PlanarWeight",
     "TensorToWrite",
     "TypedValue",
     "Value",

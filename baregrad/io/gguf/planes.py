@@ -84,6 +84,17 @@ class Planes:
         rows = next(iter(parts.values())).shape[0]
         return Planes((rows, count, self.shape[-1]), parts)
 
+    def above(self, *others: Planes) -> Planes:
+        """Return the rows of these blocks, then those of others, in memory."""
+        every = (self, *others)
+        parts = {
+            field: Tensor.cat(*[one.arrays[field] for one in every]).contiguous()
+            for field in self.arrays
+        }
+        first, *rest = parts.values()
+        first.realize(*rest)
+        return Planes((first.shape[0], *self.shape[1:]), parts)
+
     def joined(self) -> Tensor:
         """Return the bytes (..., blocks, nbytes) as a file has them."""
         parts = []

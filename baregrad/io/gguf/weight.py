@@ -231,6 +231,11 @@ class PlanarWeight(PackedWeight):
         part = self.planes.at(index)
         return PlanarWeight(self.type, (*part.shape[:-2], self.shape[-1]), part)
 
+    def above(self, *others: PlanarWeight) -> PlanarWeight:
+        """Return the rows of this matrix, then those of others of its type, in memory."""
+        planes = self.planes.above(*[one.planes for one in others])
+        return PlanarWeight(self.type, (planes.shape[0], self.shape[-1]), planes)
+
     def as_rows(self) -> PackedWeight:
         """Return the weight as one matrix, whatever its leading axes were."""
         rows = self.planes.as_rows()

@@ -11,7 +11,7 @@ from baregrad.io.gguf import GgufFile, PackedWeight
 from baregrad.llm.models.architectures import read_traits
 from baregrad.llm.models.cache import LayerCache
 from baregrad.llm.models.feed_forward import Experts, FeedForward
-from baregrad.llm.models.heads import Angles, GroupedAttention, LatentAttention
+from baregrad.llm.models.heads import Angles, GroupedAttention, LatentAttention, fuse_heads
 from baregrad.llm.models.rope import Rotation
 from baregrad.llm.models.traits import CacheRow, DecoderTraits, LayerTraits, RopeTraits
 from baregrad.llm.models.weights import DeviceWeights, GgufWeights, WeightSource
@@ -144,6 +144,7 @@ class DecoderLayer:
                 vectors[name] = source.vector(f"{_LAYER}{number}.{name}")
             else:
                 weights[name] = source.weight(f"{_LAYER}{number}.{name}")
+        fuse_heads(weights, vectors)
         self._vectors = vectors
         # What tells this layer from others of its kind.
         self.tensors = [

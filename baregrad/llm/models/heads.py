@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from baregrad.base.errors import CompilerBug
-from baregrad.io.gguf import PackedWeight
+from baregrad.io.gguf import PackedWeight, PlanarWeight
 from baregrad.llm.models.cache import LayerCache
 from baregrad.llm.models.rope import Rotation
 from baregrad.llm.models.traits import LatentTraits, LayerTraits
@@ -13,6 +13,30 @@ from baregrad.tensor import Tensor
 
 Angles = tuple[Tensor, Tensor]
 Norm = Callable[[Tensor, str], Tensor]
+
+
+_APART, _FUSED = ("attn_q", "attn_k", "attn_v"), "attn_qkv"
+
+
+def fuse_heads(weights: dict[str, PackedWeight], vectors: dict[str, Tensor]) -> None:
+    """Make one matrix of those of queries, keys and values, where their blocks are planes.
+
+    GPUs take nearly as long for the few rows of keys as for many. Left apart are matrices of
+    several types, and those of which some have a bias and some none.
+    """
+    found = [weights.get(f"{name}.weight") for name in _APART]
+    planar = [one for one in found if isinstance(one, PlanarWeight)]
+    biases = [vectors[f"{name}.bias"] for name in _APART if f"{name}.bias" in vectors]
+    if len(planar) < len(_APART) or len({one.type.name for one in planar}) > 1:
+        return
+    if biases and len(biases) < len(_APART):
+        return
+    weights[f"{_FUSED}.weight"] = planar[0].above(*planar[1:])
+    if biases:
+        vectors[f"{_FUSED}.bias"] = Tensor.cat(*biases).contiguous().realize()
+    for name in _APART:
+        del weights[f"{name}.weight"]
+        vectors.pop(f"{name}.bias", None)
 
 
 class GroupedAttention:
@@ -59,10 +83,10 @@ class GroupedAttention:
             (traits.key_heads, traits.head_width),
             (traits.key_heads, traits.value_width),
         ]
-        if not traits.is_fused:
-            rows = [self.dense(name, x) for name in ("attn_q", "attn_k", "attn_v")]
+        if f"{_FUSED}.weight" not in self.weights:
+            rows = [self.dense(name, x) for name in _APART]
         else:
-            whole, rows, begin = self.dense("attn_qkv", x), [], 0
+            whole, rows, begin = self.dense(_FUSED, x), [], 0
             for heads, width in shapes:
                 rows.append(whole[:, begin : begin + heads * width])
                 begin += heads * width
