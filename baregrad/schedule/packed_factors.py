@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from baregrad.ir.core.node import Node
+from baregrad.dtypes import dtypes
+from baregrad.ir.analysis.words import byte_products
+from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
 from baregrad.schedule.survey import VIEWED, Survey
 from baregrad.schedule.traffic import Traffic
@@ -26,6 +28,8 @@ MANY_ROWS = 1024
 WHY = "numbers made of fewer bytes are kept a row or a panel at a time"
 _ELEMENTWISE = mask_of(ELEMENTWISE)
 _OPERATIONS = _ELEMENTWISE & ~(Ops.CAST.bit | Ops.BITCAST.bit)
+_BYTES = (dtypes.uint8, dtypes.int8)
+_NUMBERS = Ops.CONST.bit | Ops.IOTA.bit
 _INSIDE = _ELEMENTWISE | VIEWED | Ops.GATHER.bit
 
 
@@ -41,6 +45,9 @@ def packed_factors(
         if node.op is not Ops.REDUCE or node.arg.monoid.primitive is not Ops.ADD:
             continue
         body = node.src[0]
+        if byte_products(body):
+            found |= _made_of_bytes(body)
+            continue
         while body.op in (Ops.CAST, Ops.RESHAPE, Ops.PERMUTE):
             body = body.src[0]
         if body.op is not Ops.MUL:
@@ -77,6 +84,23 @@ def _is_packed(factor: Node, survey: Survey, traffic: Traffic) -> bool:
         return False
     operations = sum(node.op.bit & _OPERATIONS > 0 for node in _inside(factor))
     return operations >= LEAST_OPERATIONS
+
+
+def _is_computed(node: Node) -> bool:
+    return bool(node.op.bit & _INSIDE) and node.dtype not in _BYTES
+
+
+def _made_of_bytes(body: Node) -> set[Node]:
+    """What a sum of products of bytes makes of arrays of bytes alone: words, and their scales."""
+    order = toposort(body, enter=_is_computed)
+    found: set[Node] = set()
+    for node in order:
+        if _is_computed(node) and all(
+            child in found or child.dtype in _BYTES or child.op.bit & _NUMBERS
+            for child in node.src
+        ):
+            found.add(node)
+    return found
 
 
 def _inside(factor: Node) -> set[Node]:

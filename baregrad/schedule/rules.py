@@ -177,7 +177,7 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
     others = draft.loads + draft.pending - 1
     if len(node.src) > 1 and others + len(node.src) > MAX_LOADS:
         reads = _arrays_read(node)
-        if reads > 1 and others + reads > MAX_LOADS:
+        if reads > 1 and others + reads > MAX_LOADS and node not in fusion.packed:
             return f"the kernel reads {MAX_LOADS} arrays already"
     if op.bit & _ELEMENTWISE:
         if fusion.gpu and _is_anew_in_each_thread(fusion, node, request):

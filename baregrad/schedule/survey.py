@@ -16,6 +16,7 @@ from typing import Any
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.stream import is_chained, is_computed, is_operand, is_stream
+from baregrad.ir.analysis.words import byte_products
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import ALU, MOVEMENT, SPELLED, Op, Ops, mask_of
@@ -252,8 +253,8 @@ def _is_contraction(node: Node, survey: Survey) -> bool:
     if node.arg.monoid.primitive is not Ops.ADD:
         return False
     body = _product(node)
-    if body.op is not Ops.MUL:
-        return False
+    if body.op is not Ops.MUL or byte_products(body):
+        return bool(byte_products(node.src[0]))
     size = survey.size[body.shape]
     return all(
         size >= CONTRACTION_REUSE * survey.size[_factor(operand).shape] for operand in body.src

@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Ops, mask_of
 
 Array = npt.NDArray[Any]
 WORD_NBYTES = 4
@@ -42,6 +44,27 @@ PRODUCTS: MappingProxyType[str, Factors] = MappingProxyType({
 NAMES: MappingProxyType[Factors, str] = MappingProxyType(
     {factors: name for name, factors in PRODUCTS.items()}
 )
+
+
+_DOT4 = Ops.DOT4.bit
+_THROUGH = mask_of((*ELEMENTWISE, *MOVEMENT, Ops.DETACH, Ops.GUARD))
+
+
+def byte_products(value: Node) -> list[Node]:
+    """The DOT4s that arithmetic and views make a value of, without those of sums inside it."""
+    if not value.mask & _DOT4:
+        return []
+    found: dict[Node, None] = {}
+    seen, waiting = {value}, [value]
+    while waiting:
+        node = waiting.pop()
+        if node.op is Ops.DOT4:
+            found[node] = None
+        if node.op.bit & _THROUGH:
+            below = [child for child in node.src if child.mask & _DOT4 and child not in seen]
+            seen.update(below)
+            waiting += below
+    return list(found)
 
 
 def in_word(dtype: DType) -> int:

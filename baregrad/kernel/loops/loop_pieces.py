@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable
 
 from baregrad.dtypes import dtypes
+from baregrad.ir.analysis.words import byte_products
 from baregrad.ir.core import index
 from baregrad.ir.core.axes import TILE_BINDS
 from baregrad.ir.core.monoid import Monoid, primitive
@@ -26,6 +27,7 @@ from baregrad.kernel.facts.analysis import Facts, in_bounds
 SCOPED = Ops.REDUCE.bit | Ops.SCAN.bit | Ops.STAGE.bit
 # Instructions that add up the products of the numbers in words, and what their last source is.
 DOTS = (Ops.DOT4, Ops.DOT2)
+_BYTES = Ops.DOT4.bit
 _BELOW = "kernel.scoped"
 _VALUES = "kernel.values"
 _PLAIN = "kernel.plain"
@@ -103,6 +105,10 @@ def stepped(monoid: Monoid, state: Node, value: Node, fma: bool) -> Node:
             if condition is not None:
                 a, b = factor_where(condition, a), factor_where(condition, b)
             return scalar(Ops.FMA, value.dtype, (a, b, state))
+        if value.op is Ops.ADD and value.mask & _BYTES and byte_products(value):
+            for addend in value.src:
+                state = stepped(monoid, state, addend, fma)
+            return state
     return scalar(monoid.primitive, value.dtype, (state, value))
 
 

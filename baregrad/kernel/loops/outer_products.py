@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from baregrad.dtypes import dtypes
+from baregrad.ir.analysis.words import byte_products
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
@@ -28,6 +29,9 @@ def sums_outer(value: Node) -> bool:
 
     Also where that cannot be seen, and where the product is exact, so that nothing is rounded.
     """
+    if byte_products(value):
+        # Products of bytes are scaled where they are summed up, and their minima with them.
+        return True
     product = value.src[1] if value.op is Ops.GUARD else value
     if product.op is not Ops.MUL:
         return False

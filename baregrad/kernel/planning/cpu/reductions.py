@@ -20,6 +20,7 @@ from baregrad.kernel.language.schedule import Schedule, Split
 from baregrad.kernel.loops.loop_pieces import scoped_below
 from baregrad.kernel.planning.common.pool import choose_pool
 from baregrad.kernel.planning.common.tiling import MOST_TOGETHER, PlannedAxis, loop_names
+from baregrad.kernel.planning.cpu.byte_products import plan_byte_products
 from baregrad.kernel.planning.cpu.convolutions import plan_windows, windows_of
 from baregrad.kernel.planning.cpu.delays import late_stores, store_late
 from baregrad.kernel.planning.cpu.elementwise import is_dear
@@ -60,7 +61,7 @@ def plan_reductions(plan: SumPlan) -> Schedule:
             loops, pool = found
             _plan_rest(plan, windows.lane)
             return plan.schedule(_names(plan, loops), pool)
-    blocked = plan_blocks(plan)
+    blocked = plan_byte_products(plan) or plan_blocks(plan)
     if blocked is not None:
         return blocked
     lane = lane_axis(plan)

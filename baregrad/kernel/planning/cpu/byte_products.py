@@ -1,0 +1,131 @@
+"""Schedules for products of rows of bytes, four a word: lanes are the words of a block.
+
+A block of one factor is a few words with a scale, as packed weights are, and the other factor has
+words and scales to match. The words of a block are one vector; what is unpacked of it serves
+several rows of the other factor, whose words in turn serve several of its rows. Each result is
+added up block after block, in the same order whatever stands beside it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+
+from baregrad.ir.analysis.words import byte_products
+from baregrad.ir.core.node import Node, toposort
+from baregrad.kernel.language.schedule import Collapse, Schedule
+from baregrad.kernel.planning.common.pool import choose_pool
+from baregrad.kernel.planning.common.tiling import PlannedAxis, loop_names
+from baregrad.kernel.planning.cpu.sum_plan import SumPlan
+
+# Words of a vector that are joined for their length.
+MOST_WORDS = 8
+# Rows of a tile of either factor, at most.
+MOST_ROWS = 8
+# Operations of one block of two rows, of unpacking one, and of reading the other.
+PRODUCT_COST, UNPACK_COST, READ_COST = 6.0, 8.0, 4.0
+# Registers for what is unpacked of a block of a row, and for what passes through.
+UNPACKED_REGISTERS, SPARE_REGISTERS = 4, 7
+# Scales of their own that words have, at most, as steps that read other bits of the same bytes.
+MOST_STEPS = 8
+
+
+def plan_byte_products(plan: SumPlan) -> Schedule | None:
+    """The schedule of a sum of products of bytes in words; None for any other kernel."""
+    main = plan.main
+    dots = byte_products(main.node.src[0])
+    lane = _words(plan) if dots else None
+    if lane is None or len(dots) != 1 or len(plan.facts.reductions) > 1:
+        return None
+    packed_words = dots[0].src[0]
+    lane = _joined(plan, lane)
+    plan.because("vectors of the {} words of a block along {}", lane.size, lane.name)
+    plan.whole(lane, lane.name, lane.size, "vector")
+    plan.vectors.append(lane)
+    data = [axis for axis in plan.axes if not axis.reduced]
+    moving = [axis for axis in data if axis.inside(main.free) and axis.size > 1]
+    packed = _longest(axis for axis in moving if axis.inside(packed_words.ranges))
+    others = _longest(axis for axis in moving if not axis.inside(packed_words.ranges))
+    _tile(plan, packed, others)
+    steps = _unroll_steps(plan, packed_words, lane)
+    for axis in plan.axes:
+        plan.keep(axis)
+    order = [axis for axis in data if axis is not others]
+    order += [axis for axis in data if axis is others]
+    pool = choose_pool(plan, order)
+    sums = [axis for axis in plan.axes if axis.reduced and axis not in steps]
+    return plan.schedule([*loop_names(order), *loop_names(sums), *loop_names(steps)], pool)
+
+
+def _longest(axes: Iterable[PlannedAxis]) -> PlannedAxis | None:
+    return max(axes, key=lambda axis: axis.size, default=None)
+
+
+def _words(plan: SumPlan) -> PlannedAxis | None:
+    """The axis along which words of a block are neighbours: a vector holds all of them."""
+    for axis in reversed(plan.axes):
+        if not axis.inside(plan.main.own) or axis.extent != axis.size:
+            continue
+        if not 1 < axis.size <= plan.target.lanes(4) or axis.size & (axis.size - 1):
+            continue
+        if any(axis.stride(a) == 4 // a.array.dtype.itemsize for a in plan.reads):
+            return axis
+    return None
+
+
+def _joined(plan: SumPlan, lane: PlannedAxis) -> PlannedAxis:
+    """The words of a block, and others behind them that are made of other bits of the same bytes.
+
+    Where one factor has them side by side and scales are the same, they are one vector.
+    """
+    place = plan.axes.index(lane)
+    outer = plan.axes[place - 1] if place else lane
+    size = lane.size * outer.size
+    if not outer.inside(plan.main.own) or outer.extent != outer.size or outer is lane:
+        return lane
+    if size > min(plan.target.lanes(4), MOST_WORDS) or size & (size - 1):
+        return lane
+    for access in plan.reads:
+        stride, step = outer.stride(access), lane.stride(access)
+        if stride != 0 and (step is None or stride != step * lane.size):
+            return lane
+    name, nodes = f"{outer.name}_{lane.name}", (*outer.nodes, *lane.nodes)
+    plan.steps.append(Collapse((outer.name, lane.name), name))
+    found = PlannedAxis(name, size, nodes, True, size)
+    plan.axes[place - 1 : place + 1] = [found]
+    return found
+
+
+def _tile(plan: SumPlan, packed: PlannedAxis | None, others: PlannedAxis | None) -> None:
+    """Spread rows of both factors over registers."""
+    best = (float("inf"), 1, 1)
+    sizes = [1 if axis is None else min(axis.size, MOST_ROWS) for axis in (packed, others)]
+    for rows, beside in itertools.product(*[range(1, size + 1) for size in sizes]):
+        held = rows * beside + UNPACKED_REGISTERS * rows + SPARE_REGISTERS
+        if held <= plan.target.vector_registers:
+            cost = PRODUCT_COST + UNPACK_COST / beside + READ_COST / rows
+            if packed is not None and packed.size % rows:
+                cost += READ_COST
+            best = min(best, (cost, rows, beside))
+    for axis, count in ((others, best[2]), (packed, best[1])):
+        if axis is not None:
+            plan.because("{} rows of {} at once", count, axis.name)
+            plan.unroll(axis, count)
+            plan.tile_order += [name for tile in axis.tiles for name in tile]
+
+
+def _unroll_steps(plan: SumPlan, words: Node, lane: PlannedAxis) -> list[PlannedAxis]:
+    """Write out short axes along which some `words` stand still; each step reads other bits."""
+    room, found = MOST_STEPS, []
+    below = set(toposort(words))
+    packed = [a for a in plan.reads if a.read in below and lane.nodes[-1] in a.axes]
+    for axis in plan.axes:
+        if not axis.inside(plan.main.own) or axis.planned or axis.extent != axis.size:
+            continue
+        if 1 < axis.size <= room and any(axis.stride(access) == 0 for access in packed):
+            plan.because("{} steps of {} at once: they read other bits of the same bytes",
+                         axis.size, axis.name)
+            plan.unroll(axis, axis.size)
+            room //= axis.size
+            found.append(axis)
+    return found

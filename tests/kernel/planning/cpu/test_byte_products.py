@@ -1,0 +1,69 @@
+"""Products of bytes: lanes are words of a block, and all kinds of machines give the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from baregrad import Tensor
+from baregrad.base.options import options
+from baregrad.dtypes import dtypes
+from baregrad.engine.session import Session, use_session
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.planning.first_schedule import choose
+from baregrad.target.cpu import CPU_ROWS, CpuTarget, cpu_row_named
+from tests.kernel.test_lowering import check
+
+pytestmark = pytest.mark.differential
+AVX512 = cpu_row_named("x86-64-avx512")
+BLOCKS, NBYTES = 6, 20
+
+
+def product(rows: int, out: int, joined: bool = True) -> Tensor:
+    """Rows of nibbles of blocks with a scale, times rows of bytes."""
+    rng = np.random.default_rng(4)
+    packed = Tensor(rng.integers(0, 256, (out, BLOCKS, NBYTES), np.uint8))
+    x = Tensor(rng.integers(-127, 128, (rows, 1, BLOCKS, 32), np.int8)).view(dtypes.int32)
+    scales = Tensor(rng.standard_normal((rows, 1, BLOCKS, 1, 1)).astype(np.float32))
+    words = packed[..., 4:].view(dtypes.int32).unsqueeze(-2)
+    steps = Tensor.arange(2, dtype=dtypes.int32).reshape(2, 1) * 4
+    codes = (words >> steps) & 0x0F0F0F0F
+    x = x.reshape(rows, 1, BLOCKS, 2, 4)
+    if not joined:
+        # A scale for each half of a block.
+        scales = scales * Tensor([1.0, 0.5]).reshape(2, 1)
+    return (codes.dot_bytes(x).float() * scales).sum((-1, -2, -3))
+
+
+def kernel_of(tensor: Callable[[], Tensor]) -> Node:
+    kernels: list[Node] = []
+    with use_session(Session()) as session, options.override(device="NULL"):
+        session.watching.observers.append(
+            lambda run: kernels.extend(one.kernel for one in run.executable.plan.steps)
+        )
+        tensor().realize()
+        session.close()
+    (found,) = [kernel for kernel in kernels if kernel.has(Ops.DOT4)]
+    return found
+
+
+def test_lanes_are_the_words_of_a_block() -> None:
+    chosen = choose(kernel_of(lambda: product(1, 64)), AVX512)
+    assert "vectors of the 8 words of a block" in " ".join(chosen.why())
+    assert "bind('r2_r3', 'vector')" in str(chosen.schedule)
+    apart = choose(kernel_of(lambda: product(1, 64, joined=False)), AVX512)
+    assert "vectors of the 4 words of a block" in " ".join(apart.why())
+    assert "2 steps of" in " ".join(apart.why())
+
+
+@pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: row.name)
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize(("rows", "out"), [(1, 1), (1, 13), (3, 7), (17, 5)])
+def test_every_machine_computes_the_same(
+    row: CpuTarget, rows: int, out: int, joined: bool
+) -> None:
+    kernel = kernel_of(lambda: product(rows, out, joined))
+    check(kernel, choose(kernel, row).schedule, row)
