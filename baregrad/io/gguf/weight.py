@@ -11,8 +11,10 @@ import numpy.typing as npt
 
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import DType, as_dtype, dtypes
+from baregrad.engine.backends import GPU_NAMES
 from baregrad.io.gguf import grid_blocks, k_blocks, plain_blocks
 from baregrad.io.gguf.bits import Blocks
+from baregrad.io.gguf.byte_products import CODES, byte_linear
 from baregrad.io.gguf.grids import grid_of
 from baregrad.io.gguf.planes import Planes, planes_of
 from baregrad.io.gguf.types import GgmlType
@@ -47,10 +49,11 @@ class PackedWeight:
     It may be a matrix (out, in), a stack of them (experts, out, in), a table (words, width) or a
     vector. `bytes` is a uint8 tensor (..., bytes of a row); for types that pack nothing it holds
     the elements themselves, in their dtype. `grid` are the codes of the type's points where it has
-    some, which weights of one type may share; left out, they are made.
+    some, which weights of one type may share; left out, they are made. `is_exact`: products take
+    the other factor's numbers as they are.
     """
 
-    __slots__ = ("_bytes", "grid", "shape", "type")
+    __slots__ = ("_bytes", "grid", "is_exact", "shape", "type")
 
     def __init__(
         self,
@@ -58,9 +61,12 @@ class PackedWeight:
         shape: tuple[int | object, ...],
         bytes: Tensor,
         grid: Tensor | None = None,
+        *,
+        is_exact: bool = False,
     ) -> None:
         self.type = type
         self.shape = tuple(shape)
+        self.is_exact = is_exact
         self._bytes = bytes
         points = grid_of(type.name)
         if grid is None and points is not None:
@@ -128,6 +134,10 @@ class PackedWeight:
         count = self.bytes.shape[-1] // self.type.nbytes
         return self.bytes.reshape(*self.bytes.shape[:-1], count, self.type.nbytes)
 
+    def _has_words(self) -> bool:
+        """Whether rows that are multiplied with the weight are rounded to bytes."""
+        return self.type.name in CODES and self.device.partition(":")[0] not in GPU_NAMES
+
     def in_planes(self) -> PackedWeight:
         """Return the weight with the fields of its blocks apart, in memory, for wide loads.
 
@@ -140,8 +150,16 @@ class PackedWeight:
 
     def at(self, index: Tensor | int | slice) -> PackedWeight:
         """Return the part at an index of the first axis, packed: rows, or matrices of a stack."""
-        part = self.bytes[index]
-        return PackedWeight(self.type, (*part.shape[:-1], self.shape[-1]), part, self.grid)
+        return self._with(self.bytes[index])
+
+    def exactly(self) -> PackedWeight:
+        """Return the weight with products that take the other factor's numbers as they are."""
+        return PackedWeight(self.type, self.shape, self.bytes, self.grid, is_exact=True)
+
+    def _with(self, part: Tensor) -> PackedWeight:
+        """The same weight with other rows of bytes."""
+        shape = (*part.shape[:-1], self.shape[-1])
+        return PackedWeight(self.type, shape, part, self.grid, is_exact=self.is_exact)
 
     def raw(self) -> npt.NDArray[np.uint8]:
         """Return the bytes as NumPy's, a copy where they are not in the host's memory."""
@@ -151,23 +169,27 @@ class PackedWeight:
 
     def as_rows(self) -> PackedWeight:
         """Return the weight as one matrix, whatever its leading axes were."""
-        flat = self.bytes.reshape(-1, self.bytes.shape[-1])
-        return PackedWeight(self.type, (flat.shape[0], self.shape[-1]), flat, self.grid)
+        return self._with(self.bytes.reshape(-1, self.bytes.shape[-1]))
 
     def rows(self, index: Tensor) -> Tensor:
         """Return `dense()[index]` for a tensor of integers; only those rows are read."""
         return self.at(index).dense()
 
-    def linear(self, x: Tensor) -> Tensor:
+    def linear(self, x: Tensor, *, exact: bool = False) -> Tensor:
         """Return `x` (..., in) times the transposed matrix: (..., out), in the dtype of `x`.
 
-        Raises ShapeError for a weight that is no matrix.
+        Off GPUs the rows of `x` are rounded to bytes with a scale for each block, as llama.cpp
+        rounds them, for the types that `CODES` names; not where they are to be `exact`, or carry
+        gradients. Raises ShapeError for a weight that is no matrix.
         """
         if len(self.shape) != 2:
             raise ShapeError(
                 "a product takes a matrix", found=f"a weight of shape {list(self.shape)}",
                 wanted="(out, in)", hint="at(index) gives one matrix of a stack",
             )  # fmt: skip
+        if not (exact or self.is_exact or x.requires_grad) and self._has_words():
+            rounded = byte_linear(x.cast(dtypes.float32), self._byte_blocks(), self.type.name)
+            return rounded.cast(x.dtype)
         if all(size == 1 for size in x.shape[:-1]):
             # A lone row is as fast with the numbers as they are.
             return self._times(x.cast(dtypes.float32)).cast(x.dtype)
@@ -192,6 +214,8 @@ class PlanarWeight(PackedWeight):
         self.shape = tuple(shape)
         self.planes = planes
         self.grid = None
+        # What lies in planes is read as numbers in any case.
+        self.is_exact = True
 
     @property
     def bytes(self) -> Tensor:
@@ -223,6 +247,10 @@ class PlanarWeight(PackedWeight):
         return products.flatten(1).sum(-1).reshape(*vector.shape[:-1], self.shape[0])
 
     def in_planes(self) -> PackedWeight:
+        """Return the weight itself."""
+        return self
+
+    def exactly(self) -> PackedWeight:
         """Return the weight itself."""
         return self
 

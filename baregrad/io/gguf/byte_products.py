@@ -1,0 +1,222 @@
+"""Products with packed weights on bytes: rows are quantised as well, and words are multiplied.
+
+A row of numbers becomes bytes with a scale for each block, as long as the weights' own blocks, with
+the roundings of llama.cpp. What a weight packs stays in words of four bytes: unsigned codes with a
+scale and perhaps a minimum for each group of words. A group's products are whole numbers, exactly.
+Layouts are those of ggml/src/ggml-common.h of github.com/ggml-org/llama.cpp; how rows are quantised
+is that of `quantize_row_q8_0`, `quantize_row_q8_1` and `quantize_row_q8_K` there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from baregrad.dtypes import dtypes
+from baregrad.io.gguf.bits import field, half, signed_field, unpack
+from baregrad.tensor import Tensor
+
+# Bytes of a word, and a word of equal bytes.
+WORD, EACH = 4, 0x01010101
+# Elements of a row that share a scale: those of small blocks, and of K-quants'.
+SMALL_BLOCK, LARGE_BLOCK = 32, 256
+_LARGEST = 127.0
+
+
+@dataclass(frozen=True, slots=True)
+class Codes:
+    """What blocks hold: unsigned bytes in int32 words (..., groups, words), lazily.
+
+    The words of a row lie in the order of its elements. scale: float32 (..., groups, 1) for each
+    group, of which axes may be 1. minimum: what a group's elements have beside, likewise. offset:
+    what each byte is too large by.
+    """
+
+    words: Tensor
+    scale: Tensor
+    minimum: Tensor | None = None
+    offset: int = 0
+
+
+def words_at(blocks: Tensor, start: int, count: int) -> Tensor:
+    """`count` little-endian words of each block from byte `start` on, as int32."""
+    part = blocks[..., start : start + WORD * count].cast(dtypes.int32)
+    part = part.reshape(*blocks.shape[:-1], count, WORD)
+    return part[..., 0] | (part[..., 1] << 8) | (part[..., 2] << 16) | (part[..., 3] << 24)
+
+
+def _each(bits: int) -> int:
+    """A word whose bytes have the lowest `bits` bits set."""
+    return ((1 << bits) - 1) * EACH
+
+
+def _steps(count: int, size: int, *shape: int) -> Tensor:
+    """0, size, 2 * size, ... as int32, under a shape."""
+    return (Tensor.arange(count, dtype=dtypes.int32) * size).reshape(*shape)
+
+
+def _nibbles(blocks: Tensor, start: int) -> Tensor:
+    """32 codes of 4 bits in words (..., 2, 4): low halves of 16 bytes, then their high halves."""
+    words = words_at(blocks, start, 4).unsqueeze(-2)
+    return (words >> _steps(2, 4, 2, 1)) & _each(4)
+
+
+def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
+    """32 single bits, lowest first, each as 16 in its byte; words (..., 2, 4)."""
+    bits = words_at(blocks, start, 1).unsqueeze(-1)
+    four = (bits >> _steps(8, 4, 2, 4)) & 15
+    # Copies that lie seven bits apart have one bit each at the beginning of a byte.
+    return ((four * 0x00204081) & EACH) << 4
+
+
+def _whole(scale: Tensor) -> Tensor:
+    """A number of a block for all of its words, which have two axes."""
+    return scale.unsqueeze(-1)
+
+
+def _q4_0(blocks: Tensor) -> Codes:
+    return Codes(_nibbles(blocks, 2), _whole(half(blocks, 0)), offset=8)
+
+
+def _q4_1(blocks: Tensor) -> Codes:
+    return Codes(_nibbles(blocks, 4), _whole(half(blocks, 0)), _whole(half(blocks, 2)))
+
+
+def _q5_0(blocks: Tensor) -> Codes:
+    words = _nibbles(blocks, 6) | _fifth_bits(blocks, 2)
+    return Codes(words, _whole(half(blocks, 0)), offset=16)
+
+
+def _q5_1(blocks: Tensor) -> Codes:
+    words = _nibbles(blocks, 8) | _fifth_bits(blocks, 4)
+    return Codes(words, _whole(half(blocks, 0)), _whole(half(blocks, 2)))
+
+
+def _q8_0(blocks: Tensor) -> Codes:
+    return Codes(words_at(blocks, 2, 8) ^ -0x7F7F7F80, half(blocks, 0), offset=128)
+
+
+def _halves(blocks: Tensor, start: int) -> Tensor:
+    """Codes of 4 bits of four runs of 32 bytes, each its low halves, then its high: (4, 2, 8)."""
+    words = words_at(blocks, start, 32).reshape(*blocks.shape[:-1], 4, 1, 8)
+    return (words >> _steps(2, 4, 2, 1)) & _each(4)
+
+
+def _q4_k(blocks: Tensor) -> Codes:
+    return Codes(_halves(blocks, 16), *_pairs(blocks))
+
+
+def _q5_k(blocks: Tensor) -> Codes:
+    high = words_at(blocks, 16, 8).reshape(*blocks.shape[:-1], 1, 1, 8)
+    bits = ((high >> _steps(8, 1, 4, 2, 1)) & EACH) << 4
+    return Codes(_halves(blocks, 48) | bits, *_pairs(blocks))
+
+
+def _pairs(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """The scales and minima of eight groups, in pairs: (4, 2, 1); what they hold is added."""
+    scales, minima, more = (words_at(blocks, at, 1).unsqueeze(-1) for at in (4, 8, 12))
+    pair = _steps(4, 1, 4, 1)
+    # The first four of each lie whole in a byte; the others are of a nibble and two spare bits.
+    found = []
+    for low, high, start in ((scales, more, 0), (minima, more >> 4, 2)):
+        spread = (high & _each(4)) | ((low >> 2) & 0x30303030)
+        word = (pair < 2).where(low & _each(6), spread)
+        number = (word >> ((pair & 1) * 16 + _steps(2, 8, 1, 2))) & 63
+        found.append((half(blocks, start).unsqueeze(-1) * number).unsqueeze(-1))
+    return found[0], -found[1]
+
+
+def _q6_k(blocks: Tensor) -> Codes:
+    lead = blocks.shape[:-1]
+    # Two halves, then: low or high bits of a byte, runs of 32 bytes, groups of 16, words.
+    low = words_at(blocks, 0, 32).reshape(*lead, 2, 1, 2, 2, 4)
+    high = words_at(blocks, 128, 16).reshape(*lead, 2, 1, 1, 2, 4)
+    low = (low >> _steps(2, 4, 2, 1, 1, 1)) & _each(4)
+    high = (high >> _steps(4, 2, 2, 2, 1, 1)) & _each(2)
+    scale = half(blocks, 208) * signed_field(blocks, 192, 208)
+    return Codes(low | (high << 4), scale.reshape(*lead, 2, 2, 2, 2, 1), offset=32)
+
+
+def _quarters(blocks: Tensor, start: int) -> Tensor:
+    """Codes of 2 bits of two runs of 32 bytes: (2, 4, 2, 4), each 16 a group."""
+    words = words_at(blocks, start, 16).reshape(*blocks.shape[:-1], 2, 1, 2, 4)
+    return (words >> _steps(4, 2, 4, 1, 1)) & _each(2)
+
+
+def _q2_k(blocks: Tensor) -> Codes:
+    lead = blocks.shape[:-1]
+    scales = field(blocks, 0, 16)
+    scale = (half(blocks, 80) * (scales & 15)).reshape(*lead, 2, 4, 2, 1)
+    minimum = (half(blocks, 82) * (scales >> 4)).reshape(*lead, 2, 4, 2, 1)
+    return Codes(_quarters(blocks, 16), scale, -minimum)
+
+
+def _q3_k(blocks: Tensor) -> Codes:
+    lead = blocks.shape[:-1]
+    high = words_at(blocks, 0, 8).reshape(*lead, 1, 1, 2, 4)
+    bits = ((high >> _steps(8, 1, 2, 4, 1, 1)) & EACH) << 2
+    low = unpack(field(blocks, 96, 104), 4, 2).reshape(*lead, 16)
+    more = unpack(field(blocks, 104, 108), 2, 4).reshape(*lead, 16)
+    scale = half(blocks, 108) * ((low | (more << 4)) - 32)
+    return Codes(_quarters(blocks, 32) | bits, scale.reshape(*lead, 2, 4, 2, 1), offset=4)
+
+
+CODES: Mapping[str, Callable[[Tensor], Codes]] = MappingProxyType({
+    "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
+    "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
+})  # fmt: skip
+
+
+def _rounded(values: Tensor, made_of: Tensor) -> Tensor:
+    """Numbers rounded to float16, which are 0 where what they are made of is.
+
+    Said so, they are stored in float32: each is read by many products.
+    """
+    return (made_of == 0).where(0.0, values.cast(dtypes.float16).cast(dtypes.float32))
+
+
+def quantised_rows(x: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Bytes (..., blocks, block) of rows (..., width) of float32, and what one stands for.
+
+    That is float32 (..., blocks), once as it is, and once as it is kept: small blocks keep float16.
+    """
+    parts = x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
+    largest = parts.abs().amax(-1)
+    inverse = (largest == 0).where(0.0, _LARGEST / largest)
+    codes = (parts * inverse.unsqueeze(-1)).round().cast(dtypes.int8).contiguous()
+    if block == SMALL_BLOCK:
+        step = largest / _LARGEST
+        return codes, step, _rounded(step, largest).contiguous()
+    step = (inverse == 0).where(0.0, 1.0 / inverse).contiguous()
+    return codes, step, step
+
+
+def byte_linear(x: Tensor, blocks: Tensor, name: str) -> Tensor:
+    """Rows (..., width) of float32 times a matrix of blocks (out, blocks, nbytes): (..., out)."""
+    held = CODES[name](blocks)
+    count = blocks.shape[1]
+    size = x.shape[-1] // count
+    lead, inner = x.shape[:-1], held.words.shape[2:]
+    codes, step, kept = quantised_rows(x, size)
+    ones = (1,) * len(inner)
+    words = codes.view(dtypes.int32).reshape(*lead, 1, count, *inner)
+    total: Tensor | int = 0
+    if held.offset:
+        sums = codes.reshape(*lead, count, size // WORD, WORD).sum(-1, dtype=dtypes.int32)
+        total = (sums * -held.offset).contiguous().reshape(*lead, 1, count, *inner)
+    dots = held.words.dot_bytes(words, total).cast(dtypes.float32)
+    found = dots * kept.reshape(*lead, 1, count, *ones) * held.scale
+    if held.minimum is not None:
+        groups = held.minimum.shape[2:]
+        number = math.prod(groups)
+        sums = codes.reshape(*lead, count, number, size // number).sum(-1, dtype=dtypes.int32)
+        values = sums.cast(dtypes.float32) * step.unsqueeze(-1)
+        if size == SMALL_BLOCK:
+            values = _rounded(values, sums)
+        # A share for each of the words, a power of two of them.
+        values = (values * (WORD * number / size)).contiguous()
+        found = found + held.minimum * values.reshape(*lead, 1, count, *groups)
+    axes = tuple(range(-1 - len(inner), 0))
+    return found.sum(axes)
