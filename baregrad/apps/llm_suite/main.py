@@ -55,6 +55,7 @@ def main(argv: Sequence[str]) -> int:
     with options.override(threads=threads):
         model = open_to_ask(chosen.file, EngineSettings(
             context=context, rows=STREAMS, contexts=STREAMS // 2, device=chosen.device,
+            exact=chosen.exact,
         ))  # fmt: skip
         other = None
         if chosen.against:
@@ -224,6 +225,8 @@ def _parser() -> argparse.ArgumentParser:
                         help="the Python that has llama-cpp-python (this one)")  # fmt: skip
     parser.add_argument("--threads", type=int, default=0, help="of both sides (all cores)")
     parser.add_argument("--device", help="of our side (the default device)")
+    parser.add_argument("--exact", action="store_true",
+                        help="our products take activations as they are")  # fmt: skip
     parser.add_argument("--prompt", type=int, default=512, help="tokens of the prompt")
     parser.add_argument("--decode", type=int, default=128, help="tokens that are written")
     parser.add_argument("--rounds", type=int, default=3, help="turns of each side")

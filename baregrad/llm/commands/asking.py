@@ -27,6 +27,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
                         help="type of the cached keys and values (f16, bf16 on GPUs)")  # fmt: skip
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"),
                         help="of activations (float32, bfloat16 on GPUs)")  # fmt: skip
+    parser.add_argument("--exact", action="store_true", help="multiply activations as they are: "
+                        "processors round them to bytes otherwise, which is faster")  # fmt: skip
     parser.add_argument("--device", help="CPU, NV, NV:1, CUDA, ... (the default device)")
     parser.add_argument("--guesses", type=int, default=0, metavar="N",
                         help="tokens guessed ahead and checked together, from what was written "
@@ -61,7 +63,7 @@ def settings_of(given: argparse.Namespace) -> EngineSettings:
         raise ArgumentError("tokens guessed ahead", found=guesses, wanted="0 or more")
     return EngineSettings(
         context=given.context, rows=1 + guesses, cache=given.cache, guesses=guesses,
-        device=given.device, dtype=given.dtype,
+        device=given.device, dtype=given.dtype, exact=given.exact,
     )
 
 

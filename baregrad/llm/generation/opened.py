@@ -41,6 +41,7 @@ class EngineSettings:
     bfloat16, else f16. dtype: of activations, by default bfloat16 on GPUs, whose matrix units take
     them, else float32. chunk: tokens of a prompt in one step.
     guesses: tokens that are guessed ahead for an answer. most_waiting: requests that may wait.
+    exact: products take activations as they are, where processors would round them to bytes.
     """
 
     context: int | None = None
@@ -52,6 +53,7 @@ class EngineSettings:
     guesses: int = 0
     most_waiting: int = 256
     device: str | None = None
+    exact: bool = False
 
     def context_of(self, traits: DecoderTraits) -> int:
         """Return how many tokens a prompt and its answer may have. Raises ArgumentError."""
@@ -159,13 +161,14 @@ def open_to_ask(
     if advance is not None:
         files = replace(files, source=_Watched(files.source, advance))
     decoder = files.decoder(
-        context=wanted.context, dtype=wanted.activations, device=wanted.device
-    )
+        context=wanted.context, dtype=wanted.activations, device=wanted.device,
+        exact=wanted.exact,
+    )  # fmt: skip
     stepper = _stepper(decoder, wanted)
     guesser: Guesser | None = LookupGuesser() if wanted.guesses else None
     if draft is not None:
         smaller = open_model(draft, wanted.device).decoder(
-            dtype=wanted.activations, device=wanted.device
+            dtype=wanted.activations, device=wanted.device, exact=wanted.exact
         )
         own = replace(wanted, context=min(stepper.context, smaller.traits.context))
         guesser = DraftGuesser(_stepper(smaller, own), stepper.words)

@@ -24,7 +24,9 @@ _LAYER = "blk."
 class LanguageModel:
     """A language model that reads words and scores each word that may come next.
 
-    Activations are of `dtype`; norms, softmaxes and scores are computed in float32 in any case.
+    Activations are of `dtype`; norms, softmaxes and scores are computed in float32 in any case. On
+    processors products with packed weights round them to bytes, as llama.cpp does, unless they are
+    to be `exact`.
     """
 
     def __init__(
@@ -34,10 +36,11 @@ class LanguageModel:
         *,
         dtype: object = dtypes.float32,
         device: str | None = None,
+        exact: bool = False,
     ) -> None:
         self.traits = traits
         self.dtype = as_dtype(dtype)
-        source = DeviceWeights(source)
+        source = DeviceWeights(source, is_exact=exact)
         self._table = source.weight("token_embd.weight")
         self._head = self._table if traits.is_tied else source.weight("output.weight")
         self._positions: PackedWeight | None = None
@@ -63,6 +66,7 @@ class LanguageModel:
         context: int | None = None,
         dtype: object = dtypes.float32,
         device: str | None = None,
+        exact: bool = False,
     ) -> LanguageModel:
         """Return the decoder that a GGUF file holds; its weights stay packed, and mapped.
 
@@ -71,7 +75,7 @@ class LanguageModel:
         """
         source = GgufWeights(file, device)
         traits = read_traits(file.metadata, source.shapes, context=context)
-        return cls(traits, source, dtype=dtype, device=device)
+        return cls(traits, source, dtype=dtype, device=device, exact=exact)
 
     @property
     def depth(self) -> int:

@@ -53,12 +53,15 @@ class ModelFiles:
         return architecture_of(self.metadata) == ENCODER
 
     def decoder(self, *, context: int | None = None, dtype: object = dtypes.float32,
-                device: str | None = None) -> LanguageModel:  # fmt: skip
-        """Return the decoder; `context` is as in `read_traits`. Raises as that does."""
+                device: str | None = None, exact: bool = False) -> LanguageModel:  # fmt: skip
+        """Return the decoder; `context` is as in `read_traits`. Raises as that does.
+
+        exact: products take activations as they are, where processors would round them to bytes.
+        """
         traits = read_traits(
             self.metadata, self.source.shapes, context=context, rope=self.rope
         )
-        return LanguageModel(traits, self.source, dtype=dtype, device=device)
+        return LanguageModel(traits, self.source, dtype=dtype, device=device, exact=exact)
 
     def encoder(self, *, dtype: object = dtypes.float32) -> TextEncoder:
         """Return the encoder. Raises as `read_traits` does."""

@@ -32,11 +32,13 @@ class WeightSource(Protocol):
 class DeviceWeights:
     """The weights of a source in the form that their device reads best.
 
-    GPUs read words of neighbours: there the fields of packed blocks lie apart.
+    GPUs read words of neighbours: there the fields of packed blocks lie apart. `is_exact`: products
+    take activations as they are, where processors would round them to bytes.
     """
 
-    def __init__(self, source: WeightSource) -> None:
+    def __init__(self, source: WeightSource, *, is_exact: bool = False) -> None:
         self._source = source
+        self._is_exact = is_exact
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -51,6 +53,8 @@ class DeviceWeights:
     def weight(self, name: str) -> PackedWeight:
         """Return a matrix, or a stack of them."""
         found = self._source.weight(name)
+        if self._is_exact:
+            found = found.exactly()
         return found.in_planes() if found.device.partition(":")[0] in GPU_NAMES else found
 
     def vector(self, name: str) -> Tensor:

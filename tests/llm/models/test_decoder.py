@@ -80,11 +80,17 @@ def test_symbolic_steps_through_a_cache_score_as_one_call_does(name: str, tmp_pa
 def test_packed_weights_score_as_what_they_stand_for(kind: str, tmp_path: Path) -> None:
     plain = replace(FAMILIES["mixtral"], width=64, head=16, hidden=96, experts=Experts(hidden=96))
     held = plain.write(tmp_path / "model.gguf", plain.draw(), GGMLQuantizationType[kind])
-    decoder = LanguageModel.from_gguf(GgufFile.open(tmp_path / "model.gguf"))
-    for count in (1, 5, 40):
-        words = words_of(count)
-        found = scores(decoder, words, ContiguousCache(decoder.traits, count))
-        np.testing.assert_allclose(found, plain.forward(held, words), atol=3e-5)
+    file = GgufFile.open(tmp_path / "model.gguf")
+    for exact in (True, False):
+        decoder = LanguageModel.from_gguf(file, exact=exact)
+        for count in (1, 5, 40):
+            words = words_of(count)
+            found = scores(decoder, words, ContiguousCache(decoder.traits, count))
+            expected = plain.forward(held, words)
+            if exact:
+                np.testing.assert_allclose(found, expected, atol=3e-5)
+            # Rounded activations are a percent off in each product, and may choose other experts.
+            assert np.abs(found - expected).mean() < 0.1
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("float16", 0.02), ("bfloat16", 0.15)])
