@@ -56,11 +56,12 @@ class HarnessModel:
     def create_from_arg_obj(
         cls, arguments: Mapping[str, Any], more: Mapping[str, Any] | None = None
     ) -> HarnessModel:
-        """Open a model: `path`, and any of EngineSettings; lm_eval's `more` names the device."""
+        """Open a model: `path`, and any of EngineSettings.
+
+        What lm_eval adds as `more`, a device of PyTorch and a size of batches, says nothing here.
+        """
         chosen = dict(arguments)
-        path = chosen.pop("path", None) or chosen.pop("pretrained")
-        if more and more.get("device") is not None:
-            chosen.setdefault("device", more["device"])
+        path = chosen.pop("path")
         model: OpenedModel = open_to_ask(path, EngineSettings(**chosen))
         model.engine.start()
         return cls(model)
