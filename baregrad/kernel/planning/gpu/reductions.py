@@ -227,14 +227,12 @@ def _plan_rows(
 ) -> None:
     """A warp or a block for each row."""
     tiles = _tiles(plan, frozenset(columns))
-    shares = {tile.warps * tile.threads for tile in tiles.values()}
-    if len(shares) == 1:
-        first, is_long = shares.pop(), False
+    main = max(plan.facts.reductions, key=lambda each: iterations(each.own))
+    if main.node in tiles and iterations(main.own) == longest:
+        first, is_long = tiles[main.node].warps * tiles[main.node].threads, False
     else:
         first, is_long = _threads_of(plan, columns, longest)
     threads = plan.pick("threads of a row", powers_from(first, 1, MOST_WARPS * plan.warp))
-    if threads != first or shares:
-        tiles = {}
     if threads < plan.warp or not (is_long or threads > plan.warp):
         units = [("thread", threads)]
         plan.because("{} rows, sums of {}: {} threads each", iterations(rows), longest, threads)
@@ -250,8 +248,9 @@ def _plan_rows(
         plan.because("{} rows, sums of {}: a block for each row", iterations(rows), longest)
         plan.grid(rows)
     for reduction in plan.facts.reductions:
-        if reduction.node in tiles:
-            _tiled(plan, reduction, tiles[reduction.node])
+        tile = tiles.get(reduction.node)
+        if tile is not None and _fits(plan, tile, threads):
+            _tiled(plan, reduction, tile)
         else:
             alone = is_short(plan.facts, reduction)
             _across(plan, reduction, frozenset(columns), [] if alone else units)
@@ -267,6 +266,12 @@ def _tiles(plan: GpuPlan, columns: frozenset[Node]) -> dict[Node, RowTile]:
         if tile is not None and plain:
             found[reduction.node] = tile
     return found
+
+
+def _fits(plan: GpuPlan, tile: RowTile, threads: int) -> bool:
+    """Whether that many threads share a sum as its tile says, or each of their warps makes it."""
+    lanes, warps = min(threads, plan.warp), max(threads // plan.warp, 1)
+    return tile.threads == lanes and tile.warps in (1, warps)
 
 
 def _tiled(plan: GpuPlan, reduction: Reduction, tile: RowTile) -> None:
