@@ -251,6 +251,21 @@ def test_a_symbolic_result_with_gradients_follows_its_size() -> None:
     assert function.captures == 1
 
 
+def test_a_symbolic_view_beside_what_is_computed_from_it() -> None:
+    """Once the other result is computed, its size is a number: other sizes were refused."""
+
+    @jit
+    def function(x: Tensor, n: Any) -> tuple[Tensor, Tensor]:
+        part = x[:n]
+        return part, part.clone()
+
+    x, n = Tensor(numbers(9, 4)), variable("n", 1, 9)
+    for size in (3, 2, 9, 1):
+        for result in function(x, bind(n, size)):
+            np.testing.assert_array_equal(result.numpy(), x.numpy()[:size])
+    assert function.captures == 1
+
+
 def test_a_symbolic_place_in_a_cache() -> None:
     place = variable("place", 0, 15)
     cache = Tensor.zeros(16, 4).contiguous()
