@@ -121,26 +121,18 @@ def ranked_tiles(
 ) -> list[TileChoice]:
     """Tiles and panels that a multiprocessor holds, that of the least time first.
 
-    sizes: that the product may have, the largest first: of several, no tile is best for all, and
-    the least is wanted of how many times as long as it could one of them takes. gap: elements
-    between the rows of a panel. words: whether copies of both factors go by themselves; what others
-    bring waits in registers. narrow: some copies are of less than the widest access, and there are
-    as many more.
+    sizes: that the product may have, the largest first: no tile is best for all, and the time of
+    one product of each counts. gap: elements between the rows of a panel. words: whether copies of
+    both factors go by themselves; what others bring waits in registers. narrow: some copies are of
+    less than the widest access, and there are as many more.
     """
     most = MOST_SLOTS if any(words) else 2
     found = [
         TileChoice(tile, slots, cycles)
         for tile in TILES
         for slots in range(1, min(most, -(-sizes[0].k // panel)) + 1)
-        if (cycles := _cycles(target, sizes[0], tile, slots, panel, gap, words)) is not None
+        if (cycles := _all_cycles(target, sizes, tile, slots, panel, gap, words)) is not None
     ]
-    least = min([choice.cycles for choice in found], default=0.0)
-    for size in sizes[1:]:
-        every = [_cycles(target, size, tile, slots, panel, gap, words) or 0.0
-                 for tile, slots, _ in found]  # fmt: skip
-        scale = least / min(every)
-        found = [choice._replace(cycles=max(choice.cycles, cycles * scale))
-                 for choice, cycles in zip(found, every, strict=True)]  # fmt: skip
     # Where more slots take no longer they hide more. And where a block has a multiprocessor for
     # itself, they leave no room for a second one, while another multiprocessor has none. But many
     # narrow copies that are under way wait for each other.
@@ -159,6 +151,20 @@ def panel_nbytes(tile: WarpTile, panel: int, gap: int) -> int:
     """Bytes of a panel of both factors, whichever way they lie."""
     return NBYTES * (max(tile.m * (panel + gap), panel * (tile.m + gap))
                      + max(tile.n * (panel + gap), panel * (tile.n + gap)))  # fmt: skip
+
+
+def _all_cycles(
+    target: GpuTarget, sizes: Sequence[Product], tile: WarpTile, slots: int, panel: int, gap: int,
+    words: tuple[bool, bool],
+) -> float | None:
+    """What products of these sizes take together; None where no multiprocessor holds the tile."""
+    total = 0.0
+    for size in sizes:
+        cycles = _cycles(target, size, tile, slots, panel, gap, words)
+        if cycles is None:
+            return None
+        total += cycles
+    return total
 
 
 def _cycles(
