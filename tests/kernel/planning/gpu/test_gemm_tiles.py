@@ -94,10 +94,10 @@ def test_lone_blocks_leave_no_room_for_a_second_one() -> None:
         assert HOPPER.resident_blocks(tile.warps, tile.registers, nbytes) == 1
 
 
-@pytest.mark.parametrize("columns", (3072, 8192))
-def test_of_several_sizes_all_times_count(columns: int) -> None:
+@pytest.mark.parametrize(("columns", "depth"), ((3072, 768), (8192, 2048)))
+def test_of_several_sizes_all_times_count(columns: int, depth: int) -> None:
     """A tile for the most rows leaves most of a machine idle where there are few."""
-    sizes = [Product(rows, columns, 768, 1) for rows in (2048, 256, 32, 4, 1)]
+    sizes = [Product(rows, columns, depth, 1) for rows in (2048, 256, 32, 4, 1)]
     lone = [ranked_tiles(HOPPER, [size], PANEL, GAP, WORDS) for size in sizes]
     times = [{each[:2]: each.cycles for each in ranked} for ranked in lone]
 
