@@ -129,8 +129,13 @@ def check_shapes(wanted: Shapes, found: Shapes) -> None:
 
 
 def _is_aside(name: str, wanted: Shapes) -> bool:
-    """Whether a tensor is for something else than the next word: factors for other lengths."""
+    """Whether a tensor is for something else than the next word: factors for other lengths.
+
+    So are scales of what products take in, for machines that round that as coarsely as weights.
+    """
     if name.startswith("rope_factors_") or name == "rope_freqs.weight":
+        return True
+    if name.endswith(".input_scale") and name.removesuffix("input_scale") + "weight" in wanted:
         return True
     # Layers that guess words further ahead stand after all others.
     return name.startswith("blk.") and f"{name.split('.')[0]}.{name.split('.')[1]}" not in {

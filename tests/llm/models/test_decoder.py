@@ -10,7 +10,7 @@ import pytest
 from gguf import GGMLQuantizationType
 
 from baregrad import Tensor, bind, jit, variable
-from baregrad.base.errors import ShapeError
+from baregrad.base.errors import FileFormatError, ShapeError
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend
 from baregrad.engine.session import Session, use_session
@@ -19,6 +19,7 @@ from baregrad.llm.models.cache import ContiguousCache
 from baregrad.llm.models.decoder import LanguageModel
 from baregrad.llm.models.loading import open_model
 from baregrad.llm.models.traits import DecoderTraits, LayerTraits, RopeTraits
+from baregrad.llm.models.weights import GgufWeights
 from tests.llm.models.plain_decoder import FAMILIES, WORDS, Experts, Plain
 
 LENGTH = 12
@@ -91,6 +92,72 @@ def test_packed_weights_score_as_what_they_stand_for(kind: str, tmp_path: Path) 
                 np.testing.assert_allclose(found, expected, atol=3e-5)
             # Rounded activations are a percent off in each product, and may choose other experts.
             assert np.abs(found - expected).mean() < 0.1
+
+
+def one_by_one(weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Stacks of experts as files of Mixtral's first months have them."""
+    found: dict[str, np.ndarray] = {}
+    for name, numbers in weights.items():
+        if "_exps." not in name:
+            found[name] = numbers
+            continue
+        for at, expert in reversed(list(enumerate(numbers))):
+            found[name.replace("_exps.", f".{at}.")] = np.ascontiguousarray(expert)
+    return found
+
+
+@pytest.mark.parametrize("kind", [None, GGMLQuantizationType.Q8_0])
+def test_experts_that_a_file_keeps_one_by_one(
+    kind: GGMLQuantizationType | None, tmp_path: Path
+) -> None:
+    plain = replace(FAMILIES["mixtral"], width=64, head=16, hidden=96, experts=Experts(hidden=96))
+    stacked = plain.write(tmp_path / "stacked.gguf", plain.draw(), kind)
+    plain.write(tmp_path / "apart.gguf", one_by_one(plain.draw()), kind)
+    decoder = LanguageModel.from_gguf(GgufFile.open(tmp_path / "apart.gguf"), exact=True)
+    words = words_of(5)
+    found = scores(decoder, words, ContiguousCache(decoder.traits, 5))
+    np.testing.assert_allclose(found, plain.forward(stacked, words), atol=3e-5)
+    broken = one_by_one(plain.draw())
+    del broken["blk.1.ffn_up.1.weight"]
+    plain.write(tmp_path / "broken.gguf", broken)
+    with pytest.raises(FileFormatError, match=r"blk\.1\.ffn_up_exps\.weight are no stack"):
+        GgufWeights(GgufFile.open(tmp_path / "broken.gguf"))
+
+
+@pytest.mark.parametrize("kind", [None, GGMLQuantizationType.Q8_0])
+@pytest.mark.parametrize("name", ["mixtral", "qwen2"])
+def test_a_scale_beside_a_weight_is_a_part_of_it(
+    name: str, kind: GGMLQuantizationType | None, tmp_path: Path
+) -> None:
+    """As files of NVFP4 have them: one for a matrix, one for each expert of a stack."""
+    plain = replace(FAMILIES[name], width=64, head=16, hidden=96)
+    if name == "mixtral":
+        plain = replace(plain, experts=Experts(hidden=96))
+    weights, draw = plain.draw(), np.random.default_rng(4)
+    scales: dict[str, np.ndarray] = {}
+    for each, numbers in weights.items():
+        if each.startswith("blk.") and numbers.ndim > 1 and "_inp" not in each:
+            count = len(numbers) if numbers.ndim == 3 else 1
+            scale = draw.uniform(0.25, 4, count).astype(np.float32)
+            scales[each.replace(".weight", ".scale")] = scale
+            scales[each.replace(".weight", ".input_scale")] = scale[:1]
+    held = plain.write(tmp_path / "model.gguf", weights | scales, kind)
+    scaled = {
+        each: numbers * held[each.replace(".weight", ".scale")].reshape(
+            [-1] + [1] * (numbers.ndim - 1)
+        ) if each.replace(".weight", ".scale") in scales else numbers
+        for each, numbers in held.items() if not each.endswith("scale")
+    }  # fmt: skip
+    decoder = LanguageModel.from_gguf(GgufFile.open(tmp_path / "model.gguf"), exact=True)
+    for count in (1, 5):
+        words = words_of(count)
+        found = scores(decoder, words, ContiguousCache(decoder.traits, count))
+        expected = plain.forward(scaled, words)
+        np.testing.assert_allclose(found, expected, atol=3e-5 * max(1, np.abs(expected).max()))
+    wrong = weights | {"blk.0.attn_q.scale": np.ones(2, np.float32)}
+    plain.write(tmp_path / "wrong.gguf", wrong)
+    with pytest.raises(FileFormatError, match=r"attn_q\.scale is no scale"):
+        GgufWeights(GgufFile.open(tmp_path / "wrong.gguf"))
 
 
 @pytest.mark.parametrize(("dtype", "error"), [("float16", 0.02), ("bfloat16", 0.15)])
