@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -242,6 +242,15 @@ class Executable:
         return results
 
 
+def mark_shared(results: Sequence[Buffer], others: Iterable[Buffer]) -> None:
+    """Mark results that are one of the other buffers, or one another."""
+    seen = set(map(id, others))
+    for buffer in results:
+        if id(buffer) in seen:
+            buffer.shared = True
+        seen.add(id(buffer))
+
+
 def _are_free(buffers: Sequence[Buffer]) -> bool:
     """Whether nobody has any of these buffers, but for a list of them, nor their memory."""
     for buffer in buffers:
@@ -267,9 +276,15 @@ class KeyedProgram:
         self.variables = variables
 
     def run(self, leaves: Sequence[Buffer]) -> list[Buffer] | None:
-        """Compute the results over other arrays: where each lies."""
+        """Compute the results over other arrays: where each lies.
+
+        Memory that is an argument, or several results, is marked as shared.
+        """
         table = list(map(leaves.__getitem__, self.arguments))
-        return self.executable.run(table, self.variables)[0]
+        results, _ = self.executable.run(table, self.variables)
+        if not self.executable.has_own_results:
+            mark_shared(results, table)
+        return results
 
 
 class NoProgram(KeyedProgram):
@@ -330,13 +345,9 @@ class KeyedPrograms:
 def keyed_program(
     executable: Executable, program: Canonical, leaves: Sequence[Buffer]
 ) -> KeyedProgram | None:
-    """What runs `executable`, made for `program`, over other leaves.
-
-    None where an argument is no leaf, or where a result is an argument or another result: that
-    memory is shared has to be told.
-    """
+    """What runs `executable`, made for `program`, over other leaves; None where it reads others."""
     places = {leaf: place for place, leaf in enumerate(leaves)}
     handles = [ref.handle for ref in program.inputs]
-    if not all(handle in places for handle in handles) or not executable.has_own_results:
+    if not all(handle in places for handle in handles):
         return None
     return KeyedProgram(executable, [places[handle] for handle in handles], program.variables)

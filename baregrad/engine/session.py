@@ -33,7 +33,13 @@ from baregrad.base.tracing import active_recorder, span
 from baregrad.dtypes import DType
 from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
-from baregrad.engine.executor import Executable, KeyedProgram, KeyedPrograms, keyed_program
+from baregrad.engine.executor import (
+    Executable,
+    KeyedProgram,
+    KeyedPrograms,
+    keyed_program,
+    mark_shared,
+)
 from baregrad.engine.generalise_offsets import GeneralPrograms
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.realised import Realised
@@ -201,8 +207,8 @@ class Session:
         """Compute what a key stands for, which says all but where its leaves lie; where that lies.
 
         Who calls it holds `lock`. write_out: gives the graph where the key is new, over the leaves
-        as buffers. None where the device compiles nothing, and where results are no memory of their
-        own. Raises errors of our tree that carry the user's line.
+        as buffers. None where the device compiles nothing. Raises errors of our tree that carry the
+        user's line.
         """
         try:
             self.watching.touched += 1
@@ -317,7 +323,9 @@ class Session:
         refs = [
             BufferRef(buffer, shape, device) for buffer, shape in zip(results, shapes, strict=True)
         ]
-        _mark_shared(program, refs, donate)
+        given = [ref.handle for ref in program.inputs]
+        kept = [r.handle for place, r in enumerate(refs) if donate.get(place) is not r.handle]
+        mark_shared(kept, given)
         for position in free:
             handle = donate[position]
             if refs[position].handle is handle:
@@ -421,17 +429,6 @@ class Session:
 def _nowhere(node: Node) -> BufferRef | None:
     """No value is known to lie anywhere."""
     return None
-
-
-def _mark_shared(
-    program: Canonical, results: Sequence[BufferRef], donate: Mapping[int, Any]
-) -> None:
-    """Mark memory that is the value of several nodes now: of an input, or of two results."""
-    seen = {id(ref.handle) for ref in program.inputs}
-    for position, ref in enumerate(results):
-        if id(ref.handle) in seen and donate.get(position) is not ref.handle:
-            ref.handle.shared = True
-        seen.add(id(ref.handle))
 
 
 def _prepared(

@@ -184,12 +184,23 @@ def test_values_known_elsewhere_are_not_read(session: Session) -> None:
         assert values(found[0]) == wanted
 
 
-def test_there_is_no_program_where_a_result_is_an_argument(session: Session) -> None:
-    a = uploaded(session, 1, 2)
-    twice = alu(Ops.NEG, leaf(a))
-    for _ in range(2):
-        assert session.realize_by_key(("same",), "CPU", [a.handle], lambda: [leaf(a)]) is None
-        assert session.realize_by_key(("two",), "CPU", [a.handle], lambda: [twice, twice]) is None
+def test_results_that_are_an_argument_or_each_other_are_marked(session: Session) -> None:
+    for number in range(3):
+        a = uploaded(session, 1 + number, 2)
+        twice = alu(Ops.NEG, leaf(a))
+        graph = [leaf(a), alu(Ops.ADD, leaf(a), leaf(a))]
+        write_out = never if number else graph.copy
+        found = session.realize_by_key(("same",), "CPU", [a.handle], write_out)
+        assert found is not None
+        assert [buffer.shared for buffer in found] == [True, False]
+        assert found[0] is a.handle
+        assert values(found[1]) == [2 + 2 * number, 4]
+        write_out = never if number else [twice, twice].copy
+        found = session.realize_by_key(("two",), "CPU", [a.handle], write_out)
+        assert found is not None
+        assert found[0] is found[1]
+        assert found[0].shared
+        assert values(found[0]) == [-1 - number, -2]
 
 
 def test_there_is_no_program_where_something_else_is_read(session: Session) -> None:

@@ -328,3 +328,20 @@ def test_other_sessions_know_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> N
         assert not other.templates
         other.close()
     np.testing.assert_allclose(y.numpy(), np.exp(x.numpy()), rtol=1e-5)
+
+
+def test_gradients_that_are_one_array_are_computed_by_a_key(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for turn in range(4):
+        x, y = held(drawn(5)).requires_grad_(), held(drawn(5)).requires_grad_()
+        with Work(session, monkeypatch) as work:
+            (x + y).tanh().sum().backward()
+            assert x.grad is not None and y.grad is not None
+            x.grad.realize(y.grad)
+        wanted = 1 - np.tanh(x.detach().numpy() + y.detach().numpy()) ** 2
+        x.grad += 1
+        np.testing.assert_allclose(x.grad.numpy(), wanted + 1, rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(y.grad.numpy(), wanted, rtol=1e-4, atol=1e-6)
+        if turn:
+            assert work.graphs == 0
