@@ -29,7 +29,22 @@ T = TypeVar("T")
 PREFIX = "BAREGRAD_"
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
-DEVICE_NAMES = ("CPU", "REF", "NULL", "NV", "CUDA")
+
+
+class DeviceNames(tuple[str, ...]):
+    """Kinds of devices. Those of GPUs may have a number: `NV:1` is the second one."""
+
+    __slots__ = ()
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str):
+            return False
+        kind, colon, number = name.partition(":")
+        numbered = kind in ("NV", "CUDA") and number.isdecimal() and number.isascii()
+        return super().__contains__(kind) and (numbered or not colon)
+
+
+DEVICE_NAMES = DeviceNames(("CPU", "REF", "NULL", "NV", "CUDA"))
 
 
 class Option(Generic[T]):
@@ -151,7 +166,7 @@ class Options:
         allowed=range(7), aliases=("DEBUG",),
     )
     device = Option(
-        str, "CPU", "The default device.",
+        str, "CPU", "The default device. NV:1 and CUDA:1 are the second GPU.",
         allowed=DEVICE_NAMES, upper=True,
         flags=MappingProxyType({name: name for name in DEVICE_NAMES}),
     )
