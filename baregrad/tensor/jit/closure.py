@@ -55,12 +55,13 @@ class Surroundings:
                 continue
             self._seen.add(id(holder))
             self._kept.append(holder)
-            together = _watched_together(holder)
+            is_fixed = _is_fixed(holder)
+            together = None if is_fixed else _watched_together(holder)
             if together is not None:
                 self.places.append((*together, name))
             for look, key, inner in _parts(holder, name):
                 value = look(key, _MISSING)
-                if together is None and _is_watched(value):
+                if together is None and not is_fixed and _is_watched(value):
                     self.places.append((look, key, value, inner))
                 if isinstance(value, Tensor):
                     if id(value) not in self._seen:
@@ -73,6 +74,16 @@ class Surroundings:
     def function_name(self) -> str:
         """How messages call the function."""
         return getattr(self.function, "__qualname__", type(self.function).__name__)
+
+
+def _is_fixed(holder: Any) -> bool:
+    """Whether what an object holds is the same as long as it lives, so that nothing need be asked.
+
+    What a tuple or a frozen dataclass holds may itself change.
+    """
+    if type(holder) is tuple:
+        return True
+    return dataclasses.is_dataclass(holder) and holder.__dataclass_params__.frozen
 
 
 def _differs(now: Any, held: Any) -> bool:
