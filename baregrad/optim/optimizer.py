@@ -69,7 +69,7 @@ class Optimizer:
     def __init__(
         self, params: Iterable[Tensor] | Iterable[Mapping[str, Any]], defaults: Mapping[str, Any]
     ) -> None:
-        given: list[Any] = list(params)
+        given = _listed(params)
         if not given:
             raise ShapeError("an optimiser wants parameters", found="none")
         groups = given if isinstance(given[0], Mapping) else [{"params": given}]
@@ -82,8 +82,12 @@ class Optimizer:
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
         """Add parameters with settings of their own."""
+        if "params" not in group:
+            raise ArgumentError(
+                "a group of parameters has them under 'params'", found=f"keys {[*group]!r:.80}"
+            )
         params = group["params"]
-        params = [params] if isinstance(params, Tensor) else list(params)
+        params = [params] if isinstance(params, Tensor) else _listed(params)
         known = {id(p) for other in self.param_groups for p in other["params"]}
         for p in params:
             _check_parameter(p, known)
@@ -265,6 +269,17 @@ def _narrow(seen: State, state: State, dtype: DType) -> None:
             state[name].copy_(tensor.cast(dtype))
         elif name != "step":
             state[name] = tensor.cast(dtype)
+
+
+def _listed(params: Any) -> list[Any]:
+    """Several parameters or groups, as a list."""
+    try:
+        return list(params)
+    except TypeError as error:
+        raise DTypeError(
+            "an optimiser's parameters are tensors", found=type(params).__name__,
+            wanted="several of them, or groups",
+        ) from error
 
 
 def _check_parameter(p: object, known: set[int]) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from baregrad import nn, optim
-from baregrad.base.errors import GradientError, ShapeError
+from baregrad.base.errors import ArgumentError, DTypeError, GradientError, ShapeError
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.engine.backends import CompiledBackend
@@ -276,6 +276,11 @@ def test_wrong_parameters_are_errors() -> None:
     p = Tensor.ones(2, requires_grad=True)
     with pytest.raises(ShapeError, match="wants parameters"):
         optim.SGD([])
+    for nothing in (np.ma.masked, [{"params": np.array(1.0)}]):
+        with pytest.raises(DTypeError, match="parameters are tensors"):
+            optim.SGD(nothing, lr=0.1)
+    with pytest.raises(ArgumentError, match="under 'params'"):
+        optim.SGD([{"weights": [p]}], lr=0.1)
     with pytest.raises(GradientError, match="leaves"):
         optim.SGD([p * 2])
     with pytest.raises(ShapeError, match="twice"):

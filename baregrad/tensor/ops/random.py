@@ -296,7 +296,7 @@ def randperm(
 ) -> Tensor:
     """Return the numbers from 0 to n - 1 in random order."""
     where = choose_device(device)
-    (bits,) = _bits((n,), where)
+    (bits,) = _bits(as_shape((n,)), where)
     # Drawn once: the sort reads the bits more than once.
     fixed = Node(Ops.CONTIGUOUS, bits.dtype, (bits,))
     return cls._make(nodes.cast(order(fixed, False), array_dtype(dtype)), where)

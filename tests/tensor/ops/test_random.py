@@ -106,6 +106,12 @@ def test_randperm(size: int) -> None:
         assert not np.array_equal(found, np.arange(size))
 
 
+@pytest.mark.parametrize("size", (-1, 2.5, np.uint64(1 << 63)))
+def test_randperm_of_no_size_is_refused(size: Any) -> None:
+    with pytest.raises(ShapeError):
+        Tensor.randperm(size)
+
+
 def test_multinomial() -> None:
     weights = Tensor([0.0, 1.0, 3.0, 0.0])
     drawn = weights.multinomial(4000, replacement=True).numpy()
