@@ -83,7 +83,8 @@ def _is_fixed(holder: Any) -> bool:
     """
     if type(holder) is tuple:
         return True
-    return dataclasses.is_dataclass(holder) and holder.__dataclass_params__.frozen
+    known = getattr(type(holder), "__dataclass_params__", None)
+    return known is not None and bool(known.frozen)
 
 
 def _differs(now: Any, held: Any) -> bool:
