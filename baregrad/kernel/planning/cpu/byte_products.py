@@ -97,9 +97,16 @@ def _joined(plan: SumPlan, lane: PlannedAxis) -> PlannedAxis:
 
 
 def _tile(plan: SumPlan, packed: PlannedAxis | None, others: PlannedAxis | None) -> None:
-    """Spread rows of both factors over registers."""
+    """Spread rows of both factors over registers.
+
+    Packed rows come from memory: a core reads so many at once fastest.
+    """
     best = (float("inf"), 1, 1)
-    sizes = [1 if axis is None else min(axis.size, MOST_ROWS) for axis in (packed, others)]
+    most = min(plan.target.rows_from_memory, MOST_ROWS), MOST_ROWS
+    sizes = [
+        1 if axis is None else min(axis.size, size)
+        for axis, size in zip((packed, others), most, strict=True)
+    ]
     for rows, beside in itertools.product(*[range(1, size + 1) for size in sizes]):
         held = rows * beside + UNPACKED_REGISTERS * rows + SPARE_REGISTERS
         if held <= plan.target.vector_registers:
