@@ -35,7 +35,7 @@ MUCH_BESIDE = 4
 FEW_AGAIN = 8
 # Accesses of a thread for a row that a warp shares; of a longer row, before there are more warps.
 WARP_STEPS = 8
-BLOCK_STEPS = 4
+BLOCK_STEPS = 8
 MOST_WARPS = 32
 # The same where each step compares two places as well as two values.
 PLACE_STEPS = 16
@@ -290,8 +290,9 @@ def _threads_of(plan: GpuPlan, columns: Sequence[Node], longest: int) -> tuple[i
     if count <= WARP_STEPS * plan.warp:
         return min(next_power_of_two(count), plan.warp), False
     plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
-    warps = next_power_of_two(count // ((BLOCK_STEPS if plain else PLACE_STEPS) * plan.warp))
-    return min(warps, MOST_WARPS) * plan.warp, True
+    steps = BLOCK_STEPS if plain else PLACE_STEPS
+    warps = next_power_of_two(max(count // (steps * plan.warp), 1))
+    return min(warps, MOST_WARPS) * plan.warp, warps > 1
 
 
 def _row_lanes(plan: GpuPlan, columns: Sequence[Node]) -> int:
