@@ -106,7 +106,7 @@ def test_the_tokeniser_goes_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("changes, message", [
-    ({"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 0}}, "byte-level BPE"),
+    ({"model": {"type": "Unigram", "vocab": [["a", 0.0]], "unk_id": 0}}, "BPE, of bytes or"),
     ({"pre_tokenizer": {"type": "Whitespace"}}, "no name for"),
 ])  # fmt: skip
 def test_tokenisers_that_have_no_name_are_refused(
