@@ -10,7 +10,7 @@ blocks that a multiprocessor holds at once. Absolute figures mean little.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import prod
+from math import gcd, prod
 from typing import NamedTuple
 
 from baregrad.ir.core import index
@@ -238,6 +238,7 @@ def estimate(facts: Facts, layout: AxisLayout, target: GpuTarget) -> Estimate:
         near += traffic.lines
         beyond += traffic.sectors * SECTOR
         requests += traffic.requests
+    # The multiprocessor with the most blocks is the last one to end.
     busy = min(layout.blocks, target.units)
     cycles = busy * target.cycles_per_ns
     work = sum([ops * layout.along(axes, OWN) for axes, ops in facts.work.items()])
@@ -282,7 +283,10 @@ def _traffic(
         return _Traffic(asked, copies * max(lines, elements / warp), whole)
     requests = prod([float(piece.extent) for piece in moving if piece.unit == "loop"])
     mine = [pair for p in moving if p.unit in OWN[1:] for pair in spread[p]]
-    width, count = _accesses(group, mine, size)
+    others = [pair for p in moving if p.unit not in OWN[1:] for pair in spread[p]]
+    # An access begins at a multiple of what it moves.
+    widest = gcd(WIDEST, *[stride for _, stride in others if stride > size])
+    width, count = _accesses(group, mine, size, widest)
     requests *= count
     rounds = [pair for p in moving if p.unit not in ("grid", "loop") for pair in spread[p]]
     lanes = _lanes(moving, spread, layout, warp)
@@ -297,7 +301,9 @@ def _traffic(
     return _Traffic(requests, lines, kept * min(whole, each) + (1 - kept) * each)
 
 
-def _accesses(group: Sequence[ArrayAccess], mine: _Strides, size: int) -> tuple[int, int]:
+def _accesses(
+    group: Sequence[ArrayAccess], mine: _Strides, size: int, widest: int
+) -> tuple[int, int]:
     """Bytes of an access, and how many a thread makes in one round for what accesses read.
 
     What several of them read is read once, and what lies in a row at once.
@@ -315,11 +321,11 @@ def _accesses(group: Sequence[ArrayAccess], mine: _Strides, size: int) -> tuple[
     for place in (*ordered[1:], ordered[-1] + WIDEST):
         if place != last + size:
             run = last + size - begin
-            count += -(-run // WIDEST)
+            count += -(-run // widest)
             longest = max(longest, run)
             begin = place
         last = place
-    return min(longest, WIDEST), count
+    return min(longest, widest), count
 
 
 def _stretches(group: Sequence[ArrayAccess], inside: _Strides, size: int) -> int:
