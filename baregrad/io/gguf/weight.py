@@ -175,8 +175,10 @@ class PackedWeight:
         """Return `dense()[index]` for a tensor of integers; only those rows are read."""
         return self.at(index).dense()
 
-    def linear(self, x: Tensor, *, exact: bool = False) -> Tensor:
+    def linear(self, x: Tensor, *, exact: bool = False, wide: bool = False) -> Tensor:
         """Return `x` (..., in) times the transposed matrix: (..., out), in the dtype of `x`.
+
+        wide: in float32, as it is summed, whatever the dtype of `x`.
 
         Off GPUs the rows of `x` are rounded to bytes with a scale for each block, as llama.cpp
         rounds them, for the types that `CODES` names; not where they are to be `exact`, or carry
@@ -189,11 +191,16 @@ class PackedWeight:
             )  # fmt: skip
         if not (exact or self.is_exact or x.requires_grad) and self._has_words():
             rounded = byte_linear(x.cast(dtypes.float32), self._byte_blocks(), self.type.name)
-            return rounded.cast(x.dtype)
+            return rounded if wide else rounded.cast(x.dtype)
         if all(size == 1 for size in x.shape[:-1]):
             # A lone row is as fast with the numbers as they are.
-            return self._times(x.cast(dtypes.float32)).cast(x.dtype)
-        result: Tensor = x @ self.dense(x.dtype).T
+            single = self._times(x.cast(dtypes.float32))
+            return single if wide else single.cast(x.dtype)
+        matrix = self.dense(x.dtype).T
+        # Matrix units take numbers of 16 bits, and sum in float32.
+        if wide:
+            x, matrix = x.cast(dtypes.float32), matrix.cast(dtypes.float32)
+        result: Tensor = x @ matrix
         return result
 
     def _times(self, vector: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ class LanguageModel:
         """Return the scores (R, words) in float32 of the words after hidden states (R, width)."""
         traits = self.traits
         # Rounded to 16 bits, many scores would tie.
-        scores = self._head.linear(hidden.cast(dtypes.float32))
+        scores = self._head.linear(hidden, wide=True)
         if traits.logit_scale != 1:
             scores = scores * traits.logit_scale
         if traits.logit_cap:

@@ -66,7 +66,8 @@ class ScaledWeight(PackedWeight):
         """Nothing asks a scaled weight for its rows: files are written without the scale."""
         raise CompilerBug("rows of a scaled weight", found=repr(self))
 
-    def linear(self, x: Tensor, *, exact: bool = False) -> Tensor:
-        """Return `x` (..., in) times the transposed matrix: (..., out), in the dtype of `x`."""
-        found: Tensor = self.weight.linear(x, exact=exact) * self.scale.cast(x.dtype)
+    def linear(self, x: Tensor, *, exact: bool = False, wide: bool = False) -> Tensor:
+        """Return `x` (..., in) times the transposed matrix (see `PackedWeight`)."""
+        product = self.weight.linear(x, exact=exact, wide=wide)
+        found: Tensor = product * self.scale.cast(product.dtype)
         return found

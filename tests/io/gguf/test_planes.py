@@ -74,3 +74,21 @@ def test_a_weight_names_what_it_is_read_from() -> None:
     whole = PackedWeight(row, (2, 256), Tensor(random_rows(row, 2, 256)))
     assert [each is whole.bytes for each in whole.tensors] == [True]
     assert sum(each.numel() * each.dtype.itemsize for each in whole.in_planes().tensors) == 420
+
+
+@pytest.mark.parametrize("rows", [1, 5])
+@pytest.mark.parametrize("apart", [False, True])
+def test_a_wide_product_is_not_rounded_to_the_dtype_of_the_rows(rows: int, apart: bool) -> None:
+    row = by_name("Q6_K")
+    packed = random_rows(row, 16, 512)
+    weight = PackedWeight(row, (16, 512), Tensor(packed))
+    weight = weight.in_planes() if apart else weight
+    values = np.random.default_rng(6).standard_normal((rows, 512)).astype(np.float32)
+    x = Tensor(values).cast(dtypes.bfloat16)
+    found = weight.linear(x, exact=True, wide=True)
+    assert found.dtype is dtypes.float32
+    wanted = x.cast(dtypes.float32).numpy().astype(np.float64) @ reference(row, packed).T
+    # Numbers may be rounded to 16 bits, results are not.
+    assert np.abs(found.numpy() - wanted).max() <= 2e-3 * np.abs(wanted).max()
+    rounded = found.cast(dtypes.bfloat16).cast(dtypes.float32)
+    assert not np.array_equal(rounded.numpy(), found.numpy())
