@@ -28,6 +28,8 @@ from baregrad.llm.text.templates import ChatTemplate
 from baregrad.tensor import Tensor
 
 DEFAULT_CONTEXT = 4096
+# Tokens of a prompt in one step; so many fill a GPU.
+CHUNK, GPU_CHUNK = 256, 2048
 Advance = Callable[[int], None]
 
 
@@ -39,7 +41,7 @@ class EngineSettings:
     DEFAULT_CONTEXT at most. rows: answers that are written at once. contexts: whole contexts that
     the cache holds. cache: the type of its keys and values, by default bf16 beside activations of
     bfloat16, else f16. dtype: of activations, by default bfloat16 on GPUs, whose matrix units take
-    them, else float32. chunk: tokens of a prompt in one step.
+    them, else float32. chunk: tokens of a prompt in one step, by default CHUNK, GPU_CHUNK on GPUs.
     guesses: tokens that are guessed ahead for an answer. most_waiting: requests that may wait.
     exact: products take activations as they are, where processors would round them to bytes.
     """
@@ -49,7 +51,7 @@ class EngineSettings:
     contexts: int = 1
     cache: str | None = None
     dtype: str | None = None
-    chunk: int = 256
+    chunk: int | None = None
     guesses: int = 0
     most_waiting: int = 256
     device: str | None = None
@@ -69,10 +71,17 @@ class EngineSettings:
     @property
     def activations(self) -> str:
         """Return the dtype of activations."""
-        if self.dtype is not None:
-            return self.dtype
+        return self.dtype or ("bfloat16" if self._is_on_gpu else "float32")
+
+    @property
+    def prompt_chunk(self) -> int:
+        """Return the tokens of a prompt in one step."""
+        return self.chunk or (GPU_CHUNK if self._is_on_gpu else CHUNK)
+
+    @property
+    def _is_on_gpu(self) -> bool:
         device = self.device or current_session().default_device()
-        return "bfloat16" if device.partition(":")[0] in GPU_NAMES else "float32"
+        return device.partition(":")[0] in GPU_NAMES
 
     @property
     def cache_type(self) -> str:
@@ -184,7 +193,7 @@ def _stepper(decoder: LanguageModel, wanted: EngineSettings) -> Stepper:
     pages = wanted.pages_of(traits)
     cache = PagedCache(decoder.cache_rows(), pages, wanted.cache_type, wanted.device)
     return Stepper(
-        decoder, cache, traits.words, rows=wanted.rows, chunk=wanted.chunk,
+        decoder, cache, traits.words, rows=wanted.rows, chunk=wanted.prompt_chunk,
         context=wanted.context_of(traits), device=wanted.device,
     )
 
