@@ -14,11 +14,14 @@ h1 { font-size: 1rem; flex: 1; margin: 0; }
 main { flex: 1; overflow-y: auto; }
 article { white-space: pre-wrap; overflow-wrap: anywhere; padding: .5rem .75rem;
   margin: 0 0 .75rem; border-radius: .5rem; }
-.user { background: color-mix(in srgb, currentColor 10%, transparent); margin-left: 20%; }
+.user { background: color-mix(in srgb, currentColor 10%, transparent); width: fit-content;
+  max-width: 80%; box-sizing: border-box; margin-left: auto; }
+.assistant:empty::after { content: "…"; opacity: .6; }
 .error { color: #c0392b; }
 details { opacity: .7; }
 form { display: flex; gap: .5rem; padding: .75rem 0; }
-textarea { flex: 1; font: inherit; resize: none; height: 4.5rem; }
+textarea { flex: 1; font: inherit; resize: none; height: 4.5rem; padding: .5rem; }
+#send { min-width: 4.5rem; }
 """
 
 _SCRIPT = """
@@ -28,6 +31,8 @@ const log = find("log"), text = find("text"), send = find("send"), key = find("k
 let messages = [], running = null;
 key.value = sessionStorage.getItem("key") || "";
 key.onchange = () => sessionStorage.setItem("key", key.value);
+const askForKey = (isNeeded) => { find("door").hidden = !(isNeeded || key.value); };
+askForKey(false);
 const headers = () => ({ "content-type": "application/json",
   ...(key.value ? { authorization: "Bearer " + key.value } : {}) });
 
@@ -35,6 +40,7 @@ function show(kind) {
   const place = document.createElement("article");
   place.className = kind;
   log.append(place);
+  log.scrollTop = log.scrollHeight;
   return place;
 }
 
@@ -50,8 +56,10 @@ function add(place, name, piece) {
       place.append(folded);
     } else { place.append(part); }
   }
+  // Who has scrolled up to read is left there.
+  const follows = log.scrollHeight - log.scrollTop - log.clientHeight < 60;
   part.textContent += piece;
-  log.scrollTop = log.scrollHeight;
+  if (follows) log.scrollTop = log.scrollHeight;
 }
 
 async function* events(response) {
@@ -73,8 +81,11 @@ async function ask() {
   const content = text.value.trim();
   if (!content || running) return;
   text.value = "";
-  messages.push({ role: "user", content });
-  add(show("user"), "answer", content);
+  const chat = messages;
+  chat.push({ role: "user", content });
+  for (const old of log.querySelectorAll(".error")) old.remove();
+  const asked = show("user");
+  add(asked, "answer", content);
   const place = show("assistant");
   running = new AbortController();
   send.textContent = "Stop";
@@ -82,6 +93,7 @@ async function ask() {
   try {
     const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(),
       body: JSON.stringify({ messages, stream: true }), signal: running.signal });
+    askForKey(response.status === 401);
     if (!response.ok) throw new Error((await response.json()).error.message);
     for await (const data of events(response)) {
       if (data.error) throw new Error(data.error.message);
@@ -95,8 +107,13 @@ async function ask() {
   running = null;
   send.textContent = "Send";
   if (!place.textContent) place.remove();
-  if (answer) messages.push({ role: "assistant", content: answer });
-  else messages.pop();
+  if (answer) chat.push({ role: "assistant", content: answer });
+  else {
+    // What was not answered is no part of the chat, and can be asked again.
+    chat.pop();
+    asked.remove();
+    if (chat === messages) text.value ||= content;
+  }
   text.focus();
 }
 
@@ -129,12 +146,12 @@ PAGE = f"""<!doctype html>
 <body>
 <header>
 <h1>baregrad</h1>
-<label>Key <input id="key" type="password" size="8" autocomplete="off"></label>
+<label id="door" hidden>Key <input id="key" type="password" size="8" autocomplete="off"></label>
 <button id="clear" type="button">New chat</button>
 </header>
 <main id="log" aria-live="polite"></main>
 <form id="form">
-<textarea id="text" aria-label="Message" autofocus></textarea>
+<textarea id="text" aria-label="Message" placeholder="Message" autofocus></textarea>
 <button id="send">Send</button>
 </form>
 <script>{_SCRIPT}</script>
