@@ -18,12 +18,8 @@ from baregrad.kernel.planning.gpu.windows import window_tiles
 BLOCK, LEAST_BLOCK = 256, 64
 # Vectors that a thread loads before it stores any, and how many a search tries.
 VECTORS, MOST_VECTORS = 2, 8
-# Ways to lay out an output that fit some kernels alone, those first that win where the model cannot
-# tell two apart.
-WAYS: tuple[tuple[str, Callable[[GpuPlan, Sequence[Node]], Way | None]], ...] = (
-    ("window tiles", window_tiles), ("turned tiles", turned_tiles), ("short rows", short_rows),
-    ("two ways", two_ways),
-)
+# A way to lay out the axes of an output, where there is one.
+Find = Callable[[GpuPlan, Sequence[Node]], Way | None]
 # Operations on the elements of one thread, at most, where there are several: each is code.
 MOST_OPS = 1 << 10
 # The same of all threads together, where those of several outputs do different things.
@@ -36,12 +32,7 @@ def plan_elementwise(plan: GpuPlan, axes: Sequence[Node]) -> None:
     if not axes:
         plan.because("one element, one thread")
         return
-    ways: dict[str, Way] = {}
-    for name, find in WAYS:
-        way = find(plan, axes)
-        if way is not None:
-            ways[name] = way
-    ways["neighbours"] = partial(_lay_neighbours, axes=axes)
+    ways = {name: way for name, find in WAYS if (way := find(plan, axes)) is not None}
     plan.best("way", ways)(plan)
 
 
@@ -80,6 +71,11 @@ def _lay_neighbours(plan: GpuPlan, axes: Sequence[Node]) -> None:
         plan.spread(axes, block, lanes, vectors)
 
 
+def _neighbours(plan: GpuPlan, axes: Sequence[Node]) -> Way:
+    """Neighbours along the output for each thread."""
+    return partial(_lay_neighbours, axes=axes)
+
+
 def _with_tail(
     plan: GpuPlan, row: Sequence[Node], lanes: int, vectors: int, block: int
 ) -> None:
@@ -94,3 +90,10 @@ def _with_tail(
     if vectors > 1:
         plan.steps.append(Bind(f"{name}_u", "unroll"))
     plan.steps.append(Bind(f"{name}_t", "thread"))
+
+
+# Those first that win where the model cannot tell two apart.
+WAYS: tuple[tuple[str, Find], ...] = (
+    ("window tiles", window_tiles), ("turned tiles", turned_tiles), ("short rows", short_rows),
+    ("neighbours", _neighbours), ("two ways", two_ways),
+)

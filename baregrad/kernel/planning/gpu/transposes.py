@@ -25,7 +25,7 @@ from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan, Way
 
 # A tile is so many elements of 4 bytes a side; a side that is much shorter is no tile.
 SIDE = 32
-LEAST_SIDE = 16
+LEAST_SIDE = 8
 BANK = 4
 # Elements of the tile for each thread, each way, and how many a search tries.
 STEPS, MOST_STEPS = 4, 16

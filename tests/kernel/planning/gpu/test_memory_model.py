@@ -117,9 +117,9 @@ def test_plans_tell_what_they_take(kernel: Node) -> None:
 
 def test_what_overlaps_is_asked_for_once() -> None:
     """A thread that has several results of a window reads what they share once."""
-    kernel = k.conv(4, 64, 64, 258, 258, 3, groups=64)
-    wide, single = (
+    kernel = k.conv(4, 64, 64, 258, 264, 3, groups=64)
+    tall, single = (
         choose(kernel, HOPPER, Decisions({"window tile": tile})).schedule
-        for tile in ("8 by 1", "1 by 1")
+        for tile in ("1 by 8", "1 by 1")
     )
-    assert 2 * taken(kernel, wide).issued < taken(kernel, single).issued
+    assert 1.5 * taken(kernel, tall).near < taken(kernel, single).near
