@@ -117,3 +117,12 @@ def live_storages() -> list[Storage]:
 def buffer_node(ref: BufferRef, dtype: DType) -> Node:
     """The leaf that reads a realised array, whose extents are numbers."""
     return make_node(Ops.BUFFER, dtype, (), ref, ref.shape)
+
+
+def handle_of(storage: Storage) -> Any:
+    """The buffer of a storage whose value is an array, None for one that is to be computed."""
+    deferred = storage.deferred
+    if deferred is not None:
+        return deferred.handle if deferred.call is None else None
+    node = storage.node
+    return node.arg.handle if node.op is _BUFFER else None

@@ -7,7 +7,9 @@ from typing import Any
 
 from baregrad.engine.session import Session
 from baregrad.ir.core.op import Ops
+from baregrad.tensor.array.core import realize_storages
 from baregrad.tensor.array.grad_mode import grad_enabled
+from baregrad.tensor.array.storage import Storage, handle_of
 from baregrad.tensor.jit.entry import Entry
 from baregrad.tensor.jit.parts import Call
 from baregrad.tensor.tensor import Tensor
@@ -18,7 +20,7 @@ _MOST_ARGUMENTS = 8
 
 
 class Alike:
-    """What a call that was replayed was like: computed tensors of its own alone, none changed.
+    """What a call that was replayed was like: tensors of its own alone, none changed.
 
     A kernel of a few hundred microseconds leaves none of our code in the processor's caches, so
     what a call touches counts. Most calls are like the one before them: for those no key is made.
@@ -34,7 +36,7 @@ class Alike:
         self._settings = settings
         self._grad = grad_enabled()
         self._kinds = tuple([
-            (tensor._storage.node.shape, tensor.dtype, tensor._storage.device, tensor._storage.grad)
+            (tensor.shape, tensor.dtype, tensor._storage.device, tensor._storage.grad)
             for tensor in call.tensors
         ])
 
@@ -66,21 +68,31 @@ class Alike:
         ):
             return None
         found: list[Any] = []
-        storages: list[Any] = []
+        storages: list[Storage] = []
+        waiting: list[Storage] = []
         for tensor, (shape, dtype, device, grad) in zip(args, self._kinds, strict=True):
             if tensor.__class__ is not Tensor or tensor._steps or tensor._gradient is not None:
                 return None
             storage = tensor._storage
-            node = storage.node
+            deferred = storage.deferred
+            like = storage.node if deferred is None else deferred.form
             if (
-                node.op is not _BUFFER
-                or node.dtype is not dtype
-                or node.shape != shape
+                like.dtype is not dtype
+                or like.shape != shape
                 or storage.grad is not grad
                 or storage.device != device
                 or storage in storages
             ):
                 return None
             storages.append(storage)
-            found.append(node.arg.handle)
-        return found
+            if deferred is None:
+                node = storage.node
+                found.append(node.arg.handle if node.op is _BUFFER else None)
+            elif deferred.call is None:
+                found.append(deferred.handle)
+            else:
+                waiting.append(storage)
+        if waiting:
+            realize_storages(waiting)
+            found = [handle_of(storage) for storage in storages]
+        return None if None in found else found

@@ -12,7 +12,7 @@ from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array.core import realize_storages
-from baregrad.tensor.array.storage import Storage, buffer_node
+from baregrad.tensor.array.storage import Storage, buffer_node, handle_of
 from baregrad.tensor.array.views import Cut, is_whole
 from baregrad.tensor.jit.state import copied
 from baregrad.tensor.jit.trees import describe
@@ -70,11 +70,20 @@ class Call:
         """The buffer of each tensor's value, as a contiguous array."""
         found = []
         for tensor in self.tensors:
-            node = tensor._storage.node
-            if node.op is not Ops.BUFFER or (tensor._steps and not is_whole(tensor._steps)):
-                return [ref.handle for ref in self._computed()]
-            found.append(node.arg.handle)
+            handle = handle_of(tensor._storage)
+            if handle is None or not is_whole(tensor._steps):
+                return self._computed_handles()
+            found.append(handle)
         return found
+
+    def _computed_handles(self) -> list[Any]:
+        """The same where some are to be computed: together, by a key where that is known."""
+        tensors = [
+            tensor if is_whole(tensor._steps) else tensor.detach().contiguous()
+            for tensor in self.tensors
+        ]
+        realize_storages([tensor._storage for tensor in tensors])
+        return [tensor._ref().handle for tensor in tensors]
 
     def _computed(self) -> list[BufferRef]:
         """Where each tensor's value lies, computed if need be, those that need it together."""

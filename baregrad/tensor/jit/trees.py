@@ -85,10 +85,10 @@ def describe(
             tensors.append(item)
             storage = item._storage
             if item._steps:
-                value, grad = item._value(), item.requires_grad
+                key.append((item.shape, item.dtype, storage.device, item.requires_grad))
             else:
-                value, grad = storage.node, storage.grad
-            key.append((value.shape, value.dtype, storage.device, grad))
+                like = storage.node if storage.deferred is None else storage.deferred.form
+                key.append((like.shape, like.dtype, storage.device, storage.grad))
         elif kind in _PLAIN:
             key.append((kind, repr(item) if kind is float else item))
         elif isinstance(item, _SEQUENCES):

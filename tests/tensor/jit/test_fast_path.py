@@ -13,6 +13,8 @@ from baregrad.engine.session import Session, use_session
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import no_grad
 from baregrad.tensor.jit.jit import jit
+from tests.tensor.array.known_calls import Work, held
+from tests.tensor.array.known_calls import drawn as numbers
 
 SCALE = 2.0
 
@@ -223,3 +225,31 @@ def test_a_closed_buffer_is_refused_as_before() -> None:
     y._ref().handle.close()
     with pytest.raises(DeviceError, match="closed"):
         f(y)
+
+
+def test_arguments_that_are_put_off_are_computed_by_keys(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    function = jit(lambda x, y: x * 2 + y)
+    with options.override(device="CPU"), use_session(Session()) as session:
+        for turn in range(7):
+            a, b = numbers(4, 6), numbers(4, 6)
+            x, y = held(a), held(b)
+            with Work(session, monkeypatch) as work:
+                found = function(x.exp(), y.T.exp().T)
+            np.testing.assert_allclose(found.numpy(), np.exp(a) * 2 + np.exp(b), rtol=1e-5)
+            with Work(session, monkeypatch) as views:
+                found = function(x.T.exp().T[:, 1:], y[:, 1:])
+            np.testing.assert_allclose(found.numpy(), (np.exp(a) * 2 + b)[:, 1:], rtol=1e-5)
+            if turn > 3:
+                assert (work.graphs, views.graphs) == (0, 0)
+        session.close()
+
+
+def test_an_argument_that_is_put_off_twice_is_one() -> None:
+    function = jit(lambda x, y: x * 2 - y)
+    for _ in range(6):
+        a = numbers(5)
+        x = held(a).exp()
+        np.testing.assert_allclose(function(x, x).numpy(), np.exp(a), rtol=1e-5)
+        assert x.tolist() == pytest.approx(np.exp(a).tolist(), rel=1e-5)
