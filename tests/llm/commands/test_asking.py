@@ -14,7 +14,13 @@ from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.engine.session import current_session
 from baregrad.llm.commands import chat, generate, plan
 from baregrad.llm.commands.asking import show
-from baregrad.llm.generation.opened import EngineSettings, memory_of_engine, open_to_ask
+from baregrad.llm.generation.opened import (
+    CHUNK,
+    GPU_CHUNK,
+    EngineSettings,
+    memory_of_engine,
+    open_to_ask,
+)
 from baregrad.llm.generation.request import AnswerPiece, Stream
 from baregrad.llm.generation.sampling import Sampling
 from baregrad.llm.generation.stepper import TokenChoice, TokenRow
@@ -167,3 +173,9 @@ def test_activations_are_what_matrix_units_take() -> None:
     ):
         settings = EngineSettings(**given)
         assert (settings.activations, settings.cache_type) == wanted
+
+
+def test_a_gpu_takes_more_of_a_prompt_at_once() -> None:
+    assert EngineSettings(device="CPU").prompt_chunk == CHUNK
+    assert EngineSettings(device="NV:1").prompt_chunk == GPU_CHUNK
+    assert EngineSettings(device="NV", chunk=64).prompt_chunk == 64

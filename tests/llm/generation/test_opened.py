@@ -10,14 +10,7 @@ from typing import Any
 import pytest
 
 from baregrad.data.smollm import find_model
-from baregrad.llm.generation.opened import (
-    CHUNK,
-    GPU_CHUNK,
-    EngineSettings,
-    OpenedModel,
-    generate,
-    open_to_ask,
-)
+from baregrad.llm.generation.opened import EngineSettings, OpenedModel, generate, open_to_ask
 from baregrad.llm.generation.request import AnswerRequest, Stream
 from baregrad.llm.generation.sampling import Sampling
 
@@ -78,9 +71,3 @@ def test_it_knows_the_capital_of_france(model: OpenedModel) -> None:
         temperature=0.0, max_tokens=4,
     )))  # fmt: skip
     assert "Paris" in text
-
-
-def test_a_gpu_takes_more_of_a_prompt_at_once() -> None:
-    assert EngineSettings(device="CPU").prompt_chunk == CHUNK
-    assert EngineSettings(device="NV:1").prompt_chunk == GPU_CHUNK
-    assert EngineSettings(device="NV", chunk=64).prompt_chunk == 64
