@@ -139,6 +139,11 @@ class AnswerEngine:
         return min(request.sampling.max_tokens or context, context - count)
 
     @property
+    def is_alive(self) -> bool:
+        """Whether what is submitted is answered: not once closed, or without its thread."""
+        return not self._is_closed
+
+    @property
     def waiting(self) -> int:
         """Return how many requests have not begun."""
         return len(self._incoming) + self._scheduler.waiting
@@ -210,6 +215,17 @@ class AnswerEngine:
             pass
 
     def _run(self) -> None:
+        try:
+            self._take_turns()
+        except BaseException as error:
+            # Nobody waits for a thread that is no more.
+            with self._wake:
+                self._is_closed = True
+            self._take_incoming()
+            self._fail(error, self._scheduler.jobs())
+            raise
+
+    def _take_turns(self) -> None:
         while True:
             with self._wake:
                 while not (self._is_closed or self._has_work()):
@@ -219,7 +235,7 @@ class AnswerEngine:
             try:
                 self.step()
             except Exception as error:  # noqa: BLE001 - answers end with it, the engine goes on
-                self._fail(error)
+                self._fail(error, self._scheduler.begun())
 
     def _has_work(self) -> bool:
         scheduler = self._scheduler
@@ -374,14 +390,14 @@ class AnswerEngine:
         if piece is not None:
             job.stream.put(piece)
 
-    def _fail(self, error: Exception) -> None:
-        """End all that runs with an error, and forget what it may have left in pages."""
+    def _fail(self, error: BaseException, jobs: Sequence[Job]) -> None:
+        """End jobs with an error, and forget what it may have left in pages."""
         known = error if isinstance(error, BaregradError) else BaregradError(
             "a step of the engine failed", found=f"{type(error).__name__}: {error}"
         )  # fmt: skip
         self._scheduler.pool.forget()
         self._scheduler.let_go()
-        for job in self._scheduler.begun():
+        for job in jobs:
             self.counts.failed += 1
             self._finish(job, AnswerPiece(reason="error", error=known))
 

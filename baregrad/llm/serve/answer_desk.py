@@ -48,6 +48,10 @@ class AnswerDesk(Desk):
         """Return what the engine has done."""
         return self._served.model.engine.statistics()
 
+    def is_well(self) -> bool:
+        """Whether the engine answers."""
+        return self._served.model.engine.is_alive
+
     async def _page(self, request: Any) -> Any:
         from starlette.responses import HTMLResponse
 

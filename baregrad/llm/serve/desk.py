@@ -64,6 +64,10 @@ class Desk:
         """Return what was done."""
         raise NotImplementedError
 
+    def is_well(self) -> bool:
+        """Whether requests are answered."""
+        return True
+
     def endpoint(self, handler: Handler, path: str) -> Handler:
         """Return what Starlette calls for a path: keys first, then the answer or the refusal."""
 
@@ -102,6 +106,8 @@ class Desk:
     # --- what is asked of the server -------------------------------------------------------------
 
     async def _health(self, request: Any) -> Any:
+        if not self.is_well():
+            raise RequestRefused("the engine has ended", status=503, kind="server_error")
         return as_json({"status": "ok"})
 
     async def _metrics(self, request: Any) -> Any:

@@ -36,6 +36,10 @@ class ServingEngine(Protocol):
     def statistics(self) -> dict[str, int]:
         """Return counts."""
 
+    @property
+    def is_alive(self) -> bool:
+        """Whether what is submitted is answered."""
+
 
 class ServedModel(Protocol):
     """What of an opened model the server uses."""

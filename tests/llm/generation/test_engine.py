@@ -367,6 +367,32 @@ def test_an_error_in_a_step_ends_what_runs_and_nothing_else(make: Maker) -> None
         assert len(answer(engine.submit(AnswerRequest([1], Sampling(max_tokens=2))))[0]) <= 2
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_thread_that_has_ended(make: Maker) -> None:
+    engine = make()
+    run = engine.stepper.run_rows
+
+    def end(rows: Any) -> Any:
+        raise KeyboardInterrupt
+
+    try:
+        engine.stepper.run_rows = end  # type: ignore[method-assign]
+        settings = Sampling(max_tokens=9, ignores_ends=True)
+        streams = [engine.submit(AnswerRequest([n], settings)) for n in range(9)]
+        assert engine.is_alive
+        engine.start()
+        for stream in streams:
+            with pytest.raises(BaregradError, match="a step of the engine failed: found Keyboard"):
+                answer(stream)
+        with pytest.raises(QueueFull, match="closed"):
+            engine.submit(AnswerRequest([1]))
+        assert not engine.is_alive
+        engine.close()
+    finally:
+        engine.stepper.run_rows = run  # type: ignore[method-assign]
+    assert engine.stepper.cache.pool.free == engine.stepper.cache.pool.count - 1
+
+
 def test_guesses_by_looking_up() -> None:
     assert guess_by_lookup([1, 2, 3, 9, 1, 2, 3], 2) == [9, 1]
     assert guess_by_lookup([5, 3, 4, 7, 3, 8, 3], 5) == [8, 3]

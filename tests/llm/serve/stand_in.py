@@ -37,6 +37,7 @@ class ScriptedEngine:
         self.holds = False
         self.fails: BaregradError | None = None
         self.is_full = False
+        self.is_alive = True
         self.requests: list[AnswerRequest] = []
         self.streams: list[Stream] = []
         self.tokenizer = tokenizer_of(byte_metadata())

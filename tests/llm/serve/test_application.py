@@ -27,6 +27,8 @@ def model() -> Iterator[ScriptedModel]:
 def test_what_the_server_says_of_itself(model: ScriptedModel) -> None:
     client = Client(model)
     assert client.get("/health").json() == {"status": "ok"}
+    model.engine.is_alive = False
+    assert client.get("/health").status == 503
     models = client.get("/v1/models").json()
     assert models["object"] == "list" and models["data"][0]["id"] == "small"
     assert client.get("/v1/models/small").json()["owned_by"] == "baregrad"
