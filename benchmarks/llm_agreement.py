@@ -1,0 +1,143 @@
+"""How near a model's scores are to llama.cpp's: the Kullback-Leibler divergence, token by token.
+
+    python benchmarks/llm_agreement.py FILE --python PYTHON [--exact]
+
+FILE is a GGUF file, PYTHON a Python that has llama-cpp-python. Twenty texts go through both, with
+keys and values in float32; what is compared is the distribution of the next token after each token.
+
+Activations that are rounded to bytes turn the last bit of a number into a step of a byte
+somewhere, so scores differ even between two orders of the same sums. How much is measured beside:
+our own scores are compared with those whose embeddings are off by NOISE. The exit status is 1 where
+the mean divergence from llama.cpp is 1e-3 or more, and twice that.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from baregrad.io.gguf import GgufFile
+from baregrad.llm.models.cache import ContiguousCache
+from baregrad.llm.models.decoder import LanguageModel
+from baregrad.llm.text import tokenizer_of
+from baregrad.tensor import Tensor
+
+MOST = 1e-3
+NOISE = 1e-7
+TEXTS = (
+    "The capital of France is Paris, and the river that flows through it is the Seine.",
+    "def add(a, b):\n    return a + b\n\nprint(add(2, 3))\n",
+    "Water boils at 100 degrees Celsius at sea level, but on a mountain it boils earlier.",
+    "Once upon a time there was a small house at the edge of a dark forest.",
+    "The derivative of x squared is two times x.",
+    "Dear Sir or Madam, I am writing to ask about the position that you advertised last week.",
+    "1, 1, 2, 3, 5, 8, 13, 21, 34, 55, 89",
+    "In 1969 the first people walked on the moon.",
+    "Photosynthesis is how plants make sugar of light, water and carbon dioxide.",
+    "He opened the door, looked left and right, and stepped into the rain.",
+    "SELECT name, age FROM users WHERE age > 30 ORDER BY name;",
+    "La maison est grande et le jardin est petit.",
+    "To make bread you need flour, water, salt and yeast.",
+    "The stock market fell sharply on Monday after the central bank raised its rates.",
+    "If all cats are animals and all animals breathe, then all cats breathe.",
+    "She said that she would come, but nobody believed her.",
+    "The quick brown fox jumps over the lazy dog.",
+    "A triangle whose sides are 3, 4 and 5 has a right angle.",
+    "Please remember to turn off the lights before you leave the office.",
+    "for i in range(10):\n    if i % 2 == 0:\n        print(i)\n",
+)
+_PEER = """
+import json, sys
+import llama_cpp, numpy
+job = json.loads(sys.stdin.read())
+model = llama_cpp.Llama(job["file"], n_ctx=512, logits_all=True, verbose=False,
+                        type_k=llama_cpp.GGML_TYPE_F32, type_v=llama_cpp.GGML_TYPE_F32)
+for number, tokens in enumerate(job["tokens"]):
+    model.reset()
+    model.eval(tokens)
+    numpy.save(f"{job['out']}/{number}.npy", model.scores[: len(tokens)])
+"""
+Floats = npt.NDArray[np.float64]
+
+
+def main(argv: list[str]) -> int:
+    """Compare and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("file")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--exact", action="store_true")
+    chosen = parser.parse_args(argv)
+    file = GgufFile.open(chosen.file)
+    tokenizer = tokenizer_of(file.metadata)
+    texts = [tokenizer.encode(text) for text in TEXTS]
+    model = LanguageModel.from_gguf(file, exact=chosen.exact)
+    with tempfile.TemporaryDirectory() as folder:
+        job = {"file": chosen.file, "tokens": texts, "out": folder}
+        subprocess.run([chosen.python, "-c", _PEER], input=json.dumps(job), text=True, check=True)
+        theirs = [np.load(Path(folder) / f"{number}.npy") for number in range(len(texts))]
+    ours = [scores(model, text) for text in texts]
+    found = [divergence(one, two) for one, two in zip(theirs, ours, strict=True)]
+    for text, each in zip(TEXTS, found, strict=True):
+        print(f"{each.mean():.2e} at most {each.max():.2e}  {text[:60]!r}")
+    mean = float(np.concatenate(found).mean())
+    print(f"mean divergence {mean:.2e} over {sum(map(len, found))} tokens")
+    moved = [scores(_Moved(model), text) for text in texts]
+    own = [divergence(one, two) for one, two in zip(ours, moved, strict=True)]
+    least = float(np.concatenate(own).mean())
+    print(f"ours from ours with embeddings off by {NOISE:g}: {least:.2e}")
+    return 1 if mean >= max(MOST, 2 * least) else 0
+
+
+class _Moved:
+    """A model whose embeddings are off by a little."""
+
+    def __init__(self, model: LanguageModel) -> None:
+        self._model = copy.copy(model)
+        self._model.embed = self._embed  # type: ignore[method-assign]
+        self._embeddings = model.embed
+        self._random = np.random.default_rng(0)
+        self.traits, self.logits = model.traits, model.logits
+
+    def __call__(self, *inputs: Any) -> Tensor:
+        """Return the hidden states."""
+        return self._model(*inputs)
+
+    def _embed(self, words: Tensor) -> Tensor:
+        vectors = self._embeddings(words)
+        noise = NOISE * self._random.standard_normal(vectors.shape)
+        return vectors * Tensor((1 + noise).astype(np.float32))
+
+
+def scores(model: LanguageModel | _Moved, tokens: list[int]) -> npt.NDArray[np.float32]:
+    """The scores after each of some tokens."""
+    words = Tensor(np.array(tokens, np.int32))
+    cache = ContiguousCache(model.traits, len(tokens))
+    cache.place(0)
+    places = Tensor(np.arange(len(tokens), dtype=np.int32))
+    return model.logits(model(words, places, cache.layers)).numpy()
+
+
+def divergence(theirs: npt.ArrayLike, ours: npt.ArrayLike) -> Floats:
+    """The Kullback-Leibler divergence of each row of scores from another, in nats."""
+    first, second = (_log_softmax(np.asarray(each, np.float64)) for each in (theirs, ours))
+    found: Floats = (np.exp(first) * (first - second)).sum(-1)
+    return found
+
+
+def _log_softmax(values: Floats) -> Floats:
+    shifted = values - values.max(-1, keepdims=True)
+    found: Floats = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
