@@ -18,7 +18,7 @@ from baregrad.base.errors import DTypeError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.attribute_fields import attribute_fields
 from baregrad.ir.core.attrs import BufferRef, Param
-from baregrad.ir.core.node import Node, instruction, make_node, rebuild, toposort
+from baregrad.ir.core.node import Node, alike, instruction, make_node, rebuild, toposort
 from baregrad.ir.core.op import FOLDED, SPELLED, Ops
 from baregrad.ir.core.requirements import (
     Requirement,
@@ -64,7 +64,7 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
 
     Constants and their views are no such nodes, except as roots.
     """
-    lifted = _Lifted([], {}, {}, {}, {})
+    lifted = _Lifted([], {}, {}, {}, {}, {})
     done, variables = lifted.done, lifted.variables
     became = done.__getitem__
     param = lifted.param
@@ -95,8 +95,7 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
                 # It says something about gradients alone, and differs from model to model.
                 done[node] = done[src[0]]
             elif node.mask & _VAR:
-                free = done[node] = _renew(node, done, variables)
-                lifted.requirements.update(dict.fromkeys(requirements(free)))
+                done[node] = lifted.renewed(node)
             else:
                 made = tuple(map(became, src))
                 # Nothing below may have become anything else.
@@ -125,6 +124,29 @@ class _Lifted:
     done: dict[Node, Node]
     variables: dict[str, int]
     requirements: dict[Requirement, None]
+    forms: dict[Any, Node]
+
+    def renewed(self, node: Node) -> Node:
+        """A node that has variables at or below it, over what its sources became.
+
+        Layers that are alike have the same nodes but for the arrays that they read: shapes and
+        requirements of one are those of all.
+        """
+        if node.op is Ops.VAR:
+            return _unbind(node, self.variables)
+        src = tuple([self.done[one] for one in node.src])
+        key = (node.op, node.dtype, id(node.arg), tuple([one.shape for one in node.src]))
+        form = self.forms.get(key)
+        if form is not None and all(
+            one.shape == other.shape for one, other in zip(src, form.src, strict=True)
+        ):
+            return alike(form, src)
+        arg = _unbind_arg(node.arg, self.variables, self.done)
+        same = src == node.src and arg is node.arg
+        made = node if same else make_node(node.op, node.dtype, src, arg)
+        self.requirements.update(dict.fromkeys(requirements(made)))
+        self.forms[key] = made
+        return made
 
     def param(self, ref: BufferRef, node: Node) -> Node:
         """The PARAM that stands for an array, whose value `node` is."""
@@ -144,17 +166,6 @@ class _Lifted:
         made = make_node(Ops.RESHAPE, found.dtype, (found,), shape)
         self.requirements.update(dict.fromkeys(requirements(made)))
         return made
-
-
-def _renew(node: Node, done: dict[Node, Node], variables: dict[str, int]) -> Node:
-    """A node that has variables at or below it, over what its sources became."""
-    if node.op is Ops.VAR:
-        return _unbind(node, variables)
-    src = tuple([done[one] for one in node.src])
-    arg = _unbind_arg(node.arg, variables, done)
-    if src == node.src and arg is node.arg:
-        return node
-    return make_node(node.op, node.dtype, src, arg)
 
 
 def _is_computed(mask: int) -> bool:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import pytest
 
 from baregrad.engine.canonical import bind, canonicalise
 from baregrad.engine.session import current_session
 from baregrad.ir.core.index import variable
 from baregrad.ir.core.node import toposort
+from baregrad.ir.core.op import Ops, mask_of
 from baregrad.nn import BatchNorm2d, Conv2d
 from baregrad.tensor import Tensor
 
@@ -86,3 +88,33 @@ def test_what_takes_work_is_read_where_it_was_computed() -> None:
     total = Tensor.ones(300, 300).cumsum(0).realize()
     assert _inputs(table * 2.0) == 1
     assert _inputs(total * 2.0) == 1
+
+
+def test_layers_that_are_alike_are_renewed_as_each_alone_would_be() -> None:
+    rows = variable("rows_alike", 1, 6)
+    weights = [_held(5, 5) for _ in range(4)]
+    states = [_held(6, 5) for _ in range(4)]
+    x = _held(6, 5)
+
+    def stack(value: int) -> list[Tensor]:
+        part, found = x[: bind(rows, value)], []
+        for weight, state in zip(weights, states, strict=True):
+            part = (part @ weight).softmax(1) + state[: bind(rows, value)].reshape(-1, 5)
+            found.append(part.sum(0))
+        return [part, *found]
+
+    programs = [
+        canonicalise([one.node for one in stack(value)], lambda node: None) for value in (3, 6)
+    ]
+    first, second = programs
+    assert first.sink is second.sink and first.requirements == second.requirements
+    assert (first.variables, second.variables) == ({"rows_alike": 3}, {"rows_alike": 6})
+    for node in toposort(first.sink):
+        # The ops that stand below and no others, but for those of extents.
+        below = {one.op for one in toposort(node)} | {Ops.VAR, Ops.CONST, Ops.MUL, Ops.ADD}
+        assert not node.mask & ~mask_of(tuple(below))
+    whole = x.numpy()[:3]
+    for weight, state in zip(weights, states, strict=True):
+        powers = np.exp(whole @ weight.numpy())
+        whole = powers / powers.sum(1, keepdims=True) + state.numpy()[:3]
+    np.testing.assert_allclose(stack(3)[0].numpy(), whole, rtol=1e-5)

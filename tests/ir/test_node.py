@@ -276,4 +276,9 @@ def test_a_node_over_other_sources_is_the_one_that_is_made() -> None:
     assert (again.shape, again.mask) == (whole.shape, whole.mask)
     # What is above sources with more below them says so.
     deeper = Node(Ops.EXP2, F32, (y,))
-    assert alike(flat, (deeper,)).has(Ops.EXP2) and not flat.has(Ops.EXP2)
+    over = alike(flat, (deeper,))
+    assert over.has(Ops.EXP2) and over.has(Ops.VAR) and not flat.has(Ops.EXP2)
+    # And no more than that: nothing of what the node stood above before.
+    back = alike(over, (Node(Ops.SQRT, F32, (y,)),))
+    assert not back.has(Ops.EXP2) and back.has(Ops.SQRT)
+    assert back is Node(Ops.RESHAPE, F32, back.src, flat.arg)

@@ -27,13 +27,18 @@ def digest(node: Node) -> str:
     if known is not None and _KEY in known:
         found: str = known[_KEY]
         return found
+    # Layers that are alike share their attributes.
+    texts: dict[int, str] = {}
     for below in toposort(node, enter=lambda n: n._memo is None or _KEY not in n._memo):
         memo = below._memo
         if memo is None:
             memo = below._memo = {}
         elif _KEY in memo:
             continue
-        parts = [below.op.name, below.dtype.name, stable_repr(below.arg)]
+        text = texts.get(id(below.arg))
+        if text is None:
+            text = texts[id(below.arg)] = stable_repr(below.arg)
+        parts = [below.op.name, below.dtype.name, text]
         # Sources come first, so that each has its digest by now.
         parts += [child._memo[_KEY] for child in below.src]  # type: ignore[index]
         memo[_KEY] = hashlib.blake2b("|".join(parts).encode(), digest_size=16).hexdigest()

@@ -295,7 +295,7 @@ def alike(node: Node, src: tuple[Node, ...]) -> Node:
     made = _create(type(node))
     made.op, made.dtype, made.src, made.arg = key
     made.shape, made.ranges = node.shape, node.ranges
-    mask = node.mask
+    mask = node.op.bit | _symbols(node.op, node.shape, node.arg)
     for child in src:
         mask |= child.mask
     made.mask = mask
