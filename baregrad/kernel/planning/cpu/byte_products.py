@@ -76,7 +76,7 @@ def _words(plan: SumPlan) -> PlannedAxis | None:
 def _joined(plan: SumPlan, lane: PlannedAxis) -> PlannedAxis:
     """The words of a block, and others behind them that are made of other bits of the same bytes.
 
-    Where one factor has them side by side and scales are the same, they are one vector.
+    Where they are side by side, or the same, they are one vector; scales may be those of its parts.
     """
     place = plan.axes.index(lane)
     outer = plan.axes[place - 1] if place else lane
@@ -87,7 +87,7 @@ def _joined(plan: SumPlan, lane: PlannedAxis) -> PlannedAxis:
         return lane
     for access in plan.reads:
         stride, step = outer.stride(access), lane.stride(access)
-        if stride != 0 and (step is None or stride != step * lane.size):
+        if stride != 0 and step != 0 and (step is None or stride != step * lane.size):
             return lane
     name, nodes = f"{outer.name}_{lane.name}", (*outer.nodes, *lane.nodes)
     plan.steps.append(Collapse((outer.name, lane.name), name))
