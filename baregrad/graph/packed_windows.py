@@ -23,6 +23,8 @@ from baregrad.graph.repeats import (
 )
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import permute
+from baregrad.ir.core import index
+from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, cast
 from baregrad.ir.core.op import Ops, mask_of
 
@@ -83,10 +85,10 @@ def _sides(node: Node) -> tuple[int, int] | None:
     value, axes = node.src[0], node.arg.axes
     if node.arg.monoid.primitive is not Ops.ADD or value.op is not Ops.MUL:
         return None
-    if value.dtype is not dtypes.float32 or not all(isinstance(e, int) for e in value.shape):
+    if value.dtype is not dtypes.float32:
         return None
     rows, columns, _ = sides_of(value, axes)
-    steps = prod([value.shape[axis] for axis in axes])
+    steps = prod([index.upper(value.shape[axis]) for axis in axes])
     if min(rows, columns) < 2 or max(rows, columns) < MANY_USES or steps < LEAST:
         return None
     return rows, columns
@@ -190,14 +192,15 @@ def _over(views: Sequence[Node], value: Node) -> Node:
 
 
 def _order(
-    shape: tuple[object, ...], factor: _Factor, other: _Factor
+    shape: tuple[Dim, ...], factor: _Factor, other: _Factor
 ) -> tuple[int, ...] | None:
     """The order of axes in memory; None where it is as good as it is.
 
     What is summed along may be copied whatever the order of the results is, and is taken before
     other axes. Images, the first axis, are too far from each other.
     """
-    extents = [extent if isinstance(extent, int) else 0 for extent in shape]
+    # Of a symbolic number nobody knows that it is of whole chunks.
+    extents = [extent if isinstance(extent, int) else index.upper(extent) | 1 for extent in shape]
     own = factor.places - factor.summed
     # Both factors are summed in one order, which is the windows' one.
     summed = factor.summed if not other.windows or other.summed <= {0} else frozenset[int]()

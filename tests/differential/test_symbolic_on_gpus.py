@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.engine.canonical import bind
@@ -110,6 +111,33 @@ def test_one_program_folds_long_columns_of_any_number(fold: Any, wanted: Any) ->
             array[n:] = np.nan
             found = step(Tensor(array.astype(np.float32)), bind(variable("n", 1, most), n))
             np.testing.assert_array_equal(to_numpy(found), wanted(given[:n], 0))
+
+
+def test_one_program_convolves_images_of_any_size() -> None:
+    """With gradients: tiles end where rows and columns of images do."""
+    rng = np.random.default_rng(4)
+    image, filters = (rng.integers(-8, 9, s) / 8 for s in ((1, 8, 12, 12), (16, 8, 3, 3)))
+    with ptx_session():
+
+        @jit
+        def step(image: Tensor, filters: Tensor, n: Any) -> list[Tensor]:
+            x, w = image[:, :, :n, :n].detach().requires_grad_(), filters.detach().requires_grad_()
+            out = x.conv2d(w, padding=1)
+            return [out, *(out * out).sum().gradient(x, w)]
+
+        for n in (9, 12):
+            array = np.full_like(image, np.nan)
+            array[:, :, :n, :n] = image[:, :, :n, :n]
+            ours = [Tensor(x.astype(np.float32)).cast(BRAIN) for x in (array, filters)]
+            found = step(*ours, bind(variable("n", 1, 12), n))
+            x, w = (torch.tensor(each, requires_grad=True)
+                    for each in (image[:, :, :n, :n], filters))  # fmt: skip
+            out = torch.nn.functional.conv2d(x, w, padding=1)
+            out.square().sum().backward()
+            for one, other in zip(found, (out.detach(), x.grad, w.grad), strict=True):
+                assert other is not None
+                error = np.abs(to_numpy(one.float()) - other.numpy()).max()
+                assert error < 2.0**-6 * other.abs().max().item()
 
 
 def test_heads_that_share_keys_are_written_side_by_side() -> None:

@@ -10,8 +10,11 @@ import torch
 
 from baregrad.base.options import options
 from baregrad.dtypes import DType, dtypes
+from baregrad.engine.canonical import bind
 from baregrad.engine.session import Session, use_session
 from baregrad.graph import canonicalise
+from baregrad.ir.core import index
+from baregrad.ir.core.index import variable
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.target import AnyTarget, gpu_row
@@ -61,6 +64,28 @@ def test_channels_are_stored_innermost_without_the_zeros_around() -> None:
     assert found == [(2, 10, 10, 32), (256, 3, 3, 32)]
     found = convolved((8, 32, 8, 8), (256, 32, 3, 3), padding=1, stride=2)
     assert found == [(8, 8, 8, 32), (256, 3, 3, 32)]
+
+
+@pytest.mark.parametrize("axes", ((0,), (2,), (2, 3)))
+def test_symbolic_images_are_stored_as_others_are(axes: tuple[int, ...]) -> None:
+    """Batches, heights and widths may be; the filter's gradient is summed along them."""
+    found = []
+    for stop in (8, bind(variable("n", 1, 8), 3)):
+        with options.override(device="NULL"), use_session(Session()):
+            x, w = (Tensor.rand(*s).bfloat16().realize() for s in ((8, 32, 8, 8), (16, 32, 3, 3)))
+            x = x[tuple([slice(stop) if axis in axes else slice(None) for axis in range(4)])]
+            w = w.detach().requires_grad_()
+            out = x.conv2d(w, padding=1)
+            out.backward(out.detach())
+            assert w.grad is not None
+            for root in (out, w.grad):
+                made = canonicalise(Node(Ops.SINK, dtypes.token, (root.node,)), target=HOPPER)
+                found.append({
+                    tuple([index.upper(size) for size in node.shape]) for node in toposort(made)
+                    if node.op is Ops.CONTIGUOUS and node.dtype.bits == 16
+                })
+    # What the filter's gradient is cut into has no parts of a symbolic number.
+    assert found[0] == found[2] and all((8, 8, 8, 32) in each for each in found)
 
 
 def test_few_channels_stay_where_they_are() -> None:
