@@ -237,6 +237,9 @@ class Served:
 
     def _submit(self, request: AnswerRequest, answers: int) -> list[Stream]:
         """Submit a request so many times; none of them where one is refused."""
+        if not self.model.engine.is_alive:
+            # Trying again, as 429 would ask for, is of no use.
+            raise RequestRefused("the engine has ended", status=503, kind="server_error")
         streams: list[Stream] = []
         seed = request.sampling.seed
         try:

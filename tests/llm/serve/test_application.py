@@ -28,7 +28,8 @@ def test_what_the_server_says_of_itself(model: ScriptedModel) -> None:
     client = Client(model)
     assert client.get("/health").json() == {"status": "ok"}
     model.engine.is_alive = False
-    assert client.get("/health").status == 503
+    assert client.get("/health").status == client.post(CHAT, {"messages": [USER]}).status == 503
+    model.engine.is_alive = True
     models = client.get("/v1/models").json()
     assert models["object"] == "list" and models["data"][0]["id"] == "small"
     assert client.get("/v1/models/small").json()["owned_by"] == "baregrad"
