@@ -114,7 +114,9 @@ def _plan_rest(plan: SumPlan, lane: PlannedAxis | None) -> None:
     """CpuPlan what is beside the main reduction."""
     taken = lane if lane is not None and not lane.reduced else None
     for reduction in plan.facts.reductions:
-        if reduction is not plan.main:
+        # Without lanes the main one's axes have none for others either: its order is its own.
+        is_scalar = lane is None and not set(reduction.own).isdisjoint(plan.main.own)
+        if reduction is not plan.main and not is_scalar:
             _plan_other(plan, reduction, taken)
     _plan_outputs(plan, taken)
     _plan_stages(plan, taken)

@@ -13,6 +13,7 @@ from baregrad.kernel import choose_schedule
 from baregrad.kernel.language.schedule import (
     Reorder,
 )
+from baregrad.tensor import Tensor
 from tests.kernel import kernels as k
 from tests.kernel.planning.cpu.small_caches import HUGE, SMALL_CACHE, chunks_of, run
 from tests.render.harness import host
@@ -84,3 +85,15 @@ def test_a_row_is_folded_once_for_all_its_elements() -> None:
     run(kernel, schedule, [found, *data], chunks_of(schedule, 32))
     exact = data[0] * (data[0].astype(np.float64) @ data[1])[:, None]
     np.testing.assert_allclose(found, exact, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("length", [5, 8, 12, 16, 20, 33, 100, 513, 1024])
+def test_a_sum_has_the_same_bits_whatever_is_computed_beside_it(length: int) -> None:
+    x = Tensor(np.random.default_rng(length).standard_normal((8, length)).astype(np.float32))
+    alone = x.realize().sum(1).numpy()
+    for beside in (
+        (x * x).sum(1), x.amax(1), x.var(1), x / x.sum(1, keepdim=True), x * 2,
+    ):
+        total = x.sum(1)
+        total.realize(beside)
+        np.testing.assert_array_equal(total.numpy(), alone)
