@@ -125,8 +125,14 @@ def as_raw(data: Any, wanted: DType | None) -> tuple[np.ndarray[Any, Any], DType
     if torch_tensor is not None:
         return torch_tensor
     if isinstance(data, bytes | bytearray | memoryview):
-        array = np.frombuffer(data, wanted.storage if wanted else np.uint8)
-        return array, wanted or dtypes.uint8
+        found = wanted or dtypes.uint8
+        nbytes = memoryview(data).nbytes
+        if nbytes % found.itemsize:
+            raise ShapeError(
+                "bytes are whole elements", found=f"{nbytes} bytes",
+                wanted=f"a multiple of the {found.itemsize} bytes of {found}",
+            )
+        return np.frombuffer(data, found.storage), found
     array = _as_array(data)
     if isinstance(data, np.ndarray | np.generic) or hasattr(data, "__array_interface__"):
         if wanted is not None and array.dtype.kind == "f" and wanted.kind == "float":

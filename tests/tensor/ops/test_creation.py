@@ -258,6 +258,8 @@ def test_text() -> None:
         (lambda: Tensor([[1], [1, 2]]), ShapeError, "different lengths"),
         (lambda: Tensor([1j]), DTypeError, "complex"),
         (lambda: Tensor(None), DTypeError, "NoneType"),
+        (lambda: Tensor(b"ab", dtype="float32"), ShapeError, "whole elements"),
+        (lambda: Tensor([1.0]).new_tensor(memoryview(b"abc")), ShapeError, "whole elements"),
         (lambda: Tensor([1], dtype="floaty"), DTypeError, "unknown dtype"),
         (lambda: Tensor([1.0], device="TPU").realize(), UnsupportedDevice, "TPU"),
         (lambda: Tensor([1.0]) + Tensor([1.0], device="NULL"), DeviceError, r"\w+ and NULL"),
