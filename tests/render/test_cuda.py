@@ -229,6 +229,15 @@ def test_wide_accesses_are_vectors() -> None:
     assert text.count("*(const floatx4 *)&b1[") == 2 and text.count("*(floatx4 *)&b0[") == 2
 
 
+@pytest.mark.parametrize("dtype", (dtypes.int32, dtypes.int8, dtypes.int64), ids=str)
+def test_extremes_of_signed_integers_are_hidden_from_the_compiler(dtype: DType) -> None:
+    """A chain of them with negated operands came out wrong from the assembler."""
+    functions = [lambda x, y, op=op: alu(op, x, alu(Ops.NEG, y)) for op in (Ops.MAX, Ops.MIN)]
+    text = text_of(lower(elementwise(functions, 4, (dtype, dtype), 2), HOPPER))
+    wanted = 0 if dtype is dtypes.int64 else 1
+    assert text.count("setp.gt.s32") == text.count("setp.lt.s32") == wanted
+
+
 def test_what_has_no_text_is_named() -> None:
     programs = []
     for words, name in (("no rule for a machine", "wgmma.fence"), ("one barrier", "bar.sync")):
@@ -275,6 +284,9 @@ def host_text(program: Node) -> str:
     text = re.sub(r'extern "C" __global__ .*\n\w+\(', head, text)
     for name in ("sqrt", "floor", "ceil", "trunc", "fma", "fabs", "fmod"):
         text = re.sub(rf"\b{name}(f?)\(", rf"__builtin_{name}\1(", text)
+    for test, sign in (("gt", ">"), ("lt", "<")):
+        choice = rf'asm\("[^"]*setp\.{test}\.s32[^"]*" : "=r"\(r\)[^;]*;'
+        text = re.sub(choice, f"r = x {sign} y ? x : y;", text)
     prelude, mark, rest = text.partition("typedef unsigned long long u64;")
     arrays = ", ".join(f"buffers[{place}]" for place in range(len(sig.call.params)))
     return f"""{prelude}{mark}{_SHIMS}{rest}

@@ -83,6 +83,12 @@ _BFLOAT16 = (
         "return x != x ? 0x7fff : (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16); }",
     ),
 )
+# Assembled from an expression, a chain of them loses the signs of negated operands: see the text of
+# PTX. The compiler does not look into this one.
+_EXTREME = (
+    'i32 r; asm("{ .reg .pred p; setp.{test}.s32 p, %1, %2; selp.b32 %0, %1, %2, p; }"'
+    ' : "=r"(r) : "r"((i32)x), "r"((i32)y)); return r;'
+)
 _NAMES = ("exp2", "sqrt", "floor", "ceil", "trunc", "fma", "fabs", "fmod", "ldexp", "memcpy")
 _CUDA = Dialect(
     name="CUDA C",
@@ -95,6 +101,7 @@ _CUDA = Dialect(
     each="#pragma unroll",
     stride="",
     halves=MappingProxyType({dtypes.float16: _FLOAT16, dtypes.bfloat16: _BFLOAT16}),
+    extreme=_EXTREME,
 )
 _HIDDEN: MappingProxyType[str, str] = MappingProxyType(
     {BLOCK: "(i32)blockIdx.x", THREAD: "(i32)threadIdx.x"}

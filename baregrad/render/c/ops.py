@@ -56,7 +56,10 @@ def _extreme(f: CText, node: Node, x: str, y: str) -> str:
     # A NaN in either operand gives NaN.
     nan = " || x != x" if dtype.kind == "float" else ""
     name = f"{node.op.name.lower()}_{dtype.name}"
-    return f.apply(name, kind, (kind, kind), f"return x {sign} y{nan} ? x : y;", x, y)
+    body = f"return x {sign} y{nan} ? x : y;"
+    if f.dialect.extreme and dtype.kind == "int" and dtype.bits <= 32:
+        body = f.dialect.extreme.replace("{test}", "gt" if node.op is Ops.MAX else "lt")
+    return f.apply(name, kind, (kind, kind), body, x, y)
 
 
 def _builtin(name: str) -> Expression:

@@ -27,6 +27,8 @@ class Dialect:
     calls them. nan, infinity: as doubles. helper: what stands before a function of our own. each: a
     line before a loop over lanes. stride: what ends a number of elements between lanes. halves: for
     dtypes that are held as their codes, (name, text) of the functions to float and from it.
+    extreme: the body of a function of the larger (`{test}` is gt) or lesser (lt) of two signed
+    integers of 32 bits or fewer, where an expression will not do.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Dialect:
     each: str
     stride: str
     halves: Mapping[DType, tuple[tuple[str, str], tuple[str, str]]]
+    extreme: str = ""
 
 
 class CText:
