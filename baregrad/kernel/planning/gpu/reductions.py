@@ -23,7 +23,7 @@ from baregrad.kernel.facts.analysis import (
     op_flops,
     out_axes,
 )
-from baregrad.kernel.facts.row_tile import RowTile, is_short, row_tile
+from baregrad.kernel.facts.row_tile import FAR_ROW, RowTile, is_short, row_tile
 from baregrad.kernel.loops.held_rows import lies_across
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
@@ -33,6 +33,8 @@ BLOCK = 128
 MUCH_BESIDE = 4
 # What is summed anew in each row is less than one part of so many.
 FEW_AGAIN = 8
+# Threads of a row whose sums each of them makes by itself.
+SHORT_THREADS = 4
 # Accesses of a thread for a row that a warp shares; of a longer row, before there are more warps.
 WARP_STEPS = 8
 BLOCK_STEPS = 8
@@ -44,6 +46,10 @@ PLACE_STEPS = 16
 LONG_COLUMN, VERY_LONG_COLUMN = 32, 512
 COLUMN_THREADS, LEAST_COLUMN_THREADS = 64, 8
 LINE_BYTES, SECTOR_BYTES = 128, 32
+# Threads of a block of long columns. Neighbouring columns of a thread where there are not so many
+# times as many blocks as keep a machine busy: more threads share such a machine more evenly.
+COLUMN_BLOCK = 512
+COLUMN_LANES, MANY_BLOCKS = 4, 8
 # Accesses of a thread that are under way together, how many a search tries, and the elements of a
 # column's.
 TOGETHER, MOST_STEPS = 4, 16
@@ -136,6 +142,9 @@ def _plan_columns(
         return
     blocks = iterations(rows) // plan.warp
     lanes = plan.whole_lanes(lanes, inner[-1])
+    busy = lanes * plan.target.busy_blocks
+    if lanes > COLUMN_LANES and blocks < MANY_BLOCKS * busy:
+        lanes = COLUMN_LANES
     while lanes > 1 and (lanes * plan.warp > width or 2 * blocks < lanes * plan.target.busy_blocks):
         lanes //= 2
     # The order of a sum does not hang on how many columns there are.
@@ -186,16 +195,20 @@ def _lay_long_columns(
     """
     sizes = [itemsize(access.array.dtype) for access in plan.facts.accesses
              if not access.write and access.axes.issuperset(ordered)]  # fmt: skip
-    lanes = plan.pick("lanes", powers_from(lanes, 1, lanes))
-    nbytes = lanes * min(sizes, default=4)
+    size, width = min(sizes, default=4), iterations(ordered)
+    wanted = lanes
+    if others * width * size < SECTOR_BYTES * plan.target.busy_blocks:
+        # Few columns are for many threads, with an element or two of each row.
+        wanted = min(lanes, max(SECTOR_BYTES * most // (COLUMN_BLOCK * size), 1))
+    lanes = plan.pick("lanes", powers_from(wanted, 1, lanes))
+    nbytes = lanes * size
     threads = max(LINE_BYTES // nbytes, 1)
-    width = iterations(ordered)
     while threads > 1 and threads * nbytes > SECTOR_BYTES and (
         others * width < threads * lanes * plan.target.busy_blocks
     ):
         threads //= 2
     room = plan.target.threads_per_block
-    threads = min(threads, room // most, next_power_of_two(-(-width // lanes)))
+    threads = min(threads, COLUMN_BLOCK // most, next_power_of_two(-(-width // lanes)))
     threads = plan.pick("threads along", powers_from(threads, 1, room // LEAST_COLUMN_THREADS))
     first = min(most, room // threads)
     options = powers_from(first, LEAST_COLUMN_THREADS, room // threads)
@@ -288,11 +301,12 @@ def _threads_of(plan: GpuPlan, columns: Sequence[Node], longest: int) -> tuple[i
     """Threads of a row that no tile says how to share, and whether it is a block's."""
     count = -(-longest // _row_lanes(plan, columns))
     if count <= WARP_STEPS * plan.warp:
-        return min(next_power_of_two(count), plan.warp), False
+        short = longest <= FAR_ROW and all(is_short(plan.facts, r) for r in plan.facts.reductions)
+        return min(next_power_of_two(count), SHORT_THREADS if short else plan.warp), False
     plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
     steps = BLOCK_STEPS if plain else PLACE_STEPS
-    warps = next_power_of_two(max(count // (steps * plan.warp), 1))
-    return min(warps, MOST_WARPS) * plan.warp, warps > 1
+    warps = next_power_of_two(count // (steps * plan.warp) + 1) // 2
+    return min(max(warps, 1), MOST_WARPS) * plan.warp, warps > 1
 
 
 def _row_lanes(plan: GpuPlan, columns: Sequence[Node]) -> int:
