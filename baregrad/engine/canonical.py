@@ -130,22 +130,28 @@ class _Lifted:
         """A node that has variables at or below it, over what its sources became.
 
         Layers that are alike have the same nodes but for the arrays that they read: shapes and
-        requirements of one are those of all.
+        requirements of one are those of all. Not of what is made of sizes themselves, as a range
+        of numbers is: the size says what its shape is.
         """
         if node.op is Ops.VAR:
             return _unbind(node, self.variables)
         src = tuple([self.done[one] for one in node.src])
+        if any(one.dtype is dtypes.index for one in src):
+            return self._made(node, src)
         key = (node.op, node.dtype, id(node.arg), tuple([one.shape for one in node.src]))
         form = self.forms.get(key)
         if form is not None and all(
             one.shape == other.shape for one, other in zip(src, form.src, strict=True)
         ):
             return alike(form, src)
+        made = self.forms[key] = self._made(node, src)
+        return made
+
+    def _made(self, node: Node, src: tuple[Node, ...]) -> Node:
         arg = _unbind_arg(node.arg, self.variables, self.done)
         same = src == node.src and arg is node.arg
         made = node if same else make_node(node.op, node.dtype, src, arg)
         self.requirements.update(dict.fromkeys(requirements(made)))
-        self.forms[key] = made
         return made
 
     def param(self, ref: BufferRef, node: Node) -> Node:

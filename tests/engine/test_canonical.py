@@ -118,3 +118,11 @@ def test_layers_that_are_alike_are_renewed_as_each_alone_would_be() -> None:
         powers = np.exp(whole @ weight.numpy())
         whole = powers / powers.sum(1, keepdims=True) + state.numpy()[:3]
     np.testing.assert_allclose(stack(3)[0].numpy(), whole, rtol=1e-5)
+
+
+def test_ranges_of_several_sizes_in_one_program_keep_their_sizes() -> None:
+    """As the rows and the tokens of a step of decoding, both of which are counted."""
+    rows, tokens = bind(variable("rows", 1, 8), 3), bind(variable("tokens", 1, 64), 32)
+    counted = Tensor.arange(rows).unsqueeze(1) * 100 + Tensor.arange(tokens).unsqueeze(0)
+    wanted = np.arange(3)[:, None] * 100 + np.arange(32)[None]
+    np.testing.assert_array_equal(counted.numpy(), wanted)
