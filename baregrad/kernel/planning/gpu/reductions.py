@@ -305,8 +305,11 @@ def _threads_of(plan: GpuPlan, columns: Sequence[Node], longest: int) -> tuple[i
         return min(next_power_of_two(count), SHORT_THREADS if short else plan.warp), False
     plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
     steps = BLOCK_STEPS if plain else PLACE_STEPS
-    warps = next_power_of_two(count // (steps * plan.warp) + 1) // 2
-    return min(max(warps, 1), MOST_WARPS) * plan.warp, warps > 1
+    warps = next_power_of_two(max(count // (steps * plan.warp), 1))
+    if 2 * warps > MOST_WARPS:
+        # A block of all threads that there may be has a multiprocessor to itself.
+        warps = next_power_of_two(count // (2 * steps * plan.warp))
+    return min(warps, MOST_WARPS) * plan.warp, warps > 1
 
 
 def _row_lanes(plan: GpuPlan, columns: Sequence[Node]) -> int:
