@@ -158,7 +158,12 @@ def test_dot4_agrees(lanes: int) -> None:
     """By the machine's instruction where it has one of so many lanes, in plain steps elsewhere."""
     x, y = pairs(dtypes.int32)
     functions: list[Function] = [lambda a, b: alu(Ops.DOT4, a, b, a)]
-    agree(functions, (dtypes.int32, dtypes.int32), [x, y], lanes, ("linear", "llvm", "c"))
+    inputs = (dtypes.int32, dtypes.int32)
+    agree(functions, inputs, [x, y], lanes, ("linear", "llvm", "c"))
+    expected, found = (np.zeros(len(x), np.int32) for _ in range(2))
+    evaluate_loop(elementwise(functions, len(x), inputs, len(x)), [expected, x, y])
+    compiled(lower(elementwise(functions, len(x), inputs, lanes)), "llvm", PLAIN)([found, x, y])
+    assert same_bits(expected, found)
 
 
 def words_of_halves(rng: np.random.Generator, count: int) -> Any:

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node
 from baregrad.render.llvm.text import FunctionText
 from baregrad.render.llvm.types import lanes_of, splat_text, suffix_text, type_text, value_type
 
+# By lanes: what a machine has that adds up pairs of products of 16 bits, and by which name.
+_PAIRS = MappingProxyType({
+    4: ("sse2", "llvm.x86.sse2.pmadd.wd"), 8: ("avx2", "llvm.x86.avx2.pmadd.wd"),
+})  # fmt: skip
+
 
 def dot_bytes(f: FunctionText, node: Node) -> None:
-    """DOT4, byte by byte where there is no instruction for that number of lanes."""
+    """DOT4: one instruction, two of words of 16 bits, or byte by byte, as lanes allow."""
     lanes = lanes_of(node)
     kinds = value_type(node)
     x, y, z = [f.use(child, lanes) for child in node.src]
     if lanes in f.target.dot_lanes("dot4"):
         name = f"llvm.x86.avx512.vpdpbusd.{32 * lanes}"
         f.names[node] = f.call(name, kinds, (kinds, z), (kinds, x), (kinds, y))
+        return
+    feature, name = _PAIRS.get(lanes, ("", ""))
+    if feature in f.target.features:
+        f.names[node] = _by_pairs(f, name, lanes, (x, y, z))
         return
     for place in range(0, 32, 8):
         low, up, top = [_words(value, lanes) for value in (place, 24 - place, 24)]
@@ -24,6 +35,22 @@ def dot_bytes(f: FunctionText, node: Node) -> None:
         signed = f.value(f"ashr {kinds} {f.value(f'shl {kinds} {y}, {up}')}, {top}")
         z = f.value(f"add {kinds} {z}, {f.value(f'mul {kinds} {unsigned}, {signed}')}")
     f.names[node] = z
+
+
+def _by_pairs(f: FunctionText, name: str, lanes: int, operands: tuple[str, str, str]) -> str:
+    """Every other byte of words as 16 bits, whose products an instruction adds up in pairs."""
+    x, y, total = operands
+    kinds, halves = type_text(dtypes.int32, lanes), type_text(dtypes.int16, 2 * lanes)
+    x, y = (f.value(f"bitcast {kinds} {word} to {halves}") for word in (x, y))
+    low, byte = (splat_text(value, dtypes.int16, 2 * lanes) for value in (255, 8))
+    lower = f.value(f"and {halves} {x}, {low}"), f.value(f"shl {halves} {y}, {byte}")
+    pairs = (
+        (lower[0], f.value(f"ashr {halves} {lower[1]}, {byte}")),
+        (f.value(f"lshr {halves} {x}, {byte}"), f.value(f"ashr {halves} {y}, {byte}")),
+    )
+    for a, b in pairs:
+        total = f.value(f"add {kinds} {total}, {f.call(name, kinds, (halves, a), (halves, b))}")
+    return total
 
 
 def dot_halves(f: FunctionText, node: Node) -> None:
