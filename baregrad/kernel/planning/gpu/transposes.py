@@ -27,8 +27,8 @@ from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan, Way
 SIDE = 32
 LEAST_SIDE = 8
 BANK = 4
-# Elements of the tile for each thread, each way, and how many a search tries.
-STEPS, MOST_STEPS = 4, 16
+# Elements of the tile for each thread, at most, and those along one way that a search tries.
+MOST_ELEMENTS, MOST_STEPS = 16, 16
 # Bytes that memory moves at once, at least, and elements of them that are worth a tile.
 SECTOR = 32
 LEAST_EACH = 4
@@ -68,7 +68,8 @@ def _lay_tiles(
     plan.grid(rest)
     a, b = plan.joined(down), plan.joined(right)
     least = max(SIDE * rows // plan.target.threads_per_block, 1)
-    steps = plan.pick("steps", powers_from(STEPS, least, MOST_STEPS))
+    first = max(min(SIDE * rows // BLOCK, MOST_ELEMENTS // lanes), least)
+    steps = plan.pick("steps", powers_from(first, least, MOST_STEPS))
     parts_a = ((f"{a}_u", steps), (f"{a}_y", rows // steps))
     parts_b = ((f"{b}_x", SIDE), *([(f"{b}_v", lanes)] if lanes > 1 else []))
     plan.steps.append(Split(a, ((f"{a}_o", 0), *parts_a), masked=True))
