@@ -22,7 +22,10 @@ from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.requirements import value_of
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.operands import accumulator, as_node, lift, result
+from baregrad.tensor.array.put_off import put_off
 from baregrad.tensor.array.tensor_like import Tensor, TensorLike
+
+_BASIC = frozenset((int, slice, type(None), type(...)))
 
 
 @dataclass(slots=True)
@@ -108,6 +111,11 @@ def _width(entry: Any) -> int:
     if entry is None or entry is Ellipsis:
         return 0
     return entry.ndim if _is_mask(entry) else 1
+
+
+def _is_basic(key: Any) -> bool:
+    """Whether a key is of integers, slices, `None` and `...` alone."""
+    return _BASIC.issuperset(map(type, key if key.__class__ is tuple else (key,)))
 
 
 def _plan(x: Tensor, key: Any) -> _Plan:
@@ -372,10 +380,15 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
             if not isinstance(lifted, TensorLike) or lifted.ndim == 0:
                 x.masked_fill_(key, lifted)  # type: ignore[arg-type]
                 return
-    plan = _plan(x, key)
-    view = _basic_view(x, plan)
+    advanced: dict[int, TensorLike] = {}
+    if _is_basic(key):
+        view = put_off(getitem, (x, key), {})
+    else:
+        plan = _plan(x, key)
+        advanced = plan.advanced
+        view = _basic_view(x, plan)
     lifted = lift(value, x)
-    if not plan.advanced:
+    if not advanced:
         if isinstance(lifted, TensorLike) and lifted._storage is x._storage:
             if lifted._steps == view._steps:
                 return  # x[key] += ... has already written through the view

@@ -5,11 +5,13 @@ from __future__ import annotations
 from functools import wraps
 from typing import Any
 
-from baregrad.ir.core.node import const
-from baregrad.tensor.array import nodes
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import Ops
+from baregrad.tensor.array import nodes, views
 from baregrad.tensor.array.operands import F, as_node, lift, one_device
 from baregrad.tensor.array.put_off import put_off
-from baregrad.tensor.array.tensor_like import Operand, Tensor, TensorLike
+from baregrad.tensor.array.storage import Storage
+from baregrad.tensor.array.tensor_like import Operand, Scalar, Tensor, TensorLike
 from baregrad.tensor.ops.indexing import _fit, check_writable
 
 
@@ -20,11 +22,38 @@ def copy_(x: Tensor, value: Operand) -> Tensor:
     if isinstance(lifted, TensorLike):
         if lifted.device != x.device:
             lifted = lifted.to(x.device)
-        if x._write_whole(lifted):
-            return x
-    node = nodes.broadcast(_fit(as_node(lifted, x.dtype), x.shape), x.shape)
-    x._write(node, isinstance(lifted, TensorLike) and lifted.requires_grad)
+    _write(x, lifted)
     return x
+
+
+def _write(x: Tensor, value: Tensor | Scalar | Node) -> None:
+    """Write a value, broadcast and cast, over what `x` shows."""
+    if isinstance(value, TensorLike) and x._write_whole(value):
+        return
+    if not _write_by_call(x, value):
+        node = nodes.broadcast(_fit(as_node(value, x.dtype), x.shape), x.shape)
+        x._write(node, isinstance(value, TensorLike) and value.requires_grad)
+
+
+def _write_by_call(x: Tensor, value: Tensor | Scalar | Node) -> bool:
+    """Write over what `x` shows by a call that may be put off; False where gradients may pass."""
+    storage = x._storage
+    if storage.grad or any(op is Ops.DETACH for op, _ in x._steps):
+        return False
+    if any(extent.__class__ is int and extent == 0 for extent in x.shape):
+        return False
+    if isinstance(value, TensorLike) and value.requires_grad:
+        return False
+    made = put_off(_written_over, (x, value), {})._storage
+    storage.put(made.node if made.deferred is None else made.deferred)
+    return True
+
+
+def _written_over(x: Tensor, value: Tensor | Scalar | Node) -> Tensor:
+    """All of what `x` is a view of, with a value in place of what `x` shows."""
+    node = nodes.broadcast(_fit(as_node(value, x.dtype), x.shape), x.shape)
+    whole = views.write(x._storage.node, x._present_steps(), node)
+    return type(x)._on(Storage(whole, x._storage.device))
 
 
 def assign(x: Tensor, value: Operand) -> Tensor:
@@ -63,10 +92,7 @@ def update(x: Tensor, value: Tensor) -> Tensor:
     """
     check_writable(x.dtype.kind, value)
     one_device((x, value))
-    if x._write_whole(value):
-        return x
-    node = nodes.broadcast(_fit(nodes.cast(value.node, x.dtype), x.shape), x.shape)
-    x._write(node, value.requires_grad)
+    _write(x, value)
     return x
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from baregrad import bind, variable
-from baregrad.base.errors import GradientError, ShapeError
+from baregrad.base.errors import DTypeError, GradientError, ShapeError
 from baregrad.engine.session import Session, use_session
 from baregrad.tensor import Tensor
 from tests.tensor.array.known_calls import Work, drawn, held
@@ -377,3 +377,42 @@ def test_gradients_of_known_calls_have_the_bits_of_the_first_call(
             for each, wanted in zip(made, bits, strict=True):
                 np.testing.assert_array_equal(each.numpy(), wanted)
             opened.close()
+
+
+def test_a_part_that_is_written_over_and_over_makes_no_graph(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for turn in range(4):
+        array, rows = drawn(4, 6), drawn(2, 6)
+        x, y = held(array), held(rows)
+        before = x + 0
+        with Work(session, monkeypatch) as work:
+            x[1:3] = y
+            x[0] = x[2]
+            x[:, -1] = 2
+            x[3, ::2] += y[1, ::2]
+            x.realize()
+        wanted = array.copy()
+        wanted[1:3] = rows
+        wanted[0] = wanted[2]
+        wanted[:, -1] = 2
+        wanted[3, ::2] += rows[1, ::2]
+        np.testing.assert_array_equal(x.numpy(), wanted)
+        np.testing.assert_array_equal(before.numpy(), array)
+        if turn > 1:
+            assert work.graphs == 0
+
+
+def test_what_does_not_fit_a_part_is_refused_at_every_write() -> None:
+    for _ in range(3):
+        array = drawn(4, 6)
+        x = held(array)
+        x[0] = held(array[1])
+        with pytest.raises(ShapeError):
+            x[0] = held(drawn(5))
+        with pytest.raises(DTypeError):
+            held(np.arange(4))[1] = 0.5
+        np.testing.assert_array_equal(x.numpy()[0], array[1])
+        leaf = held(array).requires_grad_()
+        with pytest.raises(GradientError):
+            leaf[0] = 1.0
