@@ -46,7 +46,7 @@ def test_a_digest_tells_an_attribute_from_a_tuple(attribute: tuple[object, ...])
 
 
 def test_digests_are_those_of_the_same_fields_in_a_dataclass() -> None:
-    assert stable_repr(attrs.Access(8, 2, 3, 16, True)) == "Access(8,2,3,16,True,0,(),False)"
+    assert stable_repr(attrs.Access(8, 2, 3, 16, True)) == "Access(8,2,3,16,True,0,(),False,())"
     assert stable_repr(attrs.Param(2, (3, 4), "x")) == "Param(2,(3,4),'x',False,0,())"
 
 
