@@ -6,6 +6,7 @@ packed on the device. Imports `io`'s mapping of files and `tensor`.
 
 from __future__ import annotations
 
+from baregrad.io.gguf.planes import share_memory
 from baregrad.io.gguf.quantise import can_quantise, quantise
 from baregrad.io.gguf.reader import GgufFile, GgufTensor
 from baregrad.io.gguf.types import TYPES, GgmlType, by_id, by_name
@@ -28,5 +29,6 @@ __all__ = [
     "by_name",
     "can_quantise",
     "quantise",
+    "share_memory",
     "write_gguf",
 ]

@@ -8,7 +8,9 @@ but for scales of 6 bits, which have bytes of their own: else taking them apart 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import prod
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -20,6 +22,7 @@ _DTYPES: Mapping[str, DType] = MappingProxyType({
     "six": dtypes.int8,
 })  # fmt: skip
 WORD_BYTES = 4
+MOST_ELEMENTS = (1 << 31) - 1
 
 
 class BlockField(NamedTuple):
@@ -45,6 +48,13 @@ class Planes:
         self.shape = shape
         self.arrays = arrays
         self.vector = vector
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What in memory the arrays are, or are parts of."""
+        if isinstance(self.arrays, _Shares):
+            return tuple(self.arrays.memory.values())
+        return tuple(self.arrays.values())
 
     @property
     def device(self) -> str:
@@ -111,6 +121,52 @@ class Planes:
                 array = array.bitcast(dtypes.uint8)
             parts.append(array.cast(dtypes.uint8))
         return Tensor.cat(*parts, dim=-1)
+
+
+def share_memory(weights: Sequence[Planes]) -> None:
+    """Let the arrays of one dtype of all weights be parts of one: each call hands over as few.
+
+    Nothing is done where one has more elements than an index of 32 bits tells apart.
+    """
+    parts: dict[str, list[Tensor]] = {}
+    places: list[dict[BlockField, tuple[str, int, tuple[int, ...]]]] = []
+    counts: Counter[str] = Counter()
+    for planes in weights:
+        places.append({})
+        for field, array in planes.arrays.items():
+            name = array.dtype.name
+            places[-1][field] = name, counts[name], array.shape
+            counts[name] += array.numel()
+            parts.setdefault(name, []).append(array.flatten())
+    if not weights or max(counts.values()) > MOST_ELEMENTS:
+        return
+    memory = {name: Tensor.cat(*each).contiguous() for name, each in parts.items()}
+    first, *others = memory.values()
+    first.realize(*others)
+    for planes, each in zip(weights, places, strict=True):
+        planes.arrays = _Shares(memory, each)
+
+
+class _Shares(Mapping[BlockField, Tensor]):
+    """Arrays that are parts of others: by field the dtype's name, where one begins, its shape."""
+
+    def __init__(
+        self,
+        memory: Mapping[str, Tensor],
+        places: Mapping[BlockField, tuple[str, int, tuple[int, ...]]],
+    ) -> None:
+        self.memory = memory
+        self._places = places
+
+    def __getitem__(self, field: BlockField) -> Tensor:
+        name, begin, shape = self._places[field]
+        return self.memory[name][begin : begin + prod(shape)].reshape(*shape)
+
+    def __iter__(self) -> Iterator[BlockField]:
+        return iter(self._places)
+
+    def __len__(self) -> int:
+        return len(self._places)
 
 
 def planes_of(blocks: Tensor, read: Callable[[_Fields], object]) -> Planes | None:

@@ -232,7 +232,7 @@ class PlanarWeight(PackedWeight):
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All that the weight is read from."""
-        return tuple(self.planes.arrays.values())
+        return self.planes.tensors
 
     @property
     def device(self) -> str:

@@ -7,7 +7,7 @@ from functools import partial
 
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import as_dtype, dtypes
-from baregrad.io.gguf import GgufFile, PackedWeight
+from baregrad.io.gguf import GgufFile, PackedWeight, PlanarWeight, share_memory
 from baregrad.llm.models.architectures import read_traits
 from baregrad.llm.models.cache import LayerCache
 from baregrad.llm.models.feed_forward import Experts, FeedForward
@@ -149,11 +149,11 @@ class DecoderLayer:
             else:
                 weights[name] = source.weight(f"{_LAYER}{number}.{name}")
         fuse_heads(weights, vectors)
+        share_memory([one.planes for one in weights.values() if isinstance(one, PlanarWeight)])
         self._vectors = vectors
         # What tells this layer from others of its kind.
-        self.tensors = [
-            *vectors.values(), *(part for each in weights.values() for part in each.tensors)
-        ]  # fmt: skip
+        parts = {id(part): part for each in weights.values() for part in each.tensors}
+        self.tensors = [*vectors.values(), *parts.values()]
         forms = tuple([(name, one.type.name, one.shape) for name, one in weights.items()])
         self.kind = (traits, forms)
         rotation = None if traits.rope is None else rotations[traits.rope]

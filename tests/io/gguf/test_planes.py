@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from baregrad import Tensor, dtypes
-from baregrad.io.gguf import GgmlType, PackedWeight, by_name
+from baregrad.io.gguf import GgmlType, PackedWeight, by_name, share_memory
 from baregrad.io.gguf.weight import PlanarWeight
 from tests.io.gguf.packed import PACKED, random_rows, reference
 
@@ -92,3 +92,21 @@ def test_a_wide_product_is_not_rounded_to_the_dtype_of_the_rows(rows: int, apart
     assert np.abs(found.numpy() - wanted).max() <= 2e-3 * np.abs(wanted).max()
     rounded = found.cast(dtypes.bfloat16).cast(dtypes.float32)
     assert not np.array_equal(rounded.numpy(), found.numpy())
+
+
+def test_weights_whose_planes_are_parts_of_one_array_each() -> None:
+    rows = [by_name(name) for name in ("Q6_K", "Q4_K", "Q8_0", "Q6_K")]
+    packed = [random_rows(row, 8, 256, seed) for seed, row in enumerate(rows)]
+    weights = [planar(row, each, 8, 256) for row, each in zip(rows, packed, strict=True)]
+    share_memory([one.planes for one in weights if isinstance(one, PlanarWeight)])
+    x = np.random.default_rng(7).standard_normal((1, 256)).astype(np.float32)
+    for row, each, weight in zip(rows, packed, weights, strict=True):
+        wanted = reference(row, each)
+        assert np.array_equal(weight.dense().numpy(), wanted)
+        assert np.array_equal(weight.raw().reshape(each.shape), each)
+        assert np.array_equal(weight.at(3).dense().numpy(), wanted[3])
+        bound = np.abs(x.astype(np.float64)) @ np.abs(wanted.astype(np.float64)).T
+        exact = x.astype(np.float64) @ wanted.astype(np.float64).T
+        assert (np.abs(weight.linear(Tensor(x)).numpy() - exact) <= 1e-6 * bound).all()
+    # Words, halves, signed bytes: the same for all.
+    assert len({id(part) for weight in weights for part in weight.tensors}) == 3
