@@ -20,7 +20,7 @@ import numpy as np
 from baregrad.base.errors import ArgumentError, BaregradError, QueueFull
 from baregrad.llm.generation.choosing import NOTHING
 from baregrad.llm.generation.constraints import AnswerForm, Constraint, Constraints, Words
-from baregrad.llm.generation.guessing import Guesser
+from baregrad.llm.generation.guessing import Guesser, guesses_for
 from baregrad.llm.generation.job import Job, TextMaker
 from baregrad.llm.generation.request import AnswerPiece, AnswerRequest, ChosenToken, Stream
 from baregrad.llm.generation.scheduler import Scheduler
@@ -228,7 +228,7 @@ class AnswerEngine:
     def _take_turns(self) -> None:
         while True:
             with self._wake:
-                while not (self._is_closed or self._has_work()):
+                while not (self._is_closed or self._incoming or self._scheduler.has_work):
                     self._wake.wait()
                 if self._is_closed:
                     return
@@ -236,10 +236,6 @@ class AnswerEngine:
                 self.step()
             except Exception as error:  # noqa: BLE001 - answers end with it, the engine goes on
                 self._fail(error, self._scheduler.begun())
-
-    def _has_work(self) -> bool:
-        scheduler = self._scheduler
-        return bool(self._incoming or scheduler.jobs()) or scheduler.has_ended
 
     def _take_incoming(self) -> None:
         with self._wake:
@@ -317,7 +313,8 @@ class AnswerEngine:
             self._scheduler.let_go(job)
 
     def _run_rows(self, jobs: list[Job]) -> None:
-        guesses = self._guess(jobs)
+        spare = self.stepper.rows - len(jobs)
+        guesses = guesses_for(self._guesser, jobs, self._guesses, spare)
         rows: list[TokenRow] = []
         spans: list[tuple[Job, int, list[int]]] = []
         for job, guessed in zip(jobs, guesses, strict=True):
@@ -366,18 +363,6 @@ class AnswerEngine:
             self.counts.finished += 1
             self._finish(job, None)
         return goes_on
-
-    def _guess(self, jobs: list[Job]) -> list[list[int]]:
-        """Tokens guessed ahead for each job, as many rows as are left over."""
-        spare = self.stepper.rows - len(jobs)
-        if self._guesser is None or spare < 1:
-            return [[] for _ in jobs]
-        most = []
-        for job in jobs:
-            count = min(self._guesses, spare, job.left - 1) if job.can_be_guessed else 0
-            most.append(max(count, 0))
-            spare -= most[-1]
-        return self._guesser.guess(jobs, most)
 
     def _finish(self, job: Job, piece: AnswerPiece | None) -> None:
         """End a job; without a piece to tell, it came to its end and its answer may be kept."""

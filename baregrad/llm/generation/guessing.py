@@ -25,6 +25,20 @@ class Guesser(Protocol):
         """Let go of what is kept for a job that has ended."""
 
 
+def guesses_for(
+    guesser: Guesser | None, jobs: Sequence[Job], most: int, spare: int
+) -> list[list[int]]:
+    """Return tokens guessed ahead for each job, at most so many, in `spare` rows of a step."""
+    if guesser is None or spare < 1:
+        return [[] for _ in jobs]
+    counts = []
+    for job in jobs:
+        count = min(most, spare, job.left - 1) if job.can_be_guessed else 0
+        counts.append(max(count, 0))
+        spare -= counts[-1]
+    return guesser.guess(jobs, counts)
+
+
 class LookupGuesser:
     """Guesses what followed the same last tokens before, in the prompt or the answer."""
 

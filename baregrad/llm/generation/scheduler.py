@@ -87,9 +87,9 @@ class Scheduler:
         return self._ended[0] if self._ended and not (self._waiting or self._moved) else None
 
     @property
-    def has_ended(self) -> bool:
-        """Whether there are ended jobs of which pages are still to be computed."""
-        return bool(self._ended)
+    def has_work(self) -> bool:
+        """Whether there is anything to compute, of jobs or for those that have ended."""
+        return bool(self.running or self._moved or self._waiting or self._ended)
 
     def answering(self) -> list[Job]:
         """Return the jobs that choose a token next, the oldest first."""
