@@ -55,7 +55,8 @@ class Maker:
     def elementwise(self, x: Node) -> Node | None:
         ops = [op for op in sorted(ALU, key=str) if "tensor" in op.levels]
         op = self.rng.choice([op for op in ops if x.dtype.kind in op.kinds])
-        if op is Ops.THREEFRY and x.dtype is not dtypes.uint64:
+        only = {Ops.THREEFRY: dtypes.uint64, Ops.DOT4: dtypes.int32}.get(op, x.dtype)
+        if x.dtype is not only:
             return cast(x, self.kind())
         if op is Ops.WHERE:
             return alu(op, cast(x, dtypes.bool), x, self.fitting(x))
