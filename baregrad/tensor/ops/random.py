@@ -17,6 +17,7 @@ from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.base.options import options
 from baregrad.dtypes import DEFAULT_FLOAT, DType, array_dtype, dtypes
 from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Slice
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.requirements import value_of
@@ -140,16 +141,17 @@ def _bits(shape: tuple[Any, ...], device: str, draws: int = 1) -> list[Node]:
 
 
 def _words(shape: tuple[Any, ...], device: str) -> Node:
-    """Fresh random uint32: two of each draw, where the last axis has a constant, even extent."""
+    """Fresh random uint32, two of each draw for neighbours along the last axis."""
     *others, last = shape or (1,)
-    if not isinstance(last, int) or last % 2:
-        (bits,) = _bits(shape, device)
-        return nodes.cast(nodes.alu(Ops.SHR, bits, const(32, dtypes.uint64)), dtypes.uint32)
-    (bits,) = _bits((*others, last // 2, 1), device)
-    pairs = nodes.expand(bits, (*others, last // 2, 2))
+    half = index.floordiv(index.add(last, 1), 2)
+    (bits,) = _bits((*others, half, 1), device)
+    pairs = nodes.expand(bits, (*others, half, 2))
     place = nodes.mul(nodes.iota(2, dtypes.uint64), const(32, dtypes.uint64))
-    place = nodes.expand(nodes.reshape(place, (*[1] * len(shape), 2)), pairs.shape)
+    place = nodes.expand(nodes.reshape(place, (*[1] * max(len(shape), 1), 2)), pairs.shape)
     words = nodes.cast(nodes.alu(Ops.SHR, pairs, place), dtypes.uint32)
+    words = nodes.reshape(words, (*others, index.mul(half, 2)))
+    if words.shape[-1] != last:
+        words = nodes.shrink(words, (*nodes.whole(tuple(others)), Slice(0, last)))
     return nodes.reshape(words, shape)
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from baregrad.base.errors import DTypeError, ShapeError
 from baregrad.dtypes import dtypes
+from baregrad.engine.canonical import bind
+from baregrad.ir.core.index import variable
 from baregrad.ir.core.node import const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor import Tensor
@@ -110,6 +112,17 @@ def test_randperm(size: int) -> None:
 def test_randperm_of_no_size_is_refused(size: Any) -> None:
     with pytest.raises(ShapeError):
         Tensor.randperm(size)
+
+
+@pytest.mark.parametrize("size", (1, 2, 5, 6))
+def test_dropout_of_a_symbolic_size_drops_what_it_drops_of_a_number(size: int) -> None:
+    found = []
+    for extent in (size, bind(variable("n", 1, 8), size)):
+        Tensor.manual_seed(7)
+        x = Tensor.ones(6, 8)[:, :extent]
+        found += [(x * 3).dropout(0.5).numpy(), x.dropout(0.25).numpy()]
+    np.testing.assert_array_equal(found[0], found[2])
+    np.testing.assert_array_equal(found[1], found[3])
 
 
 def test_multinomial() -> None:
