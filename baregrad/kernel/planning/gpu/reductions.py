@@ -140,13 +140,7 @@ def _plan_columns(
         ways = {f"{down} threads": partial(lay, most=down) for down in first}
         plan.best("columns", ways)(plan)
         return
-    blocks = iterations(rows) // plan.warp
-    lanes = plan.whole_lanes(lanes, inner[-1])
-    busy = lanes * plan.target.busy_blocks
-    if lanes > COLUMN_LANES and blocks < MANY_BLOCKS * busy:
-        lanes = COLUMN_LANES
-    while lanes > 1 and (lanes * plan.warp > width or 2 * blocks < lanes * plan.target.busy_blocks):
-        lanes //= 2
+    lanes = _column_lanes(plan, plan.whole_lanes(lanes, inner[-1]), iterations(rows), width)
     # The order of a sum does not hang on how many columns there are.
     most = min(plan.most_lanes(inner[-1]), COLUMN_ELEMENTS)
     lanes = plan.pick("lanes", powers_from(lanes, 1, widest))
@@ -178,6 +172,16 @@ def _plan_columns(
     longest = max(columns, key=lambda axis: index.upper(extent_of(axis)), default=None)
     if longest is not None and warps > 1:
         plan.parts([longest], [("thread_y", warps)])
+
+
+def _column_lanes(plan: GpuPlan, lanes: int, points: int, width: int) -> int:
+    """Neighbouring columns of a thread, `lanes` at most, where there are so many of a width."""
+    blocks, busy = points // plan.warp, plan.target.busy_blocks
+    if lanes > COLUMN_LANES and blocks < MANY_BLOCKS * lanes * busy:
+        lanes = COLUMN_LANES
+    while lanes > 1 and (lanes * plan.warp > width or 2 * blocks < lanes * busy):
+        lanes //= 2
+    return lanes
 
 
 def _is_exact(reduction: Reduction) -> bool:
