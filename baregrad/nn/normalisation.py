@@ -10,6 +10,7 @@ from baregrad.dtypes import dtypes
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.link import session
+from baregrad.tensor.ops.creation import as_shape
 
 
 def _ones(shape: Sequence[int], device: str | None, dtype: object) -> Tensor:
@@ -164,8 +165,8 @@ class _LastAxes(Module):
         device: str | None,
         dtype: object,
     ) -> None:
-        shape = (normalized_shape,) if isinstance(normalized_shape, int) else normalized_shape
-        self.normalized_shape = tuple(shape)
+        given: object = normalized_shape
+        self.normalized_shape = as_shape(tuple(given) if isinstance(given, Sequence) else (given,))
         self.eps = eps
         self.weight = _ones(self.normalized_shape, device, dtype) if elementwise_affine else None
 

@@ -324,11 +324,13 @@ def test_modules_say_what_is_wrong() -> None:
         (lambda: nn.ZeroPad2d((1, 2)), ShapeError, "an amount before and after each axis"),
         (lambda: nn.Dropout2d()(x), ShapeError, "wanted 4 axes, or 3 without a batch"),
         (lambda: nn.InstanceNorm2d(3)(x), ShapeError, "wanted 4 axes, 3 channels"),
+        (lambda: nn.LayerNorm(np.float32(2)), ShapeError, "an extent is an integer"),
         (lambda: nn.InstanceNorm2d(3, track_running_stats=True), UnsupportedError, "statistics"),
         (lambda: nn.TransformerEncoderLayer(4, 2, activation="sin"), ArgumentError, "found sin"),
     ):
         with pytest.raises(error, match=told):
             make()
+    assert nn.LayerNorm(np.int64(3))(x).shape == (2, 3)
 
 
 @pytest.mark.differential
