@@ -1,8 +1,9 @@
 """Products with packed weights on bytes: rows are quantised as well, and words are multiplied.
 
 A row of numbers becomes bytes with a scale for each block, as long as the weights' own blocks, with
-the roundings of llama.cpp. What a weight packs stays in words of four bytes: unsigned codes with a
-scale and perhaps a minimum for each group of words. A group's products are whole numbers, exactly.
+the roundings of llama.cpp; scales for which float16 has no normal number stay as they are. What a
+weight packs stays in words of four bytes: unsigned codes with a scale and perhaps a minimum for
+each group of words. A group's products are whole numbers, exactly.
 Layouts are those of ggml/src/ggml-common.h of github.com/ggml-org/llama.cpp; how rows are quantised
 is that of `quantize_row_q8_0`, `quantize_row_q8_1` and `quantize_row_q8_K` there.
 """
@@ -23,6 +24,9 @@ WORD, EACH = 4, 0x01010101
 # Elements of a row that share a scale: those of small blocks, and of K-quants'.
 SMALL_BLOCK, LARGE_BLOCK = 32, 256
 _LARGEST = 127.0
+# The normal numbers of float16, and what is 0 in a row: float32 has no such number's inverse.
+_SMALLEST_HALF, _LARGEST_HALF = 2.0**-14, 65504.0
+_NOTHING = 2.0**-119
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,12 +173,14 @@ CODES: Mapping[str, Callable[[Tensor], Codes]] = MappingProxyType({
 })  # fmt: skip
 
 
-def _rounded(values: Tensor, made_of: Tensor) -> Tensor:
-    """Numbers rounded to float16, which are 0 where what they are made of is.
+def _rounded(values: Tensor) -> Tensor:
+    """Numbers rounded to float16, or as they are where float16 has no normal number for them.
 
     Said so, they are stored in float32: each is read by many products.
     """
-    return (made_of == 0).where(0.0, values.cast(dtypes.float16).cast(dtypes.float32))
+    size = values.abs()
+    is_normal = (size >= _SMALLEST_HALF) & (size <= _LARGEST_HALF)
+    return is_normal.where(values.cast(dtypes.float16).cast(dtypes.float32), values)
 
 
 def quantised_rows(x: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -184,12 +190,13 @@ def quantised_rows(x: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
     """
     parts = x.reshape(*x.shape[:-1], x.shape[-1] // block, block)
     largest = parts.abs().amax(-1)
-    inverse = (largest == 0).where(0.0, _LARGEST / largest)
+    is_nothing = largest < _NOTHING
+    inverse = is_nothing.where(0.0, _LARGEST / largest)
     codes = (parts * inverse.unsqueeze(-1)).round().cast(dtypes.int8).contiguous()
     if block == SMALL_BLOCK:
         step = largest / _LARGEST
-        return codes, step, _rounded(step, largest).contiguous()
-    step = (inverse == 0).where(0.0, 1.0 / inverse).contiguous()
+        return codes, step, _rounded(step).contiguous()
+    step = is_nothing.where(0.0, 1.0 / inverse).contiguous()
     return codes, step, step
 
 
@@ -214,7 +221,7 @@ def byte_linear(x: Tensor, blocks: Tensor, name: str) -> Tensor:
         sums = codes.reshape(*lead, count, number, size // number).sum(-1, dtype=dtypes.int32)
         values = sums.cast(dtypes.float32) * step.unsqueeze(-1)
         if size == SMALL_BLOCK:
-            values = _rounded(values, sums)
+            values = _rounded(values)
         # A share for each of the words, a power of two of them.
         values = (values * (WORD * number / size)).contiguous()
         found = found + held.minimum * values.reshape(*lead, 1, count, *groups)

@@ -78,6 +78,32 @@ def test_a_product_is_that_of_rounded_rows(name: str, device: str) -> None:
             assert (np.abs(found - x @ dense.T) <= 0.01 * bound + 1e-30).all()
 
 
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q3_K", "Q4_K"])
+def test_rows_may_be_huge_or_tiny(name: str) -> None:
+    width = 256
+    weight, dense = weight_of(name, width)
+    scales = np.array([1e-30, 1e-8, 1e-5, 1e4, 1e7, 1e20], np.float32)
+    x = rows_of(1, width) * scales[:, None]
+    found = weight.linear(Tensor(x)).numpy()
+    bound = np.abs(x.astype(np.float64)) @ np.abs(dense).T
+    assert (np.abs(found - x @ dense.T) <= 0.01 * bound).all()
+    nothing = weight.linear(Tensor(np.full((1, width), 1e-38, np.float32))).numpy()
+    assert (np.abs(nothing) <= 1e-38 * np.abs(dense).sum(1)).all()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q2_K", "Q6_K"])
+def test_what_is_not_finite_spoils_its_own_row_alone(name: str, value: float) -> None:
+    width = 256
+    weight, _ = weight_of(name, width)
+    x = rows_of(3, width)
+    wanted = weight.linear(Tensor(x)).numpy()
+    x[1, 40] = value
+    found = weight.linear(Tensor(x)).numpy()
+    assert not np.isfinite(found[1]).any()
+    np.testing.assert_array_equal(found[::2], wanted[::2])
+
+
 @pytest.mark.parametrize("name", ["Q4_1", "Q8_0", "Q4_K", "Q6_K"])
 def test_a_row_has_the_same_bits_whatever_the_number_of_rows(name: str) -> None:
     width = 512
