@@ -228,8 +228,9 @@ def _shown(values: Reader, parts: Parts) -> Arrays:
     for place, part in enumerate(parts):
         width = part.shape[0] if part.shape else 1
         arrays.append((_exchange(values, place, part.dtype, total * width), width))
-    if len(values.exchanges) == used or any(opening.op is Ops.BEGIN for opening in inner):
-        # What was written last was read by all.
+    is_new = len(values.exchanges) == used + len(parts)
+    if not is_new or any(opening.op is Ops.BEGIN for opening in inner):
+        # What was written last to any of them was read by all.
         scopes.append(BARRIER)
     for part, (array, width) in zip(parts, arrays, strict=True):
         start = values.scaled(_thread(values), width, dtypes.int32)

@@ -8,8 +8,12 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.node import range_node
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.monoid import arg_extreme
+from baregrad.ir.core.node import Node, alu, range_node
 from baregrad.ir.core.op import Ops
+from tests.kernel import kernels as k
+from tests.kernel.gpu_kernels import check_gpu
 from tests.render.harness import (
     F32,
     I32,
@@ -86,3 +90,20 @@ def test_lanes_that_are_not_there_add_nothing() -> None:
     node = kernel(store(out, fold(Ops.ADD, load(x, v), v), 0))
     found, _ = check(node, [zeros(1), -zeros(7)], routes=ROUTES)
     assert np.signbit(found[0])
+
+
+def test_threads_meet_before_one_of_several_shared_arrays_is_written_again() -> None:
+    """A sum shows one number of each thread; the place of the greatest sum, that and another."""
+    row, column, step = (range_node(size, at) for at, size in enumerate((5, 2, 3)))
+    product = alu(Ops.MUL, k.at(k.param(1, 2, 3), column, step),
+                  k.at(k.param(2, 5, 3), row, step))  # fmt: skip
+    total = k.reduce(Ops.ADD, product, step)
+    place = Node(Ops.CAST, dtypes.int64, (column,))
+    both = Node(Ops.REDUCE, F32, (total, place, column), Reduce(arg_extreme(Ops.MAX, F32)))
+    found = Node(Ops.PROJ, dtypes.int64, (both,), 1)
+    node = k.kernel(k.out(k.param(0, 5, dtype=dtypes.int64), found, row))
+    check_gpu(
+        node,
+        "Schedule(bind('i0', 'grid'), split('r2', outer='a', b=4, masked=True),"
+        " bind('b', 'thread'), bind('r1', 'thread_y'))",
+    )
