@@ -182,12 +182,17 @@ class PackedWeight:
 
         Off GPUs the rows of `x` are rounded to bytes with a scale for each block, as llama.cpp
         rounds them, for the types that `CODES` names; not where they are to be `exact`, or carry
-        gradients. Raises ShapeError for a weight that is no matrix.
+        gradients. Raises ShapeError for a weight that is no matrix, and rows of another width.
         """
         if len(self.shape) != 2:
             raise ShapeError(
                 "a product takes a matrix", found=f"a weight of shape {list(self.shape)}",
                 wanted="(out, in)", hint="at(index) gives one matrix of a stack",
+            )  # fmt: skip
+        if x.shape[-1:] != self.shape[-1:]:
+            raise ShapeError(
+                "rows are of another width than the matrix", found=list(x.shape),
+                wanted=f"(..., {self.shape[-1]})",
             )  # fmt: skip
         if not (exact or self.is_exact or x.requires_grad) and self._has_words():
             rounded = byte_linear(x.cast(dtypes.float32), self._byte_blocks(), self.type.name)

@@ -76,6 +76,9 @@ def test_a_stack_gives_its_matrices() -> None:
     assert np.array_equal(stack.at(Tensor([2, 0])).dense().numpy(), wanted[[2, 0]])
     with pytest.raises(ShapeError, match="at\\(index\\) gives one matrix"):
         stack.linear(Tensor.zeros(1, 64))
+    for wrong in ((1, 63), (2, 128), ()):
+        with pytest.raises(ShapeError, match="another width"):
+            stack.at(0).linear(Tensor.zeros(*wrong))
 
 
 @pytest.mark.parametrize("name", ["Q4_1", "Q8_0", "Q4_K", "Q6_K", "IQ3_S"])
