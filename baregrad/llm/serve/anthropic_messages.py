@@ -63,6 +63,10 @@ def asked_message(body: Fields, *, counts: bool = False) -> AskedChat:
 
 
 def _tools(body: Fields) -> list[dict[str, Any]]:
+    for tool in body.objects("tools"):
+        # Others are run by Anthropic's servers, or have schemas that its models alone know.
+        if tool.text("type", "custom") != "custom":
+            raise tool.refuse("type", "custom")
     return checked_tools([
         {"type": "function", "function": {
             "name": tool.text("name"), "description": tool.text("description", ""),

@@ -247,6 +247,8 @@ def wanted_calls(body: Fields, tools: Sequence[Mapping[str, Any]]) -> tuple[str,
     names = tuple(tool["function"]["name"] for tool in tools)
     if isinstance(choice, Mapping):
         wanted = body.inner("tool_choice")
+        if wanted.text("type", "function") != "function":
+            raise wanted.refuse("type", "function")
         function = wanted.inner("function") if wanted.has("function") else wanted
         name = function.text("name")
         if name not in names:

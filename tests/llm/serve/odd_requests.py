@@ -228,6 +228,7 @@ _MESSAGES: tuple[OddRequest, ...] = (
     _message(system=[{"type": "image"}]), _message(tools=3), _message(tools=[{}]),
     _message(tools=[{"name": "f", "input_schema": 3}]), _message(tools=[{"name": 3}]),
     _message(tools=[{"name": ""}]), _message(tools=[{"name": "f"}, {"name": "f"}]),
+    _message(tools=[{"name": "web_search", "type": "web_search_20250305"}]),
     _message(tool_choice={"type": "any"}), _message(tool_choice="any"),
     _message(tool_choice={"type": "tool", "name": "x"}), _message(tool_choice={"type": "magic"}),
     _message(metadata="x"), _message(metadata={"user_id": 3}), _message(thinking="x"),

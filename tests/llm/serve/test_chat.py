@@ -114,6 +114,9 @@ def test_a_call_may_be_wanted(model: ScriptedModel) -> None:
     for choice, tools in (("required", []), ({"function": {"name": "x"}}, [TOOL])):
         reply = client.post(PATH, {"messages": [USER], "tools": tools, "tool_choice": choice})
         assert reply.status == 400 and "tool_choice" in reply.json()["error"]["param"]
+    for kind in ("allowed_tools", "mcp"):
+        asked = {**body, "tool_choice": {"type": kind, "name": "get"}}
+        assert client.post(PATH, asked).json()["error"]["param"] == "tool_choice.type"
     both = {**body, "response_format": {"type": "json_object"}}
     assert client.post(PATH, both).json()["error"]["param"] == "response_format"
     reply = client.post("/v1/messages", {
