@@ -31,7 +31,7 @@ demo: $(VENV)/.demo
 	$(VENV)/bin/baregrad demo digits
 	$(VENV)/bin/baregrad demo embed "A man is eating food." "Someone has a meal." \
 	  "The sky is clear tonight."
-	$(VENV)/bin/baregrad demo chat "What is the capital of France?"
+	$(VENV)/bin/baregrad demo chat "Name the capital of France."
 
 test: lint types check
 
