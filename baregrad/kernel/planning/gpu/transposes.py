@@ -69,7 +69,7 @@ def _lay_tiles(
     a, b = plan.joined(down), plan.joined(right)
     least = max(SIDE * rows // plan.target.threads_per_block, 1)
     first = max(min(SIDE * rows // BLOCK, MOST_ELEMENTS // lanes), least)
-    steps = plan.pick("steps", powers_from(first, least, MOST_STEPS))
+    steps = plan.pick("steps", powers_from(first, least, min(MOST_STEPS, rows)))
     parts_a = ((f"{a}_u", steps), (f"{a}_y", rows // steps))
     parts_b = ((f"{b}_x", SIDE), *([(f"{b}_v", lanes)] if lanes > 1 else []))
     plan.steps.append(Split(a, ((f"{a}_o", 0), *parts_a), masked=True))

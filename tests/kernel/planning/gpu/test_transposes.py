@@ -146,6 +146,13 @@ def test_rows_of_small_images_are_one_side_of_a_tile(dtype: DType) -> None:
     check_gpu(kernel, choose_schedule(kernel, HOPPER))
 
 
+@pytest.mark.parametrize("steps", (8, 16))
+def test_a_thread_has_no_more_steps_than_a_tile_has_rows(steps: int) -> None:
+    kernel = transpose(8, 70, dtypes.int16)
+    wanted = Decisions({"way": "turned tiles", "steps": str(steps)})
+    check_gpu(kernel, choose(kernel, HOPPER, wanted).schedule)
+
+
 def test_tiles_are_no_longer_than_their_rows() -> None:
     kernel = transpose(18, 64, dtypes.bfloat16)
     program = check_gpu(kernel, choose_schedule(kernel, HOPPER))
