@@ -78,6 +78,7 @@ class Session:
         self.watching = Watching()
         self.origins: MutableMapping[Node, str] = weakref.WeakKeyDictionary()
         self.random_states: dict[str, Any] = {}
+        self.seed: int | None = None
         give_lock(self)
 
     @property

@@ -20,8 +20,9 @@ class SessionLike(Protocol):
 
     origins: the user's file:line of nodes, noted while debugging. watching: who watches this
     thread's work; `downloads` is not empty while a function is captured. random_states: by device,
-    kept for `baregrad.tensor.ops.random`. lock: held while anything is computed. templates, forms:
-    kept for `baregrad.tensor.array.put_off`.
+    kept for `baregrad.tensor.ops.random`. seed: of devices that have none yet, if it is not the
+    option's. lock: held while anything is computed. templates, forms: kept for
+    `baregrad.tensor.array.put_off`.
     """
 
     templates: dict[Any, Any]
@@ -29,6 +30,7 @@ class SessionLike(Protocol):
     origins: MutableMapping[Node, str]
     watching: Watching
     random_states: dict[str, Any]
+    seed: int | None
     lock: threading.RLock
 
     def default_device(self) -> str:

@@ -102,7 +102,7 @@ def state(device: str) -> RandomState:
     owner = session()
     found = owner.random_states.get(device)
     if found is None:
-        found = RandomState(owner, device, options.seed)
+        found = RandomState(owner, device, options.seed if owner.seed is None else owner.seed)
         owner.random_states[device] = found
     assert isinstance(found, RandomState)
     return found
@@ -113,6 +113,8 @@ def manual_seed(seed: int) -> None:
     if not isinstance(seed, int):
         raise ArgumentError("a seed is an integer", found=f"{type(seed).__name__} {seed!r:.40}")
     owner = session()
+    # Devices that nobody drew on yet begin with it, too.
+    owner.seed = seed
     devices = set(owner.random_states) | {owner.default_device()}
     for device in devices:
         known = owner.random_states.get(device)

@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 
 from baregrad.base.errors import DTypeError, ShapeError
+from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import bind
+from baregrad.engine.session import Session, use_session
 from baregrad.ir.core.index import variable
 from baregrad.ir.core.node import const
 from baregrad.ir.core.op import Ops
@@ -46,6 +48,17 @@ def test_a_seed_gives_the_same_numbers_and_calls_give_fresh_ones() -> None:
     assert Tensor.rand(5).tolist() != first
     Tensor.manual_seed(-1)
     assert Tensor.rand(3).tolist()
+
+
+def test_a_seed_is_for_devices_that_nobody_drew_on_yet() -> None:
+    found = []
+    for used in (False, True):
+        with options.override(device="CPU"), use_session(Session()):
+            if used:
+                Tensor.rand(1, device="REF")
+            Tensor.manual_seed(7)
+            found.append(Tensor.rand(5, device="REF").tolist())
+    assert found[0] == found[1]
 
 
 def test_numbers_do_not_depend_on_when_they_are_computed() -> None:
