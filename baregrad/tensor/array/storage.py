@@ -114,6 +114,18 @@ def live_storages() -> list[Storage]:
     return [storage for entry in list(_Alive.entries) if (storage := entry()) is not None]
 
 
+def live_values() -> set[Node]:
+    """The values of live storages, as far as they have nodes."""
+    found: set[Node] = set()
+    for storage in live_storages():
+        deferred = storage.deferred
+        if deferred is None:
+            found.add(storage.node)
+        elif deferred.call is not None and deferred.call.nodes is not None:
+            found.add(deferred.call.nodes[deferred.position])
+    return found
+
+
 def buffer_node(ref: BufferRef, dtype: DType) -> Node:
     """The leaf that reads a realised array, whose extents are numbers."""
     return make_node(Ops.BUFFER, dtype, (), ref, ref.shape)

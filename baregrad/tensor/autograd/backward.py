@@ -56,7 +56,7 @@ def backward(x: Tensor, gradient: Tensor | None = None, *, create_graph: bool = 
     if not create_graph and put_off_gradients(x, gradient):
         return
     seed = _seed(x, gradient, "backward()")
-    found = pull_back((x._value(),), (seed,))
+    found = pull_back((x._value(),), (seed,), again=create_graph)
     if not found:
         raise GradientError(
             "no leaf can be reached from this tensor any more: its graph was freed after an "
@@ -110,7 +110,8 @@ def gradients(
     seeds = [_seed(x, seed, "gradient()") for x, seed in zip(outputs, grad_outputs, strict=True)]
     roots = [x._value() for x in outputs]
     targets = [_targets(x, position, roots) for position, x in enumerate(inputs)]
-    found = pull_back(roots, seeds, [node for group in targets for node in group])
+    wanted = [node for group in targets for node in group]
+    found = pull_back(roots, seeds, wanted, create_graph)
     results = []
     for position, (tensor, group) in enumerate(zip(inputs, targets, strict=True)):
         parts = [found[node] for node in group if node in found]

@@ -15,6 +15,7 @@ from baregrad.ir.algebra.rules import ALGEBRA
 from baregrad.ir.core.node import Node, rebuild, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
+from baregrad.tensor.array.storage import live_values
 from baregrad.tensor.array.views import Cut, Leaf, Pulled, passes_gradients, without_again
 from baregrad.tensor.autograd.gradients_elementwise import ELEMENTWISE_RULES
 from baregrad.tensor.autograd.gradients_structure import STRUCTURE_RULES
@@ -60,16 +61,26 @@ def is_leaf(node: Node) -> bool:
 
 
 def pull_back(
-    roots: Sequence[Node], seeds: Sequence[Node], targets: Iterable[Node] | None = None
+    roots: Sequence[Node],
+    seeds: Sequence[Node],
+    targets: Iterable[Node] | None = None,
+    again: bool = False,
 ) -> dict[Node, Node]:
     """Gradients of sum(seed * root) over roots, for targets; for every leaf reached if None.
 
-    The result holds those targets alone that a gradient reaches. Raises GradientError from a rule
-    that cannot give one.
+    The result holds those targets alone that a gradient reaches. again: gradients of it are asked
+    for later, of which any tensor may be the target. Raises GradientError from a rule that cannot
+    give one.
     """
     wanted = None if targets is None else set(targets)
+    before: dict[Node, Node] | None = {}
     if wanted is None or all(map(is_leaf, wanted)):
-        roots = _without_marks(roots)
+        known: dict[Node, Node] = {}
+        merged = _without_marks(roots, known)
+        if again:
+            _without_marks(seeds, known)
+            before = _origins(known)
+        roots = roots if before is None else merged
     order, carrying = _carriers(roots, wanted)
     sums: dict[Node, Node] = {}
     for root, seed in zip(roots, seeds, strict=True):
@@ -102,16 +113,19 @@ def pull_back(
         for source, part in zip(origins, parts, strict=True):
             if part is not None:
                 _add(sums, source, part, carrying)
-    return found
+    if not before:
+        return found
+    return {
+        target: rebuild(total, lambda node: None, memo=before) for target, total in found.items()
+    }
 
 
-def _without_marks(roots: Sequence[Node]) -> list[Node]:
+def _without_marks(roots: Sequence[Node], known: dict[Node, Node]) -> list[Node]:
     """The roots over equal results as one node, which is one sum of gradients.
 
     Which of them were written out depends on who else wanted them, and that may change no sum.
-    Only a target would have to be told from its equals.
+    Only a target would have to be told from its equals. `known` gets what each node became.
     """
-    known: dict[Node, Node] = {}
 
     def enter(node: Node) -> bool:
         marked = node.dtype.kind == "float" and bool(node.mask & Ops.DETACH.bit)
@@ -123,6 +137,27 @@ def _without_marks(roots: Sequence[Node]) -> list[Node]:
         return None if origin is node else origin
 
     return [rebuild(root, visit, memo=known, enter=enter) for root in roots]
+
+
+def _origins(known: Mapping[Node, Node]) -> dict[Node, Node] | None:
+    """What each node was before equal results became one, for what may be a target later.
+
+    None where a tensor holds one of two equal results and another tensor the other.
+    """
+    equals: dict[Node, list[Node]] = {}
+    for origin, node in known.items():
+        if without_again(origin) is origin:
+            equals.setdefault(node, []).append(origin)
+    if all(origin is node for node, among in equals.items() for origin in among):
+        return {}
+    held = live_values()
+    found: dict[Node, Node] = {}
+    for node, among in equals.items():
+        kept = among if len(among) == 1 else [origin for origin in among if origin in held]
+        if len(kept) > 1:
+            return None
+        found.update((node, origin) for origin in kept)
+    return found
 
 
 def _replaced(part: Node | None, known: dict[Node, Node]) -> Node | None:

@@ -131,6 +131,27 @@ def test_gradient_with_outputs() -> None:
     assert found.tolist() == [2.0, 40.0]
 
 
+@pytest.mark.parametrize("target", [0, 1, 2])
+@pytest.mark.parametrize("of_all", [False, True])
+def test_a_second_gradient_tells_a_result_from_an_equal_one(target: int, of_all: bool) -> None:
+    def second(x: Any, first: Callable[[Any, Any], Any], again: Callable[[Any, Any], Any]) -> Any:
+        made = x * 2
+        equal = x * 2
+        above = (x * 2).exp()
+        total = equal**3 + above**2 + (made**2 if of_all else 0)
+        held = (made, equal, above) if of_all else (equal, equal, above)
+        return again(first(total.sum(), x).sum(), held[target])
+
+    def record(total: Any, x: Any) -> Any:
+        return torch.autograd.grad(total, x, create_graph=True)[0]
+
+    x = [0.5, -1.0, 2.0]
+    want = second(torch.tensor(x, requires_grad=True), record, record)
+    for _ in range(2):
+        ours = second(leaf(*x), lambda y, of: y.gradient(of)[0], lambda y, of: y.gradient(of)[0])
+        np.testing.assert_allclose(ours.numpy(), want.detach().numpy(), rtol=1e-5)
+
+
 def test_backward_with_create_graph() -> None:
     x = leaf(2.0)
     (x**3).sum().backward(create_graph=True)
