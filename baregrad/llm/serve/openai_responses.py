@@ -10,6 +10,7 @@ from typing import Any
 
 from baregrad.llm.serve.asked import (
     BOOKKEEPING_FIELDS,
+    MOST_LOGPROBS,
     SAMPLING_FIELDS,
     AskedChat,
     arguments_of,
@@ -29,10 +30,12 @@ from baregrad.llm.text.calls import AnswerPart, PartKind
 
 # Nothing is kept between requests.
 _KEPT_ELSEWHERE = ("previous_response_id", "conversation", "prompt")
+_LOGPROBS = "message.output_text.logprobs"
 _FIELDS = (
     *SAMPLING_FIELDS, *BOOKKEEPING_FIELDS, *_KEPT_ELSEWHERE, "input", "instructions",
     "max_output_tokens", "max_tool_calls", "tools", "tool_choice", "parallel_tool_calls",
     "reasoning", "text", "stream", "stream_options", "include", "truncation", "background",
+    "top_logprobs",
 )
 
 
@@ -57,6 +60,11 @@ def asked_response(body: Fields) -> AskedResponse:
                 f"{name} is not offered: no answers are kept here; send the whole input",
                 param=name,
             )
+    if body.whole("top_logprobs", 0, MOST_LOGPROBS) or _LOGPROBS in body.texts("include"):
+        raise RequestRefused(
+            "log-probabilities of responses are not offered; chats have them",
+            param="top_logprobs" if body.has("top_logprobs") else "include",
+        )
     if body.flag("background"):
         raise RequestRefused("background is not offered", param="background")
     messages: list[dict[str, Any]] = []

@@ -189,6 +189,7 @@ _RESPONSES: tuple[OddRequest, ...] = (
     _response(previous_response_id="x"), _response(conversation="x"), _response(prompt={"id": "x"}),
     _response(background=True), _response(background="x"), _response(instructions=3),
     _response(tools=3), _response(tools=[{"type": "function"}]), _response(tools=[3]),
+    _response(top_logprobs=2), _response(include=["message.output_text.logprobs"]),
     _response(tool_choice="required"), _response(tool_choice={"type": "function", "name": "x"}),
     _response(tools=[{"type": "function", "name": "f", "parameters": 3}]),
     _response(text="x"), _response(text={"format": {"type": "xml"}}),
