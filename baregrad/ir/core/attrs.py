@@ -95,10 +95,13 @@ class Reduce(NamedTuple):
     """A reduction: its monoid and, at the tensor level, its axes (kept out of the result's shape).
 
     At the kernel level `axes` is empty and the sources are the values followed by the ranges.
+    unrounded: whether products go into the sum as they are, where a schedule has cut off the axes
+    that the value would show it by.
     """
 
     monoid: Monoid
     axes: tuple[int, ...] = ()
+    unrounded: bool | None = None
 
 
 @ATTRIBUTES(Ops.SCAN)

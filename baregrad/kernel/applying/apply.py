@@ -13,7 +13,7 @@ from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.words import in_word
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import StageInfo
+from baregrad.ir.core.attrs import Reduce, StageInfo
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import (
@@ -69,6 +69,7 @@ from baregrad.kernel.language.schedule import (
     Staging,
 )
 from baregrad.kernel.loops.loop_pieces import combined, guarded, moves_reductions, state_parts
+from baregrad.kernel.loops.outer_products import sums_outer
 from baregrad.kernel.loops.sharing import prepare
 from baregrad.target import AnyTarget
 
@@ -499,7 +500,7 @@ class Rewriter:
             new, axes = narrowed(
                 node, whole, scope.pieces, lambda terms: finals_of(terms, scope), new, axes
             )
-        return make_node(Ops.REDUCE, node.dtype, (*new, *axes), node.arg)
+        return make_node(Ops.REDUCE, node.dtype, (*new, *axes), _same_rounding(node, new[0]))
 
     # --- words of several numbers ----------------------------------------------------------------
 
@@ -572,3 +573,16 @@ def _has_lanes(node: Node, scope: Scope) -> bool:
     """Whether an axis of lanes moves what a node reads."""
     names = [name for axis in node.ranges for name, _ in scope.pieces[axis].terms]
     return any(scope.ranges[name].arg.bind == "vector" for name in names)
+
+
+def _same_rounding(node: Node, value: Node) -> Reduce:
+    """What a piece of a sum folds as: products that the whole sum takes unrounded it takes, too.
+
+    value: what the piece sums. A piece of one lane has lost the axis that makes a product larger
+    than its factors, and which axis has such a piece depends on what else the kernel computes.
+    """
+    fold: Reduce = node.arg
+    if fold.monoid.primitive is not Ops.ADD or not node.dtype.is_float:
+        return fold
+    unrounded = sums_outer(node.src[0])
+    return fold if sums_outer(value) is unrounded else fold._replace(unrounded=unrounded)

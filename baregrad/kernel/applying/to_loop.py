@@ -272,7 +272,8 @@ class _Builder:
             total = load(accumulators[0], places)
             update = [product(total, self.convert(values)[0], own)]
         else:
-            update = self.update(monoid, accumulators, loads, values, places)
+            fma = self.sums_unrounded(node, values[0])
+            update = self.update(monoid, accumulators, loads, values, places, fma)
         inner[-1].items.extend(update)
         if lanes:
             loads = self.horizontal(monoid, loads, lanes, tiles, block)
@@ -343,6 +344,11 @@ class _Builder:
             keys.append(self.convert((index.both(*waiting),))[0])
         return keys
 
+    def sums_unrounded(self, reduce: Node, value: Node) -> bool:
+        """Whether a sum takes the products that it adds up as they are."""
+        known = reduce.arg.unrounded
+        return self.fma and (sums_outer(value) if known is None else known)
+
     def accumulators(self, monoid: Monoid, places: tuple[Node, ...]) -> tuple[Node, ...]:
         """One register array per state."""
         shape = tuple([int(axis.src[0].arg) for axis in places])
@@ -355,11 +361,11 @@ class _Builder:
         states: tuple[Node, ...],
         values: tuple[Node, ...],
         places: tuple[Node, ...],
+        fma: bool,
     ) -> list[Node]:
-        """The statements that add one element to the accumulators, which hold `states`."""
+        """What adds an element, by `fma` unrounded, to accumulators that hold `states`."""
         inputs = self.convert(values)
         if monoid.primitive is not None:
-            fma = self.fma and sums_outer(values[0])
             return [store(buffers[0], stepped(monoid, states[0], inputs[0], fma), places)]
         lifted = filled(monoid.lift, inputs)
         after = filled(monoid.combine, states + lifted)
@@ -409,7 +415,8 @@ class _Builder:
             path[depth].before.append(store(buffer, identity, tiles))
         block = path[-1]
         states = tuple([load(buffer, tiles) for buffer in buffers])
-        steps = self.update(monoid, buffers, states, (value,), tiles)
+        fma = self.fma and sums_outer(value)
+        steps = self.update(monoid, buffers, states, (value,), tiles, fma)
         block.items.extend(steps)
         parts = narrowed(states, node.arg.monoid)
         self.place(node, Placed(parts, block, len(block.items) - 1))
@@ -518,7 +525,7 @@ class _Builder:
             inner[-1].items.append(tiles_product(state, self.convert(values)[0], tile, later))
             self.place(node, Placed((buffer,), block, nest_position(block, inner, path)))
             return
-        fma = self.fma and sums_outer(values[0])
+        fma = self.sums_unrounded(reduce, values[0])
         points: list[dict[Node, Node]] = [{}]
         for axis in by_id({axis for axis in own if axis.arg.is_tile}):
             extent = range(int(axis.src[0].arg))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import StageInfo
@@ -101,3 +102,22 @@ def test_a_sum_has_the_same_bits_whether_its_products_are_stored(
     for found in (both(), jit(both)()):
         for one in found[:3]:
             np.testing.assert_array_equal(one.numpy(), alone)
+
+
+@pytest.mark.parametrize("shape", [(8, 6, 3), (8, 5, 9), (13, 7, 6), (13, 9, 17)])
+def test_products_of_a_tail_are_rounded_as_those_of_whole_vectors(
+    shape: tuple[int, int, int],
+) -> None:
+    """Which columns are a tail depends on what is computed beside the product."""
+    depth, rows, columns = shape
+    drawn = np.random.default_rng(depth).standard_normal
+    with options.override(device="CPU"):
+        x, y, m = (
+            Tensor(drawn(sizes).astype(np.float32))
+            for sizes in ((depth, rows), (depth, columns), (rows, columns))
+        )
+        alone = (x.T @ y).numpy()
+        beside = x.T @ y
+        moved = m * 0.9 + beside
+        Tensor.realize(beside, moved, m - moved * 0.1)
+        np.testing.assert_array_equal(beside.numpy(), alone)
