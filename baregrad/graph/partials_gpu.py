@@ -109,8 +109,8 @@ def _visit(node: Node, known: dict[Node, int]) -> Node | None:
 
 def _as_bounds(node: Node) -> Node:
     """A reduction of as many elements as there may be: neutral ones are behind the last."""
-    values, (monoid, axes) = node.src, node.arg
-    for axis in axes:
+    values, monoid = node.src, node.arg.monoid
+    for axis in node.arg.axes:
         most = index.upper(values[0].shape[axis])
         values = tuple([
             lengthened(value, axis, most, neutral)
