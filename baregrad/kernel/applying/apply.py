@@ -579,10 +579,12 @@ def _same_rounding(node: Node, value: Node) -> Reduce:
     """What a piece of a sum folds as: products that the whole sum takes unrounded it takes, too.
 
     value: what the piece sums. A piece of one lane has lost the axis that makes a product larger
-    than its factors, and which axis has such a piece depends on what else the kernel computes.
+    than its factors, and which axis has such a piece depends on what else the kernel computes. Of
+    rows in registers the places are only seen once they are shared out.
     """
     fold: Reduce = node.arg
-    if fold.monoid.primitive is not Ops.ADD or not node.dtype.is_float:
+    is_sum = fold.monoid.primitive is Ops.ADD and node.dtype.is_float
+    if not is_sum or node.mask & Ops.STAGE.bit:
         return fold
     unrounded = sums_outer(node.src[0])
     return fold if sums_outer(value) is unrounded else fold._replace(unrounded=unrounded)
