@@ -434,7 +434,7 @@ def select(x: Tensor, dim: int, index: int) -> Tensor:
 
 def pixel_shuffle(x: Tensor, upscale_factor: int) -> Tensor:
     """Return (..., C*r*r, H, W) as (..., C, H*r, W*r): channels become pixels."""
-    r = upscale_factor
+    r = plain(upscale_factor)
     if x.ndim < 3 or r < 1 or x.shape[-3] % (r * r):
         raise ShapeError(
             "pixel_shuffle makes pixels of channels",
