@@ -62,6 +62,7 @@ def _divisors(kernel: Node) -> dict[Node, int]:
             continue
         for node in toposort(*read.src[1:]):
             if node.op in (Ops.FLOORDIV, Ops.MOD) and node.src[0].op is Ops.RANGE:
-                axis, size = node.src[0], int(node.src[1].arg)
+                axis, by = node.src
+                size = int(by.arg) if by.op is Ops.CONST else 0
                 found[axis] = size if found.get(axis, size) == size else 0
     return found

@@ -41,6 +41,14 @@ def test_quotients_become_axes(extent: int, size: int, place: str) -> None:
     np.testing.assert_allclose(given[0], wanted[0], rtol=1e-5, atol=1e-5)
 
 
+def test_quotients_by_a_symbolic_number_stay() -> None:
+    row, step, n = range_node(3, 0), range_node(12, 1), index.variable("n", 2, 5)
+    quotient = index.as_node(index.floordiv(step, n))
+    bits = k.at(k.param(1, 3, 6, dtype=dtypes.uint16), row, quotient)
+    kernel = k.kernel(k.out(k.param(0, 3, dtype=dtypes.uint16), k.reduce(Ops.ADD, bits, step), row))
+    assert split_quotients(kernel) is kernel
+
+
 def test_quotients_that_leave_a_rest_stay() -> None:
     row, step = range_node(3, 0), range_node(30, 1)
     word = index.as_node(index.floordiv(step, 8))
