@@ -29,6 +29,12 @@ T = TypeVar("T")
 PREFIX = "BAREGRAD_"
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
+_GPU_NAMES = ("NV", "CUDA")
+
+
+def is_gpu(device: str) -> bool:
+    """Whether a device of this name is a GPU, whichever of its kind."""
+    return device.partition(":")[0] in _GPU_NAMES
 
 
 class DeviceNames(tuple[str, ...]):
@@ -40,11 +46,11 @@ class DeviceNames(tuple[str, ...]):
         if not isinstance(name, str):
             return False
         kind, colon, number = name.partition(":")
-        numbered = kind in ("NV", "CUDA") and number.isdecimal() and number.isascii()
+        numbered = kind in _GPU_NAMES and number.isdecimal() and number.isascii()
         return super().__contains__(kind) and (numbered or not colon)
 
 
-DEVICE_NAMES = DeviceNames(("CPU", "REF", "NULL", "NV", "CUDA"))
+DEVICE_NAMES = DeviceNames(("CPU", "REF", "NULL", *_GPU_NAMES))
 
 
 class Option(Generic[T]):

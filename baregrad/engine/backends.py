@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
-from baregrad.base.options import options
+from baregrad.base.options import is_gpu, options
 from baregrad.base.tracing import span
 from baregrad.engine.canonical import Canonical
 from baregrad.engine.compiler import Compiler
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
     from baregrad.schedule import Plan
     from baregrad.target.cpu import CpuTarget
 
-
-GPU_NAMES = ("NV", "CUDA")
 # The user's file:line that first asked for what a launch of a program computes; "" if unknown.
 Where = Callable[[Canonical, Any], str]
 
@@ -207,7 +205,7 @@ def open_backend(name: str) -> Backend:
 
     if name == "REF":
         return ReferenceBackend(name, open_device(name))
-    if name.partition(":")[0] in GPU_NAMES:
+    if is_gpu(name):
         gpu = open_device(name)
         try:
             return gpu_backend(name, gpu)

@@ -94,9 +94,7 @@ class Session:
 
     def known_device(self, name: str) -> str:
         """The name itself. Raises UnsupportedDevice where there is no such device."""
-        kind, colon, number = name.partition(":")
-        numbered = number.isdecimal() and number.isascii() and kind in backends.GPU_NAMES
-        if kind not in DEVICE_NAMES or (colon and not numbered):
+        if name not in DEVICE_NAMES:
             raise UnsupportedDevice(
                 f"there is no device {name!r}",
                 wanted=f"one of {', '.join(DEVICE_NAMES)}",

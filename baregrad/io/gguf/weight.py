@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from baregrad.base.errors import ShapeError
+from baregrad.base.options import is_gpu
 from baregrad.dtypes import DType, as_dtype, dtypes
-from baregrad.engine.backends import GPU_NAMES
 from baregrad.io.gguf import grid_blocks, k_blocks, plain_blocks
 from baregrad.io.gguf.bits import Blocks
 from baregrad.io.gguf.byte_products import CODES, byte_linear
@@ -136,7 +136,7 @@ class PackedWeight:
 
     def _has_words(self) -> bool:
         """Whether rows that are multiplied with the weight are rounded to bytes."""
-        return self.type.name in CODES and self.device.partition(":")[0] not in GPU_NAMES
+        return self.type.name in CODES and not is_gpu(self.device)
 
     def in_planes(self) -> PackedWeight:
         """Return the weight with the fields of its blocks apart, in memory, for wide loads.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, UnsupportedError
-from baregrad.engine.backends import GPU_NAMES
+from baregrad.base.options import is_gpu
 from baregrad.engine.session import current_session
 from baregrad.io.gguf import GgmlType, PackedWeight
 from baregrad.llm.generation.draft_guesser import DraftGuesser
@@ -81,7 +81,7 @@ class EngineSettings:
     @property
     def _is_on_gpu(self) -> bool:
         device = self.device or current_session().default_device()
-        return device.partition(":")[0] in GPU_NAMES
+        return is_gpu(device)
 
     @property
     def cache_type(self) -> str:

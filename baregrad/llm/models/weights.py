@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from baregrad.base.errors import FileFormatError
+from baregrad.base.options import is_gpu
 from baregrad.dtypes import dtypes
-from baregrad.engine.backends import GPU_NAMES
 from baregrad.io.gguf import GgmlType, GgufFile, PackedWeight
 from baregrad.llm.models.scaled_weight import ScaledWeight
 from baregrad.tensor import Tensor
@@ -61,7 +61,7 @@ class DeviceWeights:
         found = self._source.weight(name)
         if self._is_exact:
             found = found.exactly()
-        return found.in_planes() if found.device.partition(":")[0] in GPU_NAMES else found
+        return found.in_planes() if is_gpu(found.device) else found
 
     def vector(self, name: str) -> Tensor:
         """Return a tensor in float32, in memory."""
