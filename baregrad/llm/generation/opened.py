@@ -22,7 +22,7 @@ from baregrad.llm.models.decoder import LanguageModel
 from baregrad.llm.models.loading import ModelFiles, open_model
 from baregrad.llm.models.memory import MemoryFigures, weights_nbytes, workspace_nbytes
 from baregrad.llm.models.traits import DecoderTraits
-from baregrad.llm.models.weights import WeightSource
+from baregrad.llm.models.weights import WeightSource, WrappedWeights
 from baregrad.llm.text import Tokenizer, tokenizer_of, tokenizer_of_folder
 from baregrad.llm.text.templates import ChatTemplate
 from baregrad.tensor import Tensor
@@ -249,32 +249,22 @@ def generate(model: OpenedModel, prompt: str, sampling: Sampling) -> Iterator[st
         yield piece.text
 
 
-class _Watched:
+class _Watched(WrappedWeights):
     """A source of weights that tells how many bytes it has handed out."""
 
     def __init__(self, source: WeightSource, advance: Advance) -> None:
-        self._source = source
+        super().__init__(source)
         self._advance = advance
-
-    @property
-    def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of each."""
-        return self._source.shapes
-
-    @property
-    def types(self) -> Mapping[str, GgmlType]:
-        """The type of each."""
-        return self._source.types
 
     def weight(self, name: str) -> PackedWeight:
         """Return a matrix, on its device."""
-        found = self._source.weight(name)
+        found = super().weight(name)
         found.bytes.realize()
         self._advance(found.nbytes)
         return found
 
     def vector(self, name: str) -> Tensor:
         """Return a vector."""
-        found = self._source.vector(name)
+        found = super().vector(name)
         self._advance(found.numel() * 4)
         return found

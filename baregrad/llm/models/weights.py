@@ -35,16 +35,11 @@ class WeightSource(Protocol):
         """Return a tensor in float32, in memory: a norm's weight, a bias, factors."""
 
 
-class DeviceWeights:
-    """The weights of a source in the form that their device reads best.
+class WrappedWeights:
+    """The weights of another source, for those who change how one of its methods gives them."""
 
-    GPUs read words of neighbours: there the fields of packed blocks lie apart. `is_exact`: products
-    take activations as they are, where processors would round them to bytes.
-    """
-
-    def __init__(self, source: WeightSource, *, is_exact: bool = False) -> None:
+    def __init__(self, source: WeightSource) -> None:
         self._source = source
-        self._is_exact = is_exact
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
@@ -58,14 +53,30 @@ class DeviceWeights:
 
     def weight(self, name: str) -> PackedWeight:
         """Return a matrix, or a stack of them."""
-        found = self._source.weight(name)
-        if self._is_exact:
-            found = found.exactly()
-        return found.in_planes() if is_gpu(found.device) else found
+        return self._source.weight(name)
 
     def vector(self, name: str) -> Tensor:
         """Return a tensor in float32, in memory."""
         return self._source.vector(name)
+
+
+class DeviceWeights(WrappedWeights):
+    """The weights of a source in the form that their device reads best.
+
+    GPUs read words of neighbours: there the fields of packed blocks lie apart. `is_exact`: products
+    take activations as they are, where processors would round them to bytes.
+    """
+
+    def __init__(self, source: WeightSource, *, is_exact: bool = False) -> None:
+        super().__init__(source)
+        self._is_exact = is_exact
+
+    def weight(self, name: str) -> PackedWeight:
+        """Return a matrix, or a stack of them."""
+        found = super().weight(name)
+        if self._is_exact:
+            found = found.exactly()
+        return found.in_planes() if is_gpu(found.device) else found
 
 
 class GgufWeights:
