@@ -158,15 +158,8 @@ class Stepper:
         count = len(tokens)
         if not 1 <= count <= self.chunk:
             raise ArgumentError("tokens of a chunk", found=count, wanted=f"1 to {self.chunk}")
-        table = np.zeros(self.table_width, np.int32)
-        table[: len(pages)] = pages
-        words = np.zeros((2, self.chunk), np.int32)
-        words[0, :count] = tokens
-        words[1, :count] = np.arange(start, start + count)
-        common = (self._tensor(table), self._tensor(words))
-        bound = (
-            bind(self._token_count, count), bind(self._page_count, pages_of(start + count)),
-        )
+        common = self._chunk(pages, tokens, range(start, start + count))
+        bound = self._chunk_sizes(start, count)
         if choice is None:
             self._chunk_step(*common, *bound)
             return None
@@ -191,17 +184,23 @@ class Stepper:
         count = len(tokens)
         if not 1 <= count <= min(self.chunk, SCORED) or count != len(following):
             raise ArgumentError("tokens of a chunk", found=count, wanted=f"1 to {SCORED}")
-        table = np.zeros(self.table_width, np.int32)
-        table[: len(pages)] = pages
-        words = np.zeros((3, self.chunk), np.int32)
-        words[0, :count] = tokens
-        words[1, :count] = np.arange(start, start + count)
-        words[2, :count] = following
         found = self._score_steps[1 if most <= 1 else MOST_LOGPROBS](
-            self._tensor(table), self._tensor(words),
-            bind(self._token_count, count), bind(self._page_count, pages_of(start + count)),
+            *self._chunk(pages, tokens, range(start, start + count), following),
+            *self._chunk_sizes(start, count),
         )
         return StepResult(*(each.numpy() for each in found))
+
+    def _chunk(self, pages: Sequence[int], *rows: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """A chunk's page table, and rows of numbers for its tokens."""
+        table = np.zeros(self.table_width, np.int32)
+        table[: len(pages)] = pages
+        words = np.zeros((len(rows), self.chunk), np.int32)
+        words[:, : len(rows[0])] = rows
+        return self._tensor(table), self._tensor(words)
+
+    def _chunk_sizes(self, start: int, count: int) -> tuple[Any, Any]:
+        """The tokens of a chunk and the pages up to its end, bound."""
+        return bind(self._token_count, count), bind(self._page_count, pages_of(start + count))
 
     # --- the jitted functions --------------------------------------------------------------------
 
