@@ -2,10 +2,15 @@
 
 The program runs by itself: nothing of the vendor's is loaded into our process. Its version is part
 of the cache key, and so are the architecture and the flags.
+
+What ptxas says of pipelines that it changed, it says as information and succeeds: a kernel whose
+matrix products it made to wait for each other runs at a fraction of its speed. Here such a kernel
+is refused.
 """
 
 from __future__ import annotations
 
+import re
 import subprocess
 import tempfile
 from pathlib import Path
@@ -19,6 +24,11 @@ from baregrad.base.errors import CompileError
 DEFAULT_FLAGS = ("-O3", "-fmad=false")
 PACKAGE = "nvidia-cuda-nvcc"
 _TIMEOUT_S = 600.0
+# Of wgmma and setmaxnreg: products made to wait for each other, waits and fences that were missing,
+# register counts that are not obeyed.
+_CHANGED_PIPELINE = re.compile(r"\(C75\d\d\)")
+_FUNCTION = re.compile(r"function '([^']+)'")
+_ENTRY = re.compile(r"\.entry\s+([\w$%]+)")
 
 
 class PtxAssembler(CachedAssembler):
@@ -28,7 +38,7 @@ class PtxAssembler(CachedAssembler):
     MissingDependency, when first used, where there is none.
     """
 
-    form = "ptx-cubin-1"
+    form = "ptx-cubin-2"
     several_at_once = True
 
     def __init__(
@@ -59,14 +69,14 @@ class PtxAssembler(CachedAssembler):
         with tempfile.TemporaryDirectory(prefix="baregrad-ptx-") as folder:
             path = Path(folder) / "kernel.cubin"
             path.write_bytes(self.assemble(text))
-            found = _run([str(program), "-c", str(path)], "", text)
+            found, _ = _run([str(program), "-c", str(path)], "", text)
         return found.decode(errors="replace")
 
     def _program(self) -> tuple[Path, str]:
         """Return the path of ptxas and what it says of its version."""
         if self._found is None:
             path = find_program("ptxas", PACKAGE, self._command)
-            version = _run([str(path), "--version"], "", "")
+            version, _ = _run([str(path), "--version"], "", "")
             self._found = (path, version.decode(errors="replace"))
         return self._found
 
@@ -75,12 +85,34 @@ class PtxAssembler(CachedAssembler):
         with tempfile.TemporaryDirectory(prefix="baregrad-ptx-") as folder:
             output = Path(folder) / "kernel.cubin"
             command = [str(path), f"-arch={self.architecture}", *self.flags, "-", "-o", str(output)]
-            _run(command, text, text)
+            _, remarks = _run(command, text, text)
+            _check_pipelines(remarks.decode(errors="replace"), text)
             return output.read_bytes()
 
 
-def _run(command: list[str], entered: str, source: str) -> bytes:
-    """Return what a program prints; raise CompileError with its complaints if it fails."""
+def _check_pipelines(remarks: str, text: str) -> None:
+    """Raise CompileError if ptxas remarks that it changed the pipeline of a kernel of a text."""
+    lines = [line for line in remarks.splitlines() if _CHANGED_PIPELINE.search(line)]
+    if not lines:
+        return
+    log = "\n".join(lines)
+    names = _FUNCTION.findall(log) or _ENTRY.findall(text)
+    raise CompileError(
+        f"ptxas changed the pipeline of {', '.join(dict.fromkeys(names))}",
+        found=", ".join(dict.fromkeys(_CHANGED_PIPELINE.findall(log))),
+        wanted="wgmma and setmaxnreg as they are written",
+        hint="wait for products before their registers are touched, under no condition, and leave"
+        " registers for them",
+        source=text,
+        log=log,
+    )
+
+
+def _run(command: list[str], entered: str, source: str) -> tuple[bytes, bytes]:
+    """Return what a program prints, and its remarks on standard error.
+
+    Raises CompileError with its complaints if it fails.
+    """
     name = Path(command[0]).name
     try:
         done = subprocess.run(
@@ -95,4 +127,4 @@ def _run(command: list[str], entered: str, source: str) -> bytes:
             source=source,
             log=(done.stderr + done.stdout).decode(errors="replace"),
         )
-    return done.stdout
+    return done.stdout, done.stderr
