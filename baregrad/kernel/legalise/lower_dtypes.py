@@ -1,9 +1,10 @@
 """Loop level: dtypes that the machine does not compute with become ones that it does.
 
 Floats narrower than 32 bits are computed in float32 and rounded at each op's result, except in the
-accumulators of reductions, which stay in float32 until they are read elsewhere. Truth values are
-bytes in memory. Guards come to stand directly on the loads that need them. A buffer whose elements
-have no machine type holds their raw codes.
+accumulators of reductions, which stay in float32 until they are read elsewhere. Those that are only
+moved, by loads, choices and stores, are moved as raw codes: a conversion to float32 and back would
+change which NaN they are. Truth values are bytes in memory. Guards come to stand directly on the
+loads that need them. A buffer whose elements have no machine type holds their raw codes.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import MappingProxyType
 
-from baregrad.dtypes import DType, computed_for, dtypes, round_scalar
+from baregrad.dtypes import DType, computed_for, dtypes, encode, round_scalar
 from baregrad.ir.core import index
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, alu, cast, const, rebuild, toposort
@@ -105,13 +106,15 @@ def _is_coded(dtype: DType) -> bool:
 class _Lowering:
     """One walk: `done` maps each node to its replacement.
 
-    `raw` maps loads of float32 accumulators, and folds of them, to their unrounded values.
+    `raw` maps loads of float32 accumulators, and folds of them, to their unrounded values. `moved`
+    maps narrow floats that lie in memory, and choices among those, to what memory holds.
     """
 
     def __init__(self, native: frozenset[DType]) -> None:
         self.native = native
         self.done: dict[Node, Node] = {}
         self.raw: dict[Node, Node] = {}
+        self.moved: dict[Node, Node] = {}
         self.monoids: dict[Monoid, Monoid] = {}
 
     def visit(self, node: Node) -> None:
@@ -152,11 +155,7 @@ class _Lowering:
             return cast(code, F32)
         if dtype.kind == "float":
             return decode_float(code, dtype)
-        if dtype.kind == "uint":
-            return alu(Ops.AND, code, const(15, U8))
-        shift = const(4, dtypes.int8)
-        signed = Node(Ops.BITCAST, dtypes.int8, (code,))
-        return alu(Ops.SHR, alu(Ops.SHL, signed, shift), shift)
+        return _decode_int4(code, dtype)
 
     def encode(self, value: Node, dtype: DType, exact: bool = True) -> Node:
         """What memory holds for a value, which is rounded to `dtype` already if `exact`."""
@@ -191,9 +190,19 @@ class _Lowering:
     def where(self, node: Node) -> Node:
         """A choice, for which a guard of the same condition need not choose as well."""
         cond, value, other = (self.done[child] for child in node.src)
-        if value.op is Ops.WHERE and value.src[0] is cond:
-            value = value.src[1]
-        return Node(Ops.WHERE, value.dtype, (cond, value, other))
+        if node.src[1] in self.moved or node.src[2] in self.moved:
+            codes = [_as_integer(self.code(child), node.dtype) for child in node.src[1:]]
+            self.moved[node] = _retyped(_choice(cond, *codes), self.memory(node.dtype))
+        return _choice(cond, value, other)
+
+    def code(self, node: Node) -> Node:
+        """What memory holds for a value: what it held before where that is only moved."""
+        if node in self.moved:
+            return self.moved[node]
+        if is_narrow(node.dtype) and node.op is Ops.CONST:
+            code = const(int(encode(node.arg, node.dtype)), storage_dtype(node.dtype))
+            return _retyped(code, self.memory(node.dtype))
+        return self.encode(self.done[node], node.dtype)
 
     def const(self, node: Node) -> Node:
         """A constant: narrow floats as the float32, 4-bit integers as the byte that they are."""
@@ -212,32 +221,21 @@ class _Lowering:
                 return wide
             return wide if source is target else self.round(wide, target)
         if target.bits == 4:
-            return self._cast_int4(value, target)
+            return _cast_int4(value, target)
         if target.kind == "bool" and value.dtype.kind != "bool":
             zero = const(0.0 if value.dtype.is_float else 0, value.dtype)
             return alu(Ops.CMPNE, value, zero)
         return cast(value, target)
 
-    def _cast_int4(self, value: Node, target: DType) -> Node:
-        wide = computed_for(target)
-        if value.dtype.is_float:
-            whole = cast(value, wide)
-            low, high = const(int(target.min), wide), const(int(target.max), wide)
-            return alu(Ops.MIN, alu(Ops.MAX, whole, low), high)
-        code = cast(cast(value, wide), U8) if wide is U8 else cast(value, wide)
-        coded = code if code.dtype is U8 else Node(Ops.BITCAST, U8, (code,))
-        return self.decode(coded, target)
-
     def bitcast(self, node: Node) -> Node:
         """Reinterpretation: raw codes of the source read as codes of the target."""
         (x,) = node.src
-        value = self.done[x]
-        code = self.encode(value, x.dtype) if _is_coded(x.dtype) else value
+        code = self.code(x) if _is_coded(x.dtype) else self.done[x]
         if not _is_coded(node.dtype):
-            return code if code.dtype is node.dtype else Node(Ops.BITCAST, node.dtype, (code,))
-        memory = self.memory(node.dtype)
-        if code.dtype is not memory:
-            code = Node(Ops.BITCAST, memory, (code,))
+            return _retyped(code, node.dtype)
+        code = _retyped(code, self.memory(node.dtype))
+        if is_narrow(node.dtype):
+            self.moved[node] = code
         return self.decode(code, node.dtype)
 
     def buffer(self, node: Node) -> Node:
@@ -255,19 +253,17 @@ class _Lowering:
         if found.dtype is F32:
             self.raw[node] = found
             return self.round(found, node.dtype)
+        if is_narrow(node.dtype):
+            self.moved[node] = found
         return self.decode(found, node.dtype)
 
     def guard(self, node: Node) -> Node:
         """A GUARD: brought down to the loads below it, with a WHERE unless it is on one."""
         cond, value = (self.done[child] for child in node.src)
-        zero = const(False if value.dtype.kind == "bool" else 0, value.dtype)
-        if not value.has(Ops.LOAD):
-            return alu(Ops.WHERE, cond, value, zero)
-        # Decoding gives 0 for the code 0, so a guarded load needs no choice after it.
-        alone = node.src[1].op is Ops.LOAD and not _is_read_by(node.src[0], node.src[1])
-        if alone and not _is_shared(cond, value):
-            return _guard_loads(cond, value, False)
-        return alu(Ops.WHERE, cond, _guard_loads(cond, value, True), zero)
+        if node.src[1] in self.moved:
+            code = _guarded(node, cond, _as_integer(self.moved[node.src[1]], node.dtype))
+            self.moved[node] = _retyped(code, self.memory(node.dtype))
+        return _guarded(node, cond, value)
 
     def reduce(self, node: Node) -> Node:
         """A fold of tile ranges, or a running one: of narrow floats in float32."""
@@ -299,7 +295,7 @@ class _Lowering:
         if _is_coded(target.dtype) and buffer.dtype is F32:
             held = self.accumulated(target, value)
         elif _is_coded(target.dtype):
-            held, monoid_of = self.encode(held, target.dtype), self.coded_monoid
+            held, monoid_of = self.code(value), self.coded_monoid
         monoid = None if node.arg is None else monoid_of(node.arg)
         return Node(Ops.STORE, node.dtype, (buffer, held, *places), monoid)
 
@@ -376,8 +372,59 @@ def _codes(load: Node, done: dict[Node, Node]) -> Node:
     return Node(Ops.LOAD, src[0].dtype, src)
 
 
+def _choice(cond: Node, value: Node, other: Node) -> Node:
+    if value.op is Ops.WHERE and value.src[0] is cond:
+        value = value.src[1]
+    return Node(Ops.WHERE, value.dtype, (cond, value, other))
+
+
 def _widened(node: Node) -> Node:
     return rebuild(node, lambda n: n.replace(dtype=F32) if is_narrow(n.dtype) else None)
+
+
+def _decode_int4(code: Node, dtype: DType) -> Node:
+    """The value of an integer of 4 bits."""
+    if dtype.kind == "uint":
+        return alu(Ops.AND, code, const(15, U8))
+    shift = const(4, dtypes.int8)
+    signed = Node(Ops.BITCAST, dtypes.int8, (code,))
+    return alu(Ops.SHR, alu(Ops.SHL, signed, shift), shift)
+
+
+def _cast_int4(value: Node, target: DType) -> Node:
+    """A number as an integer of 4 bits."""
+    wide = computed_for(target)
+    if value.dtype.is_float:
+        whole = cast(value, wide)
+        low, high = const(int(target.min), wide), const(int(target.max), wide)
+        return alu(Ops.MIN, alu(Ops.MAX, whole, low), high)
+    code = cast(cast(value, wide), U8) if wide is U8 else cast(value, wide)
+    coded = code if code.dtype is U8 else Node(Ops.BITCAST, U8, (code,))
+    return _decode_int4(coded, target)
+
+
+def _retyped(code: Node, dtype: DType) -> Node:
+    """The same bits as another dtype."""
+    if code.op is Ops.BITCAST:
+        (code,) = code.src
+    return code if code.dtype is dtype else Node(Ops.BITCAST, dtype, (code,))
+
+
+def _as_integer(code: Node, dtype: DType) -> Node:
+    """A raw code as an integer, of which every machine chooses without changing it."""
+    return _retyped(code, storage_dtype(dtype))
+
+
+def _guarded(node: Node, cond: Node, value: Node) -> Node:
+    """What a GUARD comes to, of a value or of its raw code."""
+    zero = const(False if value.dtype.kind == "bool" else 0, value.dtype)
+    if not value.has(Ops.LOAD):
+        return alu(Ops.WHERE, cond, value, zero)
+    # Decoding gives 0 for the code 0, so a guarded load needs no choice after it.
+    alone = node.src[1].op is Ops.LOAD and not _is_read_by(node.src[0], node.src[1])
+    if alone and not _is_shared(cond, value):
+        return _guard_loads(cond, value, False)
+    return alu(Ops.WHERE, cond, _guard_loads(cond, value, True), zero)
 
 
 def _guard_loads(cond: Node, value: Node, chosen: bool) -> Node:

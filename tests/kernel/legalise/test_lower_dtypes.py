@@ -66,6 +66,34 @@ def test_rounding_to_a_narrow_float(dtype: DType, native: bool) -> None:
         assert same_bits(decode(bits[0], dtype), decode(bits[1], dtype))
 
 
+@pytest.mark.parametrize("native", (True, False))
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_what_is_only_moved_keeps_its_bits(dtype: DType, native: bool) -> None:
+    """Chosen, guarded and stored: NaN of any payload too, which no conversion promises to keep."""
+    form, storage = dtype.format, dtype.storage
+    assert form is not None and storage is not None
+    codes = np.arange(0, 1 << form.bits, 61 if form.bits == 16 else 1).astype(storage)
+    count = len(codes)
+    i = range_node(count, 0)
+    x, out, padded = (param(slot, count, dtype=dtype) for slot in (2, 0, 1))
+    even = alu(Ops.CMPEQ, alu(Ops.MOD, i, const(2, dtypes.index)), const(0, dtypes.index))
+    beyond = alu(Ops.CMPLT, i, const(count - 3, dtypes.index))
+    turned = load(x, alu(Ops.SUB, const(count - 1, dtypes.index), i))
+    chosen = alu(Ops.WHERE, even, load(x, i), alu(Ops.WHERE, beyond, turned, const(1.5, dtype)))
+    node = kernel(loop(i, store(out, chosen, i), store(padded, guard(beyond, load(x, i)), i)))
+    machine = frozenset((dtype,) if native and form.bits == 16 else ())
+    lowered = lower_dtypes(node, machine)
+    assert not any(one.dtype is F32 for one in toposort(lowered))
+    found = [np.ones(count, storage).view(dtype.numpy or storage) for _ in range(2)]
+    evaluate_loop(lowered, [*found, codes.view(dtype.numpy or storage)])
+    where = np.arange(count)
+    one_and_a_half = encode(np.float32(1.5), dtype)
+    expected = np.where(where < count - 3, codes[::-1], one_and_a_half)
+    expected = np.where(where % 2 == 0, codes, expected)
+    np.testing.assert_array_equal(found[0].view(storage), expected)
+    np.testing.assert_array_equal(found[1].view(storage), np.where(where < count - 3, codes, 0))
+
+
 def test_a_guard_of_an_empty_array_reads_nothing() -> None:
     i = range_node(4, 0)
     x, out = param(1, 0), param(0, 4)
