@@ -1,0 +1,330 @@
+"""The loop that follows a program: its threads, forks and execs, and stops them where asked.
+
+A program that we start carries a seccomp filter, so that only calls that matter stop it. One that
+ran before us cannot be given a filter that goes away again, so each of its system calls stops it.
+What we started dies with us, since its filter needs us; what we joined goes on without us.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from baregrad.base.errors import ArgumentError, UnsupportedError
+from baregrad.trace import ptrace as px
+from baregrad.trace.memory import ProcessMemory, process_of, threads_of
+
+_OPTIONS = px.OPTION_SYSGOOD | px.OPTION_FORKS | px.OPTION_EXEC | px.OPTION_SECCOMP
+_GROUP_STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
+_EXEC_FAILED, _NO_PTRACE = 127, 126
+
+
+@dataclass
+class TracedProcess:
+    """A traced process: what its threads share. Its memory changes with an exec."""
+
+    pid: int
+    memory: ProcessMemory
+    execs: int = 0
+
+
+@dataclass
+class TracedThread:
+    """A traced thread, and the call that it is in if its end is waited for."""
+
+    tid: int
+    process: TracedProcess
+    entered: px.Syscall | None = None
+    began: float = 0.0
+    mark: object = None
+
+
+class Watcher(Protocol):
+    """What is done at stops. Times are those of `time.monotonic`, in seconds."""
+
+    def enter(self, thread: TracedThread, name: str, call: px.Syscall) -> object | None:
+        """Look at a call before the kernel does it; return what `leave` gets, or None."""
+        ...
+
+    def leave(self, thread: TracedThread, mark: object, value: int, seconds: float) -> None:
+        """Look at what it did; a negative `value` is an error number."""
+        ...
+
+    def born(self, process: TracedProcess, parent: TracedProcess | None) -> None:
+        """Take note of a process."""
+        ...
+
+    def became(self, process: TracedProcess) -> None:
+        """Take note that a process runs another program now."""
+        ...
+
+    def gone(self, process: TracedProcess) -> None:
+        """Take note of the end of a process, whose memory is no more."""
+        ...
+
+    def idle(self) -> None:
+        """Do what is to be done between stops."""
+        ...
+
+
+@dataclass
+class ProgramFollower:
+    """Follows one program, and all that it starts, until the end.
+
+    `period_s` is how often the watcher's `idle` is called at least; none for never.
+    """
+
+    watcher: Watcher
+    period_s: float | None = None
+    threads: dict[int, TracedThread] = field(default_factory=dict)
+    _early: set[int] = field(default_factory=set)
+    _parents: dict[int, TracedProcess] = field(default_factory=dict)
+    _attached: bool = False
+    _leaving: bool = False
+    _first: int = 0
+    _status: int = 0
+
+    def __post_init__(self) -> None:
+        self._ptrace = px.Ptrace()
+        self._machine = px.machine()
+
+    # How it begins.
+
+    def start(self, command: Sequence[str], names: tuple[str, ...] = px.WATCHED) -> int:
+        """Run a command to its end; return its exit status, 128 + n where signal n ended it.
+
+        Raises ArgumentError where it cannot be run, UnsupportedError where nothing may be traced.
+        """
+        begin_r, begin_w = os.pipe()
+        said_r, said_w = os.pipe()
+        ready = px.SyscallFilter(names)
+        pid = os.fork()
+        if pid == 0:
+            os.close(begin_w)
+            _become(command, ready, begin_r, said_w)
+        os.close(begin_r)
+        os.close(said_w)
+        try:
+            self._ptrace(px.SEIZE, pid, 0, _OPTIONS | px.OPTION_EXITKILL)
+        except OSError as error:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            raise UnsupportedError(
+                "this system does not let programs be traced", found=str(error),
+                hint="in a container, allow it: docker run --cap-add SYS_PTRACE",
+            ) from error  # fmt: skip
+        finally:
+            os.close(begin_w)
+        self._first = pid
+        self._add(pid, None)
+        # The terminal gives an interrupt to the program as well; that is for it to end by.
+        with _signals_ignored(signal.SIGINT, signal.SIGQUIT):
+            self._loop()
+        said = os.read(said_r, 4096).decode(errors="replace")
+        os.close(said_r)
+        if said:
+            if said.startswith("seccomp"):
+                raise UnsupportedError("this system does not let calls be filtered", found=said)
+            raise ArgumentError("the command cannot be run", found=f"{command[0]}: {said}")
+        return self._status
+
+    def attach(self, pid: int) -> int:
+        """Follow a process that runs already until it ends or we are interrupted."""
+        if not threads_of(pid):
+            raise ArgumentError("there is no such process", found=pid)
+        self._attached, self._first = True, pid
+        found: set[int] = set()
+        while new := set(threads_of(pid)) - found:
+            found |= new
+            for tid in sorted(new):
+                self._seize(tid)
+        if not self.threads:
+            raise UnsupportedError(
+                "this process may not be traced", found=pid,
+                hint="be its user or root; kernel.yama.ptrace_scope must be 0 or you its parent",
+            )  # fmt: skip
+        try:
+            self._loop()
+        except KeyboardInterrupt:
+            self._detach()
+        return self._status
+
+    def _seize(self, tid: int) -> None:
+        try:
+            self._ptrace(px.SEIZE, tid, 0, _OPTIONS)
+            self._ptrace(px.INTERRUPT, tid)
+        except OSError:
+            return
+        self._add(tid, None)
+
+    def _detach(self) -> None:
+        """Let every thread go as it is: each must stop once more to be let go of."""
+        self._leaving = True
+        for tid in list(self.threads):
+            with contextlib.suppress(OSError):
+                self._ptrace(px.INTERRUPT, tid)
+        deadline = time.monotonic() + 5
+        while self.threads and time.monotonic() < deadline:
+            with contextlib.suppress(KeyboardInterrupt, ChildProcessError):
+                tid, status = os.waitpid(-1, px.WAIT_ALL)
+                self._let_go(tid, status)
+
+    def _let_go(self, tid: int, status: int) -> None:
+        self.threads.pop(tid, None)
+        if not os.WIFSTOPPED(status):
+            return
+        number, event = os.WSTOPSIG(status), status >> 16
+        deliver = 0 if event or number & px.SYSCALL_STOP else number
+        with contextlib.suppress(OSError):
+            self._ptrace(px.DETACH, tid, 0, deliver)
+
+    # The loop.
+
+    def _loop(self) -> None:
+        wait: Callable[[], tuple[int, int]] = self._wait
+        while self.threads:
+            try:
+                tid, status = wait()
+            except ChildProcessError:
+                break
+            if tid == 0:
+                self.watcher.idle()
+                continue
+            self._stopped(tid, status)
+        for process in {id(one.process): one.process for one in self.threads.values()}.values():
+            self._end(process)
+        self.threads.clear()
+
+    def _wait(self) -> tuple[int, int]:
+        """Return the next stop, or (0, 0) where there was none for a period."""
+        if self.period_s is None:
+            return os.waitpid(-1, px.WAIT_ALL)
+        deadline = time.monotonic() + self.period_s
+        while True:
+            tid, status = os.waitpid(-1, px.WAIT_ALL | os.WNOHANG)
+            if tid or time.monotonic() >= deadline:
+                return tid, status
+            time.sleep(0.0002)
+
+    def _stopped(self, tid: int, status: int) -> None:
+        thread = self.threads.get(tid)
+        if os.WIFEXITED(status) or os.WIFSIGNALED(status):
+            self._ended(tid, status)
+            return
+        number, event = os.WSTOPSIG(status), status >> 16
+        if thread is None:
+            # A child may stop before its parent's event says whose it is.
+            thread = self._add(tid, self._parents.pop(tid, None))
+        deliver = 0
+        try:
+            if number == signal.SIGTRAP | px.SYSCALL_STOP or event == px.EVENT_SECCOMP:
+                self._syscall(thread)
+            elif event == px.EVENT_STOP:
+                if number in _GROUP_STOPS:
+                    self._ptrace(px.LISTEN, tid)
+                    return
+            elif event in (px.EVENT_FORK, px.EVENT_VFORK, px.EVENT_CLONE):
+                child = self._ptrace.message(tid)
+                if child not in self.threads:
+                    self._parents[child] = thread.process
+            elif event == px.EVENT_EXEC:
+                self._exec(thread, self._ptrace.message(tid))
+            elif not event:
+                deliver = self.signalled(thread, number)
+            self._go_on(thread, deliver)
+        except ProcessLookupError:
+            # Killed between its stop and our request; its end comes by itself.
+            pass
+
+    def signalled(self, thread: TracedThread, number: int) -> int:
+        """Return the signal to deliver in place of one that a thread got."""
+        return number
+
+    def _go_on(self, thread: TracedThread, deliver: int) -> None:
+        whole = self._attached or thread.entered is not None
+        self._ptrace(px.SYSCALL if whole else px.CONT, thread.tid, 0, deliver)
+
+    def _syscall(self, thread: TracedThread) -> None:
+        call = self._ptrace.syscall(thread.tid)
+        if call is None:
+            return
+        if call.kind == 2:
+            entered, thread.entered = thread.entered, None
+            if entered is not None:
+                seconds = time.monotonic() - thread.began
+                self.watcher.leave(thread, thread.mark, call.value, seconds)
+            return
+        name = self._machine.name(call.number) if call.audit == self._machine.audit else ""
+        if name not in px.WATCHED and (self._attached or not name):
+            return
+        thread.mark = self.watcher.enter(thread, name, call)
+        if thread.mark is not None:
+            thread.entered, thread.began = call, time.monotonic()
+
+    # Who there is.
+
+    def _add(self, tid: int, parent: TracedProcess | None) -> TracedThread:
+        pid = process_of(tid)
+        known = next((one.process for one in self.threads.values() if one.process.pid == pid), None)
+        if known is None:
+            known = TracedProcess(pid, ProcessMemory(pid))
+            self.watcher.born(known, parent)
+        thread = self.threads[tid] = TracedThread(tid, known)
+        return thread
+
+    def _exec(self, thread: TracedThread, former: int) -> None:
+        """After an exec the process has one thread, which has the process's number."""
+        process = thread.process
+        for tid in [tid for tid, one in self.threads.items() if one.process is process]:
+            if tid != thread.tid:
+                del self.threads[tid]
+        process.memory.close()
+        process.memory = ProcessMemory(process.pid)
+        process.execs += 1
+        thread.entered = None
+        self.watcher.became(process)
+
+    def _ended(self, tid: int, status: int) -> None:
+        thread = self.threads.pop(tid, None)
+        self._parents.pop(tid, None)
+        if tid == self._first:
+            ended = os.waitstatus_to_exitcode(status)
+            self._status = ended if ended >= 0 else 128 - ended
+        if thread is not None:
+            process = thread.process
+            if not any(one.process is process for one in self.threads.values()):
+                self._end(process)
+
+    def _end(self, process: TracedProcess) -> None:
+        self.watcher.gone(process)
+        process.memory.close()
+
+
+@contextlib.contextmanager
+def _signals_ignored(*numbers: signal.Signals) -> Iterator[None]:
+    former = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, former, strict=True):
+            signal.signal(number, handler)
+
+
+def _become(command: Sequence[str], ready: px.SyscallFilter, begin: int, said: int) -> None:
+    """In the child: wait until we are followed, install the filter, and be the command."""
+    try:
+        os.read(begin, 1)
+        os.close(begin)
+        ready.install()
+        # Python ignores these; a program expects the system's habit.
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        os.execvp(command[0], list(command))
+    except OSError as error:
+        os.write(said, str(error).encode())
+        os._exit(_NO_PTRACE if error.errno in (errno.EINVAL, errno.ENOSYS) else _EXEC_FAILED)

@@ -1,0 +1,94 @@
+"""Another process, read from outside: its memory, descriptors, mappings and threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+Read = Callable[[int, int], bytes]
+_LONGEST_TEXT = 4096
+
+
+class ProcessMemory:
+    """The memory of a process that we trace, device memory that it has mapped included.
+
+    Reads go through /proc, which asks the driver for pages that are no ordinary memory.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self._fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        """Return the bytes at an address: fewer where the memory ends, none where there is none."""
+        if nbytes <= 0 or not 0 < address < 1 << 63:
+            return b""
+        try:
+            return os.pread(self._fd, nbytes, address)
+        except (OSError, OverflowError):
+            return b""
+
+    def text(self, address: int) -> str:
+        """Return the C string at an address."""
+        found = b""
+        while len(found) < _LONGEST_TEXT:
+            # Up to the next page, since the one after it may not be there.
+            piece = self.read(address + len(found), 256 - (address + len(found)) % 256)
+            found += piece
+            if not piece or 0 in piece:
+                break
+        return found.partition(b"\0")[0].decode(errors="replace")
+
+    def close(self) -> None:
+        """Let go of the process's memory."""
+        os.close(self._fd)
+
+
+@dataclass(frozen=True, slots=True)
+class MappedFile:
+    """One mapped file of a process."""
+
+    begin: int
+    end: int
+    path: str
+
+
+def mappings(pid: int) -> list[MappedFile]:
+    """Return what files a process has mapped, in order of their addresses."""
+    found = []
+    try:
+        text = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:
+        return []
+    for line in text.splitlines():
+        words = line.split(None, 5)
+        if len(words) == 6:
+            begin, _, end = words[0].partition("-")
+            found.append(MappedFile(int(begin, 16), int(end, 16), words[5]))
+    return found
+
+
+def node_of(pid: int, fd: int) -> str:
+    """Return the path of what a descriptor names, or an empty text."""
+    try:
+        return str(Path(f"/proc/{pid}/fd/{fd}").readlink())
+    except OSError:
+        return ""
+
+
+def threads_of(pid: int) -> list[int]:
+    """Return the threads of a process; none where there is no such process."""
+    try:
+        return sorted(int(path.name) for path in Path(f"/proc/{pid}/task").iterdir())
+    except OSError:
+        return []
+
+
+def process_of(tid: int) -> int:
+    """Return the process that a thread belongs to, or the thread itself if it is gone."""
+    try:
+        text = Path(f"/proc/{tid}/status").read_text()
+    except OSError:
+        return tid
+    return next((int(row.split()[1]) for row in text.splitlines() if row.startswith("Tgid:")), tid)

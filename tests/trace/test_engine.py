@@ -1,0 +1,158 @@
+"""The engine against small C programs: what it sees, and that they do not notice."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from baregrad.base.errors import ArgumentError, UnsupportedError
+from baregrad.trace.engine import ProgramFollower, TracedProcess, TracedThread
+from baregrad.trace.memory import node_of
+from baregrad.trace.ptrace import OPENS, Syscall
+from tests.trace.programs import CALLS, compiled
+
+ALLOC = 0xC020462B
+NOT_A_TERMINAL = -25  # what a plain file answers to an ioctl
+
+
+@dataclass
+class Notes:
+    """Writes down what is seen of calls on one file."""
+
+    node: str
+    calls: list[tuple[str, int, int]] = field(default_factory=list)
+    opens: list[str] = field(default_factory=list)
+    classes: list[int] = field(default_factory=list)
+    born_: list[tuple[int, int | None]] = field(default_factory=list)
+    became_: list[int] = field(default_factory=list)
+    gone_: list[int] = field(default_factory=list)
+
+    def enter(self, thread: TracedThread, name: str, call: Syscall) -> object | None:
+        pid = thread.process.pid
+        if name in OPENS:
+            text = thread.process.memory.text(call.arguments[0 if name == "open" else 1])
+            return ("open", text) if text == self.node else None
+        if name == "ioctl" and node_of(pid, call.arguments[0]) == self.node:
+            self.classes.append(
+                int.from_bytes(thread.process.memory.read(call.arguments[2] + 12, 4), "little")
+            )
+            return ("ioctl", call.arguments[1])
+        return None
+
+    def leave(self, thread: TracedThread, mark: object, value: int, seconds: float) -> None:
+        assert seconds >= 0 and isinstance(mark, tuple)
+        if mark[0] == "open":
+            self.opens.append(mark[1])
+        else:
+            assert mark[1] == ALLOC
+            self.calls.append(("ioctl", thread.tid, value))
+
+    def born(self, process: TracedProcess, parent: TracedProcess | None) -> None:
+        self.born_.append((process.pid, parent.pid if parent else None))
+
+    def became(self, process: TracedProcess) -> None:
+        self.became_.append(process.pid)
+
+    def gone(self, process: TracedProcess) -> None:
+        self.gone_.append(process.pid)
+
+    def idle(self) -> None:
+        pass
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> str:
+    path = tmp_path / "node"
+    path.write_bytes(b"")
+    return str(path)
+
+
+def traced(program: Path, node: str, *words: str) -> tuple[int, Notes]:
+    notes = Notes(node)
+    try:
+        status = ProgramFollower(notes).start([str(program), node, *words])
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    return status, notes
+
+
+@pytest.mark.parametrize("flags", [(), ("-static",)])
+@pytest.mark.parametrize("word,status,processes", [
+    ("plain", 3, 1), ("thread", 4, 1), ("fork", 7, 2), ("stop", 11, 2),
+])
+def test_calls_are_seen_and_statuses_kept(
+    tmp_path: Path, node: str, flags: tuple[str, ...], word: str, status: int, processes: int
+) -> None:
+    found, notes = traced(compiled(tmp_path, CALLS, *flags), node, word)
+    assert found == status
+    assert notes.opens == [node]
+    assert [(call, value) for call, _, value in notes.calls] == [("ioctl", NOT_A_TERMINAL)]
+    assert notes.classes == [0x41]
+    assert len(notes.born_) == len(notes.gone_) == processes
+    first = notes.born_[0][0]
+    assert [parent for _, parent in notes.born_] == [None, first][:processes]
+    thread = notes.calls[0][1]
+    assert (thread == first) is (word == "plain")
+
+
+def test_an_exec_is_followed(tmp_path: Path, node: str) -> None:
+    status, notes = traced(compiled(tmp_path), node, "exec")
+    assert status == 3
+    assert notes.opens == [node, node]
+    assert len(notes.calls) == 2
+    assert len(notes.became_) == 2
+    assert len(notes.born_) == 1
+
+
+def test_signals_reach_the_program(tmp_path: Path, node: str) -> None:
+    status, _ = traced(compiled(tmp_path), node, "signal")
+    assert status == 128 + signal.SIGTERM
+
+
+def test_a_command_that_is_not_there(node: str) -> None:
+    with pytest.raises(ArgumentError, match="cannot be run"):
+        ProgramFollower(Notes(node)).start([node + ".nothing"])
+
+
+def test_a_running_process_is_joined_and_left_running(tmp_path: Path, node: str) -> None:
+    program = compiled(tmp_path)
+    with subprocess.Popen([program, node, "wait"], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            notes = Notes(node)
+
+            def interrupt() -> None:
+                for _ in range(3000):
+                    if len(notes.calls) >= 3:
+                        break
+                    time.sleep(0.01)
+                os.kill(os.getpid(), signal.SIGINT)
+
+            stopper = threading.Thread(target=interrupt)
+            stopper.start()
+            try:
+                ProgramFollower(notes).attach(child.pid)
+            except UnsupportedError as error:
+                pytest.skip(str(error))
+            finally:
+                stopper.join()
+            assert len(notes.calls) >= 3
+            assert child.poll() is None
+            state = Path(f"/proc/{child.pid}/status").read_text()
+            assert "TracerPid:\t0" in state
+            assert "State:\tT" not in state and "State:\tt" not in state
+        finally:
+            child.kill()
+
+
+def test_no_such_process(node: str) -> None:
+    with pytest.raises(ArgumentError, match="no such process"):
+        ProgramFollower(Notes(node)).attach(2**22 + 1)
