@@ -236,6 +236,13 @@ class Options:
         "named; empty means schedules.jsonl in CACHE_DIR, for searches alone.",
         aliases=("BEAM_FILE",),
     )
+    lines = Option(
+        bool, False, "Note which line of the user's asks for what, for reports; DEBUG does so too.",
+    )
+    profile = Option(
+        Path, Path(), "Profile the process into this file (.json: Chrome's form, else Perfetto's), "
+        "with LINES unless that is set; empty means no profile.", aliases=("PROFILE",),
+    )
     progress = Option(
         str, "auto", "Progress bars on stderr; auto shows them on a terminal.",
         allowed=("auto", "on", "off"),
@@ -256,6 +263,12 @@ class Options:
     def table(cls) -> tuple[Option[Any], ...]:
         """Return every option, in the order of declaration."""
         return tuple(row for row in vars(cls).values() if isinstance(row, Option))
+
+    @property
+    def notes_lines(self) -> bool:
+        """Whether it is noted which line of the user's asks for what."""
+        values = self.values()
+        return bool(values["debug"] or values["lines"])
 
     def values(self) -> Mapping[str, Any]:
         """Return the present value of every option, by name."""
@@ -302,7 +315,10 @@ def parse_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     for name in sorted(present):
         if name.startswith(PREFIX) and name not in known:
             raise _unknown(name, known, "environment variable")
-    return {row.name: _read(row, present) for row in rows}
+    found = {row.name: _read(row, present) for row in rows}
+    if Options.lines.variable not in present:
+        found["lines"] = found["profile"] != Options.profile.default
+    return found
 
 
 def _read(row: Option[T], present: Mapping[str, str]) -> T:

@@ -9,12 +9,13 @@ A `Recorder` collects spans while it is active:
 
 Where no recorder is active, `span` returns one shared object that does nothing. A recorder is
 active in the thread (or task) that entered it; in a thread started later, use
-`recorder.active()` there.
+`recorder.active()` there. `recorder.everywhere()` makes it that of all threads without another.
 """
 
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar, Token
@@ -31,7 +32,8 @@ _RUNNING = float("nan")
 class Span:
     """One timed stretch of work; times are in seconds of `time.perf_counter`.
 
-    `depth` is the number of spans around it; `end` is NaN while it runs.
+    `depth` is the number of spans around it; `end` is NaN while it runs. `thread` is Python's
+    number of the thread.
     """
 
     name: str
@@ -39,6 +41,7 @@ class Span:
     depth: int
     end: float = _RUNNING
     facts: dict[str, Any] = field(default_factory=dict)
+    thread: int = 0
 
     @property
     def seconds(self) -> float:
@@ -91,7 +94,7 @@ class _Open:
 
     def __init__(self, recorder: Recorder, name: str, facts: dict[str, Any]) -> None:
         self._recorder = recorder
-        self._span = Span(name, 0.0, 0, _RUNNING, facts)
+        self._span = Span(name, 0.0, 0, _RUNNING, facts, threading.get_ident())
 
     def __enter__(self) -> _Open:
         recorder, span = self._recorder, self._span
@@ -125,7 +128,7 @@ class Recorder:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self.spans: list[Span] = []
-        self._marks: list[Token[Recorder | None]] = []
+        self._marks: list[Token[Recorder]] = []
 
     def __enter__(self) -> Recorder:
         self._marks.append(_ACTIVE.set(self))
@@ -148,6 +151,15 @@ class Recorder:
         finally:
             _ACTIVE.reset(mark)
 
+    @contextlib.contextmanager
+    def everywhere(self) -> Iterator[None]:
+        """Make this recorder that of every thread and task without one of its own, for a block."""
+        before, _process.recorder = _process.recorder, self
+        try:
+            yield
+        finally:
+            _process.recorder = before
+
     def totals(self) -> dict[str, tuple[int, float]]:
         """Return how often each name was closed and how many seconds it took in all."""
         found: dict[str, tuple[int, float]] = {}
@@ -166,14 +178,26 @@ class Recorder:
         return "\n".join(lines)
 
 
-_ACTIVE: ContextVar[Recorder | None] = ContextVar("baregrad_recorder", default=None)
+_ACTIVE: ContextVar[Recorder] = ContextVar("baregrad_recorder")
 _DEPTH: ContextVar[int] = ContextVar("baregrad_span_depth", default=0)
 _NOTHING = _Nothing()
-# The recorder of this thread or task, None where nobody listens.
-active_recorder = _ACTIVE.get
+
+
+class _Process:
+    """The recorder of threads and tasks without one of their own."""
+
+    recorder: Recorder | None = None
+
+
+_process = _Process()
+
+
+def active_recorder() -> Recorder | None:
+    """Return the recorder of this thread or task, None where nobody listens."""
+    return _ACTIVE.get(_process.recorder)
 
 
 def span(name: str, **facts: Any) -> SpanContext:
     """Return a context manager that times a block as part of the active recorder, if any."""
-    recorder = _ACTIVE.get()
+    recorder = _ACTIVE.get(_process.recorder)
     return _NOTHING if recorder is None else _Open(recorder, name, facts)

@@ -73,13 +73,13 @@ class CompiledBackend:
 
     def setting(self) -> tuple[Any, ...]:
         """Options that change what `prepare` makes."""
-        return (options.beam, options.beam_file, options.debug > 0)
+        return (options.beam, options.beam_file, options.notes_lines)
 
     def prepare(self, program: Canonical, donated: Mapping[int, int]) -> Executable:
         """Schedule the program and compile its kernels."""
         with span("schedule"):
-            # What `DEBUG` shows of a plan has to be planned.
-            key = None if options.debug else self._plans.key(program, donated)
+            # What is shown of a plan has to be planned.
+            key = None if options.notes_lines else self._plans.key(program, donated)
             plan = None if key is None else self._plans.find(key)
             if plan is None:
                 plan = self._plan(program, donated)
@@ -99,8 +99,8 @@ class CompiledBackend:
         from baregrad.graph import canonicalise
         from baregrad.schedule import make_plan
 
-        # Where code stands is noted while debugging, so that only then it is asked for.
-        origins: dict[Node, Node] | None = {} if options.debug else None
+        # Only then it is noted where code stands, and may be asked for.
+        origins: dict[Node, Node] | None = {} if options.notes_lines else None
         order = program.order()
         if options.debug >= REWRITES:
             print_graph_rewrites(program.sink, self.compiler.target)

@@ -215,7 +215,7 @@ class Session:
             found = self._keyed.get(whole)
             if found is None:
                 backend = self.backend(device)
-                if not backend.compiles or options.debug:
+                if not backend.compiles or options.notes_lines:
                     return None
                 found = self._keyed.add(whole, self._keyed_program(backend, leaves, write_out))
             if active_recorder() is None:

@@ -77,7 +77,7 @@ def canonicalise(
             for old, made in changed.items():
                 if made is not old and made not in origins:
                     origins[made] = origins.get(old, old)
-            if options.debug:
+            if options.notes_lines:
                 _note_between(changed, origins, set(order))
     return sink
 

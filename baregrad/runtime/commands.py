@@ -7,6 +7,7 @@ address without recording again. Symbolic integers work the same way, by name.
 
 from __future__ import annotations
 
+import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,6 +102,30 @@ class Timeline:
         return tuple(end - begin for begin, end in zip(self.begin_ns, self.end_ns, strict=True))
 
 
+class StartedList:
+    """A command list that was started, and whose times are wanted once it is done."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `timeline` would not wait."""
+        return True
+
+    @abstractmethod
+    def timeline(self) -> Timeline:
+        """Return when each command began and ended; wait for that."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedList(StartedList):
+    """A command list that was done when it was submitted."""
+
+    times: Timeline
+
+    def timeline(self) -> Timeline:
+        """Return when each command began and ended."""
+        return self.times
+
+
 class CommandDevice(MemoryDevice):
     """A device to its command lists: memory, and a way to run them.
 
@@ -124,6 +149,26 @@ class CommandDevice(MemoryDevice):
         `buffers` fill its slots, in order, and `variables` name the value of each of its symbolic
         integers. With `timed`, waits and returns when each command began and ended.
         """
+
+    def start_timed(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer] = (),
+        variables: Mapping[str, int] | None = None,
+    ) -> StartedList:
+        """Start a command list as `submit` does, and have it note its times.
+
+        Where commands overlap, each is given the time since what it waited for, or the one that
+        ended before it, had ended, so that times add up to the device's.
+        """
+        # Whoever watches the device is in front of its `submit`, and hears of this list already.
+        times = type(self).submit(self, commands, buffers, variables, timed=True)
+        assert times is not None
+        return FinishedList(times)
+
+    def clock_ns(self) -> int:
+        """Return the time by the clock of the device's timelines, in nanoseconds."""
+        return time.perf_counter_ns()
 
 
 class CommandList:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
 import sys
 import weakref
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 
@@ -24,9 +26,32 @@ class Follower(Protocol):
 _open: weakref.WeakSet[Follower] = weakref.WeakSet()
 
 
+class _Watcher:
+    """Who is told of each device that is opened."""
+
+    told: Callable[[Follower], None] | None = None
+
+
+_watcher = _Watcher()
+
+
 def follow_process(device: Follower) -> None:
     """Have a device closed at exit and notified of forks, without keeping it alive."""
     _open.add(device)
+    if _watcher.told is not None:
+        _watcher.told(device)
+
+
+@contextlib.contextmanager
+def watching_devices(tell: Callable[[Follower], None]) -> Iterator[None]:
+    """For a block, tell of each device: of those that are open now, then of each as it opens."""
+    for device in list(_open):
+        tell(device)
+    before, _watcher.told = _watcher.told, tell
+    try:
+        yield
+    finally:
+        _watcher.told = before
 
 
 def _close_all() -> None:

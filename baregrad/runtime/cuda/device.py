@@ -15,7 +15,7 @@ from baregrad.base.errors import BaregradError, CompileError, DeviceError
 from baregrad.base.options import options
 from baregrad.program import CUBIN, Program
 from baregrad.runtime.buffers import Buffer, MemoryStats, flat_bytes
-from baregrad.runtime.commands import CommandList, Kernel, Timeline, check_buffer
+from baregrad.runtime.commands import CommandList, Kernel, StartedList, Timeline, check_buffer
 from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.allocator import CachingAllocator
 from baregrad.runtime.cuda.binding import CudaBoundList
@@ -222,6 +222,28 @@ class CudaDevice(Device):
         timed: bool = False,
     ) -> Timeline | None:
         """Enqueue a command list; does not wait for it unless `timed`."""
+        started = self._start(commands, buffers, variables, timed=timed)
+        return None if started is None else started.timeline()
+
+    def start_timed(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer] = (),
+        variables: Mapping[str, int] | None = None,
+    ) -> StartedList:
+        """Enqueue a command list step by step, with events between the steps."""
+        started = self._start(commands, buffers, variables, timed=True)
+        assert started is not None
+        return started
+
+    def _start(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer],
+        variables: Mapping[str, int] | None,
+        *,
+        timed: bool,
+    ) -> StartedList | None:
         if commands.device is not self:
             raise DeviceError("the command list is for another device", found=commands.device.name)
         with self._lock:
@@ -234,7 +256,7 @@ class CudaDevice(Device):
             self.context.entered()
             try:
                 if timed:
-                    return self._runner.run_timed(bound)
+                    return self._runner.start_timed(bound)
                 if bound.steps:
                     self._runner.start(bound)
             finally:

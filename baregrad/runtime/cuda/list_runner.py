@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import ctypes
-import functools
-import itertools
-
 from baregrad.base.options import options
-from baregrad.runtime.commands import Timeline
-from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.binding import CudaBoundList, ListGraph
 from baregrad.runtime.cuda.context import Context, who
+from baregrad.runtime.cuda.event_clock import EventClock, TimedEvents
 from baregrad.runtime.cuda.loaded_code import LoadedCode
-from baregrad.runtime.teardown import Teardown
 
 # Microseconds of the host: a launch by itself, and what it costs as a node of a graph whose
 # operands changed; then of a graph's launch, once and for each node. What matters is their order;
@@ -32,6 +26,7 @@ class ListRunner:
         self._context = context
         self._driver = context.driver
         self._code = code
+        self._clock: EventClock | None = None
 
     def start(self, bound: CudaBoundList) -> None:
         """Enqueue a list in the way that costs less."""
@@ -86,26 +81,17 @@ class ListRunner:
         if not closely:
             progress.mark(bound.names)
 
-    def run_timed(self, bound: CudaBoundList) -> Timeline:
-        """Run the steps with an event between each two; wait."""
-        events: list[int] = []
-        times = [0]
-        with Teardown() as made:
-            for step in (None, *bound.steps):
-                if step is not None and not step.empty:
-                    code = step.enqueue(self._driver.functions, self._context.stream)
-                    if code:
-                        raise self._driver.error(step.called, code, who((step.labelled_name,)))
-                    self._context.progress.mark((step.labelled_name,))
-                event = self._driver.handle("cuEventCreate", abi.EVENT_DEFAULT)
-                destroy = functools.partial(self._context.release, "cuEventDestroy_v2", event)
-                made.push("an event", destroy)
-                events.append(event)
-                self._driver.call("cuEventRecord", event, self._context.stream)
-            self._context.synchronize()
-            for before, after in itertools.pairwise(events):
-                passed = ctypes.c_float()
-                self._driver.call("cuEventElapsedTime", ctypes.byref(passed), before, after)
-                times.append(times[-1] + round(passed.value * 1e6))
-        made.close()
-        return Timeline(bound.labels, tuple(times[:-1]), tuple(times[1:]))
+    def start_timed(self, bound: CudaBoundList) -> TimedEvents:
+        """Enqueue the steps one by one, with an event between each two."""
+        if self._clock is None:
+            self._clock = EventClock(self._context)
+        clock = self._clock
+        events = [clock.record()]
+        for step in bound.steps:
+            if not step.empty:
+                code = step.enqueue(self._driver.functions, self._context.stream)
+                if code:
+                    raise self._driver.error(step.called, code, who((step.labelled_name,)))
+                self._context.progress.mark((step.labelled_name,))
+            events.append(clock.record())
+        return TimedEvents(clock, events, bound.labels)

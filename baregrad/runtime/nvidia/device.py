@@ -18,10 +18,11 @@ from baregrad.base.errors import BaregradError, CompileError, DeviceError, Drive
 from baregrad.base.options import options
 from baregrad.program import CUBIN, Program
 from baregrad.runtime.buffers import Buffer, MemoryStats, flat_bytes
-from baregrad.runtime.commands import CommandList, Kernel, Timeline
+from baregrad.runtime.commands import CommandList, Kernel, StartedList, Timeline
 from baregrad.runtime.interface import Device
 from baregrad.runtime.lifetime import follow_process
 from baregrad.runtime.nvidia.channel_pair import ChannelPair
+from baregrad.runtime.nvidia.code.descriptor_fields import descriptor_layout
 from baregrad.runtime.nvidia.copies.host_copies import HostCopies
 from baregrad.runtime.nvidia.copies.peers import PeerAccess, copy_between
 from baregrad.runtime.nvidia.device_channels import DeviceChannels
@@ -324,6 +325,27 @@ class NvDevice(Device):
                         return None
             return self._submit(commands, buffers, variables, timed)
 
+    def start_timed(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer] = (),
+        variables: Mapping[str, int] | None = None,
+    ) -> StartedList:
+        """Start a command list that overlaps as ever, and have it note its times.
+
+        GPUs whose launches write no wide times (Turing's) run it serially, and it is awaited.
+        """
+        layout = descriptor_layout(self.gpu.generation.launch_descriptor[0])
+        if "release_wide" not in layout.fields:
+            return super().start_timed(commands, buffers, variables)
+        with self._lock:
+            image, bound = self._start(commands, buffers, variables, stamped=True)
+            return _StartedImage(self, image, bound.labels)
+
+    def clock_ns(self) -> int:
+        """Return the GPU's time in nanoseconds, which its stamps have."""
+        return self.gpu.timer_ns()
+
     def _submit(
         self,
         commands: CommandList,
@@ -331,6 +353,22 @@ class NvDevice(Device):
         variables: Mapping[str, int] | None,
         timed: bool,
     ) -> Timeline | None:
+        image, bound = self._start(commands, buffers, variables, timed=timed)
+        if not timed:
+            return None
+        self._wait_for(self.work.compute, image.value)
+        return Timeline(bound.labels, *image.times())
+
+    def _start(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer],
+        variables: Mapping[str, int] | None,
+        *,
+        timed: bool = False,
+        stamped: bool = False,
+    ) -> tuple[ListImage, NvBoundList]:
+        """Start a command list; return the image that is in flight."""
         if commands.device is not self:
             raise DeviceError("the command list is for another device", found=commands.device.name)
         work = self.work
@@ -342,8 +380,9 @@ class NvDevice(Device):
         compute, copies = work.pair
         try:
             image, blocks = bound.ready(
-                commands, buffers, variables or {}, work.pair, self._wait_for, timed=timed
-            )
+                commands, buffers, variables or {}, work.pair, self._wait_for,
+                timed=timed, stamped=stamped,
+            )  # fmt: skip
             if work.code_is_new or copies.last_value > copies.words[0]:
                 work.settle()
             value = compute.last_value + 1
@@ -359,11 +398,7 @@ class NvDevice(Device):
             block.compute_value = value
         if image.released:
             compute.ring_state.hold = value
-        if not timed:
-            return None
-        self._wait_for(compute, value)
-        times = image.stamps()
-        return Timeline(bound.labels, tuple(times[::2]), tuple(times[1::2]))
+        return image, bound
 
     def _bind(self, commands: CommandList) -> NvBoundList:
         bound = NvBoundList(commands, self.style, self._returned.append)
@@ -466,6 +501,39 @@ class NvDevice(Device):
         self._attention = True
         self.allocator.after_fork()
         self.staging.after_fork()
+
+
+class _StartedImage(StartedList):
+    """A list in flight whose image writes its times."""
+
+    def __init__(self, device: NvDevice, image: ListImage, labels: tuple[str, ...]) -> None:
+        self._device = device
+        self._image = image
+        self._labels = labels
+        self._value, self._copy_value = image.value, image.copy_value
+        self._times: Timeline | None = None
+        image.asked = self._read
+
+    def _read(self) -> None:
+        self._times = Timeline(self._labels, *self._image.times())
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the GPU is done with the list."""
+        compute, copies = self._device.work.pair
+        done = compute.timeline.value >= self._value
+        return self._times is not None or (done and copies.timeline.value >= self._copy_value)
+
+    def timeline(self) -> Timeline:
+        """Return when each command began and ended, by the GPU's clock; wait for that."""
+        with self._device._lock:
+            if self._times is None:
+                compute, copies = self._device.work.pair
+                self._device._wait_for(compute, self._value)
+                self._device._wait_for(copies, self._copy_value)
+                self._image.tell()
+        assert self._times is not None
+        return self._times
 
 
 def architecture_name(version: int) -> str:

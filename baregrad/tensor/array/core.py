@@ -73,7 +73,7 @@ class Array:
     @classmethod
     def _make(cls, node: Node, device: str, grad: bool = False) -> Self:
         """A tensor with a storage of its own; `grad`: whether an operand requires gradients."""
-        if options.debug:
+        if options.notes_lines:
             _note_origin(node)
         if not grad or node.dtype.kind != "float":
             return cls._on(Storage(node, device))

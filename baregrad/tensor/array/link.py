@@ -18,7 +18,7 @@ from baregrad.ir.core.node import Node
 class SessionLike(Protocol):
     """What tensors need from a session; `baregrad.engine.session.Session` is one.
 
-    origins: the user's file:line of nodes, noted while debugging. watching: who watches this
+    origins: the user's file:line of nodes, where lines are noted. watching: who watches this
     thread's work; `downloads` is not empty while a function is captured. random_states: by device,
     kept for `baregrad.tensor.ops.random`. seed: of devices that have none yet, if it is not the
     option's. lock: held while anything is computed. templates, forms: kept for

@@ -79,7 +79,7 @@ def put_off_gradients(x: Tensor, gradient: Tensor | None) -> bool:
     value = x._storage.deferred
     if value is None or value.call is None or x._steps or not value.form.grad:
         return False
-    if watching.at_once or watching.observers or watching.downloads or options.debug:
+    if watching.at_once or watching.observers or watching.downloads or options.notes_lines:
         return False
     operands = _operands(value, gradient)
     if operands is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gc
 import itertools
+import operator
 import os
 import random
 import threading
@@ -287,8 +288,20 @@ def test_timed() -> None:
         assert timeline is not None
         assert timeline.labels == ("scale", "copy", "scale", "fill")
         assert all(one > 0 for one in timeline.durations_ns())
-        assert timeline.end_ns[:-1] == timeline.begin_ns[1:]
+        assert all(map(operator.le, timeline.end_ns[:-1], timeline.begin_ns[1:]))
         assert (get(device, table[1]), get(device, table[2])) == model(list(range(8)), 1)
+
+
+def test_lists_that_were_started_give_their_times_in_order() -> None:
+    with cuda() as device:
+        commands, _ = make_list(device, 1)
+        table = [put(device, list(range(8))), device.allocate(64), device.allocate(128)]
+        started = [device.start_timed(commands, table, {"k": 1}) for _ in range(3)]
+        last = started[-1].timeline()
+        assert all(one.is_done for one in started)
+        first, second = started[0].timeline(), started[1].timeline()
+        for before, after in itertools.pairwise((first, second, last)):
+            assert before.begin_ns[0] < before.end_ns[-1] <= after.begin_ns[0]
 
 
 def test_two_gpus_and_copies_between_them() -> None:

@@ -262,6 +262,41 @@ def test_times_are_told_for_each_command(machine: Machine) -> None:
     assert np.array_equal(machine.words(buffers[1]), state)
 
 
+def test_started_lists_give_their_times_and_overlap_as_ever(machine: Machine) -> None:
+    device = machine.device
+    kernel = machine.load("link64")
+    commands = device.command_list()
+    commands.exec(kernel, [Slot(0)], {"number": 1})
+    commands.exec(kernel, [Slot(2)], {"number": 2})
+    commands.exec(kernel, [Slot(0)], {"number": 3})
+    commands.copy(Slot(1), Slot(0), 128)
+    commands.exec(kernel, [Slot(1)], {"number": 4})
+    states = [ramp(32, seed) for seed in range(3)]
+    buffers = [machine.buffer(state) for state in states]
+    # More of them than a list has images: times are read before an image is used again.
+    started = [device.start_timed(commands, buffers) for _ in range(5)]
+    device.synchronize()
+    assert all(one.is_done for one in started)
+    end = 0
+    for times in (one.timeline() for one in started):
+        assert times.labels == ("link64", "link64", "link64", "copy", "link64")
+        pairs = list(zip(times.begin_ns, times.end_ns, strict=True))
+        assert all(begin <= finish for begin, finish in pairs)
+        # The first two need nothing of each other; the others wait for what came before.
+        assert pairs[2][0] == max(times.end_ns[:2]) and pairs[4][0] >= pairs[3][1]
+        assert end <= pairs[0][0]
+        end = times.end_ns[-1]
+    assert end <= device.clock_ns()
+    for _ in range(5):
+        tools.link64(states[0], 1)
+        tools.link64(states[2], 2)
+        tools.link64(states[0], 3)
+        states[1] = states[0].copy()
+        tools.link64(states[1], 4)
+    for buffer, state in zip(buffers, states, strict=True):
+        assert np.array_equal(machine.words(buffer), state)
+
+
 def test_stacks_grow_between_lists(one: Machine) -> None:
     device = one.device
     plain, stacked = one.load("link64"), one.load("stacked")

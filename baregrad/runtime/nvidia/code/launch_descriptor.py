@@ -211,13 +211,16 @@ def write_release(
         layout.write(data, name, value, index)
 
 
-def progress_flags(layout: DescriptorLayout) -> tuple[tuple[int, int], ...]:
+def progress_flags(
+    layout: DescriptorLayout, *, stamped: bool = False
+) -> tuple[tuple[int, int], ...]:
     """Return what a launch has set that writes 64 bits when it is done, beside its release.
 
-    Nothing waits for them. It comes as bits to set in bytes: (offset, bits). Raises
-    UnsupportedError where the version has no such release.
+    Nothing waits for them. With `stamped` the time follows them. It comes as bits to set in bytes:
+    (offset, bits). Raises UnsupportedError where the version has no such release.
     """
-    names = {"release_enable": 1, "release_wide": 1, "release_words": _TWO_WORDS}
+    words = _FOUR_WORDS if stamped else _TWO_WORDS
+    names = {"release_enable": 1, "release_wide": 1, "release_words": words}
     return _bits({(name, 1): value for name, value in names.items()}, layout)
 
 

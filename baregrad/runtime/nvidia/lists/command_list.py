@@ -91,8 +91,9 @@ class NvBoundList:
         found = self._plans.get(kind)
         if found is None:
             found = self._plans[kind] = plan_list(
-                self.commands, serial=kind.serial, timed=kind.timed, skipped=kind.skipped
-            )
+                self.commands, serial=kind.serial, timed=kind.timed, stamped=kind.stamped,
+                skipped=kind.skipped,
+            )  # fmt: skip
         return found
 
     def ready(
@@ -104,9 +105,11 @@ class NvBoundList:
         wait: Callable[[Channel, int], None],
         *,
         timed: bool,
+        stamped: bool = False,
     ) -> tuple[ListImage, list[MemoryBlock]]:
         """Return an image for a submission, and the blocks of the buffers.
 
+        `timed` and `stamped` are those of ImageKind.
         If all images are in flight, one is awaited by `wait`. Raises DeviceError for buffers and
         variables that do not fit.
         """
@@ -129,13 +132,18 @@ class NvBoundList:
         addresses = [one.address for one in buffers]
         kind = self._kind
         images: list[ListImage] | None = self._plain
-        if timed or (self._relaxed and self._shared(buffers, blocks)):
-            kind, images = ImageKind(not timed, timed, False, self._skipped), None
+        if timed:
+            kind, images = kind._replace(timed=True), None
+        elif self._relaxed and self._shared(buffers, blocks):
+            kind, images = kind._replace(serial=True), None
+        if stamped:
+            kind, images = kind._replace(stamped=True), None
         if self._slot_fills and any(addresses[slot] % 4 for slot in self._slot_fills):
-            kind, images = ImageKind(kind.serial, kind.timed, True, self._skipped), None
+            kind, images = kind._replace(bytewise=True), None
         if images is None:
             images = self._images.setdefault(kind, [])
         image = self._free_image(kind, images, addresses, channels, wait)
+        image.tell()
         if image.addresses != addresses:
             image.set_addresses(addresses)
         if image.values != self._values:

@@ -3,14 +3,14 @@
 An image lies in the GPU's memory, where the host patches it between two submissions: addresses of
 slots, values of variables, grids, and the timeline's value. What is patched is never in flight.
 
-The launches, with semaphores and time stamps in front, are one piece of memory (list_launches.py);
-the words are another (list_words.py).
+The launches, with semaphores in front, are one piece of memory (list_launches.py); the words are
+another (list_words.py). Time stamps lie in the host's memory, where they are read at once.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,22 +21,24 @@ from baregrad.runtime.nvidia.code.launch_descriptor import ALIGNMENT
 from baregrad.runtime.nvidia.driver.doorbell import Ticket
 from baregrad.runtime.nvidia.lists.list_launches import (
     PROGRESS,
-    STAMPS,
+    SEMAPHORES_NBYTES,
+    STAMP_NBYTES,
     ImageKind,
     LaunchTable,
     checked,
 )
-from baregrad.runtime.nvidia.lists.list_plan import ListPlan
+from baregrad.runtime.nvidia.lists.list_plan import ChannelStep, ListPlan
 from baregrad.runtime.nvidia.lists.list_style import ListStyle
 from baregrad.runtime.nvidia.lists.list_words import HOLD, ComputeWriter, CopyWriter
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.driver.device_memory import MemoryBlock
+    from baregrad.runtime.nvidia.driver.memory import Allocation
     from baregrad.runtime.nvidia.queue.channel import Channel
 
 # Up to this many addresses are patched one by one, more of them by NumPy.
 _FEW = 24
-_NOTHING = bytes(STAMPS)
+_NOTHING = bytes(SEMAPHORES_NBYTES)
 _MASK = 0xFFFFFFFF
 # A value that no timeline reaches: words that nobody may submit by their ticket.
 _NEVER = (1 << 64) - 1
@@ -62,6 +64,8 @@ class ListImage:
         self.blocks: list[MemoryBlock] = []
         self.addresses: list[int] | None = None
         self.values: tuple[int, ...] | None = None
+        # Who wants the times of the submission that is in flight, told before they are gone.
+        self.asked: Callable[[], object] | None = None
         self._commands = commands
         self._compute, self._copies = compute, copies
         launches = compute.launches
@@ -70,7 +74,22 @@ class ListImage:
         pieces = compute.gpu.pieces
         self._data_piece = pieces.take(self._table.nbytes, ALIGNMENT)
         self._words_piece = None
+        self._stamps: Allocation | None = None
+        self._stamp_words: np.ndarray[Any, np.dtype[np.int64]] = np.empty(0, np.int64)
+        self._steps = plan.compute
+        # The copies that are done when the copying channel signals a value.
+        self._copied: dict[int, list[int]] = {}
+        copied: list[int] = []
+        for step in plan.copies:
+            if step.kind == "run":
+                copied.append(step.value)
+            elif step.kind == "signal":
+                self._copied[step.value] = list(copied)
         try:
+            if stamps := kind.stamps(len(commands)):
+                self._stamps = compute.gpu.memory.pinned(STAMP_NBYTES * stamps)
+                view = self._stamps.view[: STAMP_NBYTES * stamps]
+                self._stamp_words = np.frombuffer(view, np.int64)
             self._write(plan)
             self._words_piece = pieces.take(4 * (len(self._compute_words)
                                                  + len(self._copy_words)), ALIGNMENT)
@@ -81,7 +100,7 @@ class ListImage:
 
     def _write(self, plan: ListPlan) -> None:
         table, compute = self._table, self._compute
-        table.write(self._data_piece.gpu_va)
+        table.write(self._data_piece.gpu_va, self._stamps.gpu_va if self._stamps else 0)
         self._patches = table.patches
         self._overlaps = not self.kind.serial and plan.overlaps
         writer = ComputeWriter(
@@ -101,6 +120,10 @@ class ListImage:
     @property
     def progress(self) -> int:
         """How many launches are done, 0 where they do not report it."""
+        if self.kind.stamped:
+            ends = self._stamp_words[3::4].tolist()
+            done = [bool(ends[number]) for number in self._order]
+            return done.index(False) if False in done else len(done)
         return int.from_bytes(self._semaphores[PROGRESS : PROGRESS + 8], "little")
 
     @property
@@ -121,7 +144,9 @@ class ListImage:
         if meant:
             return table.described(meant[:1])
         return table.described(
-            order[:1] if table.has_progress and not self._overlaps else order
+            order[:1]
+            if (table.has_progress or self.kind.stamped) and not self._overlaps
+            else order
         )
 
     def _place_words(self) -> None:
@@ -145,7 +170,7 @@ class ListImage:
             data[: self._table.nbytes // 8 * 8], np.int64
         )
         self._quick = data[: self._table.nbytes // 8 * 8].cast("q")
-        self._semaphores = data[:STAMPS]
+        self._semaphores = data[:SEMAPHORES_NBYTES]
         if self._value_place < 0:
             place = 4 * (-self._value_place)
             self._value = view[place : place + 8].cast("Q")
@@ -174,7 +199,7 @@ class ListImage:
             value=_NEVER,
             entry=self._entry,
             clear_address=self._data_piece.host_address,
-            clear_words=STAMPS // 8 if self._gated else 0,
+            clear_words=SEMAPHORES_NBYTES // 8 if self._gated else 0,
             holds=self.released,
             held_entry=self._held_entry,
             hold_address=self._words_piece.host_address + HOLD,
@@ -227,6 +252,7 @@ class ListImage:
         """Say what the timelines have when the list is done; its semaphores begin at zero."""
         if self._gated:
             self._semaphores[:] = _NOTHING
+        self._stamp_words[:] = 0
         self._value[0] = value
         if self.copy_entry:
             self._copy_value[0] = copy_value
@@ -244,15 +270,40 @@ class ListImage:
             return self._held_entry
         return self._fresh_entry if fresh else self._entry
 
-    def stamps(self) -> list[int]:
-        """Return the stamps' times in nanoseconds of the GPU's clock."""
-        words = self._longs[STAMPS // 8 : STAMPS // 8 + 4 * len(self._commands)]
-        times: list[int] = words[1::2].tolist()
-        return times
+    def times(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return when each command began and ended, in nanoseconds of the GPU's clock.
+
+        Of launches that overlap, one begins when the one that ended before it had ended.
+        """
+        stamps: list[int] = self._stamp_words[1::2].tolist()
+        if not self.kind.stamped:
+            return tuple(stamps[::2]), tuple(stamps[1::2])
+        begins, ends = stamps[:-1:2], stamps[1::2]
+        now = stamps[-1]
+        # Launches between two waits overlap; in what order they end, the stamps tell.
+        wave: list[int] = []
+        for step in (*self._steps, ChannelStep("idle")):
+            if step.kind == "run":
+                wave.append(step.value)
+                continue
+            for number in sorted(wave, key=ends.__getitem__):
+                begins[number] = now
+                now = max(now, ends[number])
+            wave = []
+            if step.kind == "wait":
+                now = max(now, *(ends[number] for number in self._copied[step.value]), 0)
+        return tuple(begins), tuple(ends)
+
+    def tell(self) -> None:
+        """Tell who asked for the times of the last submission, which is done."""
+        asked, self.asked = self.asked, None
+        if asked is not None:
+            asked()
 
     def close(self) -> None:
         """Give the memory back; nothing of it is in flight."""
-        for piece in (self._data_piece, self._words_piece):
+        self.tell()
+        for piece in (self._data_piece, self._words_piece, self._stamps):
             if piece is not None:
                 piece.close()
 

@@ -1,7 +1,7 @@
 """The launches of a command list's image: descriptors with their constants, and what links them.
 
-The piece of memory begins with four semaphores (the signals of either channel, a gate at which the
-channel waits for chained kernels, the number of launches that are done) and the time stamps.
+The piece of memory begins with four semaphores: the signals of either channel, a gate at which the
+channel waits for chained kernels, the number of launches that are done.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from baregrad.runtime.nvidia.queue.batch import LaunchForm
 
 Triple = tuple[int, int, int]
-STAMPS = 64
+SEMAPHORES_NBYTES = 64
 STAMP_NBYTES = 16
 _INT64 = range(-(1 << 63), 1 << 63)
 # Where an image has its semaphores: the signals of the channel that computes, the answers of the
@@ -44,14 +44,21 @@ SIGNAL, ANSWER, GATE, PROGRESS = 0, 16, 32, 48
 class ImageKind(NamedTuple):
     """What makes images of one list differ.
 
-    `serial`: nothing overlaps. `timed`: with stamps. `bytewise`: fills of slots take any address.
-    `skipped`: launches that have nothing to do.
+    `serial`: nothing overlaps. `timed`: with stamps around each command, which is serial too.
+    `stamped`: overlapping, with a stamp at the list's begin and at each launch's end, and stamps
+    around copies. `bytewise`: fills of slots take any address. `skipped`: launches that have
+    nothing to do.
     """
 
     serial: bool = False
     timed: bool = False
     bytewise: bool = False
     skipped: frozenset[int] = frozenset()
+    stamped: bool = False
+
+    def stamps(self, commands: int) -> int:
+        """Return how many stamps an image of so many commands has."""
+        return 2 * commands * (self.timed or self.stamped) + self.stamped
 
 
 @dataclass(slots=True)
@@ -98,10 +105,7 @@ class LaunchTable:
         self._lay_out()
 
     def _lay_out(self) -> None:
-        place = STAMPS
-        if self.kind.timed:
-            place += 2 * STAMP_NBYTES * len(self._commands)
-        place = round_up(place, ALIGNMENT)
+        place = round_up(SEMAPHORES_NBYTES, ALIGNMENT)
         for number, command in enumerate(self._commands):
             if not isinstance(command, Exec) or number in self.kind.skipped:
                 continue
@@ -130,9 +134,10 @@ class LaunchTable:
             manners=self.style.between,
         )  # fmt: skip
 
-    def write(self, base: int) -> None:
-        """Make the bytes of the launches, which are going to lie at an address."""
+    def write(self, base: int, stamps_va: int = 0) -> None:
+        """Make the bytes of the launches, which are going to lie at an address, as are stamps."""
         self._base = base
+        self._stamps_va = stamps_va
         self.patches = SlotPatches()
         self.data = bytearray(self.nbytes)
         for launch in self.launches.values():
@@ -223,13 +228,20 @@ class LaunchTable:
     @property
     def has_progress(self) -> bool:
         """Whether launches write their numbers when they are done."""
-        # Of one launch it is known which one fails.
-        return self.style.progress and len(self.launches) > 1 and self.can_release
+        # Of one launch it is known which one fails. Those with stamps write these in its place.
+        several = len(self.launches) > 1 and not self.kind.stamped
+        return self.style.progress and several and self.can_release
 
     def write_progress(self, number: int, value: int) -> None:
         """Have the launch of a command write a value when it is done."""
         launch = self.launches[number]
         launch.form.write_progress(self.data, launch.offset, self._base + PROGRESS, value)
+
+    def write_stamp(self, number: int) -> None:
+        """Have the launch of a command write the time when it is done."""
+        launch = self.launches[number]
+        place = self.stamp_va(2 * number + 1)
+        launch.form.write_progress(self.data, launch.offset, place, 1, stamped=True)
 
     @property
     def can_release(self) -> bool:
@@ -242,7 +254,12 @@ class LaunchTable:
 
     def stamp_va(self, place: int) -> int:
         """Return where a time stamp is written."""
-        return self._base + STAMPS + STAMP_NBYTES * place
+        return self._stamps_va + STAMP_NBYTES * place
+
+    @property
+    def begin_stamp_va(self) -> int:
+        """Where the time is written at which the list begins."""
+        return self.stamp_va(2 * len(self._commands))
 
     def command(self, number: int) -> Command:
         """Return a command of the list."""

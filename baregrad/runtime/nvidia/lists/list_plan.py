@@ -83,20 +83,25 @@ def plan_list(
     *,
     serial: bool = False,
     timed: bool = False,
+    stamped: bool = False,
     skipped: frozenset[int] = frozenset(),
 ) -> ListPlan:
     """Return the steps of a list.
 
-    With `timed` it is serial too, and every command is between two stamps: 2*i and 2*i + 1.
+    With `timed` it is serial too, and every command is between two stamps: 2*i and 2*i + 1. With
+    `stamped`, copies and fills are; launches write their stamps themselves.
     """
-    return _Planner(commands, serial or timed, timed).plan(skipped)
+    return _Planner(commands, serial or timed, timed, timed or stamped).plan(skipped)
 
 
 class _Planner:
-    def __init__(self, commands: Sequence[Command], serial: bool, timed: bool) -> None:
+    def __init__(
+        self, commands: Sequence[Command], serial: bool, timed: bool, copies_timed: bool
+    ) -> None:
         self._commands = commands
         self._serial = serial
         self._timed = timed
+        self._copies_timed = copies_timed
         self._steps = ListPlan()
         self._running = _Window()
         self._unseen_kernels = _Window()
@@ -124,14 +129,14 @@ class _Planner:
         if self._has_to_wait(self._running, accesses):
             self._steps.compute.append(ChannelStep("idle"))
             self._running.clear()
-        self._run(self._steps.compute, number)
+        self._run(self._steps.compute, number, self._timed)
         self._running.add(accesses)
         self._unseen_kernels.add(accesses)
 
     def _copy(self, number: int, accesses: Sequence[_Access]) -> None:
         if self._has_to_wait(self._unseen_kernels, accesses):
             self._call_copies()
-        self._run(self._steps.copies, number)
+        self._run(self._steps.copies, number, self._copies_timed)
         self._unseen_copies.add(accesses)
 
     def _has_to_wait(self, others: _Window, accesses: Sequence[_Access]) -> bool:
@@ -140,11 +145,11 @@ class _Planner:
             return False
         return bool(others)
 
-    def _run(self, steps: list[ChannelStep], number: int) -> None:
-        if self._timed:
+    def _run(self, steps: list[ChannelStep], number: int, timed: bool) -> None:
+        if timed:
             steps.append(ChannelStep("stamp", 2 * number))
         steps.append(ChannelStep("run", number))
-        if self._timed:
+        if timed:
             steps.append(ChannelStep("stamp", 2 * number + 1))
 
     def _call_copies(self) -> None:

@@ -44,9 +44,14 @@ class ComputeWriter:
         self._push.acquire(timeline_va, 0)
         marks = self._forget()
         self.first = marks[0]
+        if table.kind.stamped:
+            self._push.release(table.begin_stamp_va, 1)
         for step in steps:
             self._step(step)
         self.value_place = self._end()
+        if table.kind.stamped:
+            for number in self.order:
+                table.write_stamp(number)
         if table.has_progress:
             # The last one's release is the timeline's, where it has that.
             counted = self.order[: len(self.order) - self.released]

@@ -69,12 +69,18 @@ class LaunchForm:
         self.can_release = "release_wide" in layout.fields
         if self.can_release:
             self._progress_flags = progress_flags(layout)
+            self._stamp_flags = progress_flags(layout, stamped=True)
             self._progress_address = layout.slot("release_address", 1)
             self._progress_value = layout.slot("release_payload", 1)
 
-    def write_progress(self, data: bytearray, begin: int, address: int, value: int) -> None:
-        """Have the launch at byte `begin` write a value when it is done, for whoever looks."""
-        for offset, bits in self._progress_flags:
+    def write_progress(
+        self, data: bytearray, begin: int, address: int, value: int, *, stamped: bool = False
+    ) -> None:
+        """Have the launch at byte `begin` write a value when it is done, for whoever looks.
+
+        With `stamped`, the GPU's time in nanoseconds follows it.
+        """
+        for offset, bits in self._stamp_flags if stamped else self._progress_flags:
             data[begin + offset] |= bits
         self._progress_address.fill(data, address, begin)
         self._progress_value.fill(data, value, begin)
