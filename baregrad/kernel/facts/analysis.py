@@ -227,8 +227,13 @@ def in_bounds(node: Node) -> bool:
             if size.op is Ops.CONST and extent.__class__ is int and 0 < size.arg <= extent:
                 continue
         low, high = bounds(position)
-        if low < 0 or high >= (extent if extent.__class__ is int else index.lower(extent)):
+        if low < 0:
             return False
+        if high >= (extent if extent.__class__ is int else index.lower(extent)):
+            # Bounds do not know which axes are as long as a symbolic extent says.
+            is_less = index.less(position, extent)
+            if is_less.op is not Ops.CONST or not is_less.arg:
+                return False
     return True
 
 

@@ -101,6 +101,15 @@ def test_an_axis_of_a_symbolic_number_stays_inside_an_array_of_that_number() -> 
     assert not in_bounds(k.at(k.param(1, index.sub(rows, 1)), i))
 
 
+def test_rows_of_a_symbolic_number_stay_inside_a_flat_array_of_them() -> None:
+    rows = index.variable("rows", 1, 8)
+    i, j = range_node(rows, 0), range_node(16, 1)
+    place = index.add(index.mul(i, 16), j)
+    assert in_bounds(k.at(k.param(1, index.mul(rows, 16)), place))
+    assert not in_bounds(k.at(k.param(1, index.mul(rows, 16)), index.add(place, 1)))
+    assert not in_bounds(k.at(k.param(1, index.mul(rows, 16)), index.sub(place, 1)))
+
+
 def told(place: index.Dim) -> set[int]:
     """The ids of the axes that a place of an output tells."""
     out = k.out(k.param(0, 1000), const(0.0, dtypes.float32), place)
