@@ -3,12 +3,15 @@
 Each call takes as many counter values as it needs from the session's state; element i uses the
 first of them plus i, or where 32 bits do, pair i. The state, (key, counter), is itself an array, so
 that a captured function reads and advances it and each replay draws fresh numbers.
+Elsewhere a draw is a call that is put off as others are, with the state as it was for an operand.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +28,7 @@ from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import own_axis, plain
 from baregrad.tensor.array.core import check_float, realize_storages
 from baregrad.tensor.array.link import SessionLike, session
+from baregrad.tensor.array.put_off import put_off
 from baregrad.tensor.array.storage import Storage, buffer_node
 from baregrad.tensor.array.tensor_like import Extents, Tensor
 from baregrad.tensor.ops.creation import as_shape, choose_device
@@ -34,6 +38,8 @@ from baregrad.tensor.ops.sorting import order, topk
 _LAST = (1 << 64) - 1
 # Numbers of 32 bits, of which as many are dropped as a probability says.
 _WORDS = 1 << 32
+# States whose memory is held on to: what is written next lies where no draw that waits reads.
+_HELD = 64
 _UNIFORM_BITS = (
     (dtypes.float64, 53),
     (dtypes.float32, 24),
@@ -43,50 +49,65 @@ _UNIFORM_BITS = (
 
 
 class RandomState:
-    """A device's (key, counter): `storage` holds it, `counter` is known while the host counts."""
+    """A device's (key, counter): `storage` holds it, `counter` is known while the host counts.
+
+    That is as long as the storage holds the leaf that the host gave it: replays count on the device
+    and leave a leaf of their own.
+    """
 
     def __init__(self, owner: SessionLike, device: str, seed: int) -> None:
         self.owner = owner
         self.key = seed & _LAST
         self.counter: int | None = 0
+        self._recent: deque[Any] = deque(maxlen=_HELD)
         # The state is the session's, also where a jitted function's first run is the first to draw.
         self.storage = Storage(self._upload(device, noted=False), device)
+        self.note_leaf()
+
+    def note_leaf(self) -> None:
+        """Note that the host knows what the storage holds."""
+        # Weakly: what replays write over has no readers that are not counted.
+        self._leaf = weakref.ref(self.storage.node)
 
     def _upload(self, device: str, noted: bool = True) -> Node:
         data = np.array([self.key, self.counter], np.uint64)
         ref = self.owner.upload(data, dtypes.uint64, (2,), device, noted)
+        self._recent.append(ref.handle)
         return buffer_node(ref, dtypes.uint64)
 
-    def take(self, count: Any) -> tuple[Node, Node]:
-        """The key and the first of `count` fresh counter values, as scalars of uint64.
+    def take(self, cls: type[Tensor], count: Any) -> Tensor:
+        """The state before `count` fresh values of its counter are taken: (2,) of uint64.
 
         Threads draw one after the other.
         """
         with self.owner.lock:
-            return self._take(count)
+            return self._take(cls, count)
 
-    def _take(self, count: Any) -> tuple[Node, Node]:
-        now = self.storage.node
-        key, counter = (nodes.reshape(nodes.cut(now, 0, i, i + 1), ()) for i in (0, 1))
+    def _take(self, cls: type[Tensor], count: Any) -> Tensor:
+        storage = self.storage
         if not self._is_captured():
             # What is drawn next may be of another size: the state depends on no variable.
             count = count if (known := value_of(count)) is None else known
         if self._is_captured() or not isinstance(count, int):
             # state + (0, count), in the graph.
             step = nodes.mul(nodes.iota(2, dtypes.uint64), nodes.size_as(count, dtypes.uint64))
-            self.storage.put(nodes.add(now, step))
+            now = storage.node
+            storage.put(nodes.add(now, step))
             self.counter = None
-            return key, counter
-        if self.counter is None:
+            return cls._make(now, storage.device)
+        if self.counter is None or storage.node is not self._leaf():
             self._read()
-            return self._take(count)
+            return self._take(cls, count)
         if count >> 63:
             raise ShapeError(
                 "more random numbers than can be counted", found=count, wanted="fewer than 2**63"
             )
+        held = storage.deferred
+        before = cls._on(Storage(storage.node if held is None else held, storage.device))
         self.counter = (self.counter + count) & _LAST
-        self.storage.put(self._upload(self.storage.device))
-        return key, counter
+        storage.put(self._upload(storage.device))
+        self.note_leaf()
+        return before
 
     def _is_captured(self) -> bool:
         return bool(self.owner.watching.downloads)
@@ -95,6 +116,7 @@ class RandomState:
         realize_storages((self.storage,))
         raw = self.owner.download(self.storage.node.arg, dtypes.uint64)
         self.key, self.counter = (int(value) for value in raw.view(np.uint64))
+        self.note_leaf()
 
 
 def state(device: str) -> RandomState:
@@ -122,6 +144,7 @@ def manual_seed(seed: int) -> None:
         if isinstance(known, RandomState):
             known.key, known.counter = fresh.key, fresh.counter
             known.storage.put(fresh.storage.node)
+            known.note_leaf()
         else:
             owner.random_states[device] = fresh
 
@@ -129,10 +152,11 @@ def manual_seed(seed: int) -> None:
 # --- bits ---------------------------------------------------------------------------------------
 
 
-def _bits(shape: tuple[Any, ...], device: str, draws: int = 1) -> list[Node]:
-    """`draws` arrays of fresh random uint64."""
+def _bits(seed: Tensor, shape: tuple[Any, ...], draws: int = 1) -> list[Node]:
+    """`draws` arrays of the random uint64 that follow a state."""
+    state = seed.node
+    key, counter = (nodes.reshape(nodes.cut(state, 0, i, i + 1), ()) for i in (0, 1))
     count = index.product(shape)
-    key, counter = state(device).take(index.as_dim(index.mul(count, draws)))
     line = nodes.iota(count, dtypes.uint64)
     arrays = []
     for draw in range(draws):
@@ -142,16 +166,22 @@ def _bits(shape: tuple[Any, ...], device: str, draws: int = 1) -> list[Node]:
     return arrays
 
 
-def _words(shape: tuple[Any, ...], device: str) -> Node:
-    """Fresh random uint32, two of each draw for neighbours along the last axis."""
+def _paired(shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The shape of the draws that neighbours along the last axis share, two of them each."""
     *others, last = shape or (1,)
-    half = index.floordiv(index.add(last, 1), 2)
-    (bits,) = _bits((*others, half, 1), device)
+    return (*others, index.floordiv(index.add(last, 1), 2))
+
+
+def _words(seed: Tensor, shape: tuple[Any, ...]) -> Node:
+    """Random uint32, two of each draw for neighbours along the last axis."""
+    *others, half = _paired(shape)
+    (bits,) = _bits(seed, (*others, half, 1))
     pairs = nodes.expand(bits, (*others, half, 2))
     place = nodes.mul(nodes.iota(2, dtypes.uint64), const(32, dtypes.uint64))
     place = nodes.expand(nodes.reshape(place, (*[1] * max(len(shape), 1), 2)), pairs.shape)
     words = nodes.cast(nodes.alu(Ops.SHR, pairs, place), dtypes.uint32)
     words = nodes.reshape(words, (*others, index.mul(half, 2)))
+    last = (shape or (1,))[-1]
     if words.shape[-1] != last:
         words = nodes.shrink(words, (*nodes.whole(tuple(others)), Slice(0, last)))
     return nodes.reshape(words, shape)
@@ -165,16 +195,16 @@ def _uniform(bits: Node, dtype: DType) -> Node:
     return nodes.cast(nodes.mul(nodes.cast(high, wide), const(2.0**-count, wide)), dtype)
 
 
-def _normal(shape: tuple[Any, ...], device: str, dtype: DType) -> Node:
+def _normal(seed: Tensor, shape: tuple[Any, ...], dtype: DType) -> Node:
     """Numbers of the standard normal distribution, by Box and Muller's transform."""
     wide = dtypes.float64 if dtype is dtypes.float64 else dtypes.float32
     if wide is dtypes.float64:
-        first, second = _bits(shape, device, 2)
+        first, second = _bits(seed, shape, 2)
         turn = _uniform(second, wide)
         # In (0, 1], so that the logarithm is finite.
         radius = nodes.sub(const(1.0, wide), _uniform(first, wide))
     else:
-        (bits,) = _bits(shape, device)
+        (bits,) = _bits(seed, shape)
         low = nodes.alu(Ops.AND, bits, const((1 << 32) - 1, dtypes.uint64))
         turn = _uniform(nodes.alu(Ops.SHL, low, const(32, dtypes.uint64)), wide)
         high = nodes.alu(Ops.SHR, bits, const(32, dtypes.uint64))
@@ -187,12 +217,54 @@ def _normal(shape: tuple[Any, ...], device: str, dtype: DType) -> Node:
     return nodes.cast(nodes.mul(distance, Node(Ops.COS, wide, (angle,))), dtype)
 
 
+# --- drawing ------------------------------------------------------------------------------------
+#
+# What a draw computes of a state; `_drawn` puts the call off.
+
+
+def _drawn(
+    cls: type[Tensor], device: str, drawing: Callable[..., Tensor], shape: tuple[Any, ...],
+    *others: Any, draws: int = 1,
+) -> Tensor:
+    """`drawing` of a device's state, from which as many values as a shape has are taken."""
+    count = index.product(shape)
+    seed = state(device).take(cls, index.as_dim(index.mul(count, draws)) if draws > 1 else count)
+    made: Tensor = put_off(drawing, (seed, *others), {})
+    return made
+
+
+def _draw_uniform(seed: Tensor, shape: tuple[Any, ...], dtype: DType) -> Tensor:
+    (bits,) = _bits(seed, shape)
+    return seed._make(_uniform(bits, dtype), seed.device)
+
+
+def _draw_normal(seed: Tensor, shape: tuple[Any, ...], dtype: DType) -> Tensor:
+    return seed._make(_normal(seed, shape, dtype), seed.device)
+
+
+def _draw_integers(
+    seed: Tensor, shape: tuple[Any, ...], low: int, high: int, dtype: DType
+) -> Tensor:
+    (bits,) = _bits(seed, shape)
+    rest = nodes.alu(Ops.MOD, bits, const(high - low, dtypes.uint64))
+    node = nodes.add(nodes.cast(rest, dtypes.int64), const(low, dtypes.int64))
+    return seed._make(nodes.cast(node, dtype), seed.device)
+
+
+def _draw_order(seed: Tensor, shape: tuple[Any, ...], dtype: DType) -> Tensor:
+    (bits,) = _bits(seed, shape)
+    # Drawn once: the sort reads the bits more than once.
+    fixed = Node(Ops.CONTIGUOUS, bits.dtype, (bits,))
+    return seed._make(nodes.cast(order(fixed, False), dtype), seed.device)
+
+
+def _drop(seed: Tensor, x: Tensor, p: float) -> Tensor:
+    words = seed._make(_words(seed, x.shape), x.device)
+    kept = words >= min(round(p * _WORDS), _WORDS - 1)
+    return kept.where(x * (1 / (1 - p)), 0)
+
+
 # --- making -------------------------------------------------------------------------------------
-
-
-def _finish(cls: type[Tensor], node: Node, device: str, requires_grad: bool) -> Tensor:
-    made = cls._make(node, device)
-    return made.requires_grad_() if requires_grad else made
 
 
 def _float_shape(shape: tuple[Extents, ...], dtype: object, what: str) -> tuple[Any, DType]:
@@ -210,9 +282,8 @@ def rand(
 ) -> Tensor:
     """Return numbers uniform in [0, 1); the shape is given as (2, 3) or as 2, 3."""
     extents, found = _float_shape(shape, dtype, "rand")
-    where = choose_device(device)
-    (bits,) = _bits(extents, where)
-    return _finish(cls, _uniform(bits, found), where, requires_grad)
+    made = _drawn(cls, choose_device(device), _draw_uniform, extents, extents, found)
+    return made.requires_grad_() if requires_grad else made
 
 
 def randn(
@@ -224,8 +295,11 @@ def randn(
 ) -> Tensor:
     """Return standard normal numbers; the shape is given as (2, 3) or as 2, 3."""
     extents, found = _float_shape(shape, dtype, "randn")
-    where = choose_device(device)
-    return _finish(cls, _normal(extents, where, found), where, requires_grad)
+    draws = 2 if found is dtypes.float64 else 1
+    made = _drawn(
+        cls, choose_device(device), _draw_normal, extents, extents, found, draws=draws
+    )
+    return made.requires_grad_() if requires_grad else made
 
 
 def uniform(
@@ -288,22 +362,16 @@ def randint(
         raise ArgumentError("bounds that int64 has not", found=f"{low} to {high}")
     if high <= low:
         raise ArgumentError(f"randint from {low} to {high}: there is no integer in between")
-    where = choose_device(device)
-    (bits,) = _bits(as_shape((size,)), where)
-    rest = nodes.alu(Ops.MOD, bits, const(high - low, dtypes.uint64))
-    node = nodes.add(nodes.cast(rest, dtypes.int64), const(low, dtypes.int64))
-    return cls._make(nodes.cast(node, array_dtype(dtype)), where)
+    shape, where = as_shape((size,)), choose_device(device)
+    return _drawn(cls, where, _draw_integers, shape, shape, low, high, array_dtype(dtype))
 
 
 def randperm(
     cls: type[Tensor], n: int, *, dtype: object = dtypes.int64, device: str | None = None
 ) -> Tensor:
     """Return the numbers from 0 to n - 1 in random order."""
-    where = choose_device(device)
-    (bits,) = _bits(as_shape((n,)), where)
-    # Drawn once: the sort reads the bits more than once.
-    fixed = Node(Ops.CONTIGUOUS, bits.dtype, (bits,))
-    return cls._make(nodes.cast(order(fixed, False), array_dtype(dtype)), where)
+    shape = as_shape((n,))
+    return _drawn(cls, choose_device(device), _draw_order, shape, shape, array_dtype(dtype))
 
 
 def rand_like(x: Tensor, *, dtype: object = None) -> Tensor:
@@ -373,9 +441,7 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
         return x
     if p == 1:
         return x * 0
-    words = _finish(type(x), _words(x.shape, x.device), x.device, False)
-    kept = words >= min(round(p * _WORDS), _WORDS - 1)
-    return kept.where(x * (1 / (1 - p)), 0)
+    return _drawn(type(x), x.device, _drop, _paired(x.shape), x, p)
 
 
 # --- in place -----------------------------------------------------------------------------------

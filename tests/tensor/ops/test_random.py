@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,8 @@ from baregrad.ir.core.node import const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor import Tensor
 from baregrad.tensor.array import nodes
+from baregrad.tensor.jit.jit import jit
+from baregrad.tensor.ops import random
 
 # Known answers of Threefry-2x32-20, from the authors' Random123 distribution (kat_vectors).
 VECTORS = (
@@ -181,6 +184,60 @@ def test_dropout_drops_elements_of_their_own(shape: tuple[int, ...]) -> None:
 def test_dropout_of_almost_nothing_or_almost_all(p: float) -> None:
     kept = Tensor.ones(20_000).dropout(p).numpy() != 0
     assert abs(kept.mean() - (1 - p)) < 1e-3
+
+
+@pytest.fixture(name="_compiled")
+def _on_a_device_that_compiles() -> Iterator[None]:
+    with options.override(device="CPU"), use_session(Session()):
+        yield
+
+
+DRAWS: tuple[tuple[str, Callable[[Tensor], Tensor]], ...] = (
+    ("rand", lambda x: Tensor.rand(3, 5)),
+    ("randn", lambda x: Tensor.randn(3, 5)),
+    ("randn of float64", lambda x: Tensor.randn(5, dtype=dtypes.float64)),
+    ("randint", lambda x: Tensor.randint(0, 1000, (15,))),
+    ("randperm", lambda x: Tensor.randperm(15)),
+    ("dropout", lambda x: x.dropout(0.5)),
+    ("bernoulli", lambda x: x.bernoulli(0.5)),
+)
+
+
+@pytest.mark.parametrize("draw", [draw for _, draw in DRAWS], ids=[name for name, _ in DRAWS])
+@pytest.mark.usefixtures("_compiled")
+def test_a_draw_like_one_before_makes_no_graph(
+    draw: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is put off as other calls are, and draws what a captured function draws."""
+    x = Tensor.ones(3, 5).realize()
+    Tensor.manual_seed(7)
+    replayed = jit(lambda x: draw(x))
+    expected = [replayed(x).numpy() for _ in range(5)]
+    Tensor.manual_seed(7)
+    found = [draw(x).numpy() for _ in range(3)]
+    monkeypatch.setattr(random, "_bits", None)
+    found += [draw(x).numpy() for _ in range(2)]
+    np.testing.assert_array_equal(found, expected)
+    # Drawn together, in the order of the calls.
+    Tensor.manual_seed(7)
+    drawn = [draw(x) for _ in range(5)]
+    monkeypatch.undo()
+    np.testing.assert_array_equal(Tensor.stack(drawn).numpy(), expected)
+
+
+@pytest.mark.usefixtures("_compiled")
+def test_draws_between_replays_are_fresh() -> None:
+    """Eager draws, replays and a new seed by turns take one counter's values in order."""
+    step = jit(lambda: Tensor.rand(4))
+    Tensor.manual_seed(11)
+    expected = [Tensor.rand(4).tolist() for _ in range(12)]
+    Tensor.manual_seed(11)
+    found = []
+    for _ in range(3):
+        found += [step().tolist(), Tensor.rand(4).tolist(), step().tolist(), step().tolist()]
+    assert found == expected
+    Tensor.manual_seed(11)
+    assert [step().tolist(), Tensor.rand(4).tolist()] == expected[:2]
 
 
 def test_in_place() -> None:
