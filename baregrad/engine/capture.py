@@ -30,6 +30,7 @@ from baregrad.ir.core.requirements import Requirement, noting
 from baregrad.program import evaluate
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import CommandList, Operand, Slot
+from baregrad.runtime.interface import Device
 from baregrad.schedule import Plan
 
 
@@ -187,18 +188,42 @@ class Replay:
         self._requirements = [(one, launch_expr(one.left), launch_expr(one.right)) for one in asked]
         self._list: CommandList | None = None
         self._arena: Buffer | None = None
-        if self.runs and isinstance(self.runs[0].executable, Executable):
-            self._record()
+        # Those of the unmade that the list copies.
+        self._copied: list[Buffer] = []
+        device = self._recording_device(capture.session)
+        if device is not None:
+            self._record(device)
 
     # --- recording
     # -----------------------------------------------------------------------------------
 
-    def _record(self) -> None:
-        device = self.runs[0].backend.device
+    def _recording_device(self, session: Session) -> Device | None:
+        """The device whose list a call submits, None where runs are no lists."""
+        if self.runs:
+            recorded = isinstance(self.runs[0].executable, Executable)
+            return self.runs[0].backend.device if recorded else None
+        devices = {ref.device for ref in self.outputs}
+        if len(devices) != 1:
+            return None
+        backend = session.backend(devices.pop())
+        return backend.device if backend.compiles else None
+
+    def _record(self, device: Device) -> None:
         commands = device.command_list()
         self._number_fresh()
-        nbytes = max(run.executable.arena_nbytes(run.program.variables) for run in self.runs)
+        nbytes = max(
+            (run.executable.arena_nbytes(run.program.variables) for run in self.runs), default=0
+        )
         self._arena = device.allocate(nbytes) if nbytes else None
+        if not self._is_symbolic:
+            # They have one size, and nothing was changed yet.
+            self._copied = [
+                one for one in self._unmade if one.device is device and one.nbytes
+            ]
+            self._unmade = [one for one in self._unmade if one not in self._copied]
+        first = len(self.inputs) + len(self._fresh) + len(self._late)
+        for slot, handle in enumerate(self._copied, first):
+            commands.copy(Slot(slot), self._place(handle), handle.nbytes)
         for run in self.runs:
             where = partial(current_session().where, run.program)
             run.executable.record(commands, self._resolver(run), {}, where)
@@ -217,11 +242,12 @@ class Replay:
         copies of what no run makes; then what is the same at every call.
         """
         self._sizes = [run.executable.size(index) for run, index, _ in self._fresh]
-        self._sizes += [handle.nbytes for handle in self._late]
+        self._sizes += [handle.nbytes for handle in (*self._late, *self._copied)]
         places = self._slots | self._position
         end = len(self.inputs) + len(self._fresh)
-        places |= {id(handle): i for i, handle in enumerate((*self._late, *self._unmade), end)}
-        end += len(self._late) + len(self._unmade)
+        copies = (*self._late, *self._copied, *self._unmade)
+        places |= {id(handle): i for i, handle in enumerate(copies, end)}
+        end += len(copies)
         self._same: list[Buffer] = []
         for ref in self.outputs:
             if places.setdefault(id(ref.handle), end) == end:

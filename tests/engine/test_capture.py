@@ -114,6 +114,21 @@ def test_a_result_that_no_run_makes_is_a_copy(session: Session, device: str) -> 
     np.testing.assert_array_equal(floats(state.handle), (W + 2 * X).reshape(-1))
 
 
+def test_a_copy_of_an_argument_is_work_of_the_list(session: Session) -> None:
+    """Also where no kernel runs: a call submits one list, and gives results memory as ever."""
+    x = upload(session, X)
+    with Capture(session) as capture:
+        (negated,) = session.realize([alu(Ops.NEG, leaf(x))], "CPU")
+    for captured, results in ((capture, [x, negated]), (Capture(session), [x])):
+        replay = replay_of(captured, [x], results)
+        assert replay.takes_buffers_alone(1 + len(results))
+        slots = [replay.slot_of(position) for position in range(len(results))]
+        fresh = [replay.fresh(slot).handle for slot in sorted(slots)]
+        replay.submit([upload(session, W).handle, *fresh])
+        np.testing.assert_array_equal(floats(fresh[slots[0]]), W.reshape(-1))
+        assert floats(fresh[slots[-1]])[0] == (W if len(results) == 1 else -W)[0, 0]
+
+
 def test_results_take_memory_that_is_given(session: Session) -> None:
     x = upload(session, X)
     with Capture(session) as capture:
