@@ -8,6 +8,7 @@ from baregrad.dtypes import as_dtype
 from baregrad.ir.algebra.passes import Pass
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op
+from baregrad.kernel.gpu.group_products import group_products
 from baregrad.kernel.gpu.loop_bounds import bound_loops
 from baregrad.kernel.gpu.spread_copies import spread_copies
 from baregrad.kernel.gpu.threads import to_threads
@@ -31,6 +32,15 @@ _THREADS = Pass(
     ("lower-functions", "lower-integers"),
 )
 
+_GROUP_PRODUCTS = Pass(
+    "group-products",
+    "groups of warps multiply beside their threads, which wait for that",
+    "loop",
+    "loop",
+    group_products,
+    ("threads",),
+)
+
 _LOOP_BOUNDS = Pass(
     "loop-bounds",
     "each thread's loops end where its data does",
@@ -48,6 +58,8 @@ _SPREAD_COPIES = Pass(
     spread_copies,
     ("threads",),
 )
+
+_OF_THREADS = (_THREADS, _GROUP_PRODUCTS, _LOOP_BOUNDS, _SPREAD_COPIES)
 
 _WIDE_READS = Pass(
     "wide-reads",
@@ -89,7 +101,7 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
             lower_integers,
             ("lower-dtypes",),
         ),
-        *((_THREADS, _LOOP_BOUNDS, _SPREAD_COPIES) if target.kind == "gpu" else (_WIDE_READS,)),
+        *(_OF_THREADS if target.kind == "gpu" else (_WIDE_READS,)),
         Pass(
             "linearise",
             "the machine runs one instruction after the other",

@@ -57,6 +57,7 @@ class GpuSignature:
     each of `boxes`. threads: of a block. warps: whether the PROGRAM is the code of a whole warp.
     shared: the byte offset of each shared ALLOC, which take `shared_nbytes` together; they are
     dynamic, to be asked for at the launch, where that is more than what blocks have by default.
+    alignment: of each of them, in bytes.
     private: ALLOCs of each thread. written: the parameters that the program writes.
     """
 
@@ -66,6 +67,7 @@ class GpuSignature:
     boxes: tuple[Box, ...]
     shared: dict[Node, int]
     shared_nbytes: int
+    alignment: int
     private: tuple[Node, ...]
     written: frozenset[Node]
 
@@ -101,12 +103,13 @@ def gpu_signature(
     shared: dict[Node, int] = {}
     private = list(call.stack)
     nbytes = program.arg.shared_nbytes if program.arg else 0
+    alignment = TILE_ALIGNMENT if nbytes or multiplies_groups(program) else SHARED_ALIGNMENT
     for alloc in call.scratch:
         if alloc.arg.space == "scratch":
             private.append(alloc)
         elif alloc.arg.space == "shared":
             shared[alloc] = nbytes
-            nbytes = round_up(nbytes + alloc_nbytes(alloc), SHARED_ALIGNMENT)
+            nbytes = round_up(nbytes + alloc_nbytes(alloc), alignment)
         else:
             wanted = "register, scratch or shared"
             raise CompilerBug("a GPU's thread has no such memory", found=alloc, wanted=wanted)
@@ -117,7 +120,14 @@ def gpu_signature(
     warps = any(node.arg.name == "warp" for node in machine)
     boxes = tuple(dict.fromkeys([box_of(node) for node in machine if node.arg.name in _COPIES]))
     threads = program.arg.warps * WARP_LANES if warps else _threads(program)
-    return GpuSignature(call, threads, warps, boxes, shared, nbytes, tuple(private), written)
+    return GpuSignature(
+        call, threads, warps, boxes, shared, nbytes, alignment, tuple(private), written
+    )
+
+
+def multiplies_groups(program: Node) -> bool:
+    """Whether a PROGRAM has products of groups of four warps, which read whole rows of copies."""
+    return any(node.op is Ops.MACHINE and node.arg.name == "wgmma" for node in program.src)
 
 
 def check_atomic(node: Node) -> None:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from types import MappingProxyType
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.analysis.words import PRODUCTS
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Op, Ops
 
@@ -55,10 +54,13 @@ def _statement(node: Node, texts: dict[Node, str], indent: str) -> Iterator[str]
         if node.op is Ops.COPYTO:
             how = f"{how}, {node.arg.engine}" if how else f"  # {node.arg.engine}"
         yield f"{indent}{_cut(target)} = {_cut(texts[node.src[1]])}{how}"
-    elif node.op is Ops.MMA and (node.arg.name == "mma.sync" or node.arg.name in PRODUCTS):
+    elif node.op is Ops.MMA and node.src[0].op is Ops.LOAD:
         total, left, right = [texts[one] for one in node.src[:3]]
         tiles = ", ".join([f"{texts[one]}={extent_text(one, texts)}" for one in node.src[4:]])
         yield f"{indent}{_cut(total)} += {_cut(left)} * {_cut(right)}  # {node.arg.name} {tiles}"
+    elif node.op is Ops.DONE and node.arg.engine == "mma":
+        some = f"but {node.arg.keep} " if node.arg.keep else ""
+        yield f"{indent}wait until all {some}groups of products are done"
     elif node.op is Ops.DONE:
         some = f"but {node.arg.keep} groups " if node.arg.keep else ""
         what = "" if node.arg.engine == "lanes" else f"all {some}of copies are done, and "

@@ -140,6 +140,17 @@ class Threads(LinearMachine):
             missing = self.threads[~self.active].tolist()[:8]
             raise ProtocolError(f"{what} where threads {missing} do not come")
 
+    def see(self, node: Node, array: Node, places: Array) -> None:
+        """Raise ProtocolError unless elements of shared memory are there for the block to read."""
+        size = self.buffer(array).size
+        flying = self.flying.get(array)
+        written = self.writers.get(array)
+        if (flying is not None and flying[places].any()) or (
+            written is not None and (written[places] != NOBODY).any()
+        ):
+            raise ProtocolError(f"{node!r} reads {array!r} before its threads have met")
+        self.readers.setdefault(array, np.full(size, NOBODY))[places] = SEVERAL
+
     def note(self, node: Node, offset: Array, active: Array, write: bool) -> None:
         """Remember who touches shared memory; raise ProtocolError for a race."""
         array = node.src[0]

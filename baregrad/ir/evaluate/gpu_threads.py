@@ -24,6 +24,9 @@ from baregrad.ir.evaluate.loop_level import flat_arguments, memory_dtype, poison
 from baregrad.ir.protocol.attributes import ProtocolError
 from baregrad.target.gpu import GpuTarget
 
+# Threads of four warps.
+_GROUP = 4 * WARP
+
 
 def evaluate_threads(
     program: Node,
@@ -203,6 +206,54 @@ def _multiply_matrices(machine: Threads, node: Node) -> None:
         machine.values[register] = new
 
 
+def _multiply_groups(machine: Threads, node: Node) -> None:
+    """Products of groups of four warps, of what shared memory has as their group is waited for."""
+    machine.meet("matrices are multiplied")
+    name, *turned, panel, at_a, at_b, beside, _, _ = node.arg.immediates[:9]
+    tiles = node.arg.immediates[8:]
+    a, offset_a, b, offset_b, *registers = node.src
+    operand = as_dtype(name)
+    step, row, column = np.arange(16), np.arange(64), np.arange(8 * len(tiles))
+    own = row * (1 if turned[0] else 64)
+    other = column // 64 * panel + column % 64 if turned[1] else column * 64
+    places = []
+    for array, offset, at, side, across in (
+        (a, offset_a, at_a, own, turned[0]), (b, offset_b, at_b, other, turned[1]),
+    ):  # fmt: skip
+        starts = np.broadcast_to(np.asarray(machine.use(offset), np.int64), machine.threads.shape)
+        starts = starts.reshape(-1, _GROUP)
+        if (starts != starts[:, :1]).any():
+            raise ProtocolError(f"{node!r} of factors that begin elsewhere for each thread")
+        flat = starts[:, :1, None] + at + side[:, None] + step * (64 if across else 1)
+        # Of each row of 128 bytes the chunks of 16 are exchanged.
+        flat ^= (flat >> 6 & 7) << 3
+        machine.see(node, array, flat)
+        places.append(flat)
+    for register in registers:
+        if register not in machine.hidden:
+            shape = (machine.threads.size, *register.shape)
+            machine.hidden[register] = np.array(np.broadcast_to(machine.use(register), shape))
+        machine.values[register] = np.full_like(machine.hidden[register], np.nan)
+    rows, columns = accumulator_places(8 * len(tiles))
+
+    def retire() -> None:
+        left, right = (
+            to_array(machine.buffer(array)[at], operand).astype(np.float64)
+            for array, at in zip((a, b), places, strict=True)
+        )
+        total = left @ right.transpose(0, 2, 1)
+        # By groups, warps, rows of a warp.
+        added = total.reshape(len(total), 4, 16, -1)[:, :, rows, columns]
+        added = added.transpose(2, 0, 1, 3).reshape(len(rows), -1)
+        for number, register in enumerate(registers):
+            for place in range(2):
+                lane = beside * place + tiles[number // 2]
+                held = machine.hidden[register]
+                held[:, lane] = (held[:, lane] + added[2 * number + place]).astype(np.float32)
+
+    machine.loose["mma"].work.append(retire)
+
+
 def _pack(machine: Threads, node: Node) -> None:
     """Two floats rounded to 16 bits each, the first in the lower half of a word."""
     pair, word = node.src
@@ -237,6 +288,7 @@ INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingPr
     "cp.async.wait": _wait,
     "ldmatrix": _load_matrices,
     "mma.sync": _multiply_matrices,
+    "wgmma": _multiply_groups,
     "cvt.pack": _pack,
     **HOPPER_INSTRUCTIONS,
 })  # fmt: skip

@@ -519,10 +519,10 @@ def _mma(node: Node, level: str) -> str | None:
     mma = node.arg
     if any(axis.op is not Ops.RANGE or not axis.arg.is_tile for axis in axes):
         return "MMA over something that is not a tile range"
-    if mma.name == "mma.sync":
-        return _warp_mma(node)
     if mma.name in PRODUCTS:
         return _words_mma(node)
+    if total.op is Ops.LOAD:
+        return _warp_mma(node)
     if total.op is not Ops.ALLOC or total.dtype is not mma.accumulator:
         return f"MMA into {total.op.name} of {total.dtype}, wanted a register ALLOC"
     if a.dtype is not mma.operand or b.dtype is not mma.operand or keep.dtype is not dtypes.bool:

@@ -269,7 +269,7 @@ def _check_threads(table: AxisTable, step: Bind) -> None:
     """Axes of one dimension of the block are as long as each other; a block has its limit."""
     assert table.gpu is not None
     # The lanes of a warp that has a matrix unit do are nobody else's.
-    sizes: dict[str, Dim] = {"thread": table.gpu.warp_lanes} if table.matrix else {}
+    sizes: dict[str, Dim] = {"thread": table.matrix} if table.matrix else {}
     if table.matrix and step.unit == "thread":
         raise illegal(step, "the lanes of a warp are taken")
     for other in table.axes.values():

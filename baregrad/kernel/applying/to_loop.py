@@ -38,7 +38,8 @@ from baregrad.kernel.gpu.pipelines import Ring, add_copy, open_ring, slot_now
 from baregrad.kernel.gpu.shared_copies import copied_by_threads, row_of, thread_axes
 from baregrad.kernel.gpu.shared_layouts import in_rows
 from baregrad.kernel.instructions.amx import product as tiles_product
-from baregrad.kernel.instructions.mma_sync import TILE, product
+from baregrad.kernel.instructions.mma_sync import TILE
+from baregrad.kernel.instructions.wgmma import product, sums_by_groups
 from baregrad.kernel.loops.loop_blocks import (
     Placed,
     StatementBlock,
@@ -483,7 +484,9 @@ class _Builder:
         if node.arg.depth > 1:
             ring = self.rings.get(block)
             if ring is None:
-                ring = self.rings[block] = open_ring(node.arg, path[-2], block)
+                ring = self.rings[block] = open_ring(
+                    node.arg, path[-2], block, sums_by_groups(self.kernel.src)
+                )
             self.count += add_copy(ring, buffer, copy, self.count + 1)
             self.around[buffer] = ((slot_now(ring),), ())
         else:

@@ -66,6 +66,8 @@ def _placed(node: Node, state: _State) -> list[Node]:
     op = node.op
     if op is Ops.SEQ:
         return [each for child in node.src for each in _placed(child, state)]
+    if op is Ops.DONE and node.arg.engine == "mma":
+        return [node]
     if op is Ops.DONE:
         state.meet()
         return [node, BARRIER]
@@ -111,7 +113,8 @@ def _placed(node: Node, state: _State) -> list[Node]:
 
 def _meets_first(body: Node) -> bool:
     """Whether threads wait for a slot, and so meet, before anything else in a loop."""
-    return body.op is Ops.SEQ and body.src[0].op is Ops.DONE
+    first = body.src[0] if body.op is Ops.SEQ else body
+    return first.op is Ops.DONE and first.arg.engine != "mma"
 
 
 def _meeting(state: _State, touched: _State) -> list[Node]:

@@ -3,7 +3,8 @@
 What an iteration of the loop copies has several slots, taken in turns. Ahead of the loop the first
 slots are filled; each iteration waits for its own slot, meets, begins the copy that is some
 iterations ahead, and computes. One meeting of the threads an iteration is enough: whoever comes to
-it has read the slot that is filled next.
+it has read the slot that is filled next. Where matrix units read slots beside their threads, which
+wait for what they began an iteration ago, the slot that is filled is one that was read before that.
 """
 
 from __future__ import annotations
@@ -151,27 +152,35 @@ class Ring:
     """The copies of one loop that are begun ahead, as they are put together.
 
     ahead: what is copied for each of the first iterations, before the loop. begun: what each
-    iteration begins. ended: what it stores, once computed.
+    iteration begins. ended: what it stores, once computed. lead: iterations that copies are ahead.
     """
 
     axis: Node
     depth: int
+    lead: int
     engine: str
     ahead: list[tuple[int, StatementBlock]]
     begun: StatementBlock
     ended: StatementBlock
 
 
-def open_ring(stage: StageInfo, outer: StatementBlock, body: StatementBlock) -> Ring:
-    """The ring of the loop whose body is `body`, in `outer`; statements around the copies."""
+def open_ring(
+    stage: StageInfo, outer: StatementBlock, body: StatementBlock, by_groups: bool = False
+) -> Ring:
+    """The ring of the loop whose body is `body`, in `outer`; statements around the copies.
+
+    by_groups: what is copied is read beside the threads, by matrix units of groups of warps.
+    """
     axis = body.key
     if axis is None or axis.op is not Ops.RANGE or axis.arg.axis != stage.at:
         raise CompilerBug("a pipelined copy is not made right inside its loop", found=axis)
     extent = extent_of(axis)
     asynchronous = stage.engine == "async"
+    late = int(by_groups and stage.depth > 2)
+    lead = stage.depth - 1 - late
     commit = make_node(Ops.COMMIT, dtypes.token)
     ahead = []
-    for number in range(stage.depth - 1):
+    for number in range(lead):
         holds = index.less(number, extent)
         # What is not there is not copied; a slot takes its turn all the same.
         if holds.op is not Ops.CONST or holds.arg:
@@ -179,9 +188,9 @@ def open_ring(stage: StageInfo, outer: StatementBlock, body: StatementBlock) -> 
             body.before.append(ahead[-1][1])
         if asynchronous:
             body.before.append(commit)
-    done = Done("copy", stage.depth - 2) if asynchronous else Done("lanes")
+    done = Done("copy", lead - 1) if asynchronous else Done("lanes")
     body.first += (make_node(Ops.DONE, dtypes.token, (), done),)
-    more = index.less(index.add(axis, stage.depth - 1), extent)
+    more = index.less(index.add(axis, lead), extent)
     begun, ended = StatementBlock(body.axes, more), StatementBlock(body.axes, more)
     ever = more.op is not Ops.CONST or bool(more.arg)
     if ever:
@@ -190,7 +199,9 @@ def open_ring(stage: StageInfo, outer: StatementBlock, body: StatementBlock) -> 
         body.first += (commit,)
     if ever:
         body.last += (ended,)
-    return Ring(axis, stage.depth, stage.engine, ahead, begun, ended)
+    if by_groups:
+        body.last += (make_node(Ops.DONE, dtypes.token, (), Done("mma", late)),)
+    return Ring(axis, stage.depth, lead, stage.engine, ahead, begun, ended)
 
 
 def add_copy(ring: Ring, buffer: Node, copy: SharedCopy, first: int) -> int:
@@ -202,7 +213,7 @@ def add_copy(ring: Ring, buffer: Node, copy: SharedCopy, first: int) -> int:
     alone = ring.engine == "async" and _is_of_words(buffer, copy)
     for iteration, block in ring.ahead:
         _fill(ring, block, buffer, copy, iteration, alone)
-    later = index.add(ring.axis, ring.depth - 1)
+    later = index.add(ring.axis, ring.lead)
     if alone:
         _fill(ring, ring.begun, buffer, copy, later, alone)
         return 0

@@ -22,7 +22,8 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.gpu.shared_layouts import in_rows, pitch_of
-from baregrad.kernel.instructions.mma_sync import LANES, TILE
+from baregrad.kernel.instructions.mma_sync import TILE
+from baregrad.kernel.instructions.wgmma import is_of_groups, lanes_of_tile
 from baregrad.target.gpu import GpuTarget
 
 # Beyond the ids of a kernel's own axes and of its copies' axes.
@@ -56,7 +57,8 @@ def thread_axes(roots: list[Node]) -> tuple[Node, ...]:
         if node.op is Ops.RANGE and node.arg.is_thread:
             found.setdefault(node.arg.bind, node)
         elif node.op is Ops.RANGE and node.arg.bind == TILE:
-            found["thread"] = LANES
+            if is_of_groups(node) or "thread" not in found:
+                found["thread"] = lanes_of_tile(node)
     return tuple([found[bind] for bind in THREAD_BINDS if bind in found])
 
 

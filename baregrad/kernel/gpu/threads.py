@@ -38,6 +38,7 @@ from baregrad.kernel.instructions.mma_sync import (
     paired_place,
     registers_of,
 )
+from baregrad.kernel.instructions.wgmma import INSTRUCTION, WARPS
 
 # Blocks of a launch, at most: the limit of a grid's first dimension.
 MOST_BLOCKS = (1 << 31) - 1
@@ -142,7 +143,9 @@ class _Threads:
         wide = next((axis for axis in total.ranges if axis.arg.bind == "vector"), None)
         beside = 1 if wide is None else int(wide.src[0].arg)
         self.exchanged = wide is not None and is_exchanged(node, wide)
-        found = self.registers = registers_of(self.places["thread"], beside, self.exchanged)
+        warps = WARPS if node.arg.name == INSTRUCTION else 1
+        thread = self.places["thread"]
+        found = self.registers = registers_of(thread, beside, self.exchanged, warps)
         self.memo[rows], self.memo[columns] = found.row, found.column
         if wide is None:
             self.tiles |= {rows: HALVES, columns: found.columns}
@@ -195,7 +198,9 @@ class _Threads:
         assert self.registers is not None
         axes = {axis: place for axis, place in self.memo.items() if axis.op is Ops.RANGE}
         axes.update({a: self.registers.alone for a in self.tiles if a.arg.bind == "vector"})
-        where = lane_places(node.arg, lane)
+        # Four warps name where both factors begin.
+        groups = node.arg.name == INSTRUCTION
+        where = ((0, 0), (0, 0)) if groups else lane_places(node.arg, lane)
         found = [self.expression(total)]
         for load, tile, (across, step) in zip((left, right), (rows, columns), where, strict=True):
             places = {tile: index.as_node(across), summed: index.as_node(step)}
@@ -204,7 +209,7 @@ class _Threads:
                 places = {summed: index.as_node(index.mul(DEEP, ROW))}
             found.append(rebuild(load, self.visit, memo={**axes, **places}))
         beside = int(self.registers.columns.src[0].arg) // 2
-        axis = paired_axis(found[0], found[1], beside, node.arg.shape[2])
+        axis = None if groups else paired_axis(found[0], found[1], beside, node.arg.shape[2])
         if axis is not None:
             found[2] = substitute(found[2], {axis: paired_place(axis, lane)})
         own = (HALVES, self.registers.columns, summed, *outer)

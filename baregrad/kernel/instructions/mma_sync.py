@@ -54,7 +54,7 @@ def _check_mma(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
         )
     for axis in axes:
         axis.unit = TILE
-    table.matrix = True
+    table.matrix = table.gpu.warp_lanes
 
 
 def operand_of(facts: Facts) -> DType | None:
@@ -198,13 +198,18 @@ class LaneRegisters(NamedTuple):
     alone: Node
 
 
-def registers_of(lane: Dim, beside: int = 1, exchanged: bool = False) -> LaneRegisters:
+def registers_of(
+    lane: Dim, beside: int = 1, exchanged: bool = False, warps: int = 1
+) -> LaneRegisters:
     """The registers of a lane that has `beside` tiles in each vector.
 
-    exchanged: of four tiles, whose columns the four lanes of a row have exchanged.
+    exchanged: of four tiles, whose columns the four lanes of a row have exchanged. warps: those
+    that have 16 rows of a tile each, one after the other.
     """
+    warp, lane = (index.floordiv(lane, 32), index.mod(lane, 32)) if warps > 1 else (0, lane)
     columns = range_node(2 * beside, FIRST_ID + 2, "", "vector")
-    row = index.as_node(index.add(index.floordiv(lane, 4), index.mul(HALVES, ROW)))
+    row = index.add(index.floordiv(lane, 4), index.mul(HALVES, ROW))
+    row = index.as_node(index.add(row, index.mul(warp, M)))
     first = index.mul(index.mod(lane, 4), 2)
     column = index.as_node(index.add(first, index.floordiv(columns, beside)))
     tile = index.as_node(index.mod(columns, beside))

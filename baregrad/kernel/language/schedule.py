@@ -244,7 +244,9 @@ class Tensorize:
     `dot4` adds the products of four bytes to a lane of int32, `dot2` those of two bfloat16 to a
     lane of float32: their axis is the summed one. `mma` is a warp's matrix unit: 16 rows, 8
     columns, and 8 or 16 steps of a sum of products of 16-bit floats, in float32; the 32 lanes of
-    the warp are the block's first dimension. `amx` is a CPU core's: 16 or 32 rows, as many
+    the warp are the block's first dimension. `wgmma` is that of four warps, of 64 rows, 8 columns
+    and 16 steps; tiles of columns beside each other, unrolled, are one instruction, and the steps
+    of a panel one group. `amx` is a CPU core's: 16 or 32 rows, as many
     columns, and of what is summed any number of steps of 16 words of two bfloat16 or four bytes.
     """
 
@@ -280,7 +282,7 @@ _Copy = StageInput | StageFactor | StageReduce | StreamOutput | Prefetch | Pipel
 Step = Collapse | Split | Reorder | Bind | _Copy | Tensorize | StreamTiles
 _S = TypeVar("_S", bound=Step)
 DOT_INSTRUCTIONS = ("dot4", "dot2")
-INSTRUCTIONS = (*DOT_INSTRUCTIONS, "mma", "amx")
+INSTRUCTIONS = (*DOT_INSTRUCTIONS, "mma", "wgmma", "amx")
 
 
 def illegal(step: Step | None, why: str = "", **details: Any) -> ScheduleError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import Machine
@@ -12,6 +14,10 @@ from baregrad.kernel.linearise.scopes import END
 from baregrad.kernel.linearise.values import Values
 
 ENGINE = "async"
+# How those are waited for that run beside their threads.
+_WAITS: MappingProxyType[str, str] = MappingProxyType(
+    {"copy": "cp.async.wait", "mma": "wgmma.wait"}
+)
 
 
 def copy_to(values: Values, node: Node) -> None:
@@ -65,9 +71,19 @@ def commit(values: Values, node: Node) -> None:
 
 def done(values: Values, node: Node) -> None:
     """A DONE: of what threads copied themselves, there is nothing to wait for."""
-    if node.arg.engine not in ("copy", "lanes"):
+    if node.arg.engine not in (*_WAITS, "lanes"):
         raise CompilerBug("not a statement of an ordinary kernel", found=node)
-    if node.arg.engine == "copy":
-        wait = Machine("cp.async.wait", (node.arg.keep,))
+    if node.arg.engine in _WAITS:
+        values.scopes.end_statement()
+        wait = Machine(_WAITS[node.arg.engine], (node.arg.keep,))
         values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (), wait))
+
+
+def fence(values: Values, node: Node) -> None:
+    """A FENCE: what threads wrote to shared memory is seen by what runs beside them."""
+    if (node.arg.source, node.arg.target) != ("generic", "async"):
+        raise CompilerBug("not a statement of an ordinary kernel", found=node)
+    values.scopes.end_statement()
+    what = Machine("fence.proxy.async")
+    values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (), what))
 

@@ -23,19 +23,23 @@ QUAD, PAIR = 4, 2
 def exchange_results(program: Node) -> Node:
     """The linear-level PROGRAM of one thread in which lanes exchange the results that they should.
 
-    They do so behind the last product of each, outside of all loops.
+    They do so behind the last product of each, outside of all loops, once it is there.
     """
     last: dict[Node, int] = {}
     inside: dict[Node, None] = {}
     depth = 0
+    flies = False
     for place, node in enumerate(program.src):
         if node.op in (Ops.BEGIN, Ops.TEST):
             depth += 1
         elif node.op is Ops.END:
             depth -= 1
         elif _is_exchanged(node):
-            inside.update(dict.fromkeys(node.src[-2:]))
-        if not depth:
+            inside.update(dict.fromkeys(node.src[4:] if _is(node, "wgmma") else node.src[-2:]))
+            flies = _is(node, "wgmma")
+        elif _is(node, "wgmma.wait"):
+            flies = flies and bool(node.arg.immediates[0])
+        if not depth and not flies:
             last.update(dict.fromkeys(inside, place))
             inside = {}
     if not last:
@@ -50,9 +54,13 @@ def exchange_results(program: Node) -> Node:
 
 
 def _is_exchanged(node: Node) -> bool:
-    if node.op is not Ops.MACHINE or node.arg.name != "mma.sync":
-        return False
-    return bool(node.arg.immediates[4:] == (1,))
+    if _is(node, "wgmma"):
+        return bool(node.arg.immediates[7])
+    return _is(node, "mma.sync") and bool(node.arg.immediates[4:] == (1,))
+
+
+def _is(node: Node, name: str) -> bool:
+    return node.op is Ops.MACHINE and bool(node.arg.name == name)
 
 
 def _exchanged(register: Node, thread: Node) -> list[Node]:

@@ -19,7 +19,7 @@ from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, instruction, make_node, toposort
 from baregrad.ir.core.op import ATOMIC, Ops
 from baregrad.kernel.linearise.access import Address, MemoryUse, access_of
-from baregrad.kernel.linearise.copies import commit, copy_to, done
+from baregrad.kernel.linearise.copies import commit, copy_to, done, fence
 from baregrad.kernel.linearise.folds import BARRIER, combine
 from baregrad.kernel.linearise.lazy import OPAQUE, is_lazy
 from baregrad.kernel.linearise.mma import multiply
@@ -394,4 +394,5 @@ _rule_of = {
     Ops.COMMIT: commit,
     Ops.DONE: done,
     Ops.MMA: multiply,
+    Ops.FENCE: fence,
 }.get

@@ -12,6 +12,8 @@ from baregrad.ir.core.attrs import Machine
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.instructions.mma_sync import DEEP, HALVES, ROW, paired_axis, registers_of
+from baregrad.kernel.instructions.wgmma import INSTRUCTION
+from baregrad.kernel.linearise.group_products import multiply_group
 from baregrad.kernel.linearise.values import Values
 
 Registers = tuple[Node, ...]
@@ -22,8 +24,11 @@ def multiply(values: Values, node: Node) -> None:
     if node.arg.name in PRODUCTS:
         _multiply_words(values, node)
         return
-    if not values.gpu or node.arg.name != "mma.sync" or values.masks:
+    if not values.gpu or node.arg.name not in ("mma.sync", INSTRUCTION) or values.masks:
         raise CompilerBug("not a statement of an ordinary kernel", found=node)
+    if node.arg.name == INSTRUCTION:
+        multiply_group(values, node)
+        return
     total, left, right = node.src[:3]
     mma = node.arg
     deep = mma.shape[2] // ROW

@@ -12,10 +12,14 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.render.gpu import box_of
+from baregrad.render.ptx.memory import place_of
 from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule, braces
 
 # Swizzles by their bits, as a matrix descriptor names them: of 32, 64 and 128 bytes.
 _SWIZZLE_CODES: MappingProxyType[int, int] = MappingProxyType({1: 3, 2: 2, 3: 1})
+# Bytes of eight rows of 128.
+_ROWS_NBYTES = 1024
+_OPERANDS: MappingProxyType[str, str] = MappingProxyType({"bfloat16": "bf16", "float16": "f16"})
 
 
 def registers_at_launch(f: PtxText) -> int:
@@ -183,6 +187,48 @@ def _multiply(f: PtxText, node: Node) -> None:
     f.emit(opcode, total, left, right, f.one(keep), "1", "1", "0", "0")
 
 
+def _begin_of(f: PtxText, array: Node, offset: Node) -> str:
+    """The descriptor of rows of 128 bytes that begin at an offset, the same in all lanes.
+
+    Their chunks are exchanged, and eight rows come after eight.
+    """
+    name = f.one(offset)
+    key = (array, ("descriptor", name))
+    found = f.addresses.get(key)
+    if found is None:
+        place = place_of(f, array, offset, 0, 0)
+        start = f.made("%r", "mov.u32", place.base)
+        if place.at:
+            start = f.made("%r", "add.u32", start, str(place.at))
+        if name.startswith("%"):
+            # The assembler is to know that no lane has another one.
+            start = f.made("%r", "shfl.sync.idx.b32", start, "0", "31", ALL_LANES)
+        short = f.made("%r", "shr.u32", f.made("%r", "and.b32", start, "0x3FFF0"), "4")
+        wide = f.made("%rd", "cvt.u64.u32", short)
+        rest = _ROWS_NBYTES >> 4 << 32 | _SWIZZLE_CODES[3] << 62
+        found = f.remember(key, f.made("%rd", "or.b64", wide, f"0x{rest:016X}"))
+    return found
+
+
+def _multiply_groups(f: PtxText, node: Node) -> None:
+    """A product of four warps, added to the registers of tiles of 8 columns, two rows of each."""
+    kind, turned_a, turned_b, panel, at_a, at_b, beside, _, *tiles = node.arg.immediates
+    a, offset_a, b, offset_b, *registers = node.src
+    size = a.dtype.itemsize
+    left, right = _begin_of(f, a, offset_a), _begin_of(f, b, offset_b)
+    left = f.made("%rd", "add.s64", left, str(at_a * size >> 4))
+    right = f.made("%rd", "add.s64", right, str((at_b * size >> 4) + (panel * size >> 4 << 16)))
+    total = []
+    for number, register in enumerate(registers):
+        names, tile = f.use(register), tiles[number // 2]
+        total += [names[tile], names[beside + tile]]
+    yes = f.made("%p", "setp.eq.u32", "0", "0")
+    name = _OPERANDS[kind]
+    opcode = f"wgmma.mma_async.sync.aligned.m64n{8 * len(tiles)}k16.f32.{name}.{name}"
+    settings = ("1", "1", str(turned_a), str(turned_b))
+    f.emit(opcode, braces(total), left, right, yes, *settings)
+
+
 def _store_matrices(f: PtxText, node: Node) -> None:
     """8 x 8 matrices of 16-bit elements, a pair of values for each, four at once."""
     address, *values = node.src
@@ -218,6 +264,7 @@ HOPPER_RULES: MappingProxyType[str, Rule] = MappingProxyType(
         "bulk.wait": _bulk_wait,
         "wgmma.fence": _plain("wgmma.fence.sync.aligned"),
         "wgmma.mma": _multiply,
+        "wgmma": _multiply_groups,
         "wgmma.commit": _plain("wgmma.commit_group.sync.aligned"),
         "wgmma.wait": _counted("wgmma.wait_group.sync.aligned"),
         "stmatrix": _store_matrices,

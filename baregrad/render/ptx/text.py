@@ -9,7 +9,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
-from baregrad.render.gpu import HIDDEN, SHARED_ALIGNMENT, TILE_ALIGNMENT, GpuSignature
+from baregrad.render.gpu import HIDDEN, GpuSignature
 from baregrad.render.interface import alloc_nbytes, leaves
 from baregrad.render.ptx.types import literal, ptx_type
 from baregrad.target.gpu import NvidiaTarget
@@ -202,8 +202,7 @@ class PtxText:
         inside: list[str] = []
         signature = self.signature
         if signature.shared_nbytes:
-            tiles = self.program.arg and self.program.arg.shared_nbytes
-            where = f".shared .align {TILE_ALIGNMENT if tiles else SHARED_ALIGNMENT} .b8"
+            where = f".shared .align {signature.alignment} .b8"
             if signature.dynamic_nbytes(self.target):
                 outside.append(f".extern {where} shared_memory[];")
             else:

@@ -14,6 +14,7 @@ from baregrad.base.bits import greatest_divisor
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import itemsize, iterations
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
+from baregrad.kernel.instructions import wgmma
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, M, N, operand_of
 from baregrad.kernel.language.schedule import Bind, Pipeline, Reorder, Split, StageFactor, Tensorize
 from baregrad.kernel.planning.common.decisions import powers_from
@@ -25,7 +26,14 @@ from baregrad.kernel.planning.gpu.gemm_copies import (
     run_of,
 )
 from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
-from baregrad.kernel.planning.gpu.gemm_tiles import Product, WarpTile, ranked_tiles
+from baregrad.kernel.planning.gpu.gemm_groups import GroupChoice, GroupTile, ranked_groups
+from baregrad.kernel.planning.gpu.gemm_tiles import (
+    MatrixTile,
+    Product,
+    TileChoice,
+    WarpTile,
+    ranked_tiles,
+)
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
 # Steps of an instruction, and of a panel: as many 16-bit floats as reach all banks.
@@ -65,12 +73,37 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         _is_of_words(factors.right, orders.right, orders.columns, orders.depth),
     )
     narrow = min(orders.left.lanes, orders.right.lanes) < CHUNK
-    ranked = ranked_tiles(plan.target, _products(plan, factors), panel, CHUNK, words, narrow)
+    products = _products(plan, factors)
+    ranked: list[TileChoice | GroupChoice] = []
+    ranked += ranked_tiles(plan.target, products, panel, CHUNK, words, narrow)
+    if panel == wgmma.ROW and wgmma.has_groups(plan.target, dtype.name):
+        ranked += ranked_groups(plan.target, products, words)
+        ranked.sort(key=lambda each: each.cycles)
     choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
     beside = _beside(plan, orders, choice.tile)
     plan.grid(factors.shared)
     _tiles(plan, orders, choice.tile, panel, beside)
     tile = choice.tile
+    if isinstance(tile, GroupTile):
+        _copies_of_groups(plan, factors, orders, beside)
+    else:
+        _copies(plan, factors, orders, tile, panel, beside)
+    if choice.slots > 1:
+        engine = "async" if any(words) else "lanes"
+        plan.steps.append(Pipeline("k_o", choice.slots, engine))
+    plan.because(
+        "matrix units: {} x {} results for {} {}, {} panels of {} steps at once, "
+        "copies of {} and {} elements",
+        tile.m, tile.n, tile.warps, "warps" if isinstance(tile, WarpTile) else "warps in groups",
+        choice.slots, panel, orders.left.lanes, orders.right.lanes,
+    )
+    return True
+
+
+def _copies(
+    plan: GpuPlan, factors: GemmFactors, orders: Orders, tile: WarpTile, panel: int, beside: int
+) -> None:
+    """How both factors lie in shared memory for products of single warps."""
     steps = ("k_u", panel // DEPTH), ("k_i", DEPTH)
     for factor, copy, side, warps, tiles, turns in (
         (factors.left, orders.left, "m", tile.warps_m, tile.tiles_m, 1),
@@ -87,16 +120,18 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         else:
             axes = tuple([name for name, _ in (*own, each, *steps)])
             plan.steps.append(StageFactor(factor.place, axes, swizzle=3))
-    if choice.slots > 1:
-        engine = "async" if any(words) else "lanes"
-        plan.steps.append(Pipeline("k_o", choice.slots, engine))
-    plan.because(
-        "matrix units: {} x {} results for {} warps, {} panels of {} steps at once, "
-        "copies of {} and {} elements",
-        choice.tile.m, choice.tile.n, choice.tile.warps, choice.slots, panel,
-        orders.left.lanes, orders.right.lanes,
-    )
-    return True
+
+
+def _copies_of_groups(plan: GpuPlan, factors: GemmFactors, orders: Orders, beside: int) -> None:
+    """How both factors lie in shared memory for products of groups: in rows of 64 elements."""
+    columns = ("n_u", "n_v", "n_i") if beside > 1 else ("n_u", "n_i")
+    for factor, turned, outside, row in (
+        (factors.left, orders.left.turned, ("m_w", "m_u"), ("m_i",)),
+        (factors.right, orders.right.turned, ("n_w", "n_p"), columns),
+    ):
+        steps = ("k_u", "k_i")
+        axes = (*outside, *steps, *row) if turned else (*outside, *row, *steps)
+        plan.steps.append(StageFactor(factor.place, axes, swizzle=3))
 
 
 def _products(plan: GpuPlan, factors: GemmFactors) -> list[Product]:
@@ -140,7 +175,7 @@ def _across(place: int, across: str, row: Sizes, others: Sizes) -> StageFactor:
     return StageFactor(place, axes, CHUNK if columns > CHUNK else 0)
 
 
-def _beside(plan: GpuPlan, orders: Orders, tile: WarpTile) -> int:
+def _beside(plan: GpuPlan, orders: Orders, tile: MatrixTile) -> int:
     """Tiles of which a lane's columns lie together in every output; 1 for none.
 
     A lane has two columns of each, which take turns with those of the others. Where columns come
@@ -162,7 +197,9 @@ def _tiles_along(axes: Sequence[Node], size: int) -> int:
     return -(-iterations(axes) // size) if is_fixed else 1
 
 
-def _tiles(plan: GpuPlan, orders: Orders, tile: WarpTile, panel: int, beside: int) -> None:
+def _tiles(
+    plan: GpuPlan, orders: Orders, tile: WarpTile | GroupTile, panel: int, beside: int
+) -> None:
     """Split the sides, which are one axis each, and bind their parts to blocks and warps."""
     most = plan.pick("group", powers_from(MOST_GROUP, 1, 2 * MOST_GROUP))
     by_rows = greatest_divisor(_tiles_along(orders.rows, tile.m), most)
@@ -172,21 +209,33 @@ def _tiles(plan: GpuPlan, orders: Orders, tile: WarpTile, panel: int, beside: in
         grid = ("n_o", "m_o", "n_g")
     rows = [("m_g", by_rows)] if "m_g" in grid else []
     columns = [("n_g", by_columns)] if "n_g" in grid else []
-    warps = ("m_w", tile.warps_m), ("m_u", tile.tiles_m), ("m_i", M)
+    panels: tuple[tuple[str, int], ...] = ()
+    if isinstance(tile, GroupTile):
+        instruction, each = wgmma.INSTRUCTION, wgmma.M
+        warps_m, warps_n = tile.groups_m, tile.groups_n
+        panels = (("n_p", tile.columns // wgmma.ROW),)
+        beside_each = wgmma.ROW // N
+    else:
+        instruction, each = INSTRUCTION, M
+        warps_m, warps_n = tile.warps_m, tile.warps_n
+        beside_each = tile.tiles_n
+    warps = ("m_w", warps_m), ("m_u", tile.tiles_m), ("m_i", each)
     turns = (("n_v", beside),) if beside > 1 else ()
     columns_of_tile = (*turns, ("n_i", N)) if orders.right.turned else (("n_i", N), *turns)
     for axes, parts in (
         (orders.rows, (("m_o", 0), *rows, *warps)),
-        (orders.columns, (("n_o", 0), *columns, ("n_w", tile.warps_n),
-                          ("n_u", tile.tiles_n // beside), *columns_of_tile)),
+        (orders.columns, (("n_o", 0), *columns, ("n_w", warps_n), *panels,
+                          ("n_u", beside_each // beside), *columns_of_tile)),
         (orders.depth, (("k_o", 0), ("k_u", panel // DEPTH), ("k_i", DEPTH))),
     ):  # fmt: skip
         plan.steps.append(Split(plan.joined(axes), parts, "", True))
     # Each step of a panel is multiplied with all tiles of a warp before the next one is read.
     vectors = [name for name, _ in turns]
-    inner = ("m_w", "n_w", "k_o", "k_u", "m_u", "n_u", *vectors, "m_i", "n_i", "k_i")
+    names = [name for name, _ in panels]
+    inner = ("m_w", "n_w", "k_o", "k_u", "m_u", *names, "n_u", *vectors, "m_i", "n_i", "k_i")
     plan.steps.append(Reorder((*grid, *inner)))
     units = {**dict.fromkeys(grid, "grid"), "m_w": "thread_z", "n_w": "thread_y",
-             "m_u": "unroll", "n_u": "unroll", **dict.fromkeys(vectors, "vector")}  # fmt: skip
+             **dict.fromkeys(("m_u", *names, "n_u"), "unroll"),
+             **dict.fromkeys(vectors, "vector")}  # fmt: skip
     plan.steps.extend(Bind(axis, unit) for axis, unit in units.items())
-    plan.steps.append(Tensorize(("m_i", "n_i", "k_i"), INSTRUCTION))
+    plan.steps.append(Tensorize(("m_i", "n_i", "k_i"), instruction))

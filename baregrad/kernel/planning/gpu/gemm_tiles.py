@@ -8,7 +8,7 @@ which several blocks have some at once.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from baregrad.kernel.instructions.mma_sync import M, N
 from baregrad.target.gpu import GpuTarget
@@ -16,6 +16,30 @@ from baregrad.target.gpu import GpuTarget
 NBYTES = 2
 # Registers of a lane for addresses and the like.
 ADDRESSES = 36
+
+
+class MatrixTile(Protocol):
+    """What a block computes: its rows and columns, its warps, and what each lane has of it."""
+
+    @property
+    def m(self) -> int:
+        """Rows of the block's tile."""
+
+    @property
+    def n(self) -> int:
+        """Columns of the block's tile."""
+
+    @property
+    def warps(self) -> int:
+        """Warps of the block."""
+
+    @property
+    def tiles_n(self) -> int:
+        """Tiles of 8 columns that a lane has parts of, in each of its rows."""
+
+    @property
+    def results(self) -> int:
+        """Results of a lane."""
 
 
 class WarpTile(NamedTuple):
@@ -141,7 +165,7 @@ def ranked_tiles(
     ))
 
 
-def held(tile: WarpTile, panel: int, words: tuple[bool, bool]) -> int:
+def held(tile: MatrixTile, panel: int, words: tuple[bool, bool]) -> int:
     """Elements of a panel that wait in a lane's registers."""
     waiting = tile.m * (not words[0]) + tile.n * (not words[1])
     return waiting * panel // (WARP * tile.warps)
@@ -182,7 +206,7 @@ def _cycles(
     resident = target.resident_blocks(tile.warps, registers, nbytes)
     if not resident:
         return None
-    each = -(-_blocks(size, tile) // target.units)
+    each = -(-blocks_of(size, tile) // target.units)
     here = min(resident, each)
     panels = -(-size.k // panel)
     steps = panels * panel
@@ -199,17 +223,17 @@ def _cycles(
     if slots < min(panels, len(WAITING)):
         busy *= WAITING[slots]
     # What is before and after a tile's sums runs beside another block's, where there is one.
-    ends = (BEGIN + _after(target, size, tile)) * (0.5 if here > 1 else 1.0)
+    ends = (BEGIN + cycles_after(target, size, tile)) * (0.5 if here > 1 else 1.0)
     turns = -(-each // resident)
     return max(each * (busy + ends), turns * panels * STEP)
 
 
-def _blocks(size: Product, tile: WarpTile) -> int:
+def blocks_of(size: Product, tile: MatrixTile) -> int:
     """Blocks that compute a tile each."""
     return size.batches * -(-size.m // tile.m) * -(-size.n // tile.n)
 
 
-def _after(target: GpuTarget, size: Product, tile: WarpTile) -> float:
+def cycles_after(target: GpuTarget, size: Product, tile: MatrixTile) -> float:
     """Cycles of what follows a tile's sums: operations on them, reads for them, and stores."""
     area = tile.m * tile.n
     operations = area * size.after * INSTRUCTIONS / LANES

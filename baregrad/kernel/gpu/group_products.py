@@ -1,0 +1,110 @@
+"""Products that groups of four warps make beside their threads: begun, and waited for.
+
+The steps of a panel are one group. It is begun as soon as the panel is there, ahead of the copies
+of panels to come; what a pipeline's loop waits for at its end is the group of the iteration before.
+Behind all loops the last group is waited for, too. What threads have written to shared memory the
+matrix unit sees once each of them has said so, ahead of the barrier.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import Node, extent_of, make_node, rebuild
+from baregrad.ir.core.op import STATEMENTS, Ops, mask_of
+from baregrad.ir.core.substitution import substitute
+from baregrad.ir.protocol.attributes import Done, Fence
+from baregrad.kernel.gpu.barriers import sequence
+from baregrad.kernel.instructions.wgmma import INSTRUCTION
+
+_STATEMENTS = mask_of(STATEMENTS)
+_MMA = Ops.MMA.bit
+_BODIES = mask_of((Ops.KERNEL, Ops.SEQ, Ops.LOOP, Ops.IF))
+_FENCE = Node(Ops.FENCE, dtypes.token, (), Fence("generic", "async"))
+_DONE = Node(Ops.DONE, dtypes.token, (), Done("mma"))
+# Beyond the ids of all other axes.
+FIRST_ID = 1 << 25
+
+
+def group_products(kernel: Node) -> Node:
+    """The loop-level KERNEL of one thread in which products of four warps are groups."""
+    if not kernel.mask & _MMA or not _by_groups(kernel):
+        return kernel
+    return rebuild(kernel, _visit, enter=lambda node: bool(node.mask & _STATEMENTS))
+
+
+def _by_groups(node: Node) -> bool:
+    """Whether a product of four warps is below a statement."""
+    stack = [node]
+    while stack:
+        one = stack.pop()
+        if one.op is Ops.MMA:
+            return bool(one.arg.name == INSTRUCTION)
+        stack.extend(child for child in one.src if child.mask & _MMA)
+    return False
+
+
+def _visit(node: Node) -> Node | None:
+    """A statement whose parts are rewritten already: those inside a body in their order."""
+    if not node.op.bit & _BODIES or _group(node) is not None:
+        return None
+    if node.op is Ops.LOOP or node.op is Ops.IF:
+        key, body = node.src
+        if body.op is Ops.SEQ:
+            return None
+        found = _in_order([body])
+        return None if found == [body] else make_node(node.op, node.dtype, (key, sequence(found)))
+    found = _in_order(node.src)
+    if node.op is Ops.SEQ:
+        return sequence(found)
+    return Node(node.op, node.dtype, tuple(found), node.arg)
+
+
+def _in_order(items: Sequence[Node]) -> list[Node]:
+    """Statements with what groups need; of copies and a group, the group first."""
+    found: list[Node] = []
+    waits = any(item.op is Ops.DONE and item.arg.engine == "mma" for item in items)
+    for item in items:
+        if item.op is Ops.BARRIER:
+            found += [_FENCE, item]
+        elif (group := _group(item)) is not None:
+            place = len(found)
+            while place and _is_copy(found[place - 1]):
+                place -= 1
+            found.insert(place, group)
+            if not waits:
+                found.append(_DONE)
+        elif item.op is Ops.LOOP and item.mask & _MMA:
+            found += [item, _DONE]
+        else:
+            found.append(item)
+    return found
+
+
+def _is_copy(statement: Node) -> bool:
+    """Whether a statement begins copies, or closes a group of them."""
+    if statement.op is Ops.IF:
+        return _is_copy(statement.src[1])
+    if statement.op is Ops.SEQ:
+        return all(map(_is_copy, statement.src))
+    if statement.op is Ops.STORE:
+        # What comes through registers is read ahead.
+        return bool(statement.src[0].arg.space == "register")
+    return statement.op is Ops.COPYTO or (statement.op is Ops.COMMIT and not statement.src)
+
+
+def _group(loop: Node) -> Node | None:
+    """A product, or one over all steps of the short loop around it; None for other statements."""
+    if loop.op is Ops.MMA:
+        return loop
+    if loop.op is not Ops.LOOP or loop.src[1].op is not Ops.MMA:
+        return None
+    axis, product = loop.src
+    extent = extent_of(axis)
+    if not isinstance(extent, int) or len(product.src) > 7:
+        return None
+    bind = axis.arg._replace(id=FIRST_ID + axis.arg.id, bind="unroll")
+    steps = axis.replace(arg=bind)
+    moved = substitute(product, {axis: steps})
+    return moved.replace(src=(*moved.src, steps))

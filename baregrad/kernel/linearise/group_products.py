@@ -1,0 +1,98 @@
+"""Products of groups of four warps as instructions: one for tiles of columns beside each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.attrs import Machine
+from baregrad.ir.core.node import Node, make_node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.instructions.mma_sync import HALVES, N, registers_of
+from baregrad.kernel.instructions.wgmma import MOST_TILES, ROW
+from baregrad.kernel.linearise.tile_axes import Point
+from baregrad.kernel.linearise.values import Values
+
+# Tiles of columns in a panel whose rows are one step of each.
+PANEL = ROW // N
+
+
+def multiply_group(values: Values, node: Node) -> None:
+    """An MMA over the steps of a panel: a group of instructions, one for each step and 64 rows.
+
+    The columns of an instruction are those of a copy in their order there.
+    """
+    left, right = node.src[1:3]
+    outer = node.src[7:]
+    rows = _axes(values, left, outer)
+    tiles = _axes(values, right, outer)
+    address = values.memory.addresses[right]
+    here = values.point
+    points = values.tiles.points(tiles, here)
+    points = sorted(points, key=lambda point: address.at({**point, **dict.fromkeys(outer, 0)}))
+    # As few instructions as can be, and those of one size.
+    count = -(-len(points) // MOST_TILES)
+    if len(points) % count:
+        raise CompilerBug("columns that are no instructions of one size", found=len(points))
+    size = len(points) // count
+    values.scopes.append(_plain("wgmma.fence"))
+    for step in values.tiles.points(outer, here):
+        for row in values.tiles.points(rows, here):
+            for first in range(0, len(points), size):
+                _multiply(values, node, {**step, **row}, points[first : first + size])
+    values.scopes.append(_plain("wgmma.commit"))
+    values.point = {}
+    values.scopes.end_statement()
+
+
+def _plain(name: str) -> Node:
+    return make_node(Ops.MACHINE, dtypes.token, (), Machine(name))
+
+
+def _axes(values: Values, factor: Node, outer: Sequence[Node]) -> tuple[Node, ...]:
+    """The unrolled axes of a factor, but those of the steps."""
+    return tuple([axis for axis in values.tiles.axes_of(factor.ranges) if axis not in outer])
+
+
+def _multiply(values: Values, node: Node, where: Point, points: Sequence[Point]) -> None:
+    """One instruction: 64 rows and a step at a point, and the tiles of columns at some others."""
+    total, left, right = node.src[:3]
+    mma = node.arg
+    beside = int(node.src[5].src[0].arg) // 2
+    alone = registers_of(0, beside).alone
+    places = [values.memory.addresses[right].at({**where, **point}) for point in points]
+    panel = _panel(places, mma.b_major != "k")
+    operands: list[Node] = []
+    starts = []
+    for load, point in ((left, where), (right, {**where, **points[0]})):
+        values.point = point
+        offset, at = values.offset(values.memory.addresses[load])
+        operands += [load.src[0], offset]
+        starts.append(at)
+    accumulators = values.memory.addresses[total]
+    registers = [
+        values.register(total.src[0], accumulators.at({**where, **point, HALVES: half}))
+        for point in points for half in range(2)
+    ]
+    turned = int(mma.a_major != "k"), int(mma.b_major != "k")
+    tiles = [point.get(alone, 0) for point in points]
+    sizes = (mma.operand.name, *turned, panel, *starts, beside, int(mma.exchanged), *tiles)
+    what = Machine("wgmma", sizes)
+    values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (*operands, *registers), what))
+
+
+def _panel(places: Sequence[int], turned: bool) -> int:
+    """Elements from a panel of columns to the next one, if the tiles lie as instructions read them.
+
+    Tiles of columns are eight rows after eight; turned, they are side by side in panels.
+    """
+    first, *_ = places
+    panel = places[PANEL] - first if turned and len(places) > PANEL else 0
+    wanted = [
+        first + (number // PANEL * panel + number % PANEL * N if turned else number * N * ROW)
+        for number in range(len(places))
+    ]
+    if list(places) != wanted or (turned and (first % ROW or len(places) % PANEL)):
+        raise CompilerBug("columns that do not lie as a matrix unit reads them", found=places)
+    return panel

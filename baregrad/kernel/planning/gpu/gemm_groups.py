@@ -1,0 +1,138 @@
+"""Which tile of a product a block computes by groups of four warps, whose matrix unit runs alone.
+
+What it multiplies costs the threads nothing, and its results are the only registers it needs. So a
+block has few warps and large tiles, and a multiprocessor is busy with products or with what comes
+from the second cache, whichever takes longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from baregrad.kernel.instructions.wgmma import DEPTH, ROW, WARPS, M
+from baregrad.kernel.planning.gpu.gemm_tiles import (
+    MOST_HELD,
+    NBYTES,
+    Product,
+    blocks_of,
+    cycles_after,
+    held,
+)
+from baregrad.target.gpu import GpuTarget
+
+# Registers of a lane beside its results.
+OTHERS = 50
+MOST_SLOTS = 6
+# Cycles of a multiprocessor until a block's first panel is there, and until what was asked for is;
+# how far one kind of work delays another; bytes that the second cache gives for each that it would
+# give alone, where neighbours read the same.
+BEGIN, LATENCY, BESIDE, SHARED = 1500, 1000, 0.1, 1.6
+# Cycles of the narrowest instruction for 16 rows that are read of shared memory, and what of the
+# rate is left then for columns.
+LEAST_CYCLES, COLUMNS_PER_CYCLE = 16, 4
+
+
+class GroupTile(NamedTuple):
+    """A block's groups of warps along rows and columns; tiles of 64 rows, and columns, of each."""
+
+    groups_m: int
+    tiles_m: int
+    groups_n: int
+    columns: int
+
+    @property
+    def m(self) -> int:
+        """Rows of the block's tile."""
+        return self.groups_m * self.tiles_m * M
+
+    @property
+    def n(self) -> int:
+        """Columns of the block's tile."""
+        return self.groups_n * self.columns
+
+    @property
+    def warps(self) -> int:
+        """Warps of the block."""
+        return WARPS * self.groups_m * self.groups_n
+
+    @property
+    def tiles_n(self) -> int:
+        """Tiles of 8 columns of each group."""
+        return self.columns // 8
+
+    @property
+    def results(self) -> int:
+        """Results of a lane."""
+        return self.tiles_m * self.columns // 2
+
+
+class GroupChoice(NamedTuple):
+    """A tile, and panels that are under way or read at once."""
+
+    tile: GroupTile
+    slots: int
+    cycles: float
+
+    def __str__(self) -> str:
+        tile = self.tile
+        return f"{tile.m}x{tile.n} for {tile.groups_m}x{tile.groups_n} groups, {self.slots} panels"
+
+
+TILES = tuple([
+    GroupTile(*sizes) for sizes in (
+        (2, 1, 1, 256), (2, 2, 1, 128), (2, 1, 1, 192), (2, 1, 1, 128), (1, 1, 2, 128),
+        (2, 1, 1, 64), (1, 1, 1, 256), (1, 1, 1, 128), (1, 1, 1, 64), (1, 1, 2, 64),
+    )
+])  # fmt: skip
+
+
+def ranked_groups(
+    target: GpuTarget, sizes: Sequence[Product], words: tuple[bool, bool]
+) -> list[GroupChoice]:
+    """Tiles and panels that a multiprocessor holds, that of the least time first.
+
+    sizes, words: as of `ranked_tiles`.
+    """
+    most = min(MOST_SLOTS if any(words) else 2, -(-sizes[0].k // ROW))
+    found = []
+    for tile in TILES:
+        for slots in range(1 if most == 1 else 2, most + 1):
+            times = [_cycles(target, size, tile, slots, words) for size in sizes]
+            known = [time for time in times if time is not None]
+            if len(known) == len(times):
+                found.append(GroupChoice(tile, slots, sum(known)))
+    return sorted(found, key=lambda choice: (choice.cycles, -choice.slots))
+
+
+def _cycles(
+    target: GpuTarget, size: Product, tile: GroupTile, slots: int, words: tuple[bool, bool]
+) -> float | None:
+    """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
+    registers = tile.results + OTHERS
+    if slots > 1:
+        waiting = held(tile, ROW, words)
+        if waiting > MOST_HELD:
+            return None
+        registers += waiting
+    nbytes = slots * NBYTES * ROW * (tile.m + tile.n)
+    resident = target.resident_blocks(tile.warps, registers, nbytes)
+    if not resident:
+        return None
+    each = -(-blocks_of(size, tile) // target.units)
+    here = min(resident, each)
+    panels = -(-size.k // ROW)
+    # Of two slots one is read, of more a second one may still be.
+    lead = max(slots - 2, 1) if slots > 1 else 0.5
+    instructions = tile.groups_m * tile.groups_n * tile.tiles_m * ROW // DEPTH
+    least = LEAST_CYCLES + tile.columns // COLUMNS_PER_CYCLE
+    multiplied = instructions * max(tile.columns // 2, least)
+    moved = NBYTES * ROW * (min(tile.m, size.m) + min(tile.n, size.n))
+    rate = min(SHARED * target.cache_bytes_per_cycle, here * lead * moved / LATENCY)
+    work = multiplied, moved / rate
+    busy = panels * (max(work) + BESIDE * sum(work))
+    if slots < 3 and here == 1:
+        # Nothing is multiplied while threads wait, nor brought while it is.
+        busy = panels * sum(work)
+    ends = (BEGIN + cycles_after(target, size, tile)) * (0.5 if here > 1 else 1.0)
+    return each * (busy + ends)
