@@ -1,7 +1,8 @@
-"""The Hopper matmul of machine instructions as PTX: run with one block a cluster, assembled."""
+"""The Hopper matmul of machine instructions as PTX: run, alone and in clusters, and assembled."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tests.examples.runs import bf16, from_bf16
 from tests.render.gpu_harness import HOPPER
 
 pytestmark = pytest.mark.differential
-# A cluster of one block: the interpreter has no larger ones.
+PAIRS = MatmulSizes(rows=512, columns=64, depth=192, clusters=2, cluster=2)
 ALONE = MatmulSizes(rows=256, columns=64, depth=192, clusters=2, cluster=1)
 
 
@@ -60,14 +61,28 @@ def run(sizes: MatmulSizes, text: str) -> float:
         )
     kernel = PtxModule.parse(text).kernel(sig.call.entry)
     dynamic = sig.dynamic_nbytes(HOPPER)
-    kernel.launch(memory, (sizes.clusters,), (sig.threads,), [*places, *maps], dynamic)
+    grid = (sizes.clusters * sizes.cluster,)
+    kernel.launch(memory, grid, (sig.threads,), [*places, *maps], dynamic)
     found = memory.get(places[0], c.dtype, c.shape)
     wanted = from_bf16(a) @ from_bf16(b).T
     return float(np.abs(from_bf16(found) - wanted).max() / np.abs(wanted).max())
 
 
-def test_the_ring_multiplies() -> None:
-    assert run(ALONE, text_of(linear_level(ALONE))) < 2**-7
+@pytest.mark.parametrize("sizes", (ALONE, PAIRS), ids=("alone", "pairs"))
+def test_the_ring_multiplies(sizes: MatmulSizes) -> None:
+    assert run(sizes, text_of(linear_level(sizes))) < 2**-7
+
+
+@pytest.mark.parametrize("pattern,instead", [
+    (r"barrier.cluster.arrive.aligned;\s*barrier.cluster.wait.aligned;", ""),
+    (r"(mbarrier.arrive).shared::cluster.b64 _, \[%r\d+\];", ""),
+    (r"(bytes).multicast::cluster (.*), %h\d+;", r"\1 \2;"),
+], ids=("meeting", "release", "multicast"))  # fmt: skip
+def test_what_leaves_the_other_block_out_is_caught(pattern: str, instead: str) -> None:
+    text, count = re.subn(pattern, instead, text_of(linear_level(PAIRS)))
+    assert count
+    with pytest.raises(KernelFault):
+        run(PAIRS, text)
 
 
 def broken(old: str, new: str) -> str:

@@ -31,8 +31,8 @@ from baregrad.testing.virtual_gpu.virtual_port import Failure, VirtualPort
 from tests.runtime.nvidia import device_tools, hardware_launch, hardware_smoke
 from tests.testing.virtual_gpu.virtual_tools import RELEASES, data_cubin
 
-# Those that make a GPU busy for long, run clusters of blocks, or read what is in /proc.
-TOO_LONG = {"local", "many", "launch_cost", "chain", "cluster", "channel", "after", "ring"}
+# Those that make a GPU busy for long, or read what is in /proc.
+TOO_LONG = {"local", "many", "launch_cost", "chain", "channel", "after", "ring"}
 STEPS = [
     name for name in hardware_smoke.STEPS
     if name not in TOO_LONG | {"left_open", "after_faults"}

@@ -186,7 +186,7 @@ class Grid:
             kernel.launch(
                 channel.space.memory, launch.grid, launch.block,
                 bank[base : base + kernel.parameter_nbytes], checks.dynamic_shared(bank),
-                step_limit=machine.step_limit, early=self._early,
+                step_limit=machine.step_limit, early=self._early, cluster=launch.cluster,
             )  # fmt: skip
         except GpuFault as fault:
             fault.kernel, fault.program = kernel.name, launch.program_address
@@ -301,8 +301,11 @@ class LaunchChecks:
 
     def _shape(self, bank: bytes) -> str:
         launch = self._launch
-        if launch.cluster != (1, 1, 1):
-            return "the virtual GPU runs no clusters of blocks"
+        if launch.cluster != (1, 1, 1) and self._triple(bank, "cluster_shape") != launch.cluster:
+            return (
+                f"bank 0 says clusters of {self._triple(bank, 'cluster_shape')} blocks, the"
+                f" descriptor {launch.cluster}"
+            )
         if max(launch.grid[1:]) > 65535:
             return f"a grid of {launch.grid} has too many blocks along y or z"
         registers = round_up(max(launch.register_count, 1), 8)

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple, NoReturn
 
 import numpy as np
 
+from baregrad.testing.virtual_gpu.ptx.cluster import BlockCluster
 from baregrad.testing.virtual_gpu.ptx.errors import (
     DivergentBarrier,
     KernelFault,
@@ -20,6 +21,7 @@ from baregrad.testing.virtual_gpu.ptx.errors import (
     MisalignedAccess,
     OutOfBoundsAccess,
     PrematureAccess,
+    RegisterDeadlock,
     SharedMemoryRace,
     UninitialisedRead,
     WindowOverrun,
@@ -28,12 +30,22 @@ from baregrad.testing.virtual_gpu.ptx.memory import (
     CONST_WINDOW,
     LOCAL_WINDOW,
     PARAM_WINDOW,
+    RANK_SHIFT,
     SHARED_WINDOW,
     WINDOW_NBYTES,
     PtxMemory,
     Region,
 )
 from baregrad.testing.virtual_gpu.ptx.races import Race, SharedRaces
+from baregrad.testing.virtual_gpu.ptx.states import (
+    AT_CLUSTER,
+    AT_PHASE,
+    AT_REGISTERS,
+    AT_WARP,
+    DONE,
+    RUNS,
+    STATES,
+)
 from baregrad.testing.virtual_gpu.ptx.syntax import KernelText, PtxInstruction
 from baregrad.testing.virtual_gpu.ptx.types import UNSIGNED, Array
 
@@ -44,14 +56,6 @@ Execute = Callable[["Block", Index], None]
 
 EVERYONE: Final = slice(None)
 WARP: Final = 32
-
-# What a thread is doing.
-RUNS: Final = 0
-AT_WARP: Final = 1
-AT_BARRIER: Final = 2
-AT_PHASE: Final = 3
-DONE: Final = 4
-_STATES: Final = ("runs", "waits for its warp", "waits at a barrier", "waits for a phase", "done")
 
 # Every this many turns the thread that has waited longest is run.
 _FAIR_TURN: Final = 64
@@ -96,7 +100,7 @@ class Block:
         place: Shape,
         parameters: np.ndarray[Any, np.dtype[np.uint8]],
         shared_nbytes: int,
-        check_races: bool = True,
+        cluster: BlockCluster,
         step_limit: int = 20_000_000,
         skew: float = 0.0,
         early: bool = False,
@@ -126,9 +130,15 @@ class Block:
             np.zeros(local * count, np.uint8),
             "local memory",
         )
+        self.cluster = cluster
+        # The cluster's threads are agents one after the other, this block's from here on.
+        self.first_agent = first = len(cluster.blocks) * count
+        self.clocks = cluster.clocks if shared_nbytes else None
         self.races: SharedRaces | None = None
-        if check_races and shared_nbytes:
-            self.races = SharedRaces(count, shared_nbytes, program.granule)
+        if self.clocks is not None:
+            own = slice(first, first + count)
+            self.races = SharedRaces(self.clocks, own, shared_nbytes, program.granule)
+            self.shared.races = self.races
         self.counter = np.zeros(count, np.int64)
         self.state = np.zeros(count, np.uint8)
         self.step = 0
@@ -137,6 +147,7 @@ class Block:
         # Of a kernel that began before the one in front had ended: who has not waited for it yet.
         self.unwaited = np.ones(count, bool) if early else None
         self._last_run = np.zeros(count, np.int64)
+        self._turn = 0
         self._specials: dict[str, Array] = {}
         # State of the families of instructions that keep some: barriers, copies, matrix groups.
         self.family: dict[str, Any] = {}
@@ -174,6 +185,10 @@ class Block:
         """Return the numbers of the threads of an index."""
         return np.asarray(self.threads[index])
 
+    def agents(self, index: Index) -> Array:
+        """Return the threads of an index as agents of the cluster's clocks."""
+        return self.ids(index) + self.first_agent
+
     def full(self, index: Index, values: Array) -> Array:
         """Return values, one for all or one a thread, as one a thread."""
         count = self.count if isinstance(index, slice) else len(index)
@@ -197,17 +212,21 @@ class Block:
 
     # ---- running --------------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Run until every thread is done."""
-        turn = 0
-        while True:
-            index = self._next(turn)
+    def advance(self, turns: int) -> bool:
+        """Let threads run, `turns` times at most; return whether any did."""
+        for turn in range(turns):
+            index = self._next()
             if index is None:
-                if self.unwaited is not None:
+                if self.unwaited is not None and self.ended:
                     self._check_waited(EVERYONE, "ends")
-                return
-            turn += 1
+                return turn > 0
             self._run_from(index)
+        return True
+
+    @property
+    def ended(self) -> bool:
+        """Whether every thread is done."""
+        return bool((self.state == DONE).all())
 
     def wait_for_launch(self, index: Index) -> None:
         """Note that threads waited for the kernel in front, which has ended by then."""
@@ -236,13 +255,15 @@ class Block:
                 hint="griddepcontrol.wait comes first, in every thread",
             )
 
-    def _next(self, turn: int) -> Index | None:
-        """Return the threads to run: those that stand where the first runnable one stands."""
+    def _next(self) -> Index | None:
+        """Return the threads to run: those that stand where the first runnable one stands.
+
+        None where nobody can run.
+        """
         runnable = self.state == RUNS
         if not runnable.any():
-            if (self.state == DONE).all():
-                return None
-            self._stuck()
+            return None
+        self._turn = turn = self._turn + 1
         if turn % _FAIR_TURN == _FAIR_TURN - 1:
             oldest = np.where(runnable, self._last_run, np.iinfo(np.int64).max)
             at = self.counter[int(np.argmin(oldest))]
@@ -282,7 +303,7 @@ class Block:
                 self.counter[index] = at
                 return
 
-    def _stuck(self) -> NoReturn:
+    def stuck(self) -> NoReturn:
         """Raise what explains why nobody can go on."""
         waiting = np.flatnonzero(self.state != DONE)
         first = int(waiting[0])
@@ -290,14 +311,15 @@ class Block:
         places = []
         for at in np.unique(self.counter[waiting]):
             here = waiting[self.counter[waiting] == at]
-            what = _STATES[int(self.state[here[0]])]
+            what = STATES[int(self.state[here[0]])]
             line = self.program.instructions[int(at)].line
             places.append(f"{len(here)} threads from {self.thread(int(here[0]))} at line {line}")
             places[-1] += f" ({what})"
         done = int((self.state == DONE).sum())
         text = "; ".join(places) + (f"; {done} threads have ended" if done else "")
-        hangs = (self.state[waiting] == AT_PHASE).any()
-        kind = KernelHang if hangs else DivergentBarrier
+        kinds = {AT_REGISTERS: RegisterDeadlock, AT_PHASE: KernelHang, AT_CLUSTER: KernelHang}
+        states = self.state[waiting]
+        kind = next((kinds[one] for one in kinds if (states == one).any()), DivergentBarrier)
         self.fault(kind, f"nobody can go on: {text}", first)
 
     # ---- memory ---------------------------------------------------------------------------------
@@ -320,9 +342,9 @@ class Block:
             return self._locate_global(addresses, index, nbytes)
         if space != "generic":
             whole = np.ones(len(addresses), bool)
-            return [self._locate_window(space, addresses, index, nbytes, whole)]
+            return self.locate_window(space, addresses, index, nbytes, whole)
         windows = (
-            (SHARED_WINDOW, "shared"), (LOCAL_WINDOW, "local"),
+            (SHARED_WINDOW, "cluster"), (LOCAL_WINDOW, "local"),
             (PARAM_WINDOW, "param"), (CONST_WINDOW, "const"),
         )
         found: Located = []
@@ -331,7 +353,7 @@ class Block:
             which = (addresses >= base) & (addresses < base + WINDOW_NBYTES)
             if which.any():
                 offsets = addresses - base
-                found.append(self._locate_window(name, offsets, index, nbytes, which))
+                found += self.locate_window(name, offsets, index, nbytes, which)
                 rest &= ~which
         if rest.any():
             ids = self.ids(index)[rest]
@@ -360,9 +382,12 @@ class Block:
             found = own
         return [(region, addresses[which] - region.base, which) for region, which in found]
 
-    def _locate_window(
+    def locate_window(
         self, space: str, offsets: Array, index: Index, nbytes: int, which: Array
-    ) -> tuple[Region, Array, Array]:
+    ) -> Located:
+        """Return the accesses that `which` names by offsets in a space with a size of its own."""
+        if space == "cluster":
+            return _locate_cluster(self, offsets, index, nbytes, which)
         region = {
             "shared": self.shared, "local": self.local,
             "param": self.parameters, "const": self.constants,
@@ -379,7 +404,7 @@ class Block:
             )
         if space == "local":
             chosen = chosen + self.ids(index)[which] * size
-        return region, chosen, which
+        return [(region, chosen, which)]
 
     def load(
         self, space: str, addresses: Array, index: Index, width: int, lanes: int,
@@ -407,11 +432,10 @@ class Block:
                     UninitialisedRead,
                     f"a read of {region.label} that nobody wrote",
                     int(self.ids(index)[which][at]),
-                    self.address_of(region, int(offsets[at]) + lane * width),
+                    _address_of(self, region, int(offsets[at]) + lane * width),
                 )
-        if region is self.shared and self.races is not None:
-            ids = self.ids(index)[which]
-            race = self.races.read(ids, offsets, width * lanes, atomic)
+        if region.races is not None:
+            race = region.races.read(self.agents(index)[which], offsets, width * lanes, atomic)
             if race is not None:
                 self.report(race, int(offsets[race.place]))
 
@@ -424,48 +448,66 @@ class Block:
         for region, offsets, which in self.locate(space, addresses, index, width * lanes):
             if region is self.parameters or region is self.constants:
                 self.fault(OutOfBoundsAccess, f"a write to {region.label}, which are constant")
-            if region is self.shared:
-                self.check_write(offsets, index, which, width * lanes, atomic)
+            self.check_write(region, offsets, index, which, width * lanes, atomic)
             for lane, one in enumerate(values):
                 chosen = self.full(index, one)[which]
                 region.store(offsets + lane * width, chosen, width)
-                if region is self.shared and self.races is not None:
-                    self._check_collision(region, offsets + lane * width, chosen, index, which)
+                if region.races is not None:
+                    _check_collision(self, region, offsets + lane * width, chosen, index, which)
 
     def check_write(
-        self, offsets: Array, index: Index, which: Array, nbytes: int, atomic: bool = False
+        self, region: Region, offsets: Array, index: Index, which: Array, nbytes: int,
+        atomic: bool = False,
     ) -> None:
         """Raise where a write to shared memory races with an earlier access."""
-        if self.races is None:
+        if region.races is None:
             return
-        race = self.races.write(self.ids(index)[which], offsets, nbytes, atomic)
+        race = region.races.write(self.agents(index)[which], offsets, nbytes, atomic)
         if race is not None:
             self.report(race, int(offsets[race.place]))
 
-    def _check_collision(
-        self, region: Region, offsets: Array, values: Array, index: Index, which: Array
-    ) -> None:
-        """Raise where threads of one store gave one place different values."""
-        lost = region.load(offsets, values.dtype.itemsize) != values
-        if lost.any():
-            at = int(np.argmax(lost))
-            ids = self.ids(index)[which]
-            winner = int(ids[np.flatnonzero(offsets == offsets[at])[-1]])
-            self.report(Race(at, int(ids[at]), winner, "writes what is written"), int(offsets[at]))
-
     def report(self, race: Race, offset: int) -> NoReturn:
         """Raise a race in shared memory."""
-        other = race.other % self.count
-        whose = "an asynchronous copy of thread" if race.other >= self.count else "thread"
         self.fault(
             SharedMemoryRace,
-            f"a race in shared memory: it {race.kind} by {whose} {self.thread(other)}"
+            f"a race in shared memory: it {race.kind} by {self.cluster.who(race.other, self)}"
             " with no barrier between",
             race.agent % self.count,
             offset,
         )
 
-    def address_of(self, region: Region, offset: int) -> int:
-        """Return the address that a kernel uses for a byte of a region."""
-        windows = (self.shared, self.local, self.parameters, self.constants)
-        return offset if region in windows else region.base + offset
+
+def _locate_cluster(
+    block: Block, offsets: Array, index: Index, nbytes: int, which: Array
+) -> Located:
+    """Find accesses in the shared memory of the blocks that their addresses name."""
+    ranks = offsets >> RANK_SHIFT
+    if not ranks.any():
+        return block.locate_window("shared", offsets, index, nbytes, which)
+    found: Located = []
+    for rank in np.unique(ranks[which]):
+        here = which & (ranks == rank)
+        thread = int(block.ids(index)[here][0])
+        owner = block if not rank else block.cluster.peer(block, int(rank) - 1, thread)
+        inside = offsets - (int(rank) << RANK_SHIFT)
+        [(_, chosen, _)] = block.locate_window("shared", inside, index, nbytes, here)
+        found.append((owner.shared, chosen, here))
+    return found
+
+
+def _check_collision(
+    block: Block, region: Region, offsets: Array, values: Array, index: Index, which: Array
+) -> None:
+    """Raise where threads of one store gave one place different values."""
+    lost = region.load(offsets, values.dtype.itemsize) != values
+    if lost.any():
+        at = int(np.argmax(lost))
+        ids = block.agents(index)[which]
+        winner = int(ids[np.flatnonzero(offsets == offsets[at])[-1]])
+        block.report(Race(at, int(ids[at]), winner, "writes what is written"), int(offsets[at]))
+
+
+def _address_of(block: Block, region: Region, offset: int) -> int:
+    """Return the address that a kernel uses for a byte of a region."""
+    windows = (block.shared, block.local, block.parameters, block.constants)
+    return offset if region in windows else region.base + offset

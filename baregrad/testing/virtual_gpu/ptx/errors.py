@@ -7,7 +7,9 @@ KernelFault                      a kernel did what it must not
 ├── UninitialisedRead        memory, or a register, that nobody wrote
 ├── SharedMemoryRace         two threads meet in shared memory with no barrier between
 ├── DivergentBarrier         threads that must arrive together do not
+├── AbsentBlock              shared memory of a block that has ended or not begun
 ├── KernelHang               nobody can go on, or the budget of instructions is spent
+│   └── RegisterDeadlock     a warpgroup asks for registers that no other gives back
 └── IllegalInstruction       operands that the hardware refuses when it runs
 UnsupportedInstruction           correct PTX that this interpreter does not know
 """
@@ -78,6 +80,14 @@ class DivergentBarrier(KernelFault):
 
 class KernelHang(KernelFault):
     """Threads that wait for ever, or a kernel that spends its budget of instructions."""
+
+
+class RegisterDeadlock(KernelHang):
+    """A warpgroup waits for registers that the others of its block never give back."""
+
+
+class AbsentBlock(KernelFault):
+    """A use of the shared memory of a block of the cluster that has ended or may not have begun."""
 
 
 class PrematureAccess(KernelFault):

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from baregrad.base.errors import ArgumentError
+from baregrad.testing.virtual_gpu.ptx.races import SharedRaces
 from baregrad.testing.virtual_gpu.ptx.types import UNSIGNED, Array
 
 # Generic addresses in these windows mean a block's shared memory, and so on. The hardware's own
@@ -24,15 +25,21 @@ PARAM_WINDOW: Final = 0x7292_0000_0000
 CONST_WINDOW: Final = 0x7291_0000_0000
 MODULE_WINDOW: Final = 0x7290_0000_0000
 WINDOW_NBYTES: Final = 1 << 32
+# A cluster's address of shared memory: an offset, and above it the block's rank and one more. One
+# without a rank is of the block that uses it.
+RANK_SHIFT: Final = 24
 _ONES: Final = MappingProxyType(
     {1: 0x01, 2: 0x0101, 4: 0x01010101, 8: 0x0101010101010101}
 )
 
 
 class Region:
-    """Bytes at a base address; `written` holds 1 for each byte that has a value, or is None."""
+    """Bytes at a base address; `written` holds 1 for each byte that has a value, or is None.
 
-    __slots__ = ("_views", "base", "data", "label", "written")
+    `races` is told of all accesses; None where nobody checks them.
+    """
+
+    __slots__ = ("_views", "base", "data", "label", "races", "written")
 
     def __init__(
         self,
@@ -45,6 +52,7 @@ class Region:
         self.data = data
         self.written = written
         self.label = label
+        self.races: SharedRaces | None = None
         self._views: dict[int, tuple[Array, Array | None]] = {}
 
     @property

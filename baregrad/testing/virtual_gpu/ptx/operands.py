@@ -40,6 +40,18 @@ def _dimension(field: str, axis: int) -> Callable[[Block], Array]:
     return lambda block: np.full(block.count, getattr(block, field)[axis])
 
 
+def _of_cluster(name: str, axis: int) -> Callable[[Block], Array]:
+    def make(block: Block) -> Array:
+        place, count, size = block.place[axis], block.grid[axis], block.cluster.shape[axis]
+        values = {
+            "clusterid": place // size, "nclusterid": count // size,
+            "cluster_ctaid": place % size, "cluster_nctaid": size,
+        }
+        return np.full(block.count, values[name])
+
+    return make
+
+
 def _lane_mask(which: str) -> Callable[[Block], Array]:
     def make(block: Block) -> Array:
         lane = (block.threads % WARP).astype(np.uint64)
@@ -73,18 +85,16 @@ def _specials() -> dict[str, Callable[[Block], Array]]:
         "%gridid": _constant(0),
         "%total_smem_size": _shared_size,
         "%dynamic_smem_size": _dynamic_size,
-        "%cluster_ctarank": _constant(0),
-        "%cluster_nctarank": _constant(1),
-        "%is_explicit_cluster": _constant(0),
+        "%cluster_ctarank": lambda block: np.full(block.count, block.first_agent // block.count),
+        "%cluster_nctarank": lambda block: np.full(block.count, block.cluster.size),
+        "%is_explicit_cluster": lambda block: np.full(block.count, int(block.cluster.size > 1)),
     }
     for axis, letter in enumerate("xyz"):
         found[f"%tid.{letter}"] = _thread_axis(axis)
         for name, field in (("ntid", "shape"), ("ctaid", "place"), ("nctaid", "grid")):
             found[f"%{name}.{letter}"] = _dimension(field, axis)
-        found[f"%clusterid.{letter}"] = found[f"%ctaid.{letter}"]
-        found[f"%nclusterid.{letter}"] = found[f"%nctaid.{letter}"]
-        found[f"%cluster_ctaid.{letter}"] = _constant(0)
-        found[f"%cluster_nctaid.{letter}"] = _constant(1)
+        for name in ("clusterid", "nclusterid", "cluster_ctaid", "cluster_nctaid"):
+            found[f"%{name}.{letter}"] = _of_cluster(name, axis)
     for which in ("eq", "lt", "le", "gt", "ge"):
         found[f"%lanemask_{which}"] = _lane_mask(which)
     return found

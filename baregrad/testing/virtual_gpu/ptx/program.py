@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from baregrad.base.bits import round_up
 from baregrad.base.errors import ArgumentError
 from baregrad.testing.virtual_gpu.ptx.block import Block, PreparedInstruction, PreparedKernel
-from baregrad.testing.virtual_gpu.ptx.errors import UnsupportedInstruction
+from baregrad.testing.virtual_gpu.ptx.cluster import BlockCluster
 from baregrad.testing.virtual_gpu.ptx.memory import MODULE_WINDOW, PtxMemory
 from baregrad.testing.virtual_gpu.ptx.operands import Decoder, guarded
 from baregrad.testing.virtual_gpu.ptx.ops import floats
@@ -50,6 +50,7 @@ _CONTROL: Final = MappingProxyType({
 })
 MAX_THREADS: Final = 1024
 MAX_SHARED: Final = 232_448
+MAX_CLUSTER: Final = 16
 
 
 class PtxKernel:
@@ -77,15 +78,17 @@ class PtxKernel:
         skew: float = 0.0,
         step_limit: int = 20_000_000,
         early: bool = False,
+        cluster: Sequence[int] | None = None,
     ) -> None:
-        """Run the kernel over `memory`, one block after the other.
+        """Run the kernel over `memory`, one block or cluster of blocks after the other.
 
         `memory` maps base addresses to arrays of uint8, which are changed. `arguments` are one
         value a parameter, or the bytes of all. `shared_nbytes` is the dynamic shared memory.
         `skew` in [-1, 1] moves approximate functions by that part of their documented error;
         `step_limit` bounds the instructions that a block may run. With `early` the kernel begins
         before the one in front has ended: it faults unless each thread runs `griddepcontrol.wait`
-        before it touches global memory, and before it ends. Raises a KernelFault where the kernel
+        before it touches global memory, and before it ends. `cluster` counts the blocks of a
+        cluster, as the kernel says itself where it is None. Raises a KernelFault where the kernel
         does what it must not.
         """
         program = self.program
@@ -102,14 +105,34 @@ class PtxKernel:
                 )
         else:
             data = self._pack(arguments)
+        size = self._cluster(grid_shape, cluster)
+        counts = tuple(whole // part for whole, part in zip(grid_shape, size, strict=True))
         with np.errstate(all="ignore"):
-            for number in range(grid_shape[0] * grid_shape[1] * grid_shape[2]):
-                x, y = grid_shape[0], grid_shape[1]
-                place = (number % x, number // x % y, number // (x * y))
-                Block(
-                    program, memory, grid_shape, block_shape, place, data, total,
-                    check_races, step_limit, skew, early,
-                ).run()
+            for corner in _places(counts):
+                together = BlockCluster(size, int(np.prod(block_shape)), check_races)
+                for inner in _places(size):
+                    x, y, z = (
+                        a * b + c for a, b, c in zip(corner, size, inner, strict=True)
+                    )
+                    together.blocks.append(Block(
+                        program, memory, grid_shape, block_shape, (x, y, z), data, total,
+                        together, step_limit, skew, early,
+                    ))  # fmt: skip
+                together.run()
+
+    def _cluster(self, grid: Shape, given: Sequence[int] | None) -> Shape:
+        """Return the blocks of a cluster; raise ArgumentError where they do not fit."""
+        required = self.program.kernel.directives.get("reqnctapercluster")
+        size = _shape(given or required or (1,))
+        if required and size != _shape(required):
+            raise ArgumentError(
+                f"{self.name} requires a cluster of its own size", found=size, wanted=required
+            )
+        if any(count % part for count, part in zip(grid, size, strict=True)):
+            raise ArgumentError(f"a grid of {grid} is not made of clusters of {size}")
+        if int(np.prod(size)) > MAX_CLUSTER:
+            raise ArgumentError("too large a cluster", found=size, wanted=f"at most {MAX_CLUSTER}")
+        return size
 
     def _pack(self, arguments: Sequence[Argument]) -> npt.NDArray[np.uint8]:
         """Return the bytes of the parameter space that hold the arguments."""
@@ -186,6 +209,12 @@ class PtxModule:
         return PtxKernel(self.text.kernels[name], self._places, self.globals)
 
 
+def _places(shape: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Give the places of a shape, x fastest."""
+    for place in np.ndindex(*reversed(shape)):
+        yield tuple(reversed(place))
+
+
 # ---- making ready -------------------------------------------------------------------------------
 
 
@@ -194,12 +223,6 @@ def _prepare_kernel(kernel: KernelText, places: Places, globals_: PtxMemory) -> 
     last = kernel.instructions[-1].line if kernel.instructions else 1
     # Running off the end of the body ends a thread as `ret` does.
     instructions = [*kernel.instructions, PtxInstruction(last, "}", "ret", (), (), None, 0)]
-    if int(np.prod(kernel.directives.get("reqnctapercluster", (1,)))) > 1:
-        first = instructions[0]
-        raise UnsupportedInstruction(
-            "the PTX interpreter runs clusters of one block only",
-            line=first.line, text=first.text,
-        )
     shared_nbytes = _lay_out_shared(kernel, places)
     local_nbytes = _lay_out_local(kernel, places)
     slots = {key: (number, held) for number, (key, held) in enumerate(kernel.registers.items())}

@@ -9,10 +9,12 @@ from typing import Final
 import numpy as np
 
 from baregrad.testing.virtual_gpu.ptx.block import Block, Execute, Index
+from baregrad.testing.virtual_gpu.ptx.errors import AbsentBlock
 from baregrad.testing.virtual_gpu.ptx.memory import (
     CONST_WINDOW,
     LOCAL_WINDOW,
     PARAM_WINDOW,
+    RANK_SHIFT,
     SHARED_WINDOW,
     WINDOW_NBYTES,
 )
@@ -25,11 +27,12 @@ from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array, OperandType, ra
 Change = Callable[[list[Array]], Array]
 
 _SPACES: Final = MappingProxyType({
-    "global": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "shared",
+    "global": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "cluster",
     "local": "local", "param": "param", "param::entry": "param", "const": "const",
 })
 _WINDOWS: Final = MappingProxyType({
-    "shared": SHARED_WINDOW, "local": LOCAL_WINDOW, "param": PARAM_WINDOW, "const": CONST_WINDOW,
+    "shared": SHARED_WINDOW, "cluster": SHARED_WINDOW, "local": LOCAL_WINDOW,
+    "param": PARAM_WINDOW, "const": CONST_WINDOW,
 })
 _STRONG: Final = ("volatile", "relaxed", "acquire", "release")
 
@@ -227,8 +230,47 @@ def is_space(decoder: Decoder, instruction: PtxInstruction) -> Execute:
             windows = np.array(sorted(_WINDOWS.values()))
             found = ~((places >= windows[0]) & (places < windows[-1] + WINDOW_NBYTES))
         else:
-            found = (places >= base) & (places < base + WINDOW_NBYTES)
+            nbytes = 1 << RANK_SHIFT if space == "shared" else WINDOW_NBYTES
+            found = (places >= base) & (places < base + nbytes)
         write(block, index, found)
+
+    return run
+
+
+def map_address(decoder: Decoder, instruction: PtxInstruction) -> Execute:
+    """`mapa`: the same place in the shared memory of another block of the cluster."""
+    row = TYPES["u64" if instruction.has("u64") else "u32"]
+    target, source, rank = instruction.operands
+    read = decoder.read(instruction, source, row)
+    ranks = decoder.read(instruction, rank, TYPES["u32"])
+    write = decoder.write(instruction, target, row)
+    generic = row.bits == 64 and not instruction.has("shared::cluster")
+
+    def run(block: Block, index: Index) -> None:
+        places = block.full(index, read(block, index)).astype(np.int64)
+        wanted = block.full(index, ranks(block, index)).astype(np.int64)
+        if (wanted >= block.cluster.size).any():
+            block.fault(
+                AbsentBlock, f"a cluster of {block.cluster.size} blocks has none of {wanted.max()}",
+                int(block.ids(index)[int(np.argmax(wanted))]),
+            )
+        within = places & ((1 << RANK_SHIFT) - 1)
+        found = within + (wanted + 1 << RANK_SHIFT) + (SHARED_WINDOW if generic else 0)
+        write(block, index, found.astype(row.numpy))
+
+    return run
+
+
+def block_rank(decoder: Decoder, instruction: PtxInstruction) -> Execute:
+    """`getctarank`: the rank of the block whose shared memory an address is in."""
+    row = TYPES["u64" if instruction.has("u64") else "u32"]
+    read = decoder.read(instruction, instruction.operands[1], row)
+    write = decoder.write(instruction, instruction.operands[0], TYPES["u32"])
+
+    def run(block: Block, index: Index) -> None:
+        ranks = (block.full(index, read(block, index)).astype(np.int64) & 0xFFFFFFFF) >> RANK_SHIFT
+        own = block.first_agent // block.count
+        write(block, index, np.where(ranks > 0, ranks - 1, own).astype(np.uint32))
 
     return run
 
@@ -253,8 +295,9 @@ def cache_policy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
 
 ACCESSES: Final = MappingProxyType({
     "ld": load, "ldu": load, "st": store, "atom": atomic, "red": atomic,
-    "cvta": convert_address, "isspacep": is_space, "prefetch": nothing, "prefetchu": nothing,
+    "cvta": convert_address, "mapa": map_address, "getctarank": block_rank,
+     "isspacep": is_space, "prefetch": nothing, "prefetchu": nothing,
     "discard": nothing, "applypriority": nothing, "membar": nothing,
-    "setmaxnreg": nothing, "nanosleep": nothing, "griddepcontrol": dependent_launch,
+    "nanosleep": nothing, "griddepcontrol": dependent_launch,
     "createpolicy": cache_policy,
 })

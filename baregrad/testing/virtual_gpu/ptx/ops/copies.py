@@ -13,15 +13,24 @@ from typing import Final
 import numpy as np
 
 from baregrad.testing.virtual_gpu.ptx.block import Block, Execute, Index
-from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, MisalignedAccess
+from baregrad.testing.virtual_gpu.ptx.errors import (
+    IllegalInstruction,
+    MisalignedAccess,
+    UninitialisedRead,
+)
+from baregrad.testing.virtual_gpu.ptx.memory import RANK_SHIFT, Region
 from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader
-from baregrad.testing.virtual_gpu.ptx.ops.access import change_of
-from baregrad.testing.virtual_gpu.ptx.ops.floats import rounded
+from baregrad.testing.virtual_gpu.ptx.ops.access import Change, change_of
 from baregrad.testing.virtual_gpu.ptx.ops.flow import guarded, proceed
 from baregrad.testing.virtual_gpu.ptx.ops.mbarrier import arrive, barrier_at, complete_copy
 from baregrad.testing.virtual_gpu.ptx.syntax import AddressOperand, Immediate, PtxInstruction
 from baregrad.testing.virtual_gpu.ptx.tensor_map import DecodedTensorMap
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
+
+# Types of a tensor map's elements, by their codes.
+_ELEMENTS: Final = (
+    "u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32", "f64", "bf16",
+)  # fmt: skip
 
 Copy = tuple[int, int]
 PerThread = Callable[[Block, int], None]
@@ -46,22 +55,28 @@ def groups(block: Block, thread: int, kind: str) -> Groups:
 
 def start(block: Block, thread: int) -> Copy | None:
     """Return the agent and clock of a new copy, None where races are not checked."""
-    return None if block.races is None else block.races.start_copy(thread)
+    return None if block.clocks is None else block.clocks.start_copy(thread + block.first_agent)
+
+
+def finish(block: Block, thread: int, copy: Copy) -> None:
+    """Let a thread know that its copy is done."""
+    if block.clocks is not None:
+        block.clocks.finish_copy(thread + block.first_agent, *copy)
 
 
 def note(
-    block: Block, thread: int, offsets: Array, nbytes: int, copy: Copy | None, writes: bool,
-    bulk: bool = True,
+    block: Block, thread: int, region: Region, offsets: Array, nbytes: int, copy: Copy | None,
+    writes: bool, bulk: bool = True,
 ) -> None:
-    """Tell the check of races of a copy's accesses of shared memory."""
-    races = block.races
+    """Tell the check of races of a copy's accesses of a block's shared memory."""
+    races = region.races
     if races is None or copy is None:
         return
-    threads = np.full(len(offsets), thread)
+    agents = np.full(len(offsets), thread + block.first_agent)
     if writes:
-        race = races.write(threads, offsets, nbytes, copy=copy)
+        race = races.write(agents, offsets, nbytes, copy=copy)
     else:
-        race = races.read(threads, offsets, nbytes, copy=copy)
+        race = races.read(agents, offsets, nbytes, copy=copy)
     if race is not None:
         block.report(race, int(offsets[race.place]))
     if bulk and not writes:
@@ -69,7 +84,7 @@ def note(
         if unfenced is not None:
             block.fault(
                 IllegalInstruction,
-                f"a bulk copy reads what thread {block.thread(unfenced)} stored"
+                f"a bulk copy reads what {block.cluster.who(unfenced, block)} stored"
                 " with no fence.proxy.async after it",
                 thread,
             )
@@ -98,8 +113,7 @@ def wait(kind: str, left: int) -> PerThread:
         one.committed = one.committed[len(done) :]
         for group in done:
             for copy in group:
-                if block.races is not None:
-                    block.races.finish_copy(thread, *copy)
+                finish(block, thread, copy)
 
     return body
 
@@ -182,7 +196,8 @@ def _land(block: Block, ids: Array, places: Array, words: Array) -> None:
     for region, offsets, _ in block.locate("shared", places, ids, nbytes):
         for position, thread in enumerate(ids):
             copy = start(block, int(thread))
-            note(block, int(thread), offsets[position : position + 1], nbytes, copy, True, False)
+            here = offsets[position : position + 1]
+            note(block, int(thread), region, here, nbytes, copy, True, False)
             if copy is not None:
                 groups(block, int(thread), "async").loose.append(copy)
         for part in range(words.shape[1]):
@@ -200,18 +215,12 @@ def _arrive_after_copies(decoder: Decoder, instruction: PtxInstruction) -> Execu
         waiting = groups(block, thread, "async")
         for group in (*waiting.committed, waiting.loose):
             for copy in group:
-                complete_copy_clock(block, thread, copy)
+                finish(block, thread, copy)
         if not keeps_count:
             one.pending += 1
         arrive(block, one, thread, 1, 0)
 
     return each_thread(decoder, instruction, body)
-
-
-def complete_copy_clock(block: Block, thread: int, copy: Copy) -> None:
-    """Let a thread know of its own copy, so that its arrival passes it on."""
-    if block.races is not None:
-        block.races.finish_copy(thread, *copy)
 
 
 # ---- bulk copies --------------------------------------------------------------------------------
@@ -224,13 +233,14 @@ def _one(read: Reader, block: Block, thread: int) -> int:
 def _bulk_copy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`cp.async.bulk` and `cp.reduce.async.bulk` of a run of bytes."""
     loads = instruction.begins("mbarrier")
-    if instruction.begins("multicast"):
-        decoder.refuse(instruction, "a cluster of more than one block")
+    # To another block's shared memory from this block's own.
+    within = loads and instruction.has("shared::cta") and not instruction.has("global")
     target, source, size = instruction.operands[:3]
     to, _ = decoder.address(instruction, target)
     origin, _ = decoder.address(instruction, source)
     length = decoder.read(instruction, size, TYPES["u32"])
     bar = decoder.address(instruction, instruction.operands[3])[0] if loads else None
+    mask = _multicast(decoder, instruction, 4)
     change, width = None, 4
     if instruction.has("reduce"):
         row = decoder.type_of(instruction)
@@ -248,14 +258,14 @@ def _bulk_copy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
         steps = np.arange(0, nbytes, width)
         ids = np.full(len(steps), thread)
         copy = start(block, thread)
-        if loads:
-            values = block.load("global", start_at + steps, ids, width, 1)[0]
-            _into_shared(block, thread, end_at + steps, values, copy)
-            assert bar is not None
-            barrier = barrier_at(block, _one(bar, block, thread), thread)
-            complete_copy(block, barrier, nbytes, copy)
+        if bar is not None:
+            if within:
+                values = from_shared(block, thread, start_at + steps, width, copy)
+            else:
+                values = block.load("global", start_at + steps, ids, width, 1)[0]
+            _deliver(block, thread, end_at + steps, values, _one(bar, block, thread), copy, mask)
             return
-        values = _from_shared(block, thread, start_at + steps, width, copy)
+        values = from_shared(block, thread, start_at + steps, width, copy)
         if change is not None:
             old = block.load("global", end_at + steps, ids, width, 1)[0].view(dtype)
             values = change([old, values.view(dtype)]).astype(dtype).view(values.dtype)
@@ -266,27 +276,54 @@ def _bulk_copy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     return each_thread(decoder, instruction, body)
 
 
-def _into_shared(
-    block: Block, thread: int, places: Array, values: Array, copy: Copy | None
+def _multicast(decoder: Decoder, instruction: PtxInstruction, place: int) -> Reader | None:
+    """Return the reader of the mask of blocks that a copy goes to, None for one block."""
+    if not instruction.begins("multicast"):
+        return None
+    return decoder.read(instruction, instruction.operands[place], TYPES["b16"])
+
+
+def _deliver(
+    block: Block, thread: int, places: Array, values: Array, bar: int, copy: Copy | None,
+    mask: Reader | None,
 ) -> None:
-    width = values.dtype.itemsize
+    """Write a copy's values to shared memory, and take its bytes off those of the barrier there.
+
+    With a mask: in each block that it names, at the same places and the same barrier.
+    """
+    ranks = [places[0] >> RANK_SHIFT]
+    if mask is not None:
+        chosen = _one(mask, block, thread)
+        if not 0 < chosen < 1 << block.cluster.size:
+            block.fault(
+                IllegalInstruction,
+                f"a copy to the blocks {chosen:#b} of a cluster of {block.cluster.size}", thread,
+            )
+        ranks = [rank + 1 for rank in range(block.cluster.size) if chosen >> rank & 1]
+    elif bar >> RANK_SHIFT != ranks[0]:
+        block.fault(IllegalInstruction, "a copy to one block and a barrier of another", thread)
+    within = (1 << RANK_SHIFT) - 1
     ids = np.full(len(places), thread)
-    for region, offsets, which in block.locate("shared", places, ids, width):
-        note(block, thread, offsets, width, copy, True)
-        region.store(offsets, values[which], width)
+    for rank in ranks:
+        base = int(rank) << RANK_SHIFT
+        there = base + (places & within)
+        for region, offsets, which in block.locate("cluster", there, ids, values.dtype.itemsize):
+            note(block, thread, region, offsets, values.dtype.itemsize, copy, True)
+            region.store(offsets, values[which], values.dtype.itemsize)
+        barrier = barrier_at(block, base + (bar & within), thread, copy)
+        complete_copy(block, barrier, values.nbytes, copy)
 
 
-def _from_shared(
+def from_shared(
     block: Block, thread: int, places: Array, width: int, copy: Copy | None
 ) -> Array:
+    """Return unsigned integers of `width` bytes that a thread's copy reads from shared memory."""
     ids = np.full(len(places), thread)
-    races, block.races = block.races, None
-    try:
-        values = block.load("shared", places, ids, width, 1)[0]
-    finally:
-        block.races = races
-    note(block, thread, places, width, copy, False)
-    return values
+    [(region, offsets, _)] = block.locate("shared", places, ids, width)
+    if region.unwritten(offsets, width) is not None:
+        block.fault(UninitialisedRead, "a copy of shared memory that nobody wrote", thread)
+    note(block, thread, region, offsets, width, copy, False)
+    return region.load(offsets, width)
 
 
 # ---- tensors ------------------------------------------------------------------------------------
@@ -295,8 +332,8 @@ def _from_shared(
 def _tensor_copy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     """`cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor`, tiled."""
     loads = instruction.begins("mbarrier")
-    if instruction.begins("multicast") or instruction.begins("im2col"):
-        decoder.refuse(instruction, "multicast and im2col copies")
+    if instruction.begins("im2col"):
+        decoder.refuse(instruction, "im2col copies")
     operands = instruction.operands
     place, tensor = (operands[0], operands[1]) if loads else (operands[1], operands[0])
     if not isinstance(tensor, AddressOperand):
@@ -305,7 +342,7 @@ def _tensor_copy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     where, named = decoder.address(instruction, AddressOperand(tensor.base, tensor.offset))
     coordinates = [decoder.read(instruction, one, TYPES["s32"]) for one in tensor.coordinates]
     bar = decoder.address(instruction, operands[2])[0] if loads else None
-    operation = instruction.one_of(("add", "min", "max", "inc", "dec", "and", "or", "xor"))
+    mask = _multicast(decoder, instruction, 3)
 
     def body(block: Block, thread: int) -> None:
         space = named if named == "param" else "generic"
@@ -317,18 +354,18 @@ def _tensor_copy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
         at = _one(shared, block, thread)
         _check_tensor(block, thread, tensor_map, point, at, loads)
         copy = start(block, thread)
-        if loads:
-            _load_box(block, thread, tensor_map, point, at, copy)
-            assert bar is not None
-            barrier = barrier_at(block, _one(bar, block, thread), thread)
-            complete_copy(block, barrier, tensor_map.nbytes, copy)
+        if bar is not None:
+            places, values = _load_box(block, thread, tensor_map, point, at)
+            _deliver(block, thread, places, values, _one(bar, block, thread), copy, mask)
             return
-        _store_box(block, thread, tensor_map, point, at, copy, operation)
+        change = None
+        if instruction.has("reduce"):
+            row = TYPES[_ELEMENTS[tensor_map.element_code]]
+            change = change_of(decoder, instruction, row)
+        _store_box(block, thread, tensor_map, point, at, copy, change)
         if copy is not None:
             groups(block, thread, "bulk").loose.append(copy)
 
-    if operation and operation != "add":
-        decoder.refuse(instruction, "a tensor reduction other than add")
     return each_thread(decoder, instruction, body)
 
 
@@ -356,9 +393,9 @@ def _check_tensor(
 
 
 def _load_box(
-    block: Block, thread: int, tensor: DecodedTensorMap, point: tuple[int, ...], at: int,
-    copy: Copy | None,
-) -> None:
+    block: Block, thread: int, tensor: DecodedTensorMap, point: tuple[int, ...], at: int
+) -> tuple[Array, Array]:
+    """Return the addresses of a box's elements in shared memory, and their values."""
     address, places, inside = tensor.places(point, at)
     width = tensor.element_nbytes
     values = np.zeros(len(address), f"uint{8 * width}")
@@ -367,33 +404,25 @@ def _load_box(
     if inside.any():
         ids = np.full(int(inside.sum()), thread)
         values[inside] = block.load("global", address[inside], ids, width, 1)[0]
-    _into_shared(block, thread, places, values, copy)
+    return places, values
 
 
 def _store_box(
     block: Block, thread: int, tensor: DecodedTensorMap, point: tuple[int, ...], at: int,
-    copy: Copy | None, operation: str,
+    copy: Copy | None, change: Change | None,
 ) -> None:
     address, places, inside = tensor.places(point, at)
     width = tensor.element_nbytes
-    values = _from_shared(block, thread, places, width, copy)[inside]
+    values = from_shared(block, thread, places, width, copy)[inside]
     if not inside.any():
         return
     ids = np.full(len(values), thread)
-    if operation:
+    if change is not None:
+        dtype = TYPES[_ELEMENTS[tensor.element_code]].numpy
         old = block.load("global", address[inside], ids, width, 1)[0]
-        values = _added(tensor, old, values)
+        made = change([old.view(dtype), values.view(dtype)])
+        values = made.astype(dtype, copy=False).view(values.dtype)
     block.store("global", address[inside], ids, [values])
-
-
-def _added(tensor: DecodedTensorMap, old: Array, values: Array) -> Array:
-    """Return the sums of elements of a tensor's type, as raw integers."""
-    name = {6: "f16", 7: "f32", 8: "f32", 9: "f64", 10: "bf16"}.get(tensor.element_code)
-    if name is None:
-        return np.asarray(old + values)
-    row = TYPES[name].numpy
-    total: Array = rounded("add", name, "rn")(old.view(row), values.view(row))
-    return total.astype(row, copy=False).view(values.dtype)
 
 
 def proxy_fence(decoder: Decoder, instruction: PtxInstruction) -> Execute:
@@ -401,8 +430,9 @@ def proxy_fence(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     crosses = instruction.has("proxy") and instruction.begins("async")
 
     def body(block: Block, index: Index) -> None:
-        if crosses and block.races is not None:
-            block.races.fence(block.ids(index))
+        for each in block.cluster.blocks if crosses else ():
+            if each.races is not None:
+                each.races.fence(block.agents(index))
         proceed(block, index)
 
     return guarded(decoder, instruction, body)

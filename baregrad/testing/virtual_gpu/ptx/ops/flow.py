@@ -11,19 +11,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from baregrad.testing.virtual_gpu.ptx.block import (
-    AT_BARRIER,
-    AT_WARP,
-    DONE,
-    RUNS,
-    WARP,
-    Block,
-    Execute,
-    Index,
-)
+from baregrad.testing.virtual_gpu.ptx.block import WARP, Block, Execute, Index
 from baregrad.testing.virtual_gpu.ptx.errors import DivergentBarrier, KernelFault
 from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader
-from baregrad.testing.virtual_gpu.ptx.syntax import Identifier, Immediate, PtxInstruction
+from baregrad.testing.virtual_gpu.ptx.states import AT_BARRIER, AT_CLUSTER, AT_WARP, DONE, RUNS
+from baregrad.testing.virtual_gpu.ptx.syntax import Identifier, PtxInstruction
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
 
 # What a control does with the threads that it is for.
@@ -117,6 +109,7 @@ def finish(decoder: Decoder, instruction: PtxInstruction) -> Execute:
 
     def run(block: Block, index: Index) -> None:
         block.state[choose(guard, block, index)] = DONE
+        block.cluster.settle()
 
     return run
 
@@ -246,8 +239,8 @@ def _arrive(block: Block, one: BlockBarrier, here: Array, needed: int, arrives: 
     one.arrived[here] = True
     block.counter[here] = block.step
     if arrives:
-        if block.races is not None:
-            one.clock = block.races.release(here, one.clock)
+        if block.clocks is not None:
+            one.clock = block.clocks.release(block.agents(here), one.clock)
         proceed(block, here)
     else:
         one.waiting[here] = True
@@ -260,13 +253,11 @@ def _release(block: Block, one: BlockBarrier, reduces: str, write: Any) -> None:
     if arrived < one.needed:
         return
     waiting = np.flatnonzero(one.waiting)
-    if block.races is not None:
-        if len(waiting) == block.count:
-            block.races.meet_all()
-        else:
-            if one.clock is not None:
-                block.races.acquire(waiting, one.clock)
-            block.races.meet(waiting)
+    if block.clocks is not None and len(waiting):
+        agents = block.agents(waiting)
+        if one.clock is not None:
+            block.clocks.acquire(agents, one.clock)
+        block.clocks.meet(agents)
     if write is not None:
         values = one.values[one.arrived]
         found = {"popc": values.sum(), "and": values.all(), "or": values.any()}[reduces]
@@ -284,25 +275,34 @@ def _warp_barrier(decoder: Decoder, instruction: PtxInstruction) -> Execute:
 
     def body(block: Block, index: Index) -> None:
         ids = gather_warps(block, index, block.full(index, mask(block, index)))
-        if block.races is not None and len(ids):
+        if block.clocks is not None and len(ids):
             groups = ids // WARP * (1 << 32) + block.full(ids, mask(block, ids)).astype(np.int64)
             for each in np.unique(groups):
-                block.races.meet(ids[groups == each])
+                block.clocks.meet(block.agents(ids[groups == each]))
         proceed(block, ids)
 
     return guarded(decoder, instruction, body)
 
 
 def _cluster_barrier(decoder: Decoder, instruction: PtxInstruction) -> Execute:
-    """`barrier.cluster`, of a cluster of one block: `wait` is a barrier of the block."""
-    if not instruction.has("wait"):
-        guard = decoder.guard(instruction)
-        return lambda block, index: proceed(block, choose(guard, block, index))
-    plain = PtxInstruction(
-        instruction.line, instruction.text, "barrier", ("sync",), (Immediate(16),),
-        instruction.guard, instruction.scope,
-    )
-    return barrier(decoder, plain)
+    """`barrier.cluster.arrive` and `.wait`; `.aligned` ones are of whole warps."""
+    guard = decoder.guard(instruction)
+    waits, releases = instruction.has("wait"), not instruction.has("relaxed")
+    aligned = instruction.has("aligned")
+
+    def run(block: Block, index: Index) -> None:
+        index = choose(guard, block, index)
+        ids = gather_warps(block, index, None, "a barrier") if aligned else block.ids(index)
+        if waits:
+            may_pass = block.cluster.passing(block, ids)
+            block.state[ids[~may_pass]] = AT_CLUSTER
+            block.counter[ids[~may_pass]] = block.step
+            ids = ids[may_pass]
+        elif len(ids):
+            block.cluster.arrive(block, ids, releases)
+        proceed(block, ids)
+
+    return run
 
 
 FLOW: Final = MappingProxyType({

@@ -11,20 +11,23 @@ from typing import Final
 
 import numpy as np
 
-from baregrad.testing.virtual_gpu.ptx.block import AT_PHASE, RUNS, Block, Execute, Index
+from baregrad.testing.virtual_gpu.ptx.block import Block, Execute, Index
+from baregrad.testing.virtual_gpu.ptx.cluster import PeerBlock
 from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, UninitialisedRead
 from baregrad.testing.virtual_gpu.ptx.operands import Decoder
 from baregrad.testing.virtual_gpu.ptx.ops.flow import guarded, proceed
-from baregrad.testing.virtual_gpu.ptx.syntax import PtxInstruction
+from baregrad.testing.virtual_gpu.ptx.states import AT_PHASE, RUNS
+from baregrad.testing.virtual_gpu.ptx.syntax import Identifier, PtxInstruction
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
 
 _MOST: Final = (1 << 20) - 1
 
 
 class PhaseBarrier:
-    """The state of one barrier object; `clock` is what its waiters will know."""
+    """The state of one barrier object of a block; `clock` is what its waiters will know."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, owner: PeerBlock, count: int) -> None:
+        self.owner = owner
         self.count = count
         self.pending = count
         self.bytes = 0
@@ -33,29 +36,57 @@ class PhaseBarrier:
         self.done_clock: Array | None = None
 
 
-def phase_barriers(block: Block) -> dict[int, PhaseBarrier]:
+def phase_barriers(block: PeerBlock) -> dict[int, PhaseBarrier]:
     """Return the block's barrier objects, by offset in shared memory."""
     found: dict[int, PhaseBarrier] = block.family.setdefault("mbarriers", {})
     return found
 
 
-def barrier_at(block: Block, offset: int, thread: int) -> PhaseBarrier:
-    """Return the barrier at an offset; raise if nobody initialised one there."""
-    one = phase_barriers(block).get(offset)
-    if one is None:
-        block.fault(UninitialisedRead, "no mbarrier was initialised here", thread, offset)
-    return one
+def barriers_at(
+    block: Block, index: Index, places: Array, space: str, copy: tuple[int, int] | None = None
+) -> list[PhaseBarrier]:
+    """Return the barriers at addresses, one a thread, perhaps of other blocks of the cluster.
+
+    It is threads that come there, or a copy of theirs. Raises where nobody initialised one, or
+    where that races.
+    """
+    ids, agents = block.ids(index), block.agents(index)
+    out: list[PhaseBarrier | None] = [None] * len(places)
+    for region, offsets, which in block.locate(space, places, index, 8):
+        owner = next((one for one in block.cluster.blocks if one.shared is region), None)
+        if owner is None:
+            block.fault(IllegalInstruction, "an mbarrier outside shared memory")
+        if region.races is not None:
+            race = region.races.read(agents[which], offsets, 8, copy=copy)
+            if race is not None:
+                block.report(race, int(offsets[race.place]))
+        for place, offset in zip(np.flatnonzero(which), offsets, strict=True):
+            found = phase_barriers(owner).get(int(offset))
+            if found is None:
+                block.fault(
+                    UninitialisedRead, "no mbarrier was initialised here", int(ids[place]),
+                    int(offset),
+                )
+            out[int(place)] = found
+    return [one for one in out if one is not None]
 
 
-def settle(block: Block, one: PhaseBarrier) -> None:
+def barrier_at(
+    block: Block, address: int, thread: int, copy: tuple[int, int] | None = None
+) -> PhaseBarrier:
+    """Return the barrier that a thread or its copy names by an address of shared memory."""
+    return barriers_at(block, np.array([thread]), np.array([address]), "cluster", copy)[0]
+
+
+def settle(one: PhaseBarrier) -> None:
     """End the phase if nothing is pending, and wake those who wait."""
     if one.pending > 0 or one.bytes != 0:
         return
     one.phase += 1
     one.pending = one.count
     one.done_clock = one.clock
-    sleeping = block.state == AT_PHASE
-    block.state[sleeping] = RUNS
+    sleeping = one.owner.state == AT_PHASE
+    one.owner.state[sleeping] = RUNS
 
 
 def arrive(block: Block, one: PhaseBarrier, thread: int, count: int, nbytes: int) -> int:
@@ -70,10 +101,10 @@ def arrive(block: Block, one: PhaseBarrier, thread: int, count: int, nbytes: int
             f"{count} arrivals at an mbarrier that waits for {one.pending} of {one.count}",
             thread,
         )
-    if block.races is not None:
-        one.clock = block.races.release(np.array([thread]), one.clock)
+    if block.clocks is not None:
+        one.clock = block.clocks.release(block.agents(np.array([thread])), one.clock)
     one.pending -= count
-    settle(block, one)
+    settle(one)
     return before
 
 
@@ -81,27 +112,12 @@ def complete_copy(
     block: Block, one: PhaseBarrier, nbytes: int, copy: tuple[int, int] | None
 ) -> None:
     """Take the bytes of a copy that has arrived off those pending."""
-    if copy is not None and block.races is not None:
+    if copy is not None and block.clocks is not None:
         # A new array: the old one may be what the waiters of the last phase are to know.
-        before = one.clock
-        one.clock = np.zeros(2 * block.count, np.int32) if before is None else before.copy()
+        one.clock = block.clocks.nothing() if one.clock is None else one.clock.copy()
         one.clock[copy[0]] = max(int(one.clock[copy[0]]), copy[1])
     one.bytes -= nbytes
-    settle(block, one)
-
-
-def _offsets(block: Block, index: Index, places: Array, space: str) -> Array:
-    """Return the offsets in shared memory of barriers, aligned and inside."""
-    out = np.empty(len(places), np.int64)
-    for region, offsets, which in block.locate(space, places, index, 8):
-        if region is not block.shared:
-            block.fault(IllegalInstruction, "an mbarrier outside shared memory")
-        out[which] = offsets
-        if block.races is not None:
-            race = block.races.read(block.ids(index)[which], offsets, 8)
-            if race is not None:
-                block.report(race, int(offsets[race.place]))
-    return out
+    settle(one)
 
 
 def mbarrier(decoder: Decoder, instruction: PtxInstruction) -> Execute:
@@ -117,7 +133,9 @@ def mbarrier(decoder: Decoder, instruction: PtxInstruction) -> Execute:
 
 
 def _space(instruction: PtxInstruction, named: str) -> str:
-    if instruction.has("shared", "shared::cta", "shared::cluster"):
+    if instruction.has("shared::cluster"):
+        return "cluster"
+    if instruction.has("shared", "shared::cta"):
         return "shared"
     return named or "generic"
 
@@ -140,7 +158,7 @@ def _init(decoder: Decoder, instruction: PtxInstruction) -> Execute:
             number = int(block.full(index, count(block, index))[position])
             if not 0 < number <= _MOST:
                 block.fault(IllegalInstruction, f"an mbarrier for {number} arrivals")
-            phase_barriers(block)[int(offset)] = PhaseBarrier(number)
+            phase_barriers(block)[int(offset)] = PhaseBarrier(block, number)
         proceed(block, ids)
 
     return guarded(decoder, instruction, body)
@@ -151,6 +169,7 @@ def _arrive(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     operands = list(instruction.operands)
     target, place, *rest = operands
     write = decoder.write(instruction, target, TYPES["b64"])
+    returns = not (isinstance(target, Identifier) and target.text == "_")
     address, named = decoder.address(instruction, place)
     space = _space(instruction, named)
     amount = decoder.read(instruction, rest[0], TYPES["u32"]) if rest else None
@@ -164,9 +183,10 @@ def _arrive(decoder: Decoder, instruction: PtxInstruction) -> Execute:
         if amount is not None:
             amounts = block.full(index, amount(block, index)).astype(np.int64)
         states = np.zeros(len(ids), np.uint64)
-        for position, offset in enumerate(_offsets(block, index, places, space)):
+        for position, one in enumerate(barriers_at(block, index, places, space)):
             thread = int(ids[position])
-            one = barrier_at(block, int(offset), thread)
+            if one.owner is not block and returns:
+                block.fault(IllegalInstruction, "no state comes from another block", thread)
             number = int(amounts[position])
             if drops:
                 one.count -= 1 if expects else number
@@ -189,8 +209,7 @@ def _expect(decoder: Decoder, instruction: PtxInstruction) -> Execute:
         ids = block.ids(index)
         places = block.full(index, address(block, index))
         amounts = block.full(index, amount(block, index)).astype(np.int64)
-        for position, offset in enumerate(_offsets(block, index, places, space)):
-            one = barrier_at(block, int(offset), int(ids[position]))
+        for position, one in enumerate(barriers_at(block, index, places, space)):
             if completes:
                 complete_copy(block, one, int(amounts[position]), None)
             else:
@@ -215,13 +234,15 @@ def _wait(decoder: Decoder, instruction: PtxInstruction) -> Execute:
         places = block.full(index, address(block, index))
         values = block.full(index, read(block, index)).astype(np.int64)
         done = np.zeros(len(ids), bool)
-        for position, offset in enumerate(_offsets(block, index, places, space)):
-            one = barrier_at(block, int(offset), int(ids[position]))
+        for position, one in enumerate(barriers_at(block, index, places, space)):
+            if one.owner is not block:
+                block.fault(IllegalInstruction, "a wait at another block's mbarrier")
             phase = int(values[position])
             # With parity P: the phase of that parity has ended, so the one that runs has another.
             done[position] = one.phase % 2 != phase if parity else one.phase != phase
-            if done[position] and one.done_clock is not None and block.races is not None:
-                block.races.acquire(ids[position : position + 1], one.done_clock)
+            if done[position] and one.done_clock is not None and block.clocks is not None:
+                agents = block.agents(ids[position : position + 1])
+                block.clocks.acquire(agents, one.done_clock)
         if sleeps:
             # A phase that ends later wakes them, and they look again.
             block.state[ids[~done]] = AT_PHASE

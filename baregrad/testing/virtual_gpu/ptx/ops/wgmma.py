@@ -14,10 +14,11 @@ from typing import Final
 
 import numpy as np
 
-from baregrad.testing.virtual_gpu.ptx.block import AT_WARP, Block, Execute, Index
+from baregrad.base.bits import round_up
+from baregrad.testing.virtual_gpu.ptx.block import Block, Execute, Index
 from baregrad.testing.virtual_gpu.ptx.errors import DivergentBarrier, IllegalInstruction
 from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader, Writer
-from baregrad.testing.virtual_gpu.ptx.ops.copies import note, start
+from baregrad.testing.virtual_gpu.ptx.ops.copies import finish, from_shared, start
 from baregrad.testing.virtual_gpu.ptx.ops.flow import proceed
 from baregrad.testing.virtual_gpu.ptx.ops.matrix import (
     accumulator,
@@ -28,9 +29,11 @@ from baregrad.testing.virtual_gpu.ptx.ops.matrix import (
     rows_of_a,
     vector,
 )
+from baregrad.testing.virtual_gpu.ptx.states import AT_REGISTERS, AT_WARP, RUNS
 from baregrad.testing.virtual_gpu.ptx.syntax import (
     Identifier,
     Immediate,
+    KernelText,
     Operand,
     PtxInstruction,
     Vector,
@@ -84,33 +87,39 @@ def warpgroup(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     if instruction.guard is not None:
         decoder.refuse(instruction, "a wgmma under a predicate")
     if instruction.has("fence"):
-        return _together(lambda block, ids: None)
+        return whole_warpgroups(lambda block, ids: None)
     if instruction.has("commit_group"):
-        return _together(_commit)
+        return whole_warpgroups(_commit)
     if instruction.has("wait_group"):
         left = instruction.operands[0]
         if not isinstance(left, Immediate):
             decoder.refuse(instruction)
         keep = int(left.value)
-        return _together(lambda block, ids: _wait(block, ids, keep))
+        return whole_warpgroups(lambda block, ids: _wait(block, ids, keep))
     if not instruction.has("mma_async"):
         decoder.refuse(instruction)
     return _multiply(decoder, instruction)
 
 
-def _together(body: Callable[[Block, Array], None]) -> Execute:
+def whole_warpgroups(body: Callable[[Block, Array], None], proceeds: bool = True) -> Execute:
+    """Return what runs `body` for each warpgroup whose four warps are all here, and sends it on.
+
+    Without `proceeds` the body does that.
+    """
+
     def run(block: Block, index: Index) -> None:
         ids = block.ids(index)
         for group in np.unique(ids // GROUP):
             if (group + 1) * GROUP > block.count:
-                block.fault(DivergentBarrier, "wgmma in a warp that is of no group of four")
+                block.fault(DivergentBarrier, "a warpgroup's instruction in a warp of none")
             mine = ids[ids // GROUP == group]
             if len(mine) < GROUP:
                 block.state[mine] = AT_WARP
                 block.counter[mine] = block.step
                 continue
             body(block, mine)
-            proceed(block, mine)
+            if proceeds:
+                proceed(block, mine)
 
     return run
 
@@ -131,9 +140,9 @@ def _wait(block: Block, ids: Array, keep: int) -> None:
             if one.latest(flight.key) is None:
                 for write, values in zip(flight.writers, flight.registers, strict=True):
                     write(block, ids, values.reshape(-1))
-            if flight.copy is not None and block.races is not None:
+            if flight.copy is not None:
                 for thread in ids:
-                    block.races.finish_copy(int(thread), *flight.copy)
+                    finish(block, int(thread), flight.copy)
 
 
 def _multiply(decoder: Decoder, instruction: PtxInstruction) -> Execute:
@@ -178,7 +187,7 @@ def _multiply(decoder: Decoder, instruction: PtxInstruction) -> Execute:
         for write in writers:
             write(block, ids, np.array([_POISON]))
 
-    return _together(body)
+    return whole_warpgroups(body)
 
 
 def _trailing(
@@ -230,13 +239,7 @@ class _Operand:
             block.fault(IllegalInstruction, "a descriptor's base offset, not known here", thread)
         places = ((descriptor & 0x3FFF) << 4) + offsets.reshape(-1)
         places = swizzle(places, _SPANS[descriptor >> 62 & 3])
-        races, block.races = block.races, None
-        try:
-            who = np.full(len(places), thread)
-            codes = block.load("shared", places, who, nbytes, 1)[0]
-        finally:
-            block.races = races
-        note(block, thread, places, nbytes, copy, False)
+        codes = from_shared(block, thread, places, nbytes, copy)
         return elements(codes.view(np.uint8).reshape(self.rows, 32), self.name)
 
 
@@ -277,4 +280,65 @@ def _operand(
     return found
 
 
-WARPGROUP_CONTROL: Final = MappingProxyType({"wgmma": warpgroup})
+class RegisterPool:
+    """The registers of a block's warps: how many each thread has, and how many nobody has."""
+
+    def __init__(self, block: Block, each: int) -> None:
+        self.owned = np.full(-(-block.warps // 4), each, np.int64)
+        self.free = 0
+
+
+def set_registers(decoder: Decoder, instruction: PtxInstruction) -> Execute:
+    """`setmaxnreg`: a warpgroup gives registers back, or waits until there are enough."""
+    wanted = instruction.operands[0]
+    each = _registers_at_entry(decoder.kernel)
+    if not isinstance(wanted, Immediate) or instruction.guard is not None:
+        decoder.refuse(instruction)
+    count, rises = int(wanted.value), instruction.has("inc")
+
+    def body(block: Block, ids: Array) -> None:
+        thread = int(ids[0])
+        if not 24 <= count <= 256 or count % 8:
+            block.fault(IllegalInstruction, f"{count} registers: 24, 32 .. 256 can be had", thread)
+        if not each:
+            block.fault(
+                IllegalInstruction, "a change of registers whose count at the entry is not stated",
+                thread, hint=".maxnreg, or .reqntid with .minnctapersm, state it",
+            )
+        pool: RegisterPool = block.family.setdefault("registers", RegisterPool(block, each))
+        group = thread // GROUP
+        more = count - int(pool.owned[group])
+        if (more > 0 and not rises) or (more < 0 and rises):
+            block.fault(
+                IllegalInstruction,
+                f"{pool.owned[group]} registers are to become {count} by"
+                f" setmaxnreg.{'inc' if rises else 'dec'}", thread,
+            )
+        if more > pool.free:
+            block.state[ids] = AT_REGISTERS
+            block.counter[ids] = block.step
+            return
+        pool.owned[group] = count
+        pool.free -= more
+        if more < 0:
+            block.state[block.state == AT_REGISTERS] = RUNS
+        proceed(block, ids)
+
+    return whole_warpgroups(body, proceeds=False)
+
+
+def _registers_at_entry(kernel: KernelText) -> int:
+    """Return the registers that each thread has at the entry, 0 where the text does not say."""
+    stated = kernel.directives.get("maxnreg")
+    if stated:
+        return round_up(stated[0], 8)
+    threads = kernel.directives.get("reqntid") or kernel.directives.get("maxntid")
+    blocks = kernel.directives.get("minnctapersm")
+    if not threads or not blocks:
+        return 0
+    # A multiprocessor's quarters have 16,384 registers each, and warps are dealt out to them.
+    warps = -(-int(np.prod(threads)) // 32) * blocks[0]
+    return min(16_384 // (32 * -(-warps // 4)) // 8 * 8, 255)
+
+
+WARPGROUP_CONTROL: Final = MappingProxyType({"wgmma": warpgroup, "setmaxnreg": set_registers})
