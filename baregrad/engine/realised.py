@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -51,12 +51,15 @@ class Realised:
         if len(self._there) > self._most:
             self._sweep()
 
-    def forget(self, handle: int) -> None:
-        """Forget every value that lies in the buffer of this identity."""
-        for key in self._there.pop(handle, ()):
-            found = self._entries.get(key)
-            if found is not None and id(found[1].handle) == handle:
-                self._entries.pop(key, None)
+    def forget(self, handles: Sequence[int]) -> None:
+        """Forget every value that lies in a buffer of these identities."""
+        if self._there.keys().isdisjoint(handles):
+            return
+        for handle in handles:
+            for key in self._there.pop(handle, ()):
+                found = self._entries.get(key)
+                if found is not None and id(found[1].handle) == handle:
+                    self._entries.pop(key, None)
 
     def _sweep(self) -> None:
         """Drop what is said of buffers in which no value lies any more."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextvars
 import gc
+import importlib
 import threading
 import weakref
 from collections import OrderedDict
@@ -21,6 +22,7 @@ from collections.abc import (
 )
 from contextlib import contextmanager
 from math import prod
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -109,6 +111,8 @@ class Session:
             with self.lock:
                 found = self._backends.get(name)
                 if found is None:
+                    if options.profile != Path():
+                        _begin_profile()
                     found = backends.open_backend(self.known_device(name))
                     self._backends[name] = found
         return found
@@ -251,10 +255,10 @@ class Session:
         A thread with values of its own writes over memory in which others know of some.
         """
         with self.lock:
-            for handle in handles:
-                self._realised_by_all.forget(handle)
-                if self.watching.isolated is not None:
-                    self.watching.isolated.forget(handle)
+            found = tuple(handles)
+            self._realised_by_all.forget(found)
+            if self.watching.isolated is not None:
+                self.watching.isolated.forget(found)
 
     @contextmanager
     def isolated(self, kept: bool = True) -> Iterator[None]:
@@ -423,6 +427,11 @@ class Session:
             extent if isinstance(extent, int) else evaluate(launch_expr(extent), variables)
             for extent in shape
         )
+
+
+def _begin_profile() -> None:
+    """Have the process profiled, by a room that knows this one and not the other way round."""
+    importlib.import_module("baregrad.profiling").begin_for_process()
 
 
 def _nowhere(node: Node) -> BufferRef | None:

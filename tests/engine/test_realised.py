@@ -47,7 +47,7 @@ def test_what_lies_in_overwritten_memory_is_forgotten() -> None:
     for node, place in zip(nodes, (memory, memory, other), strict=True):
         table.set(node, BufferRef(place, (3,), "CPU"))
     table.set(nodes[1], BufferRef(other, (3,), "CPU"))
-    table.forget(id(memory))
+    table.forget((id(memory),))
     found = [table.get(node) for node in nodes]
     assert [None if ref is None else ref.handle for ref in found] == [None, other, other]
 

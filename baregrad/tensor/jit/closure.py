@@ -128,6 +128,8 @@ def _same_items(held: tuple[Any, ...], holder: Any, missing: Any) -> Any:
 def _same_entries(held: dict[Any, Any], holder: dict[Any, Any], missing: Any) -> Any:
     """`held` if a dict still holds the same, else what it holds now."""
     if len(holder) == len(held):
+        if all(map(operator.is_, holder.values(), held.values())):
+            return held
         return _same_attributes(held, holder, missing)
     return dict(holder)
 
@@ -178,8 +180,10 @@ def _parts(holder: Any, name: str) -> Iterator[tuple[Look, Any, str]]:
             yield partial(_item, holder), position, f"{name}[{position}]"
     elif isinstance(holder, dict):
         yield _length, holder, f"len({name})"
+        # A dict of a class of its own may make what is not there.
+        look = holder.get if type(holder) is dict else partial(_item, holder)
         for key in list(holder):
-            yield partial(_item, holder), key, f"{name}[{key!r}]"
+            yield look, key, f"{name}[{key!r}]"
     elif dataclasses.is_dataclass(holder) and not hasattr(holder, "__dict__"):
         for field in dataclasses.fields(holder):
             yield partial(getattr, holder), field.name, f"{name}.{field.name}"

@@ -23,7 +23,9 @@ from baregrad.tensor.jit.state import (
     changed_state,
     every_storage,
     holders_of,
+    is_stale,
     leaf_of,
+    places,
     read_by_others,
     settle_state,
 )
@@ -344,7 +346,7 @@ class Entry:
         for tensor, was_none in self.gradients.held:
             if (tensor.grad is None) is not was_none:
                 return True
-        return bool(self.state) and any(one.is_stale() for one in self.state)
+        return is_stale(self.state)
 
     @property
     def changes_what_is_given(self) -> bool:
@@ -361,7 +363,7 @@ class Entry:
             for tensor in self.surroundings.tensors:
                 # It would count as a reader of the state.
                 tensor._cached = None
-            held = [one.place() for one in self.state]
+            held = places(self.state)
             self.session.forget(map(id, held[: self.changing]))
             handles += held
         memory: dict[int, Any] = {}

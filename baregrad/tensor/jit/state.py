@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from baregrad.base.errors import JitError
@@ -44,11 +44,11 @@ class State:
         self.group: Sequence[State] = (self,)
         self._leaf: Callable[[], Node | None] = _no_leaf
 
-    def is_stale(self) -> bool:
-        """Whether the storage holds something that the captured work was not made for."""
-        storage = self.look()
-        if storage is None or storage.node is self._leaf():
-            return False
+    def is_other(self, storage: Storage) -> bool:
+        """Whether the storage holds something that the captured work was not made for.
+
+        That is not asked where it holds the leaf that it had.
+        """
         node = storage.node
         if node.shape != self.ref.shape or storage.device != self.ref.device:
             return True
@@ -56,24 +56,8 @@ class State:
             return self.history is None or self.history() is not node
         return False
 
-    def place(self) -> Any:
-        """The buffer that a replay reads, and writes over if it changes the state.
-
-        Where something else reads it too (a copy of the state, a lazy expression), what changes
-        gets memory of its own first. That is another storage with the same leaf, or one with a leaf
-        of its own over the same memory: a view that was computed, an equal expression.
-        """
-        storage = self.look()
-        if storage is None:
-            return self.ref.handle
-        node = storage.node
-        # Who else holds the value as it is known to calls holds its node.
-        storage.deferred = None
-        if node is self._leaf():
-            handle = node.arg.handle
-            if not self.changes or (_count(node) <= _OWN_REFERENCES and not handle.shared):
-                return handle
-        del node
+    def settle(self, storage: Storage) -> Any:
+        """Where a replay is to find the state, which may not lie where the last one left it."""
         handle = self._present(storage)
         if not self.changes:
             self._note_leaf(storage)
@@ -112,6 +96,44 @@ class State:
     def _note_leaf(self, storage: Storage) -> None:
         if storage.node.op is _BUFFER:
             self._leaf = weakref.ref(storage.node)
+
+
+def is_stale(states: Iterable[State]) -> bool:
+    """Whether one of the storages holds something that the captured work was not made for."""
+    # Every replay asks: mostly nothing is called but what the interpreter itself calls.
+    for one in states:
+        storage = one.look()
+        if storage is None or storage.node is one._leaf():
+            continue
+        if one.is_other(storage):
+            return True
+    return False
+
+
+def places(states: Iterable[State]) -> list[Any]:
+    """The buffers that a replay reads, and writes over where it changes the state.
+
+    Where something else reads one too (a copy of the state, a lazy expression), what changes gets
+    memory of its own first. That is another storage with the same leaf, or one with a leaf of its
+    own over the same memory: a view that was computed, an equal expression.
+    """
+    found = []
+    for one in states:
+        storage = one.look()
+        if storage is None:
+            found.append(one.ref.handle)
+            continue
+        node = storage.node
+        # Who else holds the value as it is known to calls holds its node.
+        storage.deferred = None
+        if node is one._leaf():
+            handle = node.arg.handle
+            if not one.changes or (_count(node) <= _OWN_REFERENCES and not handle.shared):
+                found.append(handle)
+                continue
+        del node
+        found.append(one.settle(storage))
+    return found
 
 
 def _no_leaf() -> None:

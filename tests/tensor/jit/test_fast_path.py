@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -255,3 +256,46 @@ def test_an_argument_that_is_put_off_twice_is_one() -> None:
         x = held(a).exp()
         np.testing.assert_allclose(function(x, x).numpy(), np.exp(a), rtol=1e-5)
         assert x.tolist() == pytest.approx(np.exp(a).tolist(), rel=1e-5)
+
+
+def frames_of(function: Callable[[], Any]) -> int:
+    """How many functions written in Python a call enters."""
+    entered = [0]
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        entered[0] += event == "call"
+
+    sys.setprofile(note)
+    try:
+        function()
+    finally:
+        sys.setprofile(None)
+    return entered[0]
+
+
+def test_a_replay_enters_few_functions_for_each_state() -> None:
+    """What is looked at for each parameter of an optimiser is looked at within one function."""
+    with options.override(device="CPU"), use_session(Session()):
+        found = []
+        for count in (2, 12):
+            states = [drawn(3, seed=seed) for seed in range(count)]
+
+            def step(held: list[Tensor] = states) -> None:
+                for one in held:
+                    one.assign(one * 2)
+
+            f = warmed_in_full(step)
+            before = [one.numpy() for one in states]
+            found.append(frames_of(f))
+            for one, value in zip(states, before, strict=True):
+                np.testing.assert_array_equal(one.numpy(), value * 2)
+    assert found[1] - found[0] <= 10
+
+
+def warmed_in_full(function: Callable[[], None]) -> Any:
+    """The jitted function, after a few replays."""
+    made = jit(function)
+    for _ in range(5):
+        made()
+    assert made.replays >= 3
+    return made
