@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from baregrad.io import safe_load as safe_load
     from baregrad.io import safe_save as safe_save
     from baregrad.ir.core.index import variable as variable
+    from baregrad.profiling import Profile as profile
     from baregrad.tensor import Tensor as Tensor
     from baregrad.tensor.array.grad_mode import enable_grad as enable_grad
     from baregrad.tensor.array.grad_mode import no_grad as no_grad
@@ -44,6 +45,7 @@ _EXPORTS = (
     ("no_grad", "baregrad.tensor.array.grad_mode", "no_grad"),
     ("optim", "baregrad.optim", ""),
     ("options", "baregrad.base.options", "options"),
+    ("profile", "baregrad.profiling", "Profile"),
     ("safe_load", "baregrad.io", "safe_load"),
     ("safe_save", "baregrad.io", "safe_save"),
     ("search", "baregrad.engine.search", "search"),
@@ -65,6 +67,7 @@ __all__ = [
     "no_grad",
     "optim",
     "options",
+    "profile",
     "safe_load",
     "safe_save",
     "search",

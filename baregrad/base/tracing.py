@@ -26,6 +26,9 @@ from typing import Any, Protocol
 from baregrad.base.bits import human_seconds
 
 _RUNNING = float("nan")
+# By the system's clock, about when this process began to use the package.
+PROCESS_BEGAN_NS = time.time_ns()
+_LOOKED_AT = 64
 
 
 @dataclass(slots=True)
@@ -159,6 +162,17 @@ class Recorder:
             yield
         finally:
             _process.recorder = before
+
+    def innermost(self) -> str:
+        """Return the name of the span that this thread opened last and has not closed, "" if none.
+
+        Of the thread's spans the last ones are looked at: it is asked for often.
+        """
+        here, depth = threading.get_ident(), _DEPTH.get()
+        for one in self.spans[: -_LOOKED_AT - 1 : -1] if depth else ():
+            if one.thread == here and one.end != one.end and one.depth == depth - 1:
+                return one.name
+        return ""
 
     def totals(self) -> dict[str, tuple[int, float]]:
         """Return how often each name was closed and how many seconds it took in all."""

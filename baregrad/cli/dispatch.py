@@ -55,6 +55,7 @@ COMMANDS = (
             "baregrad.cli.option_table"),
     Command("plan", "say what a language model takes in memory, before it is loaded",
             "baregrad.llm.commands.plan"),
+    Command("profile", "run a program and say what took the time", "baregrad.profiling.command"),
     Command("quantize", "write a language model with smaller weights, as a GGUF file",
             "baregrad.llm.commands.quantize"),
     Command("search", "run a program and search for faster schedules of its kernels",

@@ -25,7 +25,7 @@ RANKS = {
     "ir": 3,
     "graph": 4, "schedule": 4, "kernel": 4, "render": 4, "assemble": 4, "runtime": 4,
     "engine": 5,
-    "tensor": 6,
+    "tensor": 6, "profiling": 6,
     "nn": 7, "optim": 7, "io": 7, "data": 7,
     "": 7.5,
     "llm": 8,

@@ -120,7 +120,8 @@ class NvDevice(Device):
                 lambda address: nearest(self.allocator.live_blocks(), address),
             )  # fmt: skip
             self.allocator = DeviceAllocator(
-                self.gpu.memory, name, work.wait_quietly, self._other_nbytes
+                self.gpu.memory, name, work.wait_quietly,
+                lambda: _other_nbytes(self.gpu),
             )
             self.staging = HostCopies(self.gpu, lambda: work.copies, work.wait, work.watch)
         except BaseException as error:
@@ -255,13 +256,6 @@ class NvDevice(Device):
         """Return the value of the computing timeline when work with the block is done."""
         return self.work.compute.last_value if block.fixed else block.compute_value
 
-    def _other_nbytes(self) -> dict[str, int]:
-        found = {"code and command lists": self.gpu.pieces.nbytes}
-        with contextlib.suppress(DriverError):
-            total, free = self.gpu.memory_nbytes()
-            found[f"{human_bytes(total)} free on the GPU"] = free
-        return found
-
     @property
     def channels(self) -> ChannelPair:
         """The channel that computes and the one that copies."""
@@ -323,7 +317,11 @@ class NvDevice(Device):
                         for block in image.blocks:
                             block.compute_value = value
                         return None
-            return self._submit(commands, buffers, variables, timed)
+            image, bound = self._start(commands, buffers, variables, timed=timed)
+            if not timed:
+                return None
+            self._wait_for(work.compute, image.value)
+            return Timeline(bound.labels, *image.times())
 
     def start_timed(
         self,
@@ -346,19 +344,6 @@ class NvDevice(Device):
         """Return the GPU's time in nanoseconds, which its stamps have."""
         return self.gpu.timer_ns()
 
-    def _submit(
-        self,
-        commands: CommandList,
-        buffers: Sequence[Buffer],
-        variables: Mapping[str, int] | None,
-        timed: bool,
-    ) -> Timeline | None:
-        image, bound = self._start(commands, buffers, variables, timed=timed)
-        if not timed:
-            return None
-        self._wait_for(self.work.compute, image.value)
-        return Timeline(bound.labels, *image.times())
-
     def _start(
         self,
         commands: CommandList,
@@ -376,7 +361,12 @@ class NvDevice(Device):
             self._begin()
         bound = commands.bound
         if not isinstance(bound, NvBoundList):
-            bound = self._bind(commands)
+            bound = NvBoundList(commands, self.style, self._returned.append)
+            for block in bound.fixed:
+                block.fixed = True
+            work.grow_stacks(bound.local_nbytes)
+            work.bound.add(bound)
+            commands.bound = bound
         compute, copies = work.pair
         try:
             image, blocks = bound.ready(
@@ -399,15 +389,6 @@ class NvDevice(Device):
         if image.released:
             compute.ring_state.hold = value
         return image, bound
-
-    def _bind(self, commands: CommandList) -> NvBoundList:
-        bound = NvBoundList(commands, self.style, self._returned.append)
-        for block in bound.fixed:
-            block.fixed = True
-        self.work.grow_stacks(bound.local_nbytes)
-        self.work.bound.add(bound)
-        commands.bound = bound
-        return bound
 
     def synchronize(self) -> None:
         """Wait until all submitted work is done; raise DriverError for what went wrong in it."""
@@ -501,6 +482,15 @@ class NvDevice(Device):
         self._attention = True
         self.allocator.after_fork()
         self.staging.after_fork()
+
+
+def _other_nbytes(gpu: Gpu) -> dict[str, int]:
+    """What a GPU's memory holds beside buffers, and how much of it is free."""
+    found = {"code and command lists": gpu.pieces.nbytes}
+    with contextlib.suppress(DriverError):
+        total, free = gpu.memory_nbytes()
+        found[f"{human_bytes(total)} free on the GPU"] = free
+    return found
 
 
 class _StartedImage(StartedList):

@@ -280,6 +280,10 @@ class ListImage:
             return tuple(stamps[::2]), tuple(stamps[1::2])
         begins, ends = stamps[:-1:2], stamps[1::2]
         now = stamps[-1]
+        # What had nothing to do took no time.
+        for number, end in enumerate(ends):
+            if not end:
+                begins[number] = ends[number] = now
         # Launches between two waits overlap; in what order they end, the stamps tell.
         wave: list[int] = []
         for step in (*self._steps, ChannelStep("idle")):

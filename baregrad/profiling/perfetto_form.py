@@ -1,0 +1,158 @@
+"""Profiles in Perfetto's form: packets of protocol buffers, one behind the other.
+
+Source of the field numbers: Perfetto's protos/perfetto/trace, trace_packet.proto, track_event/
+track_event.proto, track_descriptor.proto, process_descriptor.proto, thread_descriptor.proto,
+counter_descriptor.proto and debug_annotation.proto. Clock 3 is the system's CLOCK_MONOTONIC.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from typing import Any
+
+from baregrad.base.errors import FileFormatError
+from baregrad.profiling.events import Events, Track
+
+_VARINT, _FIXED, _BYTES, _SHORT = 0, 1, 2, 5
+# Trace, TracePacket.
+_PACKET, _TIMESTAMP, _SEQUENCE, _EVENT, _CLOCK, _DESCRIPTOR = 1, 8, 10, 11, 58, 60
+_MONOTONIC = 3
+# TrackDescriptor, ProcessDescriptor, ThreadDescriptor, CounterDescriptor.
+_UUID, _NAME, _PROCESS, _THREAD, _PARENT, _COUNTER = 1, 2, 3, 4, 5, 8
+_PID, _PROCESS_NAME, _TID, _THREAD_NAME, _UNIT, _UNIT_BYTES = 1, 6, 2, 5, 3, 3
+# TrackEvent, DebugAnnotation.
+_ANNOTATION, _TYPE, _TRACK, _CATEGORY, _TITLE, _VALUE = 4, 9, 11, 22, 23, 30
+_BEGIN, _END, _COUNT = 1, 2, 4
+_KEY, _INT, _FLOAT, _TEXT = 10, 4, 5, 6
+
+
+def field(number: int, value: int | str | bytes | float) -> bytes:
+    """Return a field of a message: an integer, a float, or bytes, text and messages."""
+    if isinstance(value, float):
+        return _varint(number << 3 | _FIXED) + struct.pack("<d", value)
+    if isinstance(value, int):
+        return _varint(number << 3 | _VARINT) + _varint(value & ((1 << 64) - 1))
+    data = value.encode() if isinstance(value, str) else value
+    return _varint(number << 3 | _BYTES) + _varint(len(data)) + data
+
+
+def _varint(value: int) -> bytes:
+    found = bytearray()
+    while value > 0x7F:
+        found.append(value & 0x7F | 0x80)
+        value >>= 7
+    found.append(value)
+    return bytes(found)
+
+
+def fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
+    """Yield number and value of each field of a message; raises FileFormatError."""
+    at = 0
+
+    def varint() -> int:
+        nonlocal at
+        value = shift = 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7F) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+
+    try:
+        while at < len(data):
+            number, kind = divmod(varint(), 8)
+            if kind == _VARINT:
+                yield number, varint()
+            elif kind == _FIXED:
+                yield number, struct.unpack_from("<d", data, at)[0]
+                at += 8
+            elif kind == _BYTES:
+                length = varint()
+                if at + length > len(data):
+                    raise IndexError
+                yield number, data[at : at + length]
+                at += length
+            else:
+                raise IndexError
+    except (IndexError, struct.error) as error:
+        raise FileFormatError("the file is no profile of ours", found=f"byte {at}") from error
+
+
+def _packet(sequence: int, *parts: bytes) -> bytes:
+    return field(_PACKET, b"".join((*parts, field(_SEQUENCE, sequence))))
+
+
+def _uuid(pid: int, number: int) -> int:
+    return pid << 32 | number
+
+
+def begin(pid: int) -> bytes:
+    """Return a file without events, begun by a process."""
+    process = field(_UUID, _uuid(pid, 0)) + field(_PROCESS, field(_PID, pid))
+    return _packet(pid, field(_DESCRIPTOR, process))
+
+
+def begun_by(data: bytes) -> int:
+    """Return the process that began a file; raises FileFormatError."""
+    for wanted in (_PACKET, _DESCRIPTOR, _PROCESS, _PID):
+        found = next((value for number, value in fields(data) if number == wanted), None)
+        if isinstance(found, int):
+            return found
+        if not isinstance(found, bytes):
+            break
+        data = found
+    raise FileFormatError("the file is no profile of ours", wanted="one that a profile began")
+
+
+def joined(data: bytes, events: Events) -> bytes:
+    """Return a file with the events of one more process."""
+    return data + b"".join(packets(events))
+
+
+def packets(events: Events) -> Iterator[bytes]:
+    """Yield the packets of one process, in order of time."""
+    pid = events.pid
+    process = field(_PID, pid) + field(_PROCESS_NAME, events.process)
+    yield _packet(
+        pid, field(_DESCRIPTOR, field(_UUID, _uuid(pid, 0)) + field(_PROCESS, process))
+    )
+    counting = {one.track for one in events.counters}
+    for track in events.tracks:
+        yield _packet(pid, field(_DESCRIPTOR, _track(pid, track, track in counting)))
+    timed: list[tuple[int, int, int, bytes]] = []
+    for one in events.slices:
+        title = field(_TITLE, one.name) + field(_CATEGORY, one.category)
+        notes = b"".join(_note(name, value) for name, value in one.facts.items() if value != "")
+        uuid = _uuid(pid, one.track.number)
+        # An outer slice begins before and ends after those in it; what ends does so first.
+        length = one.end_ns - one.begin_ns
+        timed.append((one.begin_ns, 1, -length, _event(uuid, _BEGIN, title + notes)))
+        timed.append((one.end_ns, 0 if length else 2, -one.begin_ns, _event(uuid, _END, b"")))
+    for count in events.counters:
+        value = field(_VALUE, count.value)
+        timed.append((count.at_ns, 1, 0, _event(_uuid(pid, count.track.number), _COUNT, value)))
+    for at, *_, event in sorted(timed, key=lambda row: row[:3]):
+        clock = field(_CLOCK, _MONOTONIC)
+        yield _packet(pid, field(_TIMESTAMP, at), clock, field(_EVENT, event))
+
+
+def _track(pid: int, track: Track, counts: bool) -> bytes:
+    text = field(_UUID, _uuid(pid, track.number)) + field(_NAME, track.name)
+    text += field(_PARENT, _uuid(pid, 0))
+    return text + (field(_COUNTER, field(_UNIT, _UNIT_BYTES)) if counts else b"")
+
+
+def _event(uuid: int, kind: int, rest: bytes) -> bytes:
+    return field(_TYPE, kind) + field(_TRACK, uuid) + rest
+
+
+def _note(name: str, value: Any) -> bytes:
+    key = field(_KEY, name)
+    if isinstance(value, float):
+        return field(_ANNOTATION, key + field(_FLOAT, value))
+    if isinstance(value, int):
+        return field(_ANNOTATION, key + field(_INT, int(value)))
+    return field(_ANNOTATION, key + field(_TEXT, str(value)))

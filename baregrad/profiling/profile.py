@@ -1,0 +1,114 @@
+"""The profile of a block of Python, or of a whole process."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import sys
+from pathlib import Path
+from types import TracebackType
+
+from baregrad.base.errors import ArgumentError
+from baregrad.base.options import options
+from baregrad.base.tracing import SpanContext, span
+from baregrad.profiling.collector import Collector
+from baregrad.profiling.events import events_of
+from baregrad.profiling.limits import limits_of
+from baregrad.profiling.summary import KernelRow, Utilisation, kernel_rows, summary, utilisations
+from baregrad.profiling.trace_file import begin_file, join_file
+
+
+class Profile:
+    """What every device and thread does in a block, written to a file when the block ends.
+
+        with baregrad.profile("step.json") as profile:
+            with profile.span("epoch"):
+                step(x)
+        print(profile.table())
+
+    path: the file; `.json` is Chrome's form, all else Perfetto's. Processes that a profiled one
+    starts join its file, where they make a profile of the same path. None for no file. lines: note
+    which line asks for what from now on; what was planned before is not known by its line, and
+    calls without `jit` lose their short cut. Kernels overlap as ever: on GPUs each writes the time
+    when it ends, and is given the time since the one before had ended.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, lines: bool = False) -> None:
+        self.path = None if path is None else Path(path)
+        self._lines = lines
+        self._seen = Collector()
+        self._open = contextlib.ExitStack()
+        self._pid = 0
+
+    def __enter__(self) -> Profile:
+        if self._pid:
+            raise ArgumentError("a profile is made once", hint="make another")
+        self._pid = os.getpid()
+        if self.path is not None:
+            begin_file(self.path)
+        if self._lines:
+            self._open.enter_context(options.override(lines=True))
+        self._open.enter_context(self._seen.watching())
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._open.close()
+        if self.path is not None:
+            join_file(self.path, events_of(self._seen))
+
+    @staticmethod
+    def span(name: str) -> SpanContext:
+        """Return a context manager that shows a block of Python under a name."""
+        return span(name)
+
+    def kernels(self) -> list[KernelRow]:
+        """Return what each kernel came to, those that took longest first."""
+        return kernel_rows(self._seen.runs(), {})
+
+    def utilisations(self) -> list[Utilisation]:
+        """Return how busy each device was."""
+        seen = self._seen
+        return utilisations(seen.runs(), seen.end_ns - seen.begin_ns)
+
+    def table(self) -> str:
+        """Return kernels, devices, threads and memory as text; measures the CPU's limits."""
+        seen = self._seen
+        limits = {
+            device: limits_of(device, architecture)
+            for device, architecture in seen.architectures.items()
+        }
+        return summary(seen, limits)
+
+
+class _OfProcess:
+    """The profile that `PROFILE` asks for: from the first device on to the process's end."""
+
+    def __init__(self) -> None:
+        self.profile: Profile | None = None
+
+    def begin(self) -> None:
+        if self.profile is None or self.profile._pid != os.getpid():
+            # Of what was inherited nothing is this process's.
+            self.profile = Profile(options.profile, lines=False)
+            self.profile.__enter__()
+            atexit.register(self.end, os.getpid())
+
+    def end(self, pid: int) -> None:
+        if self.profile is not None and pid == os.getpid():
+            profile, self.profile = self.profile, None
+            profile.__exit__(None, None, None)
+            print(f"{profile.table()}\nwritten to {profile.path}", file=sys.stderr)
+
+
+_of_process = _OfProcess()
+
+
+def begin_for_process() -> None:
+    """Profile this process until it ends, into the file that the option `profile` names."""
+    _of_process.begin()

@@ -1,0 +1,80 @@
+"""What a profile keeps of the work that it saw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from baregrad.program import Program, evaluate
+from baregrad.runtime.commands import Command, CommandList, Copy, Exec
+
+
+@dataclass(frozen=True, slots=True)
+class CommandFacts:
+    """A command of a list: its name, the user's line if that was noted, what it runs or moves.
+
+    program: None for copies and fills, which move `nbytes`. fixed: variables that never change.
+    """
+
+    name: str
+    where: str
+    program: Program | None
+    nbytes: int = 0
+    fixed: Mapping[str, int] = field(default_factory=dict)
+
+    def work(self, variables: Mapping[str, int]) -> tuple[int, int]:
+        """Return the operations of one run and the bytes that it reads and writes."""
+        if self.program is None:
+            return 0, self.nbytes
+        meta, known = self.program.meta, {**variables, **self.fixed}
+        nbytes = evaluate(meta.bytes_read, known) + evaluate(meta.bytes_written, known)
+        return evaluate(meta.flops, known), nbytes
+
+
+def facts_of_list(commands: CommandList) -> tuple[CommandFacts, ...]:
+    """Return the facts of each command of a list."""
+    return tuple(map(_facts, commands.commands))
+
+
+def _facts(command: Command) -> CommandFacts:
+    if isinstance(command, Exec):
+        name, _, where = command.label.partition(" ")
+        return CommandFacts(name, where, command.kernel.program, 0, command.variables)
+    touched = 2 if isinstance(command, Copy) else 1
+    return CommandFacts(command.label, "", None, command.nbytes * touched)
+
+
+@dataclass(slots=True)
+class ListRun:
+    """One run of a command list; times are in nanoseconds of `time.perf_counter`."""
+
+    device: str
+    facts: tuple[CommandFacts, ...]
+    variables: Mapping[str, int]
+    begin_ns: tuple[int, ...]
+    end_ns: tuple[int, ...]
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostCall:
+    """A call of a device by a Python thread: what, from when to when, who asked for it."""
+
+    kind: Literal["replay", "run", "copy in", "copy out", "wait"]
+    device: str
+    thread: int
+    begin_ns: int
+    end_ns: int
+    where: str
+    nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A piece of a device's memory and its owner: the line that asked for it, in which span."""
+
+    device: str
+    nbytes: int
+    where: str
+    span: str

@@ -1,0 +1,155 @@
+"""What a profile comes to: kernels, devices, threads, and who holds memory at the peak."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from baregrad.base.bits import human_bytes, human_seconds
+from baregrad.profiling.collector import Collector
+from baregrad.profiling.limits import Limits
+from baregrad.profiling.records import ListRun
+
+_OWNERS_SHOWN = 12
+
+
+@dataclass(slots=True)
+class KernelRow:
+    """All runs of a kernel, copy or fill on a device that one line asked for."""
+
+    device: str
+    name: str
+    where: str
+    calls: int = 0
+    total_ns: int = 0
+    flops: int = 0
+    nbytes: int = 0
+    least_ns: float = 0.0
+
+    @property
+    def roofline(self) -> float:
+        """The share of the machine's limits that its runs reach, 0 where those are not known."""
+        return self.least_ns / max(self.total_ns, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Utilisation:
+    """How long a device worked, of the time from its first command to its last.
+
+    `covered_ns` is the time in which some command ran; those of a queue that follow each other
+    without a gap cover all of it.
+    """
+
+    device: str
+    covered_ns: int
+    span_ns: int
+    profile_ns: int
+
+
+def kernel_rows(runs: Iterable[ListRun], limits: Mapping[str, Limits | None]) -> list[KernelRow]:
+    """Return the rows of all kernels, those that took longest in all first."""
+    found: dict[tuple[str, str, str], KernelRow] = {}
+    for run in runs:
+        known = limits.get(run.device)
+        for facts, begin, end in zip(run.facts, run.begin_ns, run.end_ns, strict=True):
+            if end <= begin:
+                continue
+            key = (run.device, facts.name, facts.where)
+            row = found.get(key)
+            if row is None:
+                row = found[key] = KernelRow(*key)
+            flops, nbytes = facts.work(run.variables)
+            row.calls += 1
+            row.total_ns += end - begin
+            row.flops += flops
+            row.nbytes += nbytes
+            if known is not None:
+                row.least_ns += known.least_ns(facts, run.variables)
+    return sorted(found.values(), key=lambda row: -row.total_ns)
+
+
+def utilisations(runs: Iterable[ListRun], profile_ns: int) -> list[Utilisation]:
+    """Return how busy each device was."""
+    busy: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for run in runs:
+        busy[run.device] += zip(run.begin_ns, run.end_ns, strict=True)
+    found = []
+    for device, pieces in busy.items():
+        pieces.sort()
+        covered, reached = 0, pieces[0][0]
+        for begin, end in pieces:
+            covered += max(end - max(begin, reached), 0)
+            reached = max(reached, end)
+        found.append(Utilisation(device, covered, reached - pieces[0][0], profile_ns))
+    return found
+
+
+def summary(seen: Collector, limits: Mapping[str, Limits | None], rows_shown: int = 40) -> str:
+    """Return the tables as text."""
+    runs = seen.runs()
+    rows = kernel_rows(runs, limits)
+    profile_ns = seen.end_ns - seen.begin_ns
+    whole = sum(row.total_ns for row in rows) or 1
+    head = ("kernel", "calls", "total", "share", "GB/s", "TFLOP/s", "roofline", "line")
+    cells: list[tuple[str, ...]] = [head]
+    for row in rows[:rows_shown]:
+        ns = max(row.total_ns, 1)
+        cells.append((
+            row.name, str(row.calls), human_seconds(ns / 1e9), f"{row.total_ns / whole:.1%}",
+            f"{row.nbytes / ns:.1f}", f"{row.flops / ns / 1e3:.3f}",
+            f"{row.roofline:.0%}" if row.least_ns else "-", row.where,
+        ))  # fmt: skip
+    lines = _columns(cells)
+    if len(rows) > rows_shown:
+        rest = rows[rows_shown:]
+        share = sum(row.total_ns for row in rest) / whole
+        lines.append(f"and {len(rest)} more, {share:.1%} together")
+    for one in utilisations(runs, profile_ns):
+        lines.append(
+            f"{one.device}: busy for {human_seconds(one.covered_ns / 1e9)}, "
+            f"{one.covered_ns / max(one.span_ns, 1):.1%} of the time from its first command to its "
+            f"last, {one.covered_ns / max(profile_ns, 1):.1%} of the profile"
+        )
+    return "\n".join([*lines, *_host_lines(seen), *_peak_lines(seen)])
+
+
+def _columns(cells: list[tuple[str, ...]]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    lines = []
+    for row in cells:
+        first, *numbers, last = row
+        shown = [f"{first:<{widths[0]}}"]
+        shown += [f"{one:>{width}}" for one, width in zip(numbers, widths[1:-1], strict=True)]
+        lines.append("  ".join([*shown, last]).rstrip())
+    return lines
+
+
+def _host_lines(seen: Collector) -> list[str]:
+    """What threads of Python did with devices, and the spans, by name."""
+    totals: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for call in seen.calls:
+        total = totals[f"{call.kind} ({call.device})"]
+        total[0] += 1
+        total[1] += call.end_ns - call.begin_ns
+    for name, (count, seconds) in seen.recorder.totals().items():
+        totals[name] = [count, round(seconds * 1e9)]
+    ranked = sorted(totals.items(), key=lambda item: -item[1][1])
+    shown = [f"  {name}: {count} times, {human_seconds(ns / 1e9)}" for name, (count, ns) in ranked]
+    return ["threads of Python, by the host's clock:", *shown] if shown else []
+
+
+def _peak_lines(seen: Collector) -> list[str]:
+    lines = []
+    for peak in seen.memory.peaks():
+        at = (peak.at_ns - seen.begin_ns) / 1e9
+        lines.append(f"{peak.device}: at most {human_bytes(peak.nbytes)} of memory, at {at:.3f} s:")
+        for owner, nbytes, pieces in peak.owners[:_OWNERS_SHOWN]:
+            lines.append(f"  {human_bytes(nbytes):>10} in {pieces} pieces: {owner}")
+        rest = peak.owners[_OWNERS_SHOWN:]
+        if rest:
+            nbytes = sum(size for _, size, _ in rest)
+            lines.append(f"  {human_bytes(nbytes):>10} of {len(rest)} other owners")
+        if peak.before:
+            lines.append(f"  {human_bytes(peak.before):>10} held before the profile began")
+    return lines

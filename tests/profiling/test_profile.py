@@ -1,0 +1,259 @@
+"""Profiles: what ran is counted, timed, joined to lines and owners, and written."""
+
+from __future__ import annotations
+
+import contextvars
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import baregrad
+from baregrad import Tensor
+from baregrad.base.errors import ArgumentError
+from baregrad.base.options import options, parse_environment
+from baregrad.engine.session import Session, current_session, use_session
+from baregrad.profiling.limits import limits_of
+from baregrad.runtime.commands import Slot
+from tests.runtime.nvidia import device_tools as tools
+from tests.runtime.nvidia.fake_port import FakePort
+
+SIZE = 1 << 16
+
+
+@pytest.fixture(autouse=True)
+def session() -> Iterator[Session]:
+    with use_session(Session()) as own:
+        yield own
+        own.close()
+
+
+def step_and_input() -> tuple[Any, Tensor]:
+    @baregrad.jit
+    def step(x: Tensor) -> Tensor:
+        return (x * 2 + 1).sum()
+
+    return step, Tensor(np.ones(SIZE, np.float32))
+
+
+def test_each_run_of_a_kernel_is_counted_with_its_work() -> None:
+    step, x = step_and_input()
+    with baregrad.profile() as profile:
+        for _ in range(5):
+            step(x)
+    rows = profile.kernels()
+    assert sum(row.calls for row in rows) == 5 * len({row.name for row in rows})
+    # An element is read once each time, and little is written.
+    read = sum(row.nbytes for row in rows)
+    assert 5 * 4 * SIZE <= read <= 5 * 4 * SIZE * 1.1
+    assert sum(row.flops for row in rows) >= 5 * 2 * SIZE
+    assert all(row.total_ns > 0 for row in rows)
+    (used,) = profile.utilisations()
+    assert used.device == "CPU"
+    assert used.covered_ns == sum(row.total_ns for row in rows) <= used.span_ns <= used.profile_ns
+
+
+def test_kernels_are_joined_to_the_lines_that_asked_for_them(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    with baregrad.profile(path, lines=True):
+        step, x = step_and_input()
+        for _ in range(3):
+            step(x)
+    source = Path(__file__).read_text().splitlines()
+    (number,) = [at for at, line in enumerate(source, 1) if "return (x * 2 + 1).sum()" in line][:1]
+    kernels = [row for row in json.loads(path.read_text())["traceEvents"]
+               if row.get("cat") == "kernels"]
+    assert kernels
+    assert {row["args"]["line"] for row in kernels} == {f"{__file__}:{number}"}
+
+
+def test_nothing_stands_in_front_of_a_device_that_is_not_profiled() -> None:
+    step, x = step_and_input()
+    step(x)
+    device: Any = current_session().backend("CPU").device
+    plain = set(vars(device))
+    with baregrad.profile():
+        assert "submit" in vars(device)
+        step(x)
+    assert set(vars(device)) == plain
+
+
+def test_results_are_those_without_a_profile() -> None:
+    step, x = step_and_input()
+    wanted = step(x).item()
+    with baregrad.profile():
+        assert [step(x).item() for _ in range(3)] == [wanted] * 3
+
+
+def test_the_peak_of_memory_is_told_by_owner() -> None:
+    with baregrad.profile() as profile:
+        kept = Tensor(np.ones(SIZE, np.float32)).realize()
+        with profile.span("doubling"):
+            more = [Tensor(np.ones(2 * SIZE, np.float32)).realize() for _ in range(3)]
+        del more
+        Tensor(np.ones(SIZE, np.float32)).realize()
+    (peak,) = profile._seen.memory.peaks()
+    assert peak.nbytes - peak.before == 4 * SIZE * 7
+    owners = {owner.rpartition(" in ")[2]: rest for owner, *rest in peak.owners}
+    assert owners["doubling"] == [4 * SIZE * 6, 3]
+    assert kept.numpy().sum() == SIZE
+    assert "7" not in owners and "at most" in profile.table()
+
+
+def test_spans_and_waits_of_every_thread_are_seen(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    step, x = step_and_input()
+
+    def work() -> None:
+        with profile.span("in a thread"):
+            step(x).item()
+
+    with baregrad.profile(path) as profile:
+        context = contextvars.copy_context()
+        thread = threading.Thread(target=context.run, args=(work,), name="worker")
+        thread.start()
+        thread.join()
+        with profile.span("in the main thread"):
+            step(x)
+    rows = json.loads(path.read_text())["traceEvents"]
+    names = {row["tid"]: row["args"]["name"] for row in rows if row["name"] == "thread_name"}
+    spans = {row["name"]: names[row["tid"]] for row in rows if row.get("cat") == "spans"}
+    assert spans["in a thread"] == "worker"
+    assert spans["in the main thread"] == "MainThread"
+    calls = Counter(row["name"] for row in rows if row.get("cat") == "calls")
+    assert calls["copy out"] == 1 and calls["run"] >= 2
+    # What a span is about lies inside it.
+    outer = next(row for row in rows if row["name"] == "in a thread")
+    inner = next(row for row in rows if row["name"] == "copy out")
+    assert outer["ts"] <= inner["ts"]
+    assert inner["ts"] + inner["dur"] <= outer["ts"] + outer["dur"]
+
+
+def test_processes_of_one_run_share_the_file(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import subprocess, sys\n"
+        "import numpy as np\nfrom baregrad import Tensor\n"
+        "if len(sys.argv) == 1:\n"
+        "    subprocess.run([sys.executable, __file__, 'child'], check=True)\n"
+        "(Tensor(np.ones(7, np.float32)) + 1).numpy()\n"
+    )
+    for name in ("p.json", "p.pftrace"):
+        path = tmp_path / name
+        path.write_bytes(b"something of another run")
+        os.utime(path, (1, 1))
+        done = subprocess.run(
+            [sys.executable, str(script)], capture_output=True, text=True, check=True,
+            env={"PROFILE": str(path), "PATH": "", "BAREGRAD_CACHE_DIR": str(tmp_path / "cache"),
+                 "PYTHONPATH": str(Path(baregrad.__file__).parents[1])},
+        )  # fmt: skip
+        assert done.stderr.count("written to") == 2 and f"{script}:6" in done.stderr
+        if name == "p.json":
+            whole = json.loads(path.read_text())
+            kernels = {row["pid"] for row in whole["traceEvents"] if row.get("cat") == "kernels"}
+            assert len(kernels) == 2 and whole["begunBy"] in kernels
+
+
+def test_a_gpu_is_profiled_without_being_awaited(tmp_path: Path) -> None:
+    from baregrad.runtime.nvidia.device import NvDevice
+
+    device = NvDevice(port=FakePort(), timeout_s=5)
+    try:
+        kernel = device.load(tools.program("link64"))
+        commands = device.command_list()
+        for number in range(4):
+            commands.exec(kernel, [Slot(0)], {"number": number}, label=f"link64 here.py:{number}")
+        buffer = device.allocate(128)
+        with baregrad.profile(tmp_path / "p.json") as profile:
+            for _ in range(6):
+                device.submit(commands, [buffer])
+        rows = profile.kernels()
+        assert {row.where: row.calls for row in rows} == {f"here.py:{n}": 6 for n in range(4)}
+        (used,) = profile.utilisations()
+        assert used.device == "NV" and 0 < used.covered_ns <= used.span_ns
+    finally:
+        device.close()
+
+
+def test_the_table_compares_with_the_limits_of_the_machine() -> None:
+    step, x = step_and_input()
+    with baregrad.profile() as profile:
+        step(x)
+    head, *lines = profile.table().splitlines()
+    assert head.split() == [
+        "kernel", "calls", "total", "share", "GB/s", "TFLOP/s", "roofline", "line",
+    ]
+    assert any("%" in line and line.startswith("reduce") for line in lines)
+    row = profile._seen.runs()[0]
+    limits = limits_of("NV", "sm_90a")
+    assert limits is not None
+    flops, nbytes = row.facts[0].work({})
+    # An H100 moves 3.35 TB/s (NVIDIA's datasheet).
+    assert limits.least_ns(row.facts[0], {}) == pytest.approx(nbytes / 3350, rel=0.1)
+    assert flops < nbytes
+
+
+def test_the_command_runs_a_program_and_prints_the_table(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from baregrad.profiling.command import main
+
+    script = tmp_path / "program.py"
+    script.write_text(
+        "import sys\nimport numpy as np\nfrom baregrad import Tensor\n"
+        "print((Tensor(np.ones(9, np.float32)) * 3).numpy().sum(), sys.argv[1:])\n"
+    )
+    assert main(["-o", str(tmp_path / "p"), str(script), "--word"]) == 0
+    out = capsys.readouterr().out
+    assert "27.0 ['--word']" in out and f"{script}:4" in out
+    assert "CPU: busy for" in out and f"written to {tmp_path / 'p'}" in out
+
+
+def test_a_profile_is_made_once_and_where_it_can_be_written(tmp_path: Path) -> None:
+    with baregrad.profile() as profile:
+        pass
+    with pytest.raises(ArgumentError, match="made once"), profile:
+        pass
+    with (
+        pytest.raises(ArgumentError, match="cannot be written"),
+        baregrad.profile(tmp_path / "nowhere" / "p.json"),
+    ):
+        pass
+
+
+def test_profile_asks_for_lines_unless_told_otherwise() -> None:
+    assert parse_environment({"PROFILE": "x"})["lines"]
+    assert not parse_environment({"PROFILE": "x", "BAREGRAD_LINES": "0"})["lines"]
+    assert not parse_environment({})["lines"] and not options.notes_lines
+    with options.override(lines=True):
+        assert options.notes_lines
+
+
+def test_a_device_clock_is_set_by_the_host_s() -> None:
+    from baregrad.profiling.collector import DeviceClock
+
+    class Drifting:
+        name = "odd"
+
+        def clock_ns(self) -> int:
+            # Ten years ago, and a thousandth too fast.
+            return round((time.perf_counter_ns() - origin) * 1.001) + 12345
+
+    origin = time.perf_counter_ns() - 10**9
+    device: Any = Drifting()
+    clock = DeviceClock(device)
+    time.sleep(0.05)
+    there, here = device.clock_ns(), time.perf_counter_ns()
+    time.sleep(0.05)
+    clock.look_again(device)
+    (found,) = clock.host_ns([there])
+    assert abs(found - here) < 5_000_000
