@@ -27,6 +27,10 @@ from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.render.gpu import gpu_signature
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.kernel import kernels as k
+from tests.kernel.gpu_kernels import lowered
+from tests.kernel.instructions.test_mma_sync import product
+from tests.kernel.instructions.test_wgmma import ASYNC
+from tests.kernel.instructions.test_wgmma import text as groups_text
 from tests.render.gpu_harness import (
     HOPPER,
     I64,
@@ -45,7 +49,7 @@ from tests.render.test_ptx_memory import SHUFFLED, copy_program, param, stored
 
 pytestmark = pytest.mark.differential
 # Virtual: the interpreter knows no later instructions than these.
-ARCHITECTURE = "sm_90"
+ARCHITECTURE = "sm_90a"
 
 
 @functools.cache
@@ -83,7 +87,7 @@ def to_ptx(text: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         source, target = Path(folder) / "k.cu", Path(folder) / "k.ptx"
         source.write_text(text)
-        flags = ["-ptx", "-fmad=false", "-std=c++17", "-arch=compute_90"]
+        flags = ["-ptx", "-fmad=false", "-std=c++17", "-arch=compute_90a"]
         command = [str(nvcc()), *flags, str(source), "-o", str(target)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -206,6 +210,19 @@ def test_copies(dtype: DType, width: int, align: int) -> None:
     np.testing.assert_array_equal(found, data)
 
 
+@COMPILED
+@pytest.mark.parametrize("turned", [False, True])
+def test_products_of_groups_of_warps(turned: bool) -> None:
+    kernel = product(64, 64, 192, turned, not turned)
+    loop, program = lowered(kernel, groups_text((turned, not turned), ASYNC.format(3)))
+    arrays = k.arguments(kernel)
+    expected = {slot: np.array(array) for slot, array in arrays.items()}
+    evaluate_loop(loop, expected)
+    found = [np.array(arrays[slot]) for slot in range(len(arrays))]
+    run_module(PtxModule.parse(to_ptx(text_of(program))), program, found)
+    k.assert_equal(expected, dict(enumerate(found)))
+
+
 # --- what needs no compiler ----------------------------------------------------------------------
 
 
@@ -240,7 +257,7 @@ def test_extremes_of_signed_integers_are_hidden_from_the_compiler(dtype: DType) 
 
 def test_what_has_no_text_is_named() -> None:
     programs = []
-    for words, name in (("no rule for a machine", "wgmma.fence"), ("one barrier", "bar.sync")):
+    for words, name in (("no rule for a machine", "setmaxnreg"), ("one barrier", "bar.sync")):
         w = Writer()
         w.machine(name, imm=(4,))
         programs.append((words, w.program()))

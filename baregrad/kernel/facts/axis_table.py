@@ -80,7 +80,8 @@ class AxisTable:
     time. tensorized: what instructions do. matrix: the threads whose matrix unit does some axes,
     if any. tiled: the step that a core's does. several, masked: whether some axis has a tail, or a
     partial tile. instructions: those of the machine, None for any. room: bytes that one copy may
-    have. registers: elements that a tile may have. Both are 0 where nothing is known of the machine.
+    have. registers: elements that a tile may have. Both are 0 where nothing is known of the
+    machine.
     """
 
     facts: Facts

@@ -20,7 +20,6 @@ from baregrad.render.c.text import CText, Dialect, Rule
 from baregrad.render.gpu import (
     ATOMS,
     BLOCK,
-    SHARED_ALIGNMENT,
     THREAD,
     WAIT,
     GpuSignature,
@@ -152,7 +151,7 @@ class _Kernel(CText):
             size = "" if dynamic else str(signature.shared_nbytes)
             linkage = "extern " if dynamic else ""
             lines.append(
-                f"  {linkage}__shared__ __align__({SHARED_ALIGNMENT}) u8 shared_memory[{size}];"
+                f"  {linkage}__shared__ __align__({signature.alignment}) u8 shared_memory[{size}];"
             )
         for alloc, offset in signature.shared.items():
             place = f"(shared_memory + {offset})"
@@ -333,6 +332,46 @@ def _multiply(f: CText, node: Node) -> None:
     f.line(f'asm volatile("{opcode} {", ".join(braces)};" : {outs} : {ins});')
 
 
+def _rows(f: CText, array: Node, offset: Node, at: int, panel: int) -> str:
+    """The descriptor of rows of 128 bytes whose chunks are exchanged, eight rows after eight."""
+    place = f"__cvta_generic_to_shared(&{f.names[array]}[{f.use(offset)} + {at}])"
+    rest = 1 << 62 | 1024 >> 4 << 32 | panel * array.dtype.itemsize >> 4 << 16
+    return f"((u64)((u32){place} >> 4 & 0x3FFF) | {rest}ull)"
+
+
+def _multiply_groups(f: CText, node: Node) -> None:
+    """A product of the matrices of four warps, added to registers, some time."""
+    kind, turned_a, turned_b, panel, at_a, at_b, beside, _, *tiles = node.arg.immediates
+    a, offset_a, b, offset_b, *registers = node.src
+    total = []
+    for number, register in enumerate(registers):
+        cells, tile = _cells(f, register), tiles[number // 2]
+        total += [cells[tile], cells[beside + tile]]
+    holes = ", ".join([f"%{place}" for place in range(len(total))])
+    outs = ", ".join([f'"+f"({name})' for name in total])
+    ins = ", ".join([
+        f'"l"({_rows(f, array, offset, at, more)})'
+        for array, offset, at, more in ((a, offset_a, at_a, 0), (b, offset_b, at_b, panel))
+    ])  # fmt: skip
+    short, count = _SHORT[kind], len(total)
+    opcode = f"wgmma.mma_async.sync.aligned.m64n{8 * len(tiles)}k16.f32.{short}.{short}"
+    f.line(
+        'asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0; '
+        f'{opcode} {{{holes}}}, %{count}, %{count + 1}, p, 1, 1, {turned_a}, {turned_b}; }}" : '
+        f'{outs} : {ins} : "memory");'
+    )
+
+
+def _plain(text: str) -> Callable[[CText, Node], None]:
+    """An instruction of which the immediates, if any, are the operands."""
+
+    def rule(f: CText, node: Node) -> None:
+        operands = "".join([f" {each}" for each in node.arg.immediates])
+        f.line(f'asm volatile("{text}{operands};" ::: "memory");')
+
+    return rule
+
+
 def _pack(f: CText, node: Node) -> None:
     """Two floats rounded to 16 bits each, as a word."""
     pair, word = node.src
@@ -353,6 +392,11 @@ _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyTyp
         "ldmatrix": _load_matrices,
         "mma.sync": _multiply,
         "cvt.pack": _pack,
+        "fence.proxy.async": _plain("fence.proxy.async.shared::cta"),
+        "wgmma": _multiply_groups,
+        "wgmma.fence": _plain("wgmma.fence.sync.aligned"),
+        "wgmma.commit": _plain("wgmma.commit_group.sync.aligned"),
+        "wgmma.wait": _plain("wgmma.wait_group.sync.aligned"),
     }
 )
 

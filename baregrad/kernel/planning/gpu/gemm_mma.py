@@ -76,7 +76,9 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     products = _products(plan, factors)
     ranked: list[TileChoice | GroupChoice] = []
     ranked += ranked_tiles(plan.target, products, panel, CHUNK, words, narrow)
-    if panel == wgmma.ROW and wgmma.has_groups(plan.target, dtype.name):
+    # Of fewer rows or columns the unit would multiply zeros.
+    is_wide = min(m, n) >= wgmma.M and panel == wgmma.ROW
+    if is_wide and wgmma.has_groups(plan.target, dtype.name):
         ranked += ranked_groups(plan.target, products, words)
         ranked.sort(key=lambda each: each.cycles)
     choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)

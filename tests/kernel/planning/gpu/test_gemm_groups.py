@@ -1,0 +1,76 @@
+"""Products that groups of four warps make: when they are planned, with which tiles, and results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from baregrad.ir.core.node import Node
+from baregrad.kernel import choose
+from baregrad.kernel.language.schedule import Tensorize
+from baregrad.kernel.planning.common.decisions import Decisions
+from baregrad.kernel.planning.gpu.gemm_groups import TILES, GroupTile, ranked_groups
+from baregrad.kernel.planning.gpu.gemm_tiles import Product
+from baregrad.target import gpu_row
+from tests.kernel.gpu_kernels import HOPPER, check_gpu
+from tests.kernel.planning.gpu.contractions import contraction
+
+WORDS = (True, True)
+Sizes = tuple[int, ...]
+
+
+def instruction(kernel: Node, target: object = HOPPER) -> str:
+    found = choose(kernel, target)
+    (step,) = [step for step in found.schedule.steps if isinstance(step, Tensorize)]
+    return step.instruction
+
+
+@pytest.mark.parametrize("left", ["ax", "xa"])
+@pytest.mark.parametrize("right", ["nx", "xn"])
+@pytest.mark.parametrize("size", [1024, 2048, 4096, 8192])
+def test_large_products_are_theirs_in_any_order(size: int, left: str, right: str) -> None:
+    assert instruction(contraction((size,), (size,), (size,), left, right, "an")) == "wgmma"
+
+
+@pytest.mark.parametrize("sizes", [(16, 8192, 8192), (4096, 4096, 32), (64, 48, 64)])
+def test_few_rows_and_short_sums_are_those_of_single_warps(sizes: tuple[int, int, int]) -> None:
+    m, n, k = sizes
+    assert instruction(contraction((m,), (n,), (k,), "ax", "nx", "an")) == "mma"
+
+
+def test_a_machine_without_the_unit_keeps_single_warps() -> None:
+    """By the row of the machine alone, whatever its name is."""
+    kernel = contraction((4096,), (4096,), (4096,), "ax", "nx", "an")
+    for target in (replace(HOPPER, matrix_shapes=()), gpu_row("sm_80"), gpu_row("sm_120")):
+        assert instruction(kernel, target) == "mma"
+
+
+def test_what_is_ranked_fits_a_multiprocessor() -> None:
+    for sizes in ((4096, 4096, 4096), (512, 512, 512), (100, 3000, 64)):
+        for choice in ranked_groups(HOPPER, [Product(*sizes, 1)], WORDS):
+            tile = choice.tile
+            assert tile in TILES and choice.slots * (tile.m + tile.n) * 128 <= 227 << 10
+            assert tile.warps % 4 == 0 and tile.n % 64 == 0 and choice.cycles > 0
+
+
+def test_two_panels_come_through_registers_where_no_copies_go_by_themselves() -> None:
+    found = ranked_groups(HOPPER, [Product(4096, 4096, 4096, 1)], (False, False))
+    assert found and all(choice.slots <= 2 for choice in found)
+    # A lane cannot hold what a large tile's panel has for it.
+    assert GroupTile(2, 1, 1, 256) not in [choice.tile for choice in found if choice.slots == 2]
+
+
+@pytest.mark.parametrize(("rows", "columns", "depth", "letters"), [
+    ((128,), (264,), (192,), ("ax", "nx", "an")),
+    ((2, 72), (3, 64), (136,), ("abx", "xno", "abno")),
+    ((130,), (64,), (3, 48), ("xya", "xyn", "an")),
+], ids=str)  # fmt: skip
+def test_results_at_every_level(
+    rows: Sizes, columns: Sizes, depth: Sizes, letters: tuple[str, ...]
+) -> None:
+    kernel = contraction(rows, columns, depth, *letters)
+    wanted = {"warp tile": "64x64 for 1x1 groups, 3 panels"}
+    found = choose(kernel, HOPPER, Decisions(wanted))
+    assert "warps in groups" in found.why()[0]
+    check_gpu(kernel, found.schedule)
