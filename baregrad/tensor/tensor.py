@@ -471,6 +471,7 @@ class Tensor(TensorLike):
     __rmatmul__ = products.rmatmul
     dot = products.dot
     dot_bytes = products.dot_bytes
+    fma = products.fma
     mm = products.mm
     mv = products.mv
     bmm = products.bmm

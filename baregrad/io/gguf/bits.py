@@ -15,6 +15,8 @@ from baregrad.tensor import Tensor
 Blocks = Tensor | Planes
 # What float32 numbers of 23 bits are written after, and what that adds to them.
 _FLOAT_LEAD, _FLOAT_STEP = 0x4B000000, 1 << 23
+# The same of codes below 128, in the third byte: so little is added that it may be multiplied too.
+_CODE_LEAD, _CODE_STEP, _CODE_PLACE = 0x43000000, 128, 16
 
 
 def field(blocks: Blocks, start: int, stop: int, *shape: int) -> Tensor:
@@ -105,15 +107,21 @@ def scaled(
     shape = found.shape[len(blocks.shape) - 2 :]
     x = blocks.vector.reshape(*shape, WORD_BYTES)
     parts = [x[..., place] for place in range(WORD_BYTES)]
-    terms = [
-        part * _as_floats((found >> 8 * place) & 255, offset) for place, part in enumerate(parts)
-    ]
-    total = scale * _in_pairs(terms)
-    if minimum is not None:
-        total = total - minimum * _in_pairs(parts)
-    if addend is not None:
-        total = total + addend * _in_pairs(parts)
-    return total
+    octets = [(found >> 8 * place) & 255 for place in range(WORD_BYTES)]
+    beside: Tensor | None = None
+    if minimum is None and addend is None:
+        factors = [_as_floats(each, offset) for each in octets]
+    else:
+        # What is added to codes comes off with the minimum.
+        factors = [(each << _CODE_PLACE | _CODE_LEAD).bitcast(dtypes.float32) for each in octets]
+        less = scale * float(_CODE_STEP + offset)
+        less = less if minimum is None else less + minimum
+        beside = -less if addend is None else addend - less
+    total = parts[0] * factors[0]
+    for part, factor in zip(parts[1:], factors[1:], strict=True):
+        total = part.fma(factor, total)
+    total = scale * total
+    return total if beside is None else beside.fma(_in_pairs(parts), total)
 
 
 def _in_pairs(terms: list[Tensor]) -> Tensor:

@@ -1,4 +1,4 @@
-"""A byte of a word in the place of the lowest byte of a constant, in PTX: one permutation.
+"""A byte of a word in the place of a byte of a constant, in PTX: one permutation.
 
 That is how packed numbers are made floats: shifted, masked and written after the first bits of a
 float, each of which would be an instruction. Source: PTX ISA, "prmt".
@@ -15,8 +15,9 @@ from baregrad.ir.core.op import Op, Ops
 from baregrad.render.ptx.text import PtxText
 
 BYTE = 255
-# The bytes of the second operand but its lowest, and that byte of the first one.
-SELECTOR = 0x7650
+# The bytes of the second operand, each of four bits.
+SELECTOR = 0x7654
+_PLACES = (0, 8, 16, 24)
 _KNOWN: MappingProxyType[Op, Callable[[int, int], int]] = MappingProxyType({
     Ops.MUL: lambda x, y: x * y, Ops.ADD: lambda x, y: x + y,
 })  # fmt: skip
@@ -27,7 +28,10 @@ def replace_octet(f: PtxText, node: Node) -> bool:
     if node.op is not Ops.OR or node.dtype is not dtypes.uint32:
         return False
     masked, lead = node.src
-    if lead.op is not Ops.CONST or lead.arg & BYTE or masked.op is not Ops.AND:
+    target = 0
+    if masked.op is Ops.SHL and masked.src[1].op is Ops.CONST and masked.src[1].arg in _PLACES:
+        masked, target = masked.src[0], int(masked.src[1].arg)
+    if lead.op is not Ops.CONST or lead.arg & (BYTE << target) or masked.op is not Ops.AND:
         return False
     word, mask = masked.src
     if mask.op is not Ops.CONST or mask.arg != BYTE:
@@ -36,13 +40,15 @@ def replace_octet(f: PtxText, node: Node) -> bool:
     if word.op is Ops.SHR:
         word, distance = word.src
         places = _known(distance)
-    if word.op is Ops.REG or places is None or not all(place in (0, 8, 16, 24) for place in places):
+    if word.op is Ops.REG or places is None or not all(place in _PLACES for place in places):
         return False
     count = f.width(node)
     words = f.lanes(word, count)
+    others = SELECTOR & ~(0xF << target // 2)
     for lane, result in enumerate(f.define(node)):
         octet = places[lane if len(places) > 1 else 0] // 8
-        f.emit("prmt.b32", result, words[lane], f.constant(lead), str(SELECTOR | octet))
+        choice = others | octet << target // 2
+        f.emit("prmt.b32", result, words[lane], f.constant(lead), str(choice))
     return True
 
 

@@ -74,6 +74,19 @@ def dot(x: Tensor, other: Tensor) -> Tensor:
     return matmul(x, other)
 
 
+def fma(x: Tensor, other: Tensor, total: Tensor) -> Tensor:
+    """Return `x * other + total` rounded once, of tensors of one dtype that broadcast.
+
+    Raises DTypeError for different dtypes.
+    """
+    if not x.dtype is other.dtype is total.dtype:
+        raise DTypeError(
+            "a product and what it is added to are of one dtype",
+            found=f"{x.dtype}, {other.dtype}, {total.dtype}", hint="cast them",
+        )  # fmt: skip
+    return result(nodes.alu(Ops.FMA, x.node, other.node, total.node), x, other, total)
+
+
 def dot_bytes(x: Tensor, other: Tensor, total: Tensor | int = 0) -> Tensor:
     """Return `total` plus the products of four bytes a word, element by element, as int32.
 

@@ -1,6 +1,8 @@
-"""Products of bytes in words against NumPy, on devices and levels that do them in other ways."""
+"""Products of bytes in words, and products that are added to, against exact arithmetic."""
 
 from __future__ import annotations
+
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -42,3 +44,22 @@ def test_sums_wrap() -> None:
 def test_other_dtypes_are_refused() -> None:
     with pytest.raises(DTypeError, match="wanted int32"):
         Tensor(UNSIGNED).dot_bytes(Tensor(SIGNED))
+
+
+@pytest.mark.parametrize("device", ["CPU", "REF"])
+def test_a_product_that_is_added_to_is_rounded_once(device: str) -> None:
+    random = np.random.default_rng(3)
+    x, y = (random.standard_normal((40, 1)).astype(np.float32) for _ in range(2))
+    z = np.concatenate([-(x * y), random.standard_normal((40, 1)).astype(np.float32)], 1)
+    with options.override(device=device):
+        found = Tensor(x).fma(Tensor(y), Tensor(z)).numpy()
+    for row, column in np.ndindex(40, 2):
+        exact = Fraction(float(x[row, 0])) * Fraction(float(y[row, 0]))
+        # A double holds the exact result, or what rounds as it does.
+        wanted = np.float32(float(exact + Fraction(float(z[row, column]))))
+        assert found[row, column] == wanted
+
+
+def test_a_product_and_what_it_is_added_to_are_of_one_dtype() -> None:
+    with pytest.raises(DTypeError, match="of one dtype"):
+        Tensor([1.0]).fma(Tensor([1.0]), Tensor([1.0], dtype=dtypes.float64))

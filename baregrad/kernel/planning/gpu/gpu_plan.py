@@ -207,14 +207,15 @@ class GpuPlan:
             units.append(("vector", lanes))
         self.parts(fixed, units, "grid")
 
-    def spread_rows(self, rows: Sequence[Node], together: int = WARPS) -> None:
-        """A part of a block for each row, `together` of them in a block."""
+    def spread_rows(self, rows: Sequence[Node], together: int = WARPS, each: int = 1) -> None:
+        """A part of a block for `each` rows in turn, `together` of them in a block."""
         axes = [axis for axis in rows if extent_of(axis) != 1]
         if not axes:
             return
         longest = max(axes, key=lambda axis: index.upper(extent_of(axis)))
         self.grid([axis for axis in axes if axis is not longest])
-        self.parts([longest], [("thread_y", together)], "grid")
+        units = [("thread_y", together), ("unroll", each)]
+        self.parts([longest], units[: 2 if each > 1 else 1], "grid")
 
     def together(self, ordered: Sequence[Node]) -> list[Node]:
         """The innermost of some axes that all accesses see as one, outermost first."""

@@ -28,6 +28,11 @@ LEAST_SHARE = 4
 # accumulator of its own but for those that a step takes from a word.
 THREAD_NUMBERS, TOGETHER = 64, 64
 MOST_WARPS = 8
+# Neighbouring words of a thread, which are one access.
+MOST_WORDS = 4
+# Rows of a thread, which share the other factor, where as many warps as keep a multiprocessor busy
+# are left.
+MOST_ROWS, BUSY_WARPS = 2, 16
 
 
 def plan_packed(plan: GpuPlan) -> bool:
@@ -56,7 +61,8 @@ def plan_packed(plan: GpuPlan) -> bool:
         return False
     numbers = iterations(held) * beside
     plan.because("{} numbers in words: a thread has all of one", numbers)
-    _plan(plan, rows, moving, held, numbers)
+    together = _words_together(words, moving[-1], TOGETHER // numbers)
+    _plan(plan, rows, moving, held, numbers, together)
     return True
 
 
@@ -84,9 +90,13 @@ def _beside(plan: GpuPlan) -> int:
 
 
 def _plan(
-    plan: GpuPlan, rows: Sequence[Node], moving: Sequence[Node], held: Sequence[Node], numbers: int
+    plan: GpuPlan, rows: Sequence[Node], moving: Sequence[Node], held: Sequence[Node], numbers: int,
+    together: int,
 ) -> None:
-    """Threads along words, and along rows where a row has few. numbers: of one step's words."""
+    """Threads along words, and along rows where a row has few.
+
+    numbers: of one step's words. together: words of a thread that are neighbours.
+    """
     # Where a step has all of a word, that is what lies side by side.
     inner = None if _beside(plan) == WORD else _innermost(plan, held)
     for axis in held:
@@ -95,25 +105,57 @@ def _plan(
     count = prod([int(axis.src[0].arg) for axis in moving])
     most = next_power_of_two(max(count * numbers // THREAD_NUMBERS, 1))
     first = min(max(most, min(next_power_of_two(count), plan.warp)), MOST_WARPS * plan.warp)
+    first = _filled(count, together, first, plan.warp)
     threads = plan.pick("threads of a row", powers_from(first, 1, MOST_WARPS * plan.warp))
+    warps = iterations(rows) * threads // (plan.warp * BUSY_WARPS * plan.target.units)
+    each = MOST_ROWS if warps >= MOST_ROWS else 1
+    each = plan.pick("rows of a thread", powers_from(each, 1, 2 * MOST_ROWS))
     if threads <= plan.warp:
         units = [("thread", threads)]
         most = plan.target.threads_per_block // threads
-        together = powers_from(WARPS * plan.warp // threads, 1, most)
-        plan.spread_rows(rows, plan.pick("rows of a block", together))
+        blocks = powers_from(WARPS * plan.warp // threads, 1, most)
+        plan.spread_rows(rows, plan.pick("rows of a block", blocks), each)
     else:
         units = [("thread_y", threads // plan.warp), ("thread", plan.warp)]
-        plan.grid(rows)
-    most = max(min(count // threads, TOGETHER // numbers), 1)
+        plan.spread_rows(rows, 1, each)
+    most = max(min(count // threads, TOGETHER // numbers) // together, 1)
+    while -(-count // (threads * together)) % most:
+        most -= 1
     steps = plan.pick("steps", powers_from(most, 1, most))
     name = plan.name(moving[0])
     if len(moving) > 1:
         name = "words"
         plan.steps.append(Collapse(tuple([plan.name(axis) for axis in moving]), name))
-    parts = [("w_u", steps), *[(f"w_{unit}", size) for unit, size in units]]
+    units = [("unroll", steps), *units, ("vector", together)]
+    parts = [(f"w_{unit}", size) for unit, size in units]
     plan.steps.append(Split(name, (("w_o", 0), *parts), masked=True))
-    plan.steps.append(Bind("w_u", "unroll"))
-    plan.steps.extend(Bind(f"w_{unit}", unit) for unit, size in units if size > 1)
+    # Neighbouring words are words of their own, whose scales are the same.
+    units[-1] = "unroll", together
+    for (part, size), (unit, _) in zip(parts, units, strict=True):
+        if size > 1:
+            plan.steps.append(Bind(part, unit))
+
+
+def _words_together(words: Sequence[ArrayAccess], inner: Node, most: int) -> int:
+    """Neighbouring words of an axis that are one access of all arrays of words, `most` at most."""
+    together = min(MOST_WORDS, max(most, 1))
+    if any(each.stride(inner) != 1 for each in words):
+        return 1
+    while int(inner.src[0].arg) % together:
+        together //= 2
+    return together
+
+
+def _filled(count: int, together: int, first: int, least: int) -> int:
+    """Threads, `first` or fewer, of which the fewest have no words to the end of a row."""
+    best = first
+    threads = first
+    while threads > least:
+        threads //= 2
+        tile, least_tile = threads * together, best * together
+        if -(-count // tile) * tile < -(-count // least_tile) * least_tile:
+            best = threads
+    return best
 
 
 def _innermost(plan: GpuPlan, axes: Sequence[Node]) -> Node | None:

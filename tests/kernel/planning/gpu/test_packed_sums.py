@@ -11,7 +11,9 @@ from baregrad.ir.core.node import Node
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.loops.sharing import prepare
+from baregrad.kernel.planning.common.decisions import Decisions
 from baregrad.kernel.planning.common.tiling import Reason
+from baregrad.kernel.planning.first_schedule import choose
 from baregrad.kernel.planning.gpu.gpu_schedule import choose_gpu_schedule
 from baregrad.render import get
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
@@ -38,6 +40,27 @@ def test_a_thread_has_all_that_is_in_a_word(name: str, held: int) -> None:
     # Each word holds at least four numbers, each of which is one permutation.
     assert words
     assert octets >= 2 * words
+
+
+@pytest.mark.parametrize(("name", "out"), [("Q6_K", 5), ("Q4_K", 5), ("Q8_0", 4)])
+def test_rows_of_a_thread_share_the_other_factor(name: str, out: int) -> None:
+    kernel = packed_product(name, 1, out, 512, dtypes.bfloat16)
+    loads = []
+    for each in ("1", "2"):
+        wanted = Decisions({"rows of a thread": each, "rows of a block": "1"})
+        program = check_gpu(kernel, choose(kernel, HOPPER, wanted).schedule)
+        text = get("ptx").render(program, HOPPER)
+        # Four neighbouring words, and the numbers that they are multiplied with.
+        loads.append(len(re.findall(r"ld\.global\.v4\.", text)))
+    assert 0 < loads[0] < loads[1] < 2 * loads[0]
+
+
+def test_rows_that_keep_a_machine_busy_are_two_of_a_thread() -> None:
+    for out, each in ((512, 1), (16384, 2)):
+        kernel = packed_product("Q4_K", 1, out, 512, dtypes.bfloat16)
+        asked = Decisions(noted=True)
+        choose(kernel, HOPPER, asked)
+        assert asked.made["rows of a thread"].taken == str(each)
 
 
 @pytest.mark.parametrize("width", [256, 768, 2048, 8192])
