@@ -10,7 +10,6 @@ is that of `quantize_row_q8_0`, `quantize_row_q8_1` and `quantize_row_q8_K` ther
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -21,6 +20,8 @@ from baregrad.tensor import Tensor
 
 # Bytes of a word, and a word of equal bytes.
 WORD, EACH = 4, 0x01010101
+# Words of a group that are side by side in a vector.
+WORDS = 4
 # Elements of a row that share a scale: those of small blocks, and of K-quants'.
 SMALL_BLOCK, LARGE_BLOCK = 32, 256
 _LARGEST = 127.0
@@ -31,11 +32,11 @@ _NOTHING = 2.0**-119
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """What blocks hold: unsigned bytes in int32 words (..., groups, words), lazily.
+    """What blocks hold: unsigned bytes in int32 words (..., groups, chain, 4), lazily.
 
-    The words of a row lie in the order of its elements. scale: float32 (..., groups, 1) for each
-    group, of which axes may be 1. minimum: what a group's elements have beside, likewise. offset:
-    what each byte is too large by.
+    A group has one scale. Its words lie in the order of its elements, four of them side by side;
+    those of a chain are summed as whole numbers. scale: float32 (..., groups). minimum: what a
+    group's elements have beside, likewise. offset: what each byte is too large by.
     """
 
     words: Tensor
@@ -75,37 +76,38 @@ def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
     return ((four * 0x00204081) & EACH) << 4
 
 
-def _whole(scale: Tensor) -> Tensor:
-    """A number of a block for all of its words, which have two axes."""
-    return scale.unsqueeze(-1)
-
-
 def _q4_0(blocks: Tensor) -> Codes:
-    return Codes(_nibbles(blocks, 2), _whole(half(blocks, 0)), offset=8)
+    return Codes(_nibbles(blocks, 2), _one(blocks, 0), offset=8)
 
 
 def _q4_1(blocks: Tensor) -> Codes:
-    return Codes(_nibbles(blocks, 4), _whole(half(blocks, 0)), _whole(half(blocks, 2)))
+    return Codes(_nibbles(blocks, 4), _one(blocks, 0), _one(blocks, 2))
 
 
 def _q5_0(blocks: Tensor) -> Codes:
     words = _nibbles(blocks, 6) | _fifth_bits(blocks, 2)
-    return Codes(words, _whole(half(blocks, 0)), offset=16)
+    return Codes(words, _one(blocks, 0), offset=16)
 
 
 def _q5_1(blocks: Tensor) -> Codes:
     words = _nibbles(blocks, 8) | _fifth_bits(blocks, 4)
-    return Codes(words, _whole(half(blocks, 0)), _whole(half(blocks, 2)))
+    return Codes(words, _one(blocks, 0), _one(blocks, 2))
 
 
 def _q8_0(blocks: Tensor) -> Codes:
-    return Codes(words_at(blocks, 2, 8) ^ -0x7F7F7F80, half(blocks, 0), offset=128)
+    words = words_at(blocks, 2, 8).reshape(*blocks.shape[:-1], 2, 4)
+    return Codes(words ^ -0x7F7F7F80, _one(blocks, 0), offset=128)
+
+
+def _one(blocks: Tensor, start: int) -> Tensor:
+    """The float16 at a byte of each block: its only group's."""
+    return half(blocks, start).squeeze(-1)
 
 
 def _halves(blocks: Tensor, start: int) -> Tensor:
-    """Codes of 4 bits of four runs of 32 bytes, each its low halves, then its high: (4, 2, 8)."""
-    words = words_at(blocks, start, 32).reshape(*blocks.shape[:-1], 4, 1, 8)
-    return (words >> _steps(2, 4, 2, 1)) & _each(4)
+    """Codes of 4 bits of four runs of 32 bytes, each its low halves, then its high: (8, 2, 4)."""
+    words = words_at(blocks, start, 32).reshape(*blocks.shape[:-1], 4, 1, 2, 4)
+    return (words >> _steps(2, 4, 2, 1, 1)) & _each(4)
 
 
 def _q4_k(blocks: Tensor) -> Codes:
@@ -113,13 +115,13 @@ def _q4_k(blocks: Tensor) -> Codes:
 
 
 def _q5_k(blocks: Tensor) -> Codes:
-    high = words_at(blocks, 16, 8).reshape(*blocks.shape[:-1], 1, 1, 8)
-    bits = ((high >> _steps(8, 1, 4, 2, 1)) & EACH) << 4
+    high = words_at(blocks, 16, 8).reshape(*blocks.shape[:-1], 1, 1, 2, 4)
+    bits = ((high >> _steps(8, 1, 4, 2, 1, 1)) & EACH) << 4
     return Codes(_halves(blocks, 48) | bits, *_pairs(blocks))
 
 
 def _pairs(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """The scales and minima of eight groups, in pairs: (4, 2, 1); what they hold is added."""
+    """The scales and minima of eight groups, in pairs: (4, 2); what they hold is added."""
     scales, minima, more = (words_at(blocks, at, 1).unsqueeze(-1) for at in (4, 8, 12))
     pair = _steps(4, 1, 4, 1)
     # The first four of each lie whole in a byte; the others are of a nibble and two spare bits.
@@ -128,43 +130,43 @@ def _pairs(blocks: Tensor) -> tuple[Tensor, Tensor]:
         spread = (high & _each(4)) | ((low >> 2) & 0x30303030)
         word = (pair < 2).where(low & _each(6), spread)
         number = (word >> ((pair & 1) * 16 + _steps(2, 8, 1, 2))) & 63
-        found.append((half(blocks, start).unsqueeze(-1) * number).unsqueeze(-1))
+        found.append(half(blocks, start).unsqueeze(-1) * number)
     return found[0], -found[1]
 
 
 def _q6_k(blocks: Tensor) -> Codes:
     lead = blocks.shape[:-1]
     # Two halves, then: low or high bits of a byte, runs of 32 bytes, groups of 16, words.
-    low = words_at(blocks, 0, 32).reshape(*lead, 2, 1, 2, 2, 4)
-    high = words_at(blocks, 128, 16).reshape(*lead, 2, 1, 1, 2, 4)
-    low = (low >> _steps(2, 4, 2, 1, 1, 1)) & _each(4)
-    high = (high >> _steps(4, 2, 2, 2, 1, 1)) & _each(2)
+    low = words_at(blocks, 0, 32).reshape(*lead, 2, 1, 2, 2, 1, 4)
+    high = words_at(blocks, 128, 16).reshape(*lead, 2, 1, 1, 2, 1, 4)
+    low = (low >> _steps(2, 4, 2, 1, 1, 1, 1)) & _each(4)
+    high = (high >> _steps(4, 2, 2, 2, 1, 1, 1)) & _each(2)
     scale = half(blocks, 208) * signed_field(blocks, 192, 208)
-    return Codes(low | (high << 4), scale.reshape(*lead, 2, 2, 2, 2, 1), offset=32)
+    return Codes(low | (high << 4), scale.reshape(*lead, 2, 2, 2, 2), offset=32)
 
 
 def _quarters(blocks: Tensor, start: int) -> Tensor:
-    """Codes of 2 bits of two runs of 32 bytes: (2, 4, 2, 4), each 16 a group."""
-    words = words_at(blocks, start, 16).reshape(*blocks.shape[:-1], 2, 1, 2, 4)
-    return (words >> _steps(4, 2, 4, 1, 1)) & _each(2)
+    """Codes of 2 bits of two runs of 32 bytes, each 16 a group: (2, 4, 2, 1, 4)."""
+    words = words_at(blocks, start, 16).reshape(*blocks.shape[:-1], 2, 1, 2, 1, 4)
+    return (words >> _steps(4, 2, 4, 1, 1, 1)) & _each(2)
 
 
 def _q2_k(blocks: Tensor) -> Codes:
     lead = blocks.shape[:-1]
     scales = field(blocks, 0, 16)
-    scale = (half(blocks, 80) * (scales & 15)).reshape(*lead, 2, 4, 2, 1)
-    minimum = (half(blocks, 82) * (scales >> 4)).reshape(*lead, 2, 4, 2, 1)
+    scale = (half(blocks, 80) * (scales & 15)).reshape(*lead, 2, 4, 2)
+    minimum = (half(blocks, 82) * (scales >> 4)).reshape(*lead, 2, 4, 2)
     return Codes(_quarters(blocks, 16), scale, -minimum)
 
 
 def _q3_k(blocks: Tensor) -> Codes:
     lead = blocks.shape[:-1]
-    high = words_at(blocks, 0, 8).reshape(*lead, 1, 1, 2, 4)
-    bits = ((high >> _steps(8, 1, 2, 4, 1, 1)) & EACH) << 2
+    high = words_at(blocks, 0, 8).reshape(*lead, 1, 1, 2, 1, 4)
+    bits = ((high >> _steps(8, 1, 2, 4, 1, 1, 1)) & EACH) << 2
     low = unpack(field(blocks, 96, 104), 4, 2).reshape(*lead, 16)
     more = unpack(field(blocks, 104, 108), 2, 4).reshape(*lead, 16)
     scale = half(blocks, 108) * ((low | (more << 4)) - 32)
-    return Codes(_quarters(blocks, 32) | bits, scale.reshape(*lead, 2, 4, 2, 1), offset=4)
+    return Codes(_quarters(blocks, 32) | bits, scale.reshape(*lead, 2, 4, 2), offset=4)
 
 
 CODES: Mapping[str, Callable[[Tensor], Codes]] = MappingProxyType({
@@ -192,7 +194,7 @@ def quantised_rows(x: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
     largest = parts.abs().amax(-1)
     is_nothing = largest < _NOTHING
     inverse = is_nothing.where(0.0, _LARGEST / largest)
-    codes = (parts * inverse.unsqueeze(-1)).round().cast(dtypes.int8).contiguous()
+    codes = (parts * inverse.unsqueeze(-1)).round().cast(dtypes.int8)
     if block == SMALL_BLOCK:
         step = largest / _LARGEST
         return codes, step, _rounded(step).contiguous()
@@ -202,28 +204,47 @@ def quantised_rows(x: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
 
 def byte_linear(x: Tensor, blocks: Tensor, name: str) -> Tensor:
     """Rows (..., width) of float32 times a matrix of blocks (out, blocks, nbytes): (..., out)."""
-    held = CODES[name](blocks)
-    count = blocks.shape[1]
+    out, count, nbytes = blocks.shape
     size = x.shape[-1] // count
-    lead, inner = x.shape[:-1], held.words.shape[2:]
     codes, step, kept = quantised_rows(x, size)
-    ones = (1,) * len(inner)
-    words = codes.view(dtypes.int32).reshape(*lead, 1, count, *inner)
-    total: Tensor | int = 0
+    if size == SMALL_BLOCK and count % 2 == 0:
+        # Words of two blocks lie side by side in a vector.
+        count //= 2
+        blocks = blocks.reshape(out, count, 2, nbytes)
+    held = CODES[name](blocks)
+    lead, groups, chain = x.shape[:-1], held.scale.shape[2:], held.words.shape[-2]
+    rows, places = len(lead), range(len(lead) + 1, len(lead) + 1 + len(groups))
+    # The links of a chain lie apart, the words of neighbouring groups side by side.
+    codes = codes.reshape(*lead, count, *groups, chain, WORDS * WORD)
+    codes = codes.permute(*range(rows + 1), places.stop, *places, places.stop + 1).contiguous()
+    before: Tensor | int = 0
     if held.offset:
-        sums = codes.reshape(*lead, count, size // WORD, WORD).sum(-1, dtype=dtypes.int32)
-        total = (sums * -held.offset).contiguous().reshape(*lead, 1, count, *inner)
-    dots = held.words.dot_bytes(words, total).cast(dtypes.float32)
-    found = dots * kept.reshape(*lead, 1, count, *ones) * held.scale
+        parts = codes.reshape(*lead, count, chain, *groups, WORDS, WORD)
+        sums = parts.sum((rows + 1, -1), dtype=dtypes.int32)
+        before = (sums * -held.offset).contiguous().unsqueeze(rows)
+    words = codes.view(dtypes.int32).unsqueeze(rows)
+    dots = held.words.select(-2, 0).dot_bytes(words.select(rows + 2, 0), before)
+    for link in range(1, chain):
+        dots = held.words.select(-2, link).dot_bytes(words.select(rows + 2, link), dots)
+    own = groups if size == SMALL_BLOCK else (1,) * len(groups)
+    scale = _for_words(kept.reshape(*lead, 1, count, *own), size)
+    found = dots.cast(dtypes.float32) * scale * held.scale.unsqueeze(-1)
     if held.minimum is not None:
-        groups = held.minimum.shape[2:]
-        number = math.prod(groups)
-        sums = codes.reshape(*lead, count, number, size // number).sum(-1, dtype=dtypes.int32)
-        values = sums.cast(dtypes.float32) * step.unsqueeze(-1)
+        sums = codes.sum((rows + 1, -1), dtype=dtypes.int32)
+        values = sums.cast(dtypes.float32) * step.reshape(*lead, count, *own)
         if size == SMALL_BLOCK:
             values = _rounded(values)
         # A share for each of the words, a power of two of them.
-        values = (values * (WORD * number / size)).contiguous()
-        found = found + held.minimum * values.reshape(*lead, 1, count, *groups)
-    axes = tuple(range(-1 - len(inner), 0))
-    return found.sum(axes)
+        values = _for_words((values / WORDS).contiguous().unsqueeze(rows), SMALL_BLOCK)
+        found = found + held.minimum.unsqueeze(-1) * values
+    return found.sum(tuple(range(-2 - len(groups), 0)))
+
+
+def _for_words(values: Tensor, block: int) -> Tensor:
+    """Numbers of groups (..., WORDS), one for each of the words that are side by side.
+
+    Small blocks have so many that they are in memory as they are loaded, beside the words.
+    """
+    if block != SMALL_BLOCK:
+        return values.unsqueeze(-1)
+    return values.unsqueeze(-1).expand(*values.shape, WORDS).contiguous()

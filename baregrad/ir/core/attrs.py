@@ -219,8 +219,9 @@ class Access(NamedTuple):
     kernel writes changes what it reads. `ahead`: the prefetch distance in bytes, 0 for no
     prefetch; it does no harm where there is no memory. `rows`: of a tile, how many
     elements after `at` each of its rows is; () for a single vector. `strays`: lanes that are masked
-    off may lie pages away from the array, where there need be no memory. `order`: of a load, which
-    of the neighbours that are loaded each lane gets, where lanes are not neighbours themselves.
+    off may lie pages away from the array, where there need be no memory. `order`: of a load, how
+    many elements after `at` each lane is, where lanes are not neighbours themselves: all are among
+    `width` neighbours, or else few runs, as `run_of` has them.
     """
 
     width: int = 1
@@ -232,6 +233,22 @@ class Access(NamedTuple):
     rows: tuple[int, ...] = ()
     strays: bool = False
     order: tuple[int, ...] = ()
+
+
+# Runs of lanes that a load reads apart, at most.
+MOST_RUNS = 2
+
+
+def run_of(order: tuple[int, ...], unit: int) -> int:
+    """How many lanes are a run: as many as any, of `unit` elements side by side, or all of one."""
+    size = len(order)
+    while size > 1:
+        parts = [order[first : first + size] for first in range(0, len(order), size)]
+        steps = {(*[place - part[0] for place in part],) for part in parts}
+        if len(order) % size == 0 and steps in ({(0,) * size}, {(*range(0, size * unit, unit),)}):
+            break
+        size -= 1
+    return size
 
 
 @ATTRIBUTES(Ops.TURNED)

@@ -139,8 +139,8 @@ class LinearMachine:
         wide = bool(index.shape) or access.width > 1
         if wide and not index.shape:
             step = access.stride * wide_count(node, array)
-            lanes = np.array(access.order or range(access.width), np.int64)
-            offset = offset[..., None] + lanes * step
+            lanes = np.array(access.order or range(0, step * access.width, step), np.int64)
+            offset = offset[..., None] + lanes
         shape = (*self.threads.shape, *offset.shape[-1:]) if wide else self.threads.shape
         active = self.active[..., None] if wide else self.active
         if mask:

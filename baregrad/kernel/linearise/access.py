@@ -10,7 +10,7 @@ from baregrad.base.bits import is_power_of_two
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Access, Reg
+from baregrad.ir.core.attrs import MOST_RUNS, Access, Reg, run_of
 from baregrad.ir.core.axes import TILE_BINDS
 from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.node import NO_RANGES, Node, const, instruction, toposort_having
@@ -112,7 +112,9 @@ class Address:
         return self.width > 1 and (bool(self.lanes) or self.stride not in (0, 1))
 
     def order(self, unit: int) -> tuple[int, tuple[int, ...]]:
-        """Where few neighbours of `unit` elements begin, and which of them each lane reads.
+        """Where few neighbours of `unit` elements begin, and where from there each lane reads.
+
+        Or few runs of neighbours, or of one, that lie apart.
 
         () where lanes read anything else, or neighbours in their order.
         """
@@ -191,10 +193,10 @@ def _order_of(address: Address, unit: int) -> tuple[int, tuple[int, ...]]:
             return _NONE
         found.append(address.stride * lane + sum(at * scale for (_, at), scale in parts))
     first = min(found)
-    if any((place - first) % unit for place in found):
-        return _NONE
-    order = tuple([(place - first) // unit for place in found])
-    return (first, order) if 0 < max(order) < width else _NONE
+    order = tuple([place - first for place in found])
+    is_near = max(order) < width * unit and not any(place % unit for place in order)
+    is_near = is_near or run_of(order, unit) * MOST_RUNS >= width
+    return (first, order) if max(order) and is_near else _NONE
 
 
 _FIXED, _POINT, _LANES = range(3)

@@ -312,11 +312,11 @@ def _lane_place(f: CText, node: Node) -> str:
     access = node.arg
     if access.width == 1 or node.src[1].shape:
         return place_text(f, node, "")
-    step = access.stride * _elements_at_once(node)
     if access.order:
         *front, last = access.order
         lane = "".join([f"l == {at} ? {place} : " for at, place in enumerate(front)])
-        return place_text(f, node, f"({lane}{last}) * {step}")
+        return place_text(f, node, f"({lane}{last})")
+    step = access.stride * _elements_at_once(node)
     stride = "l" if step == 1 else f"l * {step}{f.dialect.stride}"
     return place_text(f, node, stride)
 

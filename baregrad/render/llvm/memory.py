@@ -9,6 +9,7 @@ from types import MappingProxyType
 from baregrad.base.bits import next_power_of_two
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.words import WORD_NBYTES
+from baregrad.ir.core.attrs import run_of
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Op, Ops
@@ -176,9 +177,7 @@ def _vload(f: FunctionText, node: Node) -> None:
         return
     where = _place(f, node)
     if access.order:
-        near = type_text(dtype, max(access.order) + 1)
-        found = f.value(f"load {near}, ptr {where}, align {access.align}{constant}")
-        f.set(node, f"shufflevector {near} {found}, {near} poison, {lanes_text(access.order)}")
+        _ordered(f, node, where, constant)
         return
     at_once = masked and lanes > 1 and src[2].op is Ops.SPLAT
     each = masked and not at_once and not f.target.masks_loads(dtype.itemsize)
@@ -200,6 +199,36 @@ def _vload(f: FunctionText, node: Node) -> None:
         f.set(node, f"load {kinds}, ptr {place}, align {access.align}")
         return
     f.names[node] = _masked_load(f, node, where, f.use(src[2], lanes))
+
+
+def _ordered(f: FunctionText, node: Node, where: str, constant: str) -> None:
+    """Lanes that are some of neighbours, in any order, or runs that are loaded apart."""
+    dtype, access = node.dtype, node.arg
+    unit, align = dtype.bits // node.src[0].dtype.bits, access.align
+    order = [place // unit for place in access.order]
+    if max(order) < access.width and not any(place % unit for place in access.order):
+        near = type_text(dtype, max(order) + 1)
+        found = f.value(f"load {near}, ptr {where}, align {align}{constant}")
+        f.set(node, f"shufflevector {near} {found}, {near} poison, {lanes_text(order)}")
+        return
+    size = run_of(access.order, unit)
+    # Of one element there is one alone: LLVM would fill a vector with copies of it one by one.
+    length = size if access.order[0] != access.order[size - 1] else 1
+    kinds, found = type_text(dtype, length), "poison"
+    both = type_text(dtype, max(length, 2))
+    for number, at in enumerate(access.order[::size]):
+        place = f.value(f"getelementptr {type_text(node.src[0].dtype)}, ptr {where}, i64 {at}")
+        part = f.value(f"load {kinds}, ptr {place}, align {align}{constant}")
+        if length == 1:
+            found = f.value(f"insertelement {both} {found}, {kinds} {part}, i64 {number}")
+        elif number:
+            lanes = order_text(0, 2 * size)
+            f.set(node, f"shufflevector {kinds} {found}, {kinds} {part}, {lanes}")
+        else:
+            found = part
+    if length == 1:
+        lanes = lanes_text([lane // size for lane in range(access.width)])
+        f.set(node, f"shufflevector {both} {found}, {both} poison, {lanes}")
 
 
 def _masked_load(f: FunctionText, node: Node, where: str, condition: str) -> str:

@@ -1,9 +1,10 @@
-"""Schedules for products of rows of bytes, four a word: lanes are the words of a block.
+"""Schedules for products of rows of bytes, four a word: lanes are words of blocks.
 
 A block of one factor is a few words with a scale, as packed weights are, and the other factor has
-words and scales to match. The words of a block are one vector; what is unpacked of it serves
-several rows of the other factor, whose words in turn serve several of its rows. Each result is
-added up block after block, in the same order whatever stands beside it.
+words and scales to match. Words of a block that are summed as whole numbers follow one another;
+those beside them, of one block or two, are a vector. What is unpacked of it serves several rows of
+the other factor, whose words in turn serve several of its rows. Each result is added up block after
+block, in the same order whatever stands beside it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import itertools
 from collections.abc import Iterable
 
 from baregrad.ir.analysis.words import byte_products
+from baregrad.ir.core.attrs import MOST_RUNS
 from baregrad.ir.core.node import Node, toposort
 from baregrad.kernel.language.schedule import Collapse, Schedule
 from baregrad.kernel.planning.common.pool import choose_pool
@@ -35,7 +37,7 @@ def plan_byte_products(plan: SumPlan) -> Schedule | None:
     main = plan.main
     dots = byte_products(main.node.src[0])
     lane = _words(plan) if dots else None
-    if lane is None or len(dots) != 1 or len(plan.facts.reductions) > 1:
+    if lane is None or not _is_chain(dots) or len(plan.facts.reductions) > 1:
         return None
     packed_words = dots[0].src[0]
     lane = _joined(plan, lane)
@@ -55,6 +57,11 @@ def plan_byte_products(plan: SumPlan) -> Schedule | None:
     pool = choose_pool(plan, order)
     sums = [axis for axis in plan.axes if axis.reduced and axis not in steps]
     return plan.schedule([*loop_names(order), *loop_names(sums), *loop_names(steps)], pool)
+
+
+def _is_chain(dots: list[Node]) -> bool:
+    """Whether each product but the first goes on with the sum of another."""
+    return len({dot.src[2] for dot in dots} & {*dots}) == len(dots) - 1
 
 
 def _longest(axes: Iterable[PlannedAxis]) -> PlannedAxis | None:
@@ -87,7 +94,10 @@ def _joined(plan: SumPlan, lane: PlannedAxis) -> PlannedAxis:
         return lane
     for access in plan.reads:
         stride, step = outer.stride(access), lane.stride(access)
-        if stride != 0 and step != 0 and (step is None or stride != step * lane.size):
+        if step is None:
+            return lane
+        is_near = stride is not None and (stride == step * lane.size or outer.size <= MOST_RUNS)
+        if stride != 0 and step != 0 and not is_near:
             return lane
     name, nodes = f"{outer.name}_{lane.name}", (*outer.nodes, *lane.nodes)
     plan.steps.append(Collapse((outer.name, lane.name), name))

@@ -23,8 +23,11 @@ AVX512 = cpu_row_named("x86-64-avx512")
 BLOCKS, NBYTES = 6, 20
 
 
-def product(rows: int, out: int, joined: bool = True) -> Tensor:
-    """Rows of nibbles of blocks with a scale, times rows of bytes."""
+def product(rows: int, out: int, joined: bool = True, apart: bool = False) -> Tensor:
+    """Rows of nibbles of blocks with a scale, times rows of bytes.
+
+    apart: the halves of a block are summed as whole numbers, and two blocks lie side by side.
+    """
     rng = np.random.default_rng(4)
     packed = Tensor(rng.integers(0, 256, (out, BLOCKS, NBYTES), np.uint8))
     x = Tensor(rng.integers(-127, 128, (rows, 1, BLOCKS, 32), np.int8)).view(dtypes.int32)
@@ -32,6 +35,13 @@ def product(rows: int, out: int, joined: bool = True) -> Tensor:
     words = packed[..., 4:].view(dtypes.int32).unsqueeze(-2)
     steps = Tensor.arange(2, dtype=dtypes.int32).reshape(2, 1) * 4
     codes = (words >> steps) & 0x0F0F0F0F
+    if apart:
+        codes = codes.reshape(out, BLOCKS // 2, 2, 2, 4)
+        x = x.reshape(rows, 1, BLOCKS // 2, 2, 2, 4)
+        dots = codes[..., 0, :].dot_bytes(x[..., 0, :, :])
+        dots = codes[..., 1, :].dot_bytes(x[..., 1, :, :], dots)
+        halves = packed[..., 0].cast(dtypes.float32).reshape(out, BLOCKS // 2, 2, 1)
+        return (dots.float() * scales.reshape(rows, 1, -1, 2, 1) * halves).sum((-1, -2, -3))
     x = x.reshape(rows, 1, BLOCKS, 2, 4)
     if not joined:
         # A scale for each half of a block.
@@ -63,6 +73,13 @@ def test_lanes_are_the_words_of_a_block() -> None:
         assert "2 steps of r2 at once" in " ".join(short.why())
 
 
+def test_words_of_two_blocks_are_one_vector() -> None:
+    kernel = kernel_of(lambda: product(3, 64, apart=True))
+    chosen = choose(kernel, AVX512)
+    assert "bind('r3_r4', 'vector')" in str(chosen.schedule)
+    assert "vectors of the 8 words" in " ".join(chosen.why())
+
+
 @pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: row.name)
 @pytest.mark.parametrize("joined", [True, False])
 @pytest.mark.parametrize(("rows", "out"), [(1, 1), (1, 13), (3, 7), (17, 5)])
@@ -70,4 +87,10 @@ def test_every_machine_computes_the_same(
     row: CpuTarget, rows: int, out: int, joined: bool
 ) -> None:
     kernel = kernel_of(lambda: product(rows, out, joined))
+    check(kernel, choose(kernel, row).schedule, row)
+
+
+@pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: row.name)
+def test_every_machine_sums_blocks_that_lie_apart(row: CpuTarget) -> None:
+    kernel = kernel_of(lambda: product(11, 5, apart=True))
     check(kernel, choose(kernel, row).schedule, row)
