@@ -62,6 +62,10 @@ COMMANDS = (
             "baregrad.apps.search"),
     Command("serve", "serve a language model over HTTP, in the usual protocols",
             "baregrad.llm.commands.serve"),
+    Command("trace", "show what a program asks of the NVIDIA driver, by name",
+            "baregrad.trace.command"),
+    Command("viz", "look at a program's lines, kernels and graphs in a browser",
+            "baregrad.viz.command"),
 )
 
 

@@ -67,7 +67,7 @@ def main(argv: Sequence[str]) -> int:
         understood.error("--kernels lists; --after shows a program, or one kernel with --kernel N")
     if arguments.target and not (arguments.kernels or arguments.kernel):
         understood.error("--target is for kernels: give --kernels, or --kernel N")
-    backend = _null_backend(arguments.target)
+    backend = null_backend(arguments.target)
     names = pass_names(backend)
     if arguments.list:
         print("\n".join(f"{name:<24} {why}" for name, why in names))
@@ -87,7 +87,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _null_backend(gpu: str | None) -> CompiledBackend:
+def null_backend(gpu: str | None) -> CompiledBackend:
     """What compiles for this machine's CPU, or for a generation of GPUs, and runs nothing."""
     backend = open_backend("NULL")
     if not isinstance(backend, CompiledBackend):
@@ -209,11 +209,11 @@ def kernels_of(path: Path, null: CompiledBackend | None = None) -> list[Found]:
                 where = session.where(run.program, launch)
                 seen[kernel] = Found(kernel, run.program.variables, where)
 
-    _run_observed(path, note, null, debug=1)
+    run_observed(path, note, null, debug=1)
     return list(seen.values())
 
 
-def _run_observed(
+def run_observed(
     path: Path, note: Callable[[Any, Session], None], null: CompiledBackend | None = None,
     **setting: Any,
 ) -> None:
@@ -252,6 +252,6 @@ def _explain_program(path: Path, after: str | None) -> None:
                 seen.add(kernel)
                 _explain_kernel(backend, kernel, after, sys.stdout)
 
-    _run_observed(path, note)
+    run_observed(path, note)
     if not programs:
         print(NOTHING)

@@ -107,9 +107,11 @@ def replaced(sink: Node, target: AnyTarget | None = None) -> Iterator[tuple[str,
                     yield shown.name, old, new
 
 
-def stages(sink: Node) -> Iterator[tuple[str, str, Node]]:
+def stages(sink: Node, target: AnyTarget | None = None) -> Iterator[tuple[str, str, Node]]:
     """(name, why, result) of the graph that enters and of each pass, to be shown."""
     yield *INPUT, sink
-    for step in passes:
-        sink = step.run(sink)
-        yield step.name, step.why, sink
+    for step in _steps_for(target):
+        for shown in step.shown:
+            made = shown.as_pass()
+            sink = made.run(sink)
+            yield made.name, made.why, sink

@@ -51,7 +51,7 @@ def test_candidates_are_shown_with_what_a_search_measured(
         shown = told.partition("candidates\n")[2].partition("loops\n")[0].splitlines()
         assert len(shown) > 3 and shown[1].endswith("us             the first schedule")
         other = shown[2].split("us")[1].strip()
-        kernel = explain.kernels_of(program, explain._null_backend("sm_90a"))[0].kernel
+        kernel = explain.kernels_of(program, explain.null_backend("sm_90a"))[0].kernel
         row = row_digest(gpu_row("sm_90a"), 0)
         measured = (("the first schedule", 12345.0), (other, 9876.0), ("what was found", 8765.0))
         Records(file).put(

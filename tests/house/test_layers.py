@@ -29,7 +29,7 @@ RANKS = {
     "nn": 7, "optim": 7, "io": 7, "data": 7,
     "": 7.5,
     "llm": 8,
-    "apps": 9, "cli": 9, "testing": 9, "trace": 9, "__main__": 10,
+    "apps": 9, "cli": 9, "testing": 9, "trace": 9, "viz": 9, "__main__": 10,
 }
 # Beyond the ranks: a kernel is lowered by a schedule, which is a value of that room.
 ALLOWED = {("kernel", "schedule")}
@@ -44,6 +44,7 @@ ALWAYS_THERE = frozenset(sys.stdlib_module_names) | {"numpy", "baregrad"}
 LATE = {
     "llvmlite", "tokenizers", "elftools", "sklearn", "torch",
     "jinja2", "llguidance", "llama_cpp", "starlette", "uvicorn", "lm_eval", "ray",
+    "ml_dtypes",
 }
 
 

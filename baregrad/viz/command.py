@@ -1,0 +1,83 @@
+"""`baregrad viz FILE`: look at a program's lines, kernels and graphs in a browser.
+
+FILE is a Python program, which is run on the NULL device so that nothing is computed, or a file
+that `--save` wrote, on this machine or another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import webbrowser
+from collections.abc import Sequence
+from pathlib import Path
+
+from baregrad.base.errors import ArgumentError, OptionError
+from baregrad.target.gpu import GPU_ROWS
+from baregrad.viz.documents import Documents, FiledDocuments, RecordedDocuments, save
+from baregrad.viz.recording import record
+from baregrad.viz.server import PageServer
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line of `baregrad viz`."""
+    result = argparse.ArgumentParser(
+        prog="baregrad viz",
+        description="Look at a program's lines, kernels and graphs in a browser on this machine.",
+    )
+    result.add_argument("file", type=Path, help="a Python program, or what --save wrote")
+    result.add_argument(
+        "--target", choices=[row.name for row in GPU_ROWS],
+        help="kernels for a GPU of this generation, which need not be there",
+    )
+    result.add_argument("--save", type=Path, metavar="F", help="write it to a file and stop")
+    result.add_argument("--port", type=int, default=0, help="the port of the page; any free one")
+    result.add_argument(
+        "--no-browser", action="store_true", help="print the address and open no browser"
+    )
+    return result
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run `baregrad viz`; 0 when the page was closed, by Ctrl-C, or the file written."""
+    arguments = parser().parse_args(argv)
+    documents = open_documents(arguments.file, arguments.target)
+    if arguments.save is not None:
+        save(documents, arguments.save)
+        print(f"wrote {arguments.save}: `baregrad viz {arguments.save}` shows it")
+        return 0
+    try:
+        server = PageServer(documents, arguments.port)
+    except OSError as error:
+        raise OptionError(
+            "the page's port cannot be had", found=f"{arguments.port}: {error}",
+            wanted="a free port", hint="leave --port out for any that is free",
+        ) from error
+    server.make_ready()
+    print(f"{arguments.file.name} at {server.url} (Ctrl-C ends it)", flush=True)
+    if not arguments.no_browser:
+        webbrowser.open(server.url)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+    finally:
+        server.server_close()
+    return 0
+
+
+def open_documents(path: Path, gpu: str | None = None) -> Documents:
+    """The documents of a program, which is run, or of a saved recording."""
+    if not path.is_file():
+        raise ArgumentError(
+            "there is no such file", found=str(path),
+            wanted="a Python program, or what `baregrad viz PROGRAM --save FILE` wrote",
+        )
+    if path.suffix != ".py":
+        return FiledDocuments(path)
+    recording = record(path, gpu)
+    if not recording.computations:
+        raise ArgumentError(
+            "the program computes nothing", found=str(path), wanted="a program that asks for values"
+        )
+    return RecordedDocuments(recording)

@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from baregrad.base.errors import ArgumentError, OptionError
+from baregrad.viz.command import main, open_documents
+from baregrad.viz.server import PageServer
+
+
+def test_a_saved_recording_opens_elsewhere(
+    program: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "shown.viz"
+    assert main([str(program), "--target", "sm_80", "--save", str(path)]) == 0
+    assert str(path) in capsys.readouterr().out
+    assert b'"target":"sm_80"' in (open_documents(path).get("summary") or b"")
+
+
+def test_programs_of_which_nothing_can_be_shown_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="no such file"):
+        main([str(tmp_path / "none.py")])
+    idle = tmp_path / "idle.py"
+    idle.write_text("import baregrad\n")
+    with pytest.raises(ArgumentError, match="computes nothing"):
+        main([str(idle), "--target", "sm_90a"])
+
+
+def test_a_port_in_use_is_refused(program: Path, tmp_path: Path) -> None:
+    path = tmp_path / "shown.viz"
+    main([str(program), "--target", "sm_90a", "--save", str(path)])
+    with PageServer(open_documents(path)) as taken:
+        port = str(taken.server_address[1])
+        with pytest.raises(OptionError, match="cannot be had"):
+            main([str(path), "--port", port, "--no-browser"])

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baregrad.base.errors import ArgumentError
+from baregrad.ir.core.node import toposort
+from baregrad.viz.documents import Documents, FiledDocuments, RecordedDocuments, save
+from baregrad.viz.recording import Recording
+
+
+def read(documents: Documents, name: str) -> Any:
+    text = documents.get(name)
+    assert text is not None
+    return json.loads(text)
+
+
+def test_a_graph_has_every_node_once_after_its_sources(
+    documents: RecordedDocuments, recording: Recording
+) -> None:
+    for number, computation in enumerate(recording.computations):
+        for at, one in enumerate(computation.passes):
+            graph = read(documents, f"graph/{number}/{at}")
+            order = toposort(one.sink)
+            assert [graph["names"][op] for op in graph["op"]] == [node.op.name for node in order]
+            assert len(set(graph["id"])) == len(order)
+            seen: set[int] = set()
+            for node, sources in zip(graph["id"], graph["src"], strict=True):
+                assert set(sources) <= seen
+                seen.add(node)
+
+
+def test_nodes_keep_their_number_from_pass_to_pass(
+    documents: RecordedDocuments, recording: Recording
+) -> None:
+    first, second = (read(documents, f"graph/0/{at}") for at in (0, 1))
+    passes = recording.computations[0].passes
+    shared = set(toposort(passes[0].sink)) & set(toposort(passes[1].sink))
+    assert shared
+    assert len(set(first["id"]) & set(second["id"])) == len(shared)
+
+
+def test_the_summary_adds_up(documents: RecordedDocuments, recording: Recording) -> None:
+    summary = read(documents, "summary")
+    runs = [one["runs"] * one["least_ns"] for one in summary["computations"]]
+    assert sum(one["least_ns"] for one in summary["lines"]) == pytest.approx(sum(runs))
+    costs = [one["least_ns"] for one in summary["lines"]]
+    assert costs == sorted(costs, reverse=True)
+    assert summary["target"] == "sm_90a"
+    (source,) = summary["files"].values()
+    assert source[7].strip() == "loss = y.exp().sum()"
+
+
+def test_a_plan_says_why_values_were_stored(documents: RecordedDocuments) -> None:
+    plan = read(documents, "plan/0")
+    stored = [one for one in plan["decisions"] if one["stored"]]
+    assert stored
+    assert all(one["reason"] for one in plan["decisions"])
+    computed = {each for step in plan["steps"] for each in step["computes"]}
+    assert any(one["of"] in computed for one in stored)
+
+
+def test_a_kernel_has_its_reasons_loops_and_source(documents: RecordedDocuments) -> None:
+    kernels = [name for name in documents.names() if name.startswith("kernel/")]
+    for name in kernels:
+        kernel = read(documents, name)
+        assert "why" in kernel["choice"]
+        assert kernel["loops"]
+        assert ".visible .entry" in kernel["stages"][-1]["text"]
+
+
+def test_a_file_holds_what_the_recording_does(
+    documents: RecordedDocuments, tmp_path: Path
+) -> None:
+    path = tmp_path / "shown.viz"
+    save(documents, path)
+    filed = FiledDocuments(path)
+    assert sorted(filed.names()) == sorted(documents.names())
+    assert all(filed.get(name) == documents.get(name) for name in documents.names())
+    assert filed.get("kernel/999") is None
+    assert documents.get("kernel/999") is None
+    assert documents.get("../secret") is None
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
+    text, other, old = tmp_path / "text", tmp_path / "other.zip", tmp_path / "old.zip"
+    text.write_text("no archive")
+    with zipfile.ZipFile(other, "w") as archive:
+        archive.writestr("summary.json", "[")
+    with zipfile.ZipFile(old, "w") as archive:
+        archive.writestr("summary.json", '{"format": 0}')
+    for path in (text, other, tmp_path / "none"):
+        with pytest.raises(ArgumentError, match="no recording of a program"):
+            FiledDocuments(path)
+    with pytest.raises(ArgumentError, match="another version"):
+        FiledDocuments(old)

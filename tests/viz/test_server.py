@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import gzip
+import http.client
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from baregrad.viz.documents import RecordedDocuments
+from baregrad.viz.server import PageServer
+
+
+@pytest.fixture(scope="module")
+def server(documents: RecordedDocuments) -> Iterator[PageServer]:
+    with PageServer(documents) as made:
+        thread = threading.Thread(target=made.serve_forever, daemon=True)
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def ask(
+    server: PageServer, path: str, **headers: str
+) -> tuple[int, bytes, http.client.HTTPMessage]:
+    connection = http.client.HTTPConnection(*server.server_address[:2])
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    found = (answer.status, answer.read(), answer.headers)
+    connection.close()
+    return found
+
+
+def test_the_page_and_what_it_needs_are_there(server: PageServer) -> None:
+    status, page, headers = ask(server, "/")
+    assert status == 200
+    assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+    wanted = [part.split(b'"')[0].decode() for part in page.split(b'src="')[1:]]
+    wanted += [part.split(b'"')[0].decode() for part in page.split(b'href="')[1:]]
+    assert len(wanted) == 5
+    for name in wanted:
+        assert "//" not in name, "the page loads nothing from elsewhere"
+        assert ask(server, "/" + name)[0] == 200
+
+
+def test_documents_come_as_they_are_or_compressed(
+    server: PageServer, documents: RecordedDocuments
+) -> None:
+    status, body, headers = ask(server, "/data/summary")
+    assert (status, body) == (200, documents.get("summary"))
+    assert headers["Content-Type"] == "application/json"
+    long = max(documents.names(), key=lambda name: len(documents.get(name) or b""))
+    _, body, headers = ask(server, "/data/" + long, **{"Accept-Encoding": "gzip"})
+    assert headers["Content-Encoding"] == "gzip"
+    assert gzip.decompress(body) == documents.get(long)
+
+
+@pytest.mark.parametrize("path", ["/data/none", "/../server.py", "/data/kernel/-1", "/vendor/"])
+def test_nothing_else_is_there(server: PageServer, path: str) -> None:
+    assert ask(server, path)[0] == 404
+
+
+def test_another_name_for_this_machine_is_refused(server: PageServer) -> None:
+    assert ask(server, "/data/summary", Host="elsewhere.example:80")[0] == 403
+    assert server.server_address[0] == "127.0.0.1"
