@@ -8,15 +8,18 @@ known that nobody else wants the inner one.)
 from __future__ import annotations
 
 from baregrad.dtypes import dtypes
+from baregrad.graph.repeats import is_repeated
 from baregrad.graph.traced import Traced, rewrite
-from baregrad.graph.views import expand, full, reshape
+from baregrad.graph.views import cut, expand, full, reshape
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.monoid import Monoid, arg_extreme, primitive
 from baregrad.ir.core.node import Node, cast, const, rebuild, toposort
-from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
 from baregrad.ir.core.shape import is_one
+
+_ELEMENTWISE = mask_of(ELEMENTWISE)
 
 
 def _reduce(node: Node) -> Node | None:
@@ -35,7 +38,43 @@ def _reduce(node: Node) -> Node | None:
         found = _reduce_expand(node, op)
         if found is not None:
             return found
-    return None
+    return _once_for_alike(node)
+
+
+def _once_for_alike(node: Node) -> Node | None:
+    """A reduction whose results are alike along an axis: made once, and then repeated.
+
+    So is the gradient of a product whose sum along a side is all that anything depends on.
+    """
+    value, axes, shape = node.src[0], node.arg.axes, node.src[0].shape
+    if not value.mask & Ops.EXPAND.bit:
+        return None
+    alike = [
+        axis for axis, extent in enumerate(shape)
+        if axis not in axes and not is_one(extent) and index.lower(extent) > 0
+        and is_repeated(value, axis)
+    ]
+    if not alike:
+        return None
+    thin = _thinned(value, alike)
+    made = Node(Ops.REDUCE, node.dtype, (thin,), node.arg)
+    smaller = _reduce(made)
+    return expand(made if smaller is None else smaller, node.shape)
+
+
+def _thinned(value: Node, axes: list[int]) -> Node:
+    """One element along axes that repeat theirs, of all that a value computes along them."""
+    order = toposort(value, enter=lambda node: node.op.bit & _ELEMENTWISE != 0)
+    done: dict[Node, Node] = {}
+    for node in order:
+        if node.op.bit & _ELEMENTWISE and node.src:
+            done[node] = node.replace(src=tuple([done[child] for child in node.src]))
+            continue
+        thin = node
+        for axis in axes if node.shape else ():
+            thin = cut(thin, axis, 0, 1)
+        done[node] = thin
+    return done[value]
 
 
 def _again(node: Node, value: Node, gone: list[int]) -> Node:

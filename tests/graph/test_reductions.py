@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.graph import canonicalise
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import arg_extreme
-from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.node import Node, const, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.tensor_level import evaluate, to_raw
 from tests.graph.graphs.canonical import canonical, count
@@ -23,6 +25,23 @@ def test_reduction_of_repeated_elements(op: object) -> None:
     found = canonical(made)
     assert count(found, Ops.REDUCE) == (1 if op is Ops.MUL else 0)
     check([made, x.expand(3, 4, 5).reduce(op, 1, 2), x.expand(3, 4, 5).reduce(op)])
+
+
+@pytest.mark.parametrize("op", [Ops.ADD, Ops.MAX, Ops.MUL])
+def test_results_that_are_alike_are_made_once(op: Op) -> None:
+    """The gradient by a factor whose products are summed along its columns, in its views."""
+    x, y = param(0, 6, 4), param(1, 6)
+    rows = x.reshape(6, 4, 1).expand(6, 4, 5)
+    repeated = y.reshape(6, 1, 1).expand(6, 1, 5).reshape(6, 1, 5).expand(6, 4, 5)
+    made = (rows * repeated).reduce(op, 0)
+    (reduce,) = [node for node in toposort(canonical(made)) if node.op is Ops.REDUCE]
+    assert prod(reduce.shape) == 4
+    check([made])
+    kept = (rows * repeated + param(2, 4, 5).reshape(1, 4, 5).expand(6, 4, 5)).reduce(op, 0)
+    assert any(
+        prod(node.shape) == 20 for node in toposort(canonical(kept)) if node.op is Ops.REDUCE
+    )
+    check([kept])
 
 
 def test_repeated_half_precision_elements_are_counted_in_float32() -> None:
