@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.trace import ptrace as px
@@ -23,6 +23,8 @@ from baregrad.trace.memory import ProcessMemory, process_of, threads_of
 _OPTIONS = px.OPTION_SYSGOOD | px.OPTION_FORKS | px.OPTION_EXEC | px.OPTION_SECCOMP
 _GROUP_STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _EXEC_FAILED, _NO_PTRACE = 127, 126
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_DETACH_S = 10.0
 
 
 @dataclass
@@ -77,11 +79,11 @@ class Watcher(Protocol):
 class ProgramFollower:
     """Follows one program, and all that it starts, until the end.
 
-    `period_s` is how often the watcher's `idle` is called at least; none for never.
+    `period_s` is how often the watcher's `idle` is called at least.
     """
 
     watcher: Watcher
-    period_s: float | None = None
+    period_s: float = 0.05
     threads: dict[int, TracedThread] = field(default_factory=dict)
     _early: set[int] = field(default_factory=set)
     _parents: dict[int, TracedProcess] = field(default_factory=dict)
@@ -124,7 +126,7 @@ class ProgramFollower:
         self._first = pid
         self._add(pid, None)
         # The terminal gives an interrupt to the program as well; that is for it to end by.
-        with _signals_ignored(signal.SIGINT, signal.SIGQUIT):
+        with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGQUIT):
             self._loop()
         said = os.read(said_r, 4096).decode(errors="replace")
         os.close(said_r)
@@ -149,9 +151,9 @@ class ProgramFollower:
                 "this process may not be traced", found=pid,
                 hint="be its user or root; kernel.yama.ptrace_scope must be 0 or you its parent",
             )  # fmt: skip
-        try:
+        # An exception in the middle of a stop would leave its thread stopped for ever.
+        with _handled(lambda *_: setattr(self, "_leaving", True), *_ENDS):
             self._loop()
-        except KeyboardInterrupt:
             self._detach()
         return self._status
 
@@ -165,19 +167,17 @@ class ProgramFollower:
 
     def _detach(self) -> None:
         """Let every thread go as it is: each must stop once more to be let go of."""
-        self._leaving = True
         for tid in list(self.threads):
             with contextlib.suppress(OSError):
                 self._ptrace(px.INTERRUPT, tid)
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + _DETACH_S
         while self.threads and time.monotonic() < deadline:
-            with contextlib.suppress(KeyboardInterrupt, ChildProcessError):
-                tid, status = os.waitpid(-1, px.WAIT_ALL)
-                self._let_go(tid, status)
+            with contextlib.suppress(ChildProcessError):
+                self._let_go(*self._wait())
 
     def _let_go(self, tid: int, status: int) -> None:
         self.threads.pop(tid, None)
-        if not os.WIFSTOPPED(status):
+        if not tid or not os.WIFSTOPPED(status):
             return
         number, event = os.WSTOPSIG(status), status >> 16
         deliver = 0 if event or number & px.SYSCALL_STOP else number
@@ -187,30 +187,28 @@ class ProgramFollower:
     # The loop.
 
     def _loop(self) -> None:
-        wait: Callable[[], tuple[int, int]] = self._wait
-        while self.threads:
+        while self.threads and not self._leaving:
             try:
-                tid, status = wait()
+                tid, status = self._wait()
             except ChildProcessError:
                 break
-            if tid == 0:
-                self.watcher.idle()
-                continue
-            self._stopped(tid, status)
-        for process in {id(one.process): one.process for one in self.threads.values()}.values():
-            self._end(process)
-        self.threads.clear()
+            if tid:
+                self._stopped(tid, status)
+            self.watcher.idle()
+        if not self._leaving:
+            for process in {id(one.process): one.process for one in self.threads.values()}.values():
+                self._end(process)
+            self.threads.clear()
 
     def _wait(self) -> tuple[int, int]:
         """Return the next stop, or (0, 0) where there was none for a period."""
-        if self.period_s is None:
-            return os.waitpid(-1, px.WAIT_ALL)
-        deadline = time.monotonic() + self.period_s
-        while True:
+        tid, status = os.waitpid(-1, px.WAIT_ALL | os.WNOHANG)
+        if not tid:
+            # The signal is blocked, so that it waits for us; the limit is for the case that
+            # another of our threads took it.
+            signal.sigtimedwait([signal.SIGCHLD], self.period_s)
             tid, status = os.waitpid(-1, px.WAIT_ALL | os.WNOHANG)
-            if tid or time.monotonic() >= deadline:
-                return tid, status
-            time.sleep(0.0002)
+        return tid, status
 
     def _stopped(self, tid: int, status: int) -> None:
         thread = self.threads.get(tid)
@@ -307,13 +305,16 @@ class ProgramFollower:
 
 
 @contextlib.contextmanager
-def _signals_ignored(*numbers: signal.Signals) -> Iterator[None]:
-    former = [signal.signal(number, signal.SIG_IGN) for number in numbers]
+def _handled(handler: Any, *numbers: signal.Signals) -> Iterator[None]:
+    """Handle signals in a way of our own, and keep those of children waiting."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGCHLD])
+    former = [signal.signal(number, handler) for number in numbers]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, former, strict=True):
-            signal.signal(number, handler)
+        for number, one in zip(numbers, former, strict=True):
+            signal.signal(number, one)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _become(command: Sequence[str], ready: px.SyscallFilter, begin: int, said: int) -> None:

@@ -52,6 +52,7 @@ class MappedFile:
     begin: int
     end: int
     path: str
+    code: bool
 
 
 def mappings(pid: int) -> list[MappedFile]:
@@ -65,7 +66,7 @@ def mappings(pid: int) -> list[MappedFile]:
         words = line.split(None, 5)
         if len(words) == 6:
             begin, _, end = words[0].partition("-")
-            found.append(MappedFile(int(begin, 16), int(end, 16), words[5]))
+            found.append(MappedFile(int(begin, 16), int(end, 16), words[5], "x" in words[1]))
     return found
 
 

@@ -1,0 +1,125 @@
+"""Every name and struct that the vendor's headers declare for the driver's calls, by release.
+
+The runtime's own tables hold what it reads and writes; these hold the rest, for who watches other
+programs. `read_headers` writes them from the published source, and a test compares the two.
+"""
+
+from __future__ import annotations
+
+import gzip
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+
+from baregrad.runtime.nvidia.abi.releases import parse_version
+
+FILE = Path(__file__).with_name("vendor.txt.gz")
+SCALARS = MappingProxyType({
+    "u8": 1, "u16": 2, "u32": 4, "u64": 8, "i8": 1, "i16": 2, "i32": 4, "i64": 8, "f32": 4,
+    "f64": 8, "ptr": 8, "handle": 4, "bool": 1, "status": 4,
+})  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A field of a struct: where it starts, its kind (of SCALARS, or a struct) and how many."""
+
+    offset: int
+    kind: str
+    count: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A struct of one release."""
+
+    name: str
+    nbytes: int
+    members: tuple[Member, ...]
+
+
+@dataclass(frozen=True)
+class Named:
+    """What a number stands for: its name, and the struct that goes with it, if any."""
+
+    name: str
+    struct: str = ""
+
+
+@dataclass
+class VendorTables:
+    """Names and structs as of one driver release; methods by unit: compute, copy, host."""
+
+    version: str
+    controls: Mapping[int, Named]
+    classes: Mapping[int, Named]
+    uvm: Mapping[int, Named]
+    escapes: Mapping[int, Named]
+    methods: Mapping[str, Mapping[int, str]]
+    _rows: Mapping[str, list[tuple[tuple[int, ...], str]]]
+    _made: dict[str, Layout | None] = field(default_factory=dict)
+
+    def struct(self, name: str) -> Layout | None:
+        """Return a struct as this release has it; None for one that no header declares."""
+        if name not in self._made:
+            self._made[name] = self._layout(name)
+        return self._made[name]
+
+    def _layout(self, name: str) -> Layout | None:
+        rows = self._rows.get(name)
+        if not rows:
+            return None
+        wanted = parse_version(self.version)
+        at = bisect_right([version for version, _ in rows], wanted)
+        nbytes, *fields = rows[max(at - 1, 0)][1].split(";")
+        members = []
+        for text in fields:
+            offset, kind, count, label = text.split()
+            members.append(Member(int(offset), kind, int(count), label))
+        return Layout(name, int(nbytes), tuple(members))
+
+    def nbytes(self, kind: str) -> int:
+        """Return the size of one value of a kind."""
+        if kind in SCALARS:
+            return SCALARS[kind]
+        found = self.struct(kind)
+        return found.nbytes if found else 0
+
+
+def load_tables(version: str) -> VendorTables:
+    """Return the tables of a release such as `580.95.05`: of the nearest one not newer."""
+    names: dict[str, dict[int, Named]] = {
+        kind: {} for kind in ("control", "class", "uvm", "escape")
+    }
+    rows: dict[str, list[tuple[tuple[int, ...], str]]] = {}
+    methods: dict[str, dict[int, str]] = {"compute": {}, "copy": {}, "host": {}}
+    with gzip.open(FILE, "rt", encoding="utf-8") as file:
+        for line in file:
+            kind, rest = line.rstrip("\n").split(" ", 1)
+            if kind == "struct":
+                name, first, text = rest.split(" ", 2)
+                rows.setdefault(name, []).append((parse_version(first), text))
+            elif kind == "method":
+                unit, address, name, *step = rest.split()
+                _add_method(methods[unit], int(address, 16), name, int(step[0]) if step else 0)
+            elif kind in names:
+                number, *words = rest.split()
+                names[kind][int(number, 16)] = Named(*words)
+    return VendorTables(
+        version, names["control"], names["class"], names["uvm"], names["escape"], methods, rows
+    )
+
+
+_MOST_OF_ONE_NAME = 256
+
+
+def _add_method(methods: dict[int, str], address: int, name: str, step: int) -> None:
+    """Add a method, or those of a series, which has no end but the next method."""
+    if not step:
+        methods[address] = name
+        return
+    for index in range(_MOST_OF_ONE_NAME):
+        methods.setdefault(address + index * step, f"{name}({index})")

@@ -1,0 +1,158 @@
+"""`baregrad trace`: what a program asks of the NVIDIA driver, by name."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import platform
+import re
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO
+
+from baregrad.base.errors import ArgumentError
+from baregrad.runtime.nvidia.abi.vendor import VendorTables, load_tables
+from baregrad.trace import export, report
+from baregrad.trace.calls import RawCall
+from baregrad.trace.decode import Call, decode
+from baregrad.trace.engine import ProgramFollower
+from baregrad.trace.watch import DriverWatch
+
+_VERSION_FILE = Path("/proc/driver/nvidia/version")
+# The newest release whose headers are published, where there is no driver to ask.
+_NEWEST = "595.45.04"
+
+
+@dataclass
+class Session:
+    """Takes calls as they come, shows those that are asked for, and ends with what was asked."""
+
+    tables: VendorTables
+    chosen: argparse.Namespace
+    out: TextIO
+    counts: report.Counts = field(default_factory=report.Counts)
+    tree: report.ObjectTree = field(default_factory=report.ObjectTree)
+    calls: list[Call] = field(default_factory=list)
+
+    def take(self, raw: RawCall) -> None:
+        """Take one call."""
+        call = decode(self.tables, raw)
+        self.counts.add(call)
+        self.tree.add(call)
+        if self.chosen.e and not report.categories(call) & set(self.chosen.e):
+            return
+        if self.chosen.allowlist or self.chosen.perfetto:
+            self.calls.append(call)
+        if self.chosen.json:
+            print(json.dumps(export.as_row(call)), file=self.out)
+        elif self.chosen.explain:
+            print(f"{raw.time:10.6f} {raw.tid} {report.explained(call)}", file=self.out)
+        elif not (self.chosen.c or self.chosen.tree or self.chosen.allowlist):
+            print(report.line(call), file=self.out)
+
+    def finish(self) -> None:
+        """Print and write what comes at the end."""
+        if self.chosen.c:
+            print(self.counts.table(), file=self.out)
+        if self.chosen.tree:
+            print("\n".join(self.tree.lines()), file=self.out)
+        if self.chosen.allowlist:
+            print(json.dumps(export.allowlist(self.calls, self.tables.version), indent=2),
+                  file=self.out)  # fmt: skip
+        if self.chosen.perfetto:
+            Path(self.chosen.perfetto).write_text(json.dumps(export.timeline(self.calls)))
+        if not (self.chosen.json or self.chosen.allowlist):
+            print("\n".join(f"# {row}" for row in self.counts.footer().splitlines()),
+                  file=self.out)  # fmt: skip
+        self.out.flush()
+
+
+def driver_version() -> str:
+    """Return the kernel driver's release, or an empty text where there is no driver."""
+    try:
+        text = _VERSION_FILE.read_text()
+    except OSError:
+        return ""
+    found = re.search(r"\b(\d+\.\d+(?:\.\d+)?)\b", text)
+    return found[1] if found else ""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="baregrad trace", usage="baregrad trace [options] -- CMD... | --pid N | diff A B",
+        description="Show what a program asks of the NVIDIA driver: each call by name, with the "
+        "fields that say something, before -> after. Work that is submitted through a mapped "
+        "doorbell makes no call and is not among them.",
+    )  # fmt: skip
+    parser.add_argument("-e", action="append", choices=report.CATEGORIES, metavar="KIND",
+                        help="only calls of a kind: " + ", ".join(report.CATEGORIES))
+    parser.add_argument("-c", action="store_true", help="counts and times alone")
+    parser.add_argument("--tree", action="store_true", help="the objects, as they lived")
+    parser.add_argument("--explain", action="store_true", help="one sentence a call")
+    parser.add_argument("--allowlist", action="store_true", help="what a sandbox must allow")
+    parser.add_argument("--json", action="store_true", help="a JSON object a line")
+    parser.add_argument("--perfetto", metavar="F", default="", help="write a timeline")
+    parser.add_argument("-o", metavar="F", default="", help="write there, not to standard error")
+    parser.add_argument("--pid", type=int, help="follow a process that runs; each of its system "
+                        "calls stops it, and Ctrl-C leaves it")
+    parser.add_argument("--driver", default="", metavar="RELEASE",
+                        help="read structs as of this release, not as of the driver here")
+    parser.add_argument("--node", action="append", default=[], metavar="PATH=NODE",
+                        help="take a file for a node, as /tmp/x=/dev/nvidiactl")
+    parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- CMD...")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Trace a command or a process; return its exit status."""
+    if argv[:1] == ["diff"]:
+        return _diff(argv[1:])
+    parser = _parser()
+    chosen = parser.parse_args(argv)
+    words = chosen.command[1:] if chosen.command[:1] == ["--"] else chosen.command
+    if bool(words) == (chosen.pid is not None):
+        parser.error("give a command or --pid")
+    if platform.system() != "Linux":
+        raise ArgumentError("programs are traced on Linux alone", found=platform.system())
+    version = chosen.driver or driver_version()
+    tables = load_tables(version or _NEWEST)
+    nodes = dict(row.split("=", 1) for row in chosen.node if "=" in row)
+    with _output(chosen.o) as out:
+        session = Session(tables, chosen, out)
+        if not (chosen.json or chosen.allowlist):
+            found = f"driver {version}" if version else f"no driver here, structs as of {_NEWEST}"
+            print(f"# {found}", file=out)
+        follower = ProgramFollower(DriverWatch(tables, session.take, nodes))
+        run: Callable[[], int] = (
+            (lambda: follower.attach(chosen.pid)) if chosen.pid is not None
+            else (lambda: follower.start(words))
+        )  # fmt: skip
+        try:
+            return run()
+        finally:
+            session.finish()
+
+
+@contextlib.contextmanager
+def _output(path: str) -> Iterator[TextIO]:
+    """Open the file of a name; without one it is standard error, which stays open."""
+    if not path:
+        yield sys.stderr
+        return
+    with Path(path).open("w", encoding="utf-8") as file:
+        yield file
+
+
+def _diff(words: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="baregrad trace diff", description="In what two files of --json differ; 1 if they do."
+    )
+    parser.add_argument("one")
+    parser.add_argument("two")
+    chosen = parser.parse_args(words)
+    rows = list(export.compared(export.read_rows(chosen.one), export.read_rows(chosen.two)))
+    print("\n".join(rows) or "the same calls")
+    return int(bool(rows))

@@ -1,0 +1,211 @@
+"""What a pushbuffer tells a GPU: methods by name, and the launches, copies and waits they make."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from baregrad.base.errors import BaregradError
+from baregrad.runtime.nvidia.abi import methods as m
+from baregrad.runtime.nvidia.abi.vendor import VendorTables
+from baregrad.runtime.nvidia.code.descriptor_fields import DescriptorLayout, descriptor_layout
+from baregrad.trace.memory import Read
+
+_INCREASE, _STAY, _IMMEDIATE, _INCREASE_ONCE, _END_SEGMENT = 1, 3, 4, 5, 7
+_HOST_METHODS_END = 0x100
+_LAYOUTS = {5: 2, 6: 3, 7: 3, 9: 3, 0xB: 4, 0xD: 5, 0xE: 5}
+_OPERATIONS = {0: "wait for =", 1: "release", 2: "wait for >=", 3: "wait for >= (circular)",
+               4: "wait for all bits", 5: "wait for no bits", 6: "reduce"}  # fmt: skip
+# clcbc0.h:474: the address of a descriptor whose words follow, in units of 256 bytes.
+_INLINE_UPPER, _INLINE_LOWER, _INLINE_DATA = 0x318, 0x31C, 0x320
+# clcbc0.h:161..245: a copy of words that stand in the pushbuffer.
+_I2M_LENGTH, _I2M_UPPER, _I2M_LOWER, _I2M_LAUNCH = 0x180, 0x188, 0x18C, 0x1B0
+
+
+@dataclass(frozen=True)
+class Work:
+    """Something that a GPU is told to do: `kind` is launch, copy, semaphore, wait or bind."""
+
+    kind: str
+    text: str
+    values: tuple[tuple[str, object], ...] = ()
+
+    def value(self, name: str) -> object:
+        """Return one of the values."""
+        return dict(self.values)[name]
+
+
+@dataclass
+class PushDecoder:
+    """One channel's methods, as its units keep them.
+
+    `read` reads the GPU's addresses and returns nothing for such as cannot be read. Words that make
+    no sense end their segment and are counted, with methods that have no name, in `unknown`.
+    """
+
+    tables: VendorTables
+    read: Read
+    bound: dict[int, int] = field(default_factory=dict)
+    state: dict[tuple[int, int], int] = field(default_factory=dict)
+    unknown: Counter[str] = field(default_factory=Counter)
+    methods: int = 0
+    _inline: bytearray = field(default_factory=bytearray)
+    _launched: int = -1
+
+    def feed(self, data: bytes) -> Iterator[Work]:
+        """Yield the work of a segment."""
+        words = struct.unpack(f"<{len(data) // 4}I", data[: len(data) // 4 * 4])
+        at = 0
+        while at < len(words):
+            header = words[at]
+            at += 1
+            kind, count = header >> 29, header >> 16 & 0x1FFF
+            channel, method = header >> 13 & 7, (header & 0xFFF) * 4
+            if kind == _IMMEDIATE:
+                yield from self._method(channel, method, count)
+            elif kind == _END_SEGMENT or header == 0:
+                if kind == _END_SEGMENT:
+                    return
+            elif kind not in (_INCREASE, _STAY, _INCREASE_ONCE):
+                self.unknown[f"header {header:#010x}"] += 1
+                return
+            else:
+                for number in range(min(count, len(words) - at)):
+                    step = number if kind == _INCREASE else (
+                        min(number, 1) if kind == _INCREASE_ONCE else 0)  # fmt: skip
+                    yield from self._method(channel, method + 4 * step, words[at + number])
+                at += count
+
+    def unit(self, channel: int) -> str:
+        """Return which unit a subchannel speaks to: by its object, or by the usual number."""
+        kind = self.bound.get(channel)
+        if kind is None:
+            return "copy" if channel == 4 else "compute" if channel == 1 else "other"
+        return {0xC0: "compute", 0xB5: "copy"}.get(kind & 0xFF, "other")
+
+    def name(self, channel: int, method: int) -> str:
+        """Return the name of a method, or a number."""
+        unit = "host" if method < _HOST_METHODS_END else self.unit(channel)
+        found = self.tables.methods.get(unit, {}).get(method)
+        return found or f"{unit} method {method:#x}"
+
+    def _method(self, channel: int, method: int, data: int) -> Iterator[Work]:
+        self.methods += 1
+        name = self.name(channel, method)
+        if " " in name:
+            self.unknown[name] += 1
+        self.state[channel, method] = data
+        if method < _HOST_METHODS_END:
+            yield from self._host(channel, method, data)
+        elif self.unit(channel) == "compute":
+            yield from self._compute(channel, method, data)
+        elif self.unit(channel) == "copy" and method == m.COPY["LAUNCH_DMA"].address:
+            yield from self._copy(channel, data)
+
+    def _host(self, channel: int, method: int, data: int) -> Iterator[Work]:
+        if method == m.HOST["SET_OBJECT"].address:
+            self.bound[channel] = data & 0xFFFF
+            named = self.tables.classes.get(data & 0xFFFF)
+            yield Work("bind", f"subchannel {channel} speaks to "
+                       f"{named.name if named else hex(data)}", (("class", data & 0xFFFF),))
+        elif method == m.HOST["SEM_EXECUTE"].address:
+            part = m.HOST["SEM_EXECUTE"].read
+            # The host unit is one for all subchannels.
+            kept = {at: value for (_, at), value in self.state.items() if at < _HOST_METHODS_END}
+            address = kept.get(0x60, 0) << 32 | kept.get(0x5C, 0)
+            value = kept.get(0x64, 0)
+            if part(data, "PAYLOAD_SIZE"):
+                value |= kept.get(0x68, 0) << 32
+            operation = _OPERATIONS.get(part(data, "OPERATION"), "unknown")
+            kind = "wait" if operation.startswith("wait") else "semaphore"
+            yield Work(kind, f"{operation} {value:#x} at {address:#x}",
+                       (("address", address), ("value", value)))  # fmt: skip
+
+    def _pair(self, channel: int, upper: int, lower: int) -> int:
+        return self.state.get((channel, upper), 0) << 32 | self.state.get((channel, lower), 0)
+
+    def _copy(self, channel: int, data: int) -> Iterator[Work]:
+        part = m.COPY["LAUNCH_DMA"].read
+        if part(data, "DATA_TRANSFER_TYPE") != m.TRANSFER_NONE:
+            source, target = (self._pair(channel, at, at + 4) for at in (0x400, 0x408))
+            nbytes = self.state.get((channel, 0x418), 0)
+            lines = self.state.get((channel, 0x41C), 1) if part(data, "MULTI_LINE_ENABLE") else 1
+            what = "fill" if part(data, "REMAP_ENABLE") else "copy"
+            size = f"{nbytes} bytes" + (f" in {lines} lines" if lines > 1 else "")
+            yield Work("copy", f"{what} {size} from {source:#x} to {target:#x}",
+                       (("source", source), ("target", target), ("nbytes", nbytes),
+                        ("lines", lines)))  # fmt: skip
+        if part(data, "SEMAPHORE_TYPE") != m.SEMAPHORE_NONE:
+            address = self._pair(channel, 0x240, 0x244)
+            value = self.state.get((channel, 0x248), 0)
+            yield Work("semaphore", f"release {value:#x} at {address:#x} after copies",
+                       (("address", address), ("value", value)))  # fmt: skip
+
+    def _compute(self, channel: int, method: int, data: int) -> Iterator[Work]:
+        table = m.COMPUTE
+        if method in (_INLINE_UPPER, _INLINE_LOWER):
+            self._inline.clear()
+        elif _INLINE_DATA <= method < _INLINE_DATA + 512:
+            self._inline += data.to_bytes(4, "little")
+            layout = self._layout(channel)
+            if layout is not None and len(self._inline) == layout.nbytes:
+                place = (self.state.get((channel, _INLINE_UPPER), 0) & 0x1FF) << 40
+                place |= self.state.get((channel, _INLINE_LOWER), 0) << 8
+                self._launched = place
+                yield self._launch(bytes(self._inline), layout, place)
+        elif method == _I2M_LAUNCH:
+            place = self._pair(channel, _I2M_UPPER, _I2M_LOWER)
+            nbytes = self.state.get((channel, _I2M_LENGTH), 0)
+            yield Work("copy", f"write {nbytes} bytes of the pushbuffer to {place:#x}",
+                       (("source", 0), ("target", place), ("nbytes", nbytes), ("lines", 1)))
+        elif method in (
+            table["SEND_SIGNALING_PCAS2_B"].address, table["SEND_SIGNALING_PCAS_B"].address
+        ):  # fmt: skip
+            place = self.state.get((channel, table["SEND_PCAS_A"].address), 0) << 8
+            layout = self._layout(channel)
+            if layout is not None and place != self._launched:
+                yield self._launch(self.read(place, layout.nbytes), layout, place)
+            self._launched = -1
+
+    def _layout(self, channel: int) -> DescriptorLayout | None:
+        kind = self.bound.get(channel, 0)
+        major = _LAYOUTS.get(kind >> 8 & 0xF) if kind >> 12 == 0xC else None
+        return descriptor_layout(major) if major else None
+
+    def _launch(self, data: bytes, layout: DescriptorLayout, place: int) -> Work:
+        if len(data) < layout.nbytes:
+            text = f"launch of a descriptor at {place:#x} that cannot be read"
+            return Work("launch", text, (("descriptor", place),))
+        try:
+            found = {
+                name: tuple(layout.read(data, f"{name}_{way}") for way in ways)
+                for name, ways in (("grid", ("width", "height", "depth")),
+                                   ("block", ("width", "height", "depth")))
+            }  # fmt: skip
+            cluster = _cluster(layout, data)
+            grid = tuple(one * two for one, two in zip(found["grid"], cluster, strict=True))
+            registers, shared, program = (
+                layout.read(data, name)
+                for name in ("register_count", "shared_nbytes", "program_address")
+            )
+        except BaregradError as error:
+            text = f"launch of a descriptor at {place:#x}: {error}"
+            return Work("launch", text, (("descriptor", place),))
+        clusters = f", clusters {cluster}" if cluster != (1, 1, 1) else ""
+        text = (
+            f"launch of {program:#x}: grid {grid}, block {found['block']}{clusters}, "
+            f"{registers} registers, {shared} bytes of shared memory"
+        )
+        return Work("launch", text, (
+            ("descriptor", place), ("program", program), ("grid", grid),
+            ("block", found["block"]), ("registers", registers), ("shared", shared),
+        ))  # fmt: skip
+
+
+def _cluster(layout: DescriptorLayout, data: bytes) -> tuple[int, ...]:
+    """Return the blocks of a cluster: the grid's extents count clusters where there are any."""
+    if "grid_kind" not in layout.fields or layout.read(data, "grid_kind") != 3:
+        return (1, 1, 1)
+    return tuple(layout.read(data, f"cluster_{way}") for way in ("width", "height", "depth"))

@@ -1,0 +1,222 @@
+"""What is printed of calls: a line each, counts and times, a tree of objects, sentences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from types import MappingProxyType
+
+from baregrad.trace.decode import Call
+
+CATEGORIES = ("alloc", "map", "uvm", "channel", "copy", "launch")
+_ALLOC = ("RM_ALLOC", "RM_FREE", "RM_DUP_OBJECT", "RM_VID_HEAP")
+_CHANNEL = ("GPFIFO", "CHANNEL", "TSG", "CTXSHARE", "CONTEXT_SHARE", "_COMPUTE_", "DMA_COPY",
+            "USERMODE", "NVA06C", "NVA06F", "NVC36F", "NV906F")  # fmt: skip
+
+
+def categories(call: Call) -> set[str]:
+    """Return which of CATEGORIES a call belongs to."""
+    found = set()
+    if any(part in call.verb for part in _ALLOC):
+        found.add("alloc")
+    if call.raw.call in ("mmap", "munmap") or "MAP" in call.verb:
+        found.add("map")
+    if "nvidia-uvm" in call.raw.node:
+        found.add("uvm")
+    if any(part in call.name for part in _CHANNEL):
+        found.add("channel")
+    if "DMA_COPY" in call.name or "_CE_" in call.name:
+        found.add("copy")
+    if "_COMPUTE_" in call.name:
+        found.add("launch")
+    return found
+
+
+def line(call: Call) -> str:
+    """Return a call as a line: time, thread, node, names, fields, answer, duration, library."""
+    raw = call.raw
+    node = raw.node.removeprefix("/dev/")
+    fields = ", ".join(map(str, call.changes))
+    subject = f" {call.subject}" if call.subject else ""
+    struct = f" {call.struct}" if call.struct else ""
+    where = f"{raw.fd}<{node}>" if raw.fd >= 0 else node
+    library = f" {raw.library}" if raw.library else ""
+    return (
+        f"{raw.time:10.6f} {raw.tid} {where} {call.verb}{subject}{struct}({fields})"
+        f" = {call.answer} {raw.seconds * 1e6:.0f} us{library}"
+    )
+
+
+@dataclass
+class Counts:
+    """Counts and times by name, and what had none."""
+
+    calls: Counter[str] = field(default_factory=Counter)
+    failures: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+    unknown: Counter[str] = field(default_factory=Counter)
+    without_struct: Counter[str] = field(default_factory=Counter)
+
+    def add(self, call: Call) -> None:
+        """Count a call."""
+        self.calls[call.name] += 1
+        self.seconds[call.name] = self.seconds.get(call.name, 0.0) + call.raw.seconds
+        self.failures[call.name] += call.failed
+        if not call.known:
+            self.unknown[call.name] += 1
+        elif not call.params_known:
+            self.without_struct[call.name] += 1
+
+    def table(self) -> str:
+        """Return the table, longest first, as `strace -c` has it."""
+        total = sum(self.seconds.values()) or 1e-9
+        rows = [f"{'% time':>7} {'seconds':>10} {'us/call':>9} {'calls':>7} {'errors':>7} call"]
+        for name, seconds in sorted(self.seconds.items(), key=lambda row: -row[1]):
+            calls = self.calls[name]
+            errors = str(self.failures[name] or "")
+            rows.append(
+                f"{100 * seconds / total:7.2f} {seconds:10.6f} {1e6 * seconds / calls:9.0f} "
+                f"{calls:7d} {errors:>7} {name}"
+            )
+        return "\n".join(rows)
+
+    def footer(self) -> str:
+        """Return how much was understood, and what was not."""
+        total = sum(self.calls.values())
+        named = total - sum(self.unknown.values())
+        whole = named - sum(self.without_struct.values())
+        share = 100 / total if total else 0
+        rows = [f"{total} calls, {named} by name ({named * share:.2f} %), "
+                f"{whole} with their fields ({whole * share:.2f} %)"]  # fmt: skip
+        rows += [f"no name: {name}: {count}" for name, count in self.unknown.most_common()]
+        rows += [f"no struct: {name}: {count}" for name, count in self.without_struct.most_common()]
+        return "\n".join(rows)
+
+
+@dataclass
+class _Object:
+    handle: int
+    kind: str
+    parent: int
+    begin: float
+    end: float | None = None
+    note: str = ""
+
+
+@dataclass
+class ObjectTree:
+    """The driver's objects by client, with when they were made and freed."""
+
+    clients: dict[int, dict[int, _Object]] = field(default_factory=dict)
+
+    def add(self, call: Call) -> None:
+        """Follow an allocation, a copy of an object, or an end."""
+        client, parent, handle = call.handles
+        if call.failed or not handle:
+            return
+        if call.verb in ("NV_ESC_RM_ALLOC", "NV_ESC_RM_ALLOC_MEMORY", "NV_ESC_RM_DUP_OBJECT"):
+            client = client or handle
+            size = next((str(one.after) for one in call.changes if one.name == "size"), "")
+            kind = call.subject or _change(call, "params.hClass") or "copy of an object"
+            note = f", {size} bytes" if size else ""
+            made = _Object(handle, kind, parent, call.raw.time, None, note)
+            self.clients.setdefault(client, {})[handle] = made
+        elif call.verb == "NV_ESC_RM_FREE":
+            objects = self.clients.get(client, {})
+            ended = [handle]
+            for one in ended:
+                if one in objects and objects[one].end is None:
+                    objects[one].end = call.raw.time
+                ended += [row.handle for row in objects.values()
+                          if row.parent == one != row.handle and row.end is None]  # fmt: skip
+
+    def lines(self) -> Iterator[str]:
+        """Yield the tree, a line an object."""
+        for objects in self.clients.values():
+            roots = [one for one in objects.values()
+                     if one.parent not in objects or one.parent == one.handle]  # fmt: skip
+            waiting = [(one, 0) for one in reversed(roots)]
+            while waiting:
+                one, depth = waiting.pop()
+                life = f"from {one.begin:.6f} s" + (
+                    f" to {one.end:.6f} s" if one.end is not None else ""
+                )
+                yield f"{'  ' * depth}{one.kind} {one.handle:#x}{one.note} ({life})"
+                inner = [row for row in objects.values()
+                         if row.parent == one.handle and row is not one and row not in roots]
+                waiting += [(row, depth + 1) for row in reversed(inner)]
+
+
+def _change(call: Call, name: str) -> str:
+    return next((one.after for one in call.changes if one.name == name), "")
+
+
+_VERBS = MappingProxyType({
+    "NV_ESC_CARD_INFO": "Asks which GPUs there are.",
+    "NV_ESC_REGISTER_FD": "Ties this descriptor to the client's control descriptor.",
+    "NV_ESC_CHECK_VERSION_STR": "Checks that library and kernel driver are of one release.",
+    "NV_ESC_SYS_PARAMS": "Asks for the size of memory blocks of this machine.",
+    "NV_ESC_ATTACH_GPUS_TO_FD": "Makes sure that these GPUs stay initialised.",
+    "NV_ESC_RM_FREE": "Frees an object and all below it.",
+    "NV_ESC_RM_MAP_MEMORY": "Prepares a descriptor, so that mmap of it shows memory of an object.",
+    "NV_ESC_RM_UNMAP_MEMORY": "Undoes a mapping for the processor.",
+    "NV_ESC_RM_MAP_MEMORY_DMA": "Maps memory into an address space of the GPU.",
+    "NV_ESC_RM_UNMAP_MEMORY_DMA": "Takes memory out of an address space of the GPU.",
+    "NV_ESC_RM_DUP_OBJECT": "Makes a second handle for an object, maybe of another client.",
+    "NV_ESC_RM_ALLOC_MEMORY": "Pins memory of this process, so that the GPU can reach it.",
+    "NV_ESC_RM_SHARE": "Lets another client use an object.",
+    "NV_ESC_ALLOC_OS_EVENT": "Makes a descriptor that wakes up when the driver has an event.",
+    "NV_ESC_RM_IDLE_CHANNELS": "Waits until channels have no work.",
+    "NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO": "Tells the driver where a mapping lies.",
+    "UVM_INITIALIZE": "Begins an address space shared by processor and GPUs.",
+    "UVM_REGISTER_GPU": "Adds a GPU to the shared address space.",
+    "UVM_REGISTER_GPU_VASPACE": "Gives the GPU's page tables to the unified memory driver.",
+    "UVM_REGISTER_CHANNEL": "Maps what a channel needs of buffers into the address space.",
+    "UVM_CREATE_EXTERNAL_RANGE": "Reserves addresses for memory that is mapped explicitly.",
+    "UVM_MAP_EXTERNAL_ALLOCATION": "Maps an allocation at addresses of the GPU.",
+    "UVM_UNMAP_EXTERNAL": "Takes an allocation out of the GPU's addresses.",
+    "UVM_FREE": "Gives a range of addresses back.",
+    "UVM_PAGEABLE_MEM_ACCESS": "Asks whether the GPU can reach ordinary memory.",
+    "UVM_MM_INITIALIZE": "Ties the address space to the life of this process.",
+    "UVM_ENABLE_PEER_ACCESS": "Lets two GPUs reach each other's memory.",
+    "UVM_VALIDATE_VA_RANGE": "Asks whether addresses belong to a range.",
+    "open": "Opens a node of the driver.", "close": "Closes a node of the driver.",
+    "mmap": "Shows this process what was prepared for the descriptor.",
+    "munmap": "Takes a mapping out of this process.",
+})  # fmt: skip
+_OBJECTS = (
+    ("USERMODE", "the page with the doorbell"), ("GPFIFO", "a channel: a ring of work"),
+    ("CHANNEL_GROUP", "a group of channels that take turns as one"),
+    ("COMPUTE", "the compute engine of a channel"), ("DMA_COPY", "the copy engine of a channel"),
+    ("VASPACE", "an address space of the GPU"), ("CONTEXT_SHARE", "a part of a group's context"),
+    ("ROOT", "a client, the root of all objects"), ("SUBDEVICE", "one GPU of a device"),
+    ("DEVICE", "a device"), ("MEMORY_VIRTUAL", "a range of virtual addresses"),
+    ("MEMORY_LOCAL", "memory of the GPU"), ("MEMORY_SYSTEM", "memory of the machine"),
+    ("MEMORY", "memory"), ("EVENT", "a notification"), ("DEBUGGER", "a debugger of a context"),
+    ("PROFILER", "a profiler"), ("P2P", "a path between GPUs"),
+)  # fmt: skip
+_ASKED = (
+    ("NV0000", "the driver"), ("NV0080", "the device"), ("NV2080", "the GPU"),
+    ("NVA06C", "the group of channels"), ("NV83DE", "the debugger"), ("NV503C", "a P2P mapping"),
+    ("NVB0CC", "the profiler"), ("NV90F1", "the address space"), ("NV0041", "the memory"),
+    ("NV00F8", "the fabric memory"), ("NV0002", "the context"),
+)  # fmt: skip
+
+
+def explained(call: Call) -> str:
+    """Return one sentence on what a call is for."""
+    words = call.subject.partition("_CTRL_CMD_")[2].replace("_", " ").lower()
+    if words:
+        who = next((name for key, name in _ASKED if call.subject.startswith(key)), "the channel")
+        verb = "Asks" if " get " in f" {words} " or "query" in words else "Tells"
+        sentence = f"{verb} {who}: {words}."
+    elif call.verb == "NV_ESC_RM_ALLOC":
+        what = next((name for key, name in _OBJECTS if key in call.subject), "an object")
+        sentence = f"Makes {what} ({call.subject})."
+    elif call.verb in _VERBS:
+        sentence = _VERBS[call.verb]
+    else:
+        words = call.verb.replace("NV_ESC_RM_", "").replace("NV_ESC_", "").replace("UVM_", "")
+        sentence = f"{words.replace('_', ' ').capitalize()}."
+    return sentence[:-1] + f": refused, {call.answer}." if call.failed else sentence

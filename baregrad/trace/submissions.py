@@ -1,0 +1,213 @@
+"""Work that passes no system call: rings that a program has mapped, read as they fill.
+
+Channels, memory and mappings are learnt from the calls that make them; then the pointer of each
+ring is looked at between calls, and what was put into it since is decoded. Nothing stops the
+program for it, so a ring that runs round once between two looks loses entries: such are counted.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from baregrad.runtime.nvidia.abi import methods as m
+from baregrad.runtime.nvidia.abi.vendor import VendorTables
+from baregrad.trace.calls import RawCall, integer
+from baregrad.trace.decode import Call
+from baregrad.trace.memory import Read
+from baregrad.trace.pushes import PushDecoder, Work
+
+_MOST_WORDS = 1 << 21
+_OS_DESCRIPTOR = 0x71
+Handle = tuple[int, int]
+
+
+@dataclass
+class _Ring:
+    """A channel's ring: where its entries and its pointers lie, and how far it was read."""
+
+    client: int
+    handle: int
+    address: int
+    entries: int
+    memory: Handle
+    offset: int
+    decoder: PushDecoder
+    get: int = 0
+    began: bool = False
+
+
+@dataclass
+class _Space:
+    """A process: what of the GPU's memory it has mapped, and the GPU's addresses."""
+
+    read: Read
+    prepared: dict[int, tuple[Handle, int]] = field(default_factory=dict)
+    # By memory: (offset in it, address here, bytes); by the GPU's address: (first, bytes, memory,
+    # offset in it).
+    here: dict[Handle, list[tuple[int, int, int]]] = field(default_factory=dict)
+    there: list[tuple[int, int, Handle, int]] = field(default_factory=list)
+    rings: dict[Handle, _Ring] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Submission:
+    """Work found in a ring: when it was seen (not when it was put there), and whose."""
+
+    time: float
+    pid: int
+    channel: int
+    work: Work
+
+
+@dataclass
+class SubmissionReader:
+    """Follows the rings of all processes; `sink` takes what is found in them."""
+
+    tables: VendorTables
+    sink: Callable[[Submission], None]
+    clock: Callable[[], float] = time.monotonic
+    spaces: dict[int, _Space] = field(default_factory=dict)
+    missed: int = 0
+    unreadable: Counter[str] = field(default_factory=Counter)
+
+    def process(self, pid: int, read: Read) -> None:
+        """Take note of a process and how its memory is read."""
+        self.spaces[pid] = _Space(read)
+
+    def gone(self, pid: int) -> None:
+        """Read what is left, and forget a process."""
+        self.look(pid)
+        self.spaces.pop(pid, None)
+
+    def unknown(self) -> Counter[str]:
+        """Return the methods without a name, of all rings."""
+        found: Counter[str] = Counter()
+        for space in self.spaces.values():
+            for ring in space.rings.values():
+                found += ring.decoder.unknown
+        return found
+
+    def learn(self, call: Call) -> None:
+        """Take from a call what it says of channels and memory."""
+        raw = call.raw
+        space = self.spaces.get(raw.pid)
+        if space is None or call.failed:
+            return
+        if raw.call == "mmap":
+            memory = space.prepared.pop(raw.fd, None)
+            if memory is not None:
+                handle, offset = memory
+                space.here.setdefault(handle, []).append((offset, raw.value, raw.arguments[1]))
+        elif raw.call == "munmap":
+            self._unmapped(space, raw)
+        elif raw.call == "ioctl" and raw.blocks:
+            self._ioctl(space, call)
+
+    def _unmapped(self, space: _Space, raw: RawCall) -> None:
+        begin, end = raw.arguments[0], raw.arguments[0] + raw.arguments[1]
+        for handle, rows in space.here.items():
+            space.here[handle] = [row for row in rows if not begin <= row[1] < end]
+
+    def _ioctl(self, space: _Space, call: Call) -> None:
+        blocks = [one for one in call.raw.blocks if one.struct != "nv_ioctl_xfer_t"]
+        argument = blocks[0]
+        after = argument.after or argument.before
+        layout = self.tables.struct(argument.struct)
+
+        def of(name: str) -> int:
+            return integer(layout, after, name) or 0
+
+        client, _, handle = call.handles
+        if call.verb == "NV_ESC_RM_MAP_MEMORY":
+            space.prepared[of("fd")] = ((client, of("params.hMemory")), of("params.offset"))
+        elif call.verb == "NV_ESC_RM_ALLOC_MEMORY" and of("params.hClass") == _OS_DESCRIPTOR:
+            row = (0, of("params.pMemory"), of("params.limit") + 1)
+            space.here.setdefault((client, handle), []).append(row)
+        elif call.verb == "UVM_MAP_EXTERNAL_ALLOCATION":
+            memory = (of("hClient"), of("hMemory"))
+            space.there.append((of("base"), of("length"), memory, of("offset")))
+        elif call.verb == "NV_ESC_RM_MAP_MEMORY_DMA":
+            memory = (client, of("hMemory"))
+            space.there.append((of("dmaOffset"), of("length"), memory, of("offset")))
+        elif call.verb == "NV_ESC_RM_FREE":
+            self._freed(space, (client, handle))
+        elif call.verb == "NV_ESC_RM_ALLOC" and "CHANNEL_GPFIFO" in call.subject:
+            self._channel(space, call, client, handle)
+
+    def _freed(self, space: _Space, handle: Handle) -> None:
+        space.here.pop(handle, None)
+        space.there = [row for row in space.there if row[2] != handle]
+        space.rings.pop(handle, None)
+
+    def _channel(self, space: _Space, call: Call, client: int, handle: int) -> None:
+        params = next((one for one in call.raw.blocks if one.role == "params"), None)
+        layout = self.tables.struct(params.struct) if params is not None else None
+        if params is None or layout is None:
+            return
+        data = params.after or params.before
+        found = {name: integer(layout, data, name) or 0
+                 for name in ("gpFifoOffset", "gpFifoEntries", "hUserdMemory", "userdOffset")}
+        if not 0 < found["gpFifoEntries"] <= 1 << 20:
+            return
+        decoder = PushDecoder(self.tables, lambda at, nbytes: self._gpu(space, at, nbytes))
+        space.rings[client, handle] = _Ring(
+            client, handle, found["gpFifoOffset"], found["gpFifoEntries"],
+            (client, found["hUserdMemory"]), found["userdOffset"], decoder,
+        )  # fmt: skip
+
+    def _gpu(self, space: _Space, address: int, nbytes: int) -> bytes:
+        """Read an address of the GPU: by its mapping, or where both sides have the same one."""
+        for base, length, memory, offset in reversed(space.there):
+            if base <= address < base + length:
+                found = self._memory(space, memory, address - base + offset, nbytes)
+                if found:
+                    return found
+        return space.read(address, nbytes)
+
+    def _memory(self, space: _Space, memory: Handle, offset: int, nbytes: int) -> bytes:
+        for first, address, length in space.here.get(memory, ()):
+            if first <= offset < first + length:
+                return space.read(address + offset - first, min(nbytes, first + length - offset))
+        return b""
+
+    def look(self, pid: int | None = None) -> None:
+        """Read the rings of a process, or of all."""
+        chosen = [pid] if pid is not None else list(self.spaces)
+        for one in chosen:
+            space = self.spaces.get(one)
+            for ring in list(space.rings.values()) if space is not None else ():
+                assert space is not None
+                self._advance(one, space, ring)
+
+    def _advance(self, pid: int, space: _Space, ring: _Ring) -> None:
+        data = self._memory(space, ring.memory, ring.offset + m.USERD_GP_PUT, 4)
+        if len(data) < 4:
+            if not ring.began:
+                self.unreadable[f"ring pointers of channel {ring.handle:#x}"] += 1
+            return
+        put = int.from_bytes(data, "little")
+        if put >= ring.entries or put == ring.get:
+            return
+        ring.began = True
+        while ring.get != put:
+            entry = self._gpu(space, ring.address + 8 * ring.get, 8)
+            ring.get = (ring.get + 1) % ring.entries
+            if len(entry) < 8:
+                self.unreadable[f"ring of channel {ring.handle:#x}"] += 1
+                continue
+            self._segment(pid, space, ring, struct.unpack("<Q", entry)[0])
+
+    def _segment(self, pid: int, space: _Space, ring: _Ring, entry: int) -> None:
+        count = entry >> m.GP_ENTRY_LENGTH_SHIFT & 0x1FFFFF
+        address = entry & ((1 << m.GP_ENTRY_ADDRESS_BITS) - 1) & ~3
+        if not count:
+            return
+        words = self._gpu(space, address, 4 * min(count, _MOST_WORDS))
+        if len(words) < 4 * count:
+            self.unreadable[f"pushbuffer of channel {ring.handle:#x}"] += 1
+        for work in ring.decoder.feed(words):
+            self.sink(Submission(self.clock(), pid, ring.handle, work))

@@ -1,0 +1,149 @@
+"""The watcher of a traced program: which calls are the driver's, and what they handed over."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from baregrad.runtime.nvidia.abi.vendor import VendorTables
+from baregrad.trace.calls import RawCall, capture, read_again, request_of
+from baregrad.trace.engine import TracedProcess, TracedThread
+from baregrad.trace.memory import MappedFile, mappings, node_of
+from baregrad.trace.ptrace import OPENS, Syscall
+
+_STACK_NBYTES = 1024
+# What lies between a library and the kernel, and is not the caller that is meant.
+_BETWEEN = ("libc.so", "libc-2", "ld-", "libpthread", "[")
+
+
+@dataclass
+class _Seen:
+    """What is known of a process: nodes that are open and mapped, and its libraries."""
+
+    open: set[int] = field(default_factory=set)
+    mapped: list[tuple[int, int]] = field(default_factory=list)
+    files: list[MappedFile] = field(default_factory=list)
+
+
+@dataclass
+class DriverWatch:
+    """Takes down the calls on the driver's nodes and hands each to `sink`.
+
+    `nodes` maps paths to the nodes that they stand for, beside those of `/dev/nvidia*`.
+    """
+
+    tables: VendorTables
+    sink: Callable[[RawCall], None]
+    nodes: Mapping[str, str] = field(default_factory=dict)
+    _processes: dict[int, _Seen] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._began = time.monotonic()
+
+    def node(self, path: str) -> str:
+        """Return the node of a path, or an empty text."""
+        if path in self.nodes:
+            return self.nodes[path]
+        return path if path.startswith("/dev/nvidia") else ""
+
+    # What the engine calls.
+
+    def born(self, process: TracedProcess, parent: TracedProcess | None) -> None:
+        """Take over what a fork inherits."""
+        known = self._processes.get(parent.pid) if parent is not None else None
+        seen = _Seen()
+        if known is not None:
+            seen = _Seen(set(known.open), list(known.mapped), known.files)
+        self._processes[process.pid] = seen
+
+    def became(self, process: TracedProcess) -> None:
+        """Forget what an exec undoes."""
+        self._processes[process.pid] = _Seen()
+
+    def gone(self, process: TracedProcess) -> None:
+        """Forget a process."""
+        self._processes.pop(process.pid, None)
+
+    def idle(self) -> None:
+        """Nothing is read between calls."""
+
+    def enter(self, thread: TracedThread, name: str, call: Syscall) -> RawCall | None:
+        """Return the call so far if it is the driver's."""
+        seen = self._processes.setdefault(thread.process.pid, _Seen())
+        pid, arguments = thread.process.pid, call.arguments
+        fd, node = -1, ""
+        if name in OPENS:
+            place = arguments[0 if name == "open" else 1]
+            node, name = self.node(thread.process.memory.text(place)), "open"
+        elif name == "munmap":
+            begin, end = arguments[0], arguments[0] + arguments[1]
+            if any(begin < stop and start < end for start, stop in seen.mapped):
+                node = "memory"
+        elif name != "close" or arguments[0] in seen.open:
+            fd = arguments[4 if name == "mmap" else 0] & 0xFFFFFFFF
+            if fd < 1 << 31:
+                node = self.node(node_of(pid, fd))
+        if not node:
+            return None
+        now = time.monotonic() - self._began
+        raw = RawCall(now, 0.0, pid, thread.tid, name, node, fd, arguments)
+        if name == "ioctl":
+            seen.open.add(fd)
+            found = request_of(self.tables, node, arguments[1] & 0xFFFFFFFF)
+            raw.arguments = (arguments[0], arguments[1] & 0xFFFFFFFF, arguments[2])
+            raw.blocks = capture(self.tables, thread.process.memory.read, found, arguments[2])
+        raw.library = self._library(seen, thread, call)
+        return raw
+
+    def leave(self, thread: TracedThread, mark: object, value: int, seconds: float) -> None:
+        """Complete a call with what came of it, and hand it on."""
+        if not isinstance(mark, RawCall):
+            return
+        raw, seen = mark, self._processes.setdefault(thread.process.pid, _Seen())
+        raw.value, raw.seconds = value, seconds
+        raw.blocks = read_again(thread.process.memory.read, raw.blocks)
+        if value >= 0:
+            self._keep(seen, raw)
+        self.sink(raw)
+
+    def _keep(self, seen: _Seen, raw: RawCall) -> None:
+        if raw.call == "open":
+            raw.fd = raw.value
+            seen.open.add(raw.value)
+        elif raw.call == "close":
+            seen.open.discard(raw.fd)
+        elif raw.call == "mmap":
+            seen.mapped.append((raw.value, raw.value + raw.arguments[1]))
+        elif raw.call == "munmap":
+            begin, end = raw.arguments[0], raw.arguments[0] + raw.arguments[1]
+            seen.mapped = [row for row in seen.mapped if not begin <= row[0] < row[1] <= end]
+
+    def _library(self, seen: _Seen, thread: TracedThread, call: Syscall) -> str:
+        """Return the file that made a call: whose code the first address on the stack is in.
+
+        A guess where a frame holds an old address of another file above the right one.
+        """
+        stack = thread.process.memory.read(call.stack, _STACK_NBYTES)
+        for renewed in (False, True):
+            if renewed or not seen.files:
+                seen.files = mappings(thread.process.pid)
+            for at in range(0, len(stack) - 7, 8):
+                name = _file_at(seen.files, int.from_bytes(stack[at : at + 8], "little"))
+                leaf = name.rpartition("/")[2]
+                if leaf and not leaf.startswith(_BETWEEN):
+                    return leaf
+        return ""
+
+
+def _file_at(files: list[MappedFile], address: int) -> str:
+    low, high = 0, len(files)
+    while low < high:
+        middle = (low + high) // 2
+        if files[middle].end <= address:
+            low = middle + 1
+        else:
+            high = middle
+    if low < len(files) and files[low].begin <= address and files[low].code:
+        return files[low].path
+    return ""

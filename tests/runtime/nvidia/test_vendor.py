@@ -1,0 +1,89 @@
+"""The vendor's names and structs against the runtime's own tables, which a C compiler checked."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from baregrad.runtime.nvidia.abi import names, numbers
+from baregrad.runtime.nvidia.abi.layout import Struct
+from baregrad.runtime.nvidia.abi.releases import nodes, version_text
+from baregrad.runtime.nvidia.abi.vendor import SCALARS, VendorTables, load_tables
+
+# Release 610 publishes no headers.
+VERSIONS = [version for version in nodes() if version[0] < 610]
+
+
+def place(tables: VendorTables, struct: str, designator: str) -> tuple[int, int]:
+    """Return where a designator such as `a[1].b` lies, and its size."""
+    offset, kind, rest = 0, struct, designator
+    while rest:
+        layout = tables.struct(kind)
+        assert layout is not None, kind
+        # The longest name first: members of unnamed structs have dots in theirs.
+        row = max((one for one in layout.members
+                   if re.match(re.escape(one.name) + r"(\[|\.|$)", rest)),
+                  key=lambda one: len(one.name))  # fmt: skip
+        rest = rest[len(row.name) :]
+        offset += row.offset
+        count, kind = row.count, row.kind
+        found = re.match(r"\[(\d+)\]", rest)
+        if found:
+            offset += int(found[1]) * tables.nbytes(kind)
+            rest, count = rest[found.end() :], 1
+        rest = rest.removeprefix(".")
+    return offset, tables.nbytes(kind) * count
+
+
+def differences(tables: VendorTables, struct: Struct) -> list[str]:
+    layout = tables.struct(struct.name)
+    if layout is None:
+        return [f"no {struct.name}"]
+    wrong = [] if layout.nbytes == struct.nbytes else [f"{struct.name}: {layout.nbytes} bytes"]
+    for row in struct.fields.values():
+        if place(tables, struct.name, row.name) != (row.offset, row.nbytes):
+            wrong.append(f"{struct.name}.{row.name}")
+    return wrong
+
+
+@pytest.mark.parametrize("version", VERSIONS, ids=version_text)
+def test_structs_agree_with_the_runtime(version: tuple[int, ...]) -> None:
+    tables = load_tables(version_text(version))
+    structs = nodes()[version].structs.values()
+    # Elements of lists, notifiers and debug records belong to no call of their own.
+    known = [one for one in structs if tables.struct(one.name) is not None]
+    assert len(known) >= 30
+    assert [row for one in known for row in differences(tables, one)] == []
+
+
+def test_names_agree_with_the_runtime() -> None:
+    tables = load_tables("580.95.05")
+    for name, value in numbers.FROM_HEADERS.items():
+        if "_CTRL_CMD_" in name and "_INDEX_" not in name:
+            assert tables.controls[value].name == name
+        elif name.startswith("NV_ESC_"):
+            assert tables.escapes[value].name == name
+        elif name.startswith("UVM_") and "_FLAGS_" not in name:
+            assert tables.uvm[value].name == name
+    for value, name in names.CLASSES.items():
+        assert tables.classes[value].name == name
+
+
+def test_what_a_class_and_a_control_take() -> None:
+    tables = load_tables("580.95.05")
+    assert tables.classes[0xC86F].struct == "NV_CHANNEL_ALLOC_PARAMS"
+    assert tables.classes[0x80].struct == "NV0080_ALLOC_PARAMETERS"
+    assert tables.controls[0x2080014A].struct == "NV2080_CTRL_GPU_GET_GID_INFO_PARAMS"
+    assert len(tables.controls) > 1000
+    without = [row.name for row in tables.uvm.values() if not row.struct]
+    assert len(without) < len(tables.uvm) / 3
+
+
+def test_members_lie_inside_their_structs() -> None:
+    tables = load_tables("595.45.04")
+    for named in [*tables.controls.values(), *tables.classes.values(), *tables.uvm.values()]:
+        layout = tables.struct(named.struct) if named.struct not in SCALARS else None
+        for row in layout.members if layout else ():
+            assert tables.nbytes(row.kind) > 0
+            assert row.offset + tables.nbytes(row.kind) * row.count <= layout.nbytes  # type: ignore[union-attr]

@@ -1,0 +1,74 @@
+"""The command from end to end: a C program that asks a file as if it were a node."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from baregrad.base.errors import FileFormatError, UnsupportedError
+from baregrad.cli import dispatch
+from baregrad.trace import command
+from tests.trace.programs import compiled
+
+
+def run(tmp_path: Path, *words: str, program: str = "plain") -> tuple[int, str]:
+    node, out = tmp_path / "node", tmp_path / "out"
+    node.write_bytes(b"")
+    binary = compiled(tmp_path)
+    argv = ["--driver", "580.95.05", "--node", f"{node}=/dev/nvidiactl", "-o", str(out), *words,
+            "--", str(binary), str(node), program]  # fmt: skip
+    try:
+        return command.main(argv), out.read_text()
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+
+
+def test_lines(tmp_path: Path) -> None:
+    status, text = run(tmp_path)
+    assert status == 3
+    head, opened, asked, *footer = text.splitlines()
+    assert head == "# driver 580.95.05"
+    assert " 3<nvidiactl> open" in opened
+    assert "NV_ESC_RM_ALLOC NV01_ROOT_CLIENT NVOS21_PARAMETERS(" in asked
+    assert "= -1 ENOTTY" in asked and asked.endswith(" program")
+    assert "100.00 %" in footer[0]
+
+
+def test_threads_and_forks_have_their_numbers(tmp_path: Path) -> None:
+    for program in ("thread", "fork"):
+        _, text = run(tmp_path, program=program)
+        tids = {line.split()[1] for line in text.splitlines() if not line.startswith("#")}
+        assert len(tids) == 2
+
+
+def test_other_forms(tmp_path: Path) -> None:
+    assert "NV_ESC_RM_ALLOC NV01_ROOT_CLIENT" in run(tmp_path, "-c")[1]
+    assert "refused, -1 ENOTTY." in run(tmp_path, "--explain")[1]
+    assert "open" not in run(tmp_path, "-e", "alloc")[1]
+    assert json.loads(run(tmp_path, "--allowlist")[1])["nodes"] == ["/dev/nvidiactl"]
+    timeline = tmp_path / "timeline.json"
+    run(tmp_path, "--perfetto", str(timeline))
+    assert len(json.loads(timeline.read_text())["traceEvents"]) == 2
+
+
+def test_two_traces_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = []
+    for program in ("plain", "exec"):
+        _, text = run(tmp_path, "--json", program=program)
+        files.append(tmp_path / f"{program}.jsonl")
+        files[-1].write_text(text)
+    assert command.main(["diff", str(files[0]), str(files[0])]) == 0
+    assert "the same calls" in capsys.readouterr().out
+    assert command.main(["diff", *map(str, files)]) == 1
+    assert "NV_ESC_RM_ALLOC NV01_ROOT_CLIENT: 1 -> 2" in capsys.readouterr().out
+    with pytest.raises(FileFormatError, match="not a trace"):
+        command.main(["diff", str(tmp_path / "none"), str(files[0])])
+
+
+def test_it_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        dispatch.main(["trace", "--help"])
+    assert ended.value.code == 0
+    assert "--allowlist" in capsys.readouterr().out
