@@ -35,6 +35,11 @@ from baregrad.kernel.planning.gpu.gemm_tiles import (
     ranked_tiles,
 )
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
+from baregrad.kernel.planning.gpu.packed_tiles import (
+    UnpackedChoice,
+    operations_of,
+    ranked_unpacked,
+)
 
 # Steps of an instruction, and of a panel: as many 16-bit floats as reach all banks.
 DEPTH, PANEL = 16, 64
@@ -74,14 +79,20 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     )
     narrow = min(orders.left.lanes, orders.right.lanes) < CHUNK
     products = _products(plan, factors)
-    ranked: list[TileChoice | GroupChoice] = []
-    ranked += ranked_tiles(plan.target, products, panel, CHUNK, words, narrow)
-    # Of fewer rows or columns the unit would multiply zeros.
-    is_wide = min(m, n) >= wgmma.M and panel == wgmma.ROW
-    if is_wide and wgmma.has_groups(plan.target, dtype.name):
-        ranked += ranked_groups(plan.target, products, words)
-        ranked.sort(key=lambda each: each.cycles)
+    ranked: list[TileChoice | GroupChoice | UnpackedChoice] = []
+    operations = operations_of(factors.left), operations_of(factors.right)
+    if any(operations) and any(words):
+        ranked += ranked_unpacked(plan.target, products, operations, CHUNK, words)
+    if not ranked:
+        ranked += ranked_tiles(plan.target, products, panel, CHUNK, words, narrow)
+        # Of fewer rows or columns the unit would multiply zeros.
+        is_wide = min(m, n) >= wgmma.M and panel == wgmma.ROW
+        if is_wide and wgmma.has_groups(plan.target, dtype.name):
+            ranked += ranked_groups(plan.target, products, words)
+            ranked.sort(key=lambda each: each.cycles)
     choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
+    if isinstance(choice, UnpackedChoice):
+        panel = choice.panel
     beside = _beside(plan, orders, choice.tile)
     plan.grid(factors.shared)
     _tiles(plan, orders, choice.tile, panel, beside)
