@@ -484,9 +484,8 @@ class _Builder:
         if node.arg.depth > 1:
             ring = self.rings.get(block)
             if ring is None:
-                ring = self.rings[block] = open_ring(
-                    node.arg, path[-2], block, sums_by_groups(self.kernel.src)
-                )
+                groups = sums_by_groups(self.kernel.src)
+                ring = self.rings[block] = open_ring(node.arg, path[-2], block, groups)
             self.count += add_copy(ring, buffer, copy, self.count + 1)
             self.around[buffer] = ((slot_now(ring),), ())
         else:
