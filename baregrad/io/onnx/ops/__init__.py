@@ -1,0 +1,1 @@
+"""Operators of ONNX, by theme, and the table of them all."""
