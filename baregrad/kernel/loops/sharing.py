@@ -17,6 +17,7 @@ from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.analysis import EXPENSIVE, EXPENSIVE_OPS, by_id, in_bounds, is_read
 from baregrad.kernel.loops.guards import covered_by_guards, guard_crossed_reads, push_guards
 from baregrad.kernel.loops.held_rows import hold_rows
+from baregrad.kernel.loops.matrix_operands import fit_factors
 from baregrad.kernel.loops.quotient_axes import split_quotients
 from baregrad.kernel.loops.shared_factors import share_factors
 from baregrad.kernel.loops.written_sums import write_sums
@@ -37,8 +38,8 @@ SEVERAL_LANES = 64
 def prepare(kernel: Node, target: AnyTarget | None = None) -> Node:
     """`kernel` as schedules see it: guards pushed into reductions, expensive values shared.
 
-    On GPUs short sums over windows are written out, and threads hold what several loops compute of
-    a row in registers.
+    On GPUs short sums over windows are written out, threads hold what several loops compute of a
+    row in registers, and factors of 8-bit floats are made such that matrix units multiply.
     """
     key = _MEMO
     if target is not None and target.kind == "gpu":
@@ -48,7 +49,7 @@ def prepare(kernel: Node, target: AnyTarget | None = None) -> Node:
         found = push_guards(kernel)
         if target is not None and target.kind == "gpu":
             found = split_quotients(guard_crossed_reads(found))
-            found = hold_rows(write_sums(found, target), target)
+            found = hold_rows(write_sums(fit_factors(found, target), target), target)
         else:
             found = share_factors(share_values(found))
         # A node that held itself would never be freed.

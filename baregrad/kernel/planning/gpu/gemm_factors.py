@@ -39,8 +39,8 @@ class Factor:
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is an element of an array, cast and guarded at most."""
-        value = _uncast(self.value)
+        """Whether it is an element of an array, cast once and guarded at most."""
+        value = self.value.src[0] if self.value.op is Ops.CAST else self.value
         return is_read(value.src[1] if value.op is Ops.GUARD else value)
 
     @property
@@ -139,9 +139,3 @@ def _stays_inside(factor: Node) -> bool:
     conditions = [node.src[0] for node in toposort(factor) if node.op is Ops.GUARD]
     free = toposort(factor, *conditions, enter=lambda node: node.op is not Ops.GUARD)
     return all(in_bounds(node) for node in free if is_read(node))
-
-
-def _uncast(value: Node) -> Node:
-    while value.op is Ops.CAST:
-        value = value.src[0]
-    return value
