@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, array_dtype, dtypes
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
@@ -11,31 +11,58 @@ from baregrad.tensor.array.operands import accumulator, common_dtype, lift, resu
 from baregrad.tensor.array.tensor_like import Operand, Tensor
 
 
-def contract(a: Node, b: Node, axes: tuple[int, ...]) -> Node:
+def contract(a: Node, b: Node, axes: tuple[int, ...], out: DType | None = None) -> Node:
     """The product of two nodes that broadcast, summed over axes of the product.
 
-    Narrow floats are multiplied and summed in float32 and rounded once.
+    Narrow floats are multiplied and summed in float32 and rounded once, to `out` if it is given,
+    where the nodes may be of any dtypes that `_summed_in` takes.
     """
-    dtype = a.dtype
-    wide = accumulator(dtype)
+    dtype = a.dtype if out is None else out
+    wide = accumulator(dtype) if out is None else _summed_in(a.dtype, b.dtype, out)
     if dtype.kind == "bool":
         return nodes.reduce(Ops.OR, nodes.alu(Ops.AND, a, b), axes)
     product = nodes.mul(nodes.cast(a, wide), nodes.cast(b, wide))
     return nodes.cast(nodes.reduce(Ops.ADD, product, axes), dtype)
 
 
-def matmul(x: Tensor, other: Operand) -> Tensor:
+def _summed_in(left: DType, right: DType, out: DType) -> DType:
+    """The dtype in which products of two dtypes are summed for a result of `out`.
+
+    Raises DTypeError where a product of theirs is no such number.
+    """
+    if left.is_float and right.is_float and out.is_float:
+        return dtypes.float64 if max(left.bits, right.bits) > 32 else dtypes.float32
+    if left.is_int and right.is_int and out.is_int and out.bits >= max(left.bits, right.bits):
+        return accumulator(out)
+    raise DTypeError(
+        "a matrix product of one kind of numbers gives that kind",
+        found=f"{left} and {right} to {out}",
+        wanted="floats to a float, or integers to an integer that is no narrower",
+        hint="cast the operands",
+    )
+
+
+def matmul(x: Tensor, other: Operand, out_dtype: DType | str | None = None) -> Tensor:
     """Return the matrix product: (..., M, K), (..., K, N) -> (..., M, N), batches broadcasting.
 
-    A vector stands for a row at the left and a column at the right, and its axis goes.
-    Raises ShapeError when the inner extents differ or an operand is a scalar.
+    A vector stands for a row at the left and a column at the right, and its axis goes. With
+    `out_dtype` the operands keep their dtypes, 8-bit floats among them: floats are summed in
+    float32 (float64 where one is of that) and rounded once; integers are summed in `out_dtype`,
+    whose sums wrap. Raises ShapeError when the inner extents differ or an operand is a scalar,
+    DTypeError for dtypes that have no such product.
     """
     right = lift(other, x)
     if not (x.ndim and getattr(right, "ndim", 0)):
         raise ShapeError("matmul wants at least one axis each", hint="use * for a scalar")
     assert not isinstance(right, bool | int | float | Node)
-    dtype = common_dtype((x, right))
-    a, b = nodes.cast(x.node, dtype), nodes.cast(right.node, dtype)
+    out = None if out_dtype is None else array_dtype(out_dtype)
+    if out is None:
+        dtype = common_dtype((x, right))
+        wide = accumulator(dtype)
+        a, b = nodes.cast(x.node, dtype), nodes.cast(right.node, dtype)
+    else:
+        dtype, a, b = out, x.node, right.node
+        wide = _summed_in(a.dtype, b.dtype, out)
     if a.shape[-1] != b.shape[-2 if right.ndim > 1 else -1]:
         raise ShapeError(
             "the inner extents of a matrix product differ",
@@ -44,16 +71,14 @@ def matmul(x: Tensor, other: Operand) -> Tensor:
             hint="transpose one of them, for example with mT",
         )
     if right.ndim == 1:
-        product = nodes.mul(
-            nodes.cast(a, accumulator(dtype)), nodes.cast(b, accumulator(dtype))
-        )
+        product = nodes.mul(nodes.cast(a, wide), nodes.cast(b, wide))
         summed = nodes.cast(nodes.reduce(Ops.ADD, product, (x.ndim - 1,)), dtype)
         return result(summed, x, right)
     columns = nodes.permute(b, (*range(right.ndim - 2), right.ndim - 1, right.ndim - 2))
     rows = nodes.unsqueeze(a, x.ndim - 1)
     columns = nodes.unsqueeze(columns, right.ndim - 2)
     last = max(len(rows.shape), len(columns.shape)) - 1
-    found = contract(rows, columns, (last,))
+    found = contract(rows, columns, (last,), out)
     if x.ndim == 1:
         found = nodes.reshape(found, (*found.shape[:-2], found.shape[-1]))
     return result(found, x, right)

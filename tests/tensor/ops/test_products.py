@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -63,3 +64,51 @@ def test_a_product_that_is_added_to_is_rounded_once(device: str) -> None:
 def test_a_product_and_what_it_is_added_to_are_of_one_dtype() -> None:
     with pytest.raises(DTypeError, match="of one dtype"):
         Tensor([1.0]).fma(Tensor([1.0]), Tensor([1.0], dtype=dtypes.float64))
+
+
+def test_products_of_narrow_numbers_have_a_dtype_of_their_own() -> None:
+    """Against products in float64, rounded once."""
+    a = RNG.standard_normal((33, 40)).astype(ml_dtypes.float8_e4m3fn)
+    b = RNG.standard_normal((40, 17)).astype(ml_dtypes.float8_e5m2)
+    exact = a.astype(np.float64) @ b.astype(np.float64)
+    for device in ("CPU", "REF"):
+        with options.override(device=device):
+            x, y = Tensor(a), Tensor(b)
+            wide = x.matmul(y, out_dtype=dtypes.float32)
+            np.testing.assert_allclose(wide.numpy(), exact, rtol=1e-5, atol=1e-5)
+            narrow = x.matmul(y, out_dtype="bfloat16")
+            assert narrow.dtype is dtypes.bfloat16
+            np.testing.assert_array_equal(
+                narrow.cast("float32").numpy(),
+                wide.numpy().astype(ml_dtypes.bfloat16).astype(np.float32),
+            )
+            least = x.matmul(y, out_dtype="float8_e5m2")
+            np.testing.assert_array_equal(
+                least.cast("float32").numpy(),
+                wide.numpy().astype(ml_dtypes.float8_e5m2).astype(np.float32),
+            )
+            row = x[3].matmul(y, out_dtype="float32")
+            np.testing.assert_allclose(row.numpy(), exact[3], rtol=1e-5, atol=1e-5)
+            column = x.matmul(y[:, 2], out_dtype="float32")
+            np.testing.assert_allclose(column.numpy(), exact[:, 2], rtol=1e-5, atol=1e-5)
+
+
+def test_products_of_bytes_are_summed_in_words() -> None:
+    a, b = SIGNED, UNSIGNED.T
+    for device in ("CPU", "REF"):
+        with options.override(device=device):
+            found = Tensor(a).matmul(Tensor(b), out_dtype="int32")
+            assert found.dtype is dtypes.int32
+            np.testing.assert_array_equal(found.numpy(), a.astype(np.int64) @ b.astype(np.int64))
+
+
+def test_kinds_of_numbers_that_have_no_product() -> None:
+    narrow = Tensor(np.ones((4, 4), ml_dtypes.float8_e4m3fn))
+    for left, right, out in (
+        (narrow, Tensor(SIGNED[:4, :4]), "float32"), (narrow, narrow, "int32"),
+        (Tensor(SIGNED[:4, :4]),) * 2 + ("float32",), (Tensor([[1, 2], [3, 4]]),) * 2 + ("int8",),
+    ):
+        with pytest.raises(DTypeError):
+            left.matmul(right, out_dtype=out)
+    with pytest.raises(DTypeError, match="not computed with"):
+        narrow @ narrow
