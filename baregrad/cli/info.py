@@ -1,15 +1,24 @@
-"""`baregrad info`: versions and places, for a bug report."""
+"""`baregrad info`: how the GPUs are, versions and places.
+
+Of NVIDIA's GPUs it tells what `nvidia-smi` does, as far as the vendor publishes the calls, by
+asking the kernel driver: no program or library of the vendor's need be there.
+"""
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
 import sys
+import time
 from importlib import metadata
 from pathlib import Path
 
 import baregrad
+from baregrad.base.bits import human_bytes
+from baregrad.base.errors import BaregradError
 from baregrad.base.options import Options, options
+from baregrad.runtime.nvidia.driver.card_status import CardStatus, driver_status
 
 PACKAGES = ("numpy", "llvmlite", "safetensors", "tokenizers", "scikit-learn", "torch")
 
@@ -39,12 +48,100 @@ def report() -> str:
     return "\n".join(lines)
 
 
+def gpu_lines(version: str, cards: list[CardStatus]) -> list[str]:
+    """Return what GPUs say of themselves as text."""
+    lines = [f"driver        {version}"]
+    for one in cards:
+        lines.append(f"GPU {one.index}         {one.name or 'of no known name'}, {one.node}")
+        rows = [
+            ("identity", f"{one.uuid or 'unknown'} at {one.bus_id or 'unknown'}"),
+            ("memory", _memory_text(one)),
+            ("temperature", None if one.temperature_c is None else f"{one.temperature_c} C"),
+            ("state", one.performance_state),
+            ("link", _link_text(one)),
+            ("ECC", _ecc_text(one)),
+            ("errors", None if one.errors is None else f"{one.errors} in its log"),
+            ("MIG", one.mig),
+            ("compute mode", one.compute_mode),
+            ("recovery", one.recovery),
+        ]
+        lines += [f"  {name:<13} {text}" for name, text in rows if text is not None]
+        for process in one.processes or ():
+            used = human_bytes(process.nbytes)
+            lines.append(f"  {'process':<13} {process.pid} {used} {process.name}".rstrip())
+        lines += [f"  {name:<13} not known: {reason}" for name, reason in one.unknown.items()]
+    return lines
+
+
+def _memory_text(one: CardStatus) -> str | None:
+    if one.total_nbytes is None or one.usable_nbytes is None or one.free_nbytes is None:
+        return None
+    used = human_bytes(one.usable_nbytes - one.free_nbytes)
+    reserved = human_bytes(one.total_nbytes - one.usable_nbytes)
+    free = human_bytes(one.free_nbytes)
+    return f"{human_bytes(one.total_nbytes)}: {used} used, {reserved} reserved, {free} free"
+
+
+def _link_text(one: CardStatus) -> str | None:
+    link = one.link
+    if link is None:
+        return None
+    return f"PCIe {link.generation} x{link.lanes} of {link.most_generation} x{link.most_lanes}"
+
+
+def _ecc_text(one: CardStatus) -> str | None:
+    if one.ecc is None:
+        return None
+    counts = one.ecc_counts
+    text = "on" if one.ecc else "off"
+    if counts is None:
+        return text
+    return (
+        f"{text}; since the driver was loaded {counts.sram_corrected} corrected and "
+        f"{counts.sram_uncorrected} uncorrected in SRAM, {counts.dram_corrected} and "
+        f"{counts.dram_uncorrected} in DRAM"
+    )
+
+
+def _gpus() -> tuple[str, list[CardStatus]] | str:
+    """What the driver tells of its GPUs, or why it tells nothing."""
+    try:
+        return driver_status()
+    except BaregradError as error:
+        return f"{error.message}: {error.found}" if error.found else error.message
+
+
+def show(as_json: bool, versions: bool) -> str:
+    """Return all that is told, once."""
+    found = _gpus()
+    if as_json:
+        told: dict[str, object] = {"baregrad": baregrad.__version__}
+        if isinstance(found, str):
+            told["nvidia"] = {"error": found}
+        else:
+            told["nvidia"] = {"driver": found[0], "gpus": [one.plain() for one in found[1]]}
+        return json.dumps(told, indent=2)
+    lines = [f"NVIDIA        {found}"] if isinstance(found, str) else gpu_lines(*found)
+    return "\n".join([report(), *lines] if versions else lines)
+
+
 def main(argv: list[str]) -> int:
-    """Print versions, places and changed options."""
+    """Print versions, places, changed options and how the GPUs are."""
     parser = argparse.ArgumentParser(
         prog="baregrad info",
-        description="Print what a bug report should begin with: versions, places, changed options.",
+        description="Print what a bug report should begin with, and how the GPUs are, asked of the "
+        "kernel driver alone. GPUs are opened for a moment each time, so that they can be reset.",
     )
-    parser.parse_args(argv)
-    print(report())
+    parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+    parser.add_argument(
+        "--watch", type=float, nargs="?", const=1.0, metavar="SECONDS",
+        help="print again and again how the GPUs are, until interrupted",
+    )
+    arguments = parser.parse_args(argv)
+    if arguments.watch is not None and not 0.05 <= arguments.watch <= 86400:
+        parser.error("--watch takes seconds from 0.05 to 86400")
+    print(show(arguments.json, versions=True), flush=True)
+    while arguments.watch is not None:
+        time.sleep(arguments.watch)
+        print(show(arguments.json, versions=False), flush=True)
     return 0

@@ -98,7 +98,8 @@ def test_structs_that_changed_have_the_size_of_their_release(version: str) -> No
 def test_every_release_has_every_struct_and_a_status_where_it_answers() -> None:
     releases = list(nodes().values())
     for release in releases:
-        assert release.structs.keys() == releases[0].structs.keys()
+        # Later ones have more that may be asked, and none has lost anything.
+        assert release.structs.keys() >= releases[0].structs.keys()
         for name, row in release.structs.items():
             if name.startswith("uvm_"):
                 assert "rmStatus" in row.fields

@@ -40,6 +40,8 @@ _HEADERS = (
     "ctrl/ctrl0000/ctrl0000system.h", "ctrl/ctrl0000/ctrl0000gpu.h",
     "ctrl/ctrl0080/ctrl0080gpu.h", "ctrl/ctrl2080/ctrl2080gpu.h", "ctrl/ctrl2080/ctrl2080gr.h",
     "ctrl/ctrl2080/ctrl2080fb.h", "ctrl/ctrl2080/ctrl2080ce.h", "ctrl/ctrl906f.h",
+    "ctrl/ctrl2080/ctrl2080bus.h", "ctrl/ctrl2080/ctrl2080perf.h", "ctrl/ctrl2080/ctrl2080rc.h",
+    "ctrl/ctrl2080/ctrl2080ecc.h", "ctrl/ctrl2080/ctrl2080thermal.h",
     "ctrl/ctrlc36f.h", "ctrl/ctrla06f/ctrla06fgpfifo.h",
     "ctrl/ctrla06c.h",
 )  # fmt: skip

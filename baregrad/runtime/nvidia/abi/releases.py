@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi import rm_structs as rm
+from baregrad.runtime.nvidia.abi import status_structs as status
 from baregrad.runtime.nvidia.abi import uvm_structs as uvm
 from baregrad.runtime.nvidia.abi.layout import Struct
 
@@ -69,6 +70,15 @@ _ROOT: Mapping[str, Struct] = MappingProxyType({
     "work_submit_token": rm.WORK_SUBMIT_TOKEN,
     "schedule": rm.SCHEDULE_2,
     "notification": rm.NOTIFICATION,
+    "name_string": status.NAME_STRING_132,
+    "bus_info_list": status.BUS_INFO_LIST,
+    "bus_info": status.BUS_INFO,
+    "gpu_info": status.GPU_INFO_64,
+    "compute_mode": status.COMPUTE_MODE,
+    "ecc_configuration": status.ECC_CONFIGURATION,
+    "error_count": status.ERROR_COUNT,
+    "processes": status.PROCESSES,
+    "process": status.PROCESS,
     "uvm_initialize": uvm.INITIALIZE,
     "uvm_mm_initialize": uvm.MM_INITIALIZE,
     "uvm_register_gpu": uvm.REGISTER_GPU,
@@ -100,19 +110,46 @@ _TREE = (
     _Node(
         (545, 23, 6),
         (535, 86, 5),
-        {"memory": rm.MEMORY_128, "all_copy_caps": rm.ALL_COPY_CAPS},
+        {
+            "memory": rm.MEMORY_128, "all_copy_caps": rm.ALL_COPY_CAPS,
+            "gpu_info": status.GPU_INFO_65,
+        },
     ),
-    _Node((550, 40, 53), (545, 23, 6), {"uvm_map_external": uvm.MAP_EXTERNAL_9264}),
+    _Node(
+        (550, 40, 53),
+        (545, 23, 6),
+        {
+            "uvm_map_external": uvm.MAP_EXTERNAL_9264,
+            "performance_state": status.PERFORMANCE_STATE,
+        },
+    ),
     _Node((560, 28, 3), (550, 40, 53), {"build_version": rm.BUILD_VERSION}),
-    _Node((570, 86, 15), (560, 28, 3), {"channel": rm.CHANNEL_368}),
-    _Node((575, 51, 2), (570, 86, 15), {"schedule": rm.SCHEDULE_3}),
-    _Node((580, 65, 6), (575, 51, 2), {"va_space": rm.VA_SPACE_56}),
+    _Node(
+        (565, 57, 1),
+        (560, 28, 3),
+        {"recovery_action": status.RECOVERY_ACTION, "ecc_counts": status.ECC_COUNTS},
+    ),
+    _Node((570, 86, 15), (565, 57, 1), {"channel": rm.CHANNEL_368}),
+    _Node(
+        (575, 51, 2),
+        (570, 86, 15),
+        {
+            "schedule": rm.SCHEDULE_3, "thermal": status.THERMAL,
+            "gpu_info": status.GPU_INFO_66,
+        },
+    ),
+    _Node(
+        (580, 65, 6),
+        (575, 51, 2),
+        {"va_space": rm.VA_SPACE_56, "gpu_info": status.GPU_INFO_70},
+    ),
     _Node(
         (590, 44, 1),
         (580, 65, 6),
         {"uvm_free": uvm.FREE_16, "uvm_unregister_channel": uvm.UNREGISTER_CHANNEL_12},
     ),
-    _Node((610, 43, 2), (590, 44, 1), {"channel": rm.CHANNEL_376}),
+    _Node((595, 44, 2), (590, 44, 1), {"name_string": status.NAME_STRING_68}),
+    _Node((610, 43, 2), (595, 44, 2), {"channel": rm.CHANNEL_376}),
 )
 
 OLDEST: Version = (535, 54, 3)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
+from baregrad.runtime.nvidia.abi import Record
 from baregrad.runtime.nvidia.abi import numbers as nv
+from baregrad.runtime.nvidia.abi.rm_structs import WORD
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.teardown import Teardown
 
@@ -55,3 +58,26 @@ class Card:
         record = self.client.struct("gid_info").record(flags=nv.GID_FORMAT_BINARY, length=16)
         self.client.control(self.subdevice, nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO, record)
         return record.data("data")[:16]
+
+    def classes(self) -> tuple[int, ...]:
+        """Return every class of object that the driver makes on this GPU."""
+        client = self.client
+        record = client.struct("class_list").record()
+        client.control(self.device, nv.NV0080_CTRL_CMD_GPU_GET_CLASSLIST, record)
+        count = record["numClasses"]
+        listed = Record(WORD, count)
+        record["classList"] = listed.address
+        client.control(self.device, nv.NV0080_CTRL_CMD_GPU_GET_CLASSLIST, record)
+        return tuple(listed["value", i] for i in range(count))
+
+    def ask_each(self, command: int, unit: str, indices: Sequence[int]) -> tuple[int, ...]:
+        """Ask a unit of the GPU ("gr", "fb") for numbers by their indices."""
+        client = self.client
+        listed = Record(client.struct(f"{unit}_info"), len(indices))
+        for place, index in enumerate(indices):
+            listed["index", place] = index
+        record = client.struct(f"{unit}_info_list").record(
+            **{f"{unit}InfoListSize": len(indices), f"{unit}InfoList": listed.address}
+        )
+        client.control(self.subdevice, command, record)
+        return tuple(listed["data", i] for i in range(len(indices)))

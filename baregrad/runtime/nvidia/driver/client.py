@@ -32,9 +32,10 @@ class Client:
 
     Owns two descriptors and one root object. Handles that the driver chooses are its own;
     `fresh_handle` gives those that we have to choose. A process that is forked off cannot use it.
+    `memory`: whether memory is to be mapped; who only asks needs no unified memory driver.
     """
 
-    def __init__(self, port: Port, *, strict_faults: bool = False) -> None:
+    def __init__(self, port: Port, *, strict_faults: bool = False, memory: bool = True) -> None:
         self.port = port
         self.teardown = Teardown()
         self.low_addresses = AddressRange(LOW_RANGE)
@@ -42,14 +43,16 @@ class Client:
         self._handles = itertools.count(0x5A000001)
         with self.teardown:
             self.control_fd = self.open_node("/dev/nvidiactl", self.teardown)
-            self.uvm_fd = self.open_node("/dev/nvidia-uvm", self.teardown)
+            if memory:
+                self.uvm_fd = self.open_node("/dev/nvidia-uvm", self.teardown)
             self.release = release_for("535.54.03")
             self.root = 0
             self.root = self.allocate(0, nv.NV01_ROOT_CLIENT, None)
             self.teardown.push("the client", lambda: self.free(0, self.root))
             self.version = self._driver_version()
             self.release = release_for(self.version)
-            self._initialize_uvm(strict_faults)
+            if memory:
+                self._initialize_uvm(strict_faults)
 
     def _driver_version(self) -> str:
         """Return the driver's release; the struct that holds it grew, so two sizes are tried."""

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from baregrad.base.errors import DriverError
-from baregrad.runtime.nvidia.abi import Record
 from baregrad.runtime.nvidia.abi import numbers as nv
-from baregrad.runtime.nvidia.abi.rm_structs import WORD
 from baregrad.runtime.nvidia.driver.card import Card
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.memory import MemoryManager
@@ -93,38 +90,15 @@ class Gpu(Card):
 
     # What the GPU says of itself.
 
-    def classes(self) -> tuple[int, ...]:
-        """Return every class of object that the driver makes on this GPU."""
-        client = self.client
-        record = client.struct("class_list").record()
-        client.control(self.device, nv.NV0080_CTRL_CMD_GPU_GET_CLASSLIST, record)
-        count = record["numClasses"]
-        listed = Record(WORD, count)
-        record["classList"] = listed.address
-        client.control(self.device, nv.NV0080_CTRL_CMD_GPU_GET_CLASSLIST, record)
-        return tuple(listed["value", i] for i in range(count))
-
     def facts(self, *indices: int) -> tuple[int, ...]:
         """Return numbers that the GPU reports of itself, by their NV2080_CTRL_GR_INFO_INDEX."""
-        return self._ask(nv.NV2080_CTRL_CMD_GR_GET_INFO, "gr", indices)
+        return self.ask_each(nv.NV2080_CTRL_CMD_GR_GET_INFO, "gr", indices)
 
     def memory_nbytes(self) -> tuple[int, int]:
         """Return how much memory the GPU has, and how much of it is free."""
         wanted = (nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE, nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE)
-        whole, free = self._ask(nv.NV2080_CTRL_CMD_FB_GET_INFO, "fb", wanted)
+        whole, free = self.ask_each(nv.NV2080_CTRL_CMD_FB_GET_INFO, "fb", wanted)
         return whole << 10, free << 10
-
-    def _ask(self, command: int, unit: str, indices: Sequence[int]) -> tuple[int, ...]:
-        """Ask a unit of the GPU ("gr", "fb") for numbers by their indices."""
-        client = self.client
-        listed = Record(client.struct(f"{unit}_info"), len(indices))
-        for place, index in enumerate(indices):
-            listed["index", place] = index
-        record = client.struct(f"{unit}_info_list").record(
-            **{f"{unit}InfoListSize": len(indices), f"{unit}InfoList": listed.address}
-        )
-        client.control(self.subdevice, command, record)
-        return tuple(listed["data", i] for i in range(len(indices)))
 
     @functools.cached_property
     def counts(self) -> UnitCounts:

@@ -17,6 +17,7 @@ from baregrad.testing.virtual_gpu.driver.objects import (
     GroupObject,
     expect,
 )
+from baregrad.testing.virtual_gpu.driver.status_controls import STATUS_COMMANDS
 from baregrad.testing.virtual_gpu.driver.user_memory import UserMemory
 from baregrad.testing.virtual_gpu.machine.machine import HardwareMachine
 
@@ -36,14 +37,17 @@ class Controls:
 
     def struct_of(self, command: int) -> str:
         """Return our name of a command's struct; refuse a command that nobody has."""
-        row = _COMMANDS.get(command)
-        if row is None:
+        row = _COMMANDS.get(command) or STATUS_COMMANDS.get(command)
+        if row is None or row[0] not in self._release.structs:
             raise Refusal("NOT_SUPPORTED", f"no command {command:#x}")
         return row[0]
 
     def answer(self, target: DriverObject, command: int, params: Arguments) -> None:
         """Fill in what is asked."""
-        _COMMANDS[command][1](self, target, params)
+        if command in STATUS_COMMANDS:
+            STATUS_COMMANDS[command][1](target, params)
+        else:
+            _COMMANDS[command][1](self, target, params)
 
     def version(self, target: DriverObject, params: Arguments) -> None:
         """The driver's release."""
@@ -98,10 +102,19 @@ class Controls:
         """The GPU's memory in KiB: all of it, and what is free."""
         gpu = expect(target, DeviceObject).gpu
         facts = {
+            nv.NV2080_CTRL_FB_INFO_INDEX_TOTAL_RAM_SIZE: gpu.model.memory_nbytes >> 10,
             nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_SIZE: gpu.model.memory_nbytes >> 10,
             nv.NV2080_CTRL_FB_INFO_INDEX_HEAP_FREE: gpu.model.memory_nbytes - gpu.used_nbytes >> 10,
         }
         self._list(params["fbInfoListSize"], params["fbInfoList"], facts)
+
+    def bus(self, target: DriverObject, params: Arguments) -> None:
+        """The GPU's link: sixteen lanes of the fifth generation."""
+        facts = {
+            nv.NV2080_CTRL_BUS_INFO_INDEX_PCIE_GPU_LINK_CAPS: 5 | 16 << 4,
+            nv.NV2080_CTRL_BUS_INFO_INDEX_PCIE_GPU_LINK_CTRL_STATUS: 5 << 16 | 16 << 20,
+        }
+        self._list(params["busInfoListSize"], params["busInfoList"], facts)
 
     def copy_caps(self, target: DriverObject, params: Arguments) -> None:
         """What the copy engines can do, and which there are."""
@@ -162,6 +175,7 @@ _COMMANDS: MappingProxyType[
     nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO: ("gid_info", Controls.uuid),
     nv.NV2080_CTRL_CMD_GR_GET_INFO: ("gr_info_list", Controls.facts),
     nv.NV2080_CTRL_CMD_FB_GET_INFO: ("fb_info_list", Controls.heap),
+    nv.NV2080_CTRL_CMD_BUS_GET_INFO: ("bus_info_list", Controls.bus),
     nv.NV2080_CTRL_CMD_CE_GET_ALL_CAPS: ("all_copy_caps", Controls.copy_caps),
     nv.NV2080_CTRL_CMD_CE_GET_CE_PCE_MASK: ("parts_of_copy_engine", Controls.copy_parts),
     nv.NV906F_CTRL_CMD_GET_MMU_FAULT_INFO: ("mmu_fault", Controls.fault_info),

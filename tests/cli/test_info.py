@@ -1,0 +1,58 @@
+"""`baregrad info` says how GPUs are, as text and as JSON, and why where there are none."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from baregrad.base.options import options
+from baregrad.cli import info
+
+
+def test_gpus_are_told_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    with options.override(nv_port="virtual"):
+        assert info.main([]) == 0
+    out = capsys.readouterr().out
+    assert "baregrad " in out and "\ndriver        580.159.04\n" in out
+    assert "NVIDIA Virtual GPU, /dev/nvidia0" in out
+    assert "  temperature   34 C\n" in out
+    assert "  memory        16.0 GiB: 0 B used" in out
+    assert "  power         not known: the vendor publishes no call" in out
+
+
+def test_gpus_are_told_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    with options.override(nv_port="virtual"):
+        assert info.main(["--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    first = told["nvidia"]["gpus"][0]
+    assert first["uuid"].startswith("GPU-") and first["link"]["lanes"] == 16
+
+
+def test_it_is_said_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    from baregrad.runtime.nvidia.driver.port import KernelPort
+
+    def refused(self: KernelPort, path: str) -> int:
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(KernelPort, "open", refused)
+    assert "cannot open /dev/nvidiactl: No such file" in info.show(False, versions=True)
+    assert "cannot open" in json.loads(info.show(True, versions=True))["nvidia"]["error"]
+
+
+def test_watching_goes_on_until_it_is_interrupted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slept = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(info.time, "sleep", sleep)
+    with options.override(nv_port="virtual"), pytest.raises(KeyboardInterrupt):
+        info.main(["--watch", "0.5"])
+    assert slept == [0.5] * 3 and capsys.readouterr().out.count("GPU 0 ") == 3
+    with pytest.raises(SystemExit):
+        info.main(["--watch", "0"])
