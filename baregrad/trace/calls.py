@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from baregrad.runtime.nvidia.abi.vendor import SCALARS, Layout, Named, VendorTables
+from baregrad.runtime.nvidia.abi.vendor import SCALARS, VendorName, VendorStruct, VendorTables
 from baregrad.trace.memory import Read
 
 _MOST_NBYTES = 1 << 16
@@ -16,7 +16,7 @@ RM_CONTROL, RM_ALLOC, XFER = 0x2A, 0x2B, 211
 
 
 @dataclass(frozen=True)
-class Block:
+class CallBlock:
     """Bytes that a call hands over, before and after it: `role` is argument, params or a field."""
 
     role: str
@@ -39,7 +39,7 @@ class RawCall:
     fd: int
     arguments: tuple[int, ...] = ()
     value: int = 0
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[CallBlock] = field(default_factory=list)
     library: str = ""
 
     def as_json(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class RawCall:
 def raw_call(row: Mapping[str, Any]) -> RawCall:
     """Return the call that `as_json` wrote."""
     blocks = [
-        Block(**{**one, "before": bytes.fromhex(one["before"]),
+        CallBlock(**{**one, "before": bytes.fromhex(one["before"]),
                  "after": bytes.fromhex(one["after"])})
         for one in row["blocks"]
     ]  # fmt: skip
@@ -63,13 +63,13 @@ def raw_call(row: Mapping[str, Any]) -> RawCall:
 
 
 @dataclass(frozen=True)
-class Request:
+class DriverRequest:
     """Which call of the driver an ioctl is: `kind` is rm, uvm or other."""
 
     kind: str
     number: int
     nbytes: int
-    named: Named | None
+    named: VendorName | None
 
     @property
     def name(self) -> str:
@@ -79,23 +79,23 @@ class Request:
         return f"{self.kind} {self.number:#x} of {self.nbytes} bytes"
 
 
-def request_of(tables: VendorTables, node: str, request: int) -> Request:
+def request_of(tables: VendorTables, node: str, request: int) -> DriverRequest:
     """Return what a request means on a node."""
     leaf = node.rpartition("/")[2]
     if leaf.startswith("nvidia-uvm"):
         named = tables.uvm.get(request)
         layout = tables.struct(named.struct) if named else None
-        return Request("uvm", request, layout.nbytes if layout else 0, named)
+        return DriverRequest("uvm", request, layout.nbytes if layout else 0, named)
     number, nbytes = request & 0xFF, request >> 16 & 0x3FFF
     if leaf == "nvidiactl" or leaf.removeprefix("nvidia").isdigit():
         named = tables.escapes.get(number)
         if number == RM_ALLOC and nbytes == _SECOND_ALLOC_NBYTES and named is not None:
-            named = Named(named.name, "NVOS64_PARAMETERS")
-        return Request("rm", number, nbytes, named)
-    return Request("other", number, nbytes, None)
+            named = VendorName(named.name, "NVOS64_PARAMETERS")
+        return DriverRequest("rm", number, nbytes, named)
+    return DriverRequest("other", number, nbytes, None)
 
 
-def integer(layout: Layout | None, data: bytes, name: str) -> int | None:
+def integer(layout: VendorStruct | None, data: bytes, name: str) -> int | None:
     """Return a field of a struct's bytes, None where it has no such."""
     for row in layout.members if layout else ():
         if row.name == name and row.kind in SCALARS:
@@ -155,22 +155,24 @@ def _counts(struct: str, pointer: str) -> list[tuple[str, str]]:
             (f"{plural}s", kind), ("regOpCount", kind)]  # fmt: skip
 
 
-def capture(tables: VendorTables, read: Read, found: Request, address: int) -> list[Block]:
+def capture(
+    tables: VendorTables, read: Read, found: DriverRequest, address: int
+) -> list[CallBlock]:
     """Read what an ioctl hands over: its argument, and what that points to."""
     if found.kind == "rm" and found.number == XFER:
         outer = read(address, 16)
         inner = int.from_bytes(outer[8:16], "little")
-        nested = Request(
+        nested = DriverRequest(
             "rm", int.from_bytes(outer[:4], "little"), int.from_bytes(outer[4:8], "little"),
             tables.escapes.get(int.from_bytes(outer[:4], "little")),
         )  # fmt: skip
-        blocks = [Block("argument", found.named.struct if found.named else "", address, outer)]
+        blocks = [CallBlock("argument", found.named.struct if found.named else "", address, outer)]
         if nested.number == XFER or nested.nbytes > _MOST_NBYTES:
             return blocks
         return blocks + capture(tables, read, nested, inner)
     data = read(address, min(found.nbytes, _MOST_NBYTES))
     struct = found.named.struct if found.named else ""
-    blocks = [Block("argument", struct, address, data)]
+    blocks = [CallBlock("argument", struct, address, data)]
     if found.kind != "rm" or found.number not in (RM_CONTROL, RM_ALLOC):
         return blocks
     layout = tables.struct(struct)
@@ -180,17 +182,17 @@ def capture(tables: VendorTables, read: Read, found: Request, address: int) -> l
     if not place or not 0 < nbytes <= _MOST_NBYTES:
         return blocks
     params = read(place, nbytes)
-    blocks.append(Block("params", name, place, params))
+    blocks.append(CallBlock("params", name, place, params))
     for label, kind, begin, count in lists_of(tables, name, params):
         each = tables.nbytes(kind) or 8
         if 0 < count * each <= _MOST_NBYTES:
-            blocks.append(Block(label, kind, begin, read(begin, count * each)))
+            blocks.append(CallBlock(label, kind, begin, read(begin, count * each)))
     return blocks
 
 
-def read_again(read: Read, blocks: list[Block]) -> list[Block]:
+def read_again(read: Read, blocks: list[CallBlock]) -> list[CallBlock]:
     """Return the blocks with what they hold after the call."""
     return [
-        Block(one.role, one.struct, one.address, one.before, read(one.address, len(one.before)))
+        CallBlock(one.role, one.struct, one.address, one.before, read(one.address, len(one.before)))
         for one in blocks
     ]

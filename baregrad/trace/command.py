@@ -17,7 +17,7 @@ from baregrad.base.errors import ArgumentError
 from baregrad.runtime.nvidia.abi.vendor import VendorTables, load_tables
 from baregrad.trace import export, report
 from baregrad.trace.calls import RawCall
-from baregrad.trace.decode import Call, decode
+from baregrad.trace.decode import DriverCall, decode
 from baregrad.trace.engine import ProgramFollower
 from baregrad.trace.watch import DriverWatch
 
@@ -27,15 +27,15 @@ _NEWEST = "595.45.04"
 
 
 @dataclass
-class Session:
+class TraceSession:
     """Takes calls as they come, shows those that are asked for, and ends with what was asked."""
 
     tables: VendorTables
     chosen: argparse.Namespace
     out: TextIO
-    counts: report.Counts = field(default_factory=report.Counts)
+    counts: report.CallCounts = field(default_factory=report.CallCounts)
     tree: report.ObjectTree = field(default_factory=report.ObjectTree)
-    calls: list[Call] = field(default_factory=list)
+    calls: list[DriverCall] = field(default_factory=list)
 
     def take(self, raw: RawCall) -> None:
         """Take one call."""
@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="baregrad trace", usage="baregrad trace [options] -- CMD... | --pid N | diff A B",
         description="Show what a program asks of the NVIDIA driver: each call by name, with the "
-        "fields that say something, before -> after. Work that is submitted through a mapped "
+        "fields that say something, before -> after. PushedWork that is submitted through a mapped "
         "doorbell makes no call and is not among them.",
     )  # fmt: skip
     parser.add_argument("-e", action="append", choices=report.CATEGORIES, metavar="KIND",
@@ -121,7 +121,7 @@ def main(argv: list[str]) -> int:
     tables = load_tables(version or _NEWEST)
     nodes = dict(row.split("=", 1) for row in chosen.node if "=" in row)
     with _output(chosen.o) as out:
-        session = Session(tables, chosen, out)
+        session = TraceSession(tables, chosen, out)
         if not (chosen.json or chosen.allowlist):
             found = f"driver {version}" if version else f"no driver here, structs as of {_NEWEST}"
             print(f"# {found}", file=out)

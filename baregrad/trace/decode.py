@@ -8,24 +8,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from baregrad.runtime.nvidia.abi.status import status_name
-from baregrad.runtime.nvidia.abi.vendor import SCALARS, Member, VendorTables
+from baregrad.runtime.nvidia.abi.vendor import SCALARS, VendorMember, VendorTables
 from baregrad.trace.calls import (
     RM_ALLOC,
     RM_CONTROL,
-    Block,
+    CallBlock,
+    DriverRequest,
     RawCall,
-    Request,
     integer,
     request_of,
 )
 
 _MOST_VALUES = 8
 _STATUS_FIELDS = ("status", "params.status", "rmStatus", "Status")
-_SCALAR_ROOTS = {"handle": "handle", "u32": "u32"}
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class FieldChange:
     """A field that was not zero or that the call changed, its values as text."""
 
     name: str
@@ -39,7 +38,7 @@ class Change:
 
 
 @dataclass(frozen=True)
-class Call:
+class DriverCall:
     """A call understood. `verb` is the outer name, `subject` the control's or class's if any.
 
     `known` says whether all of its names were found; `params_known` whether its struct was.
@@ -49,7 +48,7 @@ class Call:
     verb: str
     subject: str
     struct: str
-    changes: tuple[Change, ...]
+    changes: tuple[FieldChange, ...]
     status: int | None
     handles: tuple[int, int, int]
     known: bool
@@ -75,7 +74,7 @@ class Call:
         return self.raw.value < 0 or bool(self.status and self.status < 0x10000)
 
 
-def decode(tables: VendorTables, raw: RawCall) -> Call:
+def decode(tables: VendorTables, raw: RawCall) -> DriverCall:
     """Return what a raw call means in a release."""
     if raw.call != "ioctl":
         return _plain(raw)
@@ -84,9 +83,9 @@ def decode(tables: VendorTables, raw: RawCall) -> Call:
     if found.kind == "rm" and found.number == 211 and len(blocks) > 1:
         number = int.from_bytes(blocks[0].before[:4], "little")
         named = tables.escapes.get(number)
-        found = Request("rm", number, len(blocks[1].before), named)
+        found = DriverRequest("rm", number, len(blocks[1].before), named)
         blocks = blocks[1:]
-    argument = blocks[0] if blocks else Block("argument", "", 0, b"")
+    argument = blocks[0] if blocks else CallBlock("argument", "", 0, b"")
     subject, known = "", found.named is not None
     struct = argument.struct
     params_known = tables.struct(struct) is not None if argument.before else known
@@ -106,23 +105,23 @@ def decode(tables: VendorTables, raw: RawCall) -> Call:
     status = next(
         (one for name in _STATUS_FIELDS if (one := integer(layout, after, name)) is not None), None
     )
-    return Call(raw, found.name, subject, struct, tuple(changes), status,
+    return DriverCall(raw, found.name, subject, struct, tuple(changes), status,
                 _handles(tables, argument), known, params_known)  # fmt: skip
 
 
-def _plain(raw: RawCall) -> Call:
+def _plain(raw: RawCall) -> DriverCall:
     shown = {
         "mmap": ("address", "length", "protection", "flags", "fd", "offset"),
         "munmap": ("address", "length"),
     }.get(raw.call, ())
     changes = tuple(
-        Change(name, hex(value), hex(value))
+        FieldChange(name, hex(value), hex(value))
         for name, value in zip(shown, raw.arguments, strict=False)
     )
-    return Call(raw, raw.call, "", "", changes, None, (0, 0, 0), True, True)
+    return DriverCall(raw, raw.call, "", "", changes, None, (0, 0, 0), True, True)
 
 
-def _handles(tables: VendorTables, argument: Block) -> tuple[int, int, int]:
+def _handles(tables: VendorTables, argument: CallBlock) -> tuple[int, int, int]:
     """Return the client, the parent (or the object that is asked), and the object after it."""
     layout = tables.struct(argument.struct)
     after = argument.after or argument.before
@@ -140,20 +139,20 @@ def _handles(tables: VendorTables, argument: Block) -> tuple[int, int, int]:
     )  # fmt: skip
 
 
-def changes_of(tables: VendorTables, block: Block) -> Iterator[Change]:
+def changes_of(tables: VendorTables, block: CallBlock) -> Iterator[FieldChange]:
     """Yield the fields of a block that are not zero or that changed."""
     before, after = block.before, block.after or block.before
     prefix = "" if block.role in ("argument", "params") else f"{block.role}."
     if not block.struct or (block.struct not in SCALARS and tables.struct(block.struct) is None):
         if any(before) or any(after):
             name = block.role if block.role != "argument" else "bytes"
-            yield Change(f"{name}[{len(before)}]", _hex(before), _hex(after))
+            yield FieldChange(f"{name}[{len(before)}]", _hex(before), _hex(after))
         return
     each = tables.nbytes(block.struct)
     count = len(before) // each if each else 0
     single = block.struct in SCALARS
-    rows = [Member(0, block.struct, count, block.role)] if single else (
-        [Member(0, block.struct, count, prefix.rstrip("."))] if count > 1 else None
+    rows = [VendorMember(0, block.struct, count, block.role)] if single else (
+        [VendorMember(0, block.struct, count, prefix.rstrip("."))] if count > 1 else None
     )
     if rows is None:
         yield from _struct_changes(tables, block.struct, 0, prefix, before, after)
@@ -164,15 +163,15 @@ def changes_of(tables: VendorTables, block: Block) -> Iterator[Change]:
 
 def _struct_changes(
     tables: VendorTables, name: str, base: int, prefix: str, before: bytes, after: bytes
-) -> Iterator[Change]:
+) -> Iterator[FieldChange]:
     layout = tables.struct(name)
     for row in layout.members if layout else ():
         yield from _member_changes(tables, row, base, prefix, before, after)
 
 
 def _member_changes(
-    tables: VendorTables, row: Member, base: int, prefix: str, before: bytes, after: bytes
-) -> Iterator[Change]:
+    tables: VendorTables, row: VendorMember, base: int, prefix: str, before: bytes, after: bytes
+) -> Iterator[FieldChange]:
     begin, each = base + row.offset, tables.nbytes(row.kind)
     end = begin + each * row.count
     one, two = before[begin:end], after[begin:end]
@@ -181,9 +180,9 @@ def _member_changes(
     name = f"{prefix}{row.name}"
     if row.kind in SCALARS:
         if row.count == 1:
-            yield Change(name, _value(row, one, tables), _value(row, two, tables))
+            yield FieldChange(name, _value(row, one, tables), _value(row, two, tables))
         else:
-            yield Change(name, _values(row, one), _values(row, two))
+            yield FieldChange(name, _values(row, one), _values(row, two))
         return
     shown = 0
     for index in range(row.count):
@@ -191,14 +190,14 @@ def _member_changes(
         if not any(before[place : place + each]) and not any(after[place : place + each]):
             continue
         if shown == _MOST_VALUES:
-            yield Change(f"{name}[...]", f"{row.count} elements", f"{row.count} elements")
+            yield FieldChange(f"{name}[...]", f"{row.count} elements", f"{row.count} elements")
             return
         shown += 1
         label = f"{name}[{index}]." if row.count > 1 else f"{name}."
         yield from _struct_changes(tables, row.kind, place, label, before, after)
 
 
-def _value(row: Member, data: bytes, tables: VendorTables) -> str:
+def _value(row: VendorMember, data: bytes, tables: VendorTables) -> str:
     """Return a scalar as text: what is a name by name, what is a place in hexadecimal."""
     if row.kind in ("f32", "f64") and len(data) == SCALARS[row.kind]:
         return repr(packing.unpack("<f" if row.kind == "f32" else "<d", data)[0])
@@ -213,7 +212,7 @@ def _value(row: Member, data: bytes, tables: VendorTables) -> str:
     return str(value) if -1024 < value < 1024 else hex(value)
 
 
-def _values(row: Member, data: bytes) -> str:
+def _values(row: VendorMember, data: bytes) -> str:
     """Return an array as text: a string where it is one, otherwise its first elements."""
     if row.kind in ("u8", "i8"):
         text = data.rstrip(b"\0")

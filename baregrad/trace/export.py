@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from baregrad.base.errors import FileFormatError
-from baregrad.trace.decode import Call
+from baregrad.trace.decode import DriverCall
 
 
-def as_row(call: Call) -> dict[str, Any]:
+def as_row(call: DriverCall) -> dict[str, Any]:
     """Return a call as an object of JSON, understood and raw."""
     return {
         "name": call.name, "verb": call.verb, "subject": call.subject, "struct": call.struct,
@@ -21,7 +21,7 @@ def as_row(call: Call) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def allowlist(calls: Iterable[Call], driver: str) -> dict[str, Any]:
+def allowlist(calls: Iterable[DriverCall], driver: str) -> dict[str, Any]:
     """Return the least that a sandbox must allow, by name and number."""
     nodes: set[str] = set()
     found: dict[str, dict[str, str]] = {kind: {} for kind in
@@ -42,13 +42,13 @@ def allowlist(calls: Iterable[Call], driver: str) -> dict[str, Any]:
     return {"driver": driver, "nodes": sorted(nodes - {"memory"}), **listed}
 
 
-def _subject_number(call: Call) -> str:
+def _subject_number(call: DriverCall) -> str:
     data = next((one.before for one in call.raw.blocks if "OS" in one.struct), b"")
     at = 8 if call.verb.endswith("CONTROL") else 12
     return hex(int.from_bytes(data[at : at + 4], "little"))
 
 
-def timeline(calls: Iterable[Call]) -> dict[str, Any]:
+def timeline(calls: Iterable[DriverCall]) -> dict[str, Any]:
     """Return the calls in Chrome's trace format, which Perfetto reads as well; times in us."""
     events: list[dict[str, Any]] = [
         {

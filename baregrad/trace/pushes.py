@@ -6,18 +6,24 @@ import struct
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from baregrad.base.errors import BaregradError
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.abi.vendor import VendorTables
 from baregrad.runtime.nvidia.code.descriptor_fields import DescriptorLayout, descriptor_layout
+from baregrad.target.nvidia import NVIDIA_ROWS
 from baregrad.trace.memory import Read
 
 _INCREASE, _STAY, _IMMEDIATE, _INCREASE_ONCE, _END_SEGMENT = 1, 3, 4, 5, 7
 _HOST_METHODS_END = 0x100
-_LAYOUTS = {5: 2, 6: 3, 7: 3, 9: 3, 0xB: 4, 0xD: 5, 0xE: 5}
-_OPERATIONS = {0: "wait for =", 1: "release", 2: "wait for >=", 3: "wait for >= (circular)",
-               4: "wait for all bits", 5: "wait for no bits", 6: "reduce"}  # fmt: skip
+_LAYOUTS = MappingProxyType({
+    row.compute_class: row.launch_descriptor[0] for row in NVIDIA_ROWS
+})  # fmt: skip
+_OPERATIONS = MappingProxyType({
+    0: "wait for =", 1: "release", 2: "wait for >=", 3: "wait for >= (circular)",
+    4: "wait for all bits", 5: "wait for no bits", 6: "reduce",
+})  # fmt: skip
 # clcbc0.h:474: the address of a descriptor whose words follow, in units of 256 bytes.
 _INLINE_UPPER, _INLINE_LOWER, _INLINE_DATA = 0x318, 0x31C, 0x320
 # clcbc0.h:161..245: a copy of words that stand in the pushbuffer.
@@ -25,7 +31,7 @@ _I2M_LENGTH, _I2M_UPPER, _I2M_LOWER, _I2M_LAUNCH = 0x180, 0x188, 0x18C, 0x1B0
 
 
 @dataclass(frozen=True)
-class Work:
+class PushedWork:
     """Something that a GPU is told to do: `kind` is launch, copy, semaphore, wait or bind."""
 
     kind: str
@@ -54,7 +60,7 @@ class PushDecoder:
     _inline: bytearray = field(default_factory=bytearray)
     _launched: int = -1
 
-    def feed(self, data: bytes) -> Iterator[Work]:
+    def feed(self, data: bytes) -> Iterator[PushedWork]:
         """Yield the work of a segment."""
         words = struct.unpack(f"<{len(data) // 4}I", data[: len(data) // 4 * 4])
         at = 0
@@ -91,7 +97,7 @@ class PushDecoder:
         found = self.tables.methods.get(unit, {}).get(method)
         return found or f"{unit} method {method:#x}"
 
-    def _method(self, channel: int, method: int, data: int) -> Iterator[Work]:
+    def _method(self, channel: int, method: int, data: int) -> Iterator[PushedWork]:
         self.methods += 1
         name = self.name(channel, method)
         if " " in name:
@@ -104,11 +110,11 @@ class PushDecoder:
         elif self.unit(channel) == "copy" and method == m.COPY["LAUNCH_DMA"].address:
             yield from self._copy(channel, data)
 
-    def _host(self, channel: int, method: int, data: int) -> Iterator[Work]:
+    def _host(self, channel: int, method: int, data: int) -> Iterator[PushedWork]:
         if method == m.HOST["SET_OBJECT"].address:
             self.bound[channel] = data & 0xFFFF
             named = self.tables.classes.get(data & 0xFFFF)
-            yield Work("bind", f"subchannel {channel} speaks to "
+            yield PushedWork("bind", f"subchannel {channel} speaks to "
                        f"{named.name if named else hex(data)}", (("class", data & 0xFFFF),))
         elif method == m.HOST["SEM_EXECUTE"].address:
             part = m.HOST["SEM_EXECUTE"].read
@@ -120,13 +126,13 @@ class PushDecoder:
                 value |= kept.get(0x68, 0) << 32
             operation = _OPERATIONS.get(part(data, "OPERATION"), "unknown")
             kind = "wait" if operation.startswith("wait") else "semaphore"
-            yield Work(kind, f"{operation} {value:#x} at {address:#x}",
+            yield PushedWork(kind, f"{operation} {value:#x} at {address:#x}",
                        (("address", address), ("value", value)))  # fmt: skip
 
     def _pair(self, channel: int, upper: int, lower: int) -> int:
         return self.state.get((channel, upper), 0) << 32 | self.state.get((channel, lower), 0)
 
-    def _copy(self, channel: int, data: int) -> Iterator[Work]:
+    def _copy(self, channel: int, data: int) -> Iterator[PushedWork]:
         part = m.COPY["LAUNCH_DMA"].read
         if part(data, "DATA_TRANSFER_TYPE") != m.TRANSFER_NONE:
             source, target = (self._pair(channel, at, at + 4) for at in (0x400, 0x408))
@@ -134,16 +140,16 @@ class PushDecoder:
             lines = self.state.get((channel, 0x41C), 1) if part(data, "MULTI_LINE_ENABLE") else 1
             what = "fill" if part(data, "REMAP_ENABLE") else "copy"
             size = f"{nbytes} bytes" + (f" in {lines} lines" if lines > 1 else "")
-            yield Work("copy", f"{what} {size} from {source:#x} to {target:#x}",
+            yield PushedWork("copy", f"{what} {size} from {source:#x} to {target:#x}",
                        (("source", source), ("target", target), ("nbytes", nbytes),
                         ("lines", lines)))  # fmt: skip
         if part(data, "SEMAPHORE_TYPE") != m.SEMAPHORE_NONE:
             address = self._pair(channel, 0x240, 0x244)
             value = self.state.get((channel, 0x248), 0)
-            yield Work("semaphore", f"release {value:#x} at {address:#x} after copies",
+            yield PushedWork("semaphore", f"release {value:#x} at {address:#x} after copies",
                        (("address", address), ("value", value)))  # fmt: skip
 
-    def _compute(self, channel: int, method: int, data: int) -> Iterator[Work]:
+    def _compute(self, channel: int, method: int, data: int) -> Iterator[PushedWork]:
         table = m.COMPUTE
         if method in (_INLINE_UPPER, _INLINE_LOWER):
             self._inline.clear()
@@ -158,7 +164,7 @@ class PushDecoder:
         elif method == _I2M_LAUNCH:
             place = self._pair(channel, _I2M_UPPER, _I2M_LOWER)
             nbytes = self.state.get((channel, _I2M_LENGTH), 0)
-            yield Work("copy", f"write {nbytes} bytes of the pushbuffer to {place:#x}",
+            yield PushedWork("copy", f"write {nbytes} bytes of the pushbuffer to {place:#x}",
                        (("source", 0), ("target", place), ("nbytes", nbytes), ("lines", 1)))
         elif method in (
             table["SEND_SIGNALING_PCAS2_B"].address, table["SEND_SIGNALING_PCAS_B"].address
@@ -170,14 +176,13 @@ class PushDecoder:
             self._launched = -1
 
     def _layout(self, channel: int) -> DescriptorLayout | None:
-        kind = self.bound.get(channel, 0)
-        major = _LAYOUTS.get(kind >> 8 & 0xF) if kind >> 12 == 0xC else None
+        major = _LAYOUTS.get(self.bound.get(channel, 0))
         return descriptor_layout(major) if major else None
 
-    def _launch(self, data: bytes, layout: DescriptorLayout, place: int) -> Work:
+    def _launch(self, data: bytes, layout: DescriptorLayout, place: int) -> PushedWork:
         if len(data) < layout.nbytes:
             text = f"launch of a descriptor at {place:#x} that cannot be read"
-            return Work("launch", text, (("descriptor", place),))
+            return PushedWork("launch", text, (("descriptor", place),))
         try:
             found = {
                 name: tuple(layout.read(data, f"{name}_{way}") for way in ways)
@@ -192,13 +197,13 @@ class PushDecoder:
             )
         except BaregradError as error:
             text = f"launch of a descriptor at {place:#x}: {error}"
-            return Work("launch", text, (("descriptor", place),))
+            return PushedWork("launch", text, (("descriptor", place),))
         clusters = f", clusters {cluster}" if cluster != (1, 1, 1) else ""
         text = (
             f"launch of {program:#x}: grid {grid}, block {found['block']}{clusters}, "
             f"{registers} registers, {shared} bytes of shared memory"
         )
-        return Work("launch", text, (
+        return PushedWork("launch", text, (
             ("descriptor", place), ("program", program), ("grid", grid),
             ("block", found["block"]), ("registers", registers), ("shared", shared),
         ))  # fmt: skip

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from baregrad.trace.decode import Call
+from baregrad.trace.decode import DriverCall
 
 CATEGORIES = ("alloc", "map", "uvm", "channel", "copy", "launch")
 _ALLOC = ("RM_ALLOC", "RM_FREE", "RM_DUP_OBJECT", "RM_VID_HEAP")
@@ -15,7 +15,7 @@ _CHANNEL = ("GPFIFO", "CHANNEL", "TSG", "CTXSHARE", "CONTEXT_SHARE", "_COMPUTE_"
             "USERMODE", "NVA06C", "NVA06F", "NVC36F", "NV906F")  # fmt: skip
 
 
-def categories(call: Call) -> set[str]:
+def categories(call: DriverCall) -> set[str]:
     """Return which of CATEGORIES a call belongs to."""
     found = set()
     if any(part in call.verb for part in _ALLOC):
@@ -33,7 +33,7 @@ def categories(call: Call) -> set[str]:
     return found
 
 
-def line(call: Call) -> str:
+def line(call: DriverCall) -> str:
     """Return a call as a line: time, thread, node, names, fields, answer, duration, library."""
     raw = call.raw
     node = raw.node.removeprefix("/dev/")
@@ -49,8 +49,8 @@ def line(call: Call) -> str:
 
 
 @dataclass
-class Counts:
-    """Counts and times by name, and what had none."""
+class CallCounts:
+    """CallCounts and times by name, and what had none."""
 
     calls: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)
@@ -58,7 +58,7 @@ class Counts:
     unknown: Counter[str] = field(default_factory=Counter)
     without_struct: Counter[str] = field(default_factory=Counter)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: DriverCall) -> None:
         """Count a call."""
         self.calls[call.name] += 1
         self.seconds[call.name] = self.seconds.get(call.name, 0.0) + call.raw.seconds
@@ -110,7 +110,7 @@ class ObjectTree:
 
     clients: dict[int, dict[int, _Object]] = field(default_factory=dict)
 
-    def add(self, call: Call) -> None:
+    def add(self, call: DriverCall) -> None:
         """Follow an allocation, a copy of an object, or an end."""
         client, parent, handle = call.handles
         if call.failed or not handle:
@@ -148,7 +148,7 @@ class ObjectTree:
                 waiting += [(row, depth + 1) for row in reversed(inner)]
 
 
-def _change(call: Call, name: str) -> str:
+def _change(call: DriverCall, name: str) -> str:
     return next((one.after for one in call.changes if one.name == name), "")
 
 
@@ -204,7 +204,7 @@ _ASKED = (
 )  # fmt: skip
 
 
-def explained(call: Call) -> str:
+def explained(call: DriverCall) -> str:
     """Return one sentence on what a call is for."""
     words = call.subject.partition("_CTRL_CMD_")[2].replace("_", " ").lower()
     if words:

@@ -1,4 +1,4 @@
-"""Work that passes no system call: rings that a program has mapped, read as they fill.
+"""PushedWork that passes no system call: rings that a program has mapped, read as they fill.
 
 Channels, memory and mappings are learnt from the calls that make them; then the pointer of each
 ring is looked at between calls, and what was put into it since is decoded. Nothing stops the
@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.abi.vendor import VendorTables
 from baregrad.trace.calls import RawCall, integer
-from baregrad.trace.decode import Call
+from baregrad.trace.decode import DriverCall
 from baregrad.trace.memory import Read
-from baregrad.trace.pushes import PushDecoder, Work
+from baregrad.trace.pushes import PushDecoder, PushedWork
 
 _MOST_WORDS = 1 << 21
 _OS_DESCRIPTOR = 0x71
@@ -55,12 +55,12 @@ class _Space:
 
 @dataclass(frozen=True)
 class Submission:
-    """Work found in a ring: when it was seen (not when it was put there), and whose."""
+    """PushedWork found in a ring: when it was seen (not when it was put there), and whose."""
 
     time: float
     pid: int
     channel: int
-    work: Work
+    work: PushedWork
 
 
 @dataclass
@@ -91,7 +91,7 @@ class SubmissionReader:
                 found += ring.decoder.unknown
         return found
 
-    def learn(self, call: Call) -> None:
+    def learn(self, call: DriverCall) -> None:
         """Take from a call what it says of channels and memory."""
         raw = call.raw
         space = self.spaces.get(raw.pid)
@@ -112,7 +112,7 @@ class SubmissionReader:
         for handle, rows in space.here.items():
             space.here[handle] = [row for row in rows if not begin <= row[1] < end]
 
-    def _ioctl(self, space: _Space, call: Call) -> None:
+    def _ioctl(self, space: _Space, call: DriverCall) -> None:
         blocks = [one for one in call.raw.blocks if one.struct != "nv_ioctl_xfer_t"]
         argument = blocks[0]
         after = argument.after or argument.before
@@ -143,7 +143,7 @@ class SubmissionReader:
         space.there = [row for row in space.there if row[2] != handle]
         space.rings.pop(handle, None)
 
-    def _channel(self, space: _Space, call: Call, client: int, handle: int) -> None:
+    def _channel(self, space: _Space, call: DriverCall, client: int, handle: int) -> None:
         params = next((one for one in call.raw.blocks if one.role == "params"), None)
         layout = self.tables.struct(params.struct) if params is not None else None
         if params is None or layout is None:

@@ -9,8 +9,8 @@ import pytest
 
 from baregrad.runtime.nvidia.abi.vendor import SCALARS, VendorTables, load_tables
 from baregrad.trace import export, report
-from baregrad.trace.calls import Block, RawCall, capture, raw_call, request_of
-from baregrad.trace.decode import Call, decode
+from baregrad.trace.calls import CallBlock, RawCall, capture, raw_call, request_of
+from baregrad.trace.decode import DriverCall, decode
 from tests.trace.observed import recorded_calls
 
 
@@ -20,26 +20,26 @@ def recorded() -> tuple[VendorTables, list[RawCall]]:
 
 
 @pytest.fixture(scope="module")
-def calls(recorded: tuple[VendorTables, list[RawCall]]) -> list[Call]:
+def calls(recorded: tuple[VendorTables, list[RawCall]]) -> list[DriverCall]:
     tables, raws = recorded
     return [decode(tables, raw) for raw in raws]
 
 
-def named(calls: list[Call], name: str) -> list[Call]:
+def named(calls: list[DriverCall], name: str) -> list[DriverCall]:
     return [call for call in calls if call.name == name]
 
 
-def field_of(call: Call, name: str) -> tuple[str, str]:
+def field_of(call: DriverCall, name: str) -> tuple[str, str]:
     return next((one.before, one.after) for one in call.changes if one.name == name)
 
 
-def test_every_call_of_a_real_run_has_its_names_and_fields(calls: list[Call]) -> None:
+def test_every_call_of_a_real_run_has_its_names_and_fields(calls: list[DriverCall]) -> None:
     assert len(calls) > 100
     assert [call.name for call in calls if not call.known] == []
     assert [call.name for call in calls if not call.params_known] == []
 
 
-def test_fields_and_answers(calls: list[Call]) -> None:
+def test_fields_and_answers(calls: list[DriverCall]) -> None:
     client = named(calls, "NV_ESC_RM_ALLOC NV01_ROOT_CLIENT")[0]
     assert field_of(client, "hClass") == ("NV01_ROOT_CLIENT", "NV01_ROOT_CLIENT")
     assert field_of(client, "hObjectNew")[0] == "0" != field_of(client, "hObjectNew")[1]
@@ -52,7 +52,7 @@ def test_fields_and_answers(calls: list[Call]) -> None:
     assert field_of(group, "engineType") == ("1", "1")
 
 
-def test_lists_are_followed(calls: list[Call]) -> None:
+def test_lists_are_followed(calls: list[DriverCall]) -> None:
     asked = named(calls, "NV_ESC_RM_CONTROL NV0080_CTRL_CMD_GPU_GET_CLASSLIST")
     # Asked twice: how many there are, then which.
     assert [any(one.name == "classList" for one in call.changes) for call in asked] == [False, True]
@@ -61,7 +61,7 @@ def test_lists_are_followed(calls: list[Call]) -> None:
                for one in info.changes)  # fmt: skip
 
 
-def test_the_tree_has_what_the_calls_made(calls: list[Call]) -> None:
+def test_the_tree_has_what_the_calls_made(calls: list[DriverCall]) -> None:
     tree = report.ObjectTree()
     for call in calls:
         tree.add(call)
@@ -77,7 +77,7 @@ def test_the_tree_has_what_the_calls_made(calls: list[Call]) -> None:
     assert all(" to " in line for line in lines)
 
 
-def test_forms_of_output(calls: list[Call]) -> None:
+def test_forms_of_output(calls: list[DriverCall]) -> None:
     for call in calls:
         assert "\n" not in report.line(call)
         assert report.explained(call).endswith(".")
@@ -97,8 +97,8 @@ def test_forms_of_output(calls: list[Call]) -> None:
     assert any("GET_GID_INFO" in line and line.startswith("-") for line in found_lines)
 
 
-def test_counts(calls: list[Call]) -> None:
-    counts = report.Counts()
+def test_counts(calls: list[DriverCall]) -> None:
+    counts = report.CallCounts()
     for call in calls:
         counts.add(call)
     assert f"{len(calls)} calls, {len(calls)} by name (100.00 %)" in counts.footer()
@@ -110,8 +110,9 @@ def test_a_failure_is_named() -> None:
     data = bytearray(32)
     data[12:16] = (0xC86F).to_bytes(4, "little")
     after = bytes(data[:28]) + (0x1F).to_bytes(4, "little")
-    raw = RawCall(0.0, 1e-6, 1, 1, "ioctl", "/dev/nvidiactl", 3, (3, 0xC020462B, 0x1000), 0,
-                  [Block("argument", "NVOS21_PARAMETERS", 0x1000, bytes(data), after)])  # fmt: skip
+    block = CallBlock("argument", "NVOS21_PARAMETERS", 0x1000, bytes(data), after)
+    arguments = (3, 0xC020462B, 0x1000)
+    raw = RawCall(0.0, 1e-6, 1, 1, "ioctl", "/dev/nvidiactl", 3, arguments, 0, [block])
     call = decode(tables, raw)
     assert call.failed and call.answer == "NV_ERR_INVALID_ARGUMENT (0x1f)"
     assert decode(tables, replace(raw, value=-22)).answer == "-1 EINVAL"
@@ -153,7 +154,7 @@ def mutated(chance: random.Random, raw: RawCall) -> RawCall:
     return replace(raw, node=node, arguments=tuple(arguments), blocks=blocks)
 
 
-def right_name(tables: VendorTables, call: Call) -> bool:
+def right_name(tables: VendorTables, call: DriverCall) -> bool:
     """Whether the names are those of the numbers: by the tables, or the number itself."""
     raw = call.raw
     if raw.call != "ioctl":
@@ -176,7 +177,7 @@ def right_name(tables: VendorTables, call: Call) -> bool:
 def test_calls_that_nobody_meant(recorded: tuple[VendorTables, list[RawCall]], count: int) -> None:
     tables, raws = recorded
     chance = random.Random(26)
-    tree, counts = report.ObjectTree(), report.Counts()
+    tree, counts = report.ObjectTree(), report.CallCounts()
     for _ in range(count):
         call = decode(tables, mutated(chance, chance.choice(raws)))
         assert right_name(tables, call)

@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from baregrad.runtime.nvidia.abi.releases import OLDEST, parse_version, version_text
@@ -29,7 +30,9 @@ _FOLDERS = (_SDK, "src/nvidia/arch/nvalloc/unix/include", "kernel-open/nvidia-uv
             "kernel-open/common/inc")  # fmt: skip
 _FIRST = ("nvtypes.h", "nvos.h", "nv-ioctl.h", "nv-unix-nvos-params-wrappers.h",
           "uvm_linux_ioctl.h", "uvm_ioctl.h")  # fmt: skip
-_NAMED = {"NvP64": "ptr", "NvHandle": "handle", "NvBool": "bool", "NV_STATUS": "status"}
+_NAMED = MappingProxyType({
+    "NvP64": "ptr", "NvHandle": "handle", "NvBool": "bool", "NV_STATUS": "status",
+})  # fmt: skip
 _THROUGH = ("DW_TAG_const_type", "DW_TAG_volatile_type")
 _CONTROL = re.compile(
     r"#define\s+(\w*_CTRL_CMD_\w+)\s+\(?(0x[0-9a-fA-F]+)U?\)?\s+/\* finn: Evaluated from "
@@ -40,7 +43,7 @@ _ENTRY = re.compile(r"RS_ENTRY\((.*?)\n\)", re.S)
 _BASED = re.compile(r"#define\s+(NV_ESC_\w+|UVM_\w+)\s+\(?(?:NV_IOCTL_BASE \+ |UVM_IOCTL_BASE\()"
                     r"\s*(\d+)\)")  # fmt: skip
 # Structs of escapes whose names do not say so; RM_ALLOC has a second one, by its size.
-ESCAPES = {
+ESCAPES = MappingProxyType({
     0x27: "nv_ioctl_nvos02_parameters_with_fd", 0x28: "NVOS05_PARAMETERS",
     0x29: "NVOS00_PARAMETERS", 0x2A: "NVOS54_PARAMETERS", 0x2B: "NVOS21_PARAMETERS",
     0x34: "NVOS55_PARAMETERS", 0x35: "NVOS57_PARAMETERS", 0x41: "NVOS30_PARAMETERS",
@@ -53,7 +56,7 @@ ESCAPES = {
     209: "nv_ioctl_status_code_t", 210: "nv_ioctl_rm_api_version_t", 211: "nv_ioctl_xfer_t",
     213: "nv_ioctl_query_device_intr", 214: "nv_ioctl_sys_params_t",
     217: "nv_ioctl_export_to_dma_buf_fd_t", 218: "nv_ioctl_wait_open_complete_t",
-}  # fmt: skip
+})  # fmt: skip
 _ALSO = ("NVOS64_PARAMETERS",)
 
 _UNITS = (("compute", "compute", "clc[5-9a-f]c0.h"), ("copy", "dma-copy", "clc[5-9a-f]b5.h"),
@@ -292,9 +295,10 @@ def main(arguments: list[str] | None = None) -> int:
         f"{kind} {number:x} {name} {struct}".rstrip()
         for (kind, number), (name, struct) in sorted(names.items())
     ]
-    lines += [f"method {unit} {address:x} {name}"
-              for (unit, address), name in sorted(read_methods(chosen.classes).items())]  # fmt: skip
-    lines += [f"struct {name} {tag} {text}" for name in sorted(rows) for tag, text in rows[name]]
+    methods = sorted(read_methods(chosen.classes).items())
+    lines += [f"method {unit} {address:x} {name}" for (unit, address), name in methods]
+    lines += [f"struct {name} {tag} {text}"
+              for name in sorted(rows) for tag, text in rows[name]]  # fmt: skip
     data = "\n".join(lines).encode() + b"\n"
     FILE.write_bytes(gzip.compress(data, 9, mtime=0))
     print(f"{len(names)} names, {len(rows)} structs, {FILE.stat().st_size} bytes")

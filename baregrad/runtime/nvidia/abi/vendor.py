@@ -23,7 +23,7 @@ SCALARS = MappingProxyType({
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class VendorMember:
     """A field of a struct: where it starts, its kind (of SCALARS, or a struct) and how many."""
 
     offset: int
@@ -33,16 +33,16 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Layout:
+class VendorStruct:
     """A struct of one release."""
 
     name: str
     nbytes: int
-    members: tuple[Member, ...]
+    members: tuple[VendorMember, ...]
 
 
 @dataclass(frozen=True)
-class Named:
+class VendorName:
     """What a number stands for: its name, and the struct that goes with it, if any."""
 
     name: str
@@ -54,21 +54,21 @@ class VendorTables:
     """Names and structs as of one driver release; methods by unit: compute, copy, host."""
 
     version: str
-    controls: Mapping[int, Named]
-    classes: Mapping[int, Named]
-    uvm: Mapping[int, Named]
-    escapes: Mapping[int, Named]
+    controls: Mapping[int, VendorName]
+    classes: Mapping[int, VendorName]
+    uvm: Mapping[int, VendorName]
+    escapes: Mapping[int, VendorName]
     methods: Mapping[str, Mapping[int, str]]
     _rows: Mapping[str, list[tuple[tuple[int, ...], str]]]
-    _made: dict[str, Layout | None] = field(default_factory=dict)
+    _made: dict[str, VendorStruct | None] = field(default_factory=dict)
 
-    def struct(self, name: str) -> Layout | None:
+    def struct(self, name: str) -> VendorStruct | None:
         """Return a struct as this release has it; None for one that no header declares."""
         if name not in self._made:
             self._made[name] = self._layout(name)
         return self._made[name]
 
-    def _layout(self, name: str) -> Layout | None:
+    def _layout(self, name: str) -> VendorStruct | None:
         rows = self._rows.get(name)
         if not rows:
             return None
@@ -78,8 +78,8 @@ class VendorTables:
         members = []
         for text in fields:
             offset, kind, count, label = text.split()
-            members.append(Member(int(offset), kind, int(count), label))
-        return Layout(name, int(nbytes), tuple(members))
+            members.append(VendorMember(int(offset), kind, int(count), label))
+        return VendorStruct(name, int(nbytes), tuple(members))
 
     def nbytes(self, kind: str) -> int:
         """Return the size of one value of a kind."""
@@ -91,7 +91,7 @@ class VendorTables:
 
 def load_tables(version: str) -> VendorTables:
     """Return the tables of a release such as `580.95.05`: of the nearest one not newer."""
-    names: dict[str, dict[int, Named]] = {
+    names: dict[str, dict[int, VendorName]] = {
         kind: {} for kind in ("control", "class", "uvm", "escape")
     }
     rows: dict[str, list[tuple[tuple[int, ...], str]]] = {}
@@ -107,7 +107,7 @@ def load_tables(version: str) -> VendorTables:
                 _add_method(methods[unit], int(address, 16), name, int(step[0]) if step else 0)
             elif kind in names:
                 number, *words = rest.split()
-                names[kind][int(number, 16)] = Named(*words)
+                names[kind][int(number, 16)] = VendorName(*words)
     return VendorTables(
         version, names["control"], names["class"], names["uvm"], names["escape"], methods, rows
     )
