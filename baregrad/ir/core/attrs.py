@@ -169,7 +169,8 @@ class KernelInfo(NamedTuple):
     """A kernel's name and launch facts.
 
     `block` has the threads of a block along each of its dimensions, once the code is that of one
-    thread. `grain` iterations of the pool's loop, which divide it, are one chunk.
+    thread. `grid` are the blocks, of a kernel with a loop over them as many as there are at most.
+    `grain` iterations of the pool's loop, which divide it, are one chunk.
     """
 
     name: str = "kernel"

@@ -155,6 +155,8 @@ class Rewriter:
                 src = (self.array(out.src[0]), value, place)
                 statements.append(instruction(Ops.OUT, dtypes.token, src, out.arg))
         info = kernel.arg if self.axes.grain == 1 else kernel.arg._replace(grain=self.axes.grain)
+        if self.table.blocks:
+            info = info._replace(grid=(self.table.blocks,))
         return instruction(Ops.KERNEL, dtypes.token, tuple(statements), info)
 
     def target(self, out: Node, scope: Scope) -> Node:

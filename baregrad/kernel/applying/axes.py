@@ -42,6 +42,7 @@ from baregrad.kernel.language.schedule import (
     GPU_UNITS,
     Bind,
     Collapse,
+    Persist,
     Pipeline,
     Prefetch,
     Reorder,
@@ -430,6 +431,12 @@ def _tensorize(table: AxisTable, step: Tensorize) -> None:
     check_step(table, step, ROWS[step.instruction])
 
 
+def _persist(table: AxisTable, step: Persist) -> None:
+    if table.gpu is None or table.blocks:
+        raise illegal(step, wanted="a GPU, and one such step")
+    table.blocks = step.blocks
+
+
 def _stream_tiles(table: AxisTable, step: StreamTiles) -> None:
     raise illegal(step, "it is the only step of a kernel that is one stream over keys")
 
@@ -437,6 +444,6 @@ def _stream_tiles(table: AxisTable, step: StreamTiles) -> None:
 _RULES: MappingProxyType[type, Callable[[AxisTable, Any], None]] = MappingProxyType({
     Split: _split, Bind: _bind, Reorder: _reorder, Collapse: _collapse,
     StreamOutput: _stream, Prefetch: _prefetch, Pipeline: check_pipeline,
-    Tensorize: _tensorize, StreamTiles: _stream_tiles, StageInput: _stage, StageFactor: _stage,
-    StageReduce: _stage,
+    Persist: _persist, Tensorize: _tensorize, StreamTiles: _stream_tiles, StageInput: _stage,
+    StageFactor: _stage, StageReduce: _stage,
 })

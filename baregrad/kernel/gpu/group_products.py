@@ -11,11 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.node import Node, extent_of, make_node, rebuild
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, const, extent_of, make_node, rebuild
 from baregrad.ir.core.op import STATEMENTS, Ops, mask_of
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Done, Fence
-from baregrad.kernel.gpu.barriers import sequence
+from baregrad.kernel.gpu.barriers import BARRIER, sequence
+from baregrad.kernel.gpu.threads import TURNS_ID
 from baregrad.kernel.instructions.wgmma import INSTRUCTION
 
 _STATEMENTS = mask_of(STATEMENTS)
@@ -31,7 +33,8 @@ def group_products(kernel: Node) -> Node:
     """The loop-level KERNEL of one thread in which products of four warps are groups."""
     if not kernel.mask & _MMA or not _by_groups(kernel):
         return kernel
-    return rebuild(kernel, _visit, enter=lambda node: bool(node.mask & _STATEMENTS))
+    done = rebuild(kernel, _visit, enter=lambda node: bool(node.mask & _STATEMENTS))
+    return done.replace(src=tuple([each for child in done.src for each in _ahead(child)]))
 
 
 def _by_groups(node: Node) -> bool:
@@ -80,6 +83,39 @@ def _in_order(items: Sequence[Node]) -> list[Node]:
         else:
             found.append(item)
     return found
+
+
+def _ahead(turns: Node) -> list[Node]:
+    """A block's loop over its iterations, of which each begins the first copies of the next one.
+
+    It does so once its own panels are read, before it stores results.
+    """
+    if turns.op is not Ops.LOOP or turns.src[0].arg.id != TURNS_ID:
+        return [turns]
+    axis, body = turns.src
+    items = list(body.src) if body.op is Ops.SEQ else [body]
+    loops = [at for at, item in enumerate(items) if item.op is Ops.LOOP and item.mask & _MMA]
+    first = sums = loops[0] if loops else 0
+    while first and items[first - 1].op is not Ops.STORE and _is_copy(items[first - 1]):
+        first -= 1
+    copies = items[first:sums]
+    # Behind the loop of sums is the wait for the last of them.
+    if not copies or sums + 1 >= len(items) or items[sums + 1] != _DONE:
+        return [turns]
+    lead = items[:first]
+    while lead and lead[-1].op in (Ops.BARRIER, Ops.FENCE):
+        lead.pop()
+    later = index.as_node(index.add(axis, 1))
+    more = index.less(later, extent_of(axis))
+    begun = [
+        item if item.op is Ops.COMMIT else make_node(
+            Ops.IF, dtypes.token, (more, substitute(item, {axis: later}))
+        )
+        for item in copies
+    ]  # fmt: skip
+    order = [*lead, *items[sums : sums + 2], _FENCE, BARRIER, *begun, *items[sums + 2 :]]
+    start = [substitute(item, {axis: const(0, dtypes.index)}) for item in copies]
+    return [*start, make_node(Ops.LOOP, dtypes.token, (axis, sequence(order)))]
 
 
 def _is_copy(statement: Node) -> bool:

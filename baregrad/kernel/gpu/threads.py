@@ -21,7 +21,16 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.axes import THREAD_BINDS, Var
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, alu, const, extent_of, make_node, rebuild, toposort
+from baregrad.ir.core.node import (
+    Node,
+    alu,
+    const,
+    extent_of,
+    make_node,
+    range_node,
+    rebuild,
+    toposort,
+)
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.gpu.barriers import sequence, with_barriers
@@ -42,6 +51,8 @@ from baregrad.kernel.instructions.wgmma import INSTRUCTION, WARPS
 
 # Blocks of a launch, at most: the limit of a grid's first dimension.
 MOST_BLOCKS = (1 << 31) - 1
+# Beyond the ids of all other axes: a block's iterations.
+TURNS_ID = 1 << 26
 _PRIVATE = ("register", "scratch")
 _ZERO = const(0, dtypes.index)
 
@@ -70,6 +81,12 @@ def grid_axes(kernel: Node) -> tuple[Node, ...]:
 
 def grid_size(kernel: Node) -> Dim:
     """The number of blocks that run a loop-level KERNEL."""
+    total = _iterations(kernel)
+    return index.minimum(total, kernel.arg.grid[0]) if kernel.arg.grid else total
+
+
+def _iterations(kernel: Node) -> Dim:
+    """The iterations of a loop-level KERNEL's blocks, all together."""
     return index.product(extent_of(axis) for axis in grid_axes(kernel))
 
 
@@ -85,10 +102,20 @@ def to_threads(kernel: Node) -> Node:
     if limit > MOST_BLOCKS:
         raise CompilerBug("more blocks than a grid has", found=total, wanted=MOST_BLOCKS)
     block = Node(Ops.VAR, dtypes.index, (), Var(".block", 0, limit - 1))
-    places = index.unflatten(block, tuple(extent_of(axis) for axis in axes))
+    every = _iterations(kernel)
+    own: Node | None = None
+    which: Dim = block
+    if every != total:
+        # A block is there for an iteration, then for each that is all blocks further on.
+        more = index.floordiv(index.sub(index.sub(every, 1), block), total)
+        own = range_node(index.add(more, 1), TURNS_ID, "turn", "loop")
+        which = index.add(block, index.mul(own, total))
+    places = index.unflatten(which, tuple(extent_of(axis) for axis in axes))
     for axis, place in zip(axes, places, strict=True):
         worker.memo[axis] = index.as_node(place)
     statements = tuple([worker.statement(child, frozenset()) for child in body])
+    if own is not None:
+        statements = (make_node(Ops.LOOP, dtypes.token, (own, sequence(statements))),)
     if index.lower(total) < 1 and axes:
         # A launch has a block at least.
         some = index.less(0, worker.expression(index.as_node(total)))

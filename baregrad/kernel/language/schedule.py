@@ -238,6 +238,25 @@ class Pipeline:
 
 
 @dataclass(frozen=True, slots=True)
+class Persist:
+    """The grid has `blocks` blocks at most: each does its own iterations, every so many of them.
+
+    What a pipeline copies ahead of its loop it then copies for the iteration that is next, before
+    the results of this one are stored.
+    """
+
+    blocks: int
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of: none."""
+        return ()
+
+    def __str__(self) -> str:
+        return _spelled("persist", (self.blocks,))
+
+
+@dataclass(frozen=True, slots=True)
 class Tensorize:
     """An instruction of the machine does all steps of some axes at once.
 
@@ -279,7 +298,7 @@ class StreamTiles:
 
 Staging = StageInput | StageFactor
 _Copy = StageInput | StageFactor | StageReduce | StreamOutput | Prefetch | Pipeline
-Step = Collapse | Split | Reorder | Bind | _Copy | Tensorize | StreamTiles
+Step = Collapse | Split | Reorder | Bind | Persist | _Copy | Tensorize | StreamTiles
 _S = TypeVar("_S", bound=Step)
 DOT_INSTRUCTIONS = ("dot4", "dot2")
 INSTRUCTIONS = (*DOT_INSTRUCTIONS, "mma", "wgmma", "amx")
@@ -393,6 +412,11 @@ def pipeline(axis: str, depth: int = 2, engine: str = "lanes") -> Pipeline:
     return _checked(Pipeline(axis, depth, engine))
 
 
+def persist(blocks: int) -> Persist:
+    """The grid has so many blocks at most, each of which does several iterations."""
+    return _checked(Persist(blocks))
+
+
 def tensorize(*axes: str, instruction: str) -> Tensorize:
     """An instruction of the machine does all steps of the axes: one of INSTRUCTIONS."""
     return _checked(Tensorize(axes, instruction))
@@ -406,7 +430,7 @@ def stream_tiles(warps: int, tiles: int, keys: int) -> StreamTiles:
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType({
     word.__name__: word for word in (
         split, collapse, reorder, bind, vectorise, unroll, parallelise, stage_input, stage_factor,
-        stage_reduce, stream_output, prefetch, pipeline, tensorize, stream_tiles,
+        stage_reduce, stream_output, prefetch, pipeline, persist, tensorize, stream_tiles,
     )
 })
 
@@ -494,7 +518,7 @@ def _are_parts(parts: tuple[tuple[str, int], ...]) -> bool:
 # What each field of a step may hold.
 _FIELDS: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType({
     **dict.fromkeys(("axis", "name", "unit", "tail", "engine"), _is_text),
-    **dict.fromkeys(("grain", "depth", "nbytes", "warps", "tiles", "keys"), _is_count),
+    **dict.fromkeys(("grain", "depth", "nbytes", "warps", "tiles", "keys", "blocks"), _is_count),
     **dict.fromkeys(("param", "lanes", "ahead"), lambda number: _is_count(number, 0)),
     "axes": lambda values: all(map(_is_text, values)),
     "place": lambda place: type(place) is int and place in (0, 1),

@@ -23,10 +23,13 @@ QUAD, PAIR = 4, 2
 def exchange_results(program: Node) -> Node:
     """The linear-level PROGRAM of one thread in which lanes exchange the results that they should.
 
-    They do so behind the last product of each, outside of all loops, once it is there.
+    They do so behind the last product of each, outside of all loops that add to it, once it is
+    there.
     """
     last: dict[Node, int] = {}
     inside: dict[Node, None] = {}
+    # How many loops are around what sets a register first.
+    begun: dict[Node, int] = {}
     depth = 0
     flies = False
     for place, node in enumerate(program.src):
@@ -39,7 +42,9 @@ def exchange_results(program: Node) -> Node:
             flies = _is(node, "wgmma")
         elif _is(node, "wgmma.wait"):
             flies = flies and bool(node.arg.immediates[0])
-        if not depth and not flies:
+        elif node.op is Ops.SET:
+            begun[node.src[0]] = depth
+        if not flies and inside and depth <= min([begun.get(one, 0) for one in inside]):
             last.update(dict.fromkeys(inside, place))
             inside = {}
     if not last:

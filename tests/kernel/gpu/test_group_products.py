@@ -49,6 +49,21 @@ def test_steps_of_a_panel_are_one_product() -> None:
     assert len(group.src) == 8 and group.src[7].src[0].arg == 4
 
 
+def test_the_next_tile_comes_before_results_are_stored() -> None:
+    spelled = f"{text((False, True), ASYNC.format(3))[:-1]}, persist(2))"
+    node = thread_level(product(320, 64, 512, b_t=True), spelled)
+    *start, turns = [one for one in node.src if one.op is not Ops.DONE]
+    # Two panels of the first tile.
+    assert [one.op for one in start].count(Ops.COMMIT) == 1 and turns.op is Ops.LOOP
+    inside = list(turns.src[1].src)
+    loop = next(at for at, one in enumerate(inside) if one.op is Ops.LOOP)
+    store = max(at for at, one in enumerate(inside) if one.op is Ops.STORE)
+    copied = [at for at, one in enumerate(inside) if one.mask & Ops.COPYTO.bit and at != loop]
+    assert loop < min(copied) and max(copied) < store
+    met = [one.op for one in inside[loop : min(copied)]]
+    assert met == [Ops.LOOP, Ops.DONE, Ops.FENCE, Ops.BARRIER]
+
+
 def test_other_kernels_stay_as_they_are() -> None:
     loop, _ = lowered(k.matmul(64, 64, 64), "Schedule(bind('i0', 'grid'))", HOPPER)
     assert group_products(loop) is loop

@@ -9,7 +9,7 @@ from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import to_array
-from baregrad.kernel import lower, parse_schedule
+from baregrad.kernel import grid_size, lower, parse_schedule
 from baregrad.render import get
 from baregrad.target import gpu_row
 from tests.kernel import kernels as k
@@ -76,6 +76,29 @@ def test_rings_of_panels(
     # In the loop the group before may still run, where a third slot is there; behind it none.
     deep = pipe in (ASYNC.format(3), ASYNC.format(4))
     assert keeps == [int(deep), 0]
+
+
+PERSISTENT = (
+    ((320, 64, 320), (False, True), ASYNC.format(3), 2),
+    ((320, 64, 256), (False, False), ASYNC.format(4), 3),
+    ((200, 50, 200), (True, False), ASYNC.format(3), 2),
+    ((200, 64, 192), (True, True), ASYNC.format(2), 2),
+    ((200, 64, 192), (False, True), "pipeline('ko', 2)", 3),
+    ((200, 64, 64), (False, True), "", 2),
+    ((64, 64, 192), (False, True), ASYNC.format(3), 2),
+)
+
+
+@pytest.mark.parametrize(("shape", "turned", "pipe", "blocks"), PERSISTENT, ids=str)
+def test_blocks_that_do_several_tiles(
+    shape: tuple[int, int, int], turned: tuple[bool, bool], pipe: str, blocks: int
+) -> None:
+    """As few blocks as are asked for, and all tiles; one of them where there is but one tile."""
+    spelled = f"{text(turned, pipe)[:-1]}, persist({blocks}))"
+    kernel = product(*shape, *turned, bias=True)
+    loop, _ = lowered(kernel, spelled)
+    assert grid_size(loop) == min(blocks, -(-shape[0] // 64))
+    check_gpu(kernel, spelled)
 
 
 def test_what_follows_the_sum_waits_for_it() -> None:

@@ -68,11 +68,12 @@ class GroupTile(NamedTuple):
 
 
 class GroupChoice(NamedTuple):
-    """A tile, and panels that are under way or read at once."""
+    """A tile, panels that are under way or read at once, and blocks of a multiprocessor."""
 
     tile: GroupTile
     slots: int
     cycles: float
+    resident: int
 
     def __str__(self) -> str:
         tile = self.tile
@@ -101,22 +102,25 @@ def ranked_groups(
             times = [_cycles(target, size, tile, slots, words) for size in sizes]
             known = [time for time in times if time is not None]
             if len(known) == len(times):
-                found.append(GroupChoice(tile, slots, sum(known)))
+                resident = _resident(target, tile, slots, words)
+                found.append(GroupChoice(tile, slots, sum(known), resident))
     return sorted(found, key=lambda choice: (choice.cycles, -choice.slots))
+
+
+def _resident(target: GpuTarget, tile: GroupTile, slots: int, words: tuple[bool, bool]) -> int:
+    """Blocks that a multiprocessor holds at once; 0 for none."""
+    waiting = held(tile, ROW, words) if slots > 1 else 0
+    if waiting > MOST_HELD:
+        return 0
+    nbytes = slots * NBYTES * ROW * (tile.m + tile.n)
+    return target.resident_blocks(tile.warps, tile.results + OTHERS + waiting, nbytes)
 
 
 def _cycles(
     target: GpuTarget, size: Product, tile: GroupTile, slots: int, words: tuple[bool, bool]
 ) -> float | None:
     """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
-    registers = tile.results + OTHERS
-    if slots > 1:
-        waiting = held(tile, ROW, words)
-        if waiting > MOST_HELD:
-            return None
-        registers += waiting
-    nbytes = slots * NBYTES * ROW * (tile.m + tile.n)
-    resident = target.resident_blocks(tile.warps, registers, nbytes)
+    resident = _resident(target, tile, slots, words)
     if not resident:
         return None
     each = -(-blocks_of(size, tile) // target.units)

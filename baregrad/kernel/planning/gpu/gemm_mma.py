@@ -16,7 +16,15 @@ from baregrad.kernel.facts.analysis import itemsize, iterations
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
 from baregrad.kernel.instructions import wgmma
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, M, N, operand_of
-from baregrad.kernel.language.schedule import Bind, Pipeline, Reorder, Split, StageFactor, Tensorize
+from baregrad.kernel.language.schedule import (
+    Bind,
+    Persist,
+    Pipeline,
+    Reorder,
+    Split,
+    StageFactor,
+    Tensorize,
+)
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gemm_copies import (
     CHUNK,
@@ -32,6 +40,7 @@ from baregrad.kernel.planning.gpu.gemm_tiles import (
     Product,
     TileChoice,
     WarpTile,
+    blocks_of,
     ranked_tiles,
 )
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
@@ -97,10 +106,14 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     plan.grid(factors.shared)
     _tiles(plan, orders, choice.tile, panel, beside)
     tile = choice.tile
-    if isinstance(tile, GroupTile):
+    if isinstance(choice, GroupChoice):
         _copies_of_groups(plan, factors, orders, beside)
+        blocks = blocks_of(products[0], choice.tile)
+        if choice.resident == 1 and len(products) == 1 and blocks > plan.target.units:
+            # One block of a multiprocessor after the other would each begin with nothing copied.
+            plan.steps.append(Persist(plan.target.units))
     else:
-        _copies(plan, factors, orders, tile, panel, beside)
+        _copies(plan, factors, orders, choice.tile, panel, beside)
     if choice.slots > 1:
         engine = "async" if any(words) else "lanes"
         plan.steps.append(Pipeline("k_o", choice.slots, engine))

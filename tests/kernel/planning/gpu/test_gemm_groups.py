@@ -8,7 +8,7 @@ import pytest
 
 from baregrad.ir.core.node import Node
 from baregrad.kernel import choose
-from baregrad.kernel.language.schedule import Tensorize
+from baregrad.kernel.language.schedule import Persist, Tensorize
 from baregrad.kernel.planning.common.decisions import Decisions
 from baregrad.kernel.planning.gpu.gemm_groups import TILES, GroupTile, ranked_groups
 from baregrad.kernel.planning.gpu.gemm_tiles import Product
@@ -74,3 +74,15 @@ def test_results_at_every_level(
     found = choose(kernel, HOPPER, Decisions(wanted))
     assert "warps in groups" in found.why()[0]
     check_gpu(kernel, found.schedule)
+    # Lanes exchange their columns of each tile that a block does.
+    check_gpu(kernel, found.schedule.then(Persist(2)))
+
+
+def test_blocks_do_several_tiles_where_one_fills_a_multiprocessor() -> None:
+    steps = {
+        size: choose(contraction((size,), (size,), (size,), "ax", "nx", "an"), HOPPER).schedule
+        for size in (2048, 4096)
+    }
+    blocks = {size: [step for step in found.steps if isinstance(step, Persist)]
+              for size, found in steps.items()}  # fmt: skip
+    assert blocks == {2048: [], 4096: [Persist(HOPPER.units)]}
