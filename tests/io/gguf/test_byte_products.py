@@ -113,7 +113,7 @@ def test_a_row_has_the_same_bits_whatever_the_number_of_rows(name: str) -> None:
     np.testing.assert_array_equal(weight.linear(Tensor(x)).numpy(), alone)
     count = variable("count", 1, 19)
     product = jit(lambda x, n: weight.linear(x[:n]))
-    for rows in (1, 2, 9, 19):
+    for rows in (1, 2, 7, 12, 19):
         found = product(Tensor(x), bind(count, rows)).numpy()
         np.testing.assert_array_equal(found, alone[:rows])
 

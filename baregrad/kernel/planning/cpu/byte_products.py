@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from baregrad.ir.analysis.words import byte_products
 from baregrad.ir.core.attrs import MOST_RUNS
 from baregrad.ir.core.node import Node, toposort
-from baregrad.kernel.language.schedule import Collapse, Schedule
+from baregrad.kernel.language.schedule import Collapse, Schedule, Split
 from baregrad.kernel.planning.common.pool import choose_pool
 from baregrad.kernel.planning.common.tiling import PlannedAxis, loop_names
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan
@@ -127,8 +127,26 @@ def _tile(plan: SumPlan, packed: PlannedAxis | None, others: PlannedAxis | None)
     for axis, count in ((others, best[2]), (packed, best[1])):
         if axis is not None:
             plan.because("{} rows of {} at once", count, axis.name)
-            plan.unroll(axis, count)
+            _unroll_halving(plan, axis, count)
             plan.tile_order += [name for tile in axis.tiles for name in tile]
+
+
+def _unroll_halving(plan: SumPlan, axis: PlannedAxis, count: int) -> None:
+    """Spread `count` rows over registers; of few rows that are left half as many, and so on.
+
+    Rows one by one would take a block apart for each of them.
+    """
+    plan.unroll(axis, count)
+    tail = f"{axis.name}t"
+    while (tail, 1) in axis.loops and count >= 4:
+        count //= 2
+        axis.loops.remove((tail, 1))
+        outer, inner, rest = f"{tail}o", f"{tail}u", f"{tail}t"
+        plan.steps.append(Split(tail, ((outer, 0), (inner, count)), rest))
+        plan.bind(inner, "unroll")
+        axis.tiles.append((inner,))
+        axis.loops += [(outer, 1), (rest, 1)]
+        tail = rest
 
 
 def _unroll_steps(plan: SumPlan, words: Node, lane: PlannedAxis) -> list[PlannedAxis]:
