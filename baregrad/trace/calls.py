@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from baregrad.runtime.nvidia.abi.vendor import SCALARS, VendorName, VendorStruct, VendorTables
+from baregrad.runtime.nvidia.abi.vendor import SCALARS, VendorName, VendorTables
 from baregrad.trace.memory import Read
 
 _MOST_NBYTES = 1 << 16
@@ -95,25 +95,23 @@ def request_of(tables: VendorTables, node: str, request: int) -> DriverRequest:
     return DriverRequest("other", number, nbytes, None)
 
 
-def integer(layout: VendorStruct | None, data: bytes, name: str) -> int | None:
-    """Return a field of a struct's bytes, None where it has no such."""
-    for row in layout.members if layout else ():
-        if row.name == name and row.kind in SCALARS:
-            piece = data[row.offset : row.offset + SCALARS[row.kind]]
-            return int.from_bytes(piece, "little")
-    return None
+def integer(tables: VendorTables, struct: str, data: bytes, name: str) -> int | None:
+    """Return a field of a struct's bytes, the first of an array, None where it has no such."""
+    found = tables.place(struct, name)
+    if found is None or found[1] not in SCALARS:
+        return None
+    return int.from_bytes(data[found[0] : found[0] + SCALARS[found[1]]], "little")
 
 
 def inner_struct(tables: VendorTables, number: int, data: bytes, struct: str) -> tuple[str, int]:
     """Return the struct of a control's or an allocation's parameters, and how many bytes."""
-    layout = tables.struct(struct)
-    said = integer(layout, data, "paramsSize") or 0
+    said = integer(tables, struct, data, "paramsSize") or 0
     if number == RM_CONTROL:
-        named = tables.controls.get(integer(layout, data, "cmd") or 0)
+        named = tables.controls.get(integer(tables, struct, data, "cmd") or 0)
         known = tables.struct(named.struct) if named else None
         # A caller of another release, whose struct has another size, is not read by our fields.
         return (known.name if known and known.nbytes == said else ""), said
-    named = tables.classes.get(integer(layout, data, "hClass") or 0)
+    named = tables.classes.get(integer(tables, struct, data, "hClass") or 0)
     if named is None or not named.struct:
         return "", said
     return named.struct, tables.nbytes(named.struct) or said
@@ -127,10 +125,10 @@ def lists_of(tables: VendorTables, struct: str, data: bytes) -> list[tuple[str, 
     for row in members.values():
         if row.kind != "ptr":
             continue
-        address = integer(layout, data, row.name) or 0
+        address = integer(tables, struct, data, row.name) or 0
         for count_name, kind in _counts(struct, row.name):
             if address and count_name in members:
-                count = integer(layout, data, count_name) or 0
+                count = integer(tables, struct, data, count_name) or 0
                 found.append((row.name, kind, address, count))
                 break
     return found
@@ -175,9 +173,8 @@ def capture(
     blocks = [CallBlock("argument", struct, address, data)]
     if found.kind != "rm" or found.number not in (RM_CONTROL, RM_ALLOC):
         return blocks
-    layout = tables.struct(struct)
     names = ("params", "pAllocParms")
-    place = next((one for name in names if (one := integer(layout, data, name))), 0)
+    place = next((one for name in names if (one := integer(tables, struct, data, name))), 0)
     name, nbytes = inner_struct(tables, found.number, data, struct)
     if not place or not 0 < nbytes <= _MOST_NBYTES:
         return blocks

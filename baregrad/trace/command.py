@@ -8,6 +8,8 @@ import json
 import platform
 import re
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ from baregrad.trace import export, report
 from baregrad.trace.calls import RawCall
 from baregrad.trace.decode import DriverCall, decode
 from baregrad.trace.engine import ProgramFollower
+from baregrad.trace.submissions import PERIOD_S, Submission, SubmissionReader
 from baregrad.trace.watch import DriverWatch
 
 _VERSION_FILE = Path("/proc/driver/nvidia/version")
@@ -36,12 +39,18 @@ class TraceSession:
     counts: report.CallCounts = field(default_factory=report.CallCounts)
     tree: report.ObjectTree = field(default_factory=report.ObjectTree)
     calls: list[DriverCall] = field(default_factory=list)
+    work: Counter[str] = field(default_factory=Counter)
+    began: float = field(default_factory=time.monotonic)
+
+    def __post_init__(self) -> None:
+        self.rings = SubmissionReader(self.tables, self.take_work)
 
     def take(self, raw: RawCall) -> None:
         """Take one call."""
         call = decode(self.tables, raw)
         self.counts.add(call)
         self.tree.add(call)
+        self.rings.learn(call)
         if self.chosen.e and not report.categories(call) & set(self.chosen.e):
             return
         if self.chosen.allowlist or self.chosen.perfetto:
@@ -52,6 +61,36 @@ class TraceSession:
             print(f"{raw.time:10.6f} {raw.tid} {report.explained(call)}", file=self.out)
         elif not (self.chosen.c or self.chosen.tree or self.chosen.allowlist):
             print(report.line(call), file=self.out)
+
+    def take_work(self, found: Submission) -> None:
+        """Take what was found in a ring."""
+        work = found.work
+        self.work[work.kind] += 1
+        kind = work.kind if work.kind in report.CATEGORIES else "channel"
+        quiet = self.chosen.c or self.chosen.tree or self.chosen.allowlist
+        if quiet or (self.chosen.e and kind not in self.chosen.e):
+            return
+        seconds = found.time - self.began
+        if self.chosen.json:
+            row = {"work": work.kind, "text": work.text, "time": seconds, "pid": found.pid,
+                   "channel": found.channel, **dict(work.values)}  # fmt: skip
+            print(json.dumps(row), file=self.out)
+        else:
+            print(f"{seconds:10.6f} {found.pid} channel {found.channel:#x} {work.text}",
+                  file=self.out)  # fmt: skip
+
+    def _footer(self) -> str:
+        rows = [self.counts.footer()]
+        if self.work:
+            rows.append(
+                ", ".join(f"{count} of kind {kind}" for kind, count in self.work.most_common())
+                + f" in rings, {self.rings.methods} methods; rings are looked at every "
+                f"{PERIOD_S * 1e3:.0f} ms, and what one dropped meanwhile is missing"
+            )
+        rows += [f"no name: {name}: {count}" for name, count in self.rings.unknown.most_common(20)]
+        rows += [f"not readable: {name}: {count} times"
+                 for name, count in self.rings.unreadable.most_common(20)]  # fmt: skip
+        return "\n".join(rows)
 
     def finish(self) -> None:
         """Print and write what comes at the end."""
@@ -65,7 +104,7 @@ class TraceSession:
         if self.chosen.perfetto:
             Path(self.chosen.perfetto).write_text(json.dumps(export.timeline(self.calls)))
         if not (self.chosen.json or self.chosen.allowlist):
-            print("\n".join(f"# {row}" for row in self.counts.footer().splitlines()),
+            print("\n".join(f"# {row}" for row in self._footer().splitlines()),
                   file=self.out)  # fmt: skip
         self.out.flush()
 
@@ -125,7 +164,8 @@ def main(argv: list[str]) -> int:
         if not (chosen.json or chosen.allowlist):
             found = f"driver {version}" if version else f"no driver here, structs as of {_NEWEST}"
             print(f"# {found}", file=out)
-        follower = ProgramFollower(DriverWatch(tables, session.take, nodes))
+        follower = ProgramFollower(DriverWatch(tables, session.take, nodes, session.rings),
+                                   PERIOD_S)
         run: Callable[[], int] = (
             (lambda: follower.attach(chosen.pid)) if chosen.pid is not None
             else (lambda: follower.start(words))

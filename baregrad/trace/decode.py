@@ -89,10 +89,10 @@ def decode(tables: VendorTables, raw: RawCall) -> DriverCall:
     subject, known = "", found.named is not None
     struct = argument.struct
     params_known = tables.struct(struct) is not None if argument.before else known
-    layout = tables.struct(struct)
     if found.kind == "rm" and found.number in (RM_CONTROL, RM_ALLOC):
         control = found.number == RM_CONTROL
-        number = integer(layout, argument.before, "cmd" if control else "hClass") or 0
+        name = "cmd" if control else "hClass"
+        number = integer(tables, argument.struct, argument.before, name) or 0
         entry = (tables.controls if control else tables.classes).get(number)
         subject = entry.name if entry else f"{'control' if control else 'class'} {number:#x}"
         known = known and entry is not None
@@ -102,9 +102,8 @@ def decode(tables: VendorTables, raw: RawCall) -> DriverCall:
             params_known = struct in SCALARS or tables.struct(struct) is not None
     changes = [change for one in blocks for change in changes_of(tables, one)]
     after = argument.after or argument.before
-    status = next(
-        (one for name in _STATUS_FIELDS if (one := integer(layout, after, name)) is not None), None
-    )
+    answers = (integer(tables, argument.struct, after, name) for name in _STATUS_FIELDS)
+    status = next((one for one in answers if one is not None), None)
     return DriverCall(raw, found.name, subject, struct, tuple(changes), status,
                 _handles(tables, argument), known, params_known)  # fmt: skip
 
@@ -123,11 +122,10 @@ def _plain(raw: RawCall) -> DriverCall:
 
 def _handles(tables: VendorTables, argument: CallBlock) -> tuple[int, int, int]:
     """Return the client, the parent (or the object that is asked), and the object after it."""
-    layout = tables.struct(argument.struct)
     after = argument.after or argument.before
 
     def first(*names: str) -> int:
-        found = (integer(layout, after, name) for name in names)
+        found = (integer(tables, argument.struct, after, name) for name in names)
         return next((one for one in found if one), 0)
 
     return (

@@ -114,6 +114,8 @@ class ProgramFollower:
         os.close(said_w)
         try:
             self._ptrace(px.SEIZE, pid, 0, _OPTIONS | px.OPTION_EXITKILL)
+            self._first = pid
+            self._add(pid, None)
         except OSError as error:
             os.kill(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
@@ -123,8 +125,6 @@ class ProgramFollower:
             ) from error  # fmt: skip
         finally:
             os.close(begin_w)
-        self._first = pid
-        self._add(pid, None)
         # The terminal gives an interrupt to the program as well; that is for it to end by.
         with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGQUIT):
             self._loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +19,10 @@ class ProcessMemory:
     """
 
     def __init__(self, pid: int) -> None:
-        self._fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        self._fd = -1
+        # A process may be killed at any time, also before we look at it.
+        with contextlib.suppress(OSError):
+            self._fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self, address: int, nbytes: int) -> bytes:
         """Return the bytes at an address: fewer where the memory ends, none where there is none."""
@@ -42,7 +46,9 @@ class ProcessMemory:
 
     def close(self) -> None:
         """Let go of the process's memory."""
-        os.close(self._fd)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
 """PushedWork that passes no system call: rings that a program has mapped, read as they fill.
 
 Channels, memory and mappings are learnt from the calls that make them; then the pointer of each
-ring is looked at between calls, and what was put into it since is decoded. Nothing stops the
-program for it, so a ring that runs round once between two looks loses entries: such are counted.
+ring is looked at between calls and every few milliseconds, and what was put into it since is
+decoded. Nothing stops the program for it, so what a ring or a pushbuffer held and overwrote between
+two looks is not seen.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ from baregrad.trace.pushes import PushDecoder, PushedWork
 
 _MOST_WORDS = 1 << 21
 _OS_DESCRIPTOR = 0x71
+# How often rings are looked at.
+PERIOD_S = 0.002
 Handle = tuple[int, int]
 
 
@@ -71,8 +74,10 @@ class SubmissionReader:
     sink: Callable[[Submission], None]
     clock: Callable[[], float] = time.monotonic
     spaces: dict[int, _Space] = field(default_factory=dict)
-    missed: int = 0
     unreadable: Counter[str] = field(default_factory=Counter)
+    unknown: Counter[str] = field(default_factory=Counter)
+    methods: int = 0
+    _last: float = 0.0
 
     def process(self, pid: int, read: Read) -> None:
         """Take note of a process and how its memory is read."""
@@ -81,15 +86,9 @@ class SubmissionReader:
     def gone(self, pid: int) -> None:
         """Read what is left, and forget a process."""
         self.look(pid)
-        self.spaces.pop(pid, None)
-
-    def unknown(self) -> Counter[str]:
-        """Return the methods without a name, of all rings."""
-        found: Counter[str] = Counter()
-        for space in self.spaces.values():
-            for ring in space.rings.values():
-                found += ring.decoder.unknown
-        return found
+        space = self.spaces.pop(pid, None)
+        for ring in space.rings.values() if space is not None else ():
+            self._ended(ring)
 
     def learn(self, call: DriverCall) -> None:
         """Take from a call what it says of channels and memory."""
@@ -116,10 +115,9 @@ class SubmissionReader:
         blocks = [one for one in call.raw.blocks if one.struct != "nv_ioctl_xfer_t"]
         argument = blocks[0]
         after = argument.after or argument.before
-        layout = self.tables.struct(argument.struct)
 
         def of(name: str) -> int:
-            return integer(layout, after, name) or 0
+            return integer(self.tables, argument.struct, after, name) or 0
 
         client, _, handle = call.handles
         if call.verb == "NV_ESC_RM_MAP_MEMORY":
@@ -141,16 +139,18 @@ class SubmissionReader:
     def _freed(self, space: _Space, handle: Handle) -> None:
         space.here.pop(handle, None)
         space.there = [row for row in space.there if row[2] != handle]
-        space.rings.pop(handle, None)
+        ring = space.rings.pop(handle, None)
+        if ring is not None:
+            self._ended(ring)
 
     def _channel(self, space: _Space, call: DriverCall, client: int, handle: int) -> None:
         params = next((one for one in call.raw.blocks if one.role == "params"), None)
-        layout = self.tables.struct(params.struct) if params is not None else None
-        if params is None or layout is None:
+        if params is None:
             return
         data = params.after or params.before
-        found = {name: integer(layout, data, name) or 0
-                 for name in ("gpFifoOffset", "gpFifoEntries", "hUserdMemory", "userdOffset")}
+        found = {name: integer(self.tables, params.struct, data, name) or 0
+                 for name in ("gpFifoOffset", "gpFifoEntries", "hUserdMemory", "userdOffset")
+                 }  # fmt: skip
         if not 0 < found["gpFifoEntries"] <= 1 << 20:
             return
         decoder = PushDecoder(self.tables, lambda at, nbytes: self._gpu(space, at, nbytes))
@@ -173,6 +173,18 @@ class SubmissionReader:
             if first <= offset < first + length:
                 return space.read(address + offset - first, min(nbytes, first + length - offset))
         return b""
+
+    def _ended(self, ring: _Ring) -> None:
+        """Add up what a ring's decoder counted."""
+        self.unknown += ring.decoder.unknown
+        self.methods += ring.decoder.methods
+
+    def look_often(self) -> None:
+        """Read all rings unless that was done a moment ago."""
+        now = time.monotonic()
+        if now - self._last > PERIOD_S / 2:
+            self._last = now
+            self.look()
 
     def look(self, pid: int | None = None) -> None:
         """Read the rings of a process, or of all."""

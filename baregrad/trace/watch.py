@@ -11,6 +11,7 @@ from baregrad.trace.calls import RawCall, capture, read_again, request_of
 from baregrad.trace.engine import TracedProcess, TracedThread
 from baregrad.trace.memory import MappedFile, mappings, node_of
 from baregrad.trace.ptrace import OPENS, Syscall
+from baregrad.trace.submissions import SubmissionReader
 
 _STACK_NBYTES = 1024
 # What lies between a library and the kernel, and is not the caller that is meant.
@@ -36,6 +37,7 @@ class DriverWatch:
     tables: VendorTables
     sink: Callable[[RawCall], None]
     nodes: Mapping[str, str] = field(default_factory=dict)
+    rings: SubmissionReader | None = None
     _processes: dict[int, _Seen] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -56,17 +58,25 @@ class DriverWatch:
         if known is not None:
             seen = _Seen(set(known.open), list(known.mapped), known.files)
         self._processes[process.pid] = seen
+        if self.rings is not None:
+            self.rings.process(process.pid, process.memory.read)
 
     def became(self, process: TracedProcess) -> None:
         """Forget what an exec undoes."""
         self._processes[process.pid] = _Seen()
+        if self.rings is not None:
+            self.rings.process(process.pid, process.memory.read)
 
     def gone(self, process: TracedProcess) -> None:
         """Forget a process."""
+        if self.rings is not None:
+            self.rings.gone(process.pid)
         self._processes.pop(process.pid, None)
 
     def idle(self) -> None:
-        """Nothing is read between calls."""
+        """Look at the rings."""
+        if self.rings is not None:
+            self.rings.look_often()
 
     def enter(self, thread: TracedThread, name: str, call: Syscall) -> RawCall | None:
         """Return the call so far if it is the driver's."""
@@ -86,6 +96,9 @@ class DriverWatch:
                 node = self.node(node_of(pid, fd))
         if not node:
             return None
+        if self.rings is not None:
+            # Before the call, which may take away what is read.
+            self.rings.look(pid)
         now = time.monotonic() - self._began
         raw = RawCall(now, 0.0, pid, thread.tid, name, node, fd, arguments)
         if name == "ioctl":

@@ -244,9 +244,17 @@ def read_methods(classes: Path) -> dict[tuple[str, int], str]:
         for path in sorted((classes / folder).glob(pattern)):
             kind = path.stem.removeprefix("cl").upper()
             text = path.read_text(errors="replace")
-            plain = rf"#define NV{kind}_(\w+) +\(?(0x[0-9a-f]{{4}})\)?\s"
-            for name, address in re.findall(plain, text, re.I):
-                found[unit, int(address, 16)] = name
+            plain = rf"#define NV{kind}_(\w+) +(?:(0x[0-9a-f]{{4}})|\((0x[0-9a-f]{{8}})\))\s"
+            last, before = "?", 0
+            for name, short, long in re.findall(plain, text, re.I):
+                place = int(short or long, 16)
+                # What begins with the name of the method above it is a value of that one, unless
+                # it lies behind it.
+                inner = name.startswith(last + "_") and place <= before
+                if inner or name.startswith(("DMA_", "GP_", "HDR_")) or "__" in name:
+                    continue
+                last, before = name, place
+                found[unit, place] = name
             for name, address, step in re.findall(
                 rf"#define NV{kind}_(\w+)\(i\) +\((0x[0-9a-f]+)\+\(i\)\*(\d+)\)", text, re.I
             ):

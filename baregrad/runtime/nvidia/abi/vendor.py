@@ -81,6 +81,21 @@ class VendorTables:
             members.append(VendorMember(int(offset), kind, int(count), label))
         return VendorStruct(name, int(nbytes), tuple(members))
 
+    def place(self, struct: str, name: str) -> tuple[int, str] | None:
+        """Return where a field such as `params.hMemory` lies and its kind, None if there is none.
+
+        Of an array it is the first element.
+        """
+        layout = self.struct(struct)
+        for row in layout.members if layout else ():
+            if row.name == name:
+                return row.offset, row.kind
+            if name.startswith(row.name + ".") and row.kind not in SCALARS:
+                inner = self.place(row.kind, name[len(row.name) + 1 :])
+                if inner is not None:
+                    return row.offset + inner[0], inner[1]
+        return None
+
     def nbytes(self, kind: str) -> int:
         """Return the size of one value of a kind."""
         if kind in SCALARS:

@@ -1,0 +1,116 @@
+"""Rings of the runtime itself on the virtual GPU, read as another process's would be."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+
+from baregrad.assemble.virtual_cubin import VirtualAssembler
+from baregrad.runtime.nvidia.abi.vendor import VendorTables, load_tables
+from baregrad.runtime.nvidia.driver.client import Client
+from baregrad.runtime.nvidia.driver.objects import Gpu
+from baregrad.runtime.nvidia.lists.launch import GpuModule
+from baregrad.runtime.nvidia.queue.channel import Channel
+from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
+from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
+from baregrad.testing.virtual_gpu.saxpy_traced import COUNT, SAXPY
+from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
+from baregrad.trace.calls import RawCall
+from baregrad.trace.decode import decode
+from baregrad.trace.pushes import PushDecoder
+from baregrad.trace.submissions import Submission, SubmissionReader
+from tests.trace.observed import ObservingPort, own_memory
+
+
+@pytest.fixture(scope="module")
+def tables() -> VendorTables:
+    return load_tables("580.95.05")
+
+
+class WatchedPort(ObservingPort):
+    """Tells a reader of rings of each call, as the tracer does; mappings among them."""
+
+    reader: SubmissionReader
+
+    def _tell(self) -> None:
+        self.reader.learn(decode(self.tables, self.calls[-1]))
+
+    def open(self, path: str) -> int:
+        fd = super().open(path)
+        self._tell()
+        return fd
+
+    def ioctl(self, fd: int, *rest: object) -> None:
+        self.reader.look()
+        super().ioctl(fd, *rest)  # type: ignore[arg-type]
+        self._tell()
+
+    def map_device(self, fd: int, nbytes: int) -> int:
+        address = int(self.port.map_device(fd, nbytes))
+        arguments = (0, nbytes, 3, 1, fd, 0)
+        self.calls.append(RawCall(0.0, 0.0, 1, 1, "mmap", self.nodes[fd], fd, arguments, address))
+        self._tell()
+        return address
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        self.reader.look()
+        self.calls.append(RawCall(0.0, 0.0, 1, 1, "munmap", "memory", -1, (address, nbytes)))
+        self._tell()
+        self.port.unmap(address, nbytes)
+
+
+def test_launches_copies_and_semaphores_are_found(tables: VendorTables) -> None:
+    found: list[Submission] = []
+    reader = SubmissionReader(tables, found.append)
+    reader.process(1, own_memory)
+    port = WatchedPort(VirtualPort(lag=False), tables)
+    port.reader = reader
+    with Client(port) as client, Gpu(client) as gpu:
+        group = ChannelGroup(gpu)
+        compute, copies = Channel(group), Channel(group, copies=True)
+        group.schedule()
+        host, device = gpu.memory.pinned(4 * COUNT), gpu.memory.device(4 * COUNT)
+        host.view[: 4 * COUNT] = np.arange(COUNT, dtype=np.float32).tobytes()
+        push = PushBuffer()
+        push.copy(device.gpu_va, host.gpu_va, 4 * COUNT)
+        copies.wait(copies.submit(push), timeout_s=5)
+        kernel = GpuModule(gpu, VirtualAssembler().assemble(SAXPY)).kernel("saxpy")
+        done = kernel.launch(compute, (3, 2, 1), (COUNT, 1, 1), (host, device, 2.5))
+        compute.wait(done, timeout_s=5)
+        source, target = host.gpu_va, device.gpu_va
+    reader.gone(1)
+    works = [one.work for one in found]
+    copied = [one for one in works if one.kind == "copy" and one.value("source") == source]
+    assert [(one.value("target"), one.value("nbytes")) for one in copied] == [(target, 4 * COUNT)]
+    (launch,) = (one for one in works if one.kind == "launch")
+    assert launch.value("grid") == (3, 2, 1)
+    assert launch.value("block") == (COUNT, 1, 1)
+    assert int(str(launch.value("registers"))) > 0
+    kinds = {one.kind for one in works}
+    assert {"bind", "semaphore", "launch", "copy"} <= kinds
+    assert {one.channel for one in found} == {
+        call.handles[2] for call in (decode(tables, raw) for raw in port.calls)
+        if "GPFIFO" in call.subject and call.verb == "NV_ESC_RM_ALLOC"
+    }  # fmt: skip
+    assert not reader.unknown and not reader.unreadable
+    assert reader.methods > 20
+
+
+@pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_words_that_nobody_meant(tables: VendorTables, count: int) -> None:
+    chance = random.Random(3)
+    push = PushBuffer()
+    push.copy(0x1000, 0x2000, 64)
+    words = np.array(push.words, np.uint32).tobytes()
+    decoder = PushDecoder(tables, lambda at, nbytes: chance.randbytes(nbytes))
+    for _ in range(count):
+        data = bytearray(words)
+        for _ in range(chance.randrange(6)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        for work in decoder.feed(bytes(data) + chance.randbytes(chance.randrange(32))):
+            assert work.kind in ("bind", "copy", "launch", "semaphore", "wait")
+    for name in decoder.unknown:
+        assert name.startswith(("header 0x", "host method 0x", "compute method 0x",
+                                "copy method 0x", "other method 0x"))  # fmt: skip
