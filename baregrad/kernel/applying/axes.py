@@ -433,7 +433,7 @@ def _tensorize(table: AxisTable, step: Tensorize) -> None:
 
 def _persist(table: AxisTable, step: Persist) -> None:
     if table.gpu is None or table.blocks:
-        raise illegal(step, wanted="a GPU, and one such step")
+        raise illegal(step, "blocks are those of a GPU", wanted="a GPU, and one such step")
     table.blocks = step.blocks
 
 

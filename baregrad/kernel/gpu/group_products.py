@@ -96,11 +96,12 @@ def _ahead(turns: Node) -> list[Node]:
     items = list(body.src) if body.op is Ops.SEQ else [body]
     loops = [at for at, item in enumerate(items) if item.op is Ops.LOOP and item.mask & _MMA]
     first = sums = loops[0] if loops else 0
-    while first and items[first - 1].op is not Ops.STORE and _is_copy(items[first - 1]):
+    while first and _fills(items[first - 1]):
         first -= 1
     copies = items[first:sums]
     # Behind the loop of sums is the wait for the last of them.
-    if not copies or sums + 1 >= len(items) or items[sums + 1] != _DONE:
+    waits = sums + 1 < len(items) and items[sums + 1] == _DONE
+    if not copies or not waits or any(map(_fills, items[:first])):
         return [turns]
     lead = items[:first]
     while lead and lead[-1].op in (Ops.BARRIER, Ops.FENCE):
@@ -118,6 +119,17 @@ def _ahead(turns: Node) -> list[Node]:
     return [*start, make_node(Ops.LOOP, dtypes.token, (axis, sequence(order)))]
 
 
+def _fills(statement: Node) -> bool:
+    """Whether a statement fills shared memory for the loop of sums, or closes a group of copies."""
+    if statement.op is Ops.IF or statement.op is Ops.LOOP:
+        return _fills(statement.src[1])
+    if statement.op is Ops.SEQ:
+        return all(map(_fills, statement.src))
+    if statement.op is Ops.STORE:
+        return statement.src[0].op is Ops.ALLOC and bool(statement.src[0].arg.space == "shared")
+    return statement.op is Ops.COPYTO or (statement.op is Ops.COMMIT and not statement.src)
+
+
 def _is_copy(statement: Node) -> bool:
     """Whether a statement begins copies, or closes a group of them."""
     if statement.op is Ops.IF:
@@ -126,7 +138,8 @@ def _is_copy(statement: Node) -> bool:
         return all(map(_is_copy, statement.src))
     if statement.op is Ops.STORE:
         # What comes through registers is read ahead.
-        return bool(statement.src[0].arg.space == "register")
+        target = statement.src[0]
+        return target.op is Ops.ALLOC and bool(target.arg.space == "register")
     return statement.op is Ops.COPYTO or (statement.op is Ops.COMMIT and not statement.src)
 
 

@@ -65,6 +65,7 @@ def test_two_panels_come_through_registers_where_no_copies_go_by_themselves() ->
     ((128,), (264,), (192,), ("ax", "nx", "an")),
     ((2, 72), (3, 64), (136,), ("abx", "xno", "abno")),
     ((130,), (64,), (3, 48), ("xya", "xyn", "an")),
+    ((127,), (64,), (151,), ("ax", "xn", "an")),
 ], ids=str)  # fmt: skip
 def test_results_at_every_level(
     rows: Sizes, columns: Sizes, depth: Sizes, letters: tuple[str, ...]
