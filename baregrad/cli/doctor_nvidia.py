@@ -1,79 +1,46 @@
-"""What `baregrad doctor` says of the device NV: nodes, driver, GPUs, peers, assembler."""
+"""What `baregrad doctor` says of the device NV: each rung from its nodes to a kernel, and ptxas."""
 
 from __future__ import annotations
 
-import os
-from itertools import permutations
-from pathlib import Path
+import numpy as np
 
-from baregrad.base.errors import BaregradError
+from baregrad.base.errors import DeviceError
 from baregrad.base.options import options
 from baregrad.cli.finding import Finding, find_ptxas
+from baregrad.cli.nvidia_rungs import Machine, ThisMachine, climb
+from baregrad.engine.session import Session, use_session
+from baregrad.tensor import Tensor
 
 _NEEDS = "an NVIDIA GPU of Turing or later and its kernel driver (535 or later), and ptxas"
-_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm")
+_NUMBERS = 97
 
 
-def examine_nvidia() -> Finding:
-    """Look at the GPUs of this machine, opening each of them."""
-    facts: list[str] = []
-    advice = ""
-    if options.nv_port == "kernel":
-        facts, advice = _nodes()
-    if not advice:
-        found, advice = _driver()
-        facts += found
+def examine_nvidia(machine: Machine | None = None) -> Finding:
+    """Look at the GPUs of a machine, opening each of them, by default those of this one."""
     fact, missing = _assembler()
-    facts.append(fact)
-    advice = advice or missing
-    return Finding("NV", "missing" if advice else "ready", _NEEDS, tuple(facts), advice)
+    rungs = climb(machine or ThisMachine(), _nothing_run if missing else run_a_kernel)
+    broken = next((one for one in rungs if one.repair), None)
+    facts = [f"{one} (broken)" if one is broken else str(one) for one in rungs]
+    advice = broken.repair if broken is not None else missing
+    verdict = "missing" if advice else "ready"
+    return Finding("NV", verdict, _NEEDS, (*facts, fact), advice)  # type: ignore[arg-type]
 
 
-def _nodes() -> tuple[list[str], str]:
-    gpus = sorted(str(path) for path in Path("/dev").glob("nvidia[0-9]*"))
-    facts = [f"GPU nodes {', '.join(gpus)}" if gpus else "no GPU node in /dev"]
-    if not gpus:
-        return facts, "use BAREGRAD_DEVICE=CPU, or install NVIDIA's driver if there is a GPU"
-    for node in (*_NODES, *gpus):
-        if not Path(node).exists():
-            advice = f"make {node}: `nvidia-modprobe -u -c=0`, as root"
-            return [*facts, f"{node} is not there"], advice
-        if not os.access(node, os.R_OK | os.W_OK):
-            return [*facts, f"{node} may not be opened"], f"let this user read and write {node}"
-    return facts, ""
+def run_a_kernel(device: str) -> str:
+    """Run a small kernel, and say so; raises DeviceError where its result is wrong."""
+    numbers = np.arange(_NUMBERS, dtype=np.float32)
+    with use_session(Session()) as session, options.override(device=device):
+        try:
+            found = (Tensor(numbers) * 3 + 1).numpy()
+        finally:
+            session.close()
+    if not np.array_equal(found, numbers * 3 + 1):
+        raise DeviceError("a kernel gave a wrong result", found=found[:4], wanted="1, 4, 7, 10")
+    return "computes what it should"
 
 
-def _driver() -> tuple[list[str], str]:
-    """Return what the driver and each GPU say, and what to do if one does not answer."""
-    from baregrad.runtime.nvidia.abi.releases import NEWEST_BRANCH
-    from baregrad.runtime.nvidia.copies.peers import peer_access
-    from baregrad.runtime.nvidia.device import NvDevice
-
-    facts: list[str] = []
-    devices: list[NvDevice] = []
-    try:
-        first = NvDevice("NV:0")
-        devices.append(first)
-        client = first.client
-        known = "known" if client.release.version[0] <= NEWEST_BRANCH else "newer than is known"
-        where = " (virtual)" if options.nv_port == "virtual" else ""
-        facts.append(f"driver {client.version}{where}, {known}")
-        for index in range(1, len(client.cards())):
-            devices.append(NvDevice(f"NV:{index}", index=index))
-        facts += [
-            f"{one.name}: {one.gpu.generation.name}, {one.architecture}, {one.gpu.node}"
-            for one in devices
-        ]
-        for one, other in permutations(devices, 2):
-            found = peer_access(one, other)
-            way = "straight" if found.direct else "by the host"
-            facts.append(f"{one.name} to {other.name}: {way}; {found.why}")
-    except BaregradError as error:
-        return [*facts, str(error)], "see what the driver says; the kernel log may tell more"
-    finally:
-        for device in devices:
-            device.close()
-    return facts, ""
+def _nothing_run(device: str) -> str:
+    return "not tried, for want of an assembler"
 
 
 def _assembler() -> tuple[str, str]:

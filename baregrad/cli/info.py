@@ -55,6 +55,7 @@ def gpu_lines(version: str, cards: list[CardStatus]) -> list[str]:
         lines.append(f"GPU {one.index}         {one.name or 'of no known name'}, {one.node}")
         rows = [
             ("identity", f"{one.uuid or 'unknown'} at {one.bus_id or 'unknown'}"),
+            ("VBIOS", one.vbios),
             ("memory", _memory_text(one)),
             ("temperature", None if one.temperature_c is None else f"{one.temperature_c} C"),
             ("state", one.performance_state),

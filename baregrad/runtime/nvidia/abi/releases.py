@@ -73,6 +73,8 @@ _ROOT: Mapping[str, Struct] = MappingProxyType({
     "name_string": status.NAME_STRING_132,
     "bus_info_list": status.BUS_INFO_LIST,
     "bus_info": status.BUS_INFO,
+    "bios_info_list": status.BIOS_INFO_LIST,
+    "bios_info": status.BIOS_INFO,
     "gpu_info": status.GPU_INFO_64,
     "compute_mode": status.COMPUTE_MODE,
     "ecc_configuration": status.ECC_CONFIGURATION,

@@ -29,6 +29,17 @@ BUS_INFO = struct("NV2080_CTRL_BUS_INFO", "ctrl/ctrlxxxx.h:71", 8, """
     4  u32 data
 """)
 
+BIOS_INFO_LIST = struct("NV2080_CTRL_BIOS_GET_INFO_PARAMS",
+                        "ctrl/ctrl2080/ctrl2080bios.h:73", 16, """
+    0  u32 biosInfoListSize
+    8  u64 biosInfoList
+""")
+
+BIOS_INFO = struct("NV2080_CTRL_BIOS_INFO", "ctrl/ctrlxxxx.h:71", 8, """
+    0  u32 index
+    4  u32 data
+""")
+
 PERFORMANCE_STATE = struct("NV2080_CTRL_PERF_GET_CURRENT_PSTATE_PARAMS",
                            "ctrl/ctrl2080/ctrl2080perf.h:895", 4, "0 u32 currPstate")
 

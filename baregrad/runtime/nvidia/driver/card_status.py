@@ -75,6 +75,7 @@ class CardStatus:
     name: str | None
     uuid: str | None
     bus_id: str | None
+    vbios: str | None
     total_nbytes: int | None
     usable_nbytes: int | None
     free_nbytes: int | None
@@ -122,6 +123,7 @@ def card_status(client: Client, index: int) -> CardStatus:
             name=told("name", _name),
             uuid=told("uuid", lambda one: uuid_text(one.uuid)),
             bus_id=told("bus_id", _bus_id),
+            vbios=told("vbios", _vbios),
             total_nbytes=memory[0], usable_nbytes=memory[1], free_nbytes=memory[2],
             performance_state=told("performance_state", _performance_state),
             temperature_c=told("temperature_c", _temperature),
@@ -175,6 +177,14 @@ def _bus_id(card: Card) -> str:
             )
             return f"{domain:08X}:{bus:02X}:{slot:02X}.{function:X}"
     raise UnsupportedError("the driver lists no such card")
+
+
+def _vbios(card: Card) -> str:
+    revision, oem = card.ask_each(nv.NV2080_CTRL_CMD_BIOS_GET_INFO, "bios", (
+        nv.NV2080_CTRL_BIOS_INFO_INDEX_REVISION, nv.NV2080_CTRL_BIOS_INFO_INDEX_OEM_REVISION,
+    ))  # fmt: skip
+    parts = (*revision.to_bytes(4, "big"), oem & 0xFF)
+    return ".".join(f"{part:02X}" for part in parts)
 
 
 def _memory(card: Card) -> tuple[int, int, int]:

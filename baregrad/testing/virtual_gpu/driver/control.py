@@ -116,6 +116,14 @@ class Controls:
         }
         self._list(params["busInfoListSize"], params["busInfoList"], facts)
 
+    def bios(self, target: DriverObject, params: Arguments) -> None:
+        """The revision of the GPU's firmware."""
+        facts = {
+            nv.NV2080_CTRL_BIOS_INFO_INDEX_REVISION: 0x9600A500,
+            nv.NV2080_CTRL_BIOS_INFO_INDEX_OEM_REVISION: 0x1A,
+        }
+        self._list(params["biosInfoListSize"], params["biosInfoList"], facts)
+
     def copy_caps(self, target: DriverObject, params: Arguments) -> None:
         """What the copy engines can do, and which there are."""
         engines = expect(target, DeviceObject).gpu.model.copy_engines
@@ -175,6 +183,7 @@ _COMMANDS: MappingProxyType[
     nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO: ("gid_info", Controls.uuid),
     nv.NV2080_CTRL_CMD_GR_GET_INFO: ("gr_info_list", Controls.facts),
     nv.NV2080_CTRL_CMD_FB_GET_INFO: ("fb_info_list", Controls.heap),
+    nv.NV2080_CTRL_CMD_BIOS_GET_INFO: ("bios_info_list", Controls.bios),
     nv.NV2080_CTRL_CMD_BUS_GET_INFO: ("bus_info_list", Controls.bus),
     nv.NV2080_CTRL_CMD_CE_GET_ALL_CAPS: ("all_copy_caps", Controls.copy_caps),
     nv.NV2080_CTRL_CMD_CE_GET_CE_PCE_MASK: ("parts_of_copy_engine", Controls.copy_parts),

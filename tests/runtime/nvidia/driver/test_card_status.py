@@ -20,6 +20,7 @@ def test_everything_that_is_published_is_told_of_each_gpu() -> None:
     assert version == "580.159.04"
     assert (first.index, first.node, second.node) == (0, "/dev/nvidia0", "/dev/nvidia1")
     assert first.name == NAME and first.temperature_c == TEMPERATURE_C
+    assert first.vbios == "96.00.A5.00.1A"
     assert first.uuid != second.uuid and first.bus_id != second.bus_id
     assert first.total_nbytes == GpuModel().memory_nbytes
     assert first.free_nbytes == first.usable_nbytes
