@@ -17,6 +17,8 @@ Blocks = Tensor | Planes
 _FLOAT_LEAD, _FLOAT_STEP = 0x4B000000, 1 << 23
 # The same of codes below 128, in the third byte: so little is added that it may be multiplied too.
 _CODE_LEAD, _CODE_STEP, _CODE_PLACE = 0x43000000, 128, 16
+# Words that are multiplied with a vector and summed before they are scaled.
+SUMMED_WORDS = 2
 
 
 def field(blocks: Blocks, start: int, stop: int, *shape: int) -> Tensor:
@@ -94,8 +96,8 @@ def scaled(
     """`scale * (codes - offset)`, less a minimum or plus an addend: the elements of blocks.
 
     Codes are (..., inner) or (..., groups, inner), the others have 1 for `inner`. Of planes times a
-    vector it is the sum of the products with that for each word (..., words): what is in a word is
-    summed before it is scaled.
+    vector it is the sum of the products with that for each word (..., words), or each two: what is
+    in them is summed before it is scaled.
     """
     if not isinstance(blocks, Planes) or blocks.vector is None:
         each = scale * numbers(found, offset)
@@ -104,10 +106,15 @@ def scaled(
         if addend is not None:
             each = each + addend
         return each.flatten(-2) if found.ndim > len(blocks.shape) else each
-    shape = found.shape[len(blocks.shape) - 2 :]
-    x = blocks.vector.reshape(*shape, WORD_BYTES)
-    parts = [x[..., place] for place in range(WORD_BYTES)]
-    octets = [(found >> 8 * place) & 255 for place in range(WORD_BYTES)]
+    together = SUMMED_WORDS if found.shape[-1] % SUMMED_WORDS == 0 else 1
+    shape = (*found.shape[len(blocks.shape) - 2 : -1], found.shape[-1] // together)
+    x = blocks.vector.reshape(*shape, together * WORD_BYTES)
+    parts = [x[..., place] for place in range(together * WORD_BYTES)]
+    found = found.unflatten(-1, (-1, together))
+    octets = [
+        (found[..., word] >> 8 * place) & 255
+        for word in range(together) for place in range(WORD_BYTES)
+    ]  # fmt: skip
     beside: Tensor | None = None
     if minimum is None and addend is None:
         factors = [_as_floats(each, offset) for each in octets]
@@ -125,7 +132,10 @@ def scaled(
 
 
 def _in_pairs(terms: list[Tensor]) -> Tensor:
-    return (terms[0] + terms[1]) + (terms[2] + terms[3])
+    """The sum of terms, whose number is a power of two."""
+    while len(terms) > 1:
+        terms = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
+    return terms[0]
 
 
 def six_bits(blocks: Blocks, start: int) -> tuple[Tensor, Tensor]:

@@ -24,9 +24,9 @@ MOST_HELD = 64
 WORD = 4
 # Arrays of words with a quarter of the bytes of the largest one, or more, are held as that is.
 LEAST_SHARE = 4
-# Numbers of a thread for a sum, about; and of those that are under way together, each with an
-# accumulator of its own but for those that a step takes from a word.
-THREAD_NUMBERS, TOGETHER = 64, 64
+# Numbers of a thread for a sum, about; those of neighbouring words, at most; and those that are
+# under way together where words are fewer, as more would leave room for fewer threads.
+THREAD_NUMBERS, NEIGHBOURS, TOGETHER = 64, 64, 32
 MOST_WARPS = 8
 # Neighbouring words of a thread, which are one access.
 MOST_WORDS = 4
@@ -55,13 +55,14 @@ def plan_packed(plan: GpuPlan) -> bool:
     moving = plan.by_stride([axis for axis in axes if axis not in held], main)
     rows = [axis for axis in facts.data if extent_of(axis) != 1]
     beside = _beside(plan)
-    if not (held or beside == WORD) or not moving or iterations(held) > MOST_HELD:
+    if not (held or beside > 1) or not moving or iterations(held) > MOST_HELD:
         return False
     if not all(axis in main.axes for axis in rows):
         return False
     numbers = iterations(held) * beside
-    plan.because("{} numbers in words: a thread has all of one", numbers)
-    together = _words_together(words, moving[-1], TOGETHER // numbers)
+    plan.because("{} numbers in words: a thread has all of each", numbers)
+    each = max(beside // WORD, 1)
+    together = _words_together(words, moving[-1], each, NEIGHBOURS // numbers)
     _plan(plan, rows, moving, held, numbers, together)
     return True
 
@@ -81,12 +82,13 @@ def _words(plan: GpuPlan, own: frozenset[Node]) -> list[ArrayAccess] | None:
 
 
 def _beside(plan: GpuPlan) -> int:
-    """Neighbours of an array that a step multiplies with what is in a word: all of it, or one."""
+    """Neighbours of an array that a step multiplies with what is in words: all of it, or one."""
     counts = Counter([
         (access.array, frozenset(access.offset.strides.items()))
         for access in plan.facts.accesses if not access.write and access.array.dtype.is_float
     ])  # fmt: skip
-    return WORD if WORD in counts.values() else 1
+    most = max(counts.values(), default=1)
+    return most if most % WORD == 0 else 1
 
 
 def _plan(
@@ -98,7 +100,7 @@ def _plan(
     numbers: of one step's words. together: words of a thread that are neighbours.
     """
     # Where a step has all of a word, that is what lies side by side.
-    inner = None if _beside(plan) == WORD else _innermost(plan, held)
+    inner = None if _beside(plan) > 1 else _innermost(plan, held)
     for axis in held:
         plan.steps.append(Bind(plan.name(axis), "vector" if axis is inner else "unroll"))
     plan.taken.update((*held, *moving))
@@ -136,10 +138,10 @@ def _plan(
             plan.steps.append(Bind(part, unit))
 
 
-def _words_together(words: Sequence[ArrayAccess], inner: Node, most: int) -> int:
-    """Neighbouring words of an axis that are one access of all arrays of words, `most` at most."""
-    together = min(MOST_WORDS, max(most, 1))
-    if any(each.stride(inner) != 1 for each in words):
+def _words_together(words: Sequence[ArrayAccess], inner: Node, each: int, most: int) -> int:
+    """Neighbours of `each` words along an axis that are one access of each array, or `most`."""
+    together = max(min(MOST_WORDS // each, most), 1)
+    if any(access.stride(inner) != each for access in words):
         return 1
     while int(inner.src[0].arg) % together:
         together //= 2
