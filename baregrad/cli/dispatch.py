@@ -51,6 +51,8 @@ COMMANDS = (
     Command("generate", "continue a text with a language model",
             "baregrad.llm.commands.generate"),
     Command("info", "print versions and places, for a bug report", "baregrad.cli.info"),
+    Command("onnx", "show an ONNX model, run it and compare with onnxruntime",
+            "baregrad.io.onnx.command"),
     Command("options", "print every option, its meaning and its value",
             "baregrad.cli.option_table"),
     Command("plan", "say what a language model takes in memory, before it is loaded",

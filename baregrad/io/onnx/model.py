@@ -139,6 +139,9 @@ class OnnxModel:
     def _input(self, declared: ValueType, value: Any) -> Value:
         if value is None:
             return None
+        if declared.name in (self._settings or ()) and not isinstance(value, Tensor):
+            array = np.asarray(value)
+            return array if array.dtype == declared.dtype else array.astype(declared.dtype)
         if isinstance(value, list) and "sequence" in declared.kind:
             return [self._element(declared, one) for one in value]
         return self._element(declared, value)
@@ -231,8 +234,7 @@ class OnnxModel:
         known: dict[str, Value] = {}
         for name in self._settings:
             value = values.pop(name)
-            assert isinstance(value, Tensor)
-            known[name] = value.numpy()
+            known[name] = value.numpy() if isinstance(value, Tensor) else value
         key = tuple((name, one.tobytes(), one.shape) for name, one in known.items()
                     if isinstance(one, np.ndarray))  # fmt: skip
         function = self._captured.get(key)

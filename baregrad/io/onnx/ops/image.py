@@ -13,6 +13,7 @@ from baregrad.dtypes import dtypes
 from baregrad.io.onnx.call import NodeCall, Result, own_axis, standard
 from baregrad.io.onnx.values import HostArray
 from baregrad.tensor import Tensor
+from baregrad.tensor.ops.shapes import stored
 
 # --- Resize: one axis after the other, each by a matrix of weights --------------------------------
 
@@ -141,7 +142,8 @@ def _resize(call: NodeCall) -> Result:
         y = outside.where(call.attribute("extrapolation_value", 0.0), y)
     if y.dtype is not x.dtype and x.dtype.is_int:
         y = y.round().clamp(x.dtype.min, x.dtype.max)
-    return y.cast(x.dtype)
+    # Stored by itself: a convolution reads each element many times over.
+    return stored(y.cast(x.dtype))
 
 
 def _picked(x: Tensor, axis: int, places: HostArray) -> Tensor:

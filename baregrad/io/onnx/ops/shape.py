@@ -15,6 +15,7 @@ from baregrad.io.onnx.values import is_text
 from baregrad.ir.core.node import Node
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.nodes import broadcast_shapes
+from baregrad.tensor.ops.shapes import stored
 
 
 def _identity(call: NodeCall) -> Result:
@@ -105,7 +106,8 @@ def _concat(call: NodeCall) -> Result:
         return parts[0]
     if any(is_text(one) for one in call.inputs):
         return np.concatenate(call.inputs, axis)  # type: ignore[arg-type]
-    return Tensor.cat(parts, dim=axis)
+    # Stored by itself: what reads many elements of it need not ask of each whose part it is.
+    return stored(Tensor.cat(parts, dim=axis))
 
 
 def _split(call: NodeCall) -> Result:
