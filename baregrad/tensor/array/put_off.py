@@ -61,7 +61,11 @@ def put_off(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     known = owner.templates.get(kind := tuple(key))
     if known is None:
         return _learn(owner, kind, function, args, kwargs, operands)
-    if known is _NOTHING or known.written_out > MOST_WRITTEN_OUT or options.notes_lines:
+    # What `options.notes_lines` says, without a call more.
+    settings = options.values()
+    if known is _NOTHING or known.written_out > MOST_WRITTEN_OUT:
+        return function(*args, **kwargs)
+    if settings["debug"] or settings["lines"]:
         return function(*args, **kwargs)
     form = known.only
     if form is None:
