@@ -20,7 +20,7 @@ from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.base.options import options
 from baregrad.dtypes import DEFAULT_FLOAT, DType, array_dtype, dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Slice
+from baregrad.ir.core.attrs import BufferRef, Slice
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.requirements import value_of
@@ -40,6 +40,8 @@ _LAST = (1 << 64) - 1
 _WORDS = 1 << 32
 # States whose memory is held on to: what is written next lies where no draw that waits reads.
 _HELD = 64
+# States that are uploaded together, and the bytes from one to the next: as arrays are aligned.
+_AHEAD, _ROW_NBYTES = 16, 256
 _UNIFORM_BITS = (
     (dtypes.float64, 53),
     (dtypes.float32, 24),
@@ -60,6 +62,9 @@ class RandomState:
         self.key = seed & _LAST
         self.counter: int | None = 0
         self._recent: deque[Any] = deque(maxlen=_HELD)
+        # The states that follow if more draws take as many values as the last one, the next last.
+        self._step = -1
+        self._following: list[Node] = []
         # The state is the session's, also where a jitted function's first run is the first to draw.
         self.storage = Storage(self._upload(device, noted=False), device)
         self.note_leaf()
@@ -75,6 +80,33 @@ class RandomState:
         self._recent.append(ref.handle)
         return buffer_node(ref, dtypes.uint64)
 
+    def _next(self, count: int, device: str) -> Node:
+        """The state that the counter is at now, `count` values after the one before.
+
+        A loop draws as much again and again: then some states are uploaded together.
+        """
+        if count != self._step:
+            self._step = count
+            self._following.clear()
+            return self._upload(device)
+        if not self._following:
+            self._following = self._upload_ahead(count, device)
+        return self._following.pop()
+
+    def _upload_ahead(self, count: int, device: str) -> list[Node]:
+        assert self.counter is not None
+        rows = np.zeros((_AHEAD, _ROW_NBYTES // 8), np.uint64)
+        rows[:, 0] = self.key
+        rows[:, 1] = [(self.counter + row * count) & _LAST for row in range(_AHEAD)]
+        whole = self.owner.upload(rows, dtypes.uint64, rows.shape, device).handle
+        self._recent.append(whole)
+        return [
+            buffer_node(
+                BufferRef(whole.view(row * _ROW_NBYTES, 16), (2,), device), dtypes.uint64
+            )
+            for row in reversed(range(_AHEAD))
+        ]
+
     def take(self, cls: type[Tensor], count: Any) -> Tensor:
         """The state before `count` fresh values of its counter are taken: (2,) of uint64.
 
@@ -85,10 +117,11 @@ class RandomState:
 
     def _take(self, cls: type[Tensor], count: Any) -> Tensor:
         storage = self.storage
-        if not self._is_captured():
+        is_captured = bool(self.owner.watching.downloads)
+        if not is_captured and not isinstance(count, int):
             # What is drawn next may be of another size: the state depends on no variable.
             count = count if (known := value_of(count)) is None else known
-        if self._is_captured() or not isinstance(count, int):
+        if is_captured or not isinstance(count, int):
             # state + (0, count), in the graph.
             step = nodes.mul(nodes.iota(2, dtypes.uint64), nodes.size_as(count, dtypes.uint64))
             now = storage.node
@@ -105,15 +138,15 @@ class RandomState:
         held = storage.deferred
         before = cls._on(Storage(storage.node if held is None else held, storage.device))
         self.counter = (self.counter + count) & _LAST
-        storage.put(self._upload(storage.device))
+        storage.put(self._next(count, storage.device))
         self.note_leaf()
+        # Whoever remembers calls sees that this one is not like any other.
+        self.owner.watching.touched += 1
         return before
-
-    def _is_captured(self) -> bool:
-        return bool(self.owner.watching.downloads)
 
     def _read(self) -> None:
         realize_storages((self.storage,))
+        self._step = -1
         raw = self.owner.download(self.storage.node.arg, dtypes.uint64)
         self.key, self.counter = (int(value) for value in raw.view(np.uint64))
         self.note_leaf()
@@ -142,7 +175,7 @@ def manual_seed(seed: int) -> None:
         known = owner.random_states.get(device)
         fresh = RandomState(owner, device, seed)
         if isinstance(known, RandomState):
-            known.key, known.counter = fresh.key, fresh.counter
+            known.key, known.counter, known._step = fresh.key, fresh.counter, -1
             known.storage.put(fresh.storage.node)
             known.note_leaf()
         else:
@@ -227,8 +260,8 @@ def _drawn(
     *others: Any, draws: int = 1,
 ) -> Tensor:
     """`drawing` of a device's state, from which as many values as a shape has are taken."""
-    count = index.product(shape)
-    seed = state(device).take(cls, index.as_dim(index.mul(count, draws)) if draws > 1 else count)
+    count = index.as_dim(index.mul(index.product(shape), draws))
+    seed = state(device).take(cls, count)
     made: Tensor = put_off(drawing, (seed, *others), {})
     return made
 

@@ -226,6 +226,29 @@ def test_a_draw_like_one_before_makes_no_graph(
 
 
 @pytest.mark.usefixtures("_compiled")
+def test_draws_of_one_size_upload_a_state_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is uploaded ahead holds for draws of that size alone, and until a new seed."""
+    sizes = [0] + [5] * 40 + [3, 5, 5, 3, 3, 3, 5] + [5] * 20 + [0]
+    Tensor.manual_seed(3)
+    all_at_once = Tensor.rand(sum(sizes)).tolist()
+    ends = np.cumsum(sizes)
+    expected = [all_at_once[end - size : end] for end, size in zip(ends, sizes, strict=True)]
+    uploads = [0]
+    upload = Session.upload
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        uploads[0] += 1
+        return upload(*args, **kwargs)
+
+    monkeypatch.setattr(Session, "upload", counted)
+    for _ in range(2):
+        uploads[0] = 0
+        Tensor.manual_seed(3)
+        assert [Tensor.rand(size).tolist() for size in sizes] == expected
+        assert uploads[0] <= 18
+
+
+@pytest.mark.usefixtures("_compiled")
 def test_draws_between_replays_are_fresh() -> None:
     """Eager draws, replays and a new seed by turns take one counter's values in order."""
     step = jit(lambda: Tensor.rand(4))
