@@ -10,7 +10,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TextIO
@@ -21,6 +21,8 @@ from baregrad.trace import export, report
 from baregrad.trace.calls import RawCall
 from baregrad.trace.decode import DriverCall, decode
 from baregrad.trace.engine import ProgramFollower
+from baregrad.trace.ptrace import RECORDED, WATCHED
+from baregrad.trace.recording import TraceRecorder
 from baregrad.trace.submissions import PERIOD_S, Submission, SubmissionReader
 from baregrad.trace.watch import DriverWatch
 
@@ -134,6 +136,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--allowlist", action="store_true", help="what a sandbox must allow")
     parser.add_argument("--json", action="store_true", help="a JSON object a line")
     parser.add_argument("--perfetto", metavar="F", default="", help="write a timeline")
+    parser.add_argument("--record", metavar="F", default="", help="write the calls as a file that "
+                        "the runtime's port replays, up to the first submission")
     parser.add_argument("-o", metavar="F", default="", help="write there, not to standard error")
     parser.add_argument("--pid", type=int, help="follow a process that runs; each of its system "
                         "calls stops it, and Ctrl-C leaves it")
@@ -164,16 +168,17 @@ def main(argv: list[str]) -> int:
         if not (chosen.json or chosen.allowlist):
             found = f"driver {version}" if version else f"no driver here, structs as of {_NEWEST}"
             print(f"# {found}", file=out)
-        follower = ProgramFollower(DriverWatch(tables, session.take, nodes, session.rings),
-                                   PERIOD_S)
-        run: Callable[[], int] = (
-            (lambda: follower.attach(chosen.pid)) if chosen.pid is not None
-            else (lambda: follower.start(words))
-        )  # fmt: skip
+        recorder = TraceRecorder(chosen.record, tables) if chosen.record else None
+        watch = DriverWatch(tables, session.take, nodes, session.rings, recorder)
+        follower = ProgramFollower(watch, PERIOD_S)
         try:
-            return run()
+            if chosen.pid is not None:
+                return follower.attach(chosen.pid)
+            return follower.start(words, RECORDED if recorder is not None else WATCHED)
         finally:
             session.finish()
+            if recorder is not None:
+                recorder.close()
 
 
 @contextlib.contextmanager

@@ -68,6 +68,9 @@ _MACHINES = MappingProxyType({
 
 # What the filter stops at. Of ioctl and mmap, only such as may be the driver's.
 WATCHED = ("open", "openat", "openat2", "close", "munmap", "ioctl", "mmap")
+# For a recording as well whether a node is there, and memory that is shared with nobody yet.
+RECORDED = (*WATCHED, "stat", "newfstatat", "statx")
+STATS = frozenset({"stat", "newfstatat", "statx"})
 OPENS = frozenset({"open", "openat", "openat2"})
 
 
@@ -165,6 +168,8 @@ def filter_rows(names: tuple[str, ...]) -> list[tuple[int, int, int, int]]:
         if name not in here.numbers:
             continue
         body = _BODIES.get(name, ())
+        if name == "mmap" and names == RECORDED:
+            body = body[:3]
         rows.append((_JUMP_EQUAL, 0, len(body) + 1, here.numbers[name]))
         rows += body
         rows.append((_RETURN, 0, 0, _RET_TRACE))

@@ -10,7 +10,8 @@ from baregrad.runtime.nvidia.abi.vendor import VendorTables
 from baregrad.trace.calls import RawCall, capture, read_again, request_of
 from baregrad.trace.engine import TracedProcess, TracedThread
 from baregrad.trace.memory import MappedFile, mappings, node_of
-from baregrad.trace.ptrace import OPENS, Syscall
+from baregrad.trace.ptrace import OPENS, STATS, Syscall
+from baregrad.trace.recording import TraceRecorder
 from baregrad.trace.submissions import SubmissionReader
 
 _STACK_NBYTES = 1024
@@ -38,6 +39,7 @@ class DriverWatch:
     sink: Callable[[RawCall], None]
     nodes: Mapping[str, str] = field(default_factory=dict)
     rings: SubmissionReader | None = None
+    recorder: TraceRecorder | None = None
     _processes: dict[int, _Seen] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -86,6 +88,9 @@ class DriverWatch:
         if name in OPENS:
             place = arguments[0 if name == "open" else 1]
             node, name = self.node(thread.process.memory.text(place)), "open"
+        elif name in STATS:
+            place = arguments[0 if name == "stat" else 1]
+            node, name = self.node(thread.process.memory.text(place)), "exists"
         elif name == "munmap":
             begin, end = arguments[0], arguments[0] + arguments[1]
             if any(begin < stop and start < end for start, stop in seen.mapped):
@@ -94,6 +99,8 @@ class DriverWatch:
             fd = arguments[4 if name == "mmap" else 0] & 0xFFFFFFFF
             if fd < 1 << 31:
                 node = self.node(node_of(pid, fd))
+            elif name == "mmap" and self.recorder is not None:
+                fd, node = -1, "memory"
         if not node:
             return None
         if self.rings is not None:
@@ -118,7 +125,10 @@ class DriverWatch:
         raw.blocks = read_again(thread.process.memory.read, raw.blocks)
         if value >= 0:
             self._keep(seen, raw)
-        self.sink(raw)
+        if self.recorder is not None:
+            self.recorder.take(raw)
+        if raw.call != "exists" and (raw.call != "mmap" or raw.fd >= 0):
+            self.sink(raw)
 
     def _keep(self, seen: _Seen, raw: RawCall) -> None:
         if raw.call == "open":

@@ -1,0 +1,204 @@
+"""`--record`: a traced program's calls as a file that the runtime's port replays.
+
+The runtime has a recorder of its own calls, which stands before a port. Here the port behind it is
+one that answers what another process was answered. Memory that a GPU wrote is not in the file: it
+replays a program's way to its first submission.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import mmap
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, cast
+
+from baregrad.runtime.nvidia.abi.layout import Field, Record, Struct
+from baregrad.runtime.nvidia.abi.releases import release_for
+from baregrad.runtime.nvidia.abi.vendor import SCALARS, VendorTables
+from baregrad.runtime.nvidia.driver.trace import RecordingPort
+from baregrad.trace.calls import CallBlock, RawCall
+
+if TYPE_CHECKING:
+    from baregrad.runtime.nvidia.driver.port import Port
+
+_KINDS = MappingProxyType({
+    "u8": "u8", "u16": "u16", "u32": "u32", "u64": "u64", "i32": "i32", "ptr": "u64",
+    "handle": "u32", "bool": "u8", "status": "u32",
+})  # fmt: skip
+_PINNED = "params.pMemory"
+# A larger mapping of a program is not followed.
+_MOST_MAPPED = 1 << 28
+
+
+@dataclass
+class _Answers:
+    """A port that says what another process was told, one call at a time."""
+
+    now: RawCall | None = None
+    pages: dict[int, mmap.mmap] = field(default_factory=dict)
+    lists: list[tuple[Record, str, int, bytes]] = field(default_factory=list)
+    after: list[tuple[Record, bytes]] = field(default_factory=list)
+
+    def _value(self) -> int:
+        assert self.now is not None
+        if self.now.value < 0:
+            raise OSError(-self.now.value, "the traced call failed so")
+        return self.now.value
+
+    def open(self, path: str) -> int:
+        return self._value()
+
+    def exists(self, path: str) -> bool:
+        return self.now is not None and self.now.value >= 0
+
+    def close(self, fd: int) -> None:
+        self._value()
+
+    def ioctl(self, fd: int, request: int, argument: Record, inner: Record | None = None) -> None:
+        self._value()
+        for record, name, address, data in self.lists:
+            ctypes.memmove(address, data, len(data))
+            record[name] = address
+        for record, data in self.after:
+            # Addresses are those of here, and the driver changes none.
+            names = [name for held, name, _, _ in self.lists if held is record]
+            names += [_PINNED] if _PINNED in record.struct.fields else []
+            kept = {name: record[name] for name in names}
+            record.view()[: len(data)] = data
+            for name, value in kept.items():
+                record[name] = value
+
+    def _map(self, nbytes: int) -> int:
+        pages = mmap.mmap(-1, nbytes)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        self.pages[address] = pages
+        return address
+
+    def map_device(self, fd: int, nbytes: int) -> int:
+        self._value()
+        return self._map(nbytes)
+
+    def map_memory(self, nbytes: int) -> int:
+        self._value()
+        return self._map(nbytes)
+
+    def unmap(self, address: int, nbytes: int) -> None:
+        self.pages.pop(address, None)
+
+    def view(self, address: int, nbytes: int) -> memoryview:
+        return memoryview((ctypes.c_ubyte * nbytes).from_address(address)).cast("B")
+
+
+class TraceRecorder:
+    """Writes the calls of a traced program to a file; `close` ends it."""
+
+    def __init__(self, path: str, tables: VendorTables) -> None:
+        self._tables = tables
+        self._answers = _Answers()
+        self._port = RecordingPort(cast("Port", self._answers), path, "traced")
+        release = release_for(tables.version)
+        self._structs = {one.name: one for one in release.structs.values()}
+        self._mapped: dict[int, tuple[int, int]] = {}
+
+    def take(self, raw: RawCall) -> None:
+        """Write one call."""
+        self._answers.now = raw
+        # An error is in the file as well.
+        with contextlib.suppress(OSError):
+            self._put(raw)
+
+    def close(self) -> None:
+        """Write what is left."""
+        self._port.close_trace()
+
+    def _put(self, raw: RawCall) -> None:
+        if raw.call == "open":
+            self._port.open(raw.node)
+        elif raw.call == "exists":
+            self._port.exists(raw.node)
+        elif raw.call == "close":
+            self._port.close(raw.fd)
+        elif raw.call == "mmap" and raw.arguments[1] <= _MOST_MAPPED:
+            nbytes = raw.arguments[1]
+            here = (self._port.map_device(raw.fd, nbytes) if raw.fd >= 0
+                    else self._port.map_memory(nbytes))  # fmt: skip
+            self._mapped[raw.value] = (here, nbytes)
+        elif raw.call == "munmap" and raw.arguments[0] in self._mapped:
+            here, nbytes = self._mapped.pop(raw.arguments[0])
+            self._port.unmap(here, nbytes)
+        elif raw.call == "ioctl" and raw.blocks:
+            self._ioctl(raw)
+
+    def _ioctl(self, raw: RawCall) -> None:
+        blocks = {one.role: one for one in raw.blocks[:2]}
+        argument = self._record(blocks["argument"])
+        inner = self._record(blocks["params"]) if "params" in blocks else None
+        answers = self._answers
+        answers.after = [(argument, blocks["argument"].after)]
+        if inner is not None:
+            answers.after.append((inner, blocks["params"].after))
+        answers.lists, held = [], []
+        for one in raw.blocks[2:]:
+            if inner is not None and one.role in inner.struct.fields:
+                memory = ctypes.create_string_buffer(one.before, len(one.before))
+                held.append(memory)
+                inner[one.role] = ctypes.addressof(memory)
+                row = (inner, one.role, ctypes.addressof(memory), one.after or one.before)
+                answers.lists.append(row)
+        self._port.ioctl(raw.fd, raw.arguments[1], argument, inner)
+
+    def _record(self, block: CallBlock) -> Record:
+        """Return the bytes of a block as the runtime's record, its addresses those of here."""
+        struct = self._structs.get(block.struct) or self._alike(block) or self._made(block)
+        count = max(len(block.before) // struct.nbytes, 1)
+        record = Record(struct, count)
+        record.view()[: len(block.before)] = block.before[: record.nbytes]
+        if _PINNED in struct.fields:
+            record[_PINNED] = self._address(record[_PINNED])
+        return record
+
+    def _alike(self, block: CallBlock) -> Struct | None:
+        """Return the runtime's struct that another class's has for a double under its own name."""
+        end = block.struct.partition("_CTRL_")[2]
+        for name, struct in self._structs.items():
+            if end and name.endswith(f"_CTRL_{end}") and struct.nbytes == len(block.before):
+                return struct
+        return None
+
+    def _address(self, address: int) -> int:
+        for base, (here, nbytes) in self._mapped.items():
+            if base <= address < base + nbytes:
+                return here + address - base
+        return address
+
+    def _made(self, block: CallBlock) -> Struct:
+        """Return a struct of the headers that the runtime has no use for."""
+        layout = self._tables.struct(block.struct)
+        nbytes = layout.nbytes if layout is not None else max(len(block.before), 1)
+        fields: dict[str, Field] = {}
+        if layout is None:
+            fields["bytes"] = Field("bytes", 0, f"bytes[{nbytes}]", nbytes)
+        else:
+            _flatten(self._tables, block.struct, "", 0, fields)
+        made = Struct(block.struct or f"bytes{nbytes}", "vendor", nbytes, fields)
+        if block.struct:
+            self._structs[block.struct] = made
+        return made
+
+
+def _flatten(
+    tables: VendorTables, name: str, prefix: str, base: int, fields: dict[str, Field]
+) -> None:
+    """Add a struct's fields with dotted names, arrays as bytes."""
+    layout = tables.struct(name)
+    for row in layout.members if layout is not None else ():
+        label, offset = f"{prefix}{row.name}", base + row.offset
+        nbytes = tables.nbytes(row.kind) * row.count
+        if row.kind not in SCALARS and row.count == 1:
+            _flatten(tables, row.kind, label + ".", offset, fields)
+        elif row.count == 1 and row.kind in _KINDS:
+            fields[label] = Field(label, offset, _KINDS[row.kind], nbytes)
+        elif nbytes:
+            fields[label] = Field(label, offset, f"bytes[{nbytes}]", nbytes)
