@@ -45,6 +45,8 @@ class TracedThread:
     entered: px.Syscall | None = None
     began: float = 0.0
     mark: object = None
+    # Where the last system call returned to.
+    pointer: int = 0
 
 
 class Watcher(Protocol):
@@ -68,6 +70,10 @@ class Watcher(Protocol):
 
     def gone(self, process: TracedProcess) -> None:
         """Take note of the end of a process, whose memory is no more."""
+        ...
+
+    def signalled(self, thread: TracedThread, number: int) -> int:
+        """Return the signal to deliver in place of one that a thread got, 0 for none."""
         ...
 
     def idle(self) -> None:
@@ -234,15 +240,11 @@ class ProgramFollower:
             elif event == px.EVENT_EXEC:
                 self._exec(thread, self._ptrace.message(tid))
             elif not event:
-                deliver = self.signalled(thread, number)
+                deliver = self.watcher.signalled(thread, number)
             self._go_on(thread, deliver)
         except ProcessLookupError:
             # Killed between its stop and our request; its end comes by itself.
             pass
-
-    def signalled(self, thread: TracedThread, number: int) -> int:
-        """Return the signal to deliver in place of one that a thread got."""
-        return number
 
     def _go_on(self, thread: TracedThread, deliver: int) -> None:
         whole = self._attached or thread.entered is not None
@@ -252,6 +254,7 @@ class ProgramFollower:
         call = self._ptrace.syscall(thread.tid)
         if call is None:
             return
+        thread.pointer = call.pointer
         if call.kind == 2:
             entered, thread.entered = thread.entered, None
             if entered is not None:

@@ -54,6 +54,7 @@ class _Space:
     here: dict[Handle, list[tuple[int, int, int]]] = field(default_factory=dict)
     there: list[tuple[int, int, Handle, int]] = field(default_factory=list)
     rings: dict[Handle, _Ring] = field(default_factory=dict)
+    doorbells: set[Handle] = field(default_factory=set)
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,12 @@ class SubmissionReader:
         space = self.spaces.pop(pid, None)
         for ring in space.rings.values() if space is not None else ():
             self._ended(ring)
+
+    def is_doorbell(self, raw: RawCall) -> bool:
+        """Whether a mapping that was not learnt of yet shows a doorbell."""
+        space = self.spaces.get(raw.pid)
+        prepared = space.prepared.get(raw.fd) if space is not None and raw.call == "mmap" else None
+        return prepared is not None and space is not None and prepared[0] in space.doorbells
 
     def learn(self, call: DriverCall) -> None:
         """Take from a call what it says of channels and memory."""
@@ -133,6 +140,8 @@ class SubmissionReader:
             space.there.append((of("dmaOffset"), of("length"), memory, of("offset")))
         elif call.verb == "NV_ESC_RM_FREE":
             self._freed(space, (client, handle))
+        elif call.verb == "NV_ESC_RM_ALLOC" and "_USERMODE_" in call.subject:
+            space.doorbells.add((client, handle))
         elif call.verb == "NV_ESC_RM_ALLOC" and "CHANNEL_GPFIFO" in call.subject:
             self._channel(space, call, client, handle)
 

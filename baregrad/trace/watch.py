@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from baregrad.runtime.nvidia.abi.vendor import VendorTables
 from baregrad.trace.calls import RawCall, capture, read_again, request_of
 from baregrad.trace.engine import TracedProcess, TracedThread
+from baregrad.trace.exact import DoorbellTrap
 from baregrad.trace.memory import MappedFile, mappings, node_of
 from baregrad.trace.ptrace import OPENS, STATS, Syscall
 from baregrad.trace.recording import TraceRecorder
@@ -40,6 +42,7 @@ class DriverWatch:
     nodes: Mapping[str, str] = field(default_factory=dict)
     rings: SubmissionReader | None = None
     recorder: TraceRecorder | None = None
+    trap: DoorbellTrap | None = None
     _processes: dict[int, _Seen] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,12 +62,16 @@ class DriverWatch:
         seen = _Seen()
         if known is not None:
             seen = _Seen(set(known.open), list(known.mapped), known.files)
+            if self.trap is not None and parent is not None:
+                self.trap.inherit(process.pid, parent.pid)
         self._processes[process.pid] = seen
         if self.rings is not None:
             self.rings.process(process.pid, process.memory.read)
 
     def became(self, process: TracedProcess) -> None:
         """Forget what an exec undoes."""
+        if self.trap is not None:
+            self.trap.forget(process.pid)
         self._processes[process.pid] = _Seen()
         if self.rings is not None:
             self.rings.process(process.pid, process.memory.read)
@@ -74,6 +81,12 @@ class DriverWatch:
         if self.rings is not None:
             self.rings.gone(process.pid)
         self._processes.pop(process.pid, None)
+
+    def signalled(self, thread: TracedThread, number: int) -> int:
+        """Keep back what a store to a closed doorbell caused."""
+        if number == signal.SIGSEGV and self.trap is not None and self.trap.caught(thread):
+            return 0
+        return number
 
     def idle(self) -> None:
         """Look at the rings."""
@@ -125,6 +138,8 @@ class DriverWatch:
         raw.blocks = read_again(thread.process.memory.read, raw.blocks)
         if value >= 0:
             self._keep(seen, raw)
+            if self.trap is not None:
+                self._guard(self.trap, thread, raw)
         if self.recorder is not None:
             self.recorder.take(raw)
         if raw.call != "exists" and (raw.call != "mmap" or raw.fd >= 0):
@@ -141,6 +156,13 @@ class DriverWatch:
         elif raw.call == "munmap":
             begin, end = raw.arguments[0], raw.arguments[0] + raw.arguments[1]
             seen.mapped = [row for row in seen.mapped if not begin <= row[0] < row[1] <= end]
+
+    def _guard(self, trap: DoorbellTrap, thread: TracedThread, raw: RawCall) -> None:
+        """Close a doorbell that was just mapped, and forget one that was unmapped."""
+        if raw.call == "munmap":
+            trap.forget(raw.pid, raw.arguments[0], raw.arguments[0] + raw.arguments[1])
+        elif self.rings is not None and self.rings.is_doorbell(raw):
+            trap.arm(thread, raw.value, raw.arguments[1], thread.pointer)
 
     def _library(self, seen: _Seen, thread: TracedThread, call: Syscall) -> str:
         """Return the file that made a call: whose code the first address on the stack is in.

@@ -72,3 +72,8 @@ def test_it_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
         dispatch.main(["trace", "--help"])
     assert ended.value.code == 0
     assert "--allowlist" in capsys.readouterr().out
+
+
+def test_exact_needs_a_program_that_begins() -> None:
+    with pytest.raises(SystemExit):
+        command.main(["--exact", "--pid", "1"])

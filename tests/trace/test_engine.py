@@ -63,6 +63,9 @@ class Notes:
     def gone(self, process: TracedProcess) -> None:
         self.gone_.append(process.pid)
 
+    def signalled(self, thread: TracedThread, number: int) -> int:
+        return number
+
     def idle(self) -> None:
         pass
 
