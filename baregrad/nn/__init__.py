@@ -33,6 +33,7 @@ from baregrad.nn.activations import (
 )
 from baregrad.nn.attention import MultiheadAttention
 from baregrad.nn.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d
+from baregrad.nn.float8 import Float8Linear, to_float8
 from baregrad.nn.layers import (
     Dropout,
     Dropout1d,
@@ -159,6 +160,7 @@ __all__ = [
     "Dropout3d",
     "Embedding",
     "Flatten",
+    "Float8Linear",
     "Fold",
     "GRUCell",
     "GaussianNLLLoss",
@@ -234,4 +236,5 @@ __all__ = [
     "init",
     "load_state_dict",
     "parameter",
+    "to_float8",
 ]
