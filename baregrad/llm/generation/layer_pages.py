@@ -116,6 +116,15 @@ class StepPlaces:
     table: Tensor
     positions: Tensor
 
+    @classmethod
+    def of_chunk(cls, table: Tensor, first: Any, count: Any) -> StepPlaces:
+        """Return the places of `count` tokens of one sequence, the first of them at `first`.
+
+        They are numbers that kernels compute, so that attention leaves out keys that none sees.
+        """
+        return cls(table, Tensor.arange(first, first + count, dtype=dtypes.int32,
+                                        device=table.device))  # fmt: skip
+
     @property
     def is_one_sequence(self) -> bool:
         """Whether all tokens are of one sequence."""

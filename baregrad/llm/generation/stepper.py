@@ -120,6 +120,7 @@ class Stepper:
         self._device = device
         self._row_count = variable("rows", 1, rows)
         self._token_count = variable("tokens", 1, chunk)
+        self._first = variable("first", 0, context - 1)
         self._page_count = variable("pages", 1, self.table_width)
         self._table: tuple[Any, Tensor] | None = None
         self._every_bit = np.full((rows, -(-words // 32)), -1, np.int32)
@@ -158,7 +159,7 @@ class Stepper:
         count = len(tokens)
         if not 1 <= count <= self.chunk:
             raise ArgumentError("tokens of a chunk", found=count, wanted=f"1 to {self.chunk}")
-        common = self._chunk(pages, tokens, range(start, start + count))
+        common = self._chunk(pages, tokens)
         bound = self._chunk_sizes(start, count)
         if choice is None:
             self._chunk_step(*common, *bound)
@@ -185,7 +186,7 @@ class Stepper:
         if not 1 <= count <= min(self.chunk, SCORED) or count != len(following):
             raise ArgumentError("tokens of a chunk", found=count, wanted=f"1 to {SCORED}")
         found = self._score_steps[1 if most <= 1 else MOST_LOGPROBS](
-            *self._chunk(pages, tokens, range(start, start + count), following),
+            *self._chunk(pages, tokens, following),
             *self._chunk_sizes(start, count),
         )
         return StepResult(*(each.numpy() for each in found))
@@ -198,9 +199,13 @@ class Stepper:
         words[:, : len(rows[0])] = rows
         return self._tensor(table), self._tensor(words)
 
-    def _chunk_sizes(self, start: int, count: int) -> tuple[Any, Any]:
-        """The tokens of a chunk and the pages up to its end, bound."""
-        return bind(self._token_count, count), bind(self._page_count, pages_of(start + count))
+    def _chunk_sizes(self, start: int, count: int) -> tuple[Any, Any, Any]:
+        """Where a chunk begins, its tokens, and the pages up to its end, bound."""
+        pages = pages_of(start + count)
+        return (
+            bind(self._first, start), bind(self._token_count, count),
+            bind(self._page_count, pages),
+        )
 
     # --- the jitted functions --------------------------------------------------------------------
 
@@ -225,11 +230,10 @@ class Stepper:
 
         def last_step(
             table: Tensor, words: Tensor, control: Tensor, extras: tuple[Tensor, ...], edits: Any,
-            count: Any, pages: Any,
+            first: Any, count: Any, pages: Any,
         ) -> list[Tensor]:
-            words, positions = words[0, :count], words[1, :count]
-            places = StepPlaces(table[:pages], positions)
-            hidden = decoder(words, positions, views(layers, places))
+            places = StepPlaces.of_chunk(table[:pages], first, count)
+            hidden = decoder(words[0, :count], places.positions, views(layers, places))
             scores = decoder.logits(hidden[count - 1 : count])
             return _choose(scores, control[:, _FIRST:], mode, extras, edits, 1)
 
@@ -238,19 +242,21 @@ class Stepper:
     def _chunk_function(self) -> Callable[..., None]:
         decoder, layers = self.decoder, self.cache.layers
 
-        def chunk_step(table: Tensor, words: Tensor, count: Any, pages: Any) -> None:
-            words, positions = words[0, :count], words[1, :count]
-            decoder(words, positions, views(layers, StepPlaces(table[:pages], positions)))
+        def chunk_step(table: Tensor, words: Tensor, first: Any, count: Any, pages: Any) -> None:
+            places = StepPlaces.of_chunk(table[:pages], first, count)
+            decoder(words[0, :count], places.positions, views(layers, places))
 
         return chunk_step
 
     def _score_function(self, most: int) -> Callable[..., list[Tensor]]:
         decoder, layers = self.decoder, self.cache.layers
 
-        def score_step(table: Tensor, words: Tensor, count: Any, pages: Any) -> list[Tensor]:
-            words, positions, following = words[0, :count], words[1, :count], words[2, :count]
-            places = StepPlaces(table[:pages], positions)
-            scores = decoder.logits(decoder(words, positions, views(layers, places)))
+        def score_step(
+            table: Tensor, words: Tensor, first: Any, count: Any, pages: Any
+        ) -> list[Tensor]:
+            places = StepPlaces.of_chunk(table[:pages], first, count)
+            words, following = words[0, :count], words[1, :count]
+            scores = decoder.logits(decoder(words, places.positions, views(layers, places)))
             return _listed(with_logprobs(scores.contiguous(), following, most))
 
         return score_step

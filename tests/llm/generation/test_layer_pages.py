@@ -10,6 +10,10 @@ import pytest
 
 from baregrad import Tensor, bind, jit, variable
 from baregrad.base.errors import ArgumentError
+from baregrad.base.options import options
+from baregrad.dtypes import dtypes
+from baregrad.graph import canonicalise
+from baregrad.kernel.facts.stream_facts import stream_facts
 from baregrad.llm.generation.layer_pages import (
     LayerPages,
     PagedLayer,
@@ -17,6 +21,9 @@ from baregrad.llm.generation.layer_pages import (
     row_nbytes,
 )
 from baregrad.llm.models.traits import CacheRow
+from baregrad.schedule import make_plan
+from tests.graph.graphs.gpu_graphs import HOPPER
+from tests.graph.streams.test_passes import graph_of
 
 PAGES, HEADS, GROUPS, WIDTH, LENGTH = 24, 4, 2, 32, 130
 RNG = np.random.default_rng(0)
@@ -125,3 +132,24 @@ def test_sizes_and_refusals() -> None:
         LayerPages(2, CacheRow(1, 32, 32, False), "q3")
     with pytest.raises(ArgumentError, match="width 20"):
         LayerPages(2, CacheRow(1, 20, 20, False), "q8_0")
+
+
+def test_attention_of_a_chunk_leaves_out_keys_that_none_of_its_tokens_sees() -> None:
+    first, count, pages = (
+        variable(name, least, most)
+        for name, least, most in (("first", 0, 127), ("tokens", 1, 64), ("pages", 1, 12))
+    )
+    with options.override(device="NULL"):
+        layer = LayerPages(12, CacheRow(2, 64, 64, False), "bf16")
+        table = Tensor.zeros(12, dtype=dtypes.int32).contiguous().realize()
+        query = Tensor.zeros(64, 4, 64, dtype=dtypes.bfloat16).contiguous().realize()
+        rows = Tensor.zeros(2, 64, 2, 64, dtype=dtypes.bfloat16).contiguous().realize()
+        places = StepPlaces.of_chunk(table[:pages], first, count)
+        mixed = PagedLayer(layer, places).attend(
+            query[:count], rows[0][:count], rows[1][:count], scale=0.125
+        )
+        sink = graph_of(mixed, [table, query, rows])
+    plan = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER)
+    found = [facts for kernel in plan.kernels if (facts := stream_facts(kernel)) is not None]
+    (limit,) = [facts.limit for facts in found if facts.row is not None]
+    assert limit is not None and limit[1:] == (1, 1)
