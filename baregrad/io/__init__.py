@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baregrad.io.onnx import load_onnx
+from baregrad.io.onnx import load_onnx, save_onnx
 from baregrad.io.tensors import load_torch, safe_load, safe_save
 
-__all__ = ["load_onnx", "load_torch", "safe_load", "safe_save"]
+__all__ = ["load_onnx", "load_torch", "safe_load", "safe_save", "save_onnx"]

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+
+from baregrad import Tensor, bind, io, nn, variable
+from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
+from tests.io.onnx.models import by_onnxruntime
+
+rng = np.random.default_rng(0)
+
+
+def array(*shape: int) -> np.ndarray:
+    return rng.standard_normal(shape).astype(np.float32)
+
+
+def agree(function, path, *arrays: np.ndarray, tolerance: float = 1e-4) -> onnx.ModelProto:
+    """What is exported gives in onnxruntime, and loaded again here, what the function gives."""
+    io.save_onnx(function, [Tensor(one) for one in arrays], path)
+    for _ in range(2):
+        given = {f"x{at}": one for at, one in enumerate(arrays)}
+        wanted = function(*map(Tensor, arrays))
+        wanted = [wanted] if isinstance(wanted, Tensor) else list(wanted)
+        theirs = by_onnxruntime(path, given)
+        ours = list(io.load_onnx(path)(given).values())
+        for one, other, again in zip(wanted, theirs, ours, strict=True):
+            array = one.numpy()
+            assert other.dtype == array.dtype
+            assert other.shape == array.shape
+            np.testing.assert_allclose(other, array, tolerance, tolerance)
+            np.testing.assert_allclose(again.numpy(), array, tolerance, tolerance)
+        # Other values of the same shapes: nothing of the examples is baked in.
+        arrays = tuple(
+            rng.permutation(one.reshape(-1)).reshape(one.shape) for one in arrays
+        )
+    return onnx.load(path)
+
+
+def test_a_network_of_layers(tmp_path) -> None:
+    net = nn.Sequential(nn.Linear(6, 8), nn.GELU(), nn.LayerNorm(8), nn.Linear(8, 3))
+    model = agree(lambda x: net(x).softmax(-1), tmp_path / "net.onnx", array(5, 6))
+    assert "Einsum" in {one.op_type for one in model.graph.node}
+    assert [one.name for one in model.graph.output] == ["y0"]
+
+
+def test_convolutions(tmp_path) -> None:
+    first, second = nn.Conv2d(3, 4, 3, stride=2, padding=1), nn.Conv2d(4, 4, 3, groups=2)
+
+    def function(x: Tensor) -> Tensor:
+        return second(first(x).relu().max_pool2d(2)).mean((2, 3))
+
+    agree(function, tmp_path / "conv.onnx", array(2, 3, 13, 14))
+
+
+def test_attention(tmp_path) -> None:
+    def function(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return q.scaled_dot_product_attention(k, v, is_causal=True)
+
+    agree(function, tmp_path / "a.onnx", array(2, 4, 5, 8), array(2, 4, 5, 8), array(2, 4, 5, 8))
+
+
+def test_movement_and_integers(tmp_path) -> None:
+    def function(x: Tensor, index: Tensor) -> tuple[Tensor, ...]:
+        padded = x.pad([1, 2], value=3.0).flip(0)
+        return (
+            padded[:, ::2].T, Tensor.cat([x, x * 2], dim=1).cumsum(1), x.index_select(1, index),
+            index // 3, index % 3, (x > 0).any(1), x.trunc(), x.argmax(1), x.argmin(0),
+            x.scatter_add(1, index.expand(4, 3), x[:, :3]),
+        )  # fmt: skip
+
+    agree(function, tmp_path / "m.onnx", array(4, 6), np.array([5, 0, 2]))
+
+
+def test_inputs_and_outputs_by_name(tmp_path) -> None:
+    path = tmp_path / "named.onnx"
+    io.save_onnx(lambda left, right: {"total": left + right}, {
+        "left": Tensor(array(3)), "right": Tensor(array(3)),
+    }, path)  # fmt: skip
+    loaded = io.load_onnx(path)
+    assert (list(loaded.inputs), list(loaded.outputs)) == (["left", "right"], ["total"])
+    a, b = array(3), array(3)
+    np.testing.assert_array_equal(loaded(left=a, right=b)["total"].numpy(), a + b)
+
+
+def test_what_cannot_be_exported_is_refused(tmp_path) -> None:
+    path = tmp_path / "none.onnx"
+    x = Tensor(array(4))
+    with pytest.raises(ArgumentError, match="computes values of its inputs"):
+        io.save_onnx(lambda x: x * x.sum().item(), [x], path)
+    with pytest.raises(UnsupportedError, match="SORT"):
+        io.save_onnx(lambda x: x.sort()[0], [x], path)
+    with pytest.raises(ShapeError, match="symbolic"):
+        io.save_onnx(lambda x: x[: bind(variable("n", 1, 4), 2)] * 2, [x], path)
+    assert not path.exists()
