@@ -1,7 +1,7 @@
 """Reductions made smaller: over repeated elements, over constants, over one element, over none.
 
-`sum(EXPAND(x)) -> n * sum(x)` and its like; the place of a maximum is not looked for where nobody
-wants it. (A sum of sums is merged while fusing, where it is
+`sum(EXPAND(x)) -> n * sum(x)` and its like; results that are alike are made once; the place of a
+maximum is not looked for where nobody wants it. (A sum of sums is merged while fusing, where it is
 known that nobody else wants the inner one.)
 """
 

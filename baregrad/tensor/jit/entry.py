@@ -346,7 +346,7 @@ class Entry:
         for tensor, was_none in self.gradients.held:
             if (tensor.grad is None) is not was_none:
                 return True
-        return is_stale(self.state)
+        return bool(self.state) and is_stale(self.state)
 
     @property
     def changes_what_is_given(self) -> bool:

@@ -78,7 +78,9 @@ class Jit(Generic[P, R]):
                 handles = last.handles(args, session, settings)
                 if handles is not None and not last.entry.is_stale():
                     self.replays += 1
-                    return cast(R, last.entry.play_again(args, handles))
+                    # What is called here counts: every call comes this way.
+                    found: R = last.entry.play_again(args, handles)
+                    return found
         with self.lock:
             return self._call(session, settings, Call(args, kwargs))
 
