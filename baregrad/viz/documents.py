@@ -20,7 +20,7 @@ from baregrad.ir.analysis.outline import outline
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.text.dump import dump
 from baregrad.kernel import choose, lower
-from baregrad.viz.recording import Computation, Recording, Step
+from baregrad.viz.recording import Computation, Recording, ShownLaunch
 
 # Attributes are shown up to this length; what is longer is cut, with a mark.
 _ATTRIBUTE = 400
@@ -46,7 +46,7 @@ class RecordedDocuments:
         self._made: dict[str, bytes] = {}
         self._lock = threading.RLock()
         self._numbers: dict[Node, int] = {}
-        self._kernels: dict[Node, tuple[int, Step]] = {}
+        self._kernels: dict[Node, tuple[int, ShownLaunch]] = {}
         for computation in recording.computations:
             for step in computation.steps:
                 kernel = step.found.kernel
@@ -168,7 +168,7 @@ class RecordedDocuments:
             ],
         }
 
-    def _step(self, step: Step) -> Any:
+    def _step(self, step: ShownLaunch) -> Any:
         work = work_of(step.found)
         return {
             "kernel": self._kernels[step.found.kernel][0], "name": step.found.kernel.arg.name,

@@ -33,7 +33,7 @@ class Rewrite:
 
 
 @dataclass(frozen=True, slots=True)
-class Pass:
+class ShownPass:
     """The graph that a pass left behind, or that the user's code built."""
 
     name: str
@@ -42,7 +42,7 @@ class Pass:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ShownLaunch:
     """One launch of a plan: its kernel, the user's line, and the least time that it can take."""
 
     found: Found
@@ -60,10 +60,10 @@ class Computation:
     the last graph stands for in the first. runs: how often it ran.
     """
 
-    passes: list[Pass]
+    passes: list[ShownPass]
     rewrites: list[Rewrite]
     plan: Plan
-    steps: list[Step]
+    steps: list[ShownLaunch]
     lines: Mapping[Node, str]
     origins: Mapping[Node, Node]
     runs: int = 1
@@ -131,18 +131,18 @@ def _computation(run: Any, session: Session, recording: Recording) -> Computatio
     origins: dict[Node, Node] = {}
     canonicalise(sink, origins, target)
     steps = [_step(run, session, launch, recording) for launch in plan.steps]
-    passes = [Pass(*one) for one in graph_stages(sink, target)]
+    passes = [ShownPass(*one) for one in graph_stages(sink, target)]
     lines = _lines(program, origins, session)
     return Computation(passes, rewrites, plan, steps, lines, origins)
 
 
-def _step(run: Any, session: Session, launch: Any, recording: Recording) -> Step:
+def _step(run: Any, session: Session, launch: Any, recording: Recording) -> ShownLaunch:
     where = session.where(run.program, launch)
     found = Found(launch.kernel, run.program.variables, where)
     writes = tuple(launch.buffers[one] for one in launch.writes)
     written = set(launch.writes)
     reads = tuple(one for at, one in enumerate(launch.buffers) if at not in written)
-    return Step(found, reads, writes, least_ns(found, recording), tuple(launch.origins))
+    return ShownLaunch(found, reads, writes, least_ns(found, recording), tuple(launch.origins))
 
 
 def least_ns(found: Found, recording: Recording) -> float:

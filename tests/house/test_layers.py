@@ -28,7 +28,7 @@ RANKS = {
     "tensor": 6, "profiling": 6,
     "nn": 7, "optim": 7, "io": 7, "data": 7,
     "": 7.5,
-    "llm": 8,
+    "llm": 8, "bridges": 8,
     "apps": 9, "cli": 9, "testing": 9, "trace": 9, "viz": 9, "__main__": 10,
 }
 # Beyond the ranks: a kernel is lowered by a schedule, which is a value of that room.
@@ -42,7 +42,7 @@ FACE = "baregrad"
 ALWAYS_THERE = frozenset(sys.stdlib_module_names) | {"numpy", "baregrad"}
 # Those that functions may import when they need them.
 LATE = {
-    "llvmlite", "tokenizers", "elftools", "sklearn", "torch",
+    "llvmlite", "tokenizers", "elftools", "sklearn", "torch", "functorch",
     "jinja2", "llguidance", "llama_cpp", "starlette", "uvicorn", "lm_eval", "ray",
     "ml_dtypes",
 }

@@ -1,0 +1,6 @@
+"""Other frameworks' programs on our compiler: PyTorch's graphs as they come out of its tracer.
+
+`torch_backend` is what `torch.compile(model, backend="baregrad")` finds, `torch_graph` runs one
+traced graph, `torch_memory` lends tensors to each side without copies, `aten` has a function of
+ours for each of PyTorch's operators.
+"""

@@ -1,0 +1,131 @@
+"""Running one graph of PyTorch's operators as a jitted function of ours."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from baregrad.base.errors import UnsupportedDevice
+from baregrad.bridges.aten import OPERATORS, Operator
+from baregrad.bridges.torch_memory import give, lend
+from baregrad.engine.session import current_session
+from baregrad.tensor import Tensor
+from baregrad.tensor.jit.jit import jit
+
+
+def missing(graph: Any) -> Counter[str]:
+    """How often a traced graph calls each operator that we have no function for."""
+    found: Counter[str] = Counter()
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and _operator(node.target) is None:
+            found[_name(node.target)] += 1
+    return found
+
+
+def _name(target: Any) -> str:
+    return str(target) if hasattr(target, "overloadpacket") else getattr(target, "__name__", "?")
+
+
+def _operator(target: Any) -> Operator | None:
+    if not hasattr(target, "overloadpacket"):
+        # Python's own functions of sizes and of tuples; PyTorch's other functions take tensors.
+        module = getattr(target, "__module__", "")
+        return target if module in ("_operator", "math", "builtins") else None
+    packet = str(target.overloadpacket).rpartition(".")[2]
+    return OPERATORS.get(f"{packet}.{target._overloadname}") or OPERATORS.get(packet)
+
+
+class TorchGraph:
+    """A traced graph that computes with our kernels; called with and returning PyTorch's tensors.
+
+    Numbers among the arguments (sizes that change) are part of what a call is known by: each set of
+    them has a capture of its own. calls: how often it ran.
+    """
+
+    def __init__(self, graph: Any) -> None:
+        self.calls = 0
+        self._nodes = list(graph.graph.nodes)
+        self._constants = {
+            node.target: _attribute(graph, node.target)
+            for node in self._nodes
+            if node.op == "get_attr"
+        }
+        self._jitted: dict[tuple[Any, ...], Callable[..., Any]] = {}
+
+    def __call__(self, *arguments: Any) -> list[Any]:
+        """Run the graph."""
+        import torch
+
+        self.calls += 1
+        tensors = [one for one in arguments if isinstance(one, torch.Tensor)]
+        _check(tensors)
+        device = current_session().default_device()
+        numbers = tuple(
+            None if isinstance(one, torch.Tensor) else one for one in arguments
+        )
+        jitted = self._jitted.get(numbers)
+        if jitted is None:
+            jitted = self._jitted[numbers] = self._function(numbers)
+        constants = [lend(one, device) for one in self._constants.values()]
+        results = jitted([lend(one, device) for one in tensors], constants)
+        ours = [one for one in results if isinstance(one, Tensor)]
+        if ours:
+            ours[0].realize(*ours[1:])
+        return [give(one) if isinstance(one, Tensor) else one for one in results]
+
+    def _function(self, numbers: tuple[Any, ...]) -> Callable[..., Any]:
+        """The graph over our tensors, for these numbers in the places of those that are None."""
+
+        def run(tensors: list[Tensor], constants: list[Tensor]) -> list[Any]:
+            left = iter(tensors)
+            arguments = [next(left) if one is None else one for one in numbers]
+            return self._run(arguments, dict(zip(self._constants, constants, strict=True)))
+
+        return jit(run)
+
+    def _run(self, arguments: Sequence[Any], constants: Mapping[str, Tensor]) -> list[Any]:
+        values: dict[Any, Any] = {}
+        left = iter(arguments)
+
+        def known(one: Any) -> Any:
+            if isinstance(one, (list, tuple)):
+                return type(one)(known(each) for each in one)
+            if isinstance(one, dict):
+                return {key: known(each) for key, each in one.items()}
+            return values[one] if type(one).__name__ == "Node" else one
+
+        for node in self._nodes:
+            if node.op == "placeholder":
+                values[node] = next(left)
+            elif node.op == "get_attr":
+                values[node] = constants[node.target]
+            elif node.op == "output":
+                (results,) = node.args
+                several = results if isinstance(results, (list, tuple)) else [results]
+                return [known(one) for one in several]
+            else:
+                function = _operator(node.target)
+                if function is None:
+                    raise UnsupportedDevice("no such operator", found=_name(node.target))
+                arguments_of = tuple(known(one) for one in node.args)
+                named = {key: known(one) for key, one in node.kwargs.items()}
+                values[node] = function(*arguments_of, **named)
+        return []
+
+
+def _attribute(graph: Any, name: str) -> Any:
+    found = graph
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _check(tensors: Sequence[Any]) -> None:
+    """Refuse tensors that lie elsewhere than in host memory. Raises UnsupportedDevice."""
+    for one in tensors:
+        if one.device.type != "cpu":
+            raise UnsupportedDevice(
+                "PyTorch's tensor does not lie on the CPU", found=one.device, wanted="cpu",
+                hint="keep the model on the CPU; `BAREGRAD_DEVICE` says where we compute",
+            )

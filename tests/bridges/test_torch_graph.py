@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from baregrad.base.errors import UnsupportedDevice
+from baregrad.base.options import options
+from baregrad.bridges.torch_graph import TorchGraph, missing
+
+
+def test_a_graph_gives_what_pytorch_does_again_and_again() -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x @ y + 1, x.sum(0)
+
+    graph = make_fx(function)(torch.zeros(3, 4), torch.zeros(4, 5))
+    assert not missing(graph)
+    run = TorchGraph(graph)
+    with options.override(device="CPU"):
+        for seed in range(4):
+            torch.manual_seed(seed)
+            x, y = torch.randn(3, 4), torch.randn(4, 5)
+            for found, wanted in zip(run(x, y), function(x, y), strict=True):
+                torch.testing.assert_close(found, wanted)
+    assert run.calls == 4
+
+
+def test_constants_of_the_graph_are_read() -> None:
+    held = torch.tensor([1.0, 2.0, 3.0])
+    graph = make_fx(lambda x: x * held)(torch.zeros(3))
+    with options.override(device="CPU"):
+        (found,) = TorchGraph(graph)(torch.full((3,), 2.0))
+    assert found.tolist() == [2, 4, 6]
+
+
+def test_operators_that_we_lack_are_counted() -> None:
+    graph = make_fx(lambda x: torch.linalg.det(x) + torch.linalg.det(x + 1))(torch.eye(3))
+    lacking = missing(graph)
+    assert sum(lacking.values()) >= 2
+    assert all("linalg" in name for name in lacking)
+
+
+def test_tensors_elsewhere_are_refused() -> None:
+    graph = make_fx(lambda x: x + 1)(torch.zeros(3))
+    with pytest.raises(UnsupportedDevice, match="does not lie on the CPU"):
+        TorchGraph(graph)(torch.zeros(3, device="meta"))
