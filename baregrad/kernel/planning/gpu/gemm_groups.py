@@ -17,6 +17,7 @@ from baregrad.kernel.planning.gpu.gemm_tiles import (
     Product,
     blocks_of,
     cycles_after,
+    expected,
     held,
 )
 from baregrad.target.gpu import GpuTarget
@@ -100,10 +101,10 @@ def ranked_groups(
     for tile in TILES:
         for slots in range(1 if most == 1 else 2, most + 1):
             times = [_cycles(target, size, tile, slots, words) for size in sizes]
-            known = [time for time in times if time is not None]
-            if len(known) == len(times):
+            time = expected(sizes, times)
+            if time is not None:
                 resident = _resident(target, tile, slots, words)
-                found.append(GroupChoice(tile, slots, sum(known), resident))
+                found.append(GroupChoice(tile, slots, time, resident))
     return sorted(found, key=lambda choice: (choice.cycles, -choice.slots))
 
 

@@ -7,7 +7,8 @@ which several blocks have some at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from math import prod
 from typing import NamedTuple, Protocol
 
 from baregrad.kernel.instructions.mma_sync import M, N
@@ -145,10 +146,10 @@ def ranked_tiles(
 ) -> list[TileChoice]:
     """Tiles and panels that a multiprocessor holds, that of the least time first.
 
-    sizes: that the product may have, the largest first: no tile is best for all, and the time of
-    one product of each counts. gap: elements between the rows of a panel. words: whether copies of
-    both factors go by themselves; what others bring waits in registers. narrow: some copies are of
-    less than the widest access, and there are as many more.
+    sizes: that the product may have, the largest first: no tile is best for all (see `expected`).
+    gap: elements between the rows of a panel. words: whether copies of both factors go by
+    themselves; what others bring waits in registers. narrow: some copies are of less than the
+    widest access, and there are as many more.
     """
     most = MOST_SLOTS if any(words) else 2
     found = [
@@ -177,18 +178,28 @@ def panel_nbytes(tile: WarpTile, panel: int, gap: int) -> int:
                      + max(tile.n * (panel + gap), panel * (tile.n + gap)))  # fmt: skip
 
 
+def expected(sizes: Sequence[Product], times: Iterable[float | None]) -> float | None:
+    """What a product takes that may have these sizes; None where the time of one is not known.
+
+    Each length up to a bound is as likely, so that few are much shorter: a size counts by what
+    there is to multiply.
+    """
+    most = prod(sizes[0][:4])
+    total = 0.0
+    for size, time in zip(sizes, times, strict=True):
+        if time is None:
+            return None
+        total += time * prod(size[:4]) / most
+    return total
+
+
 def _all_cycles(
     target: GpuTarget, sizes: Sequence[Product], tile: WarpTile, slots: int, panel: int, gap: int,
     words: tuple[bool, bool],
 ) -> float | None:
-    """What products of these sizes take together; None where no multiprocessor holds the tile."""
-    total = 0.0
-    for size in sizes:
-        cycles = _cycles(target, size, tile, slots, panel, gap, words)
-        if cycles is None:
-            return None
-        total += cycles
-    return total
+    """What products of these sizes take; None where no multiprocessor holds the tile."""
+    times = [_cycles(target, size, tile, slots, panel, gap, words) for size in sizes]
+    return expected(sizes, times)
 
 
 def _cycles(

@@ -25,6 +25,7 @@ from baregrad.kernel.planning.gpu.gemm_tiles import (
     WarpTile,
     blocks_of,
     cycles_after,
+    expected,
     held,
     panel_nbytes,
 )
@@ -93,9 +94,9 @@ def ranked_unpacked(
                     _cycles(target, size, tile, slots, panel, operations, gap, words)
                     for size in sizes
                 ]
-                known = [time for time in times if time is not None]
-                if len(known) == len(times):
-                    found.append(UnpackedChoice(tile, slots, sum(known), panel))
+                time = expected(sizes, times)
+                if time is not None:
+                    found.append(UnpackedChoice(tile, slots, time, panel))
     return sorted(found, key=lambda choice: choice.cycles)
 
 
