@@ -203,16 +203,20 @@ def quantised_rows(x: Tensor, block: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def byte_linear(x: Tensor, blocks: Tensor, name: str) -> Tensor:
-    """Rows (..., width) of float32 times a matrix of blocks (out, blocks, nbytes): (..., out)."""
-    out, count, nbytes = blocks.shape
+    """Rows (..., width) of float32 times matrices of blocks (..., out, blocks, nbytes): (..., out).
+
+    There is a matrix for each row, or one for all; axes may be 1 in either, as in any product.
+    """
+    *stack, out, count, nbytes = blocks.shape
     size = x.shape[-1] // count
     codes, step, kept = quantised_rows(x, size)
     if size == SMALL_BLOCK and count % 2 == 0:
         # Words of two blocks lie side by side in a vector.
         count //= 2
-        blocks = blocks.reshape(out, count, 2, nbytes)
+        blocks = blocks.reshape(*stack, out, count, 2, nbytes)
     held = CODES[name](blocks)
-    lead, groups, chain = x.shape[:-1], held.scale.shape[2:], held.words.shape[-2]
+    lead, groups = x.shape[:-1], held.scale.shape[len(stack) + 2 :]
+    chain = held.words.shape[-2]
     rows, places = len(lead), range(len(lead) + 1, len(lead) + 1 + len(groups))
     # The links of a chain lie apart, the words of neighbouring groups side by side.
     codes = codes.reshape(*lead, count, *groups, chain, WORDS * WORD)

@@ -208,6 +208,19 @@ class PackedWeight:
         result: Tensor = x @ matrix
         return result
 
+    def each(self, x: Tensor) -> Tensor:
+        """Return rows `x` (..., in) each times a matrix of its own: (..., out), in their dtype.
+
+        The weight is a stack (..., out, in), whose leading axes are those of `x`, or 1. Rows are
+        rounded as `linear` rounds them.
+        """
+        if not (self.is_exact or x.requires_grad) and self._has_words():
+            return byte_linear(
+                x.cast(dtypes.float32), self._byte_blocks(), self.type.name
+            ).cast(x.dtype)
+        found: Tensor = (x.unsqueeze(-2) @ self.dense(x.dtype).mT).squeeze(-2)
+        return found
+
     def _times(self, vector: Tensor) -> Tensor:
         """The products (1, ..., out) of a lone row (1, ..., in) in float32."""
         found: Tensor = vector @ self.dense().T

@@ -75,14 +75,14 @@ class Experts:
     def __call__(self, x: Tensor) -> Tensor:
         """Return (T, width) of (T, width)."""
         index, shares = self.routes(x)
-        each = x.unsqueeze(1).unsqueeze(1)
-        wide = _product(each, self.up.at(index))
+        each = x.unsqueeze(1)
+        wide = self.up.at(index).each(each)
         if self.gate is not None:
-            wide = gate(self.kind, _product(each, self.gate.at(index))) * wide
+            wide = gate(self.kind, self.gate.at(index).each(each)) * wide
         else:
             hidden = self.traits.hidden
             wide = gate(self.kind, wide[..., :hidden]) * wide[..., hidden:]
-        parts = _product(wide, self.down.at(index)).squeeze(2)
+        parts = self.down.at(index).each(wide)
         found = (parts * shares.unsqueeze(-1).cast(x.dtype)).sum(1)
         if self.shared is None:
             return found
@@ -125,9 +125,3 @@ def _best(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
         found = x.topk(count, -1)
         return found[0], found[1]
     return x, Tensor.arange(count, device=x.device).expand(*x.shape)
-
-
-def _product(x: Tensor, matrices: PackedWeight) -> Tensor:
-    """(T, 1 or used, 1, in) and matrices (T, used, out, in) -> (T, used, 1, out)."""
-    found: Tensor = x @ matrices.dense(x.dtype).mT
-    return found

@@ -66,6 +66,11 @@ class ScaledWeight(PackedWeight):
         """Nothing asks a scaled weight for its rows: files are written without the scale."""
         raise CompilerBug("rows of a scaled weight", found=repr(self))
 
+    def each(self, x: Tensor) -> Tensor:
+        """Return rows each times a matrix of its own (see `PackedWeight`)."""
+        product, scale = self.weight.each(x), self.scale.cast(x.dtype)
+        return product * scale.reshape(*scale.shape, *[1] * (product.ndim - scale.ndim))
+
     def linear(self, x: Tensor, *, exact: bool = False, wide: bool = False) -> Tensor:
         """Return `x` (..., in) times the transposed matrix (see `PackedWeight`)."""
         product = self.weight.linear(x, exact=exact, wide=wide)

@@ -118,6 +118,23 @@ def test_a_row_has_the_same_bits_whatever_the_number_of_rows(name: str) -> None:
         np.testing.assert_array_equal(found, alone[:rows])
 
 
+@pytest.mark.parametrize("name", ["Q4_1", "Q8_0", "Q6_K"])
+def test_rows_may_have_matrices_of_their_own(name: str) -> None:
+    width, row = 512, by_name(name)
+    packed = np.stack([random_rows(row, ROWS, width, seed) for seed in range(3)])
+    stack = PackedWeight(row, (3, ROWS, width), Tensor(packed))
+    x = rows_of(4, width).reshape(2, 2, width)
+    index = np.array([[2, 0], [1, 2]], np.int32)
+    found = stack.at(Tensor(index)).each(Tensor(x)).numpy()
+    for place, matrix in np.ndenumerate(index):
+        alone = stack.at(int(matrix)).linear(Tensor(x[place][None])).numpy()[0]
+        np.testing.assert_array_equal(found[place], alone)
+    # One row may meet several matrices.
+    found = stack.at(Tensor(index)).each(Tensor(x[:, :1])).numpy()
+    alone = stack.at(2).linear(Tensor(x[1, :1])).numpy()[0]
+    np.testing.assert_array_equal(found[1, 1], alone)
+
+
 def test_exact_products_take_numbers_as_they_are() -> None:
     """Where they are asked for, where gradients are wanted, and for types without words."""
     weight, dense = weight_of("Q8_0", 160)

@@ -24,12 +24,17 @@ def placed(part: Node, place: int, wide: DType) -> Node:
     return alu(Ops.SHL, part, const(place, wide)) if place else part
 
 
-def joined(array: Node, first: object, count: int, wide: DType = dtypes.uint32) -> Node:
-    """`count` neighbours as an integer, spelled as its parts."""
+def joined(
+    array: Node, first: object, count: int, wide: DType = dtypes.uint32,
+    condition: Node | None = None,
+) -> Node:
+    """`count` neighbours as an integer, spelled as its parts; under a condition, or 0."""
     bits = array.dtype.bits
     found: Node | None = None
     for step in range(count):
         part = load(array, index.as_node(index.add(first, step)))
+        if condition is not None:
+            part = make_node(Ops.GUARD, part.dtype, (condition, part))
         if array.dtype.kind == "int":
             part = make_node(Ops.BITCAST, dtypes.uint8, (part,))
         part = placed(part, step * bits, wide)
@@ -67,6 +72,10 @@ PLACES = {
     "overlapping": (LANE, 3, np.arange(8)),
     "repeated": (index.mod(LANE, 4), 4, np.arange(8) % 4),
     "held": (index.floordiv(LANE, 4), 4, np.arange(8) // 4),
+    "apart": (
+        index.add(index.mod(LANE, 4), index.mul(index.floordiv(LANE, 4), 5)), 3,
+        np.arange(8) % 4 + np.arange(8) // 4 * 5,
+    ),
     "odd": (index.floordiv(LANE, 4), 3, np.arange(8) // 4),
     "same": (0, 0, np.zeros(8, int)),
 }
@@ -106,6 +115,24 @@ def test_other_widths(source: DType, count: int, wide: DType) -> None:
     found, _ = check(node, [blank, data], routes=(*ROUTES, "c"))
     places = (np.arange(5)[:, None] * 8 + np.arange(8)) * source.itemsize
     np.testing.assert_array_equal(found, words_at(data, places, source.itemsize * count))
+
+
+def test_bytes_under_one_condition_are_a_word_under_it() -> None:
+    array = param(1, 3 * NBYTES + 16, dtype=dtypes.uint8)
+    lane, scale, lanes = PLACES["apart"]
+    first = in_block(lane, scale)
+    node = stored(joined(array, first, 4, condition=index.as_node(index.less(BLOCK, 3))))
+    assert [each.dtype for each in loads(widen_reads(node))] == [dtypes.uint32]
+    data = raw(dtypes.uint8, 3 * NBYTES + 16)
+    found, _ = check(node, [np.zeros((5, 8), np.uint32), data], routes=(*ROUTES, "c"))
+    places = np.arange(3)[:, None] * NBYTES + START + lanes * scale
+    np.testing.assert_array_equal(found[:3], words_at(data, places, 4))
+    assert not found[3:].any()
+    # Parts that have different conditions are read by themselves.
+    low = joined(array, first, 1, condition=index.as_node(index.less(BLOCK, 2)))
+    high = alu(Ops.SHL, joined(array, index.add(first, 1), 1), const(8, dtypes.uint32))
+    mixed = stored(alu(Ops.OR, low, high))
+    assert widen_reads(mixed) is mixed
 
 
 def test_what_is_no_word_stays() -> None:
