@@ -23,8 +23,9 @@ from baregrad.schedule.traffic import Traffic
 LEAST_RATIO = 2.0
 # Operations, casts aside, from which on an element is unpacked rather than widened or scaled.
 LEAST_OPERATIONS = 4
-# Rows of 16-bit products from which on matrix units read numbers: as many as several tiles have.
-MANY_ROWS = 1024
+# Rows of 16-bit products from which on matrix units read numbers: to store these takes as long as
+# to multiply so many rows by what is unpacked for them.
+MANY_ROWS = 128
 WHY = "numbers made of fewer bytes are kept a row or a panel at a time"
 _ELEMENTWISE = mask_of(ELEMENTWISE)
 _OPERATIONS = _ELEMENTWISE & ~(Ops.CAST.bit | Ops.BITCAST.bit)

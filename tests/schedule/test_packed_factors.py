@@ -58,7 +58,7 @@ def test_numbers_of_as_many_bytes_are_stored_where_that_is_cheaper() -> None:
 
 
 @pytest.mark.parametrize(("rows", "target", "stored"), [
-    (2048, HOPPER, ["bfloat16"]), (512, HOPPER, []), (2048, None, []),
+    (128, HOPPER, ["bfloat16"]), (64, HOPPER, []), (2048, None, []),
 ])  # fmt: skip
 def test_numbers_are_stored_for_many_rows_of_matrix_units(
     rows: int, target: Any, stored: list[str]
