@@ -80,6 +80,10 @@ class Watcher(Protocol):
         """Do what is to be done between stops."""
         ...
 
+    def polls(self) -> bool:
+        """Whether there is something to do between stops."""
+        ...
+
 
 @dataclass
 class ProgramFollower:
@@ -208,6 +212,8 @@ class ProgramFollower:
 
     def _wait(self) -> tuple[int, int]:
         """Return the next stop, or (0, 0) where there was none for a period."""
+        if not self._attached and not self.watcher.polls():
+            return os.waitpid(-1, px.WAIT_ALL)
         tid, status = os.waitpid(-1, px.WAIT_ALL | os.WNOHANG)
         if not tid:
             # The signal is blocked, so that it waits for us; the limit is for the case that
@@ -261,7 +267,8 @@ class ProgramFollower:
                 seconds = time.monotonic() - thread.began
                 self.watcher.leave(thread, thread.mark, call.value, seconds)
             return
-        name = self._machine.name(call.number) if call.audit == self._machine.audit else ""
+        known = call.audit == self._machine.audit
+        name = self._machine.names.get(call.number, "") if known else ""
         if name not in px.WATCHED and (self._attached or not name):
             return
         thread.mark = self.watcher.enter(thread, name, call)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import functools
 import os
 import platform
 import struct
@@ -50,9 +51,10 @@ class SyscallTable:
     audit: int
     numbers: Mapping[str, int]
 
-    def name(self, number: int) -> str:
-        """Return the name of a system call that we know, or an empty text."""
-        return next((name for name, one in self.numbers.items() if one == number), "")
+    @functools.cached_property
+    def names(self) -> Mapping[int, str]:
+        """Return the names of the system calls that we know, by number."""
+        return {number: name for name, number in self.numbers.items()}
 
 
 _MACHINES = MappingProxyType({

@@ -188,6 +188,10 @@ class SubmissionReader:
         self.unknown += ring.decoder.unknown
         self.methods += ring.decoder.methods
 
+    def has_rings(self) -> bool:
+        """Whether any process has a ring."""
+        return any(space.rings for space in self.spaces.values())
+
     def look_often(self) -> None:
         """Read all rings unless that was done a moment ago."""
         now = time.monotonic()

@@ -93,6 +93,10 @@ class DriverWatch:
         if self.rings is not None:
             self.rings.look_often()
 
+    def polls(self) -> bool:
+        """Whether there are rings to look at."""
+        return self.rings is not None and self.rings.has_rings()
+
     def enter(self, thread: TracedThread, name: str, call: Syscall) -> RawCall | None:
         """Return the call so far if it is the driver's."""
         seen = self._processes.setdefault(thread.process.pid, _Seen())

@@ -69,6 +69,9 @@ class Notes:
     def idle(self) -> None:
         pass
 
+    def polls(self) -> bool:
+        return False
+
 
 @pytest.fixture
 def node(tmp_path: Path) -> str:

@@ -80,6 +80,9 @@ class Closing:
     def idle(self) -> None:
         pass
 
+    def polls(self) -> bool:
+        return False
+
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="registers of x86-64")
 def test_no_store_is_missed_and_none_is_lost(tmp_path: Path) -> None:
