@@ -77,13 +77,14 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
     if target.kind == "cpu":
         functions = functions_of(target.has_ldexp, target.slow_underflow, target.has_lookup)
     native = frozenset(map(as_dtype, target.converted_floats))
+    widened = frozenset(map(as_dtype, target.widened_floats))
     return (
         Pass(
             "lower-dtypes",
             "the machine computes with neither narrow floats nor bits in memory",
             "loop",
             "loop",
-            lambda kernel: lower_dtypes(kernel, native),
+            lambda kernel: lower_dtypes(kernel, native, widened),
         ),
         Pass(
             "lower-functions",

@@ -105,6 +105,11 @@ class CpuTarget:
         return ("float16",) if converts else ()
 
     @property
+    def widened_floats(self) -> tuple[str, ...]:
+        """The narrow floats that the machine converts to float32 alone: none."""
+        return ()
+
+    @property
     def dot_instructions(self) -> tuple[str, ...]:
         """The instructions that add to a lane the products of four bytes, or of two bfloat16.
 

@@ -45,8 +45,9 @@ class GpuTarget:
     Limits named `..._per_block` hold for one thread block and `..._per_unit` for a multiprocessor,
     which may run several. `name` is what the assembler calls the architecture. `load_bytes` is the
     widest access. `converted_floats` are the narrow floats that the machine itself converts to
-    float32 and back. `async_copies`: whether copies from device memory to shared memory go on
-    beside their threads. `warp_products`: what the lanes of a warp multiply together, as the dtype
+    float32 and back, `widened_floats` those that it converts to float32 only: back it rounds by
+    other rules. `async_copies`: whether copies from device memory to shared memory go on beside
+    their threads. `warp_products`: what the lanes of a warp multiply together, as the dtype
     of both factors and the steps of a sum. `dependent_launch` says whether a kernel may begin
     before the one in front of it has ended, and waits for that by itself: every kernel of ours does
     so then. `busy_threads` and `busy_blocks` keep all its multiprocessors busy, roughly. `units`
@@ -77,6 +78,7 @@ class GpuTarget:
     matrix_shapes: tuple[MatrixShape, ...]
     load_bytes: int
     converted_floats: tuple[str, ...]
+    widened_floats: tuple[str, ...]
     async_copies: bool
     warp_products: tuple[tuple[str, int], ...]
     dependent_launch: bool
@@ -139,12 +141,13 @@ class NvidiaTarget(GpuTarget):
 
 
 _WIDTHS = range(8, 257, 8)
+_EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
 _WARPGROUP_SHAPES = (
     MatrixShape(("bfloat16",), ("float32",), 64, 16, _WIDTHS, False, 2048),
     MatrixShape(("float16",), ("float32", "float16"), 64, 16, _WIDTHS, False, 2048),
     MatrixShape(("tfloat32",), ("float32",), 64, 8, _WIDTHS, True, 1024),
     MatrixShape(
-        ("float8_e4m3fn", "float8_e5m2"), ("float32", "float16"), 64, 32, _WIDTHS, True, 4096
+        _EIGHT_BITS, ("float32", "float16"), 64, 32, _WIDTHS, True, 4096
     ),
     # 8 and 24 wide exist as well; the step of 16 keeps the row regular.
     MatrixShape(("int8", "uint8"), ("int32",), 64, 32, range(16, 257, 16), True, 4096),
@@ -182,6 +185,7 @@ _HOPPER = NvidiaTarget(
     matrix_shapes=_WARPGROUP_SHAPES,
     load_bytes=16,
     converted_floats=("float16", "bfloat16"),
+    widened_floats=_EIGHT_BITS,
     async_copies=True,
     warp_products=_WARP_PRODUCTS,
     dependent_launch=True,
@@ -214,6 +218,7 @@ _TURING = replace(
     warpgroup_warps=0,
     matrix_shapes=(),
     converted_floats=("float16",),
+    widened_floats=(),
     async_copies=False,
     warp_products=(("float16", 8),),
     dependent_launch=False,
@@ -287,6 +292,7 @@ _BLACKWELL_GRAPHICS = replace(
     capability=(12, 0),
     ptx_isa=(8, 8),
     barrier_transfer_bytes=(1 << 20) - 1,
+    widened_floats=_EIGHT_BITS,
     load_bytes=32,
     dependent_launch=True,
     units=170,

@@ -46,10 +46,13 @@ _ORDINARY = PLAIN | {dtypes.index, dtypes.token}
 _ASKED = mask_of((Ops.CAST, Ops.BITCAST, Ops.GUARD, Ops.REDUCE, Ops.SCAN, Ops.STORE))
 
 
-def lower_dtypes(kernel: Node, native: frozenset[DType]) -> Node:
+def lower_dtypes(
+    kernel: Node, native: frozenset[DType], widened: frozenset[DType] = frozenset()
+) -> Node:
     """A loop-level KERNEL over bool, integers of 8 to 64 bits, float32, float64 and index.
 
-    Narrow floats in `native` are left in memory and in CASTs from and to float32.
+    Narrow floats in `native` are left in memory and in CASTs from and to float32; codes of those
+    in `widened`, which lie in memory as integers, are made float32 by a CAST of a BITCAST.
     """
     if is_plain(kernel):
         return kernel
@@ -60,7 +63,7 @@ def lower_dtypes(kernel: Node, native: frozenset[DType]) -> Node:
             break
     else:
         return kernel
-    lowering = _Lowering(native)
+    lowering = _Lowering(native, widened)
     for node in toposort(kernel, enter=_holds_values):
         lowering.visit(node)
     return lowering.done[kernel]
@@ -110,8 +113,9 @@ class _Lowering:
     maps narrow floats that lie in memory, and choices among those, to what memory holds.
     """
 
-    def __init__(self, native: frozenset[DType]) -> None:
+    def __init__(self, native: frozenset[DType], widened: frozenset[DType]) -> None:
         self.native = native
+        self.widened = widened
         self.done: dict[Node, Node] = {}
         self.raw: dict[Node, Node] = {}
         self.moved: dict[Node, Node] = {}
@@ -153,6 +157,8 @@ class _Lowering:
             return alu(Ops.CMPNE, code, const(0, U8))
         if dtype in self.native:
             return cast(code, F32)
+        if dtype in self.widened:
+            return cast(Node(Ops.BITCAST, dtype, (code,)), F32)
         if dtype.kind == "float":
             return decode_float(code, dtype)
         return _decode_int4(code, dtype)

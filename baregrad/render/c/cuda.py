@@ -48,6 +48,8 @@ _TYPES: MappingProxyType[DType, str] = MappingProxyType(
         dtypes.bool: "u8",
         dtypes.float16: "u16",
         dtypes.bfloat16: "u16",
+        dtypes.float8_e4m3fn: "u8",
+        dtypes.float8_e5m2: "u8",
         dtypes.float32: "float",
         dtypes.float64: "double",
     }
@@ -82,6 +84,19 @@ _BFLOAT16 = (
         "return x != x ? 0x7fff : (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16); }",
     ),
 )
+
+
+def _octet(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """How an 8-bit float is widened, by way of float16; nothing narrows to it by one rule."""
+    widen = (
+        f"{name}_to_f32",
+        f"float {name}_to_f32(u8 x) {{ float y; "
+        f'asm("{{ .reg .b32 p; .reg .b16 h; cvt.rn.f16x2.{name}x2 p, %1; cvt.u16.u32 h, p; '
+        'cvt.f32.f16 %0, h; }" : "=f"(y) : "h"((u16)x)); return y; }',
+    )
+    return widen, ("", "")
+
+
 # Assembled from an expression, a chain of them loses the signs of negated operands: see the text of
 # PTX. The compiler does not look into this one.
 _EXTREME = (
@@ -99,7 +114,10 @@ _CUDA = Dialect(
     helper="static __device__ __forceinline__",
     each="#pragma unroll",
     stride="",
-    halves=MappingProxyType({dtypes.float16: _FLOAT16, dtypes.bfloat16: _BFLOAT16}),
+    halves=MappingProxyType({
+        dtypes.float16: _FLOAT16, dtypes.bfloat16: _BFLOAT16,
+        dtypes.float8_e4m3fn: _octet("e4m3"), dtypes.float8_e5m2: _octet("e5m2"),
+    }),
     extreme=_EXTREME,
 )
 _HIDDEN: MappingProxyType[str, str] = MappingProxyType(

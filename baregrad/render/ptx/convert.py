@@ -41,6 +41,12 @@ def _cast(f: PtxText, node: Node, result: str, x: str) -> None:
         if source.bits == 64 and source.kind in ("int", "uint") and _is_short(node.src[0]):
             # Conversions of words take a fraction of the time.
             source, x = dtypes.uint32, f.made("%r", "cvt.u32.u64", x)
+        inner = node.src[0]
+        if target is dtypes.float16 and inner.op is Ops.CAST and inner.src[0].dtype.bits == 8:
+            half = f.halves.get(x)
+            if half is not None:
+                f.emit("mov.b16", result, half)
+                return
         _to_float(f, source, target, result, x)
     elif source.is_float:
         _to_integer(f, source, target, result, x)
@@ -118,8 +124,13 @@ def _to_float(f: PtxText, source: DType, target: DType, result: str, x: str) -> 
 
 
 def _widen(f: PtxText, source: DType, x: str, result: str) -> str:
-    """A 16-bit float as float32."""
+    """A narrower float as float32; an 8-bit one by way of float16, which it is as well."""
     found = result or f.register(F32)
+    if source.bits == 8:
+        code = f.made("%h", "cvt.u16.u32", x)
+        pair = f.made("%r", f"cvt.rn.f16x2.{ptx_type(source).compute}x2", code)
+        x, source = f.made("%h", "cvt.u16.u32", pair), dtypes.float16
+        f.halves[found] = x
     if source is dtypes.float16:
         f.emit("cvt.f32.f16", found, x)
         return found
@@ -139,6 +150,8 @@ def _bitcast(f: PtxText, node: Node, result: str, x: str) -> None:
     half = ptx_type(source).bits == "b16", ptx_type(target).bits == "b16"
     if "bool" in (source.kind, target.kind):
         _cast(f, node, result, x)
+    elif source.bits == target.bits == 8:
+        f.emit("mov.b32", result, x)
     elif half[1]:
         f.emit("mov.b16" if half[0] else "cvt.u16.u32", result, x)
     elif target.bits < 32:

@@ -54,6 +54,9 @@ TYPES: MappingProxyType[DType, PtxType] = MappingProxyType(
         **{dtype: _integer(dtype) for dtype in INTEGERS},
         dtypes.float16: PtxType("%h", "b16", "f16", "b16", "b16"),
         dtypes.bfloat16: PtxType("%h", "b16", "bf16", "b16", "b16"),
+        # Their codes: they are widened, and nothing else.
+        dtypes.float8_e4m3fn: PtxType("%r", "b32", "e4m3", "b32", "u8"),
+        dtypes.float8_e5m2: PtxType("%r", "b32", "e5m2", "b32", "u8"),
         dtypes.float32: PtxType("%f", "f32", "f32", "f32", "f32"),
         dtypes.float64: PtxType("%fd", "f64", "f64", "f64", "f64"),
     }

@@ -14,6 +14,7 @@ from baregrad.tensor import Tensor
 from baregrad.testing.ptx_device import PtxDevice, ptx_session
 from tests.kernel import kernels as k
 
+SHORT = {ml_dtypes.float8_e4m3fn: "e4m3", ml_dtypes.float8_e5m2: "e5m2"}
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 BF16, F16 = ml_dtypes.bfloat16, np.float16
 
@@ -41,7 +42,22 @@ def test_products_of_8_bit_floats(
         found = Tensor(a).matmul(Tensor(b), out_dtype="float32").numpy()
     np.testing.assert_array_equal(found, wanted)
     kind = "bf16.bf16" if BF16 in (left, right) else "f16.f16"
-    assert any(f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}.f32" in text for text in texts)
+    (text,) = [each for each in texts if f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}" in each]
+    assert all(f"cvt.rn.f16x2.{SHORT[one]}x2" in text for one in (left, right) if one in SHORT)
+
+
+@pytest.mark.parametrize("architecture", ["sm_90a", "sm_80"])
+@pytest.mark.parametrize("dtype", [E4M3, E5M2])
+def test_casts_of_every_code(dtype: type, architecture: str) -> None:
+    """Of machines that convert them, and of one that does not."""
+    codes = np.arange(256, dtype=np.uint8).view(dtype)
+    with ptx_session(architecture=architecture):
+        for wide in ("float32", "float16"):
+            found = Tensor(codes).cast(wide).numpy()
+            np.testing.assert_array_equal(found, codes.astype(np.float32).astype(wide))
+        numbers = np.array([448, 464, 465, 1e9, -0.0, np.inf, np.nan, 61439, 61440], np.float32)
+        back = Tensor(numbers).cast(np.dtype(dtype).name).cast("float32").numpy()
+        np.testing.assert_array_equal(back, numbers.astype(dtype).astype(np.float32))
 
 
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
