@@ -42,6 +42,8 @@ COMMANDS = (
     Command("chat", "talk to a language model in the terminal", "baregrad.llm.commands.chat"),
     Command("demo", "train or run a real model: demo digits, demo embed TEXT...",
             "baregrad.apps.demo"),
+    Command("diff", "find the operation where a device first differs from another",
+            "baregrad.apps.diff"),
     Command("doctor", "say what each device needs, what was found and what to do",
             "baregrad.cli.doctor"),
     Command("dtypes", "print the dtypes, their limits and the promotion table",

@@ -7,7 +7,7 @@ import numpy as np
 from baregrad.base.errors import DeviceError
 from baregrad.base.options import options
 from baregrad.cli.finding import Finding, find_ptxas
-from baregrad.cli.nvidia_rungs import Machine, ThisMachine, climb
+from baregrad.cli.nvidia_rungs import HostSystem, ThisMachine, climb
 from baregrad.engine.session import Session, use_session
 from baregrad.tensor import Tensor
 
@@ -15,7 +15,7 @@ _NEEDS = "an NVIDIA GPU of Turing or later and its kernel driver (535 or later),
 _NUMBERS = 97
 
 
-def examine_nvidia(machine: Machine | None = None) -> Finding:
+def examine_nvidia(machine: HostSystem | None = None) -> Finding:
     """Look at the GPUs of a machine, opening each of them, by default those of this one."""
     fact, missing = _assembler()
     rungs = climb(machine or ThisMachine(), _nothing_run if missing else run_a_kernel)

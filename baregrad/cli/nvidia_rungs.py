@@ -47,7 +47,7 @@ class Rung:
         return f"{self.name}: {self.fact}" if self.name else self.fact
 
 
-class Machine(Protocol):
+class HostSystem(Protocol):
     """What is looked at of a machine."""
 
     def exists(self, path: str) -> bool:
@@ -109,7 +109,7 @@ class BrokenRungError(Exception):
         self.rung = rung
 
 
-def climb(machine: Machine, first_kernel: Callable[[str], str]) -> list[Rung]:
+def climb(machine: HostSystem, first_kernel: Callable[[str], str]) -> list[Rung]:
     """Try rung after rung, and return them, at most one of them broken: the last.
 
     first_kernel: runs a kernel on a device of that name by the compiler; returns what it found.
@@ -147,7 +147,7 @@ def _broken(name: str, fact: str, repair: str) -> BrokenRungError:
 # -----------------------------------------------------------------------------------------
 
 
-def _system_rungs(machine: Machine) -> Iterator[Rung]:
+def _system_rungs(machine: HostSystem) -> Iterator[Rung]:
     """Node, permissions, module."""
     nodes = sorted(
         f"/dev/{name}" for name in machine.names("/dev") if re.fullmatch(r"nvidia\d+", name)
@@ -169,7 +169,7 @@ def _system_rungs(machine: Machine) -> Iterator[Rung]:
     yield Rung("module", _module_text(machine.text(_VERSION)))
 
 
-def _why_no_node(machine: Machine, nodes: list[str]) -> str:
+def _why_no_node(machine: HostSystem, nodes: list[str]) -> str:
     """Say what to do where nodes are missing."""
     cards = [
         name for name in machine.names("/sys/bus/pci/devices")
@@ -230,45 +230,56 @@ def _driver_rungs(port: Port) -> Iterator[Rung]:
     for one in statuses:
         yield _health(one)
 
-    def classes() -> str:
-        with Client(port, memory=False) as client:
-            told = []
-            for index in range(len(statuses)):
-                card = Card(client, index)
-                try:
-                    told.append(nvidia_row(card.classes()).name)
-                finally:
-                    card.teardown.close()
-            return ", ".join(told)
+    yield _stand(
+        "classes", "this generation is not known: use BAREGRAD_DEVICE=CUDA",
+        lambda: _classes(port, len(statuses)),
+    )
+    yield _stand(
+        "memory", "load the driver of memory: `modprobe nvidia-uvm`, as root",
+        lambda: _memory(port, len(statuses)),
+    )
+    yield _stand(
+        "channel", "see the kernel log (dmesg) for a line with Xid",
+        lambda: _channel(port, statuses),
+    )
 
-    yield _stand("classes", "this generation is not known: use BAREGRAD_DEVICE=CUDA", classes)
 
-    def memory() -> str:
-        with Client(port) as client:
-            for index in range(len(statuses)):
-                Gpu(client, index).close()
-        return "address spaces can be made"
-
-    yield _stand("memory", "load the driver of memory: `modprobe nvidia-uvm`, as root", memory)
-
-    def channel() -> str:
-        told = []
-        for index, status in enumerate(statuses):
-            device = NvDevice(f"NV:{index}", index=index, port=port)
+def _classes(port: Port, count: int) -> str:
+    """The generation of each GPU, by the classes of objects that the driver makes on it."""
+    told = []
+    with Client(port, memory=False) as client:
+        for index in range(count):
+            card = Card(client, index)
             try:
-                compute = device.channels[0]
-                compute.submit(PushBuffer())
-                device.synchronize()
-                gpu_row(device.architecture)
-                told.append(
-                    f"{device.name}: {device.gpu.generation.name}, {device.architecture}, "
-                    f"{status.node}"
-                )
+                told.append(nvidia_row(card.classes()).name)
             finally:
-                device.close()
-        return "; ".join(told)
+                card.teardown.close()
+    return ", ".join(told)
 
-    yield _stand("channel", "see the kernel log (dmesg) for a line with Xid", channel)
+
+def _memory(port: Port, count: int) -> str:
+    with Client(port) as client:
+        for index in range(count):
+            Gpu(client, index).close()
+    return "address spaces can be made"
+
+
+def _channel(port: Port, statuses: list[CardStatus]) -> str:
+    """Have each GPU raise its timeline once."""
+    told = []
+    for index, status in enumerate(statuses):
+        device = NvDevice(f"NV:{index}", index=index, port=port)
+        try:
+            compute = device.channels[0]
+            compute.submit(PushBuffer())
+            device.synchronize()
+            gpu_row(device.architecture)
+            told.append(
+                f"{device.name}: {device.gpu.generation.name}, {device.architecture}, {status.node}"
+            )
+        finally:
+            device.close()
+    return "; ".join(told)
 
 
 def _health(one: CardStatus) -> Rung:

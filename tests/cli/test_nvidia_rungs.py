@@ -232,7 +232,7 @@ def test_a_machine_in_order_has_no_broken_rung() -> None:
 
 
 def test_an_old_release_is_named() -> None:
-    class Old(FaultyPort):
+    class AgedPort(FaultyPort):
         def ioctl(
             self, fd: int, request: int, argument: Record, inner: Record | None = None
         ) -> None:
@@ -241,7 +241,7 @@ def test_an_old_release_is_named() -> None:
                 assert inner is not None
                 inner["driverVersionBuffer"] = b"525.147.05".ljust(256, b"\0")
 
-    *_, broken = climbed(PretendedMachine({VERSION: OPEN}, driver=Old()))
+    *_, broken = climbed(PretendedMachine({VERSION: OPEN}, driver=AgedPort()))
     assert broken.name == "release" and "525.147.05" in broken.fact
     assert "install a newer driver" in broken.repair
 
