@@ -11,14 +11,15 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable
+from functools import partial
 
 from baregrad.ir.analysis.words import byte_products
 from baregrad.ir.core.attrs import MOST_RUNS
 from baregrad.ir.core.node import Node, toposort
 from baregrad.kernel.language.schedule import Collapse, Schedule, Split
 from baregrad.kernel.planning.common.pool import choose_pool
-from baregrad.kernel.planning.common.tiling import PlannedAxis, loop_names
-from baregrad.kernel.planning.cpu.sum_plan import SumPlan
+from baregrad.kernel.planning.common.tiling import PlannedAxis, loop_names, points
+from baregrad.kernel.planning.cpu.sum_plan import SumPlan, cut_rows
 
 # Words of a vector that are joined for their length.
 MOST_WORDS = 8
@@ -48,11 +49,11 @@ def plan_byte_products(plan: SumPlan) -> Schedule | None:
     moving = [axis for axis in data if axis.inside(main.free) and axis.size > 1]
     packed = _longest(axis for axis in moving if axis.inside(packed_words.ranges))
     others = _longest(axis for axis in moving if not axis.inside(packed_words.ranges))
-    _tile(plan, packed, others)
+    blocks = _tile(plan, packed, others)
     steps = _unroll_steps(plan, packed_words, lane)
     for axis in plan.axes:
         plan.keep(axis)
-    order = [axis for axis in data if axis is not others]
+    order = [*blocks, *[axis for axis in data if axis is not others]]
     order += [axis for axis in data if axis is others]
     pool = choose_pool(plan, order)
     sums = [axis for axis in plan.axes if axis.reduced and axis not in steps]
@@ -106,8 +107,10 @@ def _joined(plan: SumPlan, lane: PlannedAxis) -> PlannedAxis:
     return found
 
 
-def _tile(plan: SumPlan, packed: PlannedAxis | None, others: PlannedAxis | None) -> None:
-    """Spread rows of both factors over registers.
+def _tile(
+    plan: SumPlan, packed: PlannedAxis | None, others: PlannedAxis | None
+) -> list[PlannedAxis]:
+    """Spread rows of both factors over registers; the loops around all packed rows.
 
     Packed rows come from memory: a core reads so many at once fastest.
     """
@@ -124,18 +127,38 @@ def _tile(plan: SumPlan, packed: PlannedAxis | None, others: PlannedAxis | None)
             if packed is not None and packed.size % rows:
                 cost += READ_COST
             best = min(best, (cost, rows, beside))
+    found = []
     for axis, count in ((others, best[2]), (packed, best[1])):
         if axis is not None:
             plan.because("{} rows of {} at once", count, axis.name)
-            _unroll_halving(plan, axis, count)
+            spread = partial(_unroll_halving, plan, count)
+            block = _rows_of_block(plan, axis, count) if axis is others else 0
+            if block:
+                plan.because("{} of them at a time: the first cache holds them", block)
+                found.append(cut_rows(plan, axis, block, spread))
+            else:
+                spread(axis)
             plan.tile_order += [name for tile in axis.tiles for name in tile]
+    return found
 
 
-def _unroll_halving(plan: SumPlan, axis: PlannedAxis, count: int) -> None:
+def _rows_of_block(plan: SumPlan, others: PlannedAxis, count: int) -> int:
+    """Rows of the factor beside the packed one that the first cache holds; 0 if it holds all."""
+    nbytes = 0
+    for access in plan.reads:
+        if others.stride(access) != 0:
+            moving = [axis for axis in plan.own() if axis.stride(access) != 0]
+            nbytes += points(moving) * access.array.dtype.itemsize
+    block = max(plan.target.l1_bytes * 3 // 4 // max(nbytes, 1) // count, 1) * count
+    return block if others.size > 2 * block else 0
+
+
+def _unroll_halving(plan: SumPlan, count: int, axis: PlannedAxis) -> None:
     """Spread `count` rows over registers; of few rows that are left half as many, and so on.
 
     Rows one by one would take a block apart for each of them.
     """
+    count = min(count, axis.size)
     plan.unroll(axis, count)
     tail = f"{axis.name}t"
     while (tail, 1) in axis.loops and count >= 4:

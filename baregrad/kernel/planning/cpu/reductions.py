@@ -9,14 +9,14 @@ several products.
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from math import prod
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.core import index
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import Reduction, iterations, out_axes
-from baregrad.kernel.language.schedule import Schedule, Split
+from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.loop_pieces import scoped_below
 from baregrad.kernel.planning.common.pool import choose_pool
 from baregrad.kernel.planning.common.tiling import MOST_TOGETHER, PlannedAxis, loop_names
@@ -28,7 +28,7 @@ from baregrad.kernel.planning.cpu.gemm_blocked import plan_blocks
 from baregrad.kernel.planning.cpu.gemm_fallback import plan_contraction
 from baregrad.kernel.planning.cpu.lanes import FOLD_OPS, lane_axis, packed_axis
 from baregrad.kernel.planning.cpu.streams import nbytes_of, prefetch_arrays, stream_outputs
-from baregrad.kernel.planning.cpu.sum_plan import SumPlan, accesses_below
+from baregrad.kernel.planning.cpu.sum_plan import SumPlan, accesses_below, cut_rows
 
 SEVERAL = 4
 MOST_ROWS = 8
@@ -171,7 +171,8 @@ def _tile_inner(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
         plan.because("{} steps of {} in registers: loads are shared", times, axis.name)
         block = _rows_of_block(plan, axis, times)
         if block:
-            outside.append(_cut_rows(plan, axis, times, block))
+            plan.because("{} rows of {} at a time: the second cache holds them", block, axis.name)
+            outside.append(cut_rows(plan, axis, block, partial(_spread, plan, times)))
         else:
             plan.unroll(axis, times)
     held = products * max(count, min(steps, 2))
@@ -197,22 +198,8 @@ def _rows_of_block(plan: SumPlan, axis: PlannedAxis, times: int) -> int:
     return block if axis.size > 2 * block else 0
 
 
-def _cut_rows(plan: SumPlan, axis: PlannedAxis, times: int, block: int) -> PlannedAxis:
-    """Cut an axis into blocks of rows, and those into tiles; the loop over blocks."""
-    plan.because("{} rows of {} at a time: the second cache holds them", block, axis.name)
-    outer, inner, rest = f"{axis.name}b", f"{axis.name}r", f"{axis.name}s"
-    left = index.mod(axis.extent, block)
-    plan.steps.append(Split(axis.name, ((outer, 0), (inner, block)), rest if left != 0 else ""))
-    # One trip as far as sharing goes: threads share what is kept, or each would make all of it.
-    found = PlannedAxis(outer, 1, axis.nodes, False, 1, [(outer, 1)], planned=True)
-    axis.planned, axis.loops = True, []
-    for name, extent in ((inner, block), (rest, left)) if left != 0 else ((inner, block),):
-        size = extent if isinstance(extent, int) else block
-        part = PlannedAxis(name, extent, axis.nodes, False, size)
-        plan.unroll(part, min(times, size))
-        axis.loops += part.loops
-        axis.tiles += part.tiles
-    return found
+def _spread(plan: SumPlan, times: int, axis: PlannedAxis) -> None:
+    plan.unroll(axis, min(times, axis.size))
 
 
 def _tile_rows(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:

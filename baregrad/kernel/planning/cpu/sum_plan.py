@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, toposort, toposort_having
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, Reduction, reads_in
+from baregrad.kernel.language.schedule import Split
 from baregrad.kernel.planning.common.tiling import CpuPlan, PlannedAxis
 
 # What a step costs beside its products and loads: the loop, and what does not overlap.
@@ -58,6 +60,25 @@ class SumPlan(CpuPlan):
             and axis.size > 1
             and any(axis.stride(access) == 0 for access in reads)
         ]
+
+
+def cut_rows(
+    plan: CpuPlan, axis: PlannedAxis, block: int, spread: Callable[[PlannedAxis], None]
+) -> PlannedAxis:
+    """Cut an axis into blocks, and `spread` the rows of one, and what is left; the blocks' loop."""
+    outer, inner, rest = f"{axis.name}b", f"{axis.name}r", f"{axis.name}s"
+    left = index.mod(axis.extent, block)
+    plan.steps.append(Split(axis.name, ((outer, 0), (inner, block)), rest if left != 0 else ""))
+    # One trip as far as sharing goes: threads share what is kept, or each would make all of it.
+    found = PlannedAxis(outer, 1, axis.nodes, False, 1, [(outer, 1)], planned=True)
+    axis.planned, axis.loops = True, []
+    for name, extent in ((inner, block), (rest, left)) if left != 0 else ((inner, block),):
+        size = extent if isinstance(extent, int) else block
+        part = PlannedAxis(name, extent, axis.nodes, False, size)
+        spread(part)
+        axis.loops += part.loops
+        axis.tiles += part.tiles
+    return found
 
 
 Parts = tuple[tuple[int, int], ...]
