@@ -141,3 +141,16 @@ def test_the_assembler_keeps_products_beside_threads() -> None:
     registers, spilled = assembled(get("ptx").render(program, HOPPER), "sm_90a")
     # Of which 128 are results.
     assert registers < 192 and not spilled
+
+
+@needs_ptxas
+@pytest.mark.parametrize(("groups", "panels", "blocks"), [(2, 2, 2), (2, 4, 1), (1, 1, 4)])
+def test_blocks_have_registers_for_as_many_as_shared_memory_holds(
+    groups: int, panels: int, blocks: int
+) -> None:
+    kernel = product(256, 256, 512, b_t=True, bias=True)
+    _, program = lowered(kernel, text((False, True), ASYNC.format(3), groups=groups, panels=panels))
+    written = get("ptx").render(program, HOPPER)
+    assert (f".minnctapersm {blocks}" in written) == (blocks > 1)
+    registers, spilled = assembled(written, "sm_90a")
+    assert not spilled and registers * 128 * groups * blocks <= HOPPER.registers_per_unit
