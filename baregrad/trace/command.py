@@ -177,14 +177,15 @@ def main(argv: list[str]) -> int:
             found = f"driver {version}" if version else f"no driver here, structs as of {_NEWEST}"
             print(f"# {found}", file=out)
         recorder = TraceRecorder(chosen.record, tables) if chosen.record else None
-        trap = DoorbellTrap(session.rings.look) if chosen.exact else None
+        trap = DoorbellTrap(session.rings.read_all) if chosen.exact else None
         watch = DriverWatch(tables, session.take, nodes, session.rings, recorder, trap)
-        follower = ProgramFollower(watch, PERIOD_S)
+        follower = ProgramFollower(watch)
         try:
             if chosen.pid is not None:
                 return follower.attach(chosen.pid)
             return follower.start(words, RECORDED if recorder is not None else WATCHED)
         finally:
+            watch.finish()
             session.finish()
             if recorder is not None:
                 recorder.close()

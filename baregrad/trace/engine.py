@@ -25,6 +25,7 @@ _GROUP_STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
 _EXEC_FAILED, _NO_PTRACE = 127, 126
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _DETACH_S = 10.0
+_PERIOD_S = 0.05
 
 
 @dataclass
@@ -80,20 +81,16 @@ class Watcher(Protocol):
         """Do what is to be done between stops."""
         ...
 
-    def polls(self) -> bool:
-        """Whether there is something to do between stops."""
+    def patience(self) -> float | None:
+        """Return how long to wait for a stop, in seconds; None for as long as it takes."""
         ...
 
 
 @dataclass
 class ProgramFollower:
-    """Follows one program, and all that it starts, until the end.
-
-    `period_s` is how often the watcher's `idle` is called at least.
-    """
+    """Follows one program, and all that it starts, until the end."""
 
     watcher: Watcher
-    period_s: float = 0.05
     threads: dict[int, TracedThread] = field(default_factory=dict)
     _early: set[int] = field(default_factory=set)
     _parents: dict[int, TracedProcess] = field(default_factory=dict)
@@ -212,13 +209,14 @@ class ProgramFollower:
 
     def _wait(self) -> tuple[int, int]:
         """Return the next stop, or (0, 0) where there was none for a period."""
-        if not self._attached and not self.watcher.polls():
+        patience = self.watcher.patience()
+        if patience is None and not self._attached:
             return os.waitpid(-1, px.WAIT_ALL)
         tid, status = os.waitpid(-1, px.WAIT_ALL | os.WNOHANG)
-        if not tid:
+        if not tid and patience != 0:
             # The signal is blocked, so that it waits for us; the limit is for the case that
-            # another of our threads took it.
-            signal.sigtimedwait([signal.SIGCHLD], self.period_s)
+            # another of our threads took it, and for interrupts.
+            signal.sigtimedwait([signal.SIGCHLD], _PERIOD_S if patience is None else patience)
             tid, status = os.waitpid(-1, px.WAIT_ALL | os.WNOHANG)
         return tid, status
 

@@ -27,7 +27,8 @@ _OPERATIONS = MappingProxyType({
 # clcbc0.h:474: the address of a descriptor whose words follow, in units of 256 bytes.
 _INLINE_UPPER, _INLINE_LOWER, _INLINE_DATA = 0x318, 0x31C, 0x320
 # clcbc0.h:161..245: a copy of words that stand in the pushbuffer.
-_I2M_LENGTH, _I2M_UPPER, _I2M_LOWER, _I2M_LAUNCH = 0x180, 0x188, 0x18C, 0x1B0
+_I2M_LENGTH, _I2M_UPPER, _I2M_LOWER, _I2M_LAUNCH, _I2M_DATA = 0x180, 0x188, 0x18C, 0x1B0, 0x1B4
+_MOST_KEPT = 1 << 18
 
 
 @dataclass(frozen=True)
@@ -59,30 +60,41 @@ class PushDecoder:
     methods: int = 0
     _inline: bytearray = field(default_factory=bytearray)
     _launched: int = -1
+    # What a header said that is not there yet: its data may go on in the next segment.
+    _open: list[int] = field(default_factory=list)
+    # Words that the pushbuffer itself wrote into memory, by address: descriptors come so.
+    _written: dict[int, int] = field(default_factory=dict)
+    _target: int = 0
 
     def feed(self, data: bytes) -> Iterator[PushedWork]:
         """Yield the work of a segment."""
         words = struct.unpack(f"<{len(data) // 4}I", data[: len(data) // 4 * 4])
         at = 0
         while at < len(words):
+            if self._open:
+                kind, channel, method, number, count = self._open
+                here = min(count - number, len(words) - at)
+                self._open = [kind, channel, method, number + here, count]
+                if number + here == count:
+                    self._open = []
+                for one in range(number, number + here):
+                    step = {_INCREASE: one, _STAY: 0, _INCREASE_ONCE: min(one, 1)}[kind]
+                    yield from self._method(channel, method + 4 * step, words[at + one - number])
+                at += here
+                continue
             header = words[at]
             at += 1
             kind, count = header >> 29, header >> 16 & 0x1FFF
             channel, method = header >> 13 & 7, (header & 0xFFF) * 4
             if kind == _IMMEDIATE:
                 yield from self._method(channel, method, count)
-            elif kind == _END_SEGMENT or header == 0:
-                if kind == _END_SEGMENT:
-                    return
-            elif kind not in (_INCREASE, _STAY, _INCREASE_ONCE):
+            elif kind == _END_SEGMENT:
+                return
+            elif kind in (_INCREASE, _STAY, _INCREASE_ONCE):
+                self._open = [kind, channel, method, 0, count] if count else []
+            elif header:
                 self.unknown[f"header {header:#010x}"] += 1
                 return
-            else:
-                for number in range(min(count, len(words) - at)):
-                    step = number if kind == _INCREASE else (
-                        min(number, 1) if kind == _INCREASE_ONCE else 0)  # fmt: skip
-                    yield from self._method(channel, method + 4 * step, words[at + number])
-                at += count
 
     def unit(self, channel: int) -> str:
         """Return which unit a subchannel speaks to: by its object, or by the usual number."""
@@ -161,7 +173,10 @@ class PushDecoder:
                 place |= self.state.get((channel, _INLINE_LOWER), 0) << 8
                 self._launched = place
                 yield self._launch(bytes(self._inline), layout, place)
+        elif method == _I2M_DATA:
+            self._keep(data)
         elif method == _I2M_LAUNCH:
+            self._target = self._pair(channel, _I2M_UPPER, _I2M_LOWER)
             place = self._pair(channel, _I2M_UPPER, _I2M_LOWER)
             nbytes = self.state.get((channel, _I2M_LENGTH), 0)
             yield PushedWork("copy", f"write {nbytes} bytes of the pushbuffer to {place:#x}",
@@ -172,8 +187,32 @@ class PushDecoder:
             place = self.state.get((channel, table["SEND_PCAS_A"].address), 0) << 8
             layout = self._layout(channel)
             if layout is not None and place != self._launched:
-                yield self._launch(self.read(place, layout.nbytes), layout, place)
+                yield self._launch(self._memory(place, layout.nbytes), layout, place)
             self._launched = -1
+
+    def _keep(self, data: int) -> None:
+        """Keep a word that the pushbuffer writes into memory; the oldest go in time."""
+        if len(self._written) >= _MOST_KEPT:
+            for place in list(self._written)[: _MOST_KEPT // 2]:
+                del self._written[place]
+        # Written anew, a word is the newest.
+        self._written.pop(self._target, None)
+        self._written[self._target] = data
+        self._target += 4
+
+    def _memory(self, address: int, nbytes: int) -> bytes:
+        """Read the GPU's memory, with what the pushbuffer wrote and may not be there yet."""
+        kept = [self._written.get(place) for place in range(address, address + nbytes, 4)]
+        if None not in kept:
+            return struct.pack(f"<{len(kept)}I", *kept)
+        found = self.read(address, nbytes)
+        if len(found) < nbytes and any(kept):
+            found = found.ljust(nbytes, b"\0")
+        data = bytearray(found)
+        for index, word in enumerate(kept):
+            if word is not None:
+                data[4 * index : 4 * index + 4] = word.to_bytes(4, "little")
+        return bytes(data)
 
     def _layout(self, channel: int) -> DescriptorLayout | None:
         major = _LAYOUTS.get(self.bound.get(channel, 0))

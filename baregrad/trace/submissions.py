@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -41,6 +41,7 @@ class _Ring:
     decoder: PushDecoder
     get: int = 0
     began: bool = False
+    ended: bool = False
 
 
 @dataclass
@@ -78,6 +79,7 @@ class SubmissionReader:
     unreadable: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
     methods: int = 0
+    waiting: deque[tuple[float, int, _Ring, bytes]] = field(default_factory=deque)
     _last: float = 0.0
 
     def process(self, pid: int, read: Read) -> None:
@@ -86,7 +88,7 @@ class SubmissionReader:
 
     def gone(self, pid: int) -> None:
         """Read what is left, and forget a process."""
-        self.look(pid)
+        self.read_all(pid)
         space = self.spaces.pop(pid, None)
         for ring in space.rings.values() if space is not None else ():
             self._ended(ring)
@@ -184,7 +186,10 @@ class SubmissionReader:
         return b""
 
     def _ended(self, ring: _Ring) -> None:
-        """Add up what a ring's decoder counted."""
+        """Add up what a ring's decoder counted, once all that was read of it is decoded."""
+        ring.ended = True
+        if any(row[2] is ring for row in self.waiting):
+            return
         self.unknown += ring.decoder.unknown
         self.methods += ring.decoder.methods
 
@@ -234,5 +239,21 @@ class SubmissionReader:
         words = self._gpu(space, address, 4 * min(count, _MOST_WORDS))
         if len(words) < 4 * count:
             self.unreadable[f"pushbuffer of channel {ring.handle:#x}"] += 1
+        self.waiting.append((self.clock(), pid, ring, words))
+
+    def read_all(self, pid: int | None = None) -> None:
+        """Read the rings and decode all of it now, while the memory that it names is there."""
+        self.look(pid)
+        while self.decode_next():
+            pass
+
+    def decode_next(self) -> bool:
+        """Decode one segment that was read; return whether there was one."""
+        if not self.waiting:
+            return False
+        seen, pid, ring, words = self.waiting.popleft()
         for work in ring.decoder.feed(words):
-            self.sink(Submission(self.clock(), pid, ring.handle, work))
+            self.sink(Submission(seen, pid, ring.handle, work))
+        if ring.ended and not any(row[2] is ring for row in self.waiting):
+            self._ended(ring)
+        return True

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -14,9 +15,13 @@ from baregrad.trace.exact import DoorbellTrap
 from baregrad.trace.memory import MappedFile, mappings, node_of
 from baregrad.trace.ptrace import OPENS, STATS, Syscall
 from baregrad.trace.recording import TraceRecorder
-from baregrad.trace.submissions import SubmissionReader
+from baregrad.trace.submissions import PERIOD_S, SubmissionReader
 
 _STACK_NBYTES = 1024
+# For how long calls and segments are decoded before the next stop is looked for.
+_SLICE_S = 0.0005
+# RM_FREE, RM_UNMAP_MEMORY, RM_UNMAP_MEMORY_DMA and UVM_FREE: what they take away is read before.
+_TAKING_AWAY = frozenset({0x29, 0x4F, 0x58, 34})
 # What lies between a library and the kernel, and is not the caller that is meant.
 _BETWEEN = ("libc.so", "libc-2", "ld-", "libpthread", "[")
 
@@ -44,6 +49,7 @@ class DriverWatch:
     recorder: TraceRecorder | None = None
     trap: DoorbellTrap | None = None
     _processes: dict[int, _Seen] = field(default_factory=dict)
+    _taken: deque[RawCall] = field(default_factory=deque)
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -78,24 +84,48 @@ class DriverWatch:
 
     def gone(self, process: TracedProcess) -> None:
         """Forget a process."""
+        self._learn()
         if self.rings is not None:
             self.rings.gone(process.pid)
         self._processes.pop(process.pid, None)
 
     def signalled(self, thread: TracedThread, number: int) -> int:
         """Keep back what a store to a closed doorbell caused."""
+        if number == signal.SIGSEGV and self.trap is not None:
+            self._learn()
         if number == signal.SIGSEGV and self.trap is not None and self.trap.caught(thread):
             return 0
         return number
 
     def idle(self) -> None:
-        """Look at the rings."""
+        """Look at the rings, and decode for a moment what was taken down.
+
+        The thread that stopped is running again by now: decoding costs the program nothing unless
+        it stops again meanwhile.
+        """
         if self.rings is not None:
             self.rings.look_often()
+        deadline = time.monotonic() + _SLICE_S
+        while self._step() and time.monotonic() < deadline:
+            pass
 
-    def polls(self) -> bool:
-        """Whether there are rings to look at."""
-        return self.rings is not None and self.rings.has_rings()
+    def _step(self) -> bool:
+        """Hand on one call, or decode one segment; return whether there was one."""
+        if self._taken:
+            self.sink(self._taken.popleft())
+            return True
+        return self.rings is not None and self.rings.decode_next()
+
+    def finish(self) -> None:
+        """Hand on all that is left."""
+        while self._step():
+            pass
+
+    def patience(self) -> float | None:
+        """Return how long to wait for a stop, in seconds; None for as long as it takes."""
+        if self._taken or (self.rings is not None and self.rings.waiting):
+            return 0.0
+        return PERIOD_S if self.rings is not None and self.rings.has_rings() else None
 
     def enter(self, thread: TracedThread, name: str, call: Syscall) -> RawCall | None:
         """Return the call so far if it is the driver's."""
@@ -120,9 +150,12 @@ class DriverWatch:
                 fd, node = -1, "memory"
         if not node:
             return None
-        if self.rings is not None:
-            # Before the call, which may take away what is read.
-            self.rings.look(pid)
+        takes_away = name in ("munmap", "close") or (
+            name == "ioctl" and arguments[1] & 0xFF in _TAKING_AWAY
+        )  # fmt: skip
+        if takes_away and self.rings is not None:
+            self._learn()
+            self.rings.read_all(pid)
         now = time.monotonic() - self._began
         raw = RawCall(now, 0.0, pid, thread.tid, name, node, fd, arguments)
         if name == "ioctl":
@@ -143,11 +176,17 @@ class DriverWatch:
         if value >= 0:
             self._keep(seen, raw)
             if self.trap is not None:
+                self._learn()
                 self._guard(self.trap, thread, raw)
         if self.recorder is not None:
             self.recorder.take(raw)
         if raw.call != "exists" and (raw.call != "mmap" or raw.fd >= 0):
-            self.sink(raw)
+            self._taken.append(raw)
+
+    def _learn(self) -> None:
+        """Hand on the calls so far, from which it is learnt where rings are."""
+        while self._taken:
+            self.sink(self._taken.popleft())
 
     def _keep(self, seen: _Seen, raw: RawCall) -> None:
         if raw.call == "open":

@@ -69,8 +69,8 @@ class Notes:
     def idle(self) -> None:
         pass
 
-    def polls(self) -> bool:
-        return False
+    def patience(self) -> float | None:
+        return None
 
 
 @pytest.fixture

@@ -80,8 +80,8 @@ class Closing:
     def idle(self) -> None:
         pass
 
-    def polls(self) -> bool:
-        return False
+    def patience(self) -> float | None:
+        return None
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="registers of x86-64")

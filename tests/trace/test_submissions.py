@@ -9,6 +9,7 @@ import pytest
 
 from baregrad.assemble.virtual_cubin import VirtualAssembler
 from baregrad.runtime.nvidia.abi.vendor import VendorTables, load_tables
+from baregrad.runtime.nvidia.code.descriptor_fields import descriptor_layout
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.runtime.nvidia.lists.launch import GpuModule
@@ -43,7 +44,7 @@ class WatchedPort(ObservingPort):
         return fd
 
     def ioctl(self, fd: int, *rest: object) -> None:
-        self.reader.look()
+        self.reader.read_all()
         super().ioctl(fd, *rest)  # type: ignore[arg-type]
         self._tell()
 
@@ -55,7 +56,7 @@ class WatchedPort(ObservingPort):
         return address
 
     def unmap(self, address: int, nbytes: int) -> None:
-        self.reader.look()
+        self.reader.read_all()
         self.calls.append(RawCall(0.0, 0.0, 1, 1, "munmap", "memory", -1, (address, nbytes)))
         self._tell()
         self.port.unmap(address, nbytes)
@@ -96,6 +97,51 @@ def test_launches_copies_and_semaphores_are_found(tables: VendorTables) -> None:
     }  # fmt: skip
     assert not reader.unknown and not reader.unreadable
     assert reader.methods > 20
+
+
+def test_data_may_go_on_in_the_next_segment(tables: VendorTables) -> None:
+    push = PushBuffer()
+    push.copy(0x1000, 0x2000, 64)
+    words = np.array(push.words, np.uint32).tobytes()
+    whole = [work.text for work in PushDecoder(tables, own_memory).feed(words)]
+    assert any(text.startswith("copy 64 bytes from 0x2000 to 0x1000") for text in whole)
+    for cut in range(4, len(words), 4):
+        decoder = PushDecoder(tables, own_memory)
+        parts = [*decoder.feed(words[:cut]), *decoder.feed(words[cut:])]
+        assert [work.text for work in parts] == whole
+
+
+def test_a_descriptor_that_the_pushbuffer_wrote_is_launched(tables: VendorTables) -> None:
+    layout = descriptor_layout(4)
+    values = {("grid_width", 0): 7, ("grid_height", 0): 3, ("grid_depth", 0): 1,
+              ("block_width", 0): 96, ("block_height", 0): 2, ("block_depth", 0): 1,
+              ("register_count", 0): 40, ("shared_nbytes", 0): 1024, ("grid_kind", 0): 2,
+              ("program_address", 0): 0x123400}  # fmt: skip
+    data = bytearray(layout.nbytes)
+    for (name, index), value in values.items():
+        layout.write(data, name, value, index)
+    place = 0x5000000
+
+    def method(address: int, *words: int, kind: int = 1) -> list[int]:
+        return [kind << 29 | len(words) << 16 | 1 << 13 | address >> 2, *words]
+
+    words = [
+        *method(0, 0xCBC0),
+        *method(0x180, len(data), 1),
+        *method(0x188, place >> 32, place & 0xFFFFFFFF),
+        *method(0x1B0, 0x41),
+        *method(0x1B4, *np.frombuffer(bytes(data), np.uint32).tolist(), kind=3),
+        *method(0x2B4, place >> 8),
+        *method(0x2C0, 3),
+    ]  # fmt: skip
+    decoder = PushDecoder(tables, lambda at, nbytes: bytes(nbytes))
+    works = list(decoder.feed(np.array(words, np.uint32).tobytes()))
+    launch = next(work for work in works if work.kind == "launch")
+    assert launch.value("grid") == (7, 3, 1)
+    assert launch.value("block") == (96, 2, 1)
+    assert (launch.value("registers"), launch.value("shared")) == (40, 1024)
+    assert launch.value("program") == 0x123400
+    assert not decoder.unknown
 
 
 @pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.slow)])

@@ -28,14 +28,14 @@ _RESOURCES = "src/nvidia/src/kernel/rmapi/resource_list.h"
 _CLASSES = "src/nvidia/generated/g_allclasses.h"
 _FOLDERS = (_SDK, "src/nvidia/arch/nvalloc/unix/include", "kernel-open/nvidia-uvm",
             "kernel-open/common/inc")  # fmt: skip
-_FIRST = ("nvtypes.h", "nvos.h", "nv-ioctl.h", "nv-unix-nvos-params-wrappers.h",
+_FIRST = ("nvtypes.h", "nvos.h", "nv-ioctl.h", "nv-ioctl-numa.h", "nv-unix-nvos-params-wrappers.h",
           "uvm_linux_ioctl.h", "uvm_ioctl.h")  # fmt: skip
 _NAMED = MappingProxyType({
     "NvP64": "ptr", "NvHandle": "handle", "NvBool": "bool", "NV_STATUS": "status",
 })  # fmt: skip
 _THROUGH = ("DW_TAG_const_type", "DW_TAG_volatile_type")
 _CONTROL = re.compile(
-    r"#define\s+(\w*_CTRL_CMD_\w+)\s+\(?(0x[0-9a-fA-F]+)U?\)?\s+/\* finn: Evaluated from "
+    r"#define\s+(\w*_CTRL_\w+)\s+\(?(0x[0-9a-fA-F]+)U?\)?\s+/\* finn: Evaluated from "
     r'"\(FINN_\w+_INTERFACE_ID << 8\) \| (\w+)"'
 )
 _NUMBER = re.compile(r"#define\s+(\w+)\s+\(?(0x[0-9a-fA-F]+|\d+)U?\)?\s*(?:/[/*].*)?$", re.M)
@@ -55,6 +55,7 @@ ESCAPES = MappingProxyType({
     206: "nv_ioctl_alloc_os_event_t", 207: "nv_ioctl_free_os_event_t",
     209: "nv_ioctl_status_code_t", 210: "nv_ioctl_rm_api_version_t", 211: "nv_ioctl_xfer_t",
     213: "nv_ioctl_query_device_intr", 214: "nv_ioctl_sys_params_t",
+    215: "nv_ioctl_numa_info_t", 216: "nv_ioctl_set_numa_status_t",
     217: "nv_ioctl_export_to_dma_buf_fd_t", 218: "nv_ioctl_wait_open_complete_t",
 })  # fmt: skip
 _ALSO = ("NVOS64_PARAMETERS",)
@@ -221,7 +222,8 @@ def read_names(
                 names["class", int(number, 0)] = (name, entries.get(name, ""))
     unix = work / _FOLDERS[1]
     escapes = _NUMBER.findall((unix / "nv_escape.h").read_text())
-    based = (work / _FOLDERS[3] / "nv-ioctl-numbers.h").read_text()
+    based = "".join((work / _FOLDERS[3] / header).read_text()
+                    for header in ("nv-ioctl-numbers.h", "nv-ioctl-numa.h"))  # fmt: skip
     escapes += [(name, str(200 + int(low))) for name, low in _BASED.findall(based)]
     for name, number in escapes:
         if name.startswith("NV_ESC_"):
@@ -256,7 +258,7 @@ def read_methods(classes: Path) -> dict[tuple[str, int], str]:
                 last, before = name, place
                 found[unit, place] = name
             for name, address, step in re.findall(
-                rf"#define NV{kind}_(\w+)\(i\) +\((0x[0-9a-f]+)\+\(i\)\*(\d+)\)", text, re.I
+                rf"#define NV{kind}_(\w+)\([ij]\) +\((0x[0-9a-f]+)\+\([ij]\)\*(\d+)\)", text, re.I
             ):
                 found[unit, int(address, 16)] = f"{name} {step}"
     return found
