@@ -8,14 +8,17 @@ node.
 
 from __future__ import annotations
 
+import math
 import os
+import threading
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
+from baregrad.base.errors import ArgumentError, JitError, ShapeError, UnsupportedError
+from baregrad.base.locks import give_lock
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import bind
 from baregrad.io.onnx.graph import GraphDef, NodeDef, ValueType
@@ -68,8 +71,10 @@ class OnnxModel:
 
     `inputs` and `outputs` are their declared types by name, `operators` how often it uses each.
     `way` says how calls run: `first`, `captured`, `captured for each value of NAMES` or
-    `node by node, since NAMES depends on data`.
+    `node by node, since NAMES depends on data`. Threads may share it; one at a time is served.
     """
+
+    lock: threading.RLock
 
     def __init__(
         self, model: ModelDef, device: str, dimensions: Mapping[str, tuple[int, int]]
@@ -80,6 +85,7 @@ class OnnxModel:
                 "the model has operators that are not offered",
                 found=", ".join(f"{name} ({count})" for name, count in missing.most_common()),
             )
+        give_lock(self)
         self.definition = model
         self.device = device
         self.inputs: dict[str, ValueType] = {one.name: one for one in model.graph.inputs}
@@ -111,7 +117,7 @@ class OnnxModel:
         unknown, ShapeError for shapes that do not fit.
         """
         given = self._given(args, kwargs)
-        with no_grad():
+        with self.lock, no_grad():
             values = {name: self._input(self.inputs[name], one) for name, one in given.items()}
             results = self._run(values)
         return dict(zip(self.outputs, map(self._output, results), strict=True))
@@ -201,17 +207,26 @@ class OnnxModel:
         if self._folded is None:
             self._folded = self._runner.fold(graph, {})
         if self._settings is None:
-            self._runner.downloaded.clear()
             found = self._runner.run(graph, {**self._folded, **values})
             self._settle(values)
             return found
         if self.way.startswith("node"):
             return self._runner.run(graph, {**self._folded, **values})
-        return self._capture(values)
+        try:
+            return self._capture(dict(values))
+        except JitError:
+            # Another branch than before, or another size, has to know more on the host.
+            known = self._settings
+            self._settle(values)
+            if known == self._settings and not self.way.startswith("node"):
+                raise
+            self._captured.clear()
+            return self._run(values)
 
     def _settle(self, values: Mapping[str, Value]) -> None:
         """Choose the way of later calls by what the first one had to know on the host."""
-        plain = all(isinstance(one, Tensor) for one in values.values())
+        plain = all(isinstance(one, Tensor) or name in (self._settings or ())
+                    for name, one in values.items())  # fmt: skip
         declared = all(
             one.kind == "tensor" and (not one.dtype or one.dtype in vars(dtypes))
             for one in self.outputs.values()
@@ -221,7 +236,7 @@ class OnnxModel:
         self._settings = tuple(name for name in self.inputs if name in sources)
         if not plain or not declared:
             self.way = "node by node, since it has strings, sequences or types of the host"
-        elif data:
+        elif data or (self._runner.downloaded and not sources):
             names = ", ".join(sorted(self._runner.downloaded)[:3])
             self.way = f"node by node, since {names} depends on data"
         elif self._settings:
@@ -301,9 +316,9 @@ def _cut(value: Tensor, declared: ValueType, sizes: Mapping[str, Node]) -> Tenso
 
 def _is_setting(value: Value) -> bool:
     return (
-        isinstance(value, Tensor)
+        isinstance(value, Tensor | np.ndarray)
         and all(isinstance(e, int) for e in value.shape)
-        and value.numel() <= MOST_SETTINGS
+        and math.prod(value.shape) <= MOST_SETTINGS
     )
 
 

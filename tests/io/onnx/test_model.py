@@ -147,6 +147,29 @@ def test_a_loop_whose_count_depends_on_data_runs_node_by_node() -> None:
     assert loaded.way.startswith("node by node")
 
 
+def test_a_branch_that_needs_more_is_noticed_when_it_is_taken() -> None:
+    """Of at most four elements the positive ones, doubled; of more, all of them doubled."""
+    many = helper.make_graph([node("Identity", ["twice"], ["y_many"])], "many", [],
+                             [value("y_many", None)])  # fmt: skip
+    few = helper.make_graph(
+        [node("Greater", ["x", "zero"], ["kept"]), node("Compress", ["twice", "kept"], ["y_few"],
+                                                        axis=0)],
+        "few", [], [value("y_few", None)],
+    )  # fmt: skip
+    nodes = [
+        node("Size", ["x"], ["size"]), node("Greater", ["size", "four"], ["is"]),
+        node("Add", ["x", "x"], ["twice"]),
+        node("If", ["is"], ["y"], then_branch=many, else_branch=few),
+    ]  # fmt: skip
+    constants = {"four": np.array(4), "zero": np.array(0, np.float32)}
+    model = made(nodes, [value("x", ["n"])], [value("y", ["m"])], constants)
+    loaded = io.load_onnx(model)
+    for size in (100, 100, 100, 4, 4, 3, 4, 100, 100):
+        x = array(size)
+        wanted = 2 * x if size > 4 else 2 * x[x > 0]
+        np.testing.assert_allclose(loaded(x=x)["y"].numpy(), wanted)
+
+
 def test_external_data_is_read_from_beside_the_file(tmp_path) -> None:
     import onnx
 
