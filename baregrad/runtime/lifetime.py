@@ -42,6 +42,11 @@ def follow_process(device: Follower) -> None:
         _watcher.told(device)
 
 
+def leave_process(device: Follower) -> None:
+    """Follow the process no longer: the device is closed, and nobody is to look at it."""
+    _open.discard(device)
+
+
 @contextlib.contextmanager
 def watching_devices(tell: Callable[[Follower], None]) -> Iterator[None]:
     """For a block, tell of each device: of those that are open now, then of each as it opens."""

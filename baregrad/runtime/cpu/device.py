@@ -25,7 +25,7 @@ from baregrad.runtime.cpu.loader import LoadedObject, Loader
 from baregrad.runtime.cpu.pool import NativePool
 from baregrad.runtime.host_memory import HostAllocator
 from baregrad.runtime.interface import Device
-from baregrad.runtime.lifetime import follow_process
+from baregrad.runtime.lifetime import follow_process, leave_process
 from baregrad.target.cpu import crowding_bytes
 
 # One core does not use all that memory can do: from here on the threads share a copy.
@@ -164,6 +164,7 @@ class CpuDevice(Device):
         """Stop the threads and give spare memory back; live buffers stay readable."""
         with self._lock:
             self._closed = True
+            leave_process(self)
             if self._pool is not None:
                 self._pool.close()
                 self._pool = None

@@ -26,7 +26,7 @@ from baregrad.runtime.cuda.loaded_code import LoadedCode
 from baregrad.runtime.cuda.pinned import PinnedMemory
 from baregrad.runtime.cuda.staging import SHARED_NBYTES, Staging
 from baregrad.runtime.interface import Device
-from baregrad.runtime.lifetime import follow_process
+from baregrad.runtime.lifetime import follow_process, leave_process
 
 if TYPE_CHECKING:
     from baregrad.runtime.buffers import Contiguous
@@ -280,6 +280,7 @@ class CudaDevice(Device):
             return
         with self._lock:
             self._closed = True
+            leave_process(self)
             first: Exception | None = None
             try:
                 if not self.context.lost:

@@ -20,7 +20,7 @@ from baregrad.program import CUBIN, Program
 from baregrad.runtime.buffers import Buffer, MemoryStats, flat_bytes
 from baregrad.runtime.commands import CommandList, Kernel, StartedList, Timeline
 from baregrad.runtime.interface import Device
-from baregrad.runtime.lifetime import follow_process
+from baregrad.runtime.lifetime import follow_process, leave_process
 from baregrad.runtime.nvidia.channel_pair import ChannelPair
 from baregrad.runtime.nvidia.code.descriptor_fields import descriptor_layout
 from baregrad.runtime.nvidia.copies.host_copies import HostCopies
@@ -452,6 +452,7 @@ class NvDevice(Device):
             if self._closed:
                 return
             self._closed = self._attention = True
+            leave_process(self)
             self._returned.close()
             if os.getpid() != self._process:
                 return
