@@ -30,7 +30,10 @@ VALUES, GRADIENTS = dtypes.float8_e4m3fn, dtypes.float8_e5m2
 
 
 class _Scaled(NamedTuple):
-    """A matrix of 8-bit floats, and the float32 that each is to be multiplied by."""
+    """A matrix of 8-bit floats, and the float32 that each is to be multiplied by.
+
+    They are kept as the float16 that they are: so matrix units read them as they lie.
+    """
 
     codes: Node
     scale: Node
@@ -121,8 +124,8 @@ def _scaled(x: Node, dtype: DType) -> _Scaled:
     largest = nodes.alu(Ops.WHERE, is_zero, const(1.0, F32), largest)
     scale = nodes.div(largest, const(dtype.max, F32))
     codes = nodes.cast(nodes.div(wide, nodes.broadcast(scale, x.shape)), dtype)
-    # Kept: they are read by three products.
-    return _Scaled(Node(Ops.CONTIGUOUS, dtype, (codes,)), scale)
+    kept = nodes.cast(codes, dtypes.float16)
+    return _Scaled(Node(Ops.CONTIGUOUS, kept.dtype, (kept,)), scale)
 
 
 def _product(left: _Scaled, right: _Scaled) -> Node:

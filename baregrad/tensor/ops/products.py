@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import DType, array_dtype, dtypes
+from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.operands import accumulator, common_dtype, lift, result
 from baregrad.tensor.array.tensor_like import Operand, Tensor
+
+# Results that share a factor, from which on it is converted once for all of them.
+_OFTEN = 64
 
 
 def contract(a: Node, b: Node, axes: tuple[int, ...], out: DType | None = None) -> Node:
@@ -23,6 +27,19 @@ def contract(a: Node, b: Node, axes: tuple[int, ...], out: DType | None = None) 
         return nodes.reduce(Ops.OR, nodes.alu(Ops.AND, a, b), axes)
     product = nodes.mul(nodes.cast(a, wide), nodes.cast(b, wide))
     return nodes.cast(nodes.reduce(Ops.ADD, product, axes), dtype)
+
+
+def widely_read(x: Node, beside: DType, times: Dim) -> Node:
+    """A factor of 8-bit floats that is read often, as the 16-bit floats that they are, in memory.
+
+    beside: the other factor's dtype. times: how many results of a row or column read an element.
+    Converting each time would take longer than the products.
+    """
+    often = isinstance(times, int) and times >= _OFTEN
+    if not often or x.dtype.bits != 8 or not x.dtype.is_float:
+        return x
+    dtype = beside if beside.bits == 16 else dtypes.float16
+    return Node(Ops.CONTIGUOUS, dtype, (nodes.cast(x, dtype),))
 
 
 def _summed_in(left: DType, right: DType, out: DType) -> DType:
@@ -63,6 +80,10 @@ def matmul(x: Tensor, other: Operand, out_dtype: DType | str | None = None) -> T
     else:
         dtype, a, b = out, x.node, right.node
         wide = _summed_in(a.dtype, b.dtype, out)
+        if len(a.shape) > 1 and len(b.shape) > 1:
+            kinds = a.dtype, b.dtype
+            a = widely_read(a, kinds[1], b.shape[-1])
+            b = widely_read(b, kinds[0], a.shape[-2])
     if a.shape[-1] != b.shape[-2 if right.ndim > 1 else -1]:
         raise ShapeError(
             "the inner extents of a matrix product differ",

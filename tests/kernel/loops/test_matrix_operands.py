@@ -25,10 +25,10 @@ BF16, F16 = ml_dtypes.bfloat16, np.float16
 def test_products_of_8_bit_floats(
     left: type, right: type, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All values of the dtypes, and sums that float32 holds."""
+    """Few rows and columns: each product's kernel converts on the way to shared memory."""
     random = np.random.default_rng(3)
-    a = random.integers(-16, 17, (64, 64)).astype(left)
-    b = random.integers(-16, 17, (64, 72)).astype(right)
+    a = random.integers(-16, 17, (48, 64)).astype(left)
+    b = random.integers(-16, 17, (64, 56)).astype(right)
     wanted = a.astype(np.float64) @ b.astype(np.float64)
     with options.override(device="CPU"):
         found = Tensor(a).matmul(Tensor(b), out_dtype="float32").numpy()
@@ -44,6 +44,23 @@ def test_products_of_8_bit_floats(
     kind = "bf16.bf16" if BF16 in (left, right) else "f16.f16"
     (text,) = [each for each in texts if f"mma.sync.aligned.m16n8k16.row.col.f32.{kind}" in each]
     assert all(f"cvt.rn.f16x2.{SHORT[one]}x2" in text for one in (left, right) if one in SHORT)
+
+
+def test_factors_that_many_results_read_are_converted_once(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    random = np.random.default_rng(4)
+    a, b = (random.integers(-16, 17, (64, 72)).astype(E4M3) for _ in range(2))
+    texts = []
+    load = PtxDevice.load
+    monkeypatch.setattr(
+        PtxDevice, "load", lambda self, program: texts.append(program.source) or load(self, program)
+    )
+    with ptx_session():
+        found = Tensor(a).matmul(Tensor(b).T, out_dtype="float32").numpy()
+    np.testing.assert_array_equal(found, a.astype(np.float64) @ b.astype(np.float64).T)
+    (text,) = [each for each in texts if "mma.sync" in each]
+    assert "e4m3" not in text and any("cvt.rn.f16x2.e4m3x2" in each for each in texts)
 
 
 @pytest.mark.parametrize("architecture", ["sm_90a", "sm_80"])
