@@ -7,16 +7,17 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from types import TracebackType
+from typing import TYPE_CHECKING
 
 from baregrad.base.errors import ArgumentError
 from baregrad.base.options import options
 from baregrad.base.tracing import SpanContext, span
-from baregrad.profiling.collector import Collector
-from baregrad.profiling.events import events_of
-from baregrad.profiling.limits import limits_of
-from baregrad.profiling.summary import KernelRow, Utilisation, kernel_rows, summary, utilisations
-from baregrad.profiling.trace_file import begin_file, join_file
+
+if TYPE_CHECKING:
+    # What a profile is made of is imported when one is: the package's face names `Profile`.
+    from types import TracebackType
+
+    from baregrad.profiling.summary import KernelRow, Utilisation
 
 
 class Profile:
@@ -35,6 +36,8 @@ class Profile:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, lines: bool = False) -> None:
+        from baregrad.profiling.collector import Collector
+
         self.path = None if path is None else Path(path)
         self._lines = lines
         self._seen = Collector()
@@ -46,6 +49,8 @@ class Profile:
             raise ArgumentError("a profile is made once", hint="make another")
         self._pid = os.getpid()
         if self.path is not None:
+            from baregrad.profiling.trace_file import begin_file
+
             begin_file(self.path)
         if self._lines:
             self._open.enter_context(options.override(lines=True))
@@ -60,6 +65,9 @@ class Profile:
     ) -> None:
         self._open.close()
         if self.path is not None:
+            from baregrad.profiling.events import events_of
+            from baregrad.profiling.trace_file import join_file
+
             join_file(self.path, events_of(self._seen))
 
     @staticmethod
@@ -69,15 +77,22 @@ class Profile:
 
     def kernels(self) -> list[KernelRow]:
         """Return what each kernel came to, those that took longest first."""
+        from baregrad.profiling.summary import kernel_rows
+
         return kernel_rows(self._seen.runs(), {})
 
     def utilisations(self) -> list[Utilisation]:
         """Return how busy each device was."""
+        from baregrad.profiling.summary import utilisations
+
         seen = self._seen
         return utilisations(seen.runs(), seen.end_ns - seen.begin_ns)
 
     def table(self) -> str:
         """Return kernels, devices, threads and memory as text; measures the CPU's limits."""
+        from baregrad.profiling.limits import limits_of
+        from baregrad.profiling.summary import summary
+
         seen = self._seen
         limits = {
             device: limits_of(device, architecture)
