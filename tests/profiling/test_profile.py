@@ -24,6 +24,8 @@ from baregrad.base.options import options, parse_environment
 from baregrad.engine.session import Session, current_session, use_session
 from baregrad.profiling.limits import limits_of
 from baregrad.runtime.commands import Slot
+from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
+from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from tests.runtime.nvidia import device_tools as tools
 from tests.runtime.nvidia.fake_port import FakePort
 
@@ -182,6 +184,26 @@ def test_a_gpu_is_profiled_without_being_awaited(tmp_path: Path) -> None:
         assert used.device == "NV" and 0 < used.covered_ns <= used.span_ns
     finally:
         device.close()
+
+
+# Turing's launches write no times of their own: their lists run serially.
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
+def test_replays_on_gpus_of_each_generation_are_profiled(
+    architecture: str, session: Session
+) -> None:
+    from baregrad.engine.backends import gpu_backend
+    from baregrad.runtime.nvidia.device import NvDevice
+
+    port = VirtualPort(models=(GpuModel(architecture),))
+    with options.override(nv_port="virtual", device="NV"):
+        session.adopt(gpu_backend("NV", NvDevice(port=port)))
+        function = baregrad.jit(lambda x: (x * 2 + 1).sum(0))
+        x = Tensor(np.ones((4, 32), np.float32))
+        with baregrad.profile() as profile:
+            results = [function(x).numpy() for _ in range(5)]
+    assert all((one == 12).all() for one in results)
+    (row,) = profile.kernels()
+    assert row.calls == 5 and row.total_ns > 0
 
 
 def test_the_table_compares_with_the_limits_of_the_machine() -> None:
