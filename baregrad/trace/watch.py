@@ -18,6 +18,8 @@ from baregrad.trace.recording import TraceRecorder
 from baregrad.trace.submissions import PERIOD_S, SubmissionReader
 
 _STACK_NBYTES = 1024
+# How often a process's libraries are looked up anew at most.
+_FILES_S = 0.05
 # For how long calls and segments are decoded before the next stop is looked for.
 _SLICE_S = 0.0005
 # RM_FREE, RM_UNMAP_MEMORY, RM_UNMAP_MEMORY_DMA and UVM_FREE: what they take away is read before.
@@ -33,6 +35,7 @@ class _Seen:
     open: set[int] = field(default_factory=set)
     mapped: list[tuple[int, int]] = field(default_factory=list)
     files: list[MappedFile] = field(default_factory=list)
+    files_read: float = 0.0
 
 
 @dataclass
@@ -215,7 +218,10 @@ class DriverWatch:
         stack = thread.process.memory.read(call.stack, _STACK_NBYTES)
         for renewed in (False, True):
             if renewed or not seen.files:
-                seen.files = mappings(thread.process.pid)
+                # Of a large program that is a millisecond.
+                if time.monotonic() - seen.files_read < _FILES_S:
+                    break
+                seen.files, seen.files_read = mappings(thread.process.pid), time.monotonic()
             for at in range(0, len(stack) - 7, 8):
                 name = _file_at(seen.files, int.from_bytes(stack[at : at + 8], "little"))
                 leaf = name.rpartition("/")[2]
