@@ -258,7 +258,8 @@ class OnnxModel:
                 self._captured.pop(next(iter(self._captured)))
             function = self._captured[key] = self._made(known, tuple(values))
         sizes = self._sizes(values)
-        return function([_roomy(one) for one in values.values()], *sizes.values())
+        # One after the other, by which `jit` knows a call that is like the last one soonest.
+        return function(*map(_roomy, values.values()), *sizes.values())
 
     def _sizes(self, values: Mapping[str, Value]) -> dict[str, Node]:
         """The symbolic dimensions of inputs with their values. Raises ShapeError for two of one."""
@@ -284,9 +285,9 @@ class OnnxModel:
 
         inputs = [self.inputs[name] for name in names]
 
-        def run(tensors: list[Tensor], *sizes: Node) -> list[Value]:
-            known = {size.arg.name: size for size in sizes}
-            given = zip(tensors, inputs, strict=True)
+        def run(*args: Any) -> list[Value]:
+            known = {size.arg.name: size for size in args[len(inputs) :]}
+            given = zip(args, inputs, strict=False)
             cut = [_cut(one, declared, known) for one, declared in given]
             found = runner.run(graph, {**folded, **dict(zip(names, cut, strict=True))})
             return [runner.tensor(one) for one in found]
