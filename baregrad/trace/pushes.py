@@ -28,6 +28,8 @@ _OPERATIONS = MappingProxyType({
 _INLINE_UPPER, _INLINE_LOWER, _INLINE_DATA = 0x318, 0x31C, 0x320
 # clcbc0.h:161..245: a copy of words that stand in the pushbuffer.
 _I2M_LENGTH, _I2M_UPPER, _I2M_LOWER, _I2M_LAUNCH, _I2M_DATA = 0x180, 0x188, 0x18C, 0x1B0, 0x1B4
+# clcbc0.h:439: those actions of a signal that begin a launch, not only fetch or forget one.
+_SCHEDULING = frozenset({2, 3, 9, 10, 11})
 _MOST_KEPT = 1 << 18
 
 
@@ -60,6 +62,7 @@ class PushDecoder:
     methods: int = 0
     _inline: bytearray = field(default_factory=bytearray)
     _launched: int = -1
+    _known: set[tuple[int, int]] = field(default_factory=set)
     # What a header said that is not there yet: its data may go on in the next segment.
     _open: list[int] = field(default_factory=list)
     # Words that the pushbuffer itself wrote into memory, by address: descriptors come so.
@@ -111,10 +114,15 @@ class PushDecoder:
 
     def _method(self, channel: int, method: int, data: int) -> Iterator[PushedWork]:
         self.methods += 1
-        name = self.name(channel, method)
-        if " " in name:
-            self.unknown[name] += 1
-        self.state[channel, method] = data
+        key = (channel, method)
+        self.state[key] = data
+        # Most methods come again and again.
+        if key not in self._known:
+            name = self.name(channel, method)
+            if " " in name:
+                self.unknown[name] += 1
+            else:
+                self._known.add(key)
         if method < _HOST_METHODS_END:
             yield from self._host(channel, method, data)
         elif self.unit(channel) == "compute":
@@ -125,6 +133,7 @@ class PushDecoder:
     def _host(self, channel: int, method: int, data: int) -> Iterator[PushedWork]:
         if method == m.HOST["SET_OBJECT"].address:
             self.bound[channel] = data & 0xFFFF
+            self._known.clear()
             named = self.tables.classes.get(data & 0xFFFF)
             yield PushedWork("bind", f"subchannel {channel} speaks to "
                        f"{named.name if named else hex(data)}", (("class", data & 0xFFFF),))
@@ -184,6 +193,8 @@ class PushDecoder:
         elif method in (
             table["SEND_SIGNALING_PCAS2_B"].address, table["SEND_SIGNALING_PCAS_B"].address
         ):  # fmt: skip
+            if not _starts(method, data):
+                return
             place = self.state.get((channel, table["SEND_PCAS_A"].address), 0) << 8
             layout = self._layout(channel)
             if layout is not None and place != self._launched:
@@ -237,6 +248,9 @@ class PushDecoder:
         except BaregradError as error:
             text = f"launch of a descriptor at {place:#x}: {error}"
             return PushedWork("launch", text, (("descriptor", place),))
+        if not program and not any(grid):
+            text = f"empty descriptor at {place:#x}, which starts no program"
+            return PushedWork("empty", text, (("descriptor", place),))
         clusters = f", clusters {cluster}" if cluster != (1, 1, 1) else ""
         text = (
             f"launch of {program:#x}: grid {grid}, block {found['block']}{clusters}, "
@@ -246,6 +260,13 @@ class PushDecoder:
             ("descriptor", place), ("program", program), ("grid", grid),
             ("block", found["block"]), ("registers", registers), ("shared", shared),
         ))  # fmt: skip
+
+
+def _starts(method: int, data: int) -> bool:
+    """Whether a signal to the unit that hands out blocks schedules the descriptor."""
+    if method == m.COMPUTE["SEND_SIGNALING_PCAS_B"].address:
+        return bool(m.COMPUTE["SEND_SIGNALING_PCAS_B"].read(data, "SCHEDULE"))
+    return m.COMPUTE["SEND_SIGNALING_PCAS2_B"].read(data, "PCAS_ACTION") in _SCHEDULING
 
 
 def _cluster(layout: DescriptorLayout, data: bytes) -> tuple[int, ...]:

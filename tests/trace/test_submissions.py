@@ -134,9 +134,12 @@ def test_a_descriptor_that_the_pushbuffer_wrote_is_launched(tables: VendorTables
         *method(0x2B4, place >> 8),
         *method(0x2C0, 3),
     ]  # fmt: skip
+    # A signal that only fetches it is no launch, and a descriptor of zeros starts no program.
+    words += [*method(0x2C0, 8), *method(0x2B4, 0x9000), *method(0x2C0, 3)]
     decoder = PushDecoder(tables, lambda at, nbytes: bytes(nbytes))
     works = list(decoder.feed(np.array(words, np.uint32).tobytes()))
-    launch = next(work for work in works if work.kind == "launch")
+    assert [work.kind for work in works] == ["bind", "copy", "launch", "empty"]
+    launch = works[2]
     assert launch.value("grid") == (7, 3, 1)
     assert launch.value("block") == (96, 2, 1)
     assert (launch.value("registers"), launch.value("shared")) == (40, 1024)
@@ -156,7 +159,7 @@ def test_words_that_nobody_meant(tables: VendorTables, count: int) -> None:
         for _ in range(chance.randrange(6)):
             data[chance.randrange(len(data))] = chance.randrange(256)
         for work in decoder.feed(bytes(data) + chance.randbytes(chance.randrange(32))):
-            assert work.kind in ("bind", "copy", "launch", "semaphore", "wait")
+            assert work.kind in ("bind", "copy", "empty", "launch", "semaphore", "wait")
     for name in decoder.unknown:
         assert name.startswith(("header 0x", "host method 0x", "compute method 0x",
                                 "copy method 0x", "other method 0x"))  # fmt: skip
