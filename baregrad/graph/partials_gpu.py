@@ -42,9 +42,9 @@ SHORT_PARTS, MOST_PARTS = 64, 512
 # A part is of whole accesses, where that can be.
 ACCESS = 16
 # Contractions: blocks that keep a machine busy, the results of a tile, products worth a part.
-BLOCKS = 512
+BLOCKS = 2048
 TILE = 1 << 10
-LEAST_PRODUCTS = 1 << 11
+LEAST_PRODUCTS = 1 << 9
 # On matrix units: a side of a large tile, the short one of a smaller tile, up to where a side is
 # thin; how many times as long as its sides the depth of a weight's gradient is, that of a batch;
 # small tiles that keep a machine busy by themselves, how many large ones parts are to make of
