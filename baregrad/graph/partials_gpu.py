@@ -41,7 +41,9 @@ SHORT_COLUMN_PART, COLUMN_PART = 1 << 6, 1 << 8
 SHORT_PARTS, MOST_PARTS = 64, 512
 # A part is of whole accesses, where that can be.
 ACCESS = 16
-# Contractions: blocks that keep a machine busy, the results of a tile, products worth a part.
+# Contractions: blocks that keep a machine busy, the results of a tile, products worth a part; and
+# how many times fewer and longer parts are where the number of results is symbolic.
+SYMBOLIC = 4
 BLOCKS = 2048
 TILE = 1 << 10
 LEAST_PRODUCTS = 1 << 9
@@ -232,8 +234,11 @@ def _parts(node: Node, value: Node, length: int) -> int:
         sides = _sides_on_units(value, axes)
         if sides is not None:
             return _thin_parts(*sides, length)
-        results = prod(extent for extent in node.shape if isinstance(extent, int))
-        return min(BLOCKS // max(-(-results // TILE), 1), length // LEAST_PRODUCTS)
+        known = [extent for extent in node.shape if isinstance(extent, int)]
+        # Along an axis of a symbolic size there may be many: then parts are few, and long.
+        scale = 1 if len(known) == len(node.shape) else SYMBOLIC
+        tiles = max(-(-prod(known) // TILE), 1)
+        return min(BLOCKS // scale // tiles, length // (LEAST_PRODUCTS * scale))
     inner, last = _innermost(value), _last(shape)
     if inner not in axes:
         # What reads a permuted array's rows often does so again: one kernel does all of that.

@@ -8,7 +8,7 @@ import pytest
 from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
 from baregrad.graph.views import full, permute, reshape
-from baregrad.ir.core.attrs import Reduce, Window
+from baregrad.ir.core.attrs import Param, Reduce, Window
 from baregrad.ir.core.index import Dim, variable
 from baregrad.ir.core.monoid import arg_extreme, primitive
 from baregrad.ir.core.node import Node, alu, cast, const, make_node, toposort
@@ -181,6 +181,20 @@ def test_products_with_much_to_sum_are_cut() -> None:
     value = total(alu(Ops.MUL, left, right), 2)
     arrays = [RNG.standard_normal((e, depth)).astype(np.float32) * 0.01 for e in (m, n)]
     assert [int(np.prod(shape)) for shape in stored(changed(value, arrays))] == [32 * m * n]
+
+
+def test_products_of_a_symbolic_number_of_rows_are_cut_into_fewer_parts() -> None:
+    """There may be many rows, whose partial results would be written and read again."""
+    found = []
+    for rows in (8, variable("n", 1, 1 << 12)):
+        shape = (rows, 12, 1 << 14)
+        left = Node(Ops.PARAM, F32, (), Param(0, (rows, 1, 1 << 14)))
+        right = argument(1, F32, 1, 12, 1 << 14)
+        value = alu(Ops.MUL, *(Node(Ops.EXPAND, F32, (one,), shape) for one in (left, right)))
+        root = Node(Ops.SINK, dtypes.token, (total(value, 2),))
+        (part,) = stored(canonicalise(root, None, HOPPER))
+        found.append(next(extent for extent in part if isinstance(extent, int) and extent != 12))
+    assert found[1] < found[0]
 
 
 @pytest.mark.parametrize(("m", "n", "depth", "parts"), [
