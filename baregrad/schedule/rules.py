@@ -35,7 +35,7 @@ from baregrad.schedule.traffic import OPERATIONS_PER_BYTE
 
 LAUNCH = 4000.0  # about a microsecond
 MAX_OPS = 200  # values computed in one kernel; dear ones count several times
-MAX_LOADS = 24  # arrays read by one kernel
+MAX_LOADS, MAX_GPU_LOADS = 24, 40  # arrays read by one kernel; a GPU joins those of neighbours
 LONG_NEST = 16384.0  # steps for one result of a sum of sums, on a GPU
 # Arrays that are written and read beside a tile of results, which lies in registers meanwhile.
 EPILOGUE_OUTS, EPILOGUE_READS = 2, 4
@@ -132,9 +132,15 @@ def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
     draft = request.draft
     if fusion.gpu and _is_anew_in_each_thread(fusion, node, request):
         return False
-    if draft.count >= MAX_OPS or draft.loads + draft.pending + len(node.src) > MAX_LOADS:
+    loads = draft.loads + draft.pending + len(node.src)
+    if draft.count >= MAX_OPS or loads > _most_loads(fusion):
         return False
     return request.evals <= fusion.survey.size[node.shape] * 1.001
+
+
+def _most_loads(fusion: Fusion) -> int:
+    """How many arrays a kernel may read."""
+    return MAX_GPU_LOADS if fusion.gpu else MAX_LOADS
 
 
 def _why_fused(node: Node, requests: list[Request]) -> str:
@@ -175,10 +181,11 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
     if draft.count >= MAX_OPS:
         return f"the kernel computes {MAX_OPS} values already"
     others = draft.loads + draft.pending - 1
-    if len(node.src) > 1 and others + len(node.src) > MAX_LOADS:
+    most = _most_loads(fusion)
+    if len(node.src) > 1 and others + len(node.src) > most:
         reads = _arrays_read(node)
-        if reads > 1 and others + reads > MAX_LOADS and node not in fusion.packed:
-            return f"the kernel reads {MAX_LOADS} arrays already"
+        if reads > 1 and others + reads > most and node not in fusion.packed:
+            return f"the kernel reads {most} arrays already"
     if op.bit & _ELEMENTWISE:
         if fusion.gpu and _is_anew_in_each_thread(fusion, node, request):
             return "a function in float64, which each thread would compute anew"

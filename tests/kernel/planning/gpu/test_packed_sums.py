@@ -6,7 +6,11 @@ import re
 
 import pytest
 
+from baregrad import Tensor
+from baregrad.base.options import options
 from baregrad.dtypes import dtypes
+from baregrad.graph import canonicalise
+from baregrad.io.gguf import PackedWeight, by_name
 from baregrad.ir.core.node import Node
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.facts.analysis import facts_of
@@ -16,6 +20,8 @@ from baregrad.kernel.planning.common.tiling import Reason
 from baregrad.kernel.planning.first_schedule import choose
 from baregrad.kernel.planning.gpu.gpu_schedule import choose_gpu_schedule
 from baregrad.render import get
+from baregrad.schedule import make_plan
+from tests.graph.streams.test_passes import graph_of
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
 from tests.kernel.packed_products import packed_product
 
@@ -76,3 +82,19 @@ def test_matrix_units_take_four_numbers_of_a_word_at_once(name: str) -> None:
     assert "matrix units" in reasons(kernel)
     assert "copies of 8 and 4 elements" in reasons(kernel)
     check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+@pytest.mark.parametrize("name", ["Q6_K", "Q4_K", "Q8_0"])
+def test_two_products_with_one_row_are_one_kernel(name: str) -> None:
+    row = by_name(name)
+    with options.override(device="NULL", cache=False):
+        arrays = [
+            Tensor.zeros(64, row.row_nbytes(512), dtype=dtypes.uint8).contiguous().realize()
+            for _ in range(2)
+        ]
+        gate, up = (PackedWeight(row, (64, 512), each).in_planes() for each in arrays)
+        x = Tensor.ones(1, 512, dtype=dtypes.bfloat16).contiguous().realize()
+        sink = graph_of(gate.linear(x).silu() * up.linear(x), [x])
+    plan = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER)
+    # But for sums of the row's numbers, which both take minima times.
+    assert len(plan.kernels) == 1 + (name == "Q4_K")
