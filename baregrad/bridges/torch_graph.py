@@ -40,12 +40,17 @@ class TorchGraph:
     """A traced graph that computes with our kernels; called with and returning PyTorch's tensors.
 
     Numbers among the arguments (sizes that change) are part of what a call is known by: each set of
-    them has a capture of its own. calls: how often it ran.
+    them has a capture of its own. An argument that is a result is returned itself. Results of other
+    nodes lie apart, as they do where PyTorch copies: who writes to one changes no other, nor what
+    is kept for the backward pass. calls: how often it ran.
     """
 
     def __init__(self, graph: Any) -> None:
         self.calls = 0
         self._nodes = list(graph.graph.nodes)
+        self._placeholders = [node for node in self._nodes if node.op == "placeholder"]
+        (results,) = next(node.args for node in self._nodes if node.op == "output")
+        self._results = list(results) if isinstance(results, (list, tuple)) else [results]
         self._constants = {
             node.target: _attribute(graph, node.target)
             for node in self._nodes
@@ -64,15 +69,33 @@ class TorchGraph:
         numbers = tuple(
             None if isinstance(one, torch.Tensor) else one for one in arguments
         )
-        jitted = self._jitted.get(numbers)
+        # 1, 1.0 and True are equal, and give results of other dtypes.
+        key = tuple((type(one), one) for one in numbers)
+        jitted = self._jitted.get(key)
         if jitted is None:
-            jitted = self._jitted[numbers] = self._function(numbers)
+            jitted = self._jitted[key] = self._function(numbers)
         constants = [lend(one, device) for one in self._constants.values()]
         results = jitted([lend(one, device) for one in tensors], constants)
         ours = [one for one in results if isinstance(one, Tensor)]
         if ours:
             ours[0].realize(*ours[1:])
-        return [give(one) if isinstance(one, Tensor) else one for one in results]
+        return self._given(dict(zip(self._placeholders, arguments, strict=True)), results)
+
+    def _given(self, arguments: Mapping[Any, Any], results: Sequence[Any]) -> list[Any]:
+        """The results as PyTorch's, those of two nodes in memory of their own."""
+        given: dict[Any, Any] = {}
+        places: set[int] = set()
+        for node, one in zip(self._results, results, strict=True):
+            if node in arguments:
+                given[node] = arguments[node]
+            elif isinstance(one, Tensor) and node not in given:
+                made = give(one)
+                place = made.untyped_storage().data_ptr()
+                given[node] = made.clone() if place in places and made.numel() else made
+                places.add(place)
+        return [
+            given.get(node, one) for node, one in zip(self._results, results, strict=True)
+        ]
 
     def _function(self, numbers: tuple[Any, ...]) -> Callable[..., Any]:
         """The graph over our tensors, for these numbers in the places of those that are None."""
@@ -100,18 +123,18 @@ class TorchGraph:
                 values[node] = next(left)
             elif node.op == "get_attr":
                 values[node] = constants[node.target]
-            elif node.op == "output":
-                (results,) = node.args
-                several = results if isinstance(results, (list, tuple)) else [results]
-                return [known(one) for one in several]
-            else:
+            elif node.op != "output":
                 function = _operator(node.target)
                 if function is None:
                     raise UnsupportedDevice("no such operator", found=_name(node.target))
                 arguments_of = tuple(known(one) for one in node.args)
                 named = {key: known(one) for key, one in node.kwargs.items()}
                 values[node] = function(*arguments_of, **named)
-        return []
+        return [None if _is_placeholder(one) else known(one) for one in self._results]
+
+
+def _is_placeholder(one: Any) -> bool:
+    return getattr(one, "op", "") == "placeholder"
 
 
 def _attribute(graph: Any, name: str) -> Any:

@@ -103,6 +103,21 @@ def test_training_goes_the_same_way() -> None:
         torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-4)
 
 
+def test_writing_to_a_result_leaves_what_the_backward_pass_needs() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        kept = y.clone()
+        return y, (kept * kept).sum()
+
+    x = torch.ones(3, requires_grad=True)
+    y, total = torch.compile(function, backend=baregrad)(x)
+    with torch.no_grad():
+        y.fill_(100)
+    total.backward()
+    assert x.grad is not None
+    assert x.grad.tolist() == [8, 8, 8]
+
+
 def test_lengths_that_change_are_followed() -> None:
     module = nn.Linear(4, 2)
     compiled = torch.compile(module, backend=baregrad, dynamic=True)

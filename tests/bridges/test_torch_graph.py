@@ -33,6 +33,33 @@ def test_constants_of_the_graph_are_read() -> None:
     assert found.tolist() == [2, 4, 6]
 
 
+def test_what_is_copied_lies_in_memory_of_its_own() -> None:
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * 2
+        return y, y.clone(), torch.zeros(3), torch.zeros(3), x, y
+
+    run = TorchGraph(make_fx(function)(torch.zeros(3)))
+    with options.override(device="CPU"):
+        for _ in range(3):
+            x = torch.ones(3)
+            results = run(x)
+            assert results[4] is x
+            assert results[5] is results[0]
+            results[0].fill_(9)
+            results[2].fill_(9)
+            assert results[1].tolist() == [2, 2, 2]
+            assert results[3].tolist() == [0, 0, 0]
+
+
+def test_numbers_that_are_equal_have_dtypes_of_their_own() -> None:
+    graph = make_fx(lambda x, y: x * y, tracing_mode="symbolic")(torch.ones(3).int(), 3)
+    run = TorchGraph(graph)
+    with options.override(device="CPU"):
+        for number in (2, 2.0, True, 1):
+            (found,) = run(torch.ones(3).int(), number)
+            assert found.dtype == (torch.ones(3).int() * number).dtype
+
+
 def test_operators_that_we_lack_are_counted() -> None:
     graph = make_fx(lambda x: torch.linalg.det(x) + torch.linalg.det(x + 1))(torch.eye(3))
     lacking = missing(graph)
