@@ -129,8 +129,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="baregrad trace", usage="baregrad trace [options] -- CMD... | --pid N | diff A B",
         description="Show what a program asks of the NVIDIA driver: each call by name, with the "
-        "fields that say something, before -> after. PushedWork that is submitted through a mapped "
-        "doorbell makes no call and is not among them.",
+        "fields that say something, before -> after. Work that passes no call is read from the "
+        "rings that the program has mapped.",
     )  # fmt: skip
     parser.add_argument("-e", action="append", choices=report.CATEGORIES, metavar="KIND",
                         help="only calls of a kind: " + ", ".join(report.CATEGORIES))
@@ -146,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--pid", type=int, help="follow a process that runs; each of its system "
                         "calls stops it, and Ctrl-C leaves it")
     parser.add_argument("--exact", action="store_true", help="stop at each store to a doorbell, so "
-                        "that no submission is missed; about 0.1 ms a store")
+                        "that no submission is missed; about a millisecond each")
     parser.add_argument("--driver", default="", metavar="RELEASE",
                         help="read structs as of this release, not as of the driver here")
     parser.add_argument("--node", action="append", default=[], metavar="PATH=NODE",

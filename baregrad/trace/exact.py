@@ -4,7 +4,7 @@ The doorbell's page is made inaccessible in the traced program, by calls that it
 to do. A store then faults; the fault is not delivered: the rings are read, the page is opened, the
 one instruction is stepped over, and the page is closed again. Another thread's store in that moment
 passes unseen, but what it submits is in its ring, which is read once more after the step. Each
-store costs about a tenth of a millisecond.
+store costs about a millisecond.
 """
 
 from __future__ import annotations

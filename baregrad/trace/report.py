@@ -50,7 +50,7 @@ def line(call: DriverCall) -> str:
 
 @dataclass
 class CallCounts:
-    """CallCounts and times by name, and what had none."""
+    """Counts and times by name, and what had none."""
 
     calls: Counter[str] = field(default_factory=Counter)
     failures: Counter[str] = field(default_factory=Counter)

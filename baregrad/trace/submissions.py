@@ -1,4 +1,4 @@
-"""PushedWork that passes no system call: rings that a program has mapped, read as they fill.
+"""Work that passes no system call: rings that a program has mapped, read as they fill.
 
 Channels, memory and mappings are learnt from the calls that make them; then the pointer of each
 ring is looked at between calls and every few milliseconds, and what was put into it since is
@@ -60,7 +60,7 @@ class _Space:
 
 @dataclass(frozen=True)
 class Submission:
-    """PushedWork found in a ring: when it was seen (not when it was put there), and whose."""
+    """Work found in a ring: when it was seen (not when it was put there), and whose."""
 
     time: float
     pid: int
