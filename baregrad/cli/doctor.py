@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -48,9 +49,18 @@ def main(argv: list[str]) -> int:
     parser.parse_args(argv)
     findings = examine()
     print("\n".join(map(str, findings)))
-    chosen = next(one for one in findings if one.subject == options.device)
-    print(f"\nThe default device is {options.device}: {chosen.verdict}.")
-    return 0 if chosen.verdict == "ready" else 1
+    verdict = verdict_of(options.device, findings)
+    print(f"\nThe default device is {options.device}: {verdict}.")
+    return 0 if verdict == "ready" else 1
+
+
+def verdict_of(device: str, findings: Sequence[Finding]) -> str:
+    """Return what was found of a device, which may be one GPU of several (`NV:1`)."""
+    kind, _, number = device.partition(":")
+    found = next(one for one in findings if one.subject == kind)
+    if number and found.verdict == "ready" and f"{device}: " not in str(found):
+        return "missing"
+    return found.verdict
 
 
 def _host(host: HostProcessor) -> Finding:

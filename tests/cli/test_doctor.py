@@ -41,6 +41,16 @@ def test_nv_is_examined() -> None:
     assert "NV:1 to NV:0: straight; they are peers over NVLink" in str(one)
 
 
+def test_one_gpu_of_several_may_be_the_default() -> None:
+    facts = ("channel: NV:0: Hopper, sm_90a, /dev/nvidia0; NV:1: Hopper, sm_90a, /dev/nvidia1",)
+    ready = (doctor.Finding("NV", "ready", "a GPU", facts),)
+    assert [doctor.verdict_of(one, ready) for one in ("NV", "NV:0", "NV:1", "NV:2")] == [
+        "ready", "ready", "ready", "missing",
+    ]
+    broken = (doctor.Finding("NV", "missing", "a GPU", ()),)
+    assert doctor.verdict_of("NV:1", broken) == "missing"
+
+
 def test_cuda_is_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeCuda(gpus=2)
     monkeypatch.setattr(driver, "load_functions", lambda: fake.functions)
