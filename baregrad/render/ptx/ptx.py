@@ -34,7 +34,7 @@ _BEFORE_WAIT = _ARITHMETIC | Ops.SET.bit
 # registers of a thread beside the elements that it loads; and how many it may want for.
 BUSY_THREADS, LARGE_BLOCK = 1024, 512
 OTHER_REGISTERS, MOST_WANTING = 24, 40
-# Registers of a thread beside the sums of products of groups of warps.
+# Registers of a thread beside the sums of products of groups of warps and what is read ahead.
 GROUP_REGISTERS = 50
 
 
@@ -110,10 +110,11 @@ def _blocks_of_groups(f: PtxText) -> int:
     """Blocks with products of groups of warps that a multiprocessor is to hold; 0 without any.
 
     While one stores its results another one multiplies. As many as shared memory has room for, and
-    registers for the sums and what products need beside them.
+    registers for the sums, what is read ahead, and what products need beside them.
     """
     sums = [node for node in f.program.src if node.op is Ops.MACHINE and node.arg.name == "wgmma"]
     registers = {one for node in sums for one in node.src[4:]}
+    registers.update(node.src[0] for node in f.program.src if node.op is Ops.SET)
     each = sum([f.width(one) for one in registers]) + GROUP_REGISTERS
     threads, nbytes = f.signature.threads, f.signature.shared_nbytes
     return f.target.resident_blocks(threads // WARP_LANES, each, nbytes) if sums else 0

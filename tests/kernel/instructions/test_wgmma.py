@@ -154,3 +154,14 @@ def test_blocks_have_registers_for_as_many_as_shared_memory_holds(
     assert (f".minnctapersm {blocks}" in written) == (blocks > 1)
     registers, spilled = assembled(written, "sm_90a")
     assert not spilled and registers * 128 * groups * blocks <= HOPPER.registers_per_unit
+
+
+@needs_ptxas
+def test_what_is_read_ahead_stays_in_registers() -> None:
+    """As rows that are no words come through registers, fewer blocks are promised room."""
+    kernel = product(255, 255, 511, a_t=True, b_t=False)
+    pipe = "pipeline('ko', 2, 'lanes')"
+    _, program = lowered(kernel, text((True, False), pipe))
+    written = get("ptx").render(program, HOPPER)
+    assert ".minnctapersm 3" in written
+    assert assembled(written, "sm_90a")[1] == 0
