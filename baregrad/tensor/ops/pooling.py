@@ -20,7 +20,6 @@ from baregrad.tensor.array.core import check_float
 from baregrad.tensor.array.operands import accumulator, result
 from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.ops.convolution import PerAxis, per_axis, windows
-from baregrad.tensor.ops.products import contract
 
 _BEYOND = 1 << 62  # the position of padding: after every element
 _BEYOND_TAPS = 1 << 30
@@ -271,17 +270,11 @@ def _sizes(x: Tensor, output_size: int | Sequence[int | None] | None, count: int
     return [have if want is None else want for have, want in zip(own, given, strict=True)]
 
 
-def _mix(x: Tensor, axis: int, weights: Node) -> Tensor:
-    """`x` with an axis multiplied by a matrix of weights (new extent, old extent)."""
-    wide = accumulator(x.dtype)
-    moved = x.movedim(axis, -1)
-    rows = nodes.unsqueeze(nodes.cast(moved.node, wide), x.ndim - 1)
-    mixed = nodes.cast(contract(rows, nodes.cast(weights, wide), (x.ndim,)), x.dtype)
-    return result(mixed, x).movedim(-1, axis)
+def _adaptive_parts(extent: int, wanted: int) -> tuple[Node, Node]:
+    """Which elements part i has, from floor(i*e/w) up to ceil((i+1)*e/w), and how many.
 
-
-def _adaptive_weights(extent: int, wanted: int) -> Node:
-    """Row i has 1/count for the elements from floor(i*e/w) up to ceil((i+1)*e/w)."""
+    They are of the shapes (wanted, extent) and (wanted, 1).
+    """
     shape = (wanted, extent)
     i, h = nodes.iota_along(shape, 0), nodes.iota_along(shape, 1)
     e, w = const(extent, dtypes.int64), const(wanted, dtypes.int64)
@@ -291,8 +284,14 @@ def _adaptive_weights(extent: int, wanted: int) -> Node:
     )
     end = nodes.alu(Ops.FLOORDIV, after, w)
     inside = nodes.alu(Ops.AND, nodes.alu(Ops.CMPLE, start, h), nodes.alu(Ops.CMPLT, h, end))
-    count = nodes.cast(nodes.sub(end, start), dtypes.float64)
-    return nodes.div(nodes.cast(inside, dtypes.float64), count)
+    return inside, nodes.sub(end, start)
+
+
+def _mean_of_parts(x: Tensor, axis: int, wanted: int) -> Tensor:
+    """The means of parts of an axis. What lies outside a part may be infinite: it is left out."""
+    inside, counts = (result(one, x) for one in _adaptive_parts(x.shape[axis], wanted))
+    kept = inside.where(x.movedim(axis, -1).unsqueeze(-2), 0)
+    return (kept.sum(-1) / counts[:, 0].cast(x.dtype)).movedim(-1, axis)
 
 
 def adaptive_avg_pool(
@@ -306,8 +305,8 @@ def adaptive_avg_pool(
         kernel = [have // want for have, want in zip(own, sizes, strict=True)]
         return avg_pool(x, count, kernel, None, 0, False, True, None)
     y = x.cast(accumulator(x.dtype))
-    for i, (have, want) in enumerate(zip(own, sizes, strict=True)):
-        y = _mix(y, x.ndim - count + i, _adaptive_weights(have, want))
+    for i, want in enumerate(sizes):
+        y = _mean_of_parts(y, x.ndim - count + i, want)
     return y.cast(x.dtype)
 
 

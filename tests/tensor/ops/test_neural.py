@@ -500,3 +500,10 @@ def test_attention_is_of_floats() -> None:
 def test_axes_of_einsum_are_letters(equation: str) -> None:
     with pytest.raises(ArgumentError, match="letters"):
         Tensor.einsum(equation, Tensor.zeros(2, 3))
+
+
+def test_means_of_parts_leave_out_what_is_infinite_elsewhere() -> None:
+    values = np.array([[[1.0, 2.0, 3.0, np.inf, 5.0, -np.inf, 7.0]]], np.float32)
+    wanted = torch.nn.functional.adaptive_avg_pool1d(torch.tensor(values), 4)
+    found = Tensor(values).adaptive_avg_pool1d(4)
+    np.testing.assert_array_equal(found.numpy(), wanted.numpy())

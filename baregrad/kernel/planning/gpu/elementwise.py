@@ -53,9 +53,8 @@ def _lay_neighbours(plan: GpuPlan, axes: Sequence[Node]) -> None:
     if points < 4 * vectors * lanes * busy:
         vectors = 1
     if any(out.arg.atomic for out in plan.facts.outs):
-        # A warp's additions at once are more than memory makes meanwhile, but what they read is
-        # read faster in pairs.
-        vectors, lanes = 1, min(lanes, 2)
+        # A warp's additions at once are more than memory makes meanwhile.
+        vectors = lanes = 1
     while vectors * lanes * work > MOST_OPS and vectors * lanes > 1:
         vectors, lanes = (vectors // 2, lanes) if vectors > 1 else (1, lanes // 2)
     while vectors > 1 and several * vectors * lanes * work > MOST_CODE:
