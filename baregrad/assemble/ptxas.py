@@ -5,7 +5,7 @@ of the cache key, and so are the architecture and the flags.
 
 What ptxas says of pipelines that it changed, it says as information and succeeds: a kernel whose
 matrix products it made to wait for each other runs at a fraction of its speed. Here such a kernel
-is refused.
+is refused, by an error of its own: where nobody asked for the pipeline, another form takes over.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from baregrad.assemble.cache import DiskCache
 from baregrad.assemble.cached import CachedAssembler
 from baregrad.assemble.cuda_toolkit import find_program
-from baregrad.base.errors import CompileError
+from baregrad.base.errors import ChangedPipeline, CompileError
 
 # Contraction would fuse a*b+c behind our back and change bits: texts say `fma` where they mean it.
 DEFAULT_FLAGS = ("-O3", "-fmad=false")
@@ -91,13 +91,13 @@ class PtxAssembler(CachedAssembler):
 
 
 def _check_pipelines(remarks: str, text: str) -> None:
-    """Raise CompileError if ptxas remarks that it changed the pipeline of a kernel of a text."""
+    """Raise ChangedPipeline if ptxas remarks that it changed the pipeline of a kernel of a text."""
     lines = [line for line in remarks.splitlines() if _CHANGED_PIPELINE.search(line)]
     if not lines:
         return
     log = "\n".join(lines)
     names = _FUNCTION.findall(log) or _ENTRY.findall(text)
-    raise CompileError(
+    raise ChangedPipeline(
         f"ptxas changed the pipeline of {', '.join(dict.fromkeys(names))}",
         found=", ".join(dict.fromkeys(_CHANGED_PIPELINE.findall(log))),
         wanted="wgmma and setmaxnreg as they are written",

@@ -20,6 +20,7 @@
     ├── OutOfMemory          (MemoryError)    a device or the host ran out of memory
     ├── DriverError                           the operating system or a driver said no
     ├── CompileError                          a compiler said no; keeps the source and its log
+    │   └── ChangedPipeline                   an assembler would make asynchronous work wait
     └── CompilerBug                           our own mistake; saves the IR and says how to replay
         └── VerifyError                       IR that breaks the grammar of its level
 
@@ -252,6 +253,10 @@ class CompileError(BaregradError):
     def __str__(self) -> str:
         text = super().__str__()
         return f"{text}\n{self.log.rstrip()}" if self.log else text
+
+
+class ChangedPipeline(CompileError):
+    """An assembler would make instructions wait that were to run beside each other."""
 
 
 class CompilerBug(BaregradError):

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from baregrad.assemble.cache import DiskCache, key_of
-from baregrad.base.errors import BaregradError, CompilerBug, ScheduleError
+from baregrad.base.errors import BaregradError, ChangedPipeline, CompilerBug, ScheduleError
 from baregrad.base.options import options
 from baregrad.base.tracing import span
 from baregrad.engine.launch import launch_expr
@@ -70,7 +70,8 @@ class Stage(NamedTuple):
 class _Draft:
     """What the passes made of a kernel: its loop and linear levels, and the text to assemble.
 
-    stages: every step, where they are to be shown.
+    stages: every step, where they are to be shown. refused: what an assembler said of the first
+    choice of a schedule, if it took another one.
     """
 
     kernel: Node
@@ -78,6 +79,7 @@ class _Draft:
     linear: Node
     text: str
     stages: list[Stage]
+    refused: str = ""
 
 
 class Compiler:
@@ -144,19 +146,37 @@ class Compiler:
             self._programs[job] = Program.from_bytes(saved)
             progress()
         beside = self.assembler.several_at_once
-        for group in [list(missing)] if beside else _groups(list(missing)):
-            drafts: list[_Draft] = []
-            texts: Iterable[str] = self._texts(group, drafts)
-            if not beside:
-                # Our own passes run faster when the assembler has not just filled the processor's
-                # caches with code and data of its own.
-                texts = list(texts)
-            codes = _timed(self.assembler.assemble_all(texts))
-            for place, (job, code) in enumerate(zip(group, codes, strict=True)):
-                program = self._programs[job] = self._finish(drafts[place], code)
-                if self.cache is not None:
-                    self.cache.put(missing[job], program.to_bytes())
+        groups = [list(missing)] if beside else list(_groups(list(missing)))
+        for group in groups:
+            made = self._programs_of(group)
+            try:
+                for job, program in made:
+                    self._keep(job, program, missing[job])
+                    progress()
+            except ChangedPipeline:
+                # They come in order: it is the first one that is not there.
+                at = next(place for place, job in enumerate(group) if job not in self._programs)
+                self._keep(group[at], self.compile(*group[at]), missing[group[at]])
                 progress()
+                groups.append(group[at + 1 :])
+
+    def _keep(self, job: Job, program: Program, key: str) -> None:
+        """Note a program in memory, and on disk by its key."""
+        self._programs[job] = program
+        if self.cache is not None:
+            self.cache.put(key, program.to_bytes())
+
+    def _programs_of(self, group: list[Job]) -> Iterator[tuple[Job, Program]]:
+        """The programs of some kernels, which are assembled together, in order."""
+        drafts: list[_Draft] = []
+        texts: Iterable[str] = self._texts(group, drafts)
+        if not self.assembler.several_at_once:
+            # Our own passes run faster when the assembler has not just filled the processor's
+            # caches with code and data of its own.
+            texts = list(texts)
+        codes = _timed(self.assembler.assemble_all(texts))
+        for place, (job, code) in enumerate(zip(group, codes, strict=True)):
+            yield job, self._finish(drafts[place], code)
 
     def _texts(self, jobs: Iterable[Job], drafts: list[_Draft]) -> Iterator[str]:
         """The texts of some kernels, each once it is asked for; `drafts` gets the rest of them."""
@@ -174,10 +194,18 @@ class Compiler:
         """Compile a KERNEL, whatever the caches hold, under a schedule or the first one.
 
         Raises CompilerBug, with the kernel's text saved, when a pass of ours fails, and
-        ScheduleError where a step of the schedule is not legal.
+        ScheduleError where a step of the schedule is not legal. Where nobody asked for a schedule
+        and the assembler changes the pipeline of the first one, single warps multiply.
         """
         draft = self._draft(kernel, schedule)
-        (code,) = _timed(self.assembler.assemble_all([draft.text]))
+        try:
+            (code,) = _timed(self.assembler.assemble_all([draft.text]))
+        except ChangedPipeline as error:
+            if schedule is not None or self.target.kind != "gpu":
+                raise
+            simpler = self._kernel_level[1](kernel, _of_single_warps(self.target))
+            draft = replace(self._draft(kernel, simpler), refused=f"{error.message}: {error.found}")
+            (code,) = _timed(self.assembler.assemble_all([draft.text]))
         return self._finish(draft, code)
 
     def _draft(self, kernel: Node, schedule: Schedule | None) -> _Draft:
@@ -198,6 +226,9 @@ class Compiler:
             from baregrad.kernel import choose
 
             choice = choose(draft.kernel, self.target)
+            if draft.refused:
+                choice = choose(draft.kernel, _of_single_warps(self.target))
+                choice = choice._replace(reasons=(*choice.reasons, ("{}", draft.refused)))
             print_compilation(draft.stages, program, self.assembler.disassemble, choice)
         return program
 
@@ -275,6 +306,11 @@ def _timed(codes: Iterator[bytes]) -> Iterator[bytes]:
         if code is None:
             return
         yield code
+
+
+def _of_single_warps(target: GpuTarget) -> GpuTarget:
+    """A machine without the matrix unit that groups of warps share."""
+    return replace(target, warpgroup_warps=0)
 
 
 def _groups(jobs: list[Job]) -> Iterator[list[Job]]:

@@ -9,7 +9,7 @@ import pytest
 
 from baregrad.assemble.cache import DiskCache
 from baregrad.assemble.ptxas import PtxAssembler
-from baregrad.base.errors import CompileError
+from baregrad.base.errors import ChangedPipeline
 from tests.testing.virtual_gpu.test_ptx_hopper import WAIT, descriptor, wgmma_kernel
 
 pytestmark = pytest.mark.skipif(shutil.which("ptxas") is None, reason="ptxas is not installed")
@@ -22,8 +22,8 @@ def kernel(wait: str = WAIT) -> str:
     return wgmma_kernel(64, wait, 0, layout, layout)
 
 
-def refused(text: str) -> CompileError:
-    with pytest.raises(CompileError) as info:
+def refused(text: str) -> ChangedPipeline:
+    with pytest.raises(ChangedPipeline) as info:
         PtxAssembler("sm_90a").assemble(text)
     return info.value
 
@@ -66,5 +66,5 @@ def test_register_counts_that_are_not_obeyed() -> None:
 def test_a_refusal_is_not_kept(tmp_path: Path) -> None:
     assembler = PtxAssembler("sm_90a", DiskCache(tmp_path))
     for _ in range(2):
-        with pytest.raises(CompileError, match="C7517"):
+        with pytest.raises(ChangedPipeline, match="C7517"):
             assembler.assemble(kernel(""))

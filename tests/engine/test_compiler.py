@@ -14,7 +14,7 @@ import pytest
 from baregrad import kernel as kernels
 from baregrad import render
 from baregrad.assemble.cache import DiskCache
-from baregrad.base.errors import CompilerBug, ScheduleError
+from baregrad.base.errors import ChangedPipeline, CompilerBug, ScheduleError
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.engine import compiler as module
@@ -33,6 +33,7 @@ from baregrad.runtime.null import NullDevice
 from baregrad.target import CpuTarget
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER
+from tests.kernel.planning.gpu.contractions import contraction
 from tests.kernel.test_lowering import AVX512
 
 
@@ -220,6 +221,37 @@ def test_a_gpus_program_says_how_many_threads_run_it() -> None:
     i = range_node(rows, 0)
     empty = gpu.compile(k.kernel(k.out(k.param(0, rows), k.at(k.param(1, rows), i), i)))
     assert empty.launch is not None and evaluate(empty.launch.grid[0], {"rows": 0}) == 1
+
+
+class Waiting(Pretence):
+    """An assembler that would make the products of groups of warps wait for each other."""
+
+    disassemble = None
+
+    def assemble_all(self, texts: Iterable[str]) -> Iterator[bytes]:
+        for text in texts:
+            if "wgmma" in text:
+                raise ChangedPipeline("ptxas changed the pipeline of one", found="(C7510)")
+            yield text.encode()
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_single_warps_multiply_where_groups_would_wait(
+    beside: bool, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    large = [contraction((size,), (size,), (size,), "ax", "nx", "an") for size in (1024, 2048)]
+    asked = [k.elementwise(8), large[0], k.elementwise(16), large[1], k.elementwise(32)]
+    gpu = Compiler(HOPPER, render.get("ptx"), Waiting(beside), DiskCache(tmp_path))
+    with options.override(debug=2):
+        found = load(gpu, *asked)
+    products = [one for one in asked if b"mma.sync" in found[one].program.code]
+    assert products == large
+    assert capfd.readouterr().err.count("ptxas changed the pipeline of one: (C7510)") == 2
+    again = Compiler(HOPPER, render.get("ptx"), Waiting(beside), DiskCache(tmp_path))
+    assert load(again, *asked).keys() == found.keys() and not again.compiled
+    # What somebody asked for is not given up.
+    with pytest.raises(ChangedPipeline):
+        gpu.compile(large[0], choose_schedule(large[0], HOPPER))
 
 
 def test_a_block_that_keeps_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
