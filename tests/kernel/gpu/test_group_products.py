@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.gpu.group_products import group_products
+from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, SharedMemoryRace
 from tests.kernel import kernels as k
-from tests.kernel.gpu_kernels import HOPPER, lowered
+from tests.kernel.gpu_kernels import HOPPER, lowered, run_text
 from tests.kernel.instructions.test_mma_sync import product
 from tests.kernel.instructions.test_wgmma import ASYNC, text
 from tests.kernel.linearise.programs import thread_level
@@ -33,6 +36,36 @@ def test_products_begin_ahead_of_copies_and_are_waited_for_behind_them() -> None
         "wgmma.commit", "cp.async", "cp.async.commit", "wgmma.wait",
     ]  # fmt: skip
     assert loop[end] == "wgmma.wait"
+
+
+ORDER = {
+    "cp.async.wait": SharedMemoryRace, "fence.proxy.async": IllegalInstruction,
+    "bar.sync": SharedMemoryRace, "wgmma.commit": SharedMemoryRace,
+    "cp.async.commit": SharedMemoryRace, "wgmma.wait": SharedMemoryRace,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("slots", [2, 3])
+def test_nothing_that_orders_a_rings_loop_can_be_left_out(slots: int) -> None:
+    """The virtual GPU finds out what lacks any one of it."""
+    kernel = product(64, 64, 320, b_t=True)
+    loop, program = lowered(kernel, text((False, True), ASYNC.format(slots)))
+    arrays = k.arguments(kernel)
+    k.assert_equal(k.run_kernel(kernel, arrays), run_text(loop, program, arrays))
+    code = list(program.src)
+    wait = next(at for at, one in enumerate(code) if _is(one, "cp.async.wait"))
+    begin = max(at for at in range(wait) if code[at].op is Ops.BEGIN)
+    left = dict(ORDER)
+    for at, node in enumerate(code[begin:], begin):
+        fault = left.pop(node.arg.name, None) if node.op is Ops.MACHINE else None
+        if fault is not None:
+            with pytest.raises(fault):
+                run_text(loop, program.replace(src=(*code[:at], *code[at + 1 :])), arrays)
+    assert not left
+
+
+def _is(node: Node, name: str) -> bool:
+    return node.op is Ops.MACHINE and bool(node.arg.name == name)
 
 
 def test_without_a_ring_products_are_waited_for_at_once() -> None:

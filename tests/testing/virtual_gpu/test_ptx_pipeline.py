@@ -126,7 +126,7 @@ def test_a_consumer_that_does_not_wait_for_a_full_stage() -> None:
 
 
 def test_a_stage_released_before_its_last_reader_retired() -> None:
-    with pytest.raises(SharedMemoryRace, match="asynchronous copy"):
+    with pytest.raises(SharedMemoryRace, match="product of the warpgroup"):
         run(64 * 5, broken(f"{RETIRE}\n{ARRIVE}", f"{ARRIVE}\n{RETIRE}"))
 
 

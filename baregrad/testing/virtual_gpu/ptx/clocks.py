@@ -1,8 +1,9 @@
 """What each thread knows of each other's progress: what comes before what.
 
-Every thread, and every thread's asynchronous copies, is an agent with a clock that counts its
-synchronisations. `known[t, a]` is the clock of agent `a` up to which its accesses come before what
-thread `t` does next. The threads of a cluster's blocks share one table: block after block.
+Every thread is an agent with a clock that counts its synchronisations, and so are every thread's
+asynchronous copies, and the matrix unit of each four warps: what one waits for is not the other.
+`known[t, a]` is the clock of agent `a` up to which its accesses come before what thread `t` does
+next. The threads of a cluster's blocks share one table: block after block.
 """
 
 from __future__ import annotations
@@ -11,15 +12,19 @@ import numpy as np
 
 from baregrad.testing.virtual_gpu.ptx.types import Array
 
+# Threads that share a matrix unit.
+GROUP = 128
+
 
 class Clocks:
     """The clocks of `threads` threads, agents 0 to `threads` - 1, and of their copies after them.
 
-    Agents of all arguments are threads, unless they are said to be copies' as well.
+    Behind those are the matrix units of warpgroups. Agents of all arguments are threads, unless they are said to be copies' as well.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
+        self.agents = 2 * threads + -(-threads // GROUP)
         # While only all threads together have met, one number says what everybody knows.
         self._epoch = 1
         self._known: Array | None = None
@@ -27,10 +32,10 @@ class Clocks:
         self._copy_clocks: dict[int, int] = {}
 
     def known(self) -> Array:
-        """Return the table of clocks, (threads, 2 * threads): own clocks on the diagonal."""
+        """Return the table of clocks, (threads, agents): own clocks on the diagonal."""
         if self._known is None:
             count = self.threads
-            self._known = np.full((count, 2 * count), self._epoch - 1, np.int32)
+            self._known = np.full((count, self.agents), self._epoch - 1, np.int32)
             np.fill_diagonal(self._known[:, :count], self._epoch)
         return self._known
 
@@ -49,7 +54,7 @@ class Clocks:
 
     def nothing(self) -> Array:
         """Return what a barrier object carries before anybody arrives."""
-        return np.zeros(2 * self.threads, np.int32)
+        return np.zeros(self.agents, np.int32)
 
     def release(self, agents: Array, into: Array | None) -> Array:
         """Return what `into` and the threads know together: what a barrier object carries."""
@@ -63,11 +68,11 @@ class Clocks:
         known = self.known()
         known[agents] = np.maximum(known[agents], what)
 
-    def start_copy(self, agent: int) -> tuple[int, int]:
-        """Return the (agent, clock) of a new asynchronous copy of a thread."""
+    def start_copy(self, agent: int, product: bool = False) -> tuple[int, int]:
+        """Return the (agent, clock) of a new asynchronous copy of a thread, or of a product."""
         known = self.known()
         self._copies = True
-        copy = self.threads + agent
+        copy = 2 * self.threads + agent // GROUP if product else self.threads + agent
         clock = self._copy_clocks.get(copy, int(known[:, copy].max())) + 1
         self._copy_clocks[copy] = clock
         return copy, clock

@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn, Protocol
 
 import numpy as np
 
-from baregrad.testing.virtual_gpu.ptx.clocks import Clocks
+from baregrad.testing.virtual_gpu.ptx.clocks import GROUP, Clocks
 from baregrad.testing.virtual_gpu.ptx.errors import AbsentBlock, DivergentBarrier, KernelFault
 from baregrad.testing.virtual_gpu.ptx.memory import Region
 from baregrad.testing.virtual_gpu.ptx.races import SharedRaces
@@ -114,6 +114,8 @@ class BlockCluster:
     def who(self, agent: int, block: PeerBlock) -> str:
         """Say whose accesses an agent's are, to a thread of `block`."""
         threads = self.size * block.count
+        if agent >= 2 * threads:
+            return f"a product of the warpgroup of {self.who((agent - 2 * threads) * GROUP, block)}"
         rank, thread = divmod(agent % threads, block.count)
         text = f"thread {block.thread(thread)}"
         if self.blocks[rank] is not block:

@@ -43,7 +43,8 @@ class SharedRaces:
         self._write_atomic = np.zeros(count, bool)
         self._readers = np.full((2, count), -1, np.int32)
         self._read_clocks = np.zeros((2, count), np.int32)
-        # Ordinary stores that no fence has shown to bulk copies yet.
+        # Stores of threads, and copies that are not in bulk, that no fence has shown to bulk copies
+        # and matrix units yet.
         self._hidden = np.zeros(count, bool)
         # The last clock at which each agent of another block came here, and its copies.
         self._visits: dict[int, int] = {}
@@ -135,8 +136,12 @@ class SharedRaces:
         nbytes: int,
         atomic: bool = False,
         copy: tuple[int, int] | None = None,
+        bulk: bool = False,
     ) -> Race | None:
-        """Note writes of `nbytes` bytes at offsets; return a race with an earlier access."""
+        """Note writes of `nbytes` bytes at offsets; return a race with an earlier access.
+
+        bulk: whether a copy is seen by others of its kind without a fence.
+        """
         self._visit(agents, copy)
         places, count = self._spread(offsets, nbytes)
         by = np.repeat(agents, count) if count > 1 else agents
@@ -164,14 +169,20 @@ class SharedRaces:
         self._writer[places] = agents
         self._write_clock[places] = self.clocks.own(by) if copy is None else copy[1]
         self._write_atomic[places] = atomic
-        self._hidden[places] = copy is None
+        self._hidden[places] = copy is None or not bulk
         self._readers[:, places] = -1
         return None
 
     def fence(self, agents: Array) -> None:
-        """Show what threads stored to bulk copies (`fence.proxy.async`)."""
-        if self._hidden.any():
-            self._hidden &= ~np.isin(self._writer, agents)
+        """Show bulk copies what threads stored, and copied and waited for (`fence.proxy.async`)."""
+        places = np.flatnonzero(self._hidden)
+        writers = self._writer[places]
+        own = np.where(writers < self.clocks.threads, writers, writers - self.clocks.threads)
+        shown = np.isin(own, agents)
+        if shown.any():
+            places, own, writers = places[shown], own[shown], writers[shown]
+            known = (own == writers) | self.clocks.after(own, writers, self._write_clock[places])
+            self._hidden[places[known]] = False
 
     def unfenced(self, offsets: Array, nbytes: int) -> int | None:
         """Return a thread whose store to these bytes no fence has shown, None if there is none."""

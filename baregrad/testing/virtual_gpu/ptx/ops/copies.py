@@ -53,9 +53,14 @@ def groups(block: Block, thread: int, kind: str) -> Groups:
     return table.setdefault(thread, Groups())
 
 
-def start(block: Block, thread: int) -> Copy | None:
-    """Return the agent and clock of a new copy, None where races are not checked."""
-    return None if block.clocks is None else block.clocks.start_copy(thread + block.first_agent)
+def start(block: Block, thread: int, product: bool = False) -> Copy | None:
+    """Return the agent and clock of a new copy, None where races are not checked.
+
+    product: whether it is what a product of the thread's warpgroup reads.
+    """
+    if block.clocks is None:
+        return None
+    return block.clocks.start_copy(thread + block.first_agent, product)
 
 
 def finish(block: Block, thread: int, copy: Copy) -> None:
@@ -74,7 +79,7 @@ def note(
         return
     agents = np.full(len(offsets), thread + block.first_agent)
     if writes:
-        race = races.write(agents, offsets, nbytes, copy=copy)
+        race = races.write(agents, offsets, nbytes, copy=copy, bulk=bulk)
     else:
         race = races.read(agents, offsets, nbytes, copy=copy)
     if race is not None:
