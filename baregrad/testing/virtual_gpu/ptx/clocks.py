@@ -19,7 +19,8 @@ GROUP = 128
 class Clocks:
     """The clocks of `threads` threads, agents 0 to `threads` - 1, and of their copies after them.
 
-    Behind those are the matrix units of warpgroups. Agents of all arguments are threads, unless they are said to be copies' as well.
+    Behind those are the matrix units of warpgroups. Agents of all arguments are threads, unless
+    they are said to be copies' as well.
     """
 
     def __init__(self, threads: int) -> None:
