@@ -25,12 +25,21 @@ _OPERATIONS = MappingProxyType({
     4: "wait for all bits", 5: "wait for no bits", 6: "reduce",
 })  # fmt: skip
 # clcbc0.h:474: the address of a descriptor whose words follow, in units of 256 bytes.
-_INLINE_UPPER, _INLINE_LOWER, _INLINE_DATA = 0x318, 0x31C, 0x320
+_INLINE_UPPER, _INLINE_LOWER, _INLINE_DATA, _INLINE_NBYTES = 0x318, 0x31C, 0x320, 512
 # clcbc0.h:161..245: a copy of words that stand in the pushbuffer.
 _I2M_LENGTH, _I2M_UPPER, _I2M_LOWER, _I2M_LAUNCH, _I2M_DATA = 0x180, 0x188, 0x18C, 0x1B0, 0x1B4
 # clcbc0.h:439: those actions of a signal that begin a launch, not only fetch or forget one.
 _SCHEDULING = frozenset({2, 3, 9, 10, 11})
-_MOST_KEPT = 1 << 18
+# Words that are kept by blocks, which descriptors begin at, and how many blocks at most.
+_BLOCK_WORDS, _MOST_BLOCKS = 64, 1 << 12
+
+
+# Methods of any unit that do something: all others set a value.
+_ACTING = frozenset({
+    m.HOST["SET_OBJECT"].address, m.HOST["SEM_EXECUTE"].address, m.COPY["LAUNCH_DMA"].address,
+    _INLINE_UPPER, _INLINE_LOWER, _I2M_LAUNCH, _I2M_DATA,
+    m.COMPUTE["SEND_SIGNALING_PCAS_B"].address, m.COMPUTE["SEND_SIGNALING_PCAS2_B"].address,
+})  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -62,11 +71,12 @@ class PushDecoder:
     methods: int = 0
     _inline: bytearray = field(default_factory=bytearray)
     _launched: int = -1
-    _known: set[tuple[int, int]] = field(default_factory=set)
+    # Methods that have a name and do nothing but set a value: most are such.
+    _quiet: set[tuple[int, int]] = field(default_factory=set)
     # What a header said that is not there yet: its data may go on in the next segment.
     _open: list[int] = field(default_factory=list)
-    # Words that the pushbuffer itself wrote into memory, by address: descriptors come so.
-    _written: dict[int, int] = field(default_factory=dict)
+    # Words that the pushbuffer itself wrote into memory, by block: descriptors come so.
+    _written: dict[int, list[int | None]] = field(default_factory=dict)
     _target: int = 0
 
     def feed(self, data: bytes) -> Iterator[PushedWork]:
@@ -80,9 +90,7 @@ class PushDecoder:
                 self._open = [kind, channel, method, number + here, count]
                 if number + here == count:
                     self._open = []
-                for one in range(number, number + here):
-                    step = {_INCREASE: one, _STAY: 0, _INCREASE_ONCE: min(one, 1)}[kind]
-                    yield from self._method(channel, method + 4 * step, words[at + one - number])
+                yield from self._run(kind, channel, method, number, words[at : at + here])
                 at += here
                 continue
             header = words[at]
@@ -90,7 +98,7 @@ class PushDecoder:
             kind, count = header >> 29, header >> 16 & 0x1FFF
             channel, method = header >> 13 & 7, (header & 0xFFF) * 4
             if kind == _IMMEDIATE:
-                yield from self._method(channel, method, count)
+                yield from self._run(_STAY, channel, method, 0, (count,))
             elif kind == _END_SEGMENT:
                 return
             elif kind in (_INCREASE, _STAY, _INCREASE_ONCE):
@@ -98,6 +106,34 @@ class PushDecoder:
             elif header:
                 self.unknown[f"header {header:#010x}"] += 1
                 return
+
+    def _run(
+        self, kind: int, channel: int, method: int, number: int, words: tuple[int, ...]
+    ) -> Iterator[PushedWork]:
+        """Yield the work of words below one header, the first of which is its `number`th."""
+        self.methods += len(words)
+        if kind == _INCREASE_ONCE:
+            if not number:
+                yield from self._method(channel, method, words[0])
+                words = words[1:]
+            kind, method = _STAY, method + 4
+        elif kind == _INCREASE:
+            method += 4 * number
+        if len(words) > 1 and self.unit(channel) == "compute":
+            # Most words are data, which can be taken in one piece.
+            if kind == _STAY and method == _I2M_DATA:
+                self._keep(words[:-1])
+                words = words[-1:]
+            elif kind == _INCREASE and _in_descriptor(method, len(words)):
+                yield from self._take_inline(channel, words[:-1])
+                method, words = method + 4 * (len(words) - 1), words[-1:]
+        step = 4 if kind == _INCREASE else 0
+        for index, word in enumerate(words):
+            key = (channel, method + step * index)
+            if key in self._quiet:
+                self.state[key] = word
+            else:
+                yield from self._method(channel, method + step * index, word)
 
     def unit(self, channel: int) -> str:
         """Return which unit a subchannel speaks to: by its object, or by the usual number."""
@@ -113,27 +149,24 @@ class PushDecoder:
         return found or f"{unit} method {method:#x}"
 
     def _method(self, channel: int, method: int, data: int) -> Iterator[PushedWork]:
-        self.methods += 1
-        key = (channel, method)
+        key, unit = (channel, method), self.unit(channel)
         self.state[key] = data
-        # Most methods come again and again.
-        if key not in self._known:
-            name = self.name(channel, method)
-            if " " in name:
-                self.unknown[name] += 1
-            else:
-                self._known.add(key)
+        name = self.name(channel, method)
+        if " " in name:
+            self.unknown[name] += 1
+        elif method not in _ACTING and not _in_descriptor(method, 1):
+            self._quiet.add(key)
         if method < _HOST_METHODS_END:
             yield from self._host(channel, method, data)
-        elif self.unit(channel) == "compute":
+        elif unit == "compute":
             yield from self._compute(channel, method, data)
-        elif self.unit(channel) == "copy" and method == m.COPY["LAUNCH_DMA"].address:
+        elif unit == "copy" and method == m.COPY["LAUNCH_DMA"].address:
             yield from self._copy(channel, data)
 
     def _host(self, channel: int, method: int, data: int) -> Iterator[PushedWork]:
         if method == m.HOST["SET_OBJECT"].address:
             self.bound[channel] = data & 0xFFFF
-            self._known.clear()
+            self._quiet.clear()
             named = self.tables.classes.get(data & 0xFFFF)
             yield PushedWork("bind", f"subchannel {channel} speaks to "
                        f"{named.name if named else hex(data)}", (("class", data & 0xFFFF),))
@@ -174,16 +207,10 @@ class PushDecoder:
         table = m.COMPUTE
         if method in (_INLINE_UPPER, _INLINE_LOWER):
             self._inline.clear()
-        elif _INLINE_DATA <= method < _INLINE_DATA + 512:
-            self._inline += data.to_bytes(4, "little")
-            layout = self._layout(channel)
-            if layout is not None and len(self._inline) == layout.nbytes:
-                place = (self.state.get((channel, _INLINE_UPPER), 0) & 0x1FF) << 40
-                place |= self.state.get((channel, _INLINE_LOWER), 0) << 8
-                self._launched = place
-                yield self._launch(bytes(self._inline), layout, place)
+        elif _in_descriptor(method, 1):
+            yield from self._take_inline(channel, (data,))
         elif method == _I2M_DATA:
-            self._keep(data)
+            self._keep((data,))
         elif method == _I2M_LAUNCH:
             self._target = self._pair(channel, _I2M_UPPER, _I2M_LOWER)
             place = self._pair(channel, _I2M_UPPER, _I2M_LOWER)
@@ -201,26 +228,48 @@ class PushDecoder:
                 yield self._launch(self._memory(place, layout.nbytes), layout, place)
             self._launched = -1
 
-    def _keep(self, data: int) -> None:
-        """Keep a word that the pushbuffer writes into memory; the oldest go in time."""
-        if len(self._written) >= _MOST_KEPT:
-            for place in list(self._written)[: _MOST_KEPT // 2]:
-                del self._written[place]
-        # Written anew, a word is the newest.
-        self._written.pop(self._target, None)
-        self._written[self._target] = data
-        self._target += 4
+    def _take_inline(self, channel: int, words: tuple[int, ...]) -> Iterator[PushedWork]:
+        """Take words of a descriptor that stands in the pushbuffer; the last one launches it."""
+        layout = self._layout(channel)
+        short = len(words) if layout is None else (layout.nbytes - len(self._inline)) // 4
+        self._inline += struct.pack(f"<{len(words)}I", *words)
+        if layout is not None and 0 < short <= len(words):
+            place = (self.state.get((channel, _INLINE_UPPER), 0) & 0x1FF) << 40
+            place |= self.state.get((channel, _INLINE_LOWER), 0) << 8
+            self._launched = place
+            yield self._launch(bytes(self._inline[: layout.nbytes]), layout, place)
+
+    def _keep(self, words: tuple[int, ...]) -> None:
+        """Keep words that the pushbuffer writes into memory; the oldest blocks go in time."""
+        at, target = 0, self._target // 4
+        self._target += 4 * len(words)
+        while at < len(words):
+            block, first = divmod(target + at, _BLOCK_WORDS)
+            count = min(_BLOCK_WORDS - first, len(words) - at)
+            # Written anew, a block is the newest.
+            kept = self._written.pop(block, None) or [None] * _BLOCK_WORDS
+            kept[first : first + count] = words[at : at + count]
+            self._written[block] = kept
+            at += count
+        if len(self._written) > _MOST_BLOCKS:
+            for block in list(self._written)[: _MOST_BLOCKS // 2]:
+                del self._written[block]
 
     def _memory(self, address: int, nbytes: int) -> bytes:
         """Read the GPU's memory, with what the pushbuffer wrote and may not be there yet."""
-        kept = [self._written.get(place) for place in range(address, address + nbytes, 4)]
-        if None not in kept:
-            return struct.pack(f"<{len(kept)}I", *kept)
+        first, count = address // (4 * _BLOCK_WORDS), nbytes // 4
+        kept: list[int | None] = []
+        for block in range(first, first + -(-count // _BLOCK_WORDS)):
+            kept += self._written.get(block) or [None] * _BLOCK_WORDS
+        del kept[count:]
+        whole = [word for word in kept if word is not None]
+        if len(whole) == count:
+            return struct.pack(f"<{count}I", *whole)
         found = self.read(address, nbytes)
-        if len(found) < nbytes and any(kept):
+        if len(found) < nbytes and any(whole):
             found = found.ljust(nbytes, b"\0")
         data = bytearray(found)
-        for index, word in enumerate(kept):
+        for index, word in enumerate(kept if data else ()):
             if word is not None:
                 data[4 * index : 4 * index + 4] = word.to_bytes(4, "little")
         return bytes(data)
@@ -260,6 +309,11 @@ class PushDecoder:
             ("descriptor", place), ("program", program), ("grid", grid),
             ("block", found["block"]), ("registers", registers), ("shared", shared),
         ))  # fmt: skip
+
+
+def _in_descriptor(method: int, count: int) -> bool:
+    """Whether methods from one on are words of a descriptor that stands in the pushbuffer."""
+    return _INLINE_DATA <= method and method + 4 * count <= _INLINE_DATA + _INLINE_NBYTES
 
 
 def _starts(method: int, data: int) -> bool:

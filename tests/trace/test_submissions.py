@@ -147,6 +147,39 @@ def test_a_descriptor_that_the_pushbuffer_wrote_is_launched(tables: VendorTables
     assert not decoder.unknown
 
 
+def test_descriptors_come_in_pieces_too(tables: VendorTables) -> None:
+    """By data at one address, by a header that counts once, and inside the pushbuffer."""
+    layout = descriptor_layout(4)
+    data = bytes(layout.encode({("grid_width", 0): 5, ("block_width", 0): 64,
+                                ("program_address", 0): 0x7700}))  # fmt: skip
+    body = np.frombuffer(data, np.uint32).tolist()
+    place = 0x5000100
+
+    def method(address: int, *words: int, kind: int = 1) -> list[int]:
+        return [kind << 29 | len(words) << 16 | 1 << 13 | address >> 2, *words]
+
+    words = [
+        *method(0, 0xCBC0),
+        *method(0x180, len(data), 1, place >> 32, place),
+        *method(0x1B0, 0x41, *body, kind=5),
+        *method(0x2B4, place >> 8), *method(0x2C0, 3),
+        *method(0x318, 0, place >> 8), *method(0x320, *body, 9), *method(0x2C0, 3),
+        *method(0x180, len(data), 1, place >> 32, place),
+        *method(0x1B0, 0x41), *method(0x1B4, *([0] * len(body)), kind=3),
+        *method(0x2B4, place >> 8), *method(0x2C0, 3),
+    ]  # fmt: skip
+    whole = np.array(words, np.uint32).tobytes()
+    headers = 13
+    for cut in range(0, len(whole), 4):
+        decoder = PushDecoder(tables, lambda at, nbytes: b"")
+        works = [*decoder.feed(whole[:cut]), *decoder.feed(whole[cut:])]
+        assert [one.kind for one in works] == ["bind", "copy", "launch", "launch", "copy", "empty"]
+        for launch in works[2:4]:
+            assert launch.value("grid") == (5, 0, 0) and launch.value("program") == 0x7700
+        assert decoder.methods == len(words) - headers
+        assert not decoder.unknown
+
+
 @pytest.mark.parametrize("count", [2000, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_words_that_nobody_meant(tables: VendorTables, count: int) -> None:
     chance = random.Random(3)
