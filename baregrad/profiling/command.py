@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -28,11 +29,14 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("words", nargs=argparse.REMAINDER, help="its command line")
     arguments = parser.parse_args(argv)
     profile = Profile(arguments.output, lines=not arguments.no_lines)
-    try:
-        with profile:
-            run_script(arguments.script, arguments.words)
-    finally:
-        print(profile.table())
-        if arguments.output is not None:
-            print(f"written to {arguments.output}")
+    with contextlib.ExitStack() as told, profile:
+        # Told of programs that end themselves, or fail, as well.
+        told.callback(_tell, profile)
+        run_script(arguments.script, arguments.words)
     return 0
+
+
+def _tell(profile: Profile) -> None:
+    print(profile.table())
+    if profile.path is not None:
+        print(f"written to {profile.path}")

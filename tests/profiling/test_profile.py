@@ -279,3 +279,17 @@ def test_a_device_clock_is_set_by_the_host_s() -> None:
     clock.look_again(device)
     (found,) = clock.host_ns([there])
     assert abs(found - here) < 5_000_000
+
+
+def test_a_profile_that_cannot_be_written_is_not_said_to_be(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from baregrad.profiling.command import main
+
+    script = tmp_path / "program.py"
+    script.write_text("from baregrad import Tensor\n(Tensor([1.0]) * 2).item()\n")
+    with pytest.raises(ArgumentError, match="cannot be written"):
+        main(["-o", str(tmp_path / "none" / "a.json"), str(script)])
+    assert "written" not in capsys.readouterr().out
+    assert main(["-o", str(tmp_path / "a.json"), str(script)]) == 0
+    assert "written to" in capsys.readouterr().out
