@@ -222,8 +222,14 @@ def run_observed(
         if null is not None:
             session.adopt(null)
         session.watching.observers.append(lambda run: note(run, session))
-        run_script(path)
-        session.close()
+        try:
+            # `sys.exit(main())` is how many programs end: what they computed is told all the same.
+            run_script(path)
+        except SystemExit as end:
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+        finally:
+            session.close()
 
 
 def _explain_program(path: Path, after: str | None) -> None:

@@ -7,6 +7,7 @@ that `--save` wrote, on this machine or another.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import webbrowser
 from collections.abc import Sequence
@@ -41,6 +42,8 @@ def parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str]) -> int:
     """Run `baregrad viz`; 0 when the page was closed, by Ctrl-C, or the file written."""
     arguments = parser().parse_args(argv)
+    if arguments.save is not None:
+        _check_place(arguments.save)
     documents = open_documents(arguments.file, arguments.target)
     if arguments.save is not None:
         save(documents, arguments.save)
@@ -48,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     try:
         server = PageServer(documents, arguments.port)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise OptionError(
             "the page's port cannot be had", found=f"{arguments.port}: {error}",
             wanted="a free port", hint="leave --port out for any that is free",
@@ -66,6 +69,20 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
+def _check_place(path: Path) -> None:
+    """Raise ArgumentError where no recording can be written, before a program is run for it."""
+    if path.suffix == ".py":
+        raise ArgumentError(
+            "a recording under this name would be taken for a program", found=str(path),
+            wanted="another ending than .py",
+        )
+    if path.is_dir() or not os.access(path.parent, os.W_OK):
+        raise ArgumentError(
+            "the recording cannot be written there", found=str(path),
+            wanted="a file in a folder that this user may write to",
+        )
+
+
 def open_documents(path: Path, gpu: str | None = None) -> Documents:
     """The documents of a program, which is run, or of a saved recording."""
     if not path.is_file():
@@ -74,6 +91,11 @@ def open_documents(path: Path, gpu: str | None = None) -> Documents:
             wanted="a Python program, or what `baregrad viz PROGRAM --save FILE` wrote",
         )
     if path.suffix != ".py":
+        if gpu is not None:
+            raise ArgumentError(
+                "a saved recording has the target that it was made for", found=f"--target {gpu}",
+                hint="record the program again",
+            )
         return FiledDocuments(path)
     recording = record(path, gpu)
     if not recording.computations:

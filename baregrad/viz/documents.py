@@ -208,7 +208,7 @@ class FiledDocuments:
         try:
             self._archive = zipfile.ZipFile(path)
             form = json.loads(self._archive.read("summary.json"))["format"]
-        except (OSError, zipfile.BadZipFile, KeyError, ValueError) as error:
+        except (OSError, zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
             raise ArgumentError(
                 "this is no recording of a program", found=f"{path}: {error}", wanted=wanted
             ) from error

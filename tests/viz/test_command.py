@@ -34,3 +34,33 @@ def test_a_port_in_use_is_refused(program: Path, tmp_path: Path) -> None:
         port = str(taken.server_address[1])
         with pytest.raises(OptionError, match="cannot be had"):
             main([str(path), "--port", port, "--no-browser"])
+
+
+def test_a_place_that_cannot_be_written_is_refused_first(program: Path, tmp_path: Path) -> None:
+    before = program.read_text()
+    for place, told in ((tmp_path / "none" / "a.viz", "cannot be written"),
+                        (tmp_path, "cannot be written"), (program, "for a program")):
+        with pytest.raises(ArgumentError, match=told):
+            main([str(program), "--save", str(place)])
+    assert program.read_text() == before
+
+
+def test_a_port_that_there_is_not_is_refused(program: Path, tmp_path: Path) -> None:
+    path = tmp_path / "shown.viz"
+    main([str(program), "--target", "sm_90a", "--save", str(path)])
+    for port in ("70000", "-4"):
+        with pytest.raises(OptionError, match="cannot be had"):
+            main([str(path), f"--port={port}", "--no-browser"])
+    with pytest.raises(ArgumentError, match="has the target"):
+        main([str(path), "--target", "sm_80", "--no-browser"])
+
+
+def test_a_program_that_ends_itself_is_shown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "ends.py"
+    script.write_text(
+        "from baregrad import Tensor\nprint((Tensor([1.0]) * 2).item())\nraise SystemExit('end')\n"
+    )
+    assert main([str(script), "--target", "sm_90a", "--save", str(tmp_path / "ends.viz")]) == 0
+    assert "end" in capsys.readouterr().err
