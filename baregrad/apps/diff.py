@@ -10,6 +10,8 @@ looks for the first value that is not finite though all that it is made of is.
 from __future__ import annotations
 
 import argparse
+import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -283,7 +285,12 @@ def compare(
                 run_script(script, words)
             except FoundDifference as error:
                 found = error.difference
-            session.close()
+            except SystemExit as end:
+                # How many programs end; what was compared is told all the same.
+                if isinstance(end.code, str):
+                    print(end.code, file=sys.stderr)
+            finally:
+                session.close()
             return found, {"compared": comparison.compared, "runs": comparison.runs}
     finally:
         other.close()
@@ -307,6 +314,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("script", type=Path, help="the program")
     parser.add_argument("words", nargs=argparse.REMAINDER, help="its command line")
     arguments = parser.parse_args(argv)
+    if arguments.tolerance is not None and not 0 <= arguments.tolerance < math.inf:
+        raise ArgumentError(
+            "no difference can be judged by this tolerance", found=arguments.tolerance,
+            wanted="a number from 0 on",
+        )
     against = arguments.against.upper()
     if against not in DEVICE_NAMES or against == "NULL":
         raise ArgumentError(

@@ -185,3 +185,20 @@ def test_the_command_says_what_it_found(
         diff.main(["--against", "torch", str(script)])
     with pytest.raises(ArgumentError, match="with itself"):
         diff.main(["--against", "cpu", str(script)])
+
+
+def test_a_program_that_ends_itself_is_judged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(SCRIPT.format(line="h.sin()") + "raise SystemExit(0)\n")
+    assert diff.main([str(script)]) == 0
+    assert "nothing differs: 1 computations" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tolerance", ["nan", "-1", "inf"])
+def test_a_tolerance_that_judges_nothing_is_refused(tolerance: str, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text("")
+    with pytest.raises(ArgumentError, match="tolerance"):
+        diff.main([f"--tolerance={tolerance}", str(script)])
