@@ -8,7 +8,7 @@ from typing import Any
 
 from baregrad.base.errors import UnsupportedDevice
 from baregrad.bridges.aten import OPERATORS, Operator
-from baregrad.bridges.torch_memory import give, lend
+from baregrad.bridges.torch_memory import dtype_of, give, lend
 from baregrad.engine.session import current_session
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
@@ -69,11 +69,9 @@ class TorchGraph:
         numbers = tuple(
             None if isinstance(one, torch.Tensor) else one for one in arguments
         )
-        # 1, 1.0 and True are equal, and give results of other dtypes.
-        key = tuple((type(one), one) for one in numbers)
-        jitted = self._jitted.get(key)
+        jitted = self._jitted.get(numbers)
         if jitted is None:
-            jitted = self._jitted[key] = self._function(numbers)
+            jitted = self._jitted[numbers] = self._function(numbers)
         constants = [lend(one, device) for one in self._constants.values()]
         results = jitted([lend(one, device) for one in tensors], constants)
         ours = [one for one in results if isinstance(one, Tensor)]
@@ -129,8 +127,17 @@ class TorchGraph:
                     raise UnsupportedDevice("no such operator", found=_name(node.target))
                 arguments_of = tuple(known(one) for one in node.args)
                 named = {key: known(one) for key, one in node.kwargs.items()}
-                values[node] = function(*arguments_of, **named)
+                values[node] = _as_traced(function(*arguments_of, **named), node.meta.get("val"))
         return [None if _is_placeholder(one) else known(one) for one in self._results]
+
+
+def _as_traced(result: Any, traced: Any) -> Any:
+    """A result in the dtype that PyTorch traced the rest of the graph with."""
+    if isinstance(result, tuple) and isinstance(traced, (list, tuple)):
+        return tuple(map(_as_traced, result, traced))
+    if isinstance(result, Tensor) and hasattr(traced, "dtype"):
+        return result.cast(dtype_of(traced.dtype))
+    return result
 
 
 def _is_placeholder(one: Any) -> bool:

@@ -51,15 +51,6 @@ def test_what_is_copied_lies_in_memory_of_its_own() -> None:
             assert results[3].tolist() == [0, 0, 0]
 
 
-def test_numbers_that_are_equal_have_dtypes_of_their_own() -> None:
-    graph = make_fx(lambda x, y: x * y, tracing_mode="symbolic")(torch.ones(3).int(), 3)
-    run = TorchGraph(graph)
-    with options.override(device="CPU"):
-        for number in (2, 2.0, True, 1):
-            (found,) = run(torch.ones(3).int(), number)
-            assert found.dtype == (torch.ones(3).int() * number).dtype
-
-
 def test_operators_that_we_lack_are_counted() -> None:
     graph = make_fx(lambda x: torch.linalg.det(x) + torch.linalg.det(x + 1))(torch.eye(3))
     lacking = missing(graph)
@@ -71,3 +62,35 @@ def test_tensors_elsewhere_are_refused() -> None:
     graph = make_fx(lambda x: x + 1)(torch.zeros(3))
     with pytest.raises(UnsupportedDevice, match="does not lie on the CPU"):
         TorchGraph(graph)(torch.zeros(3, device="meta"))
+
+
+def test_results_have_the_dtypes_that_were_traced() -> None:
+    x = torch.arange(-3, 3)
+    half = torch.linspace(-1, 1, 6).bfloat16()
+    scale = torch.ones(6, dtype=torch.bfloat16)
+    for function, argument in (
+        (lambda x: torch.ops.aten.hardtanh(x, -0.5, 0.5), x),
+        (lambda x: torch.ops.aten.native_layer_norm(x, [6], scale, scale, 1e-5), half),
+    ):
+        graph = make_fx(function)(argument)
+        with options.override(device="CPU"):
+            found = TorchGraph(graph)(argument)
+        wanted = function(argument)
+        several = wanted if isinstance(wanted, tuple) else (wanted,)
+        for one, other in zip(found, several, strict=True):
+            torch.testing.assert_close(one, other)
+
+
+def test_overloads_with_other_arguments_are_missing() -> None:
+    index = torch.zeros(1, 2, dtype=torch.int64)
+    graph = make_fx(lambda x: x.scatter(0, index, 2.0, reduce="add"))(torch.zeros(2, 2))
+    assert missing(graph)
+
+
+def test_a_batch_of_nothing_is_normalised_in_groups() -> None:
+    graph = make_fx(lambda x: torch.ops.aten.native_group_norm(x, None, None, 0, 2, 1, 1, 1e-5))(
+        torch.zeros(0, 2)
+    )
+    with options.override(device="CPU"):
+        found, *_ = TorchGraph(graph)(torch.zeros(0, 2))
+    assert tuple(found.shape) == (0, 2)

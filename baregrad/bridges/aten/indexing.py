@@ -69,6 +69,6 @@ INDEXING: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     "_unsafe_index_put": _index_put, "index_select": _method("index_select"),
     "index_add": _method("index_add"), "embedding": _embedding,
     "embedding_dense_backward": _embedding_dense_backward, "gather": _gather,
-    "scatter": _scatter, "scatter_add": _method("scatter_add"),
+    "scatter.src": _scatter, "scatter.value": _scatter, "scatter_add": _method("scatter_add"),
     "scatter_reduce": _method("scatter_reduce"),
 })

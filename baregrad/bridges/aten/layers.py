@@ -140,7 +140,8 @@ def _group_norm(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, batch: int, channels: int, size: int,
     groups: int, eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide = (x.float() if x.dtype.bits < 32 else x).reshape(batch, groups, -1)
+    wide = x.float() if x.dtype.bits < 32 else x
+    wide = wide.reshape(batch, groups, channels // groups * size)
     mean = wide.mean(-1, keepdim=True)
     inverse = (wide.var(-1, correction=0, keepdim=True) + eps).rsqrt()
     result = ((wide - mean) * inverse).reshape(*x.shape)
