@@ -30,6 +30,8 @@ from baregrad.trace.watch import DriverWatch
 _VERSION_FILE = Path("/proc/driver/nvidia/version")
 # The newest release whose headers are published, where there is no driver to ask.
 _NEWEST = "595.45.04"
+# How often it is said how much is left to decode.
+_TOLD_S = 2.0
 
 
 @dataclass
@@ -96,6 +98,8 @@ class TraceSession:
         rows += [f"no name: {name}: {count}" for name, count in self.rings.unknown.most_common(20)]
         rows += [f"not readable: {name}: {count} times"
                  for name, count in self.rings.unreadable.most_common(20)]  # fmt: skip
+        if self.rings.waiting:
+            rows.append(f"{len(self.rings.waiting)} pieces of rings were left undecoded")
         return "\n".join(rows)
 
     def finish(self) -> None:
@@ -185,7 +189,7 @@ def main(argv: list[str]) -> int:
                 return follower.attach(chosen.pid)
             return follower.start(words, RECORDED if recorder is not None else WATCHED)
         finally:
-            watch.finish()
+            _finish(watch)
             session.finish()
             if recorder is not None:
                 recorder.close()
@@ -197,8 +201,23 @@ def _output(path: str) -> Iterator[TextIO]:
     if not path:
         yield sys.stderr
         return
-    with Path(path).open("w", encoding="utf-8") as file:
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(Path(path).open("w", encoding="utf-8"))
+        except OSError as error:
+            raise ArgumentError("the output cannot be written", found=str(error)) from error
         yield file
+
+
+def _finish(watch: DriverWatch) -> None:
+    """Decode what is left, saying how much that is; an interrupt ends it."""
+    told = time.monotonic()
+    with contextlib.suppress(KeyboardInterrupt):
+        while watch.finish_some(_TOLD_S):
+            if time.monotonic() - told >= _TOLD_S:
+                told = time.monotonic()
+                print(f"# {watch.left} calls and pieces of rings are left to decode",
+                      file=sys.stderr, flush=True)  # fmt: skip
 
 
 def _diff(words: list[str]) -> int:

@@ -42,6 +42,8 @@ class _Ring:
     get: int = 0
     began: bool = False
     ended: bool = False
+    # Pieces that were read and are not decoded yet.
+    waiting: int = 0
 
 
 @dataclass
@@ -87,8 +89,8 @@ class SubmissionReader:
         self.spaces[pid] = _Space(read)
 
     def gone(self, pid: int) -> None:
-        """Read what is left, and forget a process."""
-        self.read_all(pid)
+        """Read what is left, and forget a process; its memory is no more, so decoding can wait."""
+        self.look(pid)
         space = self.spaces.pop(pid, None)
         for ring in space.rings.values() if space is not None else ():
             self._ended(ring)
@@ -188,7 +190,7 @@ class SubmissionReader:
     def _ended(self, ring: _Ring) -> None:
         """Add up what a ring's decoder counted, once all that was read of it is decoded."""
         ring.ended = True
-        if any(row[2] is ring for row in self.waiting):
+        if ring.waiting:
             return
         self.unknown += ring.decoder.unknown
         self.methods += ring.decoder.methods
@@ -239,6 +241,7 @@ class SubmissionReader:
         words = self._gpu(space, address, 4 * min(count, _MOST_WORDS))
         if len(words) < 4 * count:
             self.unreadable[f"pushbuffer of channel {ring.handle:#x}"] += 1
+        ring.waiting += 1
         self.waiting.append((self.clock(), pid, ring, words))
 
     def read_all(self, pid: int | None = None) -> None:
@@ -254,6 +257,7 @@ class SubmissionReader:
         seen, pid, ring, words = self.waiting.popleft()
         for work in ring.decoder.feed(words):
             self.sink(Submission(seen, pid, ring.handle, work))
-        if ring.ended and not any(row[2] is ring for row in self.waiting):
+        ring.waiting -= 1
+        if ring.ended and not ring.waiting:
             self._ended(ring)
         return True

@@ -119,10 +119,18 @@ class DriverWatch:
             return True
         return self.rings is not None and self.rings.decode_next()
 
-    def finish(self) -> None:
-        """Hand on all that is left."""
+    @property
+    def left(self) -> int:
+        """How many calls and pieces of rings are not handed on yet."""
+        return len(self._taken) + (len(self.rings.waiting) if self.rings is not None else 0)
+
+    def finish_some(self, seconds: float) -> bool:
+        """Hand on what is left for so long; return whether there is more."""
+        deadline = time.monotonic() + seconds
         while self._step():
-            pass
+            if time.monotonic() >= deadline:
+                break
+        return self.left > 0
 
     def patience(self) -> float | None:
         """Return how long to wait for a stop, in seconds; None for as long as it takes."""

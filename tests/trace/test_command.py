@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from baregrad.base.errors import FileFormatError, UnsupportedError
+from baregrad.base.errors import ArgumentError, FileFormatError, UnsupportedError
 from baregrad.cli import dispatch
 from baregrad.trace import command
+from baregrad.trace.watch import DriverWatch
 from tests.trace.programs import compiled
 
 
@@ -77,3 +78,32 @@ def test_it_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_exact_needs_a_program_that_begins() -> None:
     with pytest.raises(SystemExit):
         command.main(["--exact", "--pid", "1"])
+
+
+def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="cannot be written"):
+        command.main(["-o", str(tmp_path / "none" / "out"), "--", "true"])
+
+
+def test_an_interrupt_ends_decoding_and_keeps_the_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(watch: DriverWatch, seconds: float) -> bool:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(DriverWatch, "finish_some", interrupted)
+    status, text = run(tmp_path)
+    assert status == 3
+    assert text.splitlines()[-1].startswith("# ")
+    assert " calls, " in text
+
+
+def test_it_is_said_how_much_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = iter([True, True, False])
+    monkeypatch.setattr(DriverWatch, "finish_some", lambda *_: next(turns))
+    monkeypatch.setattr(DriverWatch, "left", 12)
+    monkeypatch.setattr(command, "_TOLD_S", 0.0)
+    run(tmp_path)
+    assert capsys.readouterr().err.count("# 12 calls and pieces of rings are left") == 2
