@@ -142,6 +142,10 @@ class NodeCall:
         """An error for a form of the operator that is not offered, to be raised."""
         return UnsupportedError(f"{self} {what}", found=found, hint=hint)
 
+    def broken(self, what: str, found: object = None) -> FileFormatError:
+        """An error for a node that the standard does not allow, to be raised."""
+        return FileFormatError(f"{self} {what}", found=found)
+
     def __str__(self) -> str:
         name = f" {self.node.name!r}" if self.node.name else ""
         domain = f"{self.node.domain}." if self.node.domain else ""
@@ -179,6 +183,16 @@ def shape_of(value: Value) -> HostArray:
 def own_axis(axis: int, ndim: int) -> int:
     """An axis counted from the front."""
     return axis + ndim if axis < 0 else axis
+
+
+def slice_of(extent: int, start: int, end: int, step: int) -> slice:
+    """The part of an axis that Slice names, as Python does.
+
+    Going back, a start before the first element is the first one, which Python has as no element.
+    """
+    if step > 0:
+        return slice(start, end, step)
+    return slice(max(start, -extent), end if end >= -extent else None, step)
 
 
 def broadcast_ranks(tensors: Iterable[Tensor]) -> list[Tensor]:

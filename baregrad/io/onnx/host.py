@@ -9,7 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from baregrad.io.onnx.call import Function, NodeCall, Result, own_axis, shape_of, standard
+from baregrad.io.onnx.call import (
+    Function,
+    NodeCall,
+    Result,
+    own_axis,
+    shape_of,
+    slice_of,
+    standard,
+)
 from baregrad.io.onnx.values import MOST_ON_HOST, HostArray, count, is_symbolic
 from baregrad.ir.core.node import Node
 
@@ -64,8 +72,8 @@ def _divided(a: HostArray, b: HostArray) -> HostArray:
         return np.asarray(a // b, object)
     if not np.all(b):
         raise NotOnHost
-    quotient = np.abs(a) // np.abs(b)
-    return np.where((a < 0) != (b < 0), -quotient, quotient).astype(a.dtype)
+    quotient, rest = a // b, a % b
+    return np.asarray(quotient + ((rest != 0) & ((a < 0) != (b < 0))), a.dtype)
 
 
 def _modulo(call: NodeCall) -> Result:
@@ -123,10 +131,7 @@ def _slice(call: NodeCall) -> Result:
     key = [slice(None)] * data.ndim
     for at, axis in enumerate(axes if axes is not None else range(len(starts))):
         step = steps[at] if steps else 1
-        end = ends[at]
-        if step < 0 and end < -data.shape[axis]:
-            end = None
-        key[axis] = slice(starts[at], end, step)
+        key[axis] = slice_of(data.shape[axis], starts[at], ends[at], step)
     return _plain(data[tuple(key)])
 
 
@@ -135,6 +140,8 @@ def _unsqueeze(call: NodeCall) -> Result:
     axes = call.axes() or []
     ndim = data.ndim + len(axes)
     kept = {own_axis(axis, ndim) for axis in axes}
+    if len(kept) != len(axes):
+        raise call.broken("adds an axis twice", axes)
     shape = iter(data.shape)
     return data.reshape([1 if axis in kept else next(shape) for axis in range(ndim)])
 
@@ -150,6 +157,8 @@ def _reshape(call: NodeCall) -> Result:
         raise NotOnHost
     if not call.attribute("allowzero", 0):
         wanted = [one if one else data.shape[at] for at, one in enumerate(wanted)]
+    if not data.size:
+        raise NotOnHost
     return data.reshape(wanted)
 
 
@@ -180,7 +189,8 @@ def _range(call: NodeCall) -> Result:
     start, limit, delta = (_array(call, at).reshape(-1)[0] for at in range(3))
     if any(isinstance(one, Node) for one in (start, limit, delta)):
         raise NotOnHost
-    if abs((limit - start) / delta) > MOST_ON_HOST:
+    start, limit, delta = start.item(), limit.item(), delta.item()
+    if not delta or abs((limit - start) / delta) > MOST_ON_HOST:
         raise NotOnHost
     return np.arange(start, limit, delta, dtype=_array(call, 0).dtype)
 
@@ -210,6 +220,8 @@ def _reduced(function: Callable[..., Any]) -> Function:
         axes = call.axes()
         if data.dtype.kind not in "iuO" or not data.size or axes == []:
             raise NotOnHost
+        if axes is None and call.attribute("noop_with_empty_axes", 0):
+            return data
         keep = bool(call.attribute("keepdims", 1))
         found = function(data, axis=None if axes is None else tuple(axes), keepdims=keep)
         return np.asarray(found, data.dtype)
@@ -243,6 +255,8 @@ def _split(call: NodeCall) -> Result:
         sizes.append(data.shape[axis] - sum(sizes))
     if any(isinstance(one, Node) for one in sizes):
         raise NotOnHost
+    if sum(sizes) != data.shape[axis]:
+        raise call.broken(f"has parts that are not {data.shape[axis]} together", sizes)
     return tuple(np.split(data, np.cumsum(sizes)[:-1], axis))
 
 

@@ -113,7 +113,7 @@ def _resize(call: NodeCall) -> Result:
     coordinates = call.attribute(
         "coordinate_transformation_mode", "asymmetric" if old_form else "half_pixel"
     )
-    rounding = call.attribute("nearest_mode", "floor" if old_form else "round_prefer_floor")
+    rounding = call.attribute("nearest_mode", "round_prefer_floor")
     roi = call.host(1).tolist() if coordinates == "tf_crop_and_resize" else []
     outside: Tensor | None = None
     y = x.cast(dtypes.float32) if mode != "nearest" and x.dtype is not dtypes.float64 else x
@@ -127,6 +127,9 @@ def _resize(call: NodeCall) -> Result:
             beyond = Tensor((places < 0) | (places > extent - 1), device=x.device)
             beyond = beyond.reshape(tuple(-1 if at == axis else 1 for at in range(x.ndim)))
             outside = beyond if outside is None else outside | beyond
+        if old_form:
+            # Of operator sets before 11, as their examples have it.
+            rounding = "ceil" if scale < 1 else "floor"
         if mode == "nearest":
             y = _picked(y, axis, np.clip(_nearest(places, rounding), 0, extent - 1))
             continue

@@ -107,7 +107,14 @@ def _clip(call: NodeCall) -> Result:
 
 
 def _sign(x: Tensor) -> Tensor:
-    return x.sign() if x.dtype.is_signed else (x > 0).cast(x.dtype)
+    if not x.dtype.is_signed:
+        return (x > 0).cast(x.dtype)
+    return x.isnan().where(x, x.sign()) if x.dtype.kind == "float" else x.sign()
+
+
+def _thresholded(call: NodeCall) -> Result:
+    x = call[0]
+    return (x > call.attribute("alpha", 1.0)).where(x, 0)
 
 
 def _is_inf(call: NodeCall) -> Result:
@@ -278,7 +285,7 @@ OPERATORS = MappingProxyType(standard({
     "Celu": lambda call: call[0].celu(call.attribute("alpha", 1.0)),
     "Selu": _selu, "PRelu": _prelu, "Softplus": of_tensor(Tensor.softplus),
     "Softsign": of_tensor(Tensor.softsign), "Mish": of_tensor(Tensor.mish),
-    "ThresholdedRelu": lambda call: call[0].threshold(call.attribute("alpha", 1.0), 0.0),
+    "ThresholdedRelu": _thresholded,
     "Shrink": _shrink, "Gelu": _gelu, "Swish": _swish,
     "Softmax": softmax_of(Tensor.softmax), "LogSoftmax": softmax_of(Tensor.log_softmax),
     "Hardmax": softmax_of(_hardmax),

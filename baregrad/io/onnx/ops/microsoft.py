@@ -32,6 +32,10 @@ def _activation(call: NodeCall) -> Callable[[Tensor], Tensor]:
     """What a fused convolution or product ends with."""
     name = call.attribute("activation", "")
     numbers = list(call.attribute("activation_params") or [])
+    if call.node.op == "FusedGemm":
+        defaults = {"LeakyRelu": [0.01], "HardSigmoid": [0.2, 0.5]}.get(name, [])
+        numbers = [call.attribute(f"activation_{kind}", default)
+                   for kind, default in zip(("alpha", "beta"), defaults, strict=False)]
     plain: dict[str, Any] = {
         "": lambda x: x, "Relu": Tensor.relu, "Tanh": Tensor.tanh, "Sigmoid": Tensor.sigmoid,
         "LeakyRelu": lambda x: x.leaky_relu(*numbers),
@@ -118,9 +122,15 @@ def _embed_norm(call: NodeCall) -> Result:
 def _mask(call: NodeCall, mask: Tensor, rows: Any, columns: Any) -> Tensor:
     """Bools that broadcast to (N, heads, rows, columns), of the forms that masks have."""
     if mask.ndim == 1:
-        # The number of places of each sequence that count.
+        # Where each sequence ends; or where all end, then where all start.
+        count = call.shape(0)[0]
+        if mask.shape[0] not in (count, 2 * count):
+            raise call.refuse("has a mask of another form", found=list(mask.shape))
         places = Tensor.arange(columns, device=call.device)
-        return (places < mask.reshape(-1, 1)).reshape((mask.shape[0], 1, 1, columns))
+        kept = places < mask[:count].reshape(-1, 1)
+        if mask.shape[0] != count:
+            kept = kept & (places >= mask[count:].reshape(-1, 1))
+        return kept.reshape((count, 1, 1, columns))
     kept = mask != 0
     if mask.ndim == 2:
         return kept.reshape((mask.shape[0], 1, 1, columns))
@@ -129,8 +139,9 @@ def _mask(call: NodeCall, mask: Tensor, rows: Any, columns: Any) -> Tensor:
 
 def _attended(
     call: NodeCall, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
-    bias: Tensor | None, is_causal: bool,
+    bias: Tensor | None, past: Any,
 ) -> Tensor:
+    """`past`: how many keys lie before the first query, or None where all keys are seen."""
     scale = call.attribute("scale", 0.0) or 1 / math.sqrt(query.shape[-1])
     scores = scores_of(query, key, scale)
     if bias is not None:
@@ -140,8 +151,8 @@ def _attended(
         # A number that is added, as onnxruntime does: a row of nothing is even.
         low = call.attribute("mask_filter_value", -10000.0)
         scores = scores + _mask(call, mask, rows, columns).where(0.0, low)
-    if is_causal:
-        scores = causal(rows, columns, call.device, columns - rows).where(scores, float("-inf"))
+    if past is not None:
+        scores = causal(rows, columns, call.device, past).where(scores, float("-inf"))
     return joined(weighted(softmax_of(scores), value).cast(query.dtype))
 
 
@@ -158,8 +169,11 @@ def _attention(call: NodeCall) -> Result:
         value = Tensor.cat([past[1], value], dim=2)
     if call.attribute("do_rotary", 0):
         raise call.refuse("turns positions inside of Attention")
+    before = call[4].shape[3] if call.has(4) else 0
     found = _attended(call, query, key, value, call.maybe(3), call.maybe(5),
-                      bool(call.attribute("unidirectional", 0)))  # fmt: skip
+                      before if call.attribute("unidirectional", 0) else None)  # fmt: skip
+    if len(call.node.outputs) < 2:
+        return found
     return found, Tensor.stack([key, value])
 
 
@@ -188,8 +202,12 @@ def _multi_head(call: NodeCall) -> Result:
     if call.has(6):
         key = Tensor.cat([call[6], key], dim=2)
         value = Tensor.cat([call[7], value], dim=2)
+    before = call[6].shape[2] if call.has(6) else 0
+    rows, columns = query.shape[2], key.shape[2] - before
+    if call.attribute("unidirectional", 0) and rows is not columns and rows != columns:
+        raise call.refuse("looks back from another sequence than its own", found=[rows, columns])
     found = _attended(call, query, key, value, call.maybe(4), call.maybe(5),
-                      bool(call.attribute("unidirectional", 0)))  # fmt: skip
+                      before if call.attribute("unidirectional", 0) else None)  # fmt: skip
     return found, key, value
 
 
@@ -267,7 +285,8 @@ def _fused_scaled_matmul(call: NodeCall) -> Result:
         a = quantised.dequantised(x, call[2].reshape(()), _zero(call, 4, x))
         scale, zero, bias = call[3], call.maybe(5), call.maybe(6)
     else:
-        a, scale, zero, bias = x, call[2], call.maybe(3), call.maybe(4)
+        a = quantised.dequantised(*quantised.dynamic(x))
+        scale, zero, bias = call[2], call.maybe(3), call.maybe(4)
     weight = call[1]
     wide = quantised.dequantised(
         weight, quantised.beside(weight, scale, -1),
@@ -287,6 +306,8 @@ def _matmul_nbits(call: NodeCall) -> Result:
     rows, columns = call.wanted("N"), call.wanted("K")
     if bits not in (4, 8):
         raise call.refuse("has weights of another width", found=f"{bits} bits")
+    if call.has(4):
+        raise call.refuse("has columns that are not in the order of their groups")
     blocks = -(-columns // block)
 
     def unpacked(codes: Tensor, count: int) -> Tensor:

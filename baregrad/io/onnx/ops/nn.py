@@ -84,8 +84,9 @@ def _conv_transpose(call: NodeCall) -> Result:
     if all(a == b and a >= 0 for a, b in pairs):
         return transposed(x, weight, bias, count, steps, [a for a, _ in pairs], extra,
                           call.attribute("group", 1), spread)  # fmt: skip
-    found = transposed(x, weight, bias, count, steps, 0, extra, call.attribute("group", 1), spread)
-    return found.pad(flat([(-a, -b) for a, b in pairs]))
+    found = transposed(x, weight, None, count, steps, 0, extra, call.attribute("group", 1), spread)
+    found = found.pad(flat([(-a, -b) for a, b in pairs]))
+    return found if bias is None else found + _beside(x, bias)
 
 
 # --- pooling --------------------------------------------------------------------------------------

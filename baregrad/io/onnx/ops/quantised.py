@@ -69,13 +69,13 @@ def _dequantize(call: NodeCall) -> Result:
     return found.cast(element(call, code)) if code else found
 
 
-def _dynamic(call: NodeCall) -> Result:
-    x = call[0]
+def dynamic(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`x` as uint8 of its own range with zero, the scale and the zero point."""
     low, high = x.amin().minimum(0), x.amax().maximum(0)
     scale = (high - low) / 255
-    safe = (scale == 0).where(1, scale)
-    zero = (-low / safe).round().clamp(0, 255)
-    made = ((x / safe).round() + zero).clamp(0, 255).cast(dtypes.uint8)
+    scale = (scale == 0).where(1, scale)
+    zero = (-low / scale).round().clamp(0, 255)
+    made = ((x / scale).round() + zero).clamp(0, 255).cast(dtypes.uint8)
     return made, scale, zero.cast(dtypes.uint8)
 
 
@@ -103,8 +103,10 @@ def _conv_integer(call: NodeCall) -> Result:
 def requantised(call: NodeCall, total: Tensor, scale: Tensor, at: int) -> Tensor:
     """Sums of products of integers, times their scale, over that of the output."""
     out, zero = call[at], call[at + 1]
-    return quantised(total.cast(dtypes.float32) * scale.cast(dtypes.float32), out.reshape(()),
-                     zero.reshape(()), zero.dtype)  # fmt: skip
+    # One factor for all three scales, as others have it: it decides ties.
+    factor = scale.cast(dtypes.float32) / out.reshape(()).cast(dtypes.float32)
+    over = total.cast(dtypes.float32) * factor
+    return quantised(over, Tensor.ones((), device=call.device), zero.reshape(()), zero.dtype)
 
 
 def _qlinear_matmul(call: NodeCall) -> Result:
@@ -145,7 +147,15 @@ def _float_form(function: Any, inputs: int) -> Function:
 
 
 def _qlinear_pool(call: NodeCall, x: Tensor) -> Tensor:
-    return x.mean(list(range(2, x.ndim)), True)
+    first = 1 if call.attribute("channels_last", 0) else 2
+    return x.mean(list(range(first, first + x.ndim - 2)), True)
+
+
+def _qlinear_softmax(call: NodeCall, x: Tensor) -> Tensor:
+    axis = own_axis(call.attribute("axis", -1), x.ndim)
+    if call.wanted("opset") >= 13:
+        return x.softmax(axis)
+    return x.flatten(axis).softmax(-1).reshape(x.shape)
 
 
 MICROSOFT = MappingProxyType({
@@ -154,15 +164,14 @@ MICROSOFT = MappingProxyType({
     "QLinearSigmoid": _float_form(lambda call, x: x.sigmoid(), 1),
     "QLinearLeakyRelu": _float_form(
         lambda call, x: x.leaky_relu(call.attribute("alpha", 0.01)), 1),
-    "QLinearSoftmax": _float_form(
-        lambda call, x: x.softmax(call.attribute("axis", -1)), 1),
+    "QLinearSoftmax": _float_form(_qlinear_softmax, 1),
     "QLinearGlobalAveragePool": _float_form(_qlinear_pool, 1),
     "QuantizeLinear": _quantize, "DequantizeLinear": _dequantize,
 })  # fmt: skip
 
 OPERATORS = MappingProxyType(standard({
     "QuantizeLinear": _quantize, "DequantizeLinear": _dequantize,
-    "DynamicQuantizeLinear": _dynamic, "MatMulInteger": _matmul_integer,
+    "DynamicQuantizeLinear": lambda call: dynamic(call[0]), "MatMulInteger": _matmul_integer,
     "ConvInteger": _conv_integer, "QLinearMatMul": _qlinear_matmul,
     "QLinearConv": _qlinear_conv,
 }))  # fmt: skip

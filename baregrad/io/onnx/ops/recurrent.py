@@ -31,6 +31,8 @@ def _activations(call: NodeCall, defaults: Sequence[str], directions: int) -> li
         elif name == "HardSigmoid":
             a, b = taken(alphas, 0.2), taken(betas, 0.5)
             found.append(_hard_sigmoid(a, b))
+        elif name == "ScaledTanh":
+            found.append(_scaled_tanh(taken(alphas, 1.0), taken(betas, 1.0)))
         elif name == "Affine":
             found.append(_affine(taken(alphas, 1.0), taken(betas, 0.0)))
         elif name in _PLAIN:
@@ -46,6 +48,10 @@ def _with(function: Any, *numbers: float) -> _Activation:
 
 def _hard_sigmoid(alpha: float, beta: float) -> _Activation:
     return lambda x: (x * alpha + beta).clamp(0, 1)
+
+
+def _scaled_tanh(alpha: float, beta: float) -> _Activation:
+    return lambda x: (x * beta).tanh() * alpha
 
 
 def _affine(alpha: float, beta: float) -> _Activation:

@@ -19,7 +19,7 @@ def _over(function: Callable[[Tensor, list[int], bool], Tensor]) -> Function:
         keep = bool(call.attribute("keepdims", 1))
         if not axes:
             if call.attribute("noop_with_empty_axes", 0):
-                return function(x.unsqueeze(-1), [x.ndim], False) if x.ndim else x
+                return function(x.unsqueeze(-1), [x.ndim], False).cast(x.dtype)
             axes = list(range(x.ndim))
         return function(x, [own_axis(axis, x.ndim) for axis in axes], keep).cast(x.dtype)
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from baregrad.base.errors import FileFormatError
 from baregrad.dtypes import from_numpy
-from baregrad.io.onnx.call import NodeCall, Result, own_axis, standard
+from baregrad.io.onnx.call import NodeCall, Result, own_axis, slice_of, standard
 from baregrad.io.onnx.values import is_text
 from baregrad.ir.core.node import Node
 from baregrad.tensor import Tensor
@@ -77,7 +78,10 @@ def _squeeze(call: NodeCall) -> Result:
 def _unsqueeze(call: NodeCall) -> Result:
     x, axes = call[0], call.axes() or []
     ndim = x.ndim + len(axes)
-    for axis in sorted(own_axis(axis, ndim) for axis in axes):
+    added = sorted({own_axis(axis, ndim) for axis in axes})
+    if len(added) != len(axes):
+        raise call.broken("adds an axis twice", axes)
+    for axis in added:
         x = x.unsqueeze(axis)
     return x
 
@@ -140,9 +144,9 @@ def _slice(call: NodeCall) -> Result:
 def _sliced(x: Tensor, axis: int, start: Any, end: Any, step: int) -> Tensor:
     extent = x.shape[axis]
     if all(one.__class__ is int for one in (extent, start, end)):
-        places = range(extent)[start:end:step] if step > 0 or end >= -extent else (
-            range(extent)[start::step]
-        )
+        if not step:
+            raise FileFormatError("the step of a Slice is 0")
+        places = range(extent)[slice_of(extent, start, end, step)]
         if step == 1:
             return x.narrow(axis, places.start, len(places)) if len(places) != extent else x
         key = (slice(None),) * axis
@@ -180,7 +184,9 @@ def _pad(call: NodeCall) -> Result:
     else:
         pads, value = call.integers(1), call.number(2, 0)
     axes = call.integers(3) if call.has(3) else list(range(x.ndim))
-    half = len(pads) // 2
+    half = len(axes)
+    if len(pads) != 2 * half:
+        raise call.broken(f"has pads for other than {half} axes", pads)
     amounts = [(0, 0)] * x.ndim
     for at, axis in enumerate(axes):
         amounts[own_axis(axis, x.ndim)] = (pads[at], pads[half + at])
@@ -205,8 +211,10 @@ def _cut_then_padded(x: Tensor, amounts: list[tuple[int, int]], mode: str) -> Te
 def _wrapped(x: Tensor, amounts: list[tuple[int, int]]) -> Tensor:
     for axis, (before, after) in enumerate(amounts):
         if before or after:
-            extent = x.shape[axis]
-            places = np.arange(-before, extent + after) % extent
+            # What is cut is cut first, as in the other modes.
+            first, last = max(-before, 0), x.shape[axis] - max(-after, 0)
+            extent = last - first
+            places = first + np.arange(-max(before, 0), extent + max(after, 0)) % extent
             x = x.index_select(axis, Tensor(places, device=x.device))
     return x
 
@@ -220,6 +228,8 @@ def _constant_of_shape(call: NodeCall) -> Result:
 def _range(call: NodeCall) -> Result:
     start, limit, delta = (call.number(at) for at in range(3))
     dtype = call.dtype(0)
+    if not delta:
+        raise call.broken("has a step of 0")
     if any(isinstance(one, Node) for one in (start, limit)):
         if delta != 1:
             raise call.refuse("has a symbolic end and another step than 1", found=delta)
@@ -228,6 +238,8 @@ def _range(call: NodeCall) -> Result:
     if dtype.kind == "float":
         count = max(math.ceil((limit - start) / delta), 0)
         return (Tensor.arange(count, device=call.device).cast(dtype) * delta + start).cast(dtype)
+    if (limit - start) * delta <= 0:
+        limit = start
     return Tensor.arange(start, limit, delta, dtype=dtype, device=call.device)
 
 

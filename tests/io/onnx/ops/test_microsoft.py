@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from baregrad import io
+from baregrad.base.errors import UnsupportedError
 from tests.io.onnx.models import by_onnxruntime, made, node
 
 KINDS = {"float32": 1, "int32": 6, "int64": 7, "uint8": 2, "int8": 3, "float16": 10, "bool": 9}
@@ -142,3 +143,39 @@ def test_quantised() -> None:
           tolerance=0.2)  # fmt: skip
     agree("MatMulIntegerToFloat", [u8(3, 8), u8(8, 4), scalar(0.1), scalar(0.2),
                                    scalar(7, "uint8"), scalar(9, "uint8")])  # fmt: skip
+
+
+def test_a_fused_product_ends_with_the_numbers_of_its_activation() -> None:
+    inputs = [f(3, 5), f(5, 4), f(4)]
+    agree("FusedGemm", inputs, activation="LeakyRelu", activation_alpha=0.3)
+    agree("FusedGemm", inputs, activation="HardSigmoid", activation_alpha=0.3,
+          activation_beta=0.4)  # fmt: skip
+
+
+def test_masks_that_say_where_sequences_end_and_start() -> None:
+    for batch, mask in ((1, i32(3, 1)), (2, i32(3, 4, 0, 1)), (2, i32(3, 2))):
+        agree("Attention", [f(batch, 4, 8), f(8, 24), f(24), mask], num_heads=2)
+
+
+def test_a_causal_mask_is_of_one_sequence() -> None:
+    same = [f(2, 4, 8), f(2, 4, 8), f(2, 4, 8)]
+    agree("MultiHeadAttention", same, num_heads=2, unidirectional=1)
+    with pytest.raises(UnsupportedError, match="another sequence"):
+        agree("MultiHeadAttention", [f(2, 4, 8), f(2, 5, 8), f(2, 5, 8)], num_heads=2,
+              unidirectional=1)  # fmt: skip
+
+
+def test_values_of_another_width() -> None:
+    agree("Attention", [f(2, 4, 8), f(8, 20), f(20)], num_heads=2, qkv_hidden_sizes=[6, 6, 8])
+
+
+def test_dynamic_quantisation_gives_the_same_integers() -> None:
+    weights = [u8(8, 4), np.array([0.1], np.float32), u8(1)]
+    agree("DynamicQuantizeMatMul", [f(3, 8), *weights], tolerance=1e-3)
+    agree("DynamicQuantizeLinear", [np.zeros(3, np.float32)], outputs=3, domain="")
+
+
+def test_columns_in_another_order_than_their_groups_are_refused() -> None:
+    inputs = [f(2, 32), u8(3, 2, 8), f(6), None, i32(*[0] * 32)]
+    with pytest.raises(UnsupportedError, match="order of their groups"):
+        agree("MatMulNBits", inputs, K=32, N=3, bits=4, block_size=16)
