@@ -13,13 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from baregrad.base.errors import FileFormatError
+from baregrad.base.errors import BaregradError, FileFormatError, OutOfMemory
 from baregrad.io.onnx.graph import Dim, GraphDef, NodeDef, ValueType
 from baregrad.io.onnx.packages import onnx_package
 
 Opsets = Mapping[str, int]
 OLDEST, NEWEST = 7, 28
 MOST_DEEP = 32
+# Functions that call others twice each, some levels deep, would be expanded without end.
+MOST_NODES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,7 @@ def read_model(source: str | os.PathLike[str] | bytes | Any) -> ModelDef:
     for a file that cannot be opened, MissingDependency without the package `onnx`.
     """
     onnx = onnx_package()
-    folder = ""
+    folder: str | None = None
     if isinstance(source, bytes | bytearray):
         message = _parsed(onnx, bytes(source), "the model")
     elif isinstance(source, str | os.PathLike):
@@ -64,14 +66,21 @@ def read_model(source: str | os.PathLike[str] | bytes | Any) -> ModelDef:
         (_domain(one.domain), one.name): one for one in message.functions
     }
     reader = _Reader(onnx, folder, opsets, functions)
-    graph = reader.graph(message.graph)
+    try:
+        graph = reader.graph(message.graph)
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+        if isinstance(error, BaregradError):
+            raise
+        raise FileFormatError(
+            "the model is broken", found=f"{type(error).__name__}: {error}"
+        ) from error
     return ModelDef(graph, opsets, message.producer_name, int(message.ir_version))
 
 
 def read_function(message: Any, opsets: Opsets, functions: Mapping[Any, Any]) -> GraphDef:
     """Read a FunctionProto without attributes of its own as a graph."""
     own = {_domain(one.domain): int(one.version) for one in message.opset_import}
-    reader = _Reader(onnx_package(), "", {**opsets, **own}, functions)
+    reader = _Reader(onnx_package(), None, {**opsets, **own}, functions)
     nodes = reader.nodes(message.node, {})
     empty = ("tensor", "", None)
     inputs = tuple(ValueType(name, *empty) for name in message.input)
@@ -101,7 +110,8 @@ class _Reader:
     """Reads graphs of one model."""
 
     def __init__(
-        self, onnx: Any, folder: str, opsets: Opsets, functions: Mapping[Any, Any], depth: int = 0
+        self, onnx: Any, folder: str | None, opsets: Opsets, functions: Mapping[Any, Any],
+        depth: int = 0,
     ) -> None:
         self.onnx = onnx
         self.folder = folder
@@ -109,6 +119,7 @@ class _Reader:
         self.functions = functions
         self.depth = depth
         self.expanded = 0
+        self.total = [0]
 
     def graph(self, message: Any, values: Mapping[str, Any] | None = None) -> GraphDef:
         """Read a GraphProto; `values` are the attributes that a function was called with."""
@@ -120,6 +131,12 @@ class _Reader:
             self.type(one.name, one.type) for one in message.input if one.name not in constants
         )
         outputs = tuple(self.type(one.name, one.type) for one in message.output)
+        known = {one.name for one in inputs} | set(constants)
+        for node in nodes:
+            for name in node.outputs:
+                if name and name in known:
+                    raise FileFormatError("two nodes make one value", found=repr(name))
+                known.add(name)
         return GraphDef(message.name, inputs, outputs, constants, tuple(nodes))
 
     def nodes(self, messages: Iterable[Any], values: Mapping[str, Any]) -> list[NodeDef]:
@@ -177,6 +194,7 @@ class _Reader:
         inner = _Reader(
             self.onnx, self.folder, {**self.opsets, **opsets}, self.functions, self.depth + 1
         )
+        inner.total = self.total
         prefix = f"{call.name or function.name}/{self.depth}.{self.expanded}/"
         self.expanded += 1
         names = dict.fromkeys(function.input, "")
@@ -195,6 +213,12 @@ class _Reader:
             else:
                 names[name] = wanted
         body = inner.nodes(function.node, values)
+        self.total[0] += len(body)
+        if self.total[0] > MOST_NODES:
+            raise FileFormatError(
+                f"the function {function.name!r} is called too often",
+                found=f"more than {MOST_NODES} nodes",
+            )
         return [_renamed(node, names, prefix) for node in body] + copies
 
     def attribute(self, message: Any, values: Mapping[str, Any]) -> Any:
@@ -247,10 +271,14 @@ class _Reader:
         """The elements of a TensorProto; strings as NumPy's `str`."""
         try:
             if message.data_location == self.onnx.TensorProto.EXTERNAL:
+                if self.folder is None:
+                    raise ValueError("it is in a file beside the model: load the model's own file")
                 copied = self.onnx.TensorProto()
                 copied.CopyFrom(message)
                 self.onnx.external_data_helper.load_external_data_for_tensor(copied, self.folder)
                 message = copied
+            if any(extent < 0 for extent in message.dims):
+                raise ValueError(f"an extent is negative: {list(message.dims)}")
             array = self.onnx.numpy_helper.to_array(message)
         except Exception as error:
             # The package's own classes, which are imported late, are among them.
@@ -265,7 +293,10 @@ class _Reader:
     def _dense(self, message: Any) -> np.ndarray[Any, Any]:
         values, places = self.array(message.values), self.array(message.indices)
         shape = tuple(message.dims)
-        made = np.zeros(shape, values.dtype)
+        try:
+            made = np.zeros(shape, values.dtype)
+        except MemoryError as error:
+            raise OutOfMemory("no room for a sparse weight", found=list(shape)) from error
         if places.ndim == 1:
             made.reshape(-1)[places] = values
         else:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from baregrad.base.errors import BaregradError, FileFormatError, UnsupportedError
+from baregrad.base.errors import BaregradError, FileFormatError, OutOfMemory, UnsupportedError
 from baregrad.io.onnx.call import NodeCall, Result
 from baregrad.io.onnx.graph import GraphDef, NodeDef
 from baregrad.io.onnx.host import HOST, LOOKS_AT_SHAPES, NotOnHost
@@ -30,6 +30,12 @@ from baregrad.tensor import Tensor
 
 # A constant that takes more than this for each byte it is made of is made anew at each run.
 MOST_GROWTH = 16
+
+# What operators raise of inputs and attributes that the standard does not allow.
+HOSTILE = (
+    ArithmeticError, AssertionError, AttributeError, LookupError, StopIteration, TypeError,
+    ValueError,
+)  # fmt: skip
 
 
 class Runner:
@@ -153,6 +159,14 @@ class Runner:
                 error.operator = str(call)  # type: ignore[attr-defined]
                 error.add_note(f"in the operator {call}")
             raise
+        except HOSTILE as error:
+            # NumPy's and Python's, of indices, shapes and attributes that do not fit.
+            raise FileFormatError(
+                f"the operator {call} does not fit its inputs",
+                found=f"{type(error).__name__}: {error}",
+            ) from error
+        except MemoryError as error:
+            raise OutOfMemory(f"no room for what the operator {call} makes", found=error) from error
         found = results if isinstance(results, tuple) else (results,)
         if sum(map(bool, node.outputs)) > len(found):
             raise UnsupportedError(f"{call} has outputs that are not offered", found=len(found))
