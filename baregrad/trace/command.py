@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import platform
 import re
@@ -30,6 +31,7 @@ from baregrad.trace.watch import DriverWatch
 _VERSION_FILE = Path("/proc/driver/nvidia/version")
 # The newest release whose headers are published, where there is no driver to ask.
 _NEWEST = "595.45.04"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # How often it is said how much is left to decode.
 _TOLD_S = 2.0
 
@@ -201,12 +203,15 @@ def _output(path: str) -> Iterator[TextIO]:
     if not path:
         yield sys.stderr
         return
-    with contextlib.ExitStack() as stack:
-        try:
-            file = stack.enter_context(Path(path).open("w", encoding="utf-8"))
-        except OSError as error:
-            raise ArgumentError("the output cannot be written", found=str(error)) from error
-        yield file
+    opened = False
+    try:
+        with Path(path).open("w", encoding="utf-8") as file:
+            opened = True
+            yield file
+    except OSError as error:
+        if opened and error.errno not in _FULL:
+            raise
+        raise ArgumentError("the output cannot be written", found=f"{path}: {error}") from error
 
 
 def _finish(watch: DriverWatch) -> None:

@@ -96,6 +96,7 @@ class ProgramFollower:
     _parents: dict[int, TracedProcess] = field(default_factory=dict)
     _attached: bool = False
     _leaving: bool = False
+    _asked: bool = False
     _first: int = 0
     _status: int = 0
 
@@ -133,7 +134,13 @@ class ProgramFollower:
         finally:
             os.close(begin_w)
         # The terminal gives an interrupt to the program as well; that is for it to end by.
-        with _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGQUIT):
+        # What ends us is passed on, so that nothing of the trace is lost.
+        ends = [one for one in (signal.SIGTERM, signal.SIGHUP)
+                if signal.getsignal(one) != signal.SIG_IGN]  # fmt: skip
+        with (
+            _handled(signal.SIG_IGN, signal.SIGINT, signal.SIGQUIT),
+            _handled(self._pass_on, *ends),
+        ):
             self._loop()
         said = os.read(said_r, 4096).decode(errors="replace")
         os.close(said_r)
@@ -142,6 +149,14 @@ class ProgramFollower:
                 raise UnsupportedError("this system does not let calls be filtered", found=said)
             raise ArgumentError("the command cannot be run", found=f"{command[0]}: {said}")
         return self._status
+
+    def _pass_on(self, number: int, _frame: object) -> None:
+        """Hand a signal on to the command, or to what is left of it; a second one kills it all."""
+        again, self._asked = self._asked, True
+        left = {one.process.pid for one in list(self.threads.values())}
+        for pid in {self._first} if self._first in left and not again else left:
+            with contextlib.suppress(OSError):
+                os.kill(pid, signal.SIGKILL if again else number)
 
     def attach(self, pid: int) -> int:
         """Follow a process that runs already until it ends or we are interrupted."""

@@ -83,6 +83,9 @@ def test_exact_needs_a_program_that_begins() -> None:
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="cannot be written"):
         command.main(["-o", str(tmp_path / "none" / "out"), "--", "true"])
+    if Path("/dev/full").exists():
+        with pytest.raises((ArgumentError, UnsupportedError), match=r"cannot be written|trace"):
+            command.main(["-o", "/dev/full", "--", "true"])
 
 
 def test_an_interrupt_ends_decoding_and_keeps_the_summary(

@@ -162,3 +162,32 @@ def test_a_running_process_is_joined_and_left_running(tmp_path: Path, node: str)
 def test_no_such_process(node: str) -> None:
     with pytest.raises(ArgumentError, match="no such process"):
         ProgramFollower(Notes(node)).attach(2**22 + 1)
+
+
+@pytest.mark.parametrize("times,status", [(1, 12), (2, 128 + signal.SIGKILL)])
+def test_what_ends_the_tracer_is_passed_on(tmp_path: Path, times: int, status: int) -> None:
+    """The program ends by its own habit; one that does not is killed by a second signal."""
+    ready = tmp_path / "ready"
+    traps = "trap 'exit 12' TERM" if times == 1 else "trap '' TERM"
+    script = f"{traps}; : > {ready}; while :; do sleep 0.05; done"
+
+    def end() -> None:
+        for _ in range(3000):
+            if ready.exists():
+                break
+            time.sleep(0.01)
+        for _ in range(times):
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(0.3)
+
+    former = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    ender = threading.Thread(target=end, daemon=True)
+    ender.start()
+    try:
+        assert ProgramFollower(Notes("")).start(["sh", "-c", script]) == status
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        ender.join()
+        signal.signal(signal.SIGTERM, former)
