@@ -19,6 +19,7 @@ from baregrad.io.onnx.call import (
     standard,
 )
 from baregrad.io.onnx.values import MOST_ON_HOST, HostArray, count, is_symbolic
+from baregrad.ir.core.index import lower, upper
 from baregrad.ir.core.node import Node
 
 
@@ -62,6 +63,22 @@ def _comparison(function: Callable[..., Any]) -> Function:
         return np.asarray(function(a, b), np.bool_)
 
     return run
+
+
+def _equal(a: HostArray, b: HostArray) -> HostArray:
+    """Which elements are the same, as far as that holds for every size."""
+    if is_symbolic(a) or is_symbolic(b):
+        return np.frompyfunc(_same, 2, 1)(a, b)  # type: ignore[no-any-return]
+    return np.asarray(a == b)
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Whether two extents are one. Raises NotOnHost where that depends on sizes known later."""
+    if a is b or not (isinstance(a, Node) or isinstance(b, Node)):
+        return bool(a == b)
+    if upper(a) < lower(b) or upper(b) < lower(a):
+        return False
+    raise NotOnHost
 
 
 def _divided(a: HostArray, b: HostArray) -> HostArray:
@@ -292,7 +309,7 @@ HOST: MappingProxyType[tuple[str, str], Function] = MappingProxyType(standard({
     "Max": _of(lambda a, *b: _folded(np.maximum, a, b)),
     "Floor": _of(np.floor), "Ceil": _of(np.ceil), "Sqrt": _of(np.sqrt),
     "Identity": lambda call: _array(call, 0),
-    "Equal": _comparison(lambda a, b: a == b), "Less": _comparison(lambda a, b: a < b),
+    "Equal": _comparison(_equal), "Less": _comparison(lambda a, b: a < b),
     "Greater": _comparison(lambda a, b: a > b),
     "LessOrEqual": _comparison(lambda a, b: a <= b),
     "GreaterOrEqual": _comparison(lambda a, b: a >= b),

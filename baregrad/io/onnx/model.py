@@ -147,7 +147,8 @@ class OnnxModel:
             return None
         if declared.name in (self._settings or ()) and not isinstance(value, Tensor):
             array = np.asarray(value)
-            return array if array.dtype == declared.dtype else array.astype(declared.dtype)
+            if array.dtype == declared.dtype and _fits(declared.shape, array.shape):
+                return array
         if isinstance(value, list) and "sequence" in declared.kind:
             return [self._element(declared, one) for one in value]
         return self._element(declared, value)
@@ -156,9 +157,14 @@ class OnnxModel:
         if declared.dtype == "str":
             return np.array(value, str)
         if not isinstance(value, Tensor):
-            array = np.asarray(value)
-            if array.dtype != declared.dtype and not isinstance(value, np.ndarray):
-                array = array.astype(declared.dtype)
+            try:
+                array = np.asarray(value)
+                if array.dtype != declared.dtype and not isinstance(value, np.ndarray):
+                    array = array.astype(declared.dtype)
+            except (TypeError, ValueError) as error:
+                raise ArgumentError(
+                    f"the input {declared.name!r} is not an array", found=str(error)
+                ) from error
             if not is_native(array.dtype):
                 return array
             value = Tensor(array, device=self.device)
@@ -176,11 +182,7 @@ class OnnxModel:
         wanted: tuple[Any, ...] | None = declared.shape
         if wanted is None or declared.kind != "tensor":
             return value
-        fits = len(wanted) == value.ndim and all(
-            not isinstance(dim, int) or not isinstance(e, int) or e == dim
-            for dim, e in zip(wanted, value.shape, strict=True)
-        )
-        if not fits:
+        if not _fits(wanted, value.shape):
             raise ShapeError(
                 f"the input {declared.name!r} is of another shape",
                 found=list(value.shape), wanted=str(declared),
@@ -315,6 +317,14 @@ def _cut(value: Tensor, declared: ValueType, sizes: Mapping[str, Node]) -> Tenso
     return value
 
 
+def _fits(wanted: tuple[Any, ...] | None, shape: Sequence[Any]) -> bool:
+    """Whether a shape is one that is declared, as far as its numbers say."""
+    return wanted is None or (len(wanted) == len(shape) and all(
+        not isinstance(dim, int) or not isinstance(e, int) or e == dim
+        for dim, e in zip(wanted, shape, strict=True)
+    ))
+
+
 def _is_setting(value: Value) -> bool:
     return (
         isinstance(value, Tensor | np.ndarray)
@@ -325,12 +335,12 @@ def _is_setting(value: Value) -> bool:
 
 def _sources(graph: GraphDef, wanted: set[str]) -> set[str]:
     """The inputs whose elements values depend on, shapes aside."""
-    makers: dict[str, NodeDef] = {}
-    owners: dict[str, NodeDef] = {}
+    # Two branches may give one name to values of their own.
+    makers: dict[str, list[NodeDef]] = {}
     for node in graph.every_node():
-        makers.update((name, node) for name in node.outputs if name)
-        for inner in node.graphs():
-            owners.update((one.name, node) for one in inner.inputs)
+        taken = [one.name for inner in node.graphs() for one in inner.inputs]
+        for name in (*node.outputs, *taken):
+            makers.setdefault(name, []).append(node)
     found: set[str] = set()
     seen: set[str] = set()
     pending = list(wanted)
@@ -343,11 +353,11 @@ def _sources(graph: GraphDef, wanted: set[str]) -> set[str]:
         if name in inputs:
             found.add(name)
             continue
-        maker = makers.get(name) or owners.get(name)
-        if maker is None or maker.key in LOOKS_AT_SHAPES:
-            continue
-        pending += maker.inputs
-        for inner in maker.graphs():
-            pending += inner.outer_names()
-            pending += [one.name for one in inner.outputs]
+        for maker in makers.get(name, ()):
+            if maker.key in LOOKS_AT_SHAPES:
+                continue
+            pending += maker.inputs
+            for inner in maker.graphs():
+                pending += inner.outer_names()
+                pending += [one.name for one in inner.outputs]
     return found

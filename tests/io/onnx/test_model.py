@@ -285,3 +285,60 @@ def test_arrays_of_initialisers_may_be_inputs_too() -> None:
     loaded = io.load_onnx(model)
     assert list(loaded.inputs) == ["x"]
     assert loaded(x=np.zeros(2, np.float32))["y"].tolist() == [1, 1]
+
+
+def test_a_symbolic_extent_is_compared_at_every_size() -> None:
+    nodes = [
+        node("Shape", ["x"], ["s"]), node("Gather", ["s", "zero"], ["n"]),
+        node("Equal", ["n", "one"], ["is"]), node("Cast", ["is"], ["add"], to=1),
+        node("Add", ["x", "add"], ["y"]),
+    ]  # fmt: skip
+    constants = {"zero": np.array(0), "one": np.array(1)}
+    model = made(nodes, [value("x", ["n", 2])], [value("y", ["n", 2])], constants)
+    loaded = io.load_onnx(model, dimensions={"n": (1, 8)})
+    for n in (1, 3, 1, 8, 1):
+        x = array(n, 2)
+        np.testing.assert_array_equal(loaded(x)["y"].numpy().reshape(n, 2), x + (n == 1))
+
+
+def test_a_setting_is_checked_at_every_call() -> None:
+    inputs = [value("x", [2, 3]), value("s", [2], INT64)]
+    model = made([node("Reshape", ["x", "s"], ["y"])], inputs, [value("y", None)])
+    loaded = io.load_onnx(model)
+    x = array(2, 3)
+    for _ in range(3):
+        assert loaded(x, np.array([3, 2]))["y"].shape == (3, 2)
+        with pytest.raises(ArgumentError, match="another dtype"):
+            loaded(x, np.array([3.7, 2.2]))
+        with pytest.raises(ShapeError, match="another shape"):
+            loaded(x, np.array([1, 2, 3]))
+
+
+@pytest.mark.parametrize("given", ["text", object(), [[1], [2, 3]]])
+def test_what_is_no_array_is_refused_by_name(given) -> None:
+    model, _ = network()
+    with pytest.raises(ArgumentError, match="is not an array"):
+        io.load_onnx(model)(given)
+
+
+def test_branches_may_name_values_of_their_own_alike() -> None:
+    """Each makes a shape called `to`: of an input in one branch, of a constant in the other."""
+    branches = [
+        helper.make_graph(
+            [node("Add", [source, "one"], ["to"]), node("Reshape", ["x", "to"], [f"y_{source}"])],
+            source, [], [value(f"y_{source}", None)],
+        ) for source in ("shape", "fixed")
+    ]  # fmt: skip
+    inputs = [value("x", [2, 3]), value("which", [], BOOL), value("shape", [2], INT64)]
+    model = made(
+        [node("If", ["which"], ["y"], then_branch=branches[0], else_branch=branches[1])], inputs,
+        [value("y", None)], {"one": np.array([1]), "fixed": np.array([0, 5])},
+    )  # fmt: skip
+    loaded = io.load_onnx(model)
+    x = array(2, 3)
+    for which, shape in ((True, (2, 1)), (True, (5, 0)), (False, (0, 0)), (True, (2, 1)),
+                         (True, (1, 2))):  # fmt: skip
+        found = loaded(x, np.array(which), np.array(shape))["y"].numpy()
+        wanted = tuple(one + 1 for one in shape) if which else (1, 6)
+        assert found.shape == wanted
+        np.testing.assert_array_equal(found.reshape(-1), x.reshape(-1))
