@@ -176,7 +176,10 @@ def main(argv: list[str]) -> int:
         raise ArgumentError("programs are traced on Linux alone", found=platform.system())
     version = chosen.driver or driver_version()
     tables = load_tables(version or _NEWEST)
-    nodes = dict(row.split("=", 1) for row in chosen.node if "=" in row)
+    for row in chosen.node:
+        if "=" not in row:
+            raise ArgumentError("--node has no node", found=row, wanted="PATH=NODE")
+    nodes = dict(row.split("=", 1) for row in chosen.node)
     with _output(chosen.o) as out:
         session = TraceSession(tables, chosen, out)
         if not (chosen.json or chosen.allowlist):

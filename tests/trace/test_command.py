@@ -110,3 +110,8 @@ def test_it_is_said_how_much_is_left(
     monkeypatch.setattr(command, "_TOLD_S", 0.0)
     run(tmp_path)
     assert capsys.readouterr().err.count("# 12 calls and pieces of rings are left") == 2
+
+
+def test_a_node_needs_a_name() -> None:
+    with pytest.raises(ArgumentError, match="--node has no node"):
+        command.main(["--node", "/tmp/x", "--", "true"])
