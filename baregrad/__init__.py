@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from baregrad.io import safe_load as safe_load
     from baregrad.io import safe_save as safe_save
     from baregrad.ir.core.index import variable as variable
-    from baregrad.profiling import Profile as profile
+    from baregrad.profiling import Profile as profile  # noqa: N813 - a block, as `search` is
     from baregrad.tensor import Tensor as Tensor
     from baregrad.tensor.array.grad_mode import enable_grad as enable_grad
     from baregrad.tensor.array.grad_mode import no_grad as no_grad
