@@ -19,7 +19,7 @@ def __getattr__(name: str) -> object:
     if name in ("load_onnx", "save_onnx"):
         from baregrad.io import onnx
 
-        found: object = getattr(onnx, name)
+        found: object = vars(onnx)[name]
         # Kept, so that this function runs once a name.
         globals()[name] = found
         return found

@@ -131,7 +131,7 @@ def test_a_gpu_that_nothing_compiles_for_is_closed(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("renderer,name,port,wanted", [
-    ("ptx", "NV", "kernel", ("ptx", "ptx-cubin-1")),
+    ("ptx", "NV", "kernel", ("ptx", "ptx-cubin-2")),
     ("cuda", "NV", "kernel", ("cuda", "cuda-cubin-1")),
     ("cuda", "CUDA", "virtual", ("cuda", "cuda-cubin-1")),
 ])

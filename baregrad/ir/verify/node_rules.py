@@ -50,6 +50,14 @@ _SAME_DTYPE: MappingProxyType[Op, int] = MappingProxyType({
 })  # fmt: skip
 
 
+def _is_several(node: Node) -> bool:
+    """Whether a node reads neighbours of an array at once, as one unsigned integer."""
+    if node.op is not Ops.LOAD or node.dtype.kind != "uint":
+        return False
+    narrow = node.src[0].dtype
+    return narrow.kind == "uint" and node.dtype.bits > narrow.bits
+
+
 def sources_fault(node: Node) -> str | None:
     """What is wrong with the ops and the dtypes of a node's sources, as far as tables say it."""
     op, src = node.op, node.src
@@ -64,7 +72,7 @@ def sources_fault(node: Node) -> str | None:
     if op in _WRITES and src[1].dtype is not src[0].dtype:
         return f"{op.name} of {src[1].dtype} into {src[0].dtype}"
     same = _SAME_DTYPE.get(op)
-    if same is not None and src[same].dtype is not node.dtype:
+    if same is not None and src[same].dtype is not node.dtype and not _is_several(node):
         return f"{op.name} of {src[same].dtype} has dtype {node.dtype}"
     return None
 
