@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from baregrad.bridges.aten.shapes import method
 from baregrad.tensor import Tensor
 
 
@@ -57,18 +58,11 @@ def _scatter(x: Tensor, dim: int, index: Tensor, source: Any) -> Tensor:
     return x.scatter(dim, index, source)
 
 
-def _method(name: str) -> Callable[..., Any]:
-    def call(x: Tensor, *rest: Any, **named: Any) -> Any:
-        return getattr(x, name)(*rest, **named)
-
-    return call
-
-
 INDEXING: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     "index": _index, "_unsafe_index": _index, "index_put": _index_put,
-    "_unsafe_index_put": _index_put, "index_select": _method("index_select"),
-    "index_add": _method("index_add"), "embedding": _embedding,
+    "_unsafe_index_put": _index_put, "index_select": method("index_select"),
+    "index_add": method("index_add"), "embedding": _embedding,
     "embedding_dense_backward": _embedding_dense_backward, "gather": _gather,
-    "scatter.src": _scatter, "scatter.value": _scatter, "scatter_add": _method("scatter_add"),
-    "scatter_reduce": _method("scatter_reduce"),
+    "scatter.src": _scatter, "scatter.value": _scatter, "scatter_add": method("scatter_add"),
+    "scatter_reduce": method("scatter_reduce"),
 })

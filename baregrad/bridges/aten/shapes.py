@@ -112,11 +112,13 @@ def _pad(x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
     return x.pad(tuple(pad), value=value)
 
 
-ELEMENTS = ("permute", "flip", "unsqueeze", "repeat", "roll", "diagonal", "tril", "triu",
+_METHODS = ("permute", "flip", "unsqueeze", "repeat", "roll", "diagonal", "tril", "triu",
             "movedim", "transpose", "narrow", "unfold")
 
 
-def _method(name: str) -> Callable[..., Any]:
+def method(name: str) -> Callable[..., Any]:
+    """The operator that is a method of the same name and arguments."""
+
     def call(x: Tensor, *rest: Any, **named: Any) -> Any:
         return getattr(x, name)(*rest, **named)
 
@@ -124,7 +126,7 @@ def _method(name: str) -> Callable[..., Any]:
 
 
 SHAPES: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
-    **{name: _method(name) for name in ELEMENTS},
+    **{name: method(name) for name in _METHODS},
     "view": lambda x, size: x.reshape(*size), "reshape": lambda x, size: x.reshape(*size),
     "_unsafe_view": lambda x, size: x.reshape(*size),
     "_reshape_alias": lambda x, size, stride: x.reshape(*size),

@@ -118,6 +118,17 @@ class NodeCall:
         found = self.host(at).reshape(-1)
         return found[0] if found.dtype == object else found[0].item()
 
+    def slice_bounds(self) -> tuple[Any, Any, Any, Any]:
+        """The starts, ends, axes and steps of a Slice: attributes before opset 10, then inputs.
+
+        Axes and steps are None where the model leaves them out.
+        """
+        if self.version < 10:
+            return self.wanted("starts"), self.wanted("ends"), self.attribute("axes"), None
+        axes = self.integers(3) if self.has(3) else None
+        steps = self.integers(4) if self.has(4) else None
+        return self.integers(1), self.integers(2), axes, steps
+
     def axes(self, name: str = "axes", at: int = 1) -> list[int] | None:
         """A list that older operators have as an attribute and newer ones as an input."""
         found = self.attribute(name)

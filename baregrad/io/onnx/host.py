@@ -136,13 +136,7 @@ def _concat(call: NodeCall) -> Result:
 
 def _slice(call: NodeCall) -> Result:
     data = _array(call, 0)
-    if call.version < 10:
-        starts, ends = call.wanted("starts"), call.wanted("ends")
-        axes, steps = call.attribute("axes"), None
-    else:
-        starts, ends = call.integers(1), call.integers(2)
-        axes = call.integers(3) if call.has(3) else None
-        steps = call.integers(4) if call.has(4) else None
+    starts, ends, axes, steps = call.slice_bounds()
     if any(isinstance(one, Node) for one in (*starts, *ends)):
         raise NotOnHost
     key = [slice(None)] * data.ndim

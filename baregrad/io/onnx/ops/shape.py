@@ -128,13 +128,7 @@ def _split(call: NodeCall) -> Result:
 
 def _slice(call: NodeCall) -> Result:
     x = call[0]
-    if call.version < 10:
-        starts, ends = call.wanted("starts"), call.wanted("ends")
-        axes, steps = call.attribute("axes"), None
-    else:
-        starts, ends = call.integers(1), call.integers(2)
-        axes = call.integers(3) if call.has(3) else None
-        steps = call.integers(4) if call.has(4) else None
+    starts, ends, axes, steps = call.slice_bounds()
     for at, axis in enumerate(axes if axes is not None else range(len(starts))):
         axis = own_axis(axis, x.ndim)
         x = _sliced(x, axis, starts[at], ends[at], steps[at] if steps else 1)
