@@ -93,18 +93,21 @@ class _Nothing:
 class _Open:
     """A span that is being recorded."""
 
-    __slots__ = ("_recorder", "_span")
+    __slots__ = ("_recorders", "_span")
 
-    def __init__(self, recorder: Recorder, name: str, facts: dict[str, Any]) -> None:
-        self._recorder = recorder
+    def __init__(
+        self, recorders: tuple[Recorder, ...], name: str, facts: dict[str, Any]
+    ) -> None:
+        self._recorders = recorders
         self._span = Span(name, 0.0, 0, _RUNNING, facts, threading.get_ident())
 
     def __enter__(self) -> _Open:
-        recorder, span = self._recorder, self._span
+        span = self._span
         span.depth = depth = _DEPTH.get()
         _DEPTH.set(depth + 1)
-        recorder.spans.append(span)
-        span.start = recorder.clock()
+        for recorder in self._recorders:
+            recorder.spans.append(span)
+        span.start = self._recorders[-1].clock()
         return self
 
     def __exit__(
@@ -114,7 +117,7 @@ class _Open:
         traceback: TracebackType | None,
     ) -> None:
         span = self._span
-        span.end = self._recorder.clock()
+        span.end = self._recorders[-1].clock()
         _DEPTH.set(span.depth)
 
     def note(self, **facts: Any) -> None:
@@ -131,10 +134,10 @@ class Recorder:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.clock = clock
         self.spans: list[Span] = []
-        self._marks: list[Token[Recorder]] = []
+        self._marks: list[Token[tuple[Recorder, ...]]] = []
 
     def __enter__(self) -> Recorder:
-        self._marks.append(_ACTIVE.set(self))
+        self._marks.append(_ACTIVE.set((self,)))
         return self
 
     def __exit__(
@@ -148,7 +151,7 @@ class Recorder:
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Make this recorder the active one of another thread, for a block."""
-        mark = _ACTIVE.set(self)
+        mark = _ACTIVE.set((self,))
         try:
             yield
         finally:
@@ -156,12 +159,15 @@ class Recorder:
 
     @contextlib.contextmanager
     def everywhere(self) -> Iterator[None]:
-        """Make this recorder that of every thread and task without one of its own, for a block."""
-        before, _process.recorder = _process.recorder, self
+        """Have this recorder take what threads and tasks without one of their own do, for a block.
+
+        Several may do so at a time; the clock is that of the one that began last.
+        """
+        _process.recorders += (self,)
         try:
             yield
         finally:
-            _process.recorder = before
+            _process.recorders = tuple([one for one in _process.recorders if one is not self])
 
     def innermost(self) -> str:
         """Return the name of the span that this thread opened last and has not closed, "" if none.
@@ -192,15 +198,15 @@ class Recorder:
         return "\n".join(lines)
 
 
-_ACTIVE: ContextVar[Recorder] = ContextVar("baregrad_recorder")
+_ACTIVE: ContextVar[tuple[Recorder, ...]] = ContextVar("baregrad_recorder")
 _DEPTH: ContextVar[int] = ContextVar("baregrad_span_depth", default=0)
 _NOTHING = _Nothing()
 
 
 class _Process:
-    """The recorder of threads and tasks without one of their own."""
+    """The recorders of threads and tasks without one of their own."""
 
-    recorder: Recorder | None = None
+    recorders: tuple[Recorder, ...] = ()
 
 
 _process = _Process()
@@ -208,10 +214,11 @@ _process = _Process()
 
 def active_recorder() -> Recorder | None:
     """Return the recorder of this thread or task, None where nobody listens."""
-    return _ACTIVE.get(_process.recorder)
+    recorders = _ACTIVE.get(_process.recorders)
+    return recorders[-1] if recorders else None
 
 
 def span(name: str, **facts: Any) -> SpanContext:
-    """Return a context manager that times a block as part of the active recorder, if any."""
-    recorder = _ACTIVE.get(_process.recorder)
-    return _NOTHING if recorder is None else _Open(recorder, name, facts)
+    """Return a context manager that times a block as part of the active recorders, if any."""
+    recorders = _ACTIVE.get(_process.recorders)
+    return _Open(recorders, name, facts) if recorders else _NOTHING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,16 +88,3 @@ class MemoryLog:
                 nbytes[owner] += change
                 pieces[owner] += 1 if change >= 0 else -1
         return tuple((who, size, pieces[who]) for who, size in nbytes.most_common() if size)
-
-
-def watched_allocate(
-    log: MemoryLog, allocate: Callable[[int], Any], describe: Callable[[int], Held]
-) -> Callable[[int], Any]:
-    """Return a device's `allocate` that notes what it gives out."""
-
-    def noted(nbytes: int) -> Any:
-        buffer = allocate(nbytes)
-        log.take(buffer.memory, describe(buffer.memory.nbytes))
-        return buffer
-
-    return noted

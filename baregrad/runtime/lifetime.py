@@ -27,9 +27,9 @@ _open: weakref.WeakSet[Follower] = weakref.WeakSet()
 
 
 class _Watcher:
-    """Who is told of each device that is opened."""
+    """Who are told of each device that is opened."""
 
-    told: Callable[[Follower], None] | None = None
+    told: tuple[Callable[[Follower], None], ...] = ()
 
 
 _watcher = _Watcher()
@@ -38,8 +38,8 @@ _watcher = _Watcher()
 def follow_process(device: Follower) -> None:
     """Have a device closed at exit and notified of forks, without keeping it alive."""
     _open.add(device)
-    if _watcher.told is not None:
-        _watcher.told(device)
+    for tell in _watcher.told:
+        tell(device)
 
 
 def leave_process(device: Follower) -> None:
@@ -52,11 +52,11 @@ def watching_devices(tell: Callable[[Follower], None]) -> Iterator[None]:
     """For a block, tell of each device: of those that are open now, then of each as it opens."""
     for device in list(_open):
         tell(device)
-    before, _watcher.told = _watcher.told, tell
+    _watcher.told += (tell,)
     try:
         yield
     finally:
-        _watcher.told = before
+        _watcher.told = tuple([one for one in _watcher.told if one != tell])
 
 
 def _close_all() -> None:

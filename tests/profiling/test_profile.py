@@ -89,6 +89,51 @@ def test_nothing_stands_in_front_of_a_device_that_is_not_profiled() -> None:
     assert set(vars(device)) == plain
 
 
+def test_a_profile_within_another_leaves_it_all_there_was_to_see() -> None:
+    step, x = step_and_input()
+    step(x)
+    device: Any = current_session().backend("CPU").device
+    plain = set(vars(device))
+    with baregrad.profile() as outer:
+        step(x)
+        with baregrad.profile() as inner, inner.span("inside"):
+            for _ in range(3):
+                step(x).item()
+            held = Tensor(np.ones(2 * SIZE, np.float32)).realize()
+        assert "submit" in vars(device)
+        step(x)
+    assert held.shape == (2 * SIZE,) and set(vars(device)) == plain
+    calls = {row.name: row.calls for row in inner.kernels()}
+    assert calls and set(calls.values()) == {3}
+    assert {row.name: row.calls for row in outer.kernels()} == dict.fromkeys(calls, 5)
+    for one in (outer, inner):
+        assert [span.name for span in one._seen.recorder.spans].count("inside") == 1
+        (peak,) = one._seen.memory.peaks()
+        assert any(nbytes == 8 * SIZE and owner.endswith(" in inside")
+                   for owner, nbytes, _ in peak.owners)
+        assert [call.kind for call in one._seen.calls].count("copy out") == 3
+
+
+def test_profiles_of_two_threads_may_overlap() -> None:
+    step, x = step_and_input()
+    step(x)
+    device: Any = current_session().backend("CPU").device
+    plain = set(vars(device))
+    first, second = baregrad.profile(), baregrad.profile()
+    first.__enter__()
+    step(x)
+    second.__enter__()
+    step(x)
+    first.__exit__(None, None, None)
+    step(x)
+    second.__exit__(None, None, None)
+    assert {row.calls for row in first.kernels()} == {row.calls for row in second.kernels()} == {2}
+    assert set(vars(device)) == plain
+    with baregrad.profile() as third:
+        step(x)
+    assert {row.calls for row in third.kernels()} == {1}
+
+
 def test_results_are_those_without_a_profile() -> None:
     step, x = step_and_input()
     wanted = step(x).item()
@@ -261,7 +306,7 @@ def test_profile_asks_for_lines_unless_told_otherwise() -> None:
 
 
 def test_a_device_clock_is_set_by_the_host_s() -> None:
-    from baregrad.profiling.collector import DeviceClock
+    from baregrad.profiling.device_watch import DeviceClock
 
     class Drifting:
         name = "odd"
