@@ -7,12 +7,14 @@ from elsewhere, whose name was made to point here, reads nothing.
 from __future__ import annotations
 
 import gzip
+import sys
 import threading
 from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib import resources
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import urlsplit
 
 from baregrad.viz.documents import Documents
@@ -43,6 +45,11 @@ class PageServer(ThreadingHTTPServer):
     def __init__(self, documents: Documents, port: int = 0) -> None:
         super().__init__(("127.0.0.1", port), _Answer)
         self.documents = documents
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that hung up; other errors are told as ever."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:

@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import gzip
 import http.client
+import socket
+import struct
 import threading
 from collections.abc import Iterator
 
@@ -64,3 +66,28 @@ def test_nothing_else_is_there(server: PageServer, path: str) -> None:
 def test_another_name_for_this_machine_is_refused(server: PageServer) -> None:
     assert ask(server, "/data/summary", Host="elsewhere.example:80")[0] == 403
     assert server.server_address[0] == "127.0.0.1"
+
+
+class _Long:
+    """Documents of which one is longer than a socket holds."""
+
+    def names(self) -> list[str]:
+        return ["summary"]
+
+    def get(self, name: str) -> bytes | None:
+        return b"0" * (1 << 26)
+
+
+def test_a_browser_that_hangs_up_is_not_worth_a_word(capsys: pytest.CaptureFixture[str]) -> None:
+    with PageServer(_Long()) as server:
+        # Threads that are waited for, so that what they say is there to be read.
+        server.daemon_threads = False
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        with socket.create_connection(server.server_address[:2]) as asking:
+            asking.sendall(b"GET /data/summary HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n")
+            asking.recv(100)
+            asking.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        server.shutdown()
+        thread.join()
+    assert capsys.readouterr().err == ""
