@@ -79,8 +79,12 @@ def canonicalise(roots: list[Node], realised: Callable[[Node], BufferRef | None]
                 continue
             ref = realised(child) if _is_computed(child.mask) else None
             if ref is not None:
-                read = param(child.arg if child.op is Ops.BUFFER else ref, child)
-                done[child] = lifted.shaped(read, child) if child.mask & _VAR else read
+                if child.op is Ops.BUFFER:
+                    ref = child.arg
+                elif child.mask & _VAR:
+                    # It was computed with known extents, and is read with the symbolic ones.
+                    ref = ref._replace(shape=child.shape)
+                done[child] = param(ref, child)
                 continue
             path.append((node, sources))
             node, sources = child, iter(child.src)
@@ -163,15 +167,6 @@ class _Lifted:
             self.slots[ref] = found
             self.inputs.append(ref)
         return found
-
-    def shaped(self, found: Node, node: Node) -> Node:
-        """An array that was computed with known extents, with the symbolic ones of `node`."""
-        shape = tuple(_unbind_dim(extent, self.variables, self.done) for extent in node.shape)
-        if shape == found.shape:
-            return found
-        made = make_node(Ops.RESHAPE, found.dtype, (found,), shape)
-        self.requirements.update(dict.fromkeys(requirements(made)))
-        return made
 
 
 def _is_computed(mask: int) -> bool:

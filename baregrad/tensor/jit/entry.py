@@ -11,7 +11,7 @@ from baregrad.base.errors import JitError
 from baregrad.engine.capture import Capture, Replay, copies_of_others
 from baregrad.engine.session import Run, Session
 from baregrad.ir.core.attrs import BufferRef
-from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.node import Node
 from baregrad.tensor.array.core import realize_storages
 from baregrad.tensor.array.storage import Storage, buffer_node
 from baregrad.tensor.jit.closure import Surroundings
@@ -430,17 +430,11 @@ def _compute(
 ) -> None:
     """Compute results and `others` as `realize` does, and then views among results by themselves.
 
-    shown: the results, such views settled. Those that read what has symbolic extents are computed
-    beside it: afterwards these are numbers, and a replay with others would not fit.
+    shown: the results, views settled that have symbolic extents. Beside the rest they would change
+    its kernels, which then had other last bits than after a plain call.
     """
-    first = dict.fromkeys([tensor._storage for tensor in tensors])
-    made = {storage.node for storage in (*first, *others)}
-    symbolic = {node for node in made if not all(isinstance(e, int) for e in node.shape)}
-    for settled in shown:
-        if symbolic and not symbolic.isdisjoint(toposort(settled._storage.node)):
-            first[settled._storage] = None
-    realize_storages((*first, *others))
-    realize_storages([each._storage for each in shown if each._storage not in first])
+    realize_storages((*(tensor._storage for tensor in tensors), *others))
+    realize_storages([each._storage for each in shown])
 
 
 def _ignore(ref: BufferRef) -> None:

@@ -221,6 +221,36 @@ def test_a_symbolic_view_among_results_is_computed_apart() -> None:
         np.testing.assert_allclose(total.numpy(), 2 * x.numpy()[:, :6].sum(1), rtol=1e-5)
 
 
+def test_a_view_of_a_symbolic_result_is_computed_apart() -> None:
+    """Its base is what a plain call computes: kernels that find both in memory sum otherwise."""
+
+    def function(x: Tensor, n: Any) -> tuple[Tensor, Tensor]:
+        base = x.repeat(n, 1)
+        shown = base.flip(0)
+        shown[:, 1:2] = 0
+        return shown, (base * base * 0.125 + base).sum(0)
+
+    session = Session()
+    with use_session(session):
+        runs: list[Any] = []
+        session.watching.observers.append(runs.append)
+        x, n = Tensor(numbers(3, 8)), variable("n", 1, 8)
+        shown, total = function(x, bind(n, 5))
+        shown.realize(total)
+        captured = jit(function)
+        for size in (3, 4):
+            captured(x, bind(n, size))
+        plain = runs[0].program.sink
+        assert [run.program.sink is plain for run in runs] == [True, True, False, True, False]
+        for size in (6, 1, 8):
+            shown, total = captured(x, bind(n, size))
+            base = np.tile(x.numpy(), (size, 1))
+            base[:, 1] = 0
+            np.testing.assert_array_equal(shown.numpy(), base[::-1])
+            np.testing.assert_allclose(total.numpy(), (base * base / 8 + base).sum(0), rtol=1e-5)
+        assert captured.captures == 1
+
+
 def test_a_symbolic_place_in_a_cache() -> None:
     place = variable("place", 0, 15)
     cache = Tensor.zeros(16, 4).contiguous()

@@ -158,7 +158,9 @@ def access_cycles(
     Only an operand that does not depend on the tile's second axis has copies. reads: how often each
     element is read.
     """
+    # Backwards as forwards: a sum has one order, whichever way round its operands lie.
     stride = lane.stride(access)
+    stride = None if stride is None else abs(stride)
     if stride == 0:
         cycles = broadcast / (TILE_VECTORS * lanes)
         return cycles, cycles

@@ -53,6 +53,16 @@ def test_memory_is_read_in_vectors_as_wide_as_the_machine_reads_best(
     assert choose_schedule(kernel, near) == choose_schedule(kernel, wide)
 
 
+@pytest.mark.parametrize("shape", ((33, 17), (64, 64), (5, 100), (16, 16, 16)))
+def test_a_sum_of_a_flipped_array_has_the_order_of_its_copy_s(shape: tuple[int, ...]) -> None:
+    x = np.random.default_rng(7).normal(size=shape).astype(np.float32)
+    for axis in range(len(shape)):
+        for summed in range(len(shape)):
+            flipped, copy = Tensor(x).realize().flip(axis), Tensor(np.flip(x, axis).copy())
+            left, right = [(each * each * 0.3 + each).sum(summed) for each in (flipped, copy)]
+            np.testing.assert_array_equal(left.numpy(), right.numpy())
+
+
 def test_short_rows_take_turns() -> None:
     """Of 24 elements, each in one vector, four rows at a time; their exponentials as well."""
     kernel = k.softmax(64, 24)
