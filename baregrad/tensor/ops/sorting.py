@@ -28,7 +28,7 @@ REPEATED = 16  # the most elements that topk finds one after the other
 # The shortest axis whose least few are found down a tree, and the twigs of each of its parts.
 LEAST_TREE = 256
 TWIGS = 8
-TOP = 512  # minima that are few enough
+TOP = 64  # minima that are few enough to be compared each with each
 MOST_RANKED = 1024  # words that are compared each with each
 COUNTED = 64  # the least of which one is found by counting: a sort of 32 takes half as long
 
