@@ -69,14 +69,14 @@ class PtxAssembler(CachedAssembler):
         with tempfile.TemporaryDirectory(prefix="baregrad-ptx-") as folder:
             path = Path(folder) / "kernel.cubin"
             path.write_bytes(self.assemble(text))
-            found, _ = _run([str(program), "-c", str(path)], "", text)
+            found, _ = run_tool([str(program), "-c", str(path)], "", text)
         return found.decode(errors="replace")
 
     def _program(self) -> tuple[Path, str]:
         """Return the path of ptxas and what it says of its version."""
         if self._found is None:
             path = find_program("ptxas", PACKAGE, self._command)
-            version, _ = _run([str(path), "--version"], "", "")
+            version, _ = run_tool([str(path), "--version"], "", "")
             self._found = (path, version.decode(errors="replace"))
         return self._found
 
@@ -85,7 +85,7 @@ class PtxAssembler(CachedAssembler):
         with tempfile.TemporaryDirectory(prefix="baregrad-ptx-") as folder:
             output = Path(folder) / "kernel.cubin"
             command = [str(path), f"-arch={self.architecture}", *self.flags, "-", "-o", str(output)]
-            _, remarks = _run(command, text, text)
+            _, remarks = run_tool(command, text, text)
             _check_pipelines(remarks.decode(errors="replace"), text)
             return output.read_bytes()
 
@@ -108,7 +108,7 @@ def _check_pipelines(remarks: str, text: str) -> None:
     )
 
 
-def _run(command: list[str], entered: str, source: str) -> tuple[bytes, bytes]:
+def run_tool(command: list[str], entered: str, source: str) -> tuple[bytes, bytes]:
     """Return what a program prints, and its remarks on standard error.
 
     Raises CompileError with its complaints if it fails.

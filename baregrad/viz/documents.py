@@ -1,7 +1,8 @@
 """A recording as JSON documents, made when somebody asks for them, or all at once for a file.
 
 Names of documents: `summary`; `graph/C/P`, the graph of computation C after its pass P; `plan/C`,
-its launches, decisions and rewrites; `kernel/K`, all there is to tell about a kernel. Nodes are
+its launches, decisions and rewrites; `kernel/K`, all there is to tell about a kernel; `machine/K`,
+its machine code. Nodes are
 numbered, so that one that two passes share has one number in both graphs.
 """
 
@@ -20,12 +21,13 @@ from baregrad.ir.analysis.outline import outline
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.text.dump import dump
 from baregrad.kernel import choose, lower
+from baregrad.viz.machine import machine_document
 from baregrad.viz.recording import Computation, Recording, ShownLaunch
 
 # Attributes are shown up to this length; what is longer is cut, with a mark.
 _ATTRIBUTE = 400
 # The version of the documents in a file.
-FORMAT = 1
+FORMAT = 2
 
 
 class Documents(Protocol):
@@ -58,7 +60,8 @@ class RecordedDocuments:
         for number, computation in enumerate(self.recording.computations):
             found.append(f"plan/{number}")
             found += [f"graph/{number}/{one}" for one in range(len(computation.passes))]
-        return found + [f"kernel/{one}" for one in range(len(self._kernels))]
+        numbers = range(len(self._kernels))
+        return found + [f"{kind}/{one}" for kind in ("kernel", "machine") for one in numbers]
 
     def get(self, name: str) -> bytes | None:
         """The JSON text of a document; None where there is none of that name."""
@@ -75,8 +78,9 @@ class RecordedDocuments:
         at = [int(one) for one in numbers]
         if kind == "summary":
             return self._summary()
-        if kind == "kernel":
-            return self._kernel(list(self._kernels.values())[at[0]][1].found)
+        if kind in ("kernel", "machine"):
+            found = list(self._kernels.values())[at[0]][1].found
+            return self._kernel(found) if kind == "kernel" else self._machine(found)
         computation = self.recording.computations[at[0]]
         if kind == "plan":
             return self._plan(computation)
@@ -195,6 +199,11 @@ class RecordedDocuments:
             "choice": choice_lines(choice),
             "loops": outline(lower(found.kernel, target, choice.schedule)), "stages": stages,
         }
+
+    def _machine(self, found: Found) -> Any:
+        compiler = self.recording.backend.compiler
+        (*_, rendered) = compiler.stages(found.kernel)
+        return machine_document(compiler, str(rendered.result))
 
 
 class FiledDocuments:

@@ -30,6 +30,7 @@ _FILES = MappingProxyType({
     "/style.css": "style.css",
     "/model.js": "model.js",
     "/drawing.js": "drawing.js",
+    "/machine.js": "machine.js",
     "/app.js": "app.js",
     "/dagre.js": "vendor/dagre.min.js",
 })
@@ -57,11 +58,15 @@ class PageServer(ThreadingHTTPServer):
         return f"http://127.0.0.1:{self.server_address[1]}/"
 
     def make_ready(self) -> threading.Thread:
-        """Make every document beforehand, on a thread of its own, which is returned."""
+        """Make documents beforehand, on a thread of its own, which is returned.
+
+        Machine code waits until somebody asks for it: it takes the assembler.
+        """
 
         def work() -> None:
             for name in self.documents.names():
-                self.documents.get(name)
+                if not name.startswith("machine/"):
+                    self.documents.get(name)
 
         thread = threading.Thread(target=work, name="viz documents", daemon=True)
         thread.start()

@@ -10,7 +10,7 @@ import pytest
 from baregrad.base.errors import ArgumentError
 from baregrad.ir.core.node import toposort
 from baregrad.viz.documents import Documents, FiledDocuments, RecordedDocuments, save
-from baregrad.viz.recording import Recording
+from baregrad.viz.recording import Recording, record
 
 
 def read(documents: Documents, name: str) -> Any:
@@ -71,6 +71,21 @@ def test_a_kernel_has_its_reasons_loops_and_source(documents: RecordedDocuments)
         assert "why" in kernel["choice"]
         assert kernel["loops"]
         assert ".visible .entry" in kernel["stages"][-1]["text"]
+
+
+def test_machine_code_is_there_or_what_it_takes_is_said(documents: RecordedDocuments) -> None:
+    machine = read(documents, "machine/0")
+    assert any(".visible .entry" in line for line in machine["text"])
+    if machine["missing"]:
+        assert not machine["code"] and "nvidia-cuda" in machine["missing"]
+    else:
+        assert max(row[2] for row in machine["code"]) <= len(machine["text"])
+        assert 0 < max(row[3] for row in machine["code"]) <= machine["registers"]
+
+
+def test_a_processor_s_machine_code_is_its_assembly(program: Path) -> None:
+    machine = read(RecordedDocuments(record(program)), "machine/0")
+    assert any("ret" in row[1] for row in machine["code"]) and not machine["missing"]
 
 
 def test_a_file_holds_what_the_recording_does(

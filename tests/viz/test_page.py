@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 import shutil
 import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from baregrad.viz.documents import RecordedDocuments
+from baregrad.viz.documents import Documents, RecordedDocuments
 from baregrad.viz.server import PageServer
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no chromium to show the page in")
 
 
-@pytest.fixture(scope="module")
-def url(documents: RecordedDocuments) -> Iterator[str]:
+@contextlib.contextmanager
+def served(documents: Documents) -> Iterator[str]:
+    """Where the page of some documents is, for a block."""
     with PageServer(documents) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
         thread.start()
         yield server.url
         server.shutdown()
         thread.join()
+
+
+@pytest.fixture(scope="module")
+def url(documents: RecordedDocuments) -> Iterator[str]:
+    with served(documents) as found:
+        yield found
+
+
+class Given:
+    """Documents with some that are given in place of their own."""
+
+    def __init__(self, given: dict[str, Any], others: Documents) -> None:
+        self._given, self._others = given, others
+
+    def names(self) -> list[str]:
+        """Every document there is."""
+        return [*self._given, *self._others.names()]
+
+    def get(self, name: str) -> bytes | None:
+        """The JSON text of a document."""
+        found = self._given.get(name)
+        return self._others.get(name) if found is None else json.dumps(found).encode()
 
 
 def page(url: str, spot: str, profile: Path) -> str:
@@ -66,3 +92,19 @@ def test_the_graph_view_draws_every_node_but_constants(
     assert "CONST" not in boxes
     assert 'role="status"' in shown
     assert not re.search(r'role="status"[^>]*>[^<]', shown), "the page reports an error"
+
+
+def test_machine_code_stands_beside_the_lines_it_was_made_of(
+    documents: RecordedDocuments, tmp_path: Path
+) -> None:
+    code = [[0, "S2R R0, SR_TID.X", 2, 1, 1, [0], []], [16, "IADD R0, R0, 0x1", 3, 1, 4, [], [0]]]
+    machine = {
+        "text": [".entry k", "mov.u32 %r1, %tid.x;", "add.s32 %r1, %r1, 1;"], "code": code,
+        "missing": "", "registers": 8, "stack": 0, "shared": 0,
+    }
+    with served(Given({"machine/0": machine}, documents)) as url:
+        shown = page(url, "view=kernels&part=machine+code", tmp_path)
+    rows = re.findall(r'<tr id="at\d+".*?</tr>', shown)
+    assert len(rows) == 2 and "mov.u32" in rows[0] and "S2R" in rows[0] and "sets 0" in rows[0]
+    assert "add.s32" in rows[1] and re.search(r">0000</button>", rows[1])
+    assert "2 instructions, 8 registers a thread" in shown

@@ -5,6 +5,7 @@ const find = (id) => document.getElementById(id);
 // More boxes than this are not drawn at once: lines stand for their nodes, or a neighbourhood for all.
 const MOST_BOXES = 220;
 const DEFAULTS = { view: "lines", c: "", p: "", line: "", kernel: "", part: "", node: "", group: "" };
+const MACHINE = "machine code";
 let spot = { ...DEFAULTS }, summary = null, picture = null, asked = 0;
 
 // The computation that is looked at: the dearest, unless one was chosen.
@@ -152,12 +153,15 @@ async function showKernels(plan, isWanted) {
   const kernel = await model.get("kernel/" + chosen);
   if (!isWanted()) return;
   const parts = new Map([["schedule and reasons", kernel.choice.join("\n")], ["loops", kernel.loops],
-    ...kernel.stages.map((one) => [one.name, one.text])]);
+    ...kernel.stages.map((one) => [one.name, one.text]), [MACHINE, ""]]);
   const part = parts.has(spot.part) ? spot.part : "loops";
+  if (part === MACHINE) find("status").textContent = "assembling…";
+  const shown = part === MACHINE ? machineTable(await model.get("machine/" + chosen)) : make("pre", {}, parts.get(part));
+  if (!isWanted()) return;
   const select = make("select", { "aria-label": "Stage", onchange: (event) => go({ part: event.target.value }) },
     ...[...parts.keys()].map((name) => make("option", name === part ? { selected: "" } : {}, name)));
   const why = kernel.stages.find((one) => one.name === part)?.why || "";
-  find("middle").replaceChildren(make("h2", {}, kernel.name + " "), select, " " + why, make("pre", {}, parts.get(part)));
+  find("middle").replaceChildren(make("h2", {}, kernel.name + " "), select, " " + why, shown);
   const step = plan.steps.find((one) => one.kernel === chosen);
   const computes = new Set(step ? step.computes : []);
   const about = plan.decisions.filter((one) => computes.has(one.id) || computes.has(one.of));
