@@ -80,8 +80,14 @@ def _is_packed(factor: Node, survey: Survey, traffic: Traffic) -> bool:
     if not factor.op.bit & _ELEMENTWISE:
         return False
     behind = traffic.behind(factor)
-    nbytes = survey.size[factor.shape] * factor.dtype.itemsize
-    if not behind or sum(behind.values()) * LEAST_RATIO > nbytes:
+    count = survey.size[factor.shape]
+    if not behind or sum(behind.values()) * LEAST_RATIO > count * factor.dtype.itemsize:
+        return False
+    # Of a resized image the same numbers are read several times, which are none the fewer: a float
+    # holds one, and an integer one in each bit at most.
+    codes = max(behind, key=lambda array: behind[array])
+    held = 1 if codes.dtype.is_float else codes.dtype.bits
+    if count > held * behind[codes] / codes.dtype.itemsize:
         return False
     operations = sum(node.op.bit & _OPERATIONS > 0 for node in _inside(factor))
     return operations >= LEAST_OPERATIONS

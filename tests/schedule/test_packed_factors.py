@@ -69,3 +69,12 @@ def test_numbers_are_stored_for_many_rows_of_matrix_units(
     x = param(0, rows, 128, dtype=half)
     product = (x.reshape(rows, 1, 128).cast(F32) * weight.reshape(1, 24, 128).cast(F32)).sum(2)
     assert temporaries(check([product], target=target)) == stored
+
+
+def test_repeated_numbers_are_no_packed_ones() -> None:
+    """A resized image has fewer elements behind it, each of which is read several times."""
+    rows = param(1, 24, 1, 1, 128).expand(24, 2, 2, 128)
+    weights = param(2, 1, 2, 2, 1).expand(24, 2, 2, 128)
+    made = ((rows * weights + 0.5) * weights + 1.0).reshape(96, 128)
+    plan = check([param(0, 64, 128) @ made.permute(1, 0)])
+    assert temporaries(plan) == ["float32"]
