@@ -9,7 +9,7 @@ import json
 from typing import Any
 
 from baregrad.base.errors import FileFormatError
-from baregrad.profiling.events import Events
+from baregrad.profiling.events import Counter, Events, Stretch, Track
 
 
 def rows(events: Events) -> list[dict[str, Any]]:
@@ -55,6 +55,50 @@ def joined(data: bytes, events: Events) -> bytes:
     """Return a file with the events of one more process; raises FileFormatError."""
     whole = _parse(data)
     return _file(int(whole["begunBy"]), [*whole["traceEvents"], *rows(events)])
+
+
+def read(data: bytes) -> list[Events]:
+    """Return what each process did by a file of this form, of ours or of another program.
+
+    Of other programs' events those that have a duration and those that count are read. Raises
+    FileFormatError for another file.
+    """
+    try:
+        whole = json.loads(data)
+        found = whole["traceEvents"] if isinstance(whole, dict) else whole
+        processes: dict[Any, list[dict[str, Any]]] = {}
+        for row in found:
+            processes.setdefault(row.get("pid", 0), []).append(row)
+        return [_events(pid, own) for pid, own in processes.items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FileFormatError(
+            "the file is no trace in Chrome's form", found=f"{type(error).__name__}: {error}"
+        ) from error
+
+
+def _events(pid: Any, found: list[dict[str, Any]]) -> Events:
+    """Return the events of one process by its rows."""
+    meta = {(row["name"], row.get("tid")): row["args"]["name"]
+            for row in found if row["ph"] == "M" and "name" in row.get("args", {})}  # fmt: skip
+    process = next((name for (kind, _), name in meta.items() if kind == "process_name"), str(pid))
+    lanes: dict[Any, Track] = {}
+
+    def track(key: Any, name: str) -> Track:
+        return lanes.setdefault(key, Track(key if isinstance(key, int) else -len(lanes) - 1, name))
+
+    slices, counters = [], []
+    for row in found:
+        if row["ph"] == "X":
+            tid = row.get("tid", 0)
+            lane = track(tid, meta.get(("thread_name", tid), f"thread {tid}"))
+            begin = round(row["ts"] * 1e3)
+            end = begin + round(row.get("dur", 0) * 1e3)
+            category = row.get("cat", "")
+            slices.append(Stretch(lane, row["name"], category, begin, end, row.get("args", {})))
+        elif row["ph"] == "C":
+            lane, at = track(("counter", row["name"]), row["name"]), round(row["ts"] * 1e3)
+            counters += [Counter(lane, at, int(one)) for one in row["args"].values()]
+    return Events(int(pid), process, tuple(lanes.values()), tuple(slices), tuple(counters))
 
 
 def _file(pid: int, found: list[dict[str, Any]]) -> bytes:

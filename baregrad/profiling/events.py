@@ -10,6 +10,10 @@ from typing import Any
 
 from baregrad.profiling.collector import Collector
 
+# What the lane of an owner of memory is called, after its device, and those too small for a lane.
+MEMORY_OF = "memory of "
+OTHER_OWNERS = "other owners"
+_OWNERS = 16
 # Numbers of lanes that are no threads of the system, beyond those that it gives.
 _LANES = 1 << 24
 
@@ -97,10 +101,32 @@ def events_of(seen: Collector) -> Events:
 
 
 def _memory(seen: Collector, track: Any) -> Iterator[Counter]:
+    """The memory of each device over time, whole and by those owners that ever held most."""
     now = dict(seen.memory.before)
     for device, nbytes in now.items():
         yield Counter(track((device, "memory"), f"{device} memory"), seen.begin_ns, nbytes)
+    shown = _largest_owners(seen)
+    held_by: dict[tuple[str, str], int] = {}
     for at, held, change in seen.memory.changes():
-        now[held.device] = now.get(held.device, 0) + change
-        lane = track((held.device, "memory"), f"{held.device} memory")
-        yield Counter(lane, at, now[held.device])
+        device = held.device
+        now[device] = now.get(device, 0) + change
+        yield Counter(track((device, "memory"), f"{device} memory"), at, now[device])
+        key = (device, held.owner if (device, held.owner) in shown else OTHER_OWNERS)
+        held_by[key] = held_by.get(key, 0) + change
+        lane = track((device, "memory", key[1]), f"{device} {MEMORY_OF}{key[1]}")
+        yield Counter(lane, at, held_by[key])
+
+
+def _largest_owners(seen: Collector) -> set[tuple[str, str]]:
+    """Return device and owner of those that held most at some time, so many for each device."""
+    now: dict[tuple[str, str], int] = {}
+    most: dict[tuple[str, str], int] = {}
+    for _, held, change in seen.memory.changes():
+        key = (held.device, held.owner)
+        now[key] = now.get(key, 0) + change
+        most[key] = max(most.get(key, 0), now[key])
+    ranked = sorted(most, key=lambda key: -most[key])
+    found: set[tuple[str, str]] = set()
+    for device in {device for device, _ in ranked}:
+        found.update([key for key in ranked if key[0] == device][:_OWNERS])
+    return found

@@ -84,7 +84,6 @@ class MemoryLog:
             if at > at_ns:
                 break
             if held.device == device:
-                owner = f"{held.where} in {held.span}" if held.span else held.where
-                nbytes[owner] += change
-                pieces[owner] += 1 if change >= 0 else -1
+                nbytes[held.owner] += change
+                pieces[held.owner] += 1 if change >= 0 else -1
         return tuple((who, size, pieces[who]) for who, size in nbytes.most_common() if size)

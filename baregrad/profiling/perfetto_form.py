@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from baregrad.base.errors import FileFormatError
-from baregrad.profiling.events import Events, Track
+from baregrad.profiling.events import Counter, Events, Stretch, Track
 
 _VARINT, _FIXED, _BYTES, _SHORT = 0, 1, 2, 5
 # Trace, TracePacket.
@@ -110,6 +110,87 @@ def begun_by(data: bytes) -> int:
 def joined(data: bytes, events: Events) -> bytes:
     """Return a file with the events of one more process."""
     return data + b"".join(packets(events))
+
+
+def read(data: bytes) -> list[Events]:
+    """Return what each process did by a file of ours; raises FileFormatError for another."""
+    begun_by(data)
+    reader = _Reader()
+    for number, packet in fields(data):
+        if number == _PACKET and isinstance(packet, bytes):
+            reader.take(packet)
+    return reader.events()
+
+
+class _Reader:
+    """Puts packets together again: lanes, what began and ended in them, and what was counted."""
+
+    def __init__(self) -> None:
+        self._processes: dict[int, str] = {}
+        self._tracks: dict[int, Track] = {}
+        self._open: dict[int, list[tuple[int, str, str, dict[str, Any]]]] = {}
+        self._slices: dict[int, list[Stretch]] = {}
+        self._counters: dict[int, list[Counter]] = {}
+
+    def take(self, packet: bytes) -> None:
+        found = dict(fields(packet))
+        described, event = found.get(_DESCRIPTOR), found.get(_EVENT)
+        if isinstance(described, bytes):
+            self._describe(dict(fields(described)))
+        elif isinstance(event, bytes):
+            self._event(int(_number(found, _TIMESTAMP)), list(fields(event)))
+
+    def events(self) -> list[Events]:
+        return [
+            Events(
+                pid, name,
+                tuple([lane for uuid, lane in self._tracks.items() if uuid >> 32 == pid]),
+                tuple(self._slices.get(pid, ())), tuple(self._counters.get(pid, ())),
+            )
+            for pid, name in self._processes.items()
+        ]  # fmt: skip
+
+    def _describe(self, found: dict[int, Any]) -> None:
+        uuid = int(_number(found, _UUID))
+        if _PROCESS in found:
+            name = dict(fields(found[_PROCESS])).get(_PROCESS_NAME, b"")
+            if name or uuid >> 32 not in self._processes:
+                self._processes[uuid >> 32] = _text(name)
+        else:
+            self._tracks[uuid] = Track(uuid & 0xFFFFFFFF, _text(found.get(_NAME, b"")))
+
+    def _event(self, at: int, rows: list[tuple[int, Any]]) -> None:
+        found = dict(rows)
+        uuid = int(_number(found, _TRACK))
+        pid, track = uuid >> 32, self._tracks.setdefault(uuid, Track(uuid & 0xFFFFFFFF, ""))
+        kind, stack = found.get(_TYPE), self._open.setdefault(uuid, [])
+        if kind == _COUNT:
+            value = int(_number(found, _VALUE))
+            self._counters.setdefault(pid, []).append(Counter(track, at, value))
+        elif kind == _BEGIN:
+            notes = dict(_read_note(value) for number, value in rows if number == _ANNOTATION)
+            stack.append(
+                (at, _text(found.get(_TITLE, b"")), _text(found.get(_CATEGORY, b"")), notes)
+            )
+        elif kind == _END and stack:
+            begin, title, category, notes = stack.pop()
+            made = Stretch(track, title, category, begin, at, notes)
+            self._slices.setdefault(pid, []).append(made)
+
+
+def _number(found: dict[int, Any], number: int) -> float:
+    value = found.get(number, 0)
+    return value if isinstance(value, int | float) else 0
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else ""
+
+
+def _read_note(data: bytes) -> tuple[str, Any]:
+    found = dict(fields(data))
+    value = next((found[one] for one in (_INT, _FLOAT, _TEXT) if one in found), "")
+    return _text(found.get(_KEY, b"")), _text(value) if isinstance(value, bytes) else value
 
 
 def packets(events: Events) -> Iterator[bytes]:

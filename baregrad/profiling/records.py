@@ -78,3 +78,8 @@ class Held:
     nbytes: int
     where: str
     span: str
+
+    @property
+    def owner(self) -> str:
+        """The owner in words."""
+        return f"{self.where} in {self.span}" if self.span else self.where

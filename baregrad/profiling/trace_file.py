@@ -50,6 +50,17 @@ def join_file(path: Path, events: Events) -> None:
         _write(fd, data)
 
 
+def read_file(path: Path) -> list[Events]:
+    """Return what each process did by a file, of whichever form.
+
+    Raises FileFormatError for another file, OSError where it cannot be read.
+    """
+    data = path.read_bytes()
+    if data.lstrip()[:1] in (b"{", b"["):
+        return chrome_form.read(data)
+    return perfetto_form.read(data)
+
+
 def ancestors() -> list[int]:
     """Return this process and its parents, nearest first, as far as the system tells."""
     found = [os.getpid()]

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from baregrad.base.errors import FileFormatError
 from baregrad.profiling import chrome_form, perfetto_form
 from baregrad.profiling.events import Counter, Events, Stretch, Track
-from baregrad.profiling.trace_file import ancestors, begin_file, join_file
+from baregrad.profiling.trace_file import ancestors, begin_file, join_file, read_file
 
 LANE, THREAD = Track(1 << 24, "NV kernels"), Track(77, "MainThread")
 EVENTS = Events(
@@ -95,6 +97,45 @@ def test_who_begins_a_file_writes_it_anew_and_others_join(tmp_path: Path) -> Non
         os.utime(path, (1, 1))
         begin_file(path)
         assert form.begun_by(path.read_bytes()) == os.getpid()
+
+
+@pytest.mark.parametrize("form", [chrome_form, perfetto_form])
+def test_what_was_written_is_read(form: Any, tmp_path: Path) -> None:
+    second = replace(EVENTS, pid=77, process="child")
+    path = tmp_path / "p"
+    path.write_bytes(form.joined(form.joined(form.begin(1234), EVENTS), second))
+    found = {one.pid: one for one in read_file(path)}
+    assert set(found) == {1234, 77} and found[77].process == "child"
+    one = found[1234]
+    assert one.process == EVENTS.process
+    assert {track.name for track in one.tracks} == {"NV kernels", "MainThread"}
+
+    def told(row: Stretch) -> tuple[Any, ...]:
+        return row.track.name, row.name, row.category, row.begin_ns, row.end_ns, row.facts
+
+    assert sorted(map(told, one.slices), key=str) == sorted(map(told, EVENTS.slices), key=str)
+    assert [(row.track.name, row.at_ns, row.value) for row in one.counters] == [
+        ("NV kernels", 1200, 1 << 40)
+    ]
+
+
+def test_a_trace_of_another_program_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(
+        '[{"ph": "X", "name": "f", "ts": 2.5, "dur": 1, "pid": 3, "tid": 4},'
+        ' {"ph": "i", "name": "mark", "ts": 1, "pid": 3, "tid": 4}]'
+    )
+    (one,) = read_file(path)
+    (row,) = one.slices
+    assert (one.pid, row.track.name, row.begin_ns, row.end_ns) == (3, "thread 4", 2500, 3500)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[3]", b"\xff" * 30, b"no trace", b"\x0a\x7f"])
+def test_what_is_no_trace_is_refused(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "other"
+    path.write_bytes(data)
+    with pytest.raises(FileFormatError):
+        read_file(path)
 
 
 def test_parents_are_known_nearest_first() -> None:

@@ -156,6 +156,28 @@ def test_the_peak_of_memory_is_told_by_owner() -> None:
     assert "7" not in owners and "at most" in profile.table()
 
 
+def test_the_file_tells_memory_over_time_by_owner(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    with baregrad.profile(path) as profile:
+        with profile.span("doubling"):
+            more = [Tensor(np.ones(2 * SIZE, np.float32)).realize() for _ in range(3)]
+        del more
+        for line in range(40):
+            with profile.span(f"small {line}"):
+                Tensor(np.ones(line + 1, np.float32)).realize()
+    rows = [row for row in json.loads(path.read_text())["traceEvents"] if row["ph"] == "C"]
+    lanes: dict[str, list[int]] = {}
+    for row in rows:
+        lanes.setdefault(row["name"], []).append(row["args"]["bytes"])
+    (largest,) = [lane for lane in lanes if lane.endswith(" in doubling")]
+    assert max(lanes[largest]) == 3 * 8 * SIZE and lanes[largest][-1] == 0
+    assert sum("memory of" in lane for lane in lanes) == 17
+    assert "CPU memory of other owners" in lanes
+    first, *_ = lanes["CPU memory"]
+    ends = [values[-1] for lane, values in lanes.items() if "memory of" in lane]
+    assert first + sum(ends) == lanes["CPU memory"][-1]
+
+
 def test_spans_and_waits_of_every_thread_are_seen(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     step, x = step_and_input()
