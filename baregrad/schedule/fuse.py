@@ -31,7 +31,7 @@ def fuse(sink: Node, gpu: bool = False, matrix_units: bool = False) -> Fusion:
     fusion = Fusion(sink, gpu, matrix_units)
     _name_outputs(fusion)
     fusion.streamed = streamed(fusion.order, fusion.must)
-    fusion.survey = take_survey(fusion.order, fusion.must)
+    fusion.survey = take_survey(fusion.order, fusion.must, fusion.gpu)
     if not gpu:
         fusion.streamed |= read_in_place(fusion.survey)
     fusion.compared = compared_sums(fusion.sink, fusion.order, fusion.survey)

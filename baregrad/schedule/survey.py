@@ -71,10 +71,11 @@ class Survey:
     size: elements of a shape (upper bound). work: operations per element when computed where it is
     read, of what is no view. reading: what reading one element costs. readers: how many non-view
     nodes read it. contractions: reductions with so much reuse that they deserve a kernel's tiles
-    for themselves.
+    for themselves. gpu: whether the machine is one.
     """
 
     readers: Counter[Node]
+    gpu: bool = False
     size: Sizes = field(default_factory=Sizes)
     work: dict[Node, float] = field(default_factory=dict)
     reading: dict[Node, float] = field(default_factory=dict)
@@ -88,12 +89,12 @@ def base_of(node: Node) -> Node:
     return node
 
 
-def take_survey(order: list[Node], stored: Iterable[Node] = ()) -> Survey:
+def take_survey(order: list[Node], stored: Iterable[Node] = (), gpu: bool = False) -> Survey:
     """The facts of every node of `order`, which lists sources before their users.
 
     stored: values that will be in memory whatever fusion decides.
     """
-    survey = Survey(_count_readers(order))
+    survey = Survey(_count_readers(order), gpu)
     kept = frozenset(stored)
     work, reading, readers = survey.work, survey.reading, survey.readers
     costly = dict(COSTLY).get  # asked faster than a read-only view of it
@@ -254,11 +255,18 @@ def _is_contraction(node: Node, survey: Survey) -> bool:
         return False
     body = _product(node)
     if body.op is not Ops.MUL or byte_products(body):
-        return bool(byte_products(node.src[0]))
-    size = survey.size[body.shape]
-    return all(
-        size >= CONTRACTION_REUSE * survey.size[_factor(operand).shape] for operand in body.src
-    )
+        # A GPU's threads sum a lone row's products with words that nobody else reads.
+        products = byte_products(node.src[0])
+        return bool(products) and not (survey.gpu and any(
+            not _is_reused(one.src[:2], one, survey) for one in products
+        ))  # fmt: skip
+    return _is_reused(body.src, body, survey)
+
+
+def _is_reused(factors: Iterable[Node], product: Node, survey: Survey) -> bool:
+    """Whether each element of some factors is in several products."""
+    size = survey.size[product.shape]
+    return all(size >= CONTRACTION_REUSE * survey.size[_factor(one).shape] for one in factors)
 
 
 def read_in_place(survey: Survey) -> frozenset[Node]:

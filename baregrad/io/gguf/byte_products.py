@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from baregrad.dtypes import dtypes
-from baregrad.io.gguf.bits import field, half, signed_field, unpack
+from baregrad.io.gguf.bits import Blocks, field, half, signed_field, six_bits, unpack
+from baregrad.io.gguf.planes import BlockField, Planes
 from baregrad.tensor import Tensor
 
 # Bytes of a word, and a word of equal bytes.
@@ -45,8 +46,11 @@ class Codes:
     offset: int = 0
 
 
-def words_at(blocks: Tensor, start: int, count: int) -> Tensor:
+def words_at(blocks: Blocks, start: int, count: int) -> Tensor:
     """`count` little-endian words of each block from byte `start` on, as int32."""
+    if isinstance(blocks, Planes):
+        found = blocks.read(BlockField(start, start + WORD * count, "words"))
+        return found.bitcast(dtypes.int32)
     part = blocks[..., start : start + WORD * count].cast(dtypes.int32)
     part = part.reshape(*blocks.shape[:-1], count, WORD)
     return part[..., 0] | (part[..., 1] << 8) | (part[..., 2] << 16) | (part[..., 3] << 24)
@@ -62,13 +66,13 @@ def _steps(count: int, size: int, *shape: int) -> Tensor:
     return (Tensor.arange(count, dtype=dtypes.int32) * size).reshape(*shape)
 
 
-def _nibbles(blocks: Tensor, start: int) -> Tensor:
+def _nibbles(blocks: Blocks, start: int) -> Tensor:
     """32 codes of 4 bits in words (..., 2, 4): low halves of 16 bytes, then their high halves."""
     words = words_at(blocks, start, 4).unsqueeze(-2)
     return (words >> _steps(2, 4, 2, 1)) & _each(4)
 
 
-def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
+def _fifth_bits(blocks: Blocks, start: int) -> Tensor:
     """32 single bits, lowest first, each as 16 in its byte; words (..., 2, 4)."""
     bits = words_at(blocks, start, 1).unsqueeze(-1)
     four = (bits >> _steps(8, 4, 2, 4)) & 15
@@ -76,52 +80,55 @@ def _fifth_bits(blocks: Tensor, start: int) -> Tensor:
     return ((four * 0x00204081) & EACH) << 4
 
 
-def _q4_0(blocks: Tensor) -> Codes:
+def _q4_0(blocks: Blocks) -> Codes:
     return Codes(_nibbles(blocks, 2), _one(blocks, 0), offset=8)
 
 
-def _q4_1(blocks: Tensor) -> Codes:
+def _q4_1(blocks: Blocks) -> Codes:
     return Codes(_nibbles(blocks, 4), _one(blocks, 0), _one(blocks, 2))
 
 
-def _q5_0(blocks: Tensor) -> Codes:
+def _q5_0(blocks: Blocks) -> Codes:
     words = _nibbles(blocks, 6) | _fifth_bits(blocks, 2)
     return Codes(words, _one(blocks, 0), offset=16)
 
 
-def _q5_1(blocks: Tensor) -> Codes:
+def _q5_1(blocks: Blocks) -> Codes:
     words = _nibbles(blocks, 8) | _fifth_bits(blocks, 4)
     return Codes(words, _one(blocks, 0), _one(blocks, 2))
 
 
-def _q8_0(blocks: Tensor) -> Codes:
+def _q8_0(blocks: Blocks) -> Codes:
     words = words_at(blocks, 2, 8).reshape(*blocks.shape[:-1], 2, 4)
     return Codes(words ^ -0x7F7F7F80, _one(blocks, 0), offset=128)
 
 
-def _one(blocks: Tensor, start: int) -> Tensor:
+def _one(blocks: Blocks, start: int) -> Tensor:
     """The float16 at a byte of each block: its only group's."""
     return half(blocks, start).squeeze(-1)
 
 
-def _halves(blocks: Tensor, start: int) -> Tensor:
+def _halves(blocks: Blocks, start: int) -> Tensor:
     """Codes of 4 bits of four runs of 32 bytes, each its low halves, then its high: (8, 2, 4)."""
     words = words_at(blocks, start, 32).reshape(*blocks.shape[:-1], 4, 1, 2, 4)
     return (words >> _steps(2, 4, 2, 1, 1)) & _each(4)
 
 
-def _q4_k(blocks: Tensor) -> Codes:
+def _q4_k(blocks: Blocks) -> Codes:
     return Codes(_halves(blocks, 16), *_pairs(blocks))
 
 
-def _q5_k(blocks: Tensor) -> Codes:
+def _q5_k(blocks: Blocks) -> Codes:
     high = words_at(blocks, 16, 8).reshape(*blocks.shape[:-1], 1, 1, 2, 4)
     bits = ((high >> _steps(8, 1, 4, 2, 1, 1)) & EACH) << 4
     return Codes(_halves(blocks, 48) | bits, *_pairs(blocks))
 
 
-def _pairs(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _pairs(blocks: Blocks) -> tuple[Tensor, Tensor]:
     """The scales and minima of eight groups, in pairs: (4, 2); what they hold is added."""
+    if isinstance(blocks, Planes):
+        scales, minima = (each.reshape(*blocks.shape[:-1], 4, 2) for each in six_bits(blocks, 4))
+        return half(blocks, 0).unsqueeze(-1) * scales, half(blocks, 2).unsqueeze(-1) * -minima
     scales, minima, more = (words_at(blocks, at, 1).unsqueeze(-1) for at in (4, 8, 12))
     pair = _steps(4, 1, 4, 1)
     # The first four of each lie whole in a byte; the others are of a nibble and two spare bits.
@@ -134,7 +141,7 @@ def _pairs(blocks: Tensor) -> tuple[Tensor, Tensor]:
     return found[0], -found[1]
 
 
-def _q6_k(blocks: Tensor) -> Codes:
+def _q6_k(blocks: Blocks) -> Codes:
     lead = blocks.shape[:-1]
     # Two halves, then: low or high bits of a byte, runs of 32 bytes, groups of 16, words.
     low = words_at(blocks, 0, 32).reshape(*lead, 2, 1, 2, 2, 1, 4)
@@ -145,13 +152,13 @@ def _q6_k(blocks: Tensor) -> Codes:
     return Codes(low | (high << 4), scale.reshape(*lead, 2, 2, 2, 2), offset=32)
 
 
-def _quarters(blocks: Tensor, start: int) -> Tensor:
+def _quarters(blocks: Blocks, start: int) -> Tensor:
     """Codes of 2 bits of two runs of 32 bytes, each 16 a group: (2, 4, 2, 1, 4)."""
     words = words_at(blocks, start, 16).reshape(*blocks.shape[:-1], 2, 1, 2, 1, 4)
     return (words >> _steps(4, 2, 4, 1, 1, 1)) & _each(2)
 
 
-def _q2_k(blocks: Tensor) -> Codes:
+def _q2_k(blocks: Blocks) -> Codes:
     lead = blocks.shape[:-1]
     scales = field(blocks, 0, 16)
     scale = (half(blocks, 80) * (scales & 15)).reshape(*lead, 2, 4, 2)
@@ -159,7 +166,7 @@ def _q2_k(blocks: Tensor) -> Codes:
     return Codes(_quarters(blocks, 16), scale, -minimum)
 
 
-def _q3_k(blocks: Tensor) -> Codes:
+def _q3_k(blocks: Blocks) -> Codes:
     lead = blocks.shape[:-1]
     high = words_at(blocks, 0, 8).reshape(*lead, 1, 1, 2, 1, 4)
     bits = ((high >> _steps(8, 1, 2, 4, 1, 1, 1)) & EACH) << 2
@@ -169,7 +176,7 @@ def _q3_k(blocks: Tensor) -> Codes:
     return Codes(_quarters(blocks, 32) | bits, scale.reshape(*lead, 2, 4, 2), offset=4)
 
 
-CODES: Mapping[str, Callable[[Tensor], Codes]] = MappingProxyType({
+CODES: Mapping[str, Callable[[Blocks], Codes]] = MappingProxyType({
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0,
     "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k, "Q5_K": _q5_k, "Q6_K": _q6_k,
 })  # fmt: skip

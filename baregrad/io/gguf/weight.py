@@ -18,6 +18,7 @@ from baregrad.io.gguf.byte_products import CODES, byte_linear
 from baregrad.io.gguf.grids import grid_of
 from baregrad.io.gguf.planes import Planes, planes_of
 from baregrad.io.gguf.types import GgmlType
+from baregrad.io.gguf.wide_products import wide_linear
 from baregrad.io.tensors import mapped_tensor
 from baregrad.tensor import Tensor
 
@@ -41,6 +42,10 @@ _GRID_BLOCKS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyTyp
     "IQ2_XXS": grid_blocks.iq2_xxs, "IQ2_XS": grid_blocks.iq2_xs, "IQ2_S": grid_blocks.iq2_s,
     "IQ3_XXS": grid_blocks.iq3_xxs, "IQ3_S": grid_blocks.iq3_s,
 })  # fmt: skip
+
+
+# Of numbers that are rounded so much that integers of 16 bits stand for them.
+HALF_BYTES = 2
 
 
 class PackedWeight:
@@ -199,7 +204,7 @@ class PackedWeight:
             return rounded if wide else rounded.cast(x.dtype)
         if all(size == 1 for size in x.shape[:-1]):
             # A lone row is as fast with the numbers as they are.
-            single = self._times(x.cast(dtypes.float32))
+            single = self._times(x)
             return single if wide else single.cast(x.dtype)
         matrix = self.dense(x.dtype).T
         # Matrix units take numbers of 16 bits, and sum in float32.
@@ -221,9 +226,9 @@ class PackedWeight:
         found: Tensor = (x.unsqueeze(-2) @ self.dense(x.dtype).mT).squeeze(-2)
         return found
 
-    def _times(self, vector: Tensor) -> Tensor:
+    def _times(self, row: Tensor) -> Tensor:
         """The products (1, ..., out) of a lone row (1, ..., in) in float32."""
-        found: Tensor = vector @ self.dense().T
+        found: Tensor = row.cast(dtypes.float32) @ self.dense().T
         return found
 
 
@@ -265,11 +270,15 @@ class PlanarWeight(PackedWeight):
     def _blocks(self) -> Blocks:
         return self.planes
 
-    def _times(self, vector: Tensor) -> Tensor:
+    def _times(self, row: Tensor) -> Tensor:
+        name, vector = self.type.name, row.cast(dtypes.float32).flatten()
         if not self.planes.has_words:
-            return super()._times(vector)
-        products = _BLOCKS[self.type.name](self.planes.times(vector.flatten()))
-        return products.flatten(1).sum(-1).reshape(*vector.shape[:-1], self.shape[0])
+            return super()._times(row)
+        if row.dtype.itemsize == HALF_BYTES and name in CODES and not row.requires_grad:
+            found = wide_linear(vector, self.planes, name)
+        else:
+            found = _BLOCKS[name](self.planes.times(vector)).flatten(1).sum(-1)
+        return found.reshape(*row.shape[:-1], self.shape[0])
 
     def in_planes(self) -> PackedWeight:
         """Return the weight itself."""

@@ -27,6 +27,8 @@ LEAST_SHARE = 4
 # Numbers of a thread for a sum, about; those of neighbouring words, at most; and those that are
 # under way together where words are fewer, as more would leave room for fewer threads.
 THREAD_NUMBERS, NEIGHBOURS, TOGETHER = 64, 64, 32
+# The same where words are multiplied as they are, which takes few instructions.
+WORD_NUMBERS, WORDS_TOGETHER = 512, 64
 MOST_WARPS = 8
 # Neighbouring words of a thread, which are one access.
 MOST_WORDS = 4
@@ -54,7 +56,7 @@ def plan_packed(plan: GpuPlan) -> bool:
     held = [axis for axis in axes if any(each.stride(axis) == 0 for each in words)]
     moving = plan.by_stride([axis for axis in axes if axis not in held], main)
     rows = [axis for axis in facts.data if extent_of(axis) != 1]
-    beside = _beside(plan)
+    beside = _beside(plan, words)
     if not (held or beside > 1) or not moving or iterations(held) > MOST_HELD:
         return False
     if not all(axis in main.axes for axis in rows):
@@ -63,7 +65,7 @@ def plan_packed(plan: GpuPlan) -> bool:
     plan.because("{} numbers in words: a thread has all of each", numbers)
     each = max(beside // WORD, 1)
     together = _words_together(words, moving[-1], each, NEIGHBOURS // numbers)
-    _plan(plan, rows, moving, held, numbers, together)
+    _plan(plan, rows, moving, held, numbers, together, beside > 1)
     return True
 
 
@@ -78,39 +80,53 @@ def _words(plan: GpuPlan, own: frozenset[Node]) -> list[ArrayAccess] | None:
     most = max(sizes.values(), default=0)
     large = [each for each in found if sizes[each] * LEAST_SHARE >= most]
     large.sort(key=sizes.__getitem__, reverse=True)
-    return large if large and any(node.op is Ops.SHR for node in plan.facts.order) else None
+    is_unpacked = any(node.op in (Ops.SHR, Ops.DOT4) for node in plan.facts.order)
+    return large if large and is_unpacked else None
 
 
-def _beside(plan: GpuPlan) -> int:
+def _beside(plan: GpuPlan, words: Sequence[ArrayAccess]) -> int:
     """Neighbours of an array that a step multiplies with what is in words: all of it, or one."""
+    main = words[0]
+    strides = _strides(main)
+    alike = sum(each.array is main.array and _strides(each) == strides for each in words)
+    if alike > 1:
+        return alike * WORD
     counts = Counter([
-        (access.array, frozenset(access.offset.strides.items()))
+        (access.array, _strides(access))
         for access in plan.facts.accesses if not access.write and access.array.dtype.is_float
     ])  # fmt: skip
     most = max(counts.values(), default=1)
     return most if most % WORD == 0 else 1
 
 
+def _strides(access: ArrayAccess) -> frozenset[tuple[Node, int]]:
+    return frozenset(access.offset.strides.items())
+
+
 def _plan(
     plan: GpuPlan, rows: Sequence[Node], moving: Sequence[Node], held: Sequence[Node], numbers: int,
-    together: int,
+    together: int, is_whole: bool,
 ) -> None:
     """Threads along words, and along rows where a row has few.
 
     numbers: of one step's words. together: words of a thread that are neighbours.
     """
     # Where a step has all of a word, that is what lies side by side.
-    inner = None if _beside(plan) > 1 else _innermost(plan, held)
+    inner = None if is_whole else _innermost(plan, held)
     for axis in held:
         plan.steps.append(Bind(plan.name(axis), "vector" if axis is inner else "unroll"))
     plan.taken.update((*held, *moving))
     count = prod([int(axis.src[0].arg) for axis in moving])
-    most = next_power_of_two(max(count * numbers // THREAD_NUMBERS, 1))
+    has_words = _has_words(plan)
+    each = WORD_NUMBERS if has_words else THREAD_NUMBERS
+    most = next_power_of_two(max(count * numbers // each, 1))
     first = min(max(most, min(next_power_of_two(count), plan.warp)), MOST_WARPS * plan.warp)
     first = _filled(count, together, first, plan.warp)
     threads = plan.pick("threads of a row", powers_from(first, 1, MOST_WARPS * plan.warp))
     warps = iterations(rows) * threads // (plan.warp * BUSY_WARPS * plan.target.units)
-    each = MOST_ROWS if warps >= MOST_ROWS else 1
+    each = MOST_ROWS
+    while each > max(warps, 1):
+        each //= 2
     each = plan.pick("rows of a thread", powers_from(each, 1, 2 * MOST_ROWS))
     if threads <= plan.warp:
         units = [("thread", threads)]
@@ -120,7 +136,8 @@ def _plan(
     else:
         units = [("thread_y", threads // plan.warp), ("thread", plan.warp)]
         plan.spread_rows(rows, 1, each)
-    most = max(min(count // threads, TOGETHER // numbers) // together, 1)
+    held_numbers = WORDS_TOGETHER if has_words else TOGETHER
+    most = max(min(count // threads, held_numbers // numbers) // together, 1)
     while -(-count // (threads * together)) % most:
         most -= 1
     steps = plan.pick("steps", powers_from(most, 1, most))
@@ -136,6 +153,11 @@ def _plan(
     for (part, size), (unit, _) in zip(parts, units, strict=True):
         if size > 1:
             plan.steps.append(Bind(part, unit))
+
+
+def _has_words(plan: GpuPlan) -> bool:
+    """Whether words are multiplied by words."""
+    return any(node.op is Ops.DOT4 for node in plan.facts.order)
 
 
 def _words_together(words: Sequence[ArrayAccess], inner: Node, each: int, most: int) -> int:

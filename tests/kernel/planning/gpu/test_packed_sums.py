@@ -62,6 +62,22 @@ def test_rows_of_a_thread_share_the_other_factor(name: str, out: int) -> None:
     assert 0 < loads[0] < loads[1] < 2 * loads[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [("Q6_K", 64), ("Q4_K", 32), ("Q5_K", 128), ("Q3_K", 128), ("Q2_K", 64), ("Q4_0", 32),
+     ("Q4_1", 32), ("Q8_0", 32)],
+)
+def test_words_of_codes_are_multiplied_by_words_of_16_bit_rows(name: str, held: int) -> None:
+    kernel = packed_product(name, 1, 6, 512, dtypes.bfloat16)
+    assert f"{held} numbers in words" in reasons(kernel)
+    program = check_gpu(kernel, choose_schedule(kernel, HOPPER))
+    text = get("ptx").render(program, HOPPER)
+    # Four codes an instruction, once with the high bytes and once with the low ones.
+    assert len(re.findall(r"dp4a", text)) % (2 * held // 4) == 0
+    assert re.search(r"ld\.global\.v4\.b32", text)
+    assert "ld.global.b32" not in text
+
+
 def test_rows_that_keep_a_machine_busy_are_two_of_a_thread() -> None:
     for out, each in ((512, 1), (16384, 2)):
         kernel = packed_product("Q4_K", 1, out, 512, dtypes.bfloat16)
@@ -96,5 +112,5 @@ def test_two_products_with_one_row_are_one_kernel(name: str) -> None:
         x = Tensor.ones(1, 512, dtype=dtypes.bfloat16).contiguous().realize()
         sink = graph_of(gate.linear(x).silu() * up.linear(x), [x])
     plan = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER)
-    # But for sums of the row's numbers, which both take minima times.
-    assert len(plan.kernels) == 1 + (name == "Q4_K")
+    # But for the row as whole numbers, which both read.
+    assert len(plan.kernels) == 2

@@ -1,0 +1,52 @@
+"""Lone rows as whole numbers of 16 bits: right within their rounding, whatever the numbers are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from baregrad import Tensor, dtypes
+from baregrad.io.gguf import PackedWeight, by_name
+from baregrad.io.gguf.byte_products import CODES
+from baregrad.io.gguf.wide_products import RUN, split_row
+from tests.io.gguf.packed import random_rows, reference
+
+
+@pytest.mark.parametrize("name", list(CODES))
+def test_products_are_right_within_the_rounding_of_16_bits(name: str) -> None:
+    row = by_name(name)
+    packed = random_rows(row, 16, 512)
+    values = np.random.default_rng(6).standard_normal((1, 512)).astype(np.float32)
+    values[0, :RUN], values[0, RUN : 2 * RUN], values[0, 40] = 0, 1e-30, 300
+    x = Tensor(values).cast(dtypes.bfloat16)
+    found = PackedWeight(row, (16, 512), Tensor(packed)).in_planes().linear(x, wide=True).numpy()
+    exact = x.cast(dtypes.float32).numpy().astype(np.float64)
+    wanted = reference(row, packed).astype(np.float64)
+    # Each number is off by half a step of its run's, those of float32 aside.
+    largest = np.abs(exact.reshape(-1, RUN)).max(1).repeat(RUN)
+    bound = (largest / 65024 + 1e-6 * np.abs(exact)) @ np.abs(wanted).T
+    assert (np.abs(found - exact @ wanted.T) <= bound).all()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_what_is_no_number_gives_none(value: float) -> None:
+    row = by_name("Q4_K")
+    weight = PackedWeight(row, (4, 256), Tensor(random_rows(row, 4, 256))).in_planes()
+    values = np.ones((1, 256), np.float32)
+    values[0, 7] = value
+    found = weight.linear(Tensor(values).cast(dtypes.bfloat16)).cast(dtypes.float32).numpy()
+    assert not np.isfinite(found).any()
+
+
+def test_bytes_make_up_the_numbers() -> None:
+    values = np.random.default_rng(3).standard_normal(64).astype(np.float32) * 1e6
+    above, below, step, total = split_row(Tensor(values), 3)
+    high, low = (
+        np.ascontiguousarray(each.numpy()).view(np.int8).astype(np.int64)
+        for each in (above, below)
+    )
+    whole = 256 * high + low
+    steps = step.numpy().astype(np.float64)
+    assert (np.abs(whole).max(1) == 32512).all()
+    assert (np.abs(whole * steps[:, None] - values.reshape(4, RUN)) <= 0.501 * steps[:, None]).all()
+    assert np.allclose(total.numpy(), -3 * whole.sum(1) * steps, rtol=1e-6)
