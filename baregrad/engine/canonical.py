@@ -7,7 +7,7 @@ list are found by identity.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -208,6 +208,15 @@ def _unbind(node: Node, variables: dict[str, int]) -> Node:
             "first, or use two variables"
         )
     return Node(Ops.VAR, node.dtype, (), node.arg)
+
+
+def unbind(extents: Iterable[Any], variables: dict[str, int]) -> tuple[Any, ...]:
+    """Extents without the values of their variables, which `variables` receives.
+
+    Raises ShapeError where a variable has two values.
+    """
+    memo: dict[Node, Node] = {}
+    return tuple([_unbind_dim(extent, variables, memo) for extent in extents])
 
 
 def _unbind_dim(extent: Any, variables: dict[str, int], memo: dict[Node, Node]) -> Any:

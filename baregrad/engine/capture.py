@@ -179,7 +179,7 @@ class Replay:
         self._late = [handle for handle in dict.fromkeys(late) if id(handle) in kept]
         devices = [ref.device for ref in self.outputs]
         self._forms = list(zip(shapes, devices, strict=True))
-        self._is_symbolic = any(not _is_plain(shape) for shape, _ in self._forms)
+        self._is_symbolic = any(not is_plain(shape) for shape, _ in self._forms)
         # Whether DEBUG asks for a line a kernel; what is not run takes no time.
         self._is_reported = bool(
             self.runs and options.debug >= 1 and self.runs[0].backend.name != "NULL"
@@ -432,5 +432,6 @@ class Replay:
         return [table.get(id(ref.handle), ref.handle) for ref in self.outputs]
 
 
-def _is_plain(shape: tuple[Any, ...]) -> bool:
+def is_plain(shape: tuple[Any, ...]) -> bool:
+    """Whether no extent is symbolic."""
     return all(isinstance(extent, int) for extent in shape)

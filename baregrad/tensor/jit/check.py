@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from baregrad.base.errors import JitError
+from baregrad.engine.capture import is_plain
 from baregrad.engine.session import current_session
 from baregrad.tensor.array.storage import Storage, buffer_node
 from baregrad.tensor.jit.entry import Entry
@@ -22,13 +23,18 @@ def run_checked(entry: Entry, call: Call) -> Any:
     """
     storages = _state(entry, call)
     before = [_bytes_of(storage) for storage in storages]
+    symbolic = {each: each.node for each in storages if not is_plain(each.node.shape)}
     tensors = [*entry.surroundings.tensors, *call.tensors[: call.given]]
     gradients = [(tensor, tensor.grad) for tensor in tensors]
     replayed = _result_bytes(entry.play(call, call.handles()))
     after = [_bytes_of(storage) for storage in storages]
     made = _gradient_bytes(tensors)
     for storage, data in zip(storages, before, strict=True):
-        _restore(storage, data)
+        if storage in symbolic:
+            # Computed, its extents are numbers.
+            storage.put(symbolic[storage], storage.grad)
+        else:
+            _restore(storage, data)
     for tensor, gradient in gradients:
         tensor.grad = gradient
     result = entry.run(call, [])

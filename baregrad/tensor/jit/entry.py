@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
 from baregrad.base.errors import JitError
-from baregrad.engine.capture import Capture, Replay, copies_of_others
+from baregrad.engine.capture import Capture, Replay, copies_of_others, is_plain
 from baregrad.engine.session import Run, Session
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
@@ -57,7 +57,10 @@ class Entry:
         """Run as usual; note what is uploaded and computed, to compare with the second call."""
         self.calls = 1
         # Computed before, as they are for a capture: what they are made of is not the function's.
-        realize_storages(tensor._storage for tensor in call.tensors)
+        # Not those of symbolic extents, which are numbers afterwards.
+        realize_storages(
+            tensor._storage for tensor in call.tensors if is_plain(tensor._storage.node.shape)
+        )
         seen: list[bytes] = []
         runs: list[Run] = []
         self.session.watching.observers.append(runs.append)

@@ -98,13 +98,15 @@ class Call:
         """Where each tensor's value lies, as a contiguous array of its own handle.
 
         A view has an identity of its own, so that it differs from the same array closed
-        over. Others may read the same memory, so nothing is written there.
+        over. Others may read the same memory, so nothing is written there. Symbolic extents stay
+        so, for calls with other values.
         """
         refs = []
-        for ref in self._computed():
+        shapes = [tensor.shape for tensor in self.tensors]
+        for ref, shape in zip(self._computed(), shapes, strict=True):
             handle = ref.handle.view(0, ref.handle.nbytes)
             handle.readonly = True
-            refs.append(BufferRef(handle, ref.shape, ref.device))
+            refs.append(BufferRef(handle, shape, ref.device))
         return refs
 
     def stand_ins(self, refs: Sequence[BufferRef]) -> list[Tensor]:
@@ -115,7 +117,8 @@ class Call:
         shared: dict[Storage, Storage] = {}
         made = []
         for tensor, ref in zip(self.tensors, refs, strict=True):
-            storage = Storage(buffer_node(ref, tensor.dtype), tensor.device)
+            # Its shape is looked at: extents may be symbolic.
+            storage = Storage(Node(Ops.BUFFER, tensor.dtype, (), ref), tensor.device)
             if is_whole(tensor._steps):
                 storage = shared.setdefault(tensor._storage, storage)
             clone = Tensor._on(storage)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from baregrad.base.errors import JitError
+from baregrad.engine.canonical import unbind
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.tensor import Tensor
@@ -75,9 +76,10 @@ def describe(
     """Append the items' tensors, symbolic integers' values and their kinds to lists.
 
     Keys are equal for trees of equal containers and equal plain leaves. Tensors count by shape,
-    dtype, device and whether they require gradients; symbolic integers by name and bounds. Every
-    call of a jitted function does this, so it is one walk that copies nothing. Raises JitError for
-    a leaf that cannot be compared by value.
+    dtype, device and whether they require gradients; symbolic integers, extents among them, by name
+    and bounds. Every call of a jitted function does this, so it is one walk that copies nothing.
+    Raises JitError for a leaf that cannot be compared by value, and ShapeError where a symbolic
+    integer has two values.
     """
     for item in items:
         kind = item.__class__
@@ -85,10 +87,15 @@ def describe(
             tensors.append(item)
             storage = item._storage
             if item._steps:
-                key.append((item.shape, item.dtype, storage.device, item.requires_grad))
+                shape, dtype, grad = item.shape, item.dtype, item.requires_grad
             else:
                 like = storage.node if storage.deferred is None else storage.deferred.form
-                key.append((like.shape, like.dtype, storage.device, storage.grad))
+                shape, dtype, grad = like.shape, like.dtype, storage.grad
+            for extent in shape:
+                if extent.__class__ is not int:
+                    shape = unbind(shape, variables)
+                    break
+            key.append((shape, dtype, storage.device, grad))
         elif kind in _PLAIN:
             key.append((kind, repr(item) if kind is float else item))
         elif isinstance(item, _SEQUENCES):
@@ -98,7 +105,7 @@ def describe(
             key.append((kind, *item))
             describe(item.values(), tensors, variables, key)
         elif is_variable(item):
-            variables[item.arg.name] = int(item.src[0].arg)
+            unbind((item,), variables)
             key.append((kind, item.arg))
         elif _is_dataclass(item):
             key.append(kind)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from baregrad.base.errors import JitError
+from baregrad.base.errors import JitError, ShapeError
 from baregrad.base.options import options
 from baregrad.engine.canonical import bind
 from baregrad.engine.session import Session, use_session
@@ -249,6 +250,64 @@ def test_a_view_of_a_symbolic_result_is_computed_apart() -> None:
             np.testing.assert_array_equal(shown.numpy(), base[::-1])
             np.testing.assert_allclose(total.numpy(), (base * base / 8 + base).sum(0), rtol=1e-5)
         assert captured.captures == 1
+
+
+def _part(x: Tensor, n: Any) -> list[Tensor]:
+    return [x[:n]]
+
+
+def _parts_and_products(x: Tensor, n: Any) -> list[Tensor]:
+    return [x[:n], x[:n] * 3]
+
+
+def _turned(x: Tensor, n: Any) -> list[Tensor]:
+    return [(x[:n] + 1).T]
+
+
+@pytest.mark.parametrize("options_", ({}, {"jit_check": True}, {"device": "REF"}))
+@pytest.mark.parametrize("given", (_part, _parts_and_products, _turned))
+def test_one_capture_serves_all_values_of_an_extent(
+    given: Callable[..., list[Tensor]], options_: dict[str, Any]
+) -> None:
+    size, data = variable("n", 1, 32), numbers(32, 4)
+
+    def function(x: Tensor, *others: Tensor) -> tuple[Tensor, ...]:
+        y = x + sum(others) if others else x
+        return y @ y.mT, y.softmax(0), y.flip(0), y.sum(), x
+
+    with options.override(**options_):
+        captured = jit(function)
+        for n in (3, 7, 9, 1, 32, 3):
+            found = captured(*given(Tensor(data), bind(size, n)))
+            wanted = function(*given(Tensor(data), n))
+            for one, other in zip(found, wanted, strict=True):
+                assert one.numpy().shape == other.shape
+                np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-5, atol=1e-5)
+        assert captured.captures == 1 and captured.replays == 4
+
+
+def test_gradients_and_changes_of_arguments_of_symbolic_extents() -> None:
+    size, data = variable("n", 1, 32), numbers(32, 4)
+
+    @jit
+    def change(x: Tensor) -> Tensor:
+        leaf = x.detach().clone().requires_grad_()
+        (leaf * leaf).sum().backward()
+        x += 1
+        assert leaf.grad is not None
+        return leaf.grad
+
+    for n in (3, 7, 9, 1, 32):
+        x = Tensor(data)[: bind(size, n)] * 2
+        np.testing.assert_allclose(change(x).numpy(), 4 * data[:n], rtol=1e-6)
+        np.testing.assert_allclose(x.numpy(), data[:n] * 2 + 1, rtol=1e-6)
+    assert change.captures == 1
+
+
+def test_a_symbolic_extent_has_one_value_in_a_call() -> None:
+    size, x = variable("n", 1, 32), Tensor(numbers(32, 4))
+    with pytest.raises(ShapeError, match="n is both 3 and 4"):
+        jit(lambda x, y: x.sum() + y.sum())(x[: bind(size, 3)], x[: bind(size, 4)])
 
 
 def test_a_symbolic_place_in_a_cache() -> None:
