@@ -11,7 +11,8 @@ from baregrad.kernel.applying.stream_tiles import stream_to_loop, streams
 from baregrad.kernel.applying.to_loop import to_loop
 from baregrad.kernel.facts.analysis import facts_of
 from baregrad.kernel.gpu.shared_copies import check_shared
-from baregrad.kernel.language.schedule import Pipeline, Schedule
+from baregrad.kernel.gpu.staged_outputs import stage_outputs
+from baregrad.kernel.language.schedule import Pipeline, Schedule, StageOutput
 from baregrad.kernel.loops.delayed_stores import delay_stores
 from baregrad.kernel.loops.loop_pieces import note_plain
 from baregrad.kernel.loops.select_of_loads import join_reads
@@ -52,6 +53,11 @@ class Lowering:
                 "kernel", "loop", self.to_loops, ("apply-schedule",),
             ),
             Pass(
+                "stage-outputs",
+                "results go through shared memory, from where they are stored beside the threads",
+                "loop", "loop", self.stage_outputs, ("to-loops",),
+            ),
+            Pass(
                 "join-reads",
                 "a choice between elements of one array is one load from a chosen place",
                 "loop", "loop", join_reads, ("to-loops",),
@@ -84,6 +90,13 @@ class Lowering:
         ordered = frozenset([out.src[0].arg.slot for out in self.facts.ordered])
         masks = self.target.kind == "cpu" and self.target.masks
         return to_loop(kernel, self.target.fma, ordered, masks)
+
+    def stage_outputs(self, loop: Node) -> Node:
+        """The KERNEL with the outputs staged that the schedule says are."""
+        for step in self.schedule.steps:
+            if isinstance(step, StageOutput):
+                loop = stage_outputs(loop, step)
+        return loop
 
     def delay_stores(self, loop: Node) -> Node:
         """The KERNEL with the stores delayed that the schedule says wait for memory."""

@@ -290,7 +290,7 @@ _SPANS: MappingProxyType[Op, Callable[..., Span]] = MappingProxyType(
     }
 )
 _ARRANGED = mask_of((Ops.SPLAT, Ops.EXTRACT, Ops.PART, Ops.JOIN))
-_ADDRESSED = ("mbarrier.", "tma.", "bar.", "wgmma.", "stmatrix", "ldmatrix", "cp.async")
+_ADDRESSED = ("mbarrier.", "tma.", "bar.", "wgmma.", "stmatrix", "ldmatrix", "cp.async", "bulk.")
 _COUNTED = mask_of(_SPANS) | _ARRANGED | Ops.LANES.bit
 _PLACED = mask_of((Ops.VLOAD, Ops.VSTORE))
 _READS = mask_of((*COMPARE, Ops.CAST))

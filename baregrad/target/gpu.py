@@ -99,6 +99,11 @@ class GpuTarget:
         """Whether a multiply-add with one rounding is an instruction, as on every generation."""
         return True
 
+    @property
+    def bulk_copies(self) -> bool:
+        """Whether runs of bytes are copied beside the threads (`cp.async.bulk`)."""
+        return self.barrier_transfer_bytes > 0
+
     def registers_at_launch(self, threads: int) -> int:
         """Return how many registers each thread has where a block of `threads` is given all."""
         return round_down(self.registers_per_unit // threads, self.register_granule)

@@ -82,7 +82,7 @@ MUTANTS: tuple[tuple[str, Callable[[], Node]], ...] = (
     ("no release", lambda: _dropped("mbarrier.arrive.remote")),
     ("no last release", lambda: _dropped("mbarrier.arrive.remote", last=True)),
     ("no last wait for the product", lambda: _dropped("wgmma.wait", imm=(0,))),
-    ("no last wait for stores", lambda: _dropped("bulk.wait", imm=(0,))),
+    ("no last wait for stores", lambda: _dropped("bulk.wait", imm=(0, 0))),
     ("no waits", lambda: _dropped("mbarrier.wait")),
     ("fewer registers given back", lambda: _other("setmaxnreg", lambda i: (max(i[0], 32),))),
     ("fewer bytes", lambda: _other("mbarrier.arrive.expect_tx", lambda i: (i[0] - 16,))),

@@ -61,6 +61,9 @@ def _statement(node: Node, texts: dict[Node, str], indent: str) -> Iterator[str]
     elif node.op is Ops.DONE and node.arg.engine == "mma":
         some = f"but {node.arg.keep} " if node.arg.keep else ""
         yield f"{indent}wait until all {some}groups of products are done"
+    elif node.op is Ops.DONE and node.arg.engine == "bulk":
+        what = "read" if node.arg.reads_only else "done"
+        yield f"{indent}wait until all stores of runs are {what}, and threads meet"
     elif node.op is Ops.DONE:
         some = f"but {node.arg.keep} groups " if node.arg.keep else ""
         what = "" if node.arg.engine == "lanes" else f"all {some}of copies are done, and "

@@ -11,7 +11,7 @@ Fragments, descriptors and swizzles follow the PTX ISA (`wgmma`, `stmatrix`,
     setmaxnreg (registers)                                        stmatrix address, 8 values
     tma.load (rows, columns, swizzle, multicast) array, shared, column, row, mbarrier
     tma.store (rows, columns, swizzle) array, shared, column, row
-    bulk.commit   bulk.wait (keep)   wgmma.fence   wgmma.commit   wgmma.wait (keep)
+    bulk.commit   bulk.wait (keep, reads only)   wgmma.fence   wgmma.commit   wgmma.wait (keep)
     wgmma.mma (n, swizzle) a, b, scale_d, accumulators
 """
 

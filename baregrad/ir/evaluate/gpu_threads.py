@@ -135,6 +135,30 @@ def _copy(machine: Threads, node: Node) -> None:
     machine.loose["copy"].work.append(land)
 
 
+def _store_run(machine: Threads, node: Node) -> None:
+    """Runs of shared memory that are stored beside the threads, as it is when that is done."""
+    target, offset, array, at = node.src
+    nbytes, first, more = node.arg.immediates
+    lanes = nbytes // target.dtype.itemsize
+    active = np.broadcast_to(machine.active[:, None], (machine.threads.size, lanes))
+    found = []
+    for buffer, start, begin in ((target, offset, first), (array, at, more)):
+        places = np.asarray(machine.use(start), np.int64)[..., None] + begin + np.arange(lanes)
+        places = np.broadcast_to(places, active.shape)
+        # Words of 16 bytes.
+        machine.check(node, buffer, places, active, 16 // buffer.dtype.itemsize)
+        found.append(places[active])
+    where, origin = found
+    machine.see(node, array, origin)
+    memory, source = machine.buffer(target), machine.buffer(array)
+    memory[where] = poisoned(where.size, target.dtype)
+
+    def complete() -> None:
+        memory[where] = source[origin]
+
+    machine.loose["store"].work.append(complete)
+
+
 def _commit(machine: Threads, node: Node) -> None:
     machine.meet("a group of copies is closed")
     machine.commit("copy")
@@ -283,6 +307,7 @@ INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingPr
     "bar.sync": _bar_sync,
     "shfl.sync.bfly": _exchange,
     **dict.fromkeys(_ATOMS, _atomic),
+    "bulk.store": _store_run,
     "cp.async": _copy,
     "cp.async.commit": _commit,
     "cp.async.wait": _wait,

@@ -102,6 +102,8 @@ class LoopMachine:
         # memory, the places in it, and what will be there.
         self.loose: list[tuple[Array, Array, Array]] = []
         self.landing: list[list[tuple[Array, Array, Array]]] = []
+        # Stores beside the threads, which land once they are waited for, or at the end.
+        self.stored: list[tuple[Array, Array, Array]] = []
 
     def run(self, root: Node) -> None:
         """Execute statements in order; an explicit stack stands in for recursion over bodies."""
@@ -118,6 +120,7 @@ class LoopMachine:
                 self._multiply(item)
             else:
                 raise CompilerBug("not a statement of the CPU's loop level", found=item)
+        self._land(self.stored)
 
     def statement(self, stack: list[Any]) -> Node | None:
         """The next node on the stack that is no structure, or None at its end."""
@@ -205,7 +208,8 @@ class LoopMachine:
         memory = self.buffer(buffer)
         if node.op is Ops.COPYTO:
             # It lands at any time from now on: nobody can count on what is there before.
-            self.loose.append((memory, places, to_raw(data, buffer.dtype)))
+            landing = self.stored if node.arg.engine == "bulk" else self.loose
+            landing.append((memory, places, to_raw(data, buffer.dtype)))
             memory[places] = poisoned(places.size, buffer.dtype)
             return
         if node.arg is None:
@@ -243,13 +247,20 @@ class LoopMachine:
 
     def _done(self, node: Node) -> None:
         """Let all but the last groups land, as late as possible."""
+        if node.arg.engine == "bulk":
+            self._land(self.stored)
         if node.arg.engine != "copy":
             return
         last = max(len(self.landing) - node.arg.keep, 0)
         for group in self.landing[:last]:
-            for memory, places, data in group:
-                memory[places] = data
+            self._land(group)
         del self.landing[:last]
+
+    def _land(self, copies: list[tuple[Array, Array, Array]]) -> None:
+        """What copies bring is there."""
+        for memory, places, data in copies:
+            memory[places] = data
+        copies.clear()
 
 
 class Expression:

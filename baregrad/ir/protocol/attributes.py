@@ -66,7 +66,8 @@ class CopyTo:
     """How COPYTO moves its tile: an engine, and what completes when it is done.
 
     engine: `tma` (device memory to shared memory, completes bytes of a pipe), `tma_store` (shared
-    memory to device memory, completes in a group of its own) or `async` (each thread its own
+    memory to device memory, completes in a group of its own), `bulk` (runs of elements that threads
+    begin to store from there, each statement a group of its own) or `async` (each thread its own
     elements, from device memory to shared memory; completes with the group that COMMIT closes).
     multicast: the tile lands in every block of the cluster.
     """
@@ -103,11 +104,12 @@ class Mma:
 @ATTRIBUTES(Ops.DONE)
 @dataclass(frozen=True, slots=True)
 class Done:
-    """Wait until at most `keep` groups of an engine (`mma`, `tma_store`, `copy`) are in flight.
+    """Wait until at most `keep` groups of an engine are in flight.
 
-    `copy`: the thread's own asynchronous copies; of `lanes` there is nothing in flight. After both
-    the block's threads meet, so that each sees what all have waited for. reads_only: of stores, it
-    is enough that their source was read.
+    Engines are `mma`, `tma_store`, `bulk` and `copy`: the thread's own asynchronous copies; of
+    `lanes` there is nothing in flight. After `bulk` and both of these the block's threads meet, so
+    that each sees what all have waited for. reads_only: of stores, it is enough that their source
+    was read.
     """
 
     engine: str

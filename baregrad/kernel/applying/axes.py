@@ -50,6 +50,7 @@ from baregrad.kernel.language.schedule import (
     Split,
     StageFactor,
     StageInput,
+    StageOutput,
     StageReduce,
     Step,
     StreamOutput,
@@ -437,6 +438,17 @@ def _persist(table: AxisTable, step: Persist) -> None:
     table.blocks = step.blocks
 
 
+def _stage_output(table: AxisTable, step: StageOutput) -> None:
+    if table.gpu is None or not table.gpu.bulk_copies:
+        raise illegal(
+            step, "the machine does not store runs beside its threads",
+            wanted="a GPU of compute capability 9.0",
+        )
+    if step.param in table.staged_outputs:
+        raise illegal(step, "the output is staged already")
+    table.staged_outputs.add(step.param)
+
+
 def _stream_tiles(table: AxisTable, step: StreamTiles) -> None:
     raise illegal(step, "it is the only step of a kernel that is one stream over keys")
 
@@ -445,5 +457,5 @@ _RULES: MappingProxyType[type, Callable[[AxisTable, Any], None]] = MappingProxyT
     Split: _split, Bind: _bind, Reorder: _reorder, Collapse: _collapse,
     StreamOutput: _stream, Prefetch: _prefetch, Pipeline: check_pipeline,
     Persist: _persist, Tensorize: _tensorize, StreamTiles: _stream_tiles, StageInput: _stage,
-    StageFactor: _stage, StageReduce: _stage,
+    StageOutput: _stage_output, StageFactor: _stage, StageReduce: _stage,
 })

@@ -33,6 +33,7 @@ from baregrad.ir.core.node import (
 )
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
+from baregrad.ir.protocol.attributes import Done
 from baregrad.kernel.gpu.barriers import sequence, with_barriers
 from baregrad.kernel.gpu.shared_layouts import with_addresses
 from baregrad.kernel.instructions.mma_sync import (
@@ -116,6 +117,9 @@ def to_threads(kernel: Node) -> Node:
     statements = tuple([worker.statement(child, frozenset()) for child in body])
     if own is not None:
         statements = (make_node(Ops.LOOP, dtypes.token, (own, sequence(statements))),)
+    if any(one.op is Ops.COPYTO and one.arg.engine == "bulk" for one in toposort(kernel)):
+        # A block ends once its shared memory was read.
+        statements += (make_node(Ops.DONE, dtypes.token, (), Done("bulk")),)
     if index.lower(total) < 1 and axes:
         # A launch has a block at least.
         some = index.less(0, worker.expression(index.as_node(total)))

@@ -257,6 +257,24 @@ class Persist:
 
 
 @dataclass(frozen=True, slots=True)
+class StageOutput:
+    """Results for the output `param` go through shared memory and are stored beside the threads.
+
+    So a block of a grid that persists computes its next tile while those of this one are stored.
+    """
+
+    param: int
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The axes that the step speaks of: none."""
+        return ()
+
+    def __str__(self) -> str:
+        return _spelled("stage_output", (self.param,))
+
+
+@dataclass(frozen=True, slots=True)
 class Tensorize:
     """An instruction of the machine does all steps of some axes at once.
 
@@ -298,7 +316,7 @@ class StreamTiles:
 
 Staging = StageInput | StageFactor
 _Copy = StageInput | StageFactor | StageReduce | StreamOutput | Prefetch | Pipeline
-Step = Collapse | Split | Reorder | Bind | Persist | _Copy | Tensorize | StreamTiles
+Step = Collapse | Split | Reorder | Bind | Persist | _Copy | StageOutput | Tensorize | StreamTiles
 _S = TypeVar("_S", bound=Step)
 DOT_INSTRUCTIONS = ("dot4", "dot2")
 INSTRUCTIONS = (*DOT_INSTRUCTIONS, "mma", "wgmma", "amx")
@@ -417,6 +435,11 @@ def persist(blocks: int) -> Persist:
     return _checked(Persist(blocks))
 
 
+def stage_output(param: int) -> StageOutput:
+    """Results go through shared memory, and runs of them are stored beside the threads."""
+    return _checked(StageOutput(param))
+
+
 def tensorize(*axes: str, instruction: str) -> Tensorize:
     """An instruction of the machine does all steps of the axes: one of INSTRUCTIONS."""
     return _checked(Tensorize(axes, instruction))
@@ -430,7 +453,8 @@ def stream_tiles(warps: int, tiles: int, keys: int) -> StreamTiles:
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType({
     word.__name__: word for word in (
         split, collapse, reorder, bind, vectorise, unroll, parallelise, stage_input, stage_factor,
-        stage_reduce, stream_output, prefetch, pipeline, persist, tensorize, stream_tiles,
+        stage_reduce, stream_output, prefetch, pipeline, persist, stage_output, tensorize,
+        stream_tiles,
     )
 })
 

@@ -14,15 +14,20 @@ from baregrad.kernel.linearise.scopes import END
 from baregrad.kernel.linearise.values import Values
 
 ENGINE = "async"
+# The unit of copies in bulk, in bytes.
+BULK, UNIT = "bulk", 16
 # How those are waited for that run beside their threads.
 _WAITS: MappingProxyType[str, str] = MappingProxyType(
-    {"copy": "cp.async.wait", "mma": "wgmma.wait"}
+    {"copy": "cp.async.wait", "mma": "wgmma.wait", BULK: "bulk.wait"}
 )
 
 
 def copy_to(values: Values, node: Node) -> None:
     """A COPYTO: each thread, at each point, some adjacent elements at once."""
     target, value, *indices = node.src
+    if node.arg.engine == BULK:
+        _store_runs(values, node)
+        return
     if not values.gpu or node.arg.engine != ENGINE:
         raise CompilerBug("not a statement of an ordinary kernel", found=node)
     conditions: tuple[Node, ...] = ()
@@ -62,6 +67,30 @@ def copy_to(values: Values, node: Node) -> None:
     scopes.end_statement()
 
 
+def _store_runs(values: Values, node: Node) -> None:
+    """A COPYTO from shared memory: each thread, at each point, a run of elements."""
+    target, value, *indices = node.src
+    ranges = frozenset[Node]().union(*[place.ranges for place in (*indices, *value.src[1:])])
+    to, origin = values.memory.addresses[node], values.memory.addresses[value]
+    lanes = values.tiles.lanes_of(ranges)
+    size = target.dtype.itemsize
+    unit = UNIT // size
+    for address in (to, origin):
+        even = address.is_regular(lanes) and address.stride == 1 and lanes % unit == 0
+        if not even or address.constant % unit or not address.is_even(unit) or values.masks:
+            raise CompilerBug("a bulk copy of no whole words", found=node)
+    for point in values.tiles.points(values.tiles.axes_of(ranges), values.point):
+        values.point = point
+        array, first = values.offset(to)
+        shared, at = values.offset(origin)
+        one = Machine("bulk.store", (lanes * size, first, at))
+        src = (target, array, value.src[0], shared)
+        values.scopes.append(make_node(Ops.MACHINE, dtypes.token, src, one))
+    values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (), Machine("bulk.commit")))
+    values.point = {}
+    values.scopes.end_statement()
+
+
 def commit(values: Values, node: Node) -> None:
     """A COMMIT of the copies so far."""
     if node.src:
@@ -75,7 +104,8 @@ def done(values: Values, node: Node) -> None:
         raise CompilerBug("not a statement of an ordinary kernel", found=node)
     if node.arg.engine in _WAITS:
         values.scopes.end_statement()
-        wait = Machine(_WAITS[node.arg.engine], (node.arg.keep,))
+        how = (int(node.arg.reads_only),) if node.arg.engine == BULK else ()
+        wait = Machine(_WAITS[node.arg.engine], (node.arg.keep, *how))
         values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (), wait))
 
 

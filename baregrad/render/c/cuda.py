@@ -300,6 +300,25 @@ def _copy(f: CText, node: Node) -> None:
     )
 
 
+def _store_run(f: CText, node: Node) -> None:
+    """A run of bytes from shared memory to an array."""
+    nbytes, first, at = node.arg.immediates
+    array, offset, shared, start = node.src
+    target = f"&{f.names[array]}[{f.use(offset)} + {first}]"
+    origin = f"(u32)__cvta_generic_to_shared(&{f.names[shared]}[{f.use(start)} + {at}])"
+    f.line(
+        f'asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], {nbytes};" :: '
+        f'"l"({target}), "r"({origin}) : "memory");'
+    )
+
+
+def _bulk_wait(f: CText, node: Node) -> None:
+    """Runs were read, or are stored."""
+    keep, reads_only = node.arg.immediates
+    how = ".read" if reads_only else ""
+    f.line(f'asm volatile("cp.async.bulk.wait_group{how} {keep};" ::: "memory");')
+
+
 def _group(f: CText, node: Node) -> None:
     """A group of copies is closed, or waited for."""
     closes = node.arg.name == "cp.async.commit"
@@ -407,6 +426,9 @@ _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyTyp
         "cp.async": _copy,
         "cp.async.commit": _group,
         "cp.async.wait": _group,
+        "bulk.store": _store_run,
+        "bulk.commit": _plain("cp.async.bulk.commit_group"),
+        "bulk.wait": _bulk_wait,
         "ldmatrix": _load_matrices,
         "mma.sync": _multiply,
         "cvt.pack": _pack,

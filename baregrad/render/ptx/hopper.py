@@ -157,10 +157,18 @@ def _store(f: PtxText, node: Node) -> None:
     f.emit(f"{_TENSOR}.global.shared::cta.bulk_group", _tensor(f, node), f"[{source}]")
 
 
+def _store_run(f: PtxText, node: Node) -> None:
+    """A run of bytes from shared memory to an array."""
+    nbytes, first, at = node.arg.immediates
+    array, offset, shared, start = node.src
+    places = place_of(f, array, offset, 0, first).text(), place_of(f, shared, start, 0, at).text()
+    f.emit("cp.async.bulk.global.shared::cta.bulk_group", *places, str(nbytes))
+
+
 def _bulk_wait(f: PtxText, node: Node) -> None:
     """Between copies it is enough that shared memory was read; at the end all must be done."""
-    keep = node.arg.immediates[0]
-    f.emit(f"cp.async.bulk.wait_group{'.read' if keep else ''}", str(keep))
+    keep, reads_only = node.arg.immediates
+    f.emit(f"cp.async.bulk.wait_group{'.read' if reads_only else ''}", str(keep))
 
 
 # --- the matrix unit -----------------------------------------------------------------------------
@@ -260,6 +268,7 @@ HOPPER_RULES: MappingProxyType[str, Rule] = MappingProxyType(
         "setmaxnreg": _set_registers,
         "tma.load": _load,
         "tma.store": _store,
+        "bulk.store": _store_run,
         "bulk.commit": _plain("cp.async.bulk.commit_group"),
         "bulk.wait": _bulk_wait,
         "wgmma.fence": _plain("wgmma.fence.sync.aligned"),

@@ -224,7 +224,7 @@ class MatmulEmitter:
         asm.end()
         asm.test(self.leading)
         asm.test(self.first_lane)
-        asm.machine("bulk.wait", imm=(0,))
+        asm.machine("bulk.wait", imm=(0, 0))
         asm.end(2)
 
     def zeros(self) -> Node:
@@ -256,7 +256,7 @@ class MatmulEmitter:
         number = asm.sum(self.group, 1)
         asm.test(self.leading)
         asm.test(self.first_lane)
-        asm.machine("bulk.wait", imm=(1,))
+        asm.machine("bulk.wait", imm=(1, 1))
         asm.end(2)
         asm.machine("bar.sync", number, imm=(WARPGROUP,))
         # Lane 8i + r addresses row r of matrix i; matrices go down first, then right.

@@ -1,7 +1,8 @@
 """What each thread knows of each other's progress: what comes before what.
 
 Every thread is an agent with a clock that counts its synchronisations, and so are every thread's
-asynchronous copies, and the matrix unit of each four warps: what one waits for is not the other.
+asynchronous copies, its bulk copies, and the matrix unit of each four warps: what waits for one of
+them does not wait for the others.
 `known[t, a]` is the clock of agent `a` up to which its accesses come before what thread `t` does
 next. The threads of a cluster's blocks share one table: block after block.
 """
@@ -19,13 +20,13 @@ GROUP = 128
 class Clocks:
     """The clocks of `threads` threads, agents 0 to `threads` - 1, and of their copies after them.
 
-    Behind those are the matrix units of warpgroups. Agents of all arguments are threads, unless
-    they are said to be copies' as well.
+    Behind those are their bulk copies, and then the matrix units of warpgroups. Agents of all
+    arguments are threads, unless they are said to be copies' as well.
     """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self.agents = 2 * threads + -(-threads // GROUP)
+        self.agents = 3 * threads + -(-threads // GROUP)
         # While only all threads together have met, one number says what everybody knows.
         self._epoch = 1
         self._known: Array | None = None
@@ -69,11 +70,12 @@ class Clocks:
         known = self.known()
         known[agents] = np.maximum(known[agents], what)
 
-    def start_copy(self, agent: int, product: bool = False) -> tuple[int, int]:
-        """Return the (agent, clock) of a new asynchronous copy of a thread, or of a product."""
+    def start_copy(self, agent: int, kind: str = "async") -> tuple[int, int]:
+        """Return the (agent, clock) of a thread's new `async` or `bulk` copy, or `product`."""
         known = self.known()
         self._copies = True
-        copy = 2 * self.threads + agent // GROUP if product else self.threads + agent
+        first = {"async": 1, "bulk": 2, "product": 3}[kind] * self.threads
+        copy = first + (agent // GROUP if kind == "product" else agent)
         clock = self._copy_clocks.get(copy, int(known[:, copy].max())) + 1
         self._copy_clocks[copy] = clock
         return copy, clock

@@ -114,8 +114,8 @@ class BlockCluster:
     def who(self, agent: int, block: PeerBlock) -> str:
         """Say whose accesses an agent's are, to a thread of `block`."""
         threads = self.size * block.count
-        if agent >= 2 * threads:
-            return f"a product of the warpgroup of {self.who((agent - 2 * threads) * GROUP, block)}"
+        if agent >= 3 * threads:
+            return f"a product of the warpgroup of {self.who((agent - 3 * threads) * GROUP, block)}"
         rank, thread = divmod(agent % threads, block.count)
         text = f"thread {block.thread(thread)}"
         if self.blocks[rank] is not block:

@@ -53,14 +53,14 @@ def groups(block: Block, thread: int, kind: str) -> Groups:
     return table.setdefault(thread, Groups())
 
 
-def start(block: Block, thread: int, product: bool = False) -> Copy | None:
+def start(block: Block, thread: int, kind: str = "async") -> Copy | None:
     """Return the agent and clock of a new copy, None where races are not checked.
 
-    product: whether it is what a product of the thread's warpgroup reads.
+    kind: `async` or `bulk`, or `product` for what a product of the thread's warpgroup reads.
     """
     if block.clocks is None:
         return None
-    return block.clocks.start_copy(thread + block.first_agent, product)
+    return block.clocks.start_copy(thread + block.first_agent, kind)
 
 
 def finish(block: Block, thread: int, copy: Copy) -> None:
@@ -262,7 +262,7 @@ def _bulk_copy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
                 )
         steps = np.arange(0, nbytes, width)
         ids = np.full(len(steps), thread)
-        copy = start(block, thread)
+        copy = start(block, thread, "bulk")
         if bar is not None:
             if within:
                 values = from_shared(block, thread, start_at + steps, width, copy)
@@ -358,7 +358,7 @@ def _tensor_copy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
         point = tuple(_one(one, block, thread) for one in coordinates)
         at = _one(shared, block, thread)
         _check_tensor(block, thread, tensor_map, point, at, loads)
-        copy = start(block, thread)
+        copy = start(block, thread, "bulk")
         if bar is not None:
             places, values = _load_box(block, thread, tensor_map, point, at)
             _deliver(block, thread, places, values, _one(bar, block, thread), copy, mask)

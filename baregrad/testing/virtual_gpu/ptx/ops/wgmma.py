@@ -169,7 +169,7 @@ def _multiply(decoder: Decoder, instruction: PtxInstruction) -> Execute:
 
     def body(block: Block, ids: Array) -> None:
         state = state_of(block, int(ids[0]) // GROUP)
-        copy = start(block, int(ids[0]), True)
+        copy = start(block, int(ids[0]), "product")
         total = negate_a * negate_b * (
             read_a(block, ids, copy) @ read_b(block, ids, copy).T
         )
