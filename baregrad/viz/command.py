@@ -1,7 +1,7 @@
-"""`baregrad viz FILE`: look at a program's lines, kernels and graphs in a browser.
+"""`baregrad viz FILE`: look at a program's lines, kernels and graphs, or at a profile.
 
-FILE is a Python program, which is run on the NULL device so that nothing is computed, or a file
-that `--save` wrote, on this machine or another.
+FILE is a Python program, which is run on the NULL device so that nothing is computed, a file that
+`--save` wrote, on this machine or another, or a profile or trace with a timeline.
 """
 
 from __future__ import annotations
@@ -12,21 +12,24 @@ import sys
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
+from zipfile import is_zipfile
 
 from baregrad.base.errors import ArgumentError, OptionError
 from baregrad.target.gpu import GPU_ROWS
 from baregrad.viz.documents import Documents, FiledDocuments, RecordedDocuments, save
 from baregrad.viz.recording import record
 from baregrad.viz.server import PageServer
+from baregrad.viz.timeline import TimelineDocuments
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line of `baregrad viz`."""
     result = argparse.ArgumentParser(
         prog="baregrad viz",
-        description="Look at a program's lines, kernels and graphs in a browser on this machine.",
+        description="Look at a program's lines, kernels and graphs, or at a profile, in a browser "
+        "on this machine.",
     )
-    result.add_argument("file", type=Path, help="a Python program, or what --save wrote")
+    result.add_argument("file", type=Path, help="a Python program, what --save wrote, or a profile")
     result.add_argument(
         "--target", choices=[row.name for row in GPU_ROWS],
         help="kernels for a GPU of this generation, which need not be there",
@@ -84,11 +87,11 @@ def _check_place(path: Path) -> None:
 
 
 def open_documents(path: Path, gpu: str | None = None) -> Documents:
-    """The documents of a program, which is run, or of a saved recording."""
+    """The documents of a program, which is run, of a saved recording, or of a profile."""
     if not path.is_file():
         raise ArgumentError(
             "there is no such file", found=str(path),
-            wanted="a Python program, or what `baregrad viz PROGRAM --save FILE` wrote",
+            wanted="a Python program, a profile, or what `baregrad viz PROGRAM --save FILE` wrote",
         )
     if path.suffix != ".py":
         if gpu is not None:
@@ -96,7 +99,7 @@ def open_documents(path: Path, gpu: str | None = None) -> Documents:
                 "a saved recording has the target that it was made for", found=f"--target {gpu}",
                 hint="record the program again",
             )
-        return FiledDocuments(path)
+        return FiledDocuments(path) if is_zipfile(path) else TimelineDocuments(path)
     recording = record(path, gpu)
     if not recording.computations:
         raise ArgumentError(

@@ -104,6 +104,7 @@ class RecordedDocuments:
             })
         return {
             "format": FORMAT, "title": recording.title, "target": recording.target,
+            "views": ["lines", "kernels", "graph"],
             "computations": computations, "lines": self._costs(), "files": files,
         }
 

@@ -31,6 +31,7 @@ _FILES = MappingProxyType({
     "/model.js": "model.js",
     "/drawing.js": "drawing.js",
     "/machine.js": "machine.js",
+    "/timeline.js": "timeline.js",
     "/app.js": "app.js",
     "/dagre.js": "vendor/dagre.min.js",
 })

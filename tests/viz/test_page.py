@@ -16,6 +16,7 @@ import pytest
 
 from baregrad.viz.documents import Documents, RecordedDocuments
 from baregrad.viz.server import PageServer
+from baregrad.viz.timeline import TimelineDocuments
 
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no chromium to show the page in")
@@ -59,7 +60,8 @@ def page(url: str, spot: str, profile: Path) -> str:
     assert BROWSER is not None
     done = subprocess.run(
         [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
-         f"--user-data-dir={profile}", "--virtual-time-budget=10000", f"{url}#{spot}"],
+         "--window-size=1400,900", f"--user-data-dir={profile}", "--virtual-time-budget=10000",
+         f"{url}#{spot}"],
         capture_output=True, text=True, timeout=120, check=True,
     )
     return done.stdout
@@ -108,3 +110,49 @@ def test_machine_code_stands_beside_the_lines_it_was_made_of(
     assert len(rows) == 2 and "mov.u32" in rows[0] and "S2R" in rows[0] and "sets 0" in rows[0]
     assert "add.s32" in rows[1] and re.search(r">0000</button>", rows[1])
     assert "2 instructions, 8 registers a thread" in shown
+
+
+def profile_of(folder: Path, count: int) -> TimelineDocuments:
+    """A profile of so many kernels of 50 ns, one in 100 ns, and memory that comes and goes."""
+    rows = [{"ph": "M", "name": "thread_name", "pid": 1, "tid": 2, "args": {"name": "NV kernels"}}]
+    rows += [
+        {"ph": "X", "name": f"gemm_{at % 3}", "pid": 1, "tid": 2, "ts": at / 10, "dur": 0.05,
+         "args": {"line": "a.py:3", "bytes": 1000}}
+        for at in range(count)
+    ]
+    for name, most in (("NV memory", 3000), ("NV memory of a.py:3", 2000)):
+        rows += [{"ph": "C", "name": name, "pid": 1, "ts": at, "args": {"bytes": nbytes}}
+                 for at, nbytes in ((0, 500), (count / 20, most), (count / 10, 500))]
+    path = folder / "p.json"
+    path.write_text(json.dumps({"traceEvents": rows}))
+    return TimelineDocuments(path)
+
+
+def test_a_profile_has_a_timeline_with_totals_and_facts(tmp_path: Path) -> None:
+    with served(profile_of(tmp_path, 30)) as url:
+        shown = page(url, "lane=0&at=4", tmp_path / "browser")
+        keys = re.findall(r'<button role="tab"[^>]*data-view="(\w+)"(?![^>]*hidden)', shown)
+    assert keys == ["timeline", "memory"]
+    assert re.search(r'role="img"[^>]*aria-label="Timeline of 3.0 µs: NV kernels, 30', shown)
+    (drawn,) = re.findall(r'data-drawn="(\d+)"', shown)
+    assert int(drawn) >= 30 and "gemm_1" in shown
+    assert "10 times · 500 ns" in shown and "20.00 GB/s" in shown
+    assert 'aria-current="true"' in shown
+    assert not re.search(r'role="status"[^>]*>[^<]', shown), "the page reports an error"
+
+
+def test_what_is_drawn_is_bounded_by_the_picture_not_by_the_profile(tmp_path: Path) -> None:
+    with served(profile_of(tmp_path, 120_000)) as url:
+        shown = page(url, "view=timeline", tmp_path / "browser")
+    (drawn,) = re.findall(r'data-drawn="(\d+)"', shown)
+    assert 200 < int(drawn) < 4000
+    assert "40000 times" in shown
+
+
+def test_the_memory_view_says_who_holds_what_at_the_peak(tmp_path: Path) -> None:
+    with served(profile_of(tmp_path, 100)) as url:
+        shown = page(url, "view=memory", tmp_path / "browser")
+    assert "who holds what at 5.0 µs, the peak" in shown
+    assert "2.00 kB then, 66.7 %; at most 2.00 kB" in shown
+    assert 'data-owners="1"' in shown and "1.00 kB" in shown
+    assert not re.search(r'role="status"[^>]*>[^<]', shown), "the page reports an error"

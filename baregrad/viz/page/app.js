@@ -1,10 +1,11 @@
 "use strict";
-// The three views. What is looked at is `spot`, which the address holds.
+// The views. What is looked at is `spot`, which the address holds.
 
 const find = (id) => document.getElementById(id);
 // More boxes than this are not drawn at once: lines stand for their nodes, or a neighbourhood for all.
 const MOST_BOXES = 220;
-const DEFAULTS = { view: "lines", c: "", p: "", line: "", kernel: "", part: "", node: "", group: "" };
+const DEFAULTS = { view: "lines", c: "", p: "", line: "", kernel: "", part: "", node: "", group: "",
+  from: "", to: "", lane: "", at: "", device: "", when: "", owner: "" };
 const MACHINE = "machine code";
 let spot = { ...DEFAULTS }, summary = null, picture = null, asked = 0;
 
@@ -15,15 +16,21 @@ function computation() {
   return costs.indexOf(Math.max(...costs));
 }
 
-function go(change) {
+// Moves within a picture (`isSmall`) leave no trace in the browser's history.
+function go(change, isSmall = false) {
   const next = { ...spot, ...change };
-  const text = new URLSearchParams(Object.entries(next).filter(([name, value]) => value !== DEFAULTS[name]));
-  if (location.hash.slice(1) === text.toString()) show(); else location.hash = text.toString();
+  const text = new URLSearchParams(Object.entries(next).filter(([name, value]) => value !== DEFAULTS[name])).toString();
+  if (location.hash.slice(1) === text) show();
+  else if (isSmall) { history.replaceState(null, "", "#" + text); read(); show(); }
+  else location.hash = text;
 }
 
 function read() {
   spot = { ...DEFAULTS, ...Object.fromEntries(new URLSearchParams(location.hash.slice(1))) };
+  if (!summary.views.includes(spot.view)) spot.view = summary.views[0];
 }
+
+const tabs = () => [...document.querySelectorAll("[role=tab]:not([hidden])")];
 
 async function show() {
   const mine = ++asked;
@@ -31,13 +38,17 @@ async function show() {
     tab.setAttribute("aria-selected", String(tab.dataset.view === spot.view));
     tab.tabIndex = tab.dataset.view === spot.view ? 0 : -1;
   }
-  find("computation").value = String(computation());
+  if (summary.computations) find("computation").value = String(computation());
   find("middle").classList.toggle("picture", spot.view === "graph");
   find("list").setAttribute("aria-labelledby", "tab-" + spot.view);
   try {
-    const plan = await model.get("plan/" + computation());
-    const views = { lines: showLines, kernels: showKernels, graph: showGraph };
-    await (views[spot.view] || showLines)(plan, () => mine === asked);
+    const isWanted = () => mine === asked;
+    if (spot.view === "timeline") await showTimeline(isWanted);
+    else if (spot.view === "memory") await showMemory(isWanted);
+    else {
+      const plan = await model.get("plan/" + computation());
+      await { lines: showLines, kernels: showKernels, graph: showGraph }[spot.view](plan, isWanted);
+    }
     if (mine === asked) find("status").textContent = "";
   } catch (error) {
     if (mine === asked) find("status").textContent = String(error.message || error);
@@ -343,12 +354,11 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     find("search").focus();
   } else if (event.key === "j" || event.key === "k") moveRow(event.key === "j" ? 1 : -1);
-  else if ("123".includes(event.key)) go({ view: ["lines", "kernels", "graph"][Number(event.key) - 1] });
+  else if ("12345".includes(event.key)) { if (summary.views[event.key - 1]) go({ view: summary.views[event.key - 1] }); }
   else if (event.key === "+" || event.key === "-") picture?.zoom(event.key === "+" ? 1.25 : .8);
   else if (event.target.matches("[role=tab]") && event.key.startsWith("Arrow")) {
-    const tabs = [...document.querySelectorAll("[role=tab]")];
-    const step = event.key === "ArrowRight" ? 1 : tabs.length - 1;
-    const next = tabs[(tabs.indexOf(event.target) + step) % tabs.length];
+    const all = tabs(), step = event.key === "ArrowRight" ? 1 : all.length - 1;
+    const next = all[(all.indexOf(event.target) + step) % all.length];
     next.focus();
     go({ view: next.dataset.view });
   }
@@ -359,12 +369,15 @@ find("search").addEventListener("input", () => { clearTimeout(waiting); waiting 
 for (const tab of document.querySelectorAll("[role=tab]")) tab.addEventListener("click", () => go({ view: tab.dataset.view }));
 find("computation").addEventListener("change", (event) => go({ c: event.target.value, p: "", node: "", group: "", kernel: "" }));
 window.addEventListener("hashchange", () => { read(); show(); });
+window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(show, 200); });
 
 model.get("summary").then((found) => {
   summary = found;
   document.title = `${found.title} · baregrad viz`;
-  find("title").textContent = `${found.title} on ${found.target}`;
-  find("computation").replaceChildren(...found.computations.map((one, number) => make("option", { value: String(number) },
+  find("title").textContent = found.target ? `${found.title} on ${found.target}` : found.title;
+  for (const tab of document.querySelectorAll("[role=tab]")) tab.hidden = !found.views.includes(tab.dataset.view);
+  find("which").hidden = !found.computations;
+  find("computation").replaceChildren(...(found.computations || []).map((one, number) => make("option", { value: String(number) },
     `${number + 1}: ${one.kernels} kernels, at least ${seconds(one.least_ns)}${one.runs > 1 ? `, ${one.runs} times` : ""}`)));
   read();
   return show();
