@@ -3,7 +3,8 @@
 `cumsum(x)` over a million elements is a million steps of one thread. Cut into pieces it is a fold
 of each piece, a running fold of what the pieces come to, and a running fold within each piece,
 which begins where those before it ended. Along the innermost axis a piece is what the threads of a
-block fold together: so neighbours in threads are neighbours in memory.
+block fold together: so neighbours in threads are neighbours in memory. What is folded may have
+several states, as sums of powers have, each relative to the largest.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from baregrad.base.bits import round_up
 from baregrad.dtypes import dtypes
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import (
+    constant_of,
     counting,
     cut,
     expand,
@@ -27,8 +29,8 @@ from baregrad.graph.views import (
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Pad, Reduce, Scan
 from baregrad.ir.core.monoid import Monoid
-from baregrad.ir.core.node import Node, alu, const
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.node import Node, alu, const, rebuild, toposort
+from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Op, Ops
 
 # A running fold of fewer steps is left to one thread, but along the innermost axis.
 LEAST = 256
@@ -37,53 +39,91 @@ PIECE = 64
 BLOCK_PIECE = 4096
 # Independent folds that keep a GPU busy by themselves.
 MANY = 1 << 16
+# Operations on what is in memory that are done twice sooner than what they come to is stored.
+STEPS = 8
+
+Parts = tuple[Node, ...]
 
 
-def _visit(node: Node) -> Node | None:
-    if node.op is not Ops.SCAN or len(node.src) != 1:
-        return None
+def _pieces(node: Node) -> Parts | None:
+    """The states of a running fold made of pieces, None where it is to stay whole."""
     shape = node.shape
-    axis, monoid, dtype = node.arg.axis, node.arg.monoid, node.dtype
+    axis, monoid = node.arg.axis, node.arg.monoid
     beside = (*shape[:axis], *shape[axis + 1 :])
     # Of a symbolic length the pieces are those of the longest.
     length = index.upper(shape[axis])
     if not all(isinstance(extent, int) for extent in beside) or not prod(beside) * length:
         return None
     is_inner = axis == len(shape) - 1
-    if monoid.primitive is None or dtype.kind == "bool":
+    if any(dtype.kind == "bool" for dtype in monoid.states):
         return None
     if length <= BLOCK_PIECE if is_inner else length < LEAST:
         return None
     is_extreme = monoid.primitive in (Ops.MAX, Ops.MIN)
-    if dtype.kind == "float" and dtype.bits < 32 and not is_extreme:
+    if not is_extreme and any(d.kind == "float" and d.bits < 32 for d in monoid.states):
         return None  # what pieces come to would be rounded
     if not is_inner and prod(beside) >= MANY:
         return None
-    return _running(in_memory(node.src[0]), monoid, axis, is_inner)
+    return _running(tuple([_at_hand(value) for value in node.src]), monoid, axis, is_inner)
 
 
-def _running(value: Node, monoid: Monoid, axis: int, is_inner: bool) -> Node:
-    """The running fold of `value` along an axis, by pieces where it is long."""
-    length = value.shape[axis]
+def _at_hand(value: Node) -> Node:
+    """A value that is read twice: stored, unless it is a few steps from what is in memory."""
+    steps = [one for one in toposort(value, enter=_is_cheap) if one.op in ELEMENTWISE]
+    if len(steps) > STEPS:
+        return in_memory(value)
+    below = {child for one in (*steps, value) for child in one.src if child not in steps}
+    is_near = all(in_memory(one) is one or constant_of(one) is not None for one in below)
+    return value if is_near and steps else in_memory(value)
+
+
+def _is_cheap(node: Node) -> bool:
+    return node.op in ELEMENTWISE or (node.op in MOVEMENT and node.op is not Ops.PAD)
+
+
+def _running(values: Parts, monoid: Monoid, axis: int, is_inner: bool) -> Parts:
+    """The running fold of `values` along an axis, by pieces where it is long."""
+    length = values[0].shape[axis]
     most = index.upper(length)
     piece = BLOCK_PIECE if is_inner else PIECE
     if most <= piece:
-        return Node(Ops.SCAN, value.dtype, (value,), Scan(monoid, axis))
-    value = lengthened(value, axis, round_up(most, piece), monoid.identity[0])
-    count = value.shape[axis] // piece
-    front, behind = value.shape[:axis], value.shape[axis + 1 :]
-    parts = reshape(value, (*front, count, piece, *behind))
-    totals = stored(Node(Ops.REDUCE, value.dtype, (parts,), Reduce(monoid, (axis + 1,))))
+        return _folded(Ops.SCAN, values, Scan(monoid, axis))
+    size = round_up(most, piece)
+    neutral = monoid.identity
+    pairs = zip(values, neutral, strict=True)
+    longer = [lengthened(value, axis, size, nothing) for value, nothing in pairs]
+    count = longer[0].shape[axis] // piece
+    front, behind = longer[0].shape[:axis], longer[0].shape[axis + 1 :]
+    parts = tuple([reshape(value, (*front, count, piece, *behind)) for value in longer])
+    totals = _folded(Ops.REDUCE, parts, Reduce(monoid, (axis + 1,)))
     # What comes before each piece: nothing before the first.
-    earlier = pad(cut(totals, axis, 0, count - 1), axis, Pad(1, 0))
-    first = alu(Ops.CMPEQ, counting(earlier.shape, axis), _zeros(earlier.shape))
-    earlier = alu(Ops.WHERE, first, full(monoid.identity[0], earlier.shape), earlier)
-    before = stored(_running(earlier, monoid, axis, is_inner))
-    start = expand(reshape(before, (*front, count, 1, *behind)), parts.shape)
-    assert monoid.primitive is not None
-    within = Node(Ops.SCAN, value.dtype, (parts,), Scan(monoid, axis + 1))
-    whole = alu(monoid.primitive, start, within)
-    return cut(reshape(whole, value.shape), axis, 0, length)
+    earlier = []
+    for total, nothing in zip(totals, neutral, strict=True):
+        moved = pad(cut(stored(total), axis, 0, count - 1), axis, Pad(1, 0))
+        first = alu(Ops.CMPEQ, counting(moved.shape, axis), _zeros(moved.shape))
+        earlier.append(alu(Ops.WHERE, first, full(nothing, moved.shape), moved))
+    before = [stored(part) for part in _running(tuple(earlier), monoid, axis, is_inner)]
+    shape = parts[0].shape
+    start = [expand(reshape(part, (*front, count, 1, *behind)), shape) for part in before]
+    within = _folded(Ops.SCAN, parts, Scan(monoid, axis + 1))
+    whole = [_formula(one, (*start, *within)) for one in monoid.combine]
+    shape = longer[0].shape
+    return tuple([cut(reshape(part, shape), axis, 0, length) for part in whole])
+
+
+def _folded(op: Op, values: Parts, arg: Reduce | Scan) -> Parts:
+    """The states of a fold."""
+    states = arg.monoid.states
+    folded = Node(op, states[0], values, arg)
+    if len(states) == 1:
+        return (folded,)
+    return tuple([Node(Ops.PROJ, dtype, (folded,), part) for part, dtype in enumerate(states)])
+
+
+def _formula(formula: Node, values: Parts) -> Node:
+    """A monoid's formula of arrays."""
+    slots = {one: values[one.arg] for one in toposort(formula) if one.op is Ops.SLOT}
+    return rebuild(formula, slots.get)
 
 
 def _zeros(shape: tuple[int, ...]) -> Node:
@@ -92,7 +132,19 @@ def _zeros(shape: tuple[int, ...]) -> Node:
 
 def scan_in_pieces(order: list[Node], changed: dict[Node, Node]) -> Node:
     """The sink with long running folds in pieces."""
-    return rewrite(order, _visit, Ops.SCAN.bit, changed)
+    found: dict[Node, Parts | None] = {}
+
+    def visit(node: Node) -> Node | None:
+        whole = node.src[0] if node.op is Ops.PROJ else node
+        is_one = node is whole and len(node.src) == 1
+        if whole.op is not Ops.SCAN or (node is whole and not is_one):
+            return None
+        if whole not in found:
+            found[whole] = _pieces(whole)
+        states = found[whole]
+        return None if states is None else states[0 if is_one else node.arg]
+
+    return rewrite(order, visit, Ops.SCAN.bit | Ops.PROJ.bit, changed, Ops.SCAN.bit)
 
 
 SCANS = Traced(

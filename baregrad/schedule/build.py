@@ -336,10 +336,13 @@ def _project(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -> 
 
 def _scan(assembly: _Assembly, request: Request, parts: tuple[Node, ...]) -> Node:
     axis = assembly.finish(request.extra)
-    if axis.op is not Ops.RANGE:
-        return parts[0]
     arg = Scan(request.node.arg.monoid, -1)
-    return make_node(Ops.SCAN, request.node.dtype, (parts[0], axis), arg)
+    if axis.op is Ops.RANGE:
+        parts = (*parts, axis)
+    elif arg.monoid.arity == 1:
+        return parts[0]
+    # Of one element there is no axis: what that is lifted to, its PROJ says.
+    return make_node(Ops.SCAN, request.node.dtype, parts, arg)
 
 
 Assembler = Callable[[_Assembly, Request, tuple[Node, ...]], Node]

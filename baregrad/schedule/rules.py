@@ -82,7 +82,7 @@ class _Dearer(NamedTuple):
 
 def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
     """Whether to store `node`, given all the requests for it; not asked where it `is_plain`."""
-    if (node.op is Ops.REDUCE and is_tuple(node)) or node in fusion.streamed:
+    if is_tuple(node) or node in fusion.streamed:
         return _FUSED
     reason: Reason = fusion.must.get(node, "")
     obstacles = []
@@ -190,15 +190,16 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
         if fusion.gpu and _is_anew_in_each_thread(fusion, node, request):
             return "a function in float64, which each thread would compute anew"
         return ""
-    if op is Ops.SCAN:
+    running = _running_fold(node)
+    if running is not None:
         is_ordered = draft.sealed and not all(out.how.apart for out in draft.outs)
         if is_ordered or not is_identity(request.idx, node.shape, draft.outer):
             return "a running fold is read in another order"
-        if _crosses(node, request.idx, draft):
+        if _crosses(running, request.idx, draft):
             return "a running fold beside one along another axis"
-    if op.bit & (_FOLDS | Ops.SCAN.bit) and fusion.gpu:
+    if fusion.gpu and (op.bit & _FOLDS or running is not None):
         # A block's threads share a running fold's row, and sums have rows and threads of their own.
-        if draft.folded if op is Ops.SCAN else draft.scanned is not None:
+        if draft.folded if running is not None else draft.scanned is not None:
             return "a sum beside a running fold"
     if op.bit & _FOLDS and fusion.gpu and _is_long_nest(fusion, node, request):
         return "a reduction of long reductions would run in few blocks"
@@ -221,19 +222,25 @@ def _is_long_nest(fusion: Fusion, node: Node, request: Request) -> bool:
     return points >= ROWS and points * fusion.survey.work[node] >= LONG_NEST
 
 
-def _crosses(node: Node, idx: Idx, draft: Draft) -> bool:
+def _running_fold(node: Node) -> Node | None:
+    """The SCAN that a value is, or is one of the states of."""
+    node = node.src[0] if node.op is Ops.PROJ else node
+    return node if node.op is Ops.SCAN else None
+
+
+def _crosses(scan: Node, idx: Idx, draft: Draft) -> bool:
     """Whether a kernel folds along another axis than a SCAN at `idx` does, or is about to.
 
     What a SCAN carries from step to step is one element, so its axis is the innermost loop.
     """
-    axis = idx[node.arg.axis]
+    axis = idx[scan.arg.axis]
     if axis.op is not Ops.RANGE:
         return False
     if draft.scanned is not None:
         return axis is not draft.scanned
     # Read at two places of one kernel, it must not fold along an axis at each.
     return any(
-        other.node is node and other.idx[node.arg.axis] is not axis
+        _running_fold(other.node) is scan and other.idx[scan.arg.axis] is not axis
         for other in draft.requests.values()
     )
 
@@ -431,6 +438,7 @@ def find_sibling(
     readers = {request.draft for request in requests}
     below = _dependents(readers)
     own = _kernels_of_parts(fusion, node)
+    running = _running_fold(node)
     for draft in (*own, *reversed(candidates[-SIBLINGS:])):
         if draft.sealed or draft.contraction is not None or draft in readers:
             continue
@@ -438,7 +446,7 @@ def find_sibling(
             continue
         if below >> draft.number & 1:
             continue
-        if node.op is Ops.SCAN and _crosses(node, draft.place_of(shape), draft):
+        if running is not None and _crosses(running, draft.place_of(shape), draft):
             continue
         if draft in own:
             return draft

@@ -158,8 +158,8 @@ def own_work(node: Node) -> float:
 
 
 def is_tuple(node: Node) -> bool:
-    """Whether a node is a reduction of several parts."""
-    return node.op is Ops.REDUCE and node.arg.monoid.arity > 1
+    """Whether a node is a reduction, or a running fold, of several parts."""
+    return node.op in (Ops.REDUCE, Ops.SCAN) and node.arg.monoid.arity > 1
 
 
 def _weigh(node: Node, survey: Survey) -> float:

@@ -6,15 +6,16 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from baregrad import bind, variable
+from baregrad import bind, jit, variable
 from baregrad.dtypes import DType, dtypes
 from baregrad.engine.session import current_session
 from baregrad.graph import canonicalise, scans
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Scan
-from baregrad.ir.core.monoid import primitive
-from baregrad.ir.core.node import Node, extent_of, toposort
+from baregrad.ir.core.monoid import primitive, scaled_sum
+from baregrad.ir.core.node import Node, alu, extent_of, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import facts_of
 from baregrad.tensor import Tensor
@@ -134,3 +135,75 @@ def test_symbolic_lengths_are_folded_as_their_bounds_are(
             np.testing.assert_array_equal(found.numpy(), cut.cumsum(axis))
     scanned = [axis for one in kernels for axis in facts_of(one).scanned]
     assert scanned and max(index.upper(extent_of(axis)) for axis in scanned) <= 64
+
+
+HOSTILE: tuple[list[float], ...] = (
+    [-np.inf, -np.inf, 1, np.inf, 2], [3, np.nan, 2], [-1e4, 1e4, -1e4, 88, 89], [-np.inf] * 3,
+)  # fmt: skip
+
+
+def powers(x: Tensor, weights: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """Logarithms of running sums of powers, and the gradient of a sum of them."""
+    x = x.detach()
+    x.requires_grad = True
+    found = x.logcumsumexp(axis)
+    (found * weights).sum().backward()
+    assert x.grad is not None
+    return found, x.grad
+
+
+def prefixes_of(array: Any, weights: Any, axis: int) -> tuple[Any, Any]:
+    """The same as PyTorch has it in float64, by a sum for each prefix."""
+    x = torch.tensor(array, dtype=torch.float64, requires_grad=True)
+    prefixes = [x.narrow(axis, 0, i + 1) for i in range(array.shape[axis])]
+    found = torch.stack([prefix.logsumexp(axis) for prefix in prefixes], axis)
+    (found * torch.tensor(weights)).sum().backward()
+    assert x.grad is not None
+    return found.detach().numpy(), x.grad.numpy()
+
+
+@pytest.mark.parametrize(("shape", "axis"), [((70,), 0), ((3, 200), 1), ((200, 3), 0)], ids=str)
+def test_sums_of_powers_in_pieces_and_in_one(
+    shape: tuple[int, ...], axis: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state of two parts, forwards and for the gradient; jit and eager give the same bits."""
+    array = RNG.uniform(-90, 90, shape).astype(np.float32)
+    weights = RNG.standard_normal(shape).astype(np.float32)
+    wanted = prefixes_of(array, weights, axis)
+    for piece in (16, 1 << 12):
+        monkeypatch.setattr(scans, "LEAST", 2 * piece)
+        monkeypatch.setattr(scans, "PIECE", piece)
+        monkeypatch.setattr(scans, "BLOCK_PIECE", piece)
+        with ptx_session():
+            given = Tensor(array).realize(), Tensor(weights).realize()
+            found = [one.numpy() for one in powers(*given, axis)]
+            again = [one.numpy() for one in jit(lambda x, w: powers(x, w, axis))(*given)]
+        for ours, replayed, theirs in zip(found, again, wanted, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-5)
+            np.testing.assert_array_equal(ours, replayed)
+
+
+@pytest.mark.parametrize("row", HOSTILE, ids=str)
+def test_sums_of_hostile_powers_in_pieces(
+    row: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scans, "BLOCK_PIECE", 16)
+    array = np.array([*row, *[0.5] * 30, *row], np.float32)
+    weights = RNG.standard_normal(array.shape).astype(np.float32)
+    wanted = prefixes_of(array, weights, 0)
+    with ptx_session():
+        found = [one.numpy() for one in powers(Tensor(array), Tensor(weights), 0)]
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=2e-6, atol=2e-6)
+
+
+def test_pairs_are_read_three_times_and_not_stored() -> None:
+    """What is folded is a few operations on an array: no copy of it is made."""
+    x = argument(0, F32, 1 << 25)
+    pair = Scan(scaled_sum(F32), 0)
+    both = Node(Ops.SCAN, F32, (x, alu(Ops.MUL, x, x)), pair)
+    sums = Node(Ops.PROJ, F32, (both,), 1)
+    made = canonicalise(Node(Ops.SINK, dtypes.token, (sums,)), None, HOPPER)
+    assert extents(made) == [2, 4096, 4096]
+    stored = [node for node in toposort(made) if node.op is Ops.CONTIGUOUS]
+    assert max(np.prod(node.shape) for node in stored) == 1 << 13

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import COMPUTED, DType, dtypes
-from baregrad.ir.core.monoid import Monoid, arg_extreme, primitive, slot
+from baregrad.ir.core.monoid import Monoid, arg_extreme, primitive, scaled_sum, slot
 from baregrad.ir.core.node import Node, alu, const
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import round_to, working_dtype
@@ -75,6 +75,31 @@ def test_laws(monoid: Monoid) -> None:
             assert equal(combine(monoid, a, b), combine(monoid, b, a))
         if monoid.idempotent:
             assert equal(combine(monoid, a, a), a)
+
+
+@pytest.mark.parametrize("dtype", (dtypes.float32, dtypes.float64), ids=str)
+def test_laws_of_sums_of_powers(dtype: DType) -> None:
+    """What is combined commutes to the bit; any tree of it is the sum, up to rounding."""
+    monoid, rng = scaled_sum(dtype), np.random.default_rng(3)
+    highs = np.array([-np.inf, np.inf, np.nan, 0, -3.5, 2, 90, -200], dtype.numpy)
+    a, b = (
+        (grid.reshape(-1), rng.standard_normal(grid.size).astype(dtype.numpy))
+        for grid in np.meshgrid(highs, highs)
+    )
+    with np.errstate(all="ignore"):
+        assert equal(combine(monoid, a, b), combine(monoid, b, a))
+        one = (highs[highs == highs], np.ones_like(highs[highs == highs]))
+        unit = identity(monoid, one[0].shape)
+        assert equal(combine(monoid, one, unit), one) and equal(combine(monoid, unit, one), one)
+    logs, signs = rng.uniform(-5, 5, 9), rng.standard_normal(9)
+    (high,), (total,) = (
+        part.reshape(1) for part in fold(monoid, [logs.astype(dtype.numpy),
+                                                  signs.astype(dtype.numpy)], (0,))
+    )
+    assert high == logs.astype(dtype.numpy).max()
+    np.testing.assert_allclose(
+        total * np.exp(high), (np.exp(logs) * signs).sum(), rtol=1e-5, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("place", [dtypes.int64, dtypes.int32])

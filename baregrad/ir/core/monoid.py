@@ -64,6 +64,30 @@ def primitive(op: Op, dtype: DType) -> Monoid:
     )
 
 
+@cache
+def scaled_sum(dtype: DType) -> Monoid:
+    """Sums of t * exp(h) over pairs (h, t): (the largest h, the sum relative to exp of it).
+
+    No sum overflows or vanishes that a float of its own scale could hold. Equal infinities are
+    relative to each other as 1 is to 1, so that no NaN arises on the way; a NaN stays one. The
+    larger one is multiplied by nothing, so that what is combined commutes to the bit.
+    """
+    high, total, other, added = (slot(i, dtype) for i in range(4))
+    first = alu(Ops.CMPLT, other, high)
+    highest = alu(Ops.MAX, high, other)
+    below = alu(Ops.SUB, alu(Ops.WHERE, first, other, high), highest)
+    factor = Node(Ops.EXP, dtype, (below,))
+    factor = alu(Ops.WHERE, alu(Ops.CMPEQ, high, other), const(1, dtype), factor)
+    smaller = alu(Ops.MUL, alu(Ops.WHERE, first, added, total), factor)
+    return Monoid(
+        "scaled_sum",
+        (dtype, dtype),
+        (const(float("-inf"), dtype), const(0, dtype)),
+        (high, total),
+        (highest, alu(Ops.ADD, smaller, alu(Ops.WHERE, first, total, added))),
+    )
+
+
 def arg_extreme(op: Op, dtype: DType, index: DType = dtypes.int64) -> Monoid:
     """Argmax (op MAX) or argmin (op MIN) over (value, index).
 

@@ -240,10 +240,20 @@ class LoopMachine:
             need_unmarked(guard(holds, one), node)
         order = union(values)
         places, old, a, b = (aligned(one.parts[0], one.axes, order) for one in values)
+        kinds = node.arg.operand, node.arg.beside or node.arg.operand
+        # What lies in memory as codes.
+        a, b = (
+            to_array(each.astype(kind.storage), kind) if load.dtype.is_int and kind.is_float
+            else each for each, load, kind in zip((a, b), (left, right), kinds, strict=True)
+        )  # fmt: skip
         product = a.astype(np.float64) * b.astype(np.float64)
         summed = tuple([order.index(axis) for axis in axes[2:] if axis in order])
-        new = (old + product.sum(axis=summed, keepdims=True)).astype(np.float32)
-        memory[np.broadcast_to(places, new.shape)] = new
+        old = old.astype(np.float64) if self.scalar(keep) else np.zeros_like(old, np.float64)
+        new = old + product.sum(axis=summed, keepdims=True)
+        if memory.dtype.kind == "i":
+            # Sums of integers wrap.
+            new = new.astype(np.int64)
+        memory[np.broadcast_to(places, new.shape)] = new.astype(memory.dtype)
 
     def _done(self, node: Node) -> None:
         """Let all but the last groups land, as late as possible."""
@@ -353,9 +363,9 @@ def _scan(node: Node, args: list[Value], scope: Expression) -> Value:
     threads = math.prod(scope.extent(axis) for axis in ranges if axis.arg.is_thread)
 
     def fold(states: States) -> States:
-        (values,) = states
-        parts = values.reshape(*values.shape[:-1], threads, -1)
-        return (scan_threads(node.arg.monoid, parts).reshape(values.shape),)
+        shape = states[0].shape
+        parts = tuple(state.reshape(*shape[:-1], threads, -1) for state in states)
+        return tuple(state.reshape(shape) for state in scan_threads(node.arg.monoid, parts))
 
     return scanned(node, args, scope, fold)
 

@@ -140,35 +140,39 @@ def scan(monoid: Monoid, values: Sequence[Array], axis: int) -> States:
         return finish(monoid, tuple(np.moveaxis(state, -1, axis) for state in moved))
 
 
-def scan_threads(monoid: Monoid, values: Array, warp: int = 32) -> Array:
-    """The inclusive running fold of values (..., threads, elements of each), in code's order.
+def scan_threads(monoid: Monoid, states: States, warp: int = 32) -> States:
+    """The inclusive running fold of states (..., threads, elements of each), in code's order.
 
     Each thread folds its own elements one after the other; `loop_level.py` says in which order it
     comes by what is before them.
     """
-    def after(left: Array, right: Array) -> Array:
-        return combine(monoid, (left,), (right,), round_narrow=True)[0]
+    def after(left: States, right: States) -> States:
+        return combine(monoid, left, right, round_narrow=True)
 
-    own = [values[..., 0]]
-    for place in range(1, values.shape[-1]):
-        own.append(after(own[-1], values[..., place]))
-    threads = values.shape[-2]
-    before = np.broadcast_to(constant(monoid.identity[0]), own[-1].shape).astype(values.dtype)
+    def chosen(condition: Array, left: States, right: States) -> States:
+        return tuple(np.where(condition, a, b) for a, b in zip(left, right, strict=True))
+
+    own = [tuple(state[..., 0] for state in states)]
+    for place in range(1, states[0].shape[-1]):
+        own.append(after(own[-1], tuple(state[..., place] for state in states)))
+    threads = states[0].shape[-2]
     if threads > 1:
+        before = identity(monoid, own[-1][0].shape)
         total, lane = own[-1], np.arange(threads)
         bit = 1
         while bit < min(warp, threads):
-            other = total[..., lane ^ bit]
-            before = np.where(lane & bit, other if bit == 1 else after(other, before), before)
+            other = tuple(state[..., lane ^ bit] for state in total)
+            grown = other if bit == 1 else after(other, before)
+            before = chosen((lane & bit) != 0, grown, before)
             total = after(total, other)
             bit *= 2
-        prior = np.broadcast_to(constant(monoid.identity[0]), total.shape).astype(values.dtype)
+        prior = identity(monoid, total[0].shape)
         for place in range(threads // warp - 1):
-            one = total[..., place * warp, None]
-            prior = np.where(lane // warp > place, after(prior, one), prior)
+            one = tuple(state[..., place * warp, None] for state in total)
+            prior = chosen(lane // warp > place, after(prior, one), prior)
         before = after(prior, before) if threads > warp else before
         own = [after(before, one) for one in own]
-    return np.stack(own, axis=-1)
+    return tuple(np.stack(parts, axis=-1) for parts in zip(*own, strict=True))
 
 
 def check_indices(indices: Sequence[Array], shape: Sequence[int], what: str) -> None:

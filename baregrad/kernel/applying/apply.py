@@ -429,15 +429,16 @@ class Rewriter:
 
         That of a SCAN is whole, or is threads and their lanes, outermost first.
         """
-        axes = [child for child in node.src[1:] if child.op is Ops.RANGE]
+        count = node.arg.monoid.arity if node.op is Ops.SCAN else 1
+        axes = [child for child in node.src[count:] if child.op is Ops.RANGE]
         pieces = {**scope.pieces, **{axis: self.axes.choices[axis][0] for axis in axes}}
         inside = Scope(pieces, scope.ranges, self.masked, scope.copying)
-        (value,) = self.values((node.src[0],), inside)
+        values = self.values(node.src[:count], inside)
         if node.op is Ops.SCAN:
             final = [child for axis in axes for child in self.scanned_parts(axis)]
         else:
             final = [part for axis in axes for part in self.axes.parts_of(axis)]
-        return make_node(node.op, node.dtype, (value, *final), node.arg)
+        return make_node(node.op, node.dtype, (*values, *final), node.arg)
 
     def scanned_parts(self, axis: Node) -> list[Node]:
         """The axes that a scan runs along for one of the kernel's."""

@@ -277,7 +277,8 @@ class _Builder:
             update = self.update(monoid, accumulators, loads, values, places, fma)
         inner[-1].items.extend(update)
         if lanes:
-            loads = self.horizontal(monoid, loads, lanes, tiles, block)
+            fold = make_node(Ops.REDUCE, monoid.states[0], (*loads, *lanes), Reduce(monoid))
+            loads = self.held(fold, monoid, tiles, block)
         position = len(block.items) - 1 if lanes else nest_position(block, inner, path)
         parts = narrowed(loads, node.arg.monoid)
         self.place(node, Placed(parts, block, position))
@@ -378,20 +379,14 @@ class _Builder:
         pairs = zip(buffers, spare, strict=True)
         return first + [store(buffer, load(s, places), places) for buffer, s in pairs]
 
-    def horizontal(
-        self,
-        monoid: Monoid,
-        loads: tuple[Node, ...],
-        lanes: tuple[Node, ...],
-        tiles: tuple[Node, ...],
-        block: StatementBlock,
+    def held(
+        self, fold: Node, monoid: Monoid, tiles: tuple[Node, ...], block: StatementBlock
     ) -> tuple[Node, ...]:
-        """Fold the lanes of finished accumulators into others over the free tile axes."""
+        """The states of a fold of lanes or tiles, in accumulators over the free tile axes."""
         results = self.accumulators(monoid, tiles)
-        fold = make_node(Ops.REDUCE, monoid.states[0], (*loads, *lanes), Reduce(monoid))
         for result, part in zip(results, state_parts(fold, monoid), strict=True):
             block.items.append(store(result, part, tiles))
-        return tuple(load(result, tiles) for result in results)
+        return tuple([load(result, tiles) for result in results])
 
     def scan(self, node: Node, path: list[StatementBlock]) -> None:
         """A running fold: a carried accumulator, set before the loop and stepped inside it.
@@ -402,37 +397,35 @@ class _Builder:
         if axis.arg.is_tile:
             self.tile_scan(node, path)
             return
-        monoid, (value,) = widened(node.arg.monoid, node.src[:-1])
+        monoid, values = widened(node.arg.monoid, node.src[:-1])
         depth = next((d for d, block in enumerate(path) if axis in block.axes), None)
         if depth is None or depth == 0:
             raise CompilerBug("a scan's axis is not looped over", found=node)
         inner = [a for a in node.ranges if not a.arg.is_tile and a not in path[depth].axes]
         if inner:
             raise CompilerBug("a scan inside loops that it depends on", found=node)
-        self.reductions(scoped_below((value,)), path)
+        self.reductions(scoped_below(values), path)
         _, tiles = self.loops_and_tiles(node.ranges)
         buffers = self.accumulators(monoid, tiles)
         for buffer, identity in zip(buffers, monoid.identity, strict=True):
             path[depth].before.append(store(buffer, identity, tiles))
         block = path[-1]
         states = tuple([load(buffer, tiles) for buffer in buffers])
-        fma = self.fma and sums_outer(value)
-        steps = self.update(monoid, buffers, states, (value,), tiles, fma)
-        block.items.extend(steps)
+        fma = self.fma and sums_outer(values[0])
+        block.items.extend(self.update(monoid, buffers, states, values, tiles, fma))
         parts = narrowed(states, node.arg.monoid)
         self.place(node, Placed(parts, block, len(block.items) - 1))
 
     def tile_scan(self, node: Node, path: list[StatementBlock]) -> None:
         """A running fold of a tile, kept in registers."""
         block = path[-1]
-        monoid, (value,) = widened(node.arg.monoid, node.src[:1])
-        self.reductions(scoped_below((value,)), path)
+        count = node.arg.monoid.arity
+        monoid, values = widened(node.arg.monoid, node.src[:count])
+        self.reductions(scoped_below(values), path)
         places = register_places(by_id(node.ranges - frozenset(looped(node.ranges))))
-        (buffer,) = self.accumulators(monoid, places)
-        source = (*self.convert((value,)), *node.src[1:])
+        source = (*filled(monoid.lift, self.convert(values)), *node.src[count:])
         running = make_node(Ops.SCAN, monoid.states[0], source, Scan(monoid))
-        block.items.append(store(buffer, running, places))
-        parts = narrowed((load(buffer, places),), node.arg.monoid)
+        parts = narrowed(self.held(running, monoid, places, block), node.arg.monoid)
         self.place(node, Placed(parts, block, len(block.items) - 1))
 
     def stage(self, node: Node, path: list[StatementBlock]) -> None:

@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from types import MappingProxyType
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import Monoid
 from baregrad.ir.core.node import Node, alu, cast, const, rebuild
 from baregrad.ir.core.op import Op, Ops, mask_of
@@ -115,7 +114,8 @@ def functions_of(
 
 
 _MASK = mask_of(FUNCTIONS)
-_FOLDS = Ops.REDUCE.bit | Ops.STORE.bit
+_RUNS = Ops.REDUCE.bit | Ops.SCAN.bit
+_FOLDS = _RUNS | Ops.STORE.bit
 
 
 def lower_functions(
@@ -127,8 +127,8 @@ def lower_functions(
         rule = functions.get(node.op)
         if rule is not None:
             return rule(*node.src)
-        if node.op is Ops.REDUCE and _needs(node.arg.monoid):
-            return node.replace(arg=Reduce(_lowered(node.arg.monoid, visit)))
+        if node.op.bit & _RUNS and _needs(node.arg.monoid):
+            return node.replace(arg=node.arg._replace(monoid=_lowered(node.arg.monoid, visit)))
         if node.op is Ops.STORE and node.arg is not None and _needs(node.arg):
             return node.replace(arg=_lowered(node.arg, visit))
         return None
@@ -142,9 +142,9 @@ def lower_functions(
 
 
 def _combines(kernel: Node) -> bool:
-    """Whether some REDUCE or STORE combines by functions."""
+    """Whether some REDUCE, SCAN or STORE combines by functions."""
     return any(
-        _needs(node.arg.monoid if node.op is Ops.REDUCE else node.arg)
+        _needs(node.arg.monoid if node.op.bit & _RUNS else node.arg)
         for node in values_below(kernel)
         if node.op.bit & _FOLDS and node.arg is not None
     )

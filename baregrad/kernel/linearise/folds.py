@@ -287,30 +287,31 @@ def _first(thread: Var, stride: int, count: int) -> Node:
 # --- running folds ------------------------------------------------------------------------------
 
 
-def scan(values: Reader, node: Node, operands: Sequence[Any]) -> Node:
+def scan(values: Reader, node: Node, operands: Sequence[Any]) -> Any:
     """The rule of a SCAN over tile ranges: threads, and the lanes of a vector in each."""
     monoid: Monoid = node.arg.monoid
-    source, *axes = node.src
+    sources, axes = node.src[: monoid.arity], node.src[monoid.arity :]
     threads = [axis for axis in axes if axis.arg.is_thread]
     vectors = [axis for axis in axes if axis.arg.bind == "vector"]
-    if axes != threads + vectors or len(threads) > 1 or len(vectors) > 1:
+    if [*axes] != threads + vectors or len(threads) > 1 or len(vectors) > 1:
         raise CompilerBug("a running fold over other than threads and lanes", found=node)
     emit = values.scopes.emit
-    value = values.value(source)
     lanes = lanes_of(vectors[0]) if vectors else 1
-    own: list[Parts] = [(value,)]
+    own: list[Parts] = [tuple([values.value(source) for source in sources])]
     if lanes > 1:
-        wide = values.vector(value, lanes)
-        own = [(emit(Ops.EXTRACT, wide.dtype, (wide,), 0),)]
-        for lane in range(1, lanes):
-            item = emit(Ops.EXTRACT, wide.dtype, (wide,), lane)
-            own.append(combine(values, monoid, own[-1], (item,)))
+        wide = [values.vector(value, lanes) for value in own[0]]
+        own = []
+        for lane in range(lanes):
+            item = tuple([emit(Ops.EXTRACT, each.dtype, (each,), lane) for each in wide])
+            own.append(combine(values, monoid, own[-1], item) if own else item)
     if threads:
         before = _before(values, monoid, own[-1], threads[0])
         own = [combine(values, monoid, before, item) for item in own]
-    if lanes == 1:
-        return own[0][0]
-    return emit(Ops.JOIN, source.dtype, tuple([item[0] for item in own]))
+    found = own[0]
+    if lanes > 1:
+        parts = zip(monoid.states, zip(*own, strict=True), strict=True)
+        found = tuple([emit(Ops.JOIN, dtype, items) for dtype, items in parts])
+    return found if monoid.arity > 1 else found[0]
 
 
 def _before(values: Reader, monoid: Monoid, total: Parts, axis: Node) -> Parts:

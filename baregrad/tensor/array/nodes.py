@@ -361,6 +361,16 @@ def scan(op: Op, x: Node, axis: int) -> Node:
     return Node(Ops.SCAN, x.dtype, (x,), Scan(monoid.primitive(op, x.dtype), axis))
 
 
+def running_scaled_sum(high: Node, total: Node, axis: int) -> tuple[Node, Node]:
+    """Running sums of total * exp(high) along an axis: the largest `high`, and relative to it.
+
+    Gradients reach `total` alone: what sums are relative to changes nothing that they stand for.
+    """
+    dtype = total.dtype
+    both = Node(Ops.SCAN, dtype, (high, total), Scan(monoid.scaled_sum(dtype), axis))
+    return part(both, 0, dtype), part(both, 1, dtype)
+
+
 # --- indexing -----------------------------------------------------------------------------------
 
 

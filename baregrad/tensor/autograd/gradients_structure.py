@@ -151,6 +151,8 @@ _REDUCE_RULES: Mapping[Op, Callable[[Node, Node], Node]] = MappingProxyType(
 def _proj(node: Node, gradient: Node) -> Gradients:
     """The value of (value, place) passes its gradient to the element at that place."""
     (both,) = node.src
+    if both.op is Ops.SCAN:
+        return _proj_scaled_sum(node, gradient)
     if node.arg != 0 or not both.arg.monoid.name.startswith("arg"):
         raise GradientError(f"part {node.arg} of {both.arg.monoid.name} has no gradient")
     x, places = both.src
@@ -161,6 +163,25 @@ def _proj(node: Node, gradient: Node) -> Gradients:
 
 
 # --- scans --------------------------------------------------------------------------------------
+
+
+def _proj_scaled_sum(node: Node, gradient: Node) -> Gradients:
+    """The sum over k >= i of gradient[k] * exp(high[i] - highest[k]), for each element i.
+
+    Relative to exp(-highest[i]), whose exponent is the largest of these, it is a running fold of
+    such pairs itself, backwards.
+    """
+    (both,) = node.src
+    if node.arg == 0:
+        return None, None
+    high, _ = both.src
+    highest = nodes.part(both, 0, node.dtype)
+    axis = both.arg.axis
+    last, first = nodes.flip(alu(Ops.NEG, highest), (axis,)), nodes.flip(gradient, (axis,))
+    _, total = nodes.running_scaled_sum(last, first, axis)
+    near = alu(Ops.EXP, alu(Ops.SUB, high, highest))
+    near = where(alu(Ops.CMPEQ, high, highest), scalar(1, high), near)
+    return None, mul(near, nodes.flip(total, (axis,)))
 
 
 def _scan(node: Node, gradient: Node) -> Gradients:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import DType, array_dtype, dtypes
-from baregrad.ir.core.index import upper
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
@@ -65,8 +63,7 @@ def cummin(x: Tensor, dim: int) -> Extreme[Tensor]:
 def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     """Return log(cumsum(exp(x))) along an axis, each sum shifted by its own largest element.
 
-    Every stretch of 2**k elements is put together from two of half as many, so a row of n takes
-    log2(n) steps over all of it. Infinite elements give the gradients of `logsumexp`.
+    Infinite elements give the gradients of `logsumexp`.
     """
     check_float(x.dtype, "logcumsumexp")
     axis = one_axis(dim, x.ndim)
@@ -76,29 +73,12 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     # The sum of a stretch is `total * exp(high)`, and `total` alone carries gradients.
     high = y.detach()
     total = (y - _finite(high)).exp()
-    length = 1
-    while length < upper(x.shape[axis]):
-        before, earlier = _later(high, axis, length, -math.inf), _later(total, axis, length, 0)
-        highest = high.maximum(before)
-        total = total * _scale(high, highest) + earlier * _scale(before, highest)
-        high = highest
-        length *= 2
-    return (total.log() + _finite(high)).cast(x.dtype)
+    highest, sums = nodes.running_scaled_sum(high.node, total.node, axis)
+    return (result(sums, total).log() + _finite(result(highest, high))).cast(x.dtype)
 
 
 def _finite(high: Tensor) -> Tensor:
     return high.isinf().where(0, high)
-
-
-def _later(x: Tensor, axis: int, count: int, fill: float) -> Tensor:
-    """`x` moved `count` places on along an axis, behind as many of `fill`."""
-    amounts = [0] * (2 * (x.ndim - 1 - axis)) + [count, 0]
-    return x.pad(amounts, value=fill).narrow(axis, 0, x.shape[axis])
-
-
-def _scale(high: Tensor, highest: Tensor) -> Tensor:
-    """exp(high - highest), 1 between equal infinities."""
-    return (high == highest).where(1, (high - highest).exp())
 
 
 def diff(x: Tensor, n: int = 1, dim: int = -1) -> Tensor:

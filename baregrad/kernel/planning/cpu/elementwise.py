@@ -143,16 +143,19 @@ def is_dear(values: tuple[Node, ...]) -> bool:
 
 
 def best_vector_axis(
-    axes: list[PlannedAxis], accesses: tuple[ArrayAccess, ...], lanes: int
+    axes: list[PlannedAxis], accesses: tuple[ArrayAccess, ...], lanes: int, work: int = 0
 ) -> PlannedAxis | None:
-    """The axis with the cheapest accesses for each element; None if scalars are as good."""
+    """The axis with the cheapest accesses for each element; None if scalars are as good.
+
+    work: operations that are no accesses, where these are to count.
+    """
     best: PlannedAxis | None = None
-    least = 0.8 * sum(2.0 if access.write else 1.0 for access in accesses)
+    least = 0.8 * sum(2.0 if access.write else 1.0 for access in accesses) + work
     for axis in axes:
         if axis.size < 2:
             continue
         used = min(lanes, axis.size)
-        cost = 0.0
+        cost = work / used
         for access in accesses:
             weight = 2.0 if access.write else 1.0
             each = access_cost(axis.stride(access), used)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from baregrad.kernel.facts.analysis import itemsize
+from baregrad.ir.core.node import toposort
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.facts.analysis import EXPENSIVE, Facts, itemsize, op_flops
 from baregrad.kernel.language.schedule import Schedule, Split
 from baregrad.kernel.planning.common.pool import choose_pool
 from baregrad.kernel.planning.common.tiling import CpuPlan, PlannedAxis, loop_names
@@ -19,7 +21,8 @@ def plan_ordered(plan: CpuPlan) -> Schedule:
     plan.because("writes keep their order, scans theirs: only axes whose points do not meet")
     vector = None
     if not facts.stages:
-        vector = best_vector_axis(free, facts.accesses, plan.lanes)
+        work = _functions(facts) if facts.scanned else 0
+        vector = best_vector_axis(free, facts.accesses, plan.lanes, work)
     if vector is not None and not facts.scanned and _runs_across(plan, vector):
         plan.because("no lanes along {}: another axis has the neighbours", vector.name)
         vector = None
@@ -47,6 +50,13 @@ def plan_ordered(plan: CpuPlan) -> Schedule:
         steps = loop_names([axis for axis in data if _serial(plan, axis)])
         rest.sort(key=lambda name: name in steps)
     return plan.schedule([pool.axis, *rest], pool)
+
+
+def _functions(facts: Facts) -> int:
+    """Operations of the functions that a step of a running fold computes, and what is around it."""
+    folds = [node.arg.monoid.combine for node in facts.order if node.op is Ops.SCAN]
+    formulas = toposort(*[part for parts in folds for part in parts])
+    return sum(op_flops(one) for one in (*facts.order, *formulas) if one.op in EXPENSIVE)
 
 
 def _runs_across(plan: CpuPlan, vector: PlannedAxis) -> bool:

@@ -40,7 +40,7 @@ def plan_running(plan: GpuPlan) -> bool:
     if strides.isdisjoint((1, -1)) or not plan.uncertain.isdisjoint(facts.data):
         return False
     folds = [node.arg.monoid for node in facts.order if node.op is Ops.SCAN]
-    if any(monoid.primitive is None or not monoid.commutative for monoid in folds):
+    if any(not monoid.commutative for monoid in folds):
         return False
     lanes = LANES if length >= LONG_ROW else FEW_LANES
     room = plan.target.threads_per_block

@@ -13,7 +13,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.engine.compiler import Compiler
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Scan
-from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.monoid import primitive, scaled_sum
 from baregrad.ir.core.node import Node, alu, const, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import apply_schedule, choose_schedule
@@ -21,7 +21,7 @@ from baregrad.kernel.language.schedule import Bind, Schedule, Split
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
 
-I32, I64, U64 = dtypes.int32, dtypes.int64, dtypes.uint64
+F32, I32, I64, U64 = dtypes.float32, dtypes.int32, dtypes.int64, dtypes.uint64
 
 
 def running(op: Any, dtype: DType, *shape: int, then: bool = False) -> Node:
@@ -52,6 +52,20 @@ def units(kernel: Node) -> dict[str, list[int]]:
 @pytest.mark.parametrize("shape", [(16,), (3, 17), (70,), (2, 128), (300,), (5, 257), (2, 1100)])
 def test_rows_of_every_length(op: Any, shape: tuple[int, ...]) -> None:
     kernel = running(op, dtypes.float32, *shape)
+    assert {"thread", "vector"} <= units(kernel).keys()
+    check_gpu(kernel, choose_schedule(kernel, HOPPER))
+
+
+@pytest.mark.parametrize("shape", [(16,), (3, 17), (2, 128), (300,), (2, 1100)])
+def test_pairs_of_every_length(shape: tuple[int, ...]) -> None:
+    """Two states, each of which is written; threads exchange both."""
+    axes = tuple(range_node(extent, place) for place, extent in enumerate(shape))
+    values = [k.at(k.param(slot, *shape), *axes) for slot in (2, 3)]
+    both = Node(Ops.SCAN, F32, (*values, axes[-1]), Scan(scaled_sum(F32)))
+    kernel = k.kernel(*[
+        k.out(k.param(part, *shape), Node(Ops.PROJ, F32, (both,), part), *axes)
+        for part in range(2)
+    ])
     assert {"thread", "vector"} <= units(kernel).keys()
     check_gpu(kernel, choose_schedule(kernel, HOPPER))
 
