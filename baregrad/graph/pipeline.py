@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from baregrad.base.options import options
+from baregrad.graph.byte_factors import BYTE_FACTORS, has_bytes
 from baregrad.graph.cleanup import CLEANUP
 from baregrad.graph.constants import CONSTANTS
 from baregrad.graph.folds import FOLDS, FOLDS_ON_GPU
@@ -44,6 +45,7 @@ _LAST_OF_GPUS = (
 )
 _STEPS_OF_GPUS = (*_FIRST_OF_GPUS, *_LAST_OF_GPUS)
 _STEPS_WITH_STREAMS = (*_FIRST_OF_GPUS, STREAMS, *_LAST_OF_GPUS)
+_WITH_BYTES = (*_FIRST_OF_GPUS, BYTE_FACTORS, STREAMS, *_LAST_OF_GPUS)
 # What is shown before the first pass.
 INPUT = ("input", "what the user's code built")
 passes: tuple[Pass, ...] = tuple(one.as_pass() for step in _STEPS for one in step.shown)
@@ -52,7 +54,8 @@ passes: tuple[Pass, ...] = tuple(one.as_pass() for step in _STEPS for one in ste
 def _steps_for(target: AnyTarget | None) -> tuple[Traced | Joined, ...]:
     if target is None or target.kind != "gpu":
         return _STEPS
-    return _STEPS_WITH_STREAMS if has_streams(target) else _STEPS_OF_GPUS
+    steps = _STEPS_WITH_STREAMS if has_streams(target) else _STEPS_OF_GPUS
+    return _WITH_BYTES if steps is _STEPS_WITH_STREAMS and has_bytes(target) else steps
 
 
 def canonicalise(

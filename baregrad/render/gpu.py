@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from baregrad.base.bits import round_up
 from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import as_dtype
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.render.interface import Signature, alloc_nbytes, leaves, signature
@@ -130,6 +131,19 @@ def multiplies_groups(program: Node) -> bool:
     return any(node.op is Ops.MACHINE and node.arg.name == "wgmma" for node in program.src)
 
 
+def group_product(
+    left: str, right: str, turned: tuple[int, int], columns: int
+) -> tuple[str, tuple[str, ...]]:
+    """The instruction that multiplies numbers of two dtypes for four warps, and its immediates."""
+    dtype = as_dtype(left)
+    names = ("f32" if dtype.is_float else "s32", _OPERANDS[left], _OPERANDS[right])
+    settings: tuple[str, ...] = ("1", "1") if dtype.is_float else ()
+    if dtype.bits == 16:
+        settings += (str(turned[0]), str(turned[1]))
+    shape = f"m64n{columns}k{32 // dtype.itemsize}"
+    return f"wgmma.mma_async.sync.aligned.{shape}.{'.'.join(names)}", settings
+
+
 def check_atomic(node: Node) -> None:
     """Raise CompilerBug where no GPU combines values of a dtype with memory in one step."""
     dtype = node.src[0].dtype
@@ -139,6 +153,11 @@ def check_atomic(node: Node) -> None:
 
 
 _COPIES = frozenset(("tma.load", "tma.store"))
+# Dtypes as matrix units call them.
+_OPERANDS: MappingProxyType[str, str] = MappingProxyType({
+    "bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
+    "int8": "s8", "uint8": "u8",
+})  # fmt: skip
 
 
 def box_of(copy: Node) -> Box:

@@ -104,6 +104,12 @@ class GpuTarget:
         """Whether runs of bytes are copied beside the threads (`cp.async.bulk`)."""
         return self.barrier_transfer_bytes > 0
 
+    def multiplies_in_groups(self, dtype: str, steps: int) -> bool:
+        """Whether groups of four warps add up so many products of a dtype at once."""
+        return self.warpgroup_warps == 4 and any(
+            dtype in shape.operands and shape.k == steps for shape in self.matrix_shapes
+        )
+
     def registers_at_launch(self, threads: int) -> int:
         """Return how many registers each thread has where a block of `threads` is given all."""
         return round_down(self.registers_per_unit // threads, self.register_granule)

@@ -233,13 +233,15 @@ def _multiply_matrices(machine: Threads, node: Node) -> None:
 def _multiply_groups(machine: Threads, node: Node) -> None:
     """Products of groups of four warps, of what shared memory has as their group is waited for."""
     machine.meet("matrices are multiplied")
-    name, *turned, panel, at_a, at_b, beside, _, _ = node.arg.immediates[:9]
-    tiles = node.arg.immediates[8:]
+    *kinds, turn_a, turn_b, panel, at_a, at_b, beside, _, keep = node.arg.immediates[:10]
+    turned, tiles = (turn_a, turn_b), node.arg.immediates[10:]
     a, offset_a, b, offset_b, *registers = node.src
-    operand = as_dtype(name)
-    step, row, column = np.arange(16), np.arange(64), np.arange(8 * len(tiles))
-    own = row * (1 if turned[0] else 64)
-    other = column // 64 * panel + column % 64 if turned[1] else column * 64
+    size = a.dtype.itemsize
+    # Elements of a row of 128 bytes, of which an instruction takes 32, and of a chunk of 16.
+    line, chunk = 128 // size, 16 // size
+    step, row, column = np.arange(32 // size), np.arange(64), np.arange(8 * len(tiles))
+    own = row * (1 if turned[0] else line)
+    other = column // line * panel + column % line if turned[1] else column * line
     places = []
     for array, offset, at, side, across in (
         (a, offset_a, at_a, own, turned[0]), (b, offset_b, at_b, other, turned[1]),
@@ -248,22 +250,23 @@ def _multiply_groups(machine: Threads, node: Node) -> None:
         starts = starts.reshape(-1, _GROUP)
         if (starts != starts[:, :1]).any():
             raise ProtocolError(f"{node!r} of factors that begin elsewhere for each thread")
-        flat = starts[:, :1, None] + at + side[:, None] + step * (64 if across else 1)
-        # Of each row of 128 bytes the chunks of 16 are exchanged.
-        flat ^= (flat >> 6 & 7) << 3
+        flat = starts[:, :1, None] + at + side[:, None] + step * (line if across else 1)
+        # Of each row the chunks are exchanged.
+        flat ^= flat // line % 8 * chunk
         machine.see(node, array, flat)
         places.append(flat)
     for register in registers:
         if register not in machine.hidden:
             shape = (machine.threads.size, *register.shape)
             machine.hidden[register] = np.array(np.broadcast_to(machine.use(register), shape))
-        machine.values[register] = np.full_like(machine.hidden[register], np.nan)
+        held = machine.hidden[register]
+        machine.values[register] = poisoned(held.size, register.dtype).reshape(held.shape)
     rows, columns = accumulator_places(8 * len(tiles))
 
     def retire() -> None:
         left, right = (
-            to_array(machine.buffer(array)[at], operand).astype(np.float64)
-            for array, at in zip((a, b), places, strict=True)
+            to_array(machine.buffer(array)[at], as_dtype(kind)).astype(np.float64)
+            for kind, array, at in zip(kinds, (a, b), places, strict=True)
         )
         total = left @ right.transpose(0, 2, 1)
         # By groups, warps, rows of a warp.
@@ -273,7 +276,10 @@ def _multiply_groups(machine: Threads, node: Node) -> None:
             for place in range(2):
                 lane = beside * place + tiles[number // 2]
                 held = machine.hidden[register]
-                held[:, lane] = (held[:, lane] + added[2 * number + place]).astype(np.float32)
+                new = added[2 * number + place] + (held[:, lane] if keep else 0)
+                # Sums of integers wrap.
+                new = new.astype(np.int64) if register.dtype.is_int else new
+                held[:, lane] = new.astype(held.dtype)
 
     machine.loose["mma"].work.append(retire)
 

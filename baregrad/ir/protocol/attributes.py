@@ -89,6 +89,8 @@ class Mma:
     over the tile (16 x 8) and what is spread over more of them. With a_space `register`, a is such
     registers rounded to the operand's dtype, CAST(LOAD): k runs over two tiles' columns. exchanged:
     four lanes that have a row's results of four tiles exchange them afterwards: each has a tile's.
+
+    beside: the dtype of b, where that is an 8-bit float of another kind than a; None elsewhere.
     """
 
     name: str
@@ -99,6 +101,7 @@ class Mma:
     b_major: str = "k"
     a_major: str = "k"
     exchanged: bool = False
+    beside: DType | None = None
 
 
 @ATTRIBUTES(Ops.DONE)

@@ -489,7 +489,11 @@ def _warp_mma(node: Node) -> str | None:
     if held and a.op is Ops.CAST and a.src[0].dtype is node.arg.accumulator:
         # Results of another product, rounded on the way.
         held, a = False, a.src[0].replace(dtype=b.dtype)
-    if held or any(one.op is not Ops.LOAD for one in (total, a, b)) or a.dtype is not b.dtype:
+    # Floats of 8 bits may be of either kind.
+    alike = a.dtype is b.dtype or (
+        a.dtype.bits == b.dtype.bits == 8 and a.dtype.is_float and b.dtype.is_float
+    )
+    if held or any(one.op is not Ops.LOAD for one in (total, a, b)) or not alike:
         return "MMA of a warp wants a LOAD of registers, and two of shared memory"
     return None
 

@@ -179,7 +179,7 @@ def _lanes(value: Node, inner: Node) -> int:
     is another one for each.
     """
     extent = _constant(inner)
-    for lanes in (8, 4, 2):
+    for lanes in (16, 8, 4, 2):
         if extent % lanes or lanes * max(value.dtype.itemsize, 1) > VECTOR_BYTES:
             continue
         chunk = range_node(extent // lanes, FIRST_ID - 2, "", "loop")

@@ -102,8 +102,9 @@ def _ahead_of_widening(value: Node) -> Node:
     if value.op is not Ops.CAST:
         return value
     (narrow,) = value.src
-    widens = narrow.dtype.kind == value.dtype.kind and narrow.dtype.bits < value.dtype.bits
-    return narrow if widens else value
+    kinds = narrow.dtype.kind, value.dtype.kind
+    is_exact = kinds[0] == kinds[1] or kinds == ("uint", "int")
+    return narrow if is_exact and narrow.dtype.bits < value.dtype.bits else value
 
 
 def _is_elementwise(value: Node) -> bool:

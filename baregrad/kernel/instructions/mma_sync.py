@@ -29,7 +29,7 @@ PRODUCTS = tuple([
     Factors(dtype, dtype, dtypes.float32) for dtype in (dtypes.float16, dtypes.bfloat16)
 ])  # fmt: skip
 # Elements of 16 bits that a lane's address stands for: a row of a matrix of 8 x 8.
-ROW = 8
+ROW, ROW_NBYTES = 8, 16
 # Beyond the ids of a kernel's own axes, of its copies' and of its threads'.
 FIRST_ID = 1 << 23
 LANES = range_node(32, FIRST_ID, "lane", "thread")
@@ -102,8 +102,9 @@ def product(total: Node, value: Node, own: tuple[Node, ...]) -> Node:
     majors = [_major(load, {"k": summed, name: axis})
               for load, name, axis in zip(loads, "mn", (rows, columns), strict=True)]
     depth = int(summed.src[0].arg)
-    info = Mma("mma.sync", (M, N, depth), loads[0].dtype, dtypes.float32,
-               b_major=majors[1], a_major=majors[0])  # fmt: skip
+    left, right = (load.dtype for load in loads)
+    info = Mma("mma.sync", (M, N, depth), left, total.dtype, b_major=majors[1], a_major=majors[0],
+               beside=None if right is left else right)  # fmt: skip
     true = const(True, dtypes.bool)
     src = (total, loads[0], loads[1], true, rows, columns, summed)
     return make_node(Ops.MMA, dtypes.token, src, info)
@@ -116,17 +117,18 @@ def _is_shared(load: Node) -> bool:
 
 
 def _major(load: Node, axes: dict[str, Node]) -> str:
-    """The axis along which a factor's elements are neighbours, eight at a time."""
+    """The axis along which a factor's elements are neighbours, 16 bytes at a time."""
     terms, constant = index.linear(load.src[-1])
+    row = ROW_NBYTES // load.dtype.itemsize
     for name, axis in axes.items():
         others = [scale for atom, scale in terms.items() if atom is not axis]
         pitch = load.src[0].arg.shape[-1]
-        if terms.get(axis) == 1 and all(s % ROW == 0 for s in (constant, pitch, *others)):
+        if terms.get(axis) == 1 and all(s % row == 0 for s in (constant, pitch, *others)):
             return name
     raise ScheduleError(
-        "a matrix unit reads rows of 8 elements, 16 bytes to 16 bytes",
+        f"a matrix unit reads rows of {row} elements, 16 bytes to 16 bytes",
         found=f"the copy of shape {list(load.src[0].arg.shape)}",
-        wanted="an axis of the tile innermost in the copy, rows (and pad) of a multiple of 8",
+        wanted=f"an axis of the tile innermost in the copy, rows (and pad) of a multiple of {row}",
     )
 
 

@@ -1,12 +1,16 @@
 """Sums of products that the matrix unit of four warps makes, from shared memory to registers.
 
-64 rows, 16 steps, and as many tiles of 8 columns as lie beside each other in one instruction. It
-runs beside its threads: what it reads stays as it is, and its results are not there, until the
-group that it is of is waited for. Each warp has 16 of the rows, in the registers that a product of
-16 x 8 by one warp has (`mma_sync`). Source: PTX ISA, "wgmma".
+64 rows, 32 bytes of steps, and as many tiles of 8 columns as lie beside each other in one
+instruction. It runs beside its threads: what it reads stays as it is, and its results are not
+there, until the group that it is of is waited for. Each warp has 16 of the rows, in the registers
+that a product of 16 x 8 by one warp has (`mma_sync`). Source: PTX ISA, "wgmma".
 
-Both factors lie in rows of 128 bytes whose chunks are exchanged: rows of 64 steps, or, turned,
-panels of 64 rows (or columns) of the factor, each with all steps one after the other.
+Both factors lie in rows of 128 bytes whose chunks are exchanged: rows of steps, or, turned, panels
+of 64 rows (or columns) of the factor, each with all steps one after the other. Only 16-bit floats
+may be turned.
+
+Sums of products of 8-bit floats keep 13 bits below the first one of the largest term. So those of
+a panel's steps are sums of their own, which threads add up in float32.
 """
 
 from __future__ import annotations
@@ -15,34 +19,69 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from baregrad.base.errors import ScheduleError
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.analysis.words import Factors
 from baregrad.ir.core import index
 from baregrad.ir.core.layout import Swizzle
 from baregrad.ir.core.node import Node, range_node, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.kernel.facts.analysis import Facts
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
 from baregrad.kernel.instructions import mma_sync
-from baregrad.kernel.instructions.instruction import Instruction
-from baregrad.kernel.instructions.mma_sync import FIRST_ID, PRODUCTS, TILE, N, operand_of
+from baregrad.kernel.instructions.instruction import Instruction, kept_factors
+from baregrad.kernel.instructions.mma_sync import FIRST_ID, TILE, N
 from baregrad.kernel.language.schedule import Tensorize, illegal
 from baregrad.target.gpu import GpuTarget
 
 INSTRUCTION = "wgmma"
-M, DEPTH = 64, 16
+M = 64
 WARPS, LANES = 4, 128
-# Elements of a row of 128 bytes; and how its chunks of 16 bytes are exchanged.
-ROW = 64
+# Bytes of a row, and of an instruction's steps in it; columns of a panel; and how the chunks of 16
+# bytes of a row are exchanged.
+ROW_NBYTES, STEPS_NBYTES = 128, 32
+PANEL = 64
 EXCHANGED = Swizzle(3, 4, 3)
 # Tiles of 8 columns that one instruction has at most.
 MOST_TILES = 32
 _THREADS = range_node(LANES, FIRST_ID, "lane", "thread")
 
 
-def has_groups(target: GpuTarget, dtype: str) -> bool:
-    """Whether a machine multiplies 16-bit floats of a dtype by groups of four warps."""
-    return target.warpgroup_warps == WARPS and any(
-        dtype in shape.operands and (shape.m, shape.k) == (M, DEPTH)
-        for shape in target.matrix_shapes
-    )
+_FLOATS8 = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+_BYTES = (dtypes.int8, dtypes.uint8)
+PRODUCTS = (
+    *mma_sync.PRODUCTS,
+    *[Factors(left, right, dtypes.float32) for left in _FLOATS8 for right in _FLOATS8],
+    *[Factors(each, each, dtypes.int32) for each in _BYTES],
+)
+
+
+def row_of(dtype: DType) -> int:
+    """Elements of a row of 128 bytes: the steps of a panel."""
+    return ROW_NBYTES // dtype.itemsize
+
+
+def depth_of(dtype: DType) -> int:
+    """Steps of an instruction."""
+    return STEPS_NBYTES // dtype.itemsize
+
+
+def adds_apart(dtype: DType) -> bool:
+    """Whether sums of a panel's products are added up by threads, as the unit rounds too much."""
+    return dtype in _FLOATS8
+
+
+def operands_of(facts: Facts) -> Factors | None:
+    """The dtypes of a kernel's only sum, if it is one of products that groups of warps make."""
+    found = kept_factors(facts)
+    if found is None:
+        return None
+    what = Factors(found[0].dtype, found[1].dtype, facts.reductions[0].node.dtype)
+    return what if what in PRODUCTS else None
+
+
+def has_groups(target: GpuTarget, dtype: DType) -> bool:
+    """Whether a machine multiplies numbers of a dtype by groups of four warps."""
+    return target.multiplies_in_groups(dtype.name, depth_of(dtype))
 
 
 def _check(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
@@ -52,11 +91,13 @@ def _check(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
             step, "the lanes of the warps are taken",
             wanted="groups of warps along thread_y and thread_z, and one such step",
         )
-    dtype = operand_of(table.facts)
-    if table.gpu is None or dtype is None or not has_groups(table.gpu, dtype.name):
+    what = operands_of(table.facts)
+    is_there = table.gpu is not None and what is not None and has_groups(table.gpu, what.left)
+    if not is_there or what is None or axes[2].extent != depth_of(what.left):
+        kind = "something else" if what is None else f"{what.left} and {what.right}"
         raise illegal(
             step, "the machine has no such instruction for this sum",
-            found=f"products of {dtype or 'something else'}", wanted=WGMMA.needs,
+            found=f"{axes[2].extent} products of {kind}", wanted=WGMMA.needs,
         )
     for axis in axes:
         axis.unit = TILE
@@ -66,10 +107,11 @@ def _check(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
 # Rows, columns, steps.
 WGMMA = Instruction(
     INSTRUCTION, "warp", MappingProxyType(dict.fromkeys(PRODUCTS, INSTRUCTION)),
-    ((M,), (N,), (DEPTH,)), 1,
-    "the result in registers as `registers_of` says, both factors in shared memory, in rows of 64",
-    "a GPU of compute capability 9.0, and one sum of products of two float16 or bfloat16, each "
-    "cast to float32",
+    ((M,), (N,), (16, 32)), 1,
+    "the result in registers as `registers_of` says, both factors in shared memory, in rows of 128 "
+    "bytes",
+    "a GPU of compute capability 9.0, and one sum of 16 products of two float16 or bfloat16, or of "
+    "32 of 8-bit floats, each cast to float32, or of 32 of int8 or of uint8, cast to int32",
     _check,
 )
 
@@ -103,22 +145,24 @@ def product(total: Node, value: Node, own: tuple[Node, ...]) -> Node:
         (node.src[1], rows, mma.a_major), (node.src[2], columns, mma.b_major)
     ):
         _check_rows(load, side, steps, major == "k")
-    return node.replace(arg=replace(mma, name=INSTRUCTION, shape=(M, N, DEPTH)))
+    depth = depth_of(node.src[1].dtype)
+    return node.replace(arg=replace(mma, name=INSTRUCTION, shape=(M, N, depth)))
 
 
 def _check_rows(load: Node, side: Node, steps: Node, along: bool) -> None:
     """Refuse a copy of which the instruction cannot find the rows."""
-    where = load.src[0].arg
+    where, row = load.src[0].arg, row_of(load.dtype)
     terms, _ = index.flat_terms(load.src[-len(where.shape):], where.shape)
     inner, outer = (steps, side) if along else (side, steps)
     swizzle = None if where.layout is None else where.layout.swizzle
     if (
-        where.shape[-1] != ROW or swizzle != EXCHANGED
-        or terms.get(inner) != 1 or terms.get(outer) != ROW
+        where.shape[-1] != row or swizzle != EXCHANGED
+        or terms.get(inner) != 1 or terms.get(outer) != row
+        or (not along and load.dtype.bits != 16)
     ):
         raise ScheduleError(
-            "four warps read factors of rows of 64 elements whose chunks are exchanged",
+            f"four warps read factors of rows of {row} elements whose chunks are exchanged",
             found=f"the copy of shape {list(where.shape)}",
-            wanted="swizzle=3, and as its last axes 64 steps, or 64 rows or columns ahead of which "
-            "the steps are",
+            wanted=f"swizzle=3, and as its last axes {row} steps, or of 16-bit floats 64 rows or "
+            "columns ahead of which the steps are",
         )

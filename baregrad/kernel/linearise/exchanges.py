@@ -60,7 +60,7 @@ def exchange_results(program: Node) -> Node:
 
 def _is_exchanged(node: Node) -> bool:
     if _is(node, "wgmma"):
-        return bool(node.arg.immediates[7])
+        return bool(node.arg.immediates[8])
     return _is(node, "mma.sync") and bool(node.arg.immediates[4:] == (1,))
 
 

@@ -10,12 +10,12 @@ from baregrad.ir.core.attrs import Machine
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.instructions.mma_sync import HALVES, N, registers_of
-from baregrad.kernel.instructions.wgmma import MOST_TILES, ROW
+from baregrad.kernel.instructions.wgmma import MOST_TILES, PANEL, row_of
 from baregrad.kernel.linearise.tile_axes import Point
 from baregrad.kernel.linearise.values import Values
 
 # Tiles of columns in a panel whose rows are one step of each.
-PANEL = ROW // N
+PANEL_TILES = PANEL // N
 
 
 def multiply_group(values: Values, node: Node) -> None:
@@ -37,10 +37,12 @@ def multiply_group(values: Values, node: Node) -> None:
         raise CompilerBug("columns that are no instructions of one size", found=len(points))
     size = len(points) // count
     values.scopes.append(_plain("wgmma.fence"))
-    for step in values.tiles.points(outer, here):
+    keep = bool(node.src[3].arg)
+    for number, step in enumerate(values.tiles.points(outer, here)):
         for row in values.tiles.points(rows, here):
             for first in range(0, len(points), size):
-                _multiply(values, node, {**step, **row}, points[first : first + size])
+                beside = points[first : first + size]
+                _multiply(values, node, {**step, **row}, beside, keep or number > 0)
     values.scopes.append(_plain("wgmma.commit"))
     values.point = {}
     values.scopes.end_statement()
@@ -55,14 +57,19 @@ def _axes(values: Values, factor: Node, outer: Sequence[Node]) -> tuple[Node, ..
     return tuple([axis for axis in values.tiles.axes_of(factor.ranges) if axis not in outer])
 
 
-def _multiply(values: Values, node: Node, where: Point, points: Sequence[Point]) -> None:
-    """One instruction: 64 rows and a step at a point, and the tiles of columns at some others."""
+def _multiply(
+    values: Values, node: Node, where: Point, points: Sequence[Point], keep: bool
+) -> None:
+    """One instruction: 64 rows and a step at a point, and the tiles of columns at some others.
+
+    keep: it adds to what is there.
+    """
     total, left, right = node.src[:3]
     mma = node.arg
     beside = int(node.src[5].src[0].arg) // 2
     alone = registers_of(0, beside).alone
     places = [values.memory.addresses[right].at({**where, **point}) for point in points]
-    panel = _panel(places, mma.b_major != "k")
+    panel = _panel(places, mma.b_major != "k", row_of(right.dtype))
     operands: list[Node] = []
     starts = []
     for load, point in ((left, where), (right, {**where, **points[0]})):
@@ -77,22 +84,26 @@ def _multiply(values: Values, node: Node, where: Point, points: Sequence[Point])
     ]
     turned = int(mma.a_major != "k"), int(mma.b_major != "k")
     tiles = [point.get(alone, 0) for point in points]
-    sizes = (mma.operand.name, *turned, panel, *starts, beside, int(mma.exchanged), *tiles)
+    lanes = beside, int(mma.exchanged), int(keep)
+    kinds = mma.operand.name, (mma.beside or mma.operand).name
+    sizes = (*kinds, *turned, panel, *starts, *lanes, *tiles)
     what = Machine("wgmma", sizes)
     values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (*operands, *registers), what))
 
 
-def _panel(places: Sequence[int], turned: bool) -> int:
+def _panel(places: Sequence[int], turned: bool, row: int) -> int:
     """Elements from a panel of columns to the next one, if the tiles lie as instructions read them.
 
     Tiles of columns are eight rows after eight; turned, they are side by side in panels.
     """
     first, *_ = places
-    panel = places[PANEL] - first if turned and len(places) > PANEL else 0
+    panel = places[PANEL_TILES] - first if turned and len(places) > PANEL_TILES else 0
     wanted = [
-        first + (number // PANEL * panel + number % PANEL * N if turned else number * N * ROW)
+        first + (
+            number // PANEL_TILES * panel + number % PANEL_TILES * N if turned else number * N * row
+        )
         for number in range(len(places))
-    ]
-    if list(places) != wanted or (turned and (first % ROW or len(places) % PANEL)):
+    ]  # fmt: skip
+    if list(places) != wanted or (turned and (first % row or len(places) % PANEL_TILES)):
         raise CompilerBug("columns that do not lie as a matrix unit reads them", found=places)
     return panel

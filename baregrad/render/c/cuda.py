@@ -25,6 +25,7 @@ from baregrad.render.gpu import (
     GpuSignature,
     check_atomic,
     gpu_signature,
+    group_product,
     pieces,
 )
 from baregrad.render.gpu_integers import narrow_integers
@@ -378,24 +379,26 @@ def _rows(f: CText, array: Node, offset: Node, at: int, panel: int) -> str:
 
 def _multiply_groups(f: CText, node: Node) -> None:
     """A product of the matrices of four warps, added to registers, some time."""
-    kind, turned_a, turned_b, panel, at_a, at_b, beside, _, *tiles = node.arg.immediates
+    kind_a, kind_b, turn_a, turn_b, panel, at_a, at_b, beside, _, keep = node.arg.immediates[:10]
+    tiles = node.arg.immediates[10:]
     a, offset_a, b, offset_b, *registers = node.src
     total = []
     for number, register in enumerate(registers):
         cells, tile = _cells(f, register), tiles[number // 2]
         total += [cells[tile], cells[beside + tile]]
     holes = ", ".join([f"%{place}" for place in range(len(total))])
-    outs = ", ".join([f'"+f"({name})' for name in total])
+    letter = "f" if registers[0].dtype.is_float else "r"
+    outs = ", ".join([f'"+{letter}"({name})' for name in total])
     ins = ", ".join([
         f'"l"({_rows(f, array, offset, at, more)})'
         for array, offset, at, more in ((a, offset_a, at_a, 0), (b, offset_b, at_b, panel))
     ])  # fmt: skip
-    short, count = _SHORT[kind], len(total)
-    opcode = f"wgmma.mma_async.sync.aligned.m64n{8 * len(tiles)}k16.f32.{short}.{short}"
+    count = len(total)
+    opcode, settings = group_product(kind_a, kind_b, (turn_a, turn_b), 8 * len(tiles))
+    operands = ", ".join([f"{{{holes}}}", f"%{count}", f"%{count + 1}", "p", *settings])
     f.line(
-        'asm volatile("{ .reg .pred p; setp.eq.u32 p, 0, 0; '
-        f'{opcode} {{{holes}}}, %{count}, %{count + 1}, p, 1, 1, {turned_a}, {turned_b}; }}" : '
-        f'{outs} : {ins} : "memory");'
+        f'asm volatile("{{ .reg .pred p; setp.{"eq" if keep else "ne"}.u32 p, 0, 0; '
+        f'{opcode} {operands}; }}" : {outs} : {ins} : "memory");'
     )
 
 

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
-from baregrad.render.gpu import box_of
+from baregrad.render.gpu import box_of, group_product
 from baregrad.render.ptx.memory import place_of
 from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule, braces
 
@@ -19,7 +19,6 @@ from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule, braces
 _SWIZZLE_CODES: MappingProxyType[int, int] = MappingProxyType({1: 3, 2: 2, 3: 1})
 # Bytes of eight rows of 128.
 _ROWS_NBYTES = 1024
-_OPERANDS: MappingProxyType[str, str] = MappingProxyType({"bfloat16": "bf16", "float16": "f16"})
 
 
 def registers_at_launch(f: PtxText) -> int:
@@ -220,7 +219,8 @@ def _begin_of(f: PtxText, array: Node, offset: Node) -> str:
 
 def _multiply_groups(f: PtxText, node: Node) -> None:
     """A product of four warps, added to the registers of tiles of 8 columns, two rows of each."""
-    kind, turned_a, turned_b, panel, at_a, at_b, beside, _, *tiles = node.arg.immediates
+    kind_a, kind_b, turn_a, turn_b, panel, at_a, at_b, beside, _, keep = node.arg.immediates[:10]
+    tiles = node.arg.immediates[10:]
     a, offset_a, b, offset_b, *registers = node.src
     size = a.dtype.itemsize
     left, right = _begin_of(f, a, offset_a), _begin_of(f, b, offset_b)
@@ -230,11 +230,9 @@ def _multiply_groups(f: PtxText, node: Node) -> None:
     for number, register in enumerate(registers):
         names, tile = f.use(register), tiles[number // 2]
         total += [names[tile], names[beside + tile]]
-    yes = f.made("%p", "setp.eq.u32", "0", "0")
-    name = _OPERANDS[kind]
-    opcode = f"wgmma.mma_async.sync.aligned.m64n{8 * len(tiles)}k16.f32.{name}.{name}"
-    settings = ("1", "1", str(turned_a), str(turned_b))
-    f.emit(opcode, braces(total), left, right, yes, *settings)
+    adds = f.made("%p", "setp.eq.u32" if keep else "setp.ne.u32", "0", "0")
+    opcode, settings = group_product(kind_a, kind_b, (turn_a, turn_b), 8 * len(tiles))
+    f.emit(opcode, braces(total), left, right, adds, *settings)
 
 
 def _store_matrices(f: PtxText, node: Node) -> None:

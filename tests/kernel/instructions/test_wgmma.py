@@ -7,6 +7,7 @@ import pytest
 
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.node import Node, alu, cast
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import to_array
 from baregrad.kernel import grid_size, lower, parse_schedule
@@ -14,10 +15,12 @@ from baregrad.render import get
 from baregrad.target import gpu_row
 from tests.kernel import kernels as k
 from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
-from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_text, run_threads
 from tests.kernel.instructions.test_mma_sync import count, product
 
 HALF, BRAIN = dtypes.float16, dtypes.bfloat16
+E4M3, E5M2 = dtypes.float8_e4m3fn, dtypes.float8_e5m2
+Kinds = tuple[DType, DType]
 HEAD = (
     "split('i0', outer='a', w={groups}, u={tiles}, m=64, masked=True),"
     "split('i1', outer='b', p={panels}, v=8, n=8, masked=True),"
@@ -114,6 +117,79 @@ def test_sums_are_those_of_numpy_in_float64() -> None:
     found = run_text(loop, program, arrays)[0]
     wanted = left @ right.T
     assert np.abs(found - wanted).max() < 256 * 2.0**-24 * np.abs(wanted).max()
+
+
+def bytes_product(m: int, n: int, r: int, kinds: Kinds) -> Node:
+    """c = a b.T of bytes that lie along the sums: in int32, or of floats in float32."""
+    i, j, q = (k.range_node(size, place) for place, size in enumerate((m, n, r)))
+    total = dtypes.float32 if kinds[0].is_float else dtypes.int32
+    left, right = k.param(1, m, r, dtype=kinds[0]), k.param(2, n, r, dtype=kinds[1])
+    value = alu(Ops.MUL, cast(k.at(left, i, q), total), cast(k.at(right, j, q), total))
+    summed = k.reduce(Ops.ADD, value, q)
+    return k.kernel(k.out(k.param(0, m, n, dtype=total), summed, i, j), name="bytes")
+
+
+def text_of_bytes(pipe: str = "", groups: int = 1, tiles: int = 1, panels: int = 1) -> str:
+    """Both lie along the sums, of which an instruction does 32 steps."""
+    return text((False, True), pipe, groups, tiles, panels).replace("kk=16", "kk=32")
+
+
+SIZES_OF_BYTES = (
+    ((64, 64, 320), ASYNC.format(3), {}), ((70, 66, 256), "", {"panels": 2}),
+    ((128, 128, 384), ASYNC.format(4), {"tiles": 2, "panels": 2}),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("shape", "pipe", "sizes"), SIZES_OF_BYTES, ids=str)
+@pytest.mark.parametrize("dtype", [dtypes.int8, dtypes.uint8], ids=str)
+def test_products_of_integers(
+    shape: tuple[int, int, int], pipe: str, sizes: dict[str, int], dtype: DType
+) -> None:
+    check_gpu(bytes_product(*shape, (dtype, dtype)), text_of_bytes(pipe, **sizes))
+
+
+@pytest.mark.parametrize(("shape", "pipe", "sizes"), SIZES_OF_BYTES, ids=str)
+@pytest.mark.parametrize("kinds", [(E4M3, E4M3), (E4M3, E5M2), (E5M2, E4M3)], ids=str)
+def test_products_of_8_bit_floats(
+    shape: tuple[int, int, int], pipe: str, sizes: dict[str, int], kinds: Kinds
+) -> None:
+    """Threads add up the panels' sums: within float32's rounding of those in float64."""
+    kernel = bytes_product(*shape, kinds)
+    loop, program = lowered(kernel, text_of_bytes(pipe, **sizes))
+    arrays = k.arguments(kernel)
+    left, right = (
+        to_array(arrays[slot], kind).astype(np.float64)
+        for slot, kind in zip((1, 2), kinds, strict=True)
+    )
+    found = run_text(loop, program, arrays)[0]
+    np.testing.assert_array_equal(found, run_threads(loop, program, arrays)[0])
+    bound = shape[2] * 2.0**-24 * (np.abs(left) @ np.abs(right).T)
+    assert (np.abs(found - left @ right.T) <= bound).all()
+    # No instruction adds to sums of an earlier panel, and one is waited for ahead of the next.
+    tiles = sizes.get("tiles", 1)
+    parts = [one.arg.immediates[9] for one in program.src
+             if one.op is Ops.MACHINE and one.arg.name == "wgmma"]  # fmt: skip
+    assert parts == [0, 1, 1, 1] * tiles
+    assert count(program, "wgmma.commit") == tiles
+
+
+@needs_ptxas
+@pytest.mark.parametrize("kind", [E4M3, dtypes.int8], ids=str)
+def test_products_of_bytes_stay_beside_threads(kind: DType) -> None:
+    kernel = bytes_product(256, 128, 512, (kind, kind))
+    spelled = text_of_bytes(ASYNC.format(4), groups=2, tiles=2, panels=2)
+    registers, spilled = assembled(get("ptx").render(lowered(kernel, spelled)[1], HOPPER), "sm_90a")
+    # A panel's own sums are those of one tile of rows at a time.
+    assert registers < (232 if kind.is_float else 168) and not spilled
+
+
+@pytest.mark.parametrize(("spelled", "match"), [
+    (text((False, True)), "found 16 products of float8_e4m3fn and float8_e4m3fn"),
+    (text_of_bytes().replace("swizzle=3", "pad=16"), "rows of 128 elements"),
+])  # fmt: skip
+def test_what_is_refused_of_bytes(spelled: str, match: str) -> None:
+    with pytest.raises(ScheduleError, match=match):
+        lower(bytes_product(128, 64, 256, (E4M3, E4M3)), HOPPER, parse_schedule(spelled))
 
 
 @pytest.mark.parametrize(("old", "new", "match"), [

@@ -25,14 +25,14 @@ def test_columns_beside_each_other_are_one_instruction(
     # 256 columns at most, each of as many.
     parts = -(-panels // 4)
     assert len(products) == STEPS * tiles * parts
-    columns = {8 * len(one.arg.immediates[8:]) for one in products}
+    columns = {8 * len(one.arg.immediates[10:]) for one in products}
     assert columns == {64 * panels // parts}
     # Every result is a register's, and no two rows of 64 or columns share one.
     sums = {register for one in products for register in one.src[4:]}
     assert len(sums) == tiles * panels * 16
     assert len({one.src[4:] for one in products}) == tiles * parts
     # Elements from a panel of columns to the next: turned, its 64 steps in rows of 64.
-    leap = {one.arg.immediates[3] for one in products}
+    leap = {one.arg.immediates[4] for one in products}
     assert leap == {64 * 64 if turned and panels > 1 else 0}
 
 

@@ -20,8 +20,8 @@ from baregrad.kernel.gpu.staged_outputs import UNIT, staged_nbytes
 from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
-# Elements that one copy takes at most: 16 bytes of 16-bit floats.
-CHUNK = 8
+# Bytes that one copy takes at most, and how many 16-bit floats they are.
+CHUNK_NBYTES, CHUNK = 16, 8
 # What it costs to bring an element in copies of so many, beside 16 bytes at once. Those of one are
 # neighbours in different threads; of none, each is in a line of its own.
 _COSTS = MappingProxyType({8: 1, 4: 2, 2: 4, 1: 12, 0: 48})
@@ -50,8 +50,13 @@ class Orders(NamedTuple):
     right: FactorCopy
 
 
-def orders_of(plan: GpuPlan, factors: GemmFactors) -> Orders:
-    """The orders in which the fewest copies and stores do."""
+def orders_of(
+    plan: GpuPlan, factors: GemmFactors, chunk: int = CHUNK, along: bool = False
+) -> Orders:
+    """The orders in which the fewest copies and stores do.
+
+    chunk: elements that a copy takes at most. along: the depth is to be innermost in both.
+    """
     reads = [*factors.left.reads, *factors.right.reads]
     every = (
         _candidates(plan, plan.by_stride(factors.rows, plan.write), reads),
@@ -60,9 +65,9 @@ def orders_of(plan: GpuPlan, factors: GemmFactors) -> Orders:
     )
     best: tuple[int, Orders] | None = None
     for rows, columns, depth in product(*every):
-        left = copy_of(factors.left, rows, depth)
-        right = copy_of(factors.right, columns, depth)
-        cost = _COSTS[left.lanes] + _COSTS[right.lanes]
+        left = copy_of(factors.left, rows, depth, chunk, along)
+        right = copy_of(factors.right, columns, depth, chunk, along)
+        cost = sum([_COSTS[min(-(-each.lanes * CHUNK // chunk), CHUNK)] for each in (left, right)])
         cost += _APART * (plan.write.stride(columns[-1]) != 1)
         if best is None or cost < best[0]:
             best = cost, Orders(rows, columns, depth, left, right)
@@ -81,36 +86,40 @@ def _candidates(
     return [one for place, one in enumerate(found) if one not in found[:place]]
 
 
-def copy_of(factor: Factor, own: Sequence[Node], depth: Sequence[Node]) -> FactorCopy:
+def copy_of(
+    factor: Factor, own: Sequence[Node], depth: Sequence[Node], chunk: int = CHUNK,
+    only_along: bool = False,
+) -> FactorCopy:
     """How a factor is copied best, with its own axes and the depth in these orders."""
-    along, across = _lanes(factor, depth), _lanes(factor, own)
+    along = _lanes(factor, depth, chunk)
+    across = 0 if only_along else _lanes(factor, own, chunk)
     return FactorCopy(across > along, max(along, across))
 
 
-def _lanes(factor: Factor, axes: Sequence[Node]) -> int:
+def _lanes(factor: Factor, axes: Sequence[Node], chunk: int) -> int:
     """Elements of a factor along some joined axes that a copy takes at once."""
     inner = axes[-1]
     reads = [read for read in factor.reads if inner in _reach(read)]
     if not reads:
-        return _in_words(factor, inner)
+        return _in_words(factor, inner, chunk)
     widest = max(len(read.axes) for read in reads)
-    return min(_together(read, axes) for read in reads if len(read.axes) == widest)
+    return min(_together(read, axes, chunk) for read in reads if len(read.axes) == widest)
 
 
-def _in_words(factor: Factor, inner: Node) -> int:
+def _in_words(factor: Factor, inner: Node, chunk: int) -> int:
     """Elements that are unpacked from the same words, in copies of as many; 0 for none."""
     extent = extent_of(inner)
     packed = any(read.array.dtype.kind == "uint" for read in factor.reads)
     if not packed or inner not in factor.axes or not isinstance(extent, int):
         return 0
-    return gcd(CHUNK, extent)
+    return gcd(chunk, extent)
 
 
 def _reach(read: ArrayAccess) -> frozenset[Node]:
     return read.axes if read.guard is None else read.axes | read.guard.src[0].ranges
 
 
-def _together(read: ArrayAccess, axes: Sequence[Node]) -> int:
+def _together(read: ArrayAccess, axes: Sequence[Node], chunk: int) -> int:
     """Neighbours along joined axes in whole chunks; 1 for single ones, 0 for none."""
     inner = axes[-1]
     if read.stride(inner) != 1:
@@ -124,7 +133,7 @@ def _together(read: ArrayAccess, axes: Sequence[Node]) -> int:
         return 1
     others = [stride for axis, stride in read.offset.strides.items() if axis not in run]
     scales = [scale for _, scale in read.offset.rest]
-    return gcd(CHUNK, iterations(run), read.offset.constant, *others, *scales)
+    return gcd(chunk, iterations(run), read.offset.constant, *others, *scales)
 
 
 def run_of(read: ArrayAccess, axes: Sequence[Node]) -> list[Node]:

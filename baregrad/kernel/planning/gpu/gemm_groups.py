@@ -10,10 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from baregrad.kernel.instructions.wgmma import DEPTH, ROW, WARPS, M
+from baregrad.dtypes import DType
+from baregrad.kernel.instructions.wgmma import (
+    ROW_NBYTES,
+    STEPS_NBYTES,
+    WARPS,
+    M,
+    adds_apart,
+    row_of,
+)
 from baregrad.kernel.planning.gpu.gemm_tiles import (
+    LANES,
     MOST_HELD,
-    NBYTES,
     Product,
     blocks_of,
     cycles_after,
@@ -90,49 +98,58 @@ TILES = tuple([
 
 
 def ranked_groups(
-    target: GpuTarget, sizes: Sequence[Product], words: tuple[bool, bool]
+    target: GpuTarget, sizes: Sequence[Product], words: tuple[bool, bool], dtype: DType
 ) -> list[GroupChoice]:
     """Tiles and panels that a multiprocessor holds, that of the least time first.
 
-    sizes, words: as of `ranked_tiles`.
+    sizes, words: as of `ranked_tiles`. dtype: that of the factors.
     """
-    most = min(MOST_SLOTS if any(words) else 2, -(-sizes[0].k // ROW))
+    most = min(MOST_SLOTS if any(words) else 2, -(-sizes[0].k // row_of(dtype)))
     found = []
     for tile in TILES:
         for slots in range(1 if most == 1 else 2, most + 1):
-            times = [_cycles(target, size, tile, slots, words) for size in sizes]
+            times = [_cycles(target, size, tile, slots, words, dtype) for size in sizes]
             time = expected(sizes, times)
             if time is not None:
-                resident = _resident(target, tile, slots, words)
+                resident = _resident(target, tile, slots, words, dtype)
                 found.append(GroupChoice(tile, slots, time, resident))
     return sorted(found, key=lambda choice: (choice.cycles, -choice.slots))
 
 
-def _resident(target: GpuTarget, tile: GroupTile, slots: int, words: tuple[bool, bool]) -> int:
+def _resident(
+    target: GpuTarget, tile: GroupTile, slots: int, words: tuple[bool, bool], dtype: DType
+) -> int:
     """Blocks that a multiprocessor holds at once; 0 for none."""
-    waiting = held(tile, ROW, words) if slots > 1 else 0
+    waiting = held(tile, row_of(dtype), words) if slots > 1 else 0
     if waiting > MOST_HELD:
         return 0
-    nbytes = slots * NBYTES * ROW * (tile.m + tile.n)
-    return target.resident_blocks(tile.warps, tile.results + OTHERS + waiting, nbytes)
+    nbytes = slots * ROW_NBYTES * (tile.m + tile.n)
+    # Sums of a panel's own are those of 64 rows at a time.
+    results = tile.results + (tile.columns // 2 if adds_apart(dtype) else 0)
+    return target.resident_blocks(tile.warps, results + OTHERS + waiting, nbytes)
 
 
 def _cycles(
-    target: GpuTarget, size: Product, tile: GroupTile, slots: int, words: tuple[bool, bool]
+    target: GpuTarget, size: Product, tile: GroupTile, slots: int, words: tuple[bool, bool],
+    dtype: DType,
 ) -> float | None:
     """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
-    resident = _resident(target, tile, slots, words)
+    resident = _resident(target, tile, slots, words, dtype)
     if not resident:
         return None
     each = -(-blocks_of(size, tile) // target.units)
     here = min(resident, each)
-    panels = -(-size.k // ROW)
+    panels = -(-size.k // row_of(dtype))
     # Of two slots one is read, of more a second one may still be.
     lead = max(slots - 2, 1) if slots > 1 else 0.5
-    instructions = tile.groups_m * tile.groups_n * tile.tiles_m * ROW // DEPTH
+    groups = tile.groups_m * tile.groups_n
+    instructions = groups * tile.tiles_m * ROW_NBYTES // STEPS_NBYTES
     least = LEAST_CYCLES + tile.columns // COLUMNS_PER_CYCLE
     multiplied = instructions * max(tile.columns // 2, least)
-    moved = NBYTES * ROW * (min(tile.m, size.m) + min(tile.n, size.n))
+    if adds_apart(dtype) and groups * here == 1:
+        # While threads add up, nobody has the unit.
+        multiplied += M * tile.tiles_m * tile.columns // LANES
+    moved = ROW_NBYTES * (min(tile.m, size.m) + min(tile.n, size.n))
     rate = min(SHARED * target.cache_bytes_per_cycle, here * lead * moved / LATENCY)
     work = multiplied, moved / rate
     busy = panels * (max(work) + BESIDE * sum(work))

@@ -1,4 +1,6 @@
-"""Schedules of contractions of 16-bit floats on GPUs: a warp's matrix unit does a tile at once.
+"""Schedules of contractions on GPUs: the matrix unit of a warp, or of four, does a tile at once.
+
+Single warps multiply 16-bit floats, groups of four those and 8-bit floats and integers.
 
 Each side's axes are one, and so is the depth. Panels of the factors come some iterations ahead, by
 asynchronous copies where words lie together. They lie as the inputs do; rows are swizzled, or
@@ -11,11 +13,12 @@ from collections.abc import Sequence
 from math import gcd, prod
 
 from baregrad.base.bits import greatest_divisor
+from baregrad.dtypes import DType
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import itemsize, iterations
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
 from baregrad.kernel.instructions import wgmma
-from baregrad.kernel.instructions.mma_sync import INSTRUCTION, M, N, operand_of
+from baregrad.kernel.instructions.mma_sync import INSTRUCTION, PRODUCTS, M, N
 from baregrad.kernel.language.schedule import (
     Bind,
     Persist,
@@ -29,6 +32,7 @@ from baregrad.kernel.language.schedule import (
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gemm_copies import (
     CHUNK,
+    CHUNK_NBYTES,
     FactorCopy,
     Orders,
     orders_of,
@@ -59,6 +63,8 @@ DEPTH, PANEL = 16, 64
 LEAST_DEPTH = 16
 LEAST_SIDE, LONG_SIDE = 8, 64
 LEAST_PRODUCTS = 1 << 12
+# Bytes along a sum that copies for groups of warps take at once, at least.
+LEAST_BYTES = 4
 # Rows of tiles whose blocks run at about the same time: what they read meets in the second cache.
 # Where rows have no such number, it is columns of tiles.
 MOST_GROUP = 16
@@ -73,10 +79,12 @@ Sizes = Sequence[tuple[str, int]]
 
 def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     """Give a contraction to matrix units; False where it is none of theirs."""
-    dtype = operand_of(plan.facts)
-    if not plan.target.async_copies or dtype is None:
+    what = wgmma.operands_of(plan.facts)
+    if not plan.target.async_copies or what is None:
         return False
-    if (dtype.name, DEPTH) not in plan.target.warp_products:
+    if what not in PRODUCTS:
+        return _plan_bytes(plan, factors, what.left)
+    if (what.left.name, DEPTH) not in plan.target.warp_products:
         return False
     m, n, k, _ = factors.sizes()
     small = min(m, n) < LEAST_SIDE and max(m, n) < LONG_SIDE
@@ -99,16 +107,56 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     if not ranked:
         ranked += ranked_tiles(plan.target, products, panel, CHUNK, words, narrow)
         # Of fewer rows or columns the unit would multiply zeros.
-        is_wide = min(m, n) >= wgmma.M and panel == wgmma.ROW
-        if is_wide and wgmma.has_groups(plan.target, dtype.name):
-            ranked += ranked_groups(plan.target, products, words)
+        is_wide = min(m, n) >= wgmma.M and panel == wgmma.row_of(what.left)
+        if is_wide and wgmma.has_groups(plan.target, what.left):
+            ranked += ranked_groups(plan.target, products, words, what.left)
             ranked.sort(key=lambda each: each.cycles)
     choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
     if isinstance(choice, UnpackedChoice):
         panel = choice.panel
+    _finish(plan, factors, orders, choice, (panel, DEPTH), words)
+    return True
+
+
+def _plan_bytes(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
+    """Give a contraction of bytes to groups of warps, if they lie along its sums."""
+    m, n, k, _ = factors.sizes()
+    if not wgmma.has_groups(plan.target, dtype):
+        return False
+    chunk, panel, depth = (
+        each // dtype.itemsize for each in (CHUNK_NBYTES, wgmma.ROW_NBYTES, wgmma.STEPS_NBYTES)
+    )
+    if min(m, n) < wgmma.M or k < panel:
+        plan.because("{} x {} results, sums of {}: too small for groups of warps", m, n, k)
+        return False
+    orders = orders_of(plan, factors, chunk, along=True)
+    words = (
+        _is_of_words(factors.left, orders.left, orders.rows, orders.depth, depth),
+        _is_of_words(factors.right, orders.right, orders.columns, orders.depth, depth),
+    )
+    if min(orders.left.lanes, orders.right.lanes) < LEAST_BYTES:
+        plan.because("what is summed does not lie together: no products of bytes by groups")
+        return False
+    ranked = ranked_groups(plan.target, _products(plan, factors), words, dtype)
+    if not ranked:
+        plan.because("no tile of bytes has room: no products by groups")
+        return False
+    choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
+    _finish(plan, factors, orders, choice, (panel, depth), words)
+    return True
+
+
+def _finish(
+    plan: GpuPlan, factors: GemmFactors, orders: Orders,
+    choice: TileChoice | GroupChoice | UnpackedChoice, steps: tuple[int, int],
+    words: tuple[bool, bool],
+) -> None:  # fmt: skip
+    """The steps of a schedule. steps: those of a panel, and of an instruction."""
+    panel, depth = steps
+    products = _products(plan, factors)
     beside = _beside(plan, orders, choice.tile)
     plan.grid(factors.shared)
-    _tiles(plan, orders, choice.tile, panel, beside)
+    _tiles(plan, orders, choice.tile, (panel, depth), beside)
     tile = choice.tile
     slots = choice.slots
     if isinstance(choice, GroupChoice):
@@ -119,7 +167,8 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
             plan.steps.append(Persist(plan.target.units))
             slots = _stored_beside(plan, orders, choice)
     else:
-        _copies(plan, factors, orders, choice.tile, panel, beside)
+        assert isinstance(tile, WarpTile)
+        _copies(plan, factors, orders, tile, panel, beside)
     if slots > 1:
         engine = "async" if any(words) else "lanes"
         plan.steps.append(Pipeline("k_o", slots, engine))
@@ -129,7 +178,6 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         tile.m, tile.n, tile.warps, "warps" if isinstance(tile, WarpTile) else "warps in groups",
         slots, panel, orders.left.lanes, orders.right.lanes,
     )
-    return True
 
 
 def _stored_beside(plan: GpuPlan, orders: Orders, choice: GroupChoice) -> int:
@@ -139,7 +187,7 @@ def _stored_beside(plan: GpuPlan, orders: Orders, choice: GroupChoice) -> int:
     if found is None:
         return slots
     output, nbytes = found
-    panel = 2 * wgmma.ROW * (tile.m + tile.n)
+    panel = wgmma.ROW_NBYTES * (tile.m + tile.n)
     left = min((plan.target.shared_bytes_per_block - nbytes) // panel, slots)
     if left < min(slots, LEAST_STAGED):
         return slots
@@ -194,10 +242,11 @@ def _products(plan: GpuPlan, factors: GemmFactors) -> list[Product]:
 
 
 def _is_of_words(
-    factor: Factor, copy: FactorCopy, own: Sequence[Node], depth: Sequence[Node]
+    factor: Factor, copy: FactorCopy, own: Sequence[Node], depth: Sequence[Node],
+    steps: int = DEPTH,
 ) -> bool:
     """Whether copies of a factor go by themselves: of words, and none lies across an edge."""
-    axes, part = (own, M) if copy.turned else (depth, DEPTH)
+    axes, part = (own, M) if copy.turned else (depth, steps)
     known = [extent for axis in axes if isinstance(extent := extent_of(axis), int)]
     return factor.is_plain and copy.lanes > 1 and prod(known) % part == 0
 
@@ -245,9 +294,10 @@ def _tiles_along(axes: Sequence[Node], size: int) -> int:
 
 
 def _tiles(
-    plan: GpuPlan, orders: Orders, tile: WarpTile | GroupTile, panel: int, beside: int
+    plan: GpuPlan, orders: Orders, tile: WarpTile | GroupTile, steps: tuple[int, int], beside: int
 ) -> None:
     """Split the sides, which are one axis each, and bind their parts to blocks and warps."""
+    panel, depth = steps
     most = plan.pick("group", powers_from(MOST_GROUP, 1, 2 * MOST_GROUP))
     by_rows = greatest_divisor(_tiles_along(orders.rows, tile.m), most)
     by_columns = greatest_divisor(_tiles_along(orders.columns, tile.n), most)
@@ -260,8 +310,8 @@ def _tiles(
     if isinstance(tile, GroupTile):
         instruction, each = wgmma.INSTRUCTION, wgmma.M
         warps_m, warps_n = tile.groups_m, tile.groups_n
-        panels = (("n_p", tile.columns // wgmma.ROW),)
-        beside_each = wgmma.ROW // N
+        panels = (("n_p", tile.columns // wgmma.PANEL),)
+        beside_each = wgmma.PANEL // N
     else:
         instruction, each = INSTRUCTION, M
         warps_m, warps_n = tile.warps_m, tile.warps_n
@@ -273,7 +323,7 @@ def _tiles(
         (orders.rows, (("m_o", 0), *rows, *warps)),
         (orders.columns, (("n_o", 0), *columns, ("n_w", warps_n), *panels,
                           ("n_u", beside_each // beside), *columns_of_tile)),
-        (orders.depth, (("k_o", 0), ("k_u", panel // DEPTH), ("k_i", DEPTH))),
+        (orders.depth, (("k_o", 0), ("k_u", panel // depth), ("k_i", depth))),
     ):  # fmt: skip
         plan.steps.append(Split(plan.joined(axes), parts, "", True))
     # Each step of a panel is multiplied with all tiles of a warp before the next one is read.

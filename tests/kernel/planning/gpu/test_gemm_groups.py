@@ -14,7 +14,7 @@ from baregrad.kernel.planning.gpu.gemm_groups import TILES, GroupTile, ranked_gr
 from baregrad.kernel.planning.gpu.gemm_tiles import Product
 from baregrad.target import gpu_row
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
-from tests.kernel.planning.gpu.contractions import contraction
+from tests.kernel.planning.gpu.contractions import HALF, contraction
 
 WORDS = (True, True)
 Sizes = tuple[int, ...]
@@ -48,14 +48,14 @@ def test_a_machine_without_the_unit_keeps_single_warps() -> None:
 
 def test_what_is_ranked_fits_a_multiprocessor() -> None:
     for sizes in ((4096, 4096, 4096), (512, 512, 512), (100, 3000, 64)):
-        for choice in ranked_groups(HOPPER, [Product(*sizes, 1)], WORDS):
+        for choice in ranked_groups(HOPPER, [Product(*sizes, 1)], WORDS, HALF):
             tile = choice.tile
             assert tile in TILES and choice.slots * (tile.m + tile.n) * 128 <= 227 << 10
             assert tile.warps % 4 == 0 and tile.n % 64 == 0 and choice.cycles > 0
 
 
 def test_two_panels_come_through_registers_where_no_copies_go_by_themselves() -> None:
-    found = ranked_groups(HOPPER, [Product(4096, 4096, 4096, 1)], (False, False))
+    found = ranked_groups(HOPPER, [Product(4096, 4096, 4096, 1)], (False, False), HALF)
     assert found and all(choice.slots <= 2 for choice in found)
     # A lane cannot hold what a large tile's panel has for it.
     assert GroupTile(2, 1, 1, 256) not in [choice.tile for choice in found if choice.slots == 2]

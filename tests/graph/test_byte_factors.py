@@ -1,0 +1,80 @@
+"""Products of bytes by groups of warps: factors are read as they lie, or turned first."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from baregrad.graph.byte_factors import has_bytes
+from baregrad.target import gpu_row
+from baregrad.target.cpu import cpu_row_named
+from baregrad.tensor import Tensor
+from baregrad.testing.ptx_device import PtxDevice, ptx_session
+
+E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
+KINDS = (
+    (E4M3, E4M3, "float32", "e4m3.e4m3"), (E4M3, E5M2, "float32", "e4m3.e5m2"),
+    (np.int8, np.int8, "int32", "s8.s8"), (np.uint8, np.uint8, "int32", "u8.u8"),
+)  # fmt: skip
+
+
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Those of the kernels that the virtual GPU is given."""
+    found: list[str] = []
+    load = PtxDevice.load
+    monkeypatch.setattr(
+        PtxDevice, "load", lambda self, program: found.append(program.source) or load(self, program)
+    )
+    return found
+
+
+@pytest.mark.parametrize(("left", "right", "out", "names"), KINDS)
+@pytest.mark.parametrize("form", ["NT", "NN", "TN", "TT"])
+def test_factors_that_lie_across_are_turned_once(
+    left: type, right: type, out: str, names: str, form: str, texts: list[str]
+) -> None:
+    random = np.random.default_rng(5)
+    low = 0 if left is np.uint8 else -8
+    a = random.integers(low, 9, (64, 160)).astype(left)
+    b = random.integers(low, 9, (64, 160)).astype(right)
+    with ptx_session():
+        x = Tensor(a) if form[0] == "N" else Tensor(np.ascontiguousarray(a.T)).T
+        y = Tensor(b).T if form[1] == "T" else Tensor(np.ascontiguousarray(b.T))
+        found = x.matmul(y, out_dtype=out).numpy()
+    np.testing.assert_array_equal(found, a.astype(np.float64) @ b.astype(np.float64).T)
+    turned = (form[0] == "T") + (form[1] == "N")
+    products = [text for text in texts if f"m64n64k32.{'s' if out == 'int32' else 'f'}32" in text]
+    assert len(products) == 1 and names in products[0]
+    # Two of one shape may be one kernel.
+    assert bool(turned) <= len(texts) - 1 <= turned
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(48, 64, 160), (64, 64, 96), (64, 64, 136)])
+def test_others_are_widened_as_before(m: int, n: int, k: int, texts: list[str]) -> None:
+    """Few rows, short sums, and those that end within an instruction's steps."""
+    random = np.random.default_rng(6)
+    a, b = (random.integers(-8, 9, (rows, k)).astype(E4M3) for rows in (m, n))
+    with ptx_session():
+        found = Tensor(a).matmul(Tensor(b).T, out_dtype="float32").numpy()
+    np.testing.assert_array_equal(found, a.astype(np.float64) @ b.astype(np.float64).T)
+    assert not any("e4m3.e4m3" in text for text in texts)
+
+
+def test_scales_are_multiplied_behind_the_sum(texts: list[str]) -> None:
+    random = np.random.default_rng(7)
+    a = random.integers(-8, 9, (2, 64, 128)).astype(E4M3)
+    b = random.integers(-8, 9, (64, 128)).astype(E4M3)
+    with ptx_session():
+        scale = Tensor(np.float32(0.5)) * Tensor(np.float32(0.25))
+        found = (Tensor(a).matmul(Tensor(b).T, out_dtype="float32") * scale).numpy()
+    wanted = a.astype(np.float64) @ b.astype(np.float64).T * 0.125
+    np.testing.assert_array_equal(found, wanted)
+    assert ["e4m3.e4m3" in text for text in texts].count(True) == 1
+
+
+def test_machines_that_have_such_units() -> None:
+    found = {name: has_bytes(gpu_row(name)) for name in ("sm_90a", "sm_80", "sm_100a", "sm_120")}
+    assert found == {"sm_90a": True, "sm_80": False, "sm_100a": False, "sm_120": False}
+    assert not has_bytes(cpu_row_named("x86-64-avx512"))
