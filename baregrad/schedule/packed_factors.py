@@ -31,7 +31,8 @@ _ELEMENTWISE = mask_of(ELEMENTWISE)
 _OPERATIONS = _ELEMENTWISE & ~(Ops.CAST.bit | Ops.BITCAST.bit)
 _BYTES = (dtypes.uint8, dtypes.int8)
 _NUMBERS = Ops.CONST.bit | Ops.IOTA.bit
-_INSIDE = _ELEMENTWISE | VIEWED | Ops.GATHER.bit
+_SHOWN = VIEWED | Ops.GATHER.bit
+_INSIDE = _ELEMENTWISE | _SHOWN
 
 
 def packed_factors(
@@ -94,7 +95,7 @@ def _is_packed(factor: Node, survey: Survey, traffic: Traffic) -> bool:
 
 
 def _is_computed(node: Node) -> bool:
-    return bool(node.op.bit & _INSIDE) and node.dtype not in _BYTES
+    return bool(node.op.bit & (_SHOWN if node.dtype in _BYTES else _INSIDE))
 
 
 def _made_of_bytes(body: Node) -> set[Node]:
@@ -102,10 +103,12 @@ def _made_of_bytes(body: Node) -> set[Node]:
     order = toposort(body, enter=_is_computed)
     found: set[Node] = set()
     for node in order:
-        if _is_computed(node) and all(
+        # Rows that an index names are read where they are.
+        is_named = node.op is Ops.GATHER and node.dtype in _BYTES
+        if is_named or (_is_computed(node) and all(
             child in found or child.dtype in _BYTES or child.op.bit & _NUMBERS
             for child in node.src
-        ):
+        )):  # fmt: skip
             found.add(node)
     return found
 
