@@ -18,7 +18,7 @@ from baregrad.io.gguf.byte_products import CODES, byte_linear
 from baregrad.io.gguf.grids import grid_of
 from baregrad.io.gguf.planes import Planes, planes_of
 from baregrad.io.gguf.types import GgmlType
-from baregrad.io.gguf.wide_products import wide_linear
+from baregrad.io.gguf.wide_products import WITH_MINIMA, wide_linear
 from baregrad.io.tensors import mapped_tensor
 from baregrad.tensor import Tensor
 
@@ -44,7 +44,7 @@ _GRID_BLOCKS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyTyp
 })  # fmt: skip
 
 
-# Of numbers that are rounded so much that integers of 16 bits stand for them.
+# Bytes of a float16 or bfloat16.
 HALF_BYTES = 2
 
 
@@ -217,12 +217,20 @@ class PackedWeight:
         """Return rows `x` (..., in) each times a matrix of its own: (..., out), in their dtype.
 
         The weight is a stack (..., out, in), whose leading axes are those of `x`, or 1. Rows are
-        rounded as `linear` rounds them.
+        rounded as `linear` rounds them. Each matrix may have several rows, (..., rows, in), which
+        are multiplied as numbers: (..., rows, out).
         """
+        if x.ndim == len(self.shape):
+            product: Tensor = x @ self.dense(x.dtype).mT
+            return product
         if not (self.is_exact or x.requires_grad) and self._has_words():
             return byte_linear(
                 x.cast(dtypes.float32), self._byte_blocks(), self.type.name
             ).cast(x.dtype)
+        return self._lone(x).cast(x.dtype)
+
+    def _lone(self, x: Tensor) -> Tensor:
+        """Rows (..., in), each times a matrix of its own, as numbers: (..., out)."""
         found: Tensor = (x.unsqueeze(-2) @ self.dense(x.dtype).mT).squeeze(-2)
         return found
 
@@ -271,14 +279,25 @@ class PlanarWeight(PackedWeight):
         return self.planes
 
     def _times(self, row: Tensor) -> Tensor:
-        name, vector = self.type.name, row.cast(dtypes.float32).flatten()
         if not self.planes.has_words:
             return super()._times(row)
-        if row.dtype.itemsize == HALF_BYTES and name in CODES and not row.requires_grad:
-            found = wide_linear(vector, self.planes, name)
+        if self._takes_integers(row):
+            vector = row.cast(dtypes.float32).flatten()
+            found = wide_linear(vector, self.planes, self.type.name)
         else:
-            found = _BLOCKS[name](self.planes.times(vector)).flatten(1).sum(-1)
+            blocks = self.planes.times(row.cast(dtypes.float32).flatten())
+            found = _BLOCKS[self.type.name](blocks).flatten(1).sum(-1)
         return found.reshape(*row.shape[:-1], self.shape[0])
+
+    def _lone(self, x: Tensor) -> Tensor:
+        if not self._takes_integers(x):
+            return super()._lone(x)
+        return wide_linear(x.cast(dtypes.float32), self.planes, self.type.name)
+
+    def _takes_integers(self, x: Tensor) -> bool:
+        """Whether rows are rounded so much that integers of 16 bits stand for their numbers."""
+        is_one = self.planes.has_words and self.type.name in WITH_MINIMA
+        return is_one and x.dtype.itemsize == HALF_BYTES and not x.requires_grad
 
     def in_planes(self) -> PackedWeight:
         """Return the weight itself."""
