@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from baregrad.dtypes import dtypes
 from baregrad.io.gguf import PackedWeight
+from baregrad.llm.models.expert_groups import ExpertGroups, rows_of_tile
 from baregrad.llm.models.traits import ExpertTraits, LayerTraits
 from baregrad.tensor import Tensor
 
@@ -75,14 +76,12 @@ class Experts:
     def __call__(self, x: Tensor) -> Tensor:
         """Return (T, width) of (T, width)."""
         index, shares = self.routes(x)
-        each = x.unsqueeze(1)
-        wide = self.up.at(index).each(each)
-        if self.gate is not None:
-            wide = gate(self.kind, self.gate.at(index).each(each)) * wide
+        rows = rows_of_tile(index, self.traits.count)
+        if rows:
+            groups = ExpertGroups(index, self.traits.count, rows)
+            parts = groups.gather(self._wide(groups.spread(x), groups.experts))
         else:
-            hidden = self.traits.hidden
-            wide = gate(self.kind, wide[..., :hidden]) * wide[..., hidden:]
-        parts = self.down.at(index).each(wide)
+            parts = self._wide(x.unsqueeze(1), index)
         found = (parts * shares.unsqueeze(-1).cast(x.dtype)).sum(1)
         if self.shared is None:
             return found
@@ -91,6 +90,16 @@ class Experts:
             share = (x.cast(dtypes.float32) * self.shared_gate).sum(-1, True).sigmoid()
             beside = beside * share.cast(x.dtype)
         return found + beside
+
+    def _wide(self, x: Tensor, index: Tensor) -> Tensor:
+        """What the experts that `index` (...) names make of a row, or of rows, for each of them."""
+        wide = self.up.at(index).each(x)
+        if self.gate is not None:
+            wide = gate(self.kind, self.gate.at(index).each(x)) * wide
+        else:
+            hidden = self.traits.hidden
+            wide = gate(self.kind, wide[..., :hidden]) * wide[..., hidden:]
+        return self.down.at(index).each(wide)
 
     def routes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return which experts each token takes, and how much of each: (T, used) both."""

@@ -1,0 +1,67 @@
+"""Tokens by the experts that they take, for products of whole tiles of rows with each expert.
+
+The rows that an expert has are laid side by side and filled up to tiles, so that each tile of rows
+is multiplied by one matrix, which is read where it lies. All of it is computed on the device.
+"""
+
+from __future__ import annotations
+
+from baregrad.base.bits import next_power_of_two
+from baregrad.base.options import is_gpu
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.index import upper
+from baregrad.tensor import Tensor
+
+# Rows of a tile: those of the least of a matrix unit, and as many as unpacked numbers are kept for.
+LEAST_ROWS, MOST_ROWS = 16, 64
+
+
+def rows_of_tile(index: Tensor, count: int) -> int:
+    """Rows of a tile for tokens whose experts (T, used) of `count` are named; 0 for none.
+
+    It follows from the most tokens that there may be, not from how many there are: rows get the
+    same bits whatever is beside them. Where experts have one row at most there are no tiles.
+    """
+    rows = upper(index.shape[0]) * index.shape[1]
+    if rows <= count or not is_gpu(index.device):
+        return 0
+    return min(max(next_power_of_two(rows // count), LEAST_ROWS), MOST_ROWS)
+
+
+class ExpertGroups:
+    """Where each row of each token lies among tiles of rows of one expert.
+
+    index: the experts (T, used) of each token, of `count`. rows: of a tile.
+    """
+
+    def __init__(self, index: Tensor, count: int, rows: int) -> None:
+        self.used = index.shape[1]
+        self.rows = rows
+        taken = index.flatten().cast(dtypes.int32)
+        # At most so many tiles are filled in part, and those without a row name some expert.
+        self.tiles = (taken.shape[0] + count * (rows - 1)) // rows
+        order = Tensor.arange(taken.shape[0], dtype=dtypes.int32, device=index.device)
+        experts = Tensor.arange(count, dtype=dtypes.int32, device=index.device)
+        is_same = taken.unsqueeze(1) == taken.unsqueeze(0)
+        before = (is_same & (order.unsqueeze(0) < order.unsqueeze(1))).sum(1, dtype=dtypes.int32)
+        held = (taken.unsqueeze(0) == experts.unsqueeze(1)).sum(1, dtype=dtypes.int32)
+        tiles = ((held + (rows - 1)) // rows).contiguous()
+        ends = (experts.unsqueeze(0) <= experts.unsqueeze(1)).where(tiles, 0)
+        ends = ends.sum(1, dtype=dtypes.int32)
+        begins = (ends - tiles).contiguous()
+        self._place = (begins[taken] * rows + before).contiguous()
+        number = Tensor.arange(self.tiles, dtype=dtypes.int32, device=index.device)
+        passed = (ends.unsqueeze(0) <= number.unsqueeze(1)).sum(1, dtype=dtypes.int32)
+        self.experts = passed.minimum(count - 1).contiguous()
+        nobody = Tensor.zeros(self.tiles * rows, dtype=dtypes.int32, device=index.device)
+        self._rows = nobody.scatter(0, self._place.cast(dtypes.int64), order)
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Return the rows (tiles, rows, width) of tokens (T, width)."""
+        found = x[self._rows // self.used]
+        return found.reshape(self.tiles, self.rows, x.shape[-1]).contiguous()
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return what tiles (tiles, rows, width) hold for each token: (T, used, width)."""
+        found = x.reshape(self.tiles * self.rows, x.shape[-1])[self._place]
+        return found.unflatten(0, (-1, self.used))
