@@ -243,6 +243,10 @@ class Options:
         Path, Path(), "Profile the process into this file (.json: Chrome's form, else Perfetto's), "
         "with LINES unless that is set; empty means no profile.", aliases=("PROFILE",),
     )
+    viz = Option(
+        str, "", "Show what became of the process, in a browser when it ends (1), or save it to "
+        "this file, with LINES unless that is set; empty means neither.", aliases=("VIZ",),
+    )
     progress = Option(
         str, "auto", "Progress bars on stderr; auto shows them on a terminal.",
         allowed=("auto", "on", "off"),
@@ -279,6 +283,14 @@ class Options:
             environ = os.environ if self._environ is None else self._environ
             self._parsed = MappingProxyType(parse_environment(environ))
         return self._parsed
+
+    @classmethod
+    def withhold(cls, name: str) -> None:
+        """Have processes that this one starts from now on not inherit an option."""
+        for row in cls.table():
+            if row.name == name:
+                for variable in (row.variable, *row.aliases):
+                    os.unsetenv(variable)
 
     @contextlib.contextmanager
     def override(self, **changes: Any) -> Iterator[None]:
@@ -317,7 +329,7 @@ def parse_environment(environ: Mapping[str, str]) -> dict[str, Any]:
             raise _unknown(name, known, "environment variable")
     found = {row.name: _read(row, present) for row in rows}
     if Options.lines.variable not in present:
-        found["lines"] = found["profile"] != Options.profile.default
+        found["lines"] = found["profile"] != Options.profile.default or found["viz"] != ""
     return found
 
 

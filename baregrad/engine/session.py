@@ -115,6 +115,8 @@ class Session:
                         _begin_profile()
                     found = backends.open_backend(self.known_device(name))
                     self._backends[name] = found
+                    if options.viz:
+                        _begin_viz(self)
         return found
 
     def adopt(self, backend: backends.Backend) -> None:
@@ -432,6 +434,11 @@ class Session:
 def _begin_profile() -> None:
     """Have the process profiled, by a room that knows this one and not the other way round."""
     importlib.import_module("baregrad.profiling").begin_for_process()
+
+
+def _begin_viz(session: Session) -> None:
+    """Have what becomes of the process shown at its end, by a room that knows this one."""
+    importlib.import_module("baregrad.viz.live").begin_for_process(session)
 
 
 def _nowhere(node: Node) -> BufferRef | None:

@@ -46,22 +46,28 @@ def main(argv: Sequence[str]) -> int:
     """Run `baregrad viz`; 0 when the page was closed, by Ctrl-C, or the file written."""
     arguments = parser().parse_args(argv)
     if arguments.save is not None:
-        _check_place(arguments.save)
+        check_place(arguments.save)
     documents = open_documents(arguments.file, arguments.target)
     if arguments.save is not None:
         save(documents, arguments.save)
         print(f"wrote {arguments.save}: `baregrad viz {arguments.save}` shows it")
         return 0
+    show(documents, arguments.file.name, arguments.port, browser=not arguments.no_browser)
+    return 0
+
+
+def show(documents: Documents, title: str, port: int = 0, *, browser: bool = True) -> None:
+    """Serve the page of some documents until Ctrl-C. Raises OptionError without a free port."""
     try:
-        server = PageServer(documents, arguments.port)
+        server = PageServer(documents, port)
     except (OSError, OverflowError) as error:
         raise OptionError(
-            "the page's port cannot be had", found=f"{arguments.port}: {error}",
+            "the page's port cannot be had", found=f"{port}: {error}",
             wanted="a free port", hint="leave --port out for any that is free",
         ) from error
     server.make_ready()
-    print(f"{arguments.file.name} at {server.url} (Ctrl-C ends it)", flush=True)
-    if not arguments.no_browser:
+    print(f"{title} at {server.url} (Ctrl-C ends it)", flush=True)
+    if browser:
         webbrowser.open(server.url)
     try:
         server.serve_forever()
@@ -69,10 +75,9 @@ def main(argv: Sequence[str]) -> int:
         print(file=sys.stderr)
     finally:
         server.server_close()
-    return 0
 
 
-def _check_place(path: Path) -> None:
+def check_place(path: Path) -> None:
     """Raise ArgumentError where no recording can be written, before a program is run for it."""
     if path.suffix == ".py":
         raise ArgumentError(

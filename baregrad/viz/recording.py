@@ -80,6 +80,16 @@ class Recording:
     backend: CompiledBackend
     rates: Rates | None = None
     computations: list[Computation] = field(default_factory=list)
+    _known: dict[Node, Computation] = field(default_factory=dict)
+
+    def note(self, run: Any, session: Session) -> None:
+        """Keep what became of a run of a session, or that it ran once more."""
+        known = self._known.get(run.program.sink)
+        if known is not None:
+            known.runs += 1
+            return
+        made = self._known[run.program.sink] = _computation(run, session, self)
+        self.computations.append(made)
 
     @property
     def target(self) -> str:
@@ -98,18 +108,7 @@ def record(path: Path, gpu: str | None = None) -> Recording:
     if gpu is None:
         backend, recording.rates = rates_of(open_backend)
         backend.close()
-    seen: dict[Node, Computation] = {}
-
-    def note(run: Any, session: Session) -> None:
-        known = seen.get(run.program.sink)
-        if known is not None:
-            known.runs += 1
-            return
-        made = _computation(run, session, recording)
-        seen[run.program.sink] = made
-        recording.computations.append(made)
-
-    run_observed(path, note, recording.backend, lines=True)
+    run_observed(path, recording.note, recording.backend, lines=True)
     return recording
 
 
