@@ -19,6 +19,7 @@ from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
 from baregrad.render.gpu import WAIT, WARP_LANES, gpu_signature
 from baregrad.render.gpu_integers import narrow_integers
 from baregrad.render.interface import Renderer
+from baregrad.render.ptx.fetch_ahead import fetch_ahead
 from baregrad.render.ptx.hopper import registers_at_launch
 from baregrad.render.ptx.machine import machine
 from baregrad.render.ptx.memory import MEMORY_RULES
@@ -60,6 +61,7 @@ def _module(f: PtxText) -> str:
             raise CompilerBug("PTX has no rule for an op", found=node)
         if waits and not node.op.bit & _BEFORE_WAIT:
             waits = False
+            fetch_ahead(f)
             f.emit(WAIT)
         rule(f, node)
     if waits:

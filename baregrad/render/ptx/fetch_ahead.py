@@ -1,0 +1,139 @@
+"""What a block fetches into the second cache while the kernels in front still run.
+
+A kernel that begins early waits before it touches memory, as the one in front may be writing what
+it reads. To fetch into the second cache touches none: what is written later is written there too.
+So the first thread of a block asks for what the block is going to read of packed numbers, which no
+kernel in front writes, and memory is busy while small kernels follow each other.
+Source: PTX ISA, "cp.async.bulk.prefetch" and "griddepcontrol".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+from typing import NamedTuple
+
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.render.gpu import BLOCK, THREAD
+from baregrad.render.ptx.text import PtxText
+
+# Bytes that are worth asking for, and the unit of what is asked for.
+LEAST_NBYTES, UNIT = 4096, 16
+# The share of the second cache that all blocks at once ask for, as (part, of).
+SHARE = (3, 4)
+# Threads of a multiprocessor.
+THREADS = 2048
+
+
+class Places(NamedTuple):
+    """Integers `stride` times the number of the block on from `low` to `high`, at most."""
+
+    stride: int
+    low: int
+    high: int
+
+
+class Run(NamedTuple):
+    """Elements of an array that a block reads: those that are its own, and no others."""
+
+    buffer: Node
+    places: Places
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of a block."""
+        return (self.places.high + 1 - self.places.low) * self.buffer.dtype.itemsize
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks read no further than the array reaches."""
+        count: int = prod(self.buffer.arg.shape)
+        return (count - 1 - self.places.high) // self.places.stride + 1
+
+
+def fetch_ahead(f: PtxText) -> None:
+    """Write what asks for a block's runs, where the kernel may begin early."""
+    runs = [run for run in runs_of(f.program, f.signature.threads) if run.blocks > 1]
+    total = sum(run.nbytes for run in runs)
+    if total < LEAST_NBYTES or any(run.buffer in f.signature.written for run in runs):
+        return
+    resident = f.target.units * max(THREADS // f.signature.threads, 1)
+    most = f.target.cache_bytes * SHARE[0] // SHARE[1] // min(resident, runs[0].blocks)
+    thread, block = (f.made("%r", "mov.u32", special) for special in ("%tid.x", "%ctaid.x"))
+    is_first = f.made("%p", "setp.eq.u32", thread, "0")
+    for run in runs:
+        nbytes = run.nbytes * min(most, total) // total // UNIT * UNIT
+        if not nbytes:
+            continue
+        size, places = run.buffer.dtype.itemsize, run.places
+        inside = f.made("%p", "setp.lt.and.u32", block, str(run.blocks), is_first)
+        start = f.made("%rd", "mad.wide.u32", block, str(places.stride * size), f.one(run.buffer))
+        start = f.made("%rd", "add.s64", start, str(places.low * size))
+        start = f.made("%rd", "and.b64", start, str(-UNIT))
+        f.emit("cp.async.bulk.prefetch.L2.global", f"[{start}]", str(nbytes), guard=inside)
+
+
+def runs_of(program: Node, threads: int) -> Iterator[Run]:
+    """The runs of packed numbers that each block of a PROGRAM reads for itself alone."""
+    known: dict[Node, Places | None] = {}
+    found: dict[Node, Places | None] = {}
+    for node in program.src:
+        known[node] = _places(node, known, threads)
+        if node.op is not Ops.VLOAD or node.src[0].op is not Ops.PARAM:
+            continue
+        buffer, offset = node.src[:2]
+        at = None if offset.shape else _of(offset, known, threads)
+        if at is None or buffer.dtype.kind not in ("int", "uint"):
+            found[buffer] = None
+            continue
+        access = node.arg
+        low = at.low + access.at
+        one = Places(at.stride, low, low + at.high - at.low + access.stride * (access.width - 1))
+        before = found.setdefault(buffer, one)
+        found[buffer] = None if before is None or before.stride != one.stride else Places(
+            one.stride, min(before.low, one.low), max(before.high, one.high)
+        )  # fmt: skip
+    for buffer, places in found.items():
+        if places is None or not all(isinstance(size, int) for size in buffer.arg.shape):
+            continue
+        if 0 <= places.low <= places.high < places.low + places.stride:
+            yield Run(buffer, places)
+
+
+def _of(node: Node, known: dict[Node, Places | None], threads: int) -> Places | None:
+    return known[node] if node in known else _places(node, known, threads)
+
+
+def _places(node: Node, known: dict[Node, Places | None], threads: int) -> Places | None:
+    """What an integer of a PROGRAM may be; None where nothing simple is known."""
+    if node.op is Ops.CONST and isinstance(node.arg, int):
+        return Places(0, node.arg, node.arg)
+    if node.op is Ops.VAR:
+        if node.arg.name == BLOCK:
+            return Places(1, 0, 0)
+        return Places(0, 0, threads - 1) if node.arg.name == THREAD else None
+    if node.op not in (Ops.BEGIN, Ops.ADD, Ops.MUL, Ops.AND, Ops.SHR, Ops.CAST):
+        return None
+    if node.dtype.kind not in ("int", "uint", "index"):
+        return None
+    parts = [_of(child, known, threads) for child in node.src]
+    if any(part is None for part in parts):
+        return None
+    x, *others = [part for part in parts if part is not None]
+    if node.op is Ops.CAST:
+        return x
+    y = others[0]
+    if node.op is Ops.ADD:
+        return Places(x.stride + y.stride, x.low + y.low, x.high + y.high)
+    if node.op is Ops.BEGIN:
+        return None if x.stride or y.stride else Places(0, x.low, max(y.high - 1, x.low))
+    if y.stride or y.low != y.high or y.low < 0 or x.low < 0:
+        return None
+    if node.op is Ops.MUL:
+        return Places(*[y.low * each for each in x])
+    if x.stride:
+        return None
+    if node.op is Ops.SHR:
+        return Places(0, x.low >> y.low, x.high >> y.low)
+    return Places(0, 0, min(x.high, y.low))

@@ -1,0 +1,57 @@
+"""What a block asks for before it waits: all that it reads of packed numbers, nothing beside."""
+
+from __future__ import annotations
+
+import re
+from math import prod
+
+import pytest
+
+from baregrad import dtypes
+from baregrad.ir.core.node import Node
+from baregrad.kernel import choose_schedule, grid_size
+from baregrad.render import get
+from baregrad.render.ptx.fetch_ahead import runs_of
+from tests.kernel.gpu_kernels import HOPPER, lowered
+from tests.kernel.packed_products import packed_product
+
+ASKED = re.compile(r"cp\.async\.bulk\.prefetch\.L2\.global \[%rd\d+\], (\d+);")
+
+
+def product(name: str, out: int, width: int) -> tuple[Node, int]:
+    kernel = packed_product(name, 1, out, width, dtypes.bfloat16)
+    loop, program = lowered(kernel, choose_schedule(kernel, HOPPER))
+    blocks = grid_size(loop)
+    assert isinstance(blocks, int)
+    return program, blocks
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
+def test_blocks_ask_for_all_words_and_for_each_once(name: str) -> None:
+    program, blocks = product(name, 32, 1024)
+    runs = list(runs_of(program, prod(program.arg.block)))
+    assert any(run.buffer.dtype is dtypes.uint32 for run in runs)
+    for run in runs:
+        stride, low, high = run.places
+        starts = [stride * block + low for block in range(blocks)]
+        places = [place for start in starts for place in range(start, start + high + 1 - low)]
+        assert places == list(range(prod(run.buffer.arg.shape)))
+        assert run.blocks == blocks
+    text = get("ptx").render(program, HOPPER)
+    before, _, after = text.partition("griddepcontrol.wait")
+    assert sorted(int(nbytes) for nbytes in ASKED.findall(before)) == sorted(
+        run.nbytes for run in runs
+    )
+    assert not ASKED.search(after)
+
+
+def test_blocks_ask_for_no_more_than_the_array_has() -> None:
+    program, _ = product("Q4_K", 37, 1024)
+    for run in runs_of(program, prod(program.arg.block)):
+        end = run.places.stride * (run.blocks - 1) + run.places.high
+        assert end < prod(run.buffer.arg.shape) <= end + run.places.stride
+
+
+def test_small_sums_ask_for_nothing() -> None:
+    program, _ = product("Q4_K", 4, 256)
+    assert not ASKED.search(get("ptx").render(program, HOPPER))
