@@ -22,6 +22,7 @@ from baregrad.base.tracing import span
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.report import print_compilation
 from baregrad.ir.algebra.passes import Pass, check_order
+from baregrad.ir.analysis.stream import is_contraction
 from baregrad.ir.core import index
 from baregrad.ir.core.digest import digest, stable_repr
 from baregrad.ir.core.index import Dim
@@ -50,6 +51,8 @@ _COMPILER_ROOMS = (
     "engine/compiler.py",
 )
 
+# Results of a product that a thread has, about.
+_RESULTS = 64
 # The texts of this number of kernels are held before they are assembled.
 _TOGETHER = 64
 
@@ -145,8 +148,11 @@ class Compiler:
             self.loaded += 1
             self._programs[job] = Program.from_bytes(saved)
             progress()
-        beside = self.assembler.several_at_once
-        groups = [list(missing)] if beside else list(_groups(list(missing)))
+        if self.assembler.several_at_once:
+            # What takes longest is begun first.
+            groups = [sorted(missing, key=_assembly_steps, reverse=True)]
+        else:
+            groups = list(_groups(list(missing)))
         for group in groups:
             made = self._programs_of(group)
             try:
@@ -311,6 +317,20 @@ def _timed(codes: Iterator[bytes]) -> Iterator[bytes]:
 def _of_single_warps(target: GpuTarget) -> GpuTarget:
     """A machine without the matrix unit that groups of warps share."""
     return replace(target, warpgroup_warps=0)
+
+
+def _assembly_steps(job: Job) -> int:
+    """About how long an assembler takes for a kernel.
+
+    What is made of a product is code for each result of a thread; of chained products most time
+    goes to our own passes.
+    """
+    nodes = toposort(job[0])
+    folds = [node for node in nodes if node.op is Ops.REDUCE]
+    products = [fold for fold in folds if is_contraction(fold)]
+    if not products:
+        return len(nodes)
+    return _RESULTS * len(nodes) if len(folds) == 1 else 0
 
 
 def _groups(jobs: list[Job]) -> Iterator[list[Job]]:

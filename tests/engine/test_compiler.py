@@ -223,6 +223,16 @@ def test_a_gpus_program_says_how_many_threads_run_it() -> None:
     assert empty.launch is not None and evaluate(empty.launch.grid[0], {"rows": 0}) == 1
 
 
+def test_what_takes_an_assembler_longest_is_begun_first() -> None:
+    product = contraction((256,), (256,), (256,), "ax", "nx", "an")
+    small = k.elementwise(8)
+    gpu = Compiler(HOPPER, render.get("ptx"), assembler := Pretence(True), None)
+    found = load(gpu, small, product)
+    (texts,) = assembler.calls
+    assert ["mma" in text for text in texts] == [True, False]
+    assert [found[one].program.code for one in (small, product)] == [b"code 1.1", b"code 1.0"]
+
+
 class Waiting(Pretence):
     """An assembler that would make the products of groups of warps wait for each other."""
 
