@@ -66,7 +66,7 @@ def _statement(node: Node, texts: dict[Node, str], indent: str) -> Iterator[str]
         yield f"{indent}wait until all stores of runs are {what}, and threads meet"
     elif node.op is Ops.DONE:
         some = f"but {node.arg.keep} groups " if node.arg.keep else ""
-        what = "" if node.arg.engine == "lanes" else f"all {some}of copies are done, and "
+        what = f"all {some}of copies are done, and " if node.arg.engine == "copy" else ""
         yield f"{indent}wait until {what}threads meet"
     elif node.op is Ops.COMMIT and not node.src:
         yield f"{indent}these copies are a group"

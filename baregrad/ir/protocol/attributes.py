@@ -110,9 +110,9 @@ class Done:
     """Wait until at most `keep` groups of an engine are in flight.
 
     Engines are `mma`, `tma_store`, `bulk` and `copy`: the thread's own asynchronous copies; of
-    `lanes` there is nothing in flight. After `bulk` and both of these the block's threads meet, so
-    that each sees what all have waited for. reads_only: of stores, it is enough that their source
-    was read.
+    `lanes` and `slots` there is nothing in flight. After all but `mma` the block's threads meet, so
+    that each sees what all have waited for: `slots` are read by then. reads_only: of stores, it is
+    enough that their source was read.
     """
 
     engine: str

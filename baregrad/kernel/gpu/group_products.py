@@ -28,6 +28,7 @@ _STATEMENTS = mask_of(STATEMENTS)
 _MMA = Ops.MMA.bit
 _BODIES = mask_of((Ops.KERNEL, Ops.SEQ, Ops.LOOP, Ops.IF))
 _FENCE = Node(Ops.FENCE, dtypes.token, (), Fence("generic", "async"))
+_SLOTS = Node(Ops.DONE, dtypes.token, (), Done("slots"))
 _DONE = Node(Ops.DONE, dtypes.token, (), Done("mma"))
 # Beyond the ids of all other axes.
 FIRST_ID = 1 << 25
@@ -73,7 +74,10 @@ def _in_order(items: Sequence[Node]) -> list[Node]:
     found: list[Node] = []
     waits = any(item.op is Ops.DONE and item.arg.engine == "mma" for item in items)
     for item in items:
-        if item.op is Ops.BARRIER:
+        if item.op is Ops.BARRIER and found and found[-1] == _SLOTS:
+            # Of what was written nothing is read next.
+            found.append(item)
+        elif item.op is Ops.BARRIER:
             found += [_FENCE, item]
         elif (group := _group(item)) is not None:
             place = len(found)

@@ -3,8 +3,9 @@
 What an iteration of the loop copies has several slots, taken in turns. Ahead of the loop the first
 slots are filled; each iteration waits for its own slot, meets, begins the copy that is some
 iterations ahead, and computes. One meeting of the threads an iteration is enough: whoever comes to
-it has read the slot that is filled next. Where matrix units read slots beside their threads, which
-wait for what they began an iteration ago, the slot that is filled is one that was read before that.
+it has read the slot that is filled next. Where matrix units read slots beside their threads, an
+iteration begins its own products, and waits for those of the one before: once all threads have, the
+slot that these read is filled, while the unit is busy.
 """
 
 from __future__ import annotations
@@ -152,7 +153,8 @@ class Ring:
     """The copies of one loop that are begun ahead, as they are put together.
 
     ahead: what is copied for each of the first iterations, before the loop. begun: what each
-    iteration begins. ended: what it stores, once computed. lead: iterations that copies are ahead.
+    iteration reads first. copied: the copies that it begins. ended: what it stores, once computed.
+    lead: iterations that copies are ahead.
     """
 
     axis: Node
@@ -161,6 +163,7 @@ class Ring:
     engine: str
     ahead: list[tuple[int, StatementBlock]]
     begun: StatementBlock
+    copied: StatementBlock
     ended: StatementBlock
 
 
@@ -176,8 +179,7 @@ def open_ring(
         raise CompilerBug("a pipelined copy is not made right inside its loop", found=axis)
     extent = extent_of(axis)
     asynchronous = stage.engine == "async"
-    late = int(by_groups and stage.depth > 2)
-    lead = stage.depth - 1 - late
+    lead = stage.depth - 1
     commit = make_node(Ops.COMMIT, dtypes.token)
     ahead = []
     for number in range(lead):
@@ -192,16 +194,18 @@ def open_ring(
     body.first += (make_node(Ops.DONE, dtypes.token, (), done),)
     more = index.less(index.add(axis, lead), extent)
     begun, ended = StatementBlock(body.axes, more), StatementBlock(body.axes, more)
-    ever = more.op is not Ops.CONST or bool(more.arg)
-    if ever:
-        body.first += (begun,)
-    if asynchronous:
-        body.first += (commit,)
-    if ever:
-        body.last += (ended,)
+    copied = StatementBlock(body.axes, more) if by_groups else begun
+    blocks = [] if more.op is Ops.CONST and not more.arg else [begun]
+    closed = [commit] if asynchronous else []
     if by_groups:
-        body.last += (make_node(Ops.DONE, dtypes.token, (), Done("mma", late)),)
-    return Ring(axis, stage.depth, lead, stage.engine, ahead, begun, ended)
+        # Products of the iteration before are done, in all groups.
+        waits = Done("mma", 1), Done("slots")
+        body.last += tuple([make_node(Ops.DONE, dtypes.token, (), each) for each in waits])
+        body.last += (*[copied for _ in blocks], *closed)
+        closed = []
+    body.first += (*blocks, *closed)
+    body.last += tuple([ended for _ in blocks])
+    return Ring(axis, stage.depth, lead, stage.engine, ahead, begun, copied, ended)
 
 
 def add_copy(ring: Ring, buffer: Node, copy: SharedCopy, first: int) -> int:
@@ -215,7 +219,7 @@ def add_copy(ring: Ring, buffer: Node, copy: SharedCopy, first: int) -> int:
         _fill(ring, block, buffer, copy, iteration, alone)
     later = index.add(ring.axis, ring.lead)
     if alone:
-        _fill(ring, ring.begun, buffer, copy, later, alone)
+        _fill(ring, ring.copied, buffer, copy, later, alone)
         return 0
     value = substitute(copy.value, {ring.axis: index.as_node(later)})
     arrays = _held(value, copy, first)

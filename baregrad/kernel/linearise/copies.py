@@ -100,7 +100,7 @@ def commit(values: Values, node: Node) -> None:
 
 def done(values: Values, node: Node) -> None:
     """A DONE: of what threads copied themselves, there is nothing to wait for."""
-    if node.arg.engine not in (*_WAITS, "lanes"):
+    if node.arg.engine not in (*_WAITS, "lanes", "slots"):
         raise CompilerBug("not a statement of an ordinary kernel", found=node)
     if node.arg.engine in _WAITS:
         values.scopes.end_statement()

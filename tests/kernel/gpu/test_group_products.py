@@ -33,7 +33,7 @@ def test_products_begin_ahead_of_copies_and_are_waited_for_behind_them() -> None
     order = [name for name in loop[:end] if name != "END"]
     assert order == [
         "BEGIN", "cp.async.wait", "fence.proxy.async", "bar.sync", "wgmma.fence", "wgmma",
-        "wgmma.commit", "cp.async", "cp.async.commit", "wgmma.wait",
+        "wgmma.commit", "wgmma.wait", "bar.sync", "cp.async", "cp.async.commit",
     ]  # fmt: skip
     assert loop[end] == "wgmma.wait"
 
@@ -87,7 +87,7 @@ def test_the_next_tile_comes_before_results_are_stored() -> None:
     node = thread_level(product(320, 64, 512, b_t=True), spelled)
     *start, turns = [one for one in node.src if one.op is not Ops.DONE]
     # Two panels of the first tile.
-    assert [one.op for one in start].count(Ops.COMMIT) == 1 and turns.op is Ops.LOOP
+    assert [one.op for one in start].count(Ops.COMMIT) == 2 and turns.op is Ops.LOOP
     inside = list(turns.src[1].src)
     loop = next(at for at, one in enumerate(inside) if one.op is Ops.LOOP)
     store = max(at for at, one in enumerate(inside) if one.op is Ops.STORE)

@@ -140,8 +140,8 @@ def _cycles(
     each = -(-blocks_of(size, tile) // target.units)
     here = min(resident, each)
     panels = -(-size.k // row_of(dtype))
-    # Of two slots one is read, of more a second one may still be.
-    lead = max(slots - 2, 1) if slots > 1 else 0.5
+    # One slot is read.
+    lead = slots - 1 if slots > 1 else 0.5
     groups = tile.groups_m * tile.groups_n
     instructions = groups * tile.tiles_m * ROW_NBYTES // STEPS_NBYTES
     least = LEAST_CYCLES + tile.columns // COLUMNS_PER_CYCLE
@@ -153,7 +153,7 @@ def _cycles(
     rate = min(SHARED * target.cache_bytes_per_cycle, here * lead * moved / LATENCY)
     work = multiplied, moved / rate
     busy = panels * (max(work) + BESIDE * sum(work))
-    if slots < 3 and here == 1:
+    if slots < 2 and here == 1:
         # Nothing is multiplied while threads wait, nor brought while it is.
         busy = panels * sum(work)
     ends = (BEGIN + cycles_after(target, size, tile)) * (0.5 if here > 1 else 1.0)
