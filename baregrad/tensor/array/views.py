@@ -79,12 +79,15 @@ class Again:
 class Pulled:
     """A mark at which gradients go on to what the value was made of, as a rule says.
 
-    sources: nodes below the value. rule: from the gradient of the value to one for each source.
+    sources: nodes that the value was made of, be they below it or not, as where it was computed.
+    rule: from the gradient of the value to one for each source, None where there is none.
     """
 
     __slots__ = ("rule", "sources")
 
-    def __init__(self, sources: tuple[Node, ...], rule: Callable[[Node], tuple[Node, ...]]) -> None:
+    def __init__(
+        self, sources: tuple[Node, ...], rule: Callable[[Node], tuple[Node | None, ...]]
+    ) -> None:
         self.sources = sources
         self.rule = rule
 

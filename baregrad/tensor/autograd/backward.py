@@ -13,7 +13,7 @@ from baregrad.tensor.array import nodes
 from baregrad.tensor.array.core import Array, check_float
 from baregrad.tensor.array.link import session
 from baregrad.tensor.autograd.deferred_gradients import by_leaf, put_off_gradients
-from baregrad.tensor.autograd.gradients import pull_back
+from baregrad.tensor.autograd.gradients import below, pull_back
 
 if TYPE_CHECKING:
     from baregrad.tensor.array.tensor_like import Tensor
@@ -144,7 +144,5 @@ def _targets(x: Tensor, position: int, roots: Sequence[Node]) -> list[Node]:
     leaf = x._leaf()
     if leaf is None:
         return [x._value()]
-    from baregrad.ir.core.node import toposort
-
-    below = toposort(*roots, enter=lambda n: bool(n.mask & Ops.DETACH.bit))
-    return [node for node in below if node.op is Ops.DETACH and node.arg is leaf]
+    found = below(roots, lambda node: bool(node.mask & Ops.DETACH.bit))
+    return [node for node in found if node.op is Ops.DETACH and node.arg is leaf]

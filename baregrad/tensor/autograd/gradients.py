@@ -95,7 +95,8 @@ def pull_back(
         if node.op is Ops.DETACH:
             if isinstance(node.arg, Pulled):
                 for origin, own in zip(node.arg.sources, node.arg.rule(gradient), strict=True):
-                    _add(sums, origin, own, carrying)
+                    if own is not None:
+                        _add(sums, origin, own, carrying)
             elif passes_gradients(node):
                 _add(sums, node.src[0], gradient, carrying)
             continue
@@ -207,7 +208,7 @@ def _carriers(roots: Sequence[Node], wanted: set[Node] | None) -> tuple[list[Nod
         open_ = node.dtype.kind == "float" and bool(node.mask & bits)
         return open_ and passes_gradients(node)
 
-    order = toposort(*roots, enter=enter)
+    order = below(roots, enter)
     carrying: set[Node] = set()
     for node in order:
         if node.dtype.kind != "float":
@@ -217,6 +218,30 @@ def _carriers(roots: Sequence[Node], wanted: set[Node] | None) -> tuple[list[Nod
             continue
         if is_leaf(node) if wanted is None else node in wanted:
             carrying.add(node)
-        elif enter(node) and any(source in carrying for source in node.src):
+        elif enter(node) and any(source in carrying for source in _sources(node)):
             carrying.add(node)
     return order, carrying
+
+
+def below(roots: Sequence[Node], enter: Callable[[Node], bool]) -> list[Node]:
+    """Nodes at or below the roots, sources first: those of marks as well, wherever they stand."""
+    order = toposort(*roots, enter=enter)
+    marks = [node.arg for node in order if node.arg.__class__ is Pulled]
+    if not marks or set(order).issuperset(source for mark in marks for source in mark.sources):
+        return order
+    done: dict[Node, None] = {}
+    stack: list[tuple[Node, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, is_left = stack.pop()
+        if is_left:
+            done.setdefault(node)
+        elif node not in done:
+            stack.append((node, True))
+            if enter(node):
+                stack.extend((source, False) for source in reversed(_sources(node)))
+    return list(done)
+
+
+def _sources(node: Node) -> tuple[Node, ...]:
+    """What a node is made of, as far as gradients are concerned."""
+    return node.arg.sources if node.arg.__class__ is Pulled else node.src

@@ -1,0 +1,145 @@
+"""`vmap`: a function of one example as one of a batch of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
+from baregrad.func.batching_rules import Mapped
+from baregrad.func.stand_ins import (
+    check_callable,
+    results_of,
+    stand_in,
+    tensors_of,
+    with_tensors,
+)
+from baregrad.ir.core.node import Node
+from baregrad.tensor.tensor import Tensor
+
+_RANDOMNESS = ("error", "same")
+
+
+def vmap(
+    func: Callable[..., Any], in_dims: Any = 0, out_dims: Any = 0, randomness: str = "error"
+) -> Callable[..., Any]:
+    """Return `func` of a batch: it is called once, for one example, and its graph is rewritten.
+
+    in_dims: for each argument the axis along which its tensors are examples, or None where all
+    examples have the same; an int is that of all arguments, and a tree of them that of a tree's
+    parts. out_dims: where the axis comes in each result. randomness: "error" refuses functions that
+    draw, "same" gives each example the same draws. Functions under vmap read no numbers; vmap,
+    derivatives and jit nest in any order. Raises ArgumentError and ShapeError.
+    """
+    check_callable(func, "vmap")
+    if randomness not in _RANDOMNESS:
+        raise UnsupportedError(
+            "vmap's randomness is 'error' or 'same'", found=repr(randomness),
+            hint="for different draws draw for the whole batch, and map over that as well",
+        )
+
+    @functools.wraps(func)
+    def mapped(*args: Any, **kwargs: Any) -> Any:
+        tree = (args, kwargs)
+        tensors = tensors_of(tree)
+        axes = [*_axes_of(args, in_dims), *[0] * len(tensors_of(kwargs))]
+        extent = _extent(tensors, axes)
+        ones, given = [], {}
+        for tensor, axis in zip(tensors, axes, strict=True):
+            if axis is None:
+                ones.append(tensor)
+                continue
+            # Through the tensor, so that what no_grad asks for is done.
+            value = tensor.movedim(axis, 0).node
+            one = stand_in(value.shape[1:], value.dtype, tensor.device)
+            given[one] = value
+            ones.append(Tensor._make(one, tensor.device, tensor.requires_grad))
+        held, kept = with_tensors(tree, ones)
+        before = _draws()
+        result = func(*held, **kept)
+        if randomness == "error" and _draws() != before:
+            raise ArgumentError(
+                "a function under vmap draws random numbers",
+                hint="randomness='same' gives each example the same; for different ones draw for "
+                "the whole batch, and map over that as well",
+            )
+        return _batched(result, Mapped(extent, given), out_dims)
+
+    return mapped
+
+
+def _batched(result: Any, batch: Mapped, out_dims: Any) -> Any:
+    """A function's result for all of a batch."""
+    found = results_of(result, "vmap")
+    places = _spread(out_dims, result, "out_dims")
+    roots = [tensor._value() for tensor in found]
+    batch.rewrite(roots)
+    made = []
+    for tensor, root, place in zip(found, roots, places, strict=True):
+        if place is None:
+            if root in batch.done:
+                raise ArgumentError("a result with out_dims None is the same for all examples")
+            made.append(tensor)
+            continue
+        value = Tensor._make(batch.of(root), tensor.device, tensor.requires_grad)
+        made.append(value if place == 0 else value.movedim(0, place))
+    return with_tensors(result, made)
+
+
+def _axes_of(args: tuple[Any, ...], in_dims: Any) -> list[int | None]:
+    """The batch's axis in each tensor of the arguments, in order."""
+    if isinstance(in_dims, int | None):
+        return [in_dims] * len(tensors_of(args))
+    if not isinstance(in_dims, tuple | list) or len(in_dims) != len(args):
+        raise ArgumentError(
+            "in_dims is an axis, or one for each argument", found=f"{in_dims!r}",
+            wanted=f"{len(args)} of them",
+        )
+    found = []
+    for one, part in zip(args, in_dims, strict=True):
+        found += _spread(part, one, "in_dims")
+    return found
+
+
+def _spread(part: Any, tree: Any, what: str) -> list[int | None]:
+    """A tree of axes over the tensors of a tree that has it as its upper part."""
+    if isinstance(part, int | None):
+        return [part] * len(tensors_of(tree))
+    parts: Sequence[Any]
+    if isinstance(part, dict) and isinstance(tree, dict) and part.keys() == tree.keys():
+        parts, below = [part[key] for key in tree], list(tree.values())
+    elif isinstance(part, tuple | list) and isinstance(tree, tuple | list):
+        parts, below = part, list(tree)
+    else:
+        parts, below = (), [None]
+    if len(parts) != len(below):
+        raise ArgumentError(f"{what} has other parts than what it is for", found=f"{part!r}")
+    return [axis for one, under in zip(parts, below, strict=True)
+            for axis in _spread(one, under, what)]
+
+
+def _extent(tensors: Sequence[Tensor], axes: Sequence[int | None]) -> Any:
+    """The number of examples."""
+    found = []
+    for tensor, axis in zip(tensors, axes, strict=True):
+        if axis is None:
+            continue
+        if not -tensor.ndim <= axis < tensor.ndim:
+            raise ShapeError(
+                "vmap maps over an axis that a tensor does not have",
+                found=f"axis {axis} of shape {list(tensor.shape)}",
+            )
+        found.append(tensor.shape[axis])
+    if not found:
+        raise ArgumentError("vmap maps over an axis of one argument at least", found="none")
+    if any(extent != found[0] for extent in found):
+        raise ShapeError("vmap's arguments have as many examples each", found=f"{found}")
+    return found[0]
+
+
+def _draws() -> list[Node]:
+    """The states of all random numbers now."""
+    from baregrad.engine.session import current_session
+
+    return [state.storage.node for state in current_session().random_states.values()]

@@ -1,0 +1,123 @@
+"""Stand-ins: leaves of a graph in the place of values that come later."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from baregrad.base.errors import ArgumentError
+from baregrad.dtypes import DType
+from baregrad.ir.core.attrs import BufferRef
+from baregrad.ir.core.node import Node, make_node, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.tensor.array.views import Pulled
+from baregrad.tensor.jit.trees import map_tree
+from baregrad.tensor.tensor import Tensor
+
+_BUFFER = Ops.BUFFER.bit
+
+
+class StandIn:
+    """The memory of a value that is not there: whoever wants it gets an error."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ArgumentError(
+            "a function that is transformed reads the numbers of a tensor (numpy(), item(), print, "
+            "or an if on one), which are not there yet",
+            hint="choose with where(), or func.cond(); loop with func.scan()",
+        )
+
+
+def stand_in(shape: tuple[Any, ...], dtype: DType, device: str) -> Node:
+    """A leaf for an array that comes later."""
+    return Node(Ops.BUFFER, dtype, (), BufferRef(StandIn(), shape, device))
+
+
+def is_stand_in(node: Node) -> bool:
+    """Whether a node is such a leaf."""
+    return node.op is Ops.BUFFER and node.arg.handle.__class__ is StandIn
+
+
+def reads_stand_ins(roots: Iterable[Node]) -> bool:
+    """Whether values are made of what is not there yet."""
+    below = toposort(*roots, enter=lambda node: bool(node.mask & _BUFFER))
+    return any(map(is_stand_in, below))
+
+
+def put_in(roots: Sequence[Node], values: Mapping[Node, Node]) -> list[Node]:
+    """The roots with values in place of some nodes; marks at which gradients go on as well."""
+    done = dict(values)
+    return [_put_in(root, done) for root in roots]
+
+
+def _put_in(root: Node, done: dict[Node, Node]) -> Node:
+    for node in toposort(root, enter=lambda node: node not in done):
+        if node in done:
+            continue
+        src = tuple([done[one] for one in node.src])
+        if node.arg.__class__ is Pulled:
+            done[node] = Node(node.op, node.dtype, src, _pulled(node.arg, done))
+        else:
+            same = src == node.src
+            done[node] = node if same else make_node(node.op, node.dtype, src, node.arg)
+    return done[root]
+
+
+def _pulled(mark: Pulled, done: dict[Node, Node]) -> Pulled:
+    """A mark whose sources, and whose rule's gradients, have the values put in."""
+    sources = tuple([_put_in(source, done) for source in mark.sources])
+    if sources == mark.sources:
+        return mark
+
+    def rule(gradient: Node) -> tuple[Node | None, ...]:
+        parts = mark.rule(gradient)
+        return tuple([part if part is None else _put_in(part, done) for part in parts])
+
+    return Pulled(sources, rule)
+
+
+def tensors_of(tree: Any) -> list[Tensor]:
+    """The tensors of a tree, in order."""
+    found: list[Tensor] = []
+
+    def visit(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            found.append(leaf)
+        return leaf
+
+    map_tree(tree, visit)
+    return found
+
+
+def with_tensors(tree: Any, tensors: Sequence[Tensor]) -> Any:
+    """A tree with other tensors in the place of its own."""
+    rest = iter(tensors)
+    return map_tree(tree, lambda leaf: next(rest) if isinstance(leaf, Tensor) else leaf)
+
+
+def results_of(tree: Any, what: str) -> list[Tensor]:
+    """The tensors that a function returned. Raises ArgumentError for anything else in the tree."""
+    found: list[Tensor] = []
+
+    def visit(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            raise ArgumentError(
+                f"a function under {what} returns tensors, or lists, tuples and dicts of them",
+                found=f"{type(leaf).__name__} {leaf!r:.40}",
+            )
+        found.append(leaf)
+        return leaf
+
+    map_tree(tree, visit)
+    return found
+
+
+def check_callable(function: Callable[..., Any], what: str) -> None:
+    """Raise ArgumentError for what is no function."""
+    if not callable(function):
+        raise ArgumentError(
+            f"{what} transforms functions", found=f"{type(function).__name__} {function!r:.40}",
+            hint=f"give it the function itself: {what}(f), not {what}(f(x))",
+        )
