@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from baregrad.base.errors import DTypeError, ShapeError
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
@@ -59,8 +59,10 @@ def to_float8(module: Module, which: Callable[[str, Linear], bool] | None = None
     """Make the linear layers of a module, below it, those of 8-bit floats; return the module.
 
     `which` is asked with the path and the layer, as for leaving out a last layer. Parameters are
-    kept, so optimisers may be made before or after.
+    kept, so optimisers may be made before or after. Raises ArgumentError for what is no module.
     """
+    if not isinstance(module, Module):
+        raise ArgumentError("to_float8 takes a module", found=f"{type(module).__name__}")
     for path, parent in list(module.named_modules()):
         for name, child in list(parent.named_children()):
             full = f"{path}.{name}" if path else name

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from baregrad import nn, optim
-from baregrad.base.errors import DTypeError, ShapeError
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.base.options import options
 from baregrad.nn.float8 import float8_linear
 from baregrad.tensor import Tensor
@@ -116,6 +116,8 @@ def test_zeros_and_what_is_no_number() -> None:
 
 
 def test_what_does_not_fit() -> None:
+    with pytest.raises(ArgumentError, match="takes a module"):
+        nn.to_float8(3)  # type: ignore[arg-type]
     x, w = Tensor.ones(3, 8), Tensor.ones(4, 8)
     with pytest.raises(ShapeError, match="a linear layer takes"):
         float8_linear(x, w.T)

@@ -314,6 +314,10 @@ def arange(
         return _symbolic_arange(cls, start, stop, step, dtype, device)
     if step == 0:
         raise ArgumentError("arange with a step of 0 never ends", hint="give another step")
+    if not all(isinstance(each, int) or math.isfinite(each) for each in (start, stop, step)):
+        raise ArgumentError(
+            "arange counts between finite numbers", found=f"{start}, {stop}, {step}"
+        )
     if (stop - start) * step < 0:
         raise ArgumentError(f"arange from {start} to {stop} with a step of {step}: the wrong way")
     found = scalar_dtype(start + stop + step) if dtype is None else array_dtype(dtype)

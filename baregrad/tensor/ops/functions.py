@@ -443,8 +443,8 @@ def _lerp(x: Tensor, end: Tensor | Scalar | Node, weight: Tensor | Scalar | Node
             x + difference * weight, rsub(difference * (1 - weight), end)
         )
         return found
-    assert isinstance(weight, int | float)
-    if math.fabs(weight) < 0.5:
+    # A symbolic integer is no smaller part.
+    if not isinstance(weight, Node) and math.fabs(weight) < 0.5:
         return x + difference * weight
     return rsub(difference * (1 - weight), end)
 

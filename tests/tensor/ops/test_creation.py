@@ -268,6 +268,8 @@ def test_text() -> None:
         (lambda: bool(Tensor([1, 2])), ShapeError, "any\\(\\) or all"),
         (lambda: [1][Tensor(0.0)], DTypeError, "index"),
         (lambda: Tensor.arange(0, 5, -1), ValueError, "wrong way"),
+        (lambda: Tensor.arange(2.0, 3, float("nan")), ValueError, "finite"),
+        (lambda: Tensor.arange(0, float("inf")), ValueError, "finite"),
         (lambda: Tensor.arange(0, 5, 0), ValueError, "never ends"),
     ),
 )

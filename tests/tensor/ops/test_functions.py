@@ -9,6 +9,8 @@ import pytest
 import torch
 
 from baregrad.dtypes import DType, dtypes
+from baregrad.engine.canonical import bind
+from baregrad.ir.core.index import variable
 from baregrad.tensor import Tensor
 from tests.tensor.oracle import INTS, same
 
@@ -32,6 +34,13 @@ def test_functions_of_several_ops_round_once(dtype: DType, bits: int, function: 
     error = np.abs(found.cast(dtypes.float64).numpy() - exact)
     # Half a unit in the last place, and what float32 computes otherwise.
     assert (error <= 0.5 * ulp + 2.0**-20).all()
+
+
+@pytest.mark.parametrize("value", [0, 3])
+def test_lerp_by_a_symbolic_integer(value: int) -> None:
+    x, end = Tensor([1.0, 2.0]), Tensor([3.0, 5.0])
+    found = x.lerp(end, bind(variable("weight", 0, 5), value))
+    np.testing.assert_array_equal(found.numpy(), x.lerp(end, value).numpy())
 
 
 @pytest.mark.parametrize("dtype", INTS)
