@@ -120,5 +120,6 @@ def _inside(factor: Node) -> set[Node]:
         node = waiting.pop()
         if node not in found and node.op.bit & _INSIDE:
             found.add(node)
-            waiting.extend(node.src)
+            # Places that are named may be stored as any others.
+            waiting.extend(node.src[:1] if node.op is Ops.GATHER else node.src)
     return found

@@ -249,6 +249,9 @@ def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
     draft = request.draft
     survey = fusion.survey
     work = survey.work[node] * survey.size[node.shape]
+    if fusion.gpu and draft.contraction not in (None, node):
+        # The threads of its tiles have no rows for others.
+        return "a reduction beside a contraction"
     if work <= SMALL_WORK:
         return ""
     if request.share < 1.0:
