@@ -11,6 +11,7 @@ from baregrad.base.options import is_gpu
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.index import upper
 from baregrad.tensor import Tensor
+from baregrad.tensor.ops.shapes import stored
 
 # Rows of a tile: those of the least of a matrix unit, and as many as unpacked numbers are kept for.
 LEAST_ROWS, MOST_ROWS = 16, 64
@@ -45,21 +46,21 @@ class ExpertGroups:
         is_same = taken.unsqueeze(1) == taken.unsqueeze(0)
         before = (is_same & (order.unsqueeze(0) < order.unsqueeze(1))).sum(1, dtype=dtypes.int32)
         held = (taken.unsqueeze(0) == experts.unsqueeze(1)).sum(1, dtype=dtypes.int32)
-        tiles = ((held + (rows - 1)) // rows).contiguous()
+        tiles = stored((held + (rows - 1)) // rows)
         ends = (experts.unsqueeze(0) <= experts.unsqueeze(1)).where(tiles, 0)
         ends = ends.sum(1, dtype=dtypes.int32)
-        begins = (ends - tiles).contiguous()
-        self._place = (begins[taken] * rows + before).contiguous()
+        begins = stored(ends - tiles)
+        self._place = stored(begins[taken] * rows + before)
         number = Tensor.arange(self.tiles, dtype=dtypes.int32, device=index.device)
         passed = (ends.unsqueeze(0) <= number.unsqueeze(1)).sum(1, dtype=dtypes.int32)
-        self.experts = passed.minimum(count - 1).contiguous()
+        self.experts = stored(passed.minimum(count - 1))
         nobody = Tensor.zeros(self.tiles * rows, dtype=dtypes.int32, device=index.device)
         self._rows = nobody.scatter(0, self._place.cast(dtypes.int64), order)
 
     def spread(self, x: Tensor) -> Tensor:
         """Return the rows (tiles, rows, width) of tokens (T, width)."""
-        found = x[self._rows // self.used]
-        return found.reshape(self.tiles, self.rows, x.shape[-1]).contiguous()
+        found = stored(x[self._rows // self.used])
+        return found.reshape(self.tiles, self.rows, x.shape[-1])
 
     def gather(self, x: Tensor) -> Tensor:
         """Return what tiles (tiles, rows, width) hold for each token: (T, used, width)."""

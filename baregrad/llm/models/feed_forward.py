@@ -9,6 +9,7 @@ from baregrad.io.gguf import PackedWeight
 from baregrad.llm.models.expert_groups import ExpertGroups, rows_of_tile
 from baregrad.llm.models.traits import ExpertTraits, LayerTraits
 from baregrad.tensor import Tensor
+from baregrad.tensor.ops.shapes import stored
 
 
 def gate(kind: str, x: Tensor) -> Tensor:
@@ -99,7 +100,8 @@ class Experts:
         else:
             hidden = self.traits.hidden
             wide = gate(self.kind, wide[..., :hidden]) * wide[..., hidden:]
-        return self.down.at(index).each(wide)
+        # The products of an expert are summed whole before those of several experts are.
+        return stored(self.down.at(index).each(wide))
 
     def routes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return which experts each token takes, and how much of each: (T, used) both."""

@@ -5,8 +5,20 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from baregrad import Tensor, bind, jit, variable
+from baregrad import Tensor, bind, dtypes, jit, variable
+from baregrad.base.options import options
+from baregrad.graph import canonicalise
+from baregrad.io.gguf import PackedWeight, by_name
+from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.loops.sharing import prepare
+from baregrad.kernel.planning.gpu.gpu_schedule import choose_gpu_schedule
+from baregrad.llm.models import expert_groups
 from baregrad.llm.models.expert_groups import ExpertGroups, rows_of_tile
+from baregrad.llm.models.feed_forward import Experts
+from baregrad.llm.models.traits import ExpertTraits, LayerTraits
+from baregrad.schedule import make_plan
+from tests.graph.streams.test_passes import graph_of
+from tests.kernel.gpu_kernels import HOPPER
 
 
 def multiply(x: Tensor, index: Tensor, weight: Tensor, rows: int) -> Tensor:
@@ -52,3 +64,31 @@ def test_tiles_follow_from_the_most_tokens_that_there_may_be() -> None:
     # No expert has two rows, about.
     assert rows_of_tile(index[:4], 8) == 0
     assert rows_of_tile(Tensor.zeros(256, 2, dtype="int32"), 8) == 0
+
+
+@pytest.mark.parametrize("tokens", [1, 64])
+def test_experts_are_read_packed_by_products_of_their_own(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expert_groups, "is_gpu", lambda device: True)
+    shapes = {"gate": (4, 512, 256), "up": (4, 512, 256), "down": (4, 256, 512)}
+    row = by_name("Q4_K")
+    with options.override(device="NULL", cache=False):
+        ones = Tensor.ones(4, 256).contiguous().realize()
+        weights = {"ffn_gate_inp.weight": PackedWeight(by_name("F32"), (4, 256), ones)}
+        for name, shape in shapes.items():
+            packed = Tensor.zeros(*shape[:-1], row.row_nbytes(shape[-1]), dtype=dtypes.uint8)
+            weight = PackedWeight(row, shape, packed.contiguous().realize()).in_planes()
+            weights[f"ffn_{name}_exps.weight"] = weight
+        some = ExpertTraits(count=4, used=2, hidden=512)
+        layer = LayerTraits(4, 4, 64, 64, 512, 0.125, None, experts=some)
+        x = Tensor.ones(tokens, 256, dtype=dtypes.bfloat16).contiguous().realize()
+        sink = graph_of(Experts(layer, some, weights, {})(x), [x])
+    plan = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER)
+    kept = [buffer.nbytes for buffer in plan.buffers if buffer.kind == "temp"]
+    # Rows and what is made of them, but no expert's numbers, packed or not.
+    assert max(kept) < shapes["up"][1] * row.row_nbytes(256) * max(tokens // 16, 1)
+    choices = [choose_gpu_schedule(facts_of(prepare(one, HOPPER)), HOPPER)[1]
+               for one in plan.kernels]  # fmt: skip
+    on_units = [any("matrix units" in text for text, *_ in each) for each in choices]
+    assert sum(on_units) == (3 if tokens > 1 else 0)
