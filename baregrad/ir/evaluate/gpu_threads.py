@@ -159,6 +159,12 @@ def _store_run(machine: Threads, node: Node) -> None:
     machine.loose["store"].work.append(complete)
 
 
+def _elect(machine: Threads, node: Node) -> None:
+    """Whether a thread is the one of its warp that does what one has to do."""
+    machine.meet("a lane is elected")
+    machine.values[node] = machine.threads % WARP == 0
+
+
 def _commit(machine: Threads, node: Node) -> None:
     machine.meet("a group of copies is closed")
     machine.commit("copy")
@@ -313,6 +319,7 @@ INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingPr
     "bar.sync": _bar_sync,
     "shfl.sync.bfly": _exchange,
     **dict.fromkeys(_ATOMS, _atomic),
+    "elect": _elect,
     "bulk.store": _store_run,
     "cp.async": _copy,
     "cp.async.commit": _commit,

@@ -66,9 +66,9 @@ class CopyTo:
     """How COPYTO moves its tile: an engine, and what completes when it is done.
 
     engine: `tma` (device memory to shared memory, completes bytes of a pipe), `tma_store` (shared
-    memory to device memory, completes in a group of its own), `bulk` (runs of elements that threads
-    begin to store from there, each statement a group of its own) or `async` (each thread its own
-    elements, from device memory to shared memory; completes with the group that COMMIT closes).
+    memory to device memory, completes in a group of its own), `bulk` (likewise, runs of elements,
+    whose stores one lane of each warp begins) or `async` (each thread its own elements, from device
+    memory to shared memory; completes with the group that COMMIT closes).
     multicast: the tile lands in every block of the cluster.
     """
 

@@ -1,8 +1,8 @@
 """Results that go through shared memory, from where runs of them are stored beside the threads.
 
-The threads write a tile of results to shared memory, in rows as they lie in the output. Then each
-of them begins the store of a few runs (a bulk copy) and goes on: to the next tile, if its block has
-one, and waits only before it writes another tile over what is read.
+The threads write a tile of results to shared memory, in rows as they lie in the output. Then one
+lane of each warp begins the stores of a few runs (bulk copies), and all go on: to the next tile, if
+their block has one. They wait only before they write another tile over what is read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,15 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, extent_of, make_node, range_node, rebuild, toposort
+from baregrad.ir.core.node import (
+    Node,
+    const,
+    extent_of,
+    make_node,
+    range_node,
+    rebuild,
+    toposort,
+)
 from baregrad.ir.core.op import STATEMENTS, Ops, mask_of
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import CopyTo, Done
@@ -29,6 +37,7 @@ from baregrad.kernel.loops.loop_pieces import load, store
 ENGINE = "bulk"
 # The unit of such copies, in bytes, and of their addresses.
 UNIT = 16
+WARP = 32
 # Beyond the ids of all other axes.
 FIRST_ID = 1 << 27
 _STATEMENTS = mask_of(STATEMENTS)
@@ -98,6 +107,9 @@ def _staged(kernel: Node, node: Node, number: int, step: StageOutput) -> Node:
             step, "results are stored in runs of 16 bytes",
             found=f"runs of {run} results, {gcd(constant, *others)} apart",
         )
+    threads = thread_axes([kernel])
+    if not threads or threads[0].arg.bind != "thread" or _size(threads[0]) % WARP:
+        raise illegal(step, "whole warps store runs", wanted="a multiple of 32 threads")
     height = prod([_size(axis) for axis in rows])
     beside = prod([_size(axis) for axis in rows if axis.arg.bind == "unroll"])
     shape = (height, _pitch(run, beside, array.dtype))
@@ -113,39 +125,31 @@ def _staged(kernel: Node, node: Node, number: int, step: StageOutput) -> Node:
 def _copied(
     kernel: Node, node: Node, buffer: Node, rows: tuple[Node, ...], columns: tuple[Node, ...]
 ) -> Node:
-    """The bulk copy of a tile, of which the threads begin a part each."""
+    """The bulk copies of a tile, of which each warp begins as many."""
     array, _, place = node.src
-    threads = thread_axes([kernel])
-    count = prod([_size(axis) for axis in threads])
     sizes = [_size(axis) for axis in rows]
-    run = prod([_size(axis) for axis in columns])
-    elements = run * prod(sizes)
-    # As long as they can be while each thread has one.
-    unit = UNIT // max(array.dtype.itemsize, 1)
-    lengths = [size for size in range(unit, run + 1, unit) if run % size == 0]
-    lanes = max([size for size in lengths if elements // size >= count], default=unit)
+    lanes = prod([_size(axis) for axis in columns])
     lane = range_node(lanes, FIRST_ID, "", "vector")
     own: Dim = 0
-    stride = 1
-    for at, axis in enumerate(threads):
-        each = range_node(_size(axis), FIRST_ID + 1 + at, "", axis.arg.bind)
-        own = index.add(own, index.mul(each, stride))
-        stride *= _size(axis)
-    pieces = elements // lanes
+    count = 1
+    for at, axis in enumerate(thread_axes([kernel])):
+        each: Dim = range_node(_size(axis), FIRST_ID + 1 + at, "", axis.arg.bind)
+        extent = _size(axis)
+        if at == 0:
+            # All lanes of a warp say the same.
+            each, extent = index.floordiv(each, WARP), extent // WARP
+        own = index.add(own, index.mul(each, count))
+        count *= extent
+    pieces = prod(sizes)
     rounds = -(-pieces // count)
     if rounds > 1:
         again = range_node(rounds, FIRST_ID + 5, "", "unroll")
-        own = index.add(own, index.mul(again, count))
-    row, part = index.unflatten(own, (prod(sizes), run // lanes))
-    column = index.add(index.mul(part, lanes), lane)
-    digits = (*index.unflatten(row, tuple(sizes)),
-              *index.unflatten(column, tuple([_size(axis) for axis in columns])))  # fmt: skip
-    # The place is the same function of the run's columns, whatever axes they were.
-    terms, _ = index.linear(place)
-    start = substitute(place, dict(zip(rows, map(index.as_node, digits), strict=False)))
-    start = substitute(start, {axis: index.as_node(0) for axis in columns if axis in terms})
-    target = index.as_node(index.add(start, column))
-    read = load(buffer, (index.as_node(row), index.as_node(column)))
+        own = index.add(index.mul(own, rounds), again)
+    digits = dict(zip(rows, map(index.as_node, index.unflatten(own, tuple(sizes))), strict=True))
+    # Its columns are a run of the output, whatever axes they were.
+    first = dict.fromkeys(columns, const(0, dtypes.index))
+    target = index.as_node(index.add(substitute(place, {**digits, **first}), lane))
+    read = load(buffer, (index.as_node(own), lane))
     copied = make_node(Ops.COPYTO, dtypes.token, (array, read, target), CopyTo(ENGINE))
     if pieces % count:
         copied = make_node(Ops.IF, dtypes.token, (index.less(own, pieces), copied))

@@ -68,7 +68,7 @@ def copy_to(values: Values, node: Node) -> None:
 
 
 def _store_runs(values: Values, node: Node) -> None:
-    """A COPYTO from shared memory: each thread, at each point, a run of elements."""
+    """A COPYTO from shared memory: one lane of each warp, at each point, a run of elements."""
     target, value, *indices = node.src
     ranges = frozenset[Node]().union(*[place.ranges for place in (*indices, *value.src[1:])])
     to, origin = values.memory.addresses[node], values.memory.addresses[value]
@@ -79,16 +79,21 @@ def _store_runs(values: Values, node: Node) -> None:
         even = address.is_regular(lanes) and address.stride == 1 and lanes % unit == 0
         if not even or address.constant % unit or not address.is_even(unit) or values.masks:
             raise CompilerBug("a bulk copy of no whole words", found=node)
+    scopes = values.scopes
+    runs: list[Node] = []
     for point in values.tiles.points(values.tiles.axes_of(ranges), values.point):
         values.point = point
         array, first = values.offset(to)
         shared, at = values.offset(origin)
         one = Machine("bulk.store", (lanes * size, first, at))
         src = (target, array, value.src[0], shared)
-        values.scopes.append(make_node(Ops.MACHINE, dtypes.token, src, one))
-    values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (), Machine("bulk.commit")))
+        runs.append(make_node(Ops.MACHINE, dtypes.token, src, one))
+    elected = make_node(Ops.MACHINE, dtypes.bool, (), Machine("elect"))
+    closed = make_node(Ops.MACHINE, dtypes.token, (), Machine("bulk.commit"))
+    for each in (elected, make_node(Ops.TEST, dtypes.token, (elected,)), *runs, closed, END):
+        scopes.append(each)
     values.point = {}
-    values.scopes.end_statement()
+    scopes.end_statement()
 
 
 def commit(values: Values, node: Node) -> None:

@@ -429,6 +429,7 @@ _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyTyp
         "cp.async": _copy,
         "cp.async.commit": _group,
         "cp.async.wait": _group,
+        "elect": lambda f, node: f.define(node, "(threadIdx.x & 31) == 0"),
         "bulk.store": _store_run,
         "bulk.commit": _plain("cp.async.bulk.commit_group"),
         "bulk.wait": _bulk_wait,
