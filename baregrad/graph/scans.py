@@ -69,6 +69,8 @@ def _pieces(node: Node) -> Parts | None:
 
 def _at_hand(value: Node) -> Node:
     """A value that is read twice: stored, unless it is a few steps from what is in memory."""
+    if constant_of(value) is not None:
+        return value
     steps = [one for one in toposort(value, enter=_is_cheap) if one.op in ELEMENTWISE]
     if len(steps) > STEPS:
         return in_memory(value)

@@ -364,7 +364,7 @@ def scan(op: Op, x: Node, axis: int) -> Node:
 def running_scaled_sum(high: Node, total: Node, axis: int) -> tuple[Node, Node]:
     """Running sums of total * exp(high) along an axis: the largest `high`, and relative to it.
 
-    Gradients reach `total` alone: what sums are relative to changes nothing that they stand for.
+    Gradients are those of the second: what a sum is relative to changes nothing that it stands for.
     """
     dtype = total.dtype
     both = Node(Ops.SCAN, dtype, (high, total), Scan(monoid.scaled_sum(dtype), axis))

@@ -166,22 +166,21 @@ def _proj(node: Node, gradient: Node) -> Gradients:
 
 
 def _proj_scaled_sum(node: Node, gradient: Node) -> Gradients:
-    """The sum over k >= i of gradient[k] * exp(high[i] - highest[k]), for each element i.
+    """exp(high[i]) times the sum over k >= i of gradient[k] * exp(-highest[k]), for each i.
 
-    Relative to exp(-highest[i]), whose exponent is the largest of these, it is a running fold of
-    such pairs itself, backwards.
+    Relative to exp(-highest[i]), whose exponent is the largest of these, that sum is a running fold
+    of such pairs itself, backwards.
     """
     (both,) = node.src
     if node.arg == 0:
         return None, None
-    high, _ = both.src
+    high, total = both.src
     highest = nodes.part(both, 0, node.dtype)
     axis = both.arg.axis
     last, first = nodes.flip(alu(Ops.NEG, highest), (axis,)), nodes.flip(gradient, (axis,))
-    _, total = nodes.running_scaled_sum(last, first, axis)
-    near = alu(Ops.EXP, alu(Ops.SUB, high, highest))
-    near = where(alu(Ops.CMPEQ, high, highest), scalar(1, high), near)
-    return None, mul(near, nodes.flip(total, (axis,)))
+    _, later = nodes.running_scaled_sum(last, first, axis)
+    found = mul(alu(Ops.EXP, alu(Ops.SUB, high, highest)), nodes.flip(later, (axis,)))
+    return mul(total, found), found
 
 
 def _scan(node: Node, gradient: Node) -> Gradients:

@@ -70,15 +70,9 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     if not x.ndim or 0 in x.shape:
         return x.clone()
     y = x.cast(accumulator(x.dtype))
-    # The sum of a stretch is `total * exp(high)`, and `total` alone carries gradients.
-    high = y.detach()
-    total = (y - _finite(high)).exp()
-    highest, sums = nodes.running_scaled_sum(high.node, total.node, axis)
-    return (result(sums, total).log() + _finite(result(highest, high))).cast(x.dtype)
-
-
-def _finite(high: Tensor) -> Tensor:
-    return high.isinf().where(0, high)
+    ones = nodes.full(1, y.shape, y.dtype)
+    highest, total = nodes.running_scaled_sum(y.node, ones, axis)
+    return (result(total, y).log() + result(highest, y)).cast(x.dtype)
 
 
 def diff(x: Tensor, n: int = 1, dim: int = -1) -> Tensor:
