@@ -32,8 +32,7 @@ def fuse(sink: Node, gpu: bool = False, matrix_units: bool = False) -> Fusion:
     _name_outputs(fusion)
     fusion.streamed = streamed(fusion.order, fusion.must)
     fusion.survey = take_survey(fusion.order, fusion.must, fusion.gpu)
-    if not gpu:
-        fusion.streamed |= read_in_place(fusion.survey)
+    fusion.streamed |= read_in_place(fusion.survey)
     fusion.compared = compared_sums(fusion.sink, fusion.order, fusion.survey)
     for root in dict.fromkeys(fusion.outputs):
         if root not in fusion.must and root.op is not Ops.PARAM:

@@ -273,7 +273,8 @@ def read_in_place(survey: Survey) -> frozenset[Node]:
     """Rows that places name and one product reads, a few times each: a copy would cost more.
 
     The product's tile loads each once for all that reads it, as keys and values in pages are for
-    the heads that share them.
+    the heads that share them. A GPU's reads whole matrices so however often: it copies panels of
+    them in any case.
     """
     found = set()
     for total in survey.contractions:
@@ -283,19 +284,28 @@ def read_in_place(survey: Survey) -> frozenset[Node]:
             while rows.op is Ops.CAST:
                 rows = base_of(rows.src[0])
             often = survey.size[product.shape] > MOST_READS * survey.size[rows.shape]
-            if rows.op is Ops.GATHER and survey.readers[rows] == 1 and not often:
+            if rows.op is not Ops.GATHER or survey.readers[rows] != 1:
+                continue
+            if _is_whole(rows, 2) if survey.gpu else not often and _is_whole(rows, 1):
                 found.add(rows)
-    return frozenset([rows for rows in found if _are_runs(rows)])
+    return frozenset(found)
 
 
-def _are_runs(gather: Node) -> bool:
-    """Whether a GATHER is of whole runs of elements of an array in memory."""
-    array, *rows, last = gather.src
-    if not base_of(array).op.bit & _IN_MEMORY or last.op is not Ops.EXPAND:
+def _is_whole(gather: Node, count: int) -> bool:
+    """Whether a GATHER of an array in memory is whole along its last `count` axes."""
+    array, *places = gather.src
+    if not base_of(array).op.bit & _IN_MEMORY or len(places) <= count:
         return False
-    places, length = base_of(last), gather.shape[-1]
-    is_run = places.op is Ops.IOTA and places.shape == (length,) == last.src[0].shape[-1:]
-    return is_run and all(one.op is Ops.EXPAND and one.src[0].shape[-1] == 1 for one in rows)
+    for axis in range(1, count + 1):
+        own, length = places[-axis], gather.shape[-axis]
+        order = base_of(own)
+        is_order = order.op is Ops.IOTA and order.shape == (length,)
+        if not is_order or own.op is not Ops.EXPAND or own.src[0].shape[-axis] != length:
+            return False
+        others = [one for one in places if one is not own]
+        if not all(one.op is Ops.EXPAND and one.src[0].shape[-axis] == 1 for one in others):
+            return False
+    return True
 
 
 def streamed(order: list[Node], must: dict[Node, str]) -> frozenset[Node]:

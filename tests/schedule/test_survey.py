@@ -187,3 +187,11 @@ def test_rows_that_are_read_often_are_stored() -> None:
     key = pages[table].reshape(3, 128, 4, 32).transpose(1, 2)
     sink = canonicalise(graph_of(query @ key.mT, [query, pages, table]))
     assert len(make_plan(sink).kernels) > 1
+
+
+@pytest.mark.parametrize("rows", (16, 128))
+def test_a_gpu_reads_matrices_that_an_index_names_where_they_are(rows: int) -> None:
+    x, weight = inputs(BRAIN, (8, rows, 128), (3, 256, 128))
+    named = Tensor(np.zeros(8, np.int32)).realize()
+    given = graph_of(x @ weight[named].mT, [x, weight, named])
+    assert len(make_plan(canonicalise(given, target=HOPPER), target=HOPPER).kernels) == 1
