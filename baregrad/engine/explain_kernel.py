@@ -25,6 +25,7 @@ from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import Choice, Schedule, choose, cost_of, facts_of, lower
 from baregrad.kernel.facts.analysis import itemsize, op_flops
+from baregrad.kernel.gpu.pictures import pipeline_lines
 from baregrad.kernel.search import roofline_ns
 from baregrad.program import evaluate
 from baregrad.runtime.cpu.device import CpuDevice
@@ -189,9 +190,11 @@ def _plan_lines(
     found: Found, target: AnyTarget, threads: int, choice: Choice, loop: Node
 ) -> list[str]:
     records = Records(records_path()).all()
+    picture = pipeline_lines(loop, target) if target.kind == "gpu" else []
     return [
         *choice_lines(choice),
         *candidate_lines(found.kernel, target, threads, records),
+        *(["pipeline", *(f"  {line}" for line in picture)] if picture else []),
         "loops",
         *(f"  {line}" for line in outline(loop).splitlines()),
     ]

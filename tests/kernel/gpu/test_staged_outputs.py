@@ -121,3 +121,15 @@ def test_large_products_store_beside_their_next_tile(arrays: tuple[str, str]) ->
     assert loop.arg.grid and [node for node in program.src if _is(node, "bulk.store")]
     registers, spilled = assembled(get("ptx").render(program, HOPPER), HOPPER.name)
     assert spilled == 0 and registers <= 255
+
+
+def test_runs_that_are_shorter_than_a_tile() -> None:
+    """As those of a convolution are, whose columns are images and places."""
+    kernel = contraction((128,), (3, 64), (192,), "ax", "nox", "nao")
+    rows, columns = "split('i0', outer='a'", "split('i1', outer='b'"
+    spelled = staged((False, True), 2, panels=3).replace(columns, "split('f', outer='b'")
+    spelled = spelled.replace(rows, "split('i1', outer='a'").replace("'r2'", "'r3'")
+    collapsed = "Schedule(collapse('i0', 'i2', name='f'), "
+    program = check_gpu(kernel, collapsed + spelled.removeprefix("Schedule("))
+    (nbytes,) = {node.arg.immediates[0] for node in program.src if _is(node, "bulk.store")}
+    assert nbytes == 64 * 4

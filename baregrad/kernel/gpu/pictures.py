@@ -1,0 +1,157 @@
+"""A pipeline as a picture: slots over iterations, where threads meet, and what bounds it.
+
+What an iteration takes is counted three ways, as if nothing else were to be done: products of the
+matrix unit, bytes that come from the second cache (which brings more where multiprocessors ask for
+the same at about the same time), and bytes that pass shared memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import prod
+
+from baregrad.base.bits import human_bytes
+from baregrad.ir.core.node import Node, extent_of, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.facts.analysis import by_id
+from baregrad.kernel.gpu.threads import grid_size
+from baregrad.kernel.instructions import wgmma
+from baregrad.target.gpu import GpuTarget
+
+# Iterations that are drawn beyond those that fill the slots.
+MORE = 1
+WIDTH = 12
+# Bytes of a factor's row that four warps' unit multiplies with another row in a cycle.
+GROUP_BYTES_PER_CYCLE = 4096
+
+
+def pipeline_lines(kernel: Node, target: GpuTarget) -> list[str]:
+    """The pipelines of a loop-level KERNEL of a block, each as a few lines of text."""
+    lines: list[str] = []
+    for loop in toposort(kernel):
+        if loop.op is Ops.LOOP and (rings := _rings(loop)):
+            lines += _picture(loop, rings, target)
+    if lines and kernel.arg.grid:
+        lines.append(
+            f"blocks: {grid_size(kernel)}, each does its tiles one after the other, and copies "
+            "what the next needs first before it stores"
+        )
+    return [*lines, *_stored(kernel)] if lines else []
+
+
+def _rings(loop: Node) -> tuple[Node, ...]:
+    """The arrays whose slots the iterations of a loop take in turns."""
+    first = loop.src[1].src[0] if loop.src[1].op is Ops.SEQ else loop.src[1]
+    if first.op is not Ops.DONE or first.arg.engine not in ("copy", "lanes"):
+        return ()
+    arrays = {one for one in toposort(loop) if one.op is Ops.ALLOC and one.arg.depth > 1}
+    return tuple(sorted(arrays, key=lambda one: one.arg.id))
+
+
+def _nbytes(array: Node) -> int:
+    """Bytes of one slot."""
+    return int(prod(array.arg.shape) * array.dtype.itemsize)
+
+
+def _picture(loop: Node, rings: tuple[Node, ...], target: GpuTarget) -> list[str]:
+    axis = loop.src[0]
+    depth = rings[0].arg.depth
+    first = loop.src[1].src[0].arg
+    lead = first.keep + 1 if first.engine == "copy" else depth - 1
+    each = sum(_nbytes(array) for array in rings)
+    sizes = " + ".join([human_bytes(_nbytes(array)) for array in rings])
+    units = [one for one in toposort(loop) if one.op is Ops.MMA]
+    beside = any(one.arg.name == wgmma.INSTRUCTION for one in units)
+    how = "by copies beside the threads" if first.engine == "copy" else "by the threads"
+    lines = [
+        f"ring over {axis.arg.axis} of {extent_of(axis)}: {depth} slots of {human_bytes(each)} "
+        f"({sizes}), filled {how}",
+        f"under way: {lead} of them, {human_bytes(lead * each)} a block",
+        _row("iteration", [str(number) for number in range(depth + MORE)]),
+    ]
+    for slot in range(depth):
+        cells = []
+        for k in range(depth + MORE):
+            panel = next(p for p in range(k, k + depth) if p % depth == slot)
+            cells.append(f"{'multiply' if panel == k else 'copy'} {panel}")
+        lines.append(_row(f"slot {slot}", cells))
+    lines.append("barriers: once a slot is filled" + (
+        ", and once the products of the iteration before are done" if beside else ""
+    ))
+    return [*lines, *_bounds(loop, units, each, target)]
+
+
+def _row(name: str, cells: list[str]) -> str:
+    return "".join([cell.ljust(WIDTH) for cell in (name, *cells)]).rstrip()
+
+
+def _bounds(loop: Node, units: list[Node], each: int, target: GpuTarget) -> Iterator[str]:
+    """What an iteration takes, and which of that takes longest."""
+    if not units:
+        return
+    taken = {
+        "matrix unit": sum(_cycles(loop, unit, target) for unit in units),
+        "second cache": each / target.cache_bytes_per_cycle,
+        "shared memory": (each + sum(_read(loop, unit) for unit in units))
+        / target.shared_bytes_per_cycle,
+    }
+    longest = max(taken, key=lambda name: taken[name])
+    counts = ", ".join([f"{name} {cycles:.0f}" for name, cycles in taken.items()])
+    yield f"cycles of an iteration: {counts}"
+    yield f"bound by: {longest}"
+
+
+def _inside(loop: Node, axes: frozenset[Node]) -> list[Node]:
+    """Axes that an iteration of a loop runs over: tiles and the loops inside it."""
+    inner = {one.src[0] for one in toposort(loop.src[1]) if one.op is Ops.LOOP}
+    return [axis for axis in by_id(set(axes)) if axis.arg.is_tile or axis in inner]
+
+
+def _points(axes: list[Node]) -> int:
+    return prod([int(axis.src[0].arg) for axis in axes])
+
+
+def _factors(unit: Node) -> list[Node]:
+    return [one.src[0] if one.op is Ops.CAST else one for one in unit.src[1:3]]
+
+
+def _cycles(loop: Node, unit: Node, target: GpuTarget) -> float:
+    """Cycles that the matrix unit multiplies for in an iteration."""
+    left, right = _factors(unit)
+    products = _points(_inside(loop, left.ranges | right.ranges))
+    if unit.arg.name == wgmma.INSTRUCTION:
+        return products * left.dtype.itemsize / GROUP_BYTES_PER_CYCLE
+    return products / target.warp_macs_per_cycle
+
+
+def _read(loop: Node, unit: Node) -> int:
+    """Bytes of shared memory that the matrix unit, or warps for it, read in an iteration.
+
+    Warps that share a factor read it each, and four warps' unit reads columns anew for each of its
+    tiles of rows.
+    """
+    total = 0
+    every = frozenset[Node]().union(*[factor.ranges for factor in _factors(unit)])
+    groups = unit.arg.name == wgmma.INSTRUCTION
+    for factor in _factors(unit):
+        if factor.src[0].op is not Ops.ALLOC or factor.src[0].arg.space != "shared":
+            continue
+        own = _inside(loop, factor.ranges)
+        apart = [axis for axis in _inside(loop, every) if axis not in own]
+        tiles = groups and factor is _factors(unit)[1]
+        again = [a for a in apart if a.arg.is_thread or (tiles and a.arg.bind == "unroll")]
+        total += _points(own) * _points(again) * factor.dtype.itemsize
+    return total
+
+
+def _stored(kernel: Node) -> Iterator[str]:
+    """How results go through shared memory."""
+    for copy in toposort(kernel):
+        if copy.op is Ops.COPYTO and copy.arg.engine == "bulk":
+            array = copy.src[1].src[0]
+            runs = [axis for axis in copy.src[2].ranges if axis.arg.bind == "vector"]
+            nbytes = _points(runs) * array.dtype.itemsize
+            yield (
+                f"results: {human_bytes(_nbytes(array))} of shared memory, stored from there in "
+                f"{array.arg.shape[0]} runs of {human_bytes(nbytes)} beside what follows"
+            )

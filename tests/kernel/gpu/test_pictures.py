@@ -1,0 +1,59 @@
+"""Pictures of pipelines: their slots over iterations, and what bounds them, counted by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from baregrad.kernel import lower, parse_schedule
+from baregrad.kernel.gpu.pictures import pipeline_lines
+from tests.kernel import kernels as k
+from tests.kernel.gpu_kernels import HOPPER
+from tests.kernel.instructions.test_mma_sync import product
+from tests.kernel.instructions.test_wgmma import ASYNC, text
+
+
+def lines(spelled: str, m: int, n: int) -> list[str]:
+    kernel = product(m, n, 512, b_t=True)
+    return pipeline_lines(lower(kernel, HOPPER, parse_schedule(spelled)), HOPPER)
+
+
+@pytest.mark.parametrize("slots", [2, 3, 4])
+def test_a_slot_holds_a_panel_from_the_iteration_that_begins_its_copy(slots: int) -> None:
+    found = lines(text((False, True), ASYNC.format(slots)), 64, 64)
+    # 64 rows and 64 columns of 64 halves.
+    assert found[0].startswith(f"ring over ko of 8: {slots} slots of 16.0 KiB (8.0 KiB + 8.0 KiB)")
+    assert found[1] == f"under way: {slots - 1} of them, {(slots - 1) * 16:.1f} KiB a block"
+    rows = [line.split()[2:] for line in found if line.startswith("slot")]
+    assert len(rows) == slots
+    for slot, cells in enumerate(rows):
+        for iteration, (what, panel) in enumerate(zip(cells[::2], cells[1::2], strict=True)):
+            assert int(panel) % slots == slot
+            assert (what == "multiply") == (int(panel) == iteration)
+            assert iteration <= int(panel) < iteration + slots
+
+
+def test_what_an_iteration_takes() -> None:
+    found = lines(text((False, True), ASYNC.format(3), groups=2, tiles=2), 256, 64)
+    # 256 rows, 64 columns, 64 steps: 2048 products a cycle. 256 + 64 rows of 128 bytes come, at 36
+    # bytes a cycle. They are written once; of shared memory rows are read once, columns by two
+    # groups, for two tiles of rows each: 128 bytes a cycle.
+    rows, columns = 256 * 128, 64 * 128
+    wanted = (256 * 64 * 64 / 2048, (rows + columns) / 36,
+              (rows + columns + rows + 4 * columns) / 128)  # fmt: skip
+    text_of = "matrix unit {:.0f}, second cache {:.0f}, shared memory {:.0f}".format(*wanted)
+    assert f"cycles of an iteration: {text_of}" in found
+    assert "bound by: second cache" in found
+
+
+def test_blocks_that_persist_and_results_that_are_stored_beside() -> None:
+    spelled = f"{text((False, True), ASYNC.format(3))[:-1]}, persist(2), stage_output(0))"
+    *_, blocks, results = lines(spelled, 320, 64)
+    assert blocks.startswith("blocks: 2, ")
+    # 64 rows of 64 floats, each 64 bytes apart.
+    assert results.startswith("results: 20.0 KiB of shared memory, stored from there in 64 runs of")
+    assert "256 B" in results
+
+
+def test_nothing_is_drawn_of_other_kernels() -> None:
+    loop = lower(k.matmul(64, 64, 64), HOPPER, parse_schedule("Schedule(bind('i0', 'grid'))"))
+    assert pipeline_lines(loop, HOPPER) == []
