@@ -128,18 +128,28 @@ def gpu_signature(
 
 def multiplies_groups(program: Node) -> bool:
     """Whether a PROGRAM has products of groups of four warps, which read whole rows of copies."""
-    return any(node.op is Ops.MACHINE and node.arg.name == "wgmma" for node in program.src)
+    return any(is_group_product(node) for node in program.src)
+
+
+def is_group_product(node: Node) -> bool:
+    """Whether a node is a product of four warps, of which one factor may be in registers."""
+    return node.op is Ops.MACHINE and node.arg.name in ("wgmma", "wgmma.held")
+
+
+def group_sums(node: Node) -> tuple[Node, ...]:
+    """The registers that a product of four warps adds to."""
+    return node.src[6 if node.arg.name == "wgmma.held" else 4 :]
 
 
 def group_product(
-    left: str, right: str, turned: tuple[int, int], columns: int
+    left: str, right: str, turned: tuple[int, ...], columns: int
 ) -> tuple[str, tuple[str, ...]]:
     """The instruction that multiplies numbers of two dtypes for four warps, and its immediates."""
     dtype = as_dtype(left)
     names = ("f32" if dtype.is_float else "s32", _OPERANDS[left], _OPERANDS[right])
     settings: tuple[str, ...] = ("1", "1") if dtype.is_float else ()
     if dtype.bits == 16:
-        settings += (str(turned[0]), str(turned[1]))
+        settings += tuple(map(str, turned))
     shape = f"m64n{columns}k{32 // dtype.itemsize}"
     return f"wgmma.mma_async.sync.aligned.{shape}.{'.'.join(names)}", settings
 

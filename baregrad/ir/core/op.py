@@ -259,8 +259,8 @@ class _Table:
     WAIT = _r("statement", L, 2, "pipe, counter: wait until the slot is full")
     RELEASE = _r("statement", L, 2, "pipe, counter: the slot may be reused")
     DRAIN = _r("statement", L, 2, "pipe, count: wait until every slot was released")
-    MMA = _r("statement", L, (7, 8),
-        "acc, a, b, keep, m, n, k[, outer k]: issue acc = (acc if keep) + a @ b.T as one group")
+    MMA = _r("statement", L, (7, 9),
+        "acc, a, b, keep, m, n, k[, outer ks]: issue acc = (acc if keep) + a @ b.T as one group")
     DONE = _r("statement", L, 0, "wait until at most n groups are in flight")
     BARRIER = _r("statement", L, 0, "all threads of a scope meet")
     FENCE = _r("statement", L, 0, "order accesses between proxies")

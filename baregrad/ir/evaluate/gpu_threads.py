@@ -14,7 +14,7 @@ from types import MappingProxyType
 import numpy as np
 
 from baregrad.base.errors import IndexOutOfRange
-from baregrad.dtypes import as_dtype
+from baregrad.dtypes import DType, as_dtype
 from baregrad.ir.core.node import Node
 from baregrad.ir.evaluate.alu import Array, round_to, to_array, to_raw
 from baregrad.ir.evaluate.gpu_cluster import Cluster, wait_for
@@ -241,17 +241,19 @@ def _multiply_groups(machine: Threads, node: Node) -> None:
     machine.meet("matrices are multiplied")
     *kinds, turn_a, turn_b, panel, at_a, at_b, beside, _, keep = node.arg.immediates[:10]
     turned, tiles = (turn_a, turn_b), node.arg.immediates[10:]
-    a, offset_a, b, offset_b, *registers = node.src
-    size = a.dtype.itemsize
+    is_held = node.arg.name == "wgmma.held"
+    first, registers = (4, node.src[6:]) if is_held else (2, node.src[4:])
+    held, (b, offset_b) = node.src[:first], node.src[first : first + 2]
+    size = b.dtype.itemsize
     # Elements of a row of 128 bytes, of which an instruction takes 32, and of a chunk of 16.
     line, chunk = 128 // size, 16 // size
     step, row, column = np.arange(32 // size), np.arange(64), np.arange(8 * len(tiles))
     own = row * (1 if turned[0] else line)
     other = column // line * panel + column % line if turned[1] else column * line
     places = []
-    for array, offset, at, side, across in (
-        (a, offset_a, at_a, own, turned[0]), (b, offset_b, at_b, other, turned[1]),
-    ):  # fmt: skip
+    sides = [] if is_held else [(held[0], held[1], at_a, own, turned[0])]
+    sides.append((b, offset_b, at_b, other, turned[1]))
+    for array, offset, at, side, across in sides:
         starts = np.broadcast_to(np.asarray(machine.use(offset), np.int64), machine.threads.shape)
         starts = starts.reshape(-1, _GROUP)
         if (starts != starts[:, :1]).any():
@@ -261,19 +263,21 @@ def _multiply_groups(machine: Threads, node: Node) -> None:
         flat ^= flat // line % 8 * chunk
         machine.see(node, array, flat)
         places.append(flat)
+    known = [_held_rows(machine, held, as_dtype(kinds[0]))] if is_held else []
     for register in registers:
         if register not in machine.hidden:
             shape = (machine.threads.size, *register.shape)
             machine.hidden[register] = np.array(np.broadcast_to(machine.use(register), shape))
-        held = machine.hidden[register]
-        machine.values[register] = poisoned(held.size, register.dtype).reshape(held.shape)
+        sums = machine.hidden[register]
+        machine.values[register] = poisoned(sums.size, register.dtype).reshape(sums.shape)
     rows, columns = accumulator_places(8 * len(tiles))
 
     def retire() -> None:
-        left, right = (
-            to_array(machine.buffer(array)[at], as_dtype(kind)).astype(np.float64)
-            for kind, array, at in zip(kinds, (a, b), places, strict=True)
-        )
+        factors: list[Array] = [
+            to_array(machine.buffer(one[0])[at], as_dtype(kind)).astype(np.float64)
+            for kind, one, at in zip(kinds[is_held:], sides, places, strict=True)
+        ]
+        left, right = known + factors
         total = left @ right.transpose(0, 2, 1)
         # By groups, warps, rows of a warp.
         added = total.reshape(len(total), 4, 16, -1)[:, :, rows, columns]
@@ -281,13 +285,27 @@ def _multiply_groups(machine: Threads, node: Node) -> None:
         for number, register in enumerate(registers):
             for place in range(2):
                 lane = beside * place + tiles[number // 2]
-                held = machine.hidden[register]
-                new = added[2 * number + place] + (held[:, lane] if keep else 0)
+                sums = machine.hidden[register]
+                new = added[2 * number + place] + (sums[:, lane] if keep else 0)
                 # Sums of integers wrap.
                 new = new.astype(np.int64) if register.dtype.is_int else new
-                held[:, lane] = new.astype(held.dtype)
+                sums[:, lane] = new.astype(sums.dtype)
 
     machine.loose["mma"].work.append(retire)
+
+
+def _held_rows(machine: Threads, words: Sequence[Node], dtype: DType) -> Array:
+    """The first factor of groups of four warps, 64 rows of 16 steps, in two of four words each."""
+    lane = np.arange(WARP)
+    count = machine.threads.size // _GROUP
+    found = np.zeros((count, 4, 16, 16))
+    for number, one in enumerate(words):
+        word = np.broadcast_to(np.asarray(machine.use(one)), machine.threads.shape)
+        for half in range(2):
+            codes = (word >> np.uint32(16 * half)).astype(np.uint16).view(memory_dtype(dtype))
+            row, step = lane // 4 + 8 * (number & 1), 8 * (number >> 1) + 2 * (lane % 4) + half
+            found[:, :, row, step] = to_array(codes, dtype).reshape(count, 4, WARP)
+    return found.reshape(count, 64, 16)
 
 
 def _pack(machine: Threads, node: Node) -> None:
@@ -326,7 +344,7 @@ INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingPr
     "cp.async.wait": _wait,
     "ldmatrix": _load_matrices,
     "mma.sync": _multiply_matrices,
-    "wgmma": _multiply_groups,
+    **dict.fromkeys(("wgmma", "wgmma.held"), _multiply_groups),
     "cvt.pack": _pack,
     **HOPPER_INSTRUCTIONS,
 })  # fmt: skip

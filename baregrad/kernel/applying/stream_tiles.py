@@ -12,9 +12,6 @@ key, have a tile of both in each block, which those pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc, Reduce
@@ -34,20 +31,33 @@ from baregrad.ir.core.node import (
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import CopyTo, Done, Mma
-from baregrad.kernel.facts.stream_facts import StreamFacts, array_read, holds_between, stream_facts
+from baregrad.kernel.applying.stream_panels import (
+    CHUNK,
+    DEPTH,
+    Panel,
+    flat,
+    is_chunked,
+    panel_array,
+    read_where,
+    whole,
+    width_of,
+)
+from baregrad.kernel.facts.stream_facts import StreamFacts, holds_between, stream_facts
 from baregrad.kernel.gpu.barriers import sequence
-from baregrad.kernel.instructions.mma_sync import LANES, TILE, M, N
+from baregrad.kernel.instructions import mma_sync, wgmma
+from baregrad.kernel.instructions.mma_sync import TILE, N
+from baregrad.kernel.instructions.wgmma import lanes_of_tile
 from baregrad.kernel.language.schedule import Schedule, StreamTiles, illegal
 from baregrad.kernel.loops.loop_pieces import guarded, load, store
 from baregrad.target import AnyTarget
 
 F32 = dtypes.float32
-DEPTH = 16
-CHUNK = 8
 SLOTS = 2
 # Beyond the ids of a kernel's own axes and of its copies' axes.
 FIRST_ID = 1 << 22
-_LOWEST, _ZERO, _TRUE = const(float("-inf"), F32), const(0.0, F32), const(True, dtypes.bool)
+_LOWEST, _ZERO = const(float("-inf"), F32), const(0.0, F32)
+# What groups of warps multiply is waited for.
+_ALL = make_node(Ops.DONE, dtypes.token, (), Done("mma"))
 Places = tuple[Node, ...]
 
 
@@ -69,26 +79,32 @@ def stream_to_loop(kernel: Node, schedule: Schedule, target: AnyTarget) -> Node:
     dtype = facts.products[0].left.dtype
     if target.kind != "gpu" or (dtype.name, DEPTH) not in target.warp_products:
         raise illegal(step, "the machine has no such instruction", found=dtype)
+    groups = step.instruction == wgmma.INSTRUCTION
+    if groups and not (wgmma.has_groups(target, dtype) and wgmma.suits_stream(facts, step.keys)):
+        raise illegal(
+            step, "groups of warps take rows of 64 elements, of keys that all pass",
+            found=facts.widths,
+        )
     if step.keys % DEPTH or any(width % DEPTH for width in facts.widths):
         raise illegal(step, "keys and widths are multiples of 16", found=[step.keys, *facts.widths])
     return _Builder(facts, step).kernel()
 
 
+def _rows_of(step: StreamTiles) -> int:
+    """Rows of a tile."""
+    return wgmma.M if step.instruction == wgmma.INSTRUCTION else mma_sync.M
+
+
+def _tiles_of(wide: int, groups: bool) -> Places:
+    """The axes of tiles of columns of sums: those of each panel of groups of warps."""
+    if not groups:
+        return (_axis(31, wide // N, "unroll", "d"),)
+    tiles = wgmma.PANEL // N
+    return _axis(31, wide // wgmma.PANEL, "unroll", "p"), _axis(32, tiles, "unroll", "d")
+
+
 def _axis(number: int, extent: Dim, bind: str, name: str = "") -> Node:
     return range_node(extent, FIRST_ID + number, name, bind)
-
-
-def _whole(places: Sequence[Dim]) -> Places:
-    return tuple([index.as_node(place) for place in places])
-
-
-@dataclass(slots=True)
-class _Panel:
-    """An input's tile in shared memory: `read` along rows or keys, and across the other axis."""
-
-    array: Node
-    read: Node
-    across: Node
 
 
 class _Builder:
@@ -97,7 +113,8 @@ class _Builder:
     def __init__(self, facts: StreamFacts, step: StreamTiles) -> None:
         self.facts, self.step = facts, step
         self.dtype: DType = facts.products[0].left.dtype
-        self.rows = step.warps * step.tiles * M
+        self.groups, size = step.instruction == wgmma.INSTRUCTION, _rows_of(step)
+        self.rows = step.warps * step.tiles * size
         self.lengths: tuple[Dim, Dim] = (
             1 if facts.row is None else extent_of(facts.row), extent_of(facts.key)
         )
@@ -106,11 +123,12 @@ class _Builder:
                              for axis in facts.batch])  # fmt: skip
         self.number = _axis(0, count, "grid", "rows")
         self.warp = _axis(2, step.warps, "thread_y", "w")
-        self.tile, self.m = _axis(20, step.tiles, "unroll", "u"), _axis(40, M, TILE, "m")
+        self.tile, self.m = _axis(20, step.tiles, "unroll", "u"), _axis(40, size, TILE, "m")
+        self.lanes = lanes_of_tile(self.m)
         # Tiles of keys and their columns; of values; steps of the last product.
         self.part, self.n = _axis(30, step.keys // N, "unroll", "v"), _axis(41, N, TILE, "n")
         wide = facts.widths[-1] if facts.column is not None else N
-        self.block, self.c = _axis(31, wide // N, "unroll", "d"), _axis(42, N, TILE, "c")
+        self.wide, self.c = _tiles_of(wide, self.groups), _axis(42, N, TILE, "c")
         self.turn = _axis(11, step.keys // DEPTH, "unroll", "jo")
         self.k, self.j = _axis(43, DEPTH, TILE, "k"), _axis(44, DEPTH, TILE, "j")
         # Where no row sees later keys, the blocks with most to do come first.
@@ -126,26 +144,27 @@ class _Builder:
         # Which keys the block has, where these do not pass.
         keys = index.floordiv(index.add(self.lengths[1], step.keys - 1), step.keys)
         self.column = _axis(3, keys, "grid", "columns")
-        own = index.add(index.mul(self.warp, step.tiles * M), index.mul(self.tile, M))
+        own = index.add(index.mul(self.warp, step.tiles * size), index.mul(self.tile, size))
         self.place = index.add(own, self.m)
         self.row = index.add(self.start, self.place)
         self.first, trips = self._span()
         self.loop = _axis(1, trips, "loop", "keys")
         self.own: Places = (self.warp, self.tile, self.m)
         self.allocs = 0
-        shape = (step.warps, step.tiles, M)
+        shape = (step.warps, step.tiles, size)
         slots = 1 if facts.over is None else SLOTS
         self.left = [
             self._panel(each.left, each.depth, self.rows, slots) for each in facts.products
         ]
-        self.right: list[_Panel] = []
+        self.right: list[Panel] = []
         for each in facts.products:
             self.right.append(self._panel(each.right, each.depth, step.keys, SLOTS))
         for values in facts.values:
             assert facts.column is not None
             self.right.append(self._panel(values, facts.column, step.keys, SLOTS))
         self.s = [self._array("register", (*shape, step.keys // N, N)) for _ in facts.products]
-        self.acc = [self._array("register", (*shape, wide // N, N)) for _ in facts.values]
+        sums = *shape, *map(width_of, self.wide), N
+        self.acc = [self._array("register", sums) for _ in facts.values]
         self.every = self._array("register", (*shape, step.keys // N, N))
         self.sums = self._array("register", (*shape, N))
         self.top, self.next, self.scale, self.total = [
@@ -160,16 +179,22 @@ class _Builder:
         where = Alloc(self.allocs, space, shape, depth=slots, name=name)
         return make_node(Ops.ALLOC, dtype, (), where)
 
-    def _panel(self, read: Node, across: Node, count: int, slots: int) -> _Panel:
+    def _panel(self, read: Node, across: Node, count: int, slots: int) -> Panel:
         """The tile of an input; the one that is there already where it holds the same."""
         known = getattr(self, "right", [])
         for panel in known if slots > 1 else ():
             if substitute(read, {across: panel.across}) is panel.read:
-                return _Panel(panel.array, read, across)
-        width = extent_of(across)
-        assert isinstance(width, int)
-        array = self._array("shared", (count, width + CHUNK), self.dtype, slots)
-        return _Panel(array, read, across)
+                return Panel(panel.array, read, across)
+        self.allocs += 1
+        width = width_of(across)
+        array = panel_array(self.allocs, count, width, self.dtype, slots, self.groups)
+        return Panel(array, read, across)
+
+    def _in_panel(self) -> Places:
+        """A column of sums, or its panel and its column there."""
+        *panel, tile = self.wide
+        column = index.as_node(index.add(index.mul(tile, N), self.c))
+        return (*panel, column)
 
     def _span(self) -> tuple[Dim, Dim]:
         """The first tile of keys that the block's rows see, and how many they see."""
@@ -205,7 +230,7 @@ class _Builder:
             statements.append(store(self.top, _LOWEST, self.own))
         if has_sums:
             statements.append(store(self.sums, _ZERO, (*self.own, self.n)))
-        statements += [store(acc, _ZERO, (*self.own, self.block, self.c)) for acc in self.acc]
+        statements += [store(acc, _ZERO, (*self.own, *self.wide, self.c)) for acc in self.acc]
         statements.append(
             make_node(Ops.LOOP, dtypes.token, (self.loop, sequence(self._iteration())))
         )
@@ -274,23 +299,24 @@ class _Builder:
             if node.op is not Ops.INDEX:
                 return index.resimplify(node)
             array, *indices = node.src
-            return load(_flat(array), _whole((index.flatten(indices, array.shape),)))
+            return load(flat(array), whole((index.flatten(indices, array.shape),)))
 
         return rebuild(value, loaded)
 
     def _copy(
-        self, panel: _Panel, along: Node | None, number: int,
+        self, panel: Panel, along: Node | None, number: int,
         tile: Dim | None = None, slot: Dim | None = None,
     ) -> Node:  # fmt: skip
         """A tile of an input in shared memory, by all threads; zeros past its end."""
         is_of_rows = along is self.facts.row
         array = panel.array
-        count, width = array.arg.shape[0], array.arg.shape[1] - CHUNK
-        threads = self.step.warps * LANES.src[0].arg
-        lanes = CHUNK if _is_chunked(panel) else 1
+        count, width = panel.count, panel.width
+        each_warp = int(self.lanes.src[0].arg)
+        threads = self.step.warps * each_warp
+        lanes = CHUNK if is_chunked(panel) else 1
         first = self.start if is_of_rows or tile is None else self._first_key(tile)
         vector = _axis(number, lanes, "vector")
-        place: Dim = index.add(index.mul(self.warp, LANES.src[0].arg), LANES)
+        place: Dim = index.add(index.mul(self.warp, each_warp), self.lanes)
         rounds = -(-count * width // (threads * lanes))
         each = _axis(number + 1, rounds, "unroll" if lanes > 1 else "loop")
         place = index.add(place, index.mul(each, threads))
@@ -301,8 +327,8 @@ class _Builder:
         if along is not None:
             places[along] = row
         limit = self.lengths[0 if is_of_rows else 1]
-        found = self._read(panel.read, places, index.less(row, limit))
-        to = _whole((*(() if slot is None else (slot,)), at, column))
+        found = read_where(panel.read, places, index.less(row, limit))
+        to = whole((*(() if slot is None else (slot,)), *panel.places(at, column)))
         if lanes == 1:
             done = store(array, found, to)
         else:
@@ -312,43 +338,20 @@ class _Builder:
             done = make_node(Ops.IF, dtypes.token, (index.less(at, count), done))
         return make_node(Ops.LOOP, dtypes.token, (each, done)) if lanes == 1 else done
 
-    def _read(self, read: Node, places: dict[Node, Dim], there: Node) -> Node:
-        """An element of an input, at places along some axes, where it is there, else 0.
-
-        Places that are read as well are read only where all other conditions hold.
-        """
-        read = substitute(read, {axis: index.as_node(place) for axis, place in places.items()})
-        conditions = list[Node]()
-        while read.op is Ops.GUARD:
-            conditions += index.conjuncts(read.src[0])
-            read = read.src[1]
-        there = index.both(there, *[one for one in conditions if not one.mask & Ops.INDEX.bit])
-
-        def loaded(node: Node) -> Node | None:
-            if node.op is not Ops.INDEX:
-                return index.resimplify(node)
-            array, *indices = node.src
-            place = index.flatten(indices, array.shape)
-            return guarded(there, load(_flat(array), _whole((place,))))
-
-        array, *indices = read.src
-        at = index.flatten([rebuild(place, loaded) for place in indices], array.shape)
-        others = [rebuild(one, loaded) for one in conditions if one.mask & Ops.INDEX.bit]
-        return guarded(index.both(there, *others), load(_flat(array), _whole((at,))))
-
     # --- one tile of keys -----------------------------------------------------------------------
 
     def _iteration(self) -> list[Node]:
         """What a block does for a tile of keys."""
         facts, own = self.facts, (*self.own, self.part, self.n)
-        statements = [
-            make_node(Ops.DONE, dtypes.token, (), Done("copy")),
-            *self._copies(index.add(self.loop, 1), 75),
-            make_node(Ops.COMMIT, dtypes.token),
+        begun = [store(s, _ZERO, own) for s in self.s]
+        begun += [self._scores(place, load(s, own)) for place, s in enumerate(self.s)]
+        copies = [
+            *self._copies(index.add(self.loop, 1), 75), make_node(Ops.COMMIT, dtypes.token)
         ]
-        work = list[Node]()
-        for place, s in enumerate(self.s):
-            work += [store(s, _ZERO, own), self._scores(place, load(s, own))]
+        first = make_node(Ops.DONE, dtypes.token, (), Done("copy"))
+        # Groups of warps multiply while their threads begin the next copies.
+        statements = [first, *begun, *copies, _ALL] if self.groups else [first, *copies]
+        work = [] if self.groups else begun
         if facts.states:
             work += self._states(self.s[0], own)
         weighing, held = self._terms(own)
@@ -361,9 +364,11 @@ class _Builder:
             more = alu(Ops.ADD, sums, self._folded(Ops.ADD, load(held[0], own), self.part))
             work.append(store(self.sums, more, (*self.own, self.n)))
         for array, acc, panel in zip(held, self.acc, self.right[len(self.s) :], strict=False):
-            total = load(acc, (*self.own, self.block, self.c))
+            total = load(acc, (*self.own, *self.wide, self.c))
             factors = self._second(array, panel)
             work.append(self._product(total, *factors, "n", (self.j, self.turn)))
+        if held and self.acc and self.groups:
+            work.append(_ALL)
         if facts.states and facts.values:
             work.append(store(self.top, load(self.next, self.own), self.own))
         is_seen = self._is_seen(self.loop)
@@ -429,31 +434,34 @@ class _Builder:
         ]
         if not facts.values:
             return [*statements, store(self.top, following, self.own)]
-        own = (*self.own, self.block, self.c)
+        own = (*self.own, *self.wide, self.c)
         return [*statements, *[store(acc, alu(Ops.MUL, load(acc, own), scale), own)
                                for acc in self.acc]]  # fmt: skip
 
     def _scores(self, place: int, total: Node) -> Node:
         """The MMA of a product inside the stream."""
         each, left, right = self.facts.products[place], self.left[place], self.right[place]
-        deep = extent_of(each.depth)
-        assert isinstance(deep, int)
-        outer = _axis(10, deep // DEPTH, "unroll", "ko")
-        step = index.add(index.mul(outer, DEPTH), self.k)
+        deep = width_of(each.depth)
         column = index.add(index.mul(self.part, N), self.n)
         slot = () if self.facts.over is None else (index.mod(self.loop, SLOTS),)
-        a = load(left.array, _whole((*slot, self.place, step)))
-        b = load(right.array, _whole((index.mod(self.loop, SLOTS), column, step)))
-        return self._product(total, a, b, "k", (self.k, outer))
+        outer: Places = (_axis(10, deep // DEPTH, "unroll", "ko"),)
+        if self.groups:
+            steps = wgmma.PANEL // DEPTH
+            outer = _axis(9, deep // wgmma.PANEL, "unroll", "kp"), _axis(10, steps, "unroll", "ko")
+        step = (*outer[:-1], index.add(index.mul(outer[-1], DEPTH), self.k))
+        a = load(left.array, whole((*slot, *left.places(self.place, *step))))
+        there = right.places(column, *step)
+        b = load(right.array, whole((index.mod(self.loop, SLOTS), *there)))
+        return self._product(total, a, b, "k", (self.k, *outer))
 
-    def _second(self, array: Node, panel: _Panel) -> tuple[Node, Node]:
+    def _second(self, array: Node, panel: Panel) -> tuple[Node, Node]:
         """The factors of a last product: weights in registers, and values."""
         part = index.add(index.mul(self.turn, DEPTH // N), index.floordiv(self.j, N))
-        held = load(array, (*self.own, *_whole((part, index.mod(self.j, N)))))
+        held = load(array, (*self.own, *whole((part, index.mod(self.j, N)))))
         step = index.add(index.mul(self.turn, DEPTH), self.j)
-        column = index.add(index.mul(self.block, N), self.c)
-        places = _whole((index.mod(self.loop, SLOTS), step, column))
-        return cast(held, self.dtype), load(panel.array, places)
+        places = panel.places(step, *self._in_panel())
+        there = load(panel.array, whole((index.mod(self.loop, SLOTS), *places)))
+        return cast(held, self.dtype), there
 
     def _product(
         self, total: Node, left: Node, right: Node, major: str, summed: Places
@@ -461,8 +469,11 @@ class _Builder:
         """The MMA that adds all steps of a tile's product to registers."""
         columns = self.n if major == "k" else self.c
         space = "shared" if major == "k" else "register"
-        info = Mma("mma.sync", (M, N, DEPTH), self.dtype, F32, space, major)
-        src = (total, left, right, _TRUE, self.m, columns, *summed)
+        name, rows = ("wgmma", wgmma.M) if self.groups else ("mma.sync", mma_sync.M)
+        info = Mma(name, (rows, N, DEPTH), self.dtype, F32, space, major)
+        # Scores begin anew; what they are set to before is for products of single warps.
+        keep = const(major != "k" or not self.groups, dtypes.bool)
+        src = (total, left, right, keep, self.m, columns, *summed)
         return make_node(Ops.MMA, dtypes.token, src, info)
 
     def _folded(self, op: Op, value: Node, *axes: Node) -> Node:
@@ -492,7 +503,7 @@ class _Builder:
             array, *indices = node.src
             there = [holds for axis, holds in bounds.items() if axis in node.ranges]
             place = index.flatten([rebuild(one, visit, memo=memo) for one in indices], array.shape)
-            return guarded(index.both(*there), load(_flat(array), _whole((place,))))
+            return guarded(index.both(*there), load(flat(array), whole((place,))))
 
         memo = {**places, **known}
         for node in toposort(value, enter=lambda one: one not in memo):
@@ -509,7 +520,7 @@ class _Builder:
         plain = self._at_tile(self.facts.unmasked, {})
         if masked is plain:
             return [store(s, plain, own)]
-        whole = self._is_seen_whole()
+        whole = self._is_seenwhole()
         if whole.op is Ops.CONST:
             return [store(s, plain if whole.arg else masked, own)]
         return [
@@ -517,7 +528,7 @@ class _Builder:
             make_node(Ops.IF, dtypes.token, (alu(Ops.NOT, whole), store(s, masked, own))),
         ]
 
-    def _is_seen_whole(self) -> Node:
+    def _is_seenwhole(self) -> Node:
         """Whether all rows of the block see all keys of a tile."""
         start = self._first_key(self.loop)
         after = index.add(start, self.step.keys)
@@ -541,13 +552,13 @@ class _Builder:
     def _result(self, out: Node) -> Node:
         """What is made of the states, written where there is a row."""
         facts = self.facts
-        sums = [load(acc, (*self.own, self.block, self.c)) for acc in self.acc]
+        sums = [load(acc, (*self.own, *self.wide, self.c)) for acc in self.acc]
         states = [load(self.total, self.own), *sums] if facts.states or not sums else sums
         if facts.states:
             states.insert(0, load(self.top, self.own))
         memo = self._axes(None)
         if facts.column is not None:
-            column = index.add(index.mul(self.block, N), self.c)
+            column = index.flatten(self._in_panel(), [0, wgmma.PANEL][-len(self.wide):])
             memo[facts.column] = index.as_node(column)
         if facts.row is not None:
             memo[facts.row] = index.as_node(self.row)
@@ -566,7 +577,7 @@ class _Builder:
             if node.op is Ops.INDEX:
                 array, *indices = node.src
                 place = index.flatten(indices, array.shape)
-                return guarded(there, load(_flat(array), _whole((place,))))
+                return guarded(there, load(flat(array), whole((place,))))
             return index.resimplify(node)
 
         array, value, *indices = out.src
@@ -574,20 +585,5 @@ class _Builder:
             there = index.both(there, index.less(memo[facts.column], 1))
         found = rebuild(value, visit, memo=memo, enter=lambda node: node is not facts.fold)
         at = [rebuild(place, visit, memo=memo) for place in indices]
-        done = store(_flat(array), found, _whole((index.flatten(at, array.shape),)))
+        done = store(flat(array), found, whole((index.flatten(at, array.shape),)))
         return done if there.op is Ops.CONST else make_node(Ops.IF, dtypes.token, (there, done))
-
-
-def _is_chunked(panel: _Panel) -> bool:
-    """Whether elements across a panel lie together, in chunks of 16 bytes."""
-    read = array_read(panel.read)
-    assert read is not None
-    terms, constant = index.linear(index.flatten(read.src[1:], read.src[0].shape))
-    others = [scale for atom, scale in terms.items() if atom is not panel.across]
-    return terms.get(panel.across) == 1 and not any(s % CHUNK for s in (constant, *others))
-
-
-def _flat(array: Node) -> Node:
-    """A PARAM as one axis."""
-    shape = (index.as_dim(index.product(array.shape)),)
-    return make_node(Ops.PARAM, array.dtype, (), array.arg._replace(shape=shape))

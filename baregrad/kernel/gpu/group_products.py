@@ -81,7 +81,7 @@ def _in_order(items: Sequence[Node]) -> list[Node]:
             found += [_FENCE, item]
         elif (group := _group(item)) is not None:
             place = len(found)
-            while place and _is_copy(found[place - 1]):
+            while place and _is_copy(found[place - 1]) and not _sets(found[place - 1], group):
                 place -= 1
             begun, after = _parts(group)
             found[place:place] = begun
@@ -169,6 +169,13 @@ def _fills(statement: Node) -> bool:
     if statement.op is Ops.STORE:
         return statement.src[0].op is Ops.ALLOC and bool(statement.src[0].arg.space == "shared")
     return statement.op is Ops.COPYTO or (statement.op is Ops.COMMIT and not statement.src)
+
+
+def _sets(statement: Node, group: Node) -> bool:
+    """Whether a statement sets what a group adds to, or registers that it multiplies."""
+    total, left = group.src[:2]
+    held = (total, left.src[0]) if left.op is Ops.CAST else (total,)
+    return statement.op is Ops.STORE and any(statement.src[0] is load.src[0] for load in held)
 
 
 def _is_copy(statement: Node) -> bool:

@@ -27,6 +27,7 @@ from baregrad.ir.core.node import Node, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import Facts
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
+from baregrad.kernel.facts.stream_facts import StreamFacts
 from baregrad.kernel.instructions import mma_sync
 from baregrad.kernel.instructions.instruction import Instruction, kept_factors
 from baregrad.kernel.instructions.mma_sync import FIRST_ID, TILE, N
@@ -77,6 +78,16 @@ def operands_of(facts: Facts) -> Factors | None:
         return None
     what = Factors(found[0].dtype, found[1].dtype, facts.reductions[0].node.dtype)
     return what if what in PRODUCTS else None
+
+
+def suits_stream(facts: StreamFacts, keys: int) -> bool:
+    """Whether groups of warps make the products of a stream, of which so many keys pass at a time.
+
+    All threads multiply in each iteration: no data says which tiles of keys are left out.
+    """
+    by_rows = all(facts.row in condition.ranges for condition in facts.hidden)
+    even = not any(width % PANEL for width in facts.widths) and keys % depth_of(dtypes.float16) == 0
+    return facts.row is not None and facts.over is None and by_rows and even
 
 
 def has_groups(target: GpuTarget, dtype: DType) -> bool:

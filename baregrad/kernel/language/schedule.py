@@ -304,14 +304,17 @@ class StreamTiles:
     """The whole schedule of a kernel that is one stream over keys, on a GPU's matrix units.
 
     A block has `warps` warps, each with `tiles` tiles of 16 rows; keys pass it `keys` at a time.
+    With the instruction `wgmma` it has groups of four warps in their place, and tiles of 64 rows.
     """
 
     warps: int
     tiles: int
     keys: int
+    instruction: str = "mma"
 
     def __str__(self) -> str:
-        return _spelled("stream_tiles", (self.warps, self.tiles, self.keys))
+        how = _changed(self, "instruction")
+        return _spelled("stream_tiles", (self.warps, self.tiles, self.keys), how)
 
 
 Staging = StageInput | StageFactor
@@ -445,9 +448,12 @@ def tensorize(*axes: str, instruction: str) -> Tensorize:
     return _checked(Tensorize(axes, instruction))
 
 
-def stream_tiles(warps: int, tiles: int, keys: int) -> StreamTiles:
-    """Tiles of keys pass a block's rows: `warps` warps of `tiles` times 16 rows each."""
-    return _checked(StreamTiles(warps, tiles, keys))
+def stream_tiles(warps: int, tiles: int, keys: int, instruction: str = "mma") -> StreamTiles:
+    """Tiles of keys pass a block's rows: `warps` warps of `tiles` times 16 rows each.
+
+    Or, with the instruction `wgmma`, groups of four warps of `tiles` times 64 rows.
+    """
+    return _checked(StreamTiles(warps, tiles, keys, instruction))
 
 
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType({

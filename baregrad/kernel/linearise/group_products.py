@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import Machine
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.instructions.mma_sync import HALVES, N, registers_of
+from baregrad.kernel.instructions.mma_sync import DEEP, HALVES, N, registers_of
 from baregrad.kernel.instructions.wgmma import MOST_TILES, PANEL, row_of
 from baregrad.kernel.linearise.tile_axes import Point
 from baregrad.kernel.linearise.values import Values
 
+Registers = tuple[Node, ...]
 # Tiles of columns in a panel whose rows are one step of each.
 PANEL_TILES = PANEL // N
 
@@ -36,13 +38,19 @@ def multiply_group(values: Values, node: Node) -> None:
     if len(points) % count:
         raise CompilerBug("columns that are no instructions of one size", found=len(points))
     size = len(points) // count
+    known: dict[Any, Registers] = {}
+    if left.op is Ops.CAST:
+        # What threads round themselves they do ahead of all products.
+        for point in values.tiles.points((*outer, *rows), here):
+            values.point = point
+            rounded(values, known, left)
     values.scopes.append(_plain("wgmma.fence"))
     keep = bool(node.src[3].arg)
     for number, step in enumerate(values.tiles.points(outer, here)):
         for row in values.tiles.points(rows, here):
             for first in range(0, len(points), size):
                 beside = points[first : first + size]
-                _multiply(values, node, {**step, **row}, beside, keep or number > 0)
+                _multiply(values, node, {**step, **row}, beside, keep or number > 0, known)
     values.scopes.append(_plain("wgmma.commit"))
     values.point = {}
     values.scopes.end_statement()
@@ -54,15 +62,39 @@ def _plain(name: str) -> Node:
 
 def _axes(values: Values, factor: Node, outer: Sequence[Node]) -> tuple[Node, ...]:
     """The unrolled axes of a factor, but those of the steps."""
-    return tuple([axis for axis in values.tiles.axes_of(factor.ranges) if axis not in outer])
+    inside = (*outer, HALVES, DEEP)
+    return tuple([axis for axis in values.tiles.axes_of(factor.ranges) if axis not in inside])
+
+
+def rounded(values: Values, known: dict[Any, Registers], factor: Node) -> Registers:
+    """The first factor's words at the present point, of results that are in registers."""
+    (load,) = factor.src
+    axes = [axis for axis in values.tiles.axes_of(load.ranges) if axis not in (HALVES, DEEP)]
+    key = (factor, tuple([values.point[axis] for axis in axes]))
+    found = known.get(key)
+    if found is None:
+        address = values.memory.addresses[load]
+        words = []
+        for deep in range(2):
+            for half in range(2):
+                pair = values.register(
+                    load.src[0], address.at({**values.point, DEEP: deep, HALVES: half})
+                )
+                word = values.fresh_register(dtypes.uint32, 1)
+                what = Machine("cvt.pack", (factor.dtype.name,))
+                values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (pair, word), what))
+                words.append(word)
+        found = known[key] = tuple(words)
+    return found
 
 
 def _multiply(
-    values: Values, node: Node, where: Point, points: Sequence[Point], keep: bool
-) -> None:
+    values: Values, node: Node, where: Point, points: Sequence[Point], keep: bool,
+    known: dict[Any, Registers],
+) -> None:  # fmt: skip
     """One instruction: 64 rows and a step at a point, and the tiles of columns at some others.
 
-    keep: it adds to what is there.
+    keep: it adds to what is there. known: words of the first factor that are made already.
     """
     total, left, right = node.src[:3]
     mma = node.arg
@@ -74,6 +106,10 @@ def _multiply(
     starts = []
     for load, point in ((left, where), (right, {**where, **points[0]})):
         values.point = point
+        if load.op is Ops.CAST:
+            operands += rounded(values, known, load)
+            starts.append(0)
+            continue
         offset, at = values.offset(values.memory.addresses[load])
         operands += [load.src[0], offset]
         starts.append(at)
@@ -87,7 +123,7 @@ def _multiply(
     lanes = beside, int(mma.exchanged), int(keep)
     kinds = mma.operand.name, (mma.beside or mma.operand).name
     sizes = (*kinds, *turned, panel, *starts, *lanes, *tiles)
-    what = Machine("wgmma", sizes)
+    what = Machine("wgmma.held" if left.op is Ops.CAST else "wgmma", sizes)
     values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (*operands, *registers), what))
 
 

@@ -13,10 +13,8 @@ from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.instructions.mma_sync import DEEP, HALVES, ROW, paired_axis, registers_of
 from baregrad.kernel.instructions.wgmma import INSTRUCTION
-from baregrad.kernel.linearise.group_products import multiply_group
+from baregrad.kernel.linearise.group_products import Registers, multiply_group, rounded
 from baregrad.kernel.linearise.values import Values
-
-Registers = tuple[Node, ...]
 
 
 def multiply(values: Values, node: Node) -> None:
@@ -44,7 +42,7 @@ def multiply(values: Values, node: Node) -> None:
     for point in values.tiles.points(axes, values.point):
         values.point = point
         if left.op is Ops.CAST:
-            a = _rounded(values, known, left)
+            a = rounded(values, known, left)
         else:
             a = _matrices(values, known, left, 2 * deep, mma.a_major != "k")
         if paired is None:
@@ -87,28 +85,6 @@ def _multiply_words(values: Values, node: Node) -> None:
     values.scopes.append(make_node(Ops.MACHINE, dtypes.token, tuple(operands), what))
     values.point = {}
     values.scopes.end_statement()
-
-
-def _rounded(values: Values, known: dict[Any, Registers], factor: Node) -> Registers:
-    """The first factor's words at the present point, of results that are in registers."""
-    (load,) = factor.src
-    axes = [axis for axis in values.tiles.axes_of(load.ranges) if axis not in (HALVES, DEEP)]
-    key = (factor, tuple([values.point[axis] for axis in axes]))
-    found = known.get(key)
-    if found is None:
-        address = values.memory.addresses[load]
-        words = []
-        for deep in range(2):
-            for half in range(2):
-                pair = values.register(
-                    load.src[0], address.at({**values.point, DEEP: deep, HALVES: half})
-                )
-                word = values.fresh_register(dtypes.uint32, 1)
-                what = Machine("cvt.pack", (factor.dtype.name,))
-                values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (pair, word), what))
-                words.append(word)
-        found = known[key] = tuple(words)
-    return found
 
 
 def _matrices(

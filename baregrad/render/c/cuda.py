@@ -26,6 +26,7 @@ from baregrad.render.gpu import (
     check_atomic,
     gpu_signature,
     group_product,
+    group_sums,
     pieces,
 )
 from baregrad.render.gpu_integers import narrow_integers
@@ -381,7 +382,8 @@ def _multiply_groups(f: CText, node: Node) -> None:
     """A product of the matrices of four warps, added to registers, some time."""
     kind_a, kind_b, turn_a, turn_b, panel, at_a, at_b, beside, _, keep = node.arg.immediates[:10]
     tiles = node.arg.immediates[10:]
-    a, offset_a, b, offset_b, *registers = node.src
+    registers = group_sums(node)
+    *held, b, offset_b = node.src[: -len(registers)]
     total = []
     for number, register in enumerate(registers):
         cells, tile = _cells(f, register), tiles[number // 2]
@@ -389,13 +391,18 @@ def _multiply_groups(f: CText, node: Node) -> None:
     holes = ", ".join([f"%{place}" for place in range(len(total))])
     letter = "f" if registers[0].dtype.is_float else "r"
     outs = ", ".join([f'"+{letter}"({name})' for name in total])
-    ins = ", ".join([
-        f'"l"({_rows(f, array, offset, at, more)})'
-        for array, offset, at, more in ((a, offset_a, at_a, 0), (b, offset_b, at_b, panel))
-    ])  # fmt: skip
+    is_held = node.arg.name == "wgmma.held"
+    if is_held:
+        left = [f'"r"({f.use(word)})' for word in held]
+    else:
+        left = [f'"l"({_rows(f, held[0], held[1], at_a, 0)})']
+    ins = ", ".join([*left, f'"l"({_rows(f, b, offset_b, at_b, panel)})'])
     count = len(total)
-    opcode, settings = group_product(kind_a, kind_b, (turn_a, turn_b), 8 * len(tiles))
-    operands = ", ".join([f"{{{holes}}}", f"%{count}", f"%{count + 1}", "p", *settings])
+    turned = (turn_b,) if is_held else (turn_a, turn_b)
+    opcode, settings = group_product(kind_a, kind_b, turned, 8 * len(tiles))
+    first = ", ".join([f"%{count + place}" for place in range(len(left))])
+    first = f"{{{first}}}" if is_held else first
+    operands = ", ".join([f"{{{holes}}}", first, f"%{count + len(left)}", "p", *settings])
     f.line(
         f'asm volatile("{{ .reg .pred p; setp.{"eq" if keep else "ne"}.u32 p, 0, 0; '
         f'{opcode} {operands}; }}" : {outs} : {ins} : "memory");'
@@ -437,7 +444,7 @@ _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyTyp
         "mma.sync": _multiply,
         "cvt.pack": _pack,
         "fence.proxy.async": _plain("fence.proxy.async.shared::cta"),
-        "wgmma": _multiply_groups,
+        **dict.fromkeys(("wgmma", "wgmma.held"), _multiply_groups),
         "wgmma.fence": _plain("wgmma.fence.sync.aligned"),
         "wgmma.commit": _plain("wgmma.commit_group.sync.aligned"),
         "wgmma.wait": _plain("wgmma.wait_group.sync.aligned"),

@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
-from baregrad.render.gpu import box_of, group_product
+from baregrad.render.gpu import box_of, group_product, group_sums
 from baregrad.render.ptx.memory import place_of
 from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule, braces
 
@@ -219,19 +219,26 @@ def _begin_of(f: PtxText, array: Node, offset: Node) -> str:
 
 def _multiply_groups(f: PtxText, node: Node) -> None:
     """A product of four warps, added to the registers of tiles of 8 columns, two rows of each."""
+    registers = group_sums(node)
     kind_a, kind_b, turn_a, turn_b, panel, at_a, at_b, beside, _, keep = node.arg.immediates[:10]
     tiles = node.arg.immediates[10:]
-    a, offset_a, b, offset_b, *registers = node.src
-    size = a.dtype.itemsize
-    left, right = _begin_of(f, a, offset_a), _begin_of(f, b, offset_b)
-    left = f.made("%rd", "add.s64", left, str(at_a * size >> 4))
+    *held, b, offset_b = node.src[: -len(registers)]
+    size = b.dtype.itemsize
+    is_held = node.arg.name == "wgmma.held"
+    if is_held:
+        left = braces([f.one(word) for word in held])
+    else:
+        left = _begin_of(f, held[0], held[1])
+        left = f.made("%rd", "add.s64", left, str(at_a * size >> 4))
+    right = _begin_of(f, b, offset_b)
     right = f.made("%rd", "add.s64", right, str((at_b * size >> 4) + (panel * size >> 4 << 16)))
     total = []
     for number, register in enumerate(registers):
         names, tile = f.use(register), tiles[number // 2]
         total += [names[tile], names[beside + tile]]
     adds = f.made("%p", "setp.eq.u32" if keep else "setp.ne.u32", "0", "0")
-    opcode, settings = group_product(kind_a, kind_b, (turn_a, turn_b), 8 * len(tiles))
+    turned = (turn_b,) if is_held else (turn_a, turn_b)
+    opcode, settings = group_product(kind_a, kind_b, turned, 8 * len(tiles))
     f.emit(opcode, braces(total), left, right, adds, *settings)
 
 
@@ -271,7 +278,7 @@ HOPPER_RULES: MappingProxyType[str, Rule] = MappingProxyType(
         "bulk.wait": _bulk_wait,
         "wgmma.fence": _plain("wgmma.fence.sync.aligned"),
         "wgmma.mma": _multiply,
-        "wgmma": _multiply_groups,
+        **dict.fromkeys(("wgmma", "wgmma.held"), _multiply_groups),
         "wgmma.commit": _plain("wgmma.commit_group.sync.aligned"),
         "wgmma.wait": _counted("wgmma.wait_group.sync.aligned"),
         "stmatrix": _store_matrices,

@@ -16,7 +16,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.ir.analysis.rows import by_rows
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
-from baregrad.render.gpu import WAIT, WARP_LANES, gpu_signature
+from baregrad.render.gpu import WAIT, WARP_LANES, gpu_signature, group_sums, is_group_product
 from baregrad.render.gpu_integers import narrow_integers
 from baregrad.render.interface import Renderer
 from baregrad.render.ptx.fetch_ahead import fetch_ahead
@@ -114,8 +114,8 @@ def _blocks_of_groups(f: PtxText) -> int:
     While one stores its results another one multiplies. As many as shared memory has room for, and
     registers for the sums, what is read ahead, and what products need beside them.
     """
-    sums = [node for node in f.program.src if node.op is Ops.MACHINE and node.arg.name == "wgmma"]
-    registers = {one for node in sums for one in node.src[4:]}
+    sums = [node for node in f.program.src if is_group_product(node)]
+    registers = {one for node in sums for one in group_sums(node)}
     registers.update(node.src[0] for node in f.program.src if node.op is Ops.SET)
     each = sum([f.width(one) for one in registers]) + GROUP_REGISTERS
     threads, nbytes = f.signature.threads, f.signature.shared_nbytes

@@ -18,6 +18,7 @@ from baregrad.kernel import lower, parse_schedule
 from baregrad.render import get
 from baregrad.target import gpu_row
 from baregrad.testing.examples.nests import attended, product
+from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, SharedMemoryRace
 from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
 from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
 
@@ -70,6 +71,49 @@ def test_every_level_gives_what_numpy_gives(
     limit = 2.0**-10 * np.abs(arrays[3]).max()
     for found in (blocks, run_threads(loop, program, arrays), run_text(loop, program, arrays)):
         assert np.abs(found[0] - wanted).max() < limit
+
+
+GROUPS = (
+    (130, 140, 64, True, (2, 1, 64)), (64, 96, 128, False, (1, 1, 32)),
+    (128, 130, 64, True, (1, 2, 32)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "keys", "width", "causal", "step"), GROUPS)
+def test_groups_of_warps_give_what_numpy_gives(
+    rows: int, keys: int, width: int, causal: bool, step: tuple[int, int, int]
+) -> None:
+    kernel = attended(rows, keys, width, causal)
+    arrays = arrays_of(rows, keys, width)
+    warps, tiles, passing = step
+    spelled = f"stream_tiles({warps}, {tiles}, {passing}, instruction='wgmma')"
+    loop, program = lowered(kernel, f"Schedule({spelled})")
+    blocks = {slot: np.array(array) for slot, array in arrays.items()}
+    evaluate_loop(loop, blocks)
+    limit = 2.0**-10 * np.abs(arrays[3]).max()
+    found = blocks, run_threads(loop, program, arrays), run_text(loop, program, arrays)
+    for one in found:
+        assert np.abs(one[0] - attention(arrays, causal)).max() < limit
+    np.testing.assert_array_equal(found[1][0], found[2][0])
+
+
+@pytest.mark.parametrize("name", ["bar.sync", "wgmma.commit", "wgmma.wait", "fence.proxy.async"])
+def test_nothing_that_orders_products_of_groups_can_be_left_out(name: str) -> None:
+    """The virtual GPU finds out what lacks any one of it in the loop over keys."""
+    kernel = attended(64, 256, 64)
+    arrays = arrays_of(64, 256, 64)
+    loop, program = lowered(kernel, "Schedule(stream_tiles(1, 1, 32, instruction='wgmma'))")
+    code = list(program.src)
+    places = [at for at, one in enumerate(code) if one.op is Ops.MACHINE and one.arg.name == name]
+    begin = next(at for at, one in enumerate(code) if one.op is Ops.BEGIN)
+    place = min(at for at in places if at > begin)
+    found = program.replace(src=(*code[:place], *code[place + 1 :]))
+    wanted = attention(arrays, False)
+    try:
+        made = run_text(loop, found, arrays)[0]
+    except (SharedMemoryRace, IllegalInstruction):
+        return
+    assert not np.abs(made - wanted).max() < 0.01
 
 
 def test_a_row_that_sees_nothing_divides_zeros() -> None:

@@ -6,6 +6,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.ir.core.op import mask_of
 from baregrad.kernel.facts.stream_facts import POWERS, StreamFacts, stream_facts
+from baregrad.kernel.instructions import wgmma
 from baregrad.kernel.instructions.mma_sync import M
 from baregrad.kernel.language.schedule import Schedule, StreamTiles
 from baregrad.kernel.planning.common.decisions import Decisions, powers_from
@@ -21,6 +22,8 @@ WIDEST_OF_TWO = 128
 MOST_HELD, MOST_OF_GRADIENTS = 160, 192
 # Keys that pass at a time, and the bytes apart from which rows lie in shared memory.
 KEYS = (64, 32, 16)
+# Groups of warps: how many a block has, their keys, and the registers that a thread may hold.
+GROUPS, KEYS_OF_GROUPS, MOST_OF_GROUPS = 2, (128, 64, 32), 160
 APART = 16
 SLOTS = 2
 
@@ -42,7 +45,7 @@ def plan_stream(
     is_one = held > WIDEST_OF_TWO or rows <= WARPS * M or facts.over is not None
     is_gradient = len(facts.products) > 1 and held > 0
     most = MOST_OF_GRADIENTS if is_gradient else MOST_HELD
-    found = [
+    found = _of_groups(facts, target, rows) + [
         StreamTiles(warps, tiles, keys)
         for warps in powers_from(first, 1, min(MOST_WARPS, -(-rows // M)))
         for tiles in ((1,) if is_one else (2, 1))
@@ -53,8 +56,26 @@ def plan_stream(
     if not found:
         return None
     step = (decisions or Decisions()).pick("stream", found)
-    text = "a stream: blocks of {} rows, keys pass {} at a time"
-    return Schedule((step,)), ((text, step.warps * step.tiles * M, step.keys),)
+    groups = step.instruction == wgmma.INSTRUCTION
+    text = "a stream: blocks of {} rows for {}, keys pass {} at a time"
+    who, each = ("groups of warps", wgmma.M) if groups else ("warps", M)
+    return Schedule((step,)), ((text, step.warps * step.tiles * each, who, step.keys),)
+
+
+def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamTiles]:
+    """Blocks of groups of four warps, where a machine has such and they have enough rows."""
+    if rows < wgmma.M or not wgmma.has_groups(target, facts.products[0].left.dtype):
+        return []
+    held = facts.widths[-1] * len(facts.values)
+    is_gradient = len(facts.products) > 1 and held > 0
+    most = MOST_OF_GRADIENTS if is_gradient else MOST_OF_GROUPS
+    groups = min(GROUPS, rows // wgmma.M)
+    return [
+        StreamTiles(groups, 1, keys, wgmma.INSTRUCTION) for keys in KEYS_OF_GROUPS
+        if wgmma.suits_stream(facts, keys)
+        and (held + keys * len(facts.products)) // 2 <= most
+        and _shared_nbytes(facts, groups * wgmma.M, keys) <= target.shared_bytes_per_block
+    ]
 
 
 def _shared_nbytes(facts: StreamFacts, rows: int, keys: int) -> int:

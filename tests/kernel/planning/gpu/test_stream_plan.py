@@ -58,8 +58,24 @@ def test_gradients_of_every_width_are_streams(
 
 
 def test_few_rows_have_few_warps() -> None:
-    steps = {rows: choose(attended(rows, 64, 64), HOPPER).schedule.steps[0] for rows in (1, 20, 80)}
+    steps = {rows: choose(attended(rows, 64, 64), HOPPER).schedule.steps[0] for rows in (1, 20, 60)}
     assert [step.warps for step in steps.values() if isinstance(step, StreamTiles)] == [1, 2, 4]
+
+
+def test_groups_of_warps_have_streams_of_many_rows() -> None:
+    found = {}
+    for rows, width in ((64, 64), (4096, 64), (4096, 128), (4096, 256), (4096, 80), (48, 64)):
+        (step,) = choose(attended(rows, 512, width, causal=True), HOPPER).schedule.steps
+        assert isinstance(step, StreamTiles)
+        found[rows, width] = step.warps, step.instruction
+    groups = {(64, 64): (1, "wgmma")}
+    groups |= {(4096, width): (2, "wgmma") for width in (64, 128, 256)}
+    assert {size: found.pop(size) for size in groups} == groups
+    # Few rows, and rows that are no panels.
+    assert {instruction for _, instruction in found.values()} == {"mma"}
+    other = gpu_row("sm_80")
+    (step,) = choose(attended(4096, 512, 64), other).schedule.steps
+    assert isinstance(step, StreamTiles) and step.instruction == "mma"
 
 
 def test_others_are_planned_as_before() -> None:

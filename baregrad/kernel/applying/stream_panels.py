@@ -1,0 +1,123 @@
+"""Tiles of a stream's inputs in shared memory, as matrix units read them.
+
+A warp reads matrices of 8 x 8, of rows that lie a chunk further apart than they are long. Groups of
+four warps read rows of 128 bytes whose chunks are exchanged: a panel for each 64 elements.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from baregrad.dtypes import DType
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Alloc
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.layout import row_major
+from baregrad.ir.core.node import Node, extent_of, make_node, rebuild
+from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
+from baregrad.kernel.facts.stream_facts import array_read
+from baregrad.kernel.instructions.wgmma import EXCHANGED, PANEL
+from baregrad.kernel.loops.loop_pieces import guarded, load
+
+# Elements of a chunk of 16 bytes.
+CHUNK = 8
+# Steps of a product.
+DEPTH = 16
+
+
+@dataclass(slots=True)
+class Panel:
+    """An input's tile in shared memory: `read` along rows or keys, and across the other axis."""
+
+    array: Node
+    read: Node
+    across: Node
+
+    @property
+    def width(self) -> int:
+        """Elements across."""
+        return width_of(self.across)
+
+    @property
+    def count(self) -> int:
+        """Rows or keys."""
+        rows: int = self.array.arg.shape[-2]
+        return rows
+
+    def places(self, at: Dim, *column: Dim) -> tuple[Dim, ...]:
+        """Where an element lies: its row, and across its column, or its panel and column there."""
+        if self.array.arg.layout is None:
+            (place,) = column
+            return at, place
+        if len(column) == 1:
+            column = index.floordiv(column[0], PANEL), index.mod(column[0], PANEL)
+        return column[0], at, column[1]
+
+
+def width_of(across: Node) -> int:
+    """Elements of an axis."""
+    width = extent_of(across)
+    assert isinstance(width, int)
+    return width
+
+
+def panel_array(
+    number: int, count: int, width: int, dtype: DType, slots: int, is_exchanged: bool
+) -> Node:
+    """The ALLOC of a tile of so many rows; `number` distinguishes arrays."""
+    name = f"s{number}"
+    if not is_exchanged:
+        where = Alloc(number, "shared", (count, width + CHUNK), depth=slots, name=name)
+        return make_node(Ops.ALLOC, dtype, (), where)
+    shape = (width // PANEL, count, PANEL)
+    plain = row_major(dtype.bits, ("panel", shape[0]), ("row", count), ("column", PANEL))
+    layout = replace(plain, swizzle=EXCHANGED)
+    where = Alloc(number, "shared", shape, layout, slots, name)
+    return make_node(Ops.ALLOC, dtype, (), where)
+
+
+def is_chunked(panel: Panel) -> bool:
+    """Whether elements across a panel lie together, in chunks of 16 bytes."""
+    read = array_read(panel.read)
+    assert read is not None
+    terms, constant = index.linear(index.flatten(read.src[1:], read.src[0].shape))
+    others = [scale for atom, scale in terms.items() if atom is not panel.across]
+    return terms.get(panel.across) == 1 and not any(s % CHUNK for s in (constant, *others))
+
+
+def whole(places: Sequence[Dim]) -> tuple[Node, ...]:
+    """Places as nodes."""
+    return tuple([index.as_node(place) for place in places])
+
+
+def flat(array: Node) -> Node:
+    """A PARAM as one axis."""
+    shape = (index.as_dim(index.product(array.shape)),)
+    return make_node(Ops.PARAM, array.dtype, (), array.arg._replace(shape=shape))
+
+
+def read_where(read: Node, places: dict[Node, Dim], there: Node) -> Node:
+    """An element of an input, at places along some axes, where it is there, else 0.
+
+    Places that are read as well are read only where all other conditions hold.
+    """
+    read = substitute(read, {axis: index.as_node(place) for axis, place in places.items()})
+    conditions = list[Node]()
+    while read.op is Ops.GUARD:
+        conditions += index.conjuncts(read.src[0])
+        read = read.src[1]
+    there = index.both(there, *[one for one in conditions if not one.mask & Ops.INDEX.bit])
+
+    def loaded(node: Node) -> Node | None:
+        if node.op is not Ops.INDEX:
+            return index.resimplify(node)
+        array, *indices = node.src
+        place = index.flatten(indices, array.shape)
+        return guarded(there, load(flat(array), whole((place,))))
+
+    array, *indices = read.src
+    at = index.flatten([rebuild(place, loaded) for place in indices], array.shape)
+    others = [rebuild(one, loaded) for one in conditions if one.mask & Ops.INDEX.bit]
+    return guarded(index.both(there, *others), load(flat(array), whole((at,))))
