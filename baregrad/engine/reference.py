@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,13 @@ def _dims(shape: tuple[Any, ...], variables: Any) -> tuple[int, ...]:
     )
 
 
-def evaluate_program(program: Canonical, raw: list[Array]) -> list[Array]:
-    """The outputs of a program as raw storage, evaluated whole array by whole array."""
+def evaluate_program(
+    program: Canonical, raw: Sequence[Array], rules: Mapping[Any, Any] | None = None
+) -> list[Array]:
+    """The outputs of a program as raw storage, evaluated whole array by whole array.
+
+    rules: of `ir.evaluate.tensor_level`, where others than its own are to be followed.
+    """
     from baregrad.ir.evaluate.tensor_level import evaluate_all, to_raw
 
     params = {}
@@ -45,7 +51,7 @@ def evaluate_program(program: Canonical, raw: list[Array]) -> list[Array]:
         count = int(np.prod(shape, dtype=np.int64))
         data = raw[slot].view(storage_of(node.dtype))[:count].reshape(shape)
         params[slot] = data
-    values = evaluate_all(program.sink.src, params, dict(program.variables))
+    values = evaluate_all(program.sink.src, params, dict(program.variables), rules=rules)
     return [to_raw(value, node.dtype) for value, node in zip(values, program.sink.src, strict=True)]
 
 

@@ -102,8 +102,12 @@ def evaluate_all(
     params: Mapping[int, Array] | None = None,
     variables: Mapping[str, int] | None = None,
     read: Read | None = None,
+    rules: Mapping[Op, TensorRule] | None = None,
 ) -> list[Array]:
-    """The values of several nodes, which share work; intermediates are dropped after last use."""
+    """The values of several nodes, which share work; intermediates are dropped after last use.
+
+    rules: others than `TENSOR_RULES`, as of another library's functions.
+    """
     inputs = Inputs(params or {}, variables or {}, read)
     uses = count_uses(nodes)
     for node in nodes:
@@ -111,7 +115,7 @@ def evaluate_all(
     values: dict[Node, Value] = {}
     for node in toposort(*nodes):
         operands = [values[child] for child in node.src]
-        values[node] = _evaluate_node(node, operands, inputs)
+        values[node] = _evaluate_node(node, operands, inputs, rules or TENSOR_RULES)
         for child in node.src:
             uses[child] -= 1
             if not uses[child]:
@@ -151,8 +155,10 @@ def _variable(node: Node, variables: Mapping[str, int]) -> int:
     return int(value)
 
 
-def _evaluate_node(node: Node, operands: list[Any], inputs: Inputs) -> Value:
-    rule = TENSOR_RULES.get(node.op)
+def _evaluate_node(
+    node: Node, operands: list[Any], inputs: Inputs, rules: Mapping[Op, TensorRule]
+) -> Value:
+    rule = rules.get(node.op)
     if rule is None:
         raise CompilerBug("no evaluator for this op at the tensor level", found=repr(node))
     with _naming(node):

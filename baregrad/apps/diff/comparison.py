@@ -1,0 +1,230 @@
+"""Compares what a device computes with a reference, and finds the operation that begins it.
+
+Whatever the program computes is computed once more from the same bits, the first time with every
+value stored, so that the first operation which differs by more than its dtype lets it is known.
+Where results differ and no stored value does, fused kernels alone are at fault: which value mends
+them when it is stored is found by halving.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from baregrad.apps.diff.births import birth, broken_text, is_broken
+from baregrad.apps.diff.judging import (
+    Array,
+    OpDifference,
+    candidates,
+    difference,
+    nearest,
+    values_of,
+)
+from baregrad.apps.diff.references import Reference, asking, run
+from baregrad.apps.diff.smallest import ShownFault, smallest
+from baregrad.engine.canonical import Canonical
+from baregrad.engine.session import Session
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
+
+
+class FoundDifference(BaseException):
+    """Ends the program; not to be caught by it."""
+
+    def __init__(self, found: OpDifference) -> None:
+        super().__init__(found)
+        self.difference = found
+
+
+class Comparison:
+    """Computes what a backend computes once more and judges it.
+
+    reference: what is right; None to look for values that are not finite instead. tolerance: the
+    largest difference, by the largest magnitude in the array; None for what the dtype lets sums
+    differ. against: how a script names the reference, "" for no script. `runs` counts what was
+    computed on the device beside the program itself, for the finding alone.
+    """
+
+    def __init__(
+        self, session: Session, reference: Reference | None, *, tolerance: float | None = None,
+        against: str = "",
+    ) -> None:
+        self._session = session
+        self._reference = reference
+        self._tolerance = tolerance
+        self._against = against
+        self._known: set[Node] = set()
+        self.compared = 0
+        self.runs = 0
+
+    def watch(self, backend: Any) -> None:
+        """Compare what a backend computes from now on; the first difference ends the program."""
+        original = backend.execute
+
+        def execute(executable: Any, program: Canonical, where: Any) -> Any:
+            raw = [ref.handle.contents() for ref in program.inputs]
+            results = original(executable, program, where)
+            self.compared += 1
+            found = _Finding(self, backend, original, program, raw).judge(
+                [one.contents() for one in results]
+            )
+            if found is not None:
+                raise FoundDifference(found)
+            return results
+
+        backend.execute = execute
+
+    def is_fresh(self, program: Canonical) -> bool:
+        """Whether a program is looked at for the first time."""
+        fresh = program.sink not in self._known
+        self._known.add(program.sink)
+        return fresh
+
+    def line_of(self, program: Canonical, node: Node) -> str:
+        """The user's line of a node, "" where it is not known."""
+        made = program.origins.get(node)
+        return "" if made is None else self._session.origins.get(made, "")
+
+    def described(
+        self, program: Canonical, node: Node, told: str, *, within: bool = False, script: str = ""
+    ) -> OpDifference:
+        """Return a difference at a node."""
+        shape = ", ".join(map(str, self._session.concrete(node.shape, program.variables)))
+        where = self.line_of(program, node)
+        op = f"{node.op.name} {node.dtype.name}[{shape}]"
+        return OpDifference(op, where, told, within, script)
+
+
+class _Finding:
+    """One computation: a program over its inputs."""
+
+    def __init__(
+        self, comparison: Comparison, backend: Any, execute: Any, program: Canonical,
+        raw: Sequence[Array],
+    ) -> None:
+        self._comparison = comparison
+        self._backend = backend
+        self._execute = execute
+        self._program = program
+        self._raw = raw
+
+    def judge(self, results: Sequence[Array]) -> OpDifference | None:
+        """Return the first difference of a computation, None where there is none."""
+        comparison, program = self._comparison, self._program
+        reference = comparison._reference
+        if reference is None:
+            found = [values_of(*pair) for pair in zip(results, program.sink.src, strict=True)]
+            if comparison.is_fresh(program) or any(is_broken(one) for one in found):
+                return self._born(found)
+            return None
+        parted = reference.begin(program)
+        if parted:
+            return comparison.described(program, program.sink.src[0], parted)
+        if not comparison.is_fresh(program) and not self._told(program.sink.src, results):
+            return None
+        return self._differs(results)
+
+    def _told(
+        self, nodes: Sequence[Node], results: Sequence[Array],
+        wanted: Sequence[Array] | None = None,
+    ) -> dict[Node, str]:
+        """Say of each of some nodes how its result differs; those that do not are left out."""
+        reference = self._comparison._reference
+        assert reference is not None
+        if wanted is None:
+            wanted = reference.wanted(asking(self._program, nodes), self._raw)
+        found = {}
+        for node, one, two in zip(nodes, results, wanted, strict=True):
+            values = reference.picked(values_of(one, node))
+            told = difference(node.dtype, values, two, self._comparison._tolerance)
+            if told:
+                found[node] = told
+        return found
+
+    def _run(self, nodes: Sequence[Node]) -> list[Array]:
+        self._comparison.runs += 1
+        return run(self._backend, self._execute, asking(self._program, nodes), self._raw)
+
+    def _differs(self, results: Sequence[Array]) -> OpDifference | None:
+        nodes = candidates(self._program.sink)
+        stored = self._run(nodes) if nodes else []
+        wrong = self._told(nodes, stored)
+        for node in nodes:
+            if node in wrong:
+                values = dict(zip(nodes, stored, strict=True))
+                return self._found(node, wrong[node], values, within=False)
+        asked = self._program.sink.src
+        wrong = self._told(asked, results)
+        if not wrong:
+            return None
+        node, told = next(iter(wrong.items()))
+        return self._fused(nodes, node, told, dict(zip(nodes, stored, strict=True)))
+
+    def _fused(
+        self, nodes: Sequence[Node], result: Node, told: str, values: Mapping[Node, Array]
+    ) -> OpDifference:
+        """Halve what is stored beside a wrong result, until one value more makes it right."""
+        reference = self._comparison._reference
+        assert reference is not None
+        below = set(toposort(result))
+        inside = [one for one in nodes if one in below and one is not result]
+        wanted = reference.wanted(asking(self._program, [result]), self._raw)
+        wrong, right = 0, len(inside)
+        while right - wrong > 1:
+            middle = (wrong + right) // 2
+            (found, *_) = self._run([result, *inside[:middle]])
+            if self._told([result], [found], wanted):
+                wrong = middle
+            else:
+                right = middle
+        node = inside[wrong] if inside else result
+        return self._found(node, told, values, within=True, result=result)
+
+    def _found(
+        self, node: Node, told: str, values: Mapping[Node, Array], *, within: bool,
+        result: Node | None = None,
+    ) -> OpDifference:
+        """A difference, with the smallest script that shows it."""
+        comparison = self._comparison
+        bare = comparison.described(self._program, node, told, within=within)
+        if not comparison._against:
+            return bare
+        shown = ShownFault(
+            self._program, tuple(self._raw), node, node if result is None else result, values,
+            str(bare), self._backend.name, comparison._against, comparison._tolerance,
+        )
+        script = smallest(shown, self._is_shown)
+        return comparison.described(self._program, node, told, within=within, script=script)
+
+    def _is_shown(self, program: Canonical, raw: Sequence[Array]) -> bool:
+        """Whether a smaller program differs as well."""
+        reference = self._comparison._reference
+        assert reference is not None
+        results = run(self._backend, self._execute, program, raw)
+        wanted = reference.wanted(program, raw)
+        return any(
+            difference(node.dtype, values_of(one, node), two, self._comparison._tolerance)
+            for node, one, two in zip(program.sink.src, results, wanted, strict=True)
+        )
+
+    # Values that are not finite.
+
+    def _born(self, results: Sequence[Array]) -> OpDifference | None:
+        program, sink = self._program, self._program.sink
+        nodes = candidates(sink)
+        given = [one for one in toposort(sink) if one.op is Ops.CONST]
+        given += [one for one in toposort(sink) if one.op is Ops.PARAM]
+        asked = [*nodes, *given]
+        found = self._run(asked) if nodes else []
+        values = {node: values_of(one, node) for node, one in zip(asked, found, strict=False)}
+        born = birth(nodes, values, sink.src)
+        if born is not None:
+            return self._comparison.described(program, *born)
+        # Stored by themselves all are finite, or their infinities are the program's.
+        known = set(nodes)
+        for node, data in zip(sink.src, results, strict=True):
+            own = [node] if node in known else nearest(node, known)
+            below = [values[one] for one in own if one in values]
+            if is_broken(data) and below and not any(map(is_broken, below)):
+                return self._comparison.described(program, node, broken_text(data), within=True)
+        return None

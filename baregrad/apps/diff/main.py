@@ -1,0 +1,189 @@
+"""The command `baregrad diff`."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from baregrad.apps.diff.case import reference_of
+from baregrad.apps.diff.comparison import Comparison, FoundDifference
+from baregrad.apps.diff.judging import OpDifference
+from baregrad.apps.diff.references import (
+    RecordedReference,
+    Reference,
+    RunRecorder,
+    asking,
+    recorded_nodes,
+    run,
+)
+from baregrad.base.errors import ArgumentError
+from baregrad.base.options import DEVICE_NAMES, options
+from baregrad.engine.script import run_script
+from baregrad.engine.session import Session, use_session
+
+_TORCH = "torch"
+
+
+def _observed(
+    script: Path, words: Sequence[str], watch: Callable[[Session, Any], None]
+) -> OpDifference | None:
+    """Run a program with its default device watched; return the difference that ended it."""
+    with use_session(Session()) as session, options.override(lines=True):
+        # A function that is captured would be replayed, of which nothing could be compared.
+        session.watching.downloads.append(lambda ref: None)
+        watch(session, session.backend(options.device))
+        try:
+            run_script(script, words)
+        except FoundDifference as error:
+            return error.difference
+        except SystemExit as end:
+            # How many programs end; what was compared is told all the same.
+            if isinstance(end.code, str):
+                print(end.code, file=sys.stderr)
+        finally:
+            session.close()
+    return None
+
+
+def compare(
+    script: Path, words: Sequence[str], against: str, tolerance: float | None, nan: bool,
+    *, with_script: bool = False,
+) -> tuple[OpDifference | None, Mapping[str, int]]:
+    """Run a program and compare; return the first difference, and how much was computed.
+
+    against: a device, "torch", or the path of a recording. with_script: look for the smallest
+    script that shows it as well.
+    """
+    reference: Reference | None = None
+    named = against if against in DEVICE_NAMES or against == _TORCH else ""
+    if not nan:
+        reference = reference_of(named) if named else RecordedReference(Path(against))
+    comparison: Comparison | None = None
+
+    def watch(session: Session, backend: Any) -> None:
+        nonlocal comparison
+        comparison = Comparison(
+            session, reference, tolerance=tolerance, against=named if with_script else ""
+        )
+        comparison.watch(backend)
+
+    try:
+        found = _observed(script, words, watch)
+    finally:
+        if reference is not None:
+            reference.close()
+    assert comparison is not None
+    return found, {"compared": comparison.compared, "runs": comparison.runs}
+
+
+def record(script: Path, words: Sequence[str], path: Path) -> int:
+    """Run a program and write what each of its operations gave; return how much was computed."""
+    recorder = RunRecorder()
+
+    def watch(session: Session, backend: Any) -> None:
+        original = backend.execute
+
+        def execute(executable: Any, program: Any, where: Any) -> Any:
+            raw = [ref.handle.contents() for ref in program.inputs]
+            results = original(executable, program, where)
+            nodes = recorded_nodes(program)
+            found = dict(
+                zip(nodes, run(backend, original, asking(program, nodes), raw), strict=True)
+            )
+            found.update(
+                zip(program.sink.src, [one.contents() for one in results], strict=True)
+            )
+            recorder.take(program, found)
+            return results
+
+        backend.execute = execute
+
+    _observed(script, words, watch)
+    recorder.save(path)
+    return recorder.computations
+
+
+def main(argv: Sequence[str]) -> int:
+    """Compare a program on its device with a reference; return 1 where they differ."""
+    arguments = _parser().parse_args(argv)
+    if arguments.tolerance is not None and not 0 <= arguments.tolerance < math.inf:
+        raise ArgumentError(
+            "no difference can be judged by this tolerance", found=arguments.tolerance,
+            wanted="a number from 0 on",
+        )
+    for path in (arguments.record, arguments.write):
+        if path is not None and not path.parent.is_dir():
+            raise ArgumentError("there is no such folder to write to", found=str(path.parent))
+    if arguments.record is not None:
+        count = record(arguments.script, arguments.words, arguments.record)
+        print(f"{count} computations written to {arguments.record}")
+        return 0
+    against = _checked(arguments.against, arguments.nan)
+    found, counts = compare(
+        arguments.script, arguments.words, against, arguments.tolerance, arguments.nan,
+        with_script=not arguments.no_script,
+    )
+    if found is None:
+        what = "nothing is born that is not finite" if arguments.nan else "nothing differs"
+        print(f"{what}: {counts['compared']} computations")
+        return 0
+    after, runs = counts["compared"], counts["runs"]
+    print(f"the first operation, after {after} computations, in {runs} further runs:\n{found}")
+    if found.script:
+        place = arguments.write or Path(f"{arguments.script.stem}_differs.py")
+        place.write_text(found.script)
+        print(f"  shown by {place}")
+    return 1
+
+
+def _checked(against: str, nan: bool) -> str:
+    """Return what to compare with: a device, "torch", or a file. Raises ArgumentError."""
+    if against.lower() == _TORCH:
+        return _TORCH
+    device = against.upper()
+    if device in DEVICE_NAMES and device != "NULL":
+        if device == options.device and not nan:
+            raise ArgumentError(f"{device} would be compared with itself", hint="give --against")
+        return device
+    if Path(against).is_file():
+        return against
+    devices = ", ".join(name for name in DEVICE_NAMES if name != "NULL")
+    raise ArgumentError(
+        "there is no such device or recording to compare with", found=against,
+        wanted=f"{devices}, torch, or what `baregrad diff --record FILE SCRIPT` wrote",
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="baregrad diff",
+        description="Run a Python program on the default device, compute all of it by a reference "
+        "as well, and say which operation differs first. The exit status is 1 where one does.",
+    )
+    parser.add_argument(
+        "--against", default="REF", metavar="R",
+        help="a device (REF, CPU, NV, CUDA), torch, or a recording of another run",
+    )
+    parser.add_argument(
+        "--tolerance", type=float, metavar="R",
+        help="the largest difference, by the largest magnitude of the array",
+    )
+    parser.add_argument(
+        "--nan", action="store_true", help="find where the first NaN or infinity is born instead"
+    )
+    parser.add_argument(
+        "--record", type=Path, metavar="FILE",
+        help="write what every operation gives, to be compared with elsewhere or later",
+    )
+    parser.add_argument(
+        "--write", type=Path, metavar="FILE",
+        help="where the smallest script that shows it goes; SCRIPT_differs.py without",
+    )
+    parser.add_argument("--no-script", action="store_true", help="write no such script")
+    parser.add_argument("script", type=Path, help="the program")
+    parser.add_argument("words", nargs=argparse.REMAINDER, help="its command line")
+    return parser
