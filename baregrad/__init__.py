@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from baregrad import linalg as linalg
     from baregrad import nn as nn
     from baregrad import optim as optim
     from baregrad.base.errors import BaregradError as BaregradError
@@ -40,6 +41,7 @@ _EXPORTS = (
     ("dtypes", "baregrad.dtypes", "dtypes"),
     ("enable_grad", "baregrad.tensor.array.grad_mode", "enable_grad"),
     ("jit", "baregrad.tensor.jit.jit", "jit"),
+    ("linalg", "baregrad.linalg", ""),
     ("load_torch", "baregrad.io", "load_torch"),
     ("nn", "baregrad.nn", ""),
     ("no_grad", "baregrad.tensor.array.grad_mode", "no_grad"),
@@ -62,6 +64,7 @@ __all__ = [
     "dtypes",
     "enable_grad",
     "jit",
+    "linalg",
     "load_torch",
     "nn",
     "no_grad",

@@ -7,6 +7,7 @@
     ├── IndexOutOfRange      (IndexError)     an index or axis outside its range
     ├── ArgumentError        (ValueError)     an argument outside what a function takes
     ├── OptionError          (ValueError)     an unknown or malformed option
+    ├── LinAlgError          (ValueError)     a matrix without the inverse or factor asked for
     ├── GradientError                         a gradient that does not exist
     ├── QueueFull                             more work than may wait; try again later
     ├── JitError                              a captured function that cannot be replayed
@@ -132,6 +133,10 @@ class ArgumentError(BaregradError, ValueError):
 
 class OptionError(BaregradError, ValueError):
     """An option that does not exist, or a value that it does not take."""
+
+
+class LinAlgError(BaregradError, ValueError):
+    """A matrix that has not what was asked of it, such as an inverse or a Cholesky factor."""
 
 
 class GradientError(BaregradError):

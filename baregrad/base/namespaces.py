@@ -1,10 +1,13 @@
-"""Namespaces whose names are read all the time."""
+"""Namespaces: those whose names are read all the time, and names that one has not."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import TypeVar, cast
 
 Table = TypeVar("Table")
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
 class _Namespace:
@@ -22,3 +25,18 @@ def namespace(table: type[Table]) -> Table:
         if not name.startswith("__") or name == "__doc__":
             setattr(made, name, value)
     return cast(Table, made)
+
+
+def unknown_name(
+    owner: str, name: str, names: Iterable[str], meant: Mapping[str, str] = _NOTHING
+) -> AttributeError:
+    """The error for a name that `owner` has not, which names the nearest that it has.
+
+    names: those that it has. meant: what is nearest by meaning, before what is so by spelling.
+    """
+    from difflib import get_close_matches
+
+    near = meant.get(name) or next(iter(get_close_matches(name, list(names), 1, 0.6)), None)
+    if near is None or name.startswith("__"):
+        return AttributeError(f"{owner} has no {name!r}", name=name)
+    return AttributeError(f"{owner} has no {name!r}; the nearest that it has is {near!r}", name=name)

@@ -1,0 +1,45 @@
+"""Steps of an algorithm that are captured once each and replayed for every block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, ParamSpec, TypeVar, cast
+
+from baregrad.tensor import Tensor
+from baregrad.tensor.array.link import session
+from baregrad.tensor.jit.jit import jit
+from baregrad.tensor.ops.shapes import stored
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def is_captured() -> bool:
+    """Whether a function is being captured, in which no number can be looked at."""
+    return bool(session().watching.downloads)
+
+
+def block(function: Callable[P, R]) -> Callable[P, R]:
+    """A function of tensors, without gradients, as one program that is replayed.
+
+    In a captured function it is part of that one, with arguments and results in memory as they are
+    between replays, so that both compute the same bits.
+    """
+    replayed = jit(function)
+
+    @wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if not is_captured():
+            return replayed(*args, **kwargs)
+        given: Any = tuple(_in_memory(each) for each in args)
+        found = function(*given, **kwargs)
+        if isinstance(found, tuple):
+            return cast(R, tuple(_in_memory(each) for each in found))
+        return cast(R, _in_memory(found))
+
+    return call
+
+
+def _in_memory(value: Any) -> Any:
+    return stored(value) if isinstance(value, Tensor) else value

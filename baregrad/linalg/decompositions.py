@@ -1,0 +1,302 @@
+"""Factors of matrices, with gradients: Cholesky, LU, QR, eigenvalues, singular values.
+
+Names, arguments and results are those of `torch.linalg`; matrices are the last two axes of float32
+or float64 tensors, the axes before them a batch. What a factor is computed of is computed at the
+call. A captured function looks at no numbers, so that what has no factor gives NaN there.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from baregrad.base.errors import ArgumentError, GradientError
+from baregrad.dtypes import dtypes
+from baregrad.linalg.checking import batch, check_matrices, linked, refuse_if
+from baregrad.linalg.factoring import cholesky_factor, lu_factor
+from baregrad.linalg.orthogonal import eigen_factor, qr_factor, singular_factor
+from baregrad.linalg.triangular import solve_triangular
+from baregrad.tensor import Tensor
+from baregrad.tensor.array.grad_mode import no_grad
+
+
+class CholeskyEx(NamedTuple):
+    """L, and for each matrix 0, or 1 where it is not positive definite."""
+
+    L: Tensor
+    info: Tensor
+
+
+class LU(NamedTuple):
+    """A permutation matrix, a unit lower and an upper triangle: A = P @ L @ U."""
+
+    P: Tensor
+    L: Tensor
+    U: Tensor
+
+
+class QR(NamedTuple):
+    """Orthonormal columns and an upper triangle: A = Q @ R."""
+
+    Q: Tensor
+    R: Tensor
+
+
+class Eigh(NamedTuple):
+    """Eigenvalues in ascending order, and their eigenvectors as columns."""
+
+    eigenvalues: Tensor
+    eigenvectors: Tensor
+
+
+class SVD(NamedTuple):
+    """Orthonormal columns, singular values in descending order, orthonormal rows."""
+
+    U: Tensor
+    S: Tensor
+    Vh: Tensor
+
+
+# --- Cholesky -------------------------------------------------------------------------------------
+
+
+def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:  # noqa: N803 - PyTorch's name
+    """Return lower triangular L of A = L @ L.mT, (..., n, n), or L.mT with `upper`.
+
+    A is symmetric and positive definite, of which the lower triangle is read (the upper one with
+    `upper`). Raises LinAlgError where it is not.
+    """
+    found = cholesky_ex(A, upper=upper)
+    refuse_if(
+        lambda: found.info != 0, "a Cholesky factor of a matrix that is not positive definite",
+        "add a small multiple of the identity, or see eigvalsh of it",
+    )
+    return found.L
+
+
+def cholesky_ex(A: Tensor, *, upper: bool = False) -> CholeskyEx:  # noqa: N803
+    """Return `cholesky(A)`, with NaN where A is not positive definite, and which that are."""
+    check_matrices("cholesky", A, square=True)
+    source = A.mT if upper else A
+    with no_grad():
+        value = cholesky_factor(batch(source)).reshape(*A.shape)
+        info = value.isnan().any(dim=(-2, -1)).cast(dtypes.int32)
+
+    def pull(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
+        half = _half_diagonal((found.mT @ gradient).tril())
+        turned = solve_triangular(found.mT, half, upper=True)
+        whole = solve_triangular(found, turned, upper=False, left=False)
+        return ((whole + whole.mT) / 2,)
+
+    lower = linked(value, (source,), pull)
+    return CholeskyEx(lower.mT if upper else lower, info)
+
+
+def _half_diagonal(x: Tensor) -> Tensor:
+    return x - x.diagonal(0, -2, -1).diag_embed() / 2
+
+
+# --- LU -------------------------------------------------------------------------------------------
+
+
+def lu(A: Tensor) -> LU:  # noqa: N803
+    """Return P (..., m, m), L (..., m, k) and U (..., k, n) of A = P @ L @ U, k = min(m, n).
+
+    Pivots are the largest of their column.
+    """
+    check_matrices("lu", A)
+    rows, columns = A.shape[-2:]
+    count = min(rows, columns)
+    with no_grad():
+        lower, upper, order = lu_factor(batch(A))
+        places = Tensor.arange(rows, device=A.device).unsqueeze(1)
+        permutation = (order.unsqueeze(1) == places).cast(A.dtype).reshape(*A.shape[:-1], rows)
+        lower = lower.reshape(*A.shape[:-1], count)
+        upper = upper.reshape(*A.shape[:-2], count, columns)
+    made: list[Tensor] = []
+
+    def pull(to_lower: Tensor, to_upper: Tensor) -> Tensor:
+        """The gradient of A by those of L and U."""
+        low, up = made
+        first, second = low[..., :count, :], up[..., :, :count]
+        below = first.mT @ to_lower[..., :count, :]
+        above = to_upper[..., :, :count] @ second.mT
+        if columns > rows:
+            below = below - to_upper[..., count:] @ up[..., count:].mT
+        if rows > columns:
+            above = above - low[..., count:, :].mT @ to_lower[..., count:, :]
+        inner = solve_triangular(first.mT, below.tril(-1) + above.triu(), upper=True)
+        inner = solve_triangular(second.mT, inner, upper=False, left=False)
+        if columns > rows:
+            more = solve_triangular(first.mT, to_upper[..., count:], upper=True)
+            inner = Tensor.cat(inner, more, dim=-1)
+        if rows > columns:
+            rest = to_lower[..., count:, :]
+            more = solve_triangular(second.mT, rest, upper=False, left=False)
+            inner = Tensor.cat(inner, more, dim=-2)
+        return permutation @ inner
+
+    made += [
+        linked(lower, (A,), lambda _, gradient: (pull(gradient, made[1].zeros_like()),)),
+        linked(upper, (A,), lambda _, gradient: (pull(made[0].zeros_like(), gradient),)),
+    ]
+    return LU(permutation, made[0], made[1])
+
+
+# --- QR -------------------------------------------------------------------------------------------
+
+
+def qr(A: Tensor, mode: str = "reduced") -> QR:  # noqa: N803
+    """Return Q and R of A (..., m, n): Q (..., m, k) and R (..., k, n), k = min(m, n).
+
+    With mode "complete" Q is (..., m, m) and R (..., m, n); with "r" Q is empty. Gradients need
+    columns, of those that are reflected, that do not depend on each other.
+    """
+    check_matrices("qr", A)
+    if mode not in ("reduced", "complete", "r"):
+        raise ArgumentError("qr has no such mode", found=repr(mode), wanted="reduced, complete, r")
+    rows, columns = A.shape[-2:]
+    width = rows if mode == "complete" else min(rows, columns)
+    with no_grad():
+        outer, upper = qr_factor(batch(A), width)
+        outer = outer.reshape(*A.shape[:-1], width)
+        upper = upper.reshape(*A.shape[:-2], width, columns)
+    made: list[Tensor] = []
+
+    def pull(to_outer: Tensor, to_upper: Tensor) -> tuple[Tensor]:
+        if width > columns:
+            raise GradientError(
+                "complete QR of a tall matrix has no gradient", found=f"shape {list(A.shape)}",
+                hint='use mode="reduced"',
+            )  # fmt: skip
+        return (_pull_qr(A, made[0], made[1], to_outer, to_upper),)
+
+    made += [
+        linked(outer, (A,), lambda _, gradient: pull(gradient, made[1].zeros_like())),
+        linked(upper, (A,), lambda _, gradient: pull(made[0].zeros_like(), gradient)),
+    ]
+    return QR(Tensor.zeros(0, dtype=A.dtype, device=A.device) if mode == "r" else made[0], made[1])
+
+
+def _pull_qr(
+    a: Tensor, outer: Tensor, upper: Tensor, to_outer: Tensor, to_upper: Tensor
+) -> Tensor:
+    """The gradient of A = Q @ R by those of Q and R."""
+    count = upper.shape[-2]
+    rest = upper.shape[-1] - count
+    if rest:
+        to_outer = to_outer + a[..., count:] @ to_upper[..., count:].mT
+    square = upper[..., :count]
+    both = square @ to_upper[..., :count].mT - to_outer.mT @ outer
+    low = both.tril(-1)
+    symmetric = both.tril() + low.mT
+    found = solve_triangular(
+        square.mT, to_outer + outer @ symmetric, upper=False, left=False
+    )
+    return Tensor.cat(found, outer @ to_upper[..., count:], dim=-1) if rest else found
+
+
+# --- eigenvalues ----------------------------------------------------------------------------------
+
+
+def eigh(A: Tensor, UPLO: str = "L") -> Eigh:  # noqa: N803
+    """Return eigenvalues (..., n), ascending, and eigenvectors (..., n, n) of symmetric A.
+
+    UPLO: which triangle of A is read, "L" or "U". Gradients of the vectors need eigenvalues that
+    differ. Signs of vectors are any.
+    """
+    check_matrices("eigh", A, square=True)
+    if UPLO not in ("L", "U"):
+        raise ArgumentError("eigh reads the lower or the upper triangle", found=repr(UPLO))
+    with no_grad():
+        given = A.detach()
+        if UPLO == "L":
+            whole = given.tril() + given.tril(-1).mT
+        else:
+            whole = given.triu() + given.triu(1).mT
+        values, vectors = eigen_factor(batch(whole))
+        values = values.reshape(*A.shape[:-1])
+        vectors = vectors.reshape(*A.shape)
+    made: list[Tensor] = []
+
+    def pull_values(_: Tensor, gradient: Tensor) -> tuple[Tensor]:
+        return ((made[1] * gradient.unsqueeze(-2)) @ made[1].mT,)
+
+    def pull_vectors(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
+        values = made[0]
+        gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
+        return (found @ (_over_gaps(found.mT @ gradient, gaps) @ found.mT),)
+
+    made += [linked(values, (A,), pull_values), linked(vectors, (A,), pull_vectors)]
+    return Eigh(made[0], made[1])
+
+
+def _over_gaps(x: Tensor, gaps: Tensor) -> Tensor:
+    """x / gaps off the diagonal, 0 on it."""
+    one = Tensor.eye(x.shape[-1], dtype=dtypes.bool, device=x.device)
+    return one.where(0.0, x / one.where(1.0, gaps))
+
+
+def eigvalsh(A: Tensor, UPLO: str = "L") -> Tensor:  # noqa: N803
+    """Return the eigenvalues of `eigh`: (..., n, n) -> (..., n)."""
+    return eigh(A, UPLO).eigenvalues
+
+
+# --- singular values ------------------------------------------------------------------------------
+
+
+def svd(A: Tensor, full_matrices: bool = True) -> SVD:  # noqa: N803
+    """Return U, S, Vh of A = U @ diag(S) @ Vh, (..., m, n), S of k = min(m, n) in descending order.
+
+    U is (..., m, m) and Vh (..., n, n), without `full_matrices` (..., m, k) and (..., k, n).
+    Gradients of U and Vh need singular values that differ; those of the columns that
+    `full_matrices` adds do not count. Signs of vectors are any.
+    """
+    check_matrices("svd", A)
+    rows, columns = A.shape[-2:]
+    if rows < columns:
+        found = svd(A.mT, full_matrices)
+        return SVD(found.Vh.mT, found.S, found.U.mT)
+    with no_grad():
+        parts = singular_factor(batch(A), rows if full_matrices else columns)
+        left = parts[0].reshape(*A.shape[:-1], -1)
+        values = parts[1].reshape(*A.shape[:-2], columns)
+        right = parts[2].reshape(*A.shape[:-2], columns, columns)
+        outer = left[..., :columns]
+    made: list[Tensor] = []
+
+    def pull_left(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
+        s, vh = made[1], made[2]
+        mixed = _symmetric_over_gaps(found.mT @ gradient, s) * s.unsqueeze(-2)
+        beside = gradient / s.unsqueeze(-2)
+        beside = beside - found @ (found.mT @ beside)
+        return ((found @ mixed + beside) @ vh,)
+
+    def pull_values(_: Tensor, gradient: Tensor) -> tuple[Tensor]:
+        return ((made[0] * gradient.unsqueeze(-2)) @ made[2],)
+
+    def pull_right(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
+        u, s = made[0], made[1]
+        mixed = s.unsqueeze(-1) * _symmetric_over_gaps(found @ gradient.mT, s)
+        return (u @ (mixed @ found),)
+
+    made += [
+        linked(outer, (A,), pull_left), linked(values, (A,), pull_values),
+        linked(right, (A,), pull_right),
+    ]  # fmt: skip
+    u = made[0]
+    if left.shape[-1] > columns:
+        u = Tensor.cat(u, left[..., columns:], dim=-1)
+    return SVD(u, made[1], made[2])
+
+
+def _symmetric_over_gaps(x: Tensor, values: Tensor) -> Tensor:
+    """J + J.mT of J = x / (s_j**2 - s_i**2) off the diagonal."""
+    column, row = values.unsqueeze(-2), values.unsqueeze(-1)
+    made = _over_gaps(x, (column - row) * (column + row))
+    both: Tensor = made + made.mT
+    return both
+
+
+def svdvals(A: Tensor) -> Tensor:  # noqa: N803
+    """Return the singular values of `svd`, in descending order: (..., m, n) -> (..., k)."""
+    return svd(A, full_matrices=False).S

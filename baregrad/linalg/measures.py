@@ -1,0 +1,221 @@
+"""Norms, powers and products of matrices and vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.dtypes import dtypes
+from baregrad.linalg.checking import check_matrices
+from baregrad.linalg.decompositions import svdvals
+from baregrad.linalg.solving import inv
+from baregrad.tensor import Tensor
+
+Order = int | float | str | None
+Axes = int | Sequence[int] | None
+
+
+def vector_norm(
+    x: Tensor, ord: float = 2, dim: Axes = None, keepdim: bool = False
+) -> Tensor:
+    """Return (sum of |x|**ord) ** (1/ord) over axes, all by default.
+
+    ord inf is the largest |x|, -inf the least, 0 how many are not 0.
+    """
+    axes = tuple(range(x.ndim)) if dim is None else dim
+    size = x.abs()
+    if ord == math.inf:
+        return size.amax(dim=axes, keepdim=keepdim)
+    if ord == -math.inf:
+        return size.amin(dim=axes, keepdim=keepdim)
+    if ord == 0:
+        return (x != 0).cast(x.dtype).sum(dim=axes, keepdim=keepdim)
+    return x.norm(ord, dim=axes, keepdim=keepdim)
+
+
+def matrix_norm(
+    A: Tensor,  # noqa: N803 - PyTorch's name
+    ord: int | float | str = "fro",
+    dim: Sequence[int] = (-2, -1),
+    keepdim: bool = False,
+) -> Tensor:
+    """Return a norm of matrices along two axes: "fro", "nuc", inf, -inf, 1, -1, 2 or -2.
+
+    1 is the largest sum of a column's |x|, inf that of a row's, 2 the largest singular value, and
+    the negative ones are the least; "nuc" is the sum of singular values, "fro" the root of the sum
+    of squares.
+    """
+    if len(dim) != 2 or dim[0] % A.ndim == dim[1] % A.ndim:
+        raise ShapeError("a norm of matrices is along two axes", found=f"dim={tuple(dim)}")
+    x = A.movedim(tuple(dim), (-2, -1))
+    if ord == "fro":
+        found = x.norm(2, dim=(-2, -1))
+    elif ord in ("nuc", 2, -2):
+        values = svdvals(x)
+        if ord == "nuc":
+            found = values.sum(dim=-1)
+        else:
+            found = values[..., 0] if ord == 2 else values[..., -1]
+    elif ord in (1, -1, math.inf, -math.inf):
+        sums = x.abs().sum(dim=-2 if abs(ord) == 1 else -1)
+        found = sums.amax(dim=-1) if ord > 0 else sums.amin(dim=-1)
+    else:
+        raise ArgumentError(
+            "matrices have no such norm", found=repr(ord),
+            wanted='"fro", "nuc", inf, -inf, 1, -1, 2 or -2',
+        )  # fmt: skip
+    if not keepdim:
+        return found
+    for axis in sorted(each % A.ndim for each in dim):
+        found = found.unsqueeze(axis)
+    return found
+
+
+def norm(
+    A: Tensor,  # noqa: N803
+    ord: Order = None,
+    dim: Axes = None,
+    keepdim: bool = False,
+) -> Tensor:
+    """Return a norm of vectors along one axis, or of matrices along two.
+
+    Without `ord` the root of the sum of squares over `dim`, all axes by default. With `ord` and
+    without `dim` the tensor is a vector or a matrix.
+    """
+    if ord is None:
+        return vector_norm(A, 2, dim, keepdim)
+    if dim is None:
+        if A.ndim not in (1, 2):
+            raise ShapeError(
+                "a norm with `ord` and without `dim` is of a vector or a matrix",
+                found=f"shape {list(A.shape)}",
+            )
+        dim = tuple(range(A.ndim))
+    axes = (dim,) if isinstance(dim, int) else tuple(dim)
+    if len(axes) == 2:
+        return matrix_norm(A, ord, axes, keepdim)
+    if isinstance(ord, str):
+        raise ArgumentError("vectors have no such norm", found=repr(ord), wanted="a number")
+    return vector_norm(A, ord, axes, keepdim)
+
+
+def cond(A: Tensor, p: Order = None) -> Tensor:  # noqa: N803
+    """Return the condition number |A| * |A**-1| by the norm p, 2 by default."""
+    check_matrices("cond", A, square=p not in (None, 2, -2))
+    if p in (None, 2, -2):
+        values = svdvals(A)
+        high, low = values[..., 0], values[..., -1]
+        return low / high if p == -2 else high / low
+    return matrix_norm(A, p) * matrix_norm(inv(A), p)
+
+
+def matrix_power(A: Tensor, n: int) -> Tensor:  # noqa: N803
+    """Return A @ A @ ..., n times; of its inverse for negative n, the identity for 0."""
+    check_matrices("matrix_power", A, square=True)
+    if n < 0:
+        return matrix_power(inv(A), -n)
+    if n == 0:
+        return Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(*A.shape).clone()
+    found: Tensor | None = None
+    while n:
+        if n & 1:
+            found = A if found is None else found @ A
+        n >>= 1
+        if n:
+            A = A @ A  # noqa: N806
+    assert found is not None
+    return found
+
+
+def matrix_exp(A: Tensor) -> Tensor:  # noqa: N803
+    """Return the exponential of square matrices, by a series of A / 2**s and s squares.
+
+    A is divided until no row's sum of |x| is above 1/2. Elements of the series after the last one
+    are below the rounding of float64.
+    """
+    check_matrices("matrix_exp", A, square=True)
+    one = Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(*A.shape)
+    size = A.detach().abs().sum(dim=-1).amax(dim=-1).reshape(*A.shape[:-2], 1, 1)
+    times = (size * 2).clamp(min=1.0).log2().ceil()
+    x = A / times.exp2()
+    found = one
+    for term in range(_TERMS, 0, -1):
+        found = one + (x / term) @ found
+    # As many squares for all matrices, of which each keeps its own number; more would overflow
+    # unless the result is next to 0.
+    for turn in range(9 if A.dtype is dtypes.float32 else 12):
+        found = (times > turn).where(found @ found, found)
+    return found
+
+
+_TERMS = 14
+
+
+def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
+    """Return the product of two or more matrices in the order that takes the fewest products.
+
+    The first and the last may be vectors.
+    """
+    if len(tensors) < 2:
+        raise ArgumentError("multi_dot multiplies two matrices or more", found=str(len(tensors)))
+    parts = list(tensors)
+    is_row, is_column = parts[0].ndim == 1, parts[-1].ndim == 1
+    if is_row:
+        parts[0] = parts[0].unsqueeze(0)
+    if is_column:
+        parts[-1] = parts[-1].unsqueeze(1)
+    sizes = [parts[0].shape[0], *(part.shape[1] for part in parts)]
+    count = len(parts)
+    costs = [[0] * count for _ in parts]
+    cuts = [[0] * count for _ in parts]
+    for span in range(1, count):
+        for first in range(count - span):
+            last = first + span
+            costs[first][last], cuts[first][last] = min(
+                (
+                    costs[first][cut] + costs[cut + 1][last]
+                    + sizes[first] * sizes[cut + 1] * sizes[last + 1],
+                    cut,
+                )
+                for cut in range(first, last)
+            )  # fmt: skip
+
+    def product(first: int, last: int) -> Tensor:
+        if first == last:
+            return parts[first]
+        cut = cuts[first][last]
+        return product(first, cut) @ product(cut + 1, last)
+
+    found = product(0, count - 1)
+    if is_row:
+        found = found.squeeze(0)
+    return found.squeeze(-1) if is_column else found
+
+
+def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
+    """Return the sums of products along an axis of tensors that broadcast."""
+    return (x * y).sum(dim=dim)
+
+
+def cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
+    """Return the cross product along an axis of three elements, of tensors that broadcast."""
+    if input.shape[dim] != 3 or other.shape[dim] != 3:
+        raise ShapeError(
+            "a cross product is of vectors of three",
+            found=f"{list(input.shape)} and {list(other.shape)} along {dim}",
+        )
+    a, b = input.roll(-1, dim), other.roll(-1, dim)
+    return (input * b - a * other).roll(-1, dim)
+
+
+def diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:  # noqa: N803
+    """Return the diagonals of matrices along two axes, as the last axis."""
+    return A.diagonal(offset, dim1, dim2)
+
+
+def vander(x: Tensor, N: int | None = None) -> Tensor:  # noqa: N803
+    """Return powers 0 to N - 1 of each element along a last axis: (..., n) -> (..., N)."""
+    count = x.shape[-1] if N is None else N
+    powers = [x.ones_like(), *([x] * (count - 1))]
+    return Tensor.stack(*powers[:count], dim=-1).cumprod(-1)

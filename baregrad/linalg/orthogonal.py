@@ -1,0 +1,251 @@
+"""Orthogonal factors: QR by blocks of reflections, and rotations of pairs of rows.
+
+Matrices here are of shape (B, m, n), float32 or float64.
+"""
+
+from __future__ import annotations
+
+import math
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.linalg.blocks import block, is_captured
+from baregrad.linalg.factoring import block_of, inverse_lower, placed, shifted
+from baregrad.tensor import Tensor
+from baregrad.tensor.ops.shapes import stored
+
+# Rounds of rotations that one replay makes.
+_ROUNDS = 8
+_MOST_SWEEPS = 60
+# Sweeps in a captured function, which cannot ask whether it needs another: those that it does not
+# need change nothing.
+_SWEEPS_CAPTURED = 30
+
+
+def scale_of(x: Tensor) -> Tensor:
+    """The power of two next to the largest element of each matrix, 1 for zeros: (B, 1, 1).
+
+    What is divided by it has squares that neither overflow nor vanish all.
+    """
+    largest = x.abs().amax(dim=(1, 2), keepdim=True)
+    usual = (largest > 0) & largest.isfinite()
+    exponent = usual.where(largest, 1.0).log2().floor()
+    most = 120 if x.dtype is dtypes.float32 else 1000
+    return exponent.clamp(-most, most).exp2()
+
+
+# --- QR -------------------------------------------------------------------------------------------
+
+
+@block
+def _qr_step(left: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Some reflections of what is left (B, m, n): their vectors v, of v.v = 2, as columns.
+
+    Then S, by which Q.T = I - v S v.T, the rows of R, and what is left.
+    """
+    panel, vectors = left[:, :, :width], []
+    for column in range(width):
+        x = panel[:, :, :1]
+        below = x[:, 1:].square().sum(dim=1, keepdim=True)
+        corner = x[:, :1]
+        length = stored((below + corner.square()).sqrt())
+        # Both terms have one sign, so nothing cancels.
+        first = corner + (corner < 0).where(-length, length)
+        factor = (length * (length + corner.abs())).sqrt()
+        is_done = below == 0
+        whole = Tensor.cat(first, x[:, 1:], dim=1)
+        vector = stored(is_done.where(0.0, whole / is_done.where(1.0, factor)))
+        onto = stored((vector * panel).sum(dim=1, keepdim=True))
+        vectors.append(placed(vector, column, left.shape[1]))
+        panel = stored(shifted(panel - vector * onto, 1, 1))
+    found = stored(Tensor.cat(*vectors, dim=2))
+    unit = (found.mT @ found).tril(-1) + Tensor.eye(width, dtype=left.dtype, device=left.device)
+    turns = inverse_lower(unit)
+    left = stored(left - found @ stored(turns @ stored(found.mT @ left)))
+    return found, turns, left[:, :width], shifted(left, width, width)
+
+
+@block
+def _reflect(x: Tensor, vectors: Tensor, turns: Tensor) -> Tensor:
+    """Q @ x of the reflections of one step."""
+    found: Tensor = stored(x - vectors @ (turns.mT @ stored(vectors.mT @ x)))
+    return found
+
+
+def qr_factor(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Q (B, m, width) and R (B, width, n), of which x = Q @ R: `width` is min(m, n), or m.
+
+    Signs are those of LAPACK.
+    """
+    batch, rows, columns = x.shape
+    scale = scale_of(x)
+    count = min(rows, columns)
+    block = block_of(count)
+    size = math.ceil(count / block) * block
+    left = (x / scale).pad((0, max(size - columns, 0), 0, max(size - rows, 0)))
+    high, wide = left.shape[1:]
+    uppers, steps = [], []
+    for first in range(0, size, block):
+        if 2 * (wide - first) <= left.shape[-1]:
+            left = stored(left[:, :, : wide - first])
+        vectors, turns, upper, left = _qr_step(left, block)
+        steps.append((placed(vectors, first, high), turns))
+        uppers.append(upper[:, :, : wide - first].pad((first, 0)))
+    upper = (Tensor.cat(*uppers, dim=1).triu() * scale)[:, :width, :columns]
+    if upper.shape[1] < width:
+        upper = upper.pad((0, 0, 0, width - upper.shape[1]))
+    found = Tensor.eye(high, width, dtype=x.dtype, device=x.device).expand(batch, high, width)
+    for vectors, turns in reversed(steps):
+        found = _reflect(found, vectors, turns)
+    return found[:, :rows], upper
+
+
+# --- rotations ------------------------------------------------------------------------------------
+
+
+@block
+def _rotate(x: Tensor, off: Tensor, length: int, limit: float) -> tuple[Tensor, Tensor]:
+    """Some rounds in which each row is made orthogonal to one other, another in each round.
+
+    x: (B, 2h, m), of whose rows the first `length` elements are meant, the others go along. Row i
+    meets row h + i, and all but row 0 move on by one place then. off: (B, h), the largest cosines
+    that were met. Rows whose cosine is under `limit` stay as they are.
+    """
+    half = x.shape[1] // 2
+    places = Tensor.arange(2 * half, device=x.device)
+    # Where the row was that comes to a place.
+    moved = (places < half).where(places - 1, places + 1)
+    moved = (places == 0).where(0, (places == 1).where(half, moved))
+    moved = stored((places == 2 * half - 1).where(max(half, 2) - 1, moved))
+    for _ in range(_ROUNDS):
+        one, other = x[:, :half], x[:, half:]
+        a, b = one[:, :, :length], other[:, :, :length]
+        square_a = stored((a * a).sum(dim=2))
+        square_b = stored((b * b).sum(dim=2))
+        product = stored((a * b).sum(dim=2))
+        lengths = square_a.sqrt() * square_b.sqrt()
+        cosine = product.abs() / (lengths == 0).where(1.0, lengths)
+        is_turned = stored(cosine > limit)
+        zeta = (square_b - square_a) / (2 * is_turned.where(product, 1.0))
+        size = zeta.abs()
+        # Of the two angles the smaller; 1 + size**2 may not overflow.
+        root = (size > 1e8).where(size, (1 + size.clamp(max=1e8).square()).sqrt())
+        tangent = (zeta < 0).where(-1.0, 1.0) / (size + root)
+        cos = is_turned.where((1 + tangent.square()).rsqrt(), 1.0)
+        sin = is_turned.where(tangent * (1 + tangent.square()).rsqrt(), 0.0)
+        off = stored(off.maximum(cosine))
+        cos = stored(Tensor.cat(cos, cos, dim=1).reshape(-1, 2, half, 1))
+        sin = stored(Tensor.cat(-sin, sin, dim=1).reshape(-1, 2, half, 1))
+        pairs = x.reshape(-1, 2, half, x.shape[2])
+        # Stored before its rows move on: each is a loop along rows then.
+        turned = stored(cos * pairs + sin * pairs.flip(1))
+        x = stored(turned.reshape(*x.shape)[:, moved])
+    return x, off
+
+
+def rotated(x: Tensor, length: int) -> Tensor:
+    """x (B, n, m) with rows turned into each other until their first parts are orthogonal.
+
+    length: how many elements that part has. Rows come in no order.
+    """
+    batch, count = x.shape[:2]
+    rows = max(count + count % 2, 2)
+    x = x.pad((0, 0, 0, rows - count))
+    # Sums of products are rounded by about so much.
+    limit = precision(x.dtype) * max(16.0, math.sqrt(length))
+    calls = math.ceil((rows - 1) / _ROUNDS)
+    captured = is_captured()
+    for _ in range(_SWEEPS_CAPTURED if captured else _MOST_SWEEPS):
+        off = Tensor.zeros(batch, rows // 2, dtype=x.dtype, device=x.device)
+        for _ in range(calls):
+            x, off = _rotate(x, off, length, limit)
+        # Then no row was turned, as none would be in another sweep.
+        if not captured and not off.amax().item() > limit:
+            break
+    return x
+
+
+def precision(dtype: DType) -> float:
+    """The distance from 1 to the next number."""
+    return 2.0**-52 if dtype is dtypes.float64 else 2.0**-23
+
+
+@block
+def _bound_of(x: Tensor) -> Tensor:
+    """A number a little above the largest absolute eigenvalue of x (B, n, n), 1 for zeros."""
+    size = x.abs().sum(dim=2, keepdim=True).amax(dim=1, keepdim=True)
+    size = stored((size == 0).where(1.0, size))
+    power = stored(x / size)
+    for _ in range(3):
+        power = stored(power @ power)
+    norm = power.square().sum(dim=(1, 2), keepdim=True).sqrt()
+    found = 1.05 * size * norm.sqrt().sqrt().sqrt()
+    return (found == 0).where(size, found)
+
+
+def eigen_factor(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Eigenvalues (B, n), ascending, and eigenvectors as columns (B, n, n) of symmetric x."""
+    count = x.shape[-1]
+    scale = scale_of(x)
+    x = stored(x / scale)
+    # Above zero, rows that are orthogonal are eigenvectors, each times its eigenvalue.
+    bound = 1.5 * _bound_of(x)
+    one = Tensor.eye(count, dtype=x.dtype, device=x.device)
+    rows = rotated(x + bound * one, count)
+    return _eigen_whole(x, rows, scale)
+
+
+@block
+def _eigen_whole(x: Tensor, rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    count = x.shape[-1]
+    squares = rows.square().sum(dim=2, keepdim=True)
+    # Rows of zeros are those that made their number even.
+    order = squares.squeeze(2).argsort(dim=1, descending=True)[:, :count]
+    rows = stored(rows / (squares == 0).where(1.0, squares).sqrt())
+    vectors = _nearest_orthogonal(rows.gather(1, order.unsqueeze(2).expand(*order.shape, count)))
+    values = stored((vectors * stored(vectors @ x)).sum(dim=2))
+    order = stored(values.argsort(dim=1))
+    vectors = vectors.gather(1, order.unsqueeze(2).expand(*order.shape, count))
+    return values.gather(1, order) * scale.squeeze(2), vectors.mT
+
+
+def singular_factor(x: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
+    """U (B, m, width), singular values (B, n), descending, V.T (B, n, n) of x (B, m, n), m >= n.
+
+    width: n, or m for more columns that are orthogonal to the others.
+    """
+    count = x.shape[-1]
+    scale = scale_of(x)
+    outer, upper = qr_factor(x / scale, width)
+    upper = upper[:, :count]
+    one = Tensor.eye(count, dtype=x.dtype, device=x.device).expand(*upper.shape)
+    rows = rotated(Tensor.cat(upper, one, dim=2), count)
+    values, vectors, turned = _singular_rows(rows, upper)
+    # Orthogonal also where a singular value is 0.
+    inner, signs = qr_factor(vectors.mT, count)
+    signs = (signs.diagonal(0, 1, 2) < 0).where(-1.0, 1.0).unsqueeze(1)
+    left = outer[:, :, :count] @ turned.mT
+    if width > count:
+        left = left.cat(outer[:, :, count:], dim=2)
+    return left, values * scale.squeeze(2), (inner * signs).mT
+
+
+@block
+def _singular_rows(rows: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Singular values, and both parts of rotated rows, in the order of the values."""
+    count = upper.shape[1]
+    values = stored(rows[:, :, :count].square().sum(dim=2).sqrt())
+    # The row that made their number even has no second part, the others one of length 1.
+    is_real = rows[:, :, count:].square().sum(dim=2) > 0.5
+    order = stored(is_real.where(values, -1.0).argsort(dim=1, descending=True)[:, :count])
+    rows = stored(rows.gather(1, order.unsqueeze(2).expand(*order.shape, rows.shape[2])))
+    turned = rows[:, :, count:]
+    turned = _nearest_orthogonal(turned)
+    vectors = stored(turned @ upper)
+    return vectors.square().sum(dim=2).sqrt(), vectors, turned
+
+
+def _nearest_orthogonal(rows: Tensor) -> Tensor:
+    """One step of rows that are nearly orthonormal towards the nearest that are."""
+    product = stored(rows @ rows.mT)
+    found: Tensor = stored(1.5 * rows - 0.5 * (product @ rows))
+    return found

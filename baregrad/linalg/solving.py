@@ -1,0 +1,334 @@
+"""Inverses, determinants and systems of equations, with gradients.
+
+They come of LU factors, and one correction of a solution by what it leaves. Names, arguments and
+results are those of `torch.linalg`; matrices are the last two axes of float32 or float64 tensors.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.dtypes import dtypes
+from baregrad.linalg.blocks import block
+from baregrad.linalg.checking import (
+    batch,
+    broadcast_batches,
+    check_matrices,
+    linked,
+    refuse_if,
+)
+from baregrad.linalg.decompositions import eigh, qr, svd, svdvals
+from baregrad.linalg.factoring import inverse_lower, lu_factor, take_rows
+from baregrad.linalg.orthogonal import precision
+from baregrad.linalg.triangular import solve_triangular
+from baregrad.tensor import Tensor
+from baregrad.tensor.array.grad_mode import no_grad
+from baregrad.tensor.ops.shapes import stored
+
+
+class SLogDet(NamedTuple):
+    """The sign of a determinant, 0 for a singular matrix, and the log of its absolute value."""
+
+    sign: Tensor
+    logabsdet: Tensor
+
+
+class InverseEx(NamedTuple):
+    """The inverse, and for each matrix 0, or 1 where it has none."""
+
+    inverse: Tensor
+    info: Tensor
+
+
+class LstSq(NamedTuple):
+    """The solution of least squares; squared residuals, rank and singular values if they are known.
+
+    What is not known is None.
+    """
+
+    solution: Tensor
+    residuals: Tensor | None
+    rank: Tensor | None
+    singular_values: Tensor | None
+
+
+class _Factors(NamedTuple):
+    """x (B, n, n), the inverses of its factors L and U, and the order of its rows in them."""
+
+    x: Tensor
+    lower: Tensor
+    upper: Tensor
+    order: Tensor
+
+
+def _factors(x: Tensor, lower: Tensor, upper: Tensor, order: Tensor) -> _Factors:
+    found = _inverses(lower, upper)
+    return _Factors(x, found[0], found[1], order)
+
+
+@block
+def _inverses(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    return inverse_lower(lower), inverse_lower(upper.mT).mT
+
+
+@block
+def _solved(
+    x: Tensor, lower: Tensor, upper: Tensor, order: Tensor, given: Tensor, is_turned: bool,
+    is_corrected: bool,
+) -> Tensor:
+    """The solution of x @ found = given, or of x.mT @ found = given, perhaps corrected once."""
+
+    def solve(right: Tensor) -> Tensor:
+        if is_turned:
+            found = stored(lower.mT @ stored(upper.mT @ right))
+            return stored(take_rows(found, order.argsort(dim=1)))
+        return stored(upper @ stored(lower @ stored(take_rows(right, order))))
+
+    found = solve(given)
+    if not is_corrected:
+        return found
+    matrix = x.mT if is_turned else x
+    return found + solve(stored(given - matrix @ found))
+
+
+def _solve(
+    matrix: Tensor, right: Tensor, factors: _Factors, is_turned: bool = False,
+    is_corrected: bool = True,
+) -> Tensor:
+    """The solution for (..., n, k), as a function of both."""
+    with no_grad():
+        value = _solved(*factors, batch(right), is_turned, is_corrected).reshape(*right.shape)
+
+    def pull(found: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        to_right = _solve(matrix, gradient, factors, not is_turned, is_corrected)
+        to_matrix = found @ to_right.mT if is_turned else to_right @ found.mT
+        return -to_matrix, to_right
+
+    return linked(value, (matrix, right), pull)
+
+
+def _has_zero(upper: Tensor) -> Tensor:
+    """Which triangles have a zero on their diagonal, (B,)."""
+    return (upper.diagonal(0, 1, 2) == 0).any(dim=1)
+
+
+_SINGULAR = (
+    "the matrix is singular: a pivot is 0",
+    "use lstsq or pinv for what comes closest to a solution",
+)
+
+
+def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:  # noqa: N803 - PyTorch's names
+    """Return X (..., n, k) of A @ X = B, or of X @ A = B without `left`, A (..., n, n).
+
+    B may be one vector for each matrix, (..., n). Raises LinAlgError for a singular matrix.
+    """
+    is_vector = B.ndim == 1 or (B.ndim == A.ndim - 1 and B.shape == A.shape[:-1])
+    if is_vector:
+        return solve(A, B.unsqueeze(-1)).squeeze(-1)
+    check_matrices("solve", A, B, square=True)
+    if not left:
+        turned: Tensor = solve(A.mT, B.mT).mT
+        return turned
+    if A.shape[-1] != B.shape[-2]:
+        raise ShapeError(
+            "the rows of a system of equations are as many as those of its matrix",
+            found=f"{list(A.shape)} and {list(B.shape)}",
+        )
+    A, B = broadcast_batches(A, B)  # noqa: N806
+    with no_grad():
+        given = batch(A)
+        lower, upper, order = lu_factor(given)
+        refuse_if(lambda: _has_zero(upper), *_SINGULAR)
+        factors = _factors(given, lower, upper, order)
+    return _solve(A, B, factors)
+
+
+def inv(A: Tensor) -> Tensor:  # noqa: N803
+    """Return the inverse: (..., n, n) -> (..., n, n). Raises LinAlgError for a singular matrix."""
+    found = inv_ex(A)
+    refuse_if(lambda: found.info != 0, *_SINGULAR)
+    return found.inverse
+
+
+def inv_ex(A: Tensor) -> InverseEx:  # noqa: N803
+    """Return `inv(A)`, with no numbers where there is none, and which matrices those are."""
+    check_matrices("inv", A, square=True)
+    with no_grad():
+        given = batch(A)
+        lower, upper, order = lu_factor(given)
+        info = _has_zero(upper).cast(dtypes.int32).reshape(*A.shape[:-2])
+        factors = _factors(given, lower, upper, order)
+    one = Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device)
+    return InverseEx(_solve(A, one.expand(*A.shape), factors), info)
+
+
+def _signs(order: Tensor) -> Tensor:
+    """-1 for an odd order of rows, 1 for an even one: (B, n) -> (B,)."""
+    count = order.shape[1]
+    above = (order.unsqueeze(2) > order.unsqueeze(1)).cast(dtypes.int64)
+    odd = above.triu().sum(dim=(1, 2)) % 2 if count else order.sum(dim=1)
+    return 1 - 2 * odd
+
+
+def det(A: Tensor) -> Tensor:  # noqa: N803
+    """Return the determinant: (..., n, n) -> (...)."""
+    check_matrices("det", A, square=True)
+    with no_grad():
+        given = batch(A)
+        lower, upper, order = lu_factor(given)
+        pivots = upper.diagonal(0, 1, 2)
+        sign = _signs(order).cast(A.dtype)
+        value = (pivots.prod(dim=1) * sign).reshape(*A.shape[:-2])
+
+    def pull(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
+        one = Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(*A.shape)
+        with no_grad():
+            # Of a singular matrix the limit, by a pivot next to 0.
+            largest = pivots.abs().amax(dim=1, keepdim=True)
+            least = precision(A.dtype) * (largest == 0).where(1.0, largest)
+            is_zero = pivots == 0
+            moved = is_zero.where(least, pivots)
+            near = upper + is_zero.where(least, 0.0).diag_embed()
+            turned = _factors(given, lower, near, order)
+            near_inverse = take_rows((turned.upper @ turned.lower).mT, order.argsort(dim=1))
+            limit = near_inverse * (moved.prod(dim=1) * sign).reshape(-1, 1, 1)
+            singular = is_zero.any(dim=1).reshape(*A.shape[:-2], 1, 1)
+            factors = _factors(given, lower, upper, order)
+        # Not corrected: of a matrix that is singular but for rounding, the determinant and this
+        # inverse are of the same rounded factors, so that their errors cancel.
+        inverse = _solve(A, one, factors, is_corrected=False)
+        usual = found.unsqueeze(-1).unsqueeze(-1) * inverse.mT
+        cofactors = singular.where(limit.reshape(*A.shape), usual)
+        return (gradient.unsqueeze(-1).unsqueeze(-1) * cofactors,)
+
+    return linked(value, (A,), pull)
+
+
+def slogdet(A: Tensor) -> SLogDet:  # noqa: N803
+    """Return sign and log of the absolute value of the determinant: (..., n, n) -> (...) each.
+
+    A singular matrix has sign 0 and log -inf.
+    """
+    check_matrices("slogdet", A, square=True)
+    with no_grad():
+        given = batch(A)
+        lower, upper, order = lu_factor(given)
+        pivots = upper.diagonal(0, 1, 2)
+        sign = (pivots.sign().prod(dim=1) * _signs(order).cast(A.dtype)).reshape(*A.shape[:-2])
+        value = pivots.abs().log().sum(dim=1).reshape(*A.shape[:-2])
+
+    def pull(_: Tensor, gradient: Tensor) -> tuple[Tensor]:
+        with no_grad():
+            factors = _factors(given, lower, upper, order)
+        one = Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(*A.shape)
+        return (gradient.unsqueeze(-1).unsqueeze(-1) * _solve(A, one, factors).mT,)
+
+    return SLogDet(sign, linked(value, (A,), pull))
+
+
+# --- least squares --------------------------------------------------------------------------------
+
+
+def _least(
+    values: Tensor, atol: float | None, rtol: float | None, shape: tuple[int, ...]
+) -> Tensor:
+    """Singular values above which one counts, of the largest of them: (..., k) -> (..., 1)."""
+    if rtol is None:
+        rtol = 0.0 if atol else max(shape[-2:]) * precision(values.dtype)
+    return (values.amax(dim=-1, keepdim=True) * rtol).maximum(atol or 0.0)
+
+
+def pinv(
+    A: Tensor,  # noqa: N803
+    *,
+    atol: float | None = None,
+    rtol: float | None = None,
+    hermitian: bool = False,
+) -> Tensor:
+    """Return the pseudoinverse: (..., m, n) -> (..., n, m).
+
+    Singular values up to max(atol, rtol * the largest) count as 0; rtol is max(m, n) times the
+    distance of 1 to the next number if neither is given. hermitian: A is symmetric, of which the
+    lower triangle is read.
+    """
+    check_matrices("pinv", A, square=hermitian)
+    with no_grad():
+        if hermitian:
+            values, right = eigh(A.detach())
+            left, size = right, values.abs()
+        else:
+            left, values, turned = svd(A.detach(), full_matrices=False)
+            right, size = turned.mT, values
+        counts = size > _least(size, atol, rtol, A.shape)
+        factors = counts.where(1 / counts.where(values, 1.0), 0.0)
+        value = (right * factors.unsqueeze(-2)) @ left.mT
+
+    def pull(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
+        turned, given = found.mT, gradient.mT
+        first = turned @ gradient @ turned
+        outer = given @ found @ turned
+        inner = turned @ found @ given
+        return (outer - A @ (found @ outer) + inner - (inner @ found) @ A - first,)
+
+    return linked(value, (A,), pull)
+
+
+def matrix_rank(
+    A: Tensor,  # noqa: N803
+    *,
+    atol: float | None = None,
+    rtol: float | None = None,
+    hermitian: bool = False,
+) -> Tensor:
+    """Return how many singular values are above max(atol, rtol * the largest): (...), int64.
+
+    rtol is as for `pinv`.
+    """
+    check_matrices("matrix_rank", A, square=hermitian)
+    with no_grad():
+        values = eigh(A.detach()).eigenvalues.abs() if hermitian else svdvals(A.detach())
+        return (values > _least(values, atol, rtol, A.shape)).sum(dim=-1)
+
+
+def lstsq(
+    A: Tensor,  # noqa: N803
+    B: Tensor,  # noqa: N803
+    rcond: float | None = None,
+    *,
+    driver: str | None = None,
+) -> LstSq:
+    """Return X that makes |A @ X - B| least, the shortest of them: (..., m, n), (..., m, k).
+
+    B may be one vector for each matrix, (..., m). By singular values, of which those up to `rcond`
+    times the largest count as 0, with driver "gelsd", the default; by QR, for matrices of full
+    rank, with "gels".
+    """
+    if B.ndim == 1 or (B.ndim == A.ndim - 1 and B.shape == A.shape[:-1]):
+        found = lstsq(A, B.unsqueeze(-1), rcond, driver=driver)
+        return found._replace(solution=found.solution.squeeze(-1))
+    check_matrices("lstsq", A, B)
+    rows, columns = A.shape[-2:]
+    if rows != B.shape[-2]:
+        raise ShapeError(
+            "the rows of a system of equations are as many as those of its matrix",
+            found=f"{list(A.shape)} and {list(B.shape)}",
+        )
+    A, B = broadcast_batches(A, B)  # noqa: N806
+    rank = values = None
+    if driver in (None, "gelsd"):
+        solution = pinv(A, rtol=rcond) @ B
+        with no_grad():
+            values = svdvals(A.detach())
+            rank = (values > _least(values, None, rcond, A.shape)).sum(dim=-1)
+    elif driver == "gels":
+        outer, upper = qr(A if rows >= columns else A.mT)
+        if rows >= columns:
+            solution = solve_triangular(upper, outer.mT @ B, upper=True)
+        else:
+            solution = outer @ solve_triangular(upper.mT, B, upper=False)
+    else:
+        raise ArgumentError("lstsq has no such driver", found=repr(driver), wanted="gelsd or gels")
+    residuals = (A @ solution - B).square().sum(dim=-2) if rows > columns else None
+    return LstSq(solution, residuals, rank, values)

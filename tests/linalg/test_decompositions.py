@@ -1,0 +1,282 @@
+"""Factors against their definitions, NumPy's values and PyTorch's gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baregrad import Tensor, jit, linalg
+from baregrad.base.errors import DTypeError, GradientError, LinAlgError, ShapeError
+
+SHAPES = [(1, 1), (3, 7), (40, 40), (2, 3, 5, 4)]
+SQUARES = [(1, 1), (40, 40), (2, 3, 5, 5)]
+EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23}
+
+
+def given(shape: tuple[int, ...], dtype: str = "float64", seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).standard_normal(shape).astype(dtype)
+
+
+def positive(shape: tuple[int, ...], dtype: str = "float64") -> np.ndarray:
+    x = given(shape, dtype)
+    return x @ x.swapaxes(-1, -2) + np.eye(shape[-1], dtype=dtype)
+
+
+def close(found: Any, wanted: Any, scale: float, dtype: str, times: float = 30.0) -> None:
+    """Within so many roundings of matrices whose elements are about `scale`."""
+    found = found.numpy() if isinstance(found, Tensor) else found
+    wanted = wanted.numpy(force=True) if isinstance(wanted, torch.Tensor) else wanted
+    size = max(found.shape[-2:], default=1) if found.ndim else 1
+    limit = times * EPSILON[dtype] * max(scale, 1e-300) * size
+    np.testing.assert_allclose(found, wanted, rtol=0, atol=limit)
+
+
+def orthonormal(columns: Tensor, dtype: str) -> None:
+    x = columns.numpy()
+    one = np.broadcast_to(np.eye(x.shape[-1]), (*x.shape[:-2], x.shape[-1], x.shape[-1]))
+    close(x.swapaxes(-1, -2) @ x, one, 1.0, dtype)
+
+
+def norm(x: np.ndarray) -> float:
+    return float(np.abs(x).max()) * x.shape[-1]
+
+
+def same_gradients(
+    ours: Callable[[Tensor], Any], theirs: Callable[[torch.Tensor], Any], x: np.ndarray,
+    tolerance: float = 1e-9,
+) -> None:
+    """Gradients of a weighted sum of squares of all results, once and twice."""
+    mine, other = Tensor(x, requires_grad=True), torch.tensor(x, requires_grad=True)
+    losses: list[Any] = []
+    for made in (ours(mine), theirs(other)):
+        parts = made if isinstance(made, tuple) else (made,)
+        total: Any = 0.0
+        for place, part in enumerate(parts):
+            weights = np.cos(np.arange(np.prod(part.shape)) + place).reshape(part.shape)
+            like: Any = Tensor(weights) if isinstance(part, Tensor) else torch.tensor(weights)
+            total = total + (part * part * like).sum() + (part * like).sum()
+        losses.append(total)
+    (first,) = losses[0].gradient(mine)
+    (wanted,) = torch.autograd.grad(losses[1], other, create_graph=True)
+    np.testing.assert_allclose(
+        first.numpy(), wanted.numpy(force=True), rtol=tolerance, atol=tolerance * 10
+    )
+    (second,) = (first * first).sum().gradient(mine)
+    (more,) = torch.autograd.grad((wanted * wanted).sum(), other)
+    scale = float(more.abs().max()) + 1.0
+    np.testing.assert_allclose(
+        second.numpy() / scale, more.numpy() / scale, rtol=0, atol=tolerance * 1e3
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", SQUARES)
+def test_cholesky_is_its_definition(shape: tuple[int, ...], dtype: str) -> None:
+    x = positive(shape, dtype)
+    for upper in (False, True):
+        found = linalg.cholesky(Tensor(x), upper=upper).numpy()
+        low = found.swapaxes(-1, -2) if upper else found
+        assert (np.triu(low, 1) == 0).all()
+        close(low @ low.swapaxes(-1, -2), x, norm(x), dtype)
+
+
+def test_cholesky_reads_one_triangle() -> None:
+    x = positive((4, 4))
+    low = linalg.cholesky(Tensor(np.tril(x))).numpy()
+    np.testing.assert_allclose(low, np.linalg.cholesky(x), atol=1e-12)
+    up = linalg.cholesky(Tensor(np.triu(x)), upper=True).numpy()
+    np.testing.assert_allclose(up, np.linalg.cholesky(x).T, atol=1e-12)
+
+
+def test_cholesky_refuses_what_is_not_positive_definite() -> None:
+    x = np.diag([1.0, -1.0])
+    with pytest.raises(LinAlgError, match="not positive definite"):
+        linalg.cholesky(Tensor(x))
+    both = linalg.cholesky_ex(Tensor(np.stack([np.eye(2), x])))
+    assert both.info.tolist() == [0, 1]
+    assert np.isnan(jit(linalg.cholesky)(Tensor(x)).numpy()).any()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_lu_is_its_definition(shape: tuple[int, ...], dtype: str) -> None:
+    x = given(shape, dtype)
+    p, low, up = (part.numpy() for part in linalg.lu(Tensor(x)))
+    close(p @ low @ up, x, norm(x), dtype)
+    assert (np.triu(low, 1) == 0).all() and (np.tril(up, -1) == 0).all()
+    assert (np.abs(low) <= 1).all()
+    close(up, torch.linalg.lu(torch.tensor(x)).U, norm(x), dtype, times=300.0)
+
+
+def test_lu_of_a_singular_matrix() -> None:
+    x = np.array([[0.0, 0.0, 1.0], [0.0, 0.0, 2.0], [0.0, 3.0, 4.0]])
+    p, low, up = (part.numpy() for part in linalg.lu(Tensor(x)))
+    np.testing.assert_allclose(p @ low @ up, x, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_qr_is_its_definition(shape: tuple[int, ...], dtype: str) -> None:
+    x = given(shape, dtype)
+    for mode in ("reduced", "complete"):
+        q, r = linalg.qr(Tensor(x), mode)
+        close(q.numpy() @ r.numpy(), x, norm(x), dtype)
+        orthonormal(q, dtype)
+        assert (np.tril(r.numpy(), -1) == 0).all()
+        wanted = np.linalg.qr(x, mode)
+        assert q.shape == wanted[0].shape
+        close(r, wanted[1], norm(x), dtype, times=300.0)
+    close(linalg.qr(Tensor(x), "r").R, np.linalg.qr(x, "r"), norm(x), dtype, times=300.0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", SQUARES)
+def test_eigh_is_its_definition(shape: tuple[int, ...], dtype: str) -> None:
+    x = given(shape, dtype)
+    x = x + x.swapaxes(-1, -2)
+    values, vectors = linalg.eigh(Tensor(x))
+    orthonormal(vectors, dtype)
+    close(x @ vectors.numpy(), vectors.numpy() * values.numpy()[..., None, :], norm(x), dtype)
+    close(values, np.linalg.eigvalsh(x), norm(x), dtype)
+    close(linalg.eigvalsh(Tensor(np.triu(x)), "U"), np.linalg.eigvalsh(x), norm(x), dtype)
+
+
+@pytest.mark.parametrize("matrix", [
+    np.zeros((3, 3)), np.eye(4), np.ones((5, 5)), -np.eye(3), np.diag([1e-300, 1e-300, 2e-300]),
+    np.diag([1e300, 1.0, -1e300]), np.array([[0.0, 1.0], [1.0, 0.0]]),
+])  # fmt: skip
+def test_eigh_and_svd_of_special_matrices(matrix: np.ndarray) -> None:
+    values, vectors = linalg.eigh(Tensor(matrix))
+    orthonormal(vectors, "float64")
+    scale = np.abs(matrix).max() or 1.0
+    np.testing.assert_allclose(
+        values.numpy() / scale, np.linalg.eigvalsh(matrix) / scale, atol=1e-14
+    )
+    u, s, vh = linalg.svd(Tensor(matrix))
+    orthonormal(u, "float64")
+    orthonormal(vh.mT, "float64")
+    np.testing.assert_allclose(u.numpy() * (s.numpy() / scale) @ vh.numpy(), matrix / scale,
+                               atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_svd_is_its_definition(shape: tuple[int, ...], dtype: str) -> None:
+    x = given(shape, dtype)
+    for full in (False, True):
+        u, s, vh = linalg.svd(Tensor(x), full)
+        wanted = np.linalg.svd(x, full)
+        assert (u.shape, s.shape, vh.shape) == tuple(part.shape for part in wanted)
+        orthonormal(u, dtype)
+        orthonormal(vh.mT, dtype)
+        count = s.shape[-1]
+        close((u.numpy()[..., :count] * s.numpy()[..., None, :]) @ vh.numpy()[..., :count, :], x,
+              norm(x), dtype)
+        close(s, wanted[1], norm(x), dtype)
+    close(linalg.svdvals(Tensor(x)), wanted[1], norm(x), dtype)
+
+
+def test_svd_of_a_matrix_of_lower_rank() -> None:
+    x = given((9, 2)) @ given((2, 6), seed=1)
+    u, s, vh = linalg.svd(Tensor(x))
+    orthonormal(u, "float64")
+    assert (s.numpy()[2:] < 1e-13).all()
+    np.testing.assert_allclose((u.numpy()[:, :6] * s.numpy()) @ vh.numpy(), x, atol=1e-13)
+
+
+def test_ill_conditioned_factors_leave_small_residuals() -> None:
+    x = 1.0 / (np.arange(12)[:, None] + np.arange(12)[None, :] + 1.0)
+    q, r = linalg.qr(Tensor(x))
+    close(q.numpy() @ r.numpy(), x, 1.0, "float64")
+    orthonormal(q, "float64")
+    u, s, vh = linalg.svd(Tensor(x))
+    close((u.numpy() * s.numpy()) @ vh.numpy(), x, 1.0, "float64")
+    p, low, up = (part.numpy() for part in linalg.lu(Tensor(x)))
+    close(p @ low @ up, x, 1.0, "float64")
+
+
+def in_place(p: Any, low: Any, up: Any) -> tuple[Any, Any]:
+    return p @ low, up
+
+
+def symmetric(x: Any) -> Any:
+    return x + x.mT
+
+
+def test_gradients_of_cholesky() -> None:
+    x = given((2, 4, 4))
+    one = np.eye(4) * 3
+    same_gradients(
+        lambda a: linalg.cholesky(a @ a.mT + Tensor(one)),
+        lambda a: torch.linalg.cholesky(a @ a.mT + torch.tensor(one)), x,
+    )
+    same_gradients(
+        lambda a: linalg.cholesky(a @ a.mT + Tensor(one), upper=True),
+        lambda a: torch.linalg.cholesky(a @ a.mT + torch.tensor(one), upper=True), x,
+    )
+
+
+@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (2, 3, 3)])
+def test_gradients_of_lu_and_qr(shape: tuple[int, ...]) -> None:
+    x = given(shape, seed=3)
+    # Rows of L below its square are in no order.
+    same_gradients(
+        lambda a: in_place(*linalg.lu(a)), lambda a: in_place(*torch.linalg.lu(a)), x
+    )
+    same_gradients(lambda a: tuple(linalg.qr(a)), lambda a: tuple(torch.linalg.qr(a)), x)
+
+
+def test_gradients_of_eigh() -> None:
+    x = given((2, 4, 4), seed=5)
+    # Squares of vectors, whose signs are any.
+    same_gradients(
+        lambda a: _unsigned(*linalg.eigh(symmetric(a))),
+        lambda a: _unsigned(*torch.linalg.eigh(symmetric(a))), x, 1e-8,
+    )
+
+
+def _unsigned(values: Any, vectors: Any) -> tuple[Any, Any]:
+    return values, vectors * vectors
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (5, 3), (2, 3, 4)])
+def test_gradients_of_svd(shape: tuple[int, ...]) -> None:
+    def products(u: Any, s: Any, vh: Any) -> tuple[Any, ...]:
+        return u * u, s, vh * vh, u.unsqueeze(-2) * vh.mT.unsqueeze(-3)
+
+    same_gradients(
+        lambda a: products(*linalg.svd(a, full_matrices=False)),
+        lambda a: products(*torch.linalg.svd(a, full_matrices=False)), given(shape, seed=7), 1e-7,
+    )
+    same_gradients(linalg.svdvals, torch.linalg.svdvals, given(shape, seed=7))
+
+
+def test_factors_in_a_captured_function() -> None:
+    x = positive((3, 3))
+
+    @jit
+    def factors(a: Tensor) -> tuple[Tensor, ...]:
+        return (linalg.cholesky(a), *linalg.eigh(a), *linalg.lu(a), *linalg.qr(a))
+
+    a = Tensor(x)
+    wanted = [part.numpy() for part in factors.function(a)]
+    for _ in range(3):
+        for one, other in zip(factors(a), wanted, strict=True):
+            np.testing.assert_array_equal(one.numpy(), other)
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ShapeError, match="two axes or more"):
+        linalg.svd(Tensor([1.0, 2.0]))
+    with pytest.raises(ShapeError, match="square"):
+        linalg.cholesky(Tensor.ones(2, 3))
+    with pytest.raises(DTypeError, match="float32 or float64"):
+        linalg.qr(Tensor.ones(2, 2).half())
+    with pytest.raises(GradientError, match="reduced"):
+        linalg.qr(Tensor.ones(3, 2, requires_grad=True), "complete").R.sum().backward()
+    with pytest.raises(AttributeError, match="'eigh'"):
+        linalg.eig  # noqa: B018 - the name is what is tested

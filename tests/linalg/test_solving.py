@@ -1,0 +1,154 @@
+"""Solutions, inverses and determinants against what they leave, and PyTorch's gradients."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from baregrad import Tensor, linalg
+from baregrad.base.errors import ArgumentError, LinAlgError, ShapeError
+from tests.linalg.test_decompositions import EPSILON, close, given, norm, positive, same_gradients
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(1, 1), (40, 40), (2, 3, 4, 4)])
+def test_solutions_leave_little(shape: tuple[int, ...], dtype: str) -> None:
+    a, b = given(shape, dtype), given((*shape[:-1], 2), dtype, seed=1)
+    found = linalg.solve(Tensor(a), Tensor(b)).numpy()
+    scale = norm(a) * float(np.abs(found).max())
+    close(a @ found, b, scale, dtype)
+    right = b.swapaxes(-1, -2)
+    found = linalg.solve(Tensor(a), Tensor(right), left=False).numpy()
+    close(found @ a, right, norm(a) * float(np.abs(found).max()), dtype)
+    inverse = linalg.inv(Tensor(a)).numpy()
+    one = np.broadcast_to(np.eye(shape[-1]), shape)
+    close(a @ inverse, one, norm(a) * float(np.abs(inverse).max()), dtype)
+    wanted = np.linalg.slogdet(a)
+    sign, log = linalg.slogdet(Tensor(a))
+    np.testing.assert_array_equal(sign.numpy(), wanted[0])
+    np.testing.assert_allclose(log.numpy(), wanted[1], atol=1e3 * EPSILON[dtype], rtol=1e-5)
+    np.testing.assert_allclose(linalg.det(Tensor(a)).numpy(), np.linalg.det(a), rtol=2e-4)
+
+
+def test_vectors_and_batches_that_broadcast() -> None:
+    a, b = given((2, 3, 3)), given((3, 4), seed=1)
+    np.testing.assert_allclose(
+        linalg.solve(Tensor(a), Tensor(b)).numpy(), np.linalg.solve(a, b[None]), atol=1e-12
+    )
+    vector = given((3,), seed=2)
+    wanted = torch.linalg.solve(torch.tensor(a), torch.tensor(vector)).numpy()
+    np.testing.assert_allclose(
+        linalg.solve(Tensor(a), Tensor(vector)).numpy(), wanted, atol=1e-12
+    )
+    each = given((2, 3), seed=3)
+    wanted = torch.linalg.solve(torch.tensor(a), torch.tensor(each)).numpy()
+    np.testing.assert_allclose(linalg.solve(Tensor(a), Tensor(each)).numpy(), wanted, atol=1e-12)
+
+
+@pytest.mark.parametrize("count", [4, 10])
+def test_ill_conditioned_systems_leave_small_residuals(count: int) -> None:
+    a = 1.0 / (np.arange(count)[:, None] + np.arange(count)[None, :] + 1.0)
+    b = given((count, 1))
+    found = linalg.solve(Tensor(a), Tensor(b)).numpy()
+    close(a @ found, b, float(np.abs(found).max()), "float64")
+    low = np.tril(given((count, count))) * 10.0 ** -np.arange(count)
+    found = linalg.solve_triangular(Tensor(low), Tensor(b), upper=False).numpy()
+    close(low @ found, b, float((np.abs(low) @ np.abs(found)).max()), "float64")
+
+
+def test_singular_matrices() -> None:
+    a = np.array([[1.0, 2.0], [2.0, 4.0]])
+    for call in (linalg.inv, lambda x: linalg.solve(x, Tensor([1.0, 1.0], dtype="float64"))):
+        with pytest.raises(LinAlgError, match="singular"):
+            call(Tensor(a))
+    assert linalg.inv_ex(Tensor(np.stack([a, np.eye(2)]))).info.tolist() == [1, 0]
+    assert linalg.det(Tensor(a)).item() == 0
+    sign, log = linalg.slogdet(Tensor(a))
+    assert sign.item() == 0 and log.item() == -np.inf
+
+
+@pytest.mark.parametrize("unitriangular", [False, True])
+@pytest.mark.parametrize("upper", [False, True])
+@pytest.mark.parametrize("left", [False, True])
+def test_triangular_systems(left: bool, upper: bool, unitriangular: bool) -> None:
+    a, b = given((2, 5, 5)), given((2, 5, 5), seed=1)
+    how = {"left": left, "upper": upper, "unitriangular": unitriangular}
+    wanted = torch.linalg.solve_triangular(torch.tensor(a), torch.tensor(b), **how)
+    found = linalg.solve_triangular(Tensor(a), Tensor(b), **how)
+    np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-9, atol=1e-9)
+    same_gradients(
+        lambda x: linalg.solve_triangular(x, Tensor(b), **how),
+        lambda x: torch.linalg.solve_triangular(x, torch.tensor(b), **how), a + 4 * np.eye(5), 1e-8,
+    )
+
+
+@pytest.mark.parametrize("shape", [(3, 3), (2, 4, 4)])
+def test_gradients(shape: tuple[int, ...]) -> None:
+    a, b = given(shape) + 2 * np.eye(shape[-1]), given(shape, seed=1)
+    same_gradients(linalg.inv, torch.linalg.inv, a)
+    same_gradients(linalg.det, torch.linalg.det, a)
+    same_gradients(lambda x: linalg.slogdet(x)[1], lambda x: torch.linalg.slogdet(x)[1], a)
+    same_gradients(lambda x: linalg.solve(x, Tensor(b)),
+                   lambda x: torch.linalg.solve(x, torch.tensor(b)), a)  # fmt: skip
+    same_gradients(lambda x: linalg.solve(Tensor(a), x),
+                   lambda x: torch.linalg.solve(torch.tensor(a), x), b)  # fmt: skip
+
+
+@pytest.mark.parametrize("matrix", [
+    [[0.0]], [[1.0, 2.0], [2.0, 4.0]], [[0.0, 0.0], [0.0, 0.0]],
+    [[1.0, 2.0, 3.0], [4.0, 5.0, 6.0], [5.0, 7.0, 9.0]],
+])  # fmt: skip
+def test_gradient_of_the_determinant_of_a_singular_matrix(matrix: list[list[float]]) -> None:
+    a = Tensor(matrix, dtype="float64", requires_grad=True)
+    linalg.det(a).backward()
+    x = np.array(matrix)
+    cofactors = np.array([
+        [(-1) ** (i + j) * np.linalg.det(np.delete(np.delete(x, i, 0), j, 1))
+         for j in range(len(x))] for i in range(len(x))
+    ])  # fmt: skip
+    assert a.grad is not None
+    np.testing.assert_allclose(a.grad.numpy(), cofactors, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(4, 4), (6, 3), (3, 6), (2, 5, 3)])
+def test_pseudoinverses_and_least_squares(shape: tuple[int, ...]) -> None:
+    a, b = given(shape), given((*shape[:-1], 2), seed=1)
+    np.testing.assert_allclose(
+        linalg.pinv(Tensor(a)).numpy(), np.linalg.pinv(a), rtol=1e-9, atol=1e-10
+    )
+    same_gradients(linalg.pinv, torch.linalg.pinv, a, 1e-8)
+    wanted = torch.linalg.lstsq(torch.tensor(a), torch.tensor(b), driver="gelsd")
+    for driver in (None, "gels"):
+        found = linalg.lstsq(Tensor(a), Tensor(b), driver=driver)
+        np.testing.assert_allclose(found.solution.numpy(), wanted.solution.numpy(), atol=1e-10)
+        if shape[-2] > shape[-1]:
+            assert found.residuals is not None
+            np.testing.assert_allclose(found.residuals.numpy(), wanted.residuals, atol=1e-10)
+    same_gradients(
+        lambda x: linalg.lstsq(x, Tensor(b)).solution,
+        lambda x: torch.linalg.pinv(x) @ torch.tensor(b), a, 1e-8,
+    )
+    assert (linalg.matrix_rank(Tensor(a)).numpy() == min(shape[-2:])).all()
+
+
+def test_ranks() -> None:
+    low = given((6, 2)) @ given((2, 5), seed=1)
+    assert linalg.matrix_rank(Tensor(low)).item() == 2
+    assert linalg.matrix_rank(Tensor(low @ low.T), hermitian=True).item() == 2
+    assert linalg.matrix_rank(Tensor(np.zeros((3, 3)))).item() == 0
+    assert linalg.matrix_rank(Tensor(np.diag([1.0, 0.1])), rtol=0.5).item() == 1
+    np.testing.assert_allclose(
+        linalg.pinv(Tensor(low)).numpy(), np.linalg.pinv(low), atol=1e-12
+    )
+    square = positive((4, 4))
+    np.testing.assert_allclose(
+        linalg.pinv(Tensor(square), hermitian=True).numpy(), np.linalg.inv(square), atol=1e-11
+    )
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(ShapeError, match="as many"):
+        linalg.solve(Tensor.ones(3, 3), Tensor.ones(2, 1))
+    with pytest.raises(ArgumentError, match="gelsd or gels"):
+        linalg.lstsq(Tensor.ones(3, 3), Tensor.ones(3, 1), driver="gelsy")
