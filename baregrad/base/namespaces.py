@@ -37,6 +37,7 @@ def unknown_name(
     from difflib import get_close_matches
 
     near = meant.get(name) or next(iter(get_close_matches(name, list(names), 1, 0.6)), None)
-    if near is None or name.startswith("__"):
-        return AttributeError(f"{owner} has no {name!r}", name=name)
-    return AttributeError(f"{owner} has no {name!r}; the nearest that it has is {near!r}", name=name)
+    message = f"{owner} has no {name!r}"
+    if near is not None and not name.startswith("__"):
+        message += f"; the nearest that it has is {near!r}"
+    return AttributeError(message, name=name)
