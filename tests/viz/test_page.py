@@ -156,3 +156,33 @@ def test_the_memory_view_says_who_holds_what_at_the_peak(tmp_path: Path) -> None
     assert "2.00 kB then, 66.7 %; at most 2.00 kB" in shown
     assert 'data-owners="1"' in shown and "1.00 kB" in shown
     assert not re.search(r'role="status"[^>]*>[^<]', shown), "the page reports an error"
+
+
+def large_graph(count: int, lines: int) -> dict[str, Any]:
+    """A graph of so many additions in a chain, which so many lines of a program asked for."""
+    names = ["ADD", "float32", "8", "", *(f"a.py:{line}" for line in range(lines))]
+    columns = {
+        "id": list(range(count)), "of": list(range(count)), "op": [0] * count, "dtype": [1] * count,
+        "shape": [2] * count, "arg": [3] * count, "line": [4 + at * lines // count
+                                                           for at in range(count)],
+        "src": [[at - 1] if at else [] for at in range(count)],
+    }  # fmt: skip
+    return {**columns, "names": names}
+
+
+@pytest.mark.parametrize(("spot", "boxes", "told"), [
+    ("", 50, "100000 nodes, by the line that asked for them"),
+    ("&group=a.py:7", 60, "2000 nodes of this line, in stretches"),
+    ("&group=a.py:7&stretch=14000-14033", 34, "34 nodes, 99966 others not shown"),
+    ("&node=500", 60, "60 nodes, 99940 others not shown"),
+])  # fmt: skip
+def test_a_graph_of_100_000_nodes_is_shown_by_levels(
+    spot: str, boxes: int, told: str, documents: RecordedDocuments, tmp_path: Path
+) -> None:
+    given = {f"graph/0/{number}": large_graph(100_000, 50) for number in (0, 1)}
+    with served(Given(given, documents)) as url:
+        shown = page(url, f"view=graph&c=0&p=1{spot}", tmp_path / "browser")
+    # Stretches are of equal numbers of nodes.
+    assert boxes - 2 <= len(re.findall(r'<g class="box', shown)) <= boxes
+    assert told in shown
+    assert not re.search(r'role="status"[^>]*>[^<]', shown), "the page reports an error"

@@ -4,8 +4,11 @@
 const find = (id) => document.getElementById(id);
 // More boxes than this are not drawn at once: lines stand for their nodes, or a neighbourhood for all.
 const MOST_BOXES = 220;
-const DEFAULTS = { view: "lines", c: "", p: "", line: "", kernel: "", part: "", node: "", group: "",
+const DEFAULTS = { view: "lines", c: "", p: "", line: "", kernel: "", part: "", node: "", group: "", stretch: "",
   from: "", to: "", lane: "", at: "", device: "", when: "", owner: "" };
+// Rows of the list that are shown, and stretches of a line of more nodes.
+const MOST_ROWS = 500;
+const MOST_STRETCHES = 60;
 const MACHINE = "machine code";
 let spot = { ...DEFAULTS }, summary = null, picture = null, asked = 0;
 
@@ -59,7 +62,7 @@ async function show() {
 function fillList(rows, heading) {
   const words = find("search").value.toLowerCase().split(/\s+/).filter(Boolean);
   const kept = rows.filter((row) => words.every((word) => row.text.toLowerCase().includes(word)));
-  const most = kept.slice(0, 2000).map((row) => make("button", {
+  const most = kept.slice(0, MOST_ROWS).map((row) => row.made ? { ...row, ...row.made() } : row).map((row) => make("button", {
     class: "row", "aria-current": String(Boolean(row.current)), onclick: row.choose,
   }, row.title, make("small", {}, row.note), ...(row.share === undefined ? [] : [
     make("span", { class: "bar", style: `width:${(100 * row.share).toFixed(2)}%` })])));
@@ -121,7 +124,7 @@ async function showLines(plan, isWanted) {
     ...counted(decisions, (one) => one.value + one.reason, decisionLine),
     make("h2", {}, "Kernels of this line"), ...counted(steps, (one) => one.kernel, kernelLink),
     make("h2", {}, "Where it is in the graph"),
-    link("Show the nodes of this line", () => go({ view: "graph", group: chosen, node: "" })));
+    link("Show the nodes of this line", () => go({ view: "graph", group: chosen, node: "", stretch: "" })));
 }
 
 const listed = (items, each) => items.length ? items.slice(0, 300).map((one) => make("p", {}, each(one))) : ["none"];
@@ -197,8 +200,10 @@ async function showGraph(plan, isWanted) {
   const words = find("search").value;
   if (words) {
     fillList(graph.id.map((id, position) => ({
-      title: `${nameOf(graph, "op", position)}  ${nameOf(graph, "shape", position)}`,
-      note: `${nameOf(graph, "dtype", position)} · ${shortPlace(nameOf(graph, "line", position))}`,
+      made: () => ({
+        title: `${nameOf(graph, "op", position)}  ${nameOf(graph, "shape", position)}`,
+        note: `${nameOf(graph, "dtype", position)} · ${shortPlace(nameOf(graph, "line", position))}`,
+      }),
       text: ["op", "dtype", "shape", "line", "arg"].map((key) => nameOf(graph, key, position)).join(" "),
       current: String(id) === spot.node, choose: () => go({ node: String(id), group: "" }),
     })), "Nodes");
@@ -218,7 +223,7 @@ function drawGraph(graph, before, plan) {
   const stored = new Set(plan.decisions.filter((one) => one.stored).map((one) => one.id));
   const wanted = chosenNodes(graph);
   if (wanted === null) {
-    drawLines(graph);
+    if (spot.group === "") drawLines(graph); else drawStretches(graph);
     return;
   }
   const inside = new Set(wanted);
@@ -250,10 +255,18 @@ function chosenNodes(graph) {
   if (plain.length <= MOST_BOXES) return plain;
   if (spot.node && graph.at.has(Number(spot.node))) return around(graph, graph.at.get(Number(spot.node)), plain);
   if (spot.group !== "") {
-    const own = plain.filter((position) => nameOf(graph, "line", position) === (spot.group === "none" ? "" : spot.group));
-    return own.length <= MOST_BOXES ? own : own.slice(-MOST_BOXES);
+    const own = plain.filter((position) => isOfGroup(graph, position));
+    return own.length <= MOST_BOXES ? own : null;
   }
   return null;
+}
+
+// Whether a node is of the line, and of the stretch of its nodes, that are looked at.
+function isOfGroup(graph, position) {
+  if (nameOf(graph, "line", position) !== (spot.group === "none" ? "" : spot.group)) return false;
+  if (spot.stretch === "") return true;
+  const [first, last] = spot.stretch.split("-").map(Number);
+  return position >= first && position <= last;
 }
 
 // The nodes nearest to one, breadth first, sources and users alike.
@@ -286,13 +299,41 @@ function drawLines(graph) {
       if (from !== to && kept.has(from) && kept.has(to)) arrows.set(`${from} ${to}`, [keyOf(from), keyOf(to)]);
     }
   });
-  picture = draw(find("middle"), boxes, [...arrows.values()], (key) => go({ group: key, node: "" }));
-  addKey(`${graph.id.length} nodes, by the line that asked for them: choose one to open it`, false);
+  picture = draw(find("middle"), boxes, [...arrows.values()], (key) => go({ group: key, node: "", stretch: "" }));
+  const left = sizes.size - kept.size;
+  addKey(`${graph.id.length} nodes, by the line that asked for them: choose one to open it${left ? `; ${left} lines of fewest nodes are not shown, search for them` : ""}`, false);
+}
+
+// A line of too many nodes, in stretches that follow each other; each opens into its own.
+function drawStretches(graph) {
+  const own = [];
+  for (let position = 0; position < graph.id.length; position += 1) {
+    if (nameOf(graph, "op", position) !== "CONST" && isOfGroup(graph, position)) own.push(position);
+  }
+  const each = Math.ceil(own.length / MOST_STRETCHES), of = new Map(), boxes = [];
+  for (let begin = 0; begin < own.length; begin += each) {
+    const part = own.slice(begin, begin + each), key = `${part[0]}-${part[part.length - 1]}`, ops = new Map();
+    for (const position of part) {
+      of.set(position, key);
+      ops.set(graph.op[position], (ops.get(graph.op[position]) || 0) + 1);
+    }
+    const most = [...ops].sort((a, b) => b[1] - a[1]).slice(0, 3).map(([op, times]) => `${times} ${graph.names[op]}`).join(", ");
+    boxes.push({ key, lines: [`nodes ${begin + 1} to ${begin + part.length}`, most], classes: [], label: `nodes ${begin + 1} to ${begin + part.length}: ${most}` });
+  }
+  const arrows = new Map();
+  for (const position of own) {
+    for (const source of graph.src[position]) {
+      const from = of.get(graph.at.get(source)), to = of.get(position);
+      if (from !== undefined && from !== to) arrows.set(`${from} ${to}`, [from, to]);
+    }
+  }
+  picture = draw(find("middle"), boxes, [...arrows.values()], (key) => go({ stretch: key, node: "" }));
+  addKey(`${own.length} nodes of this line, in stretches: choose one to open it`, true);
 }
 
 function addKey(text, isPart) {
   const key = make("div", { class: "key" }, text + " ");
-  if (isPart) key.append(link("all, by line", () => go({ node: "", group: "" })));
+  if (isPart) key.append(link("all, by line", () => go({ node: "", group: "", stretch: "" })));
   find("middle").append(key);
 }
 
