@@ -18,17 +18,17 @@ from tests.kernel.packed_products import packed_product
 ASKED = re.compile(r"cp\.async\.bulk\.prefetch\.L2\.global \[%rd\d+\], (\d+);")
 
 
-def product(name: str, out: int, width: int) -> tuple[Node, int]:
-    kernel = packed_product(name, 1, out, width, dtypes.bfloat16)
+def product(name: str, out: int, width: int, rows: int = 1) -> tuple[Node, int]:
+    kernel = packed_product(name, rows, out, width, dtypes.bfloat16)
     loop, program = lowered(kernel, choose_schedule(kernel, HOPPER))
     blocks = grid_size(loop)
     assert isinstance(blocks, int)
     return program, blocks
 
 
-@pytest.mark.parametrize("name", ["Q4_K", "Q6_K", "Q8_0"])
-def test_blocks_ask_for_all_words_and_for_each_once(name: str) -> None:
-    program, blocks = product(name, 32, 1024)
+@pytest.mark.parametrize(("name", "rows"), [("Q4_K", 1), ("Q6_K", 1), ("Q8_0", 1), ("Q6_K", 16)])
+def test_blocks_ask_for_all_words_and_for_each_once(name: str, rows: int) -> None:
+    program, blocks = product(name, 64, 1024, rows)
     runs = list(runs_of(program, prod(program.arg.block)))
     assert any(run.buffer.dtype is dtypes.uint32 for run in runs)
     for run in runs:

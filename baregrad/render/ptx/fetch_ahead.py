@@ -88,8 +88,8 @@ def runs_of(program: Node, threads: int) -> Iterator[Run]:
             found[buffer] = None
             continue
         access = node.arg
-        low = at.low + access.at
-        one = Places(at.stride, low, low + at.high - at.low + access.stride * (access.width - 1))
+        low, high = at.low + access.at, at.high + access.at + access.stride * (access.width - 1)
+        one = Places(at.stride, low, high)
         before = found.setdefault(buffer, one)
         found[buffer] = None if before is None or before.stride != one.stride else Places(
             one.stride, min(before.low, one.low), max(before.high, one.high)
@@ -97,8 +97,10 @@ def runs_of(program: Node, threads: int) -> Iterator[Run]:
     for buffer, places in found.items():
         if places is None or not all(isinstance(size, int) for size in buffer.arg.shape):
             continue
-        if 0 <= places.low <= places.high < places.low + places.stride:
-            yield Run(buffer, places)
+        if 0 <= places.low <= places.high and places.stride > 0:
+            # What lies further is the next block's: conditions keep this one from it, or it shares.
+            end = places.low + places.stride
+            yield Run(buffer, places._replace(high=min(places.high, end - 1)))
 
 
 def _of(node: Node, known: dict[Node, Places | None], threads: int) -> Places | None:
