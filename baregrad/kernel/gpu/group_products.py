@@ -4,34 +4,28 @@ The steps of a panel are one group. It is begun as soon as the panel is there, a
 of panels to come; what a pipeline's loop waits for at its end is the group of the iteration before.
 Behind all loops the last group is waited for, too. What threads have written to shared memory the
 matrix unit sees once each of them has said so, ahead of the barrier.
-
-Where the unit rounds sums too much (`adds_apart`), each group is a sum of its own, which threads
-add to those of the panels before. Meanwhile another group of warps has the unit.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.node import Node, alu, const, extent_of, make_node, rebuild
+from baregrad.ir.core.node import Node, const, extent_of, make_node, rebuild
 from baregrad.ir.core.op import STATEMENTS, Ops, mask_of
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Done, Fence
 from baregrad.kernel.gpu.barriers import BARRIER, sequence
+from baregrad.kernel.gpu.parted_sums import DONE, FIRST_ID, last_parts, parts_of
 from baregrad.kernel.gpu.threads import TURNS_ID
-from baregrad.kernel.instructions.wgmma import INSTRUCTION, adds_apart
+from baregrad.kernel.instructions.wgmma import INSTRUCTION
 
 _STATEMENTS = mask_of(STATEMENTS)
 _MMA = Ops.MMA.bit
 _BODIES = mask_of((Ops.KERNEL, Ops.SEQ, Ops.LOOP, Ops.IF))
 _FENCE = Node(Ops.FENCE, dtypes.token, (), Fence("generic", "async"))
 _SLOTS = Node(Ops.DONE, dtypes.token, (), Done("slots"))
-_DONE = Node(Ops.DONE, dtypes.token, (), Done("mma"))
-# Beyond the ids of all other axes.
-FIRST_ID = 1 << 25
 
 
 def group_products(kernel: Node) -> Node:
@@ -72,7 +66,9 @@ def _visit(node: Node) -> Node | None:
 def _in_order(items: Sequence[Node]) -> list[Node]:
     """Statements with what groups need; of copies and a group, the group first."""
     found: list[Node] = []
-    waits = any(item.op is Ops.DONE and item.arg.engine == "mma" for item in items)
+    keeps = [item.arg.keep for item in items if item.op is Ops.DONE and item.arg.engine == "mma"]
+    # Whether an iteration leaves a group to the next one.
+    waits, late = bool(keeps), any(keeps)
     for item in items:
         if item.op is Ops.BARRIER and found and found[-1] == _SLOTS:
             # Of what was written nothing is read next.
@@ -83,47 +79,21 @@ def _in_order(items: Sequence[Node]) -> list[Node]:
             place = len(found)
             while place and _is_copy(found[place - 1]) and not _sets(found[place - 1], group):
                 place -= 1
-            begun, after = _parts(group)
+            begun, after = parts_of(group, late)
             found[place:place] = begun
             found += after
             if not waits and not after:
-                found.append(_DONE)
+                found.append(DONE)
         elif item.op is Ops.LOOP and item.mask & _MMA:
-            found += [item, _DONE]
+            lead, behind = last_parts(item)
+            place = len(found)
+            while place and _fills(found[place - 1]):
+                place -= 1
+            found[place:place] = lead
+            found += [item, DONE, *behind]
         else:
             found.append(item)
     return found
-
-
-def _parts(group: Node) -> tuple[list[Node], list[Node]]:
-    """What begins a group, and what is done behind the copies that come next.
-
-    Sums of their own are made for one tile of rows after the other, so that they share registers.
-    """
-    total, left = group.src[:2]
-    if not adds_apart(group.arg.operand):
-        return [group], []
-    axes = [axis for axis in total.src[1:] if axis in left.ranges and axis.arg.bind == "unroll"]
-    extents = [int(axis.src[0].arg) for axis in axes]
-    array, *places = total.src
-    shape = [1 if place in axes else size for place, size in zip(places, array.shape, strict=True)]
-    where = array.arg._replace(id=FIRST_ID + array.arg.id, shape=tuple(shape), name="part")
-    own = array.replace(arg=where)
-    at = [const(0, dtypes.index) if place in axes else place for place in places]
-    part = total.replace(src=(own, *at))
-    statements: list[Node] = []
-    for point in product(*map(range, extents)):
-        values = [const(place, dtypes.index) for place in point]
-        row = substitute(group, dict(zip(axes, values, strict=True)))
-        every = row.src[0]
-        none, keep = const(0, part.dtype), const(False, dtypes.bool)
-        statements += [
-            make_node(Ops.STORE, dtypes.token, (own, none, *at)),
-            row.replace(src=(part, *row.src[1:3], keep, *row.src[4:])),
-            _DONE,
-            make_node(Ops.STORE, dtypes.token, (array, alu(Ops.ADD, every, part), *every.src[1:])),
-        ]
-    return statements[:2], statements[2:]
 
 
 def _ahead(turns: Node) -> list[Node]:
@@ -141,7 +111,7 @@ def _ahead(turns: Node) -> list[Node]:
         first -= 1
     copies = items[first:sums]
     # Behind the loop of sums is the wait for the last of them.
-    waits = sums + 1 < len(items) and items[sums + 1] == _DONE
+    waits = sums + 1 < len(items) and items[sums + 1] == DONE
     if not copies or not waits or any(map(_fills, items[:first])):
         return [turns]
     lead = items[:first]
