@@ -178,7 +178,7 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
     draft = request.draft
     if op is Ops.CONTIGUOUS:
         return "contiguous asked for"
-    if draft.count >= MAX_OPS:
+    if draft.count >= MAX_OPS and node not in fusion.packed:
         return f"the kernel computes {MAX_OPS} values already"
     others = draft.loads + draft.pending - 1
     most = _most_loads(fusion)

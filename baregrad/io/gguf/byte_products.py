@@ -21,7 +21,7 @@ from baregrad.tensor import Tensor
 
 # Bytes of a word, and a word of equal bytes.
 WORD, EACH = 4, 0x01010101
-# Words of a group that are side by side in a vector.
+# Words that lie beside each other in a group, and those of a run of 16 bytes.
 WORDS = 4
 # Elements of a row that share a scale: those of small blocks, and of K-quants'.
 SMALL_BLOCK, LARGE_BLOCK = 32, 256
@@ -35,9 +35,9 @@ _NOTHING = 2.0**-119
 class Codes:
     """What blocks hold: unsigned bytes in int32 words (..., groups, chain, 4), lazily.
 
-    A group has one scale. Its words lie in the order of its elements, four of them side by side;
-    those of a chain are summed as whole numbers. scale: float32 (..., groups). minimum: what a
-    group's elements have beside, likewise. offset: what each byte is too large by.
+    A group has one scale. Its words lie in the order of its elements, four of them side by side.
+    scale: float32 (..., groups). minimum: what a group's elements have beside, likewise. offset:
+    what each byte is too large by.
     """
 
     words: Tensor
@@ -214,48 +214,26 @@ def byte_linear(x: Tensor, blocks: Tensor, name: str) -> Tensor:
 
     There is a matrix for each row, or one for all; axes may be 1 in either, as in any product.
     """
-    *stack, out, count, nbytes = blocks.shape
+    *stack, _, count, _ = blocks.shape
     size = x.shape[-1] // count
     codes, step, kept = quantised_rows(x, size)
-    if size == SMALL_BLOCK and count % 2 == 0:
-        # Words of two blocks lie side by side in a vector.
-        count //= 2
-        blocks = blocks.reshape(*stack, out, count, 2, nbytes)
     held = CODES[name](blocks)
     lead, groups = x.shape[:-1], held.scale.shape[len(stack) + 2 :]
-    chain = held.words.shape[-2]
-    rows, places = len(lead), range(len(lead) + 1, len(lead) + 1 + len(groups))
-    # The links of a chain lie apart, the words of neighbouring groups side by side.
-    codes = codes.reshape(*lead, count, *groups, chain, WORDS * WORD)
-    codes = codes.permute(*range(rows + 1), places.stop, *places, places.stop + 1).contiguous()
-    before: Tensor | int = 0
-    if held.offset:
-        parts = codes.reshape(*lead, count, chain, *groups, WORDS, WORD)
-        sums = parts.sum((rows + 1, -1), dtype=dtypes.int32)
-        before = (sums * -held.offset).contiguous().unsqueeze(rows)
+    packed, rows = held.words.flatten(-2), len(lead)
+    codes = codes.reshape(*lead, count, *groups, packed.shape[-1] * WORD).contiguous()
+    sums = codes.sum(-1, dtype=dtypes.int32)
+    before = (sums * -held.offset).contiguous().unsqueeze(rows) if held.offset else 0
     words = codes.view(dtypes.int32).unsqueeze(rows)
-    dots = held.words.select(-2, 0).dot_bytes(words.select(rows + 2, 0), before)
-    for link in range(1, chain):
-        dots = held.words.select(-2, link).dot_bytes(words.select(rows + 2, link), dots)
+    # What a group comes to is a whole number: its words are one product after the other.
+    dots = packed.select(-1, 0).dot_bytes(words.select(-1, 0), before)
+    for link in range(1, packed.shape[-1]):
+        dots = packed.select(-1, link).dot_bytes(words.select(-1, link), dots)
     own = groups if size == SMALL_BLOCK else (1,) * len(groups)
-    scale = _for_words(kept.reshape(*lead, 1, count, *own), size)
-    found = dots.cast(dtypes.float32) * scale * held.scale.unsqueeze(-1)
+    scale = kept.reshape(*lead, 1, count, *own)
+    found = dots.cast(dtypes.float32) * scale * held.scale
     if held.minimum is not None:
-        sums = codes.sum((rows + 1, -1), dtype=dtypes.int32)
         values = sums.cast(dtypes.float32) * step.reshape(*lead, count, *own)
         if size == SMALL_BLOCK:
             values = _rounded(values)
-        # A share for each of the words, a power of two of them.
-        values = _for_words((values / WORDS).contiguous().unsqueeze(rows), SMALL_BLOCK)
-        found = found + held.minimum.unsqueeze(-1) * values
-    return found.sum(tuple(range(-2 - len(groups), 0)))
-
-
-def _for_words(values: Tensor, block: int) -> Tensor:
-    """Numbers of groups (..., WORDS), one for each of the words that are side by side.
-
-    Small blocks have so many that they are in memory as they are loaded, beside the words.
-    """
-    if block != SMALL_BLOCK:
-        return values.unsqueeze(-1)
-    return values.unsqueeze(-1).expand(*values.shape, WORDS).contiguous()
+        found = found + held.minimum * values.contiguous().unsqueeze(rows)
+    return found.sum(tuple(range(-1 - len(groups), 0)))

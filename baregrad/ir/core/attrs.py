@@ -222,7 +222,8 @@ class Access(NamedTuple):
     elements after `at` each of its rows is; () for a single vector. `strays`: lanes that are masked
     off may lie pages away from the array, where there need be no memory. `order`: of a load, how
     many elements after `at` each lane is, where lanes are not neighbours themselves: all are among
-    `width` neighbours, or else few runs, as `run_of` has them.
+    `width` neighbours, or few runs, as `run_of` has them, or as far from each other as is no
+    multiple of what a lane reads.
     """
 
     width: int = 1

@@ -79,11 +79,12 @@ def check_room(table: AxisTable, step: StageInput | StageReduce, sizes: Iterable
 def check_shares(table: AxisTable, step: Prefetch) -> None:
     """Loops of a constant size, inside those that the array's rows are counted by.
 
-    Those are the axes that all its accesses run along. Raises ScheduleError for others. Asked once
-    all steps are known: what becomes of the axes afterwards counts.
+    Those are the axes that all its accesses run along, but for such loops. Raises ScheduleError for
+    others. Asked once all steps are known: what becomes of the axes afterwards counts.
     """
     accesses = [each for each in table.facts.accesses if each.array.arg.slot == step.param]
     rows = frozenset.intersection(*[each.axes for each in accesses])
+    rows -= {node for name, _ in step.loops if name in table.axes for node in nodes_of(table, name)}
     if table.staged_reductions or table.staged_inputs:
         raise illegal(step, "copies have loops outside those of the rows")
     nbytes = itemsize(accesses[0].array.dtype)
@@ -99,7 +100,7 @@ def check_shares(table: AxisTable, step: Prefetch) -> None:
                 step, "a share is of whole elements",
                 found=share, wanted=f"a multiple of {nbytes}",
             )
-        if not _is_inside(table, name, rows):
+        if not rows or not _is_inside(table, name, rows):
             raise illegal(
                 step, "the loop is not inside a row of the array",
                 found=name, wanted="a loop that runs again for each row",

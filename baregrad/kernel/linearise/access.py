@@ -367,7 +367,11 @@ def _asking(
         # an earlier one.
         uses = [address for address in uses if address.constant >= 0] or uses
         common = frozenset.intersection(*[frozenset(address.fixed) for address in uses])
-        row = tuple([term for term in uses[0].fixed if term in common])
+        asking = [name for name, _, _ in buffer.arg.shares]
+        row = tuple([
+            term for term in uses[0].fixed
+            if term in common and not (term[0].op is _RANGE and term[0].arg.axis in asking)
+        ])
         first = min(address.constant for address in uses)
         size = buffer.dtype.itemsize
         for name, begin, nbytes in buffer.arg.shares:

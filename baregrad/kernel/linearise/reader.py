@@ -227,10 +227,14 @@ class Reader(Emitter):
         # An element may be several of the array's.
         unit = dtype.bits // buffer.dtype.bits
         order: tuple[int, ...] = ()
-        if address.lanes and mask is None and not (place.shape or self.gpu):
-            first, order = address.order(unit)
+        if mask is None and not (place.shape or self.gpu):
+            if address.lanes:
+                first, order = address.order(unit)
+                at += first
+            elif lanes > 1 and stride % unit:
+                order = tuple(range(0, stride * lanes, stride))
         if order:
-            at, stride = at + first, 1
+            stride = 1
         elif lanes == 1 and width == 1:
             stride = 1
         elif place.shape or address.lanes or lanes == 1 or stride % unit or stride == 0:

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from baregrad.base.bits import next_power_of_two
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.words import WORD_NBYTES
-from baregrad.ir.core.attrs import run_of
+from baregrad.ir.core.attrs import MOST_RUNS, run_of
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Op, Ops
@@ -23,6 +23,7 @@ from baregrad.render.llvm.masks import (
 )
 from baregrad.render.llvm.ops import beyond_text, folding_text
 from baregrad.render.llvm.parts import shuffled
+from baregrad.render.llvm.strided_runs import is_loaded_in_run
 from baregrad.render.llvm.text import PLACE, ROW, FunctionText, IntrinsicCall, Rule
 from baregrad.render.llvm.tiles import turn, turn_copy
 from baregrad.render.llvm.types import (
@@ -202,7 +203,7 @@ def _vload(f: FunctionText, node: Node) -> None:
 
 
 def _ordered(f: FunctionText, node: Node, where: str, constant: str) -> None:
-    """Lanes that are some of neighbours, in any order, or runs that are loaded apart."""
+    """Lanes that are some of neighbours, in any order, or runs or lanes that are loaded apart."""
     dtype, access = node.dtype, node.arg
     unit, align = dtype.bits // node.src[0].dtype.bits, access.align
     order = [place // unit for place in access.order]
@@ -212,6 +213,12 @@ def _ordered(f: FunctionText, node: Node, where: str, constant: str) -> None:
         f.set(node, f"shufflevector {near} {found}, {near} poison, {lanes_text(order)}")
         return
     size = run_of(access.order, unit)
+    if access.width > MOST_RUNS * size:
+        if not is_loaded_in_run(f, node):
+            start = f"getelementptr {type_text(node.src[0].dtype)}, ptr {where}, i64"
+            places = [f.value(f"{start} {at}") for at in access.order]
+            f.names[node] = _collect(f, node, places, None)
+        return
     # Of one element there is one alone: LLVM would fill a vector with copies of it one by one.
     length = size if access.order[0] != access.order[size - 1] else 1
     kinds, found = type_text(dtype, length), "poison"
@@ -314,6 +321,8 @@ def _strided(f: FunctionText, node: Node, where: str) -> None:
     lanes, stride = node.arg.width, node.arg.stride
     element, kinds = type_text(node.dtype), value_type(node)
     masked = len(node.src) > 2
+    if is_loaded_in_run(f, node):
+        return
     if stride == -1 and (not masked or f.target.masks_loads(node.dtype.itemsize)):
         backwards = range(lanes - 1, -1, -1)
         first = f.value(f"getelementptr {element}, ptr {where}, i64 {1 - lanes}")

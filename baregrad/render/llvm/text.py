@@ -68,6 +68,9 @@ class FunctionText:
         self.doubts: dict[int, None] = {}
         # How often strided accesses of each form occur, once one of them was met.
         self.strided: dict[tuple[object, ...], int] = {}
+        # Strided loads that are made at once, by block, once one was met, and those that are made.
+        self.runs: dict[tuple[int, Node], tuple[Node, ...]] | None = None
+        self.loaded: set[tuple[int, Node]] = set()
         # How many tiles are written by columns, once one of them was met.
         self.turns = 0
         # Whether it multiplies tiles.

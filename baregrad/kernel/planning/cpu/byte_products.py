@@ -1,34 +1,29 @@
-"""Schedules for products of rows of bytes, four a word: lanes are words of blocks.
+"""Schedules for products of rows of bytes, four a word: lanes are rows of the packed factor.
 
 A block of one factor is a few words with a scale, as packed weights are, and the other factor has
-words and scales to match. Words of a block that are summed as whole numbers follow one another;
-those beside them, of one block or two, are a vector. What is unpacked of it serves several rows of
-the other factor, whose words in turn serve several of its rows. Each result is added up block after
-block, in the same order whatever stands beside it.
+words and scales to match. The words of a block are summed as whole numbers, one after the other.
+What is unpacked of as many packed rows as a vector has lanes serves several rows of the other
+factor, of which every lane has the same words. Each result is added up block after block, in the
+same order whatever stands beside it.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from functools import partial
 
-from baregrad.ir.analysis.words import byte_products
-from baregrad.ir.core.attrs import MOST_RUNS
+from baregrad.base.bits import previous_power_of_two
+from baregrad.ir.analysis.words import WORD_NBYTES, byte_products
 from baregrad.ir.core.node import Node, toposort
-from baregrad.kernel.language.schedule import Collapse, Schedule, Split
+from baregrad.kernel.language.schedule import Prefetch, Schedule, Split
 from baregrad.kernel.planning.common.pool import choose_pool
 from baregrad.kernel.planning.common.tiling import PlannedAxis, loop_names, points
 from baregrad.kernel.planning.cpu.sum_plan import SumPlan, cut_rows
 
-# Words of a vector that are joined for their length.
-MOST_WORDS = 8
-# Rows of a tile of either factor, at most.
-MOST_ROWS = 8
-# Operations of one block of two rows, of unpacking one, and of reading the other.
-PRODUCT_COST, UNPACK_COST, READ_COST = 6.0, 8.0, 4.0
-# Registers for what is unpacked of a block of a row, and for what passes through.
-UNPACKED_REGISTERS, SPARE_REGISTERS = 4, 7
+# Rows beside packed ones of a tile, at most.
+MOST_ROWS = 16
+# Registers for what passes through: scales, a product, a sum of whole numbers.
+SPARE_REGISTERS = 6
 # Scales of their own that words have, at most, as steps that read other bits of the same bytes.
 MOST_STEPS = 8
 
@@ -37,26 +32,27 @@ def plan_byte_products(plan: SumPlan) -> Schedule | None:
     """The schedule of a sum of products of bytes in words; None for any other kernel."""
     main = plan.main
     dots = byte_products(main.node.src[0])
-    lane = _words(plan) if dots else None
-    if lane is None or not _is_chain(dots) or len(plan.facts.reductions) > 1:
+    if not dots or not _is_chain(dots) or len(plan.facts.reductions) > 1:
         return None
     packed_words = dots[0].src[0]
-    lane = _joined(plan, lane)
-    plan.because("vectors of the {} words of a block along {}", lane.size, lane.name)
-    plan.whole(lane, lane.name, lane.size, "vector")
-    plan.vectors.append(lane)
     data = [axis for axis in plan.axes if not axis.reduced]
     moving = [axis for axis in data if axis.inside(main.free) and axis.size > 1]
     packed = _longest(axis for axis in moving if axis.inside(packed_words.ranges))
     others = _longest(axis for axis in moving if not axis.inside(packed_words.ranges))
-    blocks = _tile(plan, packed, others)
-    steps = _unroll_steps(plan, packed_words, lane)
+    steps = _unroll_steps(plan, packed_words)
+    sums = [axis for axis in plan.axes if axis.reduced and axis not in steps]
+    if packed is not None:
+        _ask_ahead(plan, packed, sums)
+        lanes = plan.target.lanes(4)
+        plan.because("vectors of {} packed rows along {}", lanes, packed.name)
+        plan.vectorise(packed, lanes, carried=True)
+    blocks = [] if others is None else _tile(plan, others, len(dots))
+    plan.tile_order += [name for tile in packed.tiles for name in tile] if packed else []
     for axis in plan.axes:
         plan.keep(axis)
     order = [*blocks, *[axis for axis in data if axis is not others]]
     order += [axis for axis in data if axis is others]
     pool = choose_pool(plan, order)
-    sums = [axis for axis in plan.axes if axis.reduced and axis not in steps]
     return plan.schedule([*loop_names(order), *loop_names(sums), *loop_names(steps)], pool)
 
 
@@ -69,76 +65,39 @@ def _longest(axes: Iterable[PlannedAxis]) -> PlannedAxis | None:
     return max(axes, key=lambda axis: axis.size, default=None)
 
 
-def _words(plan: SumPlan) -> PlannedAxis | None:
-    """The axis along which words of a block are neighbours: a vector holds all of them."""
-    for axis in reversed(plan.axes):
-        if not axis.inside(plan.main.own) or axis.extent != axis.size:
-            continue
-        if not 1 < axis.size <= plan.target.lanes(4) or axis.size & (axis.size - 1):
-            continue
-        if any(axis.stride(a) == 4 // a.array.dtype.itemsize for a in plan.reads):
-            return axis
-    return None
+def _ask_ahead(plan: SumPlan, packed: PlannedAxis, sums: list[PlannedAxis]) -> None:
+    """Ask for the next rows of an array in memory while those of a vector are multiplied.
 
-
-def _joined(plan: SumPlan, lane: PlannedAxis) -> PlannedAxis:
-    """The words of a block, and others behind them that are made of other bits of the same bytes.
-
-    Where they are side by side, or the same, they are one vector; scales may be those of its parts.
+    A row of a few lines is no stream that the machine would notice.
     """
-    place = plan.axes.index(lane)
-    outer = plan.axes[place - 1] if place else lane
-    size = lane.size * outer.size
-    if not outer.inside(plan.main.own) or outer.extent != outer.size or outer is lane:
-        return lane
-    if size > min(plan.target.lanes(4), MOST_WORDS) or size & (size - 1):
-        return lane
+    blocks = next((axis for axis in sums if 1 < axis.size == axis.extent), None)
+    if blocks is None:
+        return
+    nbytes: dict[int, int] = {}
     for access in plan.reads:
-        stride, step = outer.stride(access), lane.stride(access)
-        if step is None:
-            return lane
-        is_near = stride is not None and (stride == step * lane.size or outer.size <= MOST_RUNS)
-        if stride != 0 and step != 0 and not is_near:
-            return lane
-    name, nodes = f"{outer.name}_{lane.name}", (*outer.nodes, *lane.nodes)
-    plan.steps.append(Collapse((outer.name, lane.name), name))
-    found = PlannedAxis(name, size, nodes, True, size)
-    plan.axes[place - 1 : place + 1] = [found]
-    return found
+        row = (packed.stride(access) or 0) * access.array.dtype.itemsize
+        if row * packed.size >= plan.target.l1_bytes:
+            nbytes[access.array.arg.slot] = row * plan.target.lanes(4)
+    for slot, ahead in nbytes.items():
+        plan.because("the next rows of array {} are asked for along {}", slot, blocks.name)
+        share = -(-ahead // blocks.size)
+        plan.stages.append(Prefetch(slot, ahead, ((blocks.name, share),)))
 
 
-def _tile(
-    plan: SumPlan, packed: PlannedAxis | None, others: PlannedAxis | None
-) -> list[PlannedAxis]:
-    """Spread rows of both factors over registers; the loops around all packed rows.
-
-    Packed rows come from memory: a core reads so many at once fastest.
-    """
-    best = (float("inf"), 1, 1)
-    most = min(plan.target.rows_from_memory, MOST_ROWS), MOST_ROWS
-    sizes = [
-        1 if axis is None else min(axis.size, size)
-        for axis, size in zip((packed, others), most, strict=True)
-    ]
-    for rows, beside in itertools.product(*[range(1, size + 1) for size in sizes]):
-        held = rows * beside + UNPACKED_REGISTERS * rows + SPARE_REGISTERS
-        if held <= plan.target.vector_registers:
-            cost = PRODUCT_COST + UNPACK_COST / beside + READ_COST / rows
-            if packed is not None and packed.size % rows:
-                cost += READ_COST
-            best = min(best, (cost, rows, beside))
+def _tile(plan: SumPlan, others: PlannedAxis, words: int) -> list[PlannedAxis]:
+    """Spread rows of the other factor over registers; the loops around all packed rows."""
+    room = plan.target.vector_registers - words - SPARE_REGISTERS
+    count = min(previous_power_of_two(max(room, 2)), MOST_ROWS, others.size)
+    plan.because("{} rows of {} at once", count, others.name)
+    spread = partial(_unroll_halving, plan, count)
+    block = _rows_of_block(plan, others, count)
     found = []
-    for axis, count in ((others, best[2]), (packed, best[1])):
-        if axis is not None:
-            plan.because("{} rows of {} at once", count, axis.name)
-            spread = partial(_unroll_halving, plan, count)
-            block = _rows_of_block(plan, axis, count) if axis is others else 0
-            if block:
-                plan.because("{} of them at a time: the first cache holds them", block)
-                found.append(cut_rows(plan, axis, block, spread))
-            else:
-                spread(axis)
-            plan.tile_order += [name for tile in axis.tiles for name in tile]
+    if block:
+        plan.because("{} of them at a time: the first cache holds them", block)
+        found.append(cut_rows(plan, others, block, spread))
+    else:
+        spread(others)
+    plan.tile_order += [name for tile in others.tiles for name in tile]
     return found
 
 
@@ -172,11 +131,13 @@ def _unroll_halving(plan: SumPlan, count: int, axis: PlannedAxis) -> None:
         tail = rest
 
 
-def _unroll_steps(plan: SumPlan, words: Node, lane: PlannedAxis) -> list[PlannedAxis]:
+def _unroll_steps(plan: SumPlan, words: Node) -> list[PlannedAxis]:
     """Write out short axes along which some `words` stand still; each step reads other bits."""
     room, found = MOST_STEPS, []
     below = set(toposort(words))
-    packed = [a for a in plan.reads if a.read in below and lane.nodes[-1] in a.axes]
+    # Not what says which matrix it is.
+    reads = [access for access in plan.reads if access.read in below]
+    packed = [access for access in reads if access.array.dtype.itemsize < WORD_NBYTES]
     for axis in plan.axes:
         if not axis.inside(plan.main.own) or axis.planned or axis.extent != axis.size:
             continue

@@ -1,4 +1,4 @@
-"""Products of bytes: lanes are words of a block, and all kinds of machines give the same bits."""
+"""Products of bytes: lanes are packed rows, and all kinds of machines give the same bits."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from baregrad.dtypes import dtypes
 from baregrad.engine.session import Session, use_session
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
+from baregrad.kernel.language.schedule import Prefetch
 from baregrad.kernel.planning.first_schedule import choose
 from baregrad.target.cpu import CPU_ROWS, CpuTarget, cpu_row_named
 from tests.kernel.test_lowering import check
@@ -26,7 +27,7 @@ BLOCKS, NBYTES = 6, 20
 def product(rows: int, out: int, joined: bool = True, apart: bool = False) -> Tensor:
     """Rows of nibbles of blocks with a scale, times rows of bytes.
 
-    apart: the halves of a block are summed as whole numbers, and two blocks lie side by side.
+    apart: the halves of a block are summed as whole numbers, and two blocks are a step.
     """
     rng = np.random.default_rng(4)
     packed = Tensor(rng.integers(0, 256, (out, BLOCKS, NBYTES), np.uint8))
@@ -61,23 +62,31 @@ def kernel_of(tensor: Callable[[], Tensor]) -> Node:
     return found
 
 
-def test_lanes_are_the_words_of_a_block() -> None:
-    for joined in (True, False):
-        kernel = kernel_of(partial(product, 1, 64, joined))
-        chosen = choose(kernel, AVX512)
-        assert "vectors of the 8 words of a block" in " ".join(chosen.why())
-        assert "bind('r2_r3', 'vector')" in str(chosen.schedule)
-        # Registers of 16 bytes hold no more than half a block, and both halves read its bytes.
-        short = choose(kernel, cpu_row_named("x86-64-sse2"))
-        assert "vectors of the 4 words of a block" in " ".join(short.why())
-        assert "2 steps of r2 at once" in " ".join(short.why())
+def test_lanes_are_packed_rows() -> None:
+    for rows, joined in ((1, True), (3, True), (16, False)):
+        kernel = kernel_of(partial(product, rows, 64, joined))
+        for row, lanes in ((AVX512, 16), (cpu_row_named("x86-64-sse2"), 4)):
+            chosen = choose(kernel, row)
+            assert f"vectors of {lanes} packed rows" in " ".join(chosen.why())
+            assert f"={lanes}" in str(chosen.schedule)
 
 
-def test_words_of_two_blocks_are_one_vector() -> None:
-    kernel = kernel_of(lambda: product(3, 64, apart=True))
+def test_rows_beside_packed_ones_lie_in_registers() -> None:
+    kernel = kernel_of(lambda: product(64, 64, apart=True))
+    assert "16 rows of i0 at once" in choose(kernel, AVX512).why()
+    assert "8 rows of i0 at once" in choose(kernel, cpu_row_named("x86-64-avx2")).why()
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_next_packed_rows_are_asked_for_block_by_block(rows: int) -> None:
+    kernel = kernel_of(lambda: product(rows, 512))
     chosen = choose(kernel, AVX512)
-    assert "bind('r3_r4', 'vector')" in str(chosen.schedule)
-    assert "vectors of the 8 words" in " ".join(chosen.why())
+    (step,) = [each for each in chosen.schedule.steps if isinstance(each, Prefetch)]
+    assert step.nbytes == 16 * BLOCKS * NBYTES
+    assert [nbytes for _, nbytes in step.loops] == [16 * NBYTES]
+    check(kernel, chosen.schedule, AVX512)
+    small = choose(kernel_of(lambda: product(rows, 64)), AVX512)
+    assert not any(isinstance(each, Prefetch) for each in small.schedule.steps)
 
 
 @pytest.mark.parametrize("row", CPU_ROWS, ids=lambda row: row.name)
