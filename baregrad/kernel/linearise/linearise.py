@@ -120,10 +120,18 @@ def _ask(values: Values, axis: Node) -> None:
     """Ask for the shares that an iteration of a loop has of arrays."""
     memory = values.memory
     for array, row, first, elements in memory.requests.get(axis.arg.axis, ()):
-        offset = values.total((*row, (axis, elements)))
+        # Loops that are still to come begin where the iteration does.
+        begun = [term for term in row if all(_is_open(values, loop) for loop in term[0].ranges)]
+        offset = values.total((*begun, (axis, elements)))
         access = access_of(elements, 1, first, array.dtype.itemsize, array not in memory.written)
         request = instruction(Ops.PREFETCH, dtypes.token, (array, offset), access)
         values.scopes.append(request)
+
+
+def _is_open(values: Values, axis: Node) -> bool:
+    """Whether a loop is one of those around the current statement."""
+    counter = values.counters.get(axis)
+    return counter is not None and (counter.op is Ops.CONST or counter in values.scopes.depth)
 
 
 def _if(values: Values, node: Node) -> Inside | None:
