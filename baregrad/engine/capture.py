@@ -184,6 +184,7 @@ class Replay:
         self._is_reported = bool(
             self.runs and options.debug >= 1 and self.runs[0].backend.name != "NULL"
         )
+        self._variables = frozenset(variables)
         asked = capture.requirements(variables)
         self._requirements = [(one, launch_expr(one.left), launch_expr(one.right)) for one in asked]
         self._list: CommandList | None = None
@@ -226,7 +227,12 @@ class Replay:
             commands.copy(Slot(slot), self._place(handle), handle.nbytes)
         for run in self.runs:
             where = partial(current_session().where, run.program)
-            run.executable.record(commands, self._resolver(run), {}, where)
+            # Those that the function bound itself are the same at every call.
+            bound = {
+                name: value for name, value in run.program.variables.items()
+                if name not in self._variables
+            }
+            run.executable.record(commands, self._resolver(run), bound, where)
         for slot, handle in enumerate(self._late, len(self.inputs) + len(self._fresh)):
             commands.copy(Slot(slot), self._place(handle), handle.nbytes)
         self._record_updates(commands)

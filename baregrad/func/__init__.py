@@ -2,10 +2,14 @@
 
 `vmap` gives a function an axis of examples; `grad`, `vjp`, `jvp`, `jacrev`, `jacfwd`, `jacobian`
 and `hessian` differentiate it. They call it once, on stand-ins, and rewrite the graph that it
-builds. Names and meanings are those of `torch.func`. Imports `tensor`, `engine` and `ir`.
+builds. `checkpoint`, `scan` and `while_loop` run one as programs of its own, planned once, whose
+inside is computed again for gradients; `cond` chooses between two. Names and meanings are PyTorch's
+where it has them, and JAX's for `scan`. Imports `tensor`, `engine` and `ir`.
 """
 
 from baregrad.func.batching import vmap
+from baregrad.func.branches import cond, while_loop
+from baregrad.func.checkpointing import checkpoint
 from baregrad.func.derivatives import (
     grad,
     grad_and_value,
@@ -16,8 +20,11 @@ from baregrad.func.derivatives import (
     jvp,
     vjp,
 )
+from baregrad.func.loops import scan
 
 __all__ = [
+    "checkpoint",
+    "cond",
     "grad",
     "grad_and_value",
     "hessian",
@@ -25,6 +32,8 @@ __all__ = [
     "jacobian",
     "jacrev",
     "jvp",
+    "scan",
     "vjp",
     "vmap",
+    "while_loop",
 ]

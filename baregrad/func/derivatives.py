@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.func.batching_rules import Mapped
 from baregrad.func.stand_ins import (
+    carries,
     check_callable,
     put_in,
     results_of,
@@ -23,12 +24,12 @@ from baregrad.func.stand_ins import (
     tensors_of,
     with_tensors,
 )
-from baregrad.ir.core.node import Node, const, toposort
+from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.grad_mode import enable_grad
-from baregrad.tensor.array.views import Twin, twin
-from baregrad.tensor.autograd.gradients import is_leaf, pull_back
+from baregrad.tensor.array.views import twin
+from baregrad.tensor.autograd.gradients import pull_back
 from baregrad.tensor.jit.trees import map_tree
 from baregrad.tensor.tensor import Tensor
 
@@ -53,19 +54,11 @@ class _Traced(NamedTuple):
         """A derivative as a tensor that knows no mark of this call."""
         values = {mark: x.node for mark, x in zip(self.marks, self.inputs, strict=True)}
         (value,) = put_in([node], values)
-        return Tensor._make(value, like.device, _carries(value))
+        return Tensor._make(value, like.device, carries(value))
 
     def given(self, tree: Any) -> Any:
         """A result's tree whose tensors know no mark of this call."""
         return with_tensors(tree, [self.unmarked(x._value(), x) for x in tensors_of(tree)])
-
-
-def _carries(value: Node) -> bool:
-    """Whether gradients pass through a value to something outside."""
-    if not value.mask & Ops.DETACH.bit:
-        return False
-    below = toposort(value, enter=lambda node: bool(node.mask & Ops.DETACH.bit))
-    return any(is_leaf(node) or node.arg.__class__ is Twin for node in below)
 
 
 def _traced(
@@ -116,10 +109,20 @@ def _places(argnums: Argnums, count: int, what: str) -> tuple[int, ...]:
     return places
 
 
-def _pulled(traced: _Traced, outputs: Sequence[Node], seeds: Sequence[Node]) -> list[Node]:
-    """The gradient by each input; zeros where none arrives."""
+def _pulled(
+    traced: _Traced, outputs: Sequence[Node], seeds: Sequence[Node], again: bool = True
+) -> list[Node]:
+    """The gradient by each input; zeros where none arrives.
+
+    again: whether it is differentiated again by something of this call.
+    """
     pairs = [(y, s) for y, s in zip(outputs, seeds, strict=True) if y.dtype.is_float]
-    found = pull_back([y for y, _ in pairs], [s for _, s in pairs], traced.marks, True)
+    roots = [y for y, _ in pairs]
+    if not again:
+        # By something outside it may be as well.
+        own = {mark: nodes.zeros_like(mark) for mark in traced.marks}
+        again = any(map(carries, (*put_in(roots, own), *[x.node for x in traced.inputs])))
+    found = pull_back(roots, [s for _, s in pairs], traced.marks, again)
     return [found.get(mark, nodes.zeros_like(mark)) for mark in traced.marks]
 
 
@@ -166,7 +169,7 @@ def grad_and_value(
             )
         if not y.dtype.is_float:
             raise DTypeError("a function under grad returns a float", found=y.dtype)
-        parts = _pulled(traced, [y._value()], [const(1, y.dtype)])
+        parts = _pulled(traced, [y._value()], [const(1, y.dtype)], False)
         found = [traced.unmarked(p, x) for p, x in zip(parts, traced.inputs, strict=True)]
         value = traced.given(traced.result)
         if has_aux:
@@ -189,7 +192,8 @@ def vjp(func: Callable[..., Any], *primals: Any, has_aux: bool = False) -> Any:
         given: Any = cotangents[0] if len(cotangents) == 1 else cotangents
         seeds = _like(tensors_of(given), traced.outputs, "a cotangent", "its result")
         parts = _pulled(
-            traced, [y._value() for y in traced.outputs], [s.node for s in seeds]
+            traced, [y._value() for y in traced.outputs], [s.node for s in seeds],
+            any(x.requires_grad for x in seeds),
         )
         found = [traced.unmarked(p, x) for p, x in zip(parts, traced.inputs, strict=True)]
         made: tuple[Any, ...] = with_tensors(traced.by, found)

@@ -10,11 +10,12 @@ from baregrad.dtypes import DType
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node, make_node, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.tensor.array.views import Pulled
+from baregrad.tensor.array.views import Pull, Pulled, Twin, passes_gradients
+from baregrad.tensor.autograd.gradients import below, is_leaf
 from baregrad.tensor.jit.trees import map_tree
 from baregrad.tensor.tensor import Tensor
 
-_BUFFER = Ops.BUFFER.bit
+_BUFFER, _DETACH = Ops.BUFFER.bit, Ops.DETACH.bit
 
 
 class StandIn:
@@ -46,6 +47,14 @@ def reads_stand_ins(roots: Iterable[Node]) -> bool:
     return any(map(is_stand_in, below))
 
 
+def carries(value: Node) -> bool:
+    """Whether gradients may pass through a value to a leaf, or to what a transformation marked."""
+    if not value.dtype.is_float or not value.mask & _DETACH:
+        return False
+    found = below([value], lambda node: bool(node.mask & _DETACH) and passes_gradients(node))
+    return any(is_leaf(node) or node.arg.__class__ is Twin for node in found)
+
+
 def put_in(roots: Sequence[Node], values: Mapping[Node, Node]) -> list[Node]:
     """The roots with values in place of some nodes; marks at which gradients go on as well."""
     done = dict(values)
@@ -71,11 +80,14 @@ def _pulled(mark: Pulled, done: dict[Node, Node]) -> Pulled:
     if sources == mark.sources:
         return mark
 
-    def rule(gradient: Node) -> tuple[Node | None, ...]:
-        parts = mark.rule(gradient)
-        return tuple([part if part is None else _put_in(part, done) for part in parts])
+    def put(rule: Pull) -> Pull:
+        def changed(gradient: Node) -> tuple[Node | None, ...]:
+            parts = rule(gradient)
+            return tuple([part if part is None else _put_in(part, done) for part in parts])
 
-    return Pulled(sources, rule)
+        return changed
+
+    return Pulled(sources, put(mark.rule), put(mark.once))
 
 
 def tensors_of(tree: Any) -> list[Tensor]:

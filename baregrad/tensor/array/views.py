@@ -76,20 +76,23 @@ class Again:
         return "again"
 
 
+Pull = Callable[[Node], tuple[Node | None, ...]]
+
+
 class Pulled:
     """A mark at which gradients go on to what the value was made of, as a rule says.
 
     sources: nodes that the value was made of, be they below it or not, as where it was computed.
-    rule: from the gradient of the value to one for each source, None where there is none.
+    rule: from the gradient of the value to one for each source, None where there is none. once: the
+    same for gradients that are not differentiated again, where that is less work.
     """
 
-    __slots__ = ("rule", "sources")
+    __slots__ = ("once", "rule", "sources")
 
-    def __init__(
-        self, sources: tuple[Node, ...], rule: Callable[[Node], tuple[Node | None, ...]]
-    ) -> None:
+    def __init__(self, sources: tuple[Node, ...], rule: Pull, once: Pull | None = None) -> None:
         self.sources = sources
         self.rule = rule
+        self.once = rule if once is None else once
 
     def __repr__(self) -> str:
         return "pulled"

@@ -94,7 +94,8 @@ def pull_back(
             found[node] = gradient
         if node.op is Ops.DETACH:
             if isinstance(node.arg, Pulled):
-                for origin, own in zip(node.arg.sources, node.arg.rule(gradient), strict=True):
+                rule_ = node.arg.rule if again else node.arg.once
+                for origin, own in zip(node.arg.sources, rule_(gradient), strict=True):
                     if own is not None:
                         _add(sums, origin, own, carrying)
             elif passes_gradients(node):

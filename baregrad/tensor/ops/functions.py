@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core import index
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
@@ -443,8 +444,9 @@ def _lerp(x: Tensor, end: Tensor | Scalar | Node, weight: Tensor | Scalar | Node
             x + difference * weight, rsub(difference * (1 - weight), end)
         )
         return found
-    # A symbolic integer is no smaller part.
-    if not isinstance(weight, Node) and math.fabs(weight) < 0.5:
+    if isinstance(weight, Node):
+        return rsub(difference * index.sub(1, weight), end)
+    if math.fabs(weight) < 0.5:
         return x + difference * weight
     return rsub(difference * (1 - weight), end)
 

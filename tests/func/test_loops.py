@@ -1,0 +1,155 @@
+"""scan beside loops written out: values, gradients of any order, in jit and transformations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad import func
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
+from baregrad.engine.session import Session, use_session
+from baregrad.func import scan
+from baregrad.tensor import Tensor
+from baregrad.tensor.jit.jit import jit
+
+STEPS = 5
+H = np.random.default_rng(0).normal(size=(4, 3))
+W = np.random.default_rng(1).normal(size=(STEPS, 3, 3))
+X = np.random.default_rng(2).normal(size=(STEPS, 4, 3))
+V = np.random.default_rng(3).normal(size=(3, 3))
+
+Loop = Callable[..., tuple[Tensor, Tensor]]
+
+
+def written_out(h: Tensor, w: Tensor, x: Tensor, v: Tensor, reverse: bool) -> Any:
+    rows: dict[int, Tensor] = {}
+    for k in range(STEPS)[:: -1 if reverse else 1]:
+        h = (h @ w[k]).tanh() + x[k] @ v
+        rows[k] = h * h.sum()
+    return h, Tensor.stack([rows[k] for k in range(STEPS)])
+
+
+def scanned(h: Tensor, w: Tensor, x: Tensor, v: Tensor, reverse: bool) -> Any:
+    def step(h: Tensor, row: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        h = (h @ row[0]).tanh() + row[1] @ v
+        return h, h * h.sum()
+
+    return scan(step, h, (w, x), reverse=reverse)
+
+
+def given() -> list[Tensor]:
+    return [Tensor(a) for a in (H, W, X, V)]
+
+
+def same(ours: Any, wanted: Any) -> None:
+    for one, other in zip(ours, wanted, strict=True):
+        np.testing.assert_allclose(one.numpy(), other.numpy(), rtol=1e-9, atol=1e-10)
+
+
+def gradients(loop: Loop, reverse: bool, *arrays: Tensor) -> tuple[Tensor, ...]:
+    leaves = [x.detach().requires_grad_() for x in arrays]
+    h, rows = loop(*leaves, reverse)
+    loss = (h * h).sum() + rows.sin().sum()
+    return (h.detach(), rows.detach(), *loss.gradient(*leaves, create_graph=False))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_gradients_reach_all_that_steps_read(reverse: bool) -> None:
+    wanted = gradients(written_out, reverse, *given())
+    same(gradients(scanned, reverse, *given()), wanted)
+
+    @jit
+    def captured(*arrays: Tensor) -> tuple[Tensor, ...]:
+        return gradients(scanned, reverse, *arrays)
+
+    for _ in range(4):
+        same(captured(*given()), wanted)
+    assert captured.captures == 1
+
+
+def test_gradients_of_gradients() -> None:
+    def second(loop: Loop) -> list[Tensor]:
+        leaves = [x.requires_grad_() for x in given()]
+        h, rows = loop(*leaves, False)
+        first = ((h * h).sum() + (rows * rows).sum()).gradient(*leaves)
+        squares = Tensor.stack([(one * one).sum() for one in first])
+        found = squares.sum().gradient(*leaves)
+        return [x.detach() for x in (*first, *found)]
+
+    same(second(scanned), second(written_out))
+
+
+def test_it_goes_with_other_transformations() -> None:
+    _, w, x, v = given()
+
+    def loss(loop: Loop) -> Callable[[Tensor], Tensor]:
+        return lambda h: (loop(h, w, x, v, False)[1] ** 2).sum()
+
+    h, batch = Tensor(H), Tensor(np.stack([H, H * 2]))
+    for change in (func.grad, func.hessian):
+        same([change(loss(scanned))(h)], [change(loss(written_out))(h)])
+    same([func.vmap(loss(scanned))(batch)], [func.vmap(loss(written_out))(batch)])
+    same(func.jvp(loss(scanned), (h,), (h,)), func.jvp(loss(written_out), (h,), (h,)))
+
+    def nested(c: Tensor, row: Tensor) -> tuple[Tensor, Tensor]:
+        return scan(lambda c, x: (c * 0.5 + x, c), c, row)
+
+    end, rows = scan(nested, Tensor(1.0, dtype="float64"), Tensor(np.arange(6.0).reshape(2, 3)))
+    carry, wanted = 1.0, []
+    for value in range(6):
+        wanted.append(carry)
+        carry = carry * 0.5 + value
+    assert end.item() == carry
+    np.testing.assert_allclose(rows.numpy().reshape(-1), wanted)
+
+
+def test_steps_are_one_program() -> None:
+    """A loop of any length plans what its first step does, forward and backward."""
+    counts = []
+    for steps in (4, 30):
+        session = Session()
+        with use_session(session):
+            programs: set[Any] = set()
+            note = programs.add
+            session.watching.observers.append(lambda run, note=note: note(run.executable))
+            w = Tensor(np.ones((steps, 3, 3), np.float32)).requires_grad_()
+            end, _ = scan(lambda h, w: ((h @ w).tanh(), None), Tensor.ones(2, 3), w)
+            end.sum().backward()
+            assert w.grad is not None
+            w.grad.realize()
+            counts.append(len(programs))
+    assert counts[0] == counts[1]
+
+
+def test_counters_empty_loops_and_lengths() -> None:
+    end, rows = scan(lambda c, _: (c + 1, c), Tensor(3), length=4)
+    assert end.item() == 7 and rows.numpy().tolist() == [3, 4, 5, 6]
+    end, none = scan(lambda c, x: ({"c": c["c"] + x}, None), {"c": Tensor(0)}, Tensor([1, 2, 3]))
+    assert end["c"].item() == 6 and none is None
+    end, rows = scan(lambda c, x: (c + x, x), Tensor(1.0), Tensor.zeros(0))
+    assert end.item() == 1 and rows.shape == (0,)
+
+
+def test_refused() -> None:
+    x = Tensor(X)
+    with pytest.raises(ShapeError, match="same shapes"):
+        scan(lambda c, x: (x[0], None), Tensor(0.0, dtype="float64"), x)
+    with pytest.raises(DTypeError, match="same shapes and dtypes"):
+        scan(lambda c, x: (c.float(), None), Tensor(0.0, dtype="float64"), x)
+    with pytest.raises(ArgumentError, match="pair"):
+        scan(lambda c, x: c, x, x)
+    with pytest.raises(ShapeError, match="as many steps"):
+        scan(lambda c, x: (c, None), x, (x, x[1:]))
+    with pytest.raises(ShapeError, match="as many steps"):
+        scan(lambda c, x: (c, None), x)
+    with pytest.raises(ArgumentError, match="from outside"):
+        total = Tensor(0.0)
+
+        def adds(c: Tensor, x: Tensor) -> tuple[Tensor, None]:
+            total.add_(x.sum().float())
+            return c, None
+
+        scan(adds, x[0], x)
