@@ -1,0 +1,250 @@
+"""What a tensor, a function or a block came to on its devices, and what would make it quicker.
+
+It is run once, as it would be anyway, with lines noted: kernels with their bytes and their share of
+the roofline, what had to be compiled, why values were stored, and advice that follows from these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from types import TracebackType
+from typing import Any
+
+from baregrad.base.bits import human_bytes, human_seconds
+from baregrad.base.errors import ArgumentError
+from baregrad.engine.backends import CompiledBackend
+from baregrad.engine.session import current_session
+from baregrad.profiling.limits import limits_of
+from baregrad.profiling.profile import Profile
+from baregrad.profiling.summary import KernelRow, kernel_rows, summary, utilisations
+
+# Advice is given of what takes such a share of the time at least.
+_WORTH = 0.05
+# A kernel that reaches less of the roofline is worth a search; one of fewer nanoseconds is mostly
+# its launch.
+_POOR, _TINY_NS = 0.5, 5_000
+_MOST_STORED = 5
+# The reason of what is stored because it was asked for.
+_RESULT = "output"
+# The stage that each kernel which is compiled passes once.
+_RENDERED = "render"
+
+
+@dataclass(frozen=True, slots=True)
+class StoredValue:
+    """A value that lies in memory between two kernels: its size, the reason, the user's line."""
+
+    value: str
+    nbytes: int
+    reason: str
+    where: str
+
+
+class Explanation:
+    """What was computed in a block; `str` tells it.
+
+        with baregrad.explain() as told:
+            step(x)
+        print(told)
+
+    result: what the function that was explained returned.
+    """
+
+    def __init__(self) -> None:
+        self.result: Any = None
+        self._profile = Profile(lines=True)
+        self._open = contextlib.ExitStack()
+        self._runs: list[Any] = []
+        self._stored: dict[Any, StoredValue] = {}
+
+    def __enter__(self) -> Explanation:
+        session = current_session()
+        self._open.enter_context(self._profile)
+        observers = session.watching.observers
+        observer: Callable[[Any], None] = self._note
+        observers.append(observer)
+        self._open.callback(observers.remove, observer)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._open.close()
+
+    def _note(self, run: Any) -> None:
+        if not isinstance(run.backend, CompiledBackend):
+            return
+        self._runs.append(run)
+        session = current_session()
+        plan = run.executable.plan
+        for one in plan.decisions:
+            if one.stored and one.value not in self._stored and str(one.reason) != _RESULT:
+                shape = session.concrete(one.value.shape, run.program.variables)
+                made = run.program.origins.get(one.value)
+                where = "" if made is None else session.origins.get(made, "")
+                self._stored[one.value] = StoredValue(
+                    str(one).split(":", 1)[0].removeprefix("store").strip(),
+                    math.prod(shape) * max(one.value.dtype.bits, 8) // 8, str(one.reason), where,
+                )
+
+    @property
+    def kernels(self) -> list[KernelRow]:
+        """What each kernel came to, those that took longest first."""
+        return kernel_rows(self._profile._seen.runs(), self._limits)
+
+    @property
+    def launched(self) -> int:
+        """How many different kernels ran."""
+        return len({(run.device, one.name, one.program and one.program.code)
+                    for run in self._profile._seen.runs() for one in run.facts
+                    if one.program is not None})  # fmt: skip
+
+    @property
+    def compiled(self) -> int:
+        """How many kernels were in no cache, neither in memory nor on disk, and were compiled."""
+        return self._profile._seen.recorder.totals().get(_RENDERED, (0, 0.0))[0]
+
+    @property
+    def stored(self) -> list[StoredValue]:
+        """The values that were stored between kernels, the largest first."""
+        return sorted(self._stored.values(), key=lambda one: -one.nbytes)
+
+    @cached_property
+    def _limits(self) -> dict[str, Any]:
+        seen = self._profile._seen
+        return {device: limits_of(device, architecture)
+                for device, architecture in seen.architectures.items()}  # fmt: skip
+
+    def advice(self) -> list[str]:
+        """Return what would help, what saves most first."""
+        rows = self.kernels
+        found = [*self._of_compiling(), *self._of_launching(), *self._of_waiting()]
+        found += _of_kernels(rows)
+        return [text for _, text in sorted(found, key=lambda one: -one[0])]
+
+    def _whole_ns(self) -> int:
+        seen = self._profile._seen
+        return max(seen.end_ns - seen.begin_ns, 1)
+
+    def _compiling_s(self) -> float:
+        totals = self._profile._seen.recorder.totals()
+        return sum(totals.get(name, (0, 0.0))[1] for name in ("schedule", "compile"))
+
+    def _of_compiling(self) -> list[tuple[float, str]]:
+        seconds = self._compiling_s()
+        if seconds * 1e9 < _WORTH * self._whole_ns():
+            return []
+        again = "the next run finds them" if self.compiled else "programs came from the disk"
+        return [(seconds * 1e9, (
+            f"planning and compiling took {human_seconds(seconds)}: {self.compiled} kernels were "
+            f"in no cache; {again}. Shapes that change from call to call compile anew: make their "
+            "sizes symbolic (`variable`, `bind`), or pad"
+        ))]  # fmt: skip
+
+    def _of_launching(self) -> list[tuple[float, str]]:
+        found = []
+        calls = self._profile._seen.calls
+        runs = [one for one in calls if one.kind == "run"]
+        idle = 0
+        for one in utilisations(self._profile._seen.runs(), self._whole_ns()):
+            idle = max(idle, one.span_ns - one.covered_ns)
+        idle -= round(1e9 * self._compiling_s())
+        if len(runs) > 1 and idle > _WORTH * self._whole_ns():
+            found.append((float(idle), (
+                f"the device had nothing to do for {human_seconds(idle / 1e9)} between kernels: "
+                f"{len(runs)} times work was submitted by itself. `jit` replays a whole step"
+            )))  # fmt: skip
+        return found
+
+    def _of_waiting(self) -> list[tuple[float, str]]:
+        by_line: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+        for one in self._profile._seen.calls:
+            if one.kind in ("copy out", "copy in"):
+                total = by_line[f"{one.where}, {one.kind}"]
+                total[0] += one.end_ns - one.begin_ns
+                total[1] += 1
+        return [
+            (float(ns), f"{human_seconds(ns / 1e9)} in {count} waits of the host ({line}): read or "
+             "write values less often, or more at a time")
+            for line, (ns, count) in by_line.items() if ns > _WORTH * self._whole_ns()
+        ]  # fmt: skip
+
+    def __str__(self) -> str:
+        lines = [summary(self._profile._seen, self._limits)]
+        lines.append(
+            f"{self.launched} different kernels ran; {self.compiled} were in no cache, neither in "
+            "memory nor on disk, and were compiled"
+        )
+        if self.stored:
+            lines.append("stored between kernels:")
+            for one in self.stored[:_MOST_STORED]:
+                size = human_bytes(one.nbytes)
+                lines.append(f"  {size:>10} {one.value}: {one.reason}  {one.where}".rstrip())
+            if len(self.stored) > _MOST_STORED:
+                lines.append(f"  and {len(self.stored) - _MOST_STORED} smaller values")
+        advice = self.advice()
+        lines += ["what would help:", *(f"  - {text}" for text in advice)] if advice else [
+            "nothing stands out that would help"
+        ]
+        return "\n".join(lines)
+
+
+def _of_kernels(rows: list[KernelRow]) -> list[tuple[float, str]]:
+    whole = sum(row.total_ns for row in rows) or 1
+    found = []
+    for row in rows:
+        lost = row.total_ns * (1 - row.roofline)
+        each = row.total_ns / max(row.calls, 1)
+        if row.least_ns and row.roofline < _POOR and lost > _WORTH * whole and each > _TINY_NS:
+            found.append((lost, (
+                f"{row.name} reaches {row.roofline:.0%} of the roofline "
+                f"({row.where or row.device}): `BEAM=4`, or `baregrad search`, looks for a better "
+                "schedule of it"
+            )))  # fmt: skip
+    tiny = [row for row in rows if row.total_ns / max(row.calls, 1) <= _TINY_NS]
+    total = sum(row.total_ns for row in tiny)
+    if len(tiny) > 1 and total > _WORTH * whole:
+        calls = sum(row.calls for row in tiny)
+        found.append((float(total) / 2, (
+            f"{calls} launches of {len(tiny)} kernels took less than "
+            f"{human_seconds(_TINY_NS / 1e9)} each, {total / whole:.0%} together: larger batches, "
+            "or fewer values that are stored in between, make them fewer"
+        )))  # fmt: skip
+    return found
+
+
+def explain(what: Any = None, *args: Any, **kwargs: Any) -> Explanation:
+    """Return what a tensor or a call of a function comes to, or a block that is to be explained.
+
+    what: a tensor, which is computed (its lines are known where they were noted when it was built:
+    `BAREGRAD_LINES=1`); a function, which is called once with the arguments, and
+    whose result is `result`; nothing, for a block of `with`. Raises ArgumentError for others, and
+    what the function raises.
+    """
+    told = Explanation()
+    if what is None and not args and not kwargs:
+        return told
+    realize = getattr(what, "realize", None)
+    if callable(realize) and not args and not kwargs and not isinstance(what, type):
+        with told:
+            told.result = realize()
+        return told
+    if not callable(what):
+        raise ArgumentError(
+            "this cannot be explained", found=type(what).__name__,
+            wanted="a tensor, a function and its arguments, or nothing for a block",
+        )
+    with told:
+        told.result = what(*args, **kwargs)
+        outcome = getattr(told.result, "realize", None)
+        if callable(outcome):
+            outcome()
+    return told
