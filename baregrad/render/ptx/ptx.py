@@ -55,6 +55,7 @@ def _module(f: PtxText) -> str:
     f.prologue()
     waits = f.target.dependent_launch
     f.guarded = _guarded(f.program.src)
+    f.rolled = _rolled(f.program.src)
     for node in f.program.src:
         rule = _RULES.get(node.op)
         if rule is None:
@@ -181,7 +182,26 @@ def _begin(f: PtxText, node: Node) -> None:
         none = f.made("%p", f"setp.ge.{kind.compute}", counter, stop)
         f.emit("bra", f"E{label}", guard=none)
     f.label(f"L{label}")
+    if node in f.rolled:
+        f.emit('.pragma "nounroll"')
     f.open.append(Open(label, counter, stop, kind.compute))
+
+
+def _rolled(code: Sequence[Node]) -> frozenset[Node]:
+    """The loops whose bodies are products of four warps: written out they would take no less time.
+
+    The assembler would write them out, and take seconds for it.
+    """
+    found: set[Node] = set()
+    around: list[Node] = []
+    for node in code:
+        if node.op is Ops.BEGIN or node.op is Ops.TEST:
+            around.append(node)
+        elif node.op is Ops.END:
+            around.pop()
+        elif node.op is Ops.MACHINE and node.arg.name == "wgmma":
+            found.update(around)
+    return frozenset(found)
 
 
 def _guarded(code: Sequence[Node]) -> frozenset[Node]:

@@ -61,6 +61,7 @@ class PtxText:
         self.results = _direct_results(program)
         # The conditions that guard instructions and are no branches.
         self.guarded: frozenset[Node] = frozenset()
+        self.rolled: frozenset[Node] = frozenset()
 
     # --- registers and operands -----------------------------------------------------------------
 

@@ -240,3 +240,15 @@ def test_what_is_read_ahead_stays_in_registers() -> None:
     written = get("ptx").render(program, HOPPER)
     assert ".minnctapersm 3" in written
     assert assembled(written, "sm_90a")[1] == 0
+
+
+def test_loops_of_products_stay_loops() -> None:
+    """An assembler that writes them out takes seconds."""
+    kernel = product(256, 64, 512, b_t=True)
+    spelled = f"{text((False, True), ASYNC.format(3))[:-1]}, persist(2))"
+    _, program = lowered(kernel, spelled)
+    written = get("ptx").render(program, HOPPER)
+    # That over tiles, and that over panels in it.
+    assert written.count('.pragma "nounroll";') == 2
+    _, program = lowered(k.matmul(64, 64, 64), "Schedule(bind('i0', 'grid'))")
+    assert "pragma" not in get("ptx").render(program, HOPPER)
