@@ -27,6 +27,8 @@ from baregrad.kernel.planning.gpu.gemm_tiles import (
     cycles_after,
     expected,
     held,
+    operation_cycles,
+    store_cycles,
 )
 from baregrad.target.gpu import GpuTarget
 
@@ -37,6 +39,11 @@ MOST_SLOTS = 6
 # how far one kind of work delays another; bytes that the second cache gives for each that it would
 # give alone, where neighbours read the same.
 BEGIN, LATENCY, BESIDE, SHARED = 1500, 1000, 0.1, 1.6
+# Cycles from the last product of a block's tile to the first one of the next.
+BETWEEN = 1000
+# What operations on results take of what they take by themselves, in blocks of many warps; in those
+# of so many it is twice that.
+OPERATIONS, FEW_WARPS = 0.6, 4
 # Cycles of the narrowest instruction for 16 rows that are read of shared memory, and what of the
 # rate is left then for columns.
 LEAST_CYCLES, COLUMNS_PER_CYCLE = 16, 4
@@ -91,8 +98,8 @@ class GroupChoice(NamedTuple):
 
 TILES = tuple([
     GroupTile(*sizes) for sizes in (
-        (2, 1, 1, 256), (2, 2, 1, 128), (2, 1, 1, 192), (2, 1, 1, 128), (1, 1, 2, 128),
-        (2, 1, 1, 64), (1, 1, 1, 256), (1, 1, 1, 128), (1, 1, 1, 64), (1, 1, 2, 64),
+        (2, 1, 1, 256), (2, 1, 2, 128), (2, 2, 1, 128), (2, 1, 1, 192), (2, 1, 1, 128),
+        (1, 1, 2, 128), (2, 1, 1, 64), (1, 1, 1, 256), (1, 1, 1, 128), (1, 1, 1, 64), (1, 1, 2, 64),
     )
 ])  # fmt: skip
 
@@ -156,5 +163,16 @@ def _cycles(
     if slots < 2 and here == 1:
         # Nothing is multiplied while threads wait, nor brought while it is.
         busy = panels * sum(work)
+    if here == 1 and each > 1 and resident == 1:
+        return each * busy + _cycles_between(target, size, tile, each)
     ends = (BEGIN + cycles_after(target, size, tile)) * (0.5 if here > 1 else 1.0)
     return each * (busy + ends)
+
+
+def _cycles_between(target: GpuTarget, size: Product, tile: GroupTile, each: int) -> float:
+    """What a block that persists takes beside its tiles' products.
+
+    The next tile's first panels come meanwhile, and memory takes results while they are computed.
+    """
+    operations = OPERATIONS * operation_cycles(size, tile) * (1 + FEW_WARPS / tile.warps)
+    return each * (BETWEEN + max(operations, store_cycles(target, size, tile)))

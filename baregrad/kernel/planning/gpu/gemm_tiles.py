@@ -246,12 +246,21 @@ def blocks_of(size: Product, tile: MatrixTile) -> int:
 
 def cycles_after(target: GpuTarget, size: Product, tile: MatrixTile) -> float:
     """Cycles of what follows a tile's sums: operations on them, reads for them, and stores."""
+    return operation_cycles(size, tile) + store_cycles(target, size, tile)
+
+
+def operation_cycles(size: Product, tile: MatrixTile) -> float:
+    """Cycles of operations on a tile's sums, and of waits for what is read for them."""
     area = tile.m * tile.n
     operations = area * size.after * INSTRUCTIONS / LANES
     if tile.results * size.after * OPERATION_BYTES > CODE_BYTES:
         operations *= FETCHED
     if tile.tiles_n % QUAD:
         operations += NARROW * area
+    return operations + READ_WAIT * size.reads * tile.results
+
+
+def store_cycles(target: GpuTarget, size: Product, tile: MatrixTile) -> float:
+    """Cycles that memory takes for a tile's results, and for what is read for them."""
     bytes_per_cycle = target.memory_bytes_per_ns / (target.units * target.cycles_per_ns)
-    stored = area * (size.written + NBYTES * size.reads) / bytes_per_cycle
-    return operations + stored + READ_WAIT * size.reads * tile.results
+    return tile.m * tile.n * (size.written + NBYTES * size.reads) / bytes_per_cycle

@@ -87,3 +87,16 @@ def test_blocks_do_several_tiles_where_one_fills_a_multiprocessor() -> None:
     blocks = {size: [step for step in found.steps if isinstance(step, Persist)]
               for size, found in steps.items()}  # fmt: skip
     assert blocks == {2048: [], 4096: [Persist(HOPPER.units)]}
+
+
+def test_much_work_on_results_is_that_of_many_warps() -> None:
+    """Of tiles of one size those of more warps are first where each result takes long."""
+    plain, dear = (
+        ranked_groups(HOPPER, [Product(8192, 3072, 768, 1, after)], WORDS, HALF)
+        for after in (0, 20)
+    )
+    sizes = [
+        [choice.tile.warps for choice in found if (choice.tile.m, choice.tile.n) == (128, 256)]
+        for found in (plain, dear)
+    ]
+    assert sizes[0][0] == 8 and sizes[1][0] == 16
