@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from baregrad.io import safe_save as safe_save
     from baregrad.ir.core.index import variable as variable
     from baregrad.profiling import Profile as profile  # noqa: N813 - a block, as `search` is
-    from baregrad.profiling.explanation import explain as explain
+    from baregrad.profiling.explain import explain as explain
     from baregrad.tensor import Tensor as Tensor
     from baregrad.tensor.array.grad_mode import enable_grad as enable_grad
     from baregrad.tensor.array.grad_mode import no_grad as no_grad
@@ -41,7 +41,7 @@ _EXPORTS = (
     ("bind", "baregrad.engine.canonical", "bind"),
     ("dtypes", "baregrad.dtypes", "dtypes"),
     ("enable_grad", "baregrad.tensor.array.grad_mode", "enable_grad"),
-    ("explain", "baregrad.profiling.explanation", "explain"),
+    ("explain", "baregrad.profiling.explain", "explain"),
     ("jit", "baregrad.tensor.jit.jit", "jit"),
     ("linalg", "baregrad.linalg", ""),
     ("load_torch", "baregrad.io", "load_torch"),
