@@ -5,12 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from baregrad.runtime.nvidia.abi.vendor import load_tables
 from baregrad.runtime.nvidia.driver.trace import ReplayPort, read_trace
+from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from baregrad.trace.calls import RawCall
+from baregrad.trace.decode import decode
 from baregrad.trace.recording import TraceRecorder
 from tests.runtime.nvidia import trace_work
 from tests.trace.observed import RECORDED, ObservingPort
+
+RELEASES = (
+    "535.54.03", "545.23.06", "550.40.07", "560.28.03", "570.86.15", "580.159.04", "590.48.01",
+    "595.45.04",
+)  # fmt: skip
 
 
 class WholePort(ObservingPort):
@@ -60,3 +69,32 @@ def test_what_is_traced_is_what_the_runtime_records(tmp_path: Path) -> None:
                 for event in events if event["call"] != "store"]  # fmt: skip
 
     assert calls(found) == calls(read_trace(RECORDED)[1])
+
+
+@pytest.mark.parametrize("release", RELEASES)
+def test_a_run_under_each_release_is_named_and_replays(release: str, tmp_path: Path) -> None:
+    tables = load_tables(release)
+    port = WholePort(VirtualPort(release=release), tables)
+    found = trace_work.work(port, "virtual")  # type: ignore[arg-type]
+    path = tmp_path / "traced.jsonl.gz"
+    recorder = TraceRecorder(str(path), tables)
+    for raw in port.calls:
+        recorder.take(raw)
+    recorder.close()
+    calls = [decode(tables, raw) for raw in port.calls]
+    ioctls = [one for one in calls if one.raw.call == "ioctl"]
+    assert len(ioctls) > 40
+    # The runtime asks with a newer release's struct first, which an older one refuses.
+    taken = [one for one in ioctls if not one.failed]
+    assert all(one.known for one in ioctls) and all(one.params_known for one in taken)
+    # The driver's own answer, read by that release's struct.
+    (version,) = {
+        change.after for one in ioctls for change in one.changes
+        if change.name.endswith("driverVersionBuffer")
+    } or {""}  # fmt: skip
+    assert version in ("", repr(release)) and release in found
+    replay = ReplayPort(path)
+    assert replay.head["about"] == "traced"
+    # What it asks for is answered up to the first submission, of which no call tells.
+    asked: list[str] = [event["call"] for event in read_trace(path)[1]]
+    assert asked.count("ioctl") == len(ioctls)

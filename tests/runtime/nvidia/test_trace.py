@@ -42,7 +42,10 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return recorded(tmp_path_factory.mktemp("traces") / "one.jsonl.gz")
 
 
-@pytest.mark.parametrize("release", ["535.54.03", "550.40.07", "570.86.15", "580.159.04"])
+@pytest.mark.parametrize("release", [
+    "535.54.03", "545.23.06", "550.40.07", "555.42.02", "560.28.03", "565.57.01", "570.86.15",
+    "575.51.02", "580.159.04", "590.48.01", "595.45.04",
+])  # fmt: skip
 def test_a_replay_needs_no_driver(release: str, tmp_path: Path) -> None:
     port = ReplayPort(recorded(tmp_path / "trace.jsonl.gz", release=release))
     found = trace_work.work(port, "virtual")
