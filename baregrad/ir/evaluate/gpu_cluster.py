@@ -103,7 +103,8 @@ class ClusterBlock:
 class Group:
     """Asynchronous work that completes together, in order of `work`.
 
-    buffer, places: what it reads or writes meanwhile. waited: its issuer has waited for it.
+    buffer, places: what it reads or writes meanwhile. registers: those that it adds to. waited: its
+    issuer has waited for it.
     """
 
     work: list[Callable[[], None]] = field(default_factory=list)
@@ -111,6 +112,7 @@ class Group:
     places: frozenset[int] = frozenset()
     done: bool = False
     waited: bool = False
+    registers: set[Node] = field(default_factory=set)
 
     def finish(self) -> None:
         """Complete, unless that has happened."""

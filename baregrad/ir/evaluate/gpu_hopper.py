@@ -187,6 +187,7 @@ def _mma(warp: Threads, node: Node) -> None:
             warp.hidden[register] = (old + product[rows[i], columns[i]]).astype(np.float32)
 
     warp.loose["mma"].work.append(retire)
+    warp.loose["mma"].registers.update(registers)
 
 
 def _mma_commit(warp: Threads, node: Node) -> None:
@@ -210,9 +211,10 @@ def _mma_wait(warp: Threads, node: Node) -> None:
         return
     for one in four:
         wait_for(one.groups["mma"], len(one.groups["mma"]) - max(wanted, 0))
-    if keep == 0:
-        warp.values.update(warp.hidden)
-        warp.hidden.clear()
+    groups = (*warp.groups["mma"], warp.loose["mma"])
+    busy = {one for group in groups if not group.done for one in group.registers}
+    for register in [one for one in warp.hidden if one not in busy]:
+        warp.values[register] = warp.hidden.pop(register)
 
 
 def _stmatrix(warp: Threads, node: Node) -> None:

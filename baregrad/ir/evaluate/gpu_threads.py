@@ -292,6 +292,7 @@ def _multiply_groups(machine: Threads, node: Node) -> None:
                 sums[:, lane] = new.astype(sums.dtype)
 
     machine.loose["mma"].work.append(retire)
+    machine.loose["mma"].registers.update(registers)
 
 
 def _held_rows(machine: Threads, words: Sequence[Node], dtype: DType) -> Array:

@@ -11,20 +11,28 @@ from dataclasses import dataclass, replace
 
 from baregrad.dtypes import DType
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Alloc
+from baregrad.ir.core.attrs import Alloc, Reduce
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.layout import row_major
-from baregrad.ir.core.node import Node, extent_of, make_node, rebuild
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.monoid import primitive
+from baregrad.ir.core.node import Node, extent_of, make_node, range_node, rebuild
+from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.stream_facts import array_read
+from baregrad.kernel.instructions import mma_sync, wgmma
+from baregrad.kernel.instructions.mma_sync import N
 from baregrad.kernel.instructions.wgmma import EXCHANGED, PANEL
+from baregrad.kernel.language.schedule import StreamTiles
 from baregrad.kernel.loops.loop_pieces import guarded, load
 
 # Elements of a chunk of 16 bytes.
 CHUNK = 8
 # Steps of a product.
 DEPTH = 16
+
+
+# Beyond the ids of a kernel's own axes and of its copies' axes.
+FIRST_ID = 1 << 22
 
 
 @dataclass(slots=True)
@@ -121,3 +129,32 @@ def read_where(read: Node, places: dict[Node, Dim], there: Node) -> Node:
     at = index.flatten([rebuild(place, loaded) for place in indices], array.shape)
     others = [rebuild(one, loaded) for one in conditions if one.mask & Ops.INDEX.bit]
     return guarded(index.both(there, *others), load(flat(array), whole((at,))))
+
+
+def axis_of(number: int, extent: Dim, bind: str, name: str = "") -> Node:
+    """An axis of a stream's kernel."""
+    return range_node(extent, FIRST_ID + number, name, bind)
+
+
+def rows_of(step: StreamTiles) -> int:
+    """Rows of a tile."""
+    return wgmma.M if step.instruction == wgmma.INSTRUCTION else mma_sync.M
+
+
+def tiles_of(wide: int, groups: bool) -> tuple[Node, ...]:
+    """The axes of tiles of columns of sums: those of each panel of groups of warps."""
+    if not groups:
+        return (axis_of(31, wide // N, "unroll", "d"),)
+    tiles = PANEL // N
+    return axis_of(31, wide // PANEL, "unroll", "p"), axis_of(32, tiles, "unroll", "d")
+
+
+def in_panel(wide: Sequence[Node], own: Node) -> tuple[Node, ...]:
+    """A column of sums, or its panel and its column there, of the axes of tiles and of its own."""
+    *panel, tile = wide
+    return (*panel, index.as_node(index.add(index.mul(tile, N), own)))
+
+
+def folded(op: Op, value: Node, *axes: Node) -> Node:
+    """A value in float32 folded over axes."""
+    return Node(Ops.REDUCE, value.dtype, (value, *axes), Reduce(primitive(op, value.dtype)))

@@ -12,11 +12,12 @@ key, have a tile of both in each block, which those pass.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import Alloc, Reduce
+from baregrad.ir.core.attrs import Alloc
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import (
     Node,
     alu,
@@ -24,21 +25,26 @@ from baregrad.ir.core.node import (
     const,
     extent_of,
     make_node,
-    range_node,
     rebuild,
     toposort,
 )
-from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
-from baregrad.ir.protocol.attributes import CopyTo, Done, Mma
+from baregrad.ir.protocol.attributes import CopyTo, Mma
+from baregrad.kernel.applying.stream_ahead import StreamParts, commit, done, one_ahead
 from baregrad.kernel.applying.stream_panels import (
     CHUNK,
     DEPTH,
     Panel,
+    axis_of,
     flat,
+    folded,
+    in_panel,
     is_chunked,
     panel_array,
     read_where,
+    rows_of,
+    tiles_of,
     whole,
     width_of,
 )
@@ -53,11 +59,7 @@ from baregrad.target import AnyTarget
 
 F32 = dtypes.float32
 SLOTS = 2
-# Beyond the ids of a kernel's own axes and of its copies' axes.
-FIRST_ID = 1 << 22
 _LOWEST, _ZERO = const(float("-inf"), F32), const(0.0, F32)
-# What groups of warps multiply is waited for.
-_ALL = make_node(Ops.DONE, dtypes.token, (), Done("mma"))
 Places = tuple[Node, ...]
 
 
@@ -85,26 +87,22 @@ def stream_to_loop(kernel: Node, schedule: Schedule, target: AnyTarget) -> Node:
             step, "groups of warps take rows of 64 elements, of keys that all pass",
             found=facts.widths,
         )
+    if step.ahead and not (step.ahead == 1 and groups and wgmma.goes_ahead(facts)):
+        raise illegal(
+            step, "scores are one tile ahead of one sum, by groups of warps", found=step.ahead
+        )
     if step.keys % DEPTH or any(width % DEPTH for width in facts.widths):
         raise illegal(step, "keys and widths are multiples of 16", found=[step.keys, *facts.widths])
     return _Builder(facts, step).kernel()
 
 
-def _rows_of(step: StreamTiles) -> int:
-    """Rows of a tile."""
-    return wgmma.M if step.instruction == wgmma.INSTRUCTION else mma_sync.M
-
-
-def _tiles_of(wide: int, groups: bool) -> Places:
-    """The axes of tiles of columns of sums: those of each panel of groups of warps."""
-    if not groups:
-        return (_axis(31, wide // N, "unroll", "d"),)
-    tiles = wgmma.PANEL // N
-    return _axis(31, wide // wgmma.PANEL, "unroll", "p"), _axis(32, tiles, "unroll", "d")
-
-
-def _axis(number: int, extent: Dim, bind: str, name: str = "") -> Node:
-    return range_node(extent, FIRST_ID + number, name, bind)
+def _limit_of(facts: StreamFacts, blocks: Places) -> tuple[Dim, int, int] | None:
+    """The limit of a mask by places, over the axes of blocks."""
+    if facts.limit is None:
+        return None
+    of_block = dict(zip(facts.batch, blocks, strict=True))
+    first = index.as_dim(substitute(index.as_node(facts.limit[0]), of_block))
+    return (first, *facts.limit[1:])
 
 
 class _Builder:
@@ -113,7 +111,7 @@ class _Builder:
     def __init__(self, facts: StreamFacts, step: StreamTiles) -> None:
         self.facts, self.step = facts, step
         self.dtype: DType = facts.products[0].left.dtype
-        self.groups, size = step.instruction == wgmma.INSTRUCTION, _rows_of(step)
+        self.groups, size = step.instruction == wgmma.INSTRUCTION, rows_of(step)
         self.rows = step.warps * step.tiles * size
         self.lengths: tuple[Dim, Dim] = (
             1 if facts.row is None else extent_of(facts.row), extent_of(facts.key)
@@ -121,34 +119,31 @@ class _Builder:
         count = index.floordiv(index.add(self.lengths[0], self.rows - 1), self.rows)
         self.blocks = tuple([axis.replace(arg=axis.arg._replace(bind="grid"))
                              for axis in facts.batch])  # fmt: skip
-        self.number = _axis(0, count, "grid", "rows")
-        self.warp = _axis(2, step.warps, "thread_y", "w")
-        self.tile, self.m = _axis(20, step.tiles, "unroll", "u"), _axis(40, size, TILE, "m")
+        self.number = axis_of(0, count, "grid", "rows")
+        self.warp = axis_of(2, step.warps, "thread_y", "w")
+        self.tile, self.m = axis_of(20, step.tiles, "unroll", "u"), axis_of(40, size, TILE, "m")
         self.lanes = lanes_of_tile(self.m)
         # Tiles of keys and their columns; of values; steps of the last product.
-        self.part, self.n = _axis(30, step.keys // N, "unroll", "v"), _axis(41, N, TILE, "n")
+        self.part, self.n = axis_of(30, step.keys // N, "unroll", "v"), axis_of(41, N, TILE, "n")
         wide = facts.widths[-1] if facts.column is not None else N
-        self.wide, self.c = _tiles_of(wide, self.groups), _axis(42, N, TILE, "c")
-        self.turn = _axis(11, step.keys // DEPTH, "unroll", "jo")
-        self.k, self.j = _axis(43, DEPTH, TILE, "k"), _axis(44, DEPTH, TILE, "j")
+        self.wide, self.c = tiles_of(wide, self.groups), axis_of(42, N, TILE, "c")
+        self.turn = axis_of(11, step.keys // DEPTH, "unroll", "jo")
+        self.k, self.j = axis_of(43, DEPTH, TILE, "k"), axis_of(44, DEPTH, TILE, "j")
         # Where no row sees later keys, the blocks with most to do come first.
         place: Dim = self.number
-        self.limit = facts.limit
-        if self.limit is not None:
-            of_block = dict(zip(facts.batch, self.blocks, strict=True))
-            first = index.as_dim(substitute(index.as_node(self.limit[0]), of_block))
-            self.limit = (first, *self.limit[1:])
+        self.limit = _limit_of(facts, self.blocks)
         if self.limit is not None and self.limit[2] > 0:
             place = index.sub(index.sub(count, 1), self.number)
         self.start = index.mul(place, self.rows)
         # Which keys the block has, where these do not pass.
         keys = index.floordiv(index.add(self.lengths[1], step.keys - 1), step.keys)
-        self.column = _axis(3, keys, "grid", "columns")
+        self.column = axis_of(3, keys, "grid", "columns")
         own = index.add(index.mul(self.warp, step.tiles * size), index.mul(self.tile, size))
         self.place = index.add(own, self.m)
         self.row = index.add(self.start, self.place)
         self.first, trips = self._span()
-        self.loop = _axis(1, trips, "loop", "keys")
+        trips = index.maximum(trips, 1) if step.ahead else trips
+        self.loop = axis_of(1, trips, "loop", "keys")
         self.own: Places = (self.warp, self.tile, self.m)
         self.allocs = 0
         shape = (step.warps, step.tiles, size)
@@ -165,6 +160,9 @@ class _Builder:
         self.s = [self._array("register", (*shape, step.keys // N, N)) for _ in facts.products]
         sums = *shape, *map(width_of, self.wide), N
         self.acc = [self._array("register", sums) for _ in facts.values]
+        # Where scores are ahead of what is summed, powers lie elsewhere.
+        scores = self.s[0].arg.shape
+        self.powers = self._array("register", scores) if step.ahead else self.s[0]
         self.every = self._array("register", (*shape, step.keys // N, N))
         self.sums = self._array("register", (*shape, N))
         self.top, self.next, self.scale, self.total = [
@@ -190,12 +188,6 @@ class _Builder:
         array = panel_array(self.allocs, count, width, self.dtype, slots, self.groups)
         return Panel(array, read, across)
 
-    def _in_panel(self) -> Places:
-        """A column of sums, or its panel and its column there."""
-        *panel, tile = self.wide
-        column = index.as_node(index.add(index.mul(tile, N), self.c))
-        return (*panel, column)
-
     def _span(self) -> tuple[Dim, Dim]:
         """The first tile of keys that the block's rows see, and how many they see."""
         if self.facts.over is not None:
@@ -219,10 +211,10 @@ class _Builder:
         facts = self.facts
         still = self.left if facts.over is None else ()
         statements = [
-            *[self._copy(panel, facts.row, 50 + 5 * place) for place, panel in enumerate(still)],
-            *self._copies(0, 60),
-            make_node(Ops.COMMIT, dtypes.token),
-        ]  # fmt: skip
+            self._copy(panel, facts.row, 50 + 5 * place) for place, panel in enumerate(still)
+        ]
+        if not self.step.ahead:
+            statements += [*self._copies(0, 60), commit()]
         has_sums = facts.states > 0 or not (facts.values or facts.over is not None)
         if facts.over is not None:
             statements.append(store(self.every, _ZERO, (*self.own, self.part, self.n)))
@@ -231,11 +223,13 @@ class _Builder:
         if has_sums:
             statements.append(store(self.sums, _ZERO, (*self.own, self.n)))
         statements += [store(acc, _ZERO, (*self.own, *self.wide, self.c)) for acc in self.acc]
-        statements.append(
-            make_node(Ops.LOOP, dtypes.token, (self.loop, sequence(self._iteration())))
-        )
+        if self.step.ahead:
+            statements += self._ahead()
+        else:
+            loop = self.loop, sequence(self._iteration())
+            statements.append(make_node(Ops.LOOP, dtypes.token, loop))
         if has_sums:
-            total = self._folded(Ops.ADD, load(self.sums, (*self.own, self.n)), self.n)
+            total = folded(Ops.ADD, load(self.sums, (*self.own, self.n)), self.n)
             statements.append(store(self.total, total, self.own))
         statements += [self._result(out) for out in facts.kernel.src]
         body = sequence(statements)
@@ -246,10 +240,12 @@ class _Builder:
 
     # --- copies ---------------------------------------------------------------------------------
 
-    def _copies(self, tile: Dim, number: int) -> tuple[Node, ...]:
-        """The copies of one tile of keys, begun if there is one."""
+    def _copies(
+        self, tile: Dim, number: int, of: Sequence[Panel] | None = None
+    ) -> tuple[Node, ...]:
+        """The copies of one tile of keys, of all or of some inputs, begun if there is one."""
         slot = index.mod(tile, SLOTS)
-        panels = {panel.array: panel for panel in reversed(self.right)}
+        panels = {panel.array: panel for panel in reversed(of or self.right)}
         made = tuple([
             self._copy(panel, self.facts.key, number + 5 * place, tile, slot)
             for place, panel in enumerate(reversed(panels.values()))
@@ -315,10 +311,10 @@ class _Builder:
         threads = self.step.warps * each_warp
         lanes = CHUNK if is_chunked(panel) else 1
         first = self.start if is_of_rows or tile is None else self._first_key(tile)
-        vector = _axis(number, lanes, "vector")
+        vector = axis_of(number, lanes, "vector")
         place: Dim = index.add(index.mul(self.warp, each_warp), self.lanes)
         rounds = -(-count * width // (threads * lanes))
-        each = _axis(number + 1, rounds, "unroll" if lanes > 1 else "loop")
+        each = axis_of(number + 1, rounds, "unroll" if lanes > 1 else "loop")
         place = index.add(place, index.mul(each, threads))
         at = index.floordiv(place, width // lanes)
         column = index.add(index.mul(index.mod(place, width // lanes), lanes), vector)
@@ -345,15 +341,14 @@ class _Builder:
         facts, own = self.facts, (*self.own, self.part, self.n)
         begun = [store(s, _ZERO, own) for s in self.s]
         begun += [self._scores(place, load(s, own)) for place, s in enumerate(self.s)]
-        copies = [
-            *self._copies(index.add(self.loop, 1), 75), make_node(Ops.COMMIT, dtypes.token)
-        ]
-        first = make_node(Ops.DONE, dtypes.token, (), Done("copy"))
-        # Groups of warps multiply while their threads begin the next copies.
-        statements = [first, *begun, *copies, _ALL] if self.groups else [first, *copies]
-        work = [] if self.groups else begun
+        copies = [*self._copies(index.add(self.loop, 1), 75), commit()]
+        statements = [done("copy"), *copies]
+        work = begun
+        if self.groups:
+            # They multiply while their threads begin the next copies.
+            statements, work = [statements[0], *begun, *copies, done("mma")], []
         if facts.states:
-            work += self._states(self.s[0], own)
+            work += [*self._states(own), *self._scaled()]
         weighing, held = self._terms(own)
         work += weighing
         if held and facts.over is not None:
@@ -361,20 +356,34 @@ class _Builder:
             work.append(store(self.every, more, own))
         elif held and not facts.values:
             sums = load(self.sums, (*self.own, self.n))
-            more = alu(Ops.ADD, sums, self._folded(Ops.ADD, load(held[0], own), self.part))
+            more = alu(Ops.ADD, sums, folded(Ops.ADD, load(held[0], own), self.part))
             work.append(store(self.sums, more, (*self.own, self.n)))
         for array, acc, panel in zip(held, self.acc, self.right[len(self.s) :], strict=False):
             total = load(acc, (*self.own, *self.wide, self.c))
             factors = self._second(array, panel)
             work.append(self._product(total, *factors, "n", (self.j, self.turn)))
         if held and self.acc and self.groups:
-            work.append(_ALL)
-        if facts.states and facts.values:
-            work.append(store(self.top, load(self.next, self.own), self.own))
+            work.append(done("mma"))
         is_seen = self._is_seen(self.loop)
         if is_seen.op is not Ops.CONST:
             work = [make_node(Ops.IF, dtypes.token, (is_seen, sequence(work)))]
         return [*statements, *work]
+
+    def _ahead(self) -> list[Node]:
+        """What a block does for all tiles of keys, whose scores come one tile early."""
+        own = (*self.own, self.part, self.n)
+        keys, values = self.right
+        total = load(self.acc[0], (*self.own, *self.wide, self.c))
+        factors = self._second(self.powers, values)
+        number = axis_of(5, index.sub(extent_of(self.loop), 1), "loop", "keys")
+        parts = StreamParts(
+            [store(self.s[0], _ZERO, own), self._scores(0, load(self.s[0], own))],
+            self._states(own), self._scaled(),
+            [self._product(total, *factors, "n", (self.j, self.turn))],
+            lambda tile: self._copies(tile, 60, [keys]),
+            lambda tile: self._copies(tile, 75, [values]),
+        )  # fmt: skip
+        return one_ahead(self.loop, number, parts)
 
     def _terms(self, own: Places) -> tuple[list[Node], list[Node]]:
         """The weights of a tile, made in registers: the statements, and the array of each sum."""
@@ -408,13 +417,13 @@ class _Builder:
             statements.append(store(held[term], weights, own))
         return statements, [held[term] for term in range(len(reads))]
 
-    def _states(self, s: Node, own: Places) -> list[Node]:
+    def _states(self, own: Places) -> list[Node]:
         """The maximum of a tile raises that of its rows, by which what was summed is scaled."""
-        facts = self.facts
+        facts, s = self.facts, self.s[0]
         sums = (*self.own, self.n)
         scores, top = load(s, own), load(self.top, self.own)
         following, scale = load(self.next, self.own), load(self.scale, self.own)
-        high = self._folded(Ops.MAX, scores, self.part, self.n)
+        high = folded(Ops.MAX, scores, self.part, self.n)
         none = alu(Ops.CMPEQ, following, _LOWEST)
         shift = alu(Ops.WHERE, none, _ZERO, following)
         kind = facts.near.op
@@ -424,19 +433,20 @@ class _Builder:
         raised = Node(Ops.CEIL, F32, (high,)) if is_whole else high
         base = Ops.EXP2 if is_whole else kind
         factor = Node(base, F32, (alu(Ops.SUB, top, shift),))
-        summed = self._folded(Ops.ADD, scores, self.part)
-        statements = [
+        summed = folded(Ops.ADD, load(self.powers, own), self.part)
+        return [
             *self._exponents(s, own),
             store(self.next, alu(Ops.MAX, top, raised), self.own),
             store(self.scale, factor, self.own),
-            store(s, power, own),
+            store(self.powers, power, own),
             store(self.sums, Node(Ops.FMA, F32, (load(self.sums, sums), scale, summed)), sums),
+            store(self.top, following, self.own),
         ]
-        if not facts.values:
-            return [*statements, store(self.top, following, self.own)]
-        own = (*self.own, *self.wide, self.c)
-        return [*statements, *[store(acc, alu(Ops.MUL, load(acc, own), scale), own)
-                               for acc in self.acc]]  # fmt: skip
+
+    def _scaled(self) -> list[Node]:
+        """What was summed, relative to the new maxima."""
+        own, scale = (*self.own, *self.wide, self.c), load(self.scale, self.own)
+        return [store(acc, alu(Ops.MUL, load(acc, own), scale), own) for acc in self.acc]
 
     def _scores(self, place: int, total: Node) -> Node:
         """The MMA of a product inside the stream."""
@@ -444,10 +454,10 @@ class _Builder:
         deep = width_of(each.depth)
         column = index.add(index.mul(self.part, N), self.n)
         slot = () if self.facts.over is None else (index.mod(self.loop, SLOTS),)
-        outer: Places = (_axis(10, deep // DEPTH, "unroll", "ko"),)
+        outer: Places = (axis_of(10, deep // DEPTH, "unroll", "ko"),)
         if self.groups:
-            steps = wgmma.PANEL // DEPTH
-            outer = _axis(9, deep // wgmma.PANEL, "unroll", "kp"), _axis(10, steps, "unroll", "ko")
+            panels, steps = deep // wgmma.PANEL, wgmma.PANEL // DEPTH
+            outer = axis_of(9, panels, "unroll", "kp"), axis_of(10, steps, "unroll", "ko")
         step = (*outer[:-1], index.add(index.mul(outer[-1], DEPTH), self.k))
         a = load(left.array, whole((*slot, *left.places(self.place, *step))))
         there = right.places(column, *step)
@@ -459,7 +469,7 @@ class _Builder:
         part = index.add(index.mul(self.turn, DEPTH // N), index.floordiv(self.j, N))
         held = load(array, (*self.own, *whole((part, index.mod(self.j, N)))))
         step = index.add(index.mul(self.turn, DEPTH), self.j)
-        places = panel.places(step, *self._in_panel())
+        places = panel.places(step, *in_panel(self.wide, self.c))
         there = load(panel.array, whole((index.mod(self.loop, SLOTS), *places)))
         return cast(held, self.dtype), there
 
@@ -475,9 +485,6 @@ class _Builder:
         keep = const(major != "k" or not self.groups, dtypes.bool)
         src = (total, left, right, keep, self.m, columns, *summed)
         return make_node(Ops.MMA, dtypes.token, src, info)
-
-    def _folded(self, op: Op, value: Node, *axes: Node) -> Node:
-        return Node(Ops.REDUCE, F32, (value, *axes), Reduce(primitive(op, F32)))
 
     def _key(self) -> Dim:
         part = index.add(index.mul(self.part, N), self.n)
@@ -558,7 +565,7 @@ class _Builder:
             states.insert(0, load(self.top, self.own))
         memo = self._axes(None)
         if facts.column is not None:
-            column = index.flatten(self._in_panel(), [0, wgmma.PANEL][-len(self.wide):])
+            column = index.flatten(in_panel(self.wide, self.c), [0, wgmma.PANEL][-len(self.wide):])
             memo[facts.column] = index.as_node(column)
         if facts.row is not None:
             memo[facts.row] = index.as_node(self.row)

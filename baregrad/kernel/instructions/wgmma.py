@@ -27,7 +27,7 @@ from baregrad.ir.core.node import Node, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import Facts
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
-from baregrad.kernel.facts.stream_facts import StreamFacts
+from baregrad.kernel.facts.stream_facts import StreamFacts, array_read
 from baregrad.kernel.instructions import mma_sync
 from baregrad.kernel.instructions.instruction import Instruction, kept_factors
 from baregrad.kernel.instructions.mma_sync import FIRST_ID, TILE, N
@@ -88,6 +88,24 @@ def suits_stream(facts: StreamFacts, keys: int) -> bool:
     by_rows = all(facts.row in condition.ranges for condition in facts.hidden)
     even = not any(width % PANEL for width in facts.widths) and keys % depth_of(dtypes.float16) == 0
     return facts.row is not None and facts.over is None and by_rows and even
+
+
+def goes_ahead(facts: StreamFacts) -> bool:
+    """Whether scores of a stream may be made one tile ahead of what their powers are summed for.
+
+    It is one sum, of powers as they are, of values that are not the keys themselves.
+    """
+    plain = facts.states > 0 and facts.weights == (facts.near,) and len(facts.values) == 1
+    if not plain or len(facts.products) != 1:
+        return False
+    key, value = facts.products[0].right, facts.values[0]
+    return _array(key) is not _array(value)
+
+
+def _array(read: Node) -> Node | None:
+    """What is read."""
+    found = array_read(read)
+    return None if found is None else found.src[0]
 
 
 def has_groups(target: GpuTarget, dtype: DType) -> bool:

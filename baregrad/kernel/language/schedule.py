@@ -305,15 +305,17 @@ class StreamTiles:
 
     A block has `warps` warps, each with `tiles` tiles of 16 rows; keys pass it `keys` at a time.
     With the instruction `wgmma` it has groups of four warps in their place, and tiles of 64 rows.
+    Scores are made `ahead` tiles of keys before their powers are multiplied: 0 or 1.
     """
 
     warps: int
     tiles: int
     keys: int
     instruction: str = "mma"
+    ahead: int = 0
 
     def __str__(self) -> str:
-        how = _changed(self, "instruction")
+        how = _changed(self, "instruction", "ahead")
         return _spelled("stream_tiles", (self.warps, self.tiles, self.keys), how)
 
 
@@ -448,12 +450,15 @@ def tensorize(*axes: str, instruction: str) -> Tensorize:
     return _checked(Tensorize(axes, instruction))
 
 
-def stream_tiles(warps: int, tiles: int, keys: int, instruction: str = "mma") -> StreamTiles:
+def stream_tiles(
+    warps: int, tiles: int, keys: int, instruction: str = "mma", ahead: int = 0
+) -> StreamTiles:
     """Tiles of keys pass a block's rows: `warps` warps of `tiles` times 16 rows each.
 
-    Or, with the instruction `wgmma`, groups of four warps of `tiles` times 64 rows.
+    Or, with the instruction `wgmma`, groups of four warps of `tiles` times 64 rows. ahead: by how
+    many tiles scores are made early.
     """
-    return _checked(StreamTiles(warps, tiles, keys, instruction))
+    return _checked(StreamTiles(warps, tiles, keys, instruction, ahead))
 
 
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType({

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.ir.core.op import mask_of
@@ -22,8 +24,9 @@ WIDEST_OF_TWO = 128
 MOST_HELD, MOST_OF_GRADIENTS = 160, 192
 # Keys that pass at a time, and the bytes apart from which rows lie in shared memory.
 KEYS = (64, 32, 16)
-# Groups of warps: how many a block has, their keys, and the registers that a thread may hold.
-GROUPS, KEYS_OF_GROUPS, MOST_OF_GROUPS = 2, (128, 64, 32), 160
+# Groups of warps: how many a block has, their keys, and the registers that a thread may hold, also
+# where scores are made ahead.
+GROUPS, KEYS_OF_GROUPS, MOST_OF_GROUPS, MOST_AHEAD = 2, (128, 64, 32), 160, 224
 APART = 16
 SLOTS = 2
 
@@ -70,12 +73,16 @@ def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamT
     is_gradient = len(facts.products) > 1 and held > 0
     most = MOST_OF_GRADIENTS if is_gradient else MOST_OF_GROUPS
     groups = min(GROUPS, rows // wgmma.M)
-    return [
+    found = [
         StreamTiles(groups, 1, keys, wgmma.INSTRUCTION) for keys in KEYS_OF_GROUPS
         if wgmma.suits_stream(facts, keys)
-        and (held + keys * len(facts.products)) // 2 <= most
         and _shared_nbytes(facts, groups * wgmma.M, keys) <= target.shared_bytes_per_block
     ]
+    # Powers have registers of their own then, and so do those that are multiplied.
+    ahead = [replace(one, ahead=1) for one in found
+             if wgmma.goes_ahead(facts) and held // 2 + one.keys + one.keys // 4 <= MOST_AHEAD]
+    plain = [one for one in found if (held + one.keys * len(facts.products)) // 2 <= most]
+    return sorted(ahead + plain, key=lambda one: (-one.keys, -one.ahead))
 
 
 def _shared_nbytes(facts: StreamFacts, rows: int, keys: int) -> int:

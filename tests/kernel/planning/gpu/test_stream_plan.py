@@ -67,12 +67,12 @@ def test_groups_of_warps_have_streams_of_many_rows() -> None:
     for rows, width in ((64, 64), (4096, 64), (4096, 128), (4096, 256), (4096, 80), (48, 64)):
         (step,) = choose(attended(rows, 512, width, causal=True), HOPPER).schedule.steps
         assert isinstance(step, StreamTiles)
-        found[rows, width] = step.warps, step.instruction
-    groups = {(64, 64): (1, "wgmma")}
-    groups |= {(4096, width): (2, "wgmma") for width in (64, 128, 256)}
+        found[rows, width] = step.warps, step.instruction, step.ahead
+    groups = {(64, 64): (1, "wgmma", 1)}
+    groups |= {(4096, width): (2, "wgmma", 1) for width in (64, 128, 256)}
     assert {size: found.pop(size) for size in groups} == groups
     # Few rows, and rows that are no panels.
-    assert {instruction for _, instruction in found.values()} == {"mma"}
+    assert {one[1:] for one in found.values()} == {("mma", 0)}
     other = gpu_row("sm_80")
     (step,) = choose(attended(4096, 512, 64), other).schedule.steps
     assert isinstance(step, StreamTiles) and step.instruction == "mma"

@@ -1,0 +1,80 @@
+"""A stream whose scores are made one tile of keys ahead of the sums that their powers are for.
+
+While threads raise the powers of a tile, the matrix unit is busy with the sums for the one before:
+
+    scores 0 | powers 0 |
+             |  scores 1 | sums 0 ........ |
+                         |  powers 1       |
+                                           | scores 2 | sums 1 ........ |
+                                                      |  powers 2       |
+
+So powers have registers of their own, and a tile's values are copied a tile after its keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core import index
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node, extent_of, make_node
+from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
+from baregrad.ir.protocol.attributes import Done
+from baregrad.kernel.gpu.barriers import sequence
+
+Copies = Callable[[Dim], Sequence[Node]]
+
+
+class StreamParts(NamedTuple):
+    """Statements for a tile of keys, which is that of an axis, and what copies one.
+
+    scores: begins their product. powers: makes them of the scores. scaled: scales what is summed as
+    they need it. sums: begins the product of powers and values.
+    """
+
+    scores: Sequence[Node]
+    powers: Sequence[Node]
+    scaled: Sequence[Node]
+    sums: Sequence[Node]
+    keys: Copies
+    values: Copies
+
+
+def done(engine: str, keep: int = 0) -> Node:
+    """All but some groups of copies or of products are waited for."""
+    return make_node(Ops.DONE, dtypes.token, (), Done(engine, keep))
+
+
+def commit() -> Node:
+    """The copies so far are a group."""
+    return make_node(Ops.COMMIT, dtypes.token)
+
+
+def one_ahead(tile: Node, number: Node, parts: StreamParts) -> list[Node]:
+    """The statements of a block, behind the copies of its rows, for all tiles of keys.
+
+    tile: the axis of tiles, of which there is one at least. number: an axis of one tile less.
+    """
+    later = index.add(number, 1)
+    loop = [
+        done("copy"),
+        *_at(parts.scores, tile, later), *_at(parts.sums, tile, number),
+        *parts.keys(index.add(number, 2)), *parts.values(later), commit(),
+        done("mma", 1), *_at(parts.powers, tile, later),
+        done("mma"), *parts.scaled,
+    ]  # fmt: skip
+    last = index.sub(extent_of(tile), 1)
+    return [
+        *parts.keys(0), commit(), *parts.values(0), *parts.keys(1), commit(),
+        done("copy", 1), *_at(parts.scores, tile, 0), done("mma"), *_at(parts.powers, tile, 0),
+        make_node(Ops.LOOP, dtypes.token, (number, sequence(loop))),
+        done("copy"), *_at(parts.sums, tile, last), done("mma"),
+    ]  # fmt: skip
+
+
+def _at(statements: Sequence[Node], axis: Node, place: Dim) -> list[Node]:
+    """Statements for the tile at a place."""
+    return [substitute(one, {axis: index.as_node(place)}) for one in statements]
