@@ -26,7 +26,7 @@ SHARE = (3, 4)
 THREADS = 2048
 
 
-class Places(NamedTuple):
+class BlockPlaces(NamedTuple):
     """Integers `stride` times the number of the block on from `low` to `high`, at most."""
 
     stride: int
@@ -34,11 +34,11 @@ class Places(NamedTuple):
     high: int
 
 
-class Run(NamedTuple):
+class BlockRun(NamedTuple):
     """Elements of an array that a block reads: those that are its own, and no others."""
 
     buffer: Node
-    places: Places
+    places: BlockPlaces
 
     @property
     def nbytes(self) -> int:
@@ -74,10 +74,10 @@ def fetch_ahead(f: PtxText) -> None:
         f.emit("cp.async.bulk.prefetch.L2.global", f"[{start}]", str(nbytes), guard=inside)
 
 
-def runs_of(program: Node, threads: int) -> Iterator[Run]:
+def runs_of(program: Node, threads: int) -> Iterator[BlockRun]:
     """The runs of packed numbers that each block of a PROGRAM reads for itself alone."""
-    known: dict[Node, Places | None] = {}
-    found: dict[Node, Places | None] = {}
+    known: dict[Node, BlockPlaces | None] = {}
+    found: dict[Node, BlockPlaces | None] = {}
     for node in program.src:
         known[node] = _places(node, known, threads)
         if node.op is not Ops.VLOAD or node.src[0].op is not Ops.PARAM:
@@ -89,9 +89,9 @@ def runs_of(program: Node, threads: int) -> Iterator[Run]:
             continue
         access = node.arg
         low, high = at.low + access.at, at.high + access.at + access.stride * (access.width - 1)
-        one = Places(at.stride, low, high)
+        one = BlockPlaces(at.stride, low, high)
         before = found.setdefault(buffer, one)
-        found[buffer] = None if before is None or before.stride != one.stride else Places(
+        found[buffer] = None if before is None or before.stride != one.stride else BlockPlaces(
             one.stride, min(before.low, one.low), max(before.high, one.high)
         )  # fmt: skip
     for buffer, places in found.items():
@@ -100,21 +100,21 @@ def runs_of(program: Node, threads: int) -> Iterator[Run]:
         if 0 <= places.low <= places.high and places.stride > 0:
             # What lies further is the next block's: conditions keep this one from it, or it shares.
             end = places.low + places.stride
-            yield Run(buffer, places._replace(high=min(places.high, end - 1)))
+            yield BlockRun(buffer, places._replace(high=min(places.high, end - 1)))
 
 
-def _of(node: Node, known: dict[Node, Places | None], threads: int) -> Places | None:
+def _of(node: Node, known: dict[Node, BlockPlaces | None], threads: int) -> BlockPlaces | None:
     return known[node] if node in known else _places(node, known, threads)
 
 
-def _places(node: Node, known: dict[Node, Places | None], threads: int) -> Places | None:
+def _places(node: Node, known: dict[Node, BlockPlaces | None], threads: int) -> BlockPlaces | None:
     """What an integer of a PROGRAM may be; None where nothing simple is known."""
     if node.op is Ops.CONST and isinstance(node.arg, int):
-        return Places(0, node.arg, node.arg)
+        return BlockPlaces(0, node.arg, node.arg)
     if node.op is Ops.VAR:
         if node.arg.name == BLOCK:
-            return Places(1, 0, 0)
-        return Places(0, 0, threads - 1) if node.arg.name == THREAD else None
+            return BlockPlaces(1, 0, 0)
+        return BlockPlaces(0, 0, threads - 1) if node.arg.name == THREAD else None
     if node.op not in (Ops.BEGIN, Ops.ADD, Ops.MUL, Ops.AND, Ops.SHR, Ops.CAST):
         return None
     if node.dtype.kind not in ("int", "uint", "index"):
@@ -127,15 +127,15 @@ def _places(node: Node, known: dict[Node, Places | None], threads: int) -> Place
         return x
     y = others[0]
     if node.op is Ops.ADD:
-        return Places(x.stride + y.stride, x.low + y.low, x.high + y.high)
+        return BlockPlaces(x.stride + y.stride, x.low + y.low, x.high + y.high)
     if node.op is Ops.BEGIN:
-        return None if x.stride or y.stride else Places(0, x.low, max(y.high - 1, x.low))
+        return None if x.stride or y.stride else BlockPlaces(0, x.low, max(y.high - 1, x.low))
     if y.stride or y.low != y.high or y.low < 0 or x.low < 0:
         return None
     if node.op is Ops.MUL:
-        return Places(*[y.low * each for each in x])
+        return BlockPlaces(*[y.low * each for each in x])
     if x.stride:
         return None
     if node.op is Ops.SHR:
-        return Places(0, x.low >> y.low, x.high >> y.low)
-    return Places(0, 0, min(x.high, y.low))
+        return BlockPlaces(0, x.low >> y.low, x.high >> y.low)
+    return BlockPlaces(0, 0, min(x.high, y.low))
