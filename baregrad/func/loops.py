@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cached_property
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes
+from baregrad.engine.again import run_again
 from baregrad.engine.canonical import bind
-from baregrad.engine.session import current_session
+from baregrad.engine.session import Run, Session, current_session
 from baregrad.func.regions import (
     ProgramRegion,
     are_there,
@@ -116,22 +118,33 @@ class Loop:
         """Run every step over arrays."""
         device, session = self.region.device, current_session()
         first, last = self.carried, self.carried + self.read
-        carry, read, shared = list(held[:first]), held[first:last], held[last:]
+        carry, fixed = list(held[:first]), list(held[first:])
         stacks = self._stacks(held)
         place = variable("step", 0, max(self.length - 1, 0))
+        # The second step is the first whose carried values are this loop's own, as all later ones'.
+        runs: list[Run] = []
+        places: list[int] = []
         for number, step in enumerate(self.order):
-            at = bind(place, step)
-            found = self.region.over([*carry, *[_row(x, at) for x in read], *shared])
-            rows = zip(stacks, found[first:], strict=True)
-            roots = [*found[:first], *[_with_row(stack, at, row) for stack, row in rows]]
-            # Nobody else knows of the stacks, and of what this loop made and carries on.
-            given = {i: stack.arg.handle for i, stack in enumerate(stacks, first)}
-            if number:
-                given |= {
-                    i: one.arg.handle for i, one in enumerate(carry) if _is_computed(roots[i], one)
-                }
-            refs = session.realize(roots, device, given, list(given))
-            made = [buffer_node(ref, root.dtype) for ref, root in zip(refs, roots, strict=True)]
+            at, arrays = bind(place, step), [*carry, *fixed, *stacks]
+            if runs:
+                sources = [arrays[i].arg for i in places]
+                refs = run_again(session, runs[0], sources, {"step": step})
+            else:
+                rows = [_row(x, at) for x in held[first:last]]
+                found = self.region.over([*carry, *rows, *held[last:]])
+                pairs = zip(stacks, found[first:], strict=True)
+                roots = [*found[:first], *[_with_row(stack, at, row) for stack, row in pairs]]
+                # Nobody else knows of the stacks, and of what this loop made and carries on.
+                given = {i: stack.arg.handle for i, stack in enumerate(stacks, first)}
+                if number:
+                    given |= {i: one.arg.handle for i, one in enumerate(carry)
+                              if _is_computed(roots[i], one)}
+                with _noted(session, runs if number else []):
+                    refs = session.realize(roots, device, given, list(given))
+                if runs:
+                    places = _places(runs, arrays, roots[:first])
+            made = [buffer_node(ref, one.dtype)
+                    for ref, one in zip(refs, self.region.roots, strict=True)]
             carry, stacks = made[:first], made[first:]
         return carry, stacks
 
@@ -209,6 +222,32 @@ def _with_row(stack: Node, at: Node, row: Node) -> Node:
     slices = nodes.whole(stack.shape)
     slices[0] = Slice(at, index.as_dim(index.add(at, 1)))
     return views.write(stack, ((Ops.SHRINK, tuple(slices)),), nodes.unsqueeze(row, 0))
+
+
+@contextmanager
+def _noted(session: Session, runs: list[Run]) -> Iterator[None]:
+    """Note the runs inside the block."""
+    session.watching.observers.append(runs.append)
+    try:
+        yield
+    finally:
+        session.watching.observers.remove(runs.append)
+
+
+def _places(runs: list[Run], arrays: Sequence[Node], carried: Sequence[Node]) -> list[int]:
+    """Which array each input of a run is; the run is forgotten where later ones may differ.
+
+    That is where two arrays are one, or where a value that is carried on is passed on as it is.
+    """
+    handles = [id(array.arg.handle) for array in arrays]
+    inputs = [id(ref.handle) for ref in runs[0].program.inputs]
+    alike = len(set(handles)) == len(handles) and len(set(carried)) == len(carried)
+    if len(runs) > 1 or not alike or not set(inputs) <= set(handles) or not all(
+        root.op.bit & _COMPUTED for root in carried
+    ):
+        runs.clear()
+        return []
+    return [handles.index(one) for one in inputs]
 
 
 def _is_computed(root: Node, old: Node) -> bool:

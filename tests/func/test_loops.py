@@ -124,6 +124,43 @@ def test_steps_are_one_program() -> None:
     assert counts[0] == counts[1]
 
 
+@pytest.mark.parametrize("change", [lambda f: f, jit])
+def test_values_that_are_passed_on_as_they_are(change: Any) -> None:
+    """No step may write where a later one, the caller or a result still reads."""
+
+    @change  # type: ignore[untyped-decorator]
+    def fibonacci(a: Tensor, b: Tensor) -> Any:
+        return scan(lambda c, _: ((c[1], c[0] + c[1]), c[0]), (a, b), length=10)
+
+    @change  # type: ignore[untyped-decorator]
+    def three(one: Tensor) -> Any:
+        step = lambda c, _: ((c[1], c[2], c[0] + c[1] + c[2]), c[2])  # noqa: E731
+        return scan(step, (one, one, one), length=6)
+
+    @change  # type: ignore[untyped-decorator]
+    def swapped(a: Tensor, b: Tensor) -> Any:
+        return scan(lambda c, _: ((c[1], c[0]), c[0]), (a, b), length=5)
+
+    @change  # type: ignore[untyped-decorator]
+    def added(x: Tensor) -> Any:
+        return scan(lambda c, _: (c + x, x), x, length=4)
+
+    for _ in range(3):
+        zero, one, two = (Tensor(np.full(4, float(value))) for value in range(3))
+        (a, b), rows = fibonacci(zero, one)
+        assert (a.numpy() == 55).all() and (b.numpy() == 89).all()
+        assert rows.numpy()[:, 3].tolist() == [0, 1, 1, 2, 3, 5, 8, 13, 21, 34]
+        ends, rows = three(one)
+        assert [x.numpy()[1] for x in ends] == [17, 31, 57]
+        assert rows.numpy()[:, 0].tolist() == [1, 3, 5, 9, 17, 31]
+        ends, rows = swapped(one, two)
+        assert [x.numpy()[0] for x in ends] == [2, 1]
+        assert rows.numpy()[:, 0].tolist() == [1, 2, 1, 2, 1]
+        end, rows = added(two)
+        assert (end.numpy() == 10).all() and (rows.numpy() == 2).all()
+        assert [x.numpy()[2] for x in (zero, one, two)] == [0, 1, 2]
+
+
 def test_counters_empty_loops_and_lengths() -> None:
     end, rows = scan(lambda c, _: (c + 1, c), Tensor(3), length=4)
     assert end.item() == 7 and rows.numpy().tolist() == [3, 4, 5, 6]
