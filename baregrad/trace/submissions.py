@@ -13,6 +13,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.abi.vendor import VendorTables
@@ -23,9 +24,34 @@ from baregrad.trace.pushes import PushDecoder, PushedWork
 
 _MOST_WORDS = 1 << 21
 _OS_DESCRIPTOR = 0x71
+# So many bytes are copied before they are unmapped; of more, what waits is decoded.
+_MOST_KEPT = 1 << 22
 # How often rings are looked at.
 PERIOD_S = 0.002
 Handle = tuple[int, int]
+
+
+@dataclass(eq=False)
+class _Piece:
+    """Memory that a process has mapped: where it lies in its memory object, and here.
+
+    `kept` is what it held when it was unmapped, for pieces of rings that are not decoded yet.
+    """
+
+    offset: int
+    address: int
+    nbytes: int
+    kept: bytes | None = None
+
+
+@dataclass(eq=False)
+class _There:
+    """A stretch of the GPU's addresses: the memory below it, and where in that it begins."""
+
+    base: int
+    nbytes: int
+    memory: Handle
+    offset: int
 
 
 @dataclass
@@ -52,12 +78,12 @@ class _Space:
 
     read: Read
     prepared: dict[int, tuple[Handle, int]] = field(default_factory=dict)
-    # By memory: (offset in it, address here, bytes); by the GPU's address: (first, bytes, memory,
-    # offset in it).
-    here: dict[Handle, list[tuple[int, int, int]]] = field(default_factory=dict)
-    there: list[tuple[int, int, Handle, int]] = field(default_factory=list)
+    here: dict[Handle, list[_Piece]] = field(default_factory=dict)
+    there: list[_There] = field(default_factory=list)
     rings: dict[Handle, _Ring] = field(default_factory=dict)
     doorbells: set[Handle] = field(default_factory=set)
+    # The process that it was forked from, whose rings it has as well.
+    parent: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,19 +107,39 @@ class SubmissionReader:
     unreadable: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
     methods: int = 0
-    waiting: deque[tuple[float, int, _Ring, bytes]] = field(default_factory=deque)
+    # Pieces of rings, and between them what is to be forgotten once those before are decoded.
+    waiting: deque[tuple[float, int, _Ring, bytes] | Callable[[], None]] = field(
+        default_factory=deque
+    )
     _last: float = 0.0
 
-    def process(self, pid: int, read: Read) -> None:
-        """Take note of a process and how its memory is read."""
-        self.spaces[pid] = _Space(read)
+    def process(self, pid: int, read: Read, parent: int = 0) -> None:
+        """Take note of a process, how its memory is read, and whose mappings a fork gave it."""
+        self.spaces[pid] = _Space(read, parent=parent)
 
     def gone(self, pid: int) -> None:
-        """Read what is left, and forget a process; its memory is no more, so decoding can wait."""
+        """Read what is left, and forget a process; its memory is no more, so decoding can wait.
+
+        A fork of it that is still there has its rings from now on: until then both share them.
+        """
         self.look(pid)
         space = self.spaces.pop(pid, None)
-        for ring in space.rings.values() if space is not None else ():
-            self._ended(ring)
+        if space is None:
+            return
+        heir = next((one for one in self.spaces.values() if one.parent == pid), None)
+        if heir is None:
+            for ring in space.rings.values():
+                self._ended(ring)
+            return
+        for one in self.spaces.values():
+            one.parent = space.parent if one.parent == pid else one.parent
+        for handle, rows in space.here.items():
+            heir.here.setdefault(handle, []).extend(rows)
+        heir.there = [*space.there, *heir.there]
+        heir.doorbells |= space.doorbells
+        for handle, ring in space.rings.items():
+            heir.rings.setdefault(handle, ring)
+            ring.decoder.read = partial(self._gpu, heir)
 
     def is_doorbell(self, raw: RawCall) -> bool:
         """Whether a mapping that was not learnt of yet shows a doorbell."""
@@ -111,7 +157,8 @@ class SubmissionReader:
             memory = space.prepared.pop(raw.fd, None)
             if memory is not None:
                 handle, offset = memory
-                space.here.setdefault(handle, []).append((offset, raw.value, raw.arguments[1]))
+                piece = _Piece(offset, raw.value, raw.arguments[1])
+                space.here.setdefault(handle, []).append(piece)
         elif raw.call == "munmap":
             self._unmapped(space, raw)
         elif raw.call == "ioctl" and raw.blocks:
@@ -119,8 +166,27 @@ class SubmissionReader:
 
     def _unmapped(self, space: _Space, raw: RawCall) -> None:
         begin, end = raw.arguments[0], raw.arguments[0] + raw.arguments[1]
-        for handle, rows in space.here.items():
-            space.here[handle] = [row for row in rows if not begin <= row[1] < end]
+        gone = [piece for rows in space.here.values() for piece in rows
+                if begin <= piece.address < end]  # fmt: skip
+        if gone:
+            self._later(partial(self._forget, space, gone, []))
+
+    def _later(self, forget: Callable[[], None]) -> None:
+        """Forget something once what was read before is decoded."""
+        if self.waiting:
+            self.waiting.append(forget)
+        else:
+            forget()
+
+    @staticmethod
+    def _forget(space: _Space, pieces: list[_Piece], there: list[_There]) -> None:
+        for handle, rows in list(space.here.items()):
+            left = [one for one in rows if one not in pieces]
+            if left:
+                space.here[handle] = left
+            else:
+                del space.here[handle]
+        space.there = [one for one in space.there if one not in there]
 
     def _ioctl(self, space: _Space, call: DriverCall) -> None:
         blocks = [one for one in call.raw.blocks if one.struct != "nv_ioctl_xfer_t"]
@@ -134,14 +200,14 @@ class SubmissionReader:
         if call.verb == "NV_ESC_RM_MAP_MEMORY":
             space.prepared[of("fd")] = ((client, of("params.hMemory")), of("params.offset"))
         elif call.verb == "NV_ESC_RM_ALLOC_MEMORY" and of("params.hClass") == _OS_DESCRIPTOR:
-            row = (0, of("params.pMemory"), of("params.limit") + 1)
+            row = _Piece(0, of("params.pMemory"), of("params.limit") + 1)
             space.here.setdefault((client, handle), []).append(row)
         elif call.verb == "UVM_MAP_EXTERNAL_ALLOCATION":
             memory = (of("hClient"), of("hMemory"))
-            space.there.append((of("base"), of("length"), memory, of("offset")))
+            space.there.append(_There(of("base"), of("length"), memory, of("offset")))
         elif call.verb == "NV_ESC_RM_MAP_MEMORY_DMA":
             memory = (client, of("hMemory"))
-            space.there.append((of("dmaOffset"), of("length"), memory, of("offset")))
+            space.there.append(_There(of("dmaOffset"), of("length"), memory, of("offset")))
         elif call.verb == "NV_ESC_RM_FREE":
             self._freed(space, (client, handle))
         elif call.verb == "NV_ESC_RM_ALLOC" and "_USERMODE_" in call.subject:
@@ -150,8 +216,10 @@ class SubmissionReader:
             self._channel(space, call, client, handle)
 
     def _freed(self, space: _Space, handle: Handle) -> None:
-        space.here.pop(handle, None)
-        space.there = [row for row in space.there if row[2] != handle]
+        pieces = list(space.here.get(handle, ()))
+        there = [one for one in space.there if one.memory == handle]
+        if pieces or there:
+            self._later(partial(self._forget, space, pieces, there))
         ring = space.rings.pop(handle, None)
         if ring is not None:
             self._ended(ring)
@@ -166,7 +234,7 @@ class SubmissionReader:
                  }  # fmt: skip
         if not 0 < found["gpFifoEntries"] <= 1 << 20:
             return
-        decoder = PushDecoder(self.tables, lambda at, nbytes: self._gpu(space, at, nbytes))
+        decoder = PushDecoder(self.tables, partial(self._gpu, space))
         space.rings[client, handle] = _Ring(
             client, handle, found["gpFifoOffset"], found["gpFifoEntries"],
             (client, found["hUserdMemory"]), found["userdOffset"], decoder,
@@ -174,17 +242,22 @@ class SubmissionReader:
 
     def _gpu(self, space: _Space, address: int, nbytes: int) -> bytes:
         """Read an address of the GPU: by its mapping, or where both sides have the same one."""
-        for base, length, memory, offset in reversed(space.there):
-            if base <= address < base + length:
-                found = self._memory(space, memory, address - base + offset, nbytes)
+        for one in reversed(space.there):
+            if one.base <= address < one.base + one.nbytes:
+                found = self._memory(space, one.memory, address - one.base + one.offset, nbytes)
                 if found:
                     return found
         return space.read(address, nbytes)
 
     def _memory(self, space: _Space, memory: Handle, offset: int, nbytes: int) -> bytes:
-        for first, address, length in space.here.get(memory, ()):
-            if first <= offset < first + length:
-                return space.read(address + offset - first, min(nbytes, first + length - offset))
+        # What was mapped last is what is there, where both are.
+        for piece in reversed(space.here.get(memory, ())):
+            first = offset - piece.offset
+            if 0 <= first < piece.nbytes:
+                count = min(nbytes, piece.nbytes - first)
+                if piece.kept is not None:
+                    return piece.kept[first : first + count]
+                return space.read(piece.address + first, count)
         return b""
 
     def _ended(self, ring: _Ring) -> None:
@@ -244,6 +317,23 @@ class SubmissionReader:
         ring.waiting += 1
         self.waiting.append((self.clock(), pid, ring, words))
 
+    def before_taking(self, pid: int, begin: int = 0, end: int = 0) -> None:
+        """Read the rings before a call takes memory away: which it unmaps, or which it frees.
+
+        Little memory is kept as it is, so that the program need not stand still until all is
+        decoded; where it is much, all is decoded now.
+        """
+        self.look(pid)
+        space = self.spaces.get(pid)
+        if space is None or not self.waiting:
+            return
+        pieces = [piece for rows in space.here.values() for piece in rows
+                  if begin <= piece.address < end]  # fmt: skip
+        if sum(piece.nbytes for piece in pieces) > _MOST_KEPT:
+            self.read_all(pid)
+        for piece in pieces if self.waiting else ():
+            piece.kept = space.read(piece.address, piece.nbytes)
+
     def read_all(self, pid: int | None = None) -> None:
         """Read the rings and decode all of it now, while the memory that it names is there."""
         self.look(pid)
@@ -254,7 +344,11 @@ class SubmissionReader:
         """Decode one segment that was read; return whether there was one."""
         if not self.waiting:
             return False
-        seen, pid, ring, words = self.waiting.popleft()
+        first = self.waiting.popleft()
+        if callable(first):
+            first()
+            return True
+        seen, pid, ring, words = first
         for work in ring.decoder.feed(words):
             self.sink(Submission(seen, pid, ring.handle, work))
         ring.waiting -= 1

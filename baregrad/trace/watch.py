@@ -75,7 +75,8 @@ class DriverWatch:
                 self.trap.inherit(process.pid, parent.pid)
         self._processes[process.pid] = seen
         if self.rings is not None:
-            self.rings.process(process.pid, process.memory.read)
+            self._learn()
+            self.rings.process(process.pid, process.memory.read, parent.pid if parent else 0)
 
     def became(self, process: TracedProcess) -> None:
         """Forget what an exec undoes."""
@@ -166,7 +167,8 @@ class DriverWatch:
         )  # fmt: skip
         if takes_away and self.rings is not None:
             self._learn()
-            self.rings.read_all(pid)
+            begin, nbytes = arguments[:2] if name == "munmap" else (0, 0)
+            self.rings.before_taking(pid, begin, begin + nbytes)
         now = time.monotonic() - self._began
         raw = RawCall(now, 0.0, pid, thread.tid, name, node, fd, arguments)
         if name == "ioctl":

@@ -31,9 +31,19 @@ def tables() -> VendorTables:
 
 
 class WatchedPort(ObservingPort):
-    """Tells a reader of rings of each call, as the tracer does; mappings among them."""
+    """Tells a reader of rings of each call, as the tracer does; mappings among them.
+
+    Before each call the rings are read; what they hold is decoded then, or when it is asked for.
+    """
 
     reader: SubmissionReader
+    decodes: bool = True
+
+    def _look(self, begin: int = 0, end: int = 0) -> None:
+        if self.decodes:
+            self.reader.read_all()
+        else:
+            self.reader.before_taking(1, begin, end)
 
     def _tell(self) -> None:
         self.reader.learn(decode(self.tables, self.calls[-1]))
@@ -44,7 +54,7 @@ class WatchedPort(ObservingPort):
         return fd
 
     def ioctl(self, fd: int, *rest: object) -> None:
-        self.reader.read_all()
+        self._look()
         super().ioctl(fd, *rest)  # type: ignore[arg-type]
         self._tell()
 
@@ -56,18 +66,19 @@ class WatchedPort(ObservingPort):
         return address
 
     def unmap(self, address: int, nbytes: int) -> None:
-        self.reader.read_all()
+        self._look(address, address + nbytes)
         self.calls.append(RawCall(0.0, 0.0, 1, 1, "munmap", "memory", -1, (address, nbytes)))
         self._tell()
         self.port.unmap(address, nbytes)
 
 
-def test_launches_copies_and_semaphores_are_found(tables: VendorTables) -> None:
+@pytest.mark.parametrize("decodes", [True, False])
+def test_launches_copies_and_semaphores_are_found(tables: VendorTables, decodes: bool) -> None:
     found: list[Submission] = []
     reader = SubmissionReader(tables, found.append)
     reader.process(1, own_memory)
     port = WatchedPort(VirtualPort(lag=False), tables)
-    port.reader = reader
+    port.reader, port.decodes = reader, decodes
     with Client(port) as client, Gpu(client) as gpu:
         group = ChannelGroup(gpu)
         compute, copies = Channel(group), Channel(group, copies=True)
@@ -81,7 +92,9 @@ def test_launches_copies_and_semaphores_are_found(tables: VendorTables) -> None:
         done = kernel.launch(compute, (3, 2, 1), (COUNT, 1, 1), (host, device, 2.5))
         compute.wait(done, timeout_s=5)
         source, target = host.gpu_va, device.gpu_va
+    assert bool(reader.waiting) is not decodes
     reader.gone(1)
+    reader.read_all()
     works = [one.work for one in found]
     copied = [one for one in works if one.kind == "copy" and one.value("source") == source]
     assert [(one.value("target"), one.value("nbytes")) for one in copied] == [(target, 4 * COUNT)]
@@ -97,6 +110,35 @@ def test_launches_copies_and_semaphores_are_found(tables: VendorTables) -> None:
     }  # fmt: skip
     assert not reader.unknown and not reader.unreadable
     assert reader.methods > 20
+
+
+def test_a_fork_goes_on_with_the_rings_of_a_process_that_ended(tables: VendorTables) -> None:
+    found: list[Submission] = []
+    reader = SubmissionReader(tables, found.append)
+    reader.process(1, own_memory)
+    port = WatchedPort(VirtualPort(lag=False), tables)
+    port.reader = reader
+    with Client(port) as client, Gpu(client) as gpu:
+        group = ChannelGroup(gpu)
+        _, copies = Channel(group), Channel(group, copies=True)
+        group.schedule()
+        host, device = gpu.memory.pinned(4 * COUNT), gpu.memory.device(4 * COUNT)
+
+        def copy(nbytes: int) -> None:
+            push = PushBuffer()
+            push.copy(device.gpu_va, host.gpu_va, nbytes)
+            copies.wait(copies.submit(push), timeout_s=5)
+
+        reader.process(2, own_memory, parent=1)
+        copy(4)
+        reader.read_all()
+        reader.gone(1)
+        copy(8)
+        reader.read_all()
+        reader.gone(2)
+    copied = [(one.pid, one.work.value("nbytes")) for one in found if one.work.kind == "copy"]
+    assert copied == [(1, 4), (2, 8)]
+    assert not reader.spaces and not reader.unreadable
 
 
 def test_data_may_go_on_in_the_next_segment(tables: VendorTables) -> None:
