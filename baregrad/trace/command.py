@@ -12,7 +12,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
@@ -47,6 +47,7 @@ class TraceSession:
     tree: report.ObjectTree = field(default_factory=report.ObjectTree)
     calls: list[DriverCall] = field(default_factory=list)
     work: Counter[str] = field(default_factory=Counter)
+    found: list[Submission] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -74,10 +75,13 @@ class TraceSession:
         work = found.work
         self.work[work.kind] += 1
         kind = work.kind if work.kind in report.CATEGORIES else "channel"
-        quiet = self.chosen.c or self.chosen.tree or self.chosen.allowlist
-        if quiet or (self.chosen.e and kind not in self.chosen.e):
+        if self.chosen.e and kind not in self.chosen.e:
             return
         seconds = found.time - self.began
+        if self.chosen.perfetto:
+            self.found.append(replace(found, time=seconds))
+        if self.chosen.c or self.chosen.tree or self.chosen.allowlist:
+            return
         if self.chosen.json:
             row = {"work": work.kind, "text": work.text, "time": seconds, "pid": found.pid,
                    "channel": found.channel, **dict(work.values)}  # fmt: skip
@@ -114,7 +118,8 @@ class TraceSession:
             print(json.dumps(export.allowlist(self.calls, self.tables.version), indent=2),
                   file=self.out)  # fmt: skip
         if self.chosen.perfetto:
-            Path(self.chosen.perfetto).write_text(json.dumps(export.timeline(self.calls)))
+            made = export.timeline(self.calls, self.found)
+            Path(self.chosen.perfetto).write_text(json.dumps(made))
         if not (self.chosen.json or self.chosen.allowlist):
             print("\n".join(f"# {row}" for row in self._footer().splitlines()),
                   file=self.out)  # fmt: skip

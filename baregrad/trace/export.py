@@ -10,6 +10,10 @@ from typing import Any
 
 from baregrad.base.errors import FileFormatError
 from baregrad.trace.decode import DriverCall
+from baregrad.trace.submissions import Submission
+
+# Numbers of lanes that are no threads of the system, beyond those that it gives.
+_RING_LANES = 1 << 24
 
 
 def as_row(call: DriverCall) -> dict[str, Any]:
@@ -48,8 +52,11 @@ def _subject_number(call: DriverCall) -> str:
     return hex(int.from_bytes(data[at : at + 4], "little"))
 
 
-def timeline(calls: Iterable[DriverCall]) -> dict[str, Any]:
-    """Return the calls in Chrome's trace format, which Perfetto reads as well; times in us."""
+def timeline(calls: Iterable[DriverCall], work: Iterable[Submission] = ()) -> dict[str, Any]:
+    """Return calls and rings' work in Chrome's trace format, which Perfetto reads as well.
+
+    Times are in us; those of work are when it was found in its ring, which has a lane of its own.
+    """
     events: list[dict[str, Any]] = [
         {
             "name": call.subject or call.verb, "cat": call.verb, "ph": "X", "pid": call.raw.pid,
@@ -58,6 +65,20 @@ def timeline(calls: Iterable[DriverCall]) -> dict[str, Any]:
                      **{one.name: str(one) for one in call.changes}},
         }
         for call in calls
+    ]  # fmt: skip
+    rings: dict[tuple[int, int], int] = {}
+    for found in work:
+        lane = rings.setdefault((found.pid, found.channel), _RING_LANES + len(rings))
+        events.append({
+            "name": found.work.kind, "cat": "ring", "ph": "X", "pid": found.pid, "tid": lane,
+            "ts": found.time * 1e6, "dur": 0,
+            "args": {"what": found.work.text,
+                     **{name: str(value) for name, value in found.work.values}},
+        })  # fmt: skip
+    events += [
+        {"ph": "M", "name": "thread_name", "pid": pid, "tid": lane,
+         "args": {"name": f"ring of channel {channel:#x}"}}
+        for (pid, channel), lane in rings.items()
     ]  # fmt: skip
     return {"traceEvents": events, "displayTimeUnit": "ns"}
 

@@ -11,6 +11,8 @@ from baregrad.runtime.nvidia.abi.vendor import SCALARS, VendorTables, load_table
 from baregrad.trace import export, report
 from baregrad.trace.calls import CallBlock, RawCall, capture, raw_call, request_of
 from baregrad.trace.decode import DriverCall, decode
+from baregrad.trace.pushes import PushedWork
+from baregrad.trace.submissions import Submission
 from tests.trace.observed import recorded_calls
 
 
@@ -95,6 +97,22 @@ def test_forms_of_output(calls: list[DriverCall]) -> None:
     without = [row for row in rows if "GET_GID_INFO" not in row["name"]]
     found_lines = list(export.compared(rows, without))
     assert any("GET_GID_INFO" in line and line.startswith("-") for line in found_lines)
+
+
+def test_a_timeline_has_a_lane_for_each_ring(calls: list[DriverCall]) -> None:
+    launch = PushedWork("launch", "launch of 3x1x1", (("grid", (3, 1)),))
+    work = [
+        Submission(at / 10, 7, channel, launch) for at, channel in ((1, 0xA), (2, 0xB), (3, 0xA))
+    ]
+    events = export.timeline(calls, work)["traceEvents"]
+    lanes = {row["tid"]: row["args"]["name"] for row in events if row["ph"] == "M"}
+    assert set(lanes.values()) == {"ring of channel 0xa", "ring of channel 0xb"}
+    found = [(lanes[row["tid"]][-3:], row["ts"], row["args"]["what"])
+             for row in events if row.get("cat") == "ring"]  # fmt: skip
+    assert [(lane, round(at)) for lane, at, _ in found] == [
+        ("0xa", 100_000), ("0xb", 200_000), ("0xa", 300_000)
+    ]
+    assert {text for *_, text in found} == {"launch of 3x1x1"}
 
 
 def test_counts(calls: list[DriverCall]) -> None:
