@@ -14,7 +14,7 @@ from baregrad.graph.packed_windows import PACKED_WINDOWS
 from baregrad.graph.partials import PARTIALS
 from baregrad.graph.partials_gpu import PARTIALS_ON_GPU
 from baregrad.graph.reductions import REDUCTIONS
-from baregrad.graph.scans import SCANS
+from baregrad.graph.scans import SCANS, SCANS_ON_GPU
 from baregrad.graph.scatter_rows import SCATTER_ROWS
 from baregrad.graph.scatters import SCATTER_PARTS, SCATTERS
 from baregrad.graph.sorts import SORTS, SORTS_ON_GPU
@@ -35,13 +35,14 @@ _STEPS: tuple[Traced | Joined, ...] = (
     SCATTERS,
     FOLDS,
     Joined((SUMS, ONE_HOT, PARTIALS)),
+    SCANS,
 )
-_FIRST_OF_GPUS = (SORTS_ON_GPU, *_STEPS[1:-2], FOLDS_ON_GPU)
+_FIRST_OF_GPUS = (SORTS_ON_GPU, *_STEPS[1:-3], FOLDS_ON_GPU)
 _LAST_OF_GPUS = (
     Joined((SUMS, ONE_HOT, PACKED_WINDOWS, PARTIALS_ON_GPU)),
     SCATTER_ROWS,
     SCATTER_PARTS,
-    SCANS,
+    SCANS_ON_GPU,
 )
 _STEPS_OF_GPUS = (*_FIRST_OF_GPUS, *_LAST_OF_GPUS)
 _STEPS_WITH_STREAMS = (*_FIRST_OF_GPUS, STREAMS, *_LAST_OF_GPUS)

@@ -1,14 +1,18 @@
-"""Long running folds in pieces, on GPUs: pieces are folded side by side, then given their start.
+"""Long running folds in pieces: pieces are folded side by side, then given their start.
 
 `cumsum(x)` over a million elements is a million steps of one thread. Cut into pieces it is a fold
 of each piece, a running fold of what the pieces come to, and a running fold within each piece,
 which begins where those before it ended. Along the innermost axis a piece is what the threads of a
 block fold together: so neighbours in threads are neighbours in memory. What is folded may have
 several states, as sums of powers have, each relative to the largest.
+
+A CPU runs through a fold as it is. But of very many floats the sum grows until what is added to it
+is rounded away: such sums are kept in float64 there, and sums of several states made of pieces.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from math import prod
 
 from baregrad.base.bits import round_up
@@ -28,8 +32,8 @@ from baregrad.graph.views import (
 )
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Pad, Reduce, Scan
-from baregrad.ir.core.monoid import Monoid
-from baregrad.ir.core.node import Node, alu, const, rebuild, toposort
+from baregrad.ir.core.monoid import Monoid, primitive
+from baregrad.ir.core.node import Node, alu, cast, const, rebuild, toposort
 from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Op, Ops
 
 # A running fold of fewer steps is left to one thread, but along the innermost axis.
@@ -39,13 +43,17 @@ PIECE = 64
 BLOCK_PIECE = 4096
 # Independent folds that keep a GPU busy by themselves.
 MANY = 1 << 16
+# On CPUs, sums of more floats than this are wide, or of pieces of so many, whose begins do not lie
+# in the same set of a cache.
+MOST_ADDED = 1 << 16
+CPU_PIECE = 4080
 # Operations on what is in memory that are done twice sooner than what they come to is stored.
 STEPS = 8
 
 Parts = tuple[Node, ...]
 
 
-def _pieces(node: Node) -> Parts | None:
+def _pieces(node: Node, is_for_gpu: bool) -> Parts | None:
     """The states of a running fold made of pieces, None where it is to stay whole."""
     shape = node.shape
     axis, monoid = node.arg.axis, node.arg.monoid
@@ -57,14 +65,31 @@ def _pieces(node: Node) -> Parts | None:
     is_inner = axis == len(shape) - 1
     if any(dtype.kind == "bool" for dtype in monoid.states):
         return None
-    if length <= BLOCK_PIECE if is_inner else length < LEAST:
+    if not is_for_gpu:
+        if length <= MOST_ADDED or node.dtype.kind != "float":
+            return None
+        if monoid.primitive is not None:
+            return _wide(node) if monoid is primitive(Ops.ADD, dtypes.float32) else None
+    elif length <= BLOCK_PIECE if is_inner else length < LEAST:
         return None
     is_extreme = monoid.primitive in (Ops.MAX, Ops.MIN)
     if not is_extreme and any(d.kind == "float" and d.bits < 32 for d in monoid.states):
         return None  # what pieces come to would be rounded
-    if not is_inner and prod(beside) >= MANY:
+    if is_for_gpu and not is_inner and prod(beside) >= MANY:
         return None
-    return _running(tuple([_at_hand(value) for value in node.src]), monoid, axis, is_inner)
+    piece = CPU_PIECE if not is_for_gpu else BLOCK_PIECE if is_inner else PIECE
+    values = [_at_hand(value) for value in node.src]
+    if all(constant_of(value) is not None for value in values):
+        # Kernels are laid out by what they read.
+        values[0] = stored(values[0])
+    return _running(tuple(values), monoid, axis, piece)
+
+
+def _wide(node: Node) -> Parts:
+    """A running sum that is kept in float64."""
+    wide = dtypes.float64
+    how = Scan(primitive(Ops.ADD, wide), node.arg.axis)
+    return (cast(Node(Ops.SCAN, wide, (cast(node.src[0], wide),), how), node.dtype),)
 
 
 def _at_hand(value: Node) -> Node:
@@ -83,11 +108,10 @@ def _is_cheap(node: Node) -> bool:
     return node.op in ELEMENTWISE or (node.op in MOVEMENT and node.op is not Ops.PAD)
 
 
-def _running(values: Parts, monoid: Monoid, axis: int, is_inner: bool) -> Parts:
-    """The running fold of `values` along an axis, by pieces where it is long."""
+def _running(values: Parts, monoid: Monoid, axis: int, piece: int) -> Parts:
+    """The running fold of `values` along an axis, by pieces of so many where it is long."""
     length = values[0].shape[axis]
     most = index.upper(length)
-    piece = BLOCK_PIECE if is_inner else PIECE
     if most <= piece:
         return _folded(Ops.SCAN, values, Scan(monoid, axis))
     size = round_up(most, piece)
@@ -104,7 +128,7 @@ def _running(values: Parts, monoid: Monoid, axis: int, is_inner: bool) -> Parts:
         moved = pad(cut(stored(total), axis, 0, count - 1), axis, Pad(1, 0))
         first = alu(Ops.CMPEQ, counting(moved.shape, axis), _zeros(moved.shape))
         earlier.append(alu(Ops.WHERE, first, full(nothing, moved.shape), moved))
-    before = [stored(part) for part in _running(tuple(earlier), monoid, axis, is_inner)]
+    before = [stored(part) for part in _running(tuple(earlier), monoid, axis, piece)]
     shape = parts[0].shape
     start = [expand(reshape(part, (*front, count, 1, *behind)), shape) for part in before]
     within = _folded(Ops.SCAN, parts, Scan(monoid, axis + 1))
@@ -132,7 +156,9 @@ def _zeros(shape: tuple[int, ...]) -> Node:
     return full(const(0, dtypes.int64), shape)
 
 
-def scan_in_pieces(order: list[Node], changed: dict[Node, Node]) -> Node:
+def scan_in_pieces(
+    order: list[Node], changed: dict[Node, Node], is_for_gpu: bool = False
+) -> Node:
     """The sink with long running folds in pieces."""
     found: dict[Node, Parts | None] = {}
 
@@ -142,7 +168,7 @@ def scan_in_pieces(order: list[Node], changed: dict[Node, Node]) -> Node:
         if whole.op is not Ops.SCAN or (node is whole and not is_one):
             return None
         if whole not in found:
-            found[whole] = _pieces(whole)
+            found[whole] = _pieces(whole, is_for_gpu)
         states = found[whole]
         return None if states is None else states[0 if is_one else node.arg]
 
@@ -151,7 +177,13 @@ def scan_in_pieces(order: list[Node], changed: dict[Node, Node]) -> Node:
 
 SCANS = Traced(
     "scans",
-    "a long running fold is made of pieces, for a GPU's threads to share",
+    "a running sum of very many floats is wide, or made of pieces, so that each addend counts",
     scan_in_pieces,
+    ("partials",),
+)
+SCANS_ON_GPU = Traced(
+    "scans",
+    "a long running fold is made of pieces, for a GPU's threads to share",
+    partial(scan_in_pieces, is_for_gpu=True),
     ("partials",),
 )

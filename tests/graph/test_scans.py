@@ -207,3 +207,31 @@ def test_pairs_are_read_three_times_and_not_stored() -> None:
     assert extents(made) == [2, 4096, 4096]
     stored = [node for node in toposort(made) if node.op is Ops.CONTIGUOUS]
     assert max(np.prod(node.shape) for node in stored) == 1 << 13
+
+
+@pytest.mark.parametrize("shape", [(70_000,), (70_000, 2)], ids=str)
+def test_very_many_addends_all_count_on_a_cpu(
+    shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From 2**24 on a float32 that grew by ones one by one would not grow any more."""
+    monkeypatch.setattr(scans, "MOST_ADDED", 1 << 10)
+    most = float(1 << 24)
+    ones = Tensor.ones(*shape).contiguous().realize()
+    start = np.zeros(shape, np.float32)
+    start[0] = most - 1
+    running = (Tensor(start) + ones).cumsum(0).numpy()
+    count = np.arange(len(start)).reshape(-1, *[1] * (len(shape) - 1))
+    assert np.abs(running - (most + count)).max() <= 1
+    whole = Tensor.zeros(*shape).logcumsumexp(0).numpy()
+    np.testing.assert_allclose(whole, np.log1p(count) + 0 * whole, rtol=2e-7, atol=2e-7)
+
+
+def test_long_sums_on_a_cpu_are_wide() -> None:
+    def folded(op: Any, dtype: DType, count: int) -> list[DType]:
+        node = scanned(op, dtype, 0, count)
+        made = canonicalise(Node(Ops.SINK, dtypes.token, (node,)))
+        return [one.dtype for one in toposort(made) if one.op is Ops.SCAN]
+
+    assert folded(Ops.ADD, F32, 1 << 17) == folded(Ops.ADD, F64, 1 << 17) == [F64]
+    assert folded(Ops.ADD, F32, 1 << 16) == folded(Ops.MAX, F32, 1 << 17) == [F32]
+    assert folded(Ops.ADD, I32, 1 << 17) == [I32]

@@ -20,10 +20,10 @@ def plan_ordered(plan: CpuPlan) -> Schedule:
     free = [axis for axis in plan.axes if not axis.reduced and not _serial(plan, axis)]
     plan.because("writes keep their order, scans theirs: only axes whose points do not meet")
     vector = None
+    work = _functions(facts) if facts.scanned else 0
     if not facts.stages:
-        work = _functions(facts) if facts.scanned else 0
         vector = best_vector_axis(free, facts.accesses, plan.lanes, work)
-    if vector is not None and not facts.scanned and _runs_across(plan, vector):
+    if vector is not None and not work and _runs_across(plan, vector):
         plan.because("no lanes along {}: another axis has the neighbours", vector.name)
         vector = None
     if vector is not None:
@@ -60,8 +60,12 @@ def _functions(facts: Facts) -> int:
 
 
 def _runs_across(plan: CpuPlan, vector: PlannedAxis) -> bool:
-    """Whether lanes along an axis are neighbours nowhere, but the steps of one in order are."""
-    accesses = plan.facts.accesses
+    """Whether lanes along an axis are neighbours nowhere, but the steps of one in order are.
+
+    What a running fold reads once for all of its steps does not count.
+    """
+    scanned = plan.facts.scanned
+    accesses = [each for each in plan.facts.accesses if not scanned or scanned & each.axes]
     if any(vector.stride(access) == 1 for access in accesses):
         return False
     return any(

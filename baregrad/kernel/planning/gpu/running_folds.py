@@ -16,11 +16,13 @@ from baregrad.kernel.planning.gpu.gpu_plan import WARPS, GpuPlan
 
 # Shorter rows are folded by one thread each.
 LEAST_ROW = 16
-# The longest row of a block, and elements of a thread in rows from LONG_ROW on, and in others.
+# The longest row of a block, and elements of a thread in rows from LONG_ROW on, in others, and in
+# long ones where a formula combines them.
 MOST_ROW = 4096
 LONG_ROW = 256
 LANES = 8
 FEW_LANES = 4
+FORMULA_LANES = 16
 # The same, that a search tries at most.
 MOST_LANES = 16
 
@@ -43,6 +45,9 @@ def plan_running(plan: GpuPlan) -> bool:
     if any(not monoid.commutative for monoid in folds):
         return False
     lanes = LANES if length >= LONG_ROW else FEW_LANES
+    if length >= LONG_ROW and any(monoid.primitive is None for monoid in folds):
+        # Fewer threads find what comes before theirs, which takes functions.
+        lanes = FORMULA_LANES
     room = plan.target.threads_per_block
     lanes = plan.pick("lanes", powers_from(lanes, max(-(-length // room), 1), MOST_LANES))
     threads = next_power_of_two(-(-length // lanes))
