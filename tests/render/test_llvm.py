@@ -12,6 +12,7 @@ from baregrad import render
 from baregrad.assemble.llvm import LlvmAssembler, LlvmOptions
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Param
 from baregrad.ir.core.node import Node, alu, cast, const, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import to_linear
@@ -264,3 +265,18 @@ def test_the_lesser_of_a_converted_float_and_zero_is_zero(dtype: DType) -> None:
     kind = np.dtype(f"uint{dtype.bits}")
     found = check(made, [np.ones(4, kind), np.arange(4, dtype=np.float32)])
     np.testing.assert_array_equal(found[0], np.zeros(4, kind))
+
+
+@pytest.mark.parametrize(("ahead", "cache"), [(512, 3), (1 << 16, 2)])
+def test_what_lies_far_ahead_goes_to_the_second_cache(ahead: int, cache: int) -> None:
+    """The first cache keeps what is worked on meanwhile. `cache` is LLVM's locality."""
+    rows, count, lanes = 4, 64, 8
+    shape, shares = (rows * count,), (("i", ahead, 256),)
+    x = Node(Ops.PARAM, dtypes.float32, (), Param(1, shape, ahead=ahead, shares=shares))
+    row, i, v = range_node(rows, 0, "row"), range_node(count // lanes, 1, "i"), vector(lanes, 2)
+    place = index.add(index.mul(row, count), index.add(index.mul(i, lanes), v))
+    node = kernel(loop(row, loop(i, store(param(0, rows * count), load(x, place), place))))
+    lines = text_of(node, CPU_ROWS[0]).splitlines()
+    requests = [line for line in lines if "call void @llvm.prefetch" in line]
+    assert len(requests) == 4
+    assert all(line.endswith(f"i32 0, i32 {cache}, i32 1)") for line in requests)

@@ -37,6 +37,9 @@ from baregrad.render.llvm.types import (
     value_type,
 )
 
+# What is asked for so many bytes ahead that the first cache has this many times as many, or fewer,
+# would push out of it what is worked on.
+NEAR_SHARE = 4
 # Of strided accesses: whether it loads, the elements, lanes, stride and alignment.
 Form = tuple[bool, DType, int, int, int]
 
@@ -263,9 +266,14 @@ def _place(f: FunctionText, node: Node) -> str:
     return f.value(f"getelementptr {type_text(base.dtype)}, ptr {f.row_base}, i64 {PLACE}")
 
 
-def _prefetch(f: FunctionText, where: str, ahead: int, nbytes: int, write: bool) -> None:
-    """Ask for the lines that lie `ahead` bytes beyond an access of `nbytes`."""
-    how = ("i32", str(int(write))), ("i32", "3"), ("i32", "1")
+def _prefetch(
+    f: FunctionText, where: str, ahead: int, nbytes: int, write: bool, is_far: bool = False
+) -> None:
+    """Ask for the lines that lie `ahead` bytes beyond an access of `nbytes`.
+
+    is_far: there is more up to there than the first cache has room for: the second one takes them.
+    """
+    how = ("i32", str(int(write))), ("i32", "2" if is_far else "3"), ("i32", "1")
     for at in range(ahead, ahead + nbytes, f.target.line_bytes):
         place = f.value(f"getelementptr i8, ptr {where}, i64 {at}")
         f.run(IntrinsicCall.of("llvm.prefetch.p0", "void", ("ptr", place), *how))
@@ -273,9 +281,10 @@ def _prefetch(f: FunctionText, where: str, ahead: int, nbytes: int, write: bool)
 
 def _request(f: FunctionText, node: Node) -> None:
     """Ask for all lines of an access."""
-    access = node.arg
-    nbytes = access.width * node.src[0].dtype.itemsize
-    _prefetch(f, _place(f, node), 0, nbytes, not access.constant)
+    access, array = node.arg, node.src[0]
+    nbytes = access.width * array.dtype.itemsize
+    is_far = array.arg.ahead * NEAR_SHARE >= f.target.l1_bytes
+    _prefetch(f, _place(f, node), 0, nbytes, not access.constant, is_far)
 
 
 def _lane(f: FunctionText, vector: Node, lane: int) -> str:

@@ -24,6 +24,8 @@ from baregrad.kernel.planning.cpu.sum_plan import SumPlan, cut_rows
 MOST_ROWS = 16
 # Registers for what passes through: scales, a product, a sum of whole numbers.
 SPARE_REGISTERS = 6
+# Of the first cache: rows of a vector that take as much, or more, are asked for two vectors ahead.
+EARLY_SHARE = 4
 # Scales of their own that words have, at most, as steps that read other bits of the same bytes.
 MOST_STEPS = 8
 
@@ -78,9 +80,11 @@ def _ask_ahead(plan: SumPlan, packed: PlannedAxis, sums: list[PlannedAxis]) -> N
         row = (packed.stride(access) or 0) * access.array.dtype.itemsize
         if row * packed.size >= plan.target.l1_bytes:
             nbytes[access.array.arg.slot] = row * plan.target.lanes(4)
-    for slot, ahead in nbytes.items():
+    for slot, rows in nbytes.items():
         plan.because("the next rows of array {} are asked for along {}", slot, blocks.name)
-        share = -(-ahead // blocks.size)
+        share = -(-rows // blocks.size)
+        # Rows that the first cache has no room for are asked for early.
+        ahead = 2 * rows if rows * EARLY_SHARE >= plan.target.l1_bytes else rows
         plan.stages.append(Prefetch(slot, ahead, ((blocks.name, share),)))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -85,6 +86,10 @@ def test_the_next_packed_rows_are_asked_for_block_by_block(rows: int) -> None:
     assert step.nbytes == 16 * BLOCKS * NBYTES
     assert [nbytes for _, nbytes in step.loops] == [16 * NBYTES]
     check(kernel, chosen.schedule, AVX512)
+    # Rows of a vector that would fill the first cache are asked for one vector earlier.
+    tiny = choose(kernel, replace(AVX512, l1_bytes=1024))
+    (step,) = [each for each in tiny.schedule.steps if isinstance(each, Prefetch)]
+    assert step.nbytes == 2 * 16 * BLOCKS * NBYTES
     small = choose(kernel_of(lambda: product(rows, 64)), AVX512)
     assert not any(isinstance(each, Prefetch) for each in small.schedule.steps)
 
