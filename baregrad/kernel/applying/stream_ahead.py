@@ -13,7 +13,8 @@ So powers have registers of their own, and a tile's values are copied a tile aft
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
@@ -78,3 +79,29 @@ def one_ahead(tile: Node, number: Node, parts: StreamParts) -> list[Node]:
 def _at(statements: Sequence[Node], axis: Node, place: Dim) -> list[Node]:
     """Statements for the tile at a place."""
     return [substitute(one, {axis: index.as_node(place)}) for one in statements]
+
+
+class Term(NamedTuple):
+    """Weights in an array, by the number of their sum: what makes them, and products it reads."""
+
+    number: int
+    array: Node
+    reads: frozenset[int]
+    statements: tuple[Node, ...]
+
+
+@dataclass(slots=True)
+class GroupsBegun:
+    """Products that groups of warps have begun, by number, and whether they do so at all."""
+
+    begun: list[int]
+    is_on: bool
+
+    def wait(self, of: Iterable[int]) -> list[Node]:
+        """What waits for some of them, if they may be under way."""
+        places = [self.begun.index(one) for one in of if one in self.begun]
+        if not places or not self.is_on:
+            return []
+        keep = len(self.begun) - 1 - max(places)
+        self.begun = self.begun[len(self.begun) - keep :]
+        return [done("mma", keep)]

@@ -18,12 +18,13 @@ from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, extent_of, make_node, range_node, rebuild
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.substitution import substitute
-from baregrad.kernel.facts.stream_facts import array_read
+from baregrad.kernel.facts.stream_facts import StreamFacts, array_read
 from baregrad.kernel.instructions import mma_sync, wgmma
 from baregrad.kernel.instructions.mma_sync import N
 from baregrad.kernel.instructions.wgmma import EXCHANGED, PANEL
-from baregrad.kernel.language.schedule import StreamTiles
+from baregrad.kernel.language.schedule import StreamTiles, illegal
 from baregrad.kernel.loops.loop_pieces import guarded, load
+from baregrad.target import AnyTarget
 
 # Elements of a chunk of 16 bytes.
 CHUNK = 8
@@ -158,3 +159,33 @@ def in_panel(wide: Sequence[Node], own: Node) -> tuple[Node, ...]:
 def folded(op: Op, value: Node, *axes: Node) -> Node:
     """A value in float32 folded over axes."""
     return Node(Ops.REDUCE, value.dtype, (value, *axes), Reduce(primitive(op, value.dtype)))
+
+
+def limit_of(facts: StreamFacts, blocks: tuple[Node, ...]) -> tuple[Dim, int, int] | None:
+    """The limit of a mask by places, over the axes of blocks."""
+    if facts.limit is None:
+        return None
+    of_block = dict(zip(facts.batch, blocks, strict=True))
+    first = index.as_dim(substitute(index.as_node(facts.limit[0]), of_block))
+    return (first, *facts.limit[1:])
+
+
+def check_stream(step: StreamTiles, facts: StreamFacts, target: AnyTarget) -> None:
+    """Raise ScheduleError where a machine, or a stream, has no such tiles."""
+    dtype = facts.products[0].left.dtype
+    if target.kind != "gpu" or (dtype.name, DEPTH) not in target.warp_products:
+        raise illegal(step, "the machine has no such instruction", found=dtype)
+    groups = step.instruction == wgmma.INSTRUCTION
+    if not groups and step.instruction != mma_sync.INSTRUCTION:
+        raise illegal(step, "its tiles are those of a warp or of four", found=step.instruction)
+    if groups and not (wgmma.has_groups(target, dtype) and wgmma.suits_stream(facts, step.keys)):
+        raise illegal(
+            step, "groups of warps take rows of 64 elements, of keys that all pass",
+            found=facts.widths,
+        )
+    if step.ahead and not (step.ahead == 1 and groups and wgmma.goes_ahead(facts)):
+        raise illegal(
+            step, "scores are one tile ahead of one sum, by groups of warps", found=step.ahead
+        )
+    if step.keys % DEPTH or any(width % DEPTH for width in facts.widths):
+        raise illegal(step, "keys and widths are multiples of 16", found=[step.keys, *facts.widths])

@@ -31,16 +31,25 @@ from baregrad.ir.core.node import (
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import CopyTo, Mma
-from baregrad.kernel.applying.stream_ahead import StreamParts, commit, done, one_ahead
+from baregrad.kernel.applying.stream_ahead import (
+    GroupsBegun,
+    StreamParts,
+    Term,
+    commit,
+    done,
+    one_ahead,
+)
 from baregrad.kernel.applying.stream_panels import (
     CHUNK,
     DEPTH,
     Panel,
     axis_of,
+    check_stream,
     flat,
     folded,
     in_panel,
     is_chunked,
+    limit_of,
     panel_array,
     read_where,
     rows_of,
@@ -78,31 +87,8 @@ def stream_to_loop(kernel: Node, schedule: Schedule, target: AnyTarget) -> Node:
     facts = stream_facts(kernel)
     if facts is None or len(schedule.steps) != 1:
         raise illegal(step, "it is the only step of a kernel that is one stream over keys")
-    dtype = facts.products[0].left.dtype
-    if target.kind != "gpu" or (dtype.name, DEPTH) not in target.warp_products:
-        raise illegal(step, "the machine has no such instruction", found=dtype)
-    groups = step.instruction == wgmma.INSTRUCTION
-    if groups and not (wgmma.has_groups(target, dtype) and wgmma.suits_stream(facts, step.keys)):
-        raise illegal(
-            step, "groups of warps take rows of 64 elements, of keys that all pass",
-            found=facts.widths,
-        )
-    if step.ahead and not (step.ahead == 1 and groups and wgmma.goes_ahead(facts)):
-        raise illegal(
-            step, "scores are one tile ahead of one sum, by groups of warps", found=step.ahead
-        )
-    if step.keys % DEPTH or any(width % DEPTH for width in facts.widths):
-        raise illegal(step, "keys and widths are multiples of 16", found=[step.keys, *facts.widths])
+    check_stream(step, facts, target)
     return _Builder(facts, step).kernel()
-
-
-def _limit_of(facts: StreamFacts, blocks: Places) -> tuple[Dim, int, int] | None:
-    """The limit of a mask by places, over the axes of blocks."""
-    if facts.limit is None:
-        return None
-    of_block = dict(zip(facts.batch, blocks, strict=True))
-    first = index.as_dim(substitute(index.as_node(facts.limit[0]), of_block))
-    return (first, *facts.limit[1:])
 
 
 class _Builder:
@@ -131,7 +117,7 @@ class _Builder:
         self.k, self.j = axis_of(43, DEPTH, TILE, "k"), axis_of(44, DEPTH, TILE, "j")
         # Where no row sees later keys, the blocks with most to do come first.
         place: Dim = self.number
-        self.limit = _limit_of(facts, self.blocks)
+        self.limit = limit_of(facts, self.blocks)
         if self.limit is not None and self.limit[2] > 0:
             place = index.sub(index.sub(count, 1), self.number)
         self.start = index.mul(place, self.rows)
@@ -346,24 +332,34 @@ class _Builder:
         work = begun
         if self.groups:
             # They multiply while their threads begin the next copies.
-            statements, work = [statements[0], *begun, *copies, done("mma")], []
+            statements, work = [statements[0], *begun, *copies], []
+        groups = GroupsBegun(list(range(len(self.s))), self.groups)
+        work += groups.wait(facts.exponent_reads)
         if facts.states:
             work += [*self._states(own), *self._scaled()]
-        weighing, held = self._terms(own)
+        weighing, terms = self._terms(own)
         work += weighing
-        if held and facts.over is not None:
-            more = alu(Ops.ADD, load(self.every, own), load(held[0], own))
-            work.append(store(self.every, more, own))
-        elif held and not facts.values:
-            sums = load(self.sums, (*self.own, self.n))
-            more = alu(Ops.ADD, sums, folded(Ops.ADD, load(held[0], own), self.part))
-            work.append(store(self.sums, more, (*self.own, self.n)))
-        for array, acc, panel in zip(held, self.acc, self.right[len(self.s) :], strict=False):
-            total = load(acc, (*self.own, *self.wide, self.c))
-            factors = self._second(array, panel)
-            work.append(self._product(total, *factors, "n", (self.j, self.turn)))
-        if held and self.acc and self.groups:
-            work.append(done("mma"))
+        if facts.values:
+            last = list[Node]()
+            for term in terms:
+                total = load(self.acc[term.number], (*self.own, *self.wide, self.c))
+                factors = self._second(term.array, self.right[len(self.s) + term.number])
+                made = self._product(total, *factors, "n", (self.j, self.turn))
+                work += [*groups.wait(term.reads), *term.statements]
+                groups.begun.append(len(self.s) + term.number)
+                # The unit of a single warp waits for nothing, and reads all factors one by one.
+                (work if self.groups else last).append(made)
+            work += [*last, *groups.wait(groups.begun)]
+        else:
+            work += groups.wait(groups.begun)
+            into, places = self.sums, (*self.own, self.n)
+            if facts.over is not None:
+                into, places = self.every, own
+            for term in terms:
+                weights = load(term.array, own)
+                more = weights if places is own else folded(Ops.ADD, weights, self.part)
+                more = alu(Ops.ADD, load(into, places), more)
+                work += [*term.statements, store(into, more, places)]
         is_seen = self._is_seen(self.loop)
         if is_seen.op is not Ops.CONST:
             work = [make_node(Ops.IF, dtypes.token, (is_seen, sequence(work)))]
@@ -385,8 +381,8 @@ class _Builder:
         )  # fmt: skip
         return one_ahead(self.loop, number, parts)
 
-    def _terms(self, own: Places) -> tuple[list[Node], list[Node]]:
-        """The weights of a tile, made in registers: the statements, and the array of each sum."""
+    def _terms(self, own: Places) -> tuple[list[Node], list[Term]]:
+        """The weights of a tile, made in registers: what all share, and the terms in order."""
         facts, statements = self.facts, list[Node]()
         known: dict[Node, Node] = {}
         # Where the exponent lies: in its product's place, if nothing else reads that.
@@ -394,28 +390,35 @@ class _Builder:
         if facts.states:
             known[facts.near] = load(self.s[0], own)
             if facts.weights == (facts.near,):
-                return statements, [self.s[0]]
+                return statements, [Term(0, self.s[0], frozenset(), ())]
         elif not facts.exponent_reads & facts.read_beside(facts.exponent):
             exponent = load(self.s[place], own)
             statements += self._exponents(self.s[place], own)
             known[facts.exponent] = exponent
-            if len(facts.weights) > 1 and not facts.exponent_reads & facts.read_beside(facts.near):
+            common = facts.common
+            if len(facts.weights) > 1 and not facts.exponent_reads & facts.read_beside(common):
                 # What several weights are made of is computed once.
-                power = self._at_tile(facts.near, known)
-                statements.append(store(self.s[place], power, own))
-                known = {facts.near: exponent}
+                statements.append(store(self.s[place], self._weights(common, known), own))
+                known = {common: exponent}
         reads = [{n for n, each in enumerate(facts.products) if each.total in toposort(weights)}
                  for weights in facts.weights]  # fmt: skip
         order = sorted(range(len(reads)), key=lambda term: -len(reads[term]))
         held: dict[int, Node] = {}
+        terms = list[Term]()
+        for term in [term for term in order if known.get(facts.weights[term]) is not None]:
+            # It is there already: the unit is busy with it while others are made.
+            order.remove(term)
+            held[term] = self.s[place]
+            terms.append(Term(term, self.s[place], frozenset(), ()))
         for number, term in enumerate(order):
             later = set[int]().union(*[reads[other] for other in order[number + 1 :]])
             free = [s for n, s in enumerate(self.s) if n not in later and s not in held.values()]
             shape = self.s[0].arg.shape
             held[term] = free[0] if free else self._array("register", shape)
             weights = self._weights(facts.weights[term], known)
-            statements.append(store(held[term], weights, own))
-        return statements, [held[term] for term in range(len(reads))]
+            made = (store(held[term], weights, own),)
+            terms.append(Term(term, held[term], frozenset(reads[term]), made))
+        return statements, terms
 
     def _states(self, own: Places) -> list[Node]:
         """The maximum of a tile raises that of its rows, by which what was summed is scaled."""

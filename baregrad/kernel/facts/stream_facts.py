@@ -129,6 +129,14 @@ class StreamFacts:
         is_number = self.near.op is Ops.EXP2_NEAR or index.lower(limit[0]) >= 0
         return masked[1] if is_number and self._vanish else self.exponent
 
+    @property
+    def common(self) -> Node:
+        """What all weights are made of: one of them that is part of the others, or the power."""
+        for each in self.weights:
+            if all(each in toposort(other) for other in self.weights):
+                return each
+        return self.near
+
     def read_beside(self, known: Node) -> frozenset[int]:
         """The products that the weights read otherwise than in `known`, by number."""
         order = toposort(*self.weights, enter=lambda node: node is not known)

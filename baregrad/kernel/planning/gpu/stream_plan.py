@@ -71,7 +71,7 @@ def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamT
         return []
     held = facts.widths[-1] * len(facts.values)
     is_gradient = len(facts.products) > 1 and held > 0
-    most = MOST_OF_GRADIENTS if is_gradient else MOST_OF_GROUPS
+    most = MOST_AHEAD if is_gradient else MOST_OF_GROUPS
     groups = min(GROUPS, rows // wgmma.M)
     found = [
         StreamTiles(groups, 1, keys, wgmma.INSTRUCTION) for keys in KEYS_OF_GROUPS
@@ -81,7 +81,10 @@ def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamT
     # Powers have registers of their own then, and so do those that are multiplied.
     ahead = [replace(one, ahead=1) for one in found
              if wgmma.goes_ahead(facts) and held // 2 + one.keys + one.keys // 4 <= MOST_AHEAD]
-    plain = [one for one in found if (held + one.keys * len(facts.products)) // 2 <= most]
+    # What is multiplied as it is rounded has words beside its numbers.
+    words = len(facts.values) if is_gradient else 0
+    plain = [one for one in found if words * one.keys // 4
+             + (held + one.keys * len(facts.products)) // 2 <= most]
     return sorted(ahead + plain, key=lambda one: (-one.keys, -one.ahead))
 
 
