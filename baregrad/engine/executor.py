@@ -163,6 +163,10 @@ class Executable:
         """The size in bytes of a buffer of the plan."""
         return self._sizes[index]
 
+    def place(self, index: int) -> Operand:
+        """Where a buffer of the plan is found in the table that `submit` is given."""
+        return self._places[index]
+
     def arena_nbytes(self, variables: Mapping[str, int]) -> int:
         """The size in bytes of the memory that a run's temporaries share."""
         return evaluate(self._arena_nbytes, variables)

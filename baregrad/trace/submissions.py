@@ -17,10 +17,10 @@ from functools import partial
 
 from baregrad.runtime.nvidia.abi import methods as m
 from baregrad.runtime.nvidia.abi.vendor import VendorTables
+from baregrad.runtime.nvidia.queue.push_decoder import PushDecoder, PushedWork
 from baregrad.trace.calls import RawCall, integer
 from baregrad.trace.decode import DriverCall
 from baregrad.trace.memory import Read
-from baregrad.trace.pushes import PushDecoder, PushedWork
 
 _MOST_WORDS = 1 << 21
 _OS_DESCRIPTOR = 0x71

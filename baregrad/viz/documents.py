@@ -2,7 +2,7 @@
 
 Names of documents: `summary`; `graph/C/P`, the graph of computation C after its pass P; `plan/C`,
 its launches, decisions and rewrites; `kernel/K`, all there is to tell about a kernel; `machine/K`,
-its machine code. Nodes are
+its machine code; `words/C`, the command list for a GPU of Hopper's. Nodes are
 numbered, so that one that two passes share has one number in both graphs.
 """
 
@@ -21,6 +21,7 @@ from baregrad.ir.analysis.outline import outline
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.text.dump import dump
 from baregrad.kernel import choose, lower
+from baregrad.viz.command_words import SHOWN, words_document
 from baregrad.viz.machine import machine_document
 from baregrad.viz.recording import Computation, Recording, ShownLaunch
 
@@ -60,6 +61,7 @@ class RecordedDocuments:
         for number, computation in enumerate(self.recording.computations):
             found.append(f"plan/{number}")
             found += [f"graph/{number}/{one}" for one in range(len(computation.passes))]
+            found += [f"words/{number}"] * (self.recording.target in SHOWN)
         numbers = range(len(self._kernels))
         return found + [f"{kind}/{one}" for kind in ("kernel", "machine") for one in numbers]
 
@@ -82,6 +84,9 @@ class RecordedDocuments:
             found = list(self._kernels.values())[at[0]][1].found
             return self._kernel(found) if kind == "kernel" else self._machine(found)
         computation = self.recording.computations[at[0]]
+        if kind == "words":
+            compiler = self.recording.backend.compiler
+            return words_document(computation.plan, compiler, computation.variables)
         if kind == "plan":
             return self._plan(computation)
         return self._graph(computation, computation.passes[at[1]].sink)
@@ -104,7 +109,7 @@ class RecordedDocuments:
             })
         return {
             "format": FORMAT, "title": recording.title, "target": recording.target,
-            "views": ["lines", "kernels", "graph"],
+            "views": ["lines", "kernels", "graph", *["commands"] * (recording.target in SHOWN)],
             "computations": computations, "lines": self._costs(), "files": files,
         }
 

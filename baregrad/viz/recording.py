@@ -57,7 +57,8 @@ class Computation:
     """What is computed at once: its graphs, what was decided, and its launches.
 
     lines: the user's file:line of a node of the first or of the last graph. origins: what a node of
-    the last graph stands for in the first. runs: how often it ran.
+    the last graph stands for in the first. variables: values of its symbolic sizes. runs: how often
+    it ran.
     """
 
     passes: list[ShownPass]
@@ -66,6 +67,7 @@ class Computation:
     steps: list[ShownLaunch]
     lines: Mapping[Node, str]
     origins: Mapping[Node, Node]
+    variables: Mapping[str, int]
     runs: int = 1
 
 
@@ -132,7 +134,7 @@ def _computation(run: Any, session: Session, recording: Recording) -> Computatio
     steps = [_step(run, session, launch, recording) for launch in plan.steps]
     passes = [ShownPass(*one) for one in graph_stages(sink, target)]
     lines = _lines(program, origins, session)
-    return Computation(passes, rewrites, plan, steps, lines, origins)
+    return Computation(passes, rewrites, plan, steps, lines, origins, dict(program.variables))
 
 
 def _step(run: Any, session: Session, launch: Any, recording: Recording) -> ShownLaunch:

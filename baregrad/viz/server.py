@@ -32,6 +32,7 @@ _FILES = MappingProxyType({
     "/drawing.js": "drawing.js",
     "/machine.js": "machine.js",
     "/timeline.js": "timeline.js",
+    "/words.js": "words.js",
     "/app.js": "app.js",
     "/dagre.js": "vendor/dagre.min.js",
 })
@@ -61,12 +62,13 @@ class PageServer(ThreadingHTTPServer):
     def make_ready(self) -> threading.Thread:
         """Make documents beforehand, on a thread of its own, which is returned.
 
-        Machine code waits until somebody asks for it: it takes the assembler.
+        Machine code and command lists wait until somebody asks for them: they take an assembler,
+        and a GPU, if a virtual one.
         """
 
         def work() -> None:
             for name in self.documents.names():
-                if not name.startswith("machine/"):
+                if not name.startswith(("machine/", "words/")):
                     self.documents.get(name)
 
         thread = threading.Thread(target=work, name="viz documents", daemon=True)

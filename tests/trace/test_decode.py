@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from baregrad.runtime.nvidia.abi.vendor import SCALARS, VendorTables, load_tables
+from baregrad.runtime.nvidia.queue.push_decoder import PushedWork
 from baregrad.trace import export, report
 from baregrad.trace.calls import CallBlock, RawCall, capture, raw_call, request_of
 from baregrad.trace.decode import DriverCall, decode
-from baregrad.trace.pushes import PushedWork
 from baregrad.trace.submissions import Submission
 from tests.trace.observed import recorded_calls
 

@@ -15,12 +15,12 @@ from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.runtime.nvidia.lists.launch import GpuModule
 from baregrad.runtime.nvidia.queue.channel import Channel
 from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
+from baregrad.runtime.nvidia.queue.push_decoder import PushDecoder
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from baregrad.testing.virtual_gpu.saxpy_traced import COUNT, SAXPY
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from baregrad.trace.calls import RawCall
 from baregrad.trace.decode import decode
-from baregrad.trace.pushes import PushDecoder
 from baregrad.trace.submissions import Submission, SubmissionReader
 from tests.trace.observed import ObservingPort, own_memory
 

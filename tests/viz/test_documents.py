@@ -83,6 +83,19 @@ def test_machine_code_is_there_or_what_it_takes_is_said(documents: RecordedDocum
         assert 0 < max(row[3] for row in machine["code"]) <= machine["registers"]
 
 
+def test_a_command_list_launches_the_kernels_of_its_plan(
+    documents: RecordedDocuments, recording: Recording
+) -> None:
+    for number, computation in enumerate(recording.computations):
+        (compute, copies) = read(documents, f"words/{number}")["channels"]
+        assert (compute["name"], copies["rows"]) == ("compute", [])
+        told = [text for *_, work in compute["rows"] for kind, text in work if kind == "launch"]
+        names = [one.found.kernel.arg.name for one in computation.steps]
+        assert [text.split(":")[0] for text in told] == names
+        places = [row[0] for row in compute["rows"]]
+        assert places == sorted(set(places))
+
+
 def test_a_processor_s_machine_code_is_its_assembly(program: Path) -> None:
     machine = read(RecordedDocuments(record(program)), "machine/0")
     assert any("ret" in row[1] for row in machine["code"]) and not machine["missing"]

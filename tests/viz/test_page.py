@@ -186,3 +186,10 @@ def test_a_graph_of_100_000_nodes_is_shown_by_levels(
     assert boxes - 2 <= len(re.findall(r'<g class="box', shown)) <= boxes
     assert told in shown
     assert not re.search(r'role="status"[^>]*>[^<]', shown), "the page reports an error"
+
+
+def test_a_command_list_is_shown_word_by_word(url: str, tmp_path: Path) -> None:
+    shown = page(url, "view=commands&c=0", tmp_path)
+    assert "SEND_PCAS_A" in shown and "What the GPU does, in order" in shown
+    assert re.search(r"launch of 0x\w+: grid \(\d+, 1, 1\), block", shown)
+    assert not re.search(r'role="status"[^>]*>[^<]', shown), "the page reports an error"

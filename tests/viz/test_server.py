@@ -40,7 +40,7 @@ def test_the_page_and_what_it_needs_are_there(server: PageServer) -> None:
     assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
     wanted = [part.split(b'"')[0].decode() for part in page.split(b'src="')[1:]]
     wanted += [part.split(b'"')[0].decode() for part in page.split(b'href="')[1:]]
-    assert len(wanted) == 7
+    assert len(wanted) == 8
     for name in wanted:
         assert "//" not in name, "the page loads nothing from elsewhere"
         assert ask(server, "/" + name)[0] == 200

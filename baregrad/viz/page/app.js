@@ -5,7 +5,7 @@ const find = (id) => document.getElementById(id);
 // More boxes than this are not drawn at once: lines stand for their nodes, or a neighbourhood for all.
 const MOST_BOXES = 220;
 const DEFAULTS = { view: "lines", c: "", p: "", line: "", kernel: "", part: "", node: "", group: "", stretch: "",
-  from: "", to: "", lane: "", at: "", device: "", when: "", owner: "" };
+  from: "", to: "", lane: "", at: "", device: "", when: "", owner: "", word: "" };
 // Rows of the list that are shown, and stretches of a line of more nodes.
 const MOST_ROWS = 500;
 const MOST_STRETCHES = 60;
@@ -48,6 +48,7 @@ async function show() {
     const isWanted = () => mine === asked;
     if (spot.view === "timeline") await showTimeline(isWanted);
     else if (spot.view === "memory") await showMemory(isWanted);
+    else if (spot.view === "commands") await showCommands(isWanted);
     else {
       const plan = await model.get("plan/" + computation());
       await { lines: showLines, kernels: showKernels, graph: showGraph }[spot.view](plan, isWanted);
@@ -395,7 +396,7 @@ document.addEventListener("keydown", (event) => {
     event.preventDefault();
     find("search").focus();
   } else if (event.key === "j" || event.key === "k") moveRow(event.key === "j" ? 1 : -1);
-  else if ("12345".includes(event.key)) { if (summary.views[event.key - 1]) go({ view: summary.views[event.key - 1] }); }
+  else if ("123456".includes(event.key)) { if (summary.views[event.key - 1]) go({ view: summary.views[event.key - 1] }); }
   else if (event.key === "+" || event.key === "-") picture?.zoom(event.key === "+" ? 1.25 : .8);
   else if (event.target.matches("[role=tab]") && event.key.startsWith("Arrow")) {
     const all = tabs(), step = event.key === "ArrowRight" ? 1 : all.length - 1;
@@ -408,7 +409,7 @@ document.addEventListener("keydown", (event) => {
 let waiting = 0;
 find("search").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(show, 120); });
 for (const tab of document.querySelectorAll("[role=tab]")) tab.addEventListener("click", () => go({ view: tab.dataset.view }));
-find("computation").addEventListener("change", (event) => go({ c: event.target.value, p: "", node: "", group: "", kernel: "" }));
+find("computation").addEventListener("change", (event) => go({ c: event.target.value, p: "", node: "", group: "", kernel: "", word: "" }));
 window.addEventListener("hashchange", () => { read(); show(); });
 window.addEventListener("resize", () => { clearTimeout(waiting); waiting = setTimeout(show, 200); });
 

@@ -127,6 +127,18 @@ class ListImage:
         return int.from_bytes(self._semaphores[PROGRESS : PROGRESS + 8], "little")
 
     @property
+    def words(self) -> tuple[list[int], list[int]]:
+        """What the computing channel and the copying one are told, for who shows it."""
+        return list(self._compute_words), list(self._copy_words)
+
+    def read(self, address: int, nbytes: int) -> bytes:
+        """Return what lies at an address of the image's descriptors, nothing elsewhere."""
+        first = address - self._data_piece.gpu_va
+        if not 0 <= first < self._table.nbytes:
+            return b""
+        return bytes(self._data_piece.view[first : first + nbytes])
+
+    @property
     def names(self) -> list[str]:
         """The kernels that are launched."""
         return [name for name, _ in self._table.described(self._order)]
