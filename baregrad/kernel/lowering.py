@@ -53,11 +53,6 @@ class Lowering:
                 "kernel", "loop", self.to_loops, ("apply-schedule",),
             ),
             Pass(
-                "stage-outputs",
-                "results go through shared memory, from where they are stored beside the threads",
-                "loop", "loop", self.stage_outputs, ("to-loops",),
-            ),
-            Pass(
                 "join-reads",
                 "a choice between elements of one array is one load from a chosen place",
                 "loop", "loop", join_reads, ("to-loops",),
@@ -89,10 +84,7 @@ class Lowering:
             return stream_to_loop(kernel, self.schedule, self.target)
         ordered = frozenset([out.src[0].arg.slot for out in self.facts.ordered])
         masks = self.target.kind == "cpu" and self.target.masks
-        return to_loop(kernel, self.target.fma, ordered, masks)
-
-    def stage_outputs(self, loop: Node) -> Node:
-        """The KERNEL with the outputs staged that the schedule says are."""
+        loop = to_loop(kernel, self.target.fma, ordered, masks)
         for step in self.schedule.steps:
             if isinstance(step, StageOutput):
                 loop = stage_outputs(loop, step)

@@ -14,6 +14,7 @@ from baregrad.base.bits import human_bytes
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import by_id
+from baregrad.kernel.gpu.pipelines import FEW_SLOTS
 from baregrad.kernel.gpu.threads import grid_size
 from baregrad.kernel.instructions import wgmma
 from baregrad.target.gpu import GpuTarget
@@ -70,15 +71,20 @@ def _picture(loop: Node, rings: tuple[Node, ...], target: GpuTarget) -> list[str
         _row("iteration", [str(number) for number in range(depth + MORE)]),
     ]
     for slot in range(depth):
-        cells = []
-        for k in range(depth + MORE):
-            panel = next(p for p in range(k, k + depth) if p % depth == slot)
-            cells.append(f"{'multiply' if panel == k else 'copy'} {panel}")
+        cells = [_cell(slot, iteration, depth, lead) for iteration in range(depth + MORE)]
         lines.append(_row(f"slot {slot}", cells))
-    lines.append("barriers: once a slot is filled" + (
-        ", and once the products of the iteration before are done" if beside else ""
-    ))
+    meets = ", and once the products of the iteration before are done"
+    lines.append("barriers: once a slot is filled" + meets * (beside and depth <= FEW_SLOTS))
     return [*lines, *_bounds(loop, units, each, target)]
+
+
+def _cell(slot: int, iteration: int, depth: int, lead: int) -> str:
+    """What goes on in a slot: the panel whose copy to it has begun last is read, or comes."""
+    begun = iteration + lead
+    panel = begun - (begun - slot) % depth
+    if panel < 0:
+        return ""
+    return f"{'multiply' if panel <= iteration else 'copy'} {panel}"
 
 
 def _row(name: str, cells: list[str]) -> str:

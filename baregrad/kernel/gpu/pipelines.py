@@ -3,9 +3,10 @@
 What an iteration of the loop copies has several slots, taken in turns. Ahead of the loop the first
 slots are filled; each iteration waits for its own slot, meets, begins the copy that is some
 iterations ahead, and computes. One meeting of the threads an iteration is enough: whoever comes to
-it has read the slot that is filled next. Where matrix units read slots beside their threads, an
-iteration begins its own products, and waits for those of the one before: once all threads have, the
-slot that these read is filled, while the unit is busy.
+it has read the slot that is filled next. Where matrix units read slots beside their threads, which
+wait for what they began an iteration ago, the slot that is filled is one that was read before that.
+Of few slots none can wait so long: threads meet again once those products are done, and fill their
+slot, although the next products then begin later.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ ENGINES = ("lanes", "async")
 CPU_ENGINE = "stores"
 ASYNC_BYTES = (4, 8, 16)
 MOST_SLOTS = 8
+# So few that each is filled as soon as it was read by matrix units beside their threads.
+FEW_SLOTS = 3
 # Elements of one copy that a thread may hold in registers while it computes.
 MOST_HELD = 64
 
@@ -179,7 +182,8 @@ def open_ring(
         raise CompilerBug("a pipelined copy is not made right inside its loop", found=axis)
     extent = extent_of(axis)
     asynchronous = stage.engine == "async"
-    lead = stage.depth - 1
+    late = int(by_groups and stage.depth > FEW_SLOTS)
+    lead = stage.depth - 1 - late
     commit = make_node(Ops.COMMIT, dtypes.token)
     ahead = []
     for number in range(lead):
@@ -194,17 +198,19 @@ def open_ring(
     body.first += (make_node(Ops.DONE, dtypes.token, (), done),)
     more = index.less(index.add(axis, lead), extent)
     begun, ended = StatementBlock(body.axes, more), StatementBlock(body.axes, more)
-    copied = StatementBlock(body.axes, more) if by_groups else begun
+    copied = StatementBlock(body.axes, more) if by_groups and not late else begun
     blocks = [] if more.op is Ops.CONST and not more.arg else [begun]
     closed = [commit] if asynchronous else []
     if by_groups:
+        body.last += (make_node(Ops.DONE, dtypes.token, (), Done("mma", 1)),)
+    if copied is not begun:
         # Products of the iteration before are done, in all groups.
-        waits = Done("mma", 1), Done("slots")
-        body.last += tuple([make_node(Ops.DONE, dtypes.token, (), each) for each in waits])
+        body.last += (make_node(Ops.DONE, dtypes.token, (), Done("slots")),)
         body.last += (*[copied for _ in blocks], *closed)
         closed = []
     body.first += (*blocks, *closed)
-    body.last += tuple([ended for _ in blocks])
+    ends = tuple([ended for _ in blocks])
+    body.last = (*ends, *body.last) if late else (*body.last, *ends)
     return Ring(axis, stage.depth, lead, stage.engine, ahead, begun, copied, ended)
 
 

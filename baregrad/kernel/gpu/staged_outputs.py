@@ -65,13 +65,8 @@ def stage_outputs(kernel: Node, step: StageOutput) -> Node:
     )
 
 
-def staged_nbytes(runs: int, run: int, beside: int, dtype: DType) -> int:
-    """Bytes of shared memory that results take, in runs of `run`, of which a lane has `beside`."""
-    return runs * _pitch(run, beside, dtype) * dtype.itemsize
-
-
 def _pitch(run: int, beside: int, dtype: DType) -> int:
-    """Elements from a run to the next.
+    """Elements from a run to the next, of which a lane has `beside`.
 
     Four lanes have a row, and as many the next one: those of both write to all banks.
     """

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, cast, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel import choose_schedule, lower, parse_schedule
+from baregrad.kernel import Schedule, choose_schedule, lower, parse_schedule
+from baregrad.kernel.language.schedule import Pipeline, stage_output
 from baregrad.render import get
 from baregrad.target import gpu_row
 from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, SharedMemoryRace
@@ -117,7 +120,11 @@ def test_large_products_store_beside_their_next_tile(arrays: tuple[str, str]) ->
     array, total, *places = out.src
     half = (array.replace(dtype=dtypes.float16), cast(total, dtypes.float16), *places)
     kernel = kernel.replace(src=(out.replace(src=half),))
-    loop, program = lowered(kernel, choose_schedule(kernel, HOPPER))
+    steps = [
+        replace(step, depth=3) if isinstance(step, Pipeline) else step
+        for step in choose_schedule(kernel, HOPPER).steps
+    ]
+    loop, program = lowered(kernel, Schedule((*steps, stage_output(0))))
     assert loop.arg.grid and [node for node in program.src if _is(node, "bulk.store")]
     registers, spilled = assembled(get("ptx").render(program, HOPPER), HOPPER.name)
     assert spilled == 0 and registers <= 255

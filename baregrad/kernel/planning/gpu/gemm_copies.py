@@ -1,4 +1,4 @@
-"""In what order a contraction's axes become one a side, and how factors and results are copied.
+"""In what order a contraction's axes become one a side, and how its factors are copied then.
 
 A copy takes the more at once the more neighbours lie together, along the factor's own axes or along
 the depth. So the axes of each side are put in the order in which both factors are copied best. That
@@ -10,13 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import product, takewhile
-from math import gcd, prod
+from math import gcd
 from types import MappingProxyType
 from typing import NamedTuple
 
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
-from baregrad.kernel.gpu.staged_outputs import UNIT, staged_nbytes
 from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
@@ -146,32 +145,3 @@ def run_of(read: ArrayAccess, axes: Sequence[Node]) -> list[Node]:
         found.append(axis)
         stride *= iterations([axis])
     return found
-
-
-def staged_output(
-    plan: GpuPlan, orders: Orders, rows: int, columns: int, most: int, tiles: int
-) -> tuple[int, int] | None:
-    """The output whose results may be stored beside the threads, and the bytes that a tile takes.
-
-    rows, columns: of a block's tile. A lane has `tiles` rows beside each other, and some of `most`
-    columns. None where tiles are not whole, or results lie together in no words, and where there
-    are several outputs.
-    """
-    writes = [access for access in plan.facts.accesses if access.write]
-    if len(writes) != 1 or plan.facts.ordered or not plan.target.bulk_copies:
-        return None
-    (write,) = writes
-    for axes, size in ((orders.rows, rows), (orders.columns, columns)):
-        extents = [extent_of(axis) for axis in axes]
-        known = [extent for extent in extents if isinstance(extent, int)]
-        if len(known) < len(axes) or prod(known) % size:
-            return None
-    along = run_of(write, orders.columns)
-    run = gcd(iterations(along), columns)
-    beside = tiles * max(most // run, 1)
-    others = [stride for axis, stride in write.offset.strides.items() if axis not in along]
-    scales = [scale for _, scale in write.offset.rest]
-    dtype = write.array.dtype
-    if not along or gcd(run, write.offset.constant, *others, *scales) * dtype.itemsize % UNIT:
-        return None
-    return write.array.arg.slot, staged_nbytes(rows * columns // run, run, beside, dtype)

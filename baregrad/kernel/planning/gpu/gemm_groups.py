@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from baregrad.dtypes import DType
+from baregrad.kernel.gpu.pipelines import FEW_SLOTS
 from baregrad.kernel.instructions.wgmma import (
     ROW_NBYTES,
     STEPS_NBYTES,
@@ -147,8 +148,8 @@ def _cycles(
     each = -(-blocks_of(size, tile) // target.units)
     here = min(resident, each)
     panels = -(-size.k // row_of(dtype))
-    # One slot is read.
-    lead = slots - 1 if slots > 1 else 0.5
+    # One slot is read; of several a second one may still be.
+    lead = slots - 1 - (slots > FEW_SLOTS) if slots > 1 else 0.5
     groups = tile.groups_m * tile.groups_n
     instructions = groups * tile.tiles_m * ROW_NBYTES // STEPS_NBYTES
     least = LEAST_CYCLES + tile.columns // COLUMNS_PER_CYCLE

@@ -26,7 +26,6 @@ from baregrad.kernel.language.schedule import (
     Reorder,
     Split,
     StageFactor,
-    StageOutput,
     Tensorize,
 )
 from baregrad.kernel.planning.common.decisions import powers_from
@@ -37,7 +36,6 @@ from baregrad.kernel.planning.gpu.gemm_copies import (
     Orders,
     orders_of,
     run_of,
-    staged_output,
 )
 from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
 from baregrad.kernel.planning.gpu.gemm_groups import GroupChoice, GroupTile, ranked_groups
@@ -71,8 +69,6 @@ MOST_GROUP = 16
 FEW_GROUP = 4
 # Lanes that have a row's results.
 QUAD_LANES = 4
-# Panels that are enough beside results on their way.
-LEAST_STAGED = 3
 # Axes and their extents.
 Sizes = Sequence[tuple[str, int]]
 
@@ -158,41 +154,24 @@ def _finish(
     plan.grid(factors.shared)
     _tiles(plan, orders, choice.tile, (panel, depth), beside)
     tile = choice.tile
-    slots = choice.slots
     if isinstance(choice, GroupChoice):
         _copies_of_groups(plan, factors, orders, beside)
         blocks = blocks_of(products[0], choice.tile)
         if choice.resident == 1 and len(products) == 1 and blocks > plan.target.units:
             # One block of a multiprocessor after the other would each begin with nothing copied.
             plan.steps.append(Persist(plan.target.units))
-            slots = _stored_beside(plan, orders, choice)
     else:
         assert isinstance(tile, WarpTile)
         _copies(plan, factors, orders, tile, panel, beside)
-    if slots > 1:
+    if choice.slots > 1:
         engine = "async" if any(words) else "lanes"
-        plan.steps.append(Pipeline("k_o", slots, engine))
+        plan.steps.append(Pipeline("k_o", choice.slots, engine))
     plan.because(
         "matrix units: {} x {} results for {} {}, {} panels of {} steps at once, "
         "copies of {} and {} elements",
         tile.m, tile.n, tile.warps, "warps" if isinstance(tile, WarpTile) else "warps in groups",
-        slots, panel, orders.left.lanes, orders.right.lanes,
+        choice.slots, panel, orders.left.lanes, orders.right.lanes,
     )
-
-
-def _stored_beside(plan: GpuPlan, orders: Orders, choice: GroupChoice) -> int:
-    """Have results stored while the next tile is computed; panels that then are there at once."""
-    tile, slots = choice.tile, choice.slots
-    found = staged_output(plan, orders, tile.m, tile.n, tile.columns, tile.tiles_m)
-    if found is None:
-        return slots
-    output, nbytes = found
-    panel = wgmma.ROW_NBYTES * (tile.m + tile.n)
-    left = min((plan.target.shared_bytes_per_block - nbytes) // panel, slots)
-    if left < min(slots, LEAST_STAGED):
-        return slots
-    plan.steps.append(StageOutput(output))
-    return left
 
 
 def _copies(
