@@ -115,27 +115,23 @@ def scaled(
         (found[..., word] >> 8 * place) & 255
         for word in range(together) for place in range(WORD_BYTES)
     ]  # fmt: skip
-    beside: Tensor | None = None
     if minimum is None and addend is None:
-        factors = [_as_floats(each, offset) for each in octets]
-    else:
-        # What is added to codes comes off with the minimum.
-        factors = [(each << _CODE_PLACE | _CODE_LEAD).bitcast(dtypes.float32) for each in octets]
-        less = scale * float(_CODE_STEP + offset)
-        less = less if minimum is None else less + minimum
-        beside = -less if addend is None else addend - less
+        return scale * _dot(parts, [_as_floats(each, offset) for each in octets])
+    # What is added to codes comes off with the minimum. Sums of the vector alone would be a kernel
+    # of their own, which takes longer than to make each number whole.
+    factors = [(each << _CODE_PLACE | _CODE_LEAD).bitcast(dtypes.float32) for each in octets]
+    less = scale * float(_CODE_STEP + offset)
+    less = less if minimum is None else less + minimum
+    beside = -less if addend is None else addend - less
+    return _dot(parts, [scale.fma(factor, beside) for factor in factors])
+
+
+def _dot(parts: list[Tensor], factors: list[Tensor]) -> Tensor:
+    """The sum of the products of two lists."""
     total = parts[0] * factors[0]
     for part, factor in zip(parts[1:], factors[1:], strict=True):
         total = part.fma(factor, total)
-    total = scale * total
-    return total if beside is None else beside.fma(_in_pairs(parts), total)
-
-
-def _in_pairs(terms: list[Tensor]) -> Tensor:
-    """The sum of terms, whose number is a power of two."""
-    while len(terms) > 1:
-        terms = [a + b for a, b in zip(terms[::2], terms[1::2], strict=True)]
-    return terms[0]
+    return total
 
 
 def six_bits(blocks: Blocks, start: int) -> tuple[Tensor, Tensor]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from baregrad import Tensor, dtypes
-from baregrad.io.gguf import PackedWeight, by_name
-from baregrad.io.gguf.wide_products import RUN, WITH_MINIMA, split_row
+from baregrad.io.gguf import PackedWeight, PlanarWeight, by_name
+from baregrad.io.gguf.wide_products import RUN, WITH_MINIMA, split_row, wide_linear
 from tests.io.gguf.packed import random_rows, reference
 
 
@@ -18,7 +18,9 @@ def test_products_are_right_within_the_rounding_of_16_bits(name: str) -> None:
     values = np.random.default_rng(6).standard_normal((1, 512)).astype(np.float32)
     values[0, :RUN], values[0, RUN : 2 * RUN], values[0, 40] = 0, 1e-30, 300
     x = Tensor(values).cast(dtypes.bfloat16)
-    found = PackedWeight(row, (16, 512), Tensor(packed)).in_planes().linear(x, wide=True).numpy()
+    planes = PackedWeight(row, (16, 512), Tensor(packed)).in_planes()
+    assert isinstance(planes, PlanarWeight)
+    found = wide_linear(x.cast(dtypes.float32), planes.planes, name).numpy()
     exact = x.cast(dtypes.float32).numpy().astype(np.float64)
     wanted = reference(row, packed).astype(np.float64)
     # Each number is off by half a step of its run's, those of float32 aside.
@@ -33,7 +35,8 @@ def test_what_is_no_number_gives_none(value: float) -> None:
     weight = PackedWeight(row, (4, 256), Tensor(random_rows(row, 4, 256))).in_planes()
     values = np.ones((1, 256), np.float32)
     values[0, 7] = value
-    found = weight.linear(Tensor(values).cast(dtypes.bfloat16)).cast(dtypes.float32).numpy()
+    assert isinstance(weight, PlanarWeight)
+    found = wide_linear(Tensor(values), weight.planes, "Q4_K").numpy()
     assert not np.isfinite(found).any()
 
 

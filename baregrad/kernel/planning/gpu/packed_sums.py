@@ -27,14 +27,16 @@ LEAST_SHARE = 4
 # Numbers of a thread for a sum, about; those of neighbouring words, at most; and those that are
 # under way together where words are fewer, as more would leave room for fewer threads.
 THREAD_NUMBERS, NEIGHBOURS, TOGETHER = 64, 64, 32
-# The same where words are multiplied as they are, which takes few instructions.
-WORD_NUMBERS, WORDS_TOGETHER = 512, 64
+# Numbers that are under way where words are multiplied as they are, which takes few registers.
+WORDS_TOGETHER = 64
 MOST_WARPS = 8
 # Neighbouring words of a thread, which are one access.
 MOST_WORDS = 4
 # Rows of a thread, which share the other factor, where as many warps as keep a multiprocessor busy
 # are left.
 MOST_ROWS, BUSY_WARPS = 2, 16
+# The same where words are multiplied as they are: what takes longest are loads of the other factor.
+MOST_WORD_ROWS, BUSY_WORD_WARPS = 4, 24
 
 
 def plan_packed(plan: GpuPlan) -> bool:
@@ -118,15 +120,15 @@ def _plan(
     plan.taken.update((*held, *moving))
     count = prod([int(axis.src[0].arg) for axis in moving])
     has_words = _has_words(plan)
-    each = WORD_NUMBERS if has_words else THREAD_NUMBERS
-    most = next_power_of_two(max(count * numbers // each, 1))
-    first = min(max(most, min(next_power_of_two(count), plan.warp)), MOST_WARPS * plan.warp)
-    first = _filled(count, together, first, plan.warp)
+    if has_words:
+        first, each = _shares_of_words(plan, iterations(rows), count)
+    else:
+        most = next_power_of_two(max(count * numbers // THREAD_NUMBERS, 1))
+        first = min(max(most, min(next_power_of_two(count), plan.warp)), MOST_WARPS * plan.warp)
+        first = _filled(count, together, first, plan.warp)
+        busy = plan.warp * BUSY_WARPS * plan.target.units
+        each = MOST_ROWS if iterations(rows) * first // busy >= MOST_ROWS else 1
     threads = plan.pick("threads of a row", powers_from(first, 1, MOST_WARPS * plan.warp))
-    warps = iterations(rows) * threads // (plan.warp * BUSY_WARPS * plan.target.units)
-    each = MOST_ROWS
-    while each > max(warps, 1):
-        each //= 2
     each = plan.pick("rows of a thread", powers_from(each, 1, 2 * MOST_ROWS))
     if threads <= plan.warp:
         units = [("thread", threads)]
@@ -153,6 +155,22 @@ def _plan(
     for (part, size), (unit, _) in zip(parts, units, strict=True):
         if size > 1:
             plan.steps.append(Bind(part, unit))
+
+
+def _shares_of_words(plan: GpuPlan, rows: int, count: int) -> tuple[int, int]:
+    """Threads of a row and rows of a thread, as many rows as leave a multiprocessor enough warps.
+
+    count: words of a row, as they are loaded.
+    """
+    busy = BUSY_WORD_WARPS * plan.warp * plan.target.units
+    most = min(max(next_power_of_two(count) // 2, plan.warp), MOST_WARPS * plan.warp)
+    each = max(MOST_WORD_ROWS // len(plan.facts.reductions), 1)
+    while each > 1 and rows // each * most < busy:
+        each //= 2
+    threads = plan.warp
+    while threads < most and rows // each * threads < busy:
+        threads *= 2
+    return threads, each
 
 
 def _has_words(plan: GpuPlan) -> bool:

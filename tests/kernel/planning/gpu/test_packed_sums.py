@@ -10,7 +10,7 @@ from baregrad import Tensor
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
-from baregrad.io.gguf import PackedWeight, by_name
+from baregrad.io.gguf import PackedWeight, by_name, weight
 from baregrad.ir.core.node import Node
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.facts.analysis import facts_of
@@ -63,10 +63,12 @@ def test_rows_of_a_thread_share_the_other_factor(name: str, out: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "held"),
-    [("Q4_K", 32), ("Q5_K", 128), ("Q2_K", 64), ("Q4_1", 32)],
+    ("name", "held"), [("Q4_K", 32), ("Q5_K", 128), ("Q2_K", 64), ("Q4_1", 32)]
 )
-def test_words_of_codes_are_multiplied_by_words_of_16_bit_rows(name: str, held: int) -> None:
+def test_words_of_codes_are_multiplied_by_words_of_16_bit_rows(
+    name: str, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight, "MANY_ROWS", 1)
     kernel = packed_product(name, 1, 6, 512, dtypes.bfloat16)
     assert f"{held} numbers in words" in reasons(kernel)
     program = check_gpu(kernel, choose_schedule(kernel, HOPPER))
@@ -77,9 +79,9 @@ def test_words_of_codes_are_multiplied_by_words_of_16_bit_rows(name: str, held: 
     assert "ld.global.b32" not in text
 
 
-def test_rows_that_keep_a_machine_busy_are_two_of_a_thread() -> None:
-    for out, each in ((512, 1), (16384, 2)):
-        kernel = packed_product("Q4_K", 1, out, 512, dtypes.bfloat16)
+def test_rows_that_keep_a_machine_busy_are_several_of_a_thread() -> None:
+    for name, out, each in (("Q6_K", 512, 1), ("Q6_K", 16384, 2), ("Q4_K", 65536, 4)):
+        kernel = packed_product(name, 1, out, 512, dtypes.bfloat16)
         asked = Decisions(noted=True)
         choose(kernel, HOPPER, asked)
         assert asked.made["rows of a thread"].taken == str(each)
@@ -111,5 +113,4 @@ def test_two_products_with_one_row_are_one_kernel(name: str) -> None:
         x = Tensor.ones(1, 512, dtype=dtypes.bfloat16).contiguous().realize()
         sink = graph_of(gate.linear(x).silu() * up.linear(x), [x])
     plan = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER)
-    # But for the row as whole numbers, which both read.
-    assert len(plan.kernels) == 1 + (name == "Q4_K")
+    assert len(plan.kernels) == 1
