@@ -26,7 +26,7 @@ def product(name: str, out: int, width: int, rows: int = 1) -> tuple[Node, int]:
     return program, blocks
 
 
-@pytest.mark.parametrize(("name", "rows"), [("Q4_K", 1), ("Q6_K", 1), ("Q8_0", 1), ("Q6_K", 16)])
+@pytest.mark.parametrize(("name", "rows"), [("Q4_0", 1), ("Q6_K", 1), ("Q8_0", 1), ("Q6_K", 16)])
 def test_blocks_ask_for_all_words_and_for_each_once(name: str, rows: int) -> None:
     program, blocks = product(name, 64, 1024, rows)
     runs = list(runs_of(program, prod(program.arg.block)))

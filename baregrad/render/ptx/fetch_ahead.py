@@ -18,8 +18,9 @@ from baregrad.ir.core.op import Ops
 from baregrad.render.gpu import BLOCK, THREAD
 from baregrad.render.ptx.text import PtxText
 
-# Bytes that are worth asking for, and the unit of what is asked for.
-LEAST_NBYTES, UNIT = 4096, 16
+# Bytes that are worth asking for, and those that are, in their order, far from that of the loads;
+# and the unit of what is asked for.
+LEAST_NBYTES, MOST_NBYTES, UNIT = 4 << 10, 64 << 10, 16
 # The share of the second cache that all blocks at once ask for, as (part, of).
 SHARE = (3, 4)
 # Threads of a multiprocessor.
@@ -56,7 +57,9 @@ def fetch_ahead(f: PtxText) -> None:
     """Write what asks for a block's runs, where the kernel may begin early."""
     runs = [run for run in runs_of(f.program, f.signature.threads) if run.blocks > 1]
     total = sum(run.nbytes for run in runs)
-    if total < LEAST_NBYTES or any(run.buffer in f.signature.written for run in runs):
+    if any(run.buffer in f.signature.written for run in runs):
+        return
+    if not LEAST_NBYTES <= total <= MOST_NBYTES:
         return
     resident = f.target.units * max(THREADS // f.signature.threads, 1)
     most = f.target.cache_bytes * SHARE[0] // SHARE[1] // min(resident, runs[0].blocks)
