@@ -157,7 +157,7 @@ def _finish(
     if isinstance(choice, GroupChoice):
         _copies_of_groups(plan, factors, orders, beside)
         blocks = blocks_of(products[0], choice.tile)
-        if choice.resident == 1 and len(products) == 1 and blocks > plan.target.units:
+        if choice.resident == 1 and blocks > plan.target.units:
             # One block of a multiprocessor after the other would each begin with nothing copied.
             plan.steps.append(Persist(plan.target.units))
     else:
