@@ -155,6 +155,8 @@ class StreamGroups:
             assert top is not None
             self.maxima[top] = power
             self.totals.update(dict.fromkeys(self._totals(power), power))
+            # Tiles of other rows would divide anew for each that they pass.
+            self.stored.update(dict.fromkeys(self._reciprocals(self._totals(power))))
             weighted = {one: readers.weighted[one] for one in others if one in readers.weighted}
             self.apart |= readers.apart
             for each in others:
@@ -172,6 +174,17 @@ class StreamGroups:
     def _totals(self, power: Node) -> list[Node]:
         """The sums of some powers over the keys."""
         return [one for one in self.users[power] if _is_sum_of(one, power)]
+
+    def _reciprocals(self, totals: list[Node]) -> list[Node]:
+        """What weights are multiplied by in place of dividing them by these sums."""
+        found, waiting = list[Node](), list(totals)
+        for node in waiting:
+            for user in self.users.get(node, ()):
+                if user.op is Ops.RECIPROCAL:
+                    found.append(user)
+                elif user.op in (Ops.WHERE, Ops.CMPEQ, Ops.RESHAPE) and user not in waiting:
+                    waiting.append(user)
+        return found
 
     def _is_of_few(self, power: Node) -> bool:
         """Whether powers of few rows weigh what is summed over many keys, for several columns.
