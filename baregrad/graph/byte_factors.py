@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from baregrad.dtypes import dtypes
 from baregrad.graph.traced import Traced, rewrite
+from baregrad.graph.views import in_memory
 from baregrad.ir.core.node import Node, cast
 from baregrad.ir.core.op import Ops
 from baregrad.target import AnyTarget
@@ -98,12 +99,15 @@ def _along(side: Node) -> Node:
 
 
 def _as_bytes(node: Node) -> Node:
-    """Views of what was widened, of the bytes that it was made of instead."""
-    views = list[Node]()
+    """Views of what was widened, of the bytes that it was made of instead; kept, if it was."""
+    views, is_kept = list[Node](), False
     while node.op in _VIEWS or node.dtype.bits != 8:
         if node.op in _VIEWS:
             views.append(node)
+        is_kept = is_kept or node.op is Ops.CONTIGUOUS
         node = node.src[0]
+    if is_kept:
+        node = in_memory(node)
     for view in reversed(views):
         node = view.replace(dtype=node.dtype, src=(node, *view.src[1:]))
     return node

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import ml_dtypes
 import numpy as np
 import pytest
 
+from baregrad.base.options import options
 from baregrad.graph.byte_factors import has_bytes
+from baregrad.nn.float8 import float8_linear
 from baregrad.target import gpu_row
 from baregrad.target.cpu import cpu_row_named
 from baregrad.tensor import Tensor
@@ -72,6 +76,30 @@ def test_scales_are_multiplied_behind_the_sum(texts: list[str]) -> None:
     wanted = a.astype(np.float64) @ b.astype(np.float64).T * 0.125
     np.testing.assert_array_equal(found, wanted)
     assert ["e4m3.e4m3" in text for text in texts].count(True) == 1
+
+
+def test_training_keeps_the_bytes_that_several_products_read(texts: list[str]) -> None:
+    """Each is rounded once, and turned where a gradient's sums go across."""
+    random = np.random.default_rng(8)
+    x, w, g = (random.standard_normal(shape).astype(np.float32)
+               for shape in ((128, 160), (64, 160), (128, 64)))  # fmt: skip
+
+    def run() -> list[object]:
+        rows, weight = Tensor(x).requires_grad_(), Tensor(w).requires_grad_()
+        out = float8_linear(rows, weight)
+        out.backward(Tensor(g))
+        return [each.numpy() for each in (out, rows.grad, weight.grad)]
+
+    with options.override(device="CPU"):
+        wanted = run()
+    with ptx_session():
+        found = run()
+    for one, other in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6 * np.abs(other).max())
+    kinds = [re.findall(r"k32\.f32\.(\w+\.\w+)", text) for text in texts]
+    products = [set(names) for names in kinds if names]
+    # The sums of 64 steps of the gradient of rows are too short.
+    assert products == [{"e4m3.e4m3"}, {"e5m2.e4m3"}] or products == [{"e4m3.e4m3"}, {"e4m3.e5m2"}]
 
 
 def test_machines_that_have_such_units() -> None:
