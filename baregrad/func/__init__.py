@@ -3,13 +3,15 @@
 `vmap` gives a function an axis of examples; `grad`, `vjp`, `jvp`, `jacrev`, `jacfwd`, `jacobian`
 and `hessian` differentiate it. They call it once, on stand-ins, and rewrite the graph that it
 builds. `checkpoint`, `scan` and `while_loop` run one as programs of its own, planned once, whose
-inside is computed again for gradients; `cond` chooses between two. Names and meanings are PyTorch's
-where it has them, and JAX's for `scan`. Imports `tensor`, `engine` and `ir`.
+inside is computed again for gradients; `cond` chooses between two; `memory_of` says what a program
+will take. Names and meanings are PyTorch's where it has them, and JAX's for `scan`. Imports
+`tensor`, `engine` and `ir`.
 """
 
 from baregrad.func.batching import vmap
 from baregrad.func.branches import cond, while_loop
 from baregrad.func.checkpointing import checkpoint
+from baregrad.func.custom import custom_gradient
 from baregrad.func.derivatives import (
     grad,
     grad_and_value,
@@ -21,10 +23,12 @@ from baregrad.func.derivatives import (
     vjp,
 )
 from baregrad.func.loops import scan
+from baregrad.func.memory import memory_of
 
 __all__ = [
     "checkpoint",
     "cond",
+    "custom_gradient",
     "grad",
     "grad_and_value",
     "hessian",
@@ -32,6 +36,7 @@ __all__ = [
     "jacobian",
     "jacrev",
     "jvp",
+    "memory_of",
     "scan",
     "vjp",
     "vmap",

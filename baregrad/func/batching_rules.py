@@ -11,9 +11,16 @@ from types import MappingProxyType
 from typing import Any
 
 from baregrad.base.errors import UnsupportedError
-from baregrad.func.stand_ins import stand_in
+from baregrad.func.stand_ins import (
+    Handed,
+    handed_over,
+    made_of,
+    order_below,
+    stand_in,
+    what_was_handed,
+)
 from baregrad.ir.core.attrs import Pad, Slice
-from baregrad.ir.core.node import Node, make_node, toposort
+from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.views import Pulled
@@ -37,8 +44,8 @@ class Mapped:
     def rewrite(self, roots: Sequence[Node]) -> None:
         """Put what each node below the roots became into `done`, if an example reaches it."""
         done = self.done
-        for node in toposort(*roots, enter=lambda node: node not in done):
-            if node in done or done.keys().isdisjoint(node.src):
+        for node in order_below(roots, done):
+            if node in done or done.keys().isdisjoint(made_of(node)):
                 continue
             rule = RULES.get(node.op)
             if rule is None:
@@ -129,14 +136,21 @@ def _scatter(batch: Mapped, node: Node) -> Node:
 def _detach(batch: Mapped, node: Node) -> Node:
     value = batch.of(node.src[0])
     mark = node.arg
+    if mark.__class__ is Handed:
+        return Node(node.op, node.dtype, (value,), Handed(mark.place, batch.of(mark.gradient)))
     if mark.__class__ is not Pulled:
         return Node(node.op, node.dtype, (value,), mark)
-    batch.rewrite(mark.sources)
 
     def rule(gradient: Node) -> tuple[Node | None, ...]:
-        one = stand_in(node.shape, gradient.dtype, device_below(node) or "")
+        device = device_below(node) or ""
+        handed = what_was_handed(gradient)
+        ones = {
+            place: stand_in(part.shape[1:], part.dtype, device) for place, part in handed.items()
+        }
+        one = handed_over(ones) if ones else stand_in(node.shape, gradient.dtype, device)
+        given = {ones[place]: part for place, part in handed.items()} or {one: gradient}
         parts = mark.rule(one)
-        inner = Mapped(batch.extent, {**batch.done, one: gradient})
+        inner = Mapped(batch.extent, {**batch.done, **given})
         inner.rewrite([part for part in parts if part is not None])
         return tuple([part if part is None else inner.of(part) for part in parts])
 

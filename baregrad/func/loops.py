@@ -77,13 +77,7 @@ class Loop:
         loop = self._keeping if any(map(carries, values)) else self
         ends, stacks = loop._steps(held)
 
-        def pull(values: Sequence[Node], seeds: Mapping[int, Node]) -> list[Node | None]:
-            kept = results[len(results) - self.carried :] if values is not held else stacks[
-                len(stacks) - self.carried :
-            ]
-            return loop._pull(values, kept, seeds)
-
-        results = marked([*ends, *stacks], values, held, pull)
+        results = marked([*ends, *stacks], values, held, loop._pull)
         return results[: self.carried], results[self.carried :][: self._count]
 
     @property
@@ -160,9 +154,10 @@ class Loop:
         return made
 
     def _pull(
-        self, values: Sequence[Node], kept: Sequence[Node], seeds: Mapping[int, Node]
+        self, values: Sequence[Node], results: Sequence[Node], seeds: Mapping[int, Node]
     ) -> list[Node | None]:
         """The gradient by each value: the loop the other way round, over what steps began with."""
+        kept = results[len(results) - self.carried :]
         first, last = self.carried, self.carried + self.read
         loop, reached = self.backward(tuple(sorted(place for place in seeds if place >= first)))
         carried = [i for i in range(first) if self.region.inputs[i].dtype.is_float]

@@ -8,20 +8,28 @@ symbolic extents, the graph is put into the one around it instead.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from baregrad.base.errors import ArgumentError
-from baregrad.dtypes import dtypes
 from baregrad.engine.session import current_session
-from baregrad.func.stand_ins import carries, put_in, reads_stand_ins, stand_in
-from baregrad.ir.core.node import Node, toposort
+from baregrad.func.stand_ins import (
+    carries,
+    handed_over,
+    made_of,
+    order_below,
+    put_in,
+    reads_stand_ins,
+    stand_in,
+    what_was_handed,
+)
+from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import MOVEMENT, Ops, mask_of
-from baregrad.tensor.array import nodes
 from baregrad.tensor.array.grad_mode import enable_grad
 from baregrad.tensor.array.storage import Storage, buffer_node, live_storages
 from baregrad.tensor.array.views import Pull, Pulled, twin
-from baregrad.tensor.autograd.gradients import below, pull_back
+from baregrad.tensor.autograd.gradients import pull_back
 from baregrad.tensor.tensor import Tensor
 
 _BUFFER = Ops.BUFFER.bit
@@ -47,10 +55,11 @@ class ProgramRegion:
             return self.over(values)
         held = stored(values, self.device)
         results = computed(self.over(held), self.device)
-        # What is differentiated again is so by the values, not by where they lie.
         return marked(results, values, held, self._pull)
 
-    def _pull(self, values: Sequence[Node], seeds: Mapping[int, Node]) -> list[Node | None]:
+    def _pull(
+        self, values: Sequence[Node], results: Sequence[Node], seeds: Mapping[int, Node]
+    ) -> list[Node | None]:
         """The gradient by each value."""
         back = self.backward(seeds)
         found = back.region.run([*values, *[seeds[place] for place in sorted(seeds)]])
@@ -133,7 +142,7 @@ def traced_region(
 
 def _captured(roots: Sequence[Node], given: set[Node]) -> list[Node]:
     """The values from outside that a function's results read; constants are the function's own."""
-    order = below(roots, lambda node: node not in given)
+    order = order_below(roots, given)
     reached = set(given)
     found: dict[Node, None] = {}
 
@@ -145,8 +154,7 @@ def _captured(roots: Sequence[Node], given: set[Node]) -> list[Node]:
             found.setdefault(value)
 
     for node in order:
-        sources = node.arg.sources if node.arg.__class__ is Pulled else ()
-        sources = (*node.src, *sources)
+        sources = made_of(node)
         if node not in given and not reached.isdisjoint(sources):
             reached.add(node)
             for source in sources:
@@ -191,56 +199,57 @@ def _known_as(value: Node, held: Node) -> Node:
     return Node(Ops.DETACH, held.dtype, (held,), Pulled((value,), lambda gradient: (gradient,)))
 
 
-class _Handed:
-    """The gradient of one of several results, on the way to where all of them are pulled back."""
-
-    __slots__ = ("gradient", "place")
-
-    def __init__(self, place: int, gradient: Node) -> None:
-        self.place = place
-        self.gradient = gradient
+PullAll = Callable[[Sequence[Node], Sequence[Node], dict[int, Node]], Sequence[Node | None]]
 
 
 def marked(
-    results: Sequence[Node], values: Sequence[Node], held: Sequence[Node],
-    pull: Callable[[Sequence[Node], dict[int, Node]], Sequence[Node | None]],
+    results: Sequence[Node], values: Sequence[Node], held: Sequence[Node], pull: PullAll
 ) -> list[Node]:
     """Arrays whose gradients go to the values that they were computed of, all at once.
 
-    held: the arrays in which the values lie. pull: from them, and the gradients of results by their
-    places, to one for each value.
+    held: the arrays in which the values lie. pull: from these, the results, and the gradients of
+    results by their places, to one for each value.
     """
     carriers = [i for i, value in enumerate(values) if carries(value)]
     if not carriers:
         return list(results)
-    nothing = nodes.full(0, (1,), dtypes.float32)
+    sources = tuple([values[i] for i in carriers])
+    met: list[weakref.ref[Node]] = []
 
-    def pulled(inputs: Callable[[], Sequence[Node]]) -> Pull:
+    def with_mark(one: Node, place: int, meeting: Node) -> Node:
+        if not one.dtype.is_float:
+            return one
+
+        def hand(gradient: Node) -> tuple[Node | None, ...]:
+            return (handed_over({place: gradient}),)
+
+        return Node(Ops.DETACH, one.dtype, (one,), Pulled((meeting,), hand))
+
+    def all_marked(meeting: Node) -> list[Node]:
+        return [with_mark(one, place, meeting) for place, one in enumerate(results)]
+
+    def pulled(again: bool) -> Pull:
         def rule(handed: Node) -> tuple[Node | None, ...]:
-            marks = [n.arg for n in toposort(handed) if n.arg.__class__ is _Handed]
-            parts = pull(inputs(), {mark.place: mark.gradient for mark in marks})
+            seeds = what_was_handed(handed)
+            if again:
+                # What is differentiated again is so by the values, not by where they lie.
+                inputs = [_known_as(value, at) for value, at in zip(values, held, strict=True)]
+                meeting = met[0]()
+                assert meeting is not None
+                parts = pull(inputs, all_marked(meeting), seeds)
+            else:
+                parts = pull(held, results, seeds)
             return tuple([parts[i] for i in carriers])
 
         return rule
 
-    def again() -> Sequence[Node]:
-        return [_known_as(value, at) for value, at in zip(values, held, strict=True)]
-
-    # The gradients of all results meet here, as marks of zeros that are added up.
-    meets = Pulled(tuple([values[i] for i in carriers]), pulled(again), pulled(lambda: held))
-    meeting = Node(Ops.DETACH, dtypes.float32, (nothing,), meets)
-
-    def hand(place: int) -> Pull:
-        def rule(gradient: Node) -> tuple[Node | None, ...]:
-            return (Node(Ops.DETACH, dtypes.float32, (nothing,), _Handed(place, gradient)),)
-
-        return rule
-
-    return [
-        Node(Ops.DETACH, one.dtype, (one,), Pulled((meeting,), hand(place)))
-        if one.dtype.is_float else one
-        for place, one in enumerate(results)
-    ]
+    # The gradients of all results meet here, as marks of zeros that are added up. What is to be
+    # freed with its last user holds no circle: the meeting knows itself weakly.
+    meets = Pulled(sources, pulled(True), pulled(False))
+    nothing = handed_over({})
+    meeting = Node(Ops.DETACH, nothing.dtype, (nothing,), meets)
+    met.append(weakref.ref(meeting))
+    return all_marked(meeting)
 
 
 def refuse_writes(traced: TracedRegion, what: str) -> None:

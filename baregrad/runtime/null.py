@@ -14,6 +14,7 @@ from baregrad.base.errors import CompileError
 from baregrad.program import Program
 from baregrad.runtime.buffers import Buffer, Memory, MemoryStats, flat_bytes
 from baregrad.runtime.commands import CommandList, Kernel, Timeline
+from baregrad.runtime.host_memory import size_class
 from baregrad.runtime.interface import Device
 
 if TYPE_CHECKING:
@@ -26,10 +27,15 @@ class NullDevice(Device):
     def __init__(self, name: str = "NULL") -> None:
         self.name = name
         self.host_visible = False
+        self._in_use_nbytes = 0
+        self._peak_nbytes = 0
 
     def allocate(self, nbytes: int) -> Buffer:
         """Return a buffer of a size, with no memory behind it."""
-        return Buffer(self, Memory(0, nbytes), 0, nbytes)
+        size = size_class(nbytes)
+        self._in_use_nbytes += size
+        self._peak_nbytes = max(self._peak_nbytes, self._in_use_nbytes)
+        return Buffer(self, Memory(0, nbytes, self._release, size), 0, nbytes)
 
     def load(self, program: Program) -> Kernel:
         """Return the program as a kernel; raise CompileError if it is empty."""
@@ -65,9 +71,12 @@ class NullDevice(Device):
         target[:] = 0
 
     def memory_stats(self) -> MemoryStats:
-        """Return zeros: nothing is held."""
-        return MemoryStats(0, 0, 0)
+        """Return the bytes that the host would have in use, and at most; none are held."""
+        return MemoryStats(self._in_use_nbytes, self._peak_nbytes, 0)
 
     def close(self) -> None:
         """Do nothing: there is nothing to free."""
         return
+
+    def _release(self, nbytes: int) -> None:
+        self._in_use_nbytes -= nbytes

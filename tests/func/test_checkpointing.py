@@ -10,7 +10,7 @@ import pytest
 from baregrad import nn
 from baregrad.base.errors import ArgumentError
 from baregrad.engine.session import Session, use_session
-from baregrad.func import checkpoint
+from baregrad.func import checkpoint, grad
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
 
@@ -83,6 +83,22 @@ def test_what_it_computes_on_its_way_is_in_no_result() -> None:
         assert x.grad is not None
         x.grad.realize()
     assert outputs and all(np.prod(shape) <= X.size for shape in outputs if shape != (40,))
+
+
+def test_long_chains() -> None:
+    """Of marks that name what is not below them: no walk is a recursion."""
+
+    def chain(x: Tensor) -> Tensor:
+        for _ in range(400):
+            x = checkpoint(lambda x: x * 1.001, x)
+        return x.sum()
+
+    wanted = np.full_like(X, 1.001**400)
+    np.testing.assert_allclose(grad(chain)(Tensor(X)).numpy(), wanted, rtol=1e-4)
+    leaf = Tensor(X).requires_grad_()
+    chain(leaf).backward()
+    assert leaf.grad is not None
+    np.testing.assert_allclose(leaf.grad.numpy(), wanted, rtol=1e-4)
 
 
 def test_refused() -> None:
