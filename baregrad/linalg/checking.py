@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,7 +50,7 @@ def check_matrices(what: str, *tensors: Tensor, square: bool = False) -> None:
 
 def batch(x: Tensor) -> Tensor:
     """x (..., m, n) without its gradients, as (B, m, n)."""
-    return x.detach().reshape(-1, *x.shape[-2:])
+    return x.detach().reshape(math.prod(x.shape[:-2]), *x.shape[-2:])
 
 
 def broadcast_batches(*tensors: Tensor) -> list[Tensor]:

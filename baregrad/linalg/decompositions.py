@@ -258,7 +258,7 @@ def svd(A: Tensor, full_matrices: bool = True) -> SVD:  # noqa: N803
         return SVD(found.Vh.mT, found.S, found.U.mT)
     with no_grad():
         parts = singular_factor(batch(A), rows if full_matrices else columns)
-        left = parts[0].reshape(*A.shape[:-1], -1)
+        left = parts[0].reshape(*A.shape[:-1], parts[0].shape[-1])
         values = parts[1].reshape(*A.shape[:-2], columns)
         right = parts[2].reshape(*A.shape[:-2], columns, columns)
         outer = left[..., :columns]

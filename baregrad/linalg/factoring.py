@@ -65,6 +65,8 @@ def cholesky_factor(x: Tensor) -> Tensor:
 
     NaN where x is not positive definite.
     """
+    if 0 in x.shape:
+        return x
     count = x.shape[-1]
     width = block_of(count)
     size = math.ceil(count / width) * width
@@ -123,6 +125,9 @@ def lu_factor(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     batch, rows, columns = x.shape
     count = min(rows, columns)
+    if 0 in x.shape:
+        order = Tensor.arange(rows, device=x.device).expand(batch, rows)
+        return x[:, :, :count], x[:, :count], order
     width = block_of(count)
     size = math.ceil(count / width) * width
     # Rows of zeros are chosen after all others, and columns of zeros choose rows in their order.
@@ -164,6 +169,8 @@ def inverse_lower(x: Tensor) -> Tensor:
 
     What is above the diagonal is not read. Infinities and NaN where the diagonal has a zero.
     """
+    if 0 in x.shape:
+        return x
     batch, count = x.shape[:2]
     size = 1 << (count - 1).bit_length()
     x = padded(x, size)

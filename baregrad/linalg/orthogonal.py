@@ -77,6 +77,10 @@ def qr_factor(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
     Signs are those of LAPACK.
     """
     batch, rows, columns = x.shape
+    if 0 in x.shape:
+        one = Tensor.eye(rows, width, dtype=x.dtype, device=x.device)
+        upper = Tensor.zeros(batch, width, columns, dtype=x.dtype, device=x.device)
+        return one.expand(batch, rows, width), upper
     scale = scale_of(x)
     count = min(rows, columns)
     block = block_of(count)
@@ -184,6 +188,8 @@ def _bound_of(x: Tensor) -> Tensor:
 
 def eigen_factor(x: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (B, n), ascending, and eigenvectors as columns (B, n, n) of symmetric x."""
+    if 0 in x.shape:
+        return x[:, :, :0].sum(dim=2), x
     count = x.shape[-1]
     scale = scale_of(x)
     x = stored(x / scale)
@@ -214,6 +220,9 @@ def singular_factor(x: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
     width: n, or m for more columns that are orthogonal to the others.
     """
     count = x.shape[-1]
+    if 0 in x.shape:
+        outer, upper = qr_factor(x, width)
+        return outer, upper[:, :0].sum(dim=1), upper[:, :count]
     scale = scale_of(x)
     outer, upper = qr_factor(x / scale, width)
     upper = upper[:, :count]

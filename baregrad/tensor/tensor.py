@@ -552,6 +552,8 @@ class Tensor(TensorLike):
     tolist = convert.tolist
     item = convert.item
     __array__ = convert.__array__
+    __array_namespace__ = convert.__array_namespace__
+    to_device = convert.to_device
     __dlpack__ = convert.__dlpack__
     __dlpack_device__ = convert.__dlpack_device__
     __bool__ = convert.truth
@@ -561,6 +563,7 @@ class Tensor(TensorLike):
     __repr__ = convert.text
     __float__ = convert.as_float
     __int__ = convert.as_int
+    __complex__ = convert.as_complex
     __deepcopy__ = convert.deep_copy
     __reduce__ = convert.reduce
 

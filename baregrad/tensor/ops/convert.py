@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import mmap
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from baregrad.base.errors import DTypeError, GradientError, ShapeError
+from baregrad.base.errors import ArgumentError, DTypeError, GradientError, ShapeError
 from baregrad.dtypes import DType, array_dtype, cut_to_integer, decode, dtypes, to_numpy
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
@@ -166,6 +167,11 @@ def as_float(x: Tensor) -> float:
     return float(item(x))
 
 
+def as_complex(x: Tensor) -> complex:
+    """Return the one element as a Python complex number; computes it."""
+    return complex(item(x))
+
+
 def as_int(x: Tensor) -> int:
     """Return the one element as a Python int, rounded toward zero; computes it."""
     return cut_to_integer(item(x), dtypes.int64)
@@ -206,14 +212,51 @@ def rebuild(
     return made.requires_grad_() if requires_grad else made
 
 
+# --- the array API -------------------------------------------------------------------------------
+
+
+def __array_namespace__(  # noqa: N807 - the array API's protocol
+    x: Tensor, *, api_version: str | None = None
+) -> Any:
+    """Return `baregrad.array_api`, the functions of the Python array API.
+
+    Raises ArgumentError for a version of it other than 2021.12 to 2024.12.
+    """
+    if api_version not in (None, *_ARRAY_API_VERSIONS):
+        raise ArgumentError(
+            "there is no such version of the array API here", found=repr(api_version),
+            wanted=", ".join(_ARRAY_API_VERSIONS),
+        )
+    # By name: that room is made of tensors, and asked of them alone.
+    return importlib.import_module("baregrad.array_api")
+
+
+_ARRAY_API_VERSIONS = ("2021.12", "2022.12", "2023.12", "2024.12")
+
+
+def to_device(x: Tensor, device: str, /, *, stream: Any = None) -> Tensor:
+    """Return the values on a device; this is `to` under the name that the array API gives it."""
+    return to(x, device=device)
+
+
 # --- DLPack -------------------------------------------------------------------------------------
 
 
 def __dlpack__(  # noqa: N807 - the array API's protocol
-    x: Tensor, *, stream: Any = None, **options: Any
+    x: Tensor, *, stream: Any = None, max_version: tuple[int, int] | None = None,
+    dl_device: tuple[Any, int] | None = None, copy: bool | None = None,
 ) -> Any:
-    """Return a DLPack capsule of a copy of the values in host memory."""
-    return numpy(x).__dlpack__()
+    """Return a DLPack capsule of a copy of the values in host memory.
+
+    Raises ArgumentError for `copy=False`, and for another device than the CPU's, (1, 0).
+    """
+    if copy is False or (dl_device is not None and tuple(dl_device) != (1, 0)):
+        raise ArgumentError(
+            "a tensor gives other libraries a copy in host memory",
+            found=f"copy={copy}, dl_device={dl_device}", wanted="copy=None, dl_device=(1, 0)",
+        )
+    array = numpy(x)
+    return array.__dlpack__() if max_version is None else array.__dlpack__(max_version=max_version)
 
 
 def __dlpack_device__(x: Tensor) -> tuple[int, int]:  # noqa: N807 - the array API's protocol

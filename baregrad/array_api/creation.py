@@ -1,0 +1,202 @@
+"""Arrays from numbers and from other arrays."""
+
+from __future__ import annotations
+
+import math
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from baregrad.array_api.values import Value, joined
+from baregrad.base.errors import ArgumentError
+from baregrad.dtypes import DType, dtypes
+from baregrad.tensor import Tensor
+from baregrad.tensor.ops.creation import choose_device
+
+
+def asarray(
+    obj: Any,
+    /,
+    *,
+    dtype: DType | None = None,
+    device: str | None = None,
+    copy: bool | None = None,
+) -> Tensor:
+    """Return an array of numbers, nested lists, or what holds an array; `obj` itself if it may be.
+
+    copy: True always copies, False raises ArgumentError where that would be needed.
+    """
+    if isinstance(obj, Tensor):
+        same = (dtype is None or obj.dtype is dtype) and (device is None or obj.device == device)
+        if same and not copy:
+            return obj
+        _may_copy(copy)
+        found = obj if dtype is None else obj.cast(dtype)
+        found = found if device is None else found.to(device)
+        return found.clone() if found is obj else found
+    if copy is False and isinstance(obj, np.ndarray) and dtype is None:
+        return Tensor.from_numpy(obj)
+    _may_copy(copy)
+    return Tensor(obj, dtype=dtype, device=device)
+
+
+def _may_copy(copy: bool | None) -> None:
+    if copy is False:
+        raise ArgumentError("this needs a copy", found="copy=False", hint="leave `copy` out")
+
+
+def from_dlpack(
+    x: Any, /, *, device: str | None = None, copy: bool | None = None
+) -> Tensor:
+    """Return an array that shares its memory with another library's, or holds a copy of it."""
+    found = Tensor.from_dlpack(x)
+    if device is not None and found.device != device:
+        _may_copy(copy)
+        return found.to(device)
+    return found.clone() if copy else found
+
+
+def arange(
+    start: float,
+    /,
+    stop: float | None = None,
+    step: float = 1,
+    *,
+    dtype: DType | None = None,
+    device: str | None = None,
+) -> Tensor:
+    """Return start, start + step, ... up to `stop`, which is left out."""
+    low, high = (0, start) if stop is None else (start, stop)
+    if dtype is None:
+        whole = all(isinstance(each, int) for each in (low, high, step))
+        dtype = dtypes.int64 if whole else dtypes.float32
+    if step == 0:
+        raise ArgumentError("a step is not 0", found="step=0")
+    if (high - low) / step <= 0:
+        return Tensor.zeros(0, dtype=dtype, device=device)
+    return Tensor.arange(low, high, step, dtype=dtype, device=device)
+
+
+def linspace(
+    start: float,
+    stop: float,
+    /,
+    num: int,
+    *,
+    dtype: DType | None = None,
+    device: str | None = None,
+    endpoint: bool = True,
+) -> Tensor:
+    """Return `num` numbers at equal distances from `start` to `stop`."""
+    dtype = dtype or dtypes.float32
+    if endpoint:
+        return Tensor.linspace(start, stop, num, dtype=dtype, device=device)
+    return Tensor.linspace(start, stop, num + 1, dtype=dtype, device=device)[:num]
+
+
+def eye(
+    n_rows: int,
+    n_cols: int | None = None,
+    /,
+    *,
+    k: int = 0,
+    dtype: DType | None = None,
+    device: str | None = None,
+) -> Tensor:
+    """Return ones on the k-th diagonal, zeros beside it."""
+    columns = n_rows if n_cols is None else n_cols
+    rows = Tensor.arange(n_rows, device=device).unsqueeze(1)
+    places = Tensor.arange(columns, device=device)
+    return (places - rows == k).cast(dtype or dtypes.float32)
+
+
+def full(
+    shape: int | tuple[int, ...],
+    fill_value: Value,
+    *,
+    dtype: DType | None = None,
+    device: str | None = None,
+) -> Tensor:
+    """Return an array of one number."""
+    number = fill_value.item() if isinstance(fill_value, Tensor) else fill_value
+    if dtype is None:
+        kinds = {bool: dtypes.bool, int: dtypes.int64}
+        dtype = kinds.get(type(number), dtypes.float32)
+    return Tensor.full(_shape(shape), number, dtype=dtype, device=device)
+
+
+def _shape(shape: int | tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(map(index, shape)) if isinstance(shape, tuple | list) else (index(shape),)
+
+
+def zeros(
+    shape: int | tuple[int, ...], *, dtype: DType | None = None, device: str | None = None
+) -> Tensor:
+    """Return an array of zeros."""
+    return full(shape, 0, dtype=dtype or dtypes.float32, device=device)
+
+
+def ones(
+    shape: int | tuple[int, ...], *, dtype: DType | None = None, device: str | None = None
+) -> Tensor:
+    """Return an array of ones."""
+    return full(shape, 1, dtype=dtype or dtypes.float32, device=device)
+
+
+# Nothing is left unwritten here.
+empty = zeros
+
+
+def full_like(
+    x: Tensor,
+    /,
+    fill_value: bool | int | float,
+    *,
+    dtype: DType | None = None,
+    device: str | None = None,
+) -> Tensor:
+    """Return an array of one number, like another in what is not said."""
+    return full(x.shape, fill_value, dtype=dtype or x.dtype, device=device or x.device)
+
+
+def zeros_like(
+    x: Tensor, /, *, dtype: DType | None = None, device: str | None = None
+) -> Tensor:
+    """Return zeros, like another array in what is not said."""
+    return full_like(x, 0, dtype=dtype, device=device)
+
+
+def ones_like(x: Tensor, /, *, dtype: DType | None = None, device: str | None = None) -> Tensor:
+    """Return ones, like another array in what is not said."""
+    return full_like(x, 1, dtype=dtype, device=device)
+
+
+empty_like = zeros_like
+
+
+def meshgrid(*arrays: Tensor, indexing: str = "xy") -> list[Tensor]:
+    """Return the coordinates of a grid for each of its axes."""
+    dtype = joined(*(x.dtype for x in arrays)) if arrays else dtypes.float32
+    given = [x.cast(dtype) for x in arrays]
+    if len(given) < 2:
+        return [x.clone() for x in given]
+    return list(Tensor.meshgrid(*given, indexing=indexing))
+
+
+def tril(x: Tensor, /, *, k: int = 0) -> Tensor:
+    """Return what is on and below the k-th diagonal, zeros above it."""
+    return x.tril(k)
+
+
+def triu(x: Tensor, /, *, k: int = 0) -> Tensor:
+    """Return what is on and above the k-th diagonal, zeros below it."""
+    return x.triu(k)
+
+
+def default_device() -> str:
+    """The device of arrays for which none is named."""
+    return choose_device(None)
+
+
+pi, e, inf, nan, newaxis = math.pi, math.e, math.inf, math.nan, None
