@@ -219,7 +219,7 @@ def _is_long_nest(fusion: Fusion, node: Node, request: Request) -> bool:
     if not inside:
         return False
     points = points_of(inside)
-    return points >= ROWS and points * fusion.survey.work[node] >= LONG_NEST
+    return points > 1 and points * fusion.survey.work[node] >= LONG_NEST
 
 
 def _running_fold(node: Node) -> Node | None:

@@ -208,3 +208,13 @@ def test_long_sums_below_one_result_are_shared_by_threads(columns: int, stored: 
     logits = (x.reshape(1, 1, 512) * w.reshape(1, columns, 512)).sum(2)
     plan = check([logits.max(1)], kernels=2 if stored else 1)
     assert any("in parallel" in str(one.reason) for one in reasons(plan, Ops.REDUCE)) is stored
+
+
+@pytest.mark.parametrize("rows", [2, 5, 40])
+@pytest.mark.parametrize(("columns", "kernels"), [(16, 1), (78736, 2)])
+def test_no_block_of_a_gpu_sums_several_long_rows(rows: int, columns: int, kernels: int) -> None:
+    """As the mean of a loss over a few rows of many classes does; short ones are a warp's each."""
+    x = param(0, rows, columns)
+    high = x.max(1, keep=True)
+    loss = ((x - high).exp().sum(1, keep=True).log() + high).mean(0)
+    assert len(make_plan(sink(loss), target=HOPPER).kernels) == kernels
