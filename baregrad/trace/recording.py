@@ -12,12 +12,12 @@ import ctypes
 import mmap
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from baregrad.runtime.nvidia.abi.layout import Field, Record, Struct
 from baregrad.runtime.nvidia.abi.releases import release_for
 from baregrad.runtime.nvidia.abi.vendor import SCALARS, VendorTables
-from baregrad.runtime.nvidia.driver.trace import RecordingPort
+from baregrad.runtime.nvidia.driver.trace import RecordingPort, lists_of
 from baregrad.trace.calls import CallBlock, RawCall
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ _KINDS = MappingProxyType({
 _PINNED = "params.pMemory"
 # A larger mapping of a program is not followed.
 _MOST_MAPPED = 1 << 28
+# A longer list is one whose size was never written.
+_MOST_LISTED = 1 << 20
 
 
 @dataclass
@@ -59,7 +61,8 @@ class _Answers:
     def ioctl(self, fd: int, request: int, argument: Record, inner: Record | None = None) -> None:
         self._value()
         for record, name, address, data in self.lists:
-            ctypes.memmove(address, data, len(data))
+            if data:
+                ctypes.memmove(address, data, len(data))
             record[name] = address
         for record, data in self.after:
             # Addresses are those of here, and the driver changes none.
@@ -139,15 +142,35 @@ class TraceRecorder:
         answers.after = [(argument, blocks["argument"].after)]
         if inner is not None:
             answers.after.append((inner, blocks["params"].after))
-        answers.lists, held = [], []
-        for one in raw.blocks[2:]:
-            if inner is not None and one.role in inner.struct.fields:
-                memory = ctypes.create_string_buffer(one.before, len(one.before))
-                held.append(memory)
-                inner[one.role] = ctypes.addressof(memory)
-                row = (inner, one.role, ctypes.addressof(memory), one.after or one.before)
-                answers.lists.append(row)
+        answers.lists = []
+        # Theirs until the call is written down.
+        held = [] if inner is None else self._lists(raw, inner)
         self._port.ioctl(raw.fd, raw.arguments[1], argument, inner)
+        del held
+
+    def _lists(self, raw: RawCall, inner: Record) -> list[Any]:
+        """Put the lists that a record refers to into memory of ours, which is returned.
+
+        A list of which less was read than the record says is as long as it says, but for one that
+        no program meant: it is left out.
+        """
+        sizes = {name: nbytes for name, (_, nbytes) in lists_of(inner).items()}
+        read = {one.role: one for one in raw.blocks[2:] if one.role in inner.struct.fields}
+        held = []
+        for name in dict.fromkeys([*read, *sizes]):
+            block, nbytes = read.get(name), sizes.get(name, 0)
+            before = block.before if block is not None else b""
+            after = block.after or before if block is not None else b""
+            if nbytes > _MOST_LISTED:
+                inner[name] = 0
+                self._answers.lists.append((inner, name, 0, b""))
+                continue
+            size = max(nbytes, len(before), len(after), 1)
+            memory = ctypes.create_string_buffer(before.ljust(size, b"\0"), size)
+            held.append(memory)
+            inner[name] = ctypes.addressof(memory)
+            self._answers.lists.append((inner, name, ctypes.addressof(memory), after))
+        return held
 
     def _record(self, block: CallBlock) -> Record:
         """Return the bytes of a block as the runtime's record, its addresses those of here."""

@@ -116,12 +116,14 @@ def _values(record: Record | None, names: _Names) -> dict[str, Any]:
     return found
 
 
-def _lists(record: Record | None) -> dict[str, tuple[int, int]]:
+def lists_of(record: Record | None) -> dict[str, tuple[int, int]]:
     """Return where the lists lie that a record refers to, and their sizes in bytes."""
     found = {}
     if record is not None:
         for name, (count, nbytes) in _LISTS.items():
-            if name in record.struct.fields and record[name]:
+            row = record.struct.fields.get(name)
+            # Newer controls have lists of these names in the struct itself.
+            if row is not None and not row.is_bytes and record[name]:
                 found[name] = (record[name], record[count] * nbytes)
     return found
 
@@ -177,7 +179,7 @@ class RecordingPort(ByStores):
         """Call the driver, and write down what it was given and what it changed."""
         event = _question(self._names, fd, request, argument, inner)
         before = (_values(argument, self._names), _values(inner, self._names))
-        lists = _lists(inner)
+        lists = lists_of(inner)
         self._asked(event, lambda: self._port.ioctl(fd, request, argument, inner))
         self._learn(argument, inner)
         after = (_values(argument, self._names), _values(inner, self._names))
@@ -316,7 +318,7 @@ def _question(
     }  # fmt: skip
     if inner is not None:
         event |= {"inner": inner.struct.name, "inner_in": _values(inner, names)}
-    lists = _lists(inner)
+    lists = lists_of(inner)
     if lists:
         event["lists_in"] = _list_bytes(lists)
     return event
@@ -381,7 +383,7 @@ class ReplayPort(ByStores):
         if self._broken is not None:
             return
         event = self._next(_question(self._names, fd, request, argument, inner))
-        lists = _lists(inner)
+        lists = lists_of(inner)
         self._refuse(event)
         self._fill(argument, event.get("out", {}))
         self._fill(inner, event.get("inner_out", {}))
