@@ -9,8 +9,8 @@ from typing import Any
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes
-from baregrad.engine.again import run_again
 from baregrad.engine.canonical import bind
+from baregrad.engine.capture import run_again
 from baregrad.engine.session import Run, Session, current_session
 from baregrad.func.regions import (
     ProgramRegion,
