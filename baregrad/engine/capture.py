@@ -227,12 +227,7 @@ class Replay:
             commands.copy(Slot(slot), self._place(handle), handle.nbytes)
         for run in self.runs:
             where = partial(current_session().where, run.program)
-            # Those that the function bound itself are the same at every call.
-            bound = {
-                name: value for name, value in run.program.variables.items()
-                if name not in self._variables
-            }
-            run.executable.record(commands, self._resolver(run), bound, where)
+            run.executable.record(commands, self._resolver(run), self._bound(run), where)
         for slot, handle in enumerate(self._late, len(self.inputs) + len(self._fresh)):
             commands.copy(Slot(slot), self._place(handle), handle.nbytes)
         self._record_updates(commands)
@@ -275,6 +270,11 @@ class Replay:
                 if key in self._result or symbolic:
                     self._slots[key] = len(self.inputs) + len(self._fresh)
                     self._fresh.append((run, index, key))
+
+    def _bound(self, run: Run) -> dict[str, int]:
+        """The variables that the function bound itself: they are the same at every call."""
+        given = self._variables
+        return {k: value for k, value in run.program.variables.items() if k not in given}
 
     def _resolver(self, run: Run) -> Any:
         plan = run.executable.plan
@@ -417,7 +417,8 @@ class Replay:
                 ref._replace(handle=table.get(id(ref.handle), ref.handle))
                 for ref in run.program.inputs
             )
-            program = replace(run.program, inputs=refs, variables=variables)
+            bound = {**self._bound(run), **variables}
+            program = replace(run.program, inputs=refs, variables=bound)
             results = run.backend.execute(run.executable, program, None)
             for ref, buffer in zip(run.outputs, results, strict=True):
                 fixed = id(ref.handle) not in self._result and id(ref.handle) not in self._position

@@ -10,6 +10,7 @@ import pytest
 
 from baregrad import func
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
+from baregrad.base.options import options
 from baregrad.engine.session import Session, use_session
 from baregrad.func import scan
 from baregrad.tensor import Tensor
@@ -56,8 +57,14 @@ def gradients(loop: Loop, reverse: bool, *arrays: Tensor) -> tuple[Tensor, ...]:
     return (h.detach(), rows.detach(), *loss.gradient(*leaves, create_graph=False))
 
 
+@pytest.mark.parametrize("device", ["CPU", "REF"])
 @pytest.mark.parametrize("reverse", [False, True])
-def test_gradients_reach_all_that_steps_read(reverse: bool) -> None:
+def test_gradients_reach_all_that_steps_read(reverse: bool, device: str) -> None:
+    with options.override(device=device):
+        reached(reverse)
+
+
+def reached(reverse: bool) -> None:
     wanted = gradients(written_out, reverse, *given())
     same(gradients(scanned, reverse, *given()), wanted)
 
