@@ -64,7 +64,7 @@ def test_what_it_makes_is_known_by_name(calls: list[DriverCall]) -> None:
 
 
 class PretendedPort(ReplayPort):
-    """A replay with the numbers of the traced program for descriptors and the driver's addresses."""
+    """A replay with the numbers of the traced program for descriptors and addresses."""
 
     recorder: TraceRecorder
 
