@@ -85,10 +85,10 @@ def _is_packed(factor: Node, survey: Survey, traffic: Traffic) -> bool:
     if not behind or sum(behind.values()) * LEAST_RATIO > count * factor.dtype.itemsize:
         return False
     # Of a resized image the same numbers are read several times, which are none the fewer: a float
-    # holds one, and an integer one in each bit at most.
+    # holds one, and an integer one in each bit at most. Rows that are named may be so many times.
     codes = max(behind, key=lambda array: behind[array])
     held = 1 if codes.dtype.is_float else codes.dtype.bits
-    if count > held * behind[codes] / codes.dtype.itemsize:
+    if not factor.mask & Ops.GATHER.bit and count > held * survey.size[codes.shape]:
         return False
     operations = sum(node.op.bit & _OPERATIONS > 0 for node in _inside(factor))
     return operations >= LEAST_OPERATIONS
@@ -120,6 +120,5 @@ def _inside(factor: Node) -> set[Node]:
         node = waiting.pop()
         if node not in found and node.op.bit & _INSIDE:
             found.add(node)
-            # Places that are named may be stored as any others.
-            waiting.extend(node.src[:1] if node.op is Ops.GATHER else node.src)
+            waiting.extend(node.src)
     return found
