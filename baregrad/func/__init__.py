@@ -24,11 +24,13 @@ from baregrad.func.derivatives import (
 )
 from baregrad.func.loops import scan
 from baregrad.func.memory import memory_of
+from baregrad.func.modules import functional_call, stack_module_state
 
 __all__ = [
     "checkpoint",
     "cond",
     "custom_gradient",
+    "functional_call",
     "grad",
     "grad_and_value",
     "hessian",
@@ -38,6 +40,7 @@ __all__ = [
     "jvp",
     "memory_of",
     "scan",
+    "stack_module_state",
     "vjp",
     "vmap",
     "while_loop",
