@@ -78,10 +78,12 @@ def plan_reductions(plan: GpuPlan) -> None:
         return
     # A lone row, too: the order of its sum is that of each of many. In sums of sums a thread's
     # elements cannot lie next to each other along both.
-    if not columns and not nested and all(is_short(facts, each) for each in facts.reductions):
-        plan.because("{} results, sums of {}: a thread for each", points, length)
+    steps = max(iterations((each.free - data).union(each.own)) for each in facts.reductions)
+    is_short_nest = not nested or steps <= FAR_ROW
+    if not columns and is_short_nest and all(is_short(facts, each) for each in facts.reductions):
+        plan.because("{} results, sums of {}: a thread for each", points, steps)
         plan.spread(by_id(rows), BLOCK)
-        for reduction in facts.reductions:
+        for reduction in facts.reductions if not nested else ():
             _across(plan, reduction, frozenset(), [])
         return
     if nested:
@@ -147,8 +149,10 @@ def _plan_columns(
     warps = WARPS if length >= LONG_COLUMN else 1
     warps = plan.pick("warps", powers_from(warps, 1, min(MOST_WARPS, length)))
     written = plan.by_stride(rows, plan.write)
-    if not fixed or (warps == 1 and written[-1] is inner[-1]):
-        wide = plan.lanes(written)
+    is_along = written[-1] is inner[-1]
+    if not fixed or (warps == 1 and (is_along or width < plan.warp)):
+        # Few neighbours are no block: threads go on with the next ones.
+        wide = plan.lanes(written) if is_along or not fixed else 1
         while wide > 1 and iterations(rows) < wide * BLOCK * plan.target.busy_blocks:
             wide //= 2
         plan.spread(rows, BLOCK, wide)

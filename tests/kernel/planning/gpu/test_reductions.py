@@ -383,3 +383,39 @@ def test_threads_share_many_results_of_a_little_sum() -> None:
     units = {step.axis: step.unit for step in schedule if isinstance(step, Bind)}
     assert any(units.get(name) == "thread" for step in along for name, _ in step.parts)
     check(repeated(6, 12, 300))
+
+
+def threads_of_blocks(kernel: Node) -> int:
+    """How many threads a block of a kernel has."""
+    launch = Compiler(HOPPER, render.get("ptx"), Texts(), None).compile(kernel).launch
+    assert launch is not None
+    return int(np.prod(launch.block))
+
+
+class Texts:
+    """An assembler whose machine code is the text."""
+
+    version = "1"
+    several_at_once = False
+
+    def assemble_all(self, texts: Any) -> Any:
+        return (text.encode() for text in texts)
+
+
+def test_short_sums_of_short_sums_are_a_thread_s() -> None:
+    """As in a mean over windows that rounds between its axes; a block of four threads has most
+    of its time to wait for."""
+    x = param(0, 40, 64, 64, dtype=dtypes.bfloat16)
+    inner = x.reshape(40, 32, 2, 32, 2).cast(dtypes.float32).sum(4).cast(dtypes.bfloat16)
+    total = inner.cast(dtypes.float32).sum(2)
+    (kernel,) = make_plan(canonicalise(sink(total), target=HOPPER), target=HOPPER).kernels
+    assert threads_of_blocks(kernel) >= 128
+
+
+def test_few_neighbours_are_no_block() -> None:
+    """Columns of which two lie together, beside many others."""
+    a, b, r, c, d = (range_node(size, place) for place, size in enumerate((60, 9, 3, 20, 2)))
+    total = k.reduce(Ops.ADD, k.at(k.param(1, 9, 60, 20, 3, 2), b, a, c, r, d), r)
+    kernel = k.kernel(k.out(k.param(0, 60, 9, 2, 20), total, a, b, d, c))
+    assert threads_of_blocks(kernel) >= 64
+    check(kernel)
