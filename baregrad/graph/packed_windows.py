@@ -38,8 +38,9 @@ LEAST = 16
 # Results of an element that pay for its copy where it has no windows, and of one factor at least.
 MANY_USES = 64
 # Products of an element that pay for storing the zeros beside it: where there are more, it takes
-# longer to ask of each chunk whether it is there.
-MANY_PRODUCTS = 1 << 11
+# longer to ask of each chunk whether it is there. Where sums run along the image, as a filter's
+# gradient's do, each chunk has other conditions, and fewer pay.
+MANY_PRODUCTS, MANY_ALONG = 1 << 13, 1 << 11
 # Taps of a filter, at most: what has more of them for each channel is an image.
 MOST_TAPS = 32
 
@@ -48,7 +49,7 @@ class _Factor(NamedTuple):
     """A factor of a product: views, outermost first, of what may be stored, and their windows.
 
     places: the axes of that which either only this factor runs along, or both are summed along;
-    summed: the latter.
+    summed: the latter. along: whether windows slide along what is summed.
     """
 
     views: tuple[Node, ...]
@@ -56,6 +57,7 @@ class _Factor(NamedTuple):
     windows: int
     places: frozenset[int]
     summed: frozenset[int]
+    along: bool
 
 
 def _visit(node: Node) -> Node | None:
@@ -100,18 +102,20 @@ def _summed(node: Node, value: Node, factors: list[Node]) -> Node:
 
 def _factor(side: Node, own: Sequence[int], axes: Sequence[int]) -> _Factor:
     """A factor that alone runs along the axes `own`, and is summed along others."""
-    views, windows = list[Node](), 0
+    views, windows, along = list[Node](), 0, False
     places: dict[int, bool] = {**dict.fromkeys(own, False), **dict.fromkeys(axes, True)}
     while side.op.bit & _VIEWS:
         if side.op is Ops.WINDOW and side.arg.stride > side.arg.taps == 1:
             break  # what lies between its places is not wanted
         views.append(side)
-        windows += side.op is Ops.WINDOW and not _is_whole(side)
+        if side.op is Ops.WINDOW and not _is_whole(side):
+            windows += 1
+            along |= places.get(side.arg.axis, False)
         below = {_below(side, place): is_summed for place, is_summed in places.items()}
         places = {place: is_summed for place, is_summed in below.items() if place is not None}
         side = side.src[0]
     summed = frozenset([place for place, is_summed in places.items() if is_summed])
-    return _Factor(tuple(views), side, windows, frozenset(places), summed)
+    return _Factor(tuple(views), side, windows, frozenset(places), summed, along)
 
 
 def _below(view: Node, place: int) -> int | None:
@@ -157,7 +161,7 @@ def _packed(factor: _Factor, other: _Factor, uses: int) -> Node:
     products = uses * prod([view.arg.taps / view.arg.stride for view in factor.views
                             if view.op is Ops.WINDOW])  # fmt: skip
     beside = order is not None and all(_is_beside(pad, order[-1]) for pad in inside)
-    if order is not None and beside and products < MANY_PRODUCTS:
+    if order is not None and beside and products < (MANY_ALONG if factor.along else MANY_PRODUCTS):
         # Zeros are part of no chunk: what is copied is there or not.
         stored = permute(_in_order(narrow.src[0], order), _places(order))
         return cast(_over([*factor.views, *inside], stored), base.dtype)

@@ -61,7 +61,12 @@ def test_channels_are_stored_innermost_without_the_zeros_around() -> None:
     found = convolved((2, 32, 8, 8), (16, 32, 3, 3), padding=1)
     assert found == [(2, 8, 8, 32), (16, 3, 3, 32)]
     found = convolved((2, 32, 8, 8), (256, 32, 3, 3), padding=1)
-    assert found == [(2, 10, 10, 32), (256, 3, 3, 32)]
+    assert found == [(2, 8, 8, 32), (256, 3, 3, 32)]
+    found = convolved((2, 32, 8, 8), (1024, 32, 3, 3), padding=1)
+    assert found == [(2, 10, 10, 32), (1024, 3, 3, 32)]
+    # Fewer where sums run along the image.
+    made = gradient((2, 32, 8, 8), (256, 32, 3, 3), (2, 256, 8, 8), by_filter=True, padding=1)
+    assert (2, 10, 10, 32) in stored(made)
     found = convolved((8, 32, 8, 8), (256, 32, 3, 3), padding=1, stride=2)
     assert found == [(8, 8, 8, 32), (256, 3, 3, 32)]
 
