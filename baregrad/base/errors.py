@@ -18,6 +18,7 @@
     │   └── UnsupportedLayout
     ├── FileFormatError      (ValueError)     a broken or hostile file
     ├── MissingDependency    (ImportError)    an optional package is absent; says what to install
+    ├── WorkerDied                            a process that reads data ended by itself
     ├── OutOfMemory          (MemoryError)    a device or the host ran out of memory
     ├── DriverError                           the operating system or a driver said no
     ├── CompileError                          a compiler said no; keeps the source and its log
@@ -199,6 +200,10 @@ class MissingDependency(BaregradError, ImportError):
         super().__init__(message, found=found, wanted=wanted, hint=hint, at=at)
         self.package = package
         self.extra = extra
+
+
+class WorkerDied(BaregradError):
+    """A process that reads data for this one ended by itself."""
 
 
 class OutOfMemory(BaregradError, MemoryError):

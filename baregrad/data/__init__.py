@@ -1,1 +1,5 @@
-"""Small real data sets and the loaders that feed them."""
+"""Small real data sets, and the loader that feeds batches of any data set."""
+
+from baregrad.data.loading import DataLoader
+
+__all__ = ["DataLoader"]
