@@ -49,3 +49,16 @@ def convolution(n: int, c: int, side: int, o: int, taps: int, padded: bool) -> N
     total = k.reduce(Ops.ADD, alu(Ops.MUL, cast(read, F32), cast(w, F32)), channel, r, q)
     result = k.param(0, n, o, side, side)
     return k.kernel(k.out(result, total, image, filters, row, column), name="convolution")
+
+
+def packed_convolution(n: int, c: int, side: int, o: int, taps: int) -> Node:
+    """A convolution whose channels lie innermost, guarded around its image's edges."""
+    axes = [range_node(size, place) for place, size in enumerate((n, o, side, side, c, taps, taps))]
+    image, filters, row, column, channel, r, q = axes
+    w = k.at(k.param(2, o, taps, taps, c, dtype=HALF), filters, r, q, channel)
+    y, x = (index.sub(index.add(at, tap), taps // 2) for at, tap in ((row, r), (column, q)))
+    read = k.at(k.param(1, n, side, side, c, dtype=HALF), image, y, x, channel)
+    read = k.guard(index.both(index.inside(y, side), index.inside(x, side)), read)
+    total = k.reduce(Ops.ADD, alu(Ops.MUL, cast(read, F32), cast(w, F32)), channel, r, q)
+    result = k.param(0, n, o, side, side)
+    return k.kernel(k.out(result, total, image, filters, row, column), name="convolution")

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose
 from baregrad.kernel.language.schedule import Persist, Tensorize
 from baregrad.kernel.planning.common.decisions import Decisions
@@ -14,7 +15,7 @@ from baregrad.kernel.planning.gpu.gemm_groups import TILES, GroupTile, ranked_gr
 from baregrad.kernel.planning.gpu.gemm_tiles import Product
 from baregrad.target import gpu_row
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
-from tests.kernel.planning.gpu.contractions import HALF, contraction
+from tests.kernel.planning.gpu.contractions import HALF, contraction, packed_convolution
 
 WORDS = (True, True)
 Sizes = tuple[int, ...]
@@ -100,3 +101,13 @@ def test_much_work_on_results_is_that_of_many_warps() -> None:
         for found in (plain, dear)
     ]
     assert sizes[0][0] == 8 and sizes[1][0] == 16
+
+
+def test_chunks_of_an_image_are_there_or_zeros() -> None:
+    """A convolution reads its image as it lies, without the zeros around it."""
+    kernel = packed_convolution(1, 64, 8, 64, 3)
+    assert instruction(kernel) == "wgmma"
+    program = check_gpu(kernel, choose(kernel, HOPPER).schedule)
+    copies = [n for n in program.src if n.op is Ops.MACHINE and n.arg.name == "cp.async"]
+    # Those of the image have a condition beside their places.
+    assert {len(node.src) for node in copies} == {4, 5}
