@@ -46,9 +46,9 @@ _GRID_BLOCKS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyTyp
 
 # Bytes of a float16 or bfloat16.
 HALF_BYTES = 2
-# Rows of a matrix from which on integers are made of the row that it is multiplied with: that is a
+# Bytes of a matrix from which on integers are made of the row that it is multiplied with: that is a
 # kernel more, but then four codes are multiplied at once.
-MANY_ROWS = 1 << 13
+LARGE_NBYTES = 16 << 20
 
 
 class PackedWeight:
@@ -284,8 +284,7 @@ class PlanarWeight(PackedWeight):
     def _times(self, row: Tensor) -> Tensor:
         if not self.planes.has_words:
             return super()._times(row)
-        rows = self.shape[0]
-        if isinstance(rows, int) and rows >= MANY_ROWS and self._takes_integers(row):
+        if self.nbytes >= LARGE_NBYTES and self._takes_integers(row):
             vector = row.cast(dtypes.float32).flatten()
             found = wide_linear(vector, self.planes, self.type.name)
         else:

@@ -68,7 +68,7 @@ def test_rows_of_a_thread_share_the_other_factor(name: str, out: int) -> None:
 def test_words_of_codes_are_multiplied_by_words_of_16_bit_rows(
     name: str, held: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(weight, "MANY_ROWS", 1)
+    monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
     kernel = packed_product(name, 1, 6, 512, dtypes.bfloat16)
     assert f"{held} numbers in words" in reasons(kernel)
     program = check_gpu(kernel, choose_schedule(kernel, HOPPER))
@@ -79,12 +79,16 @@ def test_words_of_codes_are_multiplied_by_words_of_16_bit_rows(
     assert "ld.global.b32" not in text
 
 
-def test_rows_that_keep_a_machine_busy_are_several_of_a_thread() -> None:
-    for name, out, each in (("Q6_K", 512, 1), ("Q6_K", 16384, 2), ("Q4_K", 65536, 4)):
-        kernel = packed_product(name, 1, out, 512, dtypes.bfloat16)
-        asked = Decisions(noted=True)
-        choose(kernel, HOPPER, asked)
-        assert asked.made["rows of a thread"].taken == str(each)
+@pytest.mark.parametrize(("name", "out", "width", "rows"), [
+    ("Q6_K", 512, 512, 1), ("Q6_K", 16384, 512, 2),
+    ("Q4_K", 16384, 2048, 4), ("Q4_K", 65536, 512, 2),
+])  # fmt: skip
+def test_rows_that_keep_a_machine_busy_are_several_of_a_thread(
+    name: str, out: int, width: int, rows: int
+) -> None:
+    asked = Decisions(noted=True)
+    choose(packed_product(name, 1, out, width, dtypes.bfloat16), HOPPER, asked)
+    assert asked.made["rows of a thread"].taken == str(rows)
 
 
 @pytest.mark.parametrize("width", [256, 768, 2048, 8192])
