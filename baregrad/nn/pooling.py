@@ -7,6 +7,7 @@ from typing import cast
 
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
+from baregrad.tensor.ops.pooling import adaptive_avg_pool, adaptive_max_pool
 
 PerAxis = int | Sequence[int]
 
@@ -125,17 +126,41 @@ class AdaptiveAvgPool1d(Module):
         return x.adaptive_avg_pool1d(self.output_size)
 
 
-class _AdaptivePool2d(Module):
+class _AdaptivePool(Module):
     def __init__(self, output_size: int | Sequence[int | None] | None) -> None:
         self.output_size = output_size
 
 
-class AdaptiveMaxPool2d(_AdaptivePool2d):
+class AdaptiveMaxPool2d(_AdaptivePool):
     """The highest of as many windows as wanted: (N, C, H, W) -> (N, C, *output_size)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the highest of each window."""
         return x.adaptive_max_pool2d(self.output_size)
+
+
+class AdaptiveMaxPool1d(_AdaptivePool):
+    """The highest of as many windows as wanted: (N, C, L) -> (N, C, output_size)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the highest of each window."""
+        return adaptive_max_pool(x, 1, self.output_size)
+
+
+class AdaptiveMaxPool3d(_AdaptivePool):
+    """The highest of as many windows as wanted: (N, C, D, H, W) -> (N, C, *output_size)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the highest of each window."""
+        return adaptive_max_pool(x, 3, self.output_size)
+
+
+class AdaptiveAvgPool3d(_AdaptivePool):
+    """The means of as many windows as wanted: (N, C, D, H, W) -> (N, C, *output_size)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the means."""
+        return adaptive_avg_pool(x, 3, self.output_size)
 
 
 class Upsample(Module):
@@ -169,7 +194,7 @@ class PixelShuffle(Module):
         return x.pixel_shuffle(self.upscale_factor)
 
 
-class AdaptiveAvgPool2d(_AdaptivePool2d):
+class AdaptiveAvgPool2d(_AdaptivePool):
     """The means of as many windows as wanted: (N, C, H, W) -> (N, C, *output_size)."""
 
     def forward(self, x: Tensor) -> Tensor:

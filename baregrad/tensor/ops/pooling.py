@@ -16,7 +16,7 @@ from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import plain
-from baregrad.tensor.array.core import check_float
+from baregrad.tensor.array.core import check_float, check_shape_is_int
 from baregrad.tensor.array.operands import accumulator, result
 from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.ops.convolution import PerAxis, per_axis, windows
@@ -321,17 +321,39 @@ def adaptive_avg_pool2d(x: Tensor, output_size: int | Sequence[int | None] | Non
 
 
 def adaptive_max_pool2d(x: Tensor, output_size: int | Sequence[int | None] | None) -> Tensor:
-    """Return the largest of each part of the last two axes, whose extents must divide."""
-    sizes = _sizes(x, output_size, 2)
-    own = x.shape[x.ndim - 2 :]
-    if any(have % want for have, want in zip(own, sizes, strict=True)):
-        raise ShapeError(
-            "adaptive_max_pool2d wants extents that divide", found=list(own), wanted=list(sizes)
-        )
-    kernel = [have // want for have, want in zip(own, sizes, strict=True)]
-    found = max_pool(x, 2, kernel, None, 0, 1, False, False)
-    assert not isinstance(found, tuple)
-    return found
+    """Return the largest of a grid of parts of the last two axes, as equal as can be."""
+    return adaptive_max_pool(x, 2, output_size)
+
+
+def adaptive_max_pool(
+    x: Tensor, count: int, output_size: int | Sequence[int | None] | None
+) -> Tensor:
+    """The largest of parts of the last `count` axes, the first of equals: (N, C, ...)."""
+    sizes = _sizes(x, output_size, count)
+    lead, own = x.shape[: x.ndim - count], x.shape[x.ndim - count :]
+    if all(have % want == 0 for have, want in zip(own, sizes, strict=True)):
+        kernel = [have // want for have, want in zip(own, sizes, strict=True)]
+        found = max_pool(x, count, kernel, None, 0, 1, False, False)
+        assert not isinstance(found, tuple)
+        return found
+    check_shape_is_int(own, "adaptive_max_pool")
+    # A part that is shorter than the longest has its last element several times, the first of
+    # which is chosen.
+    y, spans = x, []
+    for i, (have, want) in enumerate(zip(own, sizes, strict=True)):
+        starts = np.arange(want) * have // want
+        ends = -(-(np.arange(want) + 1) * have // want)
+        span = int((ends - starts).max())
+        places = np.minimum(starts[:, None] + np.arange(span), ends[:, None] - 1)
+        index = type(x)(places.reshape(-1), device=x.device)
+        y = y.movedim(len(lead) + i, 0)[index].movedim(0, len(lead) + i)
+        spans.append(span)
+    y = y.reshape(*lead, *(part for pair in zip(sizes, spans, strict=True) for part in pair))
+    first = len(lead)
+    order = [*range(first), *range(first, y.ndim, 2), *range(first + 1, y.ndim, 2)]
+    parts = y.permute(*order).reshape(*lead, *sizes, prod(spans))
+    chosen = parts.argmax(-1, True)
+    return parts.take_along_dim(chosen, -1).squeeze(-1)
 
 
 # --- resampling ---------------------------------------------------------------------------------

@@ -175,6 +175,8 @@ POOLS: tuple[tuple[str, tuple[tuple[int, ...], ...], Any], ...] = (
     ("adaptive_avg_pool2d", ((2, 3, 7, 5),), lambda f, x: f.adaptive_avg_pool2d(x, (3, 4))),
     ("adaptive_avg_pool2d none", ((2, 3, 7, 5),), lambda f, x: f.adaptive_avg_pool2d(x, (None, 2))),
     ("adaptive_max_pool2d", ((2, 3, 6, 4),), lambda f, x: f.adaptive_max_pool2d(x, (3, 2))),
+    ("adaptive_max_pool2d uneven", ((2, 3, 7, 5),), lambda f, x: f.adaptive_max_pool2d(x, (3, 2))),
+    ("adaptive_max_pool2d larger", ((2, 3, 3, 2),), lambda f, x: f.adaptive_max_pool2d(x, (4, 5))),
     ("nearest", ((2, 3, 4, 5),), lambda f, x: f.interpolate(x, scale_factor=2)),
     ("nearest size", ((2, 3, 4, 5),), lambda f, x: f.interpolate(x, size=(7, 3))),
     ("nearest times", ((2, 3, 4, 5),), lambda f, x: f.interpolate(x, size=(28, 15))),
