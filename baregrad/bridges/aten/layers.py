@@ -95,11 +95,11 @@ def _avg_pool(axes: int) -> Callable[..., Any]:
         x: Tensor, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
         count_include_pad: bool = True, divisor_override: int | None = None,
     ) -> Tensor:
-        if divisor_override is not None:
-            raise ArgumentError("a divisor of one's own in avg_pool", found=divisor_override)
+        # PyTorch's function of one axis has no divisor of one's own.
+        more = {} if divisor_override is None else {"divisor_override": divisor_override}
         result: Tensor = getattr(x, f"avg_pool{axes}d")(
             _pairs(kernel, axes), _pairs(stride, axes) or None, _pairs(padding, axes),
-            ceil_mode=ceil_mode, count_include_pad=count_include_pad,
+            ceil_mode=ceil_mode, count_include_pad=count_include_pad, **more,
         )
         return result
 
