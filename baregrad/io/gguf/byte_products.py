@@ -222,15 +222,17 @@ def byte_linear(x: Tensor, blocks: Tensor, name: str) -> Tensor:
     packed, rows = held.words.flatten(-2), len(lead)
     codes = codes.reshape(*lead, count, *groups, packed.shape[-1] * WORD).contiguous()
     sums = codes.sum(-1, dtype=dtypes.int32)
-    before = (sums * -held.offset).contiguous().unsqueeze(rows) if held.offset else 0
     words = codes.view(dtypes.int32).unsqueeze(rows)
+    before: Tensor | int = 0
+    if held.offset:
+        before = (sums * -held.offset).contiguous().unsqueeze(rows).unsqueeze(-1)
     # What a group comes to is a whole number: its words are one product after the other.
-    dots = packed.select(-1, 0).dot_bytes(words.select(-1, 0), before)
+    dots = packed[..., :1].dot_bytes(words[..., :1], before)
     for link in range(1, packed.shape[-1]):
-        dots = packed.select(-1, link).dot_bytes(words.select(-1, link), dots)
+        dots = packed[..., link : link + 1].dot_bytes(words[..., link : link + 1], dots)
     own = groups if size == SMALL_BLOCK else (1,) * len(groups)
     scale = kept.reshape(*lead, 1, count, *own)
-    found = dots.cast(dtypes.float32) * scale * held.scale
+    found = dots.squeeze(-1).cast(dtypes.float32) * scale * held.scale
     if held.minimum is not None:
         values = sums.cast(dtypes.float32) * step.reshape(*lead, count, *own)
         if size == SMALL_BLOCK:
