@@ -69,8 +69,12 @@ function fillList(rows, heading) {
     make("span", { class: "bar", style: `width:${(100 * row.share).toFixed(2)}%` })])));
   const tail = kept.length > most.length ? [`${kept.length - most.length} more: search for them`] : [];
   const found = words.length ? ` (${kept.length} of ${rows.length})` : "";
+  // Rows are made anew: who was among them by keyboard stays there.
+  const wasInside = find("list").contains(document.activeElement) && document.activeElement.matches(".row");
   find("list").replaceChildren(make("h2", {}, heading + found), ...most, ...tail);
-  find("list").querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
+  const current = find("list").querySelector("[aria-current=true]");
+  current?.scrollIntoView({ block: "nearest" });
+  if (wasInside) current?.focus();
 }
 
 function pairs(entries) {
