@@ -441,9 +441,9 @@ class _Builder:
             *self._exponents(s, own),
             store(self.next, alu(Ops.MAX, top, raised), self.own),
             store(self.scale, factor, self.own),
+            store(self.top, following, self.own),
             store(self.powers, power, own),
             store(self.sums, Node(Ops.FMA, F32, (load(self.sums, sums), scale, summed)), sums),
-            store(self.top, following, self.own),
         ]
 
     def _scaled(self) -> list[Node]:

@@ -80,11 +80,6 @@ def _plain(*opcodes: str) -> Rule:
     return rule
 
 
-def _counted(opcode: str) -> Rule:
-    """An instruction whose operand is the immediate."""
-    return lambda f, node: f.emit(opcode, str(node.arg.immediates[0]))
-
-
 def _set_registers(f: PtxText, node: Node) -> None:
     wanted = node.arg.immediates[0]
     if wanted not in f.target.register_shift:
@@ -242,6 +237,25 @@ def _multiply_groups(f: PtxText, node: Node) -> None:
     f.emit(opcode, braces(total), left, right, adds, *settings)
 
 
+def _commit_products(f: PtxText, node: Node) -> None:
+    f.emit("wgmma.commit_group.sync.aligned")
+    f.computed = ""
+
+
+def _wait_for_products(f: PtxText, node: Node) -> None:
+    """A wait behind what threads compute meanwhile.
+
+    The assembler moves it ahead of arithmetic, which asks for nothing that is waited for, but not
+    ahead of a store of what that computed: one that is never made, as no arithmetic has such bits.
+    """
+    if f.computed:
+        bits = f.made("%r", "mov.b32", f.computed)
+        never = f.made("%p", "setp.eq.u32", bits, "0xFFFFFFFE")
+        f.emit("st.shared.b32", "[shared_memory]", bits, guard=never)
+        f.computed = ""
+    f.emit("wgmma.wait_group.sync.aligned", str(node.arg.immediates[0]))
+
+
 def _store_matrices(f: PtxText, node: Node) -> None:
     """8 x 8 matrices of 16-bit elements, a pair of values for each, four at once."""
     address, *values = node.src
@@ -279,8 +293,8 @@ HOPPER_RULES: MappingProxyType[str, Rule] = MappingProxyType(
         "wgmma.fence": _plain("wgmma.fence.sync.aligned"),
         "wgmma.mma": _multiply,
         **dict.fromkeys(("wgmma", "wgmma.held"), _multiply_groups),
-        "wgmma.commit": _plain("wgmma.commit_group.sync.aligned"),
-        "wgmma.wait": _counted("wgmma.wait_group.sync.aligned"),
+        "wgmma.commit": _commit_products,
+        "wgmma.wait": _wait_for_products,
         "stmatrix": _store_matrices,
     }
 )

@@ -90,6 +90,8 @@ def _set(f: PtxText, node: Node) -> None:
     if f.results.get(value) is not register:
         targets = f.use(register)
         _move(f, register, targets, f.lanes(value, len(targets)))
+    if register.dtype is dtypes.float32 and value.op in (Ops.FMA, Ops.ADD, Ops.MUL):
+        f.computed = f.use(register)[-1]
 
 
 def _move(f: PtxText, node: Node, targets: Names, sources: Names) -> None:

@@ -10,6 +10,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.kernel import lower, parse_schedule
+from baregrad.render import get
 from baregrad.testing.examples.nests import attended
 from baregrad.testing.virtual_gpu.ptx.errors import IllegalInstruction, SharedMemoryRace
 from tests.kernel.applying.test_stream_tiles import arrays_of, attention
@@ -90,3 +91,15 @@ def test_nothing_that_orders_the_loop_can_be_left_out(name: str) -> None:
 def test_what_is_refused(spelled: str) -> None:
     with pytest.raises(ScheduleError, match="one tile ahead"):
         lower(attended(64, 64, 64), HOPPER, parse_schedule(f"Schedule({spelled})"))
+
+
+def test_the_assembler_may_not_wait_ahead_of_the_powers() -> None:
+    """A store of what they are summed to, which is never made, stands ahead of the second wait."""
+    _, program = lowered(attended(64, 256, 64), text((1, 1, 32)))
+    lines = get("ptx").render(program, HOPPER).split("\n")
+    loop = [line.strip() for line in lines[lines.index("L1:") :]]
+    wait = loop.index("wgmma.wait_group.sync.aligned 0;")
+    assert loop[wait - 1].startswith("@") and "st.shared.b32 [shared_memory]" in loop[wait - 1]
+    powers = [at for at, line in enumerate(loop[:wait]) if line.startswith("ex2.approx")]
+    ahead = loop.index("wgmma.wait_group.sync.aligned 1;")
+    assert powers and ahead < min(powers) and "st.shared" not in loop[ahead - 1]
