@@ -157,10 +157,12 @@ def unigram_engine(vocabulary: Vocabulary) -> Engine:
         steps.append(_precompiled(normalizers, table))
     if vocabulary.flag("remove_extra_whitespaces", False):
         steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+    if vocabulary.flag("add_space_prefix", False):
+        # Before texts that begin with a space as well, but not before spaces alone.
+        steps.append(normalizers.Replace(tokenizers.Regex(r"\A(?= *[^ ])"), SPACE))
     engine.normalizer = normalizers.Sequence(steps)
-    scheme = "always" if vocabulary.flag("add_space_prefix", False) else "never"
     engine.pre_tokenizer = tokenizers.pre_tokenizers.Metaspace(
-        replacement=SPACE, prepend_scheme=scheme, split=False
+        replacement=SPACE, prepend_scheme="never", split=False
     )
     return _ids_of(engine)
 

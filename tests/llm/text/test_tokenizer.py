@@ -171,6 +171,9 @@ def test_unigram_takes_the_best_score() -> None:
     assert tokenizer.encode("abc") == [3, 7, 1]
     assert tokenizer.encode("ab") == [5, 1]
     assert tokenizer.decode(tokenizer.encode("abc ab")) == "abc ab"
+    # A space is put before spaces too: SentencePiece's dummy prefix, as llama.cpp has it.
+    assert tokenizer.encode(" ab") == [8, 5, 1]
+    assert tokenizer.encode("  ") == [8, 8, 1]
 
 
 def test_a_broken_table_of_characters_is_refused_by_name() -> None:
