@@ -72,9 +72,10 @@ def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamT
     held = facts.widths[-1] * len(facts.values)
     is_gradient = len(facts.products) > 1 and held > 0
     most = MOST_AHEAD if is_gradient else MOST_OF_GROUPS
-    groups = min(GROUPS, rows // wgmma.M)
+    # Blocks of one group of those with most registers take turns by themselves.
+    groups = 1 if len(facts.values) > 1 else min(GROUPS, rows // wgmma.M)
     found = [
-        StreamTiles(groups, 1, keys, wgmma.INSTRUCTION) for keys in KEYS_OF_GROUPS
+        StreamTiles(groups, 1, keys, wgmma.INSTRUCTION) for keys in KEYS_OF_GROUPS[is_gradient:]
         if wgmma.suits_stream(facts, keys)
         and _shared_nbytes(facts, groups * wgmma.M, keys) <= target.shared_bytes_per_block
     ]
