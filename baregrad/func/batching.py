@@ -6,19 +6,18 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
+from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.func.batching_rules import Mapped
 from baregrad.func.stand_ins import (
     check_callable,
+    check_randomness,
+    drawing,
     results_of,
     stand_in,
     tensors_of,
     with_tensors,
 )
-from baregrad.ir.core.node import Node
 from baregrad.tensor.tensor import Tensor
-
-_RANDOMNESS = ("error", "same")
 
 
 def vmap(
@@ -33,11 +32,7 @@ def vmap(
     derivatives and jit nest in any order. Raises ArgumentError and ShapeError.
     """
     check_callable(func, "vmap")
-    if randomness not in _RANDOMNESS:
-        raise UnsupportedError(
-            "vmap's randomness is 'error' or 'same'", found=repr(randomness),
-            hint="for different draws draw for the whole batch, and map over that as well",
-        )
+    check_randomness(randomness, "vmap")
 
     @functools.wraps(func)
     def mapped(*args: Any, **kwargs: Any) -> Any:
@@ -56,14 +51,8 @@ def vmap(
             given[one] = value
             ones.append(Tensor._make(one, tensor.device, tensor.requires_grad))
         held, kept = with_tensors(tree, ones)
-        before = _draws()
-        result = func(*held, **kept)
-        if randomness == "error" and _draws() != before:
-            raise ArgumentError(
-                "a function under vmap draws random numbers",
-                hint="randomness='same' gives each example the same; for different ones draw for "
-                "the whole batch, and map over that as well",
-            )
+        with drawing(randomness, "vmap", "example"):
+            result = func(*held, **kept)
         return _batched(result, Mapped(extent, given), out_dims)
 
     return mapped
@@ -136,10 +125,3 @@ def _extent(tensors: Sequence[Tensor], axes: Sequence[int | None]) -> Any:
     if any(extent != found[0] for extent in found):
         raise ShapeError("vmap's arguments have as many examples each", found=f"{found}")
     return found[0]
-
-
-def _draws() -> list[Node]:
-    """The states of all random numbers now."""
-    from baregrad.engine.session import current_session
-
-    return [state.storage.node for state in current_session().random_states.values()]

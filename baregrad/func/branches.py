@@ -16,6 +16,7 @@ from baregrad.func.regions import TracedRegion, refuse_writes, traced_region
 from baregrad.func.stand_ins import (
     carries,
     check_callable,
+    drawing,
     reads_stand_ins,
     results_of,
     tensors_of,
@@ -131,7 +132,8 @@ def _traced(
         result = function(with_tensors(tree, tensors))
         return result, results_of(result, "while_loop")
 
-    traced = traced_region(call, values, device)
+    with drawing("error", "while_loop"):
+        traced = traced_region(call, values, device)
     refuse_writes(traced, "while_loop")
     return traced
 

@@ -24,6 +24,8 @@ from baregrad.func.regions import (
 from baregrad.func.stand_ins import (
     carries,
     check_callable,
+    check_randomness,
+    drawing,
     results_of,
     stand_in,
     tensors_of,
@@ -252,7 +254,7 @@ def _is_computed(root: Node, old: Node) -> bool:
 
 def scan(
     func: Callable[[Any, Any], tuple[Any, Any]], init: Any, xs: Any = None,
-    length: int | None = None, reverse: bool = False,
+    length: int | None = None, reverse: bool = False, randomness: str = "error",
 ) -> tuple[Any, Any]:
     """Return (carry, ys) of a loop over the rows of `xs`: carry, y = func(carry, x) for each.
 
@@ -260,10 +262,12 @@ def scan(
     takes time to compile once. xs: tensors of one leading extent, which each step reads its row of,
     or a tree of such; None for `length` steps without. init, and what is carried on, are a tensor
     or a tree of one kind. ys: the second results, stacked. reverse: from the last row to the first.
-    For gradients what each step began with is kept, and all else of it computed again. Raises
+    For gradients what each step began with is kept, and all else of it computed again. randomness:
+    "error" refuses functions that draw, "same" gives each step the same draws. Raises
     ArgumentError, ShapeError or DTypeError.
     """
     check_callable(func, "scan")
+    check_randomness(randomness, "scan")
     carry, read = tensors_of(init), tensors_of(xs)
     steps = _length(read, length)
     given = (*carry, *read)
@@ -285,7 +289,8 @@ def scan(
         rows = [] if result[1] is None else results_of(result[1], "scan")
         return result, [*results_of(result[0], "scan"), *rows]
 
-    traced = traced_region(call, likes, device)
+    with drawing(randomness, "scan", "step"):
+        traced = traced_region(call, likes, device)
     refuse_writes(traced, "scan")
     loop = Loop(traced.region, len(carry), len(read), steps, reverse)
     ends, stacks = loop.run(

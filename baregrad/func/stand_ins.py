@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from baregrad.base.errors import ArgumentError
+from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.dtypes import DType, dtypes
+from baregrad.engine.session import current_session
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node, make_node, toposort
 from baregrad.ir.core.op import Ops
@@ -194,3 +196,30 @@ def check_callable(function: Callable[..., Any], what: str) -> None:
             f"{what} transforms functions", found=f"{type(function).__name__} {function!r:.40}",
             hint=f"give it the function itself: {what}(f), not {what}(f(x))",
         )
+
+
+def check_randomness(randomness: str, what: str) -> None:
+    """Raise UnsupportedError for what is no way of drawing."""
+    if randomness not in ("error", "same"):
+        raise UnsupportedError(
+            f"randomness of {what} is 'error' or 'same'", found=repr(randomness),
+            hint="for different draws draw for all of them first, and take the draws in",
+        )
+
+
+@contextmanager
+def drawing(randomness: str, what: str, each: str = "") -> Iterator[None]:
+    """Raise ArgumentError where the block draws random numbers, unless they may be the same."""
+    before = _random_states()
+    yield
+    if randomness == "error" and _random_states() != before:
+        raise ArgumentError(
+            f"a function under {what} draws random numbers",
+            hint=f"randomness='same' gives each {each} the same; for different ones draw for all "
+            "of them first, and take the draws in" if each else "draw first, and take the draws in",
+        )
+
+
+def _random_states() -> list[Node]:
+    """The states of all random numbers now."""
+    return [state.storage.node for state in current_session().random_states.values()]

@@ -13,6 +13,8 @@ from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
 from baregrad.func import grad, vmap
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
+from baregrad.testing.fuzz_grow import grow
+from baregrad.testing.fuzz_program import FuzzProgram, given
 
 F = torch.nn.functional
 X = np.random.default_rng(0).normal(size=(5, 4, 6)).astype(np.float32)
@@ -172,6 +174,33 @@ def test_same_draws_for_each_example() -> None:
         vmap(lambda x: x + Tensor.rand(6))(Tensor(X))
     with pytest.raises(UnsupportedError, match="randomness"):
         vmap(lambda x: x, randomness="different")
+
+
+def test_random_programs_of_a_batch_are_those_of_its_examples() -> None:
+    tried = 0
+    for seed in range(6000, 6040):
+        program = grow(seed)
+        # What draws, changes state or takes no tensors is no function of an example.
+        if not (program.draws or program.is_foreign or program.state) and program.arguments:
+            tried += 1
+            check_batch(program)
+    assert tried > 15
+
+
+def check_batch(program: FuzzProgram) -> None:
+    space = given(True)
+    exec(program.source(), space)
+    sizes = program.integers(0).values()
+    batch = [np.stack([one, np.roll(one, 1)]) for one in program.data(0).values()]
+
+    def function(*arguments: Tensor) -> tuple[Tensor, ...]:
+        return tuple([x.cast("float64") for x in space["program"](*arguments, *sizes)])
+
+    examples = [function(*[Tensor(each[i]) for each in batch]) for i in range(2)]
+    found = vmap(function)(*map(Tensor, batch))
+    for both, one, other in zip(found, *examples, strict=True):
+        wanted = np.stack([one.numpy(), other.numpy()])
+        np.testing.assert_allclose(both.numpy(), wanted, rtol=2e-3, atol=2e-3)
 
 
 def test_refused() -> None:

@@ -189,6 +189,9 @@ def test_refused() -> None:
         scan(lambda c, x: (c, None), x, (x, x[1:]))
     with pytest.raises(ShapeError, match="as many steps"):
         scan(lambda c, x: (c, None), x)
+    with pytest.raises(ArgumentError, match="draws random numbers"):
+        scan(lambda c, x: (c + Tensor.rand(3), None), Tensor.zeros(3), length=3)
+    scan(lambda c, x: (c + Tensor.rand(3), None), Tensor.zeros(3), length=3, randomness="same")
     with pytest.raises(ArgumentError, match="from outside"):
         total = Tensor(0.0)
 
