@@ -36,7 +36,9 @@ def unknown_name(
     """
     from difflib import get_close_matches
 
-    near = meant.get(name) or next(iter(get_close_matches(name, list(names), 1, 0.6)), None)
+    known = {each.lower(): each for each in names}
+    close = get_close_matches(name.lower(), list(known), 1, 0.6)
+    near = meant.get(name) or (known[close[0]] if close else None)
     message = f"{owner} has no {name!r}"
     if near is not None and not name.startswith("__"):
         message += f"; the nearest that it has is {near!r}"

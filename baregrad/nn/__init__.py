@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baregrad.base.namespaces import unknown_name
 from baregrad.nn import init
 from baregrad.nn.activations import (
     CELU,
@@ -244,3 +245,7 @@ __all__ = [
     "parameter",
     "to_float8",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise unknown_name("baregrad.nn", name, __all__)

@@ -21,6 +21,7 @@ from baregrad.base.errors import (
     is_ours,
 )
 from baregrad.dtypes import DType, as_dtype, dtypes
+from baregrad.nn.hooks import Hooked
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import (
     blame_arguments,
@@ -47,7 +48,7 @@ def parameter(data: Tensor, requires_grad: bool = True) -> Tensor:
     return data.detach().clone().requires_grad_(requires_grad)
 
 
-class Module:
+class Module(Hooked):
     """The base of layers and models; a subclass writes `forward`, and calls go there.
 
     `training` says how layers such as Dropout behave; `train` and `eval` set it. No constructor
@@ -71,8 +72,10 @@ class Module:
         """
         if "_is_ready" not in self.__dict__:
             self.realize()
+        if "_before_forward" in self.__dict__:
+            args, kwargs = self._begun(args, kwargs)
         try:
-            return self.forward(*args, **kwargs)
+            output = self.forward(*args, **kwargs)
         except BaregradError:
             raise
         except Exception as error:
@@ -81,6 +84,9 @@ class Module:
             if isinstance(forward, FunctionType) and is_ours(forward.__code__):
                 blame_arguments(error, forward, type(self).__name__, (self, *args), kwargs)
             raise
+        if "_after_forward" in self.__dict__:
+            output = self._ended(args, kwargs, output)
+        return output
 
     def realize(self) -> Self:
         """Compute all parameters and buffers now, in one run, if they are not yet; return it.
@@ -89,7 +95,7 @@ class Module:
         """
         realize_storages(tensor._storage for _, tensor in self._tensors())
         for _, module in self.named_modules():
-            module.__dict__["_is_ready"] = True
+            module.__dict__.setdefault("_is_ready", 1)
         return self
 
     # --- what it holds ----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baregrad.base.namespaces import unknown_name
 from baregrad.optim.adam import Adam, AdamW
 from baregrad.optim.clip import clip_grad_norm_, clip_grad_value_
 from baregrad.optim.one_cycle import OneCycleLR
@@ -48,3 +49,7 @@ __all__ = [
     "clip_grad_norm_",
     "clip_grad_value_",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise unknown_name("baregrad.optim", name, __all__)

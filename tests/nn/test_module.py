@@ -8,7 +8,7 @@ import pickle
 import numpy as np
 import pytest
 
-from baregrad import nn
+from baregrad import nn, optim
 from baregrad.base.errors import DTypeError, IndexOutOfRange, ShapeError
 from baregrad.tensor import Tensor
 
@@ -163,3 +163,11 @@ def test_batch_statistics_do_not_hold_the_graphs_of_past_steps() -> None:
         model(Tensor.rand(4, 2)).square().mean().backward()
         optimiser.step()
     assert all(b._storage.node.op.name == "BUFFER" for b in model.buffers())
+
+
+def test_a_name_that_is_not_there_is_told_with_the_nearest() -> None:
+    with pytest.raises(AttributeError, match="'BatchNorm2d'"):
+        nn.BatchNorm2D  # noqa: B018 - the name is what is tested
+    with pytest.raises(AttributeError, match="'AdamW'"):
+        optim.Adamw  # noqa: B018
+    assert not hasattr(nn, "nothing_like_it")
