@@ -395,7 +395,7 @@ class _Builder:
             exponent = load(self.s[place], own)
             statements += self._exponents(self.s[place], own)
             known[facts.exponent] = exponent
-            common = facts.common
+            common = facts.shared_weight
             if len(facts.weights) > 1 and not facts.exponent_reads & facts.read_beside(common):
                 # What several weights are made of is computed once.
                 statements.append(store(self.s[place], self._weights(common, known), own))

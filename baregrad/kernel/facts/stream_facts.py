@@ -130,7 +130,7 @@ class StreamFacts:
         return masked[1] if is_number and self._vanish else self.exponent
 
     @property
-    def common(self) -> Node:
+    def shared_weight(self) -> Node:
         """What all weights are made of: one of them that is part of the others, or the power."""
         for each in self.weights:
             if all(each in toposort(other) for other in self.weights):
