@@ -7,7 +7,7 @@ factor that lies across is stored turned first, which many results share; and wh
 
 from __future__ import annotations
 
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import in_memory
 from baregrad.ir.core.node import Node, cast
@@ -51,12 +51,21 @@ def _fit(node: Node) -> Node | None:
 
 def _base(side: Node) -> Node | None:
     """The bytes that a factor shows and widens, however it is turned and kept; None for others."""
+    passed = list[DType]()
     while side.dtype.bits != 8:
         is_kept = side.op is Ops.CONTIGUOUS and side.dtype is dtypes.float16
         if not (is_kept or side.op in _VIEWS or side.op is Ops.CAST):
             return None
+        passed.append(side.dtype)
         side = side.src[0]
-    return side
+    return side if all(_holds(each, side.dtype) for each in passed) else None
+
+
+def _holds(wide: DType, narrow: DType) -> bool:
+    """Whether a dtype has all numbers of one of 8 bits."""
+    if wide.bits < 16 or wide.is_float:
+        return wide.bits >= 16
+    return narrow.kind == "uint" or (narrow.kind == wide.kind == "int")
 
 
 def _rows(side: Node) -> tuple[int, ...]:

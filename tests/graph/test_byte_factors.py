@@ -66,6 +66,27 @@ def test_others_are_widened_as_before(m: int, n: int, k: int, texts: list[str]) 
     assert not any("e4m3.e4m3" in text for text in texts)
 
 
+@pytest.mark.parametrize(("kind", "through", "out"), [
+    (E4M3, "int32", "float32"), (np.int8, "uint16", "int32"), (np.uint8, "int16", "int32"),
+    (np.int8, "float16", "int32"),
+])  # fmt: skip
+def test_casts_that_change_numbers_are_made(
+    kind: type, through: str, out: str, texts: list[str]
+) -> None:
+    """A fraction or a sign that is lost on the way to the sum is no part of it."""
+    random = np.random.default_rng(9)
+    low = 0 if kind is np.uint8 else -9
+    a, b = ((random.integers(low, 10, (64, 160)) / (4 if kind is E4M3 else 1)).astype(kind)
+            for _ in range(2))  # fmt: skip
+    with ptx_session():
+        left = Tensor(a).cast(through).cast(out)
+        found = (left @ Tensor(np.ascontiguousarray(b.T)).cast(out)).numpy()
+    wanted = a.astype(through).astype(np.float64) @ b.astype(np.float64).T
+    np.testing.assert_array_equal(found, wanted.astype(np.int64) if out == "int32" else wanted)
+    is_exact = (kind, through) in ((np.uint8, "int16"), (np.int8, "float16"))
+    assert any("k32." in text for text in texts) == is_exact
+
+
 def test_scales_are_multiplied_behind_the_sum(texts: list[str]) -> None:
     random = np.random.default_rng(7)
     a = random.integers(-8, 9, (2, 64, 128)).astype(E4M3)
