@@ -11,7 +11,7 @@ import numpy as np
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.io.onnx.values import array_of
-from baregrad.ir.core.node import Node
+from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor import Tensor
 
@@ -38,6 +38,8 @@ class GraphWriter:
         self.onnx = onnx
         self.device = device
         self.names: dict[Node, str] = {}
+        # Of running folds of several states: the name of each.
+        self.runs: dict[Node, list[str]] = {}
         self.nodes: list[Any] = []
         self.constants: list[Any] = []
         self._known: dict[tuple[Any, ...], str] = {}
@@ -286,8 +288,13 @@ def _reduce(writer: GraphWriter, node: Node) -> str:
 
 
 def _part(writer: GraphWriter, node: Node) -> str:
-    """The extreme over axes, or the lowest place that has it."""
+    """A part of a running fold; the extreme over axes, or the lowest place that has it."""
     reduction = node.src[0]
+    if reduction.op is Ops.SCAN:
+        if reduction not in writer.runs:
+            writer.runs[reduction] = _running(writer, reduction)
+        part: int = node.arg
+        return writer.runs[reduction][part]
     kind = reduction.arg.monoid.name
     if reduction.op is not Ops.REDUCE or kind not in ("argmax", "argmin"):
         raise UnsupportedNode(f"a part of {reduction.op.name} by {kind}")
@@ -330,10 +337,43 @@ def _einsum(writer: GraphWriter, node: Node) -> str:
 
 
 def _scan(writer: GraphWriter, node: Node) -> str:
-    if node.arg.monoid.primitive is not Ops.ADD:
-        raise UnsupportedNode(f"SCAN by {node.arg.monoid.name}")
-    axis = writer.constant(np.array(node.arg.axis, np.int64))
+    how = node.arg
+    if how.monoid.arity > 1:
+        # Its parts are written together, for the first of them that is read.
+        return ""
+    if how.monoid.primitive is not Ops.ADD:
+        return _running(writer, node)[0]
+    axis = writer.constant(np.array(how.axis, np.int64))
     return writer.node("CumSum", [_whole(writer, node.src[0]), axis])
+
+
+def _running(writer: GraphWriter, node: Node) -> list[str]:
+    """The parts of a running fold: every stretch is put together from two of half as many."""
+    monoid, axis = node.arg
+    parts = _formulas(writer, monoid.lift, [_whole(writer, source) for source in node.src])
+    length = 1
+    while length < node.shape[axis]:
+        shape = [length if at == axis else int(e) for at, e in enumerate(node.shape)]
+        earlier = []
+        for part, neutral in zip(parts, monoid.identity, strict=True):
+            before = writer.node("Expand", [writer.name(neutral), writer.ints(shape)])
+            kept = writer.sliced(part, [(axis, 0, node.shape[axis] - length, 1)])
+            earlier.append(writer.node("Concat", [before, kept], axis=axis))
+        parts = _formulas(writer, monoid.combine, [*earlier, *parts])
+        length *= 2
+    return parts
+
+
+def _formulas(writer: GraphWriter, formulas: Sequence[Node], slots: Sequence[str]) -> list[str]:
+    """What formulas of a monoid come to for values in their slots."""
+    steps = [node for node in toposort(*formulas) if node.op is not Ops.CONST]
+    for node in steps:
+        is_slot = node.op is Ops.SLOT
+        writer.names[node] = slots[node.arg] if is_slot else WRITERS[node.op](writer, node)
+    found = [writer.name(formula) for formula in formulas]
+    for node in steps:
+        del writer.names[node]
+    return found
 
 
 def _places(writer: GraphWriter, indices: Sequence[Node], shape: Sequence[Any]) -> str:

@@ -72,6 +72,19 @@ def test_movement_and_integers(tmp_path) -> None:
     agree(function, tmp_path / "m.onnx", array(4, 6), np.array([5, 0, 2]))
 
 
+def test_running_folds(tmp_path) -> None:
+    def function(x: Tensor, count: Tensor) -> tuple[Tensor, ...]:
+        return (
+            x.logcumsumexp(1), x.logcumsumexp(0), x.cumprod(0), count.cumprod(1),
+            x.cummax(1)[0], count.cummin(0)[0],
+        )  # fmt: skip
+
+    x = array(5, 7) * 30
+    x[1, :3], x[2, 2], x[3, 4] = -np.inf, np.inf, np.nan
+    agree(function, tmp_path / "runs.onnx", x, np.array([[3, 1, 2], [2, 4, 1]]))
+    agree(lambda x: x.logcumsumexp(1), tmp_path / "one.onnx", array(4, 1))
+
+
 def test_inputs_and_outputs_by_name(tmp_path) -> None:
     path = tmp_path / "named.onnx"
     io.save_onnx(lambda left, right: {"total": left + right}, {
