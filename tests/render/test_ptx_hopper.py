@@ -14,8 +14,10 @@ from baregrad import render
 from baregrad.assemble.cuda_toolkit import find_program
 from baregrad.assemble.ptxas import DEFAULT_FLAGS, PACKAGE
 from baregrad.base.errors import MissingDependency
-from baregrad.ir.core.node import Node
-from baregrad.render.gpu import gpu_signature
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.op import Ops
+from baregrad.render.gpu import WARP_LANES, gpu_signature
 from baregrad.runtime.nvidia.code.tensor_map import TensorMap
 from baregrad.testing.examples.matmul_hopper import MatmulSizes
 from baregrad.testing.examples.matmul_hopper_linear import linear_level
@@ -23,7 +25,8 @@ from baregrad.testing.virtual_gpu.ptx.errors import KernelFault
 from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.examples.runs import bf16, from_bf16
-from tests.render.gpu_harness import HOPPER
+from tests.render.gpu_harness import HOPPER, Writer, alloc
+from tests.render.harness import param
 
 pytestmark = pytest.mark.differential
 PAIRS = MatmulSizes(rows=512, columns=64, depth=192, clusters=2, cluster=2)
@@ -100,6 +103,42 @@ def test_what_leaves_a_step_out_is_caught(old: str, new: str) -> None:
     """The result above is right because of these instructions."""
     with pytest.raises(KernelFault):
         run(ALONE, broken(old, new))
+
+
+def waiting(what: str) -> str:
+    """The text of a wait for products behind arithmetic, in the way that is asked for."""
+    w = Writer("waits")
+    numbers, shared = param(0, 64), alloc(1, 64, dtypes.float32, "shared")
+    lane = w.thread(WARP_LANES)
+    w.store(shared, lane, w.load(numbers, lane))
+    register = w.register(dtypes.float32)
+    w.set(register, const(1.0, dtypes.float32))
+    w.machine("wgmma.commit")
+    if what == "left out":
+        w.branch(w.test(Ops.CMPLT, lane, 7))
+    if what == "repeated":
+        w.set(register, w.do(Ops.ADD, register, register))
+        w.begin(0, 3)
+        w.machine("wgmma.wait", imm=(0,))
+    else:
+        w.set(register, w.do(Ops.ADD, register, register))
+    if what == "replaced":
+        w.set(register, w.load(numbers, lane))
+    if what in ("left out", "repeated"):
+        w.end()
+    w.machine("wgmma.wait", imm=(0,))
+    w.store(numbers, lane, register)
+    return text_of(w.program())
+
+
+@pytest.mark.parametrize(("what", "kept"), [
+    ("straight", 1), ("left out", 0), ("repeated", 0), ("replaced", 0),
+])  # fmt: skip
+def test_only_what_arithmetic_made_for_certain_keeps_a_wait_behind_it(what: str, kept: int) -> None:
+    """A number that was read, or none at all, may have any bits: the store would be made."""
+    text = waiting(what)
+    assert "wgmma.wait_group.sync.aligned 0;" in text
+    assert text.count("0xFFFFFFFE") == kept
 
 
 def ptxas() -> Path | None:

@@ -87,11 +87,13 @@ def _read(f: PtxText, node: Node) -> None:
 
 def _set(f: PtxText, node: Node) -> None:
     register, value = node.src
+    targets = f.use(register)
     if f.results.get(value) is not register:
-        targets = f.use(register)
         _move(f, register, targets, f.lanes(value, len(targets)))
     if register.dtype is dtypes.float32 and value.op in (Ops.FMA, Ops.ADD, Ops.MUL):
-        f.computed = f.use(register)[-1]
+        f.computed = targets[-1]
+    elif f.computed in targets:
+        f.computed = ""
 
 
 def _move(f: PtxText, node: Node, targets: Names, sources: Names) -> None:

@@ -181,6 +181,8 @@ def _begin(f: PtxText, node: Node) -> None:
     if not (low.op is Ops.CONST and high.op is Ops.CONST and low.arg < high.arg):
         none = f.made("%p", f"setp.ge.{kind.compute}", counter, stop)
         f.emit("bra", f"E{label}", guard=none)
+    # What was computed ahead of a loop may be something else in the second iteration.
+    f.computed = ""
     f.label(f"L{label}")
     if node in f.rolled:
         f.emit('.pragma "nounroll"')
@@ -235,6 +237,8 @@ def _test(f: PtxText, node: Node) -> None:
 
 def _end(f: PtxText, node: Node) -> None:
     block = f.open[-1]
+    # Where a body is left out, nothing was computed in it.
+    f.computed = ""
     if block.counter:
         f.emit(f"add.{block.kind}", block.counter, block.counter, "1")
         more = f.made("%p", f"setp.lt.{block.kind}", block.counter, block.stop)

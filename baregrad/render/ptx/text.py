@@ -56,7 +56,8 @@ class PtxText:
         self.addresses: dict[tuple[Node, Names], str] = {}
         # The float16 that a float32 was an 8-bit float as, by the register of the float32.
         self.halves: dict[str, str] = {}
-        # The float32 that arithmetic set a REG to last, since products of groups were begun.
+        # The float32 that arithmetic set a REG to last, since products of groups were begun, where
+        # no other way leads to what comes next.
         self.computed = ""
         # The registers of an ALLOC's elements, where every access names them by constants.
         self.cells: dict[Node, Names] = {}
