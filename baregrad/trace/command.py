@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import errno
 import json
+import os
 import platform
 import re
 import sys
@@ -185,6 +186,8 @@ def main(argv: list[str]) -> int:
         if "=" not in row:
             raise ArgumentError("--node has no node", found=row, wanted="PATH=NODE")
     nodes = dict(row.split("=", 1) for row in chosen.node)
+    for place in (chosen.perfetto, chosen.record):
+        _check_place(place)
     with _output(chosen.o) as out:
         session = TraceSession(tables, chosen, out)
         if not (chosen.json or chosen.allowlist):
@@ -200,9 +203,23 @@ def main(argv: list[str]) -> int:
             return follower.start(words, RECORDED if recorder is not None else WATCHED)
         finally:
             _finish(watch)
-            session.finish()
             if recorder is not None:
                 recorder.close()
+            session.finish()
+            if recorder is not None and recorder.left_out:
+                print(f"# {recorder.left_out} calls, of other processes than the one recorded "
+                      f"or by unknown descriptors, are not in {chosen.record}",
+                      file=sys.stderr)  # fmt: skip
+
+
+def _check_place(place: str) -> None:
+    """Raise ArgumentError where no file can be written, before a program is run for it."""
+    path = Path(place or ".")
+    if place and (path.is_dir() or not os.access(path.parent, os.W_OK)):
+        raise ArgumentError(
+            "the file cannot be written there", found=place,
+            wanted="a file in a folder that this user may write to",
+        )
 
 
 @contextlib.contextmanager

@@ -89,9 +89,12 @@ def read_rows(path: str) -> list[dict[str, Any]]:
         lines = Path(path).read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines if line.startswith("{")]
         rows = [row for row in rows if "name" in row]
-        if not all({"name", "answer", "raw"} <= set(row) for row in rows):
-            raise ValueError("a line is no call")
-    except (OSError, ValueError) as error:
+        for row in rows:
+            if not all(isinstance(one, str) for one in (
+                row["name"], row["answer"], row["raw"]["call"],
+            )):  # fmt: skip
+                raise ValueError("a line is no call")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise FileFormatError(
             "not a trace", found=f"{path}: {error}", hint="write it with baregrad trace --json -o F"
         ) from error

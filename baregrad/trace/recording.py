@@ -2,7 +2,8 @@
 
 The runtime has a recorder of its own calls, which stands before a port. Here the port behind it is
 one that answers what another process was answered. Memory that a GPU wrote is not in the file: it
-replays a program's way to its first submission.
+replays a program's way to its first submission. A port is one process's, so of a program that
+forks, the process is in the file that is the first to open a node.
 """
 
 from __future__ import annotations
@@ -95,7 +96,11 @@ class _Answers:
 
 
 class TraceRecorder:
-    """Writes the calls of a traced program to a file; `close` ends it."""
+    """Writes the calls of a traced process to a file; `close` ends it.
+
+    `left_out` counts what cannot be in it: calls of other processes, and mappings by descriptors
+    whose opening was not seen.
+    """
 
     def __init__(self, path: str, tables: VendorTables) -> None:
         self._tables = tables
@@ -104,25 +109,52 @@ class TraceRecorder:
         release = release_for(tables.version)
         self._structs = {one.name: one for one in release.structs.values()}
         self._mapped: dict[int, tuple[int, int]] = {}
+        self._fds: set[int] = set()
+        self._pid = 0
+        # By process, what came before it is known which one is written.
+        self._held: dict[int, list[RawCall]] = {}
+        self.left_out = 0
 
     def take(self, raw: RawCall) -> None:
-        """Write one call."""
+        """Write one call, once it is known that its process is the one to be written."""
+        if not self._pid:
+            self._held.setdefault(raw.pid, []).append(raw)
+            if raw.call == "ioctl" or (raw.call == "open" and raw.value >= 0):
+                self._choose(raw.pid)
+        elif raw.pid == self._pid:
+            self._write(raw)
+        else:
+            self.left_out += 1
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._held:
+            # None opened a node: how the first was refused.
+            self._choose(next(iter(self._held)))
+        self._port.close_trace()
+
+    def _choose(self, pid: int) -> None:
+        held, self._held, self._pid = self._held, {}, pid
+        for raw in held.pop(pid):
+            self._write(raw)
+        self.left_out += sum(map(len, held.values()))
+
+    def _write(self, raw: RawCall) -> None:
         self._answers.now = raw
         # An error is in the file as well.
         with contextlib.suppress(OSError):
             self._put(raw)
 
-    def close(self) -> None:
-        """Write what is left."""
-        self._port.close_trace()
-
     def _put(self, raw: RawCall) -> None:
         if raw.call == "open":
-            self._port.open(raw.node)
+            self._fds.add(self._port.open(raw.node))
         elif raw.call == "exists":
             self._port.exists(raw.node)
         elif raw.call == "close":
+            self._fds.discard(raw.fd)
             self._port.close(raw.fd)
+        elif raw.call == "mmap" and raw.fd >= 0 and raw.fd not in self._fds:
+            self.left_out += 1
         elif raw.call == "mmap" and raw.arguments[1] <= _MOST_MAPPED:
             nbytes = raw.arguments[1]
             here = (self._port.map_device(raw.fd, nbytes) if raw.fd >= 0

@@ -66,6 +66,10 @@ def test_two_traces_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "NV_ESC_RM_ALLOC NV01_ROOT_CLIENT: 1 -> 2" in capsys.readouterr().out
     with pytest.raises(FileFormatError, match="not a trace"):
         command.main(["diff", str(tmp_path / "none"), str(files[0])])
+    for row in ('{"name": [1], "answer": "", "raw": {}}', '{"name": "a", "answer": "", "raw": 1}'):
+        files[1].write_text(row)
+        with pytest.raises(FileFormatError, match="not a trace"):
+            command.main(["diff", *map(str, files)])
 
 
 def test_it_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,6 +87,10 @@ def test_exact_needs_a_program_that_begins() -> None:
 def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="cannot be written"):
         command.main(["-o", str(tmp_path / "none" / "out"), "--", "true"])
+    # Before the program runs, not after it.
+    for option in ("--perfetto", "--record"):
+        with pytest.raises(ArgumentError, match="cannot be written there"):
+            command.main([option, str(tmp_path / "none" / "out"), "--", "true"])
     if Path("/dev/full").exists():
         with pytest.raises((ArgumentError, UnsupportedError), match=r"cannot be written|trace"):
             command.main(["-o", "/dev/full", "--", "true"])

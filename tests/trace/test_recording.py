@@ -98,3 +98,31 @@ def test_a_run_under_each_release_is_named_and_replays(release: str, tmp_path: P
     # What it asks for is answered up to the first submission, of which no call tells.
     asked: list[str] = [event["call"] for event in read_trace(path)[1]]
     assert asked.count("ioctl") == len(ioctls)
+
+
+def test_of_a_program_that_forks_the_process_that_opens_a_node_is_written(tmp_path: Path) -> None:
+    path = tmp_path / "traced.jsonl.gz"
+    recorder = TraceRecorder(str(path), load_tables("580.159.04"))
+    node = "/dev/nvidiactl"
+
+    def take(pid: int, call: str, fd: int, *arguments: int, value: int = 0) -> None:
+        recorder.take(RawCall(0, 0, pid, pid, call, node, fd, arguments, value))
+
+    take(1, "exists", -1)
+    take(2, "exists", -1)
+    take(2, "open", 3, value=3)
+    take(2, "mmap", 3, 0, 4096, 3, 1, 3, 0, value=1 << 20)
+    # A fork closes what it inherited, and maps something else at that address.
+    take(4, "munmap", -1, 1 << 20, 4096)
+    take(4, "close", 3)
+    take(4, "open", 3, value=3)
+    take(2, "mmap", 3, 0, 8192, 3, 1, 3, 0, value=2 << 20)
+    # Made by dup, of which nothing is seen.
+    take(2, "mmap", 9, 0, 4096, 3, 1, 9, 0, value=3 << 20)
+    take(2, "munmap", -1, 1 << 20, 4096)
+    recorder.close()
+    _, found = read_trace(path)
+    assert [event["call"] for event in found] == [
+        "exists", "open", "map_device", "map_device", "unmap",
+    ]  # fmt: skip
+    assert found[-1]["map"] == 0 and recorder.left_out == 5
