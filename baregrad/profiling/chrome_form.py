@@ -5,6 +5,7 @@ Source: "Trace Event Format", the document of the Chromium project. Times are in
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -69,18 +70,25 @@ def read(data: bytes) -> list[Events]:
         processes: dict[Any, list[dict[str, Any]]] = {}
         for row in found:
             processes.setdefault(row.get("pid", 0), []).append(row)
-        return [_events(pid, own) for pid, own in processes.items()]
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        # Some call what is no process by a text.
+        numbers = itertools.count(-1, -1)
+        return [
+            _events(pid if isinstance(pid, int) else next(numbers), str(pid), own)
+            for pid, own in processes.items()
+        ]
+    except (
+        ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError
+    ) as error:  # fmt: skip
         raise FileFormatError(
             "the file is no trace in Chrome's form", found=f"{type(error).__name__}: {error}"
         ) from error
 
 
-def _events(pid: Any, found: list[dict[str, Any]]) -> Events:
-    """Return the events of one process by its rows."""
-    meta = {(row["name"], row.get("tid")): row["args"]["name"]
+def _events(pid: int, title: str, found: list[dict[str, Any]]) -> Events:
+    """Return the events of one process by its rows; `title` is its name where none says more."""
+    meta = {(row["name"], row.get("tid")): str(row["args"]["name"])
             for row in found if row["ph"] == "M" and "name" in row.get("args", {})}  # fmt: skip
-    process = next((name for (kind, _), name in meta.items() if kind == "process_name"), str(pid))
+    process = next((name for (kind, _), name in meta.items() if kind == "process_name"), title)
     lanes: dict[Any, Track] = {}
 
     def track(key: Any, name: str) -> Track:
@@ -92,13 +100,13 @@ def _events(pid: Any, found: list[dict[str, Any]]) -> Events:
             tid = row.get("tid", 0)
             lane = track(tid, meta.get(("thread_name", tid), f"thread {tid}"))
             begin = round(row["ts"] * 1e3)
-            end = begin + round(row.get("dur", 0) * 1e3)
-            category = row.get("cat", "")
-            slices.append(Stretch(lane, row["name"], category, begin, end, row.get("args", {})))
+            end = begin + max(round(row.get("dur", 0) * 1e3), 0)
+            category, facts = str(row.get("cat", "")), dict(row.get("args", {}))
+            slices.append(Stretch(lane, str(row["name"]), category, begin, end, facts))
         elif row["ph"] == "C":
-            lane, at = track(("counter", row["name"]), row["name"]), round(row["ts"] * 1e3)
+            lane, at = track(("counter", row["name"]), str(row["name"])), round(row["ts"] * 1e3)
             counters += [Counter(lane, at, int(one)) for one in row["args"].values()]
-    return Events(int(pid), process, tuple(lanes.values()), tuple(slices), tuple(counters))
+    return Events(pid, process, tuple(lanes.values()), tuple(slices), tuple(counters))
 
 
 def _file(pid: int, found: list[dict[str, Any]]) -> bytes:
@@ -112,6 +120,6 @@ def _parse(data: bytes) -> dict[str, Any]:
         whole = json.loads(data)
         if isinstance(whole["traceEvents"], list) and isinstance(whole["begunBy"], int):
             return dict(whole)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         pass
     raise FileFormatError("the file is no profile of ours", wanted="one that a profile began")

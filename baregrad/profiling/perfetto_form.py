@@ -14,7 +14,9 @@ from typing import Any
 from baregrad.base.errors import FileFormatError
 from baregrad.profiling.events import Counter, Events, Stretch, Track
 
-_VARINT, _FIXED, _BYTES, _SHORT = 0, 1, 2, 5
+_VARINT, _FIXED, _BYTES = 0, 1, 2
+# A varint has at most ten bytes of seven bits each.
+_MOST_SHIFT = 63
 # Trace, TracePacket.
 _PACKET, _TIMESTAMP, _SEQUENCE, _EVENT, _CLOCK, _DESCRIPTOR = 1, 8, 10, 11, 58, 60
 _MONOTONIC = 3
@@ -46,8 +48,10 @@ def _varint(value: int) -> bytes:
     return bytes(found)
 
 
-def fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
-    """Yield number and value of each field of a message; raises FileFormatError."""
+def fields(data: Any) -> Iterator[tuple[int, int | float | bytes]]:
+    """Yield number and value of each field of a message; raises FileFormatError for no message."""
+    if not isinstance(data, bytes):
+        raise FileFormatError("the file is no profile of ours", found="a number for a message")
     at = 0
 
     def varint() -> int:
@@ -56,6 +60,8 @@ def fields(data: bytes) -> Iterator[tuple[int, int | float | bytes]]:
         while True:
             byte = data[at]
             at += 1
+            if shift > _MOST_SHIFT:
+                raise IndexError
             value |= (byte & 0x7F) << shift
             shift += 7
             if byte < 0x80:
@@ -97,13 +103,11 @@ def begin(pid: int) -> bytes:
 
 def begun_by(data: bytes) -> int:
     """Return the process that began a file; raises FileFormatError."""
+    found: Any = data
     for wanted in (_PACKET, _DESCRIPTOR, _PROCESS, _PID):
-        found = next((value for number, value in fields(data) if number == wanted), None)
-        if isinstance(found, int):
-            return found
-        if not isinstance(found, bytes):
-            break
-        data = found
+        found = next((value for number, value in fields(found) if number == wanted), b"")
+    if isinstance(found, int):
+        return found
     raise FileFormatError("the file is no profile of ours", wanted="one that a profile began")
 
 

@@ -29,6 +29,11 @@ def begin_file(path: Path) -> None:
 
     Raises ArgumentError where it cannot be written.
     """
+    if path.suffix == ".py":
+        raise ArgumentError(
+            "a profile would take the place of a program", found=str(path),
+            wanted="another ending than .py",
+        )
     form = form_of(path)
     with _locked(path) as fd:
         with contextlib.suppress(FileFormatError):
@@ -80,16 +85,16 @@ def ancestors() -> list[int]:
 def _locked(path: Path) -> Iterator[int]:
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield fd
+        finally:
+            os.close(fd)
     except OSError as error:
         raise ArgumentError(
             f"the profile cannot be written to {path}", found=error.strerror,
             hint="name a file in a folder that this user may write to",
         ) from error
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def _read(fd: int) -> bytes:

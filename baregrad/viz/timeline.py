@@ -108,7 +108,11 @@ def _lane(
 
 def _facts(category: str, facts: Mapping[str, Any]) -> str:
     shown = {"kind": category, **facts} if category else dict(facts)
-    return json.dumps(shown, separators=(",", ":"), default=str)
+    try:
+        return json.dumps(shown, separators=(",", ":"), default=str, allow_nan=False)
+    except ValueError:
+        # What is not finite is a number in Python's form of JSON, and none in a browser's.
+        return json.dumps({name: str(value) for name, value in shown.items()})
 
 
 def _counter(

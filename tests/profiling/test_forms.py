@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from baregrad.base.errors import FileFormatError
+from baregrad.base.errors import ArgumentError, FileFormatError
 from baregrad.profiling import chrome_form, perfetto_form
 from baregrad.profiling.events import Counter, Events, Stretch, Track
 from baregrad.profiling.trace_file import ancestors, begin_file, join_file, read_file
@@ -130,12 +130,45 @@ def test_a_trace_of_another_program_is_read(tmp_path: Path) -> None:
     assert (one.pid, row.track.name, row.begin_ns, row.end_ns) == (3, "thread 4", 2500, 3500)
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[3]", b"\xff" * 30, b"no trace", b"\x0a\x7f"])
+def test_names_of_another_program_may_be_of_any_kind(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(
+        '[{"ph": "X", "name": 7, "ts": 2, "dur": -1, "pid": "Spans", "tid": "a", "cat": [1]},'
+        ' {"ph": "X", "name": ["f"], "ts": 2, "dur": 1, "pid": 3, "tid": 4},'
+        ' {"ph": "M", "name": "thread_name", "pid": 3, "tid": 4, "args": {"name": 5}},'
+        ' {"ph": "C", "name": 9, "ts": 1, "pid": 3, "args": {"x": 1}}]'
+    )
+    spans, process = read_file(path)
+    assert spans.pid < 0 and (spans.process, spans.tracks[0].name) == ("Spans", "thread a")
+    assert (spans.slices[0].name, spans.slices[0].end_ns) == ("7", 2000)
+    assert (process.pid, process.slices[0].name) == (3, "['f']")
+    assert [one.name for one in process.tracks] == ["5", "9"]
+
+
+@pytest.mark.parametrize("data", [
+    b"", b"{}", b"[3]", b"\xff" * 30, b"no trace", b"\x0a\x7f", b"[" * 100_000,
+    b'[{"ph": "X", "name": "f", "ts": 1e999}]', b'[{"ph": "X", "name": "f", "ts": NaN}]',
+    b'[{"ph": "X", "name": "f", "ts": 1, "args": [1, 2]}]',
+    # A number where a message belongs: of the packets, and of a later packet's process.
+    b"\x0a\x03\xe0\x03\x05", perfetto_form.begin(9) + b"\x0a\x05\xe2\x03\x02\x18\x05",
+])  # fmt: skip
 def test_what_is_no_trace_is_refused(data: bytes, tmp_path: Path) -> None:
     path = tmp_path / "other"
     path.write_bytes(data)
     with pytest.raises(FileFormatError):
         read_file(path)
+
+
+def test_a_profile_takes_no_program_s_place_nor_what_is_no_file(tmp_path: Path) -> None:
+    program = tmp_path / "train.py"
+    program.write_text("x = 1\n")
+    with pytest.raises(ArgumentError, match="place of a program"):
+        begin_file(program)
+    assert program.read_text() == "x = 1\n"
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(ArgumentError, match="cannot be written"):
+        begin_file(pipe)
 
 
 def test_parents_are_known_nearest_first() -> None:

@@ -76,3 +76,10 @@ def test_a_profile_of_nothing_is_shown_too(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
     path.write_bytes(chrome_form.begin(50))
     assert read(path, "timeline")["length"] == 0
+
+
+def test_what_is_not_finite_reaches_a_browser_as_text(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text('[{"ph": "X", "name": "f", "ts": 1, "dur": 1, "args": {"loss": NaN}}]')
+    (text,) = [one for one in read(path, "timeline")["texts"] if "loss" in one]
+    assert json.loads(text) == {"loss": "nan"}
