@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,7 +69,8 @@ def show(documents: Documents, title: str, port: int = 0, *, browser: bool = Tru
     server.make_ready()
     print(f"{title} at {server.url} (Ctrl-C ends it)", flush=True)
     if browser:
-        webbrowser.open(server.url)
+        # One in the terminal runs until it is left, and asks for the page meanwhile.
+        threading.Thread(target=webbrowser.open, args=(server.url,), daemon=True).start()
     try:
         server.serve_forever()
     except KeyboardInterrupt:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import threading
 import zipfile
+import zlib
 from collections import Counter
 from pathlib import Path
 from typing import Any, Protocol
@@ -223,7 +224,10 @@ class FiledDocuments:
         try:
             self._archive = zipfile.ZipFile(path)
             form = json.loads(self._archive.read("summary.json"))["format"]
-        except (OSError, zipfile.BadZipFile, KeyError, TypeError, ValueError) as error:
+        except (
+            OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, KeyError, TypeError,
+            ValueError,
+        ) as error:  # fmt: skip
             raise ArgumentError(
                 "this is no recording of a program", found=f"{path}: {error}", wanted=wanted
             ) from error
@@ -250,10 +254,13 @@ class FiledDocuments:
 def save(documents: Documents, path: Path) -> None:
     """Write every document into one compressed file, whole or not at all."""
     partial = path.with_name(path.name + ".part")
-    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in documents.names():
-            archive.writestr(f"{name}.json", documents.get(name) or b"null")
-    partial.replace(path)
+    try:
+        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in documents.names():
+                archive.writestr(f"{name}.json", documents.get(name) or b"null")
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def _read_file(where: str, files: dict[str, list[str]]) -> None:

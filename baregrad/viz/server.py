@@ -6,6 +6,7 @@ from elsewhere, whose name was made to point here, reads nothing.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import sys
 import threading
@@ -69,7 +70,9 @@ class PageServer(ThreadingHTTPServer):
         def work() -> None:
             for name in self.documents.names():
                 if not name.startswith(("machine/", "words/")):
-                    self.documents.get(name)
+                    # Who asks for it is told why it cannot be made.
+                    with contextlib.suppress(Exception):
+                        self.documents.get(name)
 
         thread = threading.Thread(target=work, name="viz documents", daemon=True)
         thread.start()
@@ -82,7 +85,9 @@ class _Answer(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer with a file of the page or with a document."""
-        if self.headers.get("Host", "").rpartition(":")[0] not in _HOSTS:
+        host = self.headers.get("Host", "")
+        # Without a port it is the web's own.
+        if (host.rpartition(":")[0] or host) not in _HOSTS:
             self._send(HTTPStatus.FORBIDDEN, b"another host's name", "text/plain")
             return
         path = urlsplit(self.path).path
@@ -92,7 +97,12 @@ class _Answer(BaseHTTPRequestHandler):
             return
         document = None
         if path.startswith("/data/"):
-            document = self.server.documents.get(path.removeprefix("/data/"))
+            try:
+                document = self.server.documents.get(path.removeprefix("/data/"))
+            except Exception as error:  # noqa: BLE001  the rest of the page is as good as before
+                told = f"{type(error).__name__}: {error}".encode(errors="replace")
+                self._send(HTTPStatus.INTERNAL_SERVER_ERROR, told, "text/plain; charset=utf-8")
+                return
         if document is None:
             self._send(HTTPStatus.NOT_FOUND, b"there is no such page", "text/plain")
         else:

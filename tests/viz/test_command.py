@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import _thread
+import json
+import urllib.request
+import webbrowser
 from pathlib import Path
 
 import pytest
@@ -64,3 +68,21 @@ def test_a_program_that_ends_itself_is_shown(
     )
     assert main([str(script), "--target", "sm_90a", "--save", str(tmp_path / "ends.viz")]) == 0
     assert "end" in capsys.readouterr().err
+
+
+def test_a_browser_that_runs_until_it_is_left_gets_its_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    got: list[bytes] = []
+
+    def browse(url: str) -> None:
+        # As those in a terminal do: nothing else happens before they have their page.
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            got.append(answer.read())
+        _thread.interrupt_main()
+
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"traceEvents": []}))
+    monkeypatch.setattr(webbrowser, "open", browse)
+    assert main([str(path)]) == 0
+    assert b"baregrad viz" in got[0]

@@ -122,7 +122,12 @@ def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
         archive.writestr("summary.json", "[")
     with zipfile.ZipFile(old, "w") as archive:
         archive.writestr("summary.json", '{"format": 0}')
-    for path in (text, other, tmp_path / "none"):
+    # Behind a password, or so it says: flags in the entry and in the directory.
+    locked = bytearray(old.read_bytes())
+    locked[6] |= 1
+    locked[locked.index(b"PK\x01\x02") + 8] |= 1
+    (tmp_path / "locked.zip").write_bytes(locked)
+    for path in (text, other, tmp_path / "none", tmp_path / "locked.zip"):
         with pytest.raises(ArgumentError, match="no recording of a program"):
             FiledDocuments(path)
     with pytest.raises(ArgumentError, match="another version"):

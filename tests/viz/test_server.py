@@ -65,7 +65,37 @@ def test_nothing_else_is_there(server: PageServer, path: str) -> None:
 
 def test_another_name_for_this_machine_is_refused(server: PageServer) -> None:
     assert ask(server, "/data/summary", Host="elsewhere.example:80")[0] == 403
+    assert ask(server, "/data/summary", Host="elsewhere.example")[0] == 403
+    assert ask(server, "/data/summary", Host="localhost")[0] == 200
     assert server.server_address[0] == "127.0.0.1"
+
+
+class _Broken:
+    """Documents of which one cannot be made."""
+
+    def names(self) -> list[str]:
+        return ["broken", "fine"]
+
+    def get(self, name: str) -> bytes | None:
+        if name == "broken":
+            raise ValueError("an é in it")
+        return b"{}"
+
+
+def test_what_cannot_be_made_is_told_and_the_rest_is_there(
+    capsys: pytest.CaptureFixture[str]
+) -> None:
+    with PageServer(_Broken()) as server:
+        server.make_ready().join()
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        status, body, headers = ask(server, "/data/broken")
+        assert (status, body.decode()) == (500, "ValueError: an é in it")
+        assert headers["Content-Type"].startswith("text/plain")
+        assert ask(server, "/data/fine")[:2] == (200, b"{}")
+        server.shutdown()
+        thread.join()
+    assert capsys.readouterr().err == ""
 
 
 class _Long:

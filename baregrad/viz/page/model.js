@@ -7,8 +7,8 @@ const model = {
   // The promise of a document.
   get(name) {
     if (!this.fetched.has(name)) {
-      this.fetched.set(name, fetch("data/" + name).then((answer) => {
-        if (!answer.ok) throw new Error(`${name}: ${answer.status} ${answer.statusText}`);
+      this.fetched.set(name, fetch("data/" + name).then(async (answer) => {
+        if (!answer.ok) throw new Error(`${name}: ${await answer.text()}`);
         return answer.json();
       }).catch((error) => { this.fetched.delete(name); throw error; }));
     }
