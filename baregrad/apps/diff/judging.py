@@ -92,8 +92,10 @@ def difference(dtype: DType, found: Array, wanted: Array, tolerance: float | Non
 
     Integers must be equal, and what is not finite must be so in both.
     """
-    count = min(found.size, wanted.size)
-    found, wanted = found.reshape(-1)[:count], wanted.reshape(-1)[:count]
+    count = found.size
+    if wanted.size != count:
+        return f"{count} values here, {wanted.size} there"
+    found, wanted = found.reshape(-1), wanted.reshape(-1)
     if not count or not dtype.is_float:
         bad = found != wanted
         bound: float = 0

@@ -118,6 +118,8 @@ def main(argv: Sequence[str]) -> int:
     for path in (arguments.record, arguments.write):
         if path is not None and not path.parent.is_dir():
             raise ArgumentError("there is no such folder to write to", found=str(path.parent))
+        if path is not None and path.resolve() == arguments.script.resolve():
+            raise ArgumentError("what is written would replace the program", found=str(path))
     if arguments.record is not None:
         count = record(arguments.script, arguments.words, arguments.record)
         print(f"{count} computations written to {arguments.record}")

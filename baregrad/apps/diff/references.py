@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -161,11 +163,19 @@ class RecordedReference:
 
     def __init__(self, path: Path) -> None:
         try:
+            if not zipfile.is_zipfile(path):
+                raise ValueError("it is no archive")
             with np.load(path, allow_pickle=False) as found:
                 head = json.loads(str(found["head"]))
                 self._arrays = MappingProxyType({name: found[name] for name in found.files})
             self._digests, form = list(head["computations"]), head["format"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            if any(one.dtype.kind not in "biuf" for name, one in self._arrays.items()
+                   if name != "head"):  # fmt: skip
+                raise ValueError("an array is not of numbers")
+        except (
+            OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, ValueError, KeyError,
+            TypeError,
+        ) as error:  # fmt: skip
             raise FileFormatError(
                 "this is no recording of a run", found=f"{path}: {error}",
                 wanted="what `baregrad diff --record FILE SCRIPT` wrote",
@@ -187,7 +197,11 @@ class RecordedReference:
 
     def wanted(self, program: Canonical, raw: Sequence[Array]) -> list[Array]:
         """Return the recorded values."""
-        return [self._arrays[f"{self._number}/{self._places[node]}"] for node in program.sink.src]
+        names = [f"{self._number}/{self._places[node]}" for node in program.sink.src]
+        missing = [name for name in names if name not in self._arrays]
+        if missing:
+            raise FileFormatError("the recording lacks an array", found=f"none called {missing[0]}")
+        return [self._arrays[name] for name in names]
 
     def picked(self, values: Array) -> Array:
         """Return those elements that are recorded of an array."""

@@ -242,10 +242,46 @@ def test_large_arrays_are_recorded_in_part(tmp_path: Path) -> None:
 def test_no_recording_is_refused(tmp_path: Path) -> None:
     script, path = tmp_path / "program.py", tmp_path / "other.npz"
     script.write_text(SCRIPT.format(line="h.sin()"))
-    for write in (lambda: path.write_text("no"), lambda: np.savez(path, head=np.array("{}"))):
+    for write in (
+        lambda: path.write_text("no"), lambda: path.write_bytes(b""),
+        lambda: path.write_bytes(b"PK\3\4 and no more"),
+        lambda: np.savez(path, head=np.array("{}")),
+    ):  # fmt: skip
         write()
         with pytest.raises(FileFormatError, match="no recording"):
             diff.main(["--against", str(path), str(script)])
+
+
+def test_a_recording_whose_arrays_are_others_does_not_pass_for_equal(tmp_path: Path) -> None:
+    script, path = tmp_path / "program.py", tmp_path / "run.npz"
+    script.write_text(SCRIPT.format(line="h.sin()"))
+    record(script, [], path)
+    with np.load(path) as file:
+        arrays = dict(file)
+
+    def written(change: Any) -> str:
+        np.savez(path, **{**arrays, "0/0": change})
+        return str(path)
+
+    shorter = arrays["0/0"][:5]
+    found, _ = compare(script, [], written(shorter), None, False)
+    assert found is not None and f"{arrays['0/0'].size} values here, 5 there" in found.told
+    with pytest.raises(FileFormatError, match="not of numbers"):
+        compare(script, [], written(shorter.astype(str)), None, False)
+    del arrays["0/0"]
+    np.savez(path, **arrays)
+    with pytest.raises(FileFormatError, match="none called 0/0"):
+        compare(script, [], str(path), None, False)
+
+
+@pytest.mark.parametrize("option", ["--record", "--write"])
+def test_the_program_is_not_replaced(option: str, tmp_path: Path) -> None:
+    script = tmp_path / "program.py"
+    script.write_text(SCRIPT.format(line="h.sin()"))
+    before = script.read_text()
+    with pytest.raises(ArgumentError, match="would replace the program"):
+        diff.main([option, str(tmp_path / "." / "program.py"), str(script)])
+    assert script.read_text() == before
 
 
 # The first operation of its kind, so that the fault is there where it stands alone as well.
