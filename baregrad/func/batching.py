@@ -8,6 +8,7 @@ from typing import Any
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.func.batching_rules import Mapped
+from baregrad.func.regions import refuse_writes, writes_outside
 from baregrad.func.stand_ins import (
     check_callable,
     check_randomness,
@@ -17,6 +18,7 @@ from baregrad.func.stand_ins import (
     tensors_of,
     with_tensors,
 )
+from baregrad.ir.core.node import toposort
 from baregrad.tensor.tensor import Tensor
 
 
@@ -50,9 +52,15 @@ def vmap(
             one = stand_in(value.shape[1:], value.dtype, tensor.device)
             given[one] = value
             ones.append(Tensor._make(one, tensor.device, tensor.requires_grad))
+        # In place of an example's tensor the function may write; one from outside is of all.
+        inner = {tensor._storage for tensor, axis in zip(ones, axes, strict=True)
+                 if axis is not None}
         held, kept = with_tensors(tree, ones)
-        with drawing(randomness, "vmap", "example"):
+        with drawing(randomness, "vmap", "example"), writes_outside() as written:
             result = func(*held, **kept)
+        refuse_writes({each: old for each, old in written.items()
+                       if each not in inner and not given.keys().isdisjoint(toposort(each.node))},
+                      "vmap")
         return _batched(result, Mapped(extent, given), out_dims)
 
     return mapped

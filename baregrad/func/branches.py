@@ -33,13 +33,17 @@ def cond(
 ) -> Any:
     """Return true_fn(*operands) if `pred` holds, else false_fn(*operands).
 
-    pred: a bool, or a tensor of one element. Where it can be read, one function runs. Under jit,
-    vmap or a derivative by stand-ins both do, results of one structure, shapes and dtypes, and the
-    right ones are chosen; the gradient of the other is multiplied by 0 then. Raises ArgumentError
-    or ShapeError.
+    pred: a bool, or a tensor of one element. operands: a tuple. Where pred can be read, one
+    function runs. Under jit, vmap or a derivative by stand-ins both do, results of one structure,
+    shapes and dtypes, and the right ones are chosen; the gradient of the other is multiplied by 0
+    then. Raises ArgumentError or ShapeError.
     """
     check_callable(true_fn, "cond")
     check_callable(false_fn, "cond")
+    if not isinstance(operands, tuple | list):
+        raise ArgumentError(
+            "operands of cond are a tuple of arguments", found=type(operands).__name__
+        )
     if not isinstance(pred, Tensor):
         if not isinstance(pred, bool):
             raise ArgumentError(
@@ -71,6 +75,8 @@ def while_loop(
     check_callable(body_fn, "while_loop")
     if not isinstance(carried_inputs, tuple):
         carried_inputs = (carried_inputs,)
+    if limit is not None and (limit.__class__ is not int or limit < 0):
+        raise ArgumentError("the limit of a while_loop is a count of steps", found=repr(limit))
     carry = tensors_of(carried_inputs)
     if not carry:
         raise ArgumentError("while_loop carries tensors on", found="none")
@@ -134,7 +140,7 @@ def _traced(
 
     with drawing("error", "while_loop"):
         traced = traced_region(call, values, device)
-    refuse_writes(traced, "while_loop")
+    refuse_writes(traced.written, "while_loop")
     return traced
 
 

@@ -97,7 +97,9 @@ def _traced(
 
 
 def _places(argnums: Argnums, count: int, what: str) -> tuple[int, ...]:
-    places = (argnums,) if isinstance(argnums, int) else tuple(argnums)
+    if not count:
+        raise ArgumentError(f"{what} differentiates by positional arguments", found="none")
+    places = argnums if isinstance(argnums, tuple | list) else (argnums,)
     if not places or any(not isinstance(i, int) or not -count <= i < count for i in places):
         raise ArgumentError(
             f"argnums of {what} are places of arguments", found=f"{argnums!r}",

@@ -291,7 +291,7 @@ def scan(
 
     with drawing(randomness, "scan", "step"):
         traced = traced_region(call, likes, device)
-    refuse_writes(traced, "scan")
+    refuse_writes(traced.written, "scan")
     loop = Loop(traced.region, len(carry), len(read), steps, reverse)
     ends, stacks = loop.run(
         [x.node for x in carry], [x.node for x in read], traced.captured

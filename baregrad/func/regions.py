@@ -9,7 +9,8 @@ symbolic extents, the graph is put into the one around it instead.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from baregrad.base.errors import ArgumentError
@@ -99,13 +100,14 @@ class TracedRegion(NamedTuple):
     """A function as a region, whose inputs are its arguments, then what it closes over.
 
     captured: the values of the latter. result: what the function returned, over stand-ins; its
-    tensors are the first roots. written: the storages outside that it writes, the last roots.
+    tensors are the first roots. written: what the storages outside held that it writes; those are
+    the last roots.
     """
 
     region: ProgramRegion
     captured: tuple[Node, ...]
     result: Any
-    written: tuple[Storage, ...]
+    written: Mapping[Storage, Node]
 
 
 def traced_region(
@@ -117,27 +119,33 @@ def traced_region(
     """
     ones = [stand_in(value.shape, value.dtype, device) for value in given]
     tensors = [Tensor._make(one, device, one.dtype.is_float) for one in ones]
-    older = {id(storage) for storage in live_storages()}
-    written: dict[Storage, None] = {}
-    writes = current_session().watching.writes
-
-    def note(storage: Storage, old: Node) -> None:
-        if id(storage) in older:
-            written.setdefault(storage)
-
-    writes.append(note)
-    try:
-        with enable_grad():
-            result, found = call(tensors)
-    finally:
-        writes.remove(note)
-    changed = [storage for storage in written if reads_stand_ins([storage.node])]
+    with writes_outside() as written, enable_grad():
+        result, found = call(tensors)
+    changed = {each: old for each, old in written.items() if reads_stand_ins([each.node])}
     roots = [each._value() for each in found] + [storage.node for storage in changed]
     captured = _captured(roots, set(ones))
     inside = {value: stand_in(value.shape, value.dtype, device) for value in captured}
     roots = put_in(roots, inside)
     region = ProgramRegion([*ones, *inside.values()], roots, device)
-    return TracedRegion(region, tuple(captured), result, tuple(changed))
+    return TracedRegion(region, tuple(captured), result, changed)
+
+
+@contextmanager
+def writes_outside() -> Iterator[dict[Storage, Node]]:
+    """What older storages held that are written inside the block."""
+    older = {id(storage) for storage in live_storages()}
+    written: dict[Storage, Node] = {}
+    writes = current_session().watching.writes
+
+    def note(storage: Storage, old: Node) -> None:
+        if id(storage) in older:
+            written.setdefault(storage, old)
+
+    writes.append(note)
+    try:
+        yield written
+    finally:
+        writes.remove(note)
 
 
 def _captured(roots: Sequence[Node], given: set[Node]) -> list[Node]:
@@ -252,10 +260,12 @@ def marked(
     return all_marked(meeting)
 
 
-def refuse_writes(traced: TracedRegion, what: str) -> None:
-    """Raise ArgumentError where a function changes tensors from outside."""
-    if traced.written:
+def refuse_writes(written: Mapping[Storage, Node], what: str) -> None:
+    """Give tensors from outside back what they held, and raise ArgumentError if there are any."""
+    for storage, old in written.items():
+        storage.put(old, storage.grad)
+    if written:
         raise ArgumentError(
-            f"the function of {what} changes a tensor from outside, in place",
-            hint="take it in, and return the new value",
+            f"the function of {what} changes a tensor that it did not make, in place",
+            hint="take its value in, and return the new one",
         )

@@ -221,3 +221,17 @@ def test_refused() -> None:
         vmap(x)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="out_dims None"):
         vmap(lambda x: x, out_dims=None)(x)
+
+
+@pytest.mark.parametrize("is_argument", (False, True))
+def test_a_tensor_of_all_examples_is_not_written_by_each(is_argument: bool) -> None:
+    y = Tensor([1.0, 2.0, 3.0])
+
+    def change(x: Tensor, other: Tensor = y) -> Tensor:
+        other += x
+        return x
+
+    x = Tensor([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
+    with pytest.raises(ArgumentError, match="did not make"):
+        vmap(change, (0, None))(x, y) if is_argument else vmap(change)(x)
+    assert y.tolist() == [1, 2, 3]

@@ -94,3 +94,8 @@ def test_refused() -> None:
         while_loop(lambda x: x.sum() > 0, lambda x: x.sum(), (x,))
     with pytest.raises(ArgumentError, match="carries tensors"):
         while_loop(lambda x: x > 0, lambda x: x - 1, (3,))
+    for limit in (-1, 2.5, "3", True):
+        with pytest.raises(ArgumentError, match="count of steps"):
+            while_loop(lambda x: x > 0, lambda x: x - 1, (number(2.0),), limit)
+    with pytest.raises(ArgumentError, match="tuple of arguments"):
+        cond(True, lambda x: x, lambda x: x, x)

@@ -140,6 +140,10 @@ def test_refused() -> None:
     with pytest.raises(ArgumentError, match="argnums"):
         func.grad(lambda x: x.sum(), 1)(x)
     with pytest.raises(ArgumentError, match="argnums"):
+        func.grad(lambda x: x.sum(), None)(x)
+    with pytest.raises(ArgumentError, match="positional"):
+        func.grad(lambda x: x.sum())(x=x)
+    with pytest.raises(ArgumentError, match="argnums"):
         func.grad(lambda x, y: x.sum(), (0, 0))(x, x)
     with pytest.raises(ArgumentError, match="returns a pair"):
         func.grad(lambda x: x.sum(), has_aux=True)(x)
