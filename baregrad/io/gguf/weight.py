@@ -154,7 +154,9 @@ class PackedWeight:
         if not self.type.is_packed or self.grid is not None:
             return self
         planes = planes_of(self._byte_blocks(), _BLOCKS[self.type.name])
-        return self if planes is None else PlanarWeight(self.type, self.shape, planes)
+        if planes is None:
+            return self
+        return PlanarWeight(self.type, self.shape, planes, is_exact=self.is_exact)
 
     def at(self, index: Tensor | int | slice) -> PackedWeight:
         """Return the part at an index of the first axis, packed: rows, or matrices of a stack."""
@@ -189,8 +191,10 @@ class PackedWeight:
         wide: in float32, as it is summed, whatever the dtype of `x`.
 
         Off GPUs the rows of `x` are rounded to bytes with a scale for each block, as llama.cpp
-        rounds them, for the types that `CODES` names; not where they are to be `exact`, or carry
-        gradients. Raises ShapeError for a weight that is no matrix, and rows of another width.
+        rounds them, for the types that `CODES` names; on GPUs lone rows of 16-bit floats become
+        integers of 16 bits before large matrices of types with minima. Neither where they are to be
+        `exact`, or carry gradients. Of a row so rounded that is not finite nothing is. Raises
+        ShapeError for a weight that is no matrix, and rows of another width.
         """
         if len(self.shape) != 2:
             raise ShapeError(
@@ -207,7 +211,7 @@ class PackedWeight:
             return rounded if wide else rounded.cast(x.dtype)
         if all(size == 1 for size in x.shape[:-1]):
             # A lone row is as fast with the numbers as they are.
-            single = self._times(x)
+            single = (self.exactly() if exact else self)._times(x)
             return single if wide else single.cast(x.dtype)
         matrix = self.dense(x.dtype).T
         # Matrix units take numbers of 16 bits, and sum in float32.
@@ -249,14 +253,18 @@ class PlanarWeight(PackedWeight):
     __slots__ = ("planes",)
 
     def __init__(
-        self, type: GgmlType, shape: tuple[int | object, ...], planes: Planes
+        self,
+        type: GgmlType,
+        shape: tuple[int | object, ...],
+        planes: Planes,
+        *,
+        is_exact: bool = False,
     ) -> None:
         self.type = type
         self.shape = tuple(shape)
         self.planes = planes
         self.grid = None
-        # What lies in planes is read as numbers in any case.
-        self.is_exact = True
+        self.is_exact = is_exact
 
     @property
     def bytes(self) -> Tensor:
@@ -281,6 +289,10 @@ class PlanarWeight(PackedWeight):
     def _blocks(self) -> Blocks:
         return self.planes
 
+    def _has_words(self) -> bool:
+        """What lies in planes is never multiplied by rows of bytes."""
+        return False
+
     def _times(self, row: Tensor) -> Tensor:
         if not self.planes.has_words:
             return super()._times(row)
@@ -299,7 +311,7 @@ class PlanarWeight(PackedWeight):
 
     def _takes_integers(self, x: Tensor) -> bool:
         """Whether rows are rounded so much that integers of 16 bits stand for their numbers."""
-        is_one = self.planes.has_words and self.type.name in WITH_MINIMA
+        is_one = self.planes.has_words and self.type.name in WITH_MINIMA and not self.is_exact
         return is_one and x.dtype.itemsize == HALF_BYTES and not x.requires_grad
 
     def in_planes(self) -> PackedWeight:
@@ -307,20 +319,24 @@ class PlanarWeight(PackedWeight):
         return self
 
     def exactly(self) -> PackedWeight:
-        """Return the weight itself."""
-        return self
+        """Return the weight with products that take the other factor's numbers as they are."""
+        return PlanarWeight(self.type, self.shape, self.planes, is_exact=True)
 
     def at(self, index: Tensor | int | slice) -> PackedWeight:
         """Return the part at an index of the first axis, packed: rows, or matrices of a stack."""
         part = self.planes.at(index)
-        return PlanarWeight(self.type, (*part.shape[:-2], self.shape[-1]), part)
+        return self._of(part, (*part.shape[:-2], self.shape[-1]))
 
     def above(self, *others: PlanarWeight) -> PlanarWeight:
         """Return the rows of this matrix, then those of others of its type, in memory."""
         planes = self.planes.above(*[one.planes for one in others])
-        return PlanarWeight(self.type, (planes.shape[0], self.shape[-1]), planes)
+        return self._of(planes, (planes.shape[0], self.shape[-1]))
 
     def as_rows(self) -> PackedWeight:
         """Return the weight as one matrix, whatever its leading axes were."""
         rows = self.planes.as_rows()
-        return PlanarWeight(self.type, (rows.shape[0], self.shape[-1]), rows)
+        return self._of(rows, (rows.shape[0], self.shape[-1]))
+
+    def _of(self, planes: Planes, shape: tuple[int | object, ...]) -> PlanarWeight:
+        """The same weight with other planes."""
+        return PlanarWeight(self.type, shape, planes, is_exact=self.is_exact)

@@ -40,6 +40,28 @@ def test_what_is_no_number_gives_none(value: float) -> None:
     assert not np.isfinite(found).any()
 
 
+def test_exact_products_take_numbers_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("baregrad.io.gguf.weight.LARGE_NBYTES", 0)
+    row = by_name("Q4_K")
+    packed = random_rows(row, 16, 512)
+    dense = reference(row, packed).astype(np.float64)
+    weight = PackedWeight(row, (16, 512), Tensor(packed))
+    # Beside the largest of a run the others are less than half a step of it.
+    values = np.full((1, 512), 1e-3, np.float16)
+    values[0, ::RUN] = 300
+    x, planes = Tensor(values), weight.in_planes()
+    wanted = values.astype(np.float64) @ dense.T
+    alike = 1e-6 * (np.abs(values.astype(np.float64)) @ np.abs(dense).T)
+    rounded = planes.linear(x, wide=True).numpy()
+    assert (np.abs(rounded - wanted) > alike).any()
+    exact = planes.exactly()
+    for one in (exact, exact.at(slice(0, 16)), weight.exactly().in_planes()):
+        assert one.is_exact and not planes.is_exact
+        assert (np.abs(one.linear(x, wide=True).numpy() - wanted) <= alike).all()
+    found = planes.linear(x, exact=True, wide=True).numpy()
+    assert (np.abs(found - wanted) <= alike).all()
+
+
 def test_bytes_make_up_the_numbers() -> None:
     values = np.random.default_rng(3).standard_normal(64).astype(np.float32) * 1e6
     above, below, step, total = split_row(Tensor(values))
