@@ -202,7 +202,9 @@ def eigh(A: Tensor, UPLO: str = "L") -> Eigh:  # noqa: N803
     """Return eigenvalues (..., n), ascending, and eigenvectors (..., n, n) of symmetric A.
 
     UPLO: which triangle of A is read, "L" or "U". Gradients of the vectors need eigenvalues that
-    differ. Signs of vectors are any.
+    differ. Signs of vectors are any. Raises LinAlgError where A is not finite or the rotations
+    that find the vectors do not converge; a captured function makes a fixed number of sweeps, and
+    NaN there.
     """
     check_matrices("eigh", A, square=True)
     if UPLO not in ("L", "U"):
@@ -249,7 +251,8 @@ def svd(A: Tensor, full_matrices: bool = True) -> SVD:  # noqa: N803
 
     U is (..., m, m) and Vh (..., n, n), without `full_matrices` (..., m, k) and (..., k, n).
     Gradients of U and Vh need singular values that differ; those of the columns that
-    `full_matrices` adds do not count. Signs of vectors are any.
+    `full_matrices` adds do not count. Signs of vectors are any. Raises LinAlgError as `eigh` does,
+    and gives NaN in a captured function.
     """
     check_matrices("svd", A)
     rows, columns = A.shape[-2:]

@@ -6,11 +6,13 @@ import math
 from collections.abc import Sequence
 
 from baregrad.base.errors import ArgumentError, ShapeError
-from baregrad.dtypes import dtypes
+from baregrad.linalg.blocks import is_captured
 from baregrad.linalg.checking import check_matrices
 from baregrad.linalg.decompositions import svdvals
 from baregrad.linalg.solving import inv
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.grad_mode import no_grad
+from baregrad.tensor.ops.shapes import stored
 
 Order = int | float | str | None
 Axes = int | Sequence[int] | None
@@ -132,24 +134,35 @@ def matrix_exp(A: Tensor) -> Tensor:  # noqa: N803
     """Return the exponential of square matrices, by a series of A / 2**s and s squares.
 
     A is divided until no row's sum of |x| is above 1/2. Elements of the series after the last one
-    are below the rounding of float64.
+    are below the rounding of float64. What is not finite gives NaN, and so does a matrix with a
+    row's sum above 2**15 in a captured function, which cannot ask how many squares it needs.
     """
     check_matrices("matrix_exp", A, square=True)
+    if 0 in A.shape:
+        return A.clone()
     one = Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(*A.shape)
-    size = A.detach().abs().sum(dim=-1).amax(dim=-1).reshape(*A.shape[:-2], 1, 1)
-    times = (size * 2).clamp(min=1.0).log2().ceil()
-    x = A / times.exp2()
+    with no_grad():
+        size = A.detach().abs().sum(dim=-1).amax(dim=-1).reshape(*A.shape[:-2], 1, 1)
+        times = size.clamp(min=0.5).log2().ceil() + 1
+        if is_captured():
+            most = _SQUARES_CAPTURED
+        else:
+            most = int(times.isfinite().where(times, 0.0).amax().item())
+        times = (times <= most).where(times, math.nan)
+    x = stored(A / times.exp2())
     found = one
     for term in range(_TERMS, 0, -1):
         found = one + (x / term) @ found
-    # As many squares for all matrices, of which each keeps its own number; more would overflow
-    # unless the result is next to 0.
-    for turn in range(9 if A.dtype is dtypes.float32 else 12):
-        found = (times > turn).where(found @ found, found)
+    # Each matrix keeps its own number of squares. All turns are alike, so that more of them for
+    # other matrices, or in a captured function, leave the same bits.
+    found = stored(found)
+    for turn in range(most):
+        found = stored((times > turn).where(found @ found, found))
     return found
 
 
 _TERMS = 14
+_SQUARES_CAPTURED = 16
 
 
 def multi_dot(tensors: Sequence[Tensor]) -> Tensor:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from baregrad.base.errors import LinAlgError
 from baregrad.dtypes import DType, dtypes
 from baregrad.linalg.blocks import block, is_captured
 from baregrad.linalg.factoring import block_of, inverse_lower, placed, shifted
@@ -149,23 +150,57 @@ def _rotate(x: Tensor, off: Tensor, length: int, limit: float) -> tuple[Tensor, 
 def rotated(x: Tensor, length: int) -> Tensor:
     """x (B, n, m) with rows turned into each other until their first parts are orthogonal.
 
-    length: how many elements that part has. Rows come in no order.
+    length: how many elements that part has. Rows are in no order of size, and one more, of zeros,
+    makes their number even. Raises LinAlgError where x is not finite or the rows are not
+    orthogonal after `_MOST_SWEEPS` sweeps. In a captured function, which looks at no numbers,
+    a matrix whose rows are not orthogonal after `_SWEEPS_CAPTURED` sweeps is NaN.
     """
     batch, count = x.shape[:2]
     rows = max(count + count % 2, 2)
     x = x.pad((0, 0, 0, rows - count))
     # Sums of products are rounded by about so much.
     limit = precision(x.dtype) * max(16.0, math.sqrt(length))
-    calls = math.ceil((rows - 1) / _ROUNDS)
     captured = is_captured()
+    rounds = 0
     for _ in range(_SWEEPS_CAPTURED if captured else _MOST_SWEEPS):
         off = Tensor.zeros(batch, rows // 2, dtype=x.dtype, device=x.device)
-        for _ in range(calls):
+        for _ in range(math.ceil((rows - 1) / _ROUNDS)):
             x, off = _rotate(x, off, length, limit)
-        # Then no row was turned, as none would be in another sweep.
-        if not captured and not off.amax().item() > limit:
+            rounds += _ROUNDS
+        # Where no row was turned, none would be in another sweep.
+        if not captured and _has_settled(off.amax().item(), limit):
             break
-    return x
+    else:
+        if not captured:
+            raise LinAlgError(
+                "rotations of rows did not make them orthogonal", found=f"{_MOST_SWEEPS} sweeps",
+                hint="scale rows and columns to sizes that are closer together",
+            )  # fmt: skip
+        settled = off.amax(dim=1).reshape(batch, 1, 1) <= limit
+        x = settled.where(x, math.nan)
+    # Where each row began, so that equal values come in one order after any number of sweeps.
+    return x[:, Tensor(_places_after(rounds, rows), device=x.device)]
+
+
+def _has_settled(cosine: float, limit: float) -> bool:
+    """Whether the largest cosine of a sweep is small enough. Raises LinAlgError for NaN."""
+    if math.isnan(cosine):
+        raise LinAlgError(
+            "eigenvalues and singular values are of finite matrices",
+            found="infinities, NaN, or sums that overflow",
+        )  # fmt: skip
+    return cosine <= limit
+
+
+def _places_after(rounds: int, rows: int) -> list[int]:
+    """Where each of the rows of `_rotate` is after some rounds: row 0 stays, the others circle."""
+    half = rows // 2
+    circle = [*range(1, half), *reversed(range(half, rows))]
+    turn = rounds % len(circle)
+    found = list(range(rows))
+    for place, row in enumerate(circle):
+        found[row] = circle[(place + turn) % len(circle)]
+    return found
 
 
 def precision(dtype: DType) -> float:

@@ -11,9 +11,20 @@ import torch
 
 from baregrad import Tensor, jit, linalg
 from baregrad.base.errors import DTypeError, GradientError, LinAlgError, ShapeError
+from baregrad.linalg import orthogonal
 
-SHAPES = [(1, 1), (3, 7), (40, 40), (2, 3, 5, 4)]
-SQUARES = [(1, 1), (40, 40), (2, 3, 5, 5)]
+
+def cases(*shapes: tuple[int, ...]) -> list[Any]:
+    """Each shape in one dtype, a large one in float32, and all in the other one when it is slow."""
+    usual = [(shape, "float32" if shape[0] > 9 else "float64") for shape in shapes]
+    other = {"float32": "float64", "float64": "float32"}
+    return usual + [
+        pytest.param(shape, other[dtype], marks=pytest.mark.slow) for shape, dtype in usual
+    ]
+
+
+SHAPES = cases((1, 1), (3, 7), (40, 40), (2, 3, 5, 4))
+SQUARES = cases((1, 1), (40, 40), (2, 3, 5, 5))
 EPSILON = {"float64": 2.0**-52, "float32": 2.0**-23}
 
 
@@ -73,8 +84,7 @@ def same_gradients(
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", SQUARES)
+@pytest.mark.parametrize(("shape", "dtype"), SQUARES)
 def test_cholesky_is_its_definition(shape: tuple[int, ...], dtype: str) -> None:
     x = positive(shape, dtype)
     for upper in (False, True):
@@ -101,8 +111,7 @@ def test_cholesky_refuses_what_is_not_positive_definite() -> None:
     assert np.isnan(jit(linalg.cholesky)(Tensor(x)).numpy()).any()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype"), SHAPES)
 def test_lu_is_its_definition(shape: tuple[int, ...], dtype: str) -> None:
     x = given(shape, dtype)
     p, low, up = (part.numpy() for part in linalg.lu(Tensor(x)))
@@ -118,8 +127,7 @@ def test_lu_of_a_singular_matrix() -> None:
     np.testing.assert_allclose(p @ low @ up, x, atol=1e-14)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype"), SHAPES)
 def test_qr_is_its_definition(shape: tuple[int, ...], dtype: str) -> None:
     x = given(shape, dtype)
     for mode in ("reduced", "complete"):
@@ -133,8 +141,7 @@ def test_qr_is_its_definition(shape: tuple[int, ...], dtype: str) -> None:
     close(linalg.qr(Tensor(x), "r").R, np.linalg.qr(x, "r"), norm(x), dtype, times=300.0)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", SQUARES)
+@pytest.mark.parametrize(("shape", "dtype"), SQUARES)
 def test_eigh_is_its_definition(shape: tuple[int, ...], dtype: str) -> None:
     x = given(shape, dtype)
     x = x + x.swapaxes(-1, -2)
@@ -146,7 +153,7 @@ def test_eigh_is_its_definition(shape: tuple[int, ...], dtype: str) -> None:
 
 
 @pytest.mark.parametrize("matrix", [
-    np.zeros((3, 3)), np.eye(4), np.ones((5, 5)), -np.eye(3), np.diag([1e-300, 1e-300, 2e-300]),
+    np.zeros((3, 3)), np.ones((3, 3)), -np.eye(3), np.diag([1e-300, 1e-300, 2e-300]),
     np.diag([1e300, 1.0, -1e300]), np.array([[0.0, 1.0], [1.0, 0.0]]),
 ])  # fmt: skip
 def test_eigh_and_svd_of_special_matrices(matrix: np.ndarray) -> None:
@@ -163,8 +170,7 @@ def test_eigh_and_svd_of_special_matrices(matrix: np.ndarray) -> None:
                                atol=1e-14)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "dtype"), SHAPES)
 def test_svd_is_its_definition(shape: tuple[int, ...], dtype: str) -> None:
     x = given(shape, dtype)
     for full in (False, True):
@@ -220,7 +226,10 @@ def test_gradients_of_cholesky() -> None:
     )
 
 
-@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (2, 3, 3)])
+@pytest.mark.parametrize("shape", [
+    (3, 5), pytest.param((5, 3), marks=pytest.mark.slow),
+    pytest.param((2, 3, 3), marks=pytest.mark.slow),
+])  # fmt: skip
 def test_gradients_of_lu_and_qr(shape: tuple[int, ...]) -> None:
     x = given(shape, seed=3)
     # Rows of L below its square are in no order.
@@ -243,7 +252,10 @@ def _unsigned(values: Any, vectors: Any) -> tuple[Any, Any]:
     return values, vectors * vectors
 
 
-@pytest.mark.parametrize("shape", [(4, 4), (5, 3), (2, 3, 4)])
+@pytest.mark.parametrize("shape", [
+    (5, 3), pytest.param((4, 4), marks=pytest.mark.slow),
+    pytest.param((2, 3, 4), marks=pytest.mark.slow),
+])  # fmt: skip
 def test_gradients_of_svd(shape: tuple[int, ...]) -> None:
     def products(u: Any, s: Any, vh: Any) -> tuple[Any, ...]:
         return u * u, s, vh * vh, u.unsqueeze(-2) * vh.mT.unsqueeze(-3)
@@ -255,6 +267,13 @@ def test_gradients_of_svd(shape: tuple[int, ...]) -> None:
     same_gradients(linalg.svdvals, torch.linalg.svdvals, given(shape, seed=7))
 
 
+@pytest.fixture
+def few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many sweeps in a captured function as small matrices need: each is compiled."""
+    monkeypatch.setattr(orthogonal, "_SWEEPS_CAPTURED", 7)
+
+
+@pytest.mark.usefixtures("few_sweeps")
 def test_factors_in_a_captured_function() -> None:
     x = positive((3, 3))
 
@@ -267,6 +286,37 @@ def test_factors_in_a_captured_function() -> None:
     for _ in range(3):
         for one, other in zip(factors(a), wanted, strict=True):
             np.testing.assert_array_equal(one.numpy(), other)
+
+
+@pytest.mark.usefixtures("few_sweeps")
+def test_equal_eigenvalues_come_in_one_order_in_a_captured_function() -> None:
+    both = np.stack([np.eye(4), positive((4, 4))])
+    wanted = [part.numpy() for part in linalg.eigh(Tensor(both))]
+    for one, other in zip(jit(linalg.eigh)(Tensor(both)), wanted, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other)
+    for one, other in zip(linalg.eigh(Tensor(both[0])), wanted, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other[0])
+    np.testing.assert_array_equal(np.abs(wanted[1][0]), np.eye(4))
+
+
+def test_what_does_not_converge_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = Tensor(positive((2, 6, 6)))
+    monkeypatch.setattr(orthogonal, "_MOST_SWEEPS", 2)
+    monkeypatch.setattr(orthogonal, "_SWEEPS_CAPTURED", 2)
+    for call in (linalg.eigvalsh, linalg.svdvals):
+        with pytest.raises(LinAlgError, match="2 sweeps"):
+            call(x)
+        assert np.isnan(jit(call)(x).numpy()).all()
+
+
+@pytest.mark.usefixtures("few_sweeps")
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_is_refused(value: float) -> None:
+    x = Tensor(np.diag([1.0, value, 2.0]))
+    for call in (linalg.eigvalsh, linalg.svdvals, linalg.matrix_rank, linalg.pinv):
+        with pytest.raises(LinAlgError, match="finite"):
+            call(x)
+    assert np.isnan(jit(linalg.svdvals)(x).numpy()).all()
 
 
 def test_bad_arguments_are_refused() -> None:
