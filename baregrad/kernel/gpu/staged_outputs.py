@@ -31,6 +31,7 @@ from baregrad.kernel.gpu.barriers import sequence
 from baregrad.kernel.gpu.shared_copies import thread_axes
 from baregrad.kernel.gpu.shared_layouts import BANK_BYTES
 from baregrad.kernel.instructions.mma_sync import TILE
+from baregrad.kernel.instructions.wgmma import sums_by_groups
 from baregrad.kernel.language.schedule import StageOutput, illegal
 from baregrad.kernel.loops.loop_pieces import load, store
 
@@ -46,8 +47,14 @@ _STATEMENTS = mask_of(STATEMENTS)
 def stage_outputs(kernel: Node, step: StageOutput) -> Node:
     """The loop-level KERNEL in which the stores to an output go through shared memory.
 
-    Raises ScheduleError where that is not one statement, of whole tiles, in runs of 16 bytes.
+    Raises ScheduleError where that is not one statement, of whole tiles, in runs of 16 bytes, or
+    where no groups of four warps make products: those alone say what bulk copies are to see.
     """
+    if not sums_by_groups((kernel,)):
+        raise illegal(
+            step, "results of groups of four warps are stored so",
+            wanted="tensorize(..., instruction='wgmma')",
+        )
     found = [
         node for node in toposort(kernel)
         if node.op is Ops.STORE and node.src[0].op is Ops.PARAM
@@ -102,9 +109,6 @@ def _staged(kernel: Node, node: Node, number: int, step: StageOutput) -> Node:
             step, "results are stored in runs of 16 bytes",
             found=f"runs of {run} results, {gcd(constant, *others)} apart",
         )
-    threads = thread_axes([kernel])
-    if not threads or threads[0].arg.bind != "thread" or _size(threads[0]) % WARP:
-        raise illegal(step, "whole warps store runs", wanted="a multiple of 32 threads")
     height = prod([_size(axis) for axis in rows])
     beside = prod([_size(axis) for axis in rows if axis.arg.bind == "unroll"])
     shape = (height, _pitch(run, beside, array.dtype))

@@ -261,6 +261,7 @@ class StageOutput:
     """Results for the output `param` go through shared memory and are stored beside the threads.
 
     So a block of a grid that persists computes its next tile while those of this one are stored.
+    They are those of products by groups of four warps.
     """
 
     param: int

@@ -82,7 +82,13 @@ REFUSED = {
         product(64, 64, 192, b_t=True),
         staged((False, True)).replace("stage_output(0)", "stage_output(0), stage_output(0)"),
         "staged already"),
-    "no tile": (k.elementwise(64, 64), "Schedule(bind('i0', 'grid'), stage_output(0))", "rows"),
+    "no product": (
+        k.elementwise(64, 64), "Schedule(bind('i0', 'grid'), stage_output(0))",
+        "groups of four warps"),
+    "single warps": (
+        product(64, 64, 64, b_t=True),
+        f"{choose_schedule(product(64, 64, 64, b_t=True), HOPPER)}"[:-1] + ", stage_output(0))",
+        "groups of four warps"),
 }  # fmt: skip
 
 
