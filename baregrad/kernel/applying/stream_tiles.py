@@ -530,7 +530,7 @@ class _Builder:
         plain = self._at_tile(self.facts.unmasked, {})
         if masked is plain:
             return [store(s, plain, own)]
-        whole = self._is_seenwhole()
+        whole = self._sees_whole()
         if whole.op is Ops.CONST:
             return [store(s, plain if whole.arg else masked, own)]
         return [
@@ -538,7 +538,7 @@ class _Builder:
             make_node(Ops.IF, dtypes.token, (alu(Ops.NOT, whole), store(s, masked, own))),
         ]
 
-    def _is_seenwhole(self) -> Node:
+    def _sees_whole(self) -> Node:
         """Whether all rows of the block see all keys of a tile."""
         start = self._first_key(self.loop)
         after = index.add(start, self.step.keys)

@@ -6,6 +6,7 @@ import pytest
 
 from baregrad.graph import canonicalise
 from baregrad.ir.analysis.stream import is_chained
+from baregrad.ir.core.index import variable
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops, mask_of
 from baregrad.kernel import choose, lower
@@ -22,6 +23,7 @@ from tests.graph.streams.test_passes import (
     by_hand,
     differentiated,
     graph_of,
+    inputs,
 )
 from tests.kernel.gpu_kernels import HOPPER
 
@@ -76,6 +78,27 @@ def test_groups_of_warps_have_streams_of_many_rows() -> None:
     other = gpu_row("sm_80")
     (step,) = choose(attended(4096, 512, 64), other).schedule.steps
     assert isinstance(step, StreamTiles) and step.instruction == "mma"
+
+
+@pytest.mark.parametrize("rows", (32, 96))
+def test_what_is_computed_beside_a_sequence_changes_no_tiles(rows: int) -> None:
+    """Neither do others that share its keys, nor how many rows there are of a symbolic number."""
+
+    def steps(batch: tuple[int, ...], keys: tuple[int, ...], heads: int = 2) -> list[object]:
+        shapes = (*batch, rows, 64), *[(*keys, 256, 64)] * 2
+        given = inputs(BRAIN, *shapes)
+        made = canonicalise(graph_of(attention(enable_gqa=heads == 1)(*given), given), None, HOPPER)
+        kernels = make_plan(made, target=HOPPER).kernels
+        return [choose(kernel, HOPPER).schedule.steps for kernel in kernels if kernel.mask & POWER]
+
+    alone = steps((1, 2), (1, 2))
+    assert len(alone) == 1 and ("wgmma" in str(alone[0])) == (rows > 64)
+    assert steps((5, 2), (5, 2)) == alone
+    assert steps((1, 2), (1, 1), heads=1) == steps((3, 2), (3, 1), heads=1) == alone
+    assert steps((2,), (2,)) == alone
+    many = variable("many", 1, rows)
+    symbolic, fixed = (choose(attended(each, 256, 64), HOPPER) for each in (many, rows))
+    assert symbolic.schedule.steps == fixed.schedule.steps
 
 
 def test_others_are_planned_as_before() -> None:
