@@ -175,8 +175,10 @@ def _proj_scaled_sum(node: Node, gradient: Node) -> Gradients:
     if node.arg == 0:
         return None, None
     high, total = both.src
-    highest = nodes.part(both, 0, node.dtype)
     axis = both.arg.axis
+    # Of ones, as the largest exponent is not made of what is multiplied: that may come later.
+    ones = nodes.full(1, total.shape, total.dtype)
+    highest, _ = nodes.running_scaled_sum(high, ones, axis)
     last, first = nodes.flip(alu(Ops.NEG, highest), (axis,)), nodes.flip(gradient, (axis,))
     _, later = nodes.running_scaled_sum(last, first, axis)
     found = mul(alu(Ops.EXP, alu(Ops.SUB, high, highest)), nodes.flip(later, (axis,)))

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from baregrad import func
 from baregrad.base.errors import BaregradError, DTypeError, IndexOutOfRange, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
@@ -443,6 +444,25 @@ def test_a_running_sum_is_shifted_by_what_it_holds_alone(row: list[float]) -> No
         lambda f, x: logarithms_of_running_sums(f, x, 0), [np.array(row)], dtypes.float64,
         grad_tolerance=1e-12,
     )
+
+
+def test_second_derivatives_of_logarithms_of_running_sums() -> None:
+    row = np.random.default_rng(14).uniform(-5, 5, 7)
+    weights = np.random.default_rng(15).uniform(-1, 1, 7)
+
+    def theirs(x: torch.Tensor) -> torch.Tensor:
+        sums: torch.Tensor = logarithms_of_running_sums(None, x, 0)
+        return (sums * torch.tensor(weights)).sum()
+
+    wanted = torch.autograd.functional.hessian(theirs, torch.tensor(row)).numpy()
+    ours = lambda x: (x.logcumsumexp(0) * Tensor(weights)).sum()  # noqa: E731
+    for matrix in (func.jacfwd, func.jacrev):
+        found = matrix(func.grad(ours))(Tensor(row))
+        np.testing.assert_allclose(found.numpy(), wanted, atol=1e-14)
+    slopes = torch.autograd.functional.jacobian(
+        lambda x: logarithms_of_running_sums(None, x, 0), torch.tensor(row)
+    )
+    same(func.jacfwd(lambda x: x.logcumsumexp(0))(Tensor(row)), slopes)
 
 
 @pytest.mark.parametrize("rows", [3, 70])
