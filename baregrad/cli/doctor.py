@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import shutil
@@ -145,6 +146,11 @@ def _cache(folder: Path) -> Finding:
     if not os.access(nearest, os.W_OK):
         fact = f"{nearest} is not writable"
         return Finding("disk cache", "missing", needs, (fact,), "set BAREGRAD_CACHE_DIR")
-    sizes = [path.stat().st_size for path in folder.rglob("*") if path.is_file()]
+    sizes = []
+    for path in folder.rglob("*"):
+        # Another process may take it away meanwhile.
+        with contextlib.suppress(OSError):
+            if path.is_file():
+                sizes.append(path.stat().st_size)
     fact = f"{folder}: {len(sizes)} files, {human_bytes(sum(sizes))}"
     return Finding("disk cache", "ready", needs, (fact,))

@@ -115,6 +115,12 @@ def test_the_cache_is_examined(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with options.override(cache_dir=tmp_path / "not" / "yet" / "there"):
         monkeypatch.undo()
         assert finding("disk cache").verdict == "ready"
+    # As if another process removed it after it was listed.
+    monkeypatch.setattr(Path, "is_file", lambda path: True)
+    monkeypatch.setattr(Path, "rglob", lambda path, pattern: [tmp_path / "gone"])
+    with options.override(cache_dir=tmp_path):
+        assert "0 files" in str(finding("disk cache"))
+    monkeypatch.undo()
     with options.override(cache=False):
         assert "BAREGRAD_CACHE=0" in str(finding("disk cache"))
 
