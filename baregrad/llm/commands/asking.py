@@ -28,7 +28,8 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"),
                         help="of activations (float32, bfloat16 on GPUs)")  # fmt: skip
     parser.add_argument("--exact", action="store_true", help="multiply activations as they are: "
-                        "processors round them to bytes otherwise, which is faster")  # fmt: skip
+                        "otherwise processors round them to bytes, which is faster, "
+                        "and GPUs some to 16 bits")  # fmt: skip
     parser.add_argument("--device", help="CPU, NV, NV:1, CUDA, ... (the default device)")
     parser.add_argument("--guesses", type=int, default=0, metavar="N",
                         help="tokens guessed ahead and checked together, from what was written "

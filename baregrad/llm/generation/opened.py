@@ -43,7 +43,7 @@ class EngineSettings:
     bfloat16, else f16. dtype: of activations, by default bfloat16 on GPUs, whose matrix units take
     them, else float32. chunk: tokens of a prompt in one step, by default CHUNK, GPU_CHUNK on GPUs.
     guesses: tokens that are guessed ahead for an answer. most_waiting: requests that may wait.
-    exact: products take activations as they are, where processors would round them to bytes.
+    exact: products take activations as they are, where they would be rounded to integers.
     """
 
     context: int | None = None

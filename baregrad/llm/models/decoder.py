@@ -25,8 +25,8 @@ class LanguageModel:
     """A language model that reads words and scores each word that may come next.
 
     Activations are of `dtype`; norms, softmaxes and scores are computed in float32 in any case. On
-    processors products with packed weights round them to bytes, as llama.cpp does, unless they are
-    to be `exact`.
+    processors products with packed weights round them to bytes, as llama.cpp does, and on GPUs
+    those of one token with large matrices to integers of 16 bits, unless they are to be `exact`.
     """
 
     def __init__(

@@ -64,7 +64,7 @@ class DeviceWeights(WrappedWeights):
     """The weights of a source in the form that their device reads best.
 
     GPUs read words of neighbours: there the fields of packed blocks lie apart. `is_exact`: products
-    take activations as they are, where processors would round them to bytes.
+    take activations as they are, where they would be rounded to integers.
     """
 
     def __init__(self, source: WeightSource, *, is_exact: bool = False) -> None:
