@@ -19,14 +19,20 @@ from baregrad.tensor.array.operands import one_device
 from baregrad.tensor.array.views import Pulled, twin
 
 
+def check_tensors(what: str, *values: object) -> None:
+    """Raise DTypeError unless all are tensors."""
+    for x in values:
+        if not isinstance(x, Tensor):
+            raise DTypeError(f"{what} is of tensors", found=f"{type(x).__name__} {x!r:.40}")
+
+
 def check_matrices(what: str, *tensors: Tensor, square: bool = False) -> None:
     """Raise unless tensors are matrices, or batches of them, of one floating-point dtype.
 
     square: whether the first is to have as many rows as columns.
     """
+    check_tensors(what, *tensors)
     for x in tensors:
-        if not isinstance(x, Tensor):
-            raise DTypeError(f"{what} is of tensors", found=f"{type(x).__name__} {x!r:.40}")
         if x.ndim < 2:
             raise ShapeError(
                 f"{what} is of matrices, or batches of them", found=f"shape {list(x.shape)}",

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import SupportsIndex
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.linalg.blocks import is_captured
 from baregrad.linalg.checking import check_matrices
 from baregrad.linalg.decompositions import svdvals
-from baregrad.linalg.solving import inv
+from baregrad.linalg.solving import inv, inv_ex
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.axes import own_axis
 from baregrad.tensor.array.grad_mode import no_grad
 from baregrad.tensor.ops.shapes import stored
 
@@ -48,9 +50,13 @@ def matrix_norm(
     the negative ones are the least; "nuc" is the sum of singular values, "fro" the root of the sum
     of squares.
     """
-    if len(dim) != 2 or dim[0] % A.ndim == dim[1] % A.ndim:
-        raise ShapeError("a norm of matrices is along two axes", found=f"dim={tuple(dim)}")
-    x = A.movedim(tuple(dim), (-2, -1))
+    axes = [own_axis(each, A.ndim) for each in dim] if A.ndim > 1 else []
+    if len(set(axes)) != 2 or len(axes) != 2:
+        raise ShapeError(
+            "a norm of matrices is along two axes",
+            found=f"dim={tuple(dim)}, shape {list(A.shape)}",
+        )
+    x = A.movedim(tuple(axes), (-2, -1))
     if ord == "fro":
         found = x.norm(2, dim=(-2, -1))
     elif ord in ("nuc", 2, -2):
@@ -69,7 +75,7 @@ def matrix_norm(
         )  # fmt: skip
     if not keepdim:
         return found
-    for axis in sorted(each % A.ndim for each in dim):
+    for axis in sorted(axes):
         found = found.unsqueeze(axis)
     return found
 
@@ -103,30 +109,36 @@ def norm(
 
 
 def cond(A: Tensor, p: Order = None) -> Tensor:  # noqa: N803
-    """Return the condition number |A| * |A**-1| by the norm p, 2 by default."""
+    """Return the condition number |A| * |A**-1| by the norm p, 2 by default.
+
+    Infinity where an inverse does not exist.
+    """
     check_matrices("cond", A, square=p not in (None, 2, -2))
     if p in (None, 2, -2):
         values = svdvals(A)
         high, low = values[..., 0], values[..., -1]
         return low / high if p == -2 else high / low
-    return matrix_norm(A, p) * matrix_norm(inv(A), p)
+    found = inv_ex(A)
+    has_none = found.info != 0
+    inverse = has_none.unsqueeze(-1).unsqueeze(-1).where(0.0, found.inverse)
+    return has_none.where(math.inf, matrix_norm(A, p) * matrix_norm(inverse, p))
 
 
 def matrix_power(A: Tensor, n: int) -> Tensor:  # noqa: N803
     """Return A @ A @ ..., n times; of its inverse for negative n, the identity for 0."""
     check_matrices("matrix_power", A, square=True)
+    if not isinstance(n, SupportsIndex):
+        raise ArgumentError("powers of matrices are of integers", found=repr(n))
     if n < 0:
         return matrix_power(inv(A), -n)
     if n == 0:
         return Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(*A.shape).clone()
-    found: Tensor | None = None
-    while n:
-        if n & 1:
-            found = A if found is None else found @ A
-        n >>= 1
-        if n:
-            A = A @ A  # noqa: N806
-    assert found is not None
+    found = A
+    # By the bits of n after the first.
+    for bit in f"{n:b}"[1:]:
+        found = found @ found
+        if bit == "1":
+            found = found @ A
     return found
 
 
@@ -178,6 +190,12 @@ def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
         parts[0] = parts[0].unsqueeze(0)
     if is_column:
         parts[-1] = parts[-1].unsqueeze(1)
+    for part in parts:
+        if part.ndim != 2:
+            raise ShapeError(
+                "multi_dot multiplies matrices, of which the first and the last may be vectors",
+                found=f"shape {list(part.shape)}",
+            )  # fmt: skip
     sizes = [parts[0].shape[0], *(part.shape[1] for part in parts)]
     count = len(parts)
     costs = [[0] * count for _ in parts]
@@ -213,7 +231,8 @@ def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
 
 def cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:
     """Return the cross product along an axis of three elements, of tensors that broadcast."""
-    if input.shape[dim] != 3 or other.shape[dim] != 3:
+    extents = [x.shape[own_axis(dim, x.ndim)] for x in (input, other)]
+    if extents != [3, 3]:
         raise ShapeError(
             "a cross product is of vectors of three",
             found=f"{list(input.shape)} and {list(other.shape)} along {dim}",
@@ -229,6 +248,10 @@ def diagonal(A: Tensor, *, offset: int = 0, dim1: int = -2, dim2: int = -1) -> T
 
 def vander(x: Tensor, N: int | None = None) -> Tensor:  # noqa: N803
     """Return powers 0 to N - 1 of each element along a last axis: (..., n) -> (..., N)."""
+    if not x.ndim:
+        raise ShapeError("powers of elements are of a vector or more", found="shape []")
     count = x.shape[-1] if N is None else N
+    if count < 1:
+        raise ArgumentError("there is one power or more", found=f"N={count}")
     powers = [x.ones_like(), *([x] * (count - 1))]
     return Tensor.stack(*powers[:count], dim=-1).cumprod(-1)

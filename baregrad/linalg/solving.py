@@ -15,6 +15,7 @@ from baregrad.linalg.checking import (
     batch,
     broadcast_batches,
     check_matrices,
+    check_tensors,
     linked,
     refuse_if,
 )
@@ -113,6 +114,12 @@ def _has_zero(upper: Tensor) -> Tensor:
     return (upper.diagonal(0, 1, 2) == 0).any(dim=1)
 
 
+def _are_vectors(what: str, a: Tensor, b: Tensor) -> bool:
+    """Whether b is one vector, or one for each matrix of a."""
+    check_tensors(what, a, b)
+    return b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
+
+
 _SINGULAR = (
     "the matrix is singular: a pivot is 0",
     "use lstsq or pinv for what comes closest to a solution",
@@ -124,8 +131,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:  # noqa: N803 -
 
     B may be one vector for each matrix, (..., n). Raises LinAlgError for a singular matrix.
     """
-    is_vector = B.ndim == 1 or (B.ndim == A.ndim - 1 and B.shape == A.shape[:-1])
-    if is_vector:
+    if _are_vectors("solve", A, B):
         return solve(A, B.unsqueeze(-1)).squeeze(-1)
     check_matrices("solve", A, B, square=True)
     if not left:
@@ -307,7 +313,7 @@ def lstsq(
     times the largest count as 0, with driver "gelsd", the default; by QR, for matrices of full
     rank, with "gels".
     """
-    if B.ndim == 1 or (B.ndim == A.ndim - 1 and B.shape == A.shape[:-1]):
+    if _are_vectors("lstsq", A, B):
         found = lstsq(A, B.unsqueeze(-1), rcond, driver=driver)
         return found._replace(solution=found.solution.squeeze(-1))
     check_matrices("lstsq", A, B)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from baregrad import Tensor, jit, linalg
-from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.base.errors import ArgumentError, IndexOutOfRange, ShapeError
 from tests.linalg.test_decompositions import given, same_gradients
 
 
@@ -52,6 +52,10 @@ def test_norms_without_an_order() -> None:
 ])  # fmt: skip
 def test_condition_numbers(order: Any) -> None:
     same("cond", given((2, 3, 3)), order)
+
+
+def test_condition_of_a_singular_matrix_is_infinite() -> None:
+    same("cond", np.array([[[1.0, 2.0], [2.0, 4.0]], [[1.0, 2.0], [3.0, 4.0]]]), 1)
 
 
 @pytest.mark.parametrize("power", [0, 1, 5, 8, -3])
@@ -123,6 +127,17 @@ def test_products() -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ArgumentError, match="no such norm"):
         linalg.matrix_norm(Tensor.ones(2, 2), 3)
+    for x in (Tensor(1.0), Tensor([1.0])):
+        with pytest.raises(ShapeError, match="two axes"):
+            linalg.matrix_norm(x)
+    with pytest.raises(ArgumentError, match="integers"):
+        linalg.matrix_power(Tensor.ones(2, 2), 0.5)  # type: ignore[arg-type]
+    with pytest.raises(ShapeError, match="may be vectors"):
+        linalg.multi_dot([Tensor.ones(2, 2), Tensor.ones(2), Tensor.ones(2, 2)])
+    with pytest.raises(IndexOutOfRange, match="no axis 3"):
+        linalg.cross(Tensor.ones(3), Tensor.ones(3), dim=3)
+    with pytest.raises(ArgumentError, match="one power"):
+        linalg.vander(Tensor.ones(3), 0)
     with pytest.raises(ShapeError, match="vector or a matrix"):
         linalg.norm(Tensor.ones(2, 2, 2), 2)
     with pytest.raises(ShapeError, match="of three"):

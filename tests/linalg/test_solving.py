@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baregrad import Tensor, linalg
-from baregrad.base.errors import ArgumentError, LinAlgError, ShapeError
+from baregrad.base.errors import ArgumentError, DTypeError, LinAlgError, ShapeError
 from tests.linalg.test_decompositions import (
     EPSILON,
     cases,
@@ -188,5 +188,7 @@ def test_ranks() -> None:
 def test_bad_arguments_are_refused() -> None:
     with pytest.raises(ShapeError, match="as many"):
         linalg.solve(Tensor.ones(3, 3), Tensor.ones(2, 1))
+    with pytest.raises(DTypeError, match="solve is of tensors"):
+        linalg.solve(Tensor.ones(2, 2), np.ones(2))  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="gelsd or gels"):
         linalg.lstsq(Tensor.ones(3, 3), Tensor.ones(3, 1), driver="gelsy")
