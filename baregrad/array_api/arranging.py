@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from baregrad.array_api.values import Axes, Value, axes_of, both, joined
-from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.array_api.values import INTEGERS, Axes, Value, axes_of, both, joined, one_axis_of
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import DType, dtypes
 from baregrad.tensor import Tensor
 from baregrad.tensor.array import nodes
@@ -85,6 +85,15 @@ def repeat(x: Tensor, repeats: int | Tensor, /, *, axis: int | None = None) -> T
     if axis is None:
         x, axis = x.reshape(-1), 0
     if isinstance(repeats, Tensor):
+        if repeats.dtype.kind not in INTEGERS:
+            raise DTypeError("elements are repeated a whole number of times", found=repeats.dtype)
+        if repeats.shape not in ((), (1,), (x.shape[axis],)):
+            raise ShapeError(
+                "each element has a number of repeats, or all have one",
+                found=f"{list(repeats.shape)} for an axis of {x.shape[axis]}",
+            )  # fmt: skip
+        if repeats.numel() and (repeats < 0).any().item():
+            raise ArgumentError("a number of repeats is negative", found=repeats.tolist())
         times = repeats.expand(x.shape[axis]) if repeats.ndim == 0 or repeats.shape == (1,) else (
             repeats
         )
@@ -138,7 +147,7 @@ def unstack(x: Tensor, /, *, axis: int = 0) -> tuple[Tensor, ...]:
 
 def take(x: Tensor, indices: Tensor, /, *, axis: int | None = None) -> Tensor:
     """Return parts along an axis, by places in it."""
-    return x.index_select(0 if axis is None else axis, indices)
+    return x.index_select(one_axis_of(x, axis), indices)
 
 
 def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
@@ -192,6 +201,8 @@ def searchsorted(
     """
     if side not in ("left", "right"):
         raise ArgumentError("searchsorted has no such side", found=repr(side))
+    if x1.ndim != 1:
+        raise ShapeError("searchsorted looks in one row", found=f"shape {list(x1.shape)}")
     held, wanted = both(x1 if sorter is None else x1.index_select(0, sorter), x2)
     count = held.shape[0]
     low = Tensor.zeros(*wanted.shape, dtype=dtypes.int64, device=x1.device)
@@ -202,6 +213,9 @@ def searchsorted(
         place = low + step
         value = held[(place.clamp(max=count) - 1)]
         goes = value < wanted if side == "left" else value <= wanted
+        if held.dtype.kind == "float":
+            # NaN comes after all numbers, as in `sort`.
+            goes = goes | (wanted.isnan() & (~value.isnan() if side == "left" else True))
         low = ((place <= count) & goes).where(place, low)
         step >>= 1
     return low

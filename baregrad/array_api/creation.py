@@ -35,8 +35,6 @@ def asarray(
         found = obj if dtype is None else obj.cast(dtype)
         found = found if device is None else found.to(device)
         return found.clone() if found is obj else found
-    if copy is False and isinstance(obj, np.ndarray) and dtype is None:
-        return Tensor.from_numpy(obj)
     _may_copy(copy)
     return Tensor(obj, dtype=dtype, device=device)
 
@@ -119,7 +117,9 @@ def full(
     device: str | None = None,
 ) -> Tensor:
     """Return an array of one number."""
-    number = fill_value.item() if isinstance(fill_value, Tensor) else fill_value
+    if isinstance(fill_value, Tensor):
+        dtype = dtype or fill_value.dtype
+    number = fill_value.item() if isinstance(fill_value, Tensor | np.generic) else fill_value
     if dtype is None:
         kinds = {bool: dtypes.bool, int: dtypes.int64}
         dtype = kinds.get(type(number), dtypes.float32)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import builtins
 from collections.abc import Callable
 from typing import Any
 
-from baregrad.array_api.values import INTEGERS, Value, both
+from baregrad.array_api.values import INTEGERS, Value, both, extent, scalar
 from baregrad.base.errors import DTypeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
@@ -149,18 +150,35 @@ def imag(x: Tensor, /) -> Tensor:
 
 
 def clip(x: Tensor, /, min: Value | None = None, max: Value | None = None) -> Tensor:
-    """Return elements moved between two bounds, each of which may be left out."""
+    """Return elements moved between two bounds, each of which may be left out.
+
+    Bounds of integers are integers. One beyond what the dtype of x holds counts as the nearest
+    that it holds.
+    """
     found = x
     if min is not None:
-        low = both(x, min)[1].cast(x.dtype)
+        low = _bound(x, min)
         found = (found < low).where(low, found)
     if max is not None:
-        high = both(x, max)[1].cast(x.dtype)
+        high = _bound(x, max)
         found = (found > high).where(high, found)
     for bound in (min, max):
         if isinstance(bound, Tensor) and bound.dtype.kind == "float":
             found = bound.isnan().where(bound.cast(x.dtype), found)
     return found.clone() if found is x else found
+
+
+def _bound(x: Tensor, value: Value) -> Tensor:
+    """A bound of x in its dtype, for integers the nearest number that it holds."""
+    if x.dtype.kind not in INTEGERS:
+        return both(x, value)[1].cast(x.dtype)
+    low, high = extent(x.dtype)
+    if isinstance(value, Tensor) and value.dtype.kind in INTEGERS:
+        least, most = extent(value.dtype)
+        return value.clamp(builtins.max(low, least), builtins.min(high, most)).cast(x.dtype)
+    if isinstance(value, Tensor | float):
+        raise DTypeError("bounds of integers are integers", found=f"{value!r:.40} of {x.dtype}")
+    return scalar(builtins.min(builtins.max(low, value), high), x)
 
 
 def nextafter(x1: Value, x2: Value, /) -> Tensor:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from baregrad import linalg as own
-from baregrad.array_api.values import both
+from baregrad.array_api.values import axes_of, both
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import DType
 from baregrad.linalg.decompositions import QR, SVD, Eigh
 from baregrad.linalg.solving import SLogDet
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.axes import own_axis
 
 
 def matmul(x1: Tensor, x2: Tensor, /) -> Tensor:
@@ -30,11 +31,16 @@ def tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
     """Return sums of products over axes: the last of x1 with the first of x2, or those named."""
     one, other = both(x1, x2)
     if isinstance(axes, int):
+        if not 0 <= axes <= min(one.ndim, other.ndim):
+            raise ShapeError(
+                "both arrays have the axes that are summed over",
+                found=f"{axes} axes of {list(one.shape)} and {list(other.shape)}",
+            )  # fmt: skip
         left = tuple(range(one.ndim - axes, one.ndim))
         right = tuple(range(axes))
     else:
-        left = tuple(axis % one.ndim for axis in axes[0])
-        right = tuple(axis % other.ndim for axis in axes[1])
+        left = axes_of(tuple(axes[0]), one.ndim)
+        right = axes_of(tuple(axes[1]), other.ndim)
     if len(left) != len(right) or any(
         one.shape[a] != other.shape[b] for a, b in zip(left, right, strict=True)
     ):
@@ -65,6 +71,11 @@ def _size(extents: Sequence[int]) -> int:
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
     """Return sums of products along an axis."""
     one, other = both(x1, x2)
+    if one.shape[own_axis(axis, one.ndim)] != other.shape[own_axis(axis, other.ndim)]:
+        raise ShapeError(
+            "axes that are summed over have one extent",
+            found=f"{list(one.shape)} and {list(other.shape)} over {axis}",
+        )
     return (one * other).sum(dim=axis, dtype=one.dtype)
 
 

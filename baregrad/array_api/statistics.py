@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from baregrad.array_api.values import Axes, axes_of, wide
+from baregrad.array_api.values import Axes, axes_of, one_axis_of, wide
 from baregrad.dtypes import DType, dtypes
 from baregrad.tensor import Tensor
 
@@ -86,7 +86,7 @@ def cumulative_sum(
     include_initial: bool = False,
 ) -> Tensor:
     """Return running sums along an axis, with `include_initial` from 0 on."""
-    given, place = wide(x, dtype), 0 if axis is None else axis
+    given, place = wide(x, dtype), one_axis_of(x, axis)
     found = given.cumsum(place, dtype=given.dtype) if x.ndim else given
     return _after(found, place, 0) if include_initial else found
 
@@ -100,7 +100,7 @@ def cumulative_prod(
     include_initial: bool = False,
 ) -> Tensor:
     """Return running products along an axis, with `include_initial` from 1 on."""
-    given, place = wide(x, dtype), 0 if axis is None else axis
+    given, place = wide(x, dtype), one_axis_of(x, axis)
     found = given.cumprod(place, dtype=given.dtype) if x.ndim else given
     return _after(found, place, 1) if include_initial else found
 

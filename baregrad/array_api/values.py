@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from baregrad.base.errors import DTypeError
+import numpy as np
+
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import DType, dtypes, promote
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.axes import own_axis
@@ -42,7 +44,20 @@ def scalar(value: Scalar, beside: Tensor) -> Tensor:
         dtype = dtypes.float32
     elif not isinstance(value, bool) and dtype.kind == "bool":
         dtype = dtypes.int64
+    if isinstance(value, int) and dtype.kind in INTEGERS:
+        low, high = extent(dtype)
+        if not low <= value <= high:
+            raise ArgumentError(
+                "a number has no place in the dtype of the array beside it",
+                found=f"{value} and {dtype}", wanted=f"{low} to {high}", hint="cast the array",
+            )  # fmt: skip
     return Tensor.full((), value, dtype=dtype, device=beside.device)
+
+
+def extent(dtype: DType) -> tuple[int, int]:
+    """The least and the greatest number of a dtype of integers."""
+    facts = np.iinfo(dtype.name)
+    return int(facts.min), int(facts.max)
 
 
 def axes_of(axis: Axes, count: int) -> tuple[int, ...]:
@@ -50,7 +65,17 @@ def axes_of(axis: Axes, count: int) -> tuple[int, ...]:
     if axis is None:
         return tuple(range(count))
     given: Sequence[Any] = axis if isinstance(axis, tuple) else (axis,)
-    return tuple(own_axis(each, count) for each in given)
+    found = tuple(own_axis(each, count) for each in given)
+    if len(set(found)) < len(found):
+        raise ShapeError("an axis is named twice", found=list(given))
+    return found
+
+
+def one_axis_of(x: Tensor, axis: int | None) -> int:
+    """The axis that is meant, which may be left out where there is no other."""
+    if axis is None and x.ndim > 1:
+        raise ArgumentError("an array of several axes needs `axis`", found=f"shape {list(x.shape)}")
+    return axis or 0
 
 
 def wide(x: Tensor, dtype: DType | None) -> Tensor:

@@ -10,7 +10,7 @@ import pytest
 
 import baregrad.array_api as xp
 from baregrad import Tensor
-from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
+from baregrad.base.errors import ArgumentError, BaregradError, DTypeError, ShapeError
 
 ROW = np.array([3.0, -1.5, 0.0, 2.5, -0.0, 7.0, 2.5])
 WHOLE = np.array([[3, -2, 0], [5, 3, -2]], dtype=np.int32)
@@ -104,6 +104,9 @@ def test_searches(side: Any) -> None:
     held, wanted = np.sort(ROW), np.array([[-9.0, 0.0, 2.5], [2.6, 9.0, 3.0]])
     same(xp.searchsorted(Tensor(held), Tensor(wanted), side=side),
          np.searchsorted(held, wanted, side=side))  # fmt: skip
+    odd = np.array([math.nan, 1.0])
+    ends = np.array([0.0, 1.0, 2.0, math.nan, math.nan])
+    same(xp.searchsorted(Tensor(ends), Tensor(odd), side=side), np.searchsorted(ends, odd, side))
     order = np.argsort(ROW)
     same(xp.searchsorted(Tensor(ROW), Tensor(wanted), side=side, sorter=Tensor(order)),
          np.searchsorted(held, wanted, side=side))  # fmt: skip
@@ -161,6 +164,48 @@ def test_products() -> None:
     same(xp.linalg.outer(Tensor(ROW), Tensor(SMALL)), np.outer(ROW, SMALL))
     square = b[:3] + 9 * np.eye(3)
     same(xp.linalg.solve(Tensor(square), Tensor(b.T)), np.linalg.solve(square, b.T))
+
+
+def test_numbers_that_a_dtype_does_not_hold() -> None:
+    small = np.array([1, 250], np.uint8)
+    x = Tensor(small)
+    for name in ("add", "less", "maximum"):
+        for number in (-1, 256):
+            with pytest.raises(ArgumentError, match="0 to 255"):
+                getattr(xp, name)(x, number)
+    same(xp.clip(x, -1, 300), small)
+    same(xp.clip(x, Tensor(np.int64(-1)), Tensor(np.int64(200))), np.clip(small, 0, 200))
+    with pytest.raises(DTypeError, match="bounds of integers"):
+        xp.clip(x, 0.5)
+    for number in (np.int64(3), np.float64(3.0), np.bool_(True)):
+        assert xp.full(2, number).dtype is xp.full(2, number.item()).dtype
+    assert xp.full(2, Tensor(np.float64(3.0))).dtype is xp.float64
+
+
+def test_what_has_no_one_meaning_is_refused() -> None:
+    x = Tensor(np.arange(6.0).reshape(2, 3))
+    row = Tensor([1, 2, 3])
+    for call in (xp.cumulative_sum, xp.cumulative_prod, lambda a: xp.take(a, row)):
+        with pytest.raises(ArgumentError, match="needs `axis`"):
+            call(x)
+    for times in ([2, 1], [[1, 2, 3]]):
+        with pytest.raises(ShapeError, match="repeats"):
+            xp.repeat(row, Tensor(times))
+    with pytest.raises(ArgumentError, match="negative"):
+        xp.repeat(row, Tensor([2, -1, 1]))
+    with pytest.raises(DTypeError, match="whole number"):
+        xp.repeat(row, Tensor([1.0, 1.0, 1.0]))
+    for axes in (3, -1, ((2,), (0,)), ((0, 0), (0, 1)), ((0,), (1,))):
+        with pytest.raises(BaregradError):
+            xp.tensordot(x, x, axes=axes)
+    with pytest.raises(ShapeError, match="one extent"):
+        xp.vecdot(Tensor([1.0]), Tensor([1.0, 2.0]))
+    with pytest.raises(ShapeError, match="named twice"):
+        xp.prod(x, axis=(0, 0))
+    with pytest.raises(ShapeError, match="one row"):
+        xp.searchsorted(x, row)
+    with pytest.raises(ArgumentError, match="copy"):
+        xp.asarray(np.ones(3), copy=False)
 
 
 def test_an_array_knows_its_namespace() -> None:
