@@ -70,7 +70,7 @@ class _Answers:
             names = [name for held, name, _, _ in self.lists if held is record]
             names += [_PINNED] if _PINNED in record.struct.fields else []
             kept = {name: record[name] for name in names}
-            record.view()[: len(data)] = data
+            record.view()[: len(data)] = data[: record.nbytes]
             for name, value in kept.items():
                 record[name] = value
 

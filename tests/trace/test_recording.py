@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -126,3 +127,22 @@ def test_of_a_program_that_forks_the_process_that_opens_a_node_is_written(tmp_pa
         "exists", "open", "map_device", "map_device", "unmap",
     ]  # fmt: skip
     assert found[-1]["map"] == 0 and recorder.left_out == 5
+
+
+def test_structs_of_another_size_do_not_end_the_recording(tmp_path: Path) -> None:
+    tables = load_tables("580.159.04")
+    replay = ReplayPort(RECORDED)
+    port = WholePort(replay, tables)
+    trace_work.work(port, replay.head["about"])  # type: ignore[arg-type]
+    path = tmp_path / "traced.jsonl.gz"
+    recorder = TraceRecorder(str(path), tables)
+    for raw in port.calls:
+        # As if of a release that the tables do not know, and longer after than before.
+        raw.blocks = [
+            replace(one, struct="", before=one.before[:-1], after=one.after)
+            if one.role == "params" else one for one in raw.blocks
+        ]
+        recorder.take(raw)
+    recorder.close()
+    asked = [event for event in read_trace(path)[1] if event["call"] == "ioctl"]
+    assert len(asked) == sum(raw.call == "ioctl" for raw in port.calls)

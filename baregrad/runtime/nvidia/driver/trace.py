@@ -255,7 +255,8 @@ class RecordingPort(ByStores):
         if "params.hMemory" in fields and "params.pLinearAddress" in fields:
             self._mapped_handle = argument["params.hMemory"]
         asked = argument["cmd"] if "cmd" in fields else 0
-        if asked == nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO and inner is not None:
+        known = inner is not None and "data" in inner.struct.fields
+        if asked == nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO and inner is not None and known:
             self._names.uuid = inner.data("data")[:16]
 
     def _mapped(self, event: Event, address: int, nbytes: int, registers: bool) -> int:
