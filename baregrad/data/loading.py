@@ -20,6 +20,7 @@ from baregrad.tensor import Tensor
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
+_STACKED = (Tensor, np.ndarray, np.generic, int, float)
 CONTEXTS = ("fork", "spawn", "forkserver", "thread")
 
 
@@ -66,28 +67,44 @@ def collate(samples: list[Any]) -> Any:
     """Samples as one value: numbers and arrays stacked as an array, the parts of trees apart.
 
     Trees are tuples, lists and dicts; what is neither a number, an array nor a tree stays a list.
-    Raises ArgumentError for arrays of several shapes.
+    Raises ArgumentError for no samples, trees of several kinds and arrays of several shapes.
     """
+    if not samples:
+        raise ArgumentError("a batch has samples", found="none")
     first = samples[0]
     if isinstance(first, Mapping):
+        _check_alike(samples, Mapping, set)
         return {key: collate([sample[key] for sample in samples]) for key in first}
     if isinstance(first, tuple | list):
+        _check_alike(samples, tuple | list, len)
         parts = [collate(list(part)) for part in zip(*samples, strict=True)]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
-    if isinstance(first, Tensor):
-        samples = [sample.numpy() for sample in samples]
-    elif isinstance(first, float):
-        return np.asarray(samples, np.float32)
-    elif not isinstance(first, np.ndarray | np.generic | int | bool):
+    if isinstance(first, str | bytes) or not isinstance(first, _STACKED):
         return samples
+    _check_alike(samples, _STACKED, lambda sample: isinstance(sample, str | bytes))
+    arrays = [sample.numpy() if isinstance(sample, Tensor) else sample for sample in samples]
     try:
-        return np.stack([np.asarray(sample) for sample in samples])
+        found = np.stack([np.asarray(array) for array in arrays])
     except ValueError as error:
         raise ArgumentError(
             "samples of a batch have one shape",
-            found=str(sorted({np.shape(sample) for sample in samples})),
+            found=str(sorted({np.shape(array) for array in arrays})),
             hint="pad them in the data set, or give a collate_fn",
         ) from error
+    return found.astype(np.float32) if isinstance(first, float) else found
+
+
+def _check_alike(samples: list[Any], kind: Any, form: Callable[[Any], Any]) -> None:
+    """Raise ArgumentError where samples are not all of a kind, and of one form."""
+    first = samples[0]
+    for sample in samples:
+        if not isinstance(sample, kind) or form(sample) != form(first):
+            raise ArgumentError(
+                "samples of a batch are of one kind",
+                found=f"{type(first).__name__} {first!r:.40} and "
+                f"{type(sample).__name__} {sample!r:.40}",
+                hint="give a collate_fn for others",
+            )
 
 
 def _with_tensors(value: Any, device: str | None) -> Any:
@@ -140,7 +157,14 @@ class DataLoader:
                 "an order is given once", found="more than one of shuffle, sampler, batch_sampler"
             )
         self.is_indexed = hasattr(dataset, "__getitem__")
-        if not self.is_indexed and (num_workers or shuffle or sampler or batch_sampler):
+        is_ordered = sampler is not None or batch_sampler is not None
+        wanted = "__getitem__" if is_ordered else "__len__" if self.is_indexed else "__iter__"
+        if not hasattr(dataset, wanted):
+            raise ArgumentError(
+                "a data set has __len__ and __getitem__, or __iter__ alone",
+                found=f"{type(dataset).__name__} without {wanted}",
+            )
+        if not self.is_indexed and (num_workers or shuffle):
             raise ArgumentError(
                 "a data set without places is read as it comes",
                 found=f"{type(dataset).__name__} without __getitem__",
@@ -161,7 +185,8 @@ class DataLoader:
             ("batch_size", batch_size, 1), ("num_workers", num_workers, 0),
             ("prefetch_factor", prefetch_factor, 1),
         ):  # fmt: skip
-            if not isinstance(value, int) or value < least:
+            whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
+            if not whole or value < least:
                 raise ArgumentError(
                     f"{name} is an integer", found=repr(value), wanted=f"{least} or more"
                 )

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple, Self
 
+from baregrad.base.errors import ArgumentError
+
 
 class _Hook(NamedTuple):
     """A function around a module's call, and whether it is given keyword arguments as well."""
@@ -65,6 +67,8 @@ class Hooked:
     def _register(
         self, place: str, function: Callable[..., Any], prepend: bool, with_kwargs: bool
     ) -> HookHandle:
+        if not callable(function):
+            raise ArgumentError("a hook is a function", found=f"{type(function).__name__}")
         hook = _Hook(function, with_kwargs, object())
         held = vars(self).get(place, ())
         vars(self)[place] = (hook, *held) if prepend else (*held, hook)

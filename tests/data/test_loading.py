@@ -149,10 +149,18 @@ def test_data_sets_without_places() -> None:
 
 
 def test_bad_arguments_are_refused() -> None:
-    for options in ({"batch_size": 0}, {"num_workers": -1}, {"prefetch_factor": 0},
-                    {"multiprocessing_context": "mpi"},
+    for options in ({"batch_size": 0}, {"batch_size": True}, {"num_workers": -1},
+                    {"prefetch_factor": 0}, {"multiprocessing_context": "mpi"},
                     {"shuffle": True, "sampler": [0]}):  # fmt: skip
         with pytest.raises(ArgumentError):
             DataLoader([1, 2], **options)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="one shape"):
         list(DataLoader([np.zeros(1), np.zeros(2)], 2))
+    for samples in ([(1, 2), (1,)], [{"a": 1}, {"b": 1}], [1.5, None], [np.zeros(1), "x"]):
+        with pytest.raises(ArgumentError, match="one kind"):
+            list(DataLoader(samples, 2))
+    with pytest.raises(ArgumentError, match="has samples"):
+        list(DataLoader([1, 2], batch_sampler=[[]]))
+    for dataset in (3, iter([1])):
+        with pytest.raises(ArgumentError, match="without __"):
+            DataLoader(dataset, 2, sampler=[0] if dataset != 3 else None)

@@ -6,9 +6,11 @@ import copy
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from baregrad import Tensor, jit, nn
+from baregrad.base.errors import ArgumentError
 
 
 def told(library: Any, tensor: Any) -> list[Any]:
@@ -69,3 +71,8 @@ def test_a_hook_that_comes_after_a_capture_counts() -> None:
     handle.remove()
     for _ in range(4):
         assert f(x).tolist() == [1.0, 0.0]
+
+
+def test_a_hook_is_a_function() -> None:
+    with pytest.raises(ArgumentError, match="a hook is a function"):
+        nn.ReLU().register_forward_hook(3)  # type: ignore[arg-type]
