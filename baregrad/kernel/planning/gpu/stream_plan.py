@@ -27,6 +27,8 @@ KEYS = (64, 32, 16)
 # Groups of warps: how many a block has, their keys, and the registers that a thread may hold, also
 # where scores are made ahead.
 GROUPS, KEYS_OF_GROUPS, MOST_OF_GROUPS, MOST_AHEAD = 2, (128, 64, 32), 160, 224
+# The most keys, and numbers of scores and results for a row, of two blocks of a multiprocessor.
+TURNS_OF_KEYS, TURNS_HELD = 64, 192
 APART = 16
 SLOTS = 2
 
@@ -86,7 +88,12 @@ def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamT
     words = len(facts.values) if is_gradient else 0
     plain = [one for one in found if words * one.keys // 4
              + (held + one.keys * len(facts.products)) // 2 <= most]
-    return sorted(ahead + plain, key=lambda one: (-one.keys, -one.ahead))
+    order = sorted(ahead + plain, key=lambda one: (-one.keys, -one.ahead))
+    if is_gradient:
+        return order
+    # Two blocks of few registers overlap by themselves what one does by skew.
+    room = TURNS_OF_KEYS if held + TURNS_OF_KEYS <= TURNS_HELD else 0
+    return sorted(order, key=lambda one: one.ahead > 0 or one.keys > room)
 
 
 def _shared_nbytes(facts: StreamFacts, rows: int, keys: int) -> int:

@@ -70,8 +70,9 @@ def test_groups_of_warps_have_streams_of_many_rows() -> None:
         (step,) = choose(attended(rows, 512, width, causal=True), HOPPER).schedule.steps
         assert isinstance(step, StreamTiles)
         found[rows, width] = step.warps, step.instruction, step.ahead
-    groups = {(64, 64): (1, "wgmma", 1)}
-    groups |= {(4096, width): (2, "wgmma", 1) for width in (64, 128, 256)}
+    # Wide results leave no registers for a second block: scores are made ahead instead.
+    groups = {(64, 64): (1, "wgmma", 0)}
+    groups |= {(4096, width): (2, "wgmma", int(width > 128)) for width in (64, 128, 256)}
     assert {size: found.pop(size) for size in groups} == groups
     # Few rows, and rows that are no panels.
     assert {one[1:] for one in found.values()} == {("mma", 0)}
