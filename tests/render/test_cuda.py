@@ -24,7 +24,9 @@ from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.kernel_level import evaluate_kernel
 from baregrad.ir.evaluate.loop_level import evaluate_loop
+from baregrad.kernel import choose_schedule
 from baregrad.render.gpu import gpu_signature
+from baregrad.testing.examples.nests import attended
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import lowered
@@ -224,6 +226,21 @@ def test_products_of_groups_of_warps(turned: bool) -> None:
 
 
 # --- what needs no compiler ----------------------------------------------------------------------
+
+
+def test_sums_of_groups_of_warps_are_read_behind_their_wait() -> None:
+    """Where the compiler may believe that they are there, it may read them sooner."""
+    kernel = attended(128, 256, 64)
+    lines = text_of(lowered(kernel, choose_schedule(kernel, HOPPER))[1]).splitlines()
+    sums = [set(re.findall(r'"\+f"\(([^()]+)\)', line)) for line in lines]
+    begun = [place for place, line in enumerate(lines) if "wgmma.mma_async" in line]
+    every = set().union(*[sums[place] for place in begun])
+    waits = {place: int(found[1]) for place, line in enumerate(lines)
+             if (found := re.search(r"wgmma\.wait_group\S* (\d);", line))}  # fmt: skip
+    assert len(waits) > 2 and {*waits.values()} == {0, 1}
+    for place, keep in waits.items():
+        running = sums[max(one for one in begun if one < place)] if keep else set()
+        assert sums[place + 1] and every - sums[place + 1] == running
 
 
 def test_the_text_says_what_runs_it() -> None:

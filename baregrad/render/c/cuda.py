@@ -27,6 +27,7 @@ from baregrad.render.gpu import (
     gpu_signature,
     group_product,
     group_sums,
+    is_group_product,
     pieces,
 )
 from baregrad.render.gpu_integers import narrow_integers
@@ -135,6 +136,8 @@ class _Kernel(CText):
         self.target = target
         self.signature = signature
         self.structs: dict[str, str] = {}
+        # The sums of each group of products since nothing was under way; the last group is open.
+        self.begun: list[list[str]] = [[]]
 
     def text(self) -> str:
         """The text of the translation unit."""
@@ -378,26 +381,33 @@ def _rows(f: CText, array: Node, offset: Node, at: int, panel: int) -> str:
     return f"((u64)((u32){place} >> 4 & 0x3FFF) | {rest}ull)"
 
 
+def _sums(f: CText, node: Node) -> list[str]:
+    """The operands that a product of groups is added to."""
+    beside, tiles = node.arg.immediates[7], node.arg.immediates[10:]
+    found = []
+    for number, register in enumerate(group_sums(node)):
+        cells, tile = _cells(f, register), tiles[number // 2]
+        letter = "f" if register.dtype.is_float else "r"
+        found += [f'"+{letter}"({cells[place]})' for place in (tile, beside + tile)]
+    return found
+
+
 def _multiply_groups(f: CText, node: Node) -> None:
     """A product of the matrices of four warps, added to registers, some time."""
-    kind_a, kind_b, turn_a, turn_b, panel, at_a, at_b, beside, _, keep = node.arg.immediates[:10]
+    assert isinstance(f, _Kernel)
+    kind_a, kind_b, turn_a, turn_b, panel, at_a, at_b, _, _, keep = node.arg.immediates[:10]
     tiles = node.arg.immediates[10:]
-    registers = group_sums(node)
-    *held, b, offset_b = node.src[: -len(registers)]
-    total = []
-    for number, register in enumerate(registers):
-        cells, tile = _cells(f, register), tiles[number // 2]
-        total += [cells[tile], cells[beside + tile]]
-    holes = ", ".join([f"%{place}" for place in range(len(total))])
-    letter = "f" if registers[0].dtype.is_float else "r"
-    outs = ", ".join([f'"+{letter}"({name})' for name in total])
+    *held, b, offset_b = node.src[: -len(group_sums(node))]
+    sums = _sums(f, node)
+    f.begun[-1] += sums
+    holes, outs = ", ".join([f"%{place}" for place in range(len(sums))]), ", ".join(sums)
     is_held = node.arg.name == "wgmma.held"
     if is_held:
         left = [f'"r"({f.use(word)})' for word in held]
     else:
         left = [f'"l"({_rows(f, held[0], held[1], at_a, 0)})']
     ins = ", ".join([*left, f'"l"({_rows(f, b, offset_b, at_b, panel)})'])
-    count = len(total)
+    count = len(sums)
     turned = (turn_b,) if is_held else (turn_a, turn_b)
     opcode, settings = group_product(kind_a, kind_b, turned, 8 * len(tiles))
     first = ", ".join([f"%{count + place}" for place in range(len(left))])
@@ -409,12 +419,38 @@ def _multiply_groups(f: CText, node: Node) -> None:
     )
 
 
+def _commit_products(f: CText, node: Node) -> None:
+    """What was begun is a group."""
+    assert isinstance(f, _Kernel)
+    f.line('asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");')
+    f.begun.append([])
+
+
+def _wait_for_products(f: CText, node: Node) -> None:
+    """All but some groups are waited for, and their sums are read behind that.
+
+    To the compiler a sum is there once it was begun, so that it might read it ahead of the wait.
+    Where it moves other arithmetic across waits, time is lost and nothing else.
+    """
+    assert isinstance(f, _Kernel)
+    (keep,) = node.arg.immediates
+    f.line(f'asm volatile("wgmma.wait_group.sync.aligned {keep};" ::: "memory");')
+    groups = f.begun[:-1]
+    if not keep:
+        # Also what was begun further below, in the iteration before.
+        groups = [_sums(f, each) for each in f.program.src if is_group_product(each)]
+        f.begun = [[]]
+    running = {each for group in groups[len(groups) - keep :] for each in group}
+    done = dict.fromkeys([each for group in groups for each in group if each not in running])
+    if done:
+        f.line(f'asm volatile("" : {", ".join(done)} :: "memory");')
+
+
 def _plain(text: str) -> Callable[[CText, Node], None]:
-    """An instruction of which the immediates, if any, are the operands."""
+    """An instruction without operands."""
 
     def rule(f: CText, node: Node) -> None:
-        operands = "".join([f" {each}" for each in node.arg.immediates])
-        f.line(f'asm volatile("{text}{operands};" ::: "memory");')
+        f.line(f'asm volatile("{text};" ::: "memory");')
 
     return rule
 
@@ -446,8 +482,8 @@ _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyTyp
         "fence.proxy.async": _plain("fence.proxy.async.shared::cta"),
         **dict.fromkeys(("wgmma", "wgmma.held"), _multiply_groups),
         "wgmma.fence": _plain("wgmma.fence.sync.aligned"),
-        "wgmma.commit": _plain("wgmma.commit_group.sync.aligned"),
-        "wgmma.wait": _plain("wgmma.wait_group.sync.aligned"),
+        "wgmma.commit": _commit_products,
+        "wgmma.wait": _wait_for_products,
     }
 )
 
