@@ -15,7 +15,7 @@ from baregrad.profiling.events import MEMORY_OF, Counter, Events, Stretch, Track
 from baregrad.profiling.trace_file import read_file
 
 # What a lane is, from its name; all others are threads.
-_KINDS = ("kernels", "copies", "memory")
+_KINDS = ("kernels", "copies")
 
 
 class TimelineDocuments:
@@ -71,7 +71,7 @@ def timeline_document(processes: Iterable[Events]) -> Any:
         for each in one.counters:
             counted.setdefault(each.track, []).append(each)
         counters += [_counter(one, track, rows, first) for track, rows in counted.items()]
-    order = ("kernels", "copies", "thread")
+    order = (*_KINDS, "thread")
     lanes.sort(key=lambda lane: (lane["process"], order.index(lane["kind"])))
     return {
         "processes": {str(one.pid): one.process for one in known},

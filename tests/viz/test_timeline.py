@@ -83,3 +83,13 @@ def test_what_is_not_finite_reaches_a_browser_as_text(tmp_path: Path) -> None:
     path.write_text('[{"ph": "X", "name": "f", "ts": 1, "dur": 1, "args": {"loss": NaN}}]')
     (text,) = [one for one in read(path, "timeline")["texts"] if "loss" in one]
     assert json.loads(text) == {"loss": "nan"}
+
+
+def test_a_thread_may_be_named_after_memory(tmp_path: Path) -> None:
+    path = tmp_path / "other.json"
+    path.write_text(
+        '[{"ph": "X", "name": "f", "ts": 1, "dur": 1, "tid": 4},'
+        ' {"ph": "M", "name": "thread_name", "tid": 4, "args": {"name": "GPU memory"}}]'
+    )
+    (lane,) = read(path, "timeline")["lanes"]
+    assert (lane["title"], lane["kind"]) == ("GPU memory", "thread")

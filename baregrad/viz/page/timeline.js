@@ -64,7 +64,7 @@ function listTotals(timeline) {
   const wholes = new Map();
   for (const one of timeline.totals) wholes.set(one.lane, (wholes.get(one.lane) || 0) + one.total);
   fillList(timeline.totals.map((one) => {
-    const lane = timeline.lanes[one.lane], where = factsOf(timeline, lane, one.first).line || "";
+    const lane = timeline.lanes[one.lane], where = String(factsOf(timeline, lane, one.first).line || "");
     return {
       title: textOf(timeline, one.name),
       note: `${laneTitle(timeline, lane)} · ${one.calls} times · ${seconds(one.total)}, ${(100 * one.total / timeline.length).toFixed(1)} % of the profile${where ? " · " + shortPlace(where) : ""}`,
