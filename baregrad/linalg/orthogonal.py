@@ -113,8 +113,11 @@ def _rotate(x: Tensor, off: Tensor, length: int, limit: float) -> tuple[Tensor, 
 
     x: (B, 2h, m), of whose rows the first `length` elements are meant, the others go along. Row i
     meets row h + i, and all but row 0 move on by one place then. off: (B, h), the largest cosines
-    that were met. Rows whose cosine is under `limit` stay as they are.
+    that were met. Rows whose cosine is under `limit` stay as they are, and so do rows that are
+    zeros next to the largest: what is left of dependent rows would shrink in each sweep until its
+    squares are no longer exact.
     """
+    least = precision(x.dtype) ** 4
     half = x.shape[1] // 2
     places = Tensor.arange(2 * half, device=x.device)
     # Where the row was that comes to a place.
@@ -128,7 +131,8 @@ def _rotate(x: Tensor, off: Tensor, length: int, limit: float) -> tuple[Tensor, 
         square_b = stored((b * b).sum(dim=2))
         product = stored((a * b).sum(dim=2))
         lengths = square_a.sqrt() * square_b.sqrt()
-        cosine = product.abs() / (lengths == 0).where(1.0, lengths)
+        is_none = lengths <= least
+        cosine = is_none.where(0.0, product.abs() / is_none.where(1.0, lengths))
         is_turned = stored(cosine > limit)
         zeta = (square_b - square_a) / (2 * is_turned.where(product, 1.0))
         size = zeta.abs()

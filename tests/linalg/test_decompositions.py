@@ -194,6 +194,15 @@ def test_svd_of_a_matrix_of_lower_rank() -> None:
     np.testing.assert_allclose((u.numpy()[:, :6] * s.numpy()) @ vh.numpy(), x, atol=1e-13)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_rows_that_depend_on_each_other_converge(dtype: str) -> None:
+    places = np.arange(40)
+    for x in (np.ones((40, 40)), 1.0 / (places[:, None] + places[None, :] + 1.0)):
+        given = x.astype(dtype)
+        found = linalg.svdvals(Tensor(given))
+        close(found, np.linalg.svd(given.astype("float64"), compute_uv=False), 1.0, dtype)
+
+
 def test_ill_conditioned_factors_leave_small_residuals() -> None:
     x = 1.0 / (np.arange(12)[:, None] + np.arange(12)[None, :] + 1.0)
     q, r = linalg.qr(Tensor(x))
