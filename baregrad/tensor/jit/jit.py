@@ -1,9 +1,10 @@
 """`jit`: a function's work captured at its second call and replayed as one command list after that.
 
 The first call runs as usual, the second runs while it is captured, later ones replay. A replay
-equals the eager call bit for bit: results are fresh, tensors that the function changes are changed
-again, and what it closes over is looked up at each call. A call that differs in shapes, dtypes,
-devices, plain arguments or in anything the function closes over is captured anew;
+equals the eager call bit for bit; of an argument that is a view it is handed a contiguous array,
+whose sums may have another order than the view's. Results are fresh, tensors that the function
+changes are changed again, and what it closes over is looked up at each call. A call that differs in
+shapes, dtypes, devices, plain arguments or in anything the function closes over is captured anew;
 `BAREGRAD_JIT_CHECK=1` runs every replay against the eager function and compares bits.
 """
 
