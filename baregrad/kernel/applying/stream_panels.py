@@ -178,6 +178,14 @@ def check_stream(step: StreamTiles, facts: StreamFacts, target: AnyTarget) -> No
     groups = step.instruction == wgmma.INSTRUCTION
     if not groups and step.instruction != mma_sync.INSTRUCTION:
         raise illegal(step, "its tiles are those of a warp or of four", found=step.instruction)
+    if step.keys % DEPTH or any(width % DEPTH for width in facts.widths):
+        raise illegal(step, "keys and widths are multiples of 16", found=[step.keys, *facts.widths])
+    threads = step.warps * wgmma.LANES // (1 if groups else wgmma.WARPS)
+    if threads > target.threads_per_block:
+        raise illegal(
+            step, f"{target.name} has no block of so many threads", found=threads,
+            wanted=f"at most {target.threads_per_block}",
+        )
     if groups and not (wgmma.has_groups(target, dtype) and wgmma.suits_stream(facts, step.keys)):
         raise illegal(
             step, "groups of warps take rows of 64 elements, of keys that all pass",
@@ -187,5 +195,3 @@ def check_stream(step: StreamTiles, facts: StreamFacts, target: AnyTarget) -> No
         raise illegal(
             step, "scores are one tile ahead of one sum, by groups of warps", found=step.ahead
         )
-    if step.keys % DEPTH or any(width % DEPTH for width in facts.widths):
-        raise illegal(step, "keys and widths are multiples of 16", found=[step.keys, *facts.widths])

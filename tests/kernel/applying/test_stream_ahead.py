@@ -93,6 +93,15 @@ def test_what_is_refused(spelled: str) -> None:
         lower(attended(64, 64, 64), HOPPER, parse_schedule(f"Schedule({spelled})"))
 
 
+@pytest.mark.parametrize(("step", "why"), [
+    ("16, 1, 64, instruction='wgmma'", "so many threads: found 2048, wanted at most 1024"),
+    ("64, 1, 64", "so many threads"), ("1, 1, 24, instruction='wgmma'", "multiples of 16"),
+])  # fmt: skip
+def test_tiles_that_no_block_has_are_refused(step: str, why: str) -> None:
+    with pytest.raises(ScheduleError, match=why):
+        lower(attended(64, 64, 64), HOPPER, parse_schedule(f"Schedule(stream_tiles({step}))"))
+
+
 def test_the_assembler_may_not_wait_ahead_of_the_powers() -> None:
     """A store of what they are summed to, which is never made, stands ahead of the second wait."""
     _, program = lowered(attended(64, 256, 64), text((1, 1, 32)))
