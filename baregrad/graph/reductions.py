@@ -38,10 +38,10 @@ def _reduce(node: Node) -> Node | None:
         found = _reduce_expand(node, op)
         if found is not None:
             return found
-    return _once_for_alike(node)
+    return once_for_alike(node)
 
 
-def _once_for_alike(node: Node) -> Node | None:
+def once_for_alike(node: Node) -> Node | None:
     """A reduction whose results are alike along an axis: made once, and then repeated.
 
     So is the gradient of a product whose sum along a side is all that anything depends on.

@@ -18,6 +18,7 @@ from itertools import chain, islice
 from typing import Any
 
 from baregrad.dtypes import dtypes
+from baregrad.graph.reductions import once_for_alike
 from baregrad.graph.repeats import is_repeated
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import cut, expand, permute, reshape
@@ -87,6 +88,12 @@ class _Sum:
         """The same sum of something else."""
         return Node(Ops.REDUCE, self.node.dtype, (body,), self.node.arg)
 
+    def of_factors(self, factors: list[Node]) -> Node:
+        """The same sum of a product, made once where results are alike since others left."""
+        made = self.of(_product(factors))
+        smaller = once_for_alike(made)
+        return made if smaller is None else smaller
+
 
 def _rewrite(this: _Sum) -> Node | None:
     body = this.node.src[0]
@@ -114,7 +121,7 @@ def _without_factors(this: _Sum, body: Node) -> Node | None:
     inner, outer = _factors(this, body)
     if not outer or not inner:
         return None
-    return _multiplied(this.of(_product(inner)), outer)
+    return _multiplied(this.of_factors(inner), outer)
 
 
 def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
@@ -234,12 +241,12 @@ def _split(this: _Sum, body: Node) -> Node | None:
         if not inner:
             return None
         worthwhile = worthwhile or any(factor.mask & Ops.REDUCE.bit for factor in outer)
-        parts.append((_product(inner), outer, sign))
+        parts.append((inner, outer, sign))
     if not worthwhile:
         return None
     total: Node | None = None
-    for inner_product, outer, sign in parts:
-        value = _multiplied(this.of(inner_product), outer)
+    for inner, outer, sign in parts:
+        value = _multiplied(this.of_factors(inner), outer)
         if sign < 0:
             value = Node(Ops.NEG, value.dtype, (value,))
         total = value if total is None else alu(Ops.ADD, total, value)

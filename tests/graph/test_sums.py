@@ -33,6 +33,15 @@ def test_scale_of_an_operand_comes_out() -> None:
     check([(x * 0.125) @ w, x @ (w * 3.0)])
 
 
+def test_results_that_are_alike_when_a_factor_left_are_made_once() -> None:
+    """As in the gradient of a product of which sums along a side are all that is wanted."""
+    g, w = param(0, 9, 30, 1, 1), param(1, 9, 1, 40, 50)
+    made = (g.expand(9, 30, 40, 50) * w).sum(3)
+    (reduction,) = [one for one in toposort(canonical(made)) if one.op is Ops.REDUCE]
+    assert math.prod(reduction.shape) == 9 * 40
+    check([made])
+
+
 def test_factors_stay_in_half_precision_sums() -> None:
     """A sum of float16 may overflow where the scaled sum does not."""
     x = param(0, 8, dtype=dtypes.float16)
