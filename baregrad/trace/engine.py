@@ -92,7 +92,6 @@ class ProgramFollower:
 
     watcher: Watcher
     threads: dict[int, TracedThread] = field(default_factory=dict)
-    _early: set[int] = field(default_factory=set)
     _parents: dict[int, TracedProcess] = field(default_factory=dict)
     _attached: bool = False
     _leaving: bool = False
