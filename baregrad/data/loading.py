@@ -294,7 +294,8 @@ class DataLoader:
             self._pool = None
             raise WorkerDied(
                 "a process that reads data ended by itself",
-                hint="it may have run out of memory; a data set that cannot be pickled needs "
+                hint="it may have run out of memory, or worker_init_fn may have raised what is "
+                "printed above; a data set that cannot be pickled needs "
                 'multiprocessing_context="fork" or "thread"',
             ) from error
         finally:

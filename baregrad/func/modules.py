@@ -24,6 +24,11 @@ def functional_call(
     given: dict[str, Tensor] = {}
     several = isinstance(parameter_and_buffer_dicts, tuple | list)
     for part in parameter_and_buffer_dicts if several else (parameter_and_buffer_dicts,):
+        if not isinstance(part, Mapping) or not all(isinstance(x, Tensor) for x in part.values()):
+            raise ArgumentError(
+                "functional_call takes tensors by their names", found=f"{part!r:.60}",
+                wanted="a mapping of names to tensors, or several",
+            )
         given.update(part)
     args = () if args is None else args if isinstance(args, tuple) else (args,)
     if "_is_ready" not in vars(module):
@@ -65,8 +70,9 @@ def stack_module_state(models: Sequence[Any]) -> tuple[dict[str, Tensor], dict[s
     They are new leaves, for functional_call under vmap: an ensemble as one function. Raises
     ArgumentError for no modules, or others than those of one class.
     """
-    if not models:
-        raise ArgumentError("stack_module_state takes modules", found="none")
+    if not hasattr(models, "__getitem__") or not len(models):
+        raise ArgumentError("stack_module_state takes modules", found=f"{models!r:.40}",
+                            wanted="a list of them")
     for model in models:
         _check(model, "stack_module_state")
         if type(model) is not type(models[0]):

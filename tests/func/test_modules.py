@@ -86,7 +86,11 @@ def test_refused() -> None:
         functional_call(net, {"wieght": Tensor(X)}, Tensor(X))
     with pytest.raises(ArgumentError, match="takes modules"):
         functional_call(3, {}, Tensor(X))
-    with pytest.raises(ArgumentError, match="none"):
-        stack_module_state([])
+    for given in (None, [3], {"weight": 3}):
+        with pytest.raises(ArgumentError, match="by their names"):
+            functional_call(net, given, Tensor(X))
+    for models in ([], 3):
+        with pytest.raises(ArgumentError, match="takes modules"):
+            stack_module_state(models)  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="one class"):
         stack_module_state([net, _Net()])
