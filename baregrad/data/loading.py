@@ -46,12 +46,20 @@ def _begin(reader: _Reader, begun: Any, worker_init: Callable[[int], object] | N
     """Make a process one that reads."""
     # Ctrl-C reaches all processes of a terminal, and the one that waits for this one answers it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _reader.set(reader)
     with begun.get_lock():
         number = begun.value
         begun.value += 1
     if worker_init is not None:
         worker_init(number)
+
+
+def _end_at_once(pool: Executor) -> None:
+    """End processes that read, whatever they are at: it may take long, or forever."""
+    processes = getattr(pool, "_processes", None) or {}
+    for process in list(processes.values()):
+        process.terminate()
 
 
 def _read(places: Sequence[int], batch: int) -> Any:
@@ -279,6 +287,7 @@ class DataLoader:
         reader = self._reader()
         batches = enumerate(self._batches(epoch))
         most = self.num_workers * self.prefetch_factor
+        is_done = False
         try:
             while True:
                 for number, places in islice(batches, most - len(waiting)):
@@ -288,6 +297,7 @@ class DataLoader:
                         else pool.submit(_read, places, draw)
                     )  # fmt: skip
                 if not waiting:
+                    is_done = True
                     return
                 yield self._given(waiting.popleft().result())
         except BrokenProcessPool as error:
@@ -298,8 +308,13 @@ class DataLoader:
                 "printed above; a data set that cannot be pickled needs "
                 'multiprocessing_context="fork" or "thread"',
             ) from error
+        except KeyboardInterrupt:
+            self._pool = None
+            raise
         finally:
             for future in waiting:
                 future.cancel()
             if pool is not self._pool:
+                if not is_done:
+                    _end_at_once(pool)
                 pool.shutdown(wait=True, cancel_futures=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from multiprocessing import resource_tracker
 from typing import Any, NamedTuple
@@ -113,6 +114,36 @@ def test_a_loop_may_be_left_and_workers_kept(kind: str) -> None:
     loader.close()
     assert len(list(loader)) == 20
     loader.close()
+
+
+class Stuck(Squares):
+    """A data set of which one sample never comes."""
+
+    def __getitem__(self, place: int) -> tuple[np.ndarray, int]:
+        if place == self.bad:
+            threading.Event().wait()
+        return super().__getitem__(place)
+
+
+@pytest.mark.parametrize("is_kept", (False, True))
+def test_ctrl_c_ends_workers_that_never_would(is_kept: bool) -> None:
+    loader = DataLoader(Stuck(9, 8), 4, num_workers=2, persistent_workers=is_kept)
+    batches = iter(loader)
+    next(batches), next(batches)
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    timer.join()
+    loader.dataset = Squares(9)
+    assert len(list(loader)) == 3
+    loader.close()
+
+
+def test_a_loop_that_is_left_waits_for_no_worker() -> None:
+    batches = iter(DataLoader(Stuck(9, 8), 4, num_workers=2))
+    next(batches)
+    batches.close()  # type: ignore[attr-defined]
 
 
 class Named(NamedTuple):
