@@ -241,11 +241,11 @@ class Options:
     )
     profile = Option(
         Path, Path(), "Profile the process into this file (.json: Chrome's form, else Perfetto's), "
-        "with LINES unless that is set; empty means no profile.", aliases=("PROFILE",),
+        "with LINES unless that is set; empty or 0 means no profile.", aliases=("PROFILE",),
     )
     viz = Option(
         str, "", "Show what became of the process, in a browser when it ends (1), or save it to "
-        "this file, with LINES unless that is set; empty means neither.", aliases=("VIZ",),
+        "this file, with LINES unless that is set; empty or 0 means neither.", aliases=("VIZ",),
     )
     progress = Option(
         str, "auto", "Progress bars on stderr; auto shows them on a terminal.",
@@ -328,6 +328,10 @@ def parse_environment(environ: Mapping[str, str]) -> dict[str, Any]:
         if name.startswith(PREFIX) and name not in known:
             raise _unknown(name, known, "environment variable")
     found = {row.name: _read(row, present) for row in rows}
+    for file in (Options.profile, Options.viz):
+        # As of switches: no file is called so.
+        if str(found[file.name]) == "0":
+            found[file.name] = file.default
     if Options.lines.variable not in present:
         found["lines"] = found["profile"] != Options.profile.default or found["viz"] != ""
     return found

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from baregrad.base.errors import OptionError
-from baregrad.base.options import Options
+from baregrad.base.options import Options, parse_environment
 
 
 def test_an_empty_environment_gives_the_defaults() -> None:
@@ -142,3 +142,9 @@ def test_every_row_is_complete_and_its_default_allowed() -> None:
         assert row.help.endswith(".")
         assert row.describe_allowed()
         assert row.check(row.default, "default") == row.default
+
+
+@pytest.mark.parametrize("name", ["VIZ", "PROFILE", "BAREGRAD_VIZ", "BAREGRAD_PROFILE"])
+def test_zero_switches_files_off_as_it_does_all_else(name: str) -> None:
+    assert parse_environment({name: "0"}) == parse_environment({})
+    assert parse_environment({name: "00"}) != parse_environment({})
