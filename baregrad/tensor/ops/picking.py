@@ -51,7 +51,7 @@ def gather(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """Return the tensor y of the shape of `index` with y[i, j] = x[index[i, j], j] for dim 0."""
     axis = one_axis(dim, x.ndim)
     if not x.ndim:
-        return x.expand(index.shape).clone()
+        return gather(x.ravel(), 0, index.ravel()).reshape(index.shape)
     return result(nodes.gather(x.node, *_places(x, index, axis)), x, index)
 
 
@@ -65,6 +65,8 @@ def take_along_dim(x: Tensor, index: Tensor, dim: int | None = None) -> Tensor:
             "the indices have as many axes as what they are of", found=f"{index.ndim} axes",
             wanted=f"{x.ndim}",
         )
+    if not x.ndim:
+        return gather(x, 0, index)
     shape = nodes.broadcast_shapes(
         *((*s[:axis], 1, *s[axis + 1 :]) for s in (x.shape, index.shape))
     )

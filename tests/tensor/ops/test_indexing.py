@@ -266,6 +266,17 @@ def test_iteration_and_length() -> None:
         list(Tensor(1))
 
 
+def test_picking_from_no_axes() -> None:
+    x = Tensor(3.0)
+    assert x.gather(0, Tensor([0, 0])).tolist() == [3.0, 3.0]
+    assert x.take_along_dim(Tensor(0), 0).tolist() == 3.0
+    for wrong, error in ((Tensor(0.0), DTypeError), (Tensor(1), IndexOutOfRange)):
+        with pytest.raises(error):
+            x.take_along_dim(wrong, 0)
+        with pytest.raises(error):
+            x.gather(0, wrong)
+
+
 @pytest.mark.parametrize("truth", [True, False])
 @pytest.mark.parametrize("shape", [(), (2,), (2, 3)])
 def test_masks_without_axes(shape: tuple[int, ...], truth: bool) -> None:
