@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +18,9 @@ _CACHE = tempfile.TemporaryDirectory(prefix="baregrad-tests-")
 os.environ.setdefault("BAREGRAD_VERIFY", "1")
 os.environ.setdefault("BAREGRAD_CACHE_DIR", _CACHE.name)
 os.environ.setdefault("BAREGRAD_PROGRESS", "off")
+# A run that a shell began in the background ignores Ctrl-C, and so would all that it starts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # The same examples in every run, so that the verdict on a change does not depend on luck; no
 # deadline, since the machine may be busy. `--hypothesis-profile=explore` looks for new ones.
