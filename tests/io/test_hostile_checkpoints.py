@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import functools
 import importlib.util
 import os
 import struct
@@ -240,7 +241,9 @@ def test_source_has_no_way_to_run_a_pickle():
 # Hostile files around sound programs.
 
 
+@functools.cache
 def legacy_file() -> bytes:
+    """Made once: it names its storages by where they lie in memory."""
     buffer = __import__("io").BytesIO()
     tensors = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(3, dtype=torch.int16)}
     torch.save(tensors, buffer, _use_new_zipfile_serialization=False)
