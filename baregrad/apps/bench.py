@@ -46,6 +46,7 @@ from baregrad.apps.bench_table import (
 from baregrad.base.bits import human_seconds
 from baregrad.base.errors import ArgumentError, BaregradError, MissingDependency
 from baregrad.base.options import options
+from baregrad.base.places import check_writable
 from baregrad.base.progress import ProgressBar
 from baregrad.engine.session import Session, use_session
 from baregrad.runtime.copy_probe import CopyProbe
@@ -130,12 +131,7 @@ def _chosen_rows(suite: Suite, names: Sequence[str]) -> list[Row]:
 def _check_files(chosen: argparse.Namespace, suite: str) -> None:
     """Refuse files that cannot take figures before the time is spent that figures take."""
     if chosen.json is not None:
-        folder = chosen.json.parent
-        if chosen.json.is_dir() or not folder.is_dir() or not os.access(folder, os.W_OK):
-            raise ArgumentError(
-                "figures cannot be written", found=str(chosen.json),
-                wanted="a file in a folder that exists and can be written to",
-            )
+        check_writable(chosen.json, "figures cannot be written")
         if chosen.keep and chosen.json.exists():
             read_records(chosen.json)
     if chosen.readme is not None:

@@ -6,7 +6,6 @@ import argparse
 import contextlib
 import errno
 import json
-import os
 import platform
 import re
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import TextIO
 
 from baregrad.base.errors import ArgumentError
+from baregrad.base.places import check_writable
 from baregrad.runtime.nvidia.abi.vendor import VendorTables, load_tables
 from baregrad.trace import export, report
 from baregrad.trace.calls import RawCall
@@ -187,7 +187,8 @@ def main(argv: list[str]) -> int:
             raise ArgumentError("--node has no node", found=row, wanted="PATH=NODE")
     nodes = dict(row.split("=", 1) for row in chosen.node)
     for place in (chosen.perfetto, chosen.record):
-        _check_place(place)
+        if place:
+            check_writable(Path(place), "the file cannot be written there")
     with _output(chosen.o) as out:
         session = TraceSession(tables, chosen, out)
         if not (chosen.json or chosen.allowlist):
@@ -212,16 +213,6 @@ def main(argv: list[str]) -> int:
                       file=sys.stderr)  # fmt: skip
 
 
-def _check_place(place: str) -> None:
-    """Raise ArgumentError where no file can be written, before a program is run for it."""
-    path = Path(place or ".")
-    if place and (path.is_dir() or not os.access(path.parent, os.W_OK)):
-        raise ArgumentError(
-            "the file cannot be written there", found=place,
-            wanted="a file in a folder that this user may write to",
-        )
-
-
 @contextlib.contextmanager
 def _output(path: str) -> Iterator[TextIO]:
     """Open the file of a name; without one it is standard error, which stays open."""
@@ -241,13 +232,10 @@ def _output(path: str) -> Iterator[TextIO]:
 
 def _finish(watch: DriverWatch) -> None:
     """Decode what is left, saying how much that is; an interrupt ends it."""
-    told = time.monotonic()
     with contextlib.suppress(KeyboardInterrupt):
         while watch.finish_some(_TOLD_S):
-            if time.monotonic() - told >= _TOLD_S:
-                told = time.monotonic()
-                print(f"# {watch.left} calls and pieces of rings are left to decode",
-                      file=sys.stderr, flush=True)  # fmt: skip
+            print(f"# {watch.left} calls and pieces of rings are left to decode",
+                  file=sys.stderr, flush=True)  # fmt: skip
 
 
 def _diff(words: list[str]) -> int:

@@ -109,7 +109,11 @@ class DriverWatch:
         """
         if self.rings is not None:
             self.rings.look_often()
-        deadline = time.monotonic() + _SLICE_S
+        self._hand_on(_SLICE_S)
+
+    def _hand_on(self, seconds: float) -> None:
+        """Hand on what there is for so long."""
+        deadline = time.monotonic() + seconds
         while self._step() and time.monotonic() < deadline:
             pass
 
@@ -127,10 +131,7 @@ class DriverWatch:
 
     def finish_some(self, seconds: float) -> bool:
         """Hand on what is left for so long; return whether there is more."""
-        deadline = time.monotonic() + seconds
-        while self._step():
-            if time.monotonic() >= deadline:
-                break
+        self._hand_on(seconds)
         return self.left > 0
 
     def patience(self) -> float | None:

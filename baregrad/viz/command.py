@@ -7,7 +7,6 @@ FILE is a Python program, which is run on the NULL device so that nothing is com
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import threading
 import webbrowser
@@ -16,6 +15,7 @@ from pathlib import Path
 from zipfile import is_zipfile
 
 from baregrad.base.errors import ArgumentError, OptionError
+from baregrad.base.places import check_writable
 from baregrad.target.gpu import GPU_ROWS
 from baregrad.viz.documents import Documents, FiledDocuments, RecordedDocuments, save
 from baregrad.viz.recording import record
@@ -86,11 +86,7 @@ def check_place(path: Path) -> None:
             "a recording under this name would be taken for a program", found=str(path),
             wanted="another ending than .py",
         )
-    if path.is_dir() or not os.access(path.parent, os.W_OK):
-        raise ArgumentError(
-            "the recording cannot be written there", found=str(path),
-            wanted="a file in a folder that this user may write to",
-        )
+    check_writable(path, "the recording cannot be written there")
 
 
 def open_documents(path: Path, gpu: str | None = None) -> Documents:

@@ -8,6 +8,7 @@ numbered, so that one that two passes share has one number in both graphs.
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 import zipfile
@@ -253,14 +254,13 @@ class FiledDocuments:
 
 def save(documents: Documents, path: Path) -> None:
     """Write every document into one compressed file, whole or not at all."""
-    partial = path.with_name(path.name + ".part")
-    try:
-        with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name in documents.names():
-                archive.writestr(f"{name}.json", documents.get(name) or b"null")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+    from baregrad.io.files import write_atomically
+
+    whole = io.BytesIO()
+    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name in documents.names():
+            archive.writestr(f"{name}.json", documents.get(name) or b"null")
+    write_atomically(path, [whole.getbuffer()])
 
 
 def _read_file(where: str, files: dict[str, list[str]]) -> None:
