@@ -157,19 +157,12 @@ def take_along_axis(x: Tensor, indices: Tensor, /, *, axis: int = -1) -> Tensor:
 
 def argmax(x: Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return where the greatest elements come first."""
-    return _extreme(x, "argmax", axis, keepdims)
+    return x.argmax(axis, keepdims)
 
 
 def argmin(x: Tensor, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """Return where the least elements come first."""
-    return _extreme(x, "argmin", axis, keepdims)
-
-
-def _extreme(x: Tensor, name: str, axis: int | None, keepdims: bool) -> Tensor:
-    if axis is None and keepdims:
-        return _extreme(x.reshape(-1), name, 0, False).reshape((1,) * x.ndim)
-    found: Tensor = getattr(x, name)(axis, keepdims)
-    return found
+    return x.argmin(axis, keepdims)
 
 
 def count_nonzero(x: Tensor, /, *, axis: Axes = None, keepdims: bool = False) -> Tensor:

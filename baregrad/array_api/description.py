@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from baregrad.array_api.creation import default_device
-from baregrad.array_api.values import joined, scalar
+from baregrad.array_api.values import extent, joined, scalar
 from baregrad.base.errors import ArgumentError, DTypeError
 from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import finfo as limits
 from baregrad.tensor import Tensor
 
 _KINDS = (
@@ -53,11 +52,10 @@ def finfo(type: DType | Tensor, /) -> FloatFacts:
     dtype = _dtype(type)
     if dtype not in (dtypes.float32, dtypes.float64):
         raise DTypeError("finfo is of float32 or float64", found=str(dtype))
-    facts = np.finfo(dtype.name)
+    facts = limits(dtype)
     return FloatFacts(
-        facts.bits, float(facts.eps), float(facts.max), float(facts.min),
-        float(facts.smallest_normal), dtype,
-    )  # fmt: skip
+        facts.bits, facts.eps, facts.max, facts.min, facts.smallest_normal, dtype
+    )
 
 
 def iinfo(type: DType | Tensor, /) -> IntegerFacts:
@@ -65,8 +63,8 @@ def iinfo(type: DType | Tensor, /) -> IntegerFacts:
     dtype = _dtype(type)
     if dtype.kind not in ("int", "uint"):
         raise DTypeError("iinfo is of integers", found=str(dtype))
-    facts = np.iinfo(dtype.name)
-    return IntegerFacts(facts.bits, int(facts.max), int(facts.min), dtype)
+    low, high = extent(dtype)
+    return IntegerFacts(dtype.bits, high, low, dtype)
 
 
 def _members(kind: str) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
 from typing import Any
 
 from baregrad import linalg as own
@@ -52,20 +52,11 @@ def tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
     others = [axis for axis in range(other.ndim) if axis not in right]
     rows = [one.shape[axis] for axis in kept]
     columns = [other.shape[axis] for axis in others]
-    inner = 1
-    for axis in left:
-        inner *= one.shape[axis]
+    inner = math.prod(one.shape[axis] for axis in left)
     a = one.permute(*kept, *left) if one.ndim else one
     b = other.permute(*right, *others) if other.ndim else other
-    flat = a.reshape(_size(rows), inner) @ b.reshape(inner, _size(columns))
+    flat = a.reshape(math.prod(rows), inner) @ b.reshape(inner, math.prod(columns))
     return flat.reshape((*rows, *columns))
-
-
-def _size(extents: Sequence[int]) -> int:
-    count = 1
-    for extent in extents:
-        count *= extent
-    return count
 
 
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+
 from baregrad.array_api.values import Axes, axes_of, one_axis_of, wide
 from baregrad.dtypes import DType, dtypes
 from baregrad.tensor import Tensor
@@ -49,9 +52,7 @@ def var(
 ) -> Tensor:
     """Return the means of squared distances from the mean, of `correction` elements less."""
     axes = axes_of(axis, x.ndim)
-    count = 1
-    for each in axes:
-        count *= x.shape[each]
+    count = math.prod(x.shape[each] for each in axes)
     apart = x - mean(x, axis=axis, keepdims=True)
     return sum(apart * apart, axis=axis, keepdims=keepdims) / (count - correction)
 
@@ -86,9 +87,7 @@ def cumulative_sum(
     include_initial: bool = False,
 ) -> Tensor:
     """Return running sums along an axis, with `include_initial` from 0 on."""
-    given, place = wide(x, dtype), one_axis_of(x, axis)
-    found = given.cumsum(place, dtype=given.dtype) if x.ndim else given
-    return _after(found, place, 0) if include_initial else found
+    return _running(Tensor.cumsum, 0, x, axis, dtype, include_initial)
 
 
 def cumulative_prod(
@@ -100,16 +99,26 @@ def cumulative_prod(
     include_initial: bool = False,
 ) -> Tensor:
     """Return running products along an axis, with `include_initial` from 1 on."""
+    return _running(Tensor.cumprod, 1, x, axis, dtype, include_initial)
+
+
+def _running(
+    fold: Callable[..., Tensor],
+    first: int,
+    x: Tensor,
+    axis: int | None,
+    dtype: DType | None,
+    include_initial: bool,
+) -> Tensor:
+    """Running results of a fold along an axis, after the `first` one where it is included."""
     given, place = wide(x, dtype), one_axis_of(x, axis)
-    found = given.cumprod(place, dtype=given.dtype) if x.ndim else given
-    return _after(found, place, 1) if include_initial else found
-
-
-def _after(x: Tensor, axis: int, first: int) -> Tensor:
-    shape = list(x.shape)
-    shape[axis] = 1
-    start = Tensor.full(tuple(shape), first, dtype=x.dtype, device=x.device)
-    return Tensor.cat(start, x, dim=axis)
+    found = fold(given, place, dtype=given.dtype) if x.ndim else given
+    if not include_initial:
+        return found
+    shape = list(found.shape)
+    shape[place] = 1
+    start = Tensor.full(tuple(shape), first, dtype=found.dtype, device=found.device)
+    return Tensor.cat(start, found, dim=place)
 
 
 def diff(

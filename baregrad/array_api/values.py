@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import DType, dtypes, promote
 from baregrad.tensor import Tensor
@@ -56,8 +54,7 @@ def scalar(value: Scalar, beside: Tensor) -> Tensor:
 
 def extent(dtype: DType) -> tuple[int, int]:
     """The least and the greatest number of a dtype of integers."""
-    facts = np.iinfo(dtype.name)
-    return int(facts.min), int(facts.max)
+    return int(dtype.min), int(dtype.max)
 
 
 def axes_of(axis: Axes, count: int) -> tuple[int, ...]:

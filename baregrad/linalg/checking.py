@@ -65,6 +65,16 @@ def broadcast_batches(*tensors: Tensor) -> list[Tensor]:
     return [x if x.shape[:-2] == shape else x.expand(*shape, *x.shape[-2:]) for x in tensors]
 
 
+def check_equations(A: Tensor, B: Tensor) -> list[Tensor]:  # noqa: N803 - PyTorch's names
+    """Return A and B with leading axes broadcast; raise unless their rows are as many."""
+    if A.shape[-2] != B.shape[-2]:
+        raise ShapeError(
+            "the rows of a system of equations are as many as those of its matrix",
+            found=f"{list(A.shape)} and {list(B.shape)}",
+        )
+    return broadcast_batches(A, B)
+
+
 def refuse_if(wrong: Callable[[], Tensor], message: str, hint: str) -> None:
     """Raise LinAlgError if any of some bools is true; in a captured function nobody looks."""
     if not is_captured() and bool(wrong().any().item()):

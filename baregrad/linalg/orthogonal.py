@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 
 from baregrad.base.errors import LinAlgError
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import dtypes, finfo
 from baregrad.linalg.blocks import block, is_captured
-from baregrad.linalg.factoring import block_of, inverse_lower, placed, shifted
+from baregrad.linalg.factoring import block_of, inverse_lower, placed, shifted, take_rows
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.shapes import stored
 
@@ -117,7 +117,7 @@ def _rotate(x: Tensor, off: Tensor, length: int, limit: float) -> tuple[Tensor, 
     zeros next to the largest: what is left of dependent rows would shrink in each sweep until its
     squares are no longer exact.
     """
-    least = precision(x.dtype) ** 4
+    least = finfo(x.dtype).eps ** 4
     half = x.shape[1] // 2
     places = Tensor.arange(2 * half, device=x.device)
     # Where the row was that comes to a place.
@@ -163,7 +163,7 @@ def rotated(x: Tensor, length: int) -> Tensor:
     rows = max(count + count % 2, 2)
     x = x.pad((0, 0, 0, rows - count))
     # Sums of products are rounded by about so much.
-    limit = precision(x.dtype) * max(16.0, math.sqrt(length))
+    limit = finfo(x.dtype).eps * max(16.0, math.sqrt(length))
     captured = is_captured()
     rounds = 0
     for _ in range(_SWEEPS_CAPTURED if captured else _MOST_SWEEPS):
@@ -207,11 +207,6 @@ def _places_after(rounds: int, rows: int) -> list[int]:
     return found
 
 
-def precision(dtype: DType) -> float:
-    """The distance from 1 to the next number."""
-    return 2.0**-52 if dtype is dtypes.float64 else 2.0**-23
-
-
 @block
 def _bound_of(x: Tensor) -> Tensor:
     """A number a little above the largest absolute eigenvalue of x (B, n, n), 1 for zeros."""
@@ -246,10 +241,10 @@ def _eigen_whole(x: Tensor, rows: Tensor, scale: Tensor) -> tuple[Tensor, Tensor
     # Rows of zeros are those that made their number even.
     order = squares.squeeze(2).argsort(dim=1, descending=True)[:, :count]
     rows = stored(rows / (squares == 0).where(1.0, squares).sqrt())
-    vectors = _nearest_orthogonal(rows.gather(1, order.unsqueeze(2).expand(*order.shape, count)))
+    vectors = _nearest_orthogonal(take_rows(rows, order))
     values = stored((vectors * stored(vectors @ x)).sum(dim=2))
     order = stored(values.argsort(dim=1))
-    vectors = vectors.gather(1, order.unsqueeze(2).expand(*order.shape, count))
+    vectors = take_rows(vectors, order)
     return values.gather(1, order) * scale.squeeze(2), vectors.mT
 
 
@@ -285,7 +280,7 @@ def _singular_rows(rows: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]
     # The row that made their number even has no second part, the others one of length 1.
     is_real = rows[:, :, count:].square().sum(dim=2) > 0.5
     order = stored(is_real.where(values, -1.0).argsort(dim=1, descending=True)[:, :count])
-    rows = stored(rows.gather(1, order.unsqueeze(2).expand(*order.shape, rows.shape[2])))
+    rows = stored(take_rows(rows, order))
     turned = rows[:, :, count:]
     turned = _nearest_orthogonal(turned)
     vectors = stored(turned @ upper)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from baregrad.base.errors import ArgumentError, ShapeError
-from baregrad.dtypes import dtypes
+from baregrad.base.errors import ArgumentError
+from baregrad.dtypes import dtypes, finfo
 from baregrad.linalg.blocks import block
 from baregrad.linalg.checking import (
     batch,
-    broadcast_batches,
+    check_equations,
     check_matrices,
     check_tensors,
     linked,
@@ -21,7 +21,6 @@ from baregrad.linalg.checking import (
 )
 from baregrad.linalg.decompositions import eigh, qr, svd, svdvals
 from baregrad.linalg.factoring import inverse_lower, lu_factor, take_rows
-from baregrad.linalg.orthogonal import precision
 from baregrad.linalg.triangular import solve_triangular
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import no_grad
@@ -137,12 +136,7 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:  # noqa: N803 -
     if not left:
         turned: Tensor = solve(A.mT, B.mT).mT
         return turned
-    if A.shape[-1] != B.shape[-2]:
-        raise ShapeError(
-            "the rows of a system of equations are as many as those of its matrix",
-            found=f"{list(A.shape)} and {list(B.shape)}",
-        )
-    A, B = broadcast_batches(A, B)  # noqa: N806
+    A, B = check_equations(A, B)  # noqa: N806
     with no_grad():
         given = batch(A)
         lower, upper, order = lu_factor(given)
@@ -193,7 +187,7 @@ def det(A: Tensor) -> Tensor:  # noqa: N803
         with no_grad():
             # Of a singular matrix the limit, by a pivot next to 0.
             largest = pivots.abs().amax(dim=1, keepdim=True)
-            least = precision(A.dtype) * (largest == 0).where(1.0, largest)
+            least = finfo(A.dtype).eps * (largest == 0).where(1.0, largest)
             is_zero = pivots == 0
             moved = is_zero.where(least, pivots)
             near = upper + is_zero.where(least, 0.0).diag_embed()
@@ -244,7 +238,7 @@ def _least(
     if not values.shape[-1]:
         return values[..., :1]
     if rtol is None:
-        rtol = 0.0 if atol else max(shape[-2:]) * precision(values.dtype)
+        rtol = 0.0 if atol else max(shape[-2:]) * finfo(values.dtype).eps
     return (values.amax(dim=-1, keepdim=True) * rtol).maximum(atol or 0.0)
 
 
@@ -262,6 +256,16 @@ def pinv(
     lower triangle is read.
     """
     check_matrices("pinv", A, square=hermitian)
+    return _pseudoinverse(A, atol, rtol, hermitian)[0]
+
+
+def _pseudoinverse(
+    A: Tensor,  # noqa: N803
+    atol: float | None,
+    rtol: float | None,
+    hermitian: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The pseudoinverse, the singular values that it came of, and which of them count."""
     with no_grad():
         if hermitian:
             values, right = eigh(A.detach())
@@ -280,7 +284,7 @@ def pinv(
         inner = turned @ found @ given
         return (outer - A @ (found @ outer) + inner - (inner @ found) @ A - first,)
 
-    return linked(value, (A,), pull)
+    return linked(value, (A,), pull), size, counts
 
 
 def matrix_rank(
@@ -318,18 +322,11 @@ def lstsq(
         return found._replace(solution=found.solution.squeeze(-1))
     check_matrices("lstsq", A, B)
     rows, columns = A.shape[-2:]
-    if rows != B.shape[-2]:
-        raise ShapeError(
-            "the rows of a system of equations are as many as those of its matrix",
-            found=f"{list(A.shape)} and {list(B.shape)}",
-        )
-    A, B = broadcast_batches(A, B)  # noqa: N806
+    A, B = check_equations(A, B)  # noqa: N806
     rank = values = None
     if driver in (None, "gelsd"):
-        solution = pinv(A, rtol=rcond) @ B
-        with no_grad():
-            values = svdvals(A.detach())
-            rank = (values > _least(values, None, rcond, A.shape)).sum(dim=-1)
+        inverse, values, counts = _pseudoinverse(A, None, rcond, False)
+        solution, rank = inverse @ B, counts.sum(dim=-1)
     elif driver == "gels":
         outer, upper = qr(A if rows >= columns else A.mT)
         if rows >= columns:

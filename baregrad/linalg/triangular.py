@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from baregrad.base.errors import ShapeError
 from baregrad.linalg.blocks import block
-from baregrad.linalg.checking import batch, broadcast_batches, check_matrices, linked
+from baregrad.linalg.checking import batch, check_equations, check_matrices, linked
 from baregrad.linalg.factoring import inverse_lower
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import no_grad
@@ -38,12 +37,7 @@ def solve_triangular(
             A.mT, B.mT, upper=not upper, unitriangular=unitriangular
         ).mT
         return turned
-    if A.shape[-1] != B.shape[-2]:
-        raise ShapeError(
-            "the rows of a system of equations are as many as those of its matrix",
-            found=f"{list(A.shape)} and {list(B.shape)}",
-        )
-    A, B = broadcast_batches(A, B)  # noqa: N806
+    A, B = check_equations(A, B)  # noqa: N806
     with no_grad():
         given, right = batch(A), batch(B)
         # An upper triangle is a lower one with both axes turned round.
