@@ -153,16 +153,19 @@ class Compiler:
             groups = [sorted(missing, key=_assembly_steps, reverse=True)]
         else:
             groups = list(_groups(list(missing)))
+        drafts: dict[Job, _Draft] = {}
         for group in groups:
-            made = self._programs_of(group)
+            made = self._programs_of(group, drafts)
             try:
                 for job, program in made:
                     self._keep(job, program, missing[job])
                     progress()
-            except ChangedPipeline:
+            except ChangedPipeline as error:
                 # They come in order: it is the first one that is not there.
                 at = next(place for place, job in enumerate(group) if job not in self._programs)
-                self._keep(group[at], self.compile(*group[at]), missing[group[at]])
+                drafts.pop(group[at], None)
+                program = self._by_single_warps(*group[at], error)
+                self._keep(group[at], program, missing[group[at]])
                 progress()
                 groups.append(group[at + 1 :])
 
@@ -172,23 +175,28 @@ class Compiler:
         if self.cache is not None:
             self.cache.put(key, program.to_bytes())
 
-    def _programs_of(self, group: list[Job]) -> Iterator[tuple[Job, Program]]:
-        """The programs of some kernels, which are assembled together, in order."""
-        drafts: list[_Draft] = []
+    def _programs_of(
+        self, group: list[Job], drafts: dict[Job, _Draft]
+    ) -> Iterator[tuple[Job, Program]]:
+        """The programs of some kernels, which are assembled together, in order.
+
+        drafts: those that were made before and wait for their machine code.
+        """
         texts: Iterable[str] = self._texts(group, drafts)
         if not self.assembler.several_at_once:
             # Our own passes run faster when the assembler has not just filled the processor's
             # caches with code and data of its own.
             texts = list(texts)
         codes = _timed(self.assembler.assemble_all(texts))
-        for place, (job, code) in enumerate(zip(group, codes, strict=True)):
-            yield job, self._finish(drafts[place], code)
+        for job, code in zip(group, codes, strict=True):
+            yield job, self._finish(drafts.pop(job), code)
 
-    def _texts(self, jobs: Iterable[Job], drafts: list[_Draft]) -> Iterator[str]:
+    def _texts(self, jobs: Iterable[Job], drafts: dict[Job, _Draft]) -> Iterator[str]:
         """The texts of some kernels, each once it is asked for; `drafts` gets the rest of them."""
         for job in jobs:
-            drafts.append(self._draft(*job))
-            yield drafts[-1].text
+            if job not in drafts:
+                drafts[job] = self._draft(*job)
+            yield drafts[job].text
 
     @cached_property
     def environment(self) -> str:
@@ -207,11 +215,18 @@ class Compiler:
         try:
             (code,) = _timed(self.assembler.assemble_all([draft.text]))
         except ChangedPipeline as error:
-            if schedule is not None or self.target.kind != "gpu":
-                raise
-            simpler = self._kernel_level[1](kernel, _of_single_warps(self.target))
-            draft = replace(self._draft(kernel, simpler), refused=f"{error.message}: {error.found}")
-            (code,) = _timed(self.assembler.assemble_all([draft.text]))
+            return self._by_single_warps(kernel, schedule, error)
+        return self._finish(draft, code)
+
+    def _by_single_warps(
+        self, kernel: Node, schedule: Schedule | None, error: ChangedPipeline
+    ) -> Program:
+        """The program of a kernel whose first choice of a schedule an assembler would change."""
+        if schedule is not None or self.target.kind != "gpu":
+            raise error
+        simpler = self._kernel_level[1](kernel, _of_single_warps(self.target))
+        draft = replace(self._draft(kernel, simpler), refused=f"{error.message}: {error.found}")
+        (code,) = _timed(self.assembler.assemble_all([draft.text]))
         return self._finish(draft, code)
 
     def _draft(self, kernel: Node, schedule: Schedule | None) -> _Draft:
@@ -231,10 +246,10 @@ class Compiler:
         if draft.stages:
             from baregrad.kernel import choose
 
-            choice = choose(draft.kernel, self.target)
-            if draft.refused:
-                choice = choose(draft.kernel, _of_single_warps(self.target))
-                choice = choice._replace(reasons=(*choice.reasons, ("{}", draft.refused)))
+            refused = draft.refused
+            choice = choose(draft.kernel, _of_single_warps(self.target) if refused else self.target)
+            if refused:
+                choice = choice._replace(reasons=(*choice.reasons, ("{}", refused)))
             print_compilation(draft.stages, program, self.assembler.disassemble, choice)
         return program
 
