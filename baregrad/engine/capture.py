@@ -48,10 +48,10 @@ class Capture:
         self._asked: dict[Node, None] = {}
 
     def __enter__(self) -> Capture:
-        self.session.watching.observers.append(self.runs.append)
         self.session.watching.uploads.append(self._uploaded)
         self.session.watching.downloads.append(self._downloaded)
         self._held = ExitStack()
+        self._held.enter_context(self.session.watching.observing(self.runs.append))
         self._held.enter_context(self.session.isolated())
         self._held.enter_context(noting(self._asked))
         return self
@@ -63,7 +63,6 @@ class Capture:
         trace: TracebackType | None,
     ) -> None:
         self._held.__exit__(kind, error, trace)
-        self.session.watching.observers.remove(self.runs.append)
         self.session.watching.uploads.remove(self._uploaded)
         self.session.watching.downloads.remove(self._downloaded)
 

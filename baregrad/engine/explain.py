@@ -18,7 +18,7 @@ from baregrad.base.errors import ArgumentError, OptionError
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, open_backend
 from baregrad.engine.compiler import Compiler
-from baregrad.engine.script import run_script
+from baregrad.engine.script import run_to_end
 from baregrad.engine.session import Session, use_session
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
@@ -223,11 +223,7 @@ def run_observed(
             session.adopt(null)
         session.watching.observers.append(lambda run: note(run, session))
         try:
-            # `sys.exit(main())` is how many programs end: what they computed is told all the same.
-            run_script(path)
-        except SystemExit as end:
-            if isinstance(end.code, str):
-                print(end.code, file=sys.stderr)
+            run_to_end(path)
         finally:
             session.close()
 

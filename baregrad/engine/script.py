@@ -10,6 +10,18 @@ from pathlib import Path
 from baregrad.base.errors import ArgumentError
 
 
+def run_to_end(path: Path, words: Sequence[str] = ()) -> None:
+    """Run a Python file as `run_script` does, whichever way it ends but by an error.
+
+    `sys.exit(main())` is how many programs end: what they computed is told all the same.
+    """
+    try:
+        run_script(path, words)
+    except SystemExit as end:
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+
+
 def run_script(path: Path, words: Sequence[str] = ()) -> None:
     """Run a Python file as the main program: its folder is imported from, `words` are its argv.
 

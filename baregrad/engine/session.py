@@ -180,12 +180,13 @@ class Session:
 
     def where(self, program: Canonical, launch: Any) -> str:
         """The user's file:line that first asked for what a launch computes, if it was noted."""
-        for node in launch.origins:
-            made = program.origins.get(node)
-            found = None if made is None else self.origins.get(made)
-            if found is not None:
-                return found
-        return ""
+        found = (self.line_of(program, node) for node in launch.origins)
+        return next(filter(None, found), "")
+
+    def line_of(self, program: Canonical, node: Node) -> str:
+        """The user's file:line that asked for a node, "" where it was not noted."""
+        made = program.origins.get(node)
+        return "" if made is None else self.origins.get(made, "")
 
     # --- realisation
     # ---------------------------------------------------------------------------------

@@ -36,6 +36,17 @@ class Watching(threading.local):
         self.touched = 0
 
     @contextmanager
+    def observing(self, note: Callable[[Any], None]) -> Iterator[None]:
+        """Inside the block each run of the thread is told to `note`."""
+        # The block may end where others watch: in another thread, or while nobody does.
+        held = self.observers
+        held.append(note)
+        try:
+            yield
+        finally:
+            held.remove(note)
+
+    @contextmanager
     def nobody(self) -> Iterator[None]:
         """Inside the block the thread has no watchers."""
         held = (self.observers, self.uploads, self.downloads, self.writes)

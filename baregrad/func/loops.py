@@ -1,9 +1,8 @@
-"""`scan`, `while_loop` and `cond`: control flow over tensors whose bodies are planned once."""
+"""`scan`: a loop over tensors whose body is planned once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +10,7 @@ from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import bind
 from baregrad.engine.capture import run_again
-from baregrad.engine.session import Run, Session, current_session
+from baregrad.engine.session import Run, current_session
 from baregrad.func.regions import (
     ProgramRegion,
     are_there,
@@ -135,7 +134,7 @@ class Loop:
                 if number:
                     given |= {i: one.arg.handle for i, one in enumerate(carry)
                               if _is_computed(roots[i], one)}
-                with _noted(session, runs if number else []):
+                with session.watching.observing((runs if number else []).append):
                     refs = session.realize(roots, device, given, list(given))
                 if runs:
                     places = _places(runs, arrays, roots[:first])
@@ -219,16 +218,6 @@ def _with_row(stack: Node, at: Node, row: Node) -> Node:
     slices = nodes.whole(stack.shape)
     slices[0] = Slice(at, index.as_dim(index.add(at, 1)))
     return views.write(stack, ((Ops.SHRINK, tuple(slices)),), nodes.unsqueeze(row, 0))
-
-
-@contextmanager
-def _noted(session: Session, runs: list[Run]) -> Iterator[None]:
-    """Note the runs inside the block."""
-    session.watching.observers.append(runs.append)
-    try:
-        yield
-    finally:
-        session.watching.observers.remove(runs.append)
 
 
 def _places(runs: list[Run], arrays: Sequence[Node], carried: Sequence[Node]) -> list[int]:

@@ -15,7 +15,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.views import Pull, Pulled, Twin, passes_gradients
 from baregrad.tensor.autograd.gradients import below, is_leaf
-from baregrad.tensor.jit.trees import map_tree
+from baregrad.tensor.jit.trees import leaves, map_tree
 from baregrad.tensor.tensor import Tensor
 
 _BUFFER, _DETACH = Ops.BUFFER.bit, Ops.DETACH.bit
@@ -155,15 +155,7 @@ def what_was_handed(total: Node) -> dict[int, Node]:
 
 def tensors_of(tree: Any) -> list[Tensor]:
     """The tensors of a tree, in order."""
-    found: list[Tensor] = []
-
-    def visit(leaf: Any) -> Any:
-        if isinstance(leaf, Tensor):
-            found.append(leaf)
-        return leaf
-
-    map_tree(tree, visit)
-    return found
+    return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
 def with_tensors(tree: Any, tensors: Sequence[Tensor]) -> Any:
@@ -174,18 +166,13 @@ def with_tensors(tree: Any, tensors: Sequence[Tensor]) -> Any:
 
 def results_of(tree: Any, what: str) -> list[Tensor]:
     """The tensors that a function returned. Raises ArgumentError for anything else in the tree."""
-    found: list[Tensor] = []
-
-    def visit(leaf: Any) -> Any:
+    found = leaves(tree)
+    for leaf in found:
         if not isinstance(leaf, Tensor):
             raise ArgumentError(
                 f"a function under {what} returns tensors, or lists, tuples and dicts of them",
                 found=f"{type(leaf).__name__} {leaf!r:.40}",
             )
-        found.append(leaf)
-        return leaf
-
-    map_tree(tree, visit)
     return found
 
 

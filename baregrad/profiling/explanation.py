@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections import defaultdict
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from types import TracebackType
@@ -58,16 +57,11 @@ class Explanation:
         self.result: Any = None
         self._profile = Profile(lines=True)
         self._open = contextlib.ExitStack()
-        self._runs: list[Any] = []
         self._stored: dict[Any, StoredValue] = {}
 
     def __enter__(self) -> Explanation:
-        session = current_session()
         self._open.enter_context(self._profile)
-        observers = session.watching.observers
-        observer: Callable[[Any], None] = self._note
-        observers.append(observer)
-        self._open.callback(observers.remove, observer)
+        self._open.enter_context(current_session().watching.observing(self._note))
         return self
 
     def __exit__(
@@ -81,14 +75,12 @@ class Explanation:
     def _note(self, run: Any) -> None:
         if not isinstance(run.backend, CompiledBackend):
             return
-        self._runs.append(run)
         session = current_session()
         plan = run.executable.plan
         for one in plan.decisions:
             if one.stored and one.value not in self._stored and str(one.reason) != _RESULT:
                 shape = session.concrete(one.value.shape, run.program.variables)
-                made = run.program.origins.get(one.value)
-                where = "" if made is None else session.origins.get(made, "")
+                where = session.line_of(run.program, one.value)
                 self._stored[one.value] = StoredValue(
                     str(one).split(":", 1)[0].removeprefix("store").strip(),
                     math.prod(shape) * max(one.value.dtype.bits, 8) // 8, str(one.reason), where,

@@ -80,17 +80,12 @@ class Comparison:
         self._known.add(program.sink)
         return fresh
 
-    def line_of(self, program: Canonical, node: Node) -> str:
-        """The user's line of a node, "" where it is not known."""
-        made = program.origins.get(node)
-        return "" if made is None else self._session.origins.get(made, "")
-
     def described(
         self, program: Canonical, node: Node, told: str, *, within: bool = False, script: str = ""
     ) -> OpDifference:
         """Return a difference at a node."""
         shape = ", ".join(map(str, self._session.concrete(node.shape, program.variables)))
-        where = self.line_of(program, node)
+        where = self._session.line_of(program, node)
         op = f"{node.op.name} {node.dtype.name}[{shape}]"
         return OpDifference(op, where, told, within, script)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from baregrad.apps.diff.references import (
 )
 from baregrad.base.errors import ArgumentError
 from baregrad.base.options import DEVICE_NAMES, options
-from baregrad.engine.script import run_script
+from baregrad.engine.script import run_to_end
 from baregrad.engine.session import Session, use_session
 
 _TORCH = "torch"
@@ -37,13 +36,9 @@ def _observed(
         session.watching.downloads.append(lambda ref: None)
         watch(session, session.backend(options.device))
         try:
-            run_script(script, words)
+            run_to_end(script, words)
         except FoundDifference as error:
             return error.difference
-        except SystemExit as end:
-            # How many programs end; what was compared is told all the same.
-            if isinstance(end.code, str):
-                print(end.code, file=sys.stderr)
         finally:
             session.close()
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import zipfile
 import zlib
@@ -20,6 +21,7 @@ from baregrad.base.errors import FileFormatError
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import Canonical
 from baregrad.engine.reference import evaluate_program
+from baregrad.io.files import write_atomically
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.text.dump import dump
@@ -144,10 +146,9 @@ class RunRecorder:
     def save(self, path: Path) -> None:
         """Write it, whole or not at all."""
         head = json.dumps({"format": FORMAT, "computations": self._digests})
-        partial = path.with_name(path.name + ".part")
-        with partial.open("wb") as file:
-            np.savez_compressed(file, head=np.array(head), **self._arrays)  # type: ignore[arg-type]
-        partial.replace(path)
+        whole = io.BytesIO()
+        np.savez_compressed(whole, head=np.array(head), **self._arrays)  # type: ignore[arg-type]
+        write_atomically(path, [whole.getbuffer()])
 
 
 def recorded_nodes(program: Canonical) -> list[Node]:

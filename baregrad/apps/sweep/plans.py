@@ -26,13 +26,9 @@ def noted(side: Ours, run: Callable[[], Any], has_plans: bool) -> list[dict[str,
             found.setdefault(kernel, Found(kernel, one.program.variables))
             counts[kernel] = counts.get(kernel, 0) + 1
 
-    observers = side.session.watching.observers
-    observers.append(note)
-    try:
+    with side.session.watching.observing(note):
         run()
         side.wait()
-    finally:
-        observers.remove(note)
     return merged(
         [_record(side, one, counts[kernel], has_plans) for kernel, one in found.items()]
     )

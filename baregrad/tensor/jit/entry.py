@@ -63,11 +63,8 @@ class Entry:
         )
         seen: list[bytes] = []
         runs: list[Run] = []
-        self.session.watching.observers.append(runs.append)
-        try:
+        with self.session.watching.observing(runs.append):
             result = self.run(call, seen)
-        finally:
-            self.session.watching.observers.remove(runs.append)
         self.uploads = seen
         self.sinks = [run.program.sink for run in runs]
         self.first_surroundings = self.surroundings
