@@ -146,6 +146,6 @@ def _walk(order: list[Node], changed: dict[Node, Node]) -> Node:
 
 
 BYTE_FACTORS = Traced(
-    "byte factors", "groups of warps multiply bytes that lie along what is summed", _walk,
+    "byte_factors", "groups of warps multiply bytes that lie along what is summed", _walk,
     ("reductions",),
 )  # fmt: skip

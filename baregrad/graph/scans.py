@@ -32,8 +32,8 @@ from baregrad.graph.views import (
 )
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Pad, Reduce, Scan
-from baregrad.ir.core.monoid import Monoid, primitive
-from baregrad.ir.core.node import Node, alu, cast, const, rebuild, toposort
+from baregrad.ir.core.monoid import Monoid, filled, primitive
+from baregrad.ir.core.node import Node, alu, cast, const, toposort
 from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Op, Ops
 
 # A running fold of fewer steps is left to one thread, but along the innermost axis.
@@ -132,7 +132,7 @@ def _running(values: Parts, monoid: Monoid, axis: int, piece: int) -> Parts:
     shape = parts[0].shape
     start = [expand(reshape(part, (*front, count, 1, *behind)), shape) for part in before]
     within = _folded(Ops.SCAN, parts, Scan(monoid, axis + 1))
-    whole = [_formula(one, (*start, *within)) for one in monoid.combine]
+    whole = filled(monoid.combine, (*start, *within))
     shape = longer[0].shape
     return tuple([cut(reshape(part, shape), axis, 0, length) for part in whole])
 
@@ -144,12 +144,6 @@ def _folded(op: Op, values: Parts, arg: Reduce | Scan) -> Parts:
     if len(states) == 1:
         return (folded,)
     return tuple([Node(Ops.PROJ, dtype, (folded,), part) for part, dtype in enumerate(states)])
-
-
-def _formula(formula: Node, values: Parts) -> Node:
-    """A monoid's formula of arrays."""
-    slots = {one: values[one.arg] for one in toposort(formula) if one.op is Ops.SLOT}
-    return rebuild(formula, slots.get)
 
 
 def _zeros(shape: tuple[int, ...]) -> Node:

@@ -11,7 +11,7 @@ from functools import cache
 from typing import NamedTuple
 
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.core.node import Node, alu, const
+from baregrad.ir.core.node import Node, alu, const, rebuild
 from baregrad.ir.core.op import Op, Ops
 
 
@@ -44,6 +44,16 @@ class Monoid(NamedTuple):
 def slot(position: int, dtype: DType) -> Node:
     """The `position`-th input of a monoid's functions."""
     return Node(Ops.SLOT, dtype, (), position)
+
+
+def filled(formulas: tuple[Node, ...], slots: tuple[Node, ...]) -> tuple[Node, ...]:
+    """A monoid's formulas with expressions in place of their SLOTs."""
+
+    def visit(node: Node) -> Node | None:
+        return slots[node.arg] if node.op is Ops.SLOT else None
+
+    memo: dict[Node, Node] = {}
+    return tuple(rebuild(formula, visit, memo=memo) for formula in formulas)
 
 
 @cache

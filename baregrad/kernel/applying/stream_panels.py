@@ -186,7 +186,7 @@ def check_stream(step: StreamTiles, facts: StreamFacts, target: AnyTarget) -> No
             step, f"{target.name} has no block of so many threads", found=threads,
             wanted=f"at most {target.threads_per_block}",
         )
-    if groups and not (wgmma.has_groups(target, dtype) and wgmma.suits_stream(facts, step.keys)):
+    if groups and not (wgmma.has_groups(target, dtype) and wgmma.suits_stream(facts)):
         raise illegal(
             step, "groups of warps take rows of 64 elements, of keys that all pass",
             found=facts.widths,

@@ -16,7 +16,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc, Reduce, Scan
-from baregrad.ir.core.monoid import Monoid
+from baregrad.ir.core.monoid import Monoid, filled
 from baregrad.ir.core.node import (
     NO_RANGES,
     Node,
@@ -51,7 +51,6 @@ from baregrad.kernel.loops.loop_pieces import (
     SCOPED,
     Masks,
     cleared,
-    filled,
     guarded,
     is_carried,
     load,

@@ -13,7 +13,7 @@ from math import prod
 from baregrad.base.bits import human_bytes
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import by_id
+from baregrad.kernel.facts.analysis import by_id, iterations
 from baregrad.kernel.gpu.pipelines import FEW_SLOTS
 from baregrad.kernel.gpu.threads import grid_size
 from baregrad.kernel.instructions import wgmma
@@ -113,10 +113,6 @@ def _inside(loop: Node, axes: frozenset[Node]) -> list[Node]:
     return [axis for axis in by_id(set(axes)) if axis.arg.is_tile or axis in inner]
 
 
-def _points(axes: list[Node]) -> int:
-    return prod([int(axis.src[0].arg) for axis in axes])
-
-
 def _factors(unit: Node) -> list[Node]:
     return [one.src[0] if one.op is Ops.CAST else one for one in unit.src[1:3]]
 
@@ -124,7 +120,7 @@ def _factors(unit: Node) -> list[Node]:
 def _cycles(loop: Node, unit: Node, target: GpuTarget) -> float:
     """Cycles that the matrix unit multiplies for in an iteration."""
     left, right = _factors(unit)
-    products = _points(_inside(loop, left.ranges | right.ranges))
+    products = iterations(_inside(loop, left.ranges | right.ranges))
     if unit.arg.name == wgmma.INSTRUCTION:
         return products * left.dtype.itemsize / GROUP_BYTES_PER_CYCLE
     return products / target.warp_macs_per_cycle
@@ -146,7 +142,7 @@ def _read(loop: Node, unit: Node) -> int:
         apart = [axis for axis in _inside(loop, every) if axis not in own]
         tiles = groups and factor is _factors(unit)[1]
         again = [a for a in apart if a.arg.is_thread or (tiles and a.arg.bind == "unroll")]
-        total += _points(own) * _points(again) * factor.dtype.itemsize
+        total += iterations(own) * iterations(again) * factor.dtype.itemsize
     return total
 
 
@@ -156,7 +152,7 @@ def _stored(kernel: Node) -> Iterator[str]:
         if copy.op is Ops.COPYTO and copy.arg.engine == "bulk":
             array = copy.src[1].src[0]
             runs = [axis for axis in copy.src[2].ranges if axis.arg.bind == "vector"]
-            nbytes = _points(runs) * array.dtype.itemsize
+            nbytes = iterations(runs) * array.dtype.itemsize
             yield (
                 f"results: {human_bytes(_nbytes(array))} of shared memory, stored from there in "
                 f"{array.arg.shape[0]} runs of {human_bytes(nbytes)} beside what follows"

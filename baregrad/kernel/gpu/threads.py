@@ -117,7 +117,8 @@ def to_threads(kernel: Node) -> Node:
     statements = tuple([worker.statement(child, frozenset()) for child in body])
     if own is not None:
         statements = (make_node(Ops.LOOP, dtypes.token, (own, sequence(statements))),)
-    if any(one.op is Ops.COPYTO and one.arg.engine == "bulk" for one in toposort(kernel)):
+    copies = toposort(kernel) if kernel.mask & Ops.COPYTO.bit else ()
+    if any(one.op is Ops.COPYTO and one.arg.engine == "bulk" for one in copies):
         # A block ends once its shared memory was read.
         statements += (make_node(Ops.DONE, dtypes.token, (), Done("bulk")),)
     if index.lower(total) < 1 and axes:

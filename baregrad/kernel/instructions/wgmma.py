@@ -80,13 +80,13 @@ def operands_of(facts: Facts) -> Factors | None:
     return what if what in PRODUCTS else None
 
 
-def suits_stream(facts: StreamFacts, keys: int) -> bool:
-    """Whether groups of warps make the products of a stream, of which so many keys pass at a time.
+def suits_stream(facts: StreamFacts) -> bool:
+    """Whether groups of warps make the products of a stream.
 
     All threads multiply in each iteration: no data says which tiles of keys are left out.
     """
     by_rows = all(facts.row in condition.ranges for condition in facts.hidden)
-    even = not any(width % PANEL for width in facts.widths) and keys % depth_of(dtypes.float16) == 0
+    even = not any(width % PANEL for width in facts.widths)
     return facts.row is not None and facts.over is None and by_rows and even
 
 

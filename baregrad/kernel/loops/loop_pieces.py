@@ -9,7 +9,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.words import byte_products
 from baregrad.ir.core import index
 from baregrad.ir.core.axes import TILE_BINDS
-from baregrad.ir.core.monoid import Monoid, primitive
+from baregrad.ir.core.monoid import Monoid, filled, primitive
 from baregrad.ir.core.node import (
     Node,
     alu,
@@ -17,7 +17,6 @@ from baregrad.ir.core.node import (
     const,
     instruction,
     make_node,
-    rebuild,
     scalar,
     toposort_having,
 )
@@ -323,13 +322,3 @@ def combined(
     if monoid.primitive is not None:
         return (alu(monoid.primitive, left[0], right[0]),)
     return filled(monoid.combine, left + right)
-
-
-def filled(formulas: tuple[Node, ...], slots: tuple[Node, ...]) -> tuple[Node, ...]:
-    """A monoid's formulas with expressions in place of their SLOTs."""
-
-    def visit(node: Node) -> Node | None:
-        return slots[node.arg] if node.op is Ops.SLOT else None
-
-    memo: dict[Node, Node] = {}
-    return tuple(rebuild(formula, visit, memo=memo) for formula in formulas)

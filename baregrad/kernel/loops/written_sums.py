@@ -15,7 +15,7 @@ from itertools import combinations, product
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce
-from baregrad.ir.core.monoid import Monoid
+from baregrad.ir.core.monoid import Monoid, filled
 from baregrad.ir.core.node import (
     Node,
     cast,
@@ -31,7 +31,6 @@ from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.analysis import Reduction, facts_of, is_read, iterations, offset_of
 from baregrad.kernel.loops.loop_pieces import (
     combined,
-    filled,
     narrowed,
     state_parts,
     stepped,

@@ -23,8 +23,6 @@ from baregrad.render.ptx.text import PtxText
 LEAST_NBYTES, MOST_NBYTES, UNIT = 4 << 10, 64 << 10, 16
 # The share of the second cache that all blocks at once ask for, as (part, of).
 SHARE = (3, 4)
-# Threads of a multiprocessor.
-THREADS = 2048
 
 
 class BlockPlaces(NamedTuple):
@@ -55,13 +53,16 @@ class BlockRun(NamedTuple):
 
 def fetch_ahead(f: PtxText) -> None:
     """Write what asks for a block's runs, where the kernel may begin early."""
+    if not any(map(_reads_packed, f.program.src)):
+        return
     runs = [run for run in runs_of(f.program, f.signature.threads) if run.blocks > 1]
     total = sum(run.nbytes for run in runs)
     if any(run.buffer in f.signature.written for run in runs):
         return
     if not LEAST_NBYTES <= total <= MOST_NBYTES:
         return
-    resident = f.target.units * max(THREADS // f.signature.threads, 1)
+    threads = f.target.warps_per_unit * f.target.warp_lanes
+    resident = f.target.units * max(threads // f.signature.threads, 1)
     most = f.target.cache_bytes * SHARE[0] // SHARE[1] // min(resident, runs[0].blocks)
     thread, block = (f.made("%r", "mov.u32", special) for special in ("%tid.x", "%ctaid.x"))
     is_first = f.made("%p", "setp.eq.u32", thread, "0")
@@ -75,6 +76,12 @@ def fetch_ahead(f: PtxText) -> None:
         start = f.made("%rd", "add.s64", start, str(places.low * size))
         start = f.made("%rd", "and.b64", start, str(-UNIT))
         f.emit("cp.async.bulk.prefetch.L2.global", f"[{start}]", str(nbytes), guard=inside)
+
+
+def _reads_packed(node: Node) -> bool:
+    if node.op is not Ops.VLOAD or node.src[0].op is not Ops.PARAM:
+        return False
+    return node.src[0].dtype.kind in ("int", "uint")
 
 
 def runs_of(program: Node, threads: int) -> Iterator[BlockRun]:

@@ -11,7 +11,7 @@ import pytest
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.monoid import arg_extreme, primitive
+from baregrad.ir.core.monoid import arg_extreme, filled, primitive
 from baregrad.ir.core.node import Node, alu, const, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
@@ -24,7 +24,6 @@ from baregrad.kernel.language.schedule import vectorise
 from baregrad.kernel.loops.loop_pieces import (
     combined,
     factor_where,
-    filled,
     guarded,
     is_plain,
     load,

@@ -110,7 +110,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
     if isinstance(choice, UnpackedChoice):
         panel = choice.panel
-    _finish(plan, factors, orders, choice, (panel, DEPTH), words)
+    _finish(plan, factors, orders, choice, (panel, DEPTH), words, products[0])
     return True
 
 
@@ -133,30 +133,30 @@ def _plan_bytes(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
     if min(orders.left.lanes, orders.right.lanes) < LEAST_BYTES:
         plan.because("what is summed does not lie together: no products of bytes by groups")
         return False
-    ranked = ranked_groups(plan.target, _products(plan, factors), words, dtype)
+    products = _products(plan, factors)
+    ranked = ranked_groups(plan.target, products, words, dtype)
     if not ranked:
         plan.because("no tile of bytes has room: no products by groups")
         return False
     choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
-    _finish(plan, factors, orders, choice, (panel, depth), words)
+    _finish(plan, factors, orders, choice, (panel, depth), words, products[0])
     return True
 
 
 def _finish(
     plan: GpuPlan, factors: GemmFactors, orders: Orders,
     choice: TileChoice | GroupChoice | UnpackedChoice, steps: tuple[int, int],
-    words: tuple[bool, bool],
+    words: tuple[bool, bool], largest: Product,
 ) -> None:  # fmt: skip
     """The steps of a schedule. steps: those of a panel, and of an instruction."""
     panel, depth = steps
-    products = _products(plan, factors)
     beside = _beside(plan, orders, choice.tile)
     plan.grid(factors.shared)
     _tiles(plan, orders, choice.tile, (panel, depth), beside)
     tile = choice.tile
     if isinstance(choice, GroupChoice):
         _copies_of_groups(plan, factors, orders, beside)
-        blocks = blocks_of(products[0], choice.tile)
+        blocks = blocks_of(largest, choice.tile)
         if choice.resident == 1 and blocks > plan.target.units:
             # One block of a multiprocessor after the other would each begin with nothing copied.
             plan.steps.append(Persist(plan.target.units))
@@ -197,7 +197,7 @@ def _copies(
 
 
 def _copies_of_groups(plan: GpuPlan, factors: GemmFactors, orders: Orders, beside: int) -> None:
-    """How both factors lie in shared memory for products of groups: in rows of 64 elements."""
+    """How both factors lie in shared memory for products of groups: in rows of 128 bytes."""
     columns = ("n_u", "n_v", "n_i") if beside > 1 else ("n_u", "n_i")
     for factor, turned, outside, row in (
         (factors.left, orders.left.turned, ("m_w", "m_u"), ("m_i",)),

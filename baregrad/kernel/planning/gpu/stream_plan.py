@@ -71,6 +71,8 @@ def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamT
     """Blocks of groups of four warps, where a machine has such and they have enough rows."""
     if rows < wgmma.M or not wgmma.has_groups(target, facts.products[0].left.dtype):
         return []
+    if not wgmma.suits_stream(facts):
+        return []
     held = facts.widths[-1] * len(facts.values)
     is_gradient = len(facts.products) > 1 and held > 0
     most = MOST_AHEAD if is_gradient else MOST_OF_GROUPS
@@ -78,8 +80,7 @@ def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamT
     groups = 1 if len(facts.values) > 1 else min(GROUPS, rows // wgmma.M)
     found = [
         StreamTiles(groups, 1, keys, wgmma.INSTRUCTION) for keys in KEYS_OF_GROUPS[is_gradient:]
-        if wgmma.suits_stream(facts, keys)
-        and _shared_nbytes(facts, groups * wgmma.M, keys) <= target.shared_bytes_per_block
+        if _shared_nbytes(facts, groups * wgmma.M, keys) <= target.shared_bytes_per_block
     ]
     # Powers have registers of their own then, and so do those that are multiplied.
     ahead = [replace(one, ahead=1) for one in found

@@ -255,9 +255,9 @@ class RecordingPort(ByStores):
         if "params.hMemory" in fields and "params.pLinearAddress" in fields:
             self._mapped_handle = argument["params.hMemory"]
         asked = argument["cmd"] if "cmd" in fields else 0
-        known = inner is not None and "data" in inner.struct.fields
-        if asked == nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO and inner is not None and known:
-            self._names.uuid = inner.data("data")[:16]
+        if inner is not None and "data" in inner.struct.fields:
+            if asked == nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO:
+                self._names.uuid = inner.data("data")[:16]
 
     def _mapped(self, event: Event, address: int, nbytes: int, registers: bool) -> int:
         event["map"] = number = self._next_map

@@ -213,8 +213,7 @@ class PushDecoder:
         elif method == _I2M_DATA:
             self._keep((data,))
         elif method == _I2M_LAUNCH:
-            self._target = self._pair(channel, _I2M_UPPER, _I2M_LOWER)
-            place = self._pair(channel, _I2M_UPPER, _I2M_LOWER)
+            place = self._target = self._pair(channel, _I2M_UPPER, _I2M_LOWER)
             nbytes = self.state.get((channel, _I2M_LENGTH), 0)
             yield PushedWork("copy", f"write {nbytes} bytes of the pushbuffer to {place:#x}",
                        (("source", 0), ("target", place), ("nbytes", nbytes), ("lines", 1)))

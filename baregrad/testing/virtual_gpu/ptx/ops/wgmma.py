@@ -16,6 +16,7 @@ import numpy as np
 
 from baregrad.base.bits import round_up
 from baregrad.testing.virtual_gpu.ptx.block import Block, Execute, Index
+from baregrad.testing.virtual_gpu.ptx.clocks import GROUP
 from baregrad.testing.virtual_gpu.ptx.errors import DivergentBarrier, IllegalInstruction
 from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader, Writer
 from baregrad.testing.virtual_gpu.ptx.ops.copies import finish, from_shared, start
@@ -41,7 +42,6 @@ from baregrad.testing.virtual_gpu.ptx.syntax import (
 from baregrad.testing.virtual_gpu.ptx.tensor_map import swizzle
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
 
-GROUP: Final = 128
 _SHAPE: Final = re.compile(r"m64n(\d+)k(\d+)")
 _TYPES: Final = ("f16", "bf16", "tf32", "e4m3", "e5m2", "s8", "u8", "f32", "s32")
 _SPANS: Final = (0, 128, 64, 32)
