@@ -14,8 +14,8 @@ It does the chunks [chunk_begin, chunk_end) of its parallel axis. How many chunk
 depends on the number of threads, so the result has the same bits for any number of them.
 
 The parameters of a GPU kernel (kind "cubin") are the addresses of its buffers, 64 bits each, and
-then its variables, int64, in the order of `params` and `variables`. Its `launch` says how many
-blocks of how many threads run it.
+then its variables, int64, in the order of `params` and `variables`, and then its tensor maps, 128
+bytes each, in the order of `maps`. Its `launch` says how many blocks of how many threads run it.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ BINARY_OPS: MappingProxyType[str, Callable[[int, int], int]] = MappingProxyType(
 ACCESSES = ("r", "w", "rw")
 MAX_DEPTH = 64
 
-_MAGIC = b"BGPROG\x00\x03"
+_MAGIC = b"BGPROG\x00\x04"
 _PREFIX = struct.Struct("<8sQQQ")
 
 
@@ -122,6 +122,30 @@ class GpuLaunch:
 
 
 @dataclass(frozen=True, slots=True)
+class MapSpec:
+    """A tensor map: how a GPU's engine copies boxes of a buffer to shared memory.
+
+    `param` is the buffer's place in `params`. All tuples have the innermost dimension first:
+    `shape` and `box` count elements of `itemsize` bytes, `strides` the bytes from one index to the
+    next of dimensions 1 and up. Rows lie exchanged within `swizzle` bytes, 0 for as they are.
+    """
+
+    param: int
+    itemsize: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    swizzle: int = 0
+
+    def __post_init__(self) -> None:
+        ranks = (len(self.shape), len(self.strides) + 1, len(self.box))
+        sizes = (self.itemsize, *self.shape, *self.strides, *self.box)
+        counts = all(type(size) is int and size >= 1 for size in sizes)
+        if len(set(ranks)) > 1 or not counts or type(self.param) is not int or self.param < 0:
+            raise ValueError(f"a tensor map of sizes that are none: {self}")
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """An executable and how to launch it.
 
@@ -129,7 +153,7 @@ class Program:
     symbol in it. `params` are the buffers and `variables` the names of the symbolic integers
     (int64), both in the order of the call. `chunks` is the length of the parallel axis, 1 for a
     serial program; a GPU's program has a `launch` instead. `source` is the text that `code` was
-    made from.
+    made from. `maps` are the tensor maps that a GPU's program takes.
     """
 
     name: str
@@ -142,9 +166,12 @@ class Program:
     source: str = ""
     meta: Resources = field(default_factory=Resources)
     launch: GpuLaunch | None = None
+    maps: tuple[MapSpec, ...] = ()
 
     def __post_init__(self) -> None:
         check(self.chunks)
+        if any(spec.param >= len(self.params) for spec in self.maps):
+            raise ValueError(f"program {self.name!r} has a tensor map of no buffer")
         if len(set(self.variables)) != len(self.variables):
             raise ValueError(f"program {self.name!r} names a variable twice: {self.variables}")
         wanted = set(self.variables)
@@ -170,6 +197,7 @@ class Program:
             "chunks": self.chunks,
             "meta": [self.meta.scratch_nbytes, *self.meta.work()],
             "launch": self.launch and astuple(self.launch),
+            "maps": [astuple(spec) for spec in self.maps],
         }
         text = json.dumps(header, separators=(",", ":")).encode()
         source = self.source.encode()
@@ -286,7 +314,13 @@ def _parse(data: bytes) -> Program:
         source=str(data[code_at + code_size :], "utf-8"),
         meta=Resources(*(_tuples(value) for value in header["meta"])),
         launch=_launch(header["launch"]),
+        maps=tuple(map(_map_spec, header["maps"])),
     )
+
+
+def _map_spec(value: Any) -> MapSpec:
+    param, itemsize, shape, strides, box, swizzle = value
+    return MapSpec(param, itemsize, tuple(shape), tuple(strides), tuple(box), swizzle)
 
 
 def _launch(value: Any) -> GpuLaunch | None:

@@ -17,6 +17,7 @@ from baregrad.program import (
     MAX_DEPTH,
     GpuLaunch,
     LaunchExpr,
+    MapSpec,
     ParamSpec,
     Program,
     Resources,
@@ -122,6 +123,17 @@ def test_the_saved_form_of_a_gpu_s_program_is_the_program() -> None:
     launch = GpuLaunch((("floordiv", ("var", "n"), 128), 2, 1), (128, 1, 1), 2, 4096)
     program = sample(kind=CUBIN, launch=launch)
     assert Program.from_bytes(program.to_bytes()) == program
+
+
+def test_the_saved_form_has_tensor_maps() -> None:
+    maps = (MapSpec(1, 2, (64, 128), (256,), (64, 8), 128), MapSpec(2, 1, (48,), (), (16,)))
+    program = sample(kind=CUBIN, launch=GpuLaunch((1, 1, 1), (32, 1, 1)), maps=maps)
+    assert Program.from_bytes(program.to_bytes()) == program
+    with pytest.raises(ValueError, match="of no buffer"):
+        sample(maps=(MapSpec(3, 2, (64,), (), (64,)),))
+    for sizes in (((64, 2), (), (64, 2)), ((64,), (), (0,)), ((64, 2), (128.0,), (64, 2))):
+        with pytest.raises(ValueError, match="sizes that are none"):
+            MapSpec(0, 2, *sizes)  # type: ignore[arg-type]
 
 
 def test_a_grid_of_undeclared_variables_is_refused() -> None:

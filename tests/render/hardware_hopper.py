@@ -24,7 +24,7 @@ from baregrad import render
 from baregrad.assemble.ptxas import PtxAssembler
 from baregrad.dtypes import decode, dtypes, encode
 from baregrad.render.gpu import GpuSignature, gpu_signature
-from baregrad.runtime.nvidia.code.tensor_map import TensorMap
+from baregrad.runtime.tensor_map import TensorMap
 from baregrad.target.gpu import gpu_row
 from baregrad.testing.examples.matmul_hopper import MatmulSizes
 from baregrad.testing.examples.matmul_hopper_linear import linear_level

@@ -18,7 +18,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.render.gpu import WARP_LANES, gpu_signature
-from baregrad.runtime.nvidia.code.tensor_map import TensorMap
+from baregrad.runtime.tensor_map import TensorMap
 from baregrad.testing.examples.matmul_hopper import MatmulSizes
 from baregrad.testing.examples.matmul_hopper_linear import linear_level
 from baregrad.testing.virtual_gpu.ptx.errors import KernelFault

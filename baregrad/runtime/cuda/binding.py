@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ from baregrad.runtime.cuda.driver import Driver
 from baregrad.runtime.cuda.progress import Names
 from baregrad.runtime.cuda.steps import CopyStep, FillStep, KernelStep, StreamStep
 from baregrad.runtime.slot_table import SlotTable
+from baregrad.runtime.tensor_map import NBYTES as MAP_NBYTES
+from baregrad.runtime.tensor_map import map_of
 
 _MASK = (1 << 64) - 1
 # A word to patch: where it lies, what is added to the slot's address, and the step that reads it.
@@ -91,6 +94,14 @@ class CudaBoundList:
                 if value is None:
                     self._variable_uses.setdefault(name, []).append((len(draft), index))
                 draft.append((value or 0) & _MASK)
+            for spec in command.kernel.program.maps:
+                # A map begins with its array's address, 64 bits.
+                operand = command.buffers[spec.param]
+                if isinstance(operand, Slot):
+                    use = (len(draft), operand.offset, index)
+                    self._slot_uses.setdefault(operand.index, []).append(use)
+                address = 0 if isinstance(operand, Slot) else operand.address
+                draft += struct.unpack(f"<{MAP_NBYTES // 8}Q", map_of(spec, address))
         return len(draft) - start
 
     def _step(self, command: Command, start: int, count: int) -> StreamStep:
@@ -98,7 +109,7 @@ class CudaBoundList:
         if isinstance(command, Exec):
             function = command.kernel.handle.function  # type: ignore[attr-defined]
             step = KernelStep(command, function)
-            step.bind(int(words.ctypes.data), count)
+            step.bind(int(words.ctypes.data))
             return step
         if isinstance(command, Copy):
             return CopyStep(command.label, words, command.nbytes)

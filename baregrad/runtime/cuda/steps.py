@@ -12,6 +12,7 @@ from baregrad.base.errors import DeviceError
 from baregrad.program import LaunchExpr, evaluate, substitute
 from baregrad.runtime.commands import Exec
 from baregrad.runtime.cuda import abi
+from baregrad.runtime.tensor_map import NBYTES as MAP_NBYTES
 
 if TYPE_CHECKING:
     from baregrad.runtime.cuda.driver import Driver, Functions
@@ -41,12 +42,14 @@ class StreamStep(Protocol):
 
 
 class KernelStep:
-    """A launch. `words_address` is where its parameters lie, 8 bytes each, one after the other."""
+    """A launch of a recorded kernel. Its parameters lie one after the other (`bind`)."""
 
     def __init__(self, command: Exec, function: int) -> None:
-        launch = command.kernel.program.launch
+        program = command.kernel.program
+        launch = program.launch
         assert launch is not None
-        self.name = command.kernel.program.name
+        self.name = program.name
+        self._words, self._maps = len(program.params) + len(program.variables), len(program.maps)
         self.labelled_name = (self.name, command.label)
         self.block = launch.block
         self.shared_nbytes = launch.shared_nbytes
@@ -77,10 +80,12 @@ class KernelStep:
         )
         self.node_reference = ctypes.byref(self._node)
 
-    def bind(self, address: int, count: int) -> None:
-        """Say where the parameters lie."""
-        places = (address + 8 * index for index in range(count))
-        self._pointers = (ctypes.c_void_p * max(count, 1))(*places)
+    def bind(self, address: int) -> None:
+        """Say where the parameters lie: 8 bytes each, and then tensor maps."""
+        places = [address + 8 * index for index in range(self._words + self._maps)]
+        for number in range(self._maps):
+            places[self._words + number] = address + 8 * self._words + MAP_NBYTES * number
+        self._pointers = (ctypes.c_void_p * max(len(places), 1))(*places)
         self._node.params = ctypes.addressof(self._pointers)
         if self.fixed:
             self.set_grid({})

@@ -137,15 +137,15 @@ class FakeCuda(FakeCore):
         if kind != "kernel":
             return found
         function: Function = self.get(found.function, Function)
-        count = len(function.kernel.parameters)
-        sources = (ctypes.c_void_p * count).from_address(found.params)
-        values = (ctypes.c_uint64 * max(count, 1))()
-        for index, source in enumerate(sources):
+        variables = [variable for variable, _ in function.kernel.parameters.values()]
+        sources = (ctypes.c_void_p * len(variables)).from_address(found.params)
+        values = []
+        for source, variable in zip(sources, variables, strict=True):
             assert source is not None
-            values[index] = ctypes.c_uint64.from_address(source).value
-        pointers = (ctypes.c_void_p * max(count, 1))(
-            *(ctypes.addressof(values) + 8 * index for index in range(count))
-        )
+            values.append(ctypes.create_string_buffer(
+                ctypes.string_at(source, variable.nbytes), variable.nbytes
+            ))
+        pointers = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, values))
         found.params = ctypes.addressof(pointers)
         return SimpleNamespace(params=found, kept=(values, pointers))
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 
 from baregrad.base.options import options
-from baregrad.program import CUBIN, GpuLaunch, LaunchExpr, ParamSpec, Program
+from baregrad.program import CUBIN, GpuLaunch, LaunchExpr, MapSpec, ParamSpec, Program
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.cuda.device import CudaDevice
 from tests.runtime.cuda.fake_driver import FakeCuda, image_of
@@ -64,6 +65,24 @@ WILD = HEAD + """
     ret;
 }
 """
+# o[0 .. 16] = the words of a tensor map of a.
+MAPPED = HEAD + """
+.visible .entry mapped(.param .u64 o, .param .u64 a, .param .align 64 .b8 m[128])
+{
+    .reg .b64 %o, %m, %t, %v;
+    .reg .b32 %x;
+    ld.param.u64 %o, [o];
+    mov.b64 %m, m;
+    cvta.param.u64 %m, %m;
+    mov.u32 %x, %tid.x;
+    mul.wide.u32 %t, %x, 8;
+    add.s64 %m, %m, %t;
+    add.s64 %o, %o, %t;
+    ld.b64 %v, [%m];
+    st.global.b64 [%o], %v;
+    ret;
+}
+"""
 HANG = HEAD + """
 .visible .entry hang(.param .u64 o)
 {
@@ -94,6 +113,13 @@ def scale(block: int = 64) -> Program:
     grid = ("floordiv", ("add", n, block - 1), block)
     launch = GpuLaunch((grid, 1, 1), (block, 1, 1))
     return program("scale", SCALE, (("o", "w", size), ("a", "r", size)), launch, ("n", "k"))
+
+
+def mapped(spec: MapSpec) -> Program:
+    """o = the bytes of a tensor map of a."""
+    params = (("o", "w", 128), ("a", "r", None))
+    made = program("mapped", MAPPED, params, GpuLaunch((1, 1, 1), (16, 1, 1)))
+    return replace(made, maps=(spec,))
 
 
 def one_thread(name: str, text: str, shared_nbytes: int = 0, cluster: int = 1) -> Program:

@@ -23,6 +23,7 @@ from baregrad.runtime.nvidia.lists.list_launches import ImageKind
 from baregrad.runtime.nvidia.lists.list_plan import ListPlan, plan_list
 from baregrad.runtime.nvidia.lists.list_style import ListStyle
 from baregrad.runtime.slot_table import symbolic_sizes
+from baregrad.runtime.tensor_map import NBYTES as MAP_NBYTES
 
 if TYPE_CHECKING:
     from baregrad.program import Program
@@ -285,13 +286,16 @@ def _empty_launches(commands: Sequence[Command]) -> Iterator[int]:
 
 
 def check_parameters(program: Program, facts: CubinKernel) -> None:
-    """Raise CompileError unless a kernel takes what its program says: 64 bits for each."""
+    """Raise CompileError unless a kernel takes what its program says.
+
+    64 bits for each buffer and variable, and tensor maps.
+    """
     wanted = len(program.params) + len(program.variables)
     sizes = [parameter.nbytes for parameter in facts.parameters]
-    if sizes != [8] * wanted:
+    if sizes != [8] * wanted + [MAP_NBYTES] * len(program.maps):
         raise CompileError(
             f"the kernel of {program.name!r} has other parameters than its program",
             source=program.source,
             found=f"parameters of {sizes} bytes",
-            wanted=f"{wanted} of 8 bytes",
+            wanted=f"{wanted} of 8 bytes, {len(program.maps)} of {MAP_NBYTES}",
         )

@@ -27,6 +27,7 @@ from baregrad.runtime.nvidia.code.launch_descriptor import (
     write_release,
 )
 from baregrad.runtime.nvidia.lists.list_style import ListStyle
+from baregrad.runtime.tensor_map import map_of
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.lists.launch import GpuKernel
@@ -161,7 +162,17 @@ class LaunchTable:
             else:
                 struct.pack_into("<Q", bank, place, operand.address)
         names = command.kernel.program.variables
-        for name, parameter in zip(names, kernel.facts.parameters[count:], strict=True):
+        maps = command.kernel.program.maps
+        mapped = count + len(names)
+        for spec, parameter in zip(maps, kernel.facts.parameters[mapped:], strict=True):
+            place = first + parameter.offset
+            operand = command.buffers[spec.param]
+            if isinstance(operand, Slot):
+                # A map begins with its array's address, 64 bits.
+                self.patches.add((begin + bank_at + place) // 8, operand)
+            address = 0 if isinstance(operand, Slot) else operand.address
+            bank[place : place + parameter.nbytes] = map_of(spec, address)
+        for name, parameter in zip(names, kernel.facts.parameters[count:mapped], strict=True):
             place = first + parameter.offset
             if name in command.variables:
                 struct.pack_into("<q", bank, place, checked(command.variables[name]))

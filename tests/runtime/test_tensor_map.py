@@ -1,4 +1,4 @@
-"""Tensor maps against calls of the vendor's encoder.
+"""Tensor maps against calls of the vendor's encoder, and as programs take them.
 
 `data/tensor-map-samples.jsonl.xz` was recorded from the vendor's encoder, driver 580.159.04: each
 line holds a call's arguments, its return code (0 or 1) and, where it was 0, the 128 bytes.
@@ -9,15 +9,28 @@ from __future__ import annotations
 import functools
 import json
 import lzma
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from baregrad.base.errors import ArgumentError, BaregradError, FileFormatError, UnsupportedDType
-from baregrad.runtime.nvidia.code.tensor_map import ELEMENT_TYPES, TensorMap
+from baregrad.base.errors import (
+    ArgumentError,
+    BaregradError,
+    CompileError,
+    FileFormatError,
+    UnsupportedDType,
+)
+from baregrad.program import MapSpec, Program
+from baregrad.runtime.commands import Slot
+from baregrad.runtime.nvidia.device import NvDevice
+from baregrad.runtime.tensor_map import ELEMENT_TYPES, TensorMap, map_of
+from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
+from tests.runtime.cuda import kernels
+from tests.testing.virtual_gpu.virtual_tools import cubin_of
 
-RECORDED = Path(__file__).parents[1] / "data" / "tensor-map-samples.jsonl.xz"
+RECORDED = Path(__file__).parent / "data" / "tensor-map-samples.jsonl.xz"
 NAMES = {
     "u8": "uint8", "u16": "uint16", "u32": "uint32", "i32": "int32", "u64": "uint64",
     "i64": "int64", "f16": "float16", "f32": "float32", "f32ftz": "float32_ftz",
@@ -35,7 +48,7 @@ def recorded() -> tuple[dict[str, Any], ...]:
         return tuple(json.loads(line) for line in lines)
 
 
-def map_of(call: dict[str, Any]) -> TensorMap:
+def recorded_map(call: dict[str, Any]) -> TensorMap:
     return TensorMap(
         element=NAMES[call["dtype"]],
         address=call["addr"],
@@ -56,7 +69,7 @@ def test_every_recorded_map_is_made_byte_for_byte() -> None:
     assert len(calls) == 2780
     assert {call["dtype"] for call in calls} == set(NAMES)
     for call in calls:
-        assert map_of(call).encode().hex() == call["map"], call
+        assert recorded_map(call).encode().hex() == call["map"], call
 
 
 @pytest.mark.differential
@@ -65,13 +78,13 @@ def test_every_recorded_refusal_is_refused() -> None:
     assert len(calls) == 768
     for call in calls:
         with pytest.raises(ArgumentError):
-            map_of(call)
+            recorded_map(call)
 
 
 def test_maps_decode_to_what_they_were_made_of() -> None:
     for call in recorded():
         if call["rc"] == 0:
-            made = map_of(call)
+            made = recorded_map(call)
             assert TensorMap.decode(made.encode()) == made
             # The hardware reads no more than this.
             assert TensorMap.decode(made.encode()[:64]) == made
@@ -145,3 +158,34 @@ def test_what_is_no_map_is_not_decoded() -> None:
             assert isinstance(error, FileFormatError)
         else:
             assert again.element in ELEMENT_TYPES
+
+
+def replays(device: Any, program: Program) -> None:
+    """A kernel copies its map; each replay has that of the buffer that it is given."""
+    spec = program.maps[0]
+    target, fixed = device.allocate(128), device.allocate(1 << 16)
+    commands, alone = device.command_list(), device.command_list()
+    kernel = device.load(program)
+    for _ in range(12):
+        # So many are a graph where the device makes one.
+        commands.exec(kernel, [target, Slot(0, 64)])
+    alone.exec(kernel, [target, fixed])
+    for number in range(8):
+        buffer = device.allocate(1 << 16)
+        device.submit(commands, [buffer])
+        assert target.contents().tobytes() == map_of(spec, buffer.address + 64), number
+        device.submit(alone)
+        assert target.contents().tobytes() == map_of(spec, fixed.address)
+
+
+def test_replays_have_the_maps_of_their_buffers() -> None:
+    program = kernels.mapped(MapSpec(1, 2, (200, 128), (400,), (64, 32), 128))
+    with kernels.cuda() as device:
+        replays(device, program)
+        assert "cuGraphExecKernelNodeSetParams_v2" in device.fake.calls
+    device = NvDevice(port=VirtualPort())
+    code = cubin_of(kernels.MAPPED.replace("sm_90a", "sm_90"))
+    replays(device, replace(program, code=code))
+    with pytest.raises(CompileError, match="2 of 8 bytes, 0 of 128"):
+        device.load(replace(program, code=code, maps=()))
+    device.close()

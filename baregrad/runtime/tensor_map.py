@@ -19,12 +19,15 @@ from math import prod
 from types import MappingProxyType
 
 from baregrad.base.errors import ArgumentError, FileFormatError, UnsupportedDType
+from baregrad.program import MapSpec
 
 NBYTES = 128
 MAX_RANK = 5
 
 _WORDS = struct.Struct("<32I")
 _GRAIN = 16
+# What the second cache reads of memory at once for a copy.
+_LINE = 128
 _MAX_EXTENT = 1 << 32
 _MAX_STRIDE = 1 << 40
 _MAX_ADDRESS = 1 << 57
@@ -161,6 +164,18 @@ class TensorMap:
             return _decode(struct.unpack_from("<16I", data))
         except ArgumentError as error:
             raise FileFormatError(f"no tensor map ({error})") from error
+
+
+def map_of(spec: MapSpec, address: int = 0) -> bytes:
+    """Return the map that a program takes of a buffer at an address: its first 8 bytes.
+
+    Elements are bits that nobody computes with. Raises ArgumentError for what no map has. Arrays
+    lie where maps may have them (`commands.ARRAY_ALIGNMENT`).
+    """
+    return TensorMap(
+        element=f"uint{8 * spec.itemsize}", address=address, shape=spec.shape,
+        strides=spec.strides, box=spec.box, swizzle=spec.swizzle, promotion=_LINE,
+    ).encode()  # fmt: skip
 
 
 def _decode(words: Sequence[int]) -> TensorMap:
