@@ -1,12 +1,14 @@
 """baregrad: deep learning from arrays to machine code, in one readable package.
 
 Names are imported from their rooms when they are first asked for, so `import baregrad` is quick.
+Beside those in `__all__` it has PyTorch's functions and dtypes under their names:
+`import baregrad as torch`.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
@@ -56,6 +58,9 @@ _EXPORTS = (
     ("variable", "baregrad.ir.core.index", "variable"),
 )
 
+# Rooms that are not imported before somebody asks for them.
+_ROOMS = ("array_api", "data", "func", "io")
+
 __all__ = [
     "BaregradError",
     "DType",
@@ -81,7 +86,7 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
     for public, module, attribute in _EXPORTS:
         if public == name:
             value = importlib.import_module(module)
@@ -89,7 +94,14 @@ def __getattr__(name: str) -> object:
             # Kept, so that this function runs once a name.
             globals()[name] = found
             return found
-    raise AttributeError(f"module 'baregrad' has no attribute {name!r}")
+    if name in _ROOMS:
+        return importlib.import_module(f"baregrad.{name}")
+    if name.startswith("__"):
+        raise AttributeError(f"module 'baregrad' has no attribute {name!r}")
+    from baregrad.tensor import torch_names
+
+    kept = globals()[name] = torch_names.named(name)
+    return kept
 
 
 def __dir__() -> list[str]:

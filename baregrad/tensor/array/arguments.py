@@ -58,6 +58,14 @@ _KINDS: MappingProxyType[str, tuple[Callable[[Any], bool], str, str]] = MappingP
 })  # fmt: skip
 
 
+# What NumPy and PyTorch call arguments that have another name here; a function's first one has
+# several names there.
+_SYNONYMS = MappingProxyType({
+    "axis": "dim", "keepdims": "keepdim", "split_size_or_sections": "sizes", "split_size": "sizes",
+    "indices_or_sections": "parts", "a_min": "min", "a_max": "max", "ddof": "correction",
+})  # fmt: skip
+_FIRST = frozenset({"input", "self", "tensors", "x1", "input1", "a", "tensor", "query"})
+
 Run = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
@@ -134,12 +142,43 @@ def explained(function: F, name: str = "", run: Run | None = None) -> F:
         except BaregradError:
             raise
         except Exception as error:
+            if kwargs and isinstance(error, TypeError):
+                renamed = by_our_names(function, args, kwargs)
+                if renamed is not None:
+                    return method(*args, **renamed)
             # What our own code gives to a method is our mistake.
             if not is_ours(sys._getframe(1).f_code):
                 blame_arguments(error, function, name, args, kwargs)
             raise
 
     return _named_like(function, method)
+
+
+def by_our_names(
+    function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> dict[str, Any] | None:
+    """Keyword arguments by the names that a function has for them, where it was called by others.
+
+    None if it has all of these names, or if what is found does not fit it either: what it raised
+    is then to be told.
+    """
+    known = inspect.signature(function).parameters
+    first = next(iter(known), "")
+    renamed = {}
+    for name, value in kwargs.items():
+        ours = name
+        if name not in known:
+            ours = first if name in _FIRST else _SYNONYMS.get(name, name)
+        if ours in renamed:
+            return None
+        renamed[ours] = value
+    if renamed.keys() == kwargs.keys():
+        return None
+    try:
+        inspect.signature(function).bind(*args, **renamed)
+    except TypeError:
+        return None
+    return renamed
 
 
 def _named_like(function: F, method: Callable[..., Any]) -> F:

@@ -1,0 +1,292 @@
+"""What `baregrad.<name>` gives of PyTorch's functions: methods of `Tensor`, and a few beside them.
+
+`import baregrad as torch` is how a program of PyTorch's is translated.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
+from baregrad.base.namespaces import unknown_name
+from baregrad.dtypes import DType, FloatInfo, as_dtype, dtypes, promote
+from baregrad.dtypes import finfo as float_limits
+from baregrad.dtypes import result_type as joined_dtype
+from baregrad.tensor.array import grad_mode
+from baregrad.tensor.array.arguments import explained
+from baregrad.tensor.ops import creation
+from baregrad.tensor.tensor import Tensor
+
+
+@explained
+def tensor(
+    data: Any, *, dtype: object = None, device: str | None = None, requires_grad: bool = False
+) -> Tensor:
+    """Return a leaf of a copy of data: numbers, nested lists, arrays, tensors."""
+    return Tensor(data, dtype, device, requires_grad)
+
+
+@explained
+def as_tensor(data: Any, dtype: object = None, device: str | None = None) -> Tensor:
+    """Return data as a tensor: itself, with its gradients, if it is one that fits."""
+    if isinstance(data, Tensor):
+        return data.to(dtype=dtype, device=device)
+    return Tensor(data, dtype, device)
+
+
+def is_tensor(value: object) -> bool:
+    """Whether a value is a tensor."""
+    return isinstance(value, Tensor)
+
+
+def device(name: str, index: int | None = None) -> str:
+    """Return a device's name as tensors tell it: "cpu" and "cuda", 1 are "CPU" and "CUDA:1"."""
+    if not isinstance(name, str):
+        raise ArgumentError(
+            "a device is named", found=f"{type(name).__name__} {name!r:.40}",
+            wanted="a text, such as 'cpu'",
+        )
+    named = name if not index else f"{name}:{index}"
+    return creation.choose_device(named.removesuffix(":0"))
+
+
+def inference_mode(mode: bool = True) -> grad_mode.set_grad_enabled:
+    """Return a context, or decorator, in which results do not require gradients."""
+    return grad_mode.set_grad_enabled(not mode)
+
+
+def get_default_dtype() -> DType:
+    """Return the dtype that floats have unless told: float32."""
+    return creation.DEFAULT_FLOAT
+
+
+def promote_types(first: object, second: object) -> DType:
+    """Return the smallest dtype that both are cast to. Raises DTypeError where there is none."""
+    return promote(as_dtype(first), as_dtype(second))
+
+
+def result_type(first: Any, second: Any) -> DType:
+    """Return the dtype of what an operation makes of tensors and numbers, without computing it."""
+    sides = [one for one in (first, second) if isinstance(one, Tensor)]
+    return joined_dtype(
+        [x.dtype for x in sides if x.ndim], [x.dtype for x in sides if not x.ndim],
+        [one for one in (first, second) if not isinstance(one, Tensor)],
+    )
+
+
+def finfo(dtype: object = None) -> FloatInfo:
+    """Return the limits of a dtype of floats, float32 unless told. Raises DTypeError."""
+    return float_limits(creation.DEFAULT_FLOAT if dtype is None else as_dtype(dtype))
+
+
+class IntegerInfo(NamedTuple):
+    """The limits of a dtype of integers."""
+
+    bits: int
+    min: int
+    max: int
+
+
+def iinfo(dtype: object) -> IntegerInfo:
+    """Return the limits of a dtype of integers. Raises DTypeError for any other."""
+    found = as_dtype(dtype)
+    if not found.is_int:
+        raise DTypeError("iinfo is of integers", found=found, hint="for floats see finfo()")
+    return IntegerInfo(found.bits, int(found.min), int(found.max))
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
+    """Return the shape that arrays of these shapes have beside each other. Raises ShapeError."""
+    found: list[int] = []
+    for shape in shapes:
+        extents = [shape] if isinstance(shape, int) else list(shape)
+        found = [1] * (len(extents) - len(found)) + found
+        for place, extent in enumerate(reversed(extents), 1):
+            if found[-place] not in (1, extent) and extent != 1:
+                raise ShapeError(
+                    "shapes that do not go together", found=", ".join(map(str, shapes))
+                )
+            found[-place] = extent if found[-place] == 1 else found[-place]
+    return tuple(found)
+
+
+def broadcast_tensors(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return tensors expanded to the shape that they have beside each other."""
+    given = _several(tensors)
+    shape = broadcast_shapes(*[x.shape for x in given])
+    return tuple([x.expand(shape) for x in given])
+
+
+def atleast_1d(*tensors: Any) -> Any:
+    """Return tensors with at least one axis; one alone for one."""
+    return _each(tensors, lambda x: x if x.ndim else x.reshape(1))
+
+
+def atleast_2d(*tensors: Any) -> Any:
+    """Return tensors with at least two axes, new ones first; one alone for one."""
+    return _each(tensors, lambda x: x if x.ndim > 1 else x.reshape(1, -1))
+
+
+def atleast_3d(*tensors: Any) -> Any:
+    """Return tensors with at least three axes, as NumPy adds them; one alone for one."""
+
+    def three(x: Tensor) -> Tensor:
+        if x.ndim > 2:
+            return x
+        return x.unsqueeze(-1) if x.ndim == 2 else x.reshape(1, -1, 1)
+
+    return _each(tensors, three)
+
+
+def _several(tensors: Sequence[Any]) -> list[Tensor]:
+    """The tensors of several arguments, or of one sequence."""
+    if len(tensors) == 1 and isinstance(tensors[0], list | tuple):
+        tensors = tensors[0]
+    for one in tensors:
+        if not isinstance(one, Tensor):
+            raise DTypeError("a tensor is wanted", found=f"{type(one).__name__} {one!r:.40}")
+    return list(tensors)
+
+
+def _each(tensors: Sequence[Any], function: Any) -> Any:
+    alone = len(tensors) == 1 and isinstance(tensors[0], Tensor)
+    found = tuple([function(x) for x in _several(tensors)])
+    return found[0] if alone else found
+
+
+def dstack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors joined along the third axis."""
+    return Tensor.cat(list(atleast_3d(tensors)), dim=2)
+
+
+def column_stack(tensors: Sequence[Tensor]) -> Tensor:
+    """Return tensors joined along the second axis, vectors as columns."""
+    return Tensor.cat([x.reshape(-1, 1) if x.ndim < 2 else x for x in _several(tensors)], dim=1)
+
+
+def block_diag(*tensors: Tensor) -> Tensor:
+    """Return a matrix with these matrices along its diagonal, and zeros beside them."""
+    blocks = [x if x.ndim == 2 else x.reshape(1, -1) for x in _several(tensors)]
+    width, rows, before = sum(x.shape[1] for x in blocks), [], 0
+    for x in blocks:
+        rows.append(x.pad((before, width - before - x.shape[1])))
+        before += x.shape[1]
+    return Tensor.cat(rows, dim=0)
+
+
+def cartesian_prod(*tensors: Tensor) -> Tensor:
+    """Return all combinations of elements of vectors, a row each."""
+    given = _several(tensors)
+    if len(given) == 1:
+        return given[0]
+    return Tensor.stack([x.flatten() for x in Tensor.meshgrid(*given, indexing="ij")], dim=1)
+
+
+@explained
+def logspace(
+    start: float, end: float, steps: int, base: float = 10.0, *, dtype: object = None,
+    device: str | None = None, requires_grad: bool = False,
+) -> Tensor:
+    """Return powers of `base` whose exponents are evenly spaced from start to end."""
+    exponents = Tensor.linspace(start, end, steps, dtype="float64", device=device)
+    powers = Tensor(float(base), dtype="float64", device=device).pow(exponents)
+    return powers.cast(dtype or creation.DEFAULT_FLOAT).requires_grad_(requires_grad)
+
+
+def tril_indices(
+    row: int, col: int, offset: int = 0, *, dtype: object = dtypes.int64, device: str | None = None
+) -> Tensor:
+    """Return the rows and columns (2, n) of what lies on and below a diagonal of a matrix."""
+    return _triangle_indices(Tensor.tril, row, col, offset, dtype, device)
+
+
+def triu_indices(
+    row: int, col: int, offset: int = 0, *, dtype: object = dtypes.int64, device: str | None = None
+) -> Tensor:
+    """Return the rows and columns (2, n) of what lies on and above a diagonal of a matrix."""
+    return _triangle_indices(Tensor.triu, row, col, offset, dtype, device)
+
+
+def _triangle_indices(
+    part: Any, row: int, col: int, offset: int, dtype: object, device: str | None
+) -> Tensor:
+    import numpy as np
+
+    keep = np.tril if part is Tensor.tril else np.triu
+    places = np.nonzero(keep(np.ones((row, col), dtype=bool), offset))
+    return Tensor(np.stack(places), dtype=dtype, device=device)
+
+
+def scalar_tensor(value: Any, *, dtype: object = None, device: str | None = None) -> Tensor:
+    """Return a number as a tensor without axes, of floats unless told."""
+    return Tensor(value, dtype or creation.DEFAULT_FLOAT, device)
+
+
+@explained
+def normal(
+    mean: Tensor | float = 0.0, std: Tensor | float = 1.0, size: Any = None, *,
+    dtype: object = None, device: str | None = None, requires_grad: bool = False,
+) -> Tensor:
+    """Return normal numbers, of a size or, for each element, of its own mean and deviation."""
+    if isinstance(mean, Tensor) or isinstance(std, Tensor):
+        shape = broadcast_shapes(*[x.shape for x in (mean, std) if isinstance(x, Tensor)])
+        like = mean if isinstance(mean, Tensor) else std
+        assert isinstance(like, Tensor)
+        return Tensor.randn(*shape, dtype=like.dtype, device=like.device) * std + mean
+    return Tensor.normal(
+        mean, std, () if size is None else size, dtype=dtype, device=device,
+        requires_grad=requires_grad,
+    )
+
+
+@explained
+def randint_like(x: Tensor, low: int, high: int | None = None, *, dtype: object = None) -> Tensor:
+    """Return integers uniform in [low, high), or below `low` alone, of the shape of `x`."""
+    first, last = (0, low) if high is None else (low, high)
+    return Tensor.randint(first, last, x.shape, dtype=dtype or x.dtype, device=x.device)
+
+
+_OWN = frozenset({
+    "as_tensor", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "broadcast_shapes",
+    "broadcast_tensors", "cartesian_prod", "column_stack", "device", "dstack", "finfo",
+    "get_default_dtype", "iinfo", "inference_mode", "is_tensor", "logspace", "normal",
+    "promote_types", "randint_like", "result_type", "scalar_tensor", "tensor", "tril_indices",
+    "triu_indices",
+})  # fmt: skip
+_CONSTANTS = MappingProxyType(
+    {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan, "newaxis": None}
+)
+# PyTorch's functions under whose name a tensor has something else, or nothing.
+_BY_METHOD = MappingProxyType({"row_stack": "vstack", "rsub": "__rsub__"})
+_MEANT = MappingProxyType({
+    "save": "safe_save", "load": "load_torch", "compile": "jit", "utils": "data",
+})  # fmt: skip
+
+
+def named(name: str) -> Any:
+    """What PyTorch's `torch.<name>` is here. Raises AttributeError that names the nearest."""
+    if name in _OWN:
+        return globals()[name]
+    if name in _CONSTANTS:
+        return _CONSTANTS[name]
+    if name in ("Size", "dtype"):
+        return tuple if name == "Size" else DType
+    if name == "asarray":
+        return as_tensor
+    if not name.startswith("_"):
+        if hasattr(dtypes, name) and isinstance(getattr(dtypes, name), DType):
+            return getattr(dtypes, name)
+        found = getattr(Tensor, _BY_METHOD.get(name, name), None)
+        if callable(found):
+            return found
+    raise unknown_name("module 'baregrad'", name, known(), _MEANT)
+
+
+def known() -> list[str]:
+    """The names that `named` knows."""
+    methods = [n for n in dir(Tensor) if not n.startswith("_") and callable(getattr(Tensor, n))]
+    types = [n for n in dir(dtypes) if isinstance(getattr(dtypes, n, None), DType)]
+    return [*_OWN, *_CONSTANTS, *methods, *types]
