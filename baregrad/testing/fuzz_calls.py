@@ -20,6 +20,7 @@ from baregrad.dtypes import ALL, as_dtype, dtypes
 from baregrad.engine.canonical import bind
 from baregrad.ir.core.index import variable
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.core import Array
 
 # What waits, writes to a path it is given, prints, or changes what later calls do.
 _LEFT_OUT = frozenset((
@@ -135,7 +136,7 @@ class Target:
 def targets() -> tuple[Target, ...]:
     """Every public function, method, layer and optimiser."""
     found = [Target("Tensor", Tensor.__init__, "function")]
-    for name in sorted(vars(Tensor).keys() | vars(Tensor.__base__).keys()):
+    for name in sorted(set(dir(Tensor)) - set(dir(Array))):
         if name.startswith("_") or name in _LEFT_OUT:
             continue
         member = inspect.getattr_static(Tensor, name)

@@ -25,6 +25,7 @@ from baregrad.base.errors import (
 from baregrad.tensor import Tensor
 from baregrad.tensor.array import arguments
 from baregrad.tensor.array.arguments import explain_arguments
+from baregrad.tensor.array.core import Array
 from baregrad.tensor.jit.jit import jit
 from tests.errors.harness import Case, check, one
 
@@ -223,7 +224,8 @@ class _Nothing:
 
 def _methods_with_parameters() -> list[tuple[str, list[inspect.Parameter]]]:
     found = []
-    for name, member in vars(Tensor).items():
+    for name in sorted(set(dir(Tensor)) - set(dir(Array))):
+        member = inspect.getattr_static(Tensor, name)
         if isinstance(member, FunctionType) and not name.startswith("_"):
             parameters = list(inspect.signature(member).parameters.values())[1:]
             found.append((name, [each for each in parameters if each.default is each.empty]))

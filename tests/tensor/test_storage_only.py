@@ -16,6 +16,7 @@ from baregrad.base.errors import BaregradError, CompilerBug, DTypeError, Unsuppo
 from baregrad.dtypes import ALL, DType, dtypes
 from baregrad.io import safe_load, safe_save
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.core import Array
 
 STORED = tuple(row for row in ALL if row.storage_only)
 INTEGERS = (dtypes.int4, dtypes.uint4)
@@ -210,6 +211,10 @@ def test_gradients_pass_through_a_cast_and_back(dtype: DType) -> None:
 @pytest.mark.parametrize("dtype", STORED)
 def test_files(dtype: DType, tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
+    if dtype is dtypes.tfloat32:
+        with pytest.raises(DTypeError, match="'x': found 'tfloat32', .*cast it first"):
+            safe_save({"x": made(dtype)}, path)
+        return
     if dtype.bits < 8:
         with pytest.raises(UnsupportedDType, match=rf"'x' .* found dtype {dtype}; cast it first"):
             safe_save({"x": made(dtype)}, path)
@@ -233,8 +238,9 @@ GIVEN: tuple[tuple[Any, ...], ...] = ((), (1,), (0,), ("x",), (0, "i", "x"), (0,
 @pytest.mark.parametrize("dtype", STORED, ids=str)
 def test_every_method_gives_a_value_or_says_why_not(dtype: DType, shape: tuple[int, ...]) -> None:
     """Nothing that is asked of what is stored only ends in a mistake of our own."""
-    names = [name for name, member in vars(Tensor).items() if isinstance(member, FunctionType)]
+    names = sorted(set(dir(Tensor)) - set(dir(Array)))
     names = [name for name in names if not name.startswith("_")]
+    names = [n for n in names if isinstance(inspect.getattr_static(Tensor, n), FunctionType)]
     assert len(names) > 300
     for name in names:
         for given in GIVEN:
