@@ -48,6 +48,7 @@ class TraceSession:
     tree: report.ObjectTree = field(default_factory=report.ObjectTree)
     calls: list[DriverCall] = field(default_factory=list)
     work: Counter[str] = field(default_factory=Counter)
+    launches: Counter[str] = field(default_factory=Counter)
     found: list[Submission] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
@@ -67,14 +68,21 @@ class TraceSession:
         if self.chosen.json:
             print(json.dumps(export.as_row(call)), file=self.out)
         elif self.chosen.explain:
-            print(f"{raw.time:10.6f} {raw.tid} {report.explained(call)}", file=self.out)
+            self._say(f"{raw.time:10.6f} {raw.tid} {report.explained(call)}")
         elif not (self.chosen.c or self.chosen.tree or self.chosen.allowlist):
-            print(report.line(call), file=self.out)
+            self._say(report.line(call))
+
+    def _say(self, line: str) -> None:
+        print(report.shown(line), file=self.out)
 
     def take_work(self, found: Submission) -> None:
         """Take what was found in a ring."""
         work = found.work
         self.work[work.kind] += 1
+        if work.kind == "launch":
+            values = dict(work.values)
+            program = int(str(values.get("program", 0)))
+            self.launches[str(values.get("kernel") or f"program at {program:#x}")] += 1
         kind = work.kind if work.kind in report.CATEGORIES else "channel"
         if self.chosen.e and kind not in self.chosen.e:
             return
@@ -88,11 +96,10 @@ class TraceSession:
                    "channel": found.channel, **dict(work.values)}  # fmt: skip
             print(json.dumps(row), file=self.out)
         else:
-            print(f"{seconds:10.6f} {found.pid} channel {found.channel:#x} {work.text}",
-                  file=self.out)  # fmt: skip
+            self._say(f"{seconds:10.6f} {found.pid} channel {found.channel:#x} {work.text}")
 
-    def _footer(self) -> str:
-        rows = [self.counts.footer()]
+    def _footer(self) -> list[str]:
+        rows = self.counts.footer()
         when = (
             "rings were read at each store to a doorbell" if self.chosen.exact else
             f"rings were read every {PERIOD_S * 1e3:.0f} ms: what one dropped meanwhile is missing"
@@ -102,19 +109,41 @@ class TraceSession:
                 ", ".join(f"{count} of kind {kind}" for kind, count in self.work.most_common())
                 + f" in rings, {self.rings.methods} methods; {when}"
             )
+        rows += self._kernels()
         rows += [f"no name: {name}: {count}" for name, count in self.rings.unknown.most_common(20)]
         rows += [f"not readable: {name}: {count} times"
                  for name, count in self.rings.unreadable.most_common(20)]  # fmt: skip
         if self.rings.waiting:
             rows.append(f"{len(self.rings.waiting)} pieces of rings were left undecoded")
-        return "\n".join(rows)
+        return rows
+
+    def _kernels(self) -> Iterator[str]:
+        """Say which launched programs have names, and which got theirs late."""
+        known = self.rings.kernels
+        programs = [sum(map(len, rows)) for rows in (
+            [one.names for one in known],
+            [one.unnamed.keys() - one.names.keys() for one in known],
+            [one.unreadable for one in known],
+        )]  # fmt: skip
+        if any(programs):
+            yield (f"kernels: {programs[0]} by name, from {sum(one.modules for one in known)} "
+                   f"modules; {programs[1]} whose module was not found, {programs[2]} whose code "
+                   "cannot be read")  # fmt: skip
+        for one in known:
+            for program, (name, count) in one.late().items():
+                yield f"{program:#x} is {name}, launched {count} times before that was known"
 
     def finish(self) -> None:
         """Print and write what comes at the end."""
         if self.chosen.c:
             print(self.counts.table(), file=self.out)
+            if self.launches:
+                print(f"{'launches':>8} kernel", file=self.out)
+            for name, count in self.launches.most_common():
+                self._say(f"{count:8d} {name}")
         if self.chosen.tree:
-            print("\n".join(self.tree.lines()), file=self.out)
+            for line in self.tree.lines():
+                self._say(line)
         if self.chosen.allowlist:
             print(json.dumps(export.allowlist(self.calls, self.tables.version), indent=2),
                   file=self.out)  # fmt: skip
@@ -122,8 +151,8 @@ class TraceSession:
             made = export.timeline(self.calls, self.found)
             Path(self.chosen.perfetto).write_text(json.dumps(made))
         if not (self.chosen.json or self.chosen.allowlist):
-            print("\n".join(f"# {row}" for row in self._footer().splitlines()),
-                  file=self.out)  # fmt: skip
+            for row in self._footer():
+                self._say(f"# {row}")
         self.out.flush()
 
 
@@ -246,5 +275,5 @@ def _diff(words: list[str]) -> int:
     parser.add_argument("two")
     chosen = parser.parse_args(words)
     rows = list(export.compared(export.read_rows(chosen.one), export.read_rows(chosen.two)))
-    print("\n".join(rows) or "the same calls")
+    print("\n".join(map(report.shown, rows)) or "the same calls")
     return int(bool(rows))

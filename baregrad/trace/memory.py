@@ -76,6 +76,22 @@ def mappings(pid: int) -> list[MappedFile]:
     return found
 
 
+def written_stretches(pid: int) -> list[tuple[int, int]]:
+    """Return where a process has memory of its own that it may write, heap and stacks included."""
+    found = []
+    try:
+        text = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+    except OSError:
+        return []
+    for line in text.splitlines():
+        words = line.split(None, 5)
+        named = len(words) == 6 and not words[5].startswith("[")
+        if words[1].startswith("rw") and not named:
+            begin, _, end = words[0].partition("-")
+            found.append((int(begin, 16), int(end, 16)))
+    return found
+
+
 def node_of(pid: int, fd: int) -> str:
     """Return the path of what a descriptor names, or an empty text."""
     try:

@@ -60,16 +60,19 @@ class SyscallTable:
 _MACHINES = MappingProxyType({
     "x86_64": SyscallTable(0xC000003E, MappingProxyType({
         "open": 2, "close": 3, "stat": 4, "lstat": 6, "mmap": 9, "munmap": 11, "ioctl": 16,
-        "newfstatat": 262, "openat": 257, "statx": 332, "openat2": 437,
+        "exit_group": 231, "newfstatat": 262, "openat": 257, "statx": 332, "openat2": 437,
     })),
     "aarch64": SyscallTable(0xC00000B7, MappingProxyType({
-        "ioctl": 29, "openat": 56, "close": 57, "newfstatat": 79, "munmap": 215, "mmap": 222,
+        "ioctl": 29, "openat": 56, "close": 57, "newfstatat": 79, "exit_group": 94,
+        "munmap": 215, "mmap": 222,
         "statx": 291, "openat2": 437,
     })),
 })  # fmt: skip
 
 # What the filter stops at. Of ioctl and mmap, only such as may be the driver's.
-WATCHED = ("open", "openat", "openat2", "close", "munmap", "ioctl", "mmap")
+# At the end of a process its memory is still there.
+EXITS = "exit_group"
+WATCHED = ("open", "openat", "openat2", "close", "munmap", "ioctl", "mmap", EXITS)
 # For a recording as well whether a node is there, and memory that is shared with nobody yet.
 RECORDED = (*WATCHED, "stat", "newfstatat", "statx")
 STATS = frozenset({"stat", "newfstatat", "statx"})

@@ -15,6 +15,14 @@ _CHANNEL = ("GPFIFO", "CHANNEL", "TSG", "CTXSHARE", "CONTEXT_SHARE", "_COMPUTE_"
             "USERMODE", "NVA06C", "NVA06F", "NVC36F", "NV906F")  # fmt: skip
 
 
+def shown(text: str) -> str:
+    """Return a line whose names are another program's as a terminal may show it."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode()
+                   for one in text)  # fmt: skip
+
+
 def categories(call: DriverCall) -> set[str]:
     """Return which of CATEGORIES a call belongs to."""
     found = set()
@@ -81,7 +89,7 @@ class CallCounts:
             )
         return "\n".join(rows)
 
-    def footer(self) -> str:
+    def footer(self) -> list[str]:
         """Return how much was understood, and what was not."""
         total = sum(self.calls.values())
         named = total - sum(self.unknown.values())
@@ -91,7 +99,7 @@ class CallCounts:
                 f"{whole} with their fields ({whole * share:.2f} %)"]  # fmt: skip
         rows += [f"no name: {name}: {count}" for name, count in self.unknown.most_common()]
         rows += [f"no struct: {name}: {count}" for name, count in self.without_struct.most_common()]
-        return "\n".join(rows)
+        return rows
 
 
 @dataclass

@@ -11,7 +11,7 @@ from __future__ import annotations
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -21,11 +21,14 @@ from baregrad.runtime.nvidia.queue.push_decoder import PushDecoder, PushedWork
 from baregrad.trace.calls import RawCall, integer
 from baregrad.trace.decode import DriverCall
 from baregrad.trace.memory import Read
+from baregrad.trace.modules import KernelNames
 
 _MOST_WORDS = 1 << 21
 _OS_DESCRIPTOR = 0x71
 # So many bytes are copied before they are unmapped; of more, what waits is decoded.
 _MOST_KEPT = 1 << 22
+# For how long a process that is about to end is held for what it has in its rings.
+_LAST_S = 0.5
 # How often rings are looked at.
 PERIOD_S = 0.002
 Handle = tuple[int, int]
@@ -65,6 +68,7 @@ class _Ring:
     memory: Handle
     offset: int
     decoder: PushDecoder
+    kernels: KernelNames
     get: int = 0
     began: bool = False
     ended: bool = False
@@ -77,6 +81,7 @@ class _Space:
     """A process: what of the GPU's memory it has mapped, and the GPU's addresses."""
 
     read: Read
+    kernels: KernelNames
     prepared: dict[int, tuple[Handle, int]] = field(default_factory=dict)
     here: dict[Handle, list[_Piece]] = field(default_factory=dict)
     there: list[_There] = field(default_factory=list)
@@ -107,15 +112,26 @@ class SubmissionReader:
     unreadable: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
     methods: int = 0
+    # Of each process.
+    kernels: list[KernelNames] = field(default_factory=list)
     # Pieces of rings, and between them what is to be forgotten once those before are decoded.
     waiting: deque[tuple[float, int, _Ring, bytes] | Callable[[], None]] = field(
         default_factory=deque
     )
     _last: float = 0.0
 
-    def process(self, pid: int, read: Read, parent: int = 0) -> None:
-        """Take note of a process, how its memory is read, and whose mappings a fork gave it."""
-        self.spaces[pid] = _Space(read, parent=parent)
+    def process(
+        self, pid: int, read: Read, parent: int = 0,
+        stretches: Callable[[], Iterable[tuple[int, int]]] = tuple,
+    ) -> None:
+        """Take note of a process, how its memory is read, and whose mappings a fork gave it.
+
+        stretches: what of its memory may hold modules of kernels.
+        """
+        kernels = KernelNames(read, lambda address, nbytes: b"", stretches, self.clock)
+        space = self.spaces[pid] = _Space(read, kernels, parent=parent)
+        kernels.gpu = partial(self._gpu, space)
+        self.kernels.append(kernels)
 
     def gone(self, pid: int) -> None:
         """Read what is left, and forget a process; its memory is no more, so decoding can wait.
@@ -140,6 +156,8 @@ class SubmissionReader:
         for handle, ring in space.rings.items():
             heir.rings.setdefault(handle, ring)
             ring.decoder.read = partial(self._gpu, heir)
+            ring.kernels = heir.kernels
+        heir.kernels.inherit(space.kernels)
 
     def is_doorbell(self, raw: RawCall) -> bool:
         """Whether a mapping that was not learnt of yet shows a doorbell."""
@@ -237,7 +255,7 @@ class SubmissionReader:
         decoder = PushDecoder(self.tables, partial(self._gpu, space))
         space.rings[client, handle] = _Ring(
             client, handle, found["gpFifoOffset"], found["gpFifoEntries"],
-            (client, found["hUserdMemory"]), found["userdOffset"], decoder,
+            (client, found["hUserdMemory"]), found["userdOffset"], decoder, space.kernels,
         )  # fmt: skip
 
     def _gpu(self, space: _Space, address: int, nbytes: int) -> bytes:
@@ -317,6 +335,17 @@ class SubmissionReader:
         ring.waiting += 1
         self.waiting.append((self.clock(), pid, ring, words))
 
+    def before_end(self, pid: int) -> None:
+        """Read what is left of a process that is about to end, its kernels' names as well."""
+        self.look(pid)
+        space = self.spaces.get(pid)
+        if space is None or not space.rings:
+            return
+        deadline = time.monotonic() + _LAST_S
+        while time.monotonic() < deadline and self.decode_next():
+            pass
+        space.kernels.scan_at_end()
+
     def before_taking(self, pid: int, begin: int = 0, end: int = 0) -> None:
         """Read the rings before a call takes memory away: which it unmaps, or which it frees.
 
@@ -350,7 +379,7 @@ class SubmissionReader:
             return True
         seen, pid, ring, words = first
         for work in ring.decoder.feed(words):
-            self.sink(Submission(seen, pid, ring.handle, work))
+            self.sink(Submission(seen, pid, ring.handle, ring.kernels.told(work, ring.decoder)))
         ring.waiting -= 1
         if ring.ended and not ring.waiting:
             self._ended(ring)

@@ -7,13 +7,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 
 from baregrad.runtime.nvidia.abi.vendor import VendorTables
 from baregrad.trace.calls import RawCall, capture, read_again, request_of
 from baregrad.trace.engine import TracedProcess, TracedThread
 from baregrad.trace.exact import DoorbellTrap
-from baregrad.trace.memory import MappedFile, mappings, node_of
-from baregrad.trace.ptrace import OPENS, STATS, Syscall
+from baregrad.trace.memory import MappedFile, mappings, node_of, written_stretches
+from baregrad.trace.ptrace import EXITS, OPENS, STATS, Syscall
 from baregrad.trace.recording import TraceRecorder
 from baregrad.trace.submissions import PERIOD_S, SubmissionReader
 
@@ -76,7 +77,7 @@ class DriverWatch:
         self._processes[process.pid] = seen
         if self.rings is not None:
             self._learn()
-            self.rings.process(process.pid, process.memory.read, parent.pid if parent else 0)
+            self._has_rings(process, parent.pid if parent else 0)
 
     def became(self, process: TracedProcess) -> None:
         """Forget what an exec undoes."""
@@ -84,7 +85,12 @@ class DriverWatch:
             self.trap.forget(process.pid)
         self._processes[process.pid] = _Seen()
         if self.rings is not None:
-            self.rings.process(process.pid, process.memory.read)
+            self._has_rings(process, 0)
+
+    def _has_rings(self, process: TracedProcess, parent: int) -> None:
+        assert self.rings is not None
+        pid = process.pid
+        self.rings.process(pid, process.memory.read, parent, partial(written_stretches, pid))
 
     def gone(self, process: TracedProcess) -> None:
         """Forget a process."""
@@ -145,7 +151,11 @@ class DriverWatch:
         seen = self._processes.setdefault(thread.process.pid, _Seen())
         pid, arguments = thread.process.pid, call.arguments
         fd, node = -1, ""
-        if name in OPENS:
+        if name == EXITS:
+            self._learn()
+            if self.rings is not None:
+                self.rings.before_end(pid)
+        elif name in OPENS:
             place = arguments[0 if name == "open" else 1]
             node, name = self.node(thread.process.memory.text(place)), "open"
         elif name in STATS:

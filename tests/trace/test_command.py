@@ -14,10 +14,12 @@ from baregrad.trace.watch import DriverWatch
 from tests.trace.programs import compiled
 
 
-def run(tmp_path: Path, *words: str, program: str = "plain") -> tuple[int, str]:
+def run(
+    tmp_path: Path, *words: str, program: str = "plain", name: str = "program"
+) -> tuple[int, str]:
     node, out = tmp_path / "node", tmp_path / "out"
     node.write_bytes(b"")
-    binary = compiled(tmp_path)
+    binary = compiled(tmp_path).rename(tmp_path / name)
     argv = ["--driver", "580.95.05", "--node", f"{node}=/dev/nvidiactl", "-o", str(out), *words,
             "--", str(binary), str(node), program]  # fmt: skip
     try:
@@ -35,6 +37,13 @@ def test_lines(tmp_path: Path) -> None:
     assert "NV_ESC_RM_ALLOC NV01_ROOT_CLIENT NVOS21_PARAMETERS(" in asked
     assert "= -1 ENOTTY" in asked and asked.endswith(" program")
     assert "100.00 %" in footer[0]
+
+
+def test_a_program_tells_the_terminal_nothing(tmp_path: Path) -> None:
+    for words in ([], ["--explain"], ["-c"], ["--tree"]):
+        _, text = run(tmp_path, *words, name="pro\x1b]0;gram\x9b")
+        assert all(line.isprintable() for line in text.splitlines())
+        assert words or text.count(r" pro\x1b]0;gram\x9b") == 2
 
 
 def test_threads_and_forks_have_their_numbers(tmp_path: Path) -> None:

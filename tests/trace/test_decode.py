@@ -119,7 +119,7 @@ def test_counts(calls: list[DriverCall]) -> None:
     counts = report.CallCounts()
     for call in calls:
         counts.add(call)
-    assert f"{len(calls)} calls, {len(calls)} by name (100.00 %)" in counts.footer()
+    assert f"{len(calls)} calls, {len(calls)} by name (100.00 %)" in counts.footer()[0]
     assert "NV_ESC_RM_ALLOC HOPPER_COMPUTE_A" in counts.table()
 
 

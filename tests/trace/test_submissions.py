@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
+import ctypes
 import random
+import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from baregrad.assemble.virtual_cubin import VirtualAssembler
 from baregrad.runtime.nvidia.abi.vendor import VendorTables, load_tables
+from baregrad.runtime.nvidia.code.cubin import read_cubin
+from baregrad.runtime.nvidia.code.cubin_elf import read_elf
 from baregrad.runtime.nvidia.code.descriptor_fields import descriptor_layout
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.objects import Gpu
 from baregrad.runtime.nvidia.lists.launch import GpuModule
 from baregrad.runtime.nvidia.queue.channel import Channel
 from baregrad.runtime.nvidia.queue.channel_group import ChannelGroup
-from baregrad.runtime.nvidia.queue.push_decoder import PushDecoder
+from baregrad.runtime.nvidia.queue.push_decoder import PushDecoder, PushedWork
 from baregrad.runtime.nvidia.queue.pushbuffer import PushBuffer
 from baregrad.testing.virtual_gpu.saxpy_traced import COUNT, SAXPY
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from baregrad.trace.calls import RawCall
 from baregrad.trace.decode import decode
+from baregrad.trace.modules import KernelNames, kernels_of
 from baregrad.trace.submissions import Submission, SubmissionReader
 from tests.trace.observed import ObservingPort, own_memory
+
+DATA = Path(__file__).parents[1] / "runtime" / "nvidia" / "data"
 
 
 @pytest.fixture(scope="module")
@@ -112,6 +120,114 @@ def test_launches_copies_and_semaphores_are_found(tables: VendorTables, decodes:
     assert reader.methods > 20
 
 
+def method(address: int, *words: int, kind: int = 1) -> list[int]:
+    """A header of the compute unit's, and its words."""
+    return [kind << 29 | len(words) << 16 | 1 << 13 | address >> 2, *words]
+
+
+def launched(reader: SubmissionReader, tables: VendorTables, cubin: bytes, times: int = 1) -> int:
+    """Launch a module's kernel on the virtual GPU; return where its code lies."""
+    port = WatchedPort(VirtualPort(lag=False), tables)
+    port.reader = reader
+    with Client(port) as client, Gpu(client) as gpu:
+        group = ChannelGroup(gpu)
+        compute = Channel(group)
+        group.schedule()
+        host, more = gpu.memory.pinned(4 * COUNT), gpu.memory.pinned(4 * COUNT)
+        host.view[: 4 * COUNT] = more.view[: 4 * COUNT] = bytes(4 * COUNT)
+        kernel = GpuModule(gpu, cubin).kernel("saxpy")
+        for _ in range(times):
+            done = kernel.launch(compute, (3, 2, 1), (COUNT, 1, 1), (host, more, 2.5))
+            compute.wait(done, timeout_s=5)
+            reader.read_all()
+        reader.before_end(1)
+        return kernel.address
+
+
+def test_kernels_have_the_names_that_modules_in_memory_give_them(tables: VendorTables) -> None:
+    cubin = VirtualAssembler().assemble(SAXPY)
+    # A module that begins at no particular place, behind what looks like one.
+    held = ctypes.create_string_buffer(b"\x7fELF\x02\x01\x01" + bytes(70) + cubin)
+    begin = ctypes.addressof(held)
+    found: list[Submission] = []
+    reader = SubmissionReader(tables, found.append)
+    reader.process(1, own_memory, stretches=lambda: [(begin, begin + len(held))])
+    address = launched(reader, tables, cubin)
+    (launch,) = (one.work for one in found if one.work.kind == "launch")
+    assert launch.value("kernel") == "saxpy"
+    assert launch.text.startswith(f"launch of saxpy at {address:#x}: grid (3, 2, 1)")
+    assert reader.kernels[0].modules == 1 and not reader.kernels[0].late()
+
+
+def test_a_name_that_comes_late_is_told_and_other_code_has_none(tables: VendorTables) -> None:
+    cubin = VirtualAssembler().assemble(SAXPY)
+    other = bytearray(cubin)
+    section = next(one for one in read_elf(cubin).sections.values() if one.is_code)
+    other[cubin.find(bytes(section.data)) + section.nbytes - 1] ^= 1
+    for module, name in ((cubin, "saxpy"), (bytes(other), "")):
+        held = ctypes.create_string_buffer(module)
+        begin = ctypes.addressof(held)
+        looks = iter([[], [(begin, begin + len(held))]])
+        found: list[Submission] = []
+        reader = SubmissionReader(tables, found.append)
+        reader.process(1, own_memory, stretches=lambda looks=looks: next(looks))
+        address = launched(reader, tables, cubin, times=2)
+        launches = [one.work for one in found if one.work.kind == "launch"]
+        assert len(launches) == 2 and "kernel" not in dict(launches[0].values)
+        assert reader.kernels[0].late() == ({address: (name, 2)} if name else {})
+        assert reader.kernels[0].modules == 1
+
+
+@pytest.mark.parametrize("file", ["parts.sm_90a.cuda13.cubin", "calls.sm_75.cuda13.cubin"])
+def test_code_is_known_by_all_but_the_addresses_in_it(file: str) -> None:
+    cubin = (DATA / file).read_bytes()
+    kernels = list(kernels_of(cubin))
+    assert kernels and {one.name for one in kernels} == set(read_cubin(cubin).kernels)
+    for one in kernels:
+        loaded = bytearray(one.data)
+        for hole in one.holes:
+            loaded[hole : hole + 16] = bytes(16)
+        assert one.is_in(bytes(loaded)) and not one.is_in(bytes(loaded[:-1]))
+        loaded[next(at for at in range(0, len(loaded), 16) if at not in one.holes)] ^= 1
+        assert not one.is_in(bytes(loaded))
+
+
+def test_code_is_read_from_the_copies_that_brought_it(tables: VendorTables) -> None:
+    cubin = VirtualAssembler().assemble(SAXPY)
+    (kernel,) = kernels_of(cubin)
+    memory = {0x1000: cubin, 0x100000: bytes(64) + kernel.data}
+
+    def read(address: int, nbytes: int) -> bytes:
+        return next((data[address - at : address - at + nbytes] for at, data in memory.items()
+                     if at <= address < at + len(data)), b"")  # fmt: skip
+
+    names = KernelNames(read, read, lambda: [(0x1000, 0x1000 + len(cubin))])
+    decoder = PushDecoder(tables, read, {1: 0xCBC0})
+
+    def copied(source: int, target: int, nbytes: int) -> None:
+        names.told(PushedWork("copy", "copy", (
+            ("source", source), ("target", target), ("nbytes", nbytes), ("lines", 1),
+        )), decoder)  # fmt: skip
+
+    # In two pieces to where another copy takes it from.
+    half = len(kernel.data) // 2
+    copied(0x100000, 0x900000, 64 + half)
+    copied(0x100040 + half, 0x900040 + half, len(kernel.data) - half)
+    copied(0x900040, 0xA00000, len(kernel.data))
+    assert names.name(0xA00000) == "saxpy"
+    # What is written over it is something else.
+    copied(0x100000, 0xA00000, 64)
+    assert names.name(0xA00000) == ""
+    # The pushbuffer itself may bring it.
+    push = [
+        *method(0x180, len(kernel.data), 1, 0, 0xB00000), *method(0x1B0, 0x41),
+        *method(0x1B4, *struct.unpack(f"<{len(kernel.data) // 4}I", kernel.data), kind=3),
+    ]  # fmt: skip
+    for work in decoder.feed(struct.pack(f"<{len(push)}I", *push)):
+        names.told(work, decoder)
+    assert names.name(0xB00000) == "saxpy"
+
+
 def test_a_fork_goes_on_with_the_rings_of_a_process_that_ended(tables: VendorTables) -> None:
     found: list[Submission] = []
     reader = SubmissionReader(tables, found.append)
@@ -153,31 +269,37 @@ def test_data_may_go_on_in_the_next_segment(tables: VendorTables) -> None:
         assert [work.text for work in parts] == whole
 
 
-def test_a_descriptor_that_the_pushbuffer_wrote_is_launched(tables: VendorTables) -> None:
-    layout = descriptor_layout(4)
+@pytest.mark.parametrize(("kind", "major"), [
+    (0xC5C0, 2), (0xC6C0, 3), (0xC7C0, 3), (0xC9C0, 3), (0xCBC0, 4), (0xCDC0, 5), (0xCEC0, 5),
+])  # fmt: skip
+def test_a_descriptor_that_the_pushbuffer_wrote_is_launched(
+    tables: VendorTables, kind: int, major: int
+) -> None:
+    layout = descriptor_layout(major)
     values = {("grid_width", 0): 7, ("grid_height", 0): 3, ("grid_depth", 0): 1,
               ("block_width", 0): 96, ("block_height", 0): 2, ("block_depth", 0): 1,
               ("register_count", 0): 40, ("shared_nbytes", 0): 1024, ("grid_kind", 0): 2,
               ("program_address", 0): 0x123400}  # fmt: skip
     data = bytearray(layout.nbytes)
     for (name, index), value in values.items():
-        layout.write(data, name, value, index)
+        if name != "grid_kind" or name in layout.fields:
+            layout.write(data, name, value, index)
     place = 0x5000000
-
-    def method(address: int, *words: int, kind: int = 1) -> list[int]:
-        return [kind << 29 | len(words) << 16 | 1 << 13 | address >> 2, *words]
+    # Turing is told by another method to begin, and has no other actions.
+    begin = method(0x2C0, 3) if major > 2 else method(0x2BC, 2)
+    fetch = method(0x2C0, 8) if major > 2 else method(0x2BC, 1)
 
     words = [
-        *method(0, 0xCBC0),
+        *method(0, kind),
         *method(0x180, len(data), 1),
         *method(0x188, place >> 32, place & 0xFFFFFFFF),
         *method(0x1B0, 0x41),
         *method(0x1B4, *np.frombuffer(bytes(data), np.uint32).tolist(), kind=3),
         *method(0x2B4, place >> 8),
-        *method(0x2C0, 3),
+        *begin,
     ]  # fmt: skip
     # A signal that only fetches it is no launch, and a descriptor of zeros starts no program.
-    words += [*method(0x2C0, 8), *method(0x2B4, 0x9000), *method(0x2C0, 3)]
+    words += [*fetch, *method(0x2B4, 0x9000), *begin]
     decoder = PushDecoder(tables, lambda at, nbytes: bytes(nbytes))
     works = list(decoder.feed(np.array(words, np.uint32).tobytes()))
     assert [work.kind for work in works] == ["bind", "copy", "launch", "empty"]
@@ -196,9 +318,6 @@ def test_descriptors_come_in_pieces_too(tables: VendorTables) -> None:
                                 ("program_address", 0): 0x7700}))  # fmt: skip
     body = np.frombuffer(data, np.uint32).tolist()
     place = 0x5000100
-
-    def method(address: int, *words: int, kind: int = 1) -> list[int]:
-        return [kind << 29 | len(words) << 16 | 1 << 13 | address >> 2, *words]
 
     words = [
         *method(0, 0xCBC0),

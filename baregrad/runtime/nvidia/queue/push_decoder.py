@@ -255,13 +255,24 @@ class PushDecoder:
             for block in list(self._written)[: _MOST_BLOCKS // 2]:
                 del self._written[block]
 
+    def _written_words(self, address: int, nbytes: int) -> list[int | None]:
+        """Return the words that the pushbuffer wrote at an address, None for those it did not."""
+        first, count = address // (4 * _BLOCK_WORDS), nbytes // 4
+        skipped = address // 4 % _BLOCK_WORDS
+        kept: list[int | None] = []
+        for block in range(first, first + -(-(skipped + count) // _BLOCK_WORDS)):
+            kept += self._written.get(block) or [None] * _BLOCK_WORDS
+        return kept[skipped : skipped + count]
+
+    def kept(self, address: int, nbytes: int) -> bytes:
+        """Return what the pushbuffer wrote at an address, up to where it is not known."""
+        words = self._written_words(address, nbytes)
+        count = next((at for at, word in enumerate(words) if word is None), len(words))
+        return struct.pack(f"<{count}I", *[word for word in words[:count] if word is not None])
+
     def _memory(self, address: int, nbytes: int) -> bytes:
         """Read the GPU's memory, with what the pushbuffer wrote and may not be there yet."""
-        first, count = address // (4 * _BLOCK_WORDS), nbytes // 4
-        kept: list[int | None] = []
-        for block in range(first, first + -(-count // _BLOCK_WORDS)):
-            kept += self._written.get(block) or [None] * _BLOCK_WORDS
-        del kept[count:]
+        kept, count = self._written_words(address, nbytes), nbytes // 4
         whole = [word for word in kept if word is not None]
         if len(whole) == count:
             return struct.pack(f"<{count}I", *whole)

@@ -1,0 +1,287 @@
+"""Kernels by name: modules found in a program's memory, matched with the code that it launches.
+
+A launch says where its program lies. What lies there is read where the program has mapped it, or is
+known from the copy that brought it; the names come from the module's file, which the program or its
+libraries hold in memory. A name is given where all of the code is the same, but for the
+instructions that addresses are put into when a module is loaded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+
+from baregrad.base.errors import BaregradError
+from baregrad.runtime.nvidia.code.cubin_elf import EM_CUDA, read_elf
+from baregrad.runtime.nvidia.queue.push_decoder import PushDecoder, PushedWork
+from baregrad.trace.memory import Read
+
+_MAGIC = b"\x7fELF\x02\x01\x01"
+_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
+_SECTION_NBYTES, _PROGRAM_NBYTES = 64, 56
+_MOST_MODULE = 1 << 28
+_PIECE = 1 << 23
+# Code is looked up by the first of so many blocks into which no address is put.
+_BLOCK, _BLOCKS = 64, 16
+_INSTRUCTION = 16
+# Of copies so many bytes are kept, the newest.
+_MOST_COPY, _MOST_KEPT = 1 << 25, 1 << 26
+# What may be spent on reading memory: so many seconds, and such a part of the time.
+_FREE_S, _SHARE = 0.5, 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Code:
+    """A kernel's code, and the instructions of it that hold addresses."""
+
+    name: str
+    data: bytes
+    holes: tuple[int, ...]
+
+    def is_in(self, there: bytes) -> bool:
+        """Whether this is what lies there."""
+        if len(there) < len(self.data):
+            return False
+        begin = 0
+        for hole in (*self.holes, len(self.data)):
+            if self.data[begin:hole] != there[begin:hole]:
+                return False
+            begin = hole + _INSTRUCTION
+        return True
+
+    def block(self) -> int:
+        """Return the first block without addresses, -1 where there is none."""
+        used = {hole // _BLOCK for hole in self.holes}
+        count = min(len(self.data) // _BLOCK, _BLOCKS)
+        return next((at for at in range(count) if at not in used), -1)
+
+
+def kernels_of(data: bytes) -> Iterator[_Code]:
+    """Yield the kernels of a cubin; raise FileFormatError for what is none."""
+    elf = read_elf(data)
+    holes: dict[int, set[int]] = {}
+    for one in elf.relocations:
+        holes.setdefault(one.section, set()).add(one.offset // _INSTRUCTION * _INSTRUCTION)
+    for symbol in elf.symbols:
+        section = elf.sections.get(-1 if symbol.section is None else symbol.section)
+        if symbol.is_entry and section is not None and not symbol.value:
+            places = tuple(sorted(holes.get(section.index, ())))
+            yield _Code(symbol.name, bytes(section.data), places)
+
+
+@dataclass
+class KernelNames:
+    """The kernels of one process.
+
+    `read` reads its memory, `gpu` the GPU's addresses as far as the process has mapped them;
+    `stretches` gives the parts of its memory that it may have put modules into.
+    """
+
+    read: Read
+    gpu: Read
+    stretches: Callable[[], Iterable[tuple[int, int]]]
+    clock: Callable[[], float] = time.monotonic
+    names: dict[int, str] = field(default_factory=dict)
+    # Programs that were launched before their module was found: how often.
+    unnamed: Counter[int] = field(default_factory=Counter)
+    unreadable: set[int] = field(default_factory=set)
+    modules: int = 0
+    _code: dict[int, bytes] = field(default_factory=dict)
+    _index: dict[tuple[int, bytes], list[_Code]] = field(default_factory=dict)
+    _blocks: set[int] = field(default_factory=set)
+    _seen: set[bytes] = field(default_factory=set)
+    # Programs for which modules were looked for already.
+    _sought: set[int] = field(default_factory=set)
+    _copies: deque[tuple[int, bytes]] = field(default_factory=deque)
+    _written: deque[tuple[int, int, PushDecoder]] = field(
+        default_factory=lambda: deque(maxlen=1024)
+    )
+    _kept: int = 0
+    _spent: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._began = self.clock()
+
+    def told(self, work: PushedWork, decoder: PushDecoder) -> PushedWork:
+        """Return a launch with its kernel's name if that is known; take note of copies."""
+        if work.kind == "copy":
+            self._copied(work, decoder)
+        elif work.kind == "launch" and "program" in (values := dict(work.values)):
+            program = int(str(values["program"]))
+            name = self.name(program)
+            if name:
+                text = work.text.replace("launch of ", f"launch of {name} at ", 1)
+                return replace(work, text=text, values=(*work.values, ("kernel", name)))
+        return work
+
+    def name(self, program: int) -> str:
+        """Return the name of what lies at an address, "" where it is not known (yet)."""
+        found = self.names.get(program, "")
+        if found or program in self.unreadable:
+            return found
+        if program not in self._code:
+            code = self._there(program, _BLOCK * _BLOCKS)
+            if not code:
+                self.unreadable.add(program)
+                return ""
+            self._code[program] = code
+        found = self._match(program)
+        if found:
+            return found
+        self.unnamed[program] += 1
+        if program not in self._sought and self._may_spend():
+            self.scan()
+            found = self.names.get(program, "")
+            if found:
+                # Named before this launch is told.
+                del self.unnamed[program]
+        return found
+
+    def scan(self) -> None:
+        """Look for modules in the process's memory, and for the names that were missing."""
+        began = self.clock()
+        for begin, end in self.stretches():
+            for address in self._magic(begin, end):
+                self._module(address)
+        for program in self.unnamed:
+            if program not in self.names:
+                self._match(program)
+        self._sought.update(self.unnamed)
+        self._spent += self.clock() - began
+
+    def scan_at_end(self) -> None:
+        """Look once more for modules of programs that have no name, before memory goes."""
+        if any(program not in self.names for program in self.unnamed):
+            self.scan()
+
+    def late(self) -> dict[int, tuple[str, int]]:
+        """Return programs that were named after launches of theirs were told, and how many."""
+        return {program: (self.names[program], count)
+                for program, count in self.unnamed.items() if program in self.names}  # fmt: skip
+
+    def inherit(self, other: KernelNames) -> None:
+        """Take over what another process knew, which had the same rings."""
+        self.names = {**other.names, **self.names}
+        self.unnamed += other.unnamed
+        self.unreadable |= other.unreadable
+        self._code = {**other._code, **self._code}
+        for key, rows in other._index.items():
+            self._index.setdefault(key, rows)
+        self._blocks |= other._blocks
+        self._copies.extendleft(reversed(other._copies))
+        self._written.extendleft(reversed(other._written))
+
+    # What lies where.
+
+    def _copied(self, work: PushedWork, decoder: PushDecoder) -> None:
+        values = {name: int(str(value)) for name, value in work.values}
+        target, nbytes = values["target"], values["nbytes"]
+        self._forget(target, nbytes * values["lines"])
+        if values["lines"] != 1 or not _BLOCK <= nbytes <= _MOST_COPY:
+            return
+        if not values["source"]:
+            self._written.append((target, nbytes, decoder))
+            return
+        if work.text.startswith("fill") or not self._may_spend():
+            return
+        began = self.clock()
+        data = self._there(values["source"], nbytes) or self.gpu(values["source"], nbytes)
+        self._spent += self.clock() - began
+        if len(data) == nbytes:
+            self._copies.append((target, data))
+            self._kept += nbytes
+            while self._kept > _MOST_KEPT:
+                self._kept -= len(self._copies.popleft()[1])
+
+    def _forget(self, begin: int, nbytes: int) -> None:
+        """Forget what is known of memory that is written anew."""
+        for known in (self.names, self._code):
+            for program in [one for one in known if begin <= one < begin + nbytes]:
+                del known[program]
+        self.unreadable = {one for one in self.unreadable if not begin <= one < begin + nbytes}
+
+    def _there(self, address: int, nbytes: int) -> bytes:
+        """Return what lies at an address of the GPU: fewer bytes where the rest is not known."""
+        found = b""
+        while len(found) < nbytes:
+            piece = self._piece(address + len(found), nbytes - len(found))
+            if not piece:
+                break
+            found += piece
+        return found
+
+    def _piece(self, address: int, nbytes: int) -> bytes:
+        for target, data in reversed(self._copies):
+            if target <= address < target + len(data):
+                return data[address - target : address - target + nbytes]
+        for target, length, decoder in reversed(self._written):
+            if target <= address < target + length:
+                kept = decoder.kept(address, min(nbytes, target + length - address))
+                if kept:
+                    return kept
+        return self.gpu(address, nbytes)
+
+    # Which code is whose.
+
+    def _match(self, program: int) -> str:
+        """Name a program if its code is known; one of several kernels of the same code is said."""
+        head = self._code.get(program, b"")
+        found: set[str] = set()
+        for at in self._blocks:
+            key = (at, head[at * _BLOCK : (at + 1) * _BLOCK])
+            rows = self._index.get(key, ())
+            there = self._there(program, max(len(row.data) for row in rows)) if rows else b""
+            found.update(row.name for row in rows if row.is_in(there))
+        if found:
+            first, *others = sorted(found)
+            more = f" (or {len(others)} of the same code)" if others else ""
+            self.names[program] = first + more
+        return self.names.get(program, "")
+
+    def _magic(self, begin: int, end: int) -> Iterator[int]:
+        """Yield where files of GPU code may begin in a stretch of memory."""
+        at = begin
+        while at < end:
+            piece = self.read(at, min(_PIECE, end - at))
+            found = piece.find(_MAGIC)
+            while found >= 0:
+                header = piece[found : found + _HEADER.size] or b""
+                if len(header) < _HEADER.size:
+                    header = self.read(at + found, _HEADER.size)
+                if len(header) == _HEADER.size and _HEADER.unpack(header)[2] == EM_CUDA:
+                    yield at + found
+                found = piece.find(_MAGIC, found + 1)
+            # A magic number may lie across the end of a piece.
+            at += max(len(piece) - len(_MAGIC), 1 << 12) if at + len(piece) < end else end - at
+
+    def _module(self, address: int) -> None:
+        """Take the kernels of the file at an address, if it is one."""
+        header = _HEADER.unpack(self.read(address, _HEADER.size).ljust(_HEADER.size, b"\0"))
+        programs, sections, program_count, section_count = (header[at] for at in (5, 6, 10, 12))
+        nbytes = max(sections + section_count * _SECTION_NBYTES,
+                     programs + program_count * _PROGRAM_NBYTES)  # fmt: skip
+        if not _HEADER.size < nbytes <= _MOST_MODULE:
+            return
+        data = self.read(address, nbytes)
+        digest = hashlib.blake2b(data, digest_size=16).digest()
+        if digest in self._seen:
+            return
+        self._seen.add(digest)
+        try:
+            kernels = list(kernels_of(data))
+        except BaregradError:
+            return
+        self.modules += 1
+        for one in kernels:
+            block = one.block()
+            if block >= 0:
+                self._blocks.add(block)
+                key = (block, one.data[block * _BLOCK : (block + 1) * _BLOCK])
+                self._index.setdefault(key, []).append(one)
+
+    def _may_spend(self) -> bool:
+        return self._spent < _FREE_S + _SHARE * (self.clock() - self._began)
