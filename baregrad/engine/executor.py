@@ -93,7 +93,13 @@ class Executable:
         found = self._in_place.get(chosen)
         if found is None:
             # The kernels are known already, but for those that write parts alone.
-            made = Executable(plan.written_over(chosen), self.device, self._compiler)
+            moved = plan.written_over(chosen)
+            if self._compiler.target.kind == "gpu":
+                from baregrad.engine.groups import grouped
+
+                # What writes a part of an array alone is small, and may be one of a group.
+                moved = grouped(moved)
+            made = Executable(moved, self.device, self._compiler)
             found = self._in_place[chosen] = made
         return found
 

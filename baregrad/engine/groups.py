@@ -3,7 +3,8 @@
 An optimiser's step is a kernel for each parameter, of which most are too small to keep a GPU busy
 and none begins before the one in front of it has ended. Kernels that compute elements from elements
 at the same place, of arrays of their own, become one along a single axis: each has a stretch of
-it, and whole blocks at that.
+it, and whole blocks at that. So do small ones that read, and write, wherever they like, as those of
+one token's keys, values and queries: their axes are digits of the place in their stretch.
 """
 
 from __future__ import annotations
@@ -17,8 +18,19 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import KernelInfo, Out, Param
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, alu, const, extent_of, range_node, rebuild, toposort
+from baregrad.ir.core.node import (
+    Node,
+    alu,
+    const,
+    extent_of,
+    make_node,
+    range_node,
+    rebuild,
+    toposort,
+)
 from baregrad.ir.core.op import Ops, mask_of
+from baregrad.ir.core.substitution import substitute
+from baregrad.kernel.facts.analysis import by_id, distinct_axes, out_axes
 from baregrad.schedule.plan import Launch, Plan, PlannedBuffer, copies_itself
 
 # Where a stretch begins: at a block's first element, however many a thread has.
@@ -33,7 +45,8 @@ LARGE = 1 << 16
 MOST_ARRAYS = 120
 # Values of a kernel that may be one of a group: each is code.
 MOST_NODES = 160
-_NEVER = mask_of((Ops.REDUCE, Ops.SCAN, Ops.STAGE, Ops.GUARD, Ops.VAR))
+_LOOPS = mask_of((Ops.REDUCE, Ops.SCAN, Ops.STAGE))
+_NEVER = _LOOPS | mask_of((Ops.GUARD, Ops.VAR))
 _NOWHERE = const(-1, dtypes.index)
 
 
@@ -45,7 +58,8 @@ def grouped(plan: Plan) -> Plan:
     for step in plan.steps:
         # What may write a part of its array only is to do so, or nothing.
         settled = tuple([over.get(place, place) for place in step.buffers])
-        alone = step.part is not None or copies_itself(step, settled) or _is_alone(step.kernel)
+        alone = step.part is not None or copies_itself(step, settled)
+        alone = alone or not (_is_plain(step.kernel) or _is_small(step.kernel))
         if alone or not run.is_beside(step):
             steps += run.launches()
             run = _Run(plan.buffers, over)
@@ -126,42 +140,77 @@ def _has_room(group: Sequence[Launch], step: Launch) -> bool:
 
 
 def _is_large(step: Launch) -> bool:
-    count: int = prod(step.kernel.src[0].src[0].shape)
-    return count >= LARGE
+    return _points(step.kernel) >= LARGE
 
 
-def _is_alone(kernel: Node) -> bool:
-    """Whether a kernel is none of elements from elements at the same place."""
+def _axes(kernel: Node) -> tuple[Node, ...]:
+    """The axes of a kernel without loops of its own, outermost first."""
+    return by_id(out_axes(kernel.src[0]))
+
+
+def _points(kernel: Node) -> int:
+    """For how many places a kernel computes something; 0 where that is symbolic."""
+    extents = [extent_of(axis) for axis in _axes(kernel)]
+    known = [extent for extent in extents if isinstance(extent, int)]
+    return prod(known) if len(known) == len(extents) else 0
+
+
+def _is_plain(kernel: Node) -> bool:
+    """Whether a kernel computes elements from elements at the same place."""
     if kernel.mask & _NEVER:
-        return True
+        return False
     places = kernel.src[0].src[2:]
     shape = kernel.src[0].src[0].shape
     count = prod(shape) if all(isinstance(extent, int) for extent in shape) else 0
     if not count or count % LANES:
-        return True
+        return False
     for out in kernel.src:
         if out.arg != Out() or out.src[2:] != places or out.src[0].shape != shape:
-            return True
+            return False
     if any(place.op is not Ops.RANGE for place in places) or len(set(places)) < len(places):
-        return True
+        return False
     if tuple(map(extent_of, places)) != shape:
-        return True  # it writes a part of an array alone
+        return False  # it writes a part of an array alone
     nodes = toposort(kernel)
     if len(nodes) > MOST_NODES:
-        return True
+        return False
     for node in nodes:
         if node.op is Ops.PARAM:
-            if node.dtype.bits < 8 and node.dtype.kind != "bool":
-                return True  # several lie in a byte
+            if not _is_whole(node):
+                return False
         elif node.op is Ops.INDEX:
             if node.src[0].op is not Ops.PARAM or (
                 node.src[0].shape and (node.src[1:] != places or node.src[0].shape != shape)
             ):
-                return True
+                return False
         elif node.op is not Ops.OUT and any(child.dtype is dtypes.index for child in node.src):
             if node.op is not Ops.RANGE:
-                return True
-    return False
+                return False
+    return True
+
+
+def _is_whole(param: Node) -> bool:
+    """Whether no two elements of an array lie in one byte."""
+    return param.dtype.bits >= 8 or param.dtype.kind == "bool"
+
+
+def _is_small(kernel: Node) -> bool:
+    """Whether a kernel computes few elements, none from another, and each has its own place."""
+    if kernel.mask & _LOOPS or not 0 < _points(kernel) < LARGE:
+        return False
+    axes = frozenset(_axes(kernel))
+    for out in kernel.src:
+        if out.arg not in (Out(), Out(apart=True)) or out_axes(out) != axes:
+            return False
+        if any(not isinstance(extent, int) for extent in out.src[0].shape):
+            return False
+        told = axes if out.arg.apart else distinct_axes(out)
+        if any(extent_of(axis) != 1 for axis in axes - told):
+            return False
+    nodes = toposort(kernel)
+    return len(nodes) <= MOST_NODES and all(
+        _is_whole(node) for node in nodes if node.op is Ops.PARAM
+    )
 
 
 def _joined(members: list[Launch]) -> Launch:
@@ -179,7 +228,7 @@ def _joined(members: list[Launch]) -> Launch:
     begins = []
     for one in members:
         begins.append(total)
-        total += round_up(prod(one.kernel.src[0].src[0].shape), STRETCH)
+        total += round_up(_points(one.kernel), STRETCH)
     line = range_node(total, 0)
     outs: list[Node] = []
     for one, begin in zip(members, begins, strict=True):
@@ -196,13 +245,45 @@ def _joined(members: list[Launch]) -> Launch:
 
 def _moved(kernel: Node, slots: dict[int, int], place: Dim) -> list[Node]:
     """The OUTs of a kernel over a stretch of one axis; `place` counts from where it begins."""
-    count = prod(kernel.src[0].src[0].shape)
-    at = index.as_node(place)
+    count = _points(kernel)
     # Whole blocks are inside the stretch or not, though its last one may not be full.
     inside = index.both(
         index.at_least(place, 0), index.less(place, round_up(count, STRETCH)),
         index.less(place, count),
     )
+    if _is_plain(kernel):
+        return _moved_plainly(kernel, slots, index.as_node(place), inside)
+    axes = _axes(kernel)
+    digits = index.unflatten(index.as_node(place), tuple([int(axis.src[0].arg) for axis in axes]))
+    changed: dict[Node, Node] = dict(zip(axes, map(index.as_node, digits), strict=True))
+    for node in toposort(kernel):
+        if node.op is Ops.PARAM:
+            changed[node] = make_node(
+                Ops.PARAM, node.dtype, (), node.arg._replace(slot=slots[node.arg.slot])
+            )
+    made = []
+    for out in kernel.src:
+        array, value, *places = substitute(out, changed).src
+        if places and places[0].op is Ops.WHERE and places[0].src[2] is _NOWHERE:
+            # It is a group already, which says itself where it writes.
+            condition, places[0], _ = places[0].src
+            where = index.both(inside, condition)
+        else:
+            where = index.both(inside, *map(index.inside, places, array.shape))
+        flat = index.as_node(index.flatten(places, array.shape))
+        line = make_node(
+            Ops.PARAM, array.dtype, (), array.arg._replace(shape=(prod(array.shape),))
+        )
+        spot = alu(Ops.WHERE, where, flat, _NOWHERE)
+        made.append(Node(Ops.OUT, dtypes.token, (line, value, spot), Out(apart=True)))
+    return made
+
+
+def _moved_plainly(
+    kernel: Node, slots: dict[int, int], at: Node, inside: Node
+) -> list[Node]:
+    """The OUTs of a kernel of elements from elements at the same place, all at `at`."""
+    count = _points(kernel)
 
     def array(param: Node) -> Node:
         shape = (count,) if param.shape else ()

@@ -68,13 +68,12 @@ def test_values_of_arrays_of_their_own_are_one_launch() -> None:
 
 
 def test_others_are_launches_of_their_own() -> None:
-    x, y = argument(0, 64), argument(1, 32, 4)
+    x, y = argument(0, 64), argument(1, 1 << 12, LARGE >> 12)
     total = Node(Ops.REDUCE, F32, (y,), Reduce(primitive(Ops.ADD, F32), (1,)))
     turned = Node(Ops.PERMUTE, F32, (y,), (1, 0))
-    # A sum, one that is read in another order, and one of no whole accesses.
+    # A sum, a large one that is read in another order, and one of values that depend on a sum.
     assert len(plan_of(doubled(x), total).kernels) == 2
     assert len(plan_of(doubled(x), doubled(turned)).kernels) == 2
-    assert len(plan_of(doubled(x), doubled(argument(1, 63))).kernels) == 2
     # What reads the other's result is not beside it.
     stored = Node(Ops.CONTIGUOUS, F32, (doubled(x),))
     assert len(plan_of(doubled(stored)).kernels) == 2
@@ -195,3 +194,49 @@ def test_arrays_that_rows_are_written_into_are_not_copied() -> None:
     assert max(points) <= 8
     for number, array in enumerate(found):
         assert array.sum() == 8 * (1 + number)
+
+
+def test_rows_that_are_written_to_pages_and_turned_are_one_launch() -> None:
+    """As of one token: a value and a turned key into its page, and a turned query, side by side."""
+    random = np.random.default_rng(3)
+    given = random.standard_normal((40, 16)).astype(np.float32)
+    angles = random.standard_normal((2, 8)).astype(np.float32)
+    with ptx_session() as session:
+        cache = [Tensor.zeros(5, 4, 8, 16).contiguous().realize() for _ in range(2)]
+
+        def turned(rows: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+            first, second = rows.chunk(2, -1)
+            return Tensor.cat(first * cosines - second * sines, second * cosines + first * sines,
+                              dim=-1)
+
+        def step(rows: Tensor, angles: Tensor, page: Tensor, place: Tensor) -> Tensor:
+            cache[1][page, place] = rows[None, 32:]
+            cache[0][page, place] = turned(rows[None, 24:32], angles[0], angles[1])
+            return turned(rows[:24], angles[0], angles[1])
+
+        run = jit(step)
+        device = session.backend("NV").device
+        for number in range(4):
+            arguments = [Tensor(given + number), Tensor(angles), *(
+                Tensor(np.array([number + first], np.int64)) for first in (1, 0)
+            )]
+            for one in arguments:
+                one.realize()
+            before = device.launches
+            query = run(*arguments)
+            found = query.numpy()
+            launches = device.launches - before
+        pages = [array.numpy() for array in cache]
+        del run, arguments, query, cache[:]
+    first, second = np.split(given, 2, -1)
+    assert launches == 1
+    for number in range(4):
+        first, second = np.split(given + np.float32(number), 2, -1)
+        whole = np.concatenate(
+            (first * angles[0] - second * angles[1], second * angles[0] + first * angles[1]), -1
+        )
+        np.testing.assert_allclose(pages[0][number + 1, number], whole[24:32], rtol=1e-6, atol=1e-6)
+        np.testing.assert_array_equal(pages[1][number + 1, number], given[32:] + np.float32(number))
+    np.testing.assert_allclose(found, whole[:24], rtol=1e-6, atol=1e-6)
+    assert not pages[0][0].any()
+    assert not pages[1][4, :3].any()
