@@ -57,6 +57,7 @@ from baregrad.kernel.applying.stream_panels import (
     whole,
     width_of,
 )
+from baregrad.kernel.applying.stream_states import LOWEST, ZERO, RowStates, less
 from baregrad.kernel.facts.stream_facts import StreamFacts, holds_between, stream_facts
 from baregrad.kernel.gpu.barriers import sequence
 from baregrad.kernel.instructions import mma_sync, wgmma
@@ -68,7 +69,6 @@ from baregrad.target import AnyTarget
 
 F32 = dtypes.float32
 SLOTS = 2
-_LOWEST, _ZERO = const(float("-inf"), F32), const(0.0, F32)
 Places = tuple[Node, ...]
 
 
@@ -151,9 +151,12 @@ class _Builder:
         self.powers = self._array("register", scores) if step.ahead else self.s[0]
         self.every = self._array("register", (*shape, step.keys // N, N))
         self.sums = self._array("register", (*shape, N))
-        self.top, self.next, self.scale, self.total = [
-            self._array("register", shape) for _ in range(4)
-        ]
+        self.total = self._array("register", shape)
+        top, following, scale = [self._array("register", shape) for _ in range(3)]
+        self.states = RowStates(
+            facts, self.own, self.part, self.n, self.s[0], self.powers, top, following, scale,
+            self.sums,
+        )
 
     def _array(
         self, space: str, shape: tuple[int, ...], dtype: DType = F32, slots: int = 1
@@ -203,12 +206,11 @@ class _Builder:
             statements += [*self._copies(0, 60), commit()]
         has_sums = facts.states > 0 or not (facts.values or facts.over is not None)
         if facts.over is not None:
-            statements.append(store(self.every, _ZERO, (*self.own, self.part, self.n)))
-        if facts.states:
-            statements.append(store(self.top, _LOWEST, self.own))
+            statements.append(store(self.every, ZERO, (*self.own, self.part, self.n)))
+        statements += self.states.begun()
         if has_sums:
-            statements.append(store(self.sums, _ZERO, (*self.own, self.n)))
-        statements += [store(acc, _ZERO, (*self.own, *self.wide, self.c)) for acc in self.acc]
+            statements.append(store(self.sums, ZERO, (*self.own, self.n)))
+        statements += [store(acc, ZERO, (*self.own, *self.wide, self.c)) for acc in self.acc]
         if self.step.ahead:
             statements += self._ahead()
         else:
@@ -325,7 +327,7 @@ class _Builder:
     def _iteration(self) -> list[Node]:
         """What a block does for a tile of keys."""
         facts, own = self.facts, (*self.own, self.part, self.n)
-        begun = [store(s, _ZERO, own) for s in self.s]
+        begun = [store(s, ZERO, own) for s in self.s]
         begun += [self._scores(place, load(s, own)) for place, s in enumerate(self.s)]
         copies = [*self._copies(index.add(self.loop, 1), 75), commit()]
         statements = [done("copy"), *copies]
@@ -336,7 +338,8 @@ class _Builder:
         groups = GroupsBegun(list(range(len(self.s))), self.groups)
         work += groups.wait(facts.exponent_reads)
         if facts.states:
-            work += [*self._states(own), *self._scaled()]
+            work += [*self._exponents(self.s[0], own), *self.states.raised()]
+            work += self.states.scaled(self.acc, (*self.wide, self.c))
         weighing, terms = self._terms(own)
         work += weighing
         if facts.values:
@@ -373,8 +376,9 @@ class _Builder:
         factors = self._second(self.powers, values)
         number = axis_of(5, index.sub(extent_of(self.loop), 1), "loop", "keys")
         parts = StreamParts(
-            [store(self.s[0], _ZERO, own), self._scores(0, load(self.s[0], own))],
-            self._states(own), self._scaled(),
+            [store(self.s[0], ZERO, own), self._scores(0, load(self.s[0], own))],
+            [*self._exponents(self.s[0], own), *self.states.raised()],
+            self.states.scaled(self.acc, (*self.wide, self.c)),
             [self._product(total, *factors, "n", (self.j, self.turn))],
             lambda tile: self._copies(tile, 60, [keys]),
             lambda tile: self._copies(tile, 75, [values]),
@@ -394,7 +398,11 @@ class _Builder:
         elif not facts.exponent_reads & facts.read_beside(facts.exponent):
             exponent = load(self.s[place], own)
             statements += self._exponents(self.s[place], own)
+            difference = facts.near.src[0]
             known[facts.exponent] = exponent
+            if facts.scaled is not None:
+                shift = self._at_tile(difference.src[1], {})
+                known[difference] = less(facts, exponent, shift)
             common = facts.shared_weight
             if len(facts.weights) > 1 and not facts.exponent_reads & facts.read_beside(common):
                 # What several weights are made of is computed once.
@@ -419,37 +427,6 @@ class _Builder:
             made = (store(held[term], weights, own),)
             terms.append(Term(term, held[term], frozenset(reads[term]), made))
         return statements, terms
-
-    def _states(self, own: Places) -> list[Node]:
-        """The maximum of a tile raises that of its rows, by which what was summed is scaled."""
-        facts, s = self.facts, self.s[0]
-        sums = (*self.own, self.n)
-        scores, top = load(s, own), load(self.top, self.own)
-        following, scale = load(self.next, self.own), load(self.scale, self.own)
-        high = folded(Ops.MAX, scores, self.part, self.n)
-        none = alu(Ops.CMPEQ, following, _LOWEST)
-        shift = alu(Ops.WHERE, none, _ZERO, following)
-        kind = facts.near.op
-        power = Node(kind, F32, (alu(Ops.SUB, scores, shift),))
-        # Powers of two are relative to whole ones, of which a factor is one itself.
-        is_whole = kind is Ops.EXP2_NEAR
-        raised = Node(Ops.CEIL, F32, (high,)) if is_whole else high
-        base = Ops.EXP2 if is_whole else kind
-        factor = Node(base, F32, (alu(Ops.SUB, top, shift),))
-        summed = folded(Ops.ADD, load(self.powers, own), self.part)
-        return [
-            *self._exponents(s, own),
-            store(self.next, alu(Ops.MAX, top, raised), self.own),
-            store(self.scale, factor, self.own),
-            store(self.top, following, self.own),
-            store(self.powers, power, own),
-            store(self.sums, Node(Ops.FMA, F32, (load(self.sums, sums), scale, summed)), sums),
-        ]
-
-    def _scaled(self) -> list[Node]:
-        """What was summed, relative to the new maxima."""
-        own, scale = (*self.own, *self.wide, self.c), load(self.scale, self.own)
-        return [store(acc, alu(Ops.MUL, load(acc, own), scale), own) for acc in self.acc]
 
     def _scores(self, place: int, total: Node) -> Node:
         """The MMA of a product inside the stream."""
@@ -523,11 +500,15 @@ class _Builder:
 
     def _exponents(self, s: Node, own: Places) -> list[Node]:
         """Scores become x, -inf where it is hidden: what no row sees whole is asked by element."""
-        masked = self._at_tile(self.facts.exponent, {})
+        facts, known = self.facts, dict[Node, Node]()
+        if facts.scaled is not None:
+            # They stay as they are: what takes their powers multiplies.
+            known[facts.scaled.product] = self._at_tile(facts.scaled.value, {})
+        masked = self._at_tile(facts.exponent, known)
         there = index.less(self._key(), self.lengths[1])
         if there.op is not Ops.CONST:
-            masked = alu(Ops.WHERE, there, masked, _LOWEST)
-        plain = self._at_tile(self.facts.unmasked, {})
+            masked = alu(Ops.WHERE, there, masked, LOWEST)
+        plain = self._at_tile(facts.unmasked, known)
         if masked is plain:
             return [store(s, plain, own)]
         whole = self._sees_whole()
@@ -555,7 +536,7 @@ class _Builder:
         """The weights of a tile's elements, 0 past the last key."""
         found = self._at_tile(weights, known)
         there = index.less(self._key(), self.lengths[1])
-        return found if there.op is Ops.CONST else alu(Ops.WHERE, there, found, _ZERO)
+        return found if there.op is Ops.CONST else alu(Ops.WHERE, there, found, ZERO)
 
     # --- results --------------------------------------------------------------------------------
 
@@ -565,7 +546,7 @@ class _Builder:
         sums = [load(acc, (*self.own, *self.wide, self.c)) for acc in self.acc]
         states = [load(self.total, self.own), *sums] if facts.states or not sums else sums
         if facts.states:
-            states.insert(0, load(self.top, self.own))
+            states.insert(0, load(self.states.top, self.own))
         memo = self._axes(None)
         if facts.column is not None:
             column = index.flatten(in_panel(self.wide, self.c), [0, wgmma.PANEL][-len(self.wide):])

@@ -49,6 +49,14 @@ class Scores(NamedTuple):
     depth: Node
 
 
+class Scaled(NamedTuple):
+    """A product of a value and a constant factor from 0 to 1."""
+
+    product: Node
+    value: Node
+    factor: Node
+
+
 @dataclass(frozen=True, slots=True)
 class StreamFacts:
     """A KERNEL whose outputs are made of one fold over `key`, with products inside it.
@@ -128,6 +136,31 @@ class StreamFacts:
         # are no NaNs: of whole powers of two they are not, of others where a row sees a key.
         is_number = self.near.op is Ops.EXP2_NEAR or index.lower(limit[0]) >= 0
         return masked[1] if is_number and self._vanish else self.exponent
+
+    @property
+    def scaled(self) -> Scaled | None:
+        """What the exponent is a multiple of where no mask hides a key; None for other exponents.
+
+        Of approximate powers alone: others are of what was rounded. Nothing else may be made of the
+        exponent, and the factor makes no infinity of a number.
+        """
+        product = self.exponent
+        while (masked := _choice(product)) is not None:
+            product = masked[1]
+        beside = toposort(*self.weights, enter=lambda node: node is not self.near.src[0])
+        if self.near.op is Ops.EXP2_NEAR and product.op is Ops.MUL and self.exponent not in beside:
+            for value, factor in (product.src, product.src[::-1]):
+                if factor.op is Ops.CONST and 0 < factor.arg <= 1:
+                    return Scaled(product, value, factor)
+        return None
+
+    @property
+    def keeps_maxima(self) -> bool:
+        """Whether the maximum itself is asked for, and not only what powers are relative to."""
+        return any(
+            node.op is Ops.PROJ and node.src[0] is self.fold and node.arg == 0
+            for node in toposort(self.kernel)
+        )
 
     @property
     def shared_weight(self) -> Node:

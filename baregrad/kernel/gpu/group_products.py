@@ -143,6 +143,10 @@ def _fills(statement: Node) -> bool:
 
 def _sets(statement: Node, group: Node) -> bool:
     """Whether a statement sets what a group adds to, or registers that it multiplies."""
+    if statement.op is Ops.IF or statement.op is Ops.LOOP:
+        return _sets(statement.src[1], group)
+    if statement.op is Ops.SEQ:
+        return any(_sets(one, group) for one in statement.src)
     total, left = group.src[:2]
     held = (total, left.src[0]) if left.op is Ops.CAST else (total,)
     return statement.op is Ops.STORE and any(statement.src[0] is load.src[0] for load in held)

@@ -14,6 +14,7 @@ does a SCAN, of which each knows its own.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial, reduce
 from math import prod
 
 from baregrad.base.errors import CompilerBug
@@ -55,6 +56,8 @@ MOST_BLOCKS = (1 << 31) - 1
 # Beyond the ids of all other axes: a block's iterations.
 TURNS_ID = 1 << 26
 _PRIVATE = ("register", "scratch")
+# Rows of a thread of which each is asked whether something is to be done for any.
+MOST_ROWS = 4
 _ZERO = const(0, dtypes.index)
 
 
@@ -214,7 +217,9 @@ class _Threads:
         if op is Ops.IF:
             condition, body = node.src
             inside = self.statement(body, around | condition.ranges)
-            return make_node(op, dtypes.token, (self.expression(condition), inside))
+            condition = self.expression(condition)
+            made = make_node(op, dtypes.token, (condition, inside))
+            return _if_any(condition, made) if _changes_registers(body) else made
         if op is Ops.STORE or op is Ops.COPYTO:
             return self.store(node, around)
         if op is Ops.COMMIT or op is Ops.DONE:
@@ -318,6 +323,27 @@ class _Threads:
                 kept.append(place)
                 shape.append(extent)
         return Node(Ops.ALLOC, array.dtype, (), array.arg._replace(shape=tuple(shape))), tuple(kept)
+
+
+def _changes_registers(body: Node) -> bool:
+    """Whether statements do nothing but write a thread's registers."""
+    if body.op is Ops.SEQ:
+        return all(map(_changes_registers, body.src))
+    return body.op is Ops.STORE and body.src[0].op is Ops.ALLOC and (
+        body.src[0].arg.space == "register"
+    )
+
+
+def _if_any(condition: Node, made: Node) -> Node:
+    """A statement of some rows of a thread, left out where none of them has it."""
+    rows = [axis for axis in condition.ranges if axis.arg.bind == "unroll"]
+    if HALVES not in rows or prod([int(axis.src[0].arg) for axis in rows]) > MOST_ROWS:
+        return made
+    found = [condition]
+    for axis in rows:
+        found = [substitute(one, {axis: const(place, dtypes.index)})
+                 for one in found for place in range(int(axis.src[0].arg))]  # fmt: skip
+    return make_node(Ops.IF, dtypes.token, (reduce(partial(alu, Ops.OR), found), made))
 
 
 def _folds_threads(value: Node) -> bool:

@@ -72,10 +72,12 @@ def half_product(m: int, n: int, k: int) -> Node:
     return kernel_of(contracted(a, b))
 
 
-def attended(rows: int, keys: int, width: int, causal: bool = False) -> Node:
+def attended(
+    rows: int, keys: int, width: int, causal: bool = False, factor: float | None = None
+) -> Node:
     """p0[i0, i1] = softmax(p1 @ p2.T) @ p3 of float16, by powers of 2: one stream over r2.
 
-    causal: row i sees the first i + 1 keys.
+    causal: row i sees the first i + 1 keys. factor: what scores are multiplied by.
     """
     i, d, j, c = (range_node(size, place) for place, size in enumerate((rows, width, keys, width)))
     half, single = dtypes.float16, dtypes.float32
@@ -86,6 +88,8 @@ def attended(rows: int, keys: int, width: int, causal: bool = False) -> Node:
 
     score = alu(Ops.MUL, read(1, rows, i, c), read(2, keys, j, c))
     x = Node(Ops.REDUCE, single, (score, c), Reduce(primitive(Ops.ADD, single)))
+    if factor is not None:
+        x = alu(Ops.MUL, x, const(factor, single))
     if causal:
         x = alu(Ops.WHERE, index.less(i, j), const(float("-inf"), single), x)
     whole = Node(Ops.CEIL, single, (x,))

@@ -1,0 +1,104 @@
+"""What a stream keeps of each row while keys pass: a maximum, a sum of powers, and their scale.
+
+Powers are relative to the largest exponent so far, or to one not much smaller: when that rises,
+what was summed is scaled, which most tiles of keys then do not. Of whole powers of two a scale
+rounds nothing, so that it does not matter how often there is one. An exponent that is a multiple of
+a score is not computed: one instruction multiplies a score and subtracts, rounding once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import Node, alu, const, make_node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.applying.stream_panels import folded
+from baregrad.kernel.facts.stream_facts import StreamFacts
+from baregrad.kernel.gpu.barriers import sequence
+from baregrad.kernel.loops.loop_pieces import load, store
+
+F32 = dtypes.float32
+# Whole powers of two by which an exponent may be larger than what it is relative to: of 16-bit
+# floats, which have numbers up to 2 ** 16 at least, that leaves room for weights and their sums.
+ROOM = 8.0
+LOWEST, ZERO, ONE = const(float("-inf"), F32), const(0.0, F32), const(1.0, F32)
+
+
+@dataclass(frozen=True, slots=True)
+class RowStates:
+    """Arrays of a block's registers, and the axes of its rows and of a tile's keys.
+
+    own: the axes of rows. part, n: those of tiles of keys, and of keys in one. scores: exponents,
+    or what they are multiples of; powers: where powers lie. top, next, scale: of each row the
+    largest exponent so far, that with the tile's, and what sums are multiplied by. sums: of powers,
+    over rows and n.
+    """
+
+    facts: StreamFacts
+    own: tuple[Node, ...]
+    part: Node
+    n: Node
+    scores: Node
+    powers: Node
+    top: Node
+    next: Node
+    scale: Node
+    sums: Node
+
+    def begun(self) -> list[Node]:
+        """Maxima of nothing."""
+        return [store(self.top, LOWEST, self.own)] if self.facts.states else []
+
+    def raised(self) -> list[Node]:
+        """Scores of a tile raise the maxima of their rows and become powers, which are summed."""
+        own, sums = (*self.own, self.part, self.n), (*self.own, self.n)
+        scores, top = load(self.scores, own), load(self.top, self.own)
+        following, scale = load(self.next, self.own), load(self.scale, self.own)
+        none = alu(Ops.CMPEQ, following, LOWEST)
+        shift = alu(Ops.WHERE, none, ZERO, following)
+        kind = self.facts.near.op
+        # Powers of two are relative to whole ones, of which a factor is one itself.
+        is_whole = kind is Ops.EXP2_NEAR
+        high = self.exponents(folded(Ops.MAX, scores, self.part, self.n))
+        high = Node(Ops.CEIL, F32, (high,)) if is_whole else high
+        base = Ops.EXP2 if is_whole else kind
+        factor = Node(base, F32, (alu(Ops.SUB, top, shift),))
+        power = Node(kind, F32, (less(self.facts, scores, shift),))
+        summed = folded(Ops.ADD, load(self.powers, own), self.part)
+        rises = alu(Ops.CMPNE, following, top)
+        highest = alu(Ops.MAX, top, high)
+        if is_whole and not self.facts.keeps_maxima:
+            # Infinity and what is no number rise as well.
+            near = alu(Ops.CMPLE, high, alu(Ops.ADD, top, const(ROOM, F32)))
+            highest = alu(Ops.WHERE, near, top, highest)
+        return [
+            store(self.next, highest, self.own),
+            store(self.scale, ONE, self.own),
+            make_node(Ops.IF, dtypes.token, (rises, store(self.scale, factor, self.own))),
+            store(self.top, following, self.own),
+            store(self.powers, power, own),
+            store(self.sums, Node(Ops.FMA, F32, (load(self.sums, sums), scale, summed)), sums),
+        ]
+
+    def scaled(self, sums: Iterable[Node], places: tuple[Node, ...]) -> list[Node]:
+        """Sums at some places of each row, relative to the new maxima."""
+        scale = load(self.scale, self.own)
+        rises = alu(Ops.CMPNE, scale, ONE)
+        own = (*self.own, *places)
+        made = [store(one, alu(Ops.MUL, load(one, own), scale), own) for one in sums]
+        return [make_node(Ops.IF, dtypes.token, (rises, sequence(made)))] if made else []
+
+    def exponents(self, scores: Node) -> Node:
+        """Exponents of what lies in the place of scores."""
+        found = self.facts.scaled
+        return scores if found is None else alu(Ops.MUL, scores, found.factor)
+
+
+def less(facts: StreamFacts, scores: Node, shift: Node) -> Node:
+    """Exponents of what lies in the place of scores less something."""
+    found = facts.scaled
+    if found is None:
+        return alu(Ops.SUB, scores, shift)
+    return Node(Ops.FMA, F32, (scores, found.factor, alu(Ops.NEG, shift)))
