@@ -14,6 +14,7 @@ from baregrad.apps.bench_measure import Array
 PERIOD = (1 << 22) + 3
 _NBYTES = MappingProxyType({
     "bfloat16": 2, "float16": 2, "int64": 8, "float64": 8, "uint8": 1, "int8": 1, "bool": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
 })
 
 

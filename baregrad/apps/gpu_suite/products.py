@@ -8,7 +8,7 @@ from typing import Any
 
 from baregrad.apps.beside.draws import Draw
 from baregrad.apps.beside.tensor_case import TensorCase
-from baregrad.apps.gpu_suite.row import FLOAT32, GpuRow
+from baregrad.apps.gpu_suite.row import COPY, FLOAT32, GpuRow
 from baregrad.tensor import Tensor
 
 _TINY = (48, 40, 32)
@@ -196,21 +196,54 @@ def _attention(
     )
 
 
+def _decoding(
+    streams: int, heads: int, key_heads: int, length: int, width: int, stored: str = "bfloat16"
+) -> TensorCase:
+    """A query of each stream over keys and values that lie in memory as `stored`."""
+    cache = Draw((streams, key_heads, length, width), stored)
+
+    def ours(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        key, value = (one.cast(query.dtype) for one in (key, value))
+        return query.scaled_dot_product_attention(key, value, enable_gqa=True)
+
+    def theirs(torch: Any, query: Any, key: Any, value: Any) -> Any:
+        key, value = (
+            one.to(query.dtype).repeat_interleave(heads // key_heads, 1) for one in (key, value)
+        )
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+    return TensorCase(
+        (Draw((streams, heads, 1, width)), cache, cache), ours, theirs, exact="float32",
+        traffic=2 * cache.nbytes,
+    )
+
+
 def _attentions() -> list[GpuRow]:
     table = (
         ("b4 h32 s4096 d128", (4, 32, 32, 4096, 128), (1, 2, 2, 48, 16)),
+        ("b4 h32 s4096 d64", (4, 32, 32, 4096, 64), (1, 2, 2, 48, 16)),
         ("b4 h32 s1024 d64", (4, 32, 32, 1024, 64), (1, 2, 2, 32, 16)),
+        ("b1 h16 s16384 d128", (1, 16, 16, 16384, 128), (1, 2, 2, 80, 16)),
         ("b4 h32 of 8 s4096 d128", (4, 32, 8, 4096, 128), (1, 4, 2, 32, 16)),
     )
-    return [
+    rows = [
         GpuRow(
             f"attention causal {name}, {'and gradients' if gradients else 'forward'}",
-            0.3 if gradients else 0.35,
+            0.8 if gradients else 0.9,
             _of(_attention, (*full, gradients), (*tiny, gradients)), tolerance=2.0**-6,
         )
         for name, full, tiny in table
         for gradients in (False, True)
     ]
+    decoded = [
+        GpuRow(
+            f"attention decode 64 of 8192 keys, 32 heads of 8 d128, {name}", 0.9,
+            _of(_decoding, (64, 32, 8, 8192, 128, stored), (2, 4, 2, 700, 16, stored)), COPY,
+            tolerance=2.0**-6, limit_s=60.0,
+        )
+        for name, stored in (("bf16", "bfloat16"), ("fp8", "float8_e4m3fn"))
+    ]
+    return rows + decoded
 
 
 CONVOLUTIONS = tuple(_convolutions())
