@@ -1,16 +1,24 @@
-"""Long reductions to few values in two steps: partial results first, for threads to share.
+"""Long reductions in two steps, partial results first: for threads to share, and for exact sums.
 
 `sum(x)` over millions of elements is 64 to 256 sums, stored, and their sum. The order of the
 additions is part of the graph, so that the result does not depend on how many threads there are.
+
+A float32 sum of n like terms that are added one after the other is off by up to n / 2^25 of its
+value. Sums that a kernel would add so, longer than `IN_ORDER`, are made of shorter ones.
 """
 
 from __future__ import annotations
 
-from baregrad.base.bits import greatest_divisor
+from math import prod
+
+from baregrad.base.bits import greatest_divisor, round_up
+from baregrad.dtypes import dtypes
+from baregrad.graph.repeats import is_matrix_product
 from baregrad.graph.traced import Part, Rule
-from baregrad.graph.views import reshape
+from baregrad.graph.views import lengthened, reshape
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 
@@ -20,6 +28,10 @@ PARTS = 64
 # Of more elements there are more parts: threads wait for the last one to end.
 MOST_PARTS = 256
 PART = 1 << 16
+# Terms of a sum that are added one after the other. A row's are added to so many sums at once.
+IN_ORDER = 1 << 15
+AT_ONCE = 64
+SHORT = 1 << 12
 
 
 def _visit(node: Node) -> Node | None:
@@ -32,15 +44,35 @@ def _visit(node: Node) -> Node | None:
     results = index.product(node.shape)
     if not isinstance(results, int):
         return None
-    most = min(max(elements // PART, PARTS), MOST_PARTS) if results < FEW else 0
-    if most < 2:
-        return None
+    if results >= FEW:
+        return _of_short_sums(node, value)
+    most = min(max(elements // PART, PARTS), MOST_PARTS)
     # The outermost reduced axis is cut, so that each part is near each other in memory.
     axis = min(node.arg.axes)
     extent = value.shape[axis]
     parts = extent if extent <= most else greatest_divisor(extent, most)
     if parts < 2 or parts * max(results, 1) < FEW // 2:
         return None
+    return _in_parts(node, value, axis, parts)
+
+
+def _of_short_sums(node: Node, value: Node) -> Node | None:
+    """A float32 sum of many terms in order as the sum of shorter ones; None for others."""
+    axes = node.arg.axes
+    if node.arg.monoid is not primitive(Ops.ADD, dtypes.float32) or is_matrix_product(value, axes):
+        return None
+    last = max(axis for axis, extent in enumerate(value.shape) if extent != 1)
+    terms = prod(value.shape[axis] for axis in axes)
+    in_order = terms // AT_ONCE if last in axes else terms
+    if in_order <= IN_ORDER:
+        return None
+    axis = max(axes, key=lambda axis: (value.shape[axis], -axis))
+    extent = value.shape[axis]
+    most = min(in_order // SHORT, extent)
+    parts = greatest_divisor(extent, most)
+    if parts < most // 2:
+        parts = most
+        value = lengthened(value, axis, round_up(extent, parts), node.arg.monoid.identity[0])
     return _in_parts(node, value, axis, parts)
 
 

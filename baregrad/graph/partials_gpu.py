@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from baregrad.base.bits import greatest_divisor, round_up
 from baregrad.dtypes import dtypes
-from baregrad.graph.repeats import is_repeated, result_order, sides_of
+from baregrad.graph.repeats import is_matrix_product, is_repeated, result_order, sides_of
 from baregrad.graph.sums import once
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import expand, lengthened, permute, reshape, stored
@@ -105,7 +105,7 @@ def _visit(node: Node, known: dict[Node, int]) -> Node | None:
     if monoid.primitive is None and any(lift.op is not Ops.SLOT for lift in monoid.lift):
         return None  # what elements are lifted to cannot be stored and lifted again
     if not all(isinstance(value.shape[axis], int) for axis in axes):
-        return None if _is_contraction(value, axes) else _cut(_as_bounds(node))
+        return None if is_matrix_product(value, axes) else _cut(_as_bounds(node))
     return _cut(node) if (balanced := _balanced(node)) is None else balanced
 
 
@@ -135,7 +135,7 @@ def _cut(node: Node) -> Node | None:
     wanted = _parts(node, value, length)
     if wanted < 2:
         return None
-    if not _is_contraction(value, axes):
+    if not is_matrix_product(value, axes):
         return _in_parts(node, _outer_parts(value.shape, axes, wanted))
     found = [(axis, _divided(value.shape[axis], wanted)) for axis in axes]
     if _is_of_matrix_units(value):
@@ -222,7 +222,7 @@ def _odd_run(node: Node) -> PartsOf | None:
     runs = prod([shape[axis] for axis in others])
     if run < 2 or run % ODD == 0 or runs < RUNS or run * runs < LONG_RUNS:
         return None
-    if node.arg.monoid.primitive is None or not others or _is_contraction(node.src[0], axes):
+    if node.arg.monoid.primitive is None or not others or is_matrix_product(node.src[0], axes):
         return None
     return PartsOf((*shape[:first], run), (*others, first), first, run)
 
@@ -230,7 +230,7 @@ def _odd_run(node: Node) -> PartsOf | None:
 def _parts(node: Node, value: Node, length: int) -> int:
     """How many parts a reduction of `length` elements for each result is cut into; 1 for whole."""
     shape, axes, monoid = value.shape, node.arg.axes, node.arg.monoid
-    if _is_contraction(value, axes):
+    if is_matrix_product(value, axes):
         sides = _sides_on_units(value, axes)
         if sides is not None:
             return _thin_parts(*sides, length)
@@ -277,16 +277,6 @@ def _last(shape: tuple[Any, ...]) -> int:
     return max([axis for axis, extent in enumerate(shape) if extent != 1], default=0)
 
 
-def _is_contraction(value: Node, axes: tuple[int, ...]) -> bool:
-    """Whether a product is summed whose factors are each used for several results."""
-    while value.op is Ops.CAST:
-        value = value.src[0]
-    if value.op is not Ops.MUL:
-        return False
-    free = [axis for axis, e in enumerate(value.shape) if axis not in axes and e != 1]
-    return all(any(is_repeated(factor, axis) for axis in free) for factor in value.src)
-
-
 def _is_of_matrix_units(value: Node) -> bool:
     """Whether a product's factors are 16-bit floats that are widened."""
     if value.op is not Ops.MUL or value.dtype is not dtypes.float32:
@@ -303,7 +293,7 @@ def _is_of_matrix_units(value: Node) -> bool:
 
 def _sides_on_units(value: Node, axes: tuple[int, ...]) -> tuple[int, int, int] | None:
     """Rows and columns of products for matrix units, and how many there are; None for others."""
-    if not _is_contraction(value, axes) or not _is_of_matrix_units(value):
+    if not is_matrix_product(value, axes) or not _is_of_matrix_units(value):
         return None
     return sides_of(value, axes)
 
@@ -399,7 +389,7 @@ def _in_parts(node: Node, cut: PartsOf) -> Node:
     partial = Node(Ops.REDUCE, monoid.states[0], pieces, Reduce(monoid, cut.inner))
     place = cut.place
     order = tuple(range(len(node.shape)))
-    if _is_contraction(node.src[0], node.arg.axes):
+    if is_matrix_product(node.src[0], node.arg.axes):
         # Each part is a matrix of its own, whose neighbours are stored together.
         order = result_order(node, max(COPIES)) or order
         others = [axis + (axis >= place) for axis in order]

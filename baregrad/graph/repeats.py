@@ -62,6 +62,16 @@ def is_repeated(node: Node, axis: int) -> bool:
     return False
 
 
+def is_matrix_product(value: Node, axes: tuple[int, ...]) -> bool:
+    """Whether a product is summed whose factors are each used for several results."""
+    while value.op is Ops.CAST:
+        value = value.src[0]
+    if value.op is not Ops.MUL:
+        return False
+    free = [axis for axis, e in enumerate(value.shape) if axis not in axes and e != 1]
+    return all(any(is_repeated(factor, axis) for axis in free) for factor in value.src)
+
+
 def sides_of(product: Node, axes: tuple[int, ...]) -> tuple[int, int, int]:
     """How many results of a MUL that is summed over `axes` each factor alone has, and both.
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
+from baregrad import Tensor
 from baregrad.graph import canonicalise
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
@@ -32,3 +34,24 @@ def test_longer_sums_have_more_parts(shape: tuple[int, ...], parts: int) -> None
     made = canonicalise(sink(param(0, *shape).sum()))
     (stored,) = [node for node in toposort(made) if node.op is Ops.CONTIGUOUS]
     assert stored.shape == (parts,)
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [(70001, 17), (2, 1 << 16, 3, 6), pytest.param((1 << 22, 16), marks=pytest.mark.slow)],
+)
+def test_sums_of_many_like_terms_are_near(shape: tuple[int, ...]) -> None:
+    """Term after term in float32 they would be up to 2 % off: 0.1 is rounded alike in each."""
+    x = np.full(shape, 0.1, np.float32)
+    axis = int(np.argmax(shape))
+    exact = x.astype(np.float64).sum(axis)
+    np.testing.assert_allclose(Tensor(x, device="CPU").sum(axis).numpy(), exact, rtol=2e-4)
+    rows = np.moveaxis(x, axis, -1)
+    found = Tensor(rows, device="CPU").sum(-1).numpy()
+    np.testing.assert_allclose(found, exact, rtol=2e-4)
+
+
+def test_a_product_of_matrices_is_one_sum() -> None:
+    x, y = param(0, 32, 1 << 17), param(1, 1 << 17, 32)
+    made = canonicalise(sink(x @ y))
+    assert not [node for node in toposort(made) if node.op is Ops.CONTIGUOUS]
