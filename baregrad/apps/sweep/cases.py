@@ -143,14 +143,15 @@ def _surrounded(
     if after is not None:
         words.append(f"then {after[0]}")
     if reduced:
-        words.append("then a sum over the last axis")
+        words.append("then a sum of squares over the last axis")
 
     def whole(k: Any, first: Any, *others: Any) -> Any:
         found = function(k, first if before is None else before[1](k, first), *others)
         if after is not None:
             found = after[1](k, found)
         if reduced:
-            found = k.wide(found)
+            # Squares: the gradient of a softmax's plain sum is nothing but rounding.
+            found = k.wide(found).square()
             found = found.sum(-1) if found.ndim else found
         return found
 
