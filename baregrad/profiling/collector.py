@@ -59,6 +59,12 @@ class Collector:
         self.architectures[follower.name] = getattr(follower, "architecture", "")
         watch.add(self)
 
+    def forget(self) -> list[Device]:
+        """Begin to let go of all, in a forked child; return the devices that were watched."""
+        for watch in self._watches:
+            watch.forget()
+        return [watch.device for watch in self._watches]
+
     # What a device's watch tells.
 
     def closed(self, watch: DeviceWatch) -> None:

@@ -123,6 +123,11 @@ class DeviceWatch:
         with self._lock:
             self._listeners += (listener,)
 
+    def forget(self) -> None:
+        """In a forked child: what was in flight is the parent's, and so was who held the lock."""
+        self._pending.clear()
+        self._lock = threading.RLock()
+
     def remove(self, listener: DeviceListener) -> None:
         """Tell a listener what is in flight, and no more; the last one's end is that of the front.
 

@@ -6,8 +6,9 @@ import atexit
 import contextlib
 import os
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from baregrad.base.errors import ArgumentError
 from baregrad.base.options import options
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from baregrad.profiling.summary import KernelRow, Utilisation
+    from baregrad.runtime.interface import Device
 
 
 class Profile:
@@ -102,17 +104,44 @@ class Profile:
 
 
 class _OfProcess:
-    """The profile that `PROFILE` asks for: from the first device on to the process's end."""
+    """The profile that `PROFILE` asks for: from the first device on to the process's end.
+
+    A forked child has one of its own, from its first work on.
+    """
 
     def __init__(self) -> None:
         self.profile: Profile | None = None
+        self._told_of_forks = False
 
     def begin(self) -> None:
-        if self.profile is None or self.profile._pid != os.getpid():
-            # Of what was inherited nothing is this process's.
-            self.profile = Profile(options.profile, lines=False)
-            self.profile.__enter__()
-            atexit.register(self.end, os.getpid())
+        if self.profile is not None:
+            return
+        self.profile = Profile(options.profile, lines=False)
+        self.profile.__enter__()
+        atexit.register(self.end, os.getpid())
+        # A child of `multiprocessing` ends without what is registered above.
+        if "multiprocessing.util" in sys.modules:
+            sys.modules["multiprocessing.util"].Finalize(
+                None, self.end, (os.getpid(),), exitpriority=100
+            )
+        if not self._told_of_forks and hasattr(os, "register_at_fork"):
+            self._told_of_forks = True
+            os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        inherited, self.profile = self.profile, None
+        if inherited is None:
+            return
+        # Of what was inherited nothing is this process's.
+        devices = inherited._seen.forget()
+        inherited._open.close()
+        for device in devices:
+            vars(device)["submit"] = partial(self._first_work, device)
+
+    def _first_work(self, device: Device, *words: Any, **named: Any) -> Any:
+        vars(device).pop("submit", None)
+        self.begin()
+        return device.submit(*words, **named)
 
     def end(self, pid: int) -> None:
         if self.profile is not None and pid == os.getpid():

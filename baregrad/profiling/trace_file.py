@@ -9,7 +9,9 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-from collections.abc import Iterator
+import secrets
+import stat
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -35,24 +37,29 @@ def begin_file(path: Path) -> None:
             wanted="another ending than .py",
         )
     form = form_of(path)
-    with _locked(path) as fd:
+
+    def begun(data: bytes, changed_ns: int) -> bytes | None:
         with contextlib.suppress(FileFormatError):
-            by_parent = form.begun_by(_read(fd)) in ancestors()
-            if by_parent or os.fstat(fd).st_mtime_ns >= PROCESS_BEGAN_NS:
-                return
-        _write(fd, form.begin(os.getpid()))
+            by_parent = form.begun_by(data) in ancestors()
+            if by_parent or changed_ns >= PROCESS_BEGAN_NS:
+                return None
+        return bytes(form.begin(os.getpid()))
+
+    _rewrite(path, begun)
 
 
 def join_file(path: Path, events: Events) -> None:
     """Add what a process did to a file. Raises ArgumentError where it cannot be written."""
     form = form_of(path)
-    with _locked(path) as fd:
+
+    def joined(data: bytes, _changed_ns: int) -> bytes:
         try:
-            data = form.joined(_read(fd), events)
+            return bytes(form.joined(data, events))
         except FileFormatError:
             # Somebody else's file by now.
-            data = form.joined(form.begin(events.pid), events)
-        _write(fd, data)
+            return bytes(form.joined(form.begin(events.pid), events))
+
+    _rewrite(path, joined)
 
 
 def read_file(path: Path) -> list[Events]:
@@ -81,15 +88,21 @@ def ancestors() -> list[int]:
     return found
 
 
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[int]:
+def _rewrite(path: Path, change: Callable[[bytes, int], bytes | None]) -> None:
+    """Put in a file's place what `change` makes of its content and time, None for no change.
+
+    It is there whole or as it was, whatever ends us. Other processes wait meanwhile.
+    """
+    # A link keeps pointing at the file that it names.
+    target = path.resolve()
     try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX)
-            yield fd
-        finally:
-            os.close(fd)
+        with _locked(target) as fd:
+            state = os.fstat(fd)
+            data = change(os.pread(fd, state.st_size, 0), state.st_mtime_ns)
+            if data is not None and stat.S_ISREG(state.st_mode):
+                _replace(target, data, state.st_mode)
+            elif data is not None:
+                os.write(fd, data)
     except OSError as error:
         raise ArgumentError(
             f"the profile cannot be written to {path}", found=error.strerror,
@@ -97,12 +110,31 @@ def _locked(path: Path) -> Iterator[int]:
         ) from error
 
 
-def _read(fd: int) -> bytes:
-    return os.pread(fd, os.fstat(fd).st_size, 0)
+@contextlib.contextmanager
+def _locked(target: Path) -> Iterator[int]:
+    """Open and lock a file: the one that has the name once the lock is ours."""
+    while True:
+        fd = os.open(target, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), target.stat()):
+                    yield fd
+                    return
+        finally:
+            os.close(fd)
 
 
-def _write(fd: int, data: bytes) -> None:
-    os.ftruncate(fd, 0)
-    done = 0
-    while done < len(data):
-        done += os.pwrite(fd, data[done:], done)
+def _replace(target: Path, data: bytes, mode: int) -> None:
+    temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.chmod(stat.S_IMODE(mode))
+        temporary.replace(target)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise

@@ -22,6 +22,8 @@ from baregrad import Tensor
 from baregrad.base.errors import ArgumentError
 from baregrad.base.options import options, parse_environment
 from baregrad.engine.session import Session, current_session, use_session
+from baregrad.profiling import trace_file
+from baregrad.profiling.events import Events
 from baregrad.profiling.limits import limits_of
 from baregrad.runtime.commands import Slot
 from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
@@ -230,6 +232,65 @@ def test_processes_of_one_run_share_the_file(tmp_path: Path) -> None:
             whole = json.loads(path.read_text())
             kernels = {row["pid"] for row in whole["traceEvents"] if row.get("cat") == "kernels"}
             assert len(kernels) == 2 and whole["begunBy"] in kernels
+
+
+def test_a_forked_child_joins_with_its_own_work(tmp_path: Path) -> None:
+    script, path = tmp_path / "parent.py", tmp_path / "p.json"
+    script.write_text(
+        "import multiprocessing\nimport numpy as np\nfrom baregrad import Tensor\n"
+        "def work(count):\n"
+        "    (Tensor(np.ones(count, np.float32)) + 1).numpy()\n"
+        "work(7)\n"
+        "context = multiprocessing.get_context('fork')\n"
+        "for function, words in ((work, (7,)), (print, ())):\n"
+        "    child = context.Process(target=function, args=words)\n"
+        "    child.start()\n"
+        "    child.join()\n"
+        "    assert child.exitcode == 0\n"
+        "work(7)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True,
+        env={"PROFILE": str(path), "PATH": "", "BAREGRAD_CACHE_DIR": str(tmp_path / "cache"),
+             "PYTHONPATH": str(Path(baregrad.__file__).parents[1])},
+    )  # fmt: skip
+    # One that computes nothing is none of those who are told of.
+    assert done.stderr.count("written to") == 2
+    rows = json.loads(path.read_text())["traceEvents"]
+    kernels = Counter(row["pid"] for row in rows if row.get("cat") == "kernels")
+    assert sorted(kernels.values()) == [1, 2]
+
+
+def test_a_file_is_there_whole_or_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, real = tmp_path / "p.json", tmp_path / "real.json"
+    path.symlink_to(real)
+    events = Events(1, "one", (), (), ())
+    trace_file.begin_file(path)
+    trace_file.join_file(path, events)
+    before = real.read_bytes()
+    assert path.is_symlink()
+
+    def full(fd: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(trace_file.os, "fsync", full)
+        with pytest.raises(ArgumentError, match="cannot be written"):
+            trace_file.join_file(path, Events(2, "two", (), (), ()))
+    assert real.read_bytes() == before and sorted(tmp_path.iterdir()) == [path, real]
+    # Who waited for the lock of a file that was replaced takes the one that is there now.
+    with trace_file._locked(real) as held:
+        other = tmp_path / "other.json"
+        other.write_bytes(before)
+        waiting = threading.Thread(target=trace_file.join_file, args=(real, events))
+        waiting.start()
+        time.sleep(0.05)
+        other.replace(real)
+        assert os.fstat(held).st_nlink == 0
+    waiting.join()
+    assert len(trace_file.read_file(real)) == 1 and real.read_bytes() != before
 
 
 def test_a_gpu_is_profiled_without_being_awaited(tmp_path: Path) -> None:
