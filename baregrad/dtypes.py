@@ -41,7 +41,8 @@ class DType:
 
     `bits` is its size (0 for `index` and `token`, which are never stored), `numpy` NumPy's own
     dtype for it or None, `storage` the NumPy dtype of its raw codes (bfloat16: uint16; a 4-bit
-    type: uint8 with the code in the low half). `storage_only`: see `check_computed`.
+    type: uint8 with the code in the low half; tfloat32: uint32, the code of the float32 that it
+    is). `storage_only`: see `check_computed`.
     `itemsize` is the bytes of one element when stored alone: a 4-bit element takes one.
     """
 
@@ -76,6 +77,11 @@ class DType:
     def is_float(self) -> builtins.bool:
         """Whether it is a floating-point type."""
         return self.kind == "float"
+
+    @property
+    def is_narrow(self) -> builtins.bool:
+        """Whether it is a float of fewer digits than float32, computed in that."""
+        return self.format is not None and self.format.bits < 32
 
     @property
     def is_int(self) -> builtins.bool:
@@ -156,6 +162,10 @@ class _Table:
     float8_e4m3fn: Final = _coded("float8_e4m3fn", FloatFormat(4, 3, 7, "nan"))
     float8_e5m2: Final = _coded("float8_e5m2", FloatFormat(5, 2, 15))
     float4_e2m1fn: Final = _coded("float4_e2m1fn", FloatFormat(2, 1, 1, "none"))
+    # What matrix units make of float32: its exponents, and ten of its digits.
+    tfloat32: Final = DType(
+        "tfloat32", "float", 32, None, np.dtype(np.uint32), FloatFormat(8, 10, 127), True
+    )
     int4: Final = DType("int4", "int", 4, None, np.dtype(np.uint8), None, True)
     uint4: Final = DType("uint4", "uint", 4, None, np.dtype(np.uint8), None, True)
 
@@ -178,6 +188,8 @@ DEFAULT_INT: Final = dtypes.int64
 # Every dtype, in the order of promotion, the storage-only and internal ones last.
 ALL: Final = tuple(dict.fromkeys(row for row in vars(dtypes).values() if isinstance(row, DType)))
 COMPUTED: Final = tuple(row for row in ALL if row.bits and not row.storage_only)
+# Low digits of a float32 that a tfloat32 has not.
+TF32_CUT: Final = 13
 
 
 # ---- names --------------------------------------------------------------------------------------
@@ -440,7 +452,7 @@ def finfo(dtype: DType) -> FloatInfo:
     if form is None:
         raise DTypeError("finfo is of floating-point dtypes", found=dtype, wanted="a float dtype")
     return FloatInfo(
-        bits=form.bits,
+        bits=dtype.bits,
         min=-form.largest,
         max=form.largest,
         eps=math.ldexp(1.0, -form.mantissa_bits),
@@ -501,7 +513,8 @@ def encode(
     with np.errstate(invalid="ignore"):
         # A signalling NaN is no reason to warn: it becomes the quiet one.
         exact = array.astype(np.float64)
-    return encode_float(exact, dtype.format, saturate).astype(dtype.storage)
+    codes = encode_float(exact, dtype.format, saturate).astype(dtype.storage)
+    return codes << np.uint32(TF32_CUT) if dtype is dtypes.tfloat32 else codes
 
 
 def decode(raw: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
@@ -509,7 +522,8 @@ def decode(raw: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
 
     Floats of at most 32 bits come back as float32, 4-bit integers as int8 or uint8, other dtypes as
     NumPy's own.
-    `raw` has the dtype `dtype.storage`; the upper half of a 4-bit code's byte is ignored.
+    `raw` has the dtype `dtype.storage`; the upper half of a 4-bit code's byte is ignored, and so
+    are the digits that a tfloat32 has not.
     """
     if dtype.storage is None or raw.dtype != dtype.storage:
         raise DTypeError(f"raw codes of {dtype}", found=raw.dtype, wanted=dtype.storage)
@@ -524,6 +538,8 @@ def decode(raw: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
             return raw.view(np.float16).astype(np.float32)
     if dtype.numpy is not None:
         return raw.view(dtype.numpy)
+    if dtype is dtypes.tfloat32:
+        return (raw >> np.uint32(TF32_CUT) << np.uint32(TF32_CUT)).view(np.float32)
     assert dtype.format is not None
     table = code_values(dtype.format)
     return np.asarray(table[raw & np.uint8((1 << dtype.bits) - 1)])

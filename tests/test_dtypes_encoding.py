@@ -198,6 +198,26 @@ def test_wrong_codes_are_refused() -> None:
         encode(np.zeros(2), dtypes.index)
 
 
+def test_tfloat32_is_a_float32_of_ten_digits() -> None:
+    """Ties to even, subnormals, overflow and NaN, against whole counts of the last digit."""
+    low = np.array([0, 1, 0xFFF, 0x1000, 0x1001, 0x1FFF], np.uint32)
+    base = np.array([0, 0x2000, 0x4000, 0x800000, 0x3F800000, 0x40492000, 0x7F7FE000], np.uint32)
+    bits = (base[:, None] + low).reshape(-1)
+    points = np.concatenate([bits, bits | np.uint32(1 << 31)]).view(np.float32)
+    exact = points.astype(np.float64)
+    # Of the least binade digits are 2**-136, of others 2**-10 of the power of two below.
+    digit = 2.0 ** (np.maximum(np.frexp(exact)[1] - 1, -126) - 10)
+    wanted = np.rint(exact / digit) * digit
+    wanted[np.abs(wanted) >= 2.0**128] *= np.inf
+    codes = encode(points, dtypes.tfloat32)
+    same(decode(codes, dtypes.tfloat32), wanted.astype(np.float32))
+    same(codes.view(np.float32), wanted.astype(np.float32))
+    special = np.array([np.inf, -np.inf, np.nan], np.float32)
+    same(decode(encode(special, dtypes.tfloat32), dtypes.tfloat32), special)
+    # Digits that it has not are no part of what a code stands for.
+    assert decode(np.uint32([0x3F801FFF]), dtypes.tfloat32).tolist() == [1.0]
+
+
 SPECIAL = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-320, -1e39, 448.0, 464.1, 65520.0]
 
 

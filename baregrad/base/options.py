@@ -219,6 +219,10 @@ class Options:
         str, "tensor", "The level that the REF device evaluates.",
         allowed=("tensor", "kernel", "loop", "linear"),
     )
+    matmul_precision = Option(
+        str, "highest", "How GPUs multiply matrices of float32: as they are, or rounded to "
+        "tfloat32, by matrix units (high).", allowed=("highest", "high"),
+    )
     beam = Option(
         int, 0, "How many schedules a search keeps at each step; 0 means no search.",
         allowed=range(1025), aliases=("BEAM",),

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from baregrad.base.options import options
-from baregrad.graph.byte_factors import BYTE_FACTORS, has_bytes
 from baregrad.graph.cleanup import CLEANUP
 from baregrad.graph.constants import CONSTANTS
 from baregrad.graph.folds import FOLDS, FOLDS_ON_GPU
+from baregrad.graph.group_factors import GROUP_FACTORS, has_group_factors
 from baregrad.graph.onehot import ONE_HOT
 from baregrad.graph.packed_windows import PACKED_WINDOWS
 from baregrad.graph.partials import PARTIALS
@@ -46,7 +46,7 @@ _LAST_OF_GPUS = (
 )
 _STEPS_OF_GPUS = (*_FIRST_OF_GPUS, *_LAST_OF_GPUS)
 _STEPS_WITH_STREAMS = (*_FIRST_OF_GPUS, STREAMS, *_LAST_OF_GPUS)
-_WITH_BYTES = (*_FIRST_OF_GPUS, BYTE_FACTORS, STREAMS, *_LAST_OF_GPUS)
+_WITH_FACTORS = (*_FIRST_OF_GPUS, GROUP_FACTORS, STREAMS, *_LAST_OF_GPUS)
 # What is shown before the first pass.
 INPUT = ("input", "what the user's code built")
 passes: tuple[Pass, ...] = tuple(one.as_pass() for step in _STEPS for one in step.shown)
@@ -56,7 +56,7 @@ def _steps_for(target: AnyTarget | None) -> tuple[Traced | Joined, ...]:
     if target is None or target.kind != "gpu":
         return _STEPS
     steps = _STEPS_WITH_STREAMS if has_streams(target) else _STEPS_OF_GPUS
-    return _WITH_BYTES if steps is _STEPS_WITH_STREAMS and has_bytes(target) else steps
+    return _WITH_FACTORS if steps is _STEPS_WITH_STREAMS and has_group_factors(target) else steps
 
 
 def canonicalise(

@@ -166,7 +166,7 @@ _COPIES = frozenset(("tma.load", "tma.store"))
 # Dtypes as matrix units call them.
 _OPERANDS: MappingProxyType[str, str] = MappingProxyType({
     "bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
-    "int8": "s8", "uint8": "u8",
+    "tfloat32": "tf32", "int8": "s8", "uint8": "u8",
 })  # fmt: skip
 
 

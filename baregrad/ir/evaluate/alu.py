@@ -34,7 +34,7 @@ def working_dtype(dtype: DType) -> np.dtype[Any]:
     """The NumPy dtype in which evaluators hold values of `dtype`."""
     if dtype is dtypes.index:
         return np.dtype(np.int64)
-    if dtype.kind == "float" and dtype.bits < 32:
+    if dtype.is_narrow:
         return np.dtype(np.float32)
     if dtype.numpy is not None:
         return dtype.numpy
@@ -91,7 +91,7 @@ def round_to(values: npt.ArrayLike, dtype: DType) -> Array:
     """Floats rounded to `dtype` (by way of float32 when it is narrower), in the working type."""
     with np.errstate(over="ignore", invalid="ignore"):
         array = np.asarray(values).astype(working_dtype(dtype), copy=False)
-    if dtype.kind == "float" and dtype.bits < 32:
+    if dtype.is_narrow:
         return decode(encode(array, dtype), dtype)
     return array
 

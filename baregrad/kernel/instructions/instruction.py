@@ -7,6 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 from baregrad.base.errors import ScheduleError
+from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.words import Factors
 from baregrad.ir.core.monoid import slot
 from baregrad.ir.core.node import Node, alu, cast
@@ -104,7 +105,8 @@ def _ahead_of_widening(value: Node) -> Node:
     (narrow,) = value.src
     kinds = narrow.dtype.kind, value.dtype.kind
     is_exact = kinds[0] == kinds[1] or kinds == ("uint", "int")
-    return narrow if is_exact and narrow.dtype.bits < value.dtype.bits else value
+    widens = narrow.dtype.bits < value.dtype.bits or narrow.dtype is dtypes.tfloat32
+    return narrow if is_exact and widens else value
 
 
 def _is_elementwise(value: Node) -> bool:

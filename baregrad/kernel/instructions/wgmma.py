@@ -53,6 +53,7 @@ PRODUCTS = (
     *mma_sync.PRODUCTS,
     *[Factors(left, right, dtypes.float32) for left in _FLOATS8 for right in _FLOATS8],
     *[Factors(each, each, dtypes.int32) for each in _BYTES],
+    Factors(dtypes.tfloat32, dtypes.tfloat32, dtypes.float32),
 )
 
 
@@ -136,11 +137,12 @@ def _check(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
 # Rows, columns, steps.
 WGMMA = Instruction(
     INSTRUCTION, "warp", MappingProxyType(dict.fromkeys(PRODUCTS, INSTRUCTION)),
-    ((M,), (N,), (16, 32)), 1,
+    ((M,), (N,), (8, 16, 32)), 1,
     "the result in registers as `registers_of` says, both factors in shared memory, in rows of 128 "
     "bytes",
-    "a GPU of compute capability 9.0, and one sum of 16 products of two float16 or bfloat16, or of "
-    "32 of 8-bit floats, each cast to float32, or of 32 of int8 or of uint8, cast to int32",
+    "a GPU of compute capability 9.0, and one sum of 16 products of two float16 or bfloat16, of 8 "
+    "of tfloat32, or of 32 of 8-bit floats, each cast to float32, or of 32 of int8 or of uint8, "
+    "cast to int32",
     _check,
 )
 

@@ -71,7 +71,7 @@ def lower_dtypes(
 
 def is_narrow(dtype: DType) -> bool:
     """Whether values of this dtype are computed in float32."""
-    return dtype.kind == "float" and dtype.bits < 32
+    return dtype.is_narrow
 
 
 def _holds_values(node: Node) -> bool:
@@ -82,7 +82,7 @@ def _holds_values(node: Node) -> bool:
 def _is_native(node: Node) -> bool:
     """Whether a node certainly stays as it is; all nodes of most kernels do."""
     dtype = node.dtype
-    if (dtype.kind == "float" and dtype.bits < 32) or dtype.bits == 4:
+    if dtype.is_narrow or dtype.bits == 4:
         return False
     op = node.op
     if not op.bit & HOLD_VALUES:

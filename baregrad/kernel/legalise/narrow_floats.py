@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 
 from baregrad.base.floats import FloatFormat
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import TF32_CUT, DType, dtypes
 from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Ops
 
@@ -20,6 +20,8 @@ U32, F32, BOOL = dtypes.uint32, dtypes.float32, dtypes.bool
 
 def storage_dtype(dtype: DType) -> DType:
     """The unsigned integer dtype of raw codes in memory."""
+    if dtype.bits == 32:
+        return U32
     return dtypes.uint16 if dtype.bits == 16 else dtypes.uint8
 
 
@@ -47,6 +49,8 @@ def is_nan(value: Node) -> Node:
 
 def decode_float(code: Node, dtype: DType) -> Node:
     """The float32 value of a raw code, exactly."""
+    if dtype is dtypes.tfloat32:
+        return float_of(code)
     wide = cast(code, U32)
     form = dtype.format
     assert form is not None
@@ -70,17 +74,24 @@ def decode_float(code: Node, dtype: DType) -> Node:
 
 def round_bfloat16(value: Node) -> Node:
     """A float32 rounded to bfloat16, as float32; NaN becomes the quiet NaN of its sign."""
+    return _cut_float(value, 16)
+
+
+def _cut_float(value: Node, cut: int) -> Node:
+    """A float32 rounded to one without so many low digits."""
     bits = bits_of(value)
-    odd = alu(Ops.AND, alu(Ops.SHR, bits, u32(16)), u32(1))
-    rounded = alu(Ops.ADD, bits, alu(Ops.ADD, odd, u32(0x7FFF)))
+    odd = alu(Ops.AND, alu(Ops.SHR, bits, u32(cut)), u32(1))
+    rounded = alu(Ops.ADD, bits, alu(Ops.ADD, odd, u32((1 << (cut - 1)) - 1)))
     quiet = alu(Ops.OR, bits, u32(0x7FC00000))
     chosen = alu(Ops.WHERE, is_nan(value), alu(Ops.AND, quiet, u32(0xFFC00000)), rounded)
-    return float_of(alu(Ops.AND, chosen, u32(0xFFFF0000)))
+    return float_of(alu(Ops.AND, chosen, u32((1 << 32) - (1 << cut))))
 
 
 def encode_float(value: Node, dtype: DType, exact: bool) -> Node:
     """The raw code of a float32; `exact` when it was rounded to `dtype` already."""
     storage = storage_dtype(dtype)
+    if dtype is dtypes.tfloat32:
+        return bits_of(value if exact else _cut_float(value, TF32_CUT))
     if dtype is dtypes.bfloat16:
         if not exact:
             value = round_bfloat16(value)

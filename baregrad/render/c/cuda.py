@@ -53,6 +53,7 @@ _TYPES: MappingProxyType[DType, str] = MappingProxyType(
         dtypes.bfloat16: "u16",
         dtypes.float8_e4m3fn: "u8",
         dtypes.float8_e5m2: "u8",
+        dtypes.tfloat32: "u32",
         dtypes.float32: "float",
         dtypes.float64: "double",
     }
@@ -87,6 +88,15 @@ _BFLOAT16 = (
         "return x != x ? 0x7fff : (u16)((b + 0x7fff + (b >> 16 & 1)) >> 16); }",
     ),
 )
+# Its code is that of a float32 without the low digits.
+_TFLOAT32 = (
+    ("tf32_to_f32", "float tf32_to_f32(u32 x) { return __uint_as_float(x); }"),
+    (
+        "f32_to_tf32",
+        "u32 f32_to_tf32(float x) "
+        '{ u32 y; asm("cvt.rn.tf32.f32 %0, %1;" : "=r"(y) : "f"(x)); return y; }',
+    ),
+)
 
 
 def _octet(name: str) -> tuple[tuple[str, str], tuple[str, str]]:
@@ -119,7 +129,7 @@ _CUDA = Dialect(
     stride="",
     halves=MappingProxyType({
         dtypes.float16: _FLOAT16, dtypes.bfloat16: _BFLOAT16,
-        dtypes.float8_e4m3fn: _octet("e4m3"), dtypes.float8_e5m2: _octet("e5m2"),
+        dtypes.tfloat32: _TFLOAT32, dtypes.float8_e4m3fn: _octet("e4m3"), dtypes.float8_e5m2: _octet("e5m2"),
     }),
     extreme=_EXTREME,
 )
@@ -352,7 +362,7 @@ def _load_matrices(f: CText, node: Node) -> None:
     )
 
 
-_SHORT = MappingProxyType({"float16": "f16", "bfloat16": "bf16"})
+_SHORT = MappingProxyType({"float16": "f16", "bfloat16": "bf16", "tfloat32": "tf32"})
 
 
 def _multiply(f: CText, node: Node) -> None:

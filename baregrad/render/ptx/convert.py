@@ -27,7 +27,7 @@ def _cast(f: PtxText, node: Node, result: str, x: str) -> None:
     if source is target:
         f.emit(f"mov.{ptx_type(target).bits}", result, x)
         return
-    if source.is_float and source.bits < 32:
+    if source.is_narrow:
         x, source = _widen(f, source, x, result if target is F32 else ""), F32
         if target is F32:
             return
@@ -111,9 +111,9 @@ def _is_short(value: Node) -> bool:
 
 
 def _to_float(f: PtxText, source: DType, target: DType, result: str, x: str) -> None:
-    """To 16-bit floats by way of float32, as the evaluators do."""
+    """To narrow floats by way of float32, as the evaluators do."""
     compute, kind = ptx_type(target).compute, ptx_type(source).compute
-    if target.bits < 32:
+    if target.is_narrow:
         if target.name not in f.target.converted_floats:
             raise CompilerBug(
                 f"{f.target.name} does not round to a dtype; it was to be lowered", found=target
@@ -126,6 +126,9 @@ def _to_float(f: PtxText, source: DType, target: DType, result: str, x: str) -> 
 def _widen(f: PtxText, source: DType, x: str, result: str) -> str:
     """A narrower float as float32; an 8-bit one by way of float16, which it is as well."""
     found = result or f.register(F32)
+    if source is dtypes.tfloat32:
+        f.emit("mov.b32", found, x)
+        return found
     if source.bits == 8:
         code = f.made("%h", "cvt.u16.u32", x)
         pair = f.made("%r", f"cvt.rn.f16x2.{ptx_type(source).compute}x2", code)

@@ -57,7 +57,7 @@ def across(f: PtxText, node: Node) -> None:
 
 
 def _refuse_narrow(node: Node) -> None:
-    if node.dtype.kind == "float" and node.dtype.bits < 32:
+    if node.dtype.is_narrow:
         raise CompilerBug("arithmetic on narrow floats; it was to be lowered", found=node)
 
 
@@ -176,7 +176,7 @@ def _compare(f: PtxText, node: Node, result: str, x: str, y: str) -> None:
     if dtype.kind == "bool":
         _compare_bools(f, node.op, result, x, y)
         return
-    if dtype.is_float and dtype.bits < 32:
+    if dtype.is_narrow:
         raise CompilerBug("a comparison of narrow floats; it was to be lowered", found=node)
     # A NaN differs from everything: `neu`, where `ne` would be ordered.
     suffix = "u" if dtype.is_float and name == "ne" else ""

@@ -57,6 +57,8 @@ TYPES: MappingProxyType[DType, PtxType] = MappingProxyType(
         # Their codes: they are widened, and nothing else.
         dtypes.float8_e4m3fn: PtxType("%r", "b32", "e4m3", "b32", "u8"),
         dtypes.float8_e5m2: PtxType("%r", "b32", "e5m2", "b32", "u8"),
+        # Its code is that of a float32.
+        dtypes.tfloat32: PtxType("%r", "b32", "tf32", "b32", "b32"),
         dtypes.float32: PtxType("%f", "f32", "f32", "f32", "f32"),
         dtypes.float64: PtxType("%fd", "f64", "f64", "f64", "f64"),
     }

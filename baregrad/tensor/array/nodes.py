@@ -332,7 +332,7 @@ def part(x: Node, position: int, dtype: DType) -> Node:
 
 def accumulator(dtype: DType) -> DType:
     """The dtype in which sums of `dtype` are kept: float32 for the narrower floats."""
-    return dtypes.float32 if dtype.kind == "float" and dtype.bits < 32 else dtype
+    return dtypes.float32 if dtype.is_narrow else dtype
 
 
 def sum_over(x: Node, axes: tuple[int, ...]) -> Node:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array.nodes import (
@@ -81,7 +82,17 @@ def _atan(node: Node, gradient: Node) -> Gradients:
 
 def _mul(node: Node, gradient: Node) -> Gradients:
     a, b = node.src
+    if _is_of_tfloat32(a) or _is_of_tfloat32(b):
+        # Products of gradients are made by the same units.
+        gradient = cast(cast(gradient, dtypes.tfloat32), gradient.dtype)
     return mul(gradient, b), mul(gradient, a)
+
+
+def _is_of_tfloat32(x: Node) -> bool:
+    """Whether a node repeats what was widened from tfloat32."""
+    while x.op is Ops.EXPAND:
+        (x,) = x.src
+    return x.op is Ops.CAST and x.src[0].dtype is dtypes.tfloat32
 
 
 def _div(node: Node, gradient: Node) -> Gradients:
@@ -140,6 +151,9 @@ def _fma(node: Node, gradient: Node) -> Gradients:
 
 def _cast(node: Node, gradient: Node) -> Gradients:
     (x,) = node.src
+    if x.dtype is dtypes.tfloat32:
+        # Sums are kept as they are: it is factors that are rounded.
+        return (gradient,)
     return (cast(gradient, x.dtype) if x.dtype.kind == "float" else None,)
 
 

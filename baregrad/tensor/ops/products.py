@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
+from baregrad.base.options import is_gpu, options
 from baregrad.dtypes import DType, array_dtype, dtypes
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, const
@@ -42,6 +43,22 @@ def widely_read(x: Node, beside: DType, times: Dim) -> Node:
     return Node(Ops.CONTIGUOUS, dtype, (nodes.cast(x, dtype),))
 
 
+def for_units(
+    a: Node, b: Node, out: DType | None, device: str
+) -> tuple[Node, Node, DType | None]:
+    """The factors of a product of matrices, in tfloat32 if they are float32 and that is wanted.
+
+    So says the option `matmul_precision`, of GPUs. It is the same for all shapes, so that no result
+    depends on what is computed beside it. out: the dtype of the result, None for that of `a`.
+    """
+    if not a.dtype is b.dtype is dtypes.float32 or options.matmul_precision == "highest":
+        return a, b, out
+    if not is_gpu(device):
+        return a, b, out
+    found = [nodes.cast(factor, dtypes.tfloat32) for factor in (a, b)]
+    return found[0], found[1], out or dtypes.float32
+
+
 def _summed_in(left: DType, right: DType, out: DType) -> DType:
     """The dtype in which products of two dtypes are summed for a result of `out`.
 
@@ -63,9 +80,10 @@ def matmul(x: Tensor, other: Operand, out_dtype: DType | str | None = None) -> T
     """Return the matrix product: (..., M, K), (..., K, N) -> (..., M, N), batches broadcasting.
 
     A vector stands for a row at the left and a column at the right, and its axis goes. With
-    `out_dtype` the operands keep their dtypes, 8-bit floats among them: floats are summed in
-    float32 (float64 where one is of that) and rounded once; integers are summed in `out_dtype`,
-    whose sums wrap. Raises ShapeError when the inner extents differ or an operand is a scalar,
+    `out_dtype` the operands keep their dtypes, tfloat32 and 8-bit floats among them: floats are
+    summed in float32 (float64 where one is of that) and rounded once; integers are summed in
+    `out_dtype`, whose sums wrap. Matrices of float32 are rounded to tfloat32 on GPUs where the
+    option `matmul_precision` is "high". Raises ShapeError when the inner extents differ or an operand is a scalar,
     DTypeError for dtypes that have no such product.
     """
     right = lift(other, x)
@@ -95,6 +113,7 @@ def matmul(x: Tensor, other: Operand, out_dtype: DType | str | None = None) -> T
         product = nodes.mul(nodes.cast(a, wide), nodes.cast(b, wide))
         summed = nodes.cast(nodes.reduce(Ops.ADD, product, (x.ndim - 1,)), dtype)
         return result(summed, x, right)
+    a, b, out = for_units(a, b, out, x.device)
     columns = nodes.permute(b, (*range(right.ndim - 2), right.ndim - 1, right.ndim - 2))
     rows = nodes.unsqueeze(a, x.ndim - 1)
     columns = nodes.unsqueeze(columns, right.ndim - 2)
@@ -314,5 +333,6 @@ def _contract_pair(
         order = [own.index(c) for c in letters if c in own]
         shape = tuple(x.shape[own.index(c)] if c in own else 1 for c in letters)
         framed.append(nodes.reshape(nodes.permute(nodes.cast(x.node, dtype), tuple(order)), shape))
-    found = contract(framed[0], framed[1], summed)
+    left_factor, right_factor, out = for_units(framed[0], framed[1], None, a.device)
+    found = contract(left_factor, right_factor, summed, out)
     return result(found, a, b), "".join(c for i, c in enumerate(letters) if i not in summed)

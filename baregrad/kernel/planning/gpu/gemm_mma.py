@@ -1,6 +1,6 @@
 """Schedules of contractions on GPUs: the matrix unit of a warp, or of four, does a tile at once.
 
-Single warps multiply 16-bit floats, groups of four those and 8-bit floats and integers.
+Single warps multiply 16-bit floats, groups of four those, tfloat32, and 8-bit floats and integers.
 
 Each side's axes are one, and so is the depth. Panels of the factors come some iterations ahead, by
 asynchronous copies where words lie together. They lie as the inputs do; rows are swizzled, or
@@ -79,7 +79,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     if not plan.target.async_copies or what is None:
         return False
     if what not in PRODUCTS:
-        return _plan_bytes(plan, factors, what.left)
+        return _plan_along(plan, factors, what.left)
     if (what.left.name, DEPTH) not in plan.target.warp_products:
         return False
     m, n, k, _ = factors.sizes()
@@ -114,8 +114,8 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     return True
 
 
-def _plan_bytes(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
-    """Give a contraction of bytes to groups of warps, if they lie along its sums."""
+def _plan_along(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
+    """Give a contraction to groups of warps, if its factors lie along its sums."""
     m, n, k, _ = factors.sizes()
     if not wgmma.has_groups(plan.target, dtype):
         return False
@@ -130,13 +130,13 @@ def _plan_bytes(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
         _is_of_words(factors.left, orders.left, orders.rows, orders.depth, depth),
         _is_of_words(factors.right, orders.right, orders.columns, orders.depth, depth),
     )
-    if min(orders.left.lanes, orders.right.lanes) < LEAST_BYTES:
-        plan.because("what is summed does not lie together: no products of bytes by groups")
+    if min(orders.left.lanes, orders.right.lanes) * dtype.itemsize < LEAST_BYTES:
+        plan.because("what is summed does not lie together: no products of {} by groups", dtype)
         return False
     products = _products(plan, factors)
     ranked = ranked_groups(plan.target, products, words, dtype)
     if not ranked:
-        plan.because("no tile of bytes has room: no products by groups")
+        plan.because("no tile of {} has room: no products by groups", dtype)
         return False
     choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
     _finish(plan, factors, orders, choice, (panel, depth), words, products[0])

@@ -6,10 +6,11 @@ import re
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from baregrad.base.options import options
-from baregrad.graph.byte_factors import has_bytes
+from baregrad.graph.group_factors import has_group_factors
 from baregrad.nn.float8 import float8_linear
 from baregrad.target import gpu_row
 from baregrad.target.cpu import cpu_row_named
@@ -53,6 +54,53 @@ def test_factors_that_lie_across_are_turned_once(
     assert len(products) == 1 and names in products[0]
     # Two of one shape may be one kernel.
     assert bool(turned) <= len(texts) - 1 <= turned
+
+
+def rounded(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
+    """Floats of eleven significant digits, none of which are near the ends of their range."""
+    exact = values.astype(np.float64)
+    digit = 2.0 ** (np.frexp(exact)[1] - 11)
+    return np.asarray(np.rint(exact / digit) * digit)
+
+
+@pytest.mark.parametrize("form", ["NT", "TN"])
+def test_float32_is_rounded_to_tfloat32_where_that_is_wanted(form: str, texts: list[str]) -> None:
+    """Results, and both gradients, are sums of products of rounded factors."""
+    random = np.random.default_rng(4)
+    a, b, g = (random.standard_normal(shape).astype(np.float32)
+               for shape in ((72, 128), (64, 128), (72, 64)))  # fmt: skip
+    with ptx_session(), options.override(matmul_precision="high"):
+        x, y = (Tensor(each).requires_grad_() for each in (a if form[0] == "N" else a.T, b))
+        out = (x if form[0] == "N" else x.T) @ (y.T if form[1] == "T" else y.T.contiguous())
+        out.backward(Tensor(g))
+        assert x.grad is not None and y.grad is not None
+        found = [out.numpy(), x.grad.numpy(), y.grad.numpy()]
+    of_a = rounded(g) @ rounded(b)
+    wanted = [
+        rounded(a) @ rounded(b).T, of_a if form[0] == "N" else of_a.T, rounded(g).T @ rounded(a)
+    ]
+    for one, other in zip(found, wanted, strict=True):
+        # Float32's own rounding of the sums, which are not rounded again.
+        np.testing.assert_allclose(one, other, atol=2.0**-22 * np.abs(other).max() * 8)
+    products = [re.findall(r"m64n\d+k8\.f32\.(\w+\.\w+)", text) for text in texts]
+    assert [set(names) for names in products if names] == [{"tf32.tf32"}] * 3
+
+
+def test_float32_is_multiplied_as_it_is_elsewhere(texts: list[str]) -> None:
+    """By default, on a CPU, and by vectors."""
+    random = np.random.default_rng(3)
+    a, b = (random.standard_normal((64, 128)).astype(np.float32) for _ in range(2))
+    exact = a.astype(np.float64) @ b.astype(np.float64).T
+    with ptx_session():
+        found = [(Tensor(a) @ Tensor(b).T).numpy()]
+        with options.override(matmul_precision="high"):
+            vector = (Tensor(a) @ Tensor(b[0])).numpy()
+    with options.override(matmul_precision="high", device="CPU"):
+        found.append((Tensor(a) @ Tensor(b).T).numpy())
+    for each in (*found, vector):
+        wanted = exact if each.ndim == 2 else exact[:, 0]
+        np.testing.assert_allclose(each, wanted, atol=5e-5)
+    assert not any("tf32" in text for text in texts)
 
 
 @pytest.mark.parametrize(("m", "n", "k"), [(48, 64, 160), (64, 64, 96), (64, 64, 136)])
@@ -124,6 +172,6 @@ def test_training_keeps_the_bytes_that_several_products_read(texts: list[str]) -
 
 
 def test_machines_that_have_such_units() -> None:
-    found = {name: has_bytes(gpu_row(name)) for name in ("sm_90a", "sm_80", "sm_100a", "sm_120")}
+    found = {name: has_group_factors(gpu_row(name)) for name in ("sm_90a", "sm_80", "sm_100a", "sm_120")}
     assert found == {"sm_90a": True, "sm_80": False, "sm_100a": False, "sm_120": False}
-    assert not has_bytes(cpu_row_named("x86-64-avx512"))
+    assert not has_group_factors(cpu_row_named("x86-64-avx512"))

@@ -1,0 +1,188 @@
+"""Factors as groups of warps multiply them: of bytes and tfloat32, along what is summed.
+
+Those units read 8-bit floats and integers as they are, and float32 as tfloat32, but only rows of
+what is summed. So a factor that lies across is stored turned first, which many results share, and
+one of tfloat32 is stored so, rounded once. What was stored as 16-bit floats, for machines that
+multiply no narrower ones, is read as the bytes it was made of.
+"""
+
+from __future__ import annotations
+
+import math
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.graph.traced import Traced, rewrite
+from baregrad.graph.views import expand, in_memory, permute, reshape
+from baregrad.ir.algebra.casts import lossless
+from baregrad.ir.core.node import Node, cast, make_node
+from baregrad.ir.core.op import Ops
+from baregrad.target import AnyTarget
+
+# Results that share a factor, along either side, and bytes along a sum that are worth it.
+_LEAST_SIDE, _LEAST_NBYTES = 64, 128
+_FLOATS = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
+_INTS = (dtypes.int8, dtypes.uint8)
+_TF32 = dtypes.tfloat32
+# What a unit multiplies that reads rows of what is summed alone, and bytes of an instruction's row.
+_UNITS = (*_FLOATS, *_INTS, _TF32)
+_STEPS_NBYTES = 32
+_VIEWS = (Ops.EXPAND, Ops.RESHAPE, Ops.PERMUTE)
+
+
+def has_group_factors(target: AnyTarget) -> bool:
+    """Whether groups of warps of a machine multiply 8-bit floats and integers, and tfloat32."""
+    return target.kind == "gpu" and all(
+        target.multiplies_in_groups(dtype.name, _STEPS_NBYTES // dtype.itemsize)
+        for dtype in _UNITS
+    )
+
+
+def _fit(node: Node) -> Node | None:
+    """A sum of products along its last axis, of factors that lie along it."""
+    product = node.src[0]
+    if node.arg.monoid.primitive is not Ops.ADD or len(node.src) != 1:
+        return None
+    if product.op is not Ops.MUL or product.dtype not in (dtypes.float32, dtypes.int32):
+        return None
+    kinds = [_kind(side) for side in product.src]
+    floats = all(kind in _FLOATS for kind in kinds) and product.dtype is dtypes.float32
+    ints = kinds[0] is kinds[1] and kinds[0] in _INTS and product.dtype is dtypes.int32
+    rounded = kinds == [_TF32, _TF32] and product.dtype is dtypes.float32
+    if not (floats or ints or rounded):
+        return None
+    turned = _summed_last(product, node.arg.axes)
+    if turned is None or not _is_large(turned, kinds[0].itemsize):
+        return None
+    sides = tuple([_along(side) for side in turned.src])
+    if sides == product.src:
+        return None
+    arg = node.arg._replace(axes=(len(turned.shape) - 1,))
+    return Node(Ops.REDUCE, node.dtype, (turned.replace(src=sides),), arg)
+
+
+def _summed_last(product: Node, axes: tuple[int, ...]) -> Node | None:
+    """A product with the axes that it is summed over as one, the last; None where some repeat."""
+    ndim = len(product.shape)
+    if axes == (ndim - 1,):
+        return product
+    order = (*[axis for axis in range(ndim) if axis not in axes], *axes)
+    kept = ndim - len(axes)
+    if not all(isinstance(extent, int) for extent in product.shape):
+        return None
+    joined = math.prod([product.shape[axis] for axis in axes])
+    sides = []
+    for side in product.src:
+        below = side.src[0] if side.op is Ops.EXPAND else side
+        if any(below.shape[axis] != product.shape[axis] for axis in axes):
+            return None
+        found = permute(below, order)
+        found = reshape(found, (*found.shape[:kept], joined))
+        sides.append(expand(found, (*[product.shape[axis] for axis in order[:kept]], joined)))
+    return make_node(Ops.MUL, product.dtype, tuple(sides))
+
+
+def _kind(side: Node) -> DType:
+    """The dtype that a factor shows and widens, however it is turned and kept; bool for others."""
+    passed = list[DType]()
+    while side.dtype not in _UNITS:
+        is_kept = side.op is Ops.CONTIGUOUS and side.dtype is dtypes.float16
+        if not (is_kept or side.op in _VIEWS or side.op is Ops.CAST):
+            return dtypes.bool
+        passed.append(side.dtype)
+        side = side.src[0]
+    return side.dtype if all(lossless(side.dtype, each) for each in passed) else dtypes.bool
+
+
+def _rows(side: Node) -> tuple[int, ...]:
+    """The axes along which a factor has more than one element of its own."""
+    while side.op in (Ops.CAST, Ops.EXPAND):
+        side = side.src[0]
+    return tuple([axis for axis, extent in enumerate(side.shape[:-1]) if extent != 1])
+
+
+def _is_large(product: Node, nbytes: int) -> bool:
+    """Whether either side has rows of its own, and sums are long enough, of whole instructions.
+
+    nbytes: of an element of a factor.
+    """
+    own, shape = [_rows(side) for side in product.src], product.shape
+    if not all(isinstance(extent, int) for extent in shape):
+        return False
+    # Copies that threads need not wait for end with a step of an instruction.
+    depth = shape[-1] * nbytes
+    if depth < _LEAST_NBYTES or depth % _STEPS_NBYTES:
+        return False
+    for mine, other in (own, own[::-1]):
+        count = 1
+        for axis in mine:
+            count *= 1 if axis in other else shape[axis]
+        if count < _LEAST_SIDE:
+            return False
+    return True
+
+
+def _along(side: Node) -> Node:
+    """A factor whose numbers lie along its last axis: as it shows them, or stored so."""
+    views, node = list[Node](), side
+    while node.op is Ops.EXPAND or (
+        node.dtype not in _UNITS if node.op is Ops.CAST
+        else node.op is Ops.RESHAPE and _keeps_last(node)
+    ):
+        if node.op is not Ops.CAST:
+            views.append(node)
+        node = node.src[0]
+    found = _as_unit(node)
+    if not _lies_along(found) or (found.dtype is _TF32 and not _is_stored(found)):
+        found = Node(Ops.CONTIGUOUS, found.dtype, (found,))
+    for view in reversed(views):
+        found = view.replace(dtype=found.dtype, src=(found, *view.src[1:]))
+    return cast(found, side.dtype)
+
+
+def _as_unit(node: Node) -> Node:
+    """Views of what was widened, of the numbers that it was made of instead; kept, if it was."""
+    views, is_kept = list[Node](), False
+    while node.op in _VIEWS or node.dtype not in _UNITS:
+        if node.op in _VIEWS:
+            views.append(node)
+        is_kept = is_kept or node.op is Ops.CONTIGUOUS
+        node = node.src[0]
+    if is_kept:
+        node = in_memory(node)
+    for view in reversed(views):
+        node = view.replace(dtype=node.dtype, src=(node, *view.src[1:]))
+    return node
+
+
+def _is_stored(node: Node) -> bool:
+    """Whether some views are of what is in memory anyway."""
+    return in_memory(node) is node
+
+
+def _keeps_last(node: Node) -> bool:
+    """Whether a RESHAPE has the last axis of what it is of, and no other in it."""
+    return bool(node.shape and node.src[0].shape and node.shape[-1] == node.src[0].shape[-1])
+
+
+def _lies_along(node: Node) -> bool:
+    """Whether the last axis of some views is that of what they are of."""
+    last = len(node.shape) - 1
+    while node.op in _VIEWS:
+        if node.op is Ops.PERMUTE:
+            last = node.arg[last]
+        elif node.op is Ops.RESHAPE:
+            if last != len(node.shape) - 1 or not _keeps_last(node):
+                return False
+            last = len(node.src[0].shape) - 1
+        node = node.src[0]
+    return last == len(node.shape) - 1
+
+
+def _walk(order: list[Node], changed: dict[Node, Node]) -> Node:
+    return rewrite(order, _fit, Ops.REDUCE.bit, changed)
+
+
+GROUP_FACTORS = Traced(
+    "group_factors", "groups of warps multiply what lies along the sum, tfloat32 and bytes", _walk,
+    ("reductions",),
+)  # fmt: skip
