@@ -230,4 +230,5 @@ def test_finfo_refuses_integers() -> None:
 @given(st.sampled_from(ALL))
 def test_the_kinds_divide_the_dtypes(row: DType) -> None:
     assert row.is_float + row.is_int + (row.kind in ("bool", "index", "token")) == 1
-    assert row.storage_only is ((row.bits in (4, 8) or row is dtypes.tfloat32) and row not in COMPUTED)
+    narrow = row.bits in (4, 8) or row is dtypes.tfloat32
+    assert row.storage_only is (narrow and row not in COMPUTED)

@@ -172,6 +172,7 @@ def test_training_keeps_the_bytes_that_several_products_read(texts: list[str]) -
 
 
 def test_machines_that_have_such_units() -> None:
-    found = {name: has_group_factors(gpu_row(name)) for name in ("sm_90a", "sm_80", "sm_100a", "sm_120")}
+    names = ("sm_90a", "sm_80", "sm_100a", "sm_120")
+    found = {name: has_group_factors(gpu_row(name)) for name in names}
     assert found == {"sm_90a": True, "sm_80": False, "sm_100a": False, "sm_120": False}
     assert not has_group_factors(cpu_row_named("x86-64-avx512"))

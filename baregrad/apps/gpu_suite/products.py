@@ -8,7 +8,8 @@ from typing import Any
 
 from baregrad.apps.beside.draws import Draw
 from baregrad.apps.beside.tensor_case import TensorCase
-from baregrad.apps.gpu_suite.row import COPY, FLOAT32, GpuRow
+from baregrad.apps.gpu_suite.row import COPY, FLOAT32, TFLOAT32, GpuRow
+from baregrad.base.options import options
 from baregrad.tensor import Tensor
 
 _TINY = (48, 40, 32)
@@ -30,6 +31,25 @@ def _matmul(m: int, n: int, k: int, letters: str = "NN", dtype: str = "bfloat16"
         draws, product, lambda torch, a, b: product(a, b), flops=2.0 * m * n * k,
         traffic=sum(draw.nbytes for draw in draws),
     )
+
+
+def _tfloat32(size: int) -> TensorCase:
+    """A product of float32 that either side may round to tfloat32."""
+
+    def ours(a: Any, b: Any) -> Any:
+        with options.override(matmul_precision="high"):
+            return a @ b
+
+    def theirs(torch: Any, a: Any, b: Any) -> Any:
+        settings = torch.backends.cuda.matmul
+        before, settings.allow_tf32 = settings.allow_tf32, True
+        try:
+            return a @ b
+        finally:
+            settings.allow_tf32 = before
+
+    draw = Draw((size, size), "float32")
+    return TensorCase((draw, draw), ours, theirs, flops=2.0 * size**3, traffic=2 * draw.nbytes)
 
 
 def _chain(size: int, length: int) -> TensorCase:
@@ -100,6 +120,7 @@ PRODUCTS = (
     _matmul_row("16x8192x8192", 0.85, (16, 8192, 8192), tiny=(16, 40, 48)),
     _matmul_row("1x8192x8192", 0.95, (1, 8192, 8192), tiny=(1, 40, 48)),
     GpuRow("matmul 64 of 128x128x64", 0.7, _of(_batched, (64, 128, 128, 64), (3, 16, 16, 8))),
+    GpuRow("matmul tf32 4096", 0.93, _of(_tfloat32, (4096,), (64,)), tolerance=TFLOAT32),
     GpuRow(
         "matmul 4096 fp32", 0.8,
         _of(partial(_matmul, dtype="float32"), (4096,) * 3, _TINY), tolerance=FLOAT32,

@@ -9,6 +9,7 @@ from baregrad.apps.beside.worker import Case
 
 BFLOAT16 = 2.0**-7
 FLOAT32 = 1e-5
+TFLOAT32 = 2.0**-11
 PYTORCH = "torch"
 COPY = "copy"
 

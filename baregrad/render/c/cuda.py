@@ -129,7 +129,8 @@ _CUDA = Dialect(
     stride="",
     halves=MappingProxyType({
         dtypes.float16: _FLOAT16, dtypes.bfloat16: _BFLOAT16,
-        dtypes.tfloat32: _TFLOAT32, dtypes.float8_e4m3fn: _octet("e4m3"), dtypes.float8_e5m2: _octet("e5m2"),
+        dtypes.tfloat32: _TFLOAT32,
+        dtypes.float8_e4m3fn: _octet("e4m3"), dtypes.float8_e5m2: _octet("e5m2"),
     }),
     extreme=_EXTREME,
 )

@@ -83,8 +83,8 @@ def matmul(x: Tensor, other: Operand, out_dtype: DType | str | None = None) -> T
     `out_dtype` the operands keep their dtypes, tfloat32 and 8-bit floats among them: floats are
     summed in float32 (float64 where one is of that) and rounded once; integers are summed in
     `out_dtype`, whose sums wrap. Matrices of float32 are rounded to tfloat32 on GPUs where the
-    option `matmul_precision` is "high". Raises ShapeError when the inner extents differ or an operand is a scalar,
-    DTypeError for dtypes that have no such product.
+    option `matmul_precision` is "high". Raises ShapeError when the inner extents differ or an
+    operand is a scalar, DTypeError for dtypes that have no such product.
     """
     right = lift(other, x)
     if not (x.ndim and getattr(right, "ndim", 0)):
