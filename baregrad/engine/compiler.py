@@ -29,7 +29,7 @@ from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.verify.verify import verify
-from baregrad.program import CPU_OBJECT, CUBIN, GpuLaunch, ParamSpec, Program, Resources
+from baregrad.program import CPU_OBJECT, CUBIN, GpuLaunch, MapSpec, ParamSpec, Program, Resources
 from baregrad.runtime.commands import Kernel
 from baregrad.runtime.interface import Device
 from baregrad.target import GpuTarget
@@ -404,6 +404,7 @@ def _program(draft: _Draft, code: bytes, target: Any) -> Program:
         source=draft.text,
         meta=meta,
         launch=_launch(draft, target) if gpu else None,
+        maps=_maps(draft.linear) if gpu else (),
     )
 
 
@@ -433,6 +434,13 @@ def _launch(draft: _Draft, target: GpuTarget) -> GpuLaunch:
         (blocks, 1, 1), (signature.threads, 1, 1),
         shared_nbytes=nbytes, waits=target.dependent_launch,
     )  # fmt: skip
+
+
+def _maps(linear: Node) -> tuple[MapSpec, ...]:
+    """The tensor maps that a GPU's program takes."""
+    from baregrad.render.gpu import gpu_signature
+
+    return tuple([box.spec for box in gpu_signature(linear).boxes])
 
 
 def _slots_read(kernel: Node) -> set[int]:

@@ -10,6 +10,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op
 from baregrad.kernel.gpu.group_products import group_products
 from baregrad.kernel.gpu.loop_bounds import bound_loops
+from baregrad.kernel.gpu.roles import with_roles
 from baregrad.kernel.gpu.spread_copies import spread_copies
 from baregrad.kernel.gpu.threads import to_threads
 from baregrad.kernel.gpu.wide_accesses import widen_accesses
@@ -59,7 +60,16 @@ _SPREAD_COPIES = Pass(
     ("threads",),
 )
 
-_OF_THREADS = (_THREADS, _GROUP_PRODUCTS, _LOOP_BOUNDS, _SPREAD_COPIES)
+_ROLES = Pass(
+    "roles",
+    "a warp of its own begins the copies of boxes, ahead of all others",
+    "loop",
+    "loop",
+    with_roles,
+    ("group-products",),
+)
+
+_OF_THREADS = (_THREADS, _GROUP_PRODUCTS, _LOOP_BOUNDS, _SPREAD_COPIES, _ROLES)
 
 _WIDE_READS = Pass(
     "wide-reads",

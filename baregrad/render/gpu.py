@@ -17,6 +17,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import as_dtype
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
+from baregrad.program import MapSpec
 from baregrad.render.interface import Signature, alloc_nbytes, leaves, signature
 from baregrad.target.gpu import GpuTarget
 
@@ -38,15 +39,25 @@ TILE_ALIGNMENT = 1024
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """What a bulk copy moves of an argument array: `rows` x `columns`.
+    """What a bulk copy moves of an argument array, of `shape` elements that lie `strides` apart.
 
-    In shared memory its chunks are exchanged within 16 << `swizzle` bytes.
+    All count elements, the innermost dimension first. In shared memory the chunks of a box are
+    exchanged within 16 << `swizzle` bytes.
     """
 
     param: Node
-    rows: int
-    columns: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
     swizzle: int
+
+    @property
+    def spec(self) -> MapSpec:
+        """The tensor map that a kernel takes for it."""
+        size = self.param.dtype.itemsize
+        strides = tuple([size * stride for stride in self.strides[1:]])
+        span = 16 << self.swizzle if self.swizzle else 0
+        return MapSpec(self.param.arg.slot, size, self.shape, strides, self.box, span)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +173,9 @@ def check_atomic(node: Node) -> None:
         raise CompilerBug(f"no {node.arg.name} of a dtype", found=dtype, wanted=wanted)
 
 
-_COPIES = frozenset(("tma.load", "tma.store"))
+_COPIES = frozenset(("tma.load", "tma.store", "tma.box"))
+# Chunks of rows of 128 bytes are exchanged.
+_ROWS_SWIZZLE = 3
 # Dtypes as matrix units call them.
 _OPERANDS: MappingProxyType[str, str] = MappingProxyType({
     "bfloat16": "bf16", "float16": "f16", "float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2",
@@ -172,14 +185,20 @@ _OPERANDS: MappingProxyType[str, str] = MappingProxyType({
 
 def box_of(copy: Node) -> Box:
     """The box that a bulk copy moves."""
-    rows, columns, swizzle = copy.arg.immediates[:3]
-    return Box(copy.src[0], rows, columns, swizzle)
+    sizes = copy.arg.immediates
+    if copy.arg.name == "tma.box":
+        rank = sizes[0]
+        shape, strides, box = (sizes[1 + rank * at : 1 + rank * (at + 1)] for at in range(3))
+        return Box(copy.src[4], shape, strides, box, _ROWS_SWIZZLE)
+    rows, columns, swizzle = sizes[:3]
+    height, width = copy.src[0].shape
+    return Box(copy.src[0], (width, height), (1, width), (columns, rows), swizzle)
 
 
 def _threads(program: Node) -> int:
     """The threads of a block: as many as the PROGRAM says, or as the bound of `.thread`."""
     if program.arg is not None and program.arg.block:
-        return prod(program.arg.block)
+        return prod(program.arg.block) + WARP_LANES * int(program.arg.copiers)
     used = filter(lambda leaf: leaf.op is Ops.VAR and leaf.arg.name == THREAD, leaves(program))
     return next((int(variable.arg.hi) + 1 for variable in used), 1)
 

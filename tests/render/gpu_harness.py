@@ -31,6 +31,7 @@ from baregrad.kernel.lowering import lower as to_loop
 from baregrad.program import CUBIN, GpuLaunch, ParamSpec, Program
 from baregrad.render.gpu import gpu_signature
 from baregrad.runtime import open_device
+from baregrad.runtime.tensor_map import map_of
 from baregrad.target.cpu import CPU_ROWS
 from baregrad.target.gpu import NvidiaTarget, gpu_row
 from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
@@ -131,8 +132,10 @@ def run_module(
     memory = PtxMemory()
     places = [memory.put(np.ascontiguousarray(arrays[p.arg.slot])) for p in sig.call.params]
     names = [(variables or {})[name] for name in sig.call.variables]
+    where = {param.arg.slot: place for param, place in zip(sig.call.params, places, strict=True)}
+    maps = [map_of(box.spec, where[box.spec.param]) for box in sig.boxes]
     kernel.launch(
-        memory, (grid,), (sig.threads,), [*places, *names], sig.dynamic_nbytes(target),
+        memory, (grid,), (sig.threads,), [*places, *names, *maps], sig.dynamic_nbytes(target),
         early=target.dependent_launch, skew=skew,
     )  # fmt: skip
     for param, place in zip(sig.call.params, places, strict=True):
@@ -169,6 +172,7 @@ def run_device(
             (grid, 1, 1), (sig.threads, 1, 1),
             shared_nbytes=sig.dynamic_nbytes(row), waits=row.dependent_launch,
         ),
+        maps=tuple([box.spec for box in sig.boxes]),
     )
     # Nothing is as small as no bytes.
     buffers = [device.allocate(max(array.nbytes, 16)) for array in arrays]

@@ -24,7 +24,7 @@ from baregrad import render
 from baregrad.assemble.ptxas import PtxAssembler
 from baregrad.dtypes import decode, dtypes, encode
 from baregrad.render.gpu import GpuSignature, gpu_signature
-from baregrad.runtime.tensor_map import TensorMap
+from baregrad.runtime.tensor_map import map_of
 from baregrad.target.gpu import gpu_row
 from baregrad.testing.examples.matmul_hopper import MatmulSizes
 from baregrad.testing.examples.matmul_hopper_linear import linear_level
@@ -76,20 +76,11 @@ class Driver:
         )  # fmt: skip
 
 
-def maps_of(sig: GpuSignature, arrays: Sequence[Any], places: Sequence[Address]) -> list[Any]:
+def maps_of(sig: GpuSignature, places: Sequence[Address]) -> list[Any]:
     """The tensor maps that a kernel takes, 64-byte aligned as the driver copies them."""
     found = []
     for box in sig.boxes:
-        slot = box.param.arg.slot
-        height, width = arrays[slot].shape
-        data = TensorMap(
-            element="bfloat16",
-            address=places[slot].value,
-            shape=(width, height),
-            strides=(2 * width,),
-            box=(box.columns, box.rows),
-            swizzle=16 << box.swizzle,
-        ).encode()
+        data = map_of(box.spec, places[box.spec.param].value or 0)
         found.append((ctypes.c_uint8 * len(data)).from_buffer_copy(data))
     return found
 
@@ -108,7 +99,7 @@ def measure(driver: Driver, sizes: MatmulSizes) -> bool:
         encode(generator.standard_normal(shape, np.float32), dtypes.bfloat16) for shape in shapes
     ]
     places = [driver.put(array) for array in arrays]
-    values = [*places, *maps_of(sig, arrays, places)]
+    values = [*places, *maps_of(sig, places)]
     pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
     dynamic = sig.dynamic_nbytes(HOPPER)
     if dynamic:

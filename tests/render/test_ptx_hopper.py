@@ -18,7 +18,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.render.gpu import WARP_LANES, gpu_signature
-from baregrad.runtime.tensor_map import TensorMap
+from baregrad.runtime.tensor_map import map_of
 from baregrad.testing.examples.matmul_hopper import MatmulSizes
 from baregrad.testing.examples.matmul_hopper_linear import linear_level
 from baregrad.testing.virtual_gpu.ptx.errors import KernelFault
@@ -48,20 +48,7 @@ def run(sizes: MatmulSizes, text: str) -> float:
     arrays: list[Any] = [c, a, b]
     memory = PtxMemory()
     places = [memory.put(array) for array in arrays]
-    maps = []
-    for box in sig.boxes:
-        slot = box.param.arg.slot
-        height, width = arrays[slot].shape
-        maps.append(
-            TensorMap(
-                element="bfloat16",
-                address=places[slot],
-                shape=(width, height),
-                strides=(2 * width,),
-                box=(box.columns, box.rows),
-                swizzle=16 << box.swizzle,
-            ).encode()
-        )
+    maps = [map_of(box.spec, places[box.spec.param]) for box in sig.boxes]
     kernel = PtxModule.parse(text).kernel(sig.call.entry)
     dynamic = sig.dynamic_nbytes(HOPPER)
     grid = (sizes.clusters * sizes.cluster,)

@@ -64,6 +64,8 @@ def _statement(node: Node, texts: dict[Node, str], indent: str) -> Iterator[str]
     elif node.op is Ops.DONE and node.arg.engine == "bulk":
         what = "read" if node.arg.reads_only else "done"
         yield f"{indent}wait until all stores of runs are {what}, and threads meet"
+    elif node.op is Ops.DONE and node.arg.engine == "tma":
+        yield f"{indent}wait until all boxes of this iteration are there"
     elif node.op is Ops.DONE:
         some = f"but {node.arg.keep} groups " if node.arg.keep else ""
         what = f"all {some}of copies are done, and " if node.arg.engine == "copy" else ""

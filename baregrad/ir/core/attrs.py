@@ -170,7 +170,8 @@ class KernelInfo(NamedTuple):
 
     `block` has the threads of a block along each of its dimensions, once the code is that of one
     thread. `grid` are the blocks, of a kernel with a loop over them as many as there are at most.
-    `grain` iterations of the pool's loop, which divide it, are one chunk.
+    `grain` iterations of the pool's loop, which divide it, are one chunk. `copiers` are warps
+    behind those of `block` that make a block's copies.
     """
 
     name: str = "kernel"
@@ -181,6 +182,7 @@ class KernelInfo(NamedTuple):
     shared_nbytes: int = 0
     block: tuple[int, ...] = ()
     grain: int = 1
+    copiers: int = 0
 
 
 @ATTRIBUTES(Ops.ALLOC)

@@ -250,7 +250,8 @@ class _Table:
     LOAD = _r("memory", L, (1, MANY), "buffer, *indices: read now")
     STORE = _r("statement", L, (2, MANY), "buffer, value, *indices: write")
     COPYTO = _r("statement", L, (2, MANY),
-        "buffer, value, *indices[, pipe, counter]: an engine stores a tile, later")
+        "buffer, value, *indices[, pipe, counter]: an engine stores a tile, later; or, of a box, "
+        "buffer, param, slot, place, *corner")
     PIPE = _r("memory", L, (1, MANY), "the ring protocol of buffers")
     ACQUIRE = _r("statement", L, 2,
         "pipe, counter: wait until the slot is empty, then announce what will arrive")

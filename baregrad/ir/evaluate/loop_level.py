@@ -259,6 +259,8 @@ class LoopMachine:
         """Let all but the last groups land, as late as possible."""
         if node.arg.engine == "bulk":
             self._land(self.stored)
+        if node.arg.engine == "tma":
+            self._land(self.loose)
         if node.arg.engine != "copy":
             return
         last = max(len(self.landing) - node.arg.keep, 0)

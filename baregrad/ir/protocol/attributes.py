@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from baregrad.base.errors import VerifyError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.layout import Layout, swizzled_tile, wgmma_accumulator
+from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ATTRIBUTES, Ops
 from baregrad.target.gpu import GpuTarget
 
@@ -60,6 +61,18 @@ class Pipe:
     scope: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TensorBox:
+    """What a copy of a box moves of an array, of which a tensor map has sizes and strides.
+
+    All count elements, the innermost dimension first, whose stride is 1.
+    """
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+
+
 @ATTRIBUTES(Ops.COPYTO)
 @dataclass(frozen=True, slots=True)
 class CopyTo:
@@ -69,11 +82,18 @@ class CopyTo:
     memory to device memory, completes in a group of its own), `bulk` (likewise, runs of elements,
     whose stores one lane of each warp begins) or `async` (each thread its own elements, from device
     memory to shared memory; completes with the group that COMMIT closes).
-    multicast: the tile lands in every block of the cluster.
+    multicast: the tile lands in every block of the cluster. box: that of a `tma` whose sources are
+    an array, an input, a slot, a place in it, and where the box begins along each dimension.
     """
 
     engine: str
     multicast: bool = False
+    box: TensorBox | None = None
+
+
+def is_box(statement: Node) -> bool:
+    """Whether a statement is the copy of a box by an engine, in code without pipes or with them."""
+    return statement.op is Ops.COPYTO and bool(statement.arg.engine == "tma")
 
 
 @ATTRIBUTES(Ops.MMA)
@@ -110,9 +130,9 @@ class Done:
     """Wait until at most `keep` groups of an engine are in flight.
 
     Engines are `mma`, `tma_store`, `bulk` and `copy`: the thread's own asynchronous copies; of
-    `lanes` and `slots` there is nothing in flight. After all but `mma` the block's threads meet, so
-    that each sees what all have waited for: `slots` are read by then. reads_only: of stores, it is
-    enough that their source was read.
+    `lanes` and `slots` there is nothing in flight; of `tma`, none of an iteration's boxes may be.
+    After all but `mma` and `tma` the block's threads meet, so that each sees what all have waited
+    for: `slots` are read by then. reads_only: of stores, it is enough that their source was read.
     """
 
     engine: str

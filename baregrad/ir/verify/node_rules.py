@@ -454,7 +454,7 @@ def _role(node: Node, level: str) -> str | None:
 @NODE_RULES(Ops.PIPE)
 def _pipe(node: Node, level: str) -> str | None:
     for buffer in node.src:
-        if buffer.arg.depth != node.arg.depth:
+        if node.arg.depth not in (buffer.arg.depth, buffer.shape[0]):
             return f"the pipe {node.arg.name} wants buffers of its depth {node.arg.depth}"
     return None
 
@@ -474,9 +474,12 @@ def _copy_to(node: Node, level: str) -> str | None:
     sources = node.src
     if len(sources) > 1 and sources[-2].op is Ops.PIPE:
         sources = sources[:-2]
-    elif node.arg.engine == "tma":
-        return "a COPYTO of engine tma without a pipe that counts its bytes"
     array, value, *indices = sources
+    if node.arg.box is not None:
+        corner = len(node.arg.box.box)
+        if array.op is not Ops.ALLOC or value.op is not Ops.PARAM or len(indices) != corner + 2:
+            return f"COPYTO of a box of {corner} dimensions from {value.op.name} at {indices}"
+        return None if value.dtype is array.dtype else f"COPYTO of {value.dtype} as {array.dtype}"
     read = value.src[1] if value.op is Ops.GUARD else value
     if read.op is not Ops.LOAD or value.dtype is not array.dtype:
         return f"COPYTO of {value.op.name} of {value.dtype}, wanted a LOAD of {array.dtype}"

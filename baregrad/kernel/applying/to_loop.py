@@ -34,7 +34,7 @@ from baregrad.kernel.applying.apply import NOWHERE
 from baregrad.kernel.applying.scope import is_sum_alone
 from baregrad.kernel.applying.stage_in_output import Kept, behind, kept_in_output
 from baregrad.kernel.facts.analysis import by_id
-from baregrad.kernel.gpu.pipelines import Ring, add_copy, open_ring, slot_now
+from baregrad.kernel.gpu.pipelines import Ring, into_ring
 from baregrad.kernel.gpu.shared_copies import copied_by_threads, row_of, thread_axes
 from baregrad.kernel.gpu.shared_layouts import in_rows
 from baregrad.kernel.instructions.amx import product as tiles_product
@@ -470,22 +470,20 @@ class _Builder:
             raise CompilerBug("a reduction is staged for a block's threads", found=node)
         block = path[-1]
         threads = thread_axes([node for out in self.kernel.src for node in out.src])
-        buffer, copy = copied_by_threads(node, threads, self.count + 1)
-        self.count += 1
-        self.rows[buffer] = row_of(node)
         if node.arg.depth > 1:
-            ring = self.rings.get(block)
-            if ring is None:
-                groups = sums_by_groups(self.kernel.src)
-                ring = self.rings[block] = open_ring(node.arg, path[-2], block, groups)
-            self.count += add_copy(ring, buffer, copy, self.count + 1)
-            self.around[buffer] = ((slot_now(ring),), ())
+            groups = sums_by_groups(self.kernel.src)
+            buffer, slot, held = into_ring(self.rings, node, path, threads, groups, self.count + 1)
+            self.around[buffer] = ((slot,), ())
+            self.count += held
         else:
+            buffer, copy = copied_by_threads(node, threads, self.count + 1)
             place = block
             for key in (copy.loop, copy.condition):
                 if key is not None:
                     place = self.nest(place, key, len(place.items) - 1, share=False)
             place.items.append(store(buffer, copy.value, copy.places))
+        self.count += 1
+        self.rows[buffer] = row_of(node)
         self.place(node, Placed((buffer,), block, len(block.items) - 1))
 
     def carried(

@@ -3,7 +3,8 @@
 A barrier stands between a write of a shared array and a read of it, and between a read and the next
 write, on every path, the way around a loop included. It never stands where some threads of the
 block do not come. Where copies are begun ahead of their iteration, the one that waits for them
-(`DONE`) has it behind it, and slots that are taken in turns need no other.
+(`DONE`) has it behind it, and slots that are taken in turns need no other. What an engine copies in
+boxes has barriers of its own (`roles.py`).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, make_node, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.ir.protocol.attributes import Barrier
+from baregrad.ir.protocol.attributes import Barrier, is_box
 
 BARRIER = Node(Ops.BARRIER, dtypes.token, (), Barrier("block"))
 THREAD = ".thread"
@@ -26,7 +27,7 @@ class _State:
     """The shared arrays touched since the threads last met.
 
     rings: those of several slots in the loop whose iterations take them in turns, so that what is
-    read and what is written there do not meet before the next iteration.
+    read and what is written there do not meet before the next iteration. Those of boxes never do.
     """
 
     written: set[Node] = field(default_factory=set)
@@ -54,9 +55,10 @@ class _State:
 
 def with_barriers(kernel: Node) -> Node:
     """A loop-level KERNEL of one thread, with a BARRIER wherever its block must meet."""
-    if not any(_is_shared(node) for node in toposort(kernel)):
+    nodes = toposort(kernel)
+    if not any(_is_shared(node) for node in nodes):
         return kernel
-    state = _State()
+    state = _State(rings=frozenset([node.src[0] for node in nodes if is_box(node)]))
     statements = tuple([each for child in kernel.src for each in _placed(child, state)])
     return Node(Ops.KERNEL, kernel.dtype, statements, kernel.arg)
 
@@ -66,7 +68,7 @@ def _placed(node: Node, state: _State) -> list[Node]:
     op = node.op
     if op is Ops.SEQ:
         return [each for child in node.src for each in _placed(child, state)]
-    if op is Ops.DONE and node.arg.engine == "mma":
+    if op is Ops.DONE and node.arg.engine in ("mma", "tma"):
         return [node]
     if op is Ops.DONE:
         state.meet()
@@ -104,7 +106,7 @@ def _placed(node: Node, state: _State) -> list[Node]:
         return [*lead, make_node(op, dtypes.token, (condition, sequence(inside)))]
     lead = _meeting(state, touched)
     if op is Ops.IF:
-        alone = _State()
+        alone = _State(rings=state.rings)
         if len(_placed(node.src[1], alone)) > 1:
             raise CompilerBug("threads meet where some of them do not come", found=node)
     state.include(touched)
@@ -114,7 +116,7 @@ def _placed(node: Node, state: _State) -> list[Node]:
 def _meets_first(body: Node) -> bool:
     """Whether threads wait for a slot, and so meet, before anything else in a loop."""
     first = body.src[0] if body.op is Ops.SEQ else body
-    return first.op is Ops.DONE and first.arg.engine != "mma"
+    return first.op is Ops.DONE and first.arg.engine not in ("mma", "tma")
 
 
 def _meeting(state: _State, touched: _State) -> list[Node]:

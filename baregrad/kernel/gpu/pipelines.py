@@ -7,6 +7,9 @@ it has read the slot that is filled next. Where matrix units read slots beside t
 wait for what they began an iteration ago, the slot that is filled is one that was read before that.
 Of few slots none can wait so long: threads meet again once those products are done, and fill their
 slot, although the next products then begin later.
+
+With the engine `tma` an iteration copies what it reads itself, in boxes: it is `roles.py` that has
+a warp of its own make the copies ahead.
 """
 
 from __future__ import annotations
@@ -19,19 +22,20 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc, StageInfo
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, extent_of, make_node, rebuild
+from baregrad.ir.core.node import Node, const, extent_of, make_node, rebuild
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import CopyTo, Done
 from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
-from baregrad.kernel.gpu.shared_copies import SharedCopy
+from baregrad.kernel.gpu import boxes
+from baregrad.kernel.gpu.shared_copies import SharedCopy, copied_by_threads
 from baregrad.kernel.gpu.shared_layouts import layout_of
 from baregrad.kernel.language.schedule import Pipeline, StageReduce, Staging, illegal
 from baregrad.kernel.loops.loop_blocks import StatementBlock
 from baregrad.kernel.loops.loop_pieces import guarded, store
 
-ENGINES = ("lanes", "async")
+ENGINES = ("lanes", "async", boxes.ENGINE)
 # A CPU has nothing that copies beside its threads, but its stores are under way by themselves.
 CPU_ENGINE = "stores"
 ASYNC_BYTES = (4, 8, 16)
@@ -58,6 +62,12 @@ def check_pipeline(table: AxisTable, step: Pipeline) -> None:
         raise illegal(
             step, f"{table.gpu.name} has no copies that threads need not wait for",
             wanted="engine='lanes'",
+        )
+    if step.engine == boxes.ENGINE and not (table.gpu.bulk_copies and isinstance(axis.extent, int)):
+        raise illegal(
+            step, "boxes are copied by an engine, in loops whose iterations are counted",
+            found=f"{axis.extent} iterations on {table.gpu.name}",
+            wanted="a GPU of compute capability 9.0, and a loop of a known number of iterations",
         )
     most = 2 if step.engine == "lanes" else MOST_SLOTS
     if not 2 <= step.depth <= most:
@@ -170,6 +180,27 @@ class Ring:
     ended: StatementBlock
 
 
+def into_ring(
+    rings: dict[StatementBlock, Ring], stage: Node, path: list[StatementBlock],
+    threads: tuple[Node, ...], by_groups: bool, number: int,
+) -> tuple[Node, Node, int]:  # fmt: skip
+    """Put what a STAGE copies into the ring of its loop, the last block of `path`.
+
+    Its array, the slot that an iteration reads, and how many register arrays it needs. The rest as
+    of `open_ring` and `copied_by_threads`.
+    """
+    block = path[-1]
+    ring = rings.get(block)
+    if ring is None:
+        ring = rings[block] = open_ring(stage.arg, path[-2], block, by_groups)
+    if ring.engine == boxes.ENGINE:
+        buffer, copies = boxes.copied_in_boxes(stage, number)
+        _add_boxes(ring, buffer, copies)
+        return buffer, _slot(ring, ring.axis), 0
+    buffer, copy = copied_by_threads(stage, threads, number)
+    return buffer, _slot(ring, ring.axis), _add_copy(ring, buffer, copy, number + 1)
+
+
 def open_ring(
     stage: StageInfo, outer: StatementBlock, body: StatementBlock, by_groups: bool = False
 ) -> Ring:
@@ -181,6 +212,8 @@ def open_ring(
     if axis is None or axis.op is not Ops.RANGE or axis.arg.axis != stage.at:
         raise CompilerBug("a pipelined copy is not made right inside its loop", found=axis)
     extent = extent_of(axis)
+    if stage.engine == boxes.ENGINE:
+        return _open_boxes(stage, axis, body, by_groups)
     asynchronous = stage.engine == "async"
     late = int(by_groups and stage.depth > FEW_SLOTS)
     lead = stage.depth - 1 - late
@@ -214,7 +247,30 @@ def open_ring(
     return Ring(axis, stage.depth, lead, stage.engine, ahead, begun, copied, ended)
 
 
-def add_copy(ring: Ring, buffer: Node, copy: SharedCopy, first: int) -> int:
+def _open_boxes(stage: StageInfo, axis: Node, body: StatementBlock, by_groups: bool) -> Ring:
+    """The ring of a loop each iteration of which copies boxes, and waits for them."""
+    if not by_groups:
+        raise ScheduleError(
+            "what an engine copies in boxes groups of four warps multiply",
+            hint="tensorize(..., instruction='wgmma'), or pipeline(..., engine='async')",
+        )
+    copied = StatementBlock(body.axes, const(True, dtypes.bool))
+    done = make_node(Ops.DONE, dtypes.token, (), Done(boxes.ENGINE))
+    body.first += (copied, done)
+    body.last += (make_node(Ops.DONE, dtypes.token, (), Done("mma", 1)),)
+    return Ring(axis, stage.depth, 0, stage.engine, [], copied, copied, copied)
+
+
+def _add_boxes(ring: Ring, buffer: Node, copies: list[SharedCopy]) -> None:
+    """Put the copies of boxes into a ring: each iteration's own."""
+    for copy in copies:
+        target = (buffer, copy.value, _slot(ring, ring.axis), *copy.places)
+        ring.copied.items.append(
+            make_node(Ops.COPYTO, dtypes.token, target, CopyTo(boxes.ENGINE))
+        )
+
+
+def _add_copy(ring: Ring, buffer: Node, copy: SharedCopy, first: int) -> int:
     """Put a copy into a ring; the number of register arrays that it needs, numbered from `first`.
 
     With `async` the copies of whole words go by themselves. Of all else the threads hold what is
@@ -241,11 +297,6 @@ def add_copy(ring: Ring, buffer: Node, copy: SharedCopy, first: int) -> int:
 
 def _slot(ring: Ring, iteration: Dim) -> Node:
     return index.as_node(index.mod(iteration, ring.depth))
-
-
-def slot_now(ring: Ring) -> Node:
-    """The slot that the present iteration reads."""
-    return _slot(ring, ring.axis)
 
 
 def _fill(

@@ -17,6 +17,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.layout import Layout, Swizzle, row_major
 from baregrad.ir.core.node import Node, alu, make_node, rebuild, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.ir.protocol.attributes import is_box
 from baregrad.kernel.language.schedule import StageInput, Staging, illegal
 
 CHUNK_BYTES = 16
@@ -132,6 +133,9 @@ def with_addresses(kernel: Node) -> Node:
         if node.op.bit & _ACCESSES:
             first = 1 if node.op is Ops.LOAD else 2
             array = node.src[0]
+            if is_box(node):
+                # It begins at whole rows, and the engine exchanges chunks.
+                return node.replace(src=(_plain(array), *node.src[1:]))
             if array.op is Ops.ALLOC and array.arg.layout is not None:
                 places = swizzled_places(array, node.src[first:])
                 src = (_plain(array), *node.src[1:first], *places)

@@ -34,8 +34,10 @@ from baregrad.ir.core.node import (
 )
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
-from baregrad.ir.protocol.attributes import Done
+from baregrad.ir.protocol.attributes import Done, is_box
 from baregrad.kernel.gpu.barriers import sequence, with_barriers
+from baregrad.kernel.gpu.boxes import as_box
+from baregrad.kernel.gpu.roles import count_slots
 from baregrad.kernel.gpu.shared_layouts import with_addresses
 from baregrad.kernel.instructions.mma_sync import (
     DEEP,
@@ -49,7 +51,7 @@ from baregrad.kernel.instructions.mma_sync import (
     paired_place,
     registers_of,
 )
-from baregrad.kernel.instructions.wgmma import INSTRUCTION, WARPS
+from baregrad.kernel.instructions.wgmma import INSTRUCTION, WARPS, lanes_of_tile
 
 # Blocks of a launch, at most: the limit of a grid's first dimension.
 MOST_BLOCKS = (1 << 31) - 1
@@ -64,11 +66,17 @@ _ZERO = const(0, dtypes.index)
 def block_shape(root: Node) -> dict[str, Node]:
     """An axis for each dimension of the block that has threads, of a loop-level KERNEL."""
     found: dict[str, Node] = {}
+    rows: Node | None = None
     for node in toposort(root):
         if node.op is Ops.RANGE and node.arg.is_thread and extent_of(node) != 1:
             first = found.setdefault(node.arg.bind, node)
             if first.src[0] is not node.src[0]:
                 raise CompilerBug("a block of two sizes", found=f"{first!r} and {node!r}")
+        elif node.op is Ops.MMA:
+            rows = node.src[4]
+    if rows is not None and "thread" not in found:
+        # No thread has a part of a copy, but each has results.
+        found["thread"] = lanes_of_tile(rows)
     return {bind: found[bind] for bind in THREAD_BINDS if bind in found}
 
 
@@ -117,6 +125,8 @@ def to_threads(kernel: Node) -> Node:
     places = index.unflatten(which, tuple(extent_of(axis) for axis in axes))
     for axis, place in zip(axes, places, strict=True):
         worker.memo[axis] = index.as_node(place)
+    if own is not None:
+        body = (count_slots(sequence(body), own),)
     statements = tuple([worker.statement(child, frozenset()) for child in body])
     if own is not None:
         statements = (make_node(Ops.LOOP, dtypes.token, (own, sequence(statements))),)
@@ -220,6 +230,9 @@ class _Threads:
             condition = self.expression(condition)
             made = make_node(op, dtypes.token, (condition, inside))
             return _if_any(condition, made) if _changes_registers(body) else made
+        if is_box(node):
+            box = as_box(node)
+            return box.replace(src=tuple(map(self.expression, box.src)))
         if op is Ops.STORE or op is Ops.COPYTO:
             return self.store(node, around)
         if op is Ops.COMMIT or op is Ops.DONE:

@@ -288,6 +288,9 @@ class MemoryUse:
                 continue
             src = node.src
             buffer = src[0]
+            if op is Ops.COPYTO and node.arg.box is not None:
+                written.add(buffer)
+                continue
             if op is _LOAD:
                 indices = src[1:]
                 read.add(buffer)

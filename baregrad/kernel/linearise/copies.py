@@ -10,6 +10,7 @@ from baregrad.ir.core.attrs import Machine
 from baregrad.ir.core.node import Node, const, make_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.linearise.access import access_of
+from baregrad.kernel.linearise.phases import copy_box
 from baregrad.kernel.linearise.scopes import END
 from baregrad.kernel.linearise.values import Values
 
@@ -25,6 +26,9 @@ _WAITS: MappingProxyType[str, str] = MappingProxyType(
 def copy_to(values: Values, node: Node) -> None:
     """A COPYTO: each thread, at each point, some adjacent elements at once."""
     target, value, *indices = node.src
+    if node.arg.box is not None:
+        copy_box(values, node)
+        return
     if node.arg.engine == BULK:
         _store_runs(values, node)
         return

@@ -23,6 +23,7 @@ from baregrad.kernel.linearise.copies import commit, copy_to, done, fence
 from baregrad.kernel.linearise.folds import BARRIER, combine
 from baregrad.kernel.linearise.lazy import OPAQUE, is_lazy
 from baregrad.kernel.linearise.mma import multiply
+from baregrad.kernel.linearise.phases import acquire, begin_role, meeting, release, wait
 from baregrad.kernel.linearise.points import interleave
 from baregrad.kernel.linearise.rules import INT32
 from baregrad.kernel.linearise.scopes import END, MOMENT, ZERO, number
@@ -157,7 +158,7 @@ def _barrier(values: Values, node: Node) -> None:
     if not values.gpu:
         raise CompilerBug("not a statement of the CPU's loop level", found=node)
     values.scopes.end_statement()
-    values.scopes.append(BARRIER)
+    values.scopes.append(meeting(values) if node.arg.scope == "role" else BARRIER)
 
 
 def _store(values: Values, node: Node) -> None:
@@ -398,6 +399,10 @@ _rule_of = {
     Ops.IF: _if,
     Ops.STORE: _store,
     Ops.BARRIER: _barrier,
+    Ops.ROLE: begin_role,
+    Ops.ACQUIRE: acquire,
+    Ops.WAIT: wait,
+    Ops.RELEASE: release,
     Ops.COPYTO: copy_to,
     Ops.COMMIT: commit,
     Ops.DONE: done,

@@ -1,16 +1,19 @@
 """The MACHINE instructions of Hopper's engines in PTX, as `ir/evaluate/gpu_hopper.py` has them.
 
-A PROGRAM that uses them is the code of whole warps: a vector has an element in each thread, and
-addresses in shared memory count from the start of what `KernelInfo.shared_nbytes` asks for.
+In the code of whole warps a vector has an element in each thread, and addresses in shared memory
+count from the start of what `KernelInfo.shared_nbytes` asks for. In that of one thread a barrier is
+an element of an array.
 Source: PTX ISA, "mbarrier", "cp.async.bulk.tensor", "wgmma", "stmatrix", "setmaxnreg".
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import MappingProxyType
 
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
 from baregrad.render.gpu import box_of, group_product, group_sums
 from baregrad.render.ptx.memory import place_of
 from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule, braces
@@ -40,6 +43,13 @@ def _shared(f: PtxText, node: Node) -> str:
     return found
 
 
+def _barrier(f: PtxText, src: Sequence[Node]) -> tuple[str, Sequence[Node]]:
+    """The address of a barrier, an address or an array and a place, and the sources behind it."""
+    if src[0].op is Ops.ALLOC:
+        return place_of(f, src[0], src[1], 0, 0).text(), src[2:]
+    return f"[{_shared(f, src[0])}]", src[1:]
+
+
 def _in_register(f: PtxText, place: str) -> str:
     """An address in shared memory, where an operand takes no symbols."""
     if place.startswith("%"):
@@ -60,6 +70,15 @@ def _warp(f: PtxText, node: Node) -> None:
     warp = f.made("%r", "shr.u32", f.made("%r", "mov.u32", "%tid.x"), "5")
     same = f.made("%r", "shfl.sync.idx.b32", warp, "0", "31", ALL_LANES)
     f.emit("cvt.u64.u32", result, same)
+
+
+def _among(f: PtxText, node: Node) -> None:
+    """Whether a thread is of some warps, the same for all of its own."""
+    (result,) = f.define(node)
+    first, count = node.arg.immediates
+    warp = f.made("%r", "shr.u32", f.made("%r", "mov.u32", "%tid.x"), "5")
+    same = f.made("%r", "shfl.sync.idx.b32", warp, "0", "31", ALL_LANES)
+    f.emit("setp.lt.u32", result, f.made("%r", "sub.u32", same, str(first)), str(count))
 
 
 def _special(register: str) -> Rule:
@@ -97,16 +116,18 @@ def _at_barrier(opcode: str, *results: str) -> Rule:
     """An instruction whose operands are a barrier and the immediate."""
 
     def rule(f: PtxText, node: Node) -> None:
-        f.emit(opcode, *results, f"[{_shared(f, node.src[0])}]", str(node.arg.immediates[0]))
+        place, _ = _barrier(f, node.src)
+        f.emit(opcode, *results, place, *map(str, node.arg.immediates[:1]))
 
     return rule
 
 
 def _wait(f: PtxText, node: Node) -> None:
-    place, parity = _shared(f, node.src[0]), f.word(node.src[1])
+    place, (turn,) = _barrier(f, node.src)
+    parity = f.word(turn)
     over, label = f.fresh("%p"), f.fresh_label()
     f.label(f"W{label}")
-    f.emit("mbarrier.try_wait.parity.shared.b64", over, f"[{place}]", parity)
+    f.emit("mbarrier.try_wait.parity.shared.b64", over, place, parity)
     f.emit("bra", f"W{label}", guard=f"!{over}")
 
 
@@ -123,22 +144,33 @@ def _arrive_remote(f: PtxText, node: Node) -> None:
 
 # --- copies --------------------------------------------------------------------------------------
 
-_TENSOR = "cp.async.bulk.tensor.2d"
+_TENSOR = "cp.async.bulk.tensor"
 
 
-def _tensor(f: PtxText, node: Node) -> str:
-    """The operand of a tensor map and the coordinates of a box, the column first."""
+def _tensor(f: PtxText, node: Node, corner: Sequence[Node]) -> str:
+    """The operand of a tensor map and the coordinates of a box, the innermost first."""
     place = f.signature.boxes.index(box_of(node))
     address = f.made("%rd", "mov.b64", f"m{place}")
     f.emit("cvta.param.u64", address, address)
-    column, row = (f.word(child) for child in node.src[2:4])
-    return f"[{address}, {{{column}, {row}}}]"
+    return f"[{address}, {braces([f.word(child) for child in corner])}]"
+
+
+_LANDS = "shared::cluster.global.mbarrier::complete_tx::bytes"
+
+
+def _load_box(f: PtxText, node: Node) -> None:
+    """A box of an argument to an array in shared memory."""
+    shared, at, phases, slot, _, *corner = node.src
+    target = place_of(f, shared, at, 0, 0).text()
+    barrier = place_of(f, phases, slot, 0, 0).text()
+    opcode = f"{_TENSOR}.{len(corner)}d.{_LANDS}"
+    f.emit(opcode, target, _tensor(f, node, corner), barrier)
 
 
 def _load(f: PtxText, node: Node) -> None:
     target, barrier = _shared(f, node.src[1]), _shared(f, node.src[4])
-    opcode = f"{_TENSOR}.shared::cluster.global.mbarrier::complete_tx::bytes"
-    operands = [f"[{target}]", _tensor(f, node), f"[{barrier}]"]
+    opcode = f"{_TENSOR}.2d.{_LANDS}"
+    operands = [f"[{target}]", _tensor(f, node, node.src[2:4]), f"[{barrier}]"]
     if node.arg.immediates[3]:
         # To every block of the cluster, at the same place.
         opcode += ".multicast::cluster"
@@ -148,7 +180,8 @@ def _load(f: PtxText, node: Node) -> None:
 
 def _store(f: PtxText, node: Node) -> None:
     source = _shared(f, node.src[1])
-    f.emit(f"{_TENSOR}.global.shared::cta.bulk_group", _tensor(f, node), f"[{source}]")
+    where = _tensor(f, node, node.src[2:4])
+    f.emit(f"{_TENSOR}.2d.global.shared::cta.bulk_group", where, f"[{source}]")
 
 
 def _store_run(f: PtxText, node: Node) -> None:
@@ -273,11 +306,13 @@ def _store_matrices(f: PtxText, node: Node) -> None:
 HOPPER_RULES: MappingProxyType[str, Rule] = MappingProxyType(
     {
         "warp": _warp,
+        "warps": _among,
         "cluster.rank": _special("%cluster_ctarank"),
         "cluster.id": _special("%clusterid.x"),
         "mbarrier.init": _at_barrier("mbarrier.init.shared.b64"),
         "mbarrier.fence_init": _plain("fence.mbarrier_init.release.cluster"),
         "mbarrier.arrive.expect_tx": _at_barrier("mbarrier.arrive.expect_tx.shared.b64", "_"),
+        "mbarrier.arrive": _at_barrier("mbarrier.arrive.shared.b64", "_"),
         "mbarrier.arrive.remote": _arrive_remote,
         "mbarrier.wait": _wait,
         "barrier.cluster": _plain(
@@ -286,6 +321,7 @@ HOPPER_RULES: MappingProxyType[str, Rule] = MappingProxyType(
         "fence.proxy.async": _plain("fence.proxy.async.shared::cta"),
         "setmaxnreg": _set_registers,
         "tma.load": _load,
+        "tma.box": _load_box,
         "tma.store": _store,
         "bulk.store": _store_run,
         "bulk.commit": _plain("cp.async.bulk.commit_group"),

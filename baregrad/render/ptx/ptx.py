@@ -152,7 +152,8 @@ def _parameters(f: PtxText) -> str:
     for place, name in enumerate(call.variables):
         rows.append((f".param .s64 v{place}", name))
     for place, box in enumerate(f.signature.boxes):
-        what = f"tensor map of p{box.param.arg.slot}, boxes of {box.rows} x {box.columns}"
+        sizes = " x ".join(map(str, reversed(box.box)))
+        what = f"tensor map of p{box.param.arg.slot}, boxes of {sizes}"
         rows.append((f".param .align 64 .b8 m{place}[128]", what))
     last = len(rows) - 1
     lines = [f"  {text}{',' * (n < last)}  // {what}\n" for n, (text, what) in enumerate(rows)]

@@ -135,6 +135,33 @@ def _together(read: ArrayAccess, axes: Sequence[Node], chunk: int) -> int:
     return gcd(chunk, iterations(run), read.offset.constant, *others, *scales)
 
 
+def in_boxes(
+    factor: Factor, own: Sequence[Node], depth: Sequence[Node], copy: FactorCopy, chunk: int
+) -> bool:
+    """Whether an engine may copy a factor, with its own axes and the depth in these orders.
+
+    As boxes of an array that a map describes: elements as they are, each side one dimension, and
+    all else whole chunks apart.
+    """
+    if not factor.is_plain or len(factor.reads) != 1:
+        return False
+    read = factor.reads[0]
+    known = all(isinstance(extent_of(axis), int) for axis in read.axes)
+    if read.guard is not None or read.offset.rest or copy.lanes != chunk or not known:
+        return False
+    return all(_is_one(read, axes) for axes in (own, depth))
+
+
+def _is_one(read: ArrayAccess, axes: Sequence[Node]) -> bool:
+    """Whether joined axes are neighbours of one stride."""
+    stride = read.stride(axes[-1])
+    for axis in reversed(axes):
+        if not stride or stride < 0 or read.stride(axis) != stride:
+            return False
+        stride *= iterations([axis])
+    return True
+
+
 def run_of(read: ArrayAccess, axes: Sequence[Node]) -> list[Node]:
     """The innermost of joined axes that an array has one after the other, up to a symbolic one."""
     stride = 1

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from baregrad.dtypes import DType
 from baregrad.kernel.gpu.pipelines import FEW_SLOTS
+from baregrad.kernel.gpu.roles import COPIERS
 from baregrad.kernel.instructions.wgmma import (
     ROW_NBYTES,
     STEPS_NBYTES,
@@ -36,6 +37,8 @@ from baregrad.target.gpu import GpuTarget
 # Registers of a lane beside its results.
 OTHERS = 50
 MOST_SLOTS = 6
+# Bytes of what counts the phases of slots, as far as the next array.
+PHASES_NBYTES = 1024
 # Cycles of a multiprocessor until a block's first panel is there, and until what was asked for is;
 # how far one kind of work delays another; bytes that the second cache gives for each that it would
 # give alone, where neighbours read the same.
@@ -85,12 +88,16 @@ class GroupTile(NamedTuple):
 
 
 class GroupChoice(NamedTuple):
-    """A tile, panels that are under way or read at once, and blocks of a multiprocessor."""
+    """A tile, panels that are under way or read at once, and blocks of a multiprocessor.
+
+    boxes: whether an engine copies the panels, for a warp of its own.
+    """
 
     tile: GroupTile
     slots: int
     cycles: float
     resident: int
+    boxes: bool = False
 
     def __str__(self) -> str:
         tile = self.tile
@@ -106,50 +113,59 @@ TILES = tuple([
 
 
 def ranked_groups(
-    target: GpuTarget, sizes: Sequence[Product], words: tuple[bool, bool], dtype: DType
-) -> list[GroupChoice]:
+    target: GpuTarget, sizes: Sequence[Product], words: tuple[bool, bool], dtype: DType,
+    boxes: bool = False,
+) -> list[GroupChoice]:  # fmt: skip
     """Tiles and panels that a multiprocessor holds, that of the least time first.
 
-    sizes, words: as of `ranked_tiles`. dtype: that of the factors.
+    sizes, words: as of `ranked_tiles`. dtype: that of the factors. boxes: as of `GroupChoice`.
     """
     most = min(MOST_SLOTS if any(words) else 2, -(-sizes[0].k // row_of(dtype)))
     found = []
     for tile in TILES:
-        for slots in range(1 if most == 1 else 2, most + 1):
-            times = [_cycles(target, size, tile, slots, words, dtype) for size in sizes]
+        for slots in range(1 if most == 1 and not boxes else 2, most + 1):
+            how = _Copied(slots, words, dtype, boxes)
+            times = [_cycles(target, size, tile, how) for size in sizes]
             time = expected(sizes, times)
             if time is not None:
-                resident = _resident(target, tile, slots, words, dtype)
-                found.append(GroupChoice(tile, slots, time, resident))
+                resident = _resident(target, tile, how)
+                found.append(GroupChoice(tile, slots, time, resident, boxes))
     return sorted(found, key=lambda choice: (choice.cycles, -choice.slots))
 
 
-def _resident(
-    target: GpuTarget, tile: GroupTile, slots: int, words: tuple[bool, bool], dtype: DType
-) -> int:
+class _Copied(NamedTuple):
+    """How panels come: how many at once, which factors by words, of a dtype, or all as boxes."""
+
+    slots: int
+    words: tuple[bool, bool]
+    dtype: DType
+    boxes: bool
+
+
+def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
     """Blocks that a multiprocessor holds at once; 0 for none."""
-    waiting = held(tile, row_of(dtype), words) if slots > 1 else 0
+    dtype = how.dtype
+    waiting = held(tile, row_of(dtype), how.words) if how.slots > 1 else 0
     if waiting > MOST_HELD:
         return 0
-    nbytes = slots * ROW_NBYTES * (tile.m + tile.n)
+    nbytes = how.slots * ROW_NBYTES * (tile.m + tile.n) + how.boxes * PHASES_NBYTES
     # Sums of a panel's own are those of 64 rows at a time.
     results = tile.results + (tile.columns // 2 if adds_apart(dtype) else 0)
-    return target.resident_blocks(tile.warps, results + OTHERS + waiting, nbytes)
+    warps = tile.warps + how.boxes * COPIERS
+    return target.resident_blocks(warps, results + OTHERS + waiting, nbytes)
 
 
-def _cycles(
-    target: GpuTarget, size: Product, tile: GroupTile, slots: int, words: tuple[bool, bool],
-    dtype: DType,
-) -> float | None:
+def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> float | None:
     """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
-    resident = _resident(target, tile, slots, words, dtype)
+    slots, _, dtype, boxes = how
+    resident = _resident(target, tile, how)
     if not resident:
         return None
     each = -(-blocks_of(size, tile) // target.units)
     here = min(resident, each)
     panels = -(-size.k // row_of(dtype))
     # One slot is read; of several a second one may still be.
-    lead = slots - 1 - (slots > FEW_SLOTS) if slots > 1 else 0.5
+    lead = slots - 1 - (slots > FEW_SLOTS and not boxes) if slots > 1 else 0.5
     groups = tile.groups_m * tile.groups_n
     instructions = groups * tile.tiles_m * ROW_NBYTES // STEPS_NBYTES
     least = LEAST_CYCLES + tile.columns // COLUMNS_PER_CYCLE

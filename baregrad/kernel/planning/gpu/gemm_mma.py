@@ -16,6 +16,7 @@ from baregrad.base.bits import greatest_divisor
 from baregrad.dtypes import DType
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import itemsize, iterations
+from baregrad.kernel.gpu.boxes import ENGINE
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
 from baregrad.kernel.instructions import wgmma
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, PRODUCTS, M, N
@@ -34,6 +35,7 @@ from baregrad.kernel.planning.gpu.gemm_copies import (
     CHUNK_NBYTES,
     FactorCopy,
     Orders,
+    in_boxes,
     orders_of,
     run_of,
 )
@@ -105,7 +107,8 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         # Of fewer rows or columns the unit would multiply zeros.
         is_wide = min(m, n) >= wgmma.M and panel == wgmma.row_of(what.left)
         if is_wide and wgmma.has_groups(plan.target, what.left):
-            ranked += ranked_groups(plan.target, products, words, what.left)
+            boxes = _in_boxes(plan, factors, orders, CHUNK)
+            ranked += ranked_groups(plan.target, products, words, what.left, boxes)
             ranked.sort(key=lambda each: each.cycles)
     choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
     if isinstance(choice, UnpackedChoice):
@@ -134,7 +137,8 @@ def _plan_along(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
         plan.because("what is summed does not lie together: no products of {} by groups", dtype)
         return False
     products = _products(plan, factors)
-    ranked = ranked_groups(plan.target, products, words, dtype)
+    boxes = _in_boxes(plan, factors, orders, chunk)
+    ranked = ranked_groups(plan.target, products, words, dtype, boxes)
     if not ranked:
         plan.because("no tile of {} has room: no products by groups", dtype)
         return False
@@ -163,7 +167,9 @@ def _finish(
     else:
         assert isinstance(tile, WarpTile)
         _copies(plan, factors, orders, tile, panel, beside)
-    if choice.slots > 1:
+    if isinstance(choice, GroupChoice) and choice.boxes:
+        plan.steps.append(Pipeline("k_o", choice.slots, ENGINE))
+    elif choice.slots > 1:
         engine = "async" if any(words) else "lanes"
         plan.steps.append(Pipeline("k_o", choice.slots, engine))
     plan.because(
@@ -171,6 +177,19 @@ def _finish(
         "copies of {} and {} elements",
         tile.m, tile.n, tile.warps, "warps" if isinstance(tile, WarpTile) else "warps in groups",
         choice.slots, panel, orders.left.lanes, orders.right.lanes,
+    )
+    if isinstance(choice, GroupChoice) and choice.boxes:
+        plan.because("an engine copies panels as boxes, for a warp of its own")
+
+
+def _in_boxes(plan: GpuPlan, factors: GemmFactors, orders: Orders, chunk: int) -> bool:
+    """Whether panels of both factors are copied as boxes."""
+    return plan.target.bulk_copies and all(
+        in_boxes(factor, own, orders.depth, copy, chunk)
+        for factor, copy, own in (
+            (factors.left, orders.left, orders.rows),
+            (factors.right, orders.right, orders.columns),
+        )
     )
 
 
