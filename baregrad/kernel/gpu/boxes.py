@@ -1,0 +1,273 @@
+"""Copies of whole boxes of an array, which an engine makes beside all threads from a tensor map.
+
+A map describes an array by up to five dimensions, each with its own stride; a box is some elements
+of each. It lands in shared memory with its first dimension innermost, in rows of 128 bytes whose
+chunks are exchanged, and what lies beyond the array's sizes is zeros there. So conditions of a copy
+are sizes of its map. An element must not be computed, and what a box begins at and skips must be
+whole words of 16 bytes. Source: PTX ISA, "Tensor" and "cp.async.bulk.tensor".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from math import prod
+from typing import NamedTuple
+
+from baregrad.base.errors import ScheduleError
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Alloc
+from baregrad.ir.core.bounds import INFINITE
+from baregrad.ir.core.index import Terms
+from baregrad.ir.core.node import Node, const, make_node, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
+from baregrad.ir.protocol.attributes import CopyTo, TensorBox
+from baregrad.kernel.gpu.shared_copies import FIRST_ID, SharedCopy, row_of
+from baregrad.kernel.gpu.shared_layouts import in_rows, pitch_of
+
+ENGINE = "tma"
+# The unit of such copies, in bytes; bytes of a row; and what a map has at most: dimensions,
+# elements of a box along one, elements along one, bytes of a stride.
+UNIT, ROW_NBYTES = 16, 128
+MOST_RANK, MOST_BOX, MOST_SIZE, MOST_STRIDE = 5, 256, 1 << 32, 1 << 40
+
+
+class BoxCopy(NamedTuple):
+    """A box, where it begins along each dimension, and how many of the axes it covers."""
+
+    box: TensorBox
+    corner: tuple[Node, ...]
+    covered: int
+
+
+@dataclass(slots=True)
+class _Dimension:
+    """A dimension of a map while it is found out: `corner` is where the box begins along it.
+
+    own: the copy's axes in it, by their steps. size: 0 where no condition says it yet.
+    """
+
+    stride: int
+    box: int
+    own: Terms
+    corner: Terms = field(default_factory=dict)
+    constant: int = 0
+    size: int = 0
+
+
+def box_of(value: Node, axes: Sequence[Node]) -> BoxCopy | None:
+    """The box that a copy of `value` over some axes is, the innermost first; None for none.
+
+    It covers as many of them as it can: the others are left for a box at each of their points.
+    """
+    read = value.src[1] if value.op is Ops.GUARD else value
+    if read.op is not Ops.LOAD or read.src[0].op is not Ops.PARAM or len(read.src) != 2:
+        return None
+    dtype = read.dtype
+    terms, constant = index.linear(read.src[1])
+    if dtype is dtypes.bool or dtype.itemsize not in (1, 2, 4) or constant < 0:
+        return None
+    if min(terms.values(), default=0) <= 0 or not all(axis in terms for axis in axes):
+        return None
+    if any(atom not in axes and not atom.ranges.isdisjoint(axes) for atom in terms):
+        return None
+    conditions = index.conjuncts(value.src[0]) if value.op is Ops.GUARD else []
+    for in_parts in (True, False):
+        found = _dimensions(terms, axes, dtype, in_parts)
+        if found is not None:
+            dimensions, covered = found
+            others = {atom: n for atom, n in terms.items() if atom not in axes[:covered]}
+            _place(dimensions, others, constant)
+            if _is_map(dimensions, conditions, dtype):
+                return _as_copy(dimensions, covered)
+    return None
+
+
+def _is_map(dimensions: list[_Dimension], conditions: Sequence[Node], dtype: DType) -> bool:
+    """Whether dimensions are those of a map under some conditions, which say their sizes."""
+    bounded = all(_bound(dimensions, condition) for condition in conditions)
+    return bounded and all(map(_sized, dimensions)) and _suits(dimensions, dtype)
+
+
+def _as_copy(dimensions: list[_Dimension], covered: int) -> BoxCopy:
+    strides = tuple([each.stride for each in dimensions])
+    box = TensorBox(
+        tuple([each.size for each in dimensions]), strides, tuple([each.box for each in dimensions])
+    )
+    corner = [index.from_linear(each.corner, each.constant) for each in dimensions]
+    return BoxCopy(box, tuple(corner), covered)
+
+
+def _dimensions(
+    terms: Terms, axes: Sequence[Node], dtype: DType, in_parts: bool
+) -> tuple[list[_Dimension], int] | None:
+    """The dimensions that a box has, and how many axes it covers; None where rows are no runs.
+
+    in_parts: whether a dimension that goes on from rows may be one of its own.
+    """
+    row = ROW_NBYTES // dtype.itemsize
+    own: Terms = {}
+    lanes = 1
+    for axis in axes:
+        if lanes == row:
+            break
+        if terms[axis] != lanes:
+            return None
+        own[axis] = lanes
+        lanes *= _size(axis)
+    if lanes != row:
+        return None
+    found = [_Dimension(1, row, own)]
+    for covered, axis in enumerate(axes[len(own) :], len(own)):
+        stride, size, last = terms[axis], _size(axis), found[-1]
+        reached = last.stride * last.box
+        if len(found) > 1 and stride == reached and last.box * size <= MOST_BOX:
+            last.own[axis] = last.box
+            last.box *= size
+        elif size <= MOST_BOX and (in_parts or stride != row) and len(found) < MOST_RANK - 1:
+            found.append(_Dimension(stride, size, {axis: 1}))
+        else:
+            return found, covered
+    return found, len(axes)
+
+
+def _place(dimensions: list[_Dimension], terms: Terms, constant: int) -> None:
+    """Say where a box begins along its dimensions: each term is whole steps of one of them."""
+    ordered = sorted(dimensions, key=lambda each: -each.stride)
+    for atom, scale in terms.items():
+        at = next(each for each in ordered if scale % each.stride == 0)
+        at.corner[atom] = scale // at.stride
+    for each in ordered:
+        each.constant, constant = divmod(constant, each.stride)
+
+
+def _bound(dimensions: list[_Dimension], condition: Node) -> bool:
+    """Whether a condition is the size of a dimension, which is said then."""
+    if condition.op is not Ops.CMPLT:
+        return False
+    terms, constant = index.linear(index.sub(*condition.src))
+    inside = [each for each in dimensions if not each.own.keys().isdisjoint(terms)]
+    if not inside:
+        return False
+    top = max(inside, key=lambda each: each.stride)
+    axis, step = next((a, n) for a, n in top.own.items() if a in terms)
+    # A condition may count whole groups of steps, or steps of other dimensions besides.
+    group, scale = max(step // terms[axis], 1), max(terms[axis] // step, 1)
+    if group * terms[axis] != scale * step or top.size:
+        return False
+    within: Terms = {}
+    apart: Terms = {}
+    for atom, count in (*top.own.items(), *top.corner.items()):
+        told = group * terms.pop(atom, 0)
+        if told and told != scale * count:
+            return False
+        if not told and (atom in top.own or count < group):
+            within[atom] = count
+        elif not told:
+            apart[atom] = count
+    if not (_below(within, group) and _below(terms, scale)):
+        return False
+    if constant % scale or top.constant % group:
+        return False
+    top.size = top.constant - group * (constant // scale)
+    return _part(dimensions, top, apart)
+
+
+def _below(terms: Terms, size: int) -> bool:
+    """Whether a sum is a place within so many."""
+    place = index.from_linear(terms, 0)
+    return index.lower(place) >= 0 and index.upper(place) < size
+
+
+def _part(dimensions: list[_Dimension], top: _Dimension, apart: Terms) -> bool:
+    """Give terms of which a condition does not speak a dimension of their own, if they have one."""
+    if not apart:
+        return True
+    step = min(apart.values())
+    if len(dimensions) == MOST_RANK or any(count % step for count in apart.values()):
+        return False
+    top.corner = {atom: count for atom, count in top.corner.items() if atom not in apart}
+    corner = {atom: count // step for atom, count in apart.items()}
+    dimensions.append(_Dimension(top.stride * step, 1, {}, corner))
+    return True
+
+
+def _sized(dimension: _Dimension) -> bool:
+    """Whether a dimension has a size: without conditions it is the end of the last box."""
+    corner = index.from_linear(dimension.corner, dimension.constant)
+    low, high = index.lower(corner), index.upper(corner)
+    if not dimension.size and high < INFINITE:
+        dimension.size = high + dimension.box
+    return low >= 0 and 1 <= dimension.size <= MOST_SIZE
+
+
+def _suits(dimensions: list[_Dimension], dtype: DType) -> bool:
+    """Whether what a box begins at and skips are whole words."""
+    first, *others = dimensions
+    moves = [first.constant, *first.corner.values(), *[each.stride for each in others]]
+    nbytes = [move * dtype.itemsize for move in moves]
+    return not any(each % UNIT for each in nbytes) and max(nbytes) < MOST_STRIDE
+
+
+def _size(axis: Node) -> int:
+    return int(axis.src[0].arg)
+
+
+def copied_in_boxes(stage: Node, number: int) -> tuple[Node, list[SharedCopy]]:
+    """The shared array of a STAGE, and the boxes that fill it; `number` distinguishes arrays.
+
+    Raises ScheduleError where it is not made of such.
+    """
+    value, *own = stage.src
+    layout = stage.arg.layout
+    row = row_of(stage)
+    if layout is None or layout.swizzle is None:
+        raise _no_box(stage)
+    shape = [_size(axis) for axis in own]
+    shape[-len(row) :] = [pitch_of(layout)]
+    where = Alloc(number, "shared", tuple(shape), layout, stage.arg.depth, f"s{number}")
+    buffer = Node(Ops.ALLOC, value.dtype, (), where)
+    first = FIRST_ID + 8 * number
+    axes = [range_node(_size(axis), first + at, "", "unroll") for at, axis in enumerate(own)]
+    mapping = dict(zip(own, axes, strict=True))
+    value = substitute(value, mapping)
+    found = box_of(value, _moving(axes)[::-1])
+    if found is None or prod(row) * value.dtype.itemsize != ROW_NBYTES:
+        raise _no_box(stage)
+    apart = _moving(axes)[: len(_moving(axes)) - found.covered]
+    copies = []
+    for point in product(*[range(_size(axis)) for axis in apart]):
+        here = {a: const(at, dtypes.index) for a, at in zip(apart, point, strict=True)}
+        places = in_rows([substitute(axis, here) for axis in axes], row)
+        copies.append(SharedCopy(None, None, substitute(value, here), places))
+        if box_of(copies[-1].value, _moving([a for a in axes if a not in apart])[::-1]) is None:
+            raise _no_box(stage)
+    return buffer, copies
+
+
+def _no_box(stage: Node) -> ScheduleError:
+    return ScheduleError(
+        "a factor is no box of an input that an engine could copy", found=stage.src[0],
+        wanted="elements as they are, rows of 128 bytes with exchanged chunks (swizzle=3), and "
+        "strides of whole words of 16 bytes",
+        hint="pipeline(..., engine='async')",
+    )
+
+
+def _moving(axes: Sequence[Node]) -> list[Node]:
+    return [axis for axis in axes if _size(axis) > 1]
+
+
+def as_box(copy: Node) -> Node:
+    """A COPYTO element by element as that of a box: array, input, slot, place in it, corner."""
+    target, value, slot, *places = copy.src
+    terms, first = index.flat_terms(places, target.arg.shape)
+    axes = sorted(terms, key=lambda axis: terms[axis])
+    found = box_of(value, axes)
+    assert found is not None and found.covered == len(axes)
+    read = value.src[1] if value.op is Ops.GUARD else value
+    src = (target, read.src[0], slot, const(first, dtypes.index), *found.corner)
+    return make_node(Ops.COPYTO, dtypes.token, src, CopyTo(ENGINE, box=found.box))

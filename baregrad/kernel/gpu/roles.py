@@ -1,0 +1,201 @@
+"""Warps with work of their own: one begins the copies of boxes, the others compute with them.
+
+An iteration of a pipeline's loop copies boxes, waits for them, and multiplies. Here the loop is
+told apart into two: a warp that is there for nothing else has the copies, all other threads have
+the rest. Between them is the ring of slots, each guarded by two barriers that count phases. The one
+who copies waits until a slot is empty, says how many bytes are coming, and begins them; the others
+wait until all are there, and say that a slot is empty once their products of it are done, one
+iteration later. Slots are taken in turns over all tiles of a block, so that the copies for a tile
+begin while the one before is still multiplied, or stored.
+
+What is true of the ring: (1) all bytes that are announced for a filling are those of the boxes, (2)
+each warp says once per iteration that a slot is empty, (3) every slot is written behind the wait
+for empty and read behind the wait for full of its own counter, (4) it is released behind the wait
+for the products that read it, (5) both sides count the same iterations, one after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Alloc
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node, extent_of, make_node, rebuild, toposort
+from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.protocol.attributes import Barrier, Pipe, Role, is_box
+from baregrad.kernel.gpu.barriers import BARRIER, sequence
+from baregrad.kernel.gpu.boxes import ENGINE
+
+# Warps that copy; and lanes of one.
+COPIERS, WARP = 1, 32
+_STATEMENTS = (Ops.LOOP, Ops.IF)
+# Beyond the ids of all other arrays. A slot has two barriers: that it is full, that it is empty.
+BARRIERS_ID, BARRIERS = 1 << 25, 2
+_MEETING = Node(Ops.BARRIER, dtypes.token, (), Barrier("role"))
+
+
+def count_slots(kernel: Node, turn: Node) -> Node:
+    """The loop-level KERNEL whose rings of boxes go on from a block's iteration to its next one.
+
+    turn: the axis of a block's iterations, around all that a thread does.
+    """
+    slots: dict[Node, Node] = {}
+    for loop in toposort(kernel):
+        if loop.op is Ops.LOOP:
+            for copy in _boxes(loop.src[1]):
+                number = _number(loop.src[0], turn)
+                slots[copy.src[0]] = index.as_node(index.mod(number, copy.src[0].arg.depth))
+
+    def visit(node: Node) -> Node | None:
+        if node.op not in (Ops.LOAD, Ops.COPYTO) or node.src[0] not in slots:
+            return None
+        at = 1 if node.op is Ops.LOAD else 2
+        src = (*node.src[:at], slots[node.src[0]], *node.src[at + 1 :])
+        return node.replace(src=src)
+
+    return rebuild(kernel, visit) if slots else kernel
+
+
+def _number(axis: Node, turn: Node | None) -> Dim:
+    """The iteration of a ring's loop, counted over all turns."""
+    return axis if turn is None else index.add(index.mul(turn, extent_of(axis)), axis)
+
+
+def _boxes(body: Node) -> list[Node]:
+    """The copies of boxes right inside a body."""
+    return [one for one in _items(body) if is_box(one)]
+
+
+def _items(body: Node) -> Sequence[Node]:
+    found: list[Node] = []
+    for one in body.src if body.op is Ops.SEQ else (body,):
+        found += _items(one) if one.op is Ops.SEQ else [one]
+    return found
+
+
+def with_roles(kernel: Node) -> Node:
+    """The loop-level KERNEL of one thread in which a warp of its own copies boxes."""
+    if not kernel.mask & Ops.COPYTO.bit:
+        return kernel
+    loops = [
+        node for node in toposort(kernel) if node.op is Ops.LOOP and _boxes(node.src[1])
+    ]
+    if not loops:
+        return kernel
+    if len(loops) > 1:
+        raise CompilerBug("a block has one ring of boxes", found=loops)
+    warps = prod(kernel.arg.block) // WARP
+    ring = _ring(loops[0], warps)
+    copies = sequence(_copying(kernel.src, ring, None))
+    others = sequence(_computing(kernel.src, ring, None))
+    roles = (
+        Node(Ops.ROLE, dtypes.token, (copies,), Role("copies", COPIERS, warps, elect=True)),
+        Node(Ops.ROLE, dtypes.token, (others,), Role("products", warps)),
+    )
+    return Node(Ops.KERNEL, kernel.dtype, roles, kernel.arg._replace(copiers=COPIERS))
+
+
+@dataclass(frozen=True, slots=True)
+class _Ring:
+    """The loop of a ring, and its protocol."""
+
+    loop: Node
+    pipe: Node
+
+    def step(self, op: Op, number: Dim) -> Node:
+        """A statement of the protocol about the slot that an iteration takes."""
+        return make_node(op, dtypes.token, (self.pipe, index.as_node(number)))
+
+
+def _ring(loop: Node, warps: int) -> _Ring:
+    copies = _boxes(loop.src[1])
+    depth = copies[0].src[0].shape[0]
+    nbytes = sum(prod(copy.arg.box.box) * copy.src[0].dtype.itemsize for copy in copies)
+    where = Alloc(BARRIERS_ID, "shared", (depth, BARRIERS), name="phases")
+    phases = Node(Ops.ALLOC, dtypes.uint64, (), where)
+    what = Pipe("ring", depth, "copies", ("products",), 1, nbytes, warps, "block")
+    return _Ring(loop, Node(Ops.PIPE, dtypes.token, (phases,), what))
+
+
+def _copying(statements: Sequence[Node], ring: _Ring, turn: Node | None) -> list[Node]:
+    """What the warp that copies does of some statements: loops around copies, and these."""
+    found: list[Node] = []
+    for node in statements:
+        if node.op is Ops.SEQ:
+            found += _copying(node.src, ring, turn)
+        elif node is ring.loop:
+            axis, body = node.src
+            number = _number(axis, turn)
+            own = [
+                copy.replace(src=(*copy.src, ring.pipe, index.as_node(number)))
+                for copy in _boxes(body)
+            ]
+            inside = sequence([ring.step(Ops.ACQUIRE, number), *own])
+            found.append(make_node(node.op, dtypes.token, (axis, inside)))
+        elif node.op in _STATEMENTS and (inner := _inside(node, ring, turn, _copying)):
+            found.append(make_node(node.op, dtypes.token, (node.src[0], sequence(inner))))
+    return found
+
+
+def _inside(node: Node, ring: _Ring, turn: Node | None, what: object) -> list[Node]:
+    """What a role does of a LOOP's or an IF's body."""
+    key, body = node.src
+    if node.op is Ops.LOOP and ring.loop in toposort(body):
+        if turn is not None:
+            raise CompilerBug("a ring inside two loops", found=node)
+        turn = key
+    return what([body], ring, turn)  # type: ignore[operator,no-any-return]
+
+
+def _computing(statements: Sequence[Node], ring: _Ring, turn: Node | None) -> list[Node]:
+    """What all other threads do of some statements: all but the copies."""
+    found: list[Node] = []
+    releases: Node | None = None
+    for node in statements:
+        if node == BARRIER:
+            found.append(_MEETING)
+        elif node.op is Ops.SEQ:
+            found += _computing(node.src, ring, turn)
+        elif node is ring.loop:
+            axis, body = node.src
+            inside = sequence(_iteration(_items(body), ring, _number(axis, turn), axis))
+            found.append(make_node(node.op, dtypes.token, (axis, inside)))
+            last = index.sub(extent_of(axis), 1)
+            number = last if turn is None else index.add(index.mul(turn, extent_of(axis)), last)
+            releases = ring.step(Ops.RELEASE, number)
+        elif node.op in _STATEMENTS:
+            inner = _inside(node, ring, turn, _computing)
+            found.append(make_node(node.op, dtypes.token, (node.src[0], sequence(inner))))
+        else:
+            found.append(node)
+        if releases is not None and node.op is Ops.DONE and node.arg.engine == "mma":
+            # All products are done.
+            found.append(releases)
+            releases = None
+    if releases is not None:
+        raise CompilerBug("products of the last slot are not waited for", found=ring.loop)
+    return found
+
+
+def _iteration(
+    items: Sequence[Node], ring: _Ring, number: Dim, axis: Node
+) -> list[Node]:
+    """An iteration of the ring's loop without its copies."""
+    found: list[Node] = []
+    for node in items:
+        if is_box(node):
+            continue
+        if node.op is Ops.DONE and node.arg.engine == ENGINE:
+            found.append(ring.step(Ops.WAIT, number))
+            continue
+        found.append(_MEETING if node == BARRIER else node)
+        if node.op is Ops.DONE and node.arg.engine == "mma" and node.arg.keep:
+            # Products of the iteration before are done.
+            before = ring.step(Ops.RELEASE, index.sub(number, 1))
+            found.append(make_node(Ops.IF, dtypes.token, (index.less(0, axis), before)))
+    return found

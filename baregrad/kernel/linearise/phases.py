@@ -1,0 +1,146 @@
+"""Roles of warps, and the phases of the slots between them, as instructions.
+
+A slot has two barriers in shared memory, which count phases: of being full and of being empty. The
+first phase of either is that of the ring's first turn: a slot is empty for turn n once turn n - 1
+was released, which of turn 0 is true from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Machine
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node, const, make_node, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.linearise.folds import BARRIER
+from baregrad.kernel.linearise.values import Values
+
+# Barriers of a slot, and where they are among them.
+FULL, EMPTY, EACH = 0, 1, 2
+# The barrier at which the warps of a role meet; all of a block do at 0.
+ROLE_BARRIER, WARP = 1, 32
+
+
+def _machine(name: str, *src: Node, imm: tuple[int, ...] = ()) -> Node:
+    return make_node(Ops.MACHINE, dtypes.token, src, Machine(name, imm))
+
+
+def begin_role(values: Values, node: Node) -> tuple[tuple[Node, ...], Callable[[], None]]:
+    """A ROLE: its warps, of which one lane where one thread is to run it.
+
+    Ahead of the first one barriers begin, for all of the block.
+    """
+    role = node.arg
+    if role.elect:
+        _begin_phases(values, node)
+    scopes = values.scopes
+    scopes.end_statement()
+    what = Machine("warps", (role.first, role.warps))
+    tests = [make_node(Ops.MACHINE, dtypes.bool, (), what)]
+    if role.elect:
+        tests.append(make_node(Ops.MACHINE, dtypes.bool, (), Machine("elect")))
+    for test in tests:
+        scopes.append(test)
+        scopes.open(make_node(Ops.TEST, dtypes.token, (test,)), True, lazy=True)
+
+    def leave() -> None:
+        for _ in tests:
+            scopes.end_statement()
+            scopes.close()
+
+    return node.src, leave
+
+
+def _begin_phases(values: Values, node: Node) -> None:
+    """The first thread makes the barriers of all slots, and all wait until they are there."""
+    scopes = values.scopes
+    scopes.end_statement()
+    what = Machine("warps", (0, 1))
+    for test in (what, Machine("elect")):
+        first = make_node(Ops.MACHINE, dtypes.bool, (), test)
+        scopes.append(first)
+        scopes.open(make_node(Ops.TEST, dtypes.token, (first,)), True, lazy=True)
+    for pipe in toposort(node):
+        if pipe.op is Ops.PIPE:
+            counts = pipe.arg.full_arrivals, pipe.arg.empty_arrivals
+            for slot in range(pipe.arg.depth):
+                for which, count in zip((FULL, EMPTY), counts, strict=True):
+                    place = const(EACH * slot + which, dtypes.int32)
+                    scopes.append(_machine("mbarrier.init", pipe.src[0], place, imm=(count,)))
+    scopes.append(_machine("mbarrier.fence_init"))
+    scopes.close()
+    scopes.close()
+    scopes.append(BARRIER)
+
+
+def meeting(values: Values) -> Node:
+    """What all warps of a role that are not copiers meet at."""
+    number = const(ROLE_BARRIER, dtypes.int32)
+    return _machine("bar.sync", number, imm=(prod(values.block) // WARP,))
+
+
+def _place(values: Values, node: Node, which: int) -> tuple[Node, Node]:
+    """The barrier of a slot: the array, and where it is there."""
+    pipe, counter = node.src
+    slot = index.mod(index.as_dim(counter), pipe.arg.depth)
+    place = values.value(index.as_node(index.add(index.mul(slot, EACH), which)))
+    return pipe.src[0], place
+
+
+def _parity(values: Values, node: Node, turns: int) -> Node:
+    """Whether the turn that a slot is in, and some more, is an odd one."""
+    pipe, counter = node.src
+    turn: Dim = index.floordiv(index.as_dim(counter), pipe.arg.depth)
+    found: Node = values.value(index.as_node(index.mod(index.add(turn, turns), 2)))
+    return found
+
+
+def acquire(values: Values, node: Node) -> None:
+    """An ACQUIRE: a slot is empty, and then so many bytes are announced."""
+    parity = _parity(values, node, 1)
+    scopes = values.scopes
+    scopes.end_statement()
+    scopes.append(_machine("mbarrier.wait", *_place(values, node, EMPTY), parity))
+    full = _place(values, node, FULL)
+    nbytes = node.src[0].arg.full_nbytes
+    scopes.append(_machine("mbarrier.arrive.expect_tx", *full, imm=(nbytes,)))
+
+
+def wait(values: Values, node: Node) -> None:
+    """A WAIT: a slot is full."""
+    parity = _parity(values, node, 0)
+    place = _place(values, node, FULL)
+    values.scopes.end_statement()
+    values.scopes.append(_machine("mbarrier.wait", *place, parity))
+
+
+def release(values: Values, node: Node) -> None:
+    """A RELEASE: each warp says once that it is done with a slot."""
+    place = _place(values, node, EMPTY)
+    scopes = values.scopes
+    scopes.end_statement()
+    elected = make_node(Ops.MACHINE, dtypes.bool, (), Machine("elect"))
+    scopes.append(elected)
+    scopes.open(make_node(Ops.TEST, dtypes.token, (elected,)), True)
+    scopes.append(_machine("mbarrier.arrive", *place))
+    scopes.close()
+
+
+def copy_box(values: Values, node: Node) -> None:
+    """A COPYTO of a box, which says that its bytes are there where the slot becomes full."""
+    target, param, slot, at, *corner, pipe, counter = node.src
+    if pipe.op is not Ops.PIPE or values.masks:
+        raise CompilerBug("a copy of a box outside a ring", found=node)
+    box = node.arg.box
+    places = index.mul(index.as_dim(slot), prod(target.shape[1:]))
+    where = values.value(index.as_node(index.add(places, index.as_dim(at))))
+    phases = _place(values, make_node(Ops.ACQUIRE, dtypes.token, (pipe, counter)), FULL)
+    begins = [values.value(each) for each in corner]
+    sizes = (len(corner), *box.shape, *box.strides, *box.box)
+    values.scopes.end_statement()
+    values.scopes.append(_machine("tma.box", target, where, *phases, param, *begins, imm=sizes))

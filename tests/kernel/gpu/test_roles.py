@@ -1,0 +1,151 @@
+"""Copies of boxes by a warp of their own: the PTX gives what copies by all threads give."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from baregrad.base.errors import ScheduleError
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel import choose, lower, parse_schedule
+from baregrad.render import get
+from baregrad.testing.virtual_gpu.ptx.errors import KernelFault
+from baregrad.testing.virtual_gpu.ptx.program import PtxModule
+from tests.kernel import kernels as k
+from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
+from tests.kernel.gpu_kernels import HOPPER, lowered, run_text
+from tests.kernel.instructions.test_mma_sync import count, product
+from tests.kernel.instructions.test_wgmma import ASYNC, bytes_product, text, text_of_bytes
+from tests.kernel.planning.gpu.contractions import contraction
+from tests.render.gpu_harness import run_module
+
+TMA = "pipeline('ko', {}, 'tma')"
+BRAIN = dtypes.bfloat16
+Sizes = dict[str, int]
+
+
+def piped(turned: tuple[bool, bool], pipe: str, blocks: int = 0, **sizes: int) -> str:
+    many = f", persist({blocks})" if blocks else ""
+    return f"{text(turned, pipe, **sizes)[:-1]}{many})"
+
+
+def agree(kernel: Node, *schedules: str) -> Node:
+    """All levels give what the kernel does, and schedules the same bits; the last one's PROGRAM."""
+    arrays = k.arguments(kernel)
+    wanted = k.run_kernel(kernel, arrays)
+    found = []
+    for schedule in schedules:
+        loop, program = lowered(kernel, schedule)
+        k.assert_equal(wanted, k.run_loop(loop, arrays))
+        found.append(run_text(loop, program, arrays)[0])
+    np.testing.assert_array_equal(*found)
+    assert count(program, "tma.box") and not count(program, "cp.async")
+    return program
+
+
+CASES: tuple[tuple[tuple[int, int, int], tuple[bool, bool], int, int, Sizes], ...] = (
+    ((64, 128, 256), (True, False), 3, 0, {"panels": 2}),
+    ((128, 64, 192), (False, False), 2, 0, {"groups": 2}),
+    ((128, 64, 192), (True, True), 3, 0, {"tiles": 2}),
+    # Past edges of rows, columns and steps.
+    ((72, 56, 136), (False, False), 3, 0, {}),
+    ((72, 56, 136), (True, True), 3, 0, {}),
+    # Blocks that persist, whose rings go on from a tile to the next.
+    ((320, 64, 320), (False, True), 3, 2, {}),
+    ((200, 56, 200), (True, False), 4, 3, {"groups": 2}),
+)
+
+
+@pytest.mark.parametrize(("shape", "turned", "slots", "blocks", "sizes"), CASES, ids=str)
+def test_sums_have_the_bits_of_copies_by_all_threads(
+    shape: tuple[int, int, int], turned: tuple[bool, bool], slots: int, blocks: int, sizes: Sizes
+) -> None:
+    kernel = product(*shape, *turned, bias=True)
+    pipes = [pipe.format(slots) for pipe in (ASYNC, TMA)]
+    agree(kernel, *[piped(turned, pipe, blocks, **sizes) for pipe in pipes])
+
+
+@pytest.mark.parametrize("dtype", [dtypes.int8, dtypes.uint8], ids=str)
+def test_bytes_come_as_boxes(dtype: DType) -> None:
+    kernel = bytes_product(72, 64, 400, (dtype, dtype))
+    agree(kernel, *[text_of_bytes(pipe.format(3)) for pipe in (ASYNC, TMA)])
+
+
+def test_results_are_stored_while_boxes_come() -> None:
+    kernel = product(320, 64, 192, b_t=True, bias=True)
+    pipes = [pipe.format(3) for pipe in (ASYNC, TMA)]
+    texts = [f"{piped((False, True), pipe, 2)[:-1]}, stage_output(0))" for pipe in pipes]
+    program = agree(kernel, *texts)
+    # Those who compute meet by themselves.
+    meets = [one.arg.immediates for one in program.src
+             if one.op is Ops.MACHINE and one.arg.name == "bar.sync"]  # fmt: skip
+    assert meets[0] == (0,) and set(meets[1:]) == {(4,)}
+
+
+def test_a_map_has_a_dimension_for_each_side_and_what_is_batched() -> None:
+    """Edges are those of the map, and elements past them zeros, whatever lies behind."""
+    kernel = contraction((72,), (64,), (136,), "sax", "sxn", "san", batch=(3,))
+    spelled = text((False, False), TMA.format(2))
+    for old, new in (
+        ("'i1'", "'i2'"), ("'i0'", "'i1'"), ("'r2'", "'r3'"),
+        ("bind('a', 'grid')", "bind('i0', 'grid'), bind('a', 'grid')"),
+    ):
+        spelled = spelled.replace(old, new)
+    program = agree(kernel, spelled.replace(TMA.format(2), ASYNC.format(2)), spelled)
+    boxes = [one.arg.immediates for one in program.src
+             if one.op is Ops.MACHINE and one.arg.name == "tma.box"]  # fmt: skip
+    assert boxes[0] == (3, 136, 72, 3, 1, 136, 72 * 136, 64, 64, 1)
+    assert boxes[1] == (3, 64, 136, 3, 1, 64, 64 * 136, 64, 64, 1)
+
+
+WITHOUT = {
+    "the wait for a full slot": (
+        r"mbarrier.try_wait[^;]*;\s*@!%p\d+ bra W\d+;(?=\s*wgmma)", ""),
+    "what is announced": (r"(mbarrier.arrive.expect_tx[^;]*), 16384;", r"\1, 8192;"),
+    "a release": (r"mbarrier.arrive.shared.b64 _, \[[^;]*;", ""),
+    "the wait for products": (r"wgmma.wait_group.sync.aligned 1;", ""),
+    "barriers that are there": (r"bar.sync 0;", ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WITHOUT)
+def test_what_leaves_a_step_out_is_caught(what: str) -> None:
+    kernel = product(64, 64, 320, b_t=True)
+    _, program = lowered(kernel, piped((False, True), TMA.format(2)))
+    arrays = [array for _, array in sorted(k.arguments(kernel).items())]
+    right = get("ptx").render(program, HOPPER)
+    run_module(PtxModule.parse(right), program, arrays)
+    pattern, instead = WITHOUT[what]
+    wrong, changed = re.subn(pattern, instead, right)
+    assert changed
+    with pytest.raises(KernelFault):
+        run_module(PtxModule.parse(wrong), program, arrays)
+
+
+
+
+def test_what_is_no_box_is_refused() -> None:
+    spelled = parse_schedule(piped((False, True), TMA.format(3)))
+    with pytest.raises(ScheduleError, match="no box of an input"):
+        lower(product(64, 64, 100, b_t=True), HOPPER, spelled)
+    with pytest.raises(ScheduleError, match="copied by an engine"):
+        lower(product(64, 64, 192, b_t=True), replace(HOPPER, barrier_transfer_bytes=0), spelled)
+    single = piped((False, True), TMA.format(3)).replace("wgmma", "mma").replace("m=64", "m=16")
+    with pytest.raises(ScheduleError, match="groups of four warps multiply"):
+        lower(product(64, 64, 192, b_t=True), HOPPER, parse_schedule(single))
+
+
+@needs_ptxas
+def test_products_stay_beside_threads() -> None:
+    """The assembler says nothing of products that it puts in order, and spills nothing."""
+    kernel = product(4096, 4096, 4096, b_t=True, bias=True, dtype=BRAIN)
+    choice = choose(kernel, HOPPER)
+    assert "engine='tma'" in str(choice.schedule)
+    program = lowered(kernel, choice.schedule)[1]
+    registers, spilled = assembled(get("ptx").render(program, HOPPER), "sm_90a")
+    assert registers <= 168 and not spilled
