@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 from baregrad.base.namespaces import unknown_name
-from baregrad.nn import init
+from baregrad.nn import functional, init
+from baregrad.nn import weight_tools as utils
 from baregrad.nn.activations import (
     CELU,
     ELU,
@@ -21,9 +24,11 @@ from baregrad.nn.activations import (
     PReLU,
     ReLU,
     ReLU6,
+    RReLU,
     Sigmoid,
     SiLU,
     Softmax,
+    Softmax2d,
     Softmin,
     Softplus,
     Softshrink,
@@ -33,14 +38,32 @@ from baregrad.nn.activations import (
     Threshold,
 )
 from baregrad.nn.attention import MultiheadAttention
-from baregrad.nn.convolution import Conv1d, Conv2d, Conv3d, ConvTranspose1d, ConvTranspose2d
+from baregrad.nn.containers import (
+    ModuleDict,
+    ModuleList,
+    ParameterDict,
+    ParameterList,
+    Sequential,
+)
+from baregrad.nn.convolution import (
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+)
 from baregrad.nn.float8 import Float8Linear, to_float8
 from baregrad.nn.layers import (
+    AlphaDropout,
+    Bilinear,
     Dropout,
     Dropout1d,
     Dropout2d,
     Dropout3d,
     Embedding,
+    EmbeddingBag,
+    FeatureAlphaDropout,
     Flatten,
     Identity,
     Linear,
@@ -52,6 +75,7 @@ from baregrad.nn.losses import (
     CosineEmbeddingLoss,
     CosineSimilarity,
     CrossEntropyLoss,
+    CTCLoss,
     GaussianNLLLoss,
     HingeEmbeddingLoss,
     HuberLoss,
@@ -59,21 +83,18 @@ from baregrad.nn.losses import (
     L1Loss,
     MarginRankingLoss,
     MSELoss,
+    MultiLabelMarginLoss,
+    MultiLabelSoftMarginLoss,
+    MultiMarginLoss,
     NLLLoss,
     PairwiseDistance,
     PoissonNLLLoss,
     SmoothL1Loss,
     SoftMarginLoss,
     TripletMarginLoss,
+    TripletMarginWithDistanceLoss,
 )
-from baregrad.nn.module import (
-    IncompatibleKeys,
-    Module,
-    ModuleDict,
-    ModuleList,
-    Sequential,
-    parameter,
-)
+from baregrad.nn.module import IncompatibleKeys, Module, Parameter, parameter
 from baregrad.nn.normalisation import (
     BatchNorm1d,
     BatchNorm2d,
@@ -114,15 +135,32 @@ from baregrad.nn.pooling import (
     AvgPool1d,
     AvgPool2d,
     AvgPool3d,
+    ChannelShuffle,
+    LocalResponseNorm,
+    LPPool1d,
+    LPPool2d,
+    LPPool3d,
     MaxPool1d,
     MaxPool2d,
     MaxPool3d,
+    MaxUnpool1d,
+    MaxUnpool2d,
+    MaxUnpool3d,
     PixelShuffle,
+    PixelUnshuffle,
     Upsample,
+    UpsamplingBilinear2d,
+    UpsamplingNearest2d,
 )
 from baregrad.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
 from baregrad.nn.state import get_parameters, get_state_dict, load_state_dict
-from baregrad.nn.transformer import TransformerEncoder, TransformerEncoderLayer
+from baregrad.nn.transformer import (
+    Transformer,
+    TransformerDecoder,
+    TransformerDecoderLayer,
+    TransformerEncoder,
+    TransformerEncoderLayer,
+)
 
 __all__ = [
     "CELU",
@@ -139,6 +177,7 @@ __all__ = [
     "AdaptiveMaxPool1d",
     "AdaptiveMaxPool2d",
     "AdaptiveMaxPool3d",
+    "AlphaDropout",
     "AvgPool1d",
     "AvgPool2d",
     "AvgPool3d",
@@ -147,6 +186,9 @@ __all__ = [
     "BatchNorm1d",
     "BatchNorm2d",
     "BatchNorm3d",
+    "Bilinear",
+    "CTCLoss",
+    "ChannelShuffle",
     "CircularPad1d",
     "CircularPad2d",
     "CircularPad3d",
@@ -158,6 +200,7 @@ __all__ = [
     "Conv3d",
     "ConvTranspose1d",
     "ConvTranspose2d",
+    "ConvTranspose3d",
     "CosineEmbeddingLoss",
     "CosineSimilarity",
     "CrossEntropyLoss",
@@ -166,6 +209,8 @@ __all__ = [
     "Dropout2d",
     "Dropout3d",
     "Embedding",
+    "EmbeddingBag",
+    "FeatureAlphaDropout",
     "Flatten",
     "Float8Linear",
     "Fold",
@@ -185,10 +230,14 @@ __all__ = [
     "InstanceNorm3d",
     "KLDivLoss",
     "L1Loss",
+    "LPPool1d",
+    "LPPool2d",
+    "LPPool3d",
     "LSTMCell",
     "LayerNorm",
     "LeakyReLU",
     "Linear",
+    "LocalResponseNorm",
     "LogSigmoid",
     "LogSoftmax",
     "MSELoss",
@@ -196,18 +245,29 @@ __all__ = [
     "MaxPool1d",
     "MaxPool2d",
     "MaxPool3d",
+    "MaxUnpool1d",
+    "MaxUnpool2d",
+    "MaxUnpool3d",
     "Mish",
     "Module",
     "ModuleDict",
     "ModuleList",
+    "MultiLabelMarginLoss",
+    "MultiLabelSoftMarginLoss",
+    "MultiMarginLoss",
     "MultiheadAttention",
     "NLLLoss",
     "PReLU",
     "PairwiseDistance",
+    "Parameter",
+    "ParameterDict",
+    "ParameterList",
     "PixelShuffle",
+    "PixelUnshuffle",
     "PoissonNLLLoss",
     "RMSNorm",
     "RNNCell",
+    "RReLU",
     "ReLU",
     "ReLU6",
     "ReflectionPad1d",
@@ -222,6 +282,7 @@ __all__ = [
     "SmoothL1Loss",
     "SoftMarginLoss",
     "Softmax",
+    "Softmax2d",
     "Softmin",
     "Softplus",
     "Softshrink",
@@ -229,22 +290,33 @@ __all__ = [
     "Tanh",
     "Tanhshrink",
     "Threshold",
+    "Transformer",
+    "TransformerDecoder",
+    "TransformerDecoderLayer",
     "TransformerEncoder",
     "TransformerEncoderLayer",
     "TripletMarginLoss",
+    "TripletMarginWithDistanceLoss",
     "Unflatten",
     "Unfold",
     "Upsample",
+    "UpsamplingBilinear2d",
+    "UpsamplingNearest2d",
     "ZeroPad1d",
     "ZeroPad2d",
     "ZeroPad3d",
+    "functional",
     "get_parameters",
     "get_state_dict",
     "init",
     "load_state_dict",
     "parameter",
     "to_float8",
+    "utils",
 ]
+
+# PyTorch's name, from which programs import.
+sys.modules[f"{__name__}.utils"] = utils
 
 
 def __getattr__(name: str) -> object:

@@ -1,36 +1,46 @@
-"""Activation functions as modules; each is the method of `Tensor` of the same name."""
+"""Activation functions as modules; each is the function of the same name."""
 
 from __future__ import annotations
 
+from baregrad.base.errors import ShapeError
+from baregrad.nn import functional
 from baregrad.nn.module import Module, parameter
 from baregrad.tensor import Tensor
 
 
-class ReLU(Module):
+class _InPlace(Module):
+    """What may write its result over what it is given."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        self.inplace = inplace
+
+
+class ReLU(_InPlace):
     """max(x, 0)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the function of each element."""
-        return x.relu()
+        return functional.relu(x, self.inplace)
 
 
-class ReLU6(Module):
+class ReLU6(_InPlace):
     """min(max(x, 0), 6)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the function of each element."""
-        return x.relu6()
+        return functional.relu6(x, self.inplace)
 
 
-class LeakyReLU(Module):
+class LeakyReLU(_InPlace):
     """x, times `negative_slope` below 0."""
 
-    def __init__(self, negative_slope: float = 0.01) -> None:
+    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
+        super().__init__(inplace)
         self.negative_slope = negative_slope
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the function of each element."""
-        return x.leaky_relu(self.negative_slope)
+        return functional.leaky_relu(x, self.negative_slope, self.inplace)
 
 
 class PReLU(Module):
@@ -63,15 +73,16 @@ class GLU(Module):
         return x.glu(self.dim)
 
 
-class ELU(Module):
+class ELU(_InPlace):
     """x, and alpha*(exp(x) - 1) below 0."""
 
-    def __init__(self, alpha: float = 1.0) -> None:
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
+        super().__init__(inplace)
         self.alpha = alpha
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the function of each element."""
-        return x.elu(self.alpha)
+        return functional.elu(x, self.alpha, self.inplace)
 
 
 class GELU(Module):
@@ -85,20 +96,20 @@ class GELU(Module):
         return x.gelu(self.approximate)
 
 
-class SiLU(Module):
+class SiLU(_InPlace):
     """x*sigmoid(x)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the function of each element."""
-        return x.silu()
+        return functional.silu(x, self.inplace)
 
 
-class Mish(Module):
+class Mish(_InPlace):
     """x*tanh(softplus(x))."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the function of each element."""
-        return x.mish()
+        return functional.mish(x, self.inplace)
 
 
 class Sigmoid(Module):
@@ -137,32 +148,35 @@ class Softplus(Module):
         return x.softplus(self.beta, self.threshold)
 
 
-class Hardtanh(Module):
+class Hardtanh(_InPlace):
     """x held between two numbers."""
 
-    def __init__(self, min_val: float = -1.0, max_val: float = 1.0) -> None:
+    def __init__(
+        self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False
+    ) -> None:
+        super().__init__(inplace)
         self.min_val = min_val
         self.max_val = max_val
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the function of each element."""
-        return x.hardtanh(self.min_val, self.max_val)
+        return functional.hardtanh(x, self.min_val, self.max_val, self.inplace)
 
 
-class Hardsigmoid(Module):
+class Hardsigmoid(_InPlace):
     """x/6 + 1/2 held between 0 and 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the function of each element."""
-        return x.hardsigmoid()
+        return functional.hardsigmoid(x, self.inplace)
 
 
-class Hardswish(Module):
+class Hardswish(_InPlace):
     """x*hardsigmoid(x)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the function of each element."""
-        return x.hardswish()
+        return functional.hardswish(x, self.inplace)
 
 
 class Softmax(Module):
@@ -187,23 +201,24 @@ class LogSoftmax(Module):
         return x.log_softmax(self.dim)
 
 
-class SELU(Module):
+class SELU(_InPlace):
     """`ELU` with the two constants that keep a mean of 0 and a variance of 1."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the function of each element."""
-        return x.selu()
+        return functional.selu(x, self.inplace)
 
 
-class CELU(Module):
+class CELU(_InPlace):
     """x, and alpha*(exp(x/alpha) - 1) below 0."""
 
-    def __init__(self, alpha: float = 1.0) -> None:
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
+        super().__init__(inplace)
         self.alpha = alpha
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the function of each element."""
-        return x.celu(self.alpha)
+        return functional.celu(x, self.alpha, self.inplace)
 
 
 class Softsign(Module):
@@ -244,16 +259,17 @@ class Hardshrink(Module):
         return x.hardshrink(self.lambd)
 
 
-class Threshold(Module):
+class Threshold(_InPlace):
     """x, and `value` where it is not above `threshold`."""
 
-    def __init__(self, threshold: float, value: float) -> None:
+    def __init__(self, threshold: float, value: float, inplace: bool = False) -> None:
+        super().__init__(inplace)
         self.threshold = threshold
         self.value = value
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the function of each element."""
-        return x.threshold(self.threshold, self.value)
+        return functional.threshold(x, self.threshold, self.value, self.inplace)
 
 
 class Softmin(Module):
@@ -265,3 +281,28 @@ class Softmin(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return the shares, which sum to 1 along the axis."""
         return x.softmin(self.dim)
+
+
+class Softmax2d(Module):
+    """Softmax over the channels of (N, C, H, W), or of (C, H, W)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the shares, which sum to 1 over the channels. Raises ShapeError."""
+        if x.ndim not in (3, 4):
+            raise ShapeError("Softmax2d is of images", found=list(x.shape), wanted="3 or 4 axes")
+        return x.softmax(-3)
+
+
+class RReLU(_InPlace):
+    """x, times a slope below 0 that is drawn for each element while training, else the mean."""
+
+    def __init__(
+        self, lower: float = 1 / 8, upper: float = 1 / 3, inplace: bool = False
+    ) -> None:
+        super().__init__(inplace)
+        self.lower = lower
+        self.upper = upper
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the function of each element."""
+        return functional.rrelu(x, self.lower, self.upper, self.training, self.inplace)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from baregrad.base.errors import ShapeError
+from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.nn import init
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
@@ -75,6 +75,7 @@ class _Plain(_Convolution):
         dilation: PerAxis = 1,
         groups: int = 1,
         bias: bool = True,
+        padding_mode: str = "zeros",
         device: str | None = None,
         dtype: object = None,
     ) -> None:
@@ -82,6 +83,25 @@ class _Plain(_Convolution):
             in_channels, out_channels, kernel_size, stride, padding, groups, bias, dilation,
             device, dtype,
         )
+        if padding_mode not in ("zeros", "reflect", "replicate", "circular"):
+            raise ArgumentError(
+                "padding_mode is 'zeros', 'reflect', 'replicate' or 'circular'",
+                found=repr(padding_mode),
+            )
+        self.padding_mode = padding_mode
+
+    def _surrounded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...] | str]:
+        """What the windows slide over, and the padding with zeros that it still wants."""
+        if self.padding_mode == "zeros" or self.padding == "valid":
+            return x, self.padding
+        edges: list[int] = []
+        for axis in reversed(range(self._AXES)):
+            if isinstance(self.padding, str):
+                both = self.dilation[axis] * (self.kernel_size[axis] - 1)
+                edges += [both // 2, both - both // 2]
+            else:
+                edges += [self.padding[axis]] * 2
+        return x.pad(edges, self.padding_mode), (0,) * self._AXES
 
 
 class Conv1d(_Plain):
@@ -91,8 +111,9 @@ class Conv1d(_Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the cross-correlation. Raises ShapeError for other channels."""
+        x, padding = self._surrounded(x)
         return x.conv1d(
-            self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+            self.weight, self.bias, self.stride, padding, self.dilation, self.groups
         )
 
 
@@ -103,8 +124,9 @@ class Conv2d(_Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the cross-correlation. Raises ShapeError for other channels."""
+        x, padding = self._surrounded(x)
         return x.conv2d(
-            self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+            self.weight, self.bias, self.stride, padding, self.dilation, self.groups
         )
 
 
@@ -115,8 +137,9 @@ class Conv3d(_Plain):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the cross-correlation. Raises ShapeError for other channels."""
+        x, padding = self._surrounded(x)
         return x.conv3d(
-            self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups
+            self.weight, self.bias, self.stride, padding, self.dilation, self.groups
         )
 
 
@@ -166,6 +189,19 @@ class ConvTranspose2d(_Transposed):
     def forward(self, x: Tensor) -> Tensor:
         """Return the transposed convolution. Raises ShapeError for other channels."""
         return x.conv_transpose2d(
+            self.weight, self.bias, self.stride, self.edges, self.output_padding, self.groups,
+            self.dilation,
+        )
+
+
+class ConvTranspose3d(_Transposed):
+    """The adjoint of Conv3d: (N, C, D, H, W) -> (N, O, D', H', W'), weight (C, O/groups, ...)."""
+
+    _AXES = 3
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the transposed convolution. Raises ShapeError for other channels."""
+        return x.conv_transpose3d(
             self.weight, self.bias, self.stride, self.edges, self.output_padding, self.groups,
             self.dilation,
         )

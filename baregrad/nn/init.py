@@ -9,6 +9,8 @@ import functools
 import math
 from statistics import NormalDist
 
+import numpy as np
+
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
@@ -117,7 +119,7 @@ def fans(tensor: Tensor) -> tuple[int, int]:
 
 
 @explained
-def gain_of(nonlinearity: str, param: float | None = None) -> float:
+def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     """Return by what a nonlinearity shrinks the standard deviation; `param` is its slope."""
     if nonlinearity == "relu":
         return math.sqrt(2.0)
@@ -151,7 +153,7 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
         raise ArgumentError(f"mode is 'fan_in' or 'fan_out', not {mode!r}")
     inputs, outputs = fans(tensor)
     fan = inputs if mode == "fan_in" else outputs
-    return gain_of(nonlinearity, a) / math.sqrt(fan) if fan else 0.0
+    return calculate_gain(nonlinearity, a) / math.sqrt(fan) if fan else 0.0
 
 
 @explained
@@ -169,6 +171,68 @@ def kaiming_normal_(
 ) -> Tensor:
     """Write normal numbers of variance gain**2 / inputs (or outputs)."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))
+
+
+@explained
+def eye_(tensor: Tensor) -> Tensor:
+    """Write a matrix of ones on the diagonal. Raises ShapeError for other numbers of axes."""
+    if tensor.ndim != 2:
+        raise ShapeError("an identity is a matrix", found=list(tensor.shape), wanted="two axes")
+    with Tensor.no_grad():
+        return tensor.copy_(Tensor.eye(*tensor.shape, dtype=tensor.dtype, device=tensor.device))
+
+
+@explained
+def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
+    """Write the weight (out, in, ...) of a convolution that passes channels on as they are.
+
+    Raises ShapeError unless there are three to five axes, and `groups` divides the outputs.
+    """
+    if not 3 <= tensor.ndim <= 5 or groups < 1 or tensor.shape[0] % groups:
+        raise ShapeError(
+            "a convolution's weight has three to five axes, and groups of outputs",
+            found=f"{list(tensor.shape)}, {groups} groups",
+        )
+    outputs, inputs, *taps = tensor.shape
+    values = np.zeros(tensor.shape, dtype=bool)
+    each = outputs // groups
+    for group in range(groups):
+        for place in range(min(each, inputs)):
+            values[(group * each + place, place, *[tap // 2 for tap in taps])] = True
+    with Tensor.no_grad():
+        return tensor.copy_(Tensor(values, device=tensor.device).cast(tensor.dtype))
+
+
+@explained
+def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+    """Write a matrix (out, the rest) of orthonormal rows, or columns if those are fewer, by `gain`.
+
+    The factor Q of a normal matrix, with the signs that make it unique (F. Mezzadri, 2007). Raises
+    ShapeError for fewer than two axes.
+    """
+    if tensor.ndim < 2:
+        raise ShapeError("a weight has two axes or more", found=list(tensor.shape))
+    if not tensor.numel():
+        return tensor
+    rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
+    with Tensor.no_grad():
+        drawn = Tensor.randn(rows, columns, dtype="float64").numpy()
+        q, r = np.linalg.qr(drawn if rows >= columns else drawn.T)
+        q = q * np.where(np.diag(r) < 0, -1.0, 1.0)
+        made = (q if rows >= columns else q.T).reshape(tensor.shape) * gain
+        return tensor.copy_(Tensor(made, device=tensor.device).cast(tensor.dtype))
+
+
+@explained
+def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
+    """Write normal numbers, and zeros at this share of the places of each column of a matrix."""
+    if tensor.ndim != 2 or not 0 <= sparsity <= 1:
+        raise ShapeError("zeros are a share of each column of a matrix",
+                         found=f"{list(tensor.shape)}, {sparsity}")
+    zeros = math.ceil(sparsity * tensor.shape[0])
+    with Tensor.no_grad():
+        order = Tensor.rand(*tensor.shape, device=tensor.device).argsort(0).argsort(0)
+        return tensor.copy_((order < zeros).where(0.0, normal_(tensor, 0.0, std)))
 
 
 @explained

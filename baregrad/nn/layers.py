@@ -1,13 +1,15 @@
-"""Layers without structure: linear, embedding, dropout, shapes."""
+"""Layers without structure: linear, tables of vectors, dropout, shapes."""
 
 from __future__ import annotations
 
-from baregrad.base.errors import ArgumentError, IndexOutOfRange, ShapeError
-from baregrad.nn import init
-from baregrad.nn.module import Module
+from typing import Any, Self
+
+from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.nn import functional, init
+from baregrad.nn.functional.looking_up import row_of
+from baregrad.nn.module import Module, parameter
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.axes import plain
-from baregrad.tensor.ops.random import dropout
 
 
 class Linear(Module):
@@ -47,7 +49,44 @@ class Linear(Module):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}"
 
 
-class Embedding(Module):
+class _Table(Module):
+    """A table of vectors, weight (num_embeddings, embedding_dim), which begins standard normal."""
+
+    weight: Tensor
+
+    def _fill(
+        self, num_embeddings: int, embedding_dim: int, padding_idx: int | None,
+        weight: Tensor | None, device: str | None, dtype: object,
+    ) -> None:
+        self.num_embeddings = num_embeddings
+        self.embedding_dim = embedding_dim
+        if weight is not None:
+            self.weight = weight if weight.is_leaf else parameter(weight)
+            self.padding_idx = row_of(padding_idx, self.weight)
+            return
+        self.weight = Tensor.randn(num_embeddings, embedding_dim, dtype=dtype, device=device)
+        self.padding_idx = row_of(padding_idx, self.weight)
+        if self.padding_idx is not None:
+            rows = Tensor.arange(num_embeddings, device=self.weight.device)
+            self.weight = rows.eq(self.padding_idx).unsqueeze(1).where(0, self.weight)
+        self.weight.requires_grad_()
+
+    @classmethod
+    def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **settings: Any) -> Self:
+        """Return a layer whose table is a matrix, which is not trained unless `freeze` is false."""
+        if embeddings.ndim != 2:
+            raise ShapeError("a table is a matrix", found=list(embeddings.shape))
+        kind: Any = cls
+        made: Self = kind(*embeddings.shape, _weight=embeddings, **settings)
+        made.weight.requires_grad_(not freeze)
+        return made
+
+    def extra_repr(self) -> str:
+        """Return the settings."""
+        return f"{self.num_embeddings}, {self.embedding_dim}"
+
+
+class Embedding(_Table):
     """A table of vectors looked up by number: (...) integers -> (..., embedding_dim).
 
     weight (num_embeddings, embedding_dim) begins standard normal. The row `padding_idx` begins as
@@ -61,93 +100,123 @@ class Embedding(Module):
         padding_idx: int | None = None,
         device: str | None = None,
         dtype: object = None,
+        _weight: Tensor | None = None,
     ) -> None:
-        self.num_embeddings = num_embeddings
-        self.embedding_dim = embedding_dim
-        self.padding_idx = self._row(padding_idx)
-        self.weight = Tensor.randn(num_embeddings, embedding_dim, dtype=dtype, device=device)
-        if self.padding_idx is not None:
-            self.weight = self._is_padding().where(0, self.weight)
-        self.weight.requires_grad_()
-
-    def _row(self, padding_idx: int | None) -> int | None:
-        if padding_idx is None:
-            return None
-        if not -self.num_embeddings <= padding_idx < self.num_embeddings:
-            raise IndexOutOfRange(
-                "padding_idx", found=padding_idx, wanted=f"below {self.num_embeddings}"
-            )
-        return padding_idx % self.num_embeddings
-
-    def _is_padding(self) -> Tensor:
-        rows = Tensor.arange(self.num_embeddings, device=self.weight.device)
-        return rows.eq(self.padding_idx or 0).unsqueeze(1)
+        self._fill(num_embeddings, embedding_dim, padding_idx, _weight, device, dtype)
 
     def forward(self, index: Tensor) -> Tensor:
         """Return the rows of the table. Raises DTypeError unless `index` is of integers."""
-        if self.padding_idx is None or not self.weight.requires_grad:
-            return self.weight.embedding(index)
-        found = self.weight.embedding(index)
-        return index.eq(self.padding_idx).unsqueeze(-1).where(found.detach(), found)
+        return functional.embedding(index, self.weight, self.padding_idx)
 
-    def extra_repr(self) -> str:
-        """Return the settings."""
-        return f"{self.num_embeddings}, {self.embedding_dim}"
+
+class EmbeddingBag(_Table):
+    """Sums, means or maxima of bags of rows of a table: see `functional.embedding_bag`."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        mode: str = "mean",
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        device: str | None = None,
+        dtype: object = None,
+        _weight: Tensor | None = None,
+    ) -> None:
+        self._fill(num_embeddings, embedding_dim, padding_idx, _weight, device, dtype)
+        self.mode = mode
+        self.include_last_offset = include_last_offset
+
+    def forward(
+        self, x: Tensor, offsets: Tensor | None = None, per_sample_weights: Tensor | None = None
+    ) -> Tensor:
+        """Return a vector for each bag. Raises ShapeError, ArgumentError."""
+        return functional.embedding_bag(
+            x, self.weight, offsets, mode=self.mode, per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset, padding_idx=self.padding_idx,
+        )
+
+
+class Bilinear(Module):
+    """x . weight[k] . other + bias[k] for each k: (..., A), (..., B) -> (..., out_features).
+
+    weight (out, A, B) and bias (out,) begin uniform within 1/sqrt(A) of 0.
+    """
+
+    def __init__(
+        self,
+        in1_features: int,
+        in2_features: int,
+        out_features: int,
+        bias: bool = True,
+        device: str | None = None,
+        dtype: object = None,
+    ) -> None:
+        kind: Any = {"fan": in1_features, "dtype": dtype, "device": device}
+        self.weight = init.drawn(out_features, in1_features, in2_features, **kind)
+        self.bias = init.drawn(out_features, **kind) if bias else None
+
+    def forward(self, x: Tensor, other: Tensor) -> Tensor:
+        """Return the bilinear form. Raises ShapeError for other widths."""
+        return functional.bilinear(x, other, self.weight, self.bias)
 
 
 class Dropout(Module):
     """Zero elements with probability p while training, and scale the rest by 1/(1 - p)."""
 
-    def __init__(self, p: float = 0.5) -> None:
+    def __init__(self, p: float = 0.5, inplace: bool = False) -> None:
         if not isinstance(plain(p), int | float) or not 0 <= p <= 1:
             raise ArgumentError(f"a probability is a number from 0 to 1, not {p!r}")
         self.p = p
+        self.inplace = inplace
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` with elements dropped, or `x` itself outside training."""
-        return dropout(x, self.p, self.training)
+        return functional.dropout(x, self.p, self.training, self.inplace)
 
     def extra_repr(self) -> str:
         """Return the settings."""
         return f"p={self.p}"
 
 
-class _ChannelDropout(Dropout):
-    """Zero whole channels of (N, C, ...) with probability p, and scale the rest by 1/(1 - p)."""
-
-    _AXES = 0
+class Dropout1d(Dropout):
+    """Zero whole channels of (N, C, L) with probability p, and scale the rest by 1/(1 - p)."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` with channels dropped, or `x` itself outside training. Raises ShapeError."""
-        if x.ndim not in (self._AXES + 1, self._AXES + 2):
-            raise ShapeError(
-                f"{type(self).__name__} wants another number of axes",
-                found=list(x.shape),
-                wanted=f"{self._AXES + 2} axes, or {self._AXES + 1} without a batch",
-            )
-        if not self.training or self.p == 0:
-            return x
-        ones = Tensor.ones(*x.shape[: -self._AXES], *(1,) * self._AXES, dtype=x.dtype,
-                           device=x.device)
-        return x * dropout(ones, self.p)
+        return functional.dropout1d(x, self.p, self.training, self.inplace)
 
 
-class Dropout1d(_ChannelDropout):
-    """Zero whole channels of (N, C, L) with probability p, and scale the rest by 1/(1 - p)."""
-
-    _AXES = 1
-
-
-class Dropout2d(_ChannelDropout):
+class Dropout2d(Dropout):
     """Zero whole channels of (N, C, H, W) with probability p, and scale the rest by 1/(1 - p)."""
 
-    _AXES = 2
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` with channels dropped, or `x` itself outside training. Raises ShapeError."""
+        return functional.dropout2d(x, self.p, self.training, self.inplace)
 
 
-class Dropout3d(_ChannelDropout):
+class Dropout3d(Dropout):
     """Zero whole channels of (N, C, D, H, W) with probability p; scale the rest by 1/(1 - p)."""
 
-    _AXES = 3
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` with channels dropped, or `x` itself outside training. Raises ShapeError."""
+        return functional.dropout3d(x, self.p, self.training, self.inplace)
+
+
+class AlphaDropout(Dropout):
+    """Put elements at SELU's lowest value with probability p, such that mean and variance stay."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` with elements dropped, or `x` itself outside training."""
+        return functional.alpha_dropout(x, self.p, self.training, self.inplace)
+
+
+class FeatureAlphaDropout(Dropout):
+    """`AlphaDropout` of whole channels of (N, C, ...)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `x` with channels dropped, or `x` itself outside training. Raises ShapeError."""
+        return functional.feature_alpha_dropout(x, self.p, self.training, self.inplace)
 
 
 class Flatten(Module):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 from baregrad.base.errors import ArgumentError
+from baregrad.nn import functional
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
 
@@ -265,3 +268,80 @@ class PairwiseDistance(Module):
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
         """Return the distances."""
         return x.pairwise_distance(other, self.p, self.eps, self.keepdim)
+
+
+class CTCLoss(_Loss):
+    """Minus the log of the likelihood of labels whose places are not known: `ctc_loss`."""
+
+    def __init__(
+        self, blank: int = 0, reduction: str = "mean", zero_infinity: bool = False
+    ) -> None:
+        super().__init__(reduction)
+        self.blank = blank
+        self.zero_infinity = zero_infinity
+
+    def forward(
+        self, log_probs: Tensor, targets: Tensor, input_lengths: Tensor | Sequence[int],
+        target_lengths: Tensor | Sequence[int],
+    ) -> Tensor:
+        """Return the loss of (T, N, C). Raises ShapeError for shapes that do not fit."""
+        return functional.ctc_loss(
+            log_probs, targets, input_lengths, target_lengths, self.blank, self.reduction,
+            self.zero_infinity,
+        )
+
+
+class MultiMarginLoss(_WeightedLoss):
+    """By how much other classes come within a margin of the target's score, to the power p."""
+
+    def __init__(
+        self, p: int = 1, margin: float = 1.0, weight: Tensor | None = None,
+        reduction: str = "mean",
+    ) -> None:
+        super().__init__(weight, reduction)
+        self.p = p
+        self.margin = margin
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of scores (N, C) and class ids (N,). Raises ShapeError."""
+        return functional.multi_margin_loss(
+            x, target, self.p, self.margin, self.weight, self.reduction
+        )
+
+
+class MultiLabelMarginLoss(_Loss):
+    """By how much labels are not 1 above the other classes; a row's labels end at -1."""
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of scores and labels (N, C). Raises ShapeError."""
+        return functional.multilabel_margin_loss(x, target, self.reduction)
+
+
+class MultiLabelSoftMarginLoss(_WeightedLoss):
+    """The mean over classes of the binary cross-entropy of sigmoid(x)."""
+
+    def __init__(self, weight: Tensor | None = None, reduction: str = "mean") -> None:
+        super().__init__(weight, reduction)
+
+    def forward(self, x: Tensor, target: Tensor) -> Tensor:
+        """Return the loss. Raises ShapeError for different shapes."""
+        return functional.multilabel_soft_margin_loss(x, target, self.weight, self.reduction)
+
+
+class TripletMarginWithDistanceLoss(_MarginLoss):
+    """By how much the negative is not farther than the positive, by any distance."""
+
+    def __init__(
+        self, *, distance_function: Callable[[Tensor, Tensor], Tensor] | None = None,
+        margin: float = 1.0, swap: bool = False, reduction: str = "mean",
+    ) -> None:
+        super().__init__(margin, reduction)
+        self.distance_function = distance_function
+        self.swap = swap
+
+    def forward(self, anchor: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
+        """Return the loss. Raises ShapeError for shapes that do not fit."""
+        return functional.triplet_margin_with_distance_loss(
+            anchor, positive, negative, distance_function=self.distance_function,
+            margin=self.margin, swap=self.swap, reduction=self.reduction,
+        )

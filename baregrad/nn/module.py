@@ -6,17 +6,14 @@ recorded operations. `register_buffer` makes it a buffer instead: part of the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any, NamedTuple, Self, overload
-
-import numpy as np
+from typing import Any, NamedTuple, Self
 
 from baregrad.base.errors import (
     ArgumentError,
     BaregradError,
     DTypeError,
-    IndexOutOfRange,
     ShapeError,
     is_ours,
 )
@@ -46,6 +43,25 @@ class IncompatibleKeys(NamedTuple):
 def parameter(data: Tensor, requires_grad: bool = True) -> Tensor:
     """Return a leaf of the values of `data` that a module can hold as a parameter."""
     return data.detach().clone().requires_grad_(requires_grad)
+
+
+class _LeafOfFloats(type):
+    """Tells tensors that are parameters by what they are."""
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return isinstance(value, Tensor) and value.dtype.is_float and value.is_leaf \
+            and value.requires_grad
+
+
+class Parameter(metaclass=_LeafOfFloats):
+    """A leaf of the values of a tensor, trained: Parameter(data) is `parameter(data)`.
+
+    What it gives is a `Tensor`; each leaf of floats that requires gradients is an instance.
+    """
+
+    def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> Tensor:  # type: ignore[misc]
+        """Return the leaf."""
+        return parameter(Tensor.zeros(0) if data is None else data, requires_grad)
 
 
 class Module(Hooked):
@@ -98,6 +114,15 @@ class Module(Hooked):
             module.__dict__.setdefault("_is_ready", 1)
         return self
 
+    def __getattr__(self, name: str) -> Any:
+        """A weight that is made of others, by `utils.weight_norm` for instance."""
+        made = vars(self).get("_made_weights")
+        if made is not None and name in made:
+            return made[name].made(self)
+        raise AttributeError(
+            f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self
+        )
+
     # --- what it holds ----------------------------------------------------------------------------
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
@@ -105,6 +130,47 @@ class Module(Hooked):
         names: dict[str, bool] = self.__dict__.setdefault("_buffer_names", {})
         names[name] = persistent
         setattr(self, name, tensor)
+
+    def register_parameter(self, name: str, param: Tensor | None) -> None:
+        """Hold a parameter, or None, as the attribute of this name."""
+        setattr(self, name, param)
+
+    def add_module(self, name: str, module: Module | None) -> None:
+        """Hold a module, or None, as the attribute of this name."""
+        setattr(self, name, module)
+
+    register_module = add_module
+
+    def get_submodule(self, target: str) -> Module:
+        """Return the module at a dotted path. Raises ArgumentError where there is none."""
+        found: Any = self
+        for name in target.split(".") if target else ():
+            found = vars(found).get(name)
+            if not isinstance(found, Module):
+                raise ArgumentError(
+                    f"{type(self).__name__} has no module there", found=repr(target),
+                    wanted=f"one of {_some([path for path, _ in self.named_modules() if path])}",
+                )
+        held: Module = found
+        return held
+
+    def get_parameter(self, target: str) -> Tensor:
+        """Return the parameter at a dotted path. Raises ArgumentError where there is none."""
+        return self._at(target, buffers=False)
+
+    def get_buffer(self, target: str) -> Tensor:
+        """Return the buffer at a dotted path. Raises ArgumentError where there is none."""
+        return self._at(target, buffers=True)
+
+    def _at(self, target: str, buffers: bool) -> Tensor:
+        path, _, name = target.rpartition(".")
+        held = dict(self.get_submodule(path)._own(buffers))
+        if name not in held:
+            raise ArgumentError(
+                f"{type(self).__name__} has no {'buffer' if buffers else 'parameter'} there",
+                found=repr(target), wanted=f"one of {_some(list(held))}",
+            )
+        return held[name]
 
     def children(self) -> Iterator[Module]:
         """Yield the modules that this one holds itself."""
@@ -151,30 +217,34 @@ class Module(Hooked):
                 for name, tensor in module._own(buffers):
                     yield prefix + name, tensor
 
-    def named_parameters(self) -> Named:
-        """Yield every parameter by its dotted path; one that stands at two places once."""
-        yield from self._once(buffers=False)
+    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Named:
+        """Yield every parameter by its dotted path; one that stands at two places once.
 
-    def named_buffers(self) -> Named:
-        """Yield every buffer by its dotted path, each once."""
-        yield from self._once(buffers=True)
+        prefix: what paths begin with. recurse: whether those of the modules below count.
+        """
+        yield from self._once(False, prefix, recurse)
 
-    def _once(self, buffers: bool) -> Named:
+    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Named:
+        """Yield every buffer by its dotted path, each once; see `named_parameters`."""
+        yield from self._once(True, prefix, recurse)
+
+    def _once(self, buffers: bool, before: str, recurse: bool) -> Named:
         seen: set[int] = set()
-        for prefix, module in self._places(""):
+        before = before and f"{before}."
+        for prefix, module in self._places(before) if recurse else [(before, self)]:
             for name, tensor in module._own(buffers):
                 if id(tensor) not in seen:
                     seen.add(id(tensor))
                     yield prefix + name, tensor
 
-    def parameters(self) -> Iterator[Tensor]:
+    def parameters(self, recurse: bool = True) -> Iterator[Tensor]:
         """Yield every parameter, each once; what an optimiser is given."""
-        for _, tensor in self.named_parameters():
+        for _, tensor in self.named_parameters(recurse=recurse):
             yield tensor
 
-    def buffers(self) -> Iterator[Tensor]:
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         """Yield every buffer, each once."""
-        for _, tensor in self.named_buffers():
+        for _, tensor in self.named_buffers(recurse=recurse):
             yield tensor
 
     # --- modes ------------------------------------------------------------------------------------
@@ -226,6 +296,14 @@ class Module(Hooked):
                     moved[id(tensor)] = (tensor, _moved(tensor, wanted, device))
                 setattr(module, name, moved[id(tensor)][1])
         return self.realize() if moved else self
+
+    def cuda(self, device: int = 0) -> Self:
+        """Move parameters and buffers to a GPU of the device CUDA; return the module."""
+        return self.to(device=f"CUDA:{device}" if device else "CUDA")
+
+    def cpu(self) -> Self:
+        """Move parameters and buffers to the device CPU; return the module."""
+        return self.to(device="CPU")
 
     def float(self) -> Self:
         """Make floating-point parameters and buffers float32; return the module."""
@@ -329,131 +407,6 @@ def load_into(
 def _some(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_SHOWN])
     return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
-
-
-# --- containers ---------------------------------------------------------------------------------
-
-
-class ModuleList(Module):
-    """A list of modules, named by their positions."""
-
-    def __init__(self, modules: Iterable[Module] = ()) -> None:
-        if isinstance(modules, np.ndarray | Tensor):
-            raise DTypeError("a list of modules holds modules", found=type(modules).__name__)
-        for module in modules:
-            self.append(module)
-
-    def append(self, module: Module) -> Self:
-        """Add a module at the end; return the list."""
-        setattr(self, str(len(self)), module)
-        return self
-
-    def extend(self, modules: Iterable[Module]) -> Self:
-        """Add modules at the end; return the list."""
-        for module in modules:
-            self.append(module)
-        return self
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self.children())
-
-    def __iter__(self) -> Iterator[Module]:
-        return self.children()
-
-    @overload
-    def __getitem__(self, index: int) -> Module: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> Self: ...
-
-    def __getitem__(self, index: int | slice) -> Module | Self:
-        found = list(self.children())
-        if isinstance(index, slice):
-            part = object.__new__(type(self))
-            for place, module in enumerate(found[index]):
-                setattr(part, str(place), module)
-            return part
-        if not -len(found) <= index < len(found):
-            raise IndexOutOfRange(
-                f"module {index} of {type(self).__name__}", found=f"{len(found)} modules"
-            )
-        return found[index]
-
-
-class Sequential(ModuleList):
-    """Modules (or functions of tensors) applied one after another."""
-
-    def __init__(self, *modules: Callable[..., Any]) -> None:
-        for place, module in enumerate(modules):
-            setattr(self, str(place), module if isinstance(module, Module) else Function(module))
-
-    def forward(self, x: Any) -> Any:
-        """Return what the last module makes of what the one before it made, and so on."""
-        for module in self.children():
-            x = module(x)
-        return x
-
-
-class Function(Module):
-    """A function of tensors as a module without state."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        if not callable(function):
-            raise ArgumentError(
-                "a module or a function is wanted",
-                found=f"{type(function).__name__} {function!r:.40}",
-            )
-        self.function = function
-
-    def forward(self, *args: Any) -> Any:
-        """Return what the function returns."""
-        return self.function(*args)
-
-    def extra_repr(self) -> str:
-        """Return the function's name."""
-        return getattr(self.function, "__name__", repr(self.function))
-
-
-class ModuleDict(Module):
-    """Modules by name."""
-
-    def __init__(self, modules: Mapping[str, Module] | None = None) -> None:
-        for name, module in (modules or {}).items():
-            self[name] = module
-
-    def __setitem__(self, name: str, module: Module) -> None:
-        if hasattr(type(self), name):
-            raise ShapeError("a module's name hides a method", found=repr(name))
-        setattr(self, name, module)
-
-    def __getitem__(self, name: str) -> Module:
-        found = vars(self).get(name)
-        if not isinstance(found, Module):
-            raise IndexOutOfRange(
-                "no module of this name", found=repr(name), wanted=f"one of {list(self.keys())}"
-            )
-        return found
-
-    def __len__(self) -> int:
-        return sum(1 for _ in self.children())
-
-    def __iter__(self) -> Iterator[str]:
-        return self.keys()
-
-    def __contains__(self, name: object) -> bool:
-        return name in list(self.keys())
-
-    def keys(self) -> Iterator[str]:
-        """Yield the names."""
-        return (name for name, _ in self.named_children())
-
-    def values(self) -> Iterator[Module]:
-        """Yield the modules."""
-        return self.children()
-
-    def items(self) -> Iterator[tuple[str, Module]]:
-        """Yield names and modules."""
-        return self.named_children()
 
 
 explain_arguments(Module)

@@ -1,10 +1,11 @@
-"""Pooling layers. The stride is the window's size unless given."""
+"""Pooling and resampling layers. A window's stride is its size unless given."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, ClassVar
 
+from baregrad.nn import functional
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.pooling import adaptive_avg_pool, adaptive_max_pool
@@ -19,8 +20,10 @@ class _MaxPool(Module):
         stride: PerAxis | None = None,
         padding: PerAxis = 0,
         dilation: PerAxis = 1,
+        return_indices: bool = False,
         ceil_mode: bool = False,
     ) -> None:
+        self.return_indices = return_indices
         self.kernel_size = kernel_size
         self.stride = stride
         self.padding = padding
@@ -35,34 +38,34 @@ class _MaxPool(Module):
 class MaxPool1d(_MaxPool):
     """The highest of each window: (N, C, L) -> (N, C, L')."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the highest of each window."""
-        found = x.max_pool1d(
-            self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
+    def forward(self, x: Tensor) -> Any:
+        """Return the highest of each window, and its place if `return_indices`."""
+        return x.max_pool1d(
+            self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode,
+            self.return_indices,
         )
-        return cast(Tensor, found)
 
 
 class MaxPool2d(_MaxPool):
     """The highest of each window: (N, C, H, W) -> (N, C, H', W')."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the highest of each window."""
-        found = x.max_pool2d(
-            self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
+    def forward(self, x: Tensor) -> Any:
+        """Return the highest of each window, and its place if `return_indices`."""
+        return x.max_pool2d(
+            self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode,
+            self.return_indices,
         )
-        return cast(Tensor, found)
 
 
 class MaxPool3d(_MaxPool):
     """The highest of each window: (N, C, D, H, W) -> (N, C, D', H', W')."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the highest of each window."""
-        found = x.max_pool3d(
-            self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode
+    def forward(self, x: Tensor) -> Any:
+        """Return the highest of each window, and its place if `return_indices`."""
+        return x.max_pool3d(
+            self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode,
+            self.return_indices,
         )
-        return cast(Tensor, found)
 
 
 class _AvgPool(Module):
@@ -200,3 +203,137 @@ class AdaptiveAvgPool2d(_AdaptivePool):
     def forward(self, x: Tensor) -> Tensor:
         """Return the means."""
         return x.adaptive_avg_pool2d(self.output_size)
+
+
+class PixelUnshuffle(Module):
+    """(..., C, H*r, W*r) as (..., C*r*r, H, W), where r is downscale_factor."""
+
+    def __init__(self, downscale_factor: int) -> None:
+        self.downscale_factor = downscale_factor
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the maps with blocks of pixels as channels. Raises ShapeError."""
+        return functional.pixel_unshuffle(x, self.downscale_factor)
+
+
+class ChannelShuffle(Module):
+    """The channels of `groups` groups of (N, C, ...) dealt out in turn."""
+
+    def __init__(self, groups: int) -> None:
+        self.groups = groups
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the maps in another order. Raises ShapeError."""
+        return functional.channel_shuffle(x, self.groups)
+
+
+class UpsamplingNearest2d(Upsample):
+    """(N, C, H, W) resampled to the nearest elements."""
+
+    def __init__(
+        self, size: PerAxis | None = None, scale_factor: float | Sequence[float] | None = None
+    ) -> None:
+        super().__init__(size, scale_factor, "nearest")
+
+
+class UpsamplingBilinear2d(Upsample):
+    """(N, C, H, W) resampled bilinearly, first and last samples falling together."""
+
+    def __init__(
+        self, size: PerAxis | None = None, scale_factor: float | Sequence[float] | None = None
+    ) -> None:
+        super().__init__(size, scale_factor, "bilinear", True)
+
+
+class LocalResponseNorm(Module):
+    """(N, C, ...) divided by (k + alpha * mean of squares of `size` channels) ** beta."""
+
+    def __init__(
+        self, size: int, alpha: float = 1e-4, beta: float = 0.75, k: float = 1.0
+    ) -> None:
+        self.size = size
+        self.alpha = alpha
+        self.beta = beta
+        self.k = k
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the normalised maps. Raises ShapeError for fewer than three axes."""
+        return functional.local_response_norm(x, self.size, self.alpha, self.beta, self.k)
+
+
+class _PowerPool(Module):
+    _AXES: ClassVar[int]
+
+    def __init__(
+        self, norm_type: float, kernel_size: PerAxis, stride: PerAxis | None = None,
+        ceil_mode: bool = False,
+    ) -> None:
+        self.norm_type = norm_type
+        self.kernel_size = kernel_size
+        self.stride = stride
+        self.ceil_mode = ceil_mode
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return each window's (sum of x**p)**(1/p)."""
+        pools: Any = (functional.lp_pool1d, functional.lp_pool2d, functional.lp_pool3d)
+        found: Tensor = pools[self._AXES - 1](
+            x, self.norm_type, self.kernel_size, self.stride, self.ceil_mode
+        )
+        return found
+
+
+class LPPool1d(_PowerPool):
+    """The power mean of each window: (N, C, L) -> (N, C, L')."""
+
+    _AXES = 1
+
+
+class LPPool2d(_PowerPool):
+    """The power mean of each window: (N, C, H, W) -> (N, C, H', W')."""
+
+    _AXES = 2
+
+
+class LPPool3d(_PowerPool):
+    """The power mean of each window: (N, C, D, H, W) -> (N, C, D', H', W')."""
+
+    _AXES = 3
+
+
+class _Unpool(Module):
+    _AXES: ClassVar[int]
+
+    def __init__(
+        self, kernel_size: PerAxis, stride: PerAxis | None = None, padding: PerAxis = 0
+    ) -> None:
+        self.kernel_size = kernel_size
+        self.stride = stride
+        self.padding = padding
+
+    def forward(
+        self, x: Tensor, indices: Tensor, output_size: Sequence[int] | None = None
+    ) -> Tensor:
+        """Return values at the places that pooling found them at. Raises ShapeError."""
+        put: Any = (functional.max_unpool1d, functional.max_unpool2d, functional.max_unpool3d)
+        found: Tensor = put[self._AXES - 1](
+            x, indices, self.kernel_size, self.stride, self.padding, output_size
+        )
+        return found
+
+
+class MaxUnpool1d(_Unpool):
+    """Values put back where MaxPool1d found them, zeros elsewhere."""
+
+    _AXES = 1
+
+
+class MaxUnpool2d(_Unpool):
+    """Values put back where MaxPool2d found them, zeros elsewhere."""
+
+    _AXES = 2
+
+
+class MaxUnpool3d(_Unpool):
+    """Values put back where MaxPool3d found them, zeros elsewhere."""
+
+    _AXES = 3

@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 from baregrad.base.namespaces import unknown_name
+from baregrad.optim import lr_scheduler
 from baregrad.optim.adam import Adam, AdamW
-from baregrad.optim.clip import clip_grad_norm_, clip_grad_value_
-from baregrad.optim.one_cycle import OneCycleLR
+from baregrad.optim.adaptive import (
+    ASGD,
+    Adadelta,
+    Adagrad,
+    Adamax,
+    NAdam,
+    RAdam,
+    Rprop,
+)
+from baregrad.optim.cycles import CyclicLR, OneCycleLR
+from baregrad.optim.lbfgs import LBFGS
+from baregrad.optim.matrices import Adafactor, Muon
 from baregrad.optim.optimizer import Optimizer, ParamGroup
 from baregrad.optim.rmsprop import RMSprop
 from baregrad.optim.schedules import (
+    ChainedScheduler,
     ConstantLR,
     CosineAnnealingLR,
     CosineAnnealingWarmRestarts,
@@ -17,6 +29,7 @@ from baregrad.optim.schedules import (
     LinearLR,
     LinearWarmup,
     LRScheduler,
+    MultiplicativeLR,
     MultiStepLR,
     PolynomialLR,
     ReduceLROnPlateau,
@@ -24,30 +37,45 @@ from baregrad.optim.schedules import (
     StepLR,
 )
 from baregrad.optim.sgd import SGD
+from baregrad.tensor.clipping import clip_grad_norm_, clip_grad_value_
 
 __all__ = [
+    "ASGD",
+    "LBFGS",
     "SGD",
+    "Adadelta",
+    "Adafactor",
+    "Adagrad",
     "Adam",
     "AdamW",
+    "Adamax",
+    "ChainedScheduler",
     "ConstantLR",
     "CosineAnnealingLR",
     "CosineAnnealingWarmRestarts",
+    "CyclicLR",
     "ExponentialLR",
     "LRScheduler",
     "LambdaLR",
     "LinearLR",
     "LinearWarmup",
     "MultiStepLR",
+    "MultiplicativeLR",
+    "Muon",
+    "NAdam",
     "OneCycleLR",
     "Optimizer",
     "ParamGroup",
     "PolynomialLR",
+    "RAdam",
     "RMSprop",
     "ReduceLROnPlateau",
+    "Rprop",
     "SequentialLR",
     "StepLR",
     "clip_grad_norm_",
     "clip_grad_value_",
+    "lr_scheduler",
 ]
 
 

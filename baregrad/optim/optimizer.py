@@ -309,7 +309,11 @@ def _loaded_state(
         if value is None or name == "step" or (name == "master" and not keeps):
             continue
         tensor = value if isinstance(value, Tensor) else Tensor(value)
-        if tensor.shape != p.shape:
+        if tensor.ndim == 0:
+            # A number beside the parameter, of as many bits as it needs.
+            found[name] = tensor.detach().to(dtypes.float64, p.device).clone()
+            continue
+        if name not in ("row_var", "col_var") and tensor.shape != p.shape:
             raise ShapeError(
                 f"the state {name!r} is of another parameter",
                 found=list(tensor.shape),

@@ -272,16 +272,87 @@ class LambdaLR(LRScheduler):
         self.lr_lambdas = functions
         super().__init__(optimizer)
 
-    def _set(self) -> None:
+    def _step_count(self) -> int:
+        """The number of steps, read. Raises JitError inside a captured function."""
         if session().watching.downloads:
             raise JitError(
-                "LambdaLR computes its rate in Python, which a replay would not",
+                f"{type(self).__name__} computes its rate in Python, which a replay would not",
                 hint="step it outside the captured function, which sees its rates",
             )
-        count = round(self.steps.item())
+        return int(round(self.steps.item()))
+
+    def _set(self) -> None:
+        count = self._step_count()
         groups = self.optimizer.param_groups
         for group, base, function in zip(groups, self.base_lrs, self.lr_lambdas, strict=True):
             group["lr"] = base * function(count)
+
+
+class MultiplicativeLR(LambdaLR):
+    """At each step, the rate before times a Python function of the step count: see `LambdaLR`."""
+
+    def _set(self) -> None:
+        count = self._step_count()
+        for group, function in zip(self.optimizer.param_groups, self.lr_lambdas, strict=True):
+            if count:
+                group["lr"] = group["lr"].item() * function(count)
+
+
+class ChainedScheduler:
+    """Several schedules of one optimiser, whose rates, as shares of the first, are multiplied.
+
+    Each is one whose rate is proportional to the first, as those of factors and powers are. Raises
+    ArgumentError for none, or for schedules of another optimiser.
+    """
+
+    def __init__(
+        self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None
+    ) -> None:
+        given = list(schedulers)
+        if not given:
+            raise ArgumentError("a chain of schedules has some", found="none")
+        self.optimizer = optimizer or given[0].optimizer
+        if any(one.optimizer is not self.optimizer for one in given):
+            raise ArgumentError("schedules of one optimiser are chained", found="several")
+        self._schedulers = given
+        self.base_lrs = list(given[0].base_lrs)
+        self._set()
+
+    def step(self) -> None:
+        """Move all schedules on by one step, and change the rates of the optimiser."""
+        with Tensor.no_grad():
+            for one in self._schedulers:
+                one.steps.add_(1)
+        self._set()
+
+    def _set(self) -> None:
+        """Multiply the shares of the first rate that the schedules give."""
+        with Tensor.no_grad():
+            for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+                if not base:
+                    continue
+                total = Tensor(base, dtype=dtypes.float64, device=group["lr"].device)
+                for one in self._schedulers:
+                    total = total * one.rate(base, one.steps) / base
+                group["lr"].copy_(total.contiguous())
+        for one in self._schedulers:
+            session().watching.companions.append(weakref.ref(one.steps._storage))
+
+    def get_last_lr(self) -> list[float]:
+        """Return the present rate of each group; computes them."""
+        return [group["lr"].item() for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of all schedules."""
+        return {"_schedulers": [one.state_dict() for one in self._schedulers],
+                "base_lrs": list(self.base_lrs)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self.base_lrs = [float(rate) for rate in state_dict["base_lrs"]]
+        for one, state in zip(self._schedulers, state_dict["_schedulers"], strict=True):
+            one.load_state_dict(state)
+        self._set()
 
 
 class ReduceLROnPlateau:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.base.namespaces import unknown_name
-from baregrad.dtypes import DType, FloatInfo, as_dtype, dtypes, promote
+from baregrad.dtypes import DEFAULT_FLOAT, DType, FloatInfo, as_dtype, dtypes, promote
 from baregrad.dtypes import finfo as float_limits
 from baregrad.dtypes import result_type as joined_dtype
 from baregrad.tensor.array import grad_mode
@@ -60,7 +60,7 @@ def inference_mode(mode: bool = True) -> grad_mode.set_grad_enabled:
 
 def get_default_dtype() -> DType:
     """Return the dtype that floats have unless told: float32."""
-    return creation.DEFAULT_FLOAT
+    return DEFAULT_FLOAT
 
 
 def promote_types(first: object, second: object) -> DType:
@@ -79,7 +79,7 @@ def result_type(first: Any, second: Any) -> DType:
 
 def finfo(dtype: object = None) -> FloatInfo:
     """Return the limits of a dtype of floats, float32 unless told. Raises DTypeError."""
-    return float_limits(creation.DEFAULT_FLOAT if dtype is None else as_dtype(dtype))
+    return float_limits(DEFAULT_FLOAT if dtype is None else as_dtype(dtype))
 
 
 class IntegerInfo(NamedTuple):
@@ -159,7 +159,8 @@ def _each(tensors: Sequence[Any], function: Any) -> Any:
 
 def dstack(tensors: Sequence[Tensor]) -> Tensor:
     """Return tensors joined along the third axis."""
-    return Tensor.cat(list(atleast_3d(tensors)), dim=2)
+    deep: list[Tensor] = [atleast_3d(x) for x in _several(tensors)]
+    return Tensor.cat(deep, dim=2)
 
 
 def column_stack(tensors: Sequence[Tensor]) -> Tensor:
@@ -193,7 +194,7 @@ def logspace(
     """Return powers of `base` whose exponents are evenly spaced from start to end."""
     exponents = Tensor.linspace(start, end, steps, dtype="float64", device=device)
     powers = Tensor(float(base), dtype="float64", device=device).pow(exponents)
-    return powers.cast(dtype or creation.DEFAULT_FLOAT).requires_grad_(requires_grad)
+    return powers.cast(dtype or DEFAULT_FLOAT).requires_grad_(requires_grad)
 
 
 def tril_indices(
@@ -222,7 +223,7 @@ def _triangle_indices(
 
 def scalar_tensor(value: Any, *, dtype: object = None, device: str | None = None) -> Tensor:
     """Return a number as a tensor without axes, of floats unless told."""
-    return Tensor(value, dtype or creation.DEFAULT_FLOAT, device)
+    return Tensor(value, dtype or DEFAULT_FLOAT, device)
 
 
 @explained

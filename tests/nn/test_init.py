@@ -61,3 +61,21 @@ def test_what_cannot_be_is_refused() -> None:
         nn.init.kaiming_normal_(Tensor.empty(3, 3), mode="fan")
     with pytest.raises(ArgumentError, match="gain"):
         nn.init.kaiming_normal_(Tensor.empty(3, 3), nonlinearity="sine")
+
+
+def test_weights_that_keep_what_they_are_given() -> None:
+    for shape in ((6, 4), (3, 5, 2)):
+        w = nn.init.orthogonal_(Tensor.zeros(*shape), 2.0).numpy().reshape(shape[0], -1)
+        small = w @ w.T if w.shape[0] <= w.shape[1] else w.T @ w
+        np.testing.assert_allclose(small, 4 * np.eye(len(small)), atol=1e-5)
+    for shape, groups in (((4, 3, 3), 1), ((4, 2, 3, 2), 2), ((2, 5, 1, 3, 3), 2)):
+        found = nn.init.dirac_(Tensor.ones(*shape), groups).numpy()
+        wanted = torch.nn.init.dirac_(torch.ones(*shape), groups).numpy()
+        assert (found == wanted).all()
+    assert (nn.init.eye_(Tensor.zeros(2, 3)).numpy() == np.eye(2, 3)).all()
+    found = nn.init.sparse_(Tensor.zeros(10, 4), 0.25).numpy()
+    assert ((found == 0).sum(0) == 3).all()
+    for name in ("relu", "tanh", "selu", "linear"):
+        assert nn.init.calculate_gain(name) == pytest.approx(torch.nn.init.calculate_gain(name))
+    with pytest.raises(ShapeError):
+        nn.init.eye_(Tensor.zeros(2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -13,6 +14,7 @@ from baregrad import nn
 from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
+from baregrad.tensor.jit.jit import jit
 
 Case = tuple[str, Callable[[Any], Any], tuple[int, ...]]
 
@@ -112,6 +114,28 @@ CASES: tuple[Case, ...] = (
     ("softplus", lambda n: n.Softplus(2.0), (3, 4)),
     ("softmax", lambda n: n.Softmax(1), (3, 4)),
     ("log softmax", lambda n: n.LogSoftmax(dim=-1), (3, 4)),
+    ("relu in place", lambda n: n.Sequential(n.Linear(4, 4), n.ReLU(True)), (3, 4)),
+    ("elu in place", lambda n: n.Sequential(n.Linear(4, 4), n.ELU(0.5, inplace=True)), (3, 4)),
+    ("softmax of channels", lambda n: n.Softmax2d(), (2, 3, 2, 2)),
+    ("pixel unshuffle", lambda n: n.PixelUnshuffle(2), (1, 2, 4, 6)),
+    ("channel shuffle", lambda n: n.ChannelShuffle(2), (1, 4, 2, 2)),
+    ("response norm", lambda n: n.LocalResponseNorm(3, 0.1), (2, 5, 3, 2)),
+    ("power pool 1d", lambda n: n.LPPool1d(2, 3, 2), (2, 3, 8)),
+    ("upsampling", lambda n: n.UpsamplingBilinear2d(scale_factor=2), (1, 2, 3, 4)),
+    ("upsampling nearest", lambda n: n.UpsamplingNearest2d((4, 6)), (1, 2, 3, 4)),
+    ("transposed 3d", lambda n: n.ConvTranspose3d(2, 3, 2, 2), (1, 2, 3, 2, 2)),
+    ("conv reflected", lambda n: n.Conv2d(2, 3, 3, padding=1, padding_mode="reflect"),
+     (1, 2, 4, 5)),
+    ("conv replicated", lambda n: n.Conv1d(2, 3, 3, padding="same", padding_mode="replicate"),
+     (1, 2, 6)),
+    ("by names", lambda n: n.Sequential(OrderedDict(a=n.Linear(4, 3), b=n.Tanh()))[:1], (2, 4)),
+    ("weight norm", lambda n: n.utils.weight_norm(n.Conv1d(2, 3, 3)), (2, 2, 6)),
+    ("weight norm whole", lambda n: n.utils.weight_norm(n.Linear(4, 3), dim=None), (2, 4)),
+    (
+        "spectral norm",
+        lambda n: n.Sequential(n.utils.spectral_norm(n.ConvTranspose2d(2, 3, 3), eps=1e-6)).eval(),
+        (1, 2, 3, 3),
+    ),
     (
         "sequential",
         lambda n: n.Sequential(
@@ -364,3 +388,116 @@ def test_narrow_dtypes_and_moves() -> None:
     assert set(kinds.values()) == {dtypes.bfloat16}
     assert all(p.requires_grad for p in model.parameters())
     assert model.float()(Tensor.ones(4, 3)).dtype is dtypes.float32
+
+
+def masked(size: int) -> Any:
+    return np.triu(np.full((size, size), -np.inf, np.float32), 1)
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("norm_first", [False, True])
+def test_a_transformer_decodes_as_pytorchs(norm_first: bool) -> None:
+    ours, theirs = pair(lambda n: n.Transformer(
+        8, 2, 1, 2, 12, 0.0, batch_first=True, norm_first=norm_first
+    ))  # fmt: skip
+    rng = np.random.default_rng(1)
+    src, tgt = (rng.standard_normal((2, n, 8), np.float32) for n in (5, 4))
+    mask = masked(4)
+    assert (nn.Transformer.generate_square_subsequent_mask(4).numpy() == mask).all()
+    padding = np.array([[False] * 5, [False] * 3 + [True] * 2])
+    found = ours(Tensor(src), Tensor(tgt), tgt_mask=Tensor(mask),
+                 memory_key_padding_mask=Tensor(padding))
+    wanted = theirs(torch.tensor(src), torch.tensor(tgt), tgt_mask=torch.tensor(mask),
+                    memory_key_padding_mask=torch.tensor(padding))
+    np.testing.assert_allclose(found.numpy(), wanted.detach().numpy(), rtol=1e-4, atol=1e-5)
+    found.square().sum().backward()
+    wanted.square().sum().backward()
+    for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+        wanted_grad = q.grad
+        assert p.grad is not None and wanted_grad is not None
+        np.testing.assert_allclose(p.grad.numpy(), wanted_grad.numpy(), rtol=1e-3, atol=1e-4)
+
+
+def test_bags_and_bilinear_forms() -> None:
+    rng = np.random.default_rng(0)
+    index = rng.integers(0, 6, (3, 4))
+    ours, theirs = pair(lambda n: n.EmbeddingBag(6, 3, mode="sum", padding_idx=1))
+    found, wanted = ours(Tensor(index)), theirs(torch.tensor(index))
+    np.testing.assert_allclose(found.numpy(), wanted.detach().numpy(), rtol=1e-5)
+    table = nn.Embedding.from_pretrained(Tensor(rng.standard_normal((6, 3), np.float32)))
+    assert not table.weight.requires_grad and table(Tensor(index)).shape == (3, 4, 3)
+    ours, theirs = pair(lambda n: n.Bilinear(3, 4, 2))
+    x, y = (rng.standard_normal((5, n), np.float32) for n in (3, 4))
+    wanted = theirs(torch.tensor(x), torch.tensor(y))
+    np.testing.assert_allclose(
+        ours(Tensor(x), Tensor(y)).numpy(), wanted.detach().numpy(), rtol=1e-4, atol=1e-6
+    )
+
+
+def test_pooling_gives_places_that_unpooling_takes() -> None:
+    x = np.random.default_rng(0).standard_normal((1, 2, 4, 6)).astype(np.float32)
+    results = []
+    for n, t in ((nn, Tensor(x)), (torch.nn, torch.tensor(x))):
+        values, places = n.MaxPool2d(2, return_indices=True)(t)
+        results.append(n.MaxUnpool2d(2)(values, places).numpy())
+    assert (results[0] == results[1]).all()
+
+
+LOSSES: tuple[tuple[Callable[[Any], Any], tuple[Any, ...]], ...] = (
+    (lambda n: n.MultiMarginLoss(2, 0.5), ((4, 5), np.array([0, 3, 2, 4]))),
+    (lambda n: n.MultiLabelMarginLoss(), ((2, 3), np.array([[2, 0, -1], [1, -1, 0]]))),
+    (lambda n: n.MultiLabelSoftMarginLoss(), ((2, 3), np.ones((2, 3), np.float32))),
+    (lambda n: n.TripletMarginWithDistanceLoss(margin=2.0), ((4, 3), (4, 3), (4, 3))),
+    (lambda n: n.CTCLoss(), ((6, 2, 4), np.array([[1, 2], [3, 3]]), np.array([6, 5]),
+                             np.array([2, 2]))),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("make,args", LOSSES, ids=range(len(LOSSES)))
+def test_more_losses_equal_pytorchs(make: Callable[[Any], Any], args: tuple[Any, ...]) -> None:
+    rng = np.random.default_rng(2)
+    given = [rng.standard_normal(a).astype(np.float32) if isinstance(a, tuple) else a for a in args]
+    if isinstance(make(nn), nn.CTCLoss):
+        given[0] = torch.tensor(given[0]).log_softmax(-1).numpy()
+    found = make(nn)(*map(Tensor, given))
+    wanted = make(torch.nn)(*map(torch.tensor, given))
+    np.testing.assert_allclose(found.item(), wanted.item(), rtol=1e-5)
+
+
+def test_weights_that_are_made_are_no_parameters() -> None:
+    layer = nn.utils.weight_norm(nn.Linear(3, 2))
+    x = Tensor.ones(1, 3)
+    before = layer(x).numpy()
+    with Tensor.no_grad():
+        layer(x)
+    assert sorted(layer.state_dict()) == ["bias", "weight_g", "weight_v"]
+    captured = jit(layer)
+    found = [captured(x).numpy() for _ in range(4)]
+    assert all((one == before).all() for one in found)
+    nn.utils.remove_weight_norm(layer)
+    assert sorted(layer.state_dict()) == ["bias", "weight"]
+    np.testing.assert_allclose(layer(x).numpy(), before, rtol=1e-6)
+    with pytest.raises(ArgumentError, match="no such weight"):
+        nn.utils.remove_weight_norm(layer)
+    other = nn.utils.spectral_norm(nn.Linear(5, 4))
+    for _ in range(40):
+        other(Tensor.ones(1, 5))
+    assert abs(np.linalg.norm(other.weight.numpy(), 2) - 1) < 1e-3
+    assert sorted(dict(other.named_parameters())) == ["bias", "weight_orig"]
+    nn.utils.remove_spectral_norm(other)
+    assert sorted(other.state_dict()) == ["bias", "weight"]
+
+
+def test_parameters_as_a_vector_and_sequences_side_by_side() -> None:
+    layer = nn.Linear(3, 2)
+    vector = nn.utils.parameters_to_vector(layer.parameters())
+    nn.utils.vector_to_parameters(vector * 2, layer.parameters())
+    again = nn.utils.parameters_to_vector(layer.parameters())
+    np.testing.assert_allclose(again.numpy(), vector.numpy() * 2)
+    with pytest.raises(ShapeError, match="a vector of all"):
+        nn.utils.vector_to_parameters(vector[1:], layer.parameters())
+    rows = [np.arange(6.0).reshape(3, 2), np.ones((1, 2))]
+    for first in (False, True):
+        found = nn.utils.rnn.pad_sequence([Tensor(r) for r in rows], first, -1.0)
+        wanted = torch.nn.utils.rnn.pad_sequence([torch.tensor(r) for r in rows], first, -1.0)
+        assert (found.numpy() == wanted.numpy()).all()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from baregrad import nn, optim
-from baregrad.base.errors import DTypeError, IndexOutOfRange, ShapeError
+from baregrad.base.errors import ArgumentError, DTypeError, IndexOutOfRange, ShapeError
 from baregrad.tensor import Tensor
 
 
@@ -171,3 +171,54 @@ def test_a_name_that_is_not_there_is_told_with_the_nearest() -> None:
     with pytest.raises(AttributeError, match="'AdamW'"):
         optim.Adamw  # noqa: B018
     assert not hasattr(nn, "nothing_like_it")
+
+
+def test_modules_and_parameters_are_found_by_path() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Sequential(nn.BatchNorm1d(3)))
+    assert model.get_submodule("1.0") is model[1][0] and model.get_submodule("") is model
+    assert model.get_parameter("0.weight") is model[0].weight
+    assert model.get_buffer("1.0.running_mean") is model[1][0].running_mean
+    with pytest.raises(ArgumentError, match="no module there"):
+        model.get_submodule("1.2")
+    with pytest.raises(ArgumentError, match="no parameter there"):
+        model.get_parameter("1.0.running_mean")
+    assert [n for n, _ in model.named_parameters("m", recurse=False)] == []
+    assert [n for n, _ in model[0].named_parameters("m")] == ["m.weight", "m.bias"]
+
+
+def test_parameters_are_told_by_what_they_are() -> None:
+    layer = nn.Module()
+    layer.scale = nn.Parameter(Tensor.ones(2))
+    layer.register_parameter("bias", None)
+    layer.add_module("inner", nn.Linear(2, 2))
+    assert isinstance(layer.scale, nn.Parameter) and isinstance(layer.scale, Tensor)
+    assert not isinstance(layer.scale * 2, nn.Parameter)
+    assert not isinstance(Tensor.ones(2), nn.Parameter)
+    assert sorted(layer.state_dict()) == ["inner.bias", "inner.weight", "scale"]
+
+
+def test_lists_and_dicts_of_parameters() -> None:
+    held = nn.Module()
+    held.row = nn.ParameterList([Tensor.ones(2), Tensor.zeros(3)])
+    held.named = nn.ParameterDict({"a": Tensor.ones(1)})
+    held.named["b"] = nn.Parameter(Tensor.zeros(2))
+    assert list(held.state_dict()) == ["row.0", "row.1", "named.a", "named.b"]
+    assert len(held.row) == 2 and held.row[-1].shape == (3,) and "a" in held.named
+    assert [v.shape for v in held.row] == [(2,), (3,)] and len(held.named) == 2
+    held.row[0] = Tensor.ones(5)
+    assert held.row[0].requires_grad and [k for k, _ in held.named.items()] == ["a", "b"]
+    with pytest.raises(DTypeError, match="a parameter is a tensor"):
+        held.row.append(3)  # type: ignore[arg-type]
+    with pytest.raises(IndexOutOfRange):
+        held.named["c"]
+
+
+def test_lists_of_modules_change() -> None:
+    held = nn.ModuleList([nn.ReLU(), nn.Tanh()])
+    held.insert(1, nn.Sigmoid())
+    held[0] = nn.GELU()
+    assert [type(m).__name__ for m in held] == ["GELU", "Sigmoid", "Tanh"]
+    assert list(dict(held[1:].named_children())) == ["0", "1"]
+    named = nn.ModuleDict([("a", nn.ReLU())])
+    named.update({"b": nn.Tanh()})
+    assert isinstance(named.pop("a"), nn.ReLU) and list(named) == ["b"]

@@ -30,6 +30,14 @@ CASES: tuple[tuple[str, Callable[[Any, Any], Any]], ...] = (
         o, [0.9], epochs=3, steps_per_epoch=4, pct_start=0.5, anneal_strategy="linear")),
     ("three phases", lambda m, o: m.OneCycleLR(
         o, 0.9, 14, pct_start=0.4, three_phase=True, div_factor=5, final_div_factor=50)),
+    ("cyclic", lambda m, o: m.CyclicLR(o, 0.1, 0.5, 3, 4, cycle_momentum=False)),
+    ("cyclic lower", lambda m, o: m.CyclicLR(o, 0.1, 0.5, 2, mode="triangular2",
+                                              cycle_momentum=False)),
+    ("cyclic powers", lambda m, o: m.CyclicLR(o, 0.1, 0.5, 3, mode="exp_range", gamma=0.9,
+                                               cycle_momentum=False)),
+    ("multiplied", lambda m, o: m.MultiplicativeLR(o, lambda step: 1 - step / 20)),
+    ("chained", lambda m, o: m.ChainedScheduler(
+        [m.ConstantLR(o, 0.25, 3), m.ExponentialLR(o, 0.9), m.StepLR(o, 4, 0.5)])),
     ("lambda", lambda m, o: m.LambdaLR(o, lambda step: 0.9**step)),
     (
         "sequential",
@@ -53,6 +61,24 @@ def test_rates_equal_pytorchs(make: Callable[[Any, Any], Any]) -> None:
         theirs.step()
         first.step()
         second.step()
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("name", ["SGD", "AdamW"])
+def test_a_cycle_again_and_again_moves_momenta(name: str) -> None:
+    words = {"momentum": 0.5} if name == "SGD" else {}
+    w, v = Tensor.ones(3, requires_grad=True), torch.ones(3, requires_grad=True)
+    ours = getattr(optim, name)([w], lr=0.1, **words)
+    theirs = getattr(torch.optim, name)([v], lr=0.1, **words)
+    first = optim.lr_scheduler.CyclicLR(ours, 0.01, 0.2, 2, 3)
+    second = THEIRS.CyclicLR(theirs, 0.01, 0.2, 2, 3)
+    for step in range(8):
+        w.grad, v.grad = Tensor([1.0, -step, 2.0]), torch.tensor([1.0, -step, 2.0])
+        ours.step()
+        theirs.step()
+        first.step()
+        second.step()
+        np.testing.assert_allclose(w.numpy(), v.detach().numpy(), rtol=1e-5)
 
 
 @pytest.mark.differential

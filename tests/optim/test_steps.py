@@ -36,6 +36,17 @@ CASES: tuple[Case, ...] = (
     ("adam amsgrad", lambda o, p: o.Adam(p, lr=0.02, amsgrad=True, eps=1e-6)),
     ("adamw", lambda o, p: o.AdamW(p, lr=0.01)),
     ("adamw amsgrad", lambda o, p: o.AdamW(p, lr=0.01, weight_decay=0.2, amsgrad=True)),
+    ("adagrad", lambda o, p: o.Adagrad(p, lr=0.1, lr_decay=0.1, weight_decay=0.01)),
+    ("adagrad begun", lambda o, p: o.Adagrad(p, 0.1, initial_accumulator_value=0.5)),
+    ("adadelta", lambda o, p: o.Adadelta(p, weight_decay=0.1)),
+    ("adamax", lambda o, p: o.Adamax(p, lr=0.02, weight_decay=0.1)),
+    ("nadam", lambda o, p: o.NAdam(p, lr=0.02, weight_decay=0.1)),
+    ("nadam apart", lambda o, p: o.NAdam(p, 0.02, weight_decay=0.1, decoupled_weight_decay=True)),
+    ("radam", lambda o, p: o.RAdam(p, lr=0.02, betas=(0.5, 0.9), weight_decay=0.1)),
+    ("radam long", lambda o, p: o.RAdam(p, lr=0.02, betas=(0.9, 0.999))),
+    ("adafactor", lambda o, p: o.Adafactor(p, lr=0.1, weight_decay=0.1)),
+    ("rprop", lambda o, p: o.Rprop(p, lr=0.02)),
+    ("asgd", lambda o, p: o.ASGD(p, lr=0.1, lambd=0.1, t0=2, weight_decay=0.01)),
 )
 IDS = [name for name, _ in CASES]
 
@@ -320,3 +331,71 @@ def test_a_gpu_computes_all_of_a_parameters_step_in_one_kernel(master_weights: b
         plan.buffers[place].shape == (64, 768) for place in step.buffers
     )]
     assert len(large) == 1
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("settings", [
+    {}, {"nesterov": False, "weight_decay": 0.0}, {"adjust_lr_fn": "match_rms_adamw"},
+])  # fmt: skip
+def test_muon_steps_as_pytorchs(settings: dict[str, Any]) -> None:
+    """To what bfloat16 leaves: sums of its products are added in another order."""
+    rng = np.random.default_rng(0)
+    start = rng.standard_normal((6, 4), np.float32)
+    ours, theirs = Tensor(start, requires_grad=True), torch.tensor(start, requires_grad=True)
+    mine = optim.Muon([ours], lr=0.1, **settings)
+    other = torch.optim.Muon([theirs], lr=0.1, **settings)
+    for _ in range(4):
+        gradient = rng.standard_normal((6, 4), np.float32)
+        ours.grad, theirs.grad = Tensor(gradient), torch.tensor(gradient)
+        mine.step()
+        other.step()
+    np.testing.assert_allclose(ours.numpy(), theirs.detach().numpy(), atol=6e-3)
+    with pytest.raises(ShapeError, match="Muon is for matrices"):
+        optim.Muon([Tensor.ones(3, requires_grad=True)])
+
+
+def valley(x: Any) -> Any:
+    """Rosenbrock's function, whose least value is 0 at ones."""
+    return (100 * (x[1:] - x[:-1] ** 2) ** 2 + (1 - x[:-1]) ** 2).sum()
+
+
+@pytest.mark.parametrize("search", [None, "strong_wolfe"])
+def test_lbfgs_finds_the_least_value(search: str | None) -> None:
+    x = Tensor([-1.2, 1.0, 0.5], dtype="float64", requires_grad=True)
+    t = torch.tensor([-1.2, 1.0, 0.5], dtype=torch.float64, requires_grad=True)
+    settings = {"lr": 0.5 if search is None else 1.0, "line_search_fn": search, "max_iter": 8}
+    mine, other = optim.LBFGS([x], **settings), torch.optim.LBFGS([t], **settings)
+
+    def ours() -> Tensor:
+        mine.zero_grad()
+        loss: Tensor = valley(x)
+        loss.backward()
+        return loss
+
+    def theirs() -> torch.Tensor:
+        other.zero_grad()
+        loss: torch.Tensor = valley(t)
+        loss.backward()
+        return loss
+
+    losses = []
+    for _ in range(2 if search is None else 8):
+        losses.append((mine.step(ours).item(), other.step(theirs).item()))
+    if search is None:
+        np.testing.assert_allclose(x.numpy(), t.detach().numpy(), rtol=1e-6)
+        assert losses[0][0] == pytest.approx(losses[0][1])
+    else:
+        np.testing.assert_allclose(x.numpy(), np.ones(3), atol=1e-5)
+    with pytest.raises(ArgumentError, match="computes the loss again"):
+        mine.step()
+
+
+def test_numbers_beside_parameters_are_loaded() -> None:
+    """Of states that PyTorch made too, whose counts and products are scalars."""
+    pair = Pair(lambda o, p: o.NAdam(p, lr=0.01))
+    pair.step()
+    state = pair.their_optimiser.state_dict()
+    pair.our_optimiser.load_state_dict(state)
+    for _ in range(3):
+        pair.step()
+    pair.check()

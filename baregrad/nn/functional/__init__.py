@@ -6,7 +6,7 @@ Most are methods of `Tensor`; what that has not is in this folder.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baregrad.base.namespaces import unknown_name
 from baregrad.nn.functional.activations import gumbel_softmax, in_place_too, rrelu
@@ -50,6 +50,13 @@ from baregrad.nn.functional.resampling import (
     upsample_nearest,
 )
 from baregrad.tensor import Tensor
+
+if TYPE_CHECKING:
+    # The signature of each of `_IN_PLACE`.
+    def _in_place(x: Tensor, *args: Any, **kwargs: Any) -> Tensor: ...
+
+    celu = elu = hardsigmoid = hardswish = hardtanh = leaky_relu = _in_place
+    mish = relu = relu6 = selu = silu = threshold = _in_place
 
 unfold, fold = Tensor.im2col, Tensor.col2im
 

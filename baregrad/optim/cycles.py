@@ -1,4 +1,4 @@
-"""One cycle: rates that rise to a peak and fall to almost nothing, momenta the other way round."""
+"""Cycles: rates that rise to a peak and fall, once or again and again, momenta the other way."""
 
 from __future__ import annotations
 
@@ -24,7 +24,29 @@ class _Phase(NamedTuple):
     rises: bool | None  # the momentum falls while the rate rises; None where it stays
 
 
-class OneCycleLR(LRScheduler):
+class _Cycling(LRScheduler):
+    """A schedule that may move momenta as well, or the first betas."""
+
+    _cycled: list[Tensor]
+
+    def momentum(self, steps: Tensor) -> Tensor:
+        """Return the momentum after `steps` steps, a float64 scalar."""
+        raise NotImplementedError
+
+    def _set(self) -> None:
+        super()._set()
+        with Tensor.no_grad():
+            for group, momentum in zip(self.optimizer.param_groups, self._cycled, strict=False):
+                momentum.copy_(self.momentum(self.steps).contiguous())
+                # Looked at each time: a state that the optimiser loads has a number there.
+                if "betas" not in group:
+                    group["momentum"] = momentum
+                elif group["betas"][0] is not momentum:
+                    group["betas"] = (momentum, group["betas"][1])
+                session().watching.companions.append(weakref.ref(momentum._storage))
+
+
+class OneCycleLR(_Cycling):
     """From max_lr/div_factor to max_lr and down to the first rate divided by final_div_factor.
 
     max_lr: of all groups, or one for each. The cycle takes `total_steps`, or epochs *
@@ -103,20 +125,69 @@ class OneCycleLR(LRScheduler):
         assert found is not None
         return found
 
-    def _set(self) -> None:
-        super()._set()
+    def momentum(self, steps: Tensor) -> Tensor:
+        """Return the momentum after `steps` steps."""
         high, low = self.momenta
         ways = {True: (high, low), False: (low, high), None: (high, high)}
-        with Tensor.no_grad():
-            for group, momentum in zip(self.optimizer.param_groups, self._cycled, strict=False):
-                value = self._along(self.steps, [ways[phase.rises] for phase in self.phases])
-                momentum.copy_(value.contiguous())
-                # Looked at each time: a state that the optimiser loads has a number there.
-                if "betas" not in group:
-                    group["momentum"] = momentum
-                elif group["betas"][0] is not momentum:
-                    group["betas"] = (momentum, group["betas"][1])
-                session().watching.companions.append(weakref.ref(momentum._storage))
+        return self._along(steps, [ways[phase.rises] for phase in self.phases])
+
+
+class CyclicLR(_Cycling):
+    """From base_lr up to max_lr in step_size_up steps, down in step_size_down, and again.
+
+    mode: the height stays ("triangular"), halves each time ("triangular2"), or is multiplied by
+    gamma**steps ("exp_range"). cycle_momentum: the momentum, or Adam's first beta, goes from
+    max_momentum to base_momentum and back meanwhile. Raises ArgumentError. Source: L. Smith, 2017.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        base_lr: float,
+        max_lr: float,
+        step_size_up: int = 2000,
+        step_size_down: int | None = None,
+        mode: str = "triangular",
+        gamma: float = 1.0,
+        cycle_momentum: bool = True,
+        base_momentum: float = 0.8,
+        max_momentum: float = 0.9,
+    ) -> None:
+        if mode not in ("triangular", "triangular2", "exp_range"):
+            raise ArgumentError(
+                "mode is 'triangular', 'triangular2' or 'exp_range'", found=repr(mode)
+            )
+        down = step_size_up if step_size_down is None else step_size_down
+        if not step_size_up > 0 or not down > 0:
+            raise ArgumentError("a cycle rises and falls", found=f"{step_size_up}, {down} steps")
+        self.max_lr, self.mode, self.gamma = max_lr, mode, gamma
+        self.length = float(step_size_up + down)
+        self.share = step_size_up / self.length
+        self.momenta = (max_momentum, base_momentum)
+        for group in optimizer.param_groups:
+            group["initial_lr"] = base_lr
+        groups = optimizer.param_groups
+        self._cycled = [_cycled(group) for group in groups] if cycle_momentum else []
+        super().__init__(optimizer)
+
+    def _height(self, steps: Tensor) -> Tensor:
+        """How high after `steps` steps, where the first peak is 1."""
+        turns = steps / self.length
+        place = turns - turns.floor()
+        rising, falling = place / self.share, (place - 1) / (self.share - 1)
+        height = (place <= self.share).where(rising, falling).clamp(min=0.0)
+        if self.mode == "triangular2":
+            return height / 2 ** turns.floor()
+        return height * self.gamma**steps if self.mode == "exp_range" else height
+
+    def rate(self, base: float, steps: Tensor) -> Tensor:
+        """Return the rate after `steps` steps."""
+        return base + (self.max_lr - base) * self._height(steps)
+
+    def momentum(self, steps: Tensor) -> Tensor:
+        """Return the momentum after `steps` steps."""
+        high, low = self.momenta
+        return high - (high - low) * self._height(steps)
 
 
 def _cycled(group: ParamGroup) -> Tensor:

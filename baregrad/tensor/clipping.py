@@ -10,9 +10,9 @@ import numpy as np
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes
-from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
 from baregrad.tensor.array.link import session
+from baregrad.tensor.tensor import Tensor
 
 
 @explained
