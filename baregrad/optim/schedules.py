@@ -279,7 +279,8 @@ class LambdaLR(LRScheduler):
                 f"{type(self).__name__} computes its rate in Python, which a replay would not",
                 hint="step it outside the captured function, which sees its rates",
             )
-        return int(round(self.steps.item()))
+        count: int = round(self.steps.item())
+        return count
 
     def _set(self) -> None:
         count = self._step_count()
