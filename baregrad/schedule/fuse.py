@@ -102,7 +102,8 @@ def _visit(fusion: Fusion, node: Node, requests: list[Request]) -> None:
         home = fusion.request(node, idx, draft, draft.loops)
         place = (*idx[:-1], ZERO)
     if home is None:
-        found = rules.find_sibling(fusion, node, node.shape, requests)
+        found = stores.stream_below(fusion, node) if fusion.streams else None
+        found = found or rules.find_sibling(fusion, node, node.shape, requests)
         draft = found or fusion.open_draft(node.shape)
         home = fusion.request(node, draft.place_of(node.shape), draft, draft.loops)
     others = [request for request in requests if request is not home]

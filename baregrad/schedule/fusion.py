@@ -79,6 +79,8 @@ class Fusion:
         self.ranges: Ranges = {}
         self.outer: Outer = {}
         self.homes: dict[Node, Draft] = {}
+        # Kernels that write states of a stream for rows alone, by the reduction.
+        self.streams: dict[Node, Draft] = {}
         self.aliases: dict[Node, Node] = {}
         self.before: dict[Node, Draft] = {}
         self.by_shape: dict[tuple[object, ...], list[Draft]] = {}

@@ -6,12 +6,12 @@ from baregrad.ir.analysis.stream import is_stream
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Out
 from baregrad.ir.core.index import as_node
-from baregrad.ir.core.node import Node, const, make_node
+from baregrad.ir.core.node import Node, const, make_node, toposort
 from baregrad.ir.core.op import ELEMENTWISE, Ops
 from baregrad.ir.core.shape import is_zero
 from baregrad.schedule import rules
 from baregrad.schedule.access import VIEW_RULES, Idx
-from baregrad.schedule.draft import Draft, Request, Written
+from baregrad.schedule.draft import Draft, Request, Written, loop_extents
 from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.plan import Decision
 from baregrad.schedule.survey import base_of
@@ -66,11 +66,37 @@ def stream_beside(fusion: Fusion, node: Node) -> tuple[Draft, Idx] | None:
     state = base_of(below)
     if below.op is not Ops.SHRINK or state.op is not Ops.PROJ or not is_stream(state.src[0]):
         return None
-    last = make_node(Ops.PROJ, state.dtype, state.src, state.src[0].arg.monoid.arity - 1)
-    stored = make_node(Ops.CONTIGUOUS, last.dtype, (last,))
-    draft = fusion.homes.get(stored)
-    is_column = (*state.shape[:-1], 1) == node.shape
-    return (draft, draft.place_of(state.shape)) if draft is not None and is_column else None
+    if node.shape != (*state.shape[:-1], 1):
+        return None
+    fold = state.src[0]
+    draft = fusion.streams.get(fold)
+    if draft is None:
+        written = [one for one in fusion.order if one.op is Ops.CONTIGUOUS and _sums(one, fold)]
+        homes = [fusion.homes[one] for one in written if one in fusion.homes]
+        if not written:
+            return None
+        # What is written at every column may have its turn later.
+        draft = homes[0] if homes else fusion.open_draft(state.shape)
+        fusion.streams[fold] = draft
+    return draft, draft.place_of(state.shape)
+
+
+def stream_below(fusion: Fusion, node: Node) -> Draft | None:
+    """The kernel of a stream that writes a state already, if a value is made of its last sum."""
+    for fold, draft in fusion.streams.items():
+        if _sums(node, fold) and draft.extents == loop_extents(node.shape):
+            return draft
+    return None
+
+
+def _sums(node: Node, fold: Node) -> bool:
+    """Whether a value is made, element by element, of the last sum of a stream."""
+    last = make_node(Ops.PROJ, fold.dtype, (fold,), fold.arg.monoid.arity - 1)
+    return node.shape == last.shape and last in toposort(node, enter=_is_arithmetic)
+
+
+def _is_arithmetic(node: Node) -> bool:
+    return node.op in ELEMENTWISE or node.op is Ops.CONTIGUOUS
 
 
 def is_worth_padding_in_place(fusion: Fusion, node: Node) -> bool:

@@ -14,7 +14,15 @@ what is between the products, all is stored as it was.
 from __future__ import annotations
 
 from baregrad.graph.streams.groups import WIDTH, StreamGroups, WeightedSum
-from baregrad.graph.streams.softmax import F32, POWERS, lifted, raised, streamed
+from baregrad.graph.streams.softmax import (
+    F32,
+    POWERS,
+    WeighedValues,
+    lifted,
+    raised,
+    state_beside,
+    streamed,
+)
 from baregrad.graph.traced import Joined, Part, Rule, again
 from baregrad.graph.views import permute, stored
 from baregrad.ir.analysis.stream import in_memory, stream, sums
@@ -82,11 +90,20 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
     if not groups.results and not groups.stored:
         return None
 
+    # Results that are computed anyway, by their powers.
+    beside: dict[Node, list[WeighedValues]] = {}
+    for found in groups.results.values():
+        beside.setdefault(found.power, []).append(found)
+
     def now(node: Node) -> Node:
         return changed.get(node, node)
 
     def state(power: Node, part: int) -> Node:
         """The maximum of an exponent, or the sum of powers relative to it, over the last axis."""
+        for one in beside.get(power, ()):
+            made = state_beside(one, part, ahead)
+            if made is not None:
+                return made
         x = now(power.src[0].src[0])
         values = (raised(x, power.op), lifted(x, power.op))
         base = Ops.EXP2 if power.op is Ops.EXP2_NEAR else power.op

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.graph.streams.parts import combined, parts_of
-from baregrad.graph.views import expand, lengthened, reshape
+from baregrad.graph.streams.parts import KeyParts, combined, parts_of
+from baregrad.graph.views import cut, expand, lengthened, reshape, stored
 from baregrad.ir.analysis.stream import is_float32_sum, stream
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import primitive
@@ -47,20 +47,7 @@ def streamed(node: Node, found: WeighedValues, now: Callable[[Node], Node]) -> N
 
     now: what became of a node.
     """
-    x, power, weights = (now(each) for each in (found.exponent, found.power, found.weights))
-    factor = now(found.product.src[0].src[1])
-    parts = parts_of(*x.shape[-2:]) if weights.src[0].src[0] is power else None
-    if parts is not None:
-        # Those beyond the last key count for nothing.
-        x = lengthened(x, len(x.shape) - 1, parts.keys, const(float("-inf"), F32))
-        factor = lengthened(factor, len(factor.shape) - 1, parts.keys, const(0.0, factor.dtype))
-    shape = factor.shape
-    power_of_own = lifted(x, Ops.EXP2_NEAR)
-    again = rebuild(weights, lambda one: power_of_own if one is power else None)
-    values = (
-        _along(raised(x, Ops.EXP2_NEAR), shape), _along(power_of_own, shape),
-        alu(Ops.MUL, _along(again, shape), factor),
-    )
+    values, parts = _values(found, now)
     how = Reduce(stream(F32, 2, Ops.EXP2), found.product.arg.axes)
     if parts is not None:
         quotient = combined(values, how, parts)
@@ -71,6 +58,49 @@ def streamed(node: Node, found: WeighedValues, now: Callable[[Node], Node]) -> N
         quotient = alu(Ops.DIV, summed, alu(Ops.WHERE, none, const(1.0, F32), total))
     made = Node(Ops.CAST, node.dtype, (quotient,))
     return Node(Ops.CONTIGUOUS, node.dtype, (made,))
+
+
+def state_beside(found: WeighedValues, part: int, now: Callable[[Node], Node]) -> Node | None:
+    """The maximum of an exponent, or the sum of powers, of the reduction that gives the result.
+
+    None where that is made of parts of the keys, or of weights that are not the powers alone. now:
+    what became of a node that is not made of powers.
+    """
+    if found.weights.src[0].src[0] is not found.power:
+        return None
+    values, parts = _values(found, now)
+    if parts is not None:
+        return None
+    folded = Node(Ops.REDUCE, F32, values, Reduce(stream(F32, 2, Ops.EXP2), found.product.arg.axes))
+    state = Node(Ops.PROJ, F32, (folded,), part)
+    last = len(state.shape) - 1
+    # Columns share it.
+    return reshape(stored(cut(state, last, 0, 1)), state.shape[:last])
+
+
+def _values(
+    found: WeighedValues, now: Callable[[Node], Node]
+) -> tuple[tuple[Node, ...], KeyParts | None]:
+    """What the reduction is of, over (..., rows, columns, keys), and how keys are shared out."""
+    x, factor = now(found.exponent), now(found.product.src[0].src[1])
+    is_plain = found.weights.src[0].src[0] is found.power
+    parts = parts_of(*x.shape[-2:]) if is_plain else None
+    if parts is not None:
+        # Those beyond the last key count for nothing.
+        x = lengthened(x, len(x.shape) - 1, parts.keys, const(float("-inf"), F32))
+        factor = lengthened(factor, len(factor.shape) - 1, parts.keys, const(0.0, factor.dtype))
+    shape = factor.shape
+    own = lifted(x, Ops.EXP2_NEAR)
+    if is_plain:
+        again = rebuild(found.weights, lambda node: None, memo={found.power: own})
+    else:
+        power = now(found.power)
+        again = rebuild(now(found.weights), lambda one: own if one is power else None)
+    values = (
+        _along(raised(x, Ops.EXP2_NEAR), shape), _along(own, shape),
+        alu(Ops.MUL, _along(again, shape), factor),
+    )
+    return values, parts
 
 
 def matched(node: Node) -> WeighedValues | None:

@@ -178,7 +178,8 @@ def is_chained(node: Node, known: dict[Node, int] | None = None) -> bool:
 def _made_of(node: Node, known: dict[Node, int]) -> int:
     """Whether a value that a stream computes is made of a stream's states, of products, or both."""
     found = 0
-    if node.op is Ops.PROJ and is_stream(node.src[0]):
+    state = shown(node.src[0]) if node.op is Ops.CONTIGUOUS else node
+    if state.op is Ops.PROJ and is_stream(state.src[0]):
         found |= _STATES
     if is_contraction(node):
         found |= _PRODUCTS

@@ -31,9 +31,9 @@ class RowStates:
     """Arrays of a block's registers, and the axes of its rows and of a tile's keys.
 
     own: the axes of rows. part, n: those of tiles of keys, and of keys in one. scores: exponents,
-    or what they are multiples of; powers: where powers lie. top, next, scale: of each row the
-    largest exponent so far, that with the tile's, and what sums are multiplied by. sums: of powers,
-    over rows and n.
+    or what they are multiples of; powers: where powers lie. top, next, scale: of each row what
+    powers are relative to, that with the tile's, and what sums are multiplied by. highest: the
+    largest exponent so far. sums: of powers, over rows and n.
     """
 
     facts: StreamFacts
@@ -45,11 +45,22 @@ class RowStates:
     top: Node
     next: Node
     scale: Node
+    highest: Node
     sums: Node
+
+    @property
+    def is_loose(self) -> bool:
+        """Whether powers may be relative to less than the largest exponent: to whole numbers."""
+        return self.facts.near.op is Ops.EXP2_NEAR
+
+    @property
+    def kept(self) -> list[Node]:
+        """What has a value for each row throughout, beside the sums."""
+        return [self.top, self.highest][: 1 + (self.is_loose and self.facts.keeps_maxima)]
 
     def begun(self) -> list[Node]:
         """Maxima of nothing."""
-        return [store(self.top, LOWEST, self.own)] if self.facts.states else []
+        return [store(one, LOWEST, self.own) for one in self.kept] if self.facts.states else []
 
     def raised(self) -> list[Node]:
         """Scores of a tile raise the maxima of their rows and become powers, which are summed."""
@@ -60,21 +71,22 @@ class RowStates:
         shift = alu(Ops.WHERE, none, ZERO, following)
         kind = self.facts.near.op
         # Powers of two are relative to whole ones, of which a factor is one itself.
-        is_whole = kind is Ops.EXP2_NEAR
         high = self.exponents(folded(Ops.MAX, scores, self.part, self.n))
-        high = Node(Ops.CEIL, F32, (high,)) if is_whole else high
-        base = Ops.EXP2 if is_whole else kind
-        factor = Node(base, F32, (alu(Ops.SUB, top, shift),))
+        high = Node(Ops.CEIL, F32, (high,)) if self.is_loose else high
         power = Node(kind, F32, (less(self.facts, scores, shift),))
         summed = folded(Ops.ADD, load(self.powers, own), self.part)
         rises = alu(Ops.CMPNE, following, top)
-        highest = alu(Ops.MAX, top, high)
-        if is_whole and not self.facts.keeps_maxima:
+        higher = alu(Ops.MAX, top, high)
+        if self.is_loose:
             # Infinity and what is no number rise as well.
             near = alu(Ops.CMPLE, high, alu(Ops.ADD, top, const(ROOM, F32)))
-            highest = alu(Ops.WHERE, near, top, highest)
+            higher = alu(Ops.WHERE, near, top, higher)
+        factor = self._factor(top, shift)
+        highest = [store(one, alu(Ops.MAX, load(one, self.own), high), self.own)
+                   for one in self.kept[1:]]  # fmt: skip
         return [
-            store(self.next, highest, self.own),
+            store(self.next, higher, self.own),
+            *highest,
             store(self.scale, ONE, self.own),
             make_node(Ops.IF, dtypes.token, (rises, store(self.scale, factor, self.own))),
             store(self.top, following, self.own),
@@ -89,6 +101,25 @@ class RowStates:
         own = (*self.own, *places)
         made = [store(one, alu(Ops.MUL, load(one, own), scale), own) for one in sums]
         return [make_node(Ops.IF, dtypes.token, (rises, sequence(made)))] if made else []
+
+    def ended(self, sums: Iterable[Node], places: tuple[Node, ...]) -> list[Node]:
+        """All sums relative to the maxima, where these are asked for."""
+        if not self.facts.states or self.highest not in self.kept:
+            return []
+        top, highest = load(self.top, self.own), load(self.highest, self.own)
+        none = alu(Ops.CMPEQ, highest, LOWEST)
+        factor = self._factor(top, alu(Ops.WHERE, none, ZERO, highest))
+        return [
+            store(self.scale, factor, self.own),
+            store(self.top, highest, self.own),
+            *self.scaled([self.sums], (self.n,)),
+            *self.scaled(sums, places),
+        ]
+
+    def _factor(self, top: Node, shift: Node) -> Node:
+        """What is relative to `top` times this is relative to a shift."""
+        kind = Ops.EXP2 if self.is_loose else self.facts.near.op
+        return Node(kind, F32, (alu(Ops.SUB, top, shift),))
 
     def exponents(self, scores: Node) -> Node:
         """Exponents of what lies in the place of scores."""

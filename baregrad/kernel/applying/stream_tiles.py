@@ -152,10 +152,10 @@ class _Builder:
         self.every = self._array("register", (*shape, step.keys // N, N))
         self.sums = self._array("register", (*shape, N))
         self.total = self._array("register", shape)
-        top, following, scale = [self._array("register", shape) for _ in range(3)]
+        top, following, scale, highest = [self._array("register", shape) for _ in range(4)]
         self.states = RowStates(
             facts, self.own, self.part, self.n, self.s[0], self.powers, top, following, scale,
-            self.sums,
+            highest, self.sums,
         )
 
     def _array(
@@ -216,6 +216,7 @@ class _Builder:
         else:
             loop = self.loop, sequence(self._iteration())
             statements.append(make_node(Ops.LOOP, dtypes.token, loop))
+        statements += self.states.ended(self.acc, (*self.wide, self.c))
         if has_sums:
             total = folded(Ops.ADD, load(self.sums, (*self.own, self.n)), self.n)
             statements.append(store(self.total, total, self.own))
