@@ -22,6 +22,7 @@ from baregrad.apps.diff.judging import (
 )
 from baregrad.apps.diff.references import Reference, asking, run
 from baregrad.apps.diff.smallest import ShownFault, smallest
+from baregrad.base.errors import DriverError
 from baregrad.engine.canonical import Canonical
 from baregrad.engine.session import Session
 from baregrad.ir.core.node import Node, toposort
@@ -63,11 +64,14 @@ class Comparison:
 
         def execute(executable: Any, program: Canonical, where: Any) -> Any:
             raw = [ref.handle.contents() for ref in program.inputs]
-            results = original(executable, program, where)
+            finding = _Finding(self, backend, original, program, raw)
+            try:
+                results = original(executable, program, where)
+                values = [one.contents() for one in results]
+            except DriverError as error:
+                raise FoundDifference(finding.stopped(error)) from error
             self.compared += 1
-            found = _Finding(self, backend, original, program, raw).judge(
-                [one.contents() for one in results]
-            )
+            found = finding.judge(values)
             if found is not None:
                 raise FoundDifference(found)
             return results
@@ -102,6 +106,8 @@ class _Finding:
         self._execute = execute
         self._program = program
         self._raw = raw
+        # What is right, of each node that was asked for.
+        self._right: dict[Node, Array] = {}
 
     def judge(self, results: Sequence[Array]) -> OpDifference | None:
         """Return the first difference of a computation, None where there is none."""
@@ -119,22 +125,27 @@ class _Finding:
             return None
         return self._differs(results)
 
-    def _told(
-        self, nodes: Sequence[Node], results: Sequence[Array],
-        wanted: Sequence[Array] | None = None,
-    ) -> dict[Node, str]:
+    def _told(self, nodes: Sequence[Node], results: Sequence[Array]) -> dict[Node, str]:
         """Say of each of some nodes how its result differs; those that do not are left out."""
         reference = self._comparison._reference
         assert reference is not None
-        if wanted is None:
-            wanted = reference.wanted(asking(self._program, nodes), self._raw)
+        self._ask(nodes)
         found = {}
-        for node, one, two in zip(nodes, results, wanted, strict=True):
+        for node, one in zip(nodes, results, strict=True):
             values = reference.picked(values_of(one, node))
-            told = difference(node.dtype, values, two, self._comparison._tolerance)
+            told = difference(node.dtype, values, self._right[node], self._comparison._tolerance)
             if told:
                 found[node] = told
         return found
+
+    def _ask(self, nodes: Sequence[Node]) -> None:
+        """Have the reference compute what it was not asked for yet."""
+        reference = self._comparison._reference
+        assert reference is not None
+        missing = [node for node in dict.fromkeys(nodes) if node not in self._right]
+        if missing:
+            wanted = reference.wanted(asking(self._program, missing), self._raw)
+            self._right.update(zip(missing, wanted, strict=True))
 
     def _run(self, nodes: Sequence[Node]) -> list[Array]:
         self._comparison.runs += 1
@@ -142,7 +153,12 @@ class _Finding:
 
     def _differs(self, results: Sequence[Array]) -> OpDifference | None:
         nodes = candidates(self._program.sink)
-        stored = self._run(nodes) if nodes else []
+        try:
+            stored = self._run(nodes) if nodes else []
+        except DriverError as error:
+            return self.stopped(error)
+        # At once, since what computes the results computes all of them.
+        self._ask([*nodes, *self._program.sink.src])
         wrong = self._told(nodes, stored)
         for node in nodes:
             if node in wrong:
@@ -159,16 +175,13 @@ class _Finding:
         self, nodes: Sequence[Node], result: Node, told: str, values: Mapping[Node, Array]
     ) -> OpDifference:
         """Halve what is stored beside a wrong result, until one value more makes it right."""
-        reference = self._comparison._reference
-        assert reference is not None
         below = set(toposort(result))
         inside = [one for one in nodes if one in below and one is not result]
-        wanted = reference.wanted(asking(self._program, [result]), self._raw)
         wrong, right = 0, len(inside)
         while right - wrong > 1:
             middle = (wrong + right) // 2
             (found, *_) = self._run([result, *inside[:middle]])
-            if self._told([result], [found], wanted):
+            if self._told([result], [found]):
                 wrong = middle
             else:
                 right = middle
@@ -201,6 +214,26 @@ class _Finding:
             difference(node.dtype, values_of(one, node), two, self._comparison._tolerance)
             for node, one, two in zip(program.sink.src, results, wanted, strict=True)
         )
+
+    # Kernels that are stopped.
+
+    def stopped(self, error: DriverError) -> OpDifference:
+        """Halve what is computed until it is known with which operation the device stops."""
+        nodes = candidates(self._program.sink)
+        fine, bad = 0, len(nodes) + 1
+        told, within = error, True
+        while bad - fine > 1:
+            # All of them first: where that is done, only kernels of several are stopped.
+            middle = len(nodes) if bad > len(nodes) else (fine + bad) // 2
+            try:
+                self._run(nodes[:middle])
+            except DriverError as again:
+                bad, told, within = middle, again, False
+            else:
+                fine = middle
+        node = nodes[bad - 1] if bad <= len(nodes) else self._program.sink.src[0]
+        text = f"the device stopped: {told.message}"
+        return self._comparison.described(self._program, node, text, within=within)
 
     # Values that are not finite.
 

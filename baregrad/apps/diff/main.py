@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -19,7 +20,7 @@ from baregrad.apps.diff.references import (
     recorded_nodes,
     run,
 )
-from baregrad.base.errors import ArgumentError
+from baregrad.base.errors import ArgumentError, DriverError
 from baregrad.base.options import DEVICE_NAMES, options
 from baregrad.engine.script import run_to_end
 from baregrad.engine.session import Session, use_session
@@ -35,13 +36,16 @@ def _observed(
         # A function that is captured would be replayed, of which nothing could be compared.
         session.watching.downloads.append(lambda ref: None)
         watch(session, session.backend(options.device))
+        found = None
         try:
             run_to_end(script, words)
         except FoundDifference as error:
-            return error.difference
+            found = error.difference
         finally:
-            session.close()
-    return None
+            # A device that was stopped may have no good end.
+            with contextlib.suppress(*([DriverError] if found is not None else [])):
+                session.close()
+    return found
 
 
 def compare(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import runpy
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +16,10 @@ from baregrad import graph
 from baregrad.apps.diff import main as diff
 from baregrad.apps.diff.judging import OpDifference, difference
 from baregrad.apps.diff.main import compare, record
+from baregrad.apps.diff.references import DeviceReference
+from baregrad.assemble.virtual_cubin import VirtualAssembler
 from baregrad.base.errors import ArgumentError, FileFormatError
+from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, const, rebuild
 from baregrad.ir.core.op import Ops
@@ -333,3 +337,52 @@ def test_the_command_writes_the_script(
     assert "def" not in (tmp_path / "program_differs.py").read_text().split("GRAPH")[0]
     with pytest.raises(ArgumentError, match="no such folder"):
         diff.main(["--write", str(tmp_path / "none" / "a.py"), str(script)])
+
+
+RACE = '''
+import numpy as np
+from baregrad import Tensor
+h = Tensor(np.linspace(-1, 1, 2048, dtype=np.float32))
+for layer in range(2):
+    h = (h * 1.5).sin()
+h = h * h.sum()
+for layer in range(2):
+    h = h.abs() + 0.5
+print(h.numpy().sum())
+'''
+
+
+def test_a_race_that_stops_the_virtual_gpu_is_found_where_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = VirtualAssembler._build
+
+    def without_barriers(self: VirtualAssembler, text: str) -> bytes:
+        return build(self, re.sub(r".*bar\.sync.*\n", "", text))
+
+    script = tmp_path / "race.py"
+    script.write_text(RACE)
+    monkeypatch.setattr(VirtualAssembler, "_build", without_barriers)
+    with options.override(
+        device="NV", nv_port="virtual", nv_timeout=1, cache_dir=tmp_path / "cache"
+    ):
+        found, counts = compare(script, [], "REF", None, False)
+    assert found is not None and found.where.endswith("race.py:7")
+    assert found.op.startswith("REDUCE float32[]")
+    assert "the device stopped: NV: the kernel 'reduce" in found.told and not found.within
+    assert counts["runs"] <= math.log2(10) + 3
+
+
+def test_a_program_is_computed_once_by_the_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+    wanted = DeviceReference.wanted
+
+    def counted(self: DeviceReference, program: Any, raw: Any) -> Any:
+        asked.append(program)
+        return wanted(self, program, raw)
+
+    monkeypatch.setattr(DeviceReference, "wanted", counted)
+    found, counts = found_in(tmp_path, "h.sin() + h")
+    assert found is None and len(asked) == counts["compared"]
