@@ -31,8 +31,9 @@ from baregrad.ir.protocol.attributes import Barrier, Pipe, Role, is_box
 from baregrad.kernel.gpu.barriers import BARRIER, sequence
 from baregrad.kernel.gpu.boxes import ENGINE
 
-# Warps that copy; and lanes of one.
-COPIERS, WARP = 1, 32
+# Warps that copy, of which one does: registers change hands among four. Those that a thread of them
+# keeps for addresses of boxes; and lanes of a warp.
+COPIERS, COPIER_REGISTERS, WARP = 4, 40, 32
 _STATEMENTS = (Ops.LOOP, Ops.IF)
 # Beyond the ids of all other arrays. A slot has two barriers: that it is full, that it is empty.
 BARRIERS_ID, BARRIERS = 1 << 25, 2
@@ -94,10 +95,15 @@ def with_roles(kernel: Node) -> Node:
     copies = sequence(_copying(kernel.src, ring, None))
     others = sequence(_computing(kernel.src, ring, None))
     roles = (
-        Node(Ops.ROLE, dtypes.token, (copies,), Role("copies", COPIERS, warps, elect=True)),
-        Node(Ops.ROLE, dtypes.token, (others,), Role("products", warps)),
+        Node(Ops.ROLE, dtypes.token, (copies,), _role("copies", COPIERS, warps)),
+        Node(Ops.ROLE, dtypes.token, (others,), _role("products", warps)),
     )
     return Node(Ops.KERNEL, kernel.dtype, roles, kernel.arg._replace(copiers=COPIERS))
+
+
+def _role(name: str, warps: int, first: int = 0) -> Role:
+    """Some warps of a block, of which one thread copies; these give registers to all others."""
+    return Role(name, warps, first, COPIER_REGISTERS, elect=first > 0)
 
 
 @dataclass(frozen=True, slots=True)

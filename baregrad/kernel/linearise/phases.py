@@ -40,31 +40,33 @@ def begin_role(values: Values, node: Node) -> tuple[tuple[Node, ...], Callable[[
         _begin_phases(values, node)
     scopes = values.scopes
     scopes.end_statement()
-    what = Machine("warps", (role.first, role.warps))
-    tests = [make_node(Ops.MACHINE, dtypes.bool, (), what)]
+    opened = _open(values, Machine("warps", (role.first, role.warps)))
+    scopes.append(_machine("role.registers", imm=(role.registers, int(role.elect))))
     if role.elect:
-        tests.append(make_node(Ops.MACHINE, dtypes.bool, (), Machine("elect")))
-    for test in tests:
-        scopes.append(test)
-        scopes.open(make_node(Ops.TEST, dtypes.token, (test,)), True, lazy=True)
+        opened += _open(values, Machine("warps", (role.first, 1)), Machine("elect"))
 
     def leave() -> None:
-        for _ in tests:
+        for _ in range(opened):
             scopes.end_statement()
             scopes.close()
 
     return node.src, leave
 
 
+def _open(values: Values, *conditions: Machine) -> int:
+    """Tests of what holds for the same threads all the time; how many."""
+    for condition in conditions:
+        test = make_node(Ops.MACHINE, dtypes.bool, (), condition)
+        values.scopes.append(test)
+        values.scopes.open(make_node(Ops.TEST, dtypes.token, (test,)), True, lazy=True)
+    return len(conditions)
+
+
 def _begin_phases(values: Values, node: Node) -> None:
     """The first thread makes the barriers of all slots, and all wait until they are there."""
     scopes = values.scopes
     scopes.end_statement()
-    what = Machine("warps", (0, 1))
-    for test in (what, Machine("elect")):
-        first = make_node(Ops.MACHINE, dtypes.bool, (), test)
-        scopes.append(first)
-        scopes.open(make_node(Ops.TEST, dtypes.token, (first,)), True, lazy=True)
+    _open(values, Machine("warps", (0, 1)), Machine("elect"))
     for pipe in toposort(node):
         if pipe.op is Ops.PIPE:
             counts = pipe.arg.full_arrivals, pipe.arg.empty_arrivals

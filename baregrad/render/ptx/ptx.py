@@ -16,11 +16,11 @@ from baregrad.base.errors import CompilerBug
 from baregrad.ir.analysis.rows import by_rows
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
-from baregrad.render.gpu import WAIT, WARP_LANES, gpu_signature, group_sums, is_group_product
+from baregrad.render.gpu import WAIT, gpu_signature
 from baregrad.render.gpu_integers import narrow_integers
 from baregrad.render.interface import Renderer
 from baregrad.render.ptx.fetch_ahead import fetch_ahead
-from baregrad.render.ptx.hopper import registers_at_launch
+from baregrad.render.ptx.hopper import blocks_of_groups, registers_at_launch
 from baregrad.render.ptx.machine import machine
 from baregrad.render.ptx.memory import MEMORY_RULES
 from baregrad.render.ptx.ops import across, elementwise
@@ -35,8 +35,6 @@ _BEFORE_WAIT = _ARITHMETIC | Ops.SET.bit
 # registers of a thread beside the elements that it loads; and how many it may want for.
 BUSY_THREADS, LARGE_BLOCK = 1024, 512
 OTHER_REGISTERS, MOST_WANTING = 24, 40
-# Registers of a thread beside the sums of products of groups of warps and what is read ahead.
-GROUP_REGISTERS = 50
 
 
 def _render(
@@ -99,7 +97,8 @@ def _launch_bounds(f: PtxText) -> list[str]:
     lines = [f".reqntid {f.signature.threads}, 1, 1"]
     if _shares_registers(f):
         lines.append(f".minnctapersm {BUSY_THREADS // f.signature.threads}")
-    elif (blocks := _blocks_of_groups(f)) > 1:
+    elif (blocks := blocks_of_groups(f)) > (not f.program.arg.copiers):
+        # Registers change hands where it is said how many there are.
         lines.append(f".minnctapersm {blocks}")
     if f.signature.warps:
         if info.cluster > 1:
@@ -107,20 +106,6 @@ def _launch_bounds(f: PtxText) -> list[str]:
         if any(node.op is Ops.MACHINE and node.arg.name == "setmaxnreg" for node in f.program.src):
             lines.append(f".maxnreg {registers_at_launch(f)}")
     return lines
-
-
-def _blocks_of_groups(f: PtxText) -> int:
-    """Blocks with products of groups of warps that a multiprocessor is to hold; 0 without any.
-
-    While one stores its results another one multiplies. As many as shared memory has room for, and
-    registers for the sums, what is read ahead, and what products need beside them.
-    """
-    sums = [node for node in f.program.src if is_group_product(node)]
-    registers = {one for node in sums for one in group_sums(node)}
-    registers.update(node.src[0] for node in f.program.src if node.op is Ops.SET)
-    each = sum([f.width(one) for one in registers]) + GROUP_REGISTERS
-    threads, nbytes = f.signature.threads, f.signature.shared_nbytes
-    return f.target.resident_blocks(threads // WARP_LANES, each, nbytes) if sums else 0
 
 
 def _shares_registers(f: PtxText) -> bool:

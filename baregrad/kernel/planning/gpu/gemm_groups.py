@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from baregrad.dtypes import DType
 from baregrad.kernel.gpu.pipelines import FEW_SLOTS
-from baregrad.kernel.gpu.roles import COPIERS
+from baregrad.kernel.gpu.roles import COPIER_REGISTERS, COPIERS
 from baregrad.kernel.instructions.wgmma import (
     ROW_NBYTES,
     STEPS_NBYTES,
@@ -151,8 +151,14 @@ def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
     nbytes = how.slots * ROW_NBYTES * (tile.m + tile.n) + how.boxes * PHASES_NBYTES
     # Sums of a panel's own are those of 64 rows at a time.
     results = tile.results + (tile.columns // 2 if adds_apart(dtype) else 0)
-    warps = tile.warps + how.boxes * COPIERS
-    return target.resident_blocks(warps, results + OTHERS + waiting, nbytes)
+    warps, registers = tile.warps, results + OTHERS + waiting
+    if how.boxes:
+        if registers > max(target.register_shift, default=0):
+            return 0
+        # Those who copy leave theirs to all others.
+        warps += COPIERS
+        registers = -(-(registers * tile.warps + COPIER_REGISTERS * COPIERS) // warps)
+    return target.resident_blocks(warps, registers, nbytes)
 
 
 def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> float | None:
