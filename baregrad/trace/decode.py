@@ -95,6 +95,8 @@ def decode(tables: VendorTables, raw: RawCall) -> DriverCall:
         number = integer(tables, argument.struct, argument.before, name) or 0
         entry = (tables.controls if control else tables.classes).get(number)
         subject = entry.name if entry else f"{'control' if control else 'class'} {number:#x}"
+        if entry is None and control and (category := tables.category(number)):
+            subject += f" of {category}"
         known = known and entry is not None
         params = next((one for one in blocks if one.role == "params"), None)
         if params is not None:

@@ -10,6 +10,8 @@ from types import MappingProxyType
 from baregrad.trace.decode import DriverCall
 
 CATEGORIES = ("alloc", "map", "uvm", "channel", "copy", "launch")
+# Such controls the driver hands to the firmware as they are: rmapi_deprecated.h:41.
+_FIRMWARE = 0x8000
 _ALLOC = ("RM_ALLOC", "RM_FREE", "RM_DUP_OBJECT", "RM_VID_HEAP")
 _CHANNEL = ("GPFIFO", "CHANNEL", "TSG", "CTXSHARE", "CONTEXT_SHARE", "_COMPUTE_", "DMA_COPY",
             "USERMODE", "NVA06C", "NVA06F", "NVC36F", "NV906F")  # fmt: skip
@@ -95,8 +97,12 @@ class CallCounts:
         named = total - sum(self.unknown.values())
         whole = named - sum(self.without_struct.values())
         share = 100 / total if total else 0
+        parted = sum(count for name, count in self.unknown.items()
+                     if name.startswith("NV_ESC_RM_CONTROL") and " of " in name)  # fmt: skip
         rows = [f"{total} calls, {named} by name ({named * share:.2f} %), "
                 f"{whole} with their fields ({whole * share:.2f} %)"]  # fmt: skip
+        if parted:
+            rows[0] += f", {parted} more by their number and category ({parted * share:.2f} %)"
         rows += [f"no name: {name}: {count}" for name, count in self.unknown.most_common()]
         rows += [f"no struct: {name}: {count}" for name, count in self.without_struct.most_common()]
         return rows
@@ -215,7 +221,11 @@ _ASKED = (
 def explained(call: DriverCall) -> str:
     """Return one sentence on what a call is for."""
     words = call.subject.partition("_CTRL_CMD_")[2].replace("_", " ").lower()
-    if words:
+    if call.verb == "NV_ESC_RM_CONTROL" and not call.known and call.subject:
+        number = int(call.subject.split()[1], 16)
+        sentence = "Asks the GPU's firmware, through the driver" if number & _FIRMWARE else "Asks"
+        sentence += f" by a control that no published header names: {call.subject}."
+    elif words:
         who = next((name for key, name in _ASKED if call.subject.startswith(key)), "the channel")
         verb = "Asks" if " get " in f" {words} " or "query" in words else "Tells"
         sentence = f"{verb} {who}: {words}."

@@ -85,6 +85,20 @@ def test_what_a_class_and_a_control_take() -> None:
     assert len(without) < len(tables.uvm) / 3
 
 
+def test_categories_are_those_that_names_of_controls_have() -> None:
+    tables = load_tables("580.95.05")
+    named = [(tables.category(number), row.name) for number, row in tables.controls.items()
+             if number >> 16 == 0x2080 and "_CTRL_CMD_" in row.name]  # fmt: skip
+    agree = [name for category, name in named if name.startswith(f"NV2080_CTRL_CMD_{category}")]
+    # A few are named otherwise, as NV2080_CTRL_CMD_KGR_... of GR.
+    assert len(named) > 700 and len(agree) > 0.9 * len(named)
+    assert tables.category(0x20809009) == "CLK_LEGACY_NON_PRIVILEGED"
+    assert tables.category(0x20810108) == "NV2081_BINAPI"
+    assert not tables.category(0xFFFF0101)
+    # No header has this one, the module's table of what it answers does.
+    assert tables.controls[0x20800145].name == "subdeviceCtrlCmdGpuAcquireComputeModeReservation"
+
+
 def test_members_lie_inside_their_structs() -> None:
     tables = load_tables("595.45.04")
     for named in [*tables.controls.values(), *tables.classes.values(), *tables.uvm.values()]:

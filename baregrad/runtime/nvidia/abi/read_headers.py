@@ -25,7 +25,8 @@ from baregrad.runtime.nvidia.abi.vendor import FILE, SCALARS
 
 _SDK = "src/common/sdk/nvidia/inc"
 _RESOURCES = "src/nvidia/src/kernel/rmapi/resource_list.h"
-_CLASSES = "src/nvidia/generated/g_allclasses.h"
+_GENERATED = "src/nvidia/generated"
+_CLASSES = f"{_GENERATED}/g_allclasses.h"
 _FOLDERS = (_SDK, "src/nvidia/arch/nvalloc/unix/include", "kernel-open/nvidia-uvm",
             "kernel-open/common/inc")  # fmt: skip
 _FIRST = ("nvtypes.h", "nvos.h", "nv-ioctl.h", "nv-ioctl-numa.h", "nv-unix-nvos-params-wrappers.h",
@@ -39,6 +40,11 @@ _CONTROL = re.compile(
     r'"\(FINN_\w+_INTERFACE_ID << 8\) \| (\w+)"'
 )
 _NUMBER = re.compile(r"#define\s+(\w+)\s+\(?(0x[0-9a-fA-F]+|\d+)U?\)?\s*(?:/[/*].*)?$", re.M)
+# A class's categories of controls, where they have a header of their own.
+_CATEGORY = re.compile(r"#define\s+NV([0-9A-F]{4})_CTRL_(\w+)\s+\(0x([0-9a-fA-F]{2})U?\)")
+# The module's own tables of what it answers; some controls have their name here alone.
+_EXPORTED = re.compile(r"/\*methodId=\*/\s+0x([0-9a-f]+)u,\s+/\*paramSize=\*/\s+(?:sizeof\((\w+)\)"
+                       r"|0),.*?/\*func=\*/\s+\"(\w+)\"", re.S)  # fmt: skip
 _ENTRY = re.compile(r"RS_ENTRY\((.*?)\n\)", re.S)
 _BASED = re.compile(r"#define\s+(NV_ESC_\w+|UVM_\w+)\s+\(?(?:NV_IOCTL_BASE \+ |UVM_IOCTL_BASE\()"
                     r"\s*(\d+)\)")  # fmt: skip
@@ -173,7 +179,7 @@ def read_tag(
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         archive = subprocess.run(
-            ["git", "-C", str(repository), "archive", tag, *_FOLDERS, _RESOURCES, _CLASSES],
+            ["git", "-C", str(repository), "archive", tag, *_FOLDERS, _RESOURCES, _GENERATED],
             capture_output=True, check=True,
         )  # fmt: skip
         subprocess.run(["tar", "x", "-C", folder], input=archive.stdout, check=True)
@@ -207,6 +213,8 @@ def read_names(
                       + "_PARAMS", name + "_PARAMS")  # fmt: skip
             struct = next((one for one in likely if one in structs), "")
             names["control", int(number, 16)] = (name, struct)
+    read_categories(work, names)
+    read_exported(work, structs, names)
     entries = {}
     for body in _ENTRY.findall((work / _RESOURCES).read_text()):
         rows = [row.split("*/")[1].strip(" ,\n") for row in body.split("/*")[1:]]
@@ -234,6 +242,31 @@ def read_names(
     for name, number in calls + [row for row in linux if row[0].endswith("INITIALIZE")]:
         struct = f"{name}_PARAMS"
         names["uvm", int(number, 0)] = (name, struct if struct in structs else "")
+
+
+def read_categories(work: Path, names: dict[tuple[str, int], tuple[str, str]]) -> None:
+    """Add the categories of controls: below the number class << 8 | category."""
+    for path in sorted((work / _SDK / "ctrl").rglob("ctrl*base.h")):
+        for kind, name, number in _CATEGORY.findall(path.read_text(errors="replace")):
+            names["category", int(kind, 16) << 8 | int(number, 16)] = (name, "")
+
+
+def read_exported(
+    work: Path,
+    structs: dict[str, tuple[int, tuple[str, ...]]],
+    names: dict[tuple[str, int], tuple[str, str]],
+) -> None:
+    """Add controls that the headers leave out, by the function that answers them."""
+    for path in sorted((work / _GENERATED).glob("g_*_nvoc.c")):
+        for number, struct, name in _EXPORTED.findall(path.read_text(errors="replace")):
+            key = ("exported", int(number, 16))
+            names[key] = (name, struct if struct in structs else "")
+
+
+def join_exported(names: dict[tuple[str, int], tuple[str, str]]) -> None:
+    """Give the controls that no release's header names the name of their function."""
+    for kind, number in [key for key in names if key[0] == "exported"]:
+        names.setdefault(("control", number), names.pop((kind, number)))
 
 
 def read_methods(classes: Path) -> dict[tuple[str, int], str]:
@@ -301,6 +334,7 @@ def main(arguments: list[str] | None = None) -> int:
             if not known or known[-1][1] != text:
                 known.append((version_text(parse_version(tag)), text))
         print(f"{tag}: {len(structs)} structs", flush=True)
+    join_exported(names)
     lines = [
         f"{kind} {number:x} {name} {struct}".rstrip()
         for (kind, number), (name, struct) in sorted(names.items())

@@ -59,8 +59,14 @@ class VendorTables:
     uvm: Mapping[int, VendorName]
     escapes: Mapping[int, VendorName]
     methods: Mapping[str, Mapping[int, str]]
+    categories: Mapping[int, VendorName]
     _rows: Mapping[str, list[tuple[tuple[int, ...], str]]]
     _made: dict[str, VendorStruct | None] = field(default_factory=dict)
+
+    def category(self, control: int) -> str:
+        """Return what a control without a name belongs to, "" where that has none either."""
+        found = self.categories.get(control >> 8) or self.classes.get(control >> 16)
+        return found.name if found is not None else ""
 
     def struct(self, name: str) -> VendorStruct | None:
         """Return a struct as this release has it; None for one that no header declares."""
@@ -107,7 +113,7 @@ class VendorTables:
 def load_tables(version: str) -> VendorTables:
     """Return the tables of a release such as `580.95.05`: of the nearest one not newer."""
     names: dict[str, dict[int, VendorName]] = {
-        kind: {} for kind in ("control", "class", "uvm", "escape")
+        kind: {} for kind in ("control", "class", "uvm", "escape", "category")
     }
     rows: dict[str, list[tuple[tuple[int, ...], str]]] = {}
     methods: dict[str, dict[int, str]] = {"compute": {}, "copy": {}, "host": {}}
@@ -124,8 +130,9 @@ def load_tables(version: str) -> VendorTables:
                 number, *words = rest.split()
                 names[kind][int(number, 16)] = VendorName(*words)
     return VendorTables(
-        version, names["control"], names["class"], names["uvm"], names["escape"], methods, rows
-    )
+        version, names["control"], names["class"], names["uvm"], names["escape"], methods,
+        names["category"], rows,
+    )  # fmt: skip
 
 
 _MOST_OF_ONE_NAME = 256
