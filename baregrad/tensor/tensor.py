@@ -13,6 +13,7 @@ from baregrad.tensor.array.core import Array
 from baregrad.tensor.array.link import session
 from baregrad.tensor.array.put_off import put_off
 from baregrad.tensor.autograd import backward as autograd
+from baregrad.tensor.autograd import hooks
 from baregrad.tensor.families.arithmetic import Arithmetic
 from baregrad.tensor.families.layers import Layers
 from baregrad.tensor.families.structure import Structure
@@ -108,6 +109,9 @@ class Tensor(Arithmetic, Structure, Layers):
 
     backward = autograd.backward
     gradient = autograd.gradient
+    register_hook = hooks.register_hook
+    register_post_accumulate_grad_hook = hooks.register_post_accumulate_grad_hook
+    retain_grad = hooks.retain_grad
     no_grad = staticmethod(grad_mode.no_grad)
     enable_grad = staticmethod(grad_mode.enable_grad)
     set_grad_enabled = staticmethod(grad_mode.set_grad_enabled)

@@ -194,7 +194,8 @@ class Array:
         """
         form = value if isinstance(value, Node) else value.form
         grad = grad and grad_enabled() and form.dtype.kind == "float"
-        marks = [arg for op, arg in self._steps if op is Ops.DETACH]
+        marks = [arg for op, arg in self._steps
+                 if op is Ops.DETACH and arg.__class__ is not views.Hooks]
         if grad_enabled() and marks and marks[-1] is not None:
             raise GradientError(
                 "a leaf that requires gradients, or a view of one, is changed in place",
@@ -222,7 +223,7 @@ class Array:
     def requires_grad(self) -> bool:
         """Whether a gradient can be had through this tensor; settable like `requires_grad_`."""
         for op, arg in reversed(self._steps):
-            if op is Ops.DETACH:
+            if op is Ops.DETACH and arg.__class__ is not views.Hooks:
                 return arg is not None
         storage = self._storage
         return storage.grad and (storage.deferred is not None or storage.node.dtype.kind == "float")
@@ -239,9 +240,10 @@ class Array:
     def _leaf(self) -> Leaf | None:
         """The identity under which gradients are accumulated in this very tensor, if it has one."""
         if self._steps and self._steps[-1][0] is Ops.DETACH:
-            leaf: Leaf | None = self._steps[-1][1]
-            if leaf is not None and leaf.owner() is self:
-                return leaf
+            leaf = self._steps[-1][1]
+            if leaf.__class__ is Leaf and leaf.owner() is self:
+                found: Leaf = leaf
+                return found
         return None
 
     def requires_grad_(self, wanted: bool = True) -> Self:

@@ -23,6 +23,7 @@ from baregrad.ir.core.shape import is_one
 from baregrad.tensor.array import nodes
 
 Step = tuple[Op, Any]
+Hook = Callable[[Node], Node | None]
 Dim = int | Node
 Strides = tuple[Any, ...]
 
@@ -30,13 +31,39 @@ Strides = tuple[Any, ...]
 class Leaf:
     """The identity of a tensor that gradients are accumulated in; graphs hold it alone."""
 
-    __slots__ = ("__weakref__", "owner")
+    __slots__ = ("__weakref__", "hooks", "owner")
 
     def __init__(self, owner: Any) -> None:
         self.owner = weakref.ref(owner)
+        # What is called with each gradient that arrives, if anything ever was to be.
+        self.hooks: Hooks | None = None
 
     def __repr__(self) -> str:
         return "leaf"
+
+
+class Hooks:
+    """A mark at which gradients go on, as functions of a tensor's user change them.
+
+    before: functions of a gradient, that give another one or None. after: those that are told once
+    a leaf's gradient was added up.
+    """
+
+    __slots__ = ("after", "before")
+
+    def __init__(self) -> None:
+        self.before: tuple[Hook, ...] = ()
+        self.after: tuple[Hook, ...] = ()
+
+    def __repr__(self) -> str:
+        return "hooks"
+
+    def changed(self, gradient: Node) -> Node:
+        """The gradient as the functions leave it."""
+        for hook in self.before:
+            found = hook(gradient)
+            gradient = gradient if found is None else found
+        return gradient
 
 
 class Cut:
@@ -128,7 +155,7 @@ def _marked(node: Node) -> Node:
 
 def passes_gradients(node: Node) -> bool:
     """Whether gradients go on through a node, as far as marks are concerned."""
-    return node.op is not Ops.DETACH or node.arg.__class__ in (Twin, Again, Pulled)
+    return node.op is not Ops.DETACH or node.arg.__class__ in (Twin, Again, Pulled, Hooks)
 
 
 def without_again(node: Node) -> Node:

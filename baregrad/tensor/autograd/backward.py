@@ -67,8 +67,13 @@ def backward(x: Tensor, gradient: Tensor | None = None, *, create_graph: bool = 
         session().watching.companions.append(weakref.ref(x._storage))
     for leaf, total in by_leaf(found).items():
         owner = leaf.owner()
-        if owner is not None:
-            _accumulate(owner, total, create_graph)
+        if owner is None:
+            continue
+        hooks = leaf.hooks
+        _accumulate(owner, total if hooks is None else hooks.changed(total), create_graph)
+        if hooks is not None:
+            for hook in hooks.after:
+                hook(total)
 
 
 def _accumulate(owner: Array, total: Node, create_graph: bool) -> None:
@@ -127,6 +132,9 @@ def gradients(
         total = parts[0]
         for part in parts[1:]:
             total = nodes.add(total, part)
+        leaf = tensor._leaf()
+        if leaf is not None and leaf.hooks is not None:
+            total = leaf.hooks.changed(total)
         if not create_graph:
             total = nodes.detach(total)
         results.append(type(tensor)._make(total, tensor.device, create_graph))

@@ -16,7 +16,7 @@ from baregrad.ir.core.node import Node, rebuild, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.storage import live_values
-from baregrad.tensor.array.views import Cut, Leaf, Pulled, passes_gradients, without_again
+from baregrad.tensor.array.views import Cut, Hooks, Leaf, Pulled, passes_gradients, without_again
 from baregrad.tensor.autograd.gradients_elementwise import ELEMENTWISE_RULES
 from baregrad.tensor.autograd.gradients_structure import STRUCTURE_RULES
 
@@ -99,6 +99,8 @@ def pull_back(
                     if own is not None:
                         _add(sums, origin, own, carrying)
             elif passes_gradients(node):
+                if node.arg.__class__ is Hooks:
+                    gradient = node.arg.changed(gradient)
                 _add(sums, node.src[0], gradient, carrying)
             continue
         rule = RULES.get(node.op)
