@@ -10,7 +10,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
-from baregrad.render.ptx.text import PtxText
+from baregrad.render.ptx.text import PtxText, braces
 from baregrad.render.ptx.types import literal, ptx_type, sign_text
 
 F32, F64 = dtypes.float32, dtypes.float64
@@ -143,6 +143,34 @@ def _widen(f: PtxText, source: DType, x: str, result: str) -> str:
     return found
 
 
+def widen_pairs(f: PtxText, node: Node) -> bool:
+    """8-bit floats as float32, of which one instruction takes two; False for other nodes."""
+    count = f.width(node)
+    source = node.src[0].dtype if node.op is Ops.CAST else F32
+    if not source.is_float or source.bits != 8 or node.dtype is not F32 or count % 2:
+        return False
+    codes, found = f.lanes(node.src[0], count), f.define(node)
+    for lane in range(0, count, 2):
+        code = _two_bytes(f, *codes[lane : lane + 2])
+        pair = f.made("%r", f"cvt.rn.f16x2.{ptx_type(source).compute}x2", code)
+        halves = [f.fresh("%h") for _ in range(2)]
+        f.emit("mov.b32", braces(halves), pair)
+        for result, half in zip(found[lane : lane + 2], halves, strict=True):
+            f.halves[result] = half
+            f.emit("cvt.f32.f16", result, half)
+    return True
+
+
+def _two_bytes(f: PtxText, low: str, high: str) -> str:
+    """Two bytes as one register of 16 bits: half of the word that they were loaded in, if any."""
+    word, place = f.bytes.get(low, ("", 0))
+    if word and place % 2 == 0 and f.bytes.get(high) == (word, place + 1):
+        halves = [f.fresh("%h") for _ in range(2)]
+        f.emit("mov.b32", braces(halves), word)
+        return halves[place // 2]
+    return f.made("%h", "cvt.u16.u32", f.made("%r", "prmt.b32", low, high, "0x5540"))
+
+
 # --- bits ----------------------------------------------------------------------------------------
 
 
@@ -155,6 +183,8 @@ def _bitcast(f: PtxText, node: Node, result: str, x: str) -> None:
         _cast(f, node, result, x)
     elif source.bits == target.bits == 8:
         f.emit("mov.b32", result, x)
+        if x in f.bytes:
+            f.bytes[result] = f.bytes[x]
     elif half[1]:
         f.emit("mov.b16" if half[0] else "cvt.u16.u32", result, x)
     elif target.bits < 32:

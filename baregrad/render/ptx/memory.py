@@ -313,6 +313,7 @@ def _unpack(f: PtxText, dtype: DType, words: Names, results: Names) -> None:
             f.emit("setp.ne.u32", result, octet, "0")
         else:
             f.emit("prmt.b32", result, word, "0", selector(dtype, part))
+            f.bytes[result] = word, part
 
 
 def selector(dtype: DType, part: int) -> str:
