@@ -206,3 +206,22 @@ def test_attention_by_hand_has_the_numbers_of_the_cpu(how: str, dtype: str) -> N
         assert exact is not None
         error = np.abs(mine - exact.numpy()).max()
         assert error < 8 * unit * exact.abs().max()
+
+
+@pytest.mark.parametrize("stored", (torch.float8_e4m3fn, torch.float8_e5m2), ids=str)
+@pytest.mark.parametrize("dtype", (torch.bfloat16, torch.float16), ids=str)
+def test_caches_of_bytes_agree_with_pytorch(dtype: torch.dtype, stored: torch.dtype) -> None:
+    """Grouped heads over keys and values that lie there as 8-bit floats, each with its scale."""
+    rng = np.random.default_rng(9)
+    with ptx_session():
+        query, of_query = pair(rng, dtype, 1, 4, 1, 32)
+        (key, of_key), (value, of_value) = (pair(rng, stored, 1, 2, 90, 32) for _ in range(2))
+        found = query.scaled_dot_product_attention(
+            key.cast(query.dtype), value.cast(query.dtype), scale=0.25, enable_gqa=True
+        ) * 0.5
+        wanted = 0.5 * torch.nn.functional.scaled_dot_product_attention(
+            *[x.double() for x in (of_query, of_key, of_value)], scale=0.25, enable_gqa=True
+        )
+        true = wanted.numpy()
+        error = np.abs(to_numpy(found).astype(np.float64) - true).max()
+        assert error < 2.0 ** (-7 if dtype is torch.bfloat16 else -10) * np.abs(true).max()

@@ -10,8 +10,15 @@ from math import prod
 from typing import NamedTuple
 
 from baregrad.graph.repeats import axis_before_reshape, is_repeated
+from baregrad.graph.streams.parts import FEW_ROWS
 from baregrad.graph.streams.softmax import POWERS, WeighedValues, highest, matched
-from baregrad.ir.analysis.stream import is_float32_sum, is_widened, shown, weights_of
+from baregrad.ir.analysis.stream import (
+    is_float32_sum,
+    is_of_bytes,
+    is_widened,
+    shown,
+    weights_of,
+)
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Ops, mask_of
@@ -149,7 +156,7 @@ class StreamGroups:
         for product in read:
             for side in product.src[0].src:
                 if side not in readers.seen:
-                    self.stored[shown(shown(side).src[0])] = None
+                    self.stored[_read_as(shown(shown(side).src[0]), power.shape)] = None
         if others:
             top = highest(power)
             assert top is not None
@@ -236,6 +243,16 @@ class StreamGroups:
             users = [one for each in scaled for one in self.users.get(each, ())]
         is_rounded = all(one.op is Ops.CAST and one.dtype.bits == 16 for one in users)
         return users if users and is_rounded else [total]
+
+
+def _read_as(factor: Node, shape: tuple[int | Node, ...]) -> Node:
+    """What is stored of a factor of scores of some shape, rows and keys being its last axes.
+
+    Few rows read 8-bit floats as they are: each is read about once, and bytes are what counts. Many
+    rows read them again and again, so that they are widened once.
+    """
+    is_read_once = index.upper(shape[-2]) <= FEW_ROWS
+    return shown(factor.src[0]) if is_of_bytes(factor) and is_read_once else factor
 
 
 def _has_rows(shape: tuple[int | Node, ...]) -> bool:

@@ -25,7 +25,7 @@ from baregrad.graph.streams.softmax import (
 )
 from baregrad.graph.traced import Joined, Part, Rule, again
 from baregrad.graph.views import permute, stored
-from baregrad.ir.analysis.stream import in_memory, stream, sums
+from baregrad.ir.analysis.stream import in_memory, is_of_bytes, shown, stream, sums
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops, all_ops, mask_of
@@ -45,7 +45,8 @@ def _kept(made: Node, innermost: int | None) -> Node:
     """A value that is stored with an axis innermost, as what it is."""
     last = len(made.shape) - 1
     if innermost is None or innermost == last:
-        return made if in_memory(made) else Node(Ops.CONTIGUOUS, made.dtype, (made,))
+        is_there = in_memory(made) and not is_of_bytes(shown(made))
+        return made if is_there else Node(Ops.CONTIGUOUS, made.dtype, (made,))
     order = (*[axis for axis in range(last + 1) if axis != innermost], innermost)
     turned = Node(Ops.CONTIGUOUS, made.dtype, (permute(made, order),))
     return permute(turned, tuple([order.index(axis) for axis in range(last + 1)]))

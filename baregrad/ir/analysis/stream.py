@@ -120,10 +120,20 @@ def is_operand(node: Node) -> bool:
 
 
 def in_memory(node: Node) -> bool:
-    """Whether a value lies in memory, or is read from there, perhaps at places that are read."""
-    while node.op in _BY_PLACES:
+    """Whether a value lies in memory, or is read from there, perhaps at places that are read.
+
+    What lies there may be 8-bit floats, of which it is made as it is read.
+    """
+    while node.op in _BY_PLACES or is_of_bytes(node):
         node = shown(node.src[-1] if node.op is Ops.GUARD else node.src[0])
     return node.op in _IN_MEMORY
+
+
+def is_of_bytes(node: Node) -> bool:
+    """Whether a value is an 8-bit float as one of 16 bits."""
+    if node.op is not Ops.CAST or node.dtype.kind != "float" or node.dtype.bits != 16:
+        return False
+    return node.src[0].dtype.kind == "float" and node.src[0].dtype.bits == 8
 
 
 def weights_of(factor: Node) -> Node | None:

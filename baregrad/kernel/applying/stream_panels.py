@@ -15,7 +15,7 @@ from baregrad.ir.core.attrs import Alloc, Reduce
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.layout import row_major
 from baregrad.ir.core.monoid import primitive
-from baregrad.ir.core.node import Node, extent_of, make_node, range_node, rebuild
+from baregrad.ir.core.node import Node, cast, extent_of, make_node, range_node, rebuild
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.stream_facts import StreamFacts, array_read
@@ -112,11 +112,13 @@ def read_where(read: Node, places: dict[Node, Dim], there: Node) -> Node:
 
     Places that are read as well are read only where all other conditions hold.
     """
+    dtype = read.dtype
     read = substitute(read, {axis: index.as_node(place) for axis, place in places.items()})
     conditions = list[Node]()
-    while read.op is Ops.GUARD:
-        conditions += index.conjuncts(read.src[0])
-        read = read.src[1]
+    while read.op is not Ops.INDEX:
+        if read.op is Ops.GUARD:
+            conditions += index.conjuncts(read.src[0])
+        read = read.src[-1]
     there = index.both(there, *[one for one in conditions if not one.mask & Ops.INDEX.bit])
 
     def loaded(node: Node) -> Node | None:
@@ -129,7 +131,8 @@ def read_where(read: Node, places: dict[Node, Dim], there: Node) -> Node:
     array, *indices = read.src
     at = index.flatten([rebuild(place, loaded) for place in indices], array.shape)
     others = [rebuild(one, loaded) for one in conditions if one.mask & Ops.INDEX.bit]
-    return guarded(index.both(there, *others), load(flat(array), whole((at,))))
+    found = guarded(index.both(there, *others), load(flat(array), whole((at,))))
+    return found if found.dtype is dtype else cast(found, dtype)
 
 
 def axis_of(number: int, extent: Dim, bind: str, name: str = "") -> Node:

@@ -314,7 +314,7 @@ class _Builder:
         limit = self.lengths[0 if is_of_rows else 1]
         found = read_where(panel.read, places, index.less(row, limit))
         to = whole((*(() if slot is None else (slot,)), *panel.places(at, column)))
-        if lanes == 1:
+        if lanes == 1 or found.op is Ops.CAST:
             done = store(array, found, to)
         else:
             target = (array, found, *to)

@@ -14,6 +14,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.stream import (
     are_float32_sums,
     is_contraction,
+    is_of_bytes,
     is_operand,
     is_stream,
     weights_of,
@@ -96,6 +97,12 @@ class StreamFacts:
         sizes = [extent_of(axis) for axis in axes]
         assert all(isinstance(size, int) for size in sizes)
         return tuple([int(size) for size in sizes if isinstance(size, int)])
+
+    @property
+    def is_widened(self) -> bool:
+        """Whether keys or values are made of 8-bit floats as they are read."""
+        reads = [*[each.right for each in self.products], *self.values]
+        return any(is_of_bytes(node) for read in reads for node in toposort(read))
 
     @property
     def limit(self) -> tuple[Dim, int, int] | None:
@@ -357,9 +364,12 @@ def _term(term: Node) -> tuple[Node, Node | None]:
 
 
 def array_read(read: Node) -> Node | None:
-    """The INDEX of what is read, guarded or not; None where that is something else."""
-    while read.op is Ops.GUARD:
-        read = read.src[1]
+    """The INDEX of what is read, guarded or not; None where that is something else.
+
+    What is read may be 8-bit floats, of which a factor is made.
+    """
+    while read.op is Ops.GUARD or is_of_bytes(read):
+        read = read.src[-1]
     return read if read.op is Ops.INDEX else None
 
 

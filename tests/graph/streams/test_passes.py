@@ -217,3 +217,19 @@ def test_attention_by_hand_is_sums_of_what_is_rounded_as_it_is_written(
 def test_machines_without_the_products_have_no_streams() -> None:
     assert has_streams(HOPPER) and has_streams(gpu_row("sm_80"))
     assert not has_streams(gpu_row("sm_75"))
+
+
+@pytest.mark.parametrize("rows", (1, 40))
+def test_keys_of_bytes_are_widened_by_few_rows_and_stored_for_many(rows: int) -> None:
+    shapes = ((1, 4, rows, 64), (1, 2, 700, 64), (1, 2, 700, 64))
+    rng = np.random.default_rng(1)
+    dtype_of = (BRAIN, dtypes.float8_e4m3fn, dtypes.float8_e4m3fn)
+    given = [Tensor(rng.standard_normal(shape).astype(np.float32), dtype=dtype).realize()
+             for shape, dtype in zip(shapes, dtype_of, strict=True)]  # fmt: skip
+    query, key, value = given
+    out = query.scaled_dot_product_attention(key.bfloat16(), value.bfloat16(), enable_gqa=True)
+    plan = make_plan(canonicalise(graph_of(out, given), None, HOPPER), target=HOPPER)
+    stored = [one.src[0].shape for kernel in plan.kernels for one in kernel.src
+              if one.src[0].dtype is BRAIN and prod(one.src[0].shape) == 2 * 700 * 64]  # fmt: skip
+    assert len(stored) == (0 if rows == 1 else 2)
+    assert sum(bool(kernel.mask & Ops.EXP2_NEAR.bit) for kernel in plan.kernels) == 1

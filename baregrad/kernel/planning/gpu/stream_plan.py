@@ -50,11 +50,13 @@ def plan_stream(
     is_one = held > WIDEST_OF_TWO or rows <= WARPS * M or facts.over is not None
     is_gradient = len(facts.products) > 1 and held > 0
     most = MOST_OF_GRADIENTS if is_gradient else MOST_HELD
+    # Of what is widened as it is read, threads wait for loads: more blocks ask for more at once.
+    waits = facts.is_widened
     found = _of_groups(facts, target, rows) + [
         StreamTiles(warps, tiles, keys)
         for warps in powers_from(first, 1, min(MOST_WARPS, -(-rows // M)))
         for tiles in ((1,) if is_one else (2, 1))
-        for keys in KEYS[is_gradient and tiles > 1 :]
+        for keys in KEYS[waits or (is_gradient and tiles > 1) :]
         if tiles * (held + keys * sums) // 2 <= most
         and _shared_nbytes(facts, warps * tiles * M, keys) <= target.shared_bytes_per_block
     ]
