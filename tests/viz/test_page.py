@@ -55,13 +55,13 @@ class Given:
         return self._others.get(name) if found is None else json.dumps(found).encode()
 
 
-def page(url: str, spot: str, profile: Path) -> str:
+def page(url: str, spot: str, profile: Path, size: tuple[int, int] = (1400, 900)) -> str:
     """The page's elements once its scripts have nothing left to do."""
     assert BROWSER is not None
     done = subprocess.run(
         [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--dump-dom",
-         "--window-size=1400,900", f"--user-data-dir={profile}", "--virtual-time-budget=10000",
-         f"{url}#{spot}"],
+         f"--window-size={size[0]},{size[1]}", f"--user-data-dir={profile}",
+         "--virtual-time-budget=10000", f"{url}#{spot}"],
         capture_output=True, text=True, timeout=120, check=True,
     )
     return done.stdout
