@@ -129,7 +129,7 @@ def is_like(picture: Picture, wanted: Picture) -> npt.NDArray[np.bool_]:
     return np.asarray(np.abs(picture - wanted).max(-1) <= 6)
 
 
-# Begin and end in microseconds, and a name of low letters. The second lies in the first, the last is
+# Begin and end in microseconds, a name of low letters. The second lies in the first, the last is
 # narrower than a pixel.
 STRETCHES = ((0, 40, "a"), (10, 20, "e"), (50, 70, "e"), (72, 90, "a"), (99.95, 100, "c"))
 HELD = ((0, 1000), (30, 3000), (60, 2000))
