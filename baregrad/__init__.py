@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
+    from baregrad import fft as fft
     from baregrad import linalg as linalg
     from baregrad import nn as nn
     from baregrad import optim as optim
@@ -44,6 +45,7 @@ _EXPORTS = (
     ("dtypes", "baregrad.dtypes", "dtypes"),
     ("enable_grad", "baregrad.tensor.array.grad_mode", "enable_grad"),
     ("explain", "baregrad.profiling.explain", "explain"),
+    ("fft", "baregrad.fft", ""),
     ("jit", "baregrad.tensor.jit.jit", "jit"),
     ("linalg", "baregrad.linalg", ""),
     ("load_torch", "baregrad.io", "load_torch"),
@@ -71,6 +73,7 @@ __all__ = [
     "dtypes",
     "enable_grad",
     "explain",
+    "fft",
     "jit",
     "linalg",
     "load_torch",

@@ -30,7 +30,7 @@ from baregrad.base.namespaces import namespace
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-Kind = Literal["bool", "uint", "int", "float", "index", "token"]
+Kind = Literal["bool", "uint", "int", "float", "complex", "index", "token"]
 Scalar = builtins.bool | builtins.int | builtins.float
 
 
@@ -84,6 +84,11 @@ class DType:
         return self.format is not None and self.format.bits < 32
 
     @property
+    def is_complex(self) -> builtins.bool:
+        """Whether it is a type of complex numbers."""
+        return self.kind == "complex"
+
+    @property
     def is_int(self) -> builtins.bool:
         """Whether it is an integer type that users see, signed or not."""
         return self.kind in ("int", "uint")
@@ -91,7 +96,7 @@ class DType:
     @property
     def is_signed(self) -> builtins.bool:
         """Whether it has negative values."""
-        return self.kind in ("int", "float", "index")
+        return self.kind in ("int", "float", "complex", "index")
 
     @property
     def min(self) -> Scalar:
@@ -169,6 +174,10 @@ class _Table:
     int4: Final = DType("int4", "int", 4, None, np.dtype(np.uint8), None, True)
     uint4: Final = DType("uint4", "uint", 4, None, np.dtype(np.uint8), None, True)
 
+    # Of tensors alone: below them such numbers are pairs of floats.
+    complex64: Final = DType("complex64", "complex", 64, np.dtype(np.complex64), None)
+    complex128: Final = DType("complex128", "complex", 128, np.dtype(np.complex128), None)
+
     # Internal: index arithmetic over unbounded integers, and the order of effects.
     index: Final = DType("index", "index", 0, None, None)
     token: Final = DType("token", "token", 0, None, None)
@@ -179,14 +188,21 @@ class _Table:
     short: Final = int16
     int: Final = int32
     long: Final = int64
+    cfloat: Final = complex64
+    cdouble: Final = complex128
 
 
 # Spelled as users of such libraries know it.
 dtypes: Final = namespace(_Table)
 DEFAULT_FLOAT: Final = dtypes.float32
 DEFAULT_INT: Final = dtypes.int64
-# Every dtype, in the order of promotion, the storage-only and internal ones last.
-ALL: Final = tuple(dict.fromkeys(row for row in vars(dtypes).values() if isinstance(row, DType)))
+DEFAULT_COMPLEX: Final = dtypes.complex64
+COMPLEX: Final = (dtypes.complex64, dtypes.complex128)
+# Every dtype of a node, in the order of promotion, the storage-only and internal ones last.
+ALL: Final = tuple(
+    dict.fromkeys(row for row in vars(dtypes).values() if isinstance(row, DType)
+                  and row not in COMPLEX)
+)
 COMPUTED: Final = tuple(row for row in ALL if row.bits and not row.storage_only)
 # Low digits of a float32 that a tfloat32 has not.
 TF32_CUT: Final = 13
@@ -199,7 +215,8 @@ def as_dtype(spec: object) -> DType:
     """Return the dtype that `spec` names.
 
     `spec` is a DType, a name (`"float32"`), a NumPy dtype or scalar type, or Python's `bool`,
-    `int` (int64) or `float` (float32). Raises DTypeError or UnsupportedDType otherwise.
+    `int` (int64), `float` (float32) or `complex` (complex64). Raises DTypeError or UnsupportedDType
+    otherwise.
     """
     if isinstance(spec, DType):
         return spec
@@ -214,6 +231,8 @@ def as_dtype(spec: object) -> DType:
         return DEFAULT_INT
     if spec is builtins.float:
         return DEFAULT_FLOAT
+    if spec is complex:
+        return DEFAULT_COMPLEX
     if isinstance(spec, np.dtype) or (isinstance(spec, type) and issubclass(spec, np.generic)):
         return from_numpy(np.dtype(spec))
     raise DTypeError("not a dtype", found=repr(spec), wanted="a DType, its name or a NumPy dtype")
@@ -225,7 +244,7 @@ def from_numpy(dtype: np.dtype[Any]) -> DType:
 
     Narrow types that other packages add to NumPy (bfloat16, float8_e4m3fn) are known by name.
     """
-    for row in ALL:
+    for row in (*ALL, *COMPLEX):
         if row.numpy is not None and row.numpy == dtype:
             return row
         # Types that other packages add equal nothing that NumPy can name by itself.
@@ -254,11 +273,33 @@ def computed_for(dtype: DType) -> DType:
 
 
 def array_dtype(spec: object) -> DType:
-    """`as_dtype` for the elements of an array. Raises DTypeError for `index` and `token` too."""
+    """`as_dtype` for the elements of an array. Raises DTypeError for `index` and `token` too.
+
+    It does for complex ones as well, which what asks does not know of: their arrays hold pairs.
+    """
     found = as_dtype(spec)
     if found.kind in ("index", "token"):
         raise DTypeError("the dtype of what is in no array", found=repr(found))
+    if found.is_complex:
+        raise DTypeError(
+            "this makes no complex numbers", found=found, wanted="a dtype of real ones",
+            hint="make the real and the imaginary parts, and join them: Tensor.complex(re, im)",
+        )
     return found
+
+
+def part_of(dtype: DType) -> DType:
+    """Return the dtype of the real and of the imaginary part; of a real dtype itself."""
+    if not dtype.is_complex:
+        return dtype
+    return dtypes.float32 if dtype.bits == 64 else dtypes.float64
+
+
+def complex_of(dtype: DType) -> DType:
+    """Return the complex dtype whose parts hold what `dtype` does, or `dtype` if it is complex."""
+    if dtype.is_complex:
+        return dtype
+    return dtypes.complex128 if dtype is dtypes.float64 else dtypes.complex64
 
 
 def cut_to_integer(value: builtins.float, dtype: DType) -> builtins.int:
@@ -306,8 +347,10 @@ LATTICE: Final = (
     (dtypes.int64, (dtypes.float16, dtypes.bfloat16)),
     (dtypes.float16, (dtypes.float32,)),
     (dtypes.bfloat16, (dtypes.float32,)),
-    (dtypes.float32, (dtypes.float64,)),
-    (dtypes.float64, ()),
+    (dtypes.float32, (dtypes.float64, dtypes.complex64)),
+    (dtypes.float64, (dtypes.complex128,)),
+    (dtypes.complex64, (dtypes.complex128,)),
+    (dtypes.complex128, ()),
 )
 
 
@@ -356,7 +399,7 @@ def _cast_advice(left: DType, right: DType) -> DType:
 
 
 def scalar_dtype(scalar: object) -> DType:
-    """Return the dtype that a scalar has by itself: bool, int64 or float32.
+    """Return the dtype that a scalar has by itself: bool, int64, float32 or complex64.
 
     NumPy's scalars count as Python's of the same category, as in PyTorch: `np.float64(2)` is
     what many a NumPy function returns, and should not widen a float32 array.
@@ -367,6 +410,8 @@ def scalar_dtype(scalar: object) -> DType:
         return DEFAULT_INT
     if isinstance(scalar, builtins.float | np.floating):
         return DEFAULT_FLOAT
+    if isinstance(scalar, complex | np.complexfloating):
+        return DEFAULT_COMPLEX
     raise DTypeError(
         "not a scalar that a tensor can meet",
         found=f"{type(scalar).__name__} {scalar!r}",
@@ -375,7 +420,7 @@ def scalar_dtype(scalar: object) -> DType:
 
 
 def _category(dtype: DType) -> int:
-    return 0 if dtype.kind == "bool" else 2 if dtype.kind == "float" else 1
+    return {"bool": 0, "float": 2, "complex": 3}.get(dtype.kind, 1)
 
 
 def _outrank(strong: DType | None, weak: DType | None) -> DType | None:
@@ -447,7 +492,11 @@ class FloatInfo:
 
 
 def finfo(dtype: DType) -> FloatInfo:
-    """Return the limits of a floating-point dtype; raise DTypeError for any other."""
+    """Return the limits of a floating-point dtype, or of a complex one's parts.
+
+    Raises DTypeError for any other.
+    """
+    dtype = part_of(dtype)
     form = dtype.format
     if form is None:
         raise DTypeError("finfo is of floating-point dtypes", found=dtype, wanted="a float dtype")

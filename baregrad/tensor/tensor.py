@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec
 
 from baregrad.base.errors import DTypeError, ShapeError
+from baregrad.dtypes import complex_of
 from baregrad.tensor.array import grad_mode
 from baregrad.tensor.array.arguments import explain_arguments
 from baregrad.tensor.array.core import Array
@@ -17,7 +18,7 @@ from baregrad.tensor.autograd import hooks
 from baregrad.tensor.families.arithmetic import Arithmetic
 from baregrad.tensor.families.layers import Layers
 from baregrad.tensor.families.structure import Structure
-from baregrad.tensor.ops import convert, creation, indexing, random, shapes
+from baregrad.tensor.ops import complex_numbers, convert, creation, indexing, random, shapes
 
 _P = ParamSpec("_P")
 
@@ -48,7 +49,11 @@ class Tensor(Arithmetic, Structure, Layers):
         device: str | None = None,
         requires_grad: bool = False,
     ) -> None:
-        made = creation.build(type(self), data, dtype, device)
+        made = creation.build(type(self)._real(), data, dtype, device)
+        if self.is_paired and not made.is_paired:
+            made = made.cast(complex_of(made.dtype))
+        if made.is_paired:
+            self.__class__ = type(made)
         self._storage = made._storage
         self._steps = made._steps
         self._cached = None
@@ -193,9 +198,9 @@ class Tensor(Arithmetic, Structure, Layers):
 _MAKERS = frozenset(
     f"baregrad.tensor.ops.{name}"
     for name in (
-        "convolution", "distances", "elementwise", "functions", "joining", "losses",
-        "normalisation", "picking", "pooling", "products", "reductions", "scans", "shapes",
-        "sorting", "special",
+        "complex_numbers", "convolution", "distances", "elementwise", "functions", "joining",
+        "losses", "normalisation", "picking", "pooling", "products", "reductions", "scans",
+        "shapes", "sorting", "special",
     )
 )  # fmt: skip
 _OTHER_MAKERS: frozenset[Callable[..., Any]] = frozenset({
@@ -204,7 +209,8 @@ _OTHER_MAKERS: frozenset[Callable[..., Any]] = frozenset({
 })  # fmt: skip
 # What looks at a shape alone.
 _LOOKS: frozenset[Callable[..., Any]] = frozenset({
-    shapes.dim, shapes.element_size, shapes.is_contiguous, shapes.numel, shapes.size, shapes.stride,
+    complex_numbers.is_complex, shapes.dim, shapes.element_size, shapes.is_contiguous,
+    shapes.numel, shapes.size, shapes.stride,
 })  # fmt: skip
 
 
@@ -219,5 +225,7 @@ def _makes_tensors(function: Callable[..., Any]) -> bool:
 
 
 explain_arguments(Array)
-for _family in (Arithmetic, Structure, Layers, Tensor):
-    explain_arguments(_family, put_off, _makes_tensors)
+explain_arguments(Arithmetic, put_off, _makes_tensors)
+explain_arguments(Structure, put_off, _makes_tensors)
+explain_arguments(Layers, put_off, _makes_tensors)
+explain_arguments(Tensor, put_off, _makes_tensors)

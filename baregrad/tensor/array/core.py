@@ -10,7 +10,7 @@ import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -44,7 +44,11 @@ def _note_origin(node: Node) -> None:
 class Array:
     """What every tensor is: a storage and the steps by which it is viewed."""
 
-    __slots__ = ("__weakref__", "_cached", "_gradient", "_layout", "_look", "_steps", "_storage")
+    __slots__ = (
+        "__weakref__", "_cached", "_gradient", "_layout", "_look", "_pairs", "_steps", "_storage",
+    )  # fmt: skip
+    # Whether the last axis of what is shown is pairs, each of which is one complex number.
+    is_paired: ClassVar[bool] = False
     _storage: Storage
     _steps: tuple[Step, ...]
     _cached: tuple[Node, Node] | None
@@ -78,6 +82,11 @@ class Array:
         if not grad or node.dtype.kind != "float":
             return cls._on(Storage(node, device))
         return cls._on(Storage(views.made_distinct(node), device, True))
+
+    @classmethod
+    def _real(cls) -> type[Self]:
+        """The class of real tensors: this one, but of complex tensors that beside it."""
+        return cls
 
     # --- the value --------------------------------------------------------------------------------
 
@@ -264,7 +273,7 @@ class Array:
             self._steps = self._steps[:-1]
             self._cached = None
             return self
-        if self.dtype.kind != "float":
+        if self._value().dtype.kind != "float":
             raise GradientError(
                 "only floating-point tensors can require gradients",
                 found=f"dtype {self.dtype}",

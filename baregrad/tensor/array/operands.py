@@ -49,7 +49,7 @@ def lift(value: Operand, beside: Tensor) -> Tensor | Scalar | Node:
         scalar = value.item()
         if isinstance(scalar, bool | int | float):
             return scalar
-    if isinstance(value, np.ndarray | list | tuple):
+    if isinstance(value, np.ndarray | list | tuple | complex | np.complexfloating):
         return type(beside)(value, device=beside.device)
     raise DTypeError(
         "not an operand of a tensor",
@@ -76,7 +76,9 @@ def common_dtype(operands: Sequence[Tensor | Scalar | Node]) -> DType:
     return _promoted(operands)
 
 
-_CATEGORY = MappingProxyType({"bool": 0, "uint": 1, "int": 1, "index": 1, "float": 2})
+_CATEGORY = MappingProxyType(
+    {"bool": 0, "uint": 1, "int": 1, "index": 1, "float": 2, "complex": 3}
+)
 
 
 def _promoted(operands: Sequence[Tensor | Scalar | Node]) -> DType:
@@ -87,7 +89,7 @@ def _promoted(operands: Sequence[Tensor | Scalar | Node]) -> DType:
 
 
 def as_node(value: Tensor | Scalar | Node, dtype: DType) -> Node:
-    """An operand as a node of `dtype`."""
+    """An operand as a node of `dtype`. Raises DTypeError for a complex one."""
     if isinstance(value, TensorLike):
         return nodes.cast(value.node, dtype)
     if isinstance(value, Node):

@@ -10,8 +10,12 @@ an array, are two things in a key as well.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
+
+import numpy as np
 
 from baregrad.base.options import options
 from baregrad.dtypes import DType
@@ -40,6 +44,7 @@ _VAR = Ops.VAR.bit
 _UNREAD = mask_of((*MOVEMENT, Ops.CONST, Ops.IOTA, Ops.CAST))
 _INTEGERS, _ENDS = frozenset((int,)), frozenset((int, type(None)))
 _PLAIN = frozenset((int, bool, str, type(None), type(...), DType))
+_REAL = frozenset((int, bool, float, type(None), type(...), slice))
 _MOST_RESULTS = 1 << 8
 _MOST_PARTS = 64
 
@@ -51,22 +56,24 @@ def put_off(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     owner = session()
     watching = owner.watching
     if watching.at_once or watching.observers or watching.downloads:
-        return function(*args, **kwargs)
+        return function_for(function, args, kwargs)(*args, **kwargs)
     key: list[Any] = [function, grad_enabled()]
     operands: Operands = []
     if not _describe(owner, args, key, operands) or (
         kwargs and not _named(owner, kwargs, key, operands)
     ):
-        return function(*args, **kwargs)
+        return function_for(function, args, kwargs)(*args, **kwargs)
     known = owner.templates.get(kind := tuple(key))
+    if known is None or known is _NOTHING:
+        function = function_for(function, args, kwargs)
     if known is None:
         return _learn(owner, kind, function, args, kwargs, operands)
     # What `options.notes_lines` says, without a call more.
     settings = options.values()
-    if known is _NOTHING or known.written_out > MOST_WRITTEN_OUT:
+    if known is _NOTHING:
         return function(*args, **kwargs)
-    if settings["debug"] or settings["lines"]:
-        return function(*args, **kwargs)
+    if known.written_out > MOST_WRITTEN_OUT or settings["debug"] or settings["lines"]:
+        return known.function(*args, **kwargs)
     form = known.only
     if form is None:
         return _shown(known, operands, args, kwargs)
@@ -109,6 +116,49 @@ class _Nothing:
 _NOTHING = _Nothing()
 
 
+def put_off_property(function: Callable[[Any], Any]) -> Any:
+    """A function of a tensor alone as a property, whose calls are put off where they are known."""
+
+    @wraps(function)
+    def found(x: Any) -> Any:
+        return put_off(function, (x,), {})
+
+    return property(found)
+
+
+def function_for(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Callable[..., Any]:
+    """What computes `function` of these arguments: that itself, unless some are complex."""
+    if not any(map(is_complex, args)) and not any(map(is_complex, kwargs.values())):
+        return function
+    # By name: that room is made of tensors, and asked of complex ones alone.
+    rules = importlib.import_module("baregrad.tensor.complex.rules")
+    found: Callable[..., Any] = rules.rule_of(function)
+    return found
+
+
+def is_complex(value: object) -> bool:
+    """Whether an argument is complex, has a part that is, or names such a dtype."""
+    kind = value.__class__
+    if isinstance(value, Array):
+        return value.is_paired
+    if kind in _REAL:
+        return False
+    if isinstance(value, DType):
+        return value.is_complex
+    if kind is str:
+        return value in ("complex64", "complex128")
+    if kind is tuple or kind is list:
+        assert isinstance(value, tuple | list)
+        return any(map(is_complex, value))
+    if isinstance(value, np.ndarray | np.dtype):
+        return (value if isinstance(value, np.dtype) else value.dtype).kind == "c"
+    if isinstance(value, type):
+        return issubclass(value, complex | np.complexfloating)
+    return isinstance(value, complex | np.complexfloating)
+
+
 def _named(
     owner: SessionLike, kwargs: dict[str, Any], key: list[Any], operands: Operands
 ) -> bool:
@@ -147,6 +197,8 @@ def _describe(
         elif kind is float:
             # -0.0 equals 0.0.
             key += (kind, value if value else str(value))
+        elif kind is complex:
+            key += (kind, repr(value))
         elif kind is tuple or kind is list:
             if len(value) > _MOST_PARTS:
                 return False
@@ -306,7 +358,8 @@ def _how_shown(
     if is_symbolic(tensor._steps):
         # What it shows is of a known extent as long as the storage is settled.
         return None
-    look = (tensor.shape, tensor.dtype) if tensor._steps else None
+    shown = tensor._value()
+    look = (shown.shape, shown.dtype) if tensor._steps else None
     return Shown(kind, source, steps, look, argument)
 
 

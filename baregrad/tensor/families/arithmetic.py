@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from baregrad.tensor.array.put_off import put_off_property
 from baregrad.tensor.array.tensor_like import TensorLike
 from baregrad.tensor.ops import (
+    complex_numbers,
     elementwise,
     functions,
     indexing,
@@ -52,6 +54,21 @@ class Arithmetic(TensorLike):
     addcmul = functions.addcmul
     addcdiv = functions.addcdiv
     nan_to_num = elementwise.nan_to_num
+
+    # --- complex numbers --------------------------------------------------------------------------
+
+    complex = complex_numbers.complex
+    polar = complex_numbers.polar
+    view_as_complex = complex_numbers.view_as_complex
+    view_as_real = complex_numbers.view_as_real
+    real = put_off_property(complex_numbers.real)
+    imag = put_off_property(complex_numbers.imag)
+    conj = conj_physical = complex_numbers.conj
+    resolve_conj = elementwise.positive
+    angle = complex_numbers.angle
+    isreal = complex_numbers.isreal
+    is_complex = complex_numbers.is_complex
+    sgn = elementwise.sign
 
     # --- comparisons and logic --------------------------------------------------------------------
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any
-
-from baregrad.tensor.array.put_off import put_off
+from baregrad.tensor.array.put_off import put_off_property
 from baregrad.tensor.array.tensor_like import TensorLike
 from baregrad.tensor.ops import (
+    complex_numbers,
     indexing,
     joining,
     picking,
@@ -17,17 +14,6 @@ from baregrad.tensor.ops import (
     shapes,
     sorting,
 )
-
-
-def _known(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    """A function of a tensor alone, whose calls are put off where they are known."""
-
-    @wraps(function)
-    def found(x: TensorLike) -> TensorLike:
-        made: TensorLike = put_off(function, (x,), {})
-        return made
-
-    return found
 
 
 class Structure(TensorLike):
@@ -91,8 +77,11 @@ class Structure(TensorLike):
     permute = shapes.permute
     transpose = swapaxes = swapdims = shapes.transpose
     t = shapes.t
-    T = property(_known(shapes.reversed_axes))
-    mT = property(_known(shapes.matrix_transpose))  # noqa: N815 - PyTorch's name
+    H = put_off_property(complex_numbers.adjoint)
+    mH = put_off_property(complex_numbers.adjoint)  # noqa: N815 - PyTorch's name
+    adjoint = complex_numbers.adjoint
+    T = put_off_property(shapes.reversed_axes)
+    mT = put_off_property(shapes.matrix_transpose)  # noqa: N815 - PyTorch's name
     movedim = moveaxis = shapes.movedim
     expand = shapes.expand
     expand_as = shapes.expand_as

@@ -66,7 +66,7 @@ class Gradients:
         for tensor, gradient in targets:
             if gradient is not None:
                 steps = tuple(step for step in gradient._steps if step[0] is not Ops.DETACH)
-                gradient = Tensor._on(next(places), steps)
+                gradient = type(gradient)._on(next(places), steps)
             # It has the shape and dtype of the captured one, which were looked at then.
             tensor._gradient = gradient
 

@@ -24,7 +24,9 @@ def is_variable(value: object) -> bool:
 def map_tree(tree: Any, visit: Callable[[Any], Any]) -> Any:
     """`tree` with each leaf replaced by what `visit` makes of it; containers are made anew."""
     if isinstance(tree, Tensor):
-        return visit(tree)
+        return visit(tree) if not tree.is_paired else _paired(tree, visit(tree.pairs()))
+    if isinstance(tree, _Paired):
+        return _paired(tree, visit(tree.pairs))
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*[map_tree(item, visit) for item in tree])
     if isinstance(tree, _SEQUENCES):
@@ -41,6 +43,26 @@ def map_tree(tree: Any, visit: Callable[[Any], Any]) -> Any:
     return visit(tree)
 
 
+@dataclasses.dataclass(slots=True)
+class _Paired:
+    """A complex tensor whose place in a tree is kept by something else than a tensor.
+
+    The leaf is what holds its pairs, so that what goes through trees knows of real tensors alone.
+    """
+
+    pairs: Any
+    kind: type[Any]
+
+
+def _paired(tree: Any, pairs: Any) -> Any:
+    """What stands for a complex tensor once its pairs are replaced."""
+    kind = tree.kind if isinstance(tree, _Paired) else type(tree)
+    if not isinstance(pairs, Tensor):
+        return _Paired(pairs, kind)
+    same = isinstance(tree, Tensor) and pairs is tree.pairs()
+    return tree if same else kind._on(pairs._storage, pairs._steps)
+
+
 def leaves(tree: Any) -> list[Any]:
     """The leaves of a tree, in order."""
     found: list[Any] = []
@@ -51,7 +73,9 @@ def leaves(tree: Any) -> list[Any]:
 def _gather(tree: Any, found: list[Any]) -> None:
     """Append the leaves of a tree."""
     if isinstance(tree, Tensor):
-        found.append(tree)
+        found.append(tree.pairs() if tree.is_paired else tree)
+    elif isinstance(tree, _Paired):
+        found.append(tree.pairs)
     elif isinstance(tree, _SEQUENCES):
         for item in tree:
             _gather(item, found)
@@ -84,6 +108,9 @@ def describe(
     for item in items:
         kind = item.__class__
         if isinstance(item, Tensor):
+            if item.is_paired:
+                key.append(kind)
+                item = item.pairs()
             tensors.append(item)
             storage = item._storage
             if item._steps:

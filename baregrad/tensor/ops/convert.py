@@ -49,9 +49,12 @@ def to(x: Tensor, *args: Any, dtype: object = None, device: str | None = None) -
     y = x
     if device is not None and choose_device(device) != x.device:
         where = choose_device(device)
+        if x.is_paired:
+            moved: Tensor = to(x.pairs(), where)
+            return type(x)._on(moved._storage, moved._steps).to(dtype or x.dtype)
         node = Node(Ops.COPY, x.dtype, (x.node,), where)
         y = type(x)._make(node, where, x.requires_grad)
-    return y if dtype is None else cast(y, dtype)
+    return y if dtype is None else y.cast(dtype)
 
 
 def cpu(x: Tensor) -> Tensor:
@@ -295,7 +298,7 @@ def from_numpy(cls: type[Tensor], array: np.ndarray[Any, Any]) -> Tensor:
 
 def share(cls: type[Tensor], array: np.ndarray[Any, Any], device: str | None) -> Tensor:
     """A tensor over a NumPy array's memory where nothing can change that, else of a copy."""
-    if not array.nbytes or not _is_constant(array):
+    if not array.nbytes or array.dtype.kind == "c" or not _is_constant(array):
         return cls(array, device=device)
     raw, found = as_raw(array, None)
     where = choose_device(device)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 from collections.abc import Sequence
@@ -14,10 +15,12 @@ from baregrad.dtypes import (
     DEFAULT_FLOAT,
     DType,
     array_dtype,
+    as_dtype,
     decode,
     dtypes,
     encode,
     from_numpy,
+    part_of,
     scalar_dtype,
 )
 from baregrad.ir.core.attrs import BufferRef
@@ -79,7 +82,8 @@ def choose_device(device: str | None) -> str:
 
 def build(cls: type[Tensor], data: Any, dtype: object, device: str | None) -> Tensor:
     """A tensor of data; see `Tensor`."""
-    wanted = None if dtype is None else array_dtype(dtype)
+    wanted = None if dtype is None else as_dtype(dtype)
+    wanted = wanted if wanted is None or wanted.is_complex else array_dtype(wanted)
     if isinstance(data, TensorLike):
         copy = data.detach().clone()
         copy = copy if device is None else copy.to(device)
@@ -95,12 +99,23 @@ def build(cls: type[Tensor], data: Any, dtype: object, device: str | None) -> Te
         made = _stack(cls, data).to(where)
         return made if wanted is None else made.cast(wanted)
     raw, found = as_raw(data, wanted)
-    ref = session().upload(raw, found, raw.shape, where)
-    made = cls._make(buffer_node(ref, found), where)
+    ref = session().upload(raw, part_of(found), raw.shape, where)
+    maker = complex_class(cls) if found.is_complex else cls
+    made = maker._make(buffer_node(ref, part_of(found)), where)
     if found.kind == "int" and 0 < raw.size <= RANGED:
         values = decode(raw, found)
         made._storage.known = (int(values.min()), int(values.max()))
     return made if wanted is None else made.cast(wanted)
+
+
+def complex_class(cls: type[Tensor]) -> type[Tensor]:
+    """The class of the complex tensors beside a class of tensors."""
+    if cls.is_paired:
+        return cls
+    # By name: it is made of the class of real tensors.
+    room = importlib.import_module("baregrad.tensor.complex.complex_tensor")
+    found: type[Tensor] = room.ComplexTensor
+    return found
 
 
 def _holds_tensors(data: Sequence[Any]) -> bool:
@@ -119,7 +134,8 @@ def _stack(cls: type[Tensor], data: Any) -> Tensor:
 def as_raw(data: Any, wanted: DType | None) -> tuple[np.ndarray[Any, Any], DType]:
     """Raw elements of data and their dtype, which is `wanted` or one that casts to it on a device.
 
-    Python numbers become int64, float32 or bool. Raises DTypeError or ShapeError.
+    Python numbers become int64, float32, complex64 or bool; complex ones pairs of their parts, as
+    another axis. Raises DTypeError or ShapeError.
     """
     torch_tensor = _from_torch(data)
     if torch_tensor is not None:
@@ -134,6 +150,14 @@ def as_raw(data: Any, wanted: DType | None) -> tuple[np.ndarray[Any, Any], DType
             )
         return np.frombuffer(data, found.storage), found
     array = _as_array(data)
+    if array.dtype.kind == "c" or (wanted is not None and wanted.is_complex):
+        found = wanted or (from_numpy(array.dtype) if hasattr(data, "dtype") else scalar_dtype(0j))
+        if not found.is_complex:
+            raise DTypeError(
+                "complex numbers have an imaginary part, which this dtype cannot hold",
+                found=f"{array.dtype} to {found}", hint="take one part: array.real, array.imag",
+            )
+        return _as_pairs(array, found), found
     if isinstance(data, np.ndarray | np.generic) or hasattr(data, "__array_interface__"):
         if wanted is not None and array.dtype.kind == "f" and wanted.kind == "float":
             return encode(array, wanted), wanted
@@ -144,6 +168,15 @@ def as_raw(data: Any, wanted: DType | None) -> tuple[np.ndarray[Any, Any], DType
     if found.kind in ("int", "uint", "bool") and array.dtype.kind == "f":
         return encode(array, dtypes.float64), dtypes.float64
     return encode(array, found), found
+
+
+def _as_pairs(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
+    """Raw elements of the parts of complex numbers, real and imaginary, along a last axis."""
+    part = part_of(dtype)
+    assert part.numpy is not None and part.storage is not None
+    with np.errstate(over="ignore"):
+        pairs = np.stack((array.real, array.imag), axis=-1).astype(part.numpy)
+    return pairs.view(part.storage)
 
 
 def _dtype_of_python(array: np.ndarray[Any, Any]) -> DType:
@@ -163,7 +196,7 @@ def _as_array(data: Any) -> np.ndarray[Any, Any]:
             found=str(problem)[:120],
             hint="pad them to one length first",
         ) from None
-    if array.dtype.kind not in "biuf" and array.dtype.name not in ("bfloat16",):
+    if array.dtype.kind not in "biufc" and array.dtype.name not in ("bfloat16",):
         if not (array.dtype.kind == "V" and array.dtype.itemsize <= 2):
             raise DTypeError(
                 "a tensor holds numbers or bools",
@@ -180,7 +213,9 @@ def _from_torch(data: Any) -> tuple[np.ndarray[Any, Any], DType] | None:
         return None
     host = data.detach().cpu().contiguous()
     name = str(host.dtype).removeprefix("torch.")
-    found = array_dtype(name)
+    found = as_dtype(name)
+    if found.is_complex:
+        return _as_pairs(host.resolve_conj().numpy(), found), found
     assert found.storage is not None
     if found.numpy is None:
         host = host.view(torch.int16 if found.bits == 16 else torch.uint8)
@@ -194,7 +229,7 @@ def _from_torch(data: Any) -> tuple[np.ndarray[Any, Any], DType] | None:
 def full(
     cls: type[Tensor],
     shape: Extents,
-    fill_value: bool | int | float,
+    fill_value: bool | int | float | complex,
     *,
     dtype: object = None,
     device: str | None = None,
@@ -203,9 +238,24 @@ def full(
     """Return a tensor of one value; its dtype is that of the value unless given."""
     extents = as_shape((shape,))
     check_count(extents)
-    found = scalar_dtype(fill_value) if dtype is None else array_dtype(dtype)
-    made = cls._make(nodes.full(fill_value, extents, found), choose_device(device))
+    found = scalar_dtype(fill_value) if dtype is None else as_dtype(dtype)
+    if found.is_complex:
+        made = _full_complex(cls, extents, fill_value, found, choose_device(device))
+        return made.requires_grad_() if requires_grad else made
+    assert not isinstance(fill_value, complex)
+    node = nodes.full(fill_value, extents, array_dtype(found))
+    made = cls._make(node, choose_device(device))
     return made.requires_grad_() if requires_grad else made
+
+
+def _full_complex(
+    cls: type[Tensor], shape: tuple[Any, ...], value: complex, dtype: DType, device: str
+) -> Tensor:
+    part = part_of(dtype)
+    number = complex(value)
+    parts = [nodes.full(one, (*shape, 1), part) for one in (number.real, number.imag)]
+    pairs = nodes.concatenate(tuple(parts), len(shape))
+    return complex_class(cls)._make(pairs, device)
 
 
 def zeros(
@@ -242,10 +292,14 @@ def empty(
 
 
 def full_like(
-    x: Tensor, fill_value: bool | int | float | Tensor, *, dtype: object = None
+    x: Tensor, fill_value: bool | int | float | complex | Tensor, *, dtype: object = None
 ) -> Tensor:
     """Return a tensor of one value with the shape, device and (unless given) dtype of `x`."""
-    found = x.dtype if dtype is None else array_dtype(dtype)
+    found = x.dtype if dtype is None else as_dtype(dtype)
+    if found.is_complex and not isinstance(fill_value, TensorLike):
+        return _full_complex(type(x), x.shape, fill_value, found, x.device)
+    if x.is_paired and not isinstance(fill_value, TensorLike):
+        return full(type(x)._real(), x.shape, fill_value, dtype=found, device=x.device)
     if isinstance(fill_value, TensorLike):
         return fill_value.cast(found).expand(x.shape).clone()
     scalar_dtype(fill_value)
@@ -268,11 +322,11 @@ def empty_like(x: Tensor, *, dtype: object = None) -> Tensor:
 
 
 def new_full(
-    x: Tensor, size: Extents, fill_value: bool | int | float, *, dtype: object = None
+    x: Tensor, size: Extents, fill_value: bool | int | float | complex, *, dtype: object = None
 ) -> Tensor:
     """Return a tensor of one value, of the device and (unless given) the dtype of `x`."""
     found = x.dtype if dtype is None else dtype
-    made: Tensor = full(type(x), size, fill_value, dtype=found, device=x.device)
+    made: Tensor = full(type(x)._real(), size, fill_value, dtype=found, device=x.device)
     return made
 
 
@@ -288,7 +342,7 @@ def new_ones(x: Tensor, *size: Extents, dtype: object = None) -> Tensor:
 
 def new_tensor(x: Tensor, data: Any, *, dtype: object = None) -> Tensor:
     """Return a tensor of data, of the device and (unless given) the dtype of `x`."""
-    return type(x)(data, x.dtype if dtype is None else dtype, x.device)
+    return type(x)._real()(data, x.dtype if dtype is None else dtype, x.device)
 
 
 # --- ranges -------------------------------------------------------------------------------------
@@ -390,5 +444,7 @@ def eye(
     """Return a matrix with ones on its diagonal, square unless `columns` is given."""
     shape = as_shape((rows, rows if columns is None else columns))
     check_count(shape)
+    found = as_dtype(dtype)
     same = nodes.alu(Ops.CMPEQ, nodes.iota_along(shape, 0), nodes.iota_along(shape, 1))
-    return cls._make(nodes.cast(same, array_dtype(dtype)), choose_device(device))
+    made = cls._make(nodes.cast(same, array_dtype(part_of(found))), choose_device(device))
+    return made.cast(found) if found.is_complex else made

@@ -374,6 +374,9 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
     Raises DTypeError for a value of a higher category (float into int), GradientError on a leaf
     that requires gradients.
     """
+    if x.is_paired:
+        setitem(x.pairs(), paired_key(key), x.pairs_like(value))
+        return
     if isinstance(key, TensorLike) and key.dtype is dtypes.bool and key.shape == x.shape:
         if not isinstance(value, TensorLike) or value.ndim == 0:
             lifted = lift(value, x)
@@ -400,6 +403,13 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
         return
     grad = view.requires_grad or (isinstance(lifted, TensorLike) and lifted.requires_grad)
     view._write(written, grad)
+
+
+def paired_key(key: Any) -> tuple[Any, ...]:
+    """The key of pairs for a key of complex numbers: their own axis is taken whole."""
+    entries = key if isinstance(key, tuple) else (key,)
+    rest = () if any(entry is ... for entry in entries) else (...,)
+    return (*entries, *rest, slice(None))
 
 
 def index_put(
@@ -474,7 +484,7 @@ def check_writable(kind: str, value: Any) -> None:
         found = dtypes.int64
     else:
         found = value.dtype if isinstance(value, TensorLike) else scalar_dtype(value)
-    rank = {"bool": 0, "uint": 1, "int": 1, "float": 2}
+    rank = {"bool": 0, "uint": 1, "int": 1, "float": 2, "complex": 3}
     if rank[found.kind] > rank[kind]:
         raise DTypeError(
             "the value's dtype is of a higher category than what it is written into",

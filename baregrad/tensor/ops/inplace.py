@@ -28,6 +28,9 @@ def copy_(x: Tensor, value: Operand) -> Tensor:
 
 def _write(x: Tensor, value: Tensor | Scalar | Node) -> None:
     """Write a value, broadcast and cast, over what `x` shows."""
+    if x.is_paired:
+        _write(x.pairs(), x.pairs_like(value))
+        return
     if isinstance(value, TensorLike) and x._write_whole(value):
         return
     if not _write_by_call(x, value):
@@ -64,7 +67,10 @@ def assign(x: Tensor, value: Operand) -> Tensor:
 def fill_(x: Tensor, value: bool | int | float) -> Tensor:
     """Write one value over the whole of `x`; return `x`."""
     check_writable(x.dtype.kind, value)
-    x._write(nodes.broadcast(const(value, x.dtype), x.shape))
+    if x.is_paired:
+        _write(x, value)
+    else:
+        x._write(nodes.broadcast(const(value, x.dtype), x.shape))
     return x
 
 

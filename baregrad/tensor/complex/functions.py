@@ -1,0 +1,276 @@
+"""Functions of complex numbers, by real functions of their parts.
+
+The branch cuts and their sides are C99's, as NumPy's; the inverse functions follow Kahan, "Branch
+cuts for complex elementary functions" (1987).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from baregrad.dtypes import finfo
+from baregrad.tensor.complex import arithmetic
+from baregrad.tensor.complex.pairs import Parts, both, lifted, paired, parts
+from baregrad.tensor.tensor import Tensor
+
+
+def exp(x: Tensor) -> Tensor:
+    """e**x."""
+    return _exp_of(parts(x))
+
+
+def _exp_of(z: Parts) -> Tensor:
+    size = z[0].exp()
+    # exp(-inf) is 0 whatever the angle, and a real number's power stays real.
+    gone = z[0] == -math.inf
+    still = gone | (z[1] == 0)
+    return paired(gone.where(0.0, size * z[1].cos()),
+                  still.where(gone.where(0.0, z[1]), size * z[1].sin()))
+
+
+def expm1(x: Tensor) -> Tensor:
+    """e**x - 1, exact near 0."""
+    real, imag = parts(x)
+    half = (imag * 0.5).sin()
+    return paired(real.expm1() * imag.cos() - half * half * 2.0, real.exp() * imag.sin())
+
+
+def exp2(x: Tensor) -> Tensor:
+    """2**x."""
+    real, imag = parts(x)
+    return _exp_of((real * math.log(2), imag * math.log(2)))
+
+
+def log(x: Tensor) -> Tensor:
+    """The logarithm whose imaginary part is within [-pi, pi]."""
+    real, imag = parts(x)
+    return paired(_log_of_size(real, imag), imag.atan2(real))
+
+
+def _log_of_size(real: Tensor, imag: Tensor) -> Tensor:
+    """log |real + i*imag|; near 1 by what the square of the size is beyond 1."""
+    size = real.hypot(imag)
+    larger = real.abs().maximum(imag.abs())
+    smaller = real.abs().minimum(imag.abs())
+    near = (size > 0.5) & (size < 2.0)
+    beyond = (larger - 1.0) * (larger + 1.0) + smaller * smaller
+    return near.where(near.where(beyond, 0.0).log1p() * 0.5, size.log())
+
+
+def log1p(x: Tensor) -> Tensor:
+    """log(1 + x), exact near 0."""
+    real, imag = parts(x)
+    beyond = real * (real + 2.0) + imag * imag
+    near = (real.abs() < 0.5) & (imag.abs() < 0.5)
+    size = near.where(near.where(beyond, 0.0).log1p() * 0.5, _log_of_size(real + 1.0, imag))
+    return paired(size, imag.atan2(real + 1.0))
+
+
+def log2(x: Tensor) -> Tensor:
+    """The logarithm to base 2."""
+    return log(x) / math.log(2)
+
+
+def log10(x: Tensor) -> Tensor:
+    """The logarithm to base 10."""
+    return log(x) / math.log(10)
+
+
+def sqrt(x: Tensor) -> Tensor:
+    """The square root whose real part is not negative."""
+    return paired(*_root(parts(x)))
+
+
+def _root(z: Parts) -> Parts:
+    real, imag = z
+    tiny = finfo(real.dtype).smallest_normal
+    # A quarter is taken first of what is large, and small numbers are made larger: both exactly.
+    largest = real.abs().maximum(imag.abs())
+    large, small = largest > finfo(real.dtype).max / 4, largest < tiny * 16
+    scale = large.where(0.0625, small.where(2.0**52, 1.0))
+    back = large.where(4.0, small.where(2.0**-26, 1.0))
+    a, b = real * scale, imag * scale
+    nothing = (a == 0) & (b == 0)
+    size = nothing.where(1.0, a).hypot(b)
+    root = ((a.abs() + size) * 0.5).sqrt()
+    other = nothing.where(b, b / (root * 2.0))
+    root = nothing.where(0.0, root)
+    negative = real < 0
+    along = negative.where(other.abs(), root) * back
+    across = negative.where(root.copysign(imag), other) * back
+    endless = imag.isinf()
+    along = endless.where(imag.abs(), along)
+    across = (endless | (real == math.inf) & imag.isfinite()).where(
+        endless.where(imag, imag.zeros_like().copysign(imag)), across)
+    return along, across
+
+
+def rsqrt(x: Tensor) -> Tensor:
+    """1 / sqrt(x)."""
+    return sqrt(x).reciprocal()
+
+
+def power(x: Tensor, exponent: Any) -> Tensor:
+    """x**exponent: small whole exponents by products, others by exp(exponent * log(x))."""
+    exponent = lifted(exponent, x.device)
+    if x.is_paired and isinstance(exponent, int | float) and exponent == int(exponent):
+        whole = int(exponent)
+        if -64 <= whole <= 64:
+            return _whole_power(x, whole)
+    if isinstance(exponent, float) and exponent == 0.5 and x.is_paired:
+        return sqrt(x)
+    base, up = both(x, exponent)
+    return _power_of(base, up)
+
+
+def _whole_power(x: Tensor, exponent: int) -> Tensor:
+    if exponent < 0:
+        return _whole_power(x, -exponent).reciprocal()
+    found: Tensor | None = None
+    while exponent:
+        if exponent & 1:
+            found = x if found is None else arithmetic.mul(found, x)
+        exponent >>= 1
+        x = arithmetic.mul(x, x) if exponent else x
+    return x.ones_like() if found is None else found.clone()
+
+
+def rpower(x: Tensor, base: Any) -> Tensor:
+    """base**x."""
+    up, found = both(x, base)
+    return _power_of(found, up)
+
+
+def _power_of(base: Parts, up: Parts) -> Tensor:
+    nothing = (base[0] == 0) & (base[1] == 0)
+    z = paired(nothing.where(1.0, base[0]), base[1])
+    made = exp(arithmetic.mul(log(z), paired(*up)))
+    # 0 to 0 is 1, to what has a positive real part 0; else it has no value.
+    at_zero = (up[0] > 0).where(0.0, ((up[0] == 0) & (up[1] == 0)).where(1.0, math.nan))
+    still = ((up[0] > 0) | (up[0] == 0) & (up[1] == 0)).where(0.0, math.nan)
+    return arithmetic.where(nothing, paired(at_zero, still), made)
+
+
+def sin(x: Tensor) -> Tensor:
+    """The sine."""
+    a, b = parts(x)
+    return paired(a.sin() * b.cosh(), _times(a.cos(), b.sinh()))
+
+
+def _times(a: Tensor, b: Tensor) -> Tensor:
+    """a * b, where 0 times infinity is 0."""
+    return ((a == 0) | (b == 0)).where(0.0 * a.sign() * b.sign(), a * b)
+
+
+def cos(x: Tensor) -> Tensor:
+    """The cosine."""
+    a, b = parts(x)
+    return paired(a.cos() * b.cosh(), -_times(a.sin(), b.sinh()))
+
+
+def sinh(x: Tensor) -> Tensor:
+    """The hyperbolic sine."""
+    a, b = parts(x)
+    return paired(_times(a.sinh(), b.cos()), _times(a.cosh(), b.sin()))
+
+
+def cosh(x: Tensor) -> Tensor:
+    """The hyperbolic cosine."""
+    a, b = parts(x)
+    return paired(a.cosh() * b.cos(), _times(a.sinh(), b.sin()))
+
+
+def tanh(x: Tensor) -> Tensor:
+    """The hyperbolic tangent."""
+    return paired(*_tanh(parts(x)))
+
+
+def _tanh(z: Parts) -> Parts:
+    # Where the real part is large the imaginary one is below all numbers.
+    a, b = z
+    least, most = -math.log(finfo(a.dtype).max) / 4, math.log(finfo(a.dtype).max) / 4
+    held = a.clamp(least, most)
+    t, s = b.tan(), held.sinh()
+    beta = t * t + 1.0
+    rho = (s * s + 1.0).sqrt()
+    under = beta * s * s + 1.0
+    steep = t.isinf()
+    real = steep.where(rho / s, beta * rho * s / under)
+    imag = steep.where(1.0 / t, t / under)
+    far = (a > most) | (a < least)
+    return far.where(a.sign(), real), far.where(0.0, imag)
+
+
+def tan(x: Tensor) -> Tensor:
+    """The tangent: -i tanh(ix)."""
+    a, b = parts(x)
+    real, imag = _tanh((-b, a))
+    return paired(imag, -real)
+
+
+def _roots_beside_one(z: Parts) -> tuple[Parts, Parts]:
+    """sqrt(1 - z) and sqrt(1 + z)."""
+    return _root((1.0 - z[0], -z[1])), _root((1.0 + z[0], z[1]))
+
+
+def _asin(z: Parts) -> Parts:
+    down, up = _roots_beside_one(z)
+    real = z[0].atan2(down[0] * up[0] - down[1] * up[1])
+    return real, (down[0] * up[1] - down[1] * up[0]).asinh()
+
+
+def asin(x: Tensor) -> Tensor:
+    """The inverse sine."""
+    return paired(*_asin(parts(x)))
+
+
+def acos(x: Tensor) -> Tensor:
+    """The inverse cosine."""
+    down, up = _roots_beside_one(parts(x))
+    real = down[0].atan2(up[0]) * 2.0
+    return paired(real, (up[0] * down[1] - up[1] * down[0]).asinh())
+
+
+def asinh(x: Tensor) -> Tensor:
+    """The inverse hyperbolic sine: -i asin(ix)."""
+    a, b = parts(x)
+    real, imag = _asin((-b, a))
+    return paired(imag, -real)
+
+
+def acosh(x: Tensor) -> Tensor:
+    """The inverse hyperbolic cosine."""
+    a, b = parts(x)
+    down, up = _root((a - 1.0, b)), _root((a + 1.0, b))
+    real = (down[0] * up[0] + down[1] * up[1]).asinh()
+    return paired(real, down[1].atan2(up[0]) * 2.0)
+
+
+def _atanh(z: Parts) -> Parts:
+    a, b = z
+    # Beyond this the squares overflow, and 1 does not count.
+    far = a.abs().maximum(b.abs()) > math.sqrt(finfo(a.dtype).max) / 4
+    x, y = far.where(0.0, a), far.where(0.0, b)
+    size = x.abs()
+    real = ((size * 4.0 / ((1.0 - size) * (1.0 - size) + y * y)).log1p() * 0.25).copysign(a)
+    imag = (y * 2.0).atan2((1.0 - x) * (1.0 + x) - y * y) * 0.5
+    right = a.ones_like().copysign(b) * (math.pi / 2)
+    return far.where(a.zeros_like().copysign(a), real), far.where(right, imag)
+
+
+def atanh(x: Tensor) -> Tensor:
+    """The inverse hyperbolic tangent."""
+    return paired(*_atanh(parts(x)))
+
+
+def atan(x: Tensor) -> Tensor:
+    """The inverse tangent: -i atanh(ix)."""
+    a, b = parts(x)
+    real, imag = _atanh((-b, a))
+    return paired(imag, -real)
+
+
+def sigmoid(x: Tensor) -> Tensor:
+    """1 / (1 + exp(-x))."""
+    return arithmetic.rdiv(arithmetic.neg(x).exp() + 1.0, 1)
