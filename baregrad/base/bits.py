@@ -1,4 +1,4 @@
-"""Integer helpers: rounding to multiples and powers of two, exact division, figures for people."""
+"""Rounding of integers to multiples and powers of two, exact division; figures and words to show."""
 
 from __future__ import annotations
 
@@ -59,3 +59,11 @@ def human_seconds(seconds: float) -> str:
     if seconds < 60.0:
         return f"{seconds:.1f} s"
     return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
+
+
+def human_text(text: str) -> str:
+    """Return a line of another program's words as a terminal may show it, escapes spelled out."""
+    if text.isprintable():
+        return text
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode()
+                   for one in text)  # fmt: skip

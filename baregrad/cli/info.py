@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 
 import baregrad
-from baregrad.base.bits import human_bytes
+from baregrad.base.bits import human_bytes, human_text
 from baregrad.base.errors import BaregradError
 from baregrad.base.options import Options, options
 from baregrad.runtime.nvidia.driver.card_status import CardStatus, driver_status
@@ -69,7 +69,8 @@ def gpu_lines(version: str, cards: list[CardStatus]) -> list[str]:
         lines += [f"  {name:<13} {text}" for name, text in rows if text is not None]
         for process in one.processes or ():
             used = human_bytes(process.nbytes)
-            lines.append(f"  {'process':<13} {process.pid} {used} {process.name}".rstrip())
+            name = human_text(process.name)
+            lines.append(f"  {'process':<13} {process.pid} {used} {name}".rstrip())
         lines += [f"  {name:<13} not known: {reason}" for name, reason in one.unknown.items()]
     return lines
 

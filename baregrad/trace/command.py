@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
+from baregrad.base.bits import human_text
 from baregrad.base.errors import ArgumentError
 from baregrad.base.places import check_writable
 from baregrad.runtime.nvidia.abi.vendor import VendorTables, load_tables
@@ -73,7 +74,7 @@ class TraceSession:
             self._say(report.line(call))
 
     def _say(self, line: str) -> None:
-        print(report.shown(line), file=self.out)
+        print(human_text(line), file=self.out)
 
     def take_work(self, found: Submission) -> None:
         """Take what was found in a ring."""
@@ -275,5 +276,5 @@ def _diff(words: list[str]) -> int:
     parser.add_argument("two")
     chosen = parser.parse_args(words)
     rows = list(export.compared(export.read_rows(chosen.one), export.read_rows(chosen.two)))
-    print("\n".join(map(report.shown, rows)) or "the same calls")
+    print("\n".join(map(human_text, rows)) or "the same calls")
     return int(bool(rows))

@@ -17,14 +17,6 @@ _CHANNEL = ("GPFIFO", "CHANNEL", "TSG", "CTXSHARE", "CONTEXT_SHARE", "_COMPUTE_"
             "USERMODE", "NVA06C", "NVA06F", "NVC36F", "NV906F")  # fmt: skip
 
 
-def shown(text: str) -> str:
-    """Return a line whose names are another program's as a terminal may show it."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode()
-                   for one in text)  # fmt: skip
-
-
 def categories(call: DriverCall) -> set[str]:
     """Return which of CATEGORIES a call belongs to."""
     found = set()

@@ -55,3 +55,8 @@ def test_figures_for_people() -> None:
     assert bits.human_seconds(1.5e-6) == "1.5 us"
     assert bits.human_seconds(0.012) == "12.0 ms"
     assert bits.human_seconds(245) == "4 min 05 s"
+
+
+def test_words_of_another_program_tell_a_terminal_nothing() -> None:
+    assert bits.human_text("größe 3") == "größe 3"
+    assert bits.human_text("a\x1b[2J\x9b\nb\udc80") == r"a\x1b[2J\x9b\nb\udc80"
