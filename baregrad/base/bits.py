@@ -1,4 +1,4 @@
-"""Rounding of integers to multiples and powers of two, exact division; figures and words to show."""
+"""Integer helpers: rounding to multiples and powers of two, exact division; what people read."""
 
 from __future__ import annotations
 
