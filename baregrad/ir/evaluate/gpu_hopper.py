@@ -48,15 +48,15 @@ def _single(warp: Threads, node: Node) -> None:
 
 
 def _init(warp: Threads, node: Node) -> None:
-    address = warp.uniform(node.src[0])
-    if address % 8:
+    address, _ = warp.barrier_key(node.src)
+    if isinstance(address, int) and address % 8:
         raise ProtocolError("a barrier's address is no multiple of 8", found=address)
     name = f"the barrier at {address} of block {warp.block.rank}"
     warp.block.barriers[address] = warp.cluster.mbarrier(name, node.arg.immediates[0])
 
 
 def _expect(warp: Threads, node: Node) -> None:
-    barrier = warp.block.barrier(warp.uniform(node.src[0]))
+    barrier = warp.barrier(node.src)
     for _ in range(int(warp.active.sum())):
         barrier.arrive(node.arg.immediates[0])
 
@@ -68,7 +68,8 @@ def _arrive_remote(warp: Threads, node: Node) -> None:
 
 
 def _wait(warp: Threads, node: Node) -> None:
-    barrier, parity = warp.block.barrier(warp.uniform(node.src[0])), warp.uniform(node.src[1])
+    key, (turn,) = warp.barrier_key(node.src)
+    barrier, parity = warp.block.barrier(key), warp.uniform(turn)
     warp.again(lambda: f"{barrier}, parity {parity}", lambda: barrier.passes(parity))
 
 
@@ -204,6 +205,9 @@ def _mma_wait(warp: Threads, node: Node) -> None:
     wanted = len(warp.groups["mma"]) - keep
     first = warp.number - _place(warp)
     four = warp.block.warps[first : first + warp.cluster.target.warpgroup_warps]
+    if not warp.lanes_are_threads:
+        # All of their groups are in step.
+        four = (warp,)
     if warp.again(
         lambda: "the other warps of its warpgroup to issue",
         lambda: all(len(one.groups["mma"]) >= wanted for one in four),

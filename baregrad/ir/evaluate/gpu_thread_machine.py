@@ -7,7 +7,7 @@ condition leaves out keep what they had. The MACHINE instructions are those that
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -15,7 +15,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import Array
-from baregrad.ir.evaluate.gpu_cluster import Blocked, Cluster, ClusterBlock, Group
+from baregrad.ir.evaluate.gpu_cluster import Blocked, Cluster, ClusterBlock, Group, MBarrier
 from baregrad.ir.evaluate.linear_level import LinearMachine
 from baregrad.ir.protocol.attributes import ProtocolError
 
@@ -34,6 +34,8 @@ class ThreadBlock(ClusterBlock):
         self.held = [registers] * warps
         self.free = 0
         self.warps: tuple[Threads, ...] = ()
+        # Shared memory as the arrays of code of one thread.
+        self.arrays: dict[Node, Array] = {}
 
     def seen(self, places: Array) -> Array:
         """Bytes as engines see them: poison where no fence has followed the write."""
@@ -118,6 +120,25 @@ class Threads(LinearMachine):
                 f"{self} gives a uniform operand several values", found=values.tolist()
             )
         return int(values[0])
+
+    def buffer(self, node: Node) -> Array:
+        """The flat memory of an array: shared memory is all threads' of the block."""
+        if node.op is not Ops.ALLOC or node.arg.space != "shared":
+            return super().buffer(node)
+        if node not in self.block.arrays:
+            self.block.arrays[node] = super().buffer(node)
+        return self.block.arrays[node]
+
+    def barrier_key(self, src: Sequence[Node]) -> tuple[Hashable, Sequence[Node]]:
+        """What names a barrier, an address or an element of an array, and the sources behind it."""
+        if src[0].op is Ops.ALLOC:
+            return (src[0].arg.name, self.uniform(src[1])), src[2:]
+        return self.uniform(src[0]), src[1:]
+
+    def barrier(self, src: Sequence[Node]) -> MBarrier:
+        """The barrier that an instruction names first."""
+        key, _ = self.barrier_key(src)
+        return self.block.barrier(key)
 
     def give(self, node: Node, number: int) -> None:
         """Make a number the value of an instruction in all threads."""

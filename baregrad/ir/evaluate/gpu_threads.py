@@ -19,6 +19,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.evaluate.alu import Array, round_to, to_array, to_raw
 from baregrad.ir.evaluate.gpu_cluster import Cluster, wait_for
 from baregrad.ir.evaluate.gpu_hopper import HOPPER_INSTRUCTIONS, WARP, accumulator_places
+from baregrad.ir.evaluate.gpu_roles import ROLE_INSTRUCTIONS, role_threads
 from baregrad.ir.evaluate.gpu_thread_machine import NOBODY, ThreadBlock, Threads, is_of_warps
 from baregrad.ir.evaluate.loop_level import flat_arguments, memory_dtype, poisoned
 from baregrad.ir.protocol.attributes import ProtocolError
@@ -71,7 +72,7 @@ def _in_step(program: Node, target: GpuTarget) -> list[Array]:
     """The numbers of a block's threads, by those that run in step."""
     if is_of_warps(program):
         return np.split(np.arange(program.arg.warps * target.warp_lanes), program.arg.warps)
-    return [np.arange(int(np.prod(program.arg.block or (1,), dtype=np.int64)))]
+    return role_threads(program)
 
 
 # --- barriers and exchanges ----------------------------------------------------------------------
@@ -82,7 +83,12 @@ def _bar_sync(machine: Threads, node: Node) -> None:
     machine.meet("a barrier")
     machine.writers.clear()
     machine.readers.clear()
-    if node.src:
+    if not machine.lanes_are_threads:
+        # Those in step are there together: of all of a block there may be others.
+        sets = len(machine.block.warps)
+        if sets > 1 and not node.src:
+            machine.blocked = machine.cluster.meet(("bar", str(machine.block)), sets)
+    elif node.src:
         name = ("bar", machine.uniform(node.src[0]), "of", str(machine.block))
         machine.blocked = machine.cluster.meet(name, node.arg.immediates[0])
 
@@ -161,7 +167,9 @@ def _store_run(machine: Threads, node: Node) -> None:
 
 def _elect(machine: Threads, node: Node) -> None:
     """Whether a thread is the one of its warp that does what one has to do."""
-    machine.meet("a lane is elected")
+    whole = machine.active.reshape(-1, WARP)
+    if (whole != whole[:, :1]).any():
+        raise ProtocolError("a lane is elected where some of its warp do not come", found=node)
     machine.values[node] = machine.threads % WARP == 0
 
 
@@ -348,4 +356,5 @@ INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingPr
     **dict.fromkeys(("wgmma", "wgmma.held"), _multiply_groups),
     "cvt.pack": _pack,
     **HOPPER_INSTRUCTIONS,
+    **ROLE_INSTRUCTIONS,
 })  # fmt: skip

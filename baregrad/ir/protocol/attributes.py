@@ -27,8 +27,8 @@ class ProtocolError(VerifyError):
 class Role:
     """Some warps of a block that run a body of their own.
 
-    registers: per thread, 0 to keep what the launch gave; in the code of one thread, what those keep
-    who copy. elect: one thread runs the body. `first` is the role's first warp in its block.
+    registers: per thread, 0 to keep what the launch gave; in the code of one thread, what those
+    keep who copy. elect: one thread runs the body. `first` is the role's first warp in its block.
     """
 
     name: str

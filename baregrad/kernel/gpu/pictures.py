@@ -9,16 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import prod
+from types import MappingProxyType
 
 from baregrad.base.bits import human_bytes
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.ir.protocol.attributes import Done
 from baregrad.kernel.facts.analysis import by_id, iterations
+from baregrad.kernel.gpu.boxes import ENGINE
 from baregrad.kernel.gpu.pipelines import FEW_SLOTS
+from baregrad.kernel.gpu.roles import BARRIERS
 from baregrad.kernel.gpu.threads import grid_size
 from baregrad.kernel.instructions import wgmma
 from baregrad.target.gpu import GpuTarget
 
+# Who fills slots, by the engine.
+_BY_THREADS = ("copy", "lanes")
+_HOW: MappingProxyType[str, str] = MappingProxyType({
+    "copy": "by copies beside the threads", "lanes": "by the threads",
+    ENGINE: "by an engine with boxes of arrays",
+})  # fmt: skip
 # Iterations that are drawn beyond those that fill the slots.
 MORE = 1
 WIDTH = 12
@@ -42,11 +52,21 @@ def pipeline_lines(kernel: Node, target: GpuTarget) -> list[str]:
 
 def _rings(loop: Node) -> tuple[Node, ...]:
     """The arrays whose slots the iterations of a loop take in turns."""
-    first = loop.src[1].src[0] if loop.src[1].op is Ops.SEQ else loop.src[1]
-    if first.op is not Ops.DONE or first.arg.engine not in ("copy", "lanes"):
+    if _wait(loop) is None:
         return ()
     arrays = {one for one in toposort(loop) if one.op is Ops.ALLOC and one.arg.depth > 1}
     return tuple(sorted(arrays, key=lambda one: one.arg.id))
+
+
+def _wait(loop: Node) -> Done | None:
+    """What an iteration of a pipeline's loop waits for first: that its slot is filled."""
+    items = loop.src[1].src if loop.src[1].op is Ops.SEQ else (loop.src[1],)
+    waits = [one.arg for one in items if one.op is Ops.DONE]
+    boxes = waits and waits[0].engine == ENGINE
+    if not waits or not (boxes or items[0].op is Ops.DONE and waits[0].engine in _BY_THREADS):
+        return None
+    found: Done = waits[0]
+    return found
 
 
 def _nbytes(array: Node) -> int:
@@ -57,13 +77,14 @@ def _nbytes(array: Node) -> int:
 def _picture(loop: Node, rings: tuple[Node, ...], target: GpuTarget) -> list[str]:
     axis = loop.src[0]
     depth = rings[0].arg.depth
-    first = loop.src[1].src[0].arg
+    first = _wait(loop)
+    assert first is not None
     lead = first.keep + 1 if first.engine == "copy" else depth - 1
     each = sum(_nbytes(array) for array in rings)
     sizes = " + ".join([human_bytes(_nbytes(array)) for array in rings])
     units = [one for one in toposort(loop) if one.op is Ops.MMA]
     beside = any(one.arg.name == wgmma.INSTRUCTION for one in units)
-    how = "by copies beside the threads" if first.engine == "copy" else "by the threads"
+    how = _HOW[first.engine]
     lines = [
         f"ring over {axis.arg.axis} of {extent_of(axis)}: {depth} slots of {human_bytes(each)} "
         f"({sizes}), filled {how}",
@@ -73,8 +94,14 @@ def _picture(loop: Node, rings: tuple[Node, ...], target: GpuTarget) -> list[str
     for slot in range(depth):
         cells = [_cell(slot, iteration, depth, lead) for iteration in range(depth + MORE)]
         lines.append(_row(f"slot {slot}", cells))
-    meets = ", and once the products of the iteration before are done"
-    lines.append("barriers: once a slot is filled" + meets * (beside and depth <= FEW_SLOTS))
+    if first.engine == ENGINE:
+        lines.append(
+            "roles: a warp copies once a slot is empty, all others multiply once it is full; they "
+            f"meet in {BARRIERS * depth} barriers of phases, two of each slot"
+        )
+    else:
+        meets = ", and once the products of the iteration before are done"
+        lines.append("barriers: once a slot is filled" + meets * (beside and depth <= FEW_SLOTS))
     return [*lines, *_bounds(loop, units, each, target)]
 
 

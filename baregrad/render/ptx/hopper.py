@@ -26,8 +26,8 @@ from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule, braces
 
 # Swizzles by their bits, as a matrix descriptor names them: of 32, 64 and 128 bytes.
 _SWIZZLE_CODES: MappingProxyType[int, int] = MappingProxyType({1: 3, 2: 2, 3: 1})
-# Registers of a thread beside the sums of products of groups of warps and what is read ahead; and of
-# one that copies boxes.
+# Registers of a thread beside the sums of products of groups of warps and what is read ahead; and
+# of one that copies boxes.
 GROUP_REGISTERS, COPIER_REGISTERS = 50, 40
 # Bytes of eight rows of 128.
 _ROWS_NBYTES = 1024

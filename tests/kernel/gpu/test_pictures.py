@@ -61,3 +61,11 @@ def test_blocks_that_persist_and_results_that_are_stored_beside() -> None:
 def test_nothing_is_drawn_of_other_kernels() -> None:
     loop = lower(k.matmul(64, 64, 64), HOPPER, parse_schedule("Schedule(bind('i0', 'grid'))"))
     assert pipeline_lines(loop, HOPPER) == []
+
+
+def test_boxes_that_a_warp_of_its_own_copies() -> None:
+    found = lines(text((False, True), "pipeline('ko', 3, 'tma')"), 64, 64)
+    assert found[0].endswith("filled by an engine with boxes of arrays")
+    assert found[1] == "under way: 2 of them, 32.0 KiB a block"
+    assert found[6].startswith("roles: a warp copies once a slot is empty")
+    assert "6 barriers of phases" in found[6] and "bound by: second cache" in found

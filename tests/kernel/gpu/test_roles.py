@@ -18,7 +18,7 @@ from baregrad.testing.virtual_gpu.ptx.errors import KernelFault
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.kernel import kernels as k
 from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
-from tests.kernel.gpu_kernels import HOPPER, lowered, run_text
+from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
 from tests.kernel.instructions.test_mma_sync import count, product
 from tests.kernel.instructions.test_wgmma import ASYNC, bytes_product, text, text_of_bytes
 from tests.kernel.planning.gpu.contractions import contraction
@@ -44,6 +44,7 @@ def agree(kernel: Node, *schedules: str) -> Node:
         k.assert_equal(wanted, k.run_loop(loop, arrays))
         found.append(run_text(loop, program, arrays)[0])
     np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(run_threads(loop, program, arrays)[0], found[0])
     assert count(program, "tma.box") and not count(program, "cp.async")
     return program
 

@@ -180,11 +180,18 @@ def _finish(
     )
     if isinstance(choice, GroupChoice) and choice.boxes:
         plan.because("an engine copies panels as boxes, for a warp of its own")
+    elif isinstance(choice, GroupChoice) and plan.target.bulk_copies:
+        plan.because("threads copy panels: not both are boxes of arrays of known sizes")
 
 
 def _in_boxes(plan: GpuPlan, factors: GemmFactors, orders: Orders, chunk: int) -> bool:
-    """Whether panels of both factors are copied as boxes."""
-    return plan.target.bulk_copies and all(
+    """Whether panels of both factors are copied as boxes.
+
+    Columns that take turns are dimensions of their own: the edge must not part them.
+    """
+    turns = 1 if orders.right.turned else N * _beside(plan, orders, GroupTile(1, 1, 1, wgmma.PANEL))
+    whole = iterations(orders.columns) % turns == 0
+    return whole and plan.target.bulk_copies and all(
         in_boxes(factor, own, orders.depth, copy, chunk)
         for factor, copy, own in (
             (factors.left, orders.left, orders.rows),

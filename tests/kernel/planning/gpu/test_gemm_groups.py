@@ -8,8 +8,8 @@ import pytest
 
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel import choose
-from baregrad.kernel.language.schedule import Persist, Tensorize
+from baregrad.kernel import choose, lower
+from baregrad.kernel.language.schedule import Persist, Pipeline, Tensorize
 from baregrad.kernel.planning.common.decisions import Decisions
 from baregrad.kernel.planning.gpu.gemm_groups import TILES, GroupTile, ranked_groups
 from baregrad.kernel.planning.gpu.gemm_tiles import Product
@@ -111,3 +111,20 @@ def test_chunks_of_an_image_are_there_or_zeros() -> None:
     copies = [n for n in program.src if n.op is Ops.MACHINE and n.arg.name == "cp.async"]
     # Those of the image have a condition beside their places.
     assert {len(node.src) for node in copies} == {4, 5}
+
+
+def test_an_engine_copies_what_is_a_box() -> None:
+    """Of two factors that lie whole words apart; else threads do, as without an engine."""
+    def engine(depth: int, left: str = "ax", target: object = HOPPER) -> tuple[str, list[str]]:
+        kernel = contraction((4096,), (4096,), (depth,), left, "nx", "an")
+        found = choose(kernel, target)
+        (step,) = [one for one in found.schedule.steps if isinstance(one, Pipeline)]
+        lower(kernel, target, found.schedule)
+        return step.engine, [text.format(*rest) for text, *rest in found.reasons]
+
+    for left in ("ax", "xa"):
+        name, reasons = engine(4096, left)
+        assert name == "tma" and any(one.startswith("an engine copies") for one in reasons)
+    name, reasons = engine(4100)
+    assert name != "tma" and any(one.startswith("threads copy") for one in reasons)
+    assert engine(4096, target=replace(HOPPER, barrier_transfer_bytes=0))[0] == "async"

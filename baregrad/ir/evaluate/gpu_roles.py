@@ -1,0 +1,89 @@
+"""Roles of warps in the code of one thread, and boxes that an engine copies for one of them.
+
+A block's threads are two sets, each in step: those that compute, and behind them those that copy. A
+barrier of phases is an element of an array. The MACHINE instructions, immediates in brackets:
+
+    warps (first, count)                 whether a thread is one of so many warps
+    role.registers (kept, copies)        registers change hands: nothing that this evaluator has
+    mbarrier.* array, place              as in the code of warps (`gpu_hopper.py`); arrive: of all
+                                         active threads, one each
+    tma.box (rank, shape.., strides.., box..) shared, place, phases, place, array, corner
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+from types import MappingProxyType
+
+import numpy as np
+
+from baregrad.ir.core.node import Node
+from baregrad.ir.evaluate.alu import Array
+from baregrad.ir.evaluate.gpu_hopper import WARP
+from baregrad.ir.evaluate.gpu_thread_machine import ThreadBlock, Threads
+from baregrad.ir.evaluate.loop_level import poisoned
+from baregrad.ir.protocol.attributes import ProtocolError
+
+# Bytes of a row of a box, and of a chunk; rows after which chunks are exchanged anew.
+_ROW, _CHUNK, _ROWS = 128, 16, 8
+
+
+def role_threads(program: Node) -> list[Array]:
+    """The numbers of a block's threads, by those that are in step."""
+    info = program.arg
+    count = prod(info.block or (1,))
+    found = [np.arange(count)]
+    if info.copiers:
+        found.append(np.arange(count, count + WARP * info.copiers))
+    return found
+
+
+def _warps(machine: Threads, node: Node) -> None:
+    first, count = node.arg.immediates
+    warp = machine.threads // WARP
+    machine.values[node] = (warp >= first) & (warp < first + count)
+
+
+def _arrive(machine: Threads, node: Node) -> None:
+    for _ in range(int(machine.active.sum())):
+        machine.barrier(node.src).arrive()
+
+
+def _copy(machine: Threads, node: Node) -> None:
+    """A box that lands in pieces, which says so at its barrier; zeros where it is past an edge."""
+    target, at, phases, slot, array, *corner = node.src
+    rank = node.arg.immediates[0]
+    shape, strides, box = np.reshape(node.arg.immediates[1:], (3, rank))
+    if machine.active.sum() != 1:
+        raise ProtocolError(f"{machine} copies a box more than once", found=node)
+    begins = [machine.uniform(one) for one in corner]
+    size = target.dtype.itemsize
+    if begins[0] * size % _CHUNK:
+        raise ProtocolError("a box begins inside a chunk", found=begins)
+    places = np.stack(np.unravel_index(np.arange(prod(box)), box[::-1]))[::-1]
+    index = places + np.array(begins)[:, None]
+    inside = ((index >= 0) & (index < shape[:, None])).all(0)
+    offset = np.where(inside, strides @ index, 0)
+    machine.check(node, array, offset, inside)
+    memory = machine.buffer(target)
+    line, chunk = _ROW // size, _CHUNK // size
+    where = machine.uniform(at) + np.arange(offset.size)
+    where ^= where // line % _ROWS * chunk
+    data = np.where(inside, machine.buffer(array)[offset], np.zeros((), memory.dtype))
+    memory[where] = poisoned(where.size, target.dtype)
+    barrier = machine.barrier((phases, slot))
+
+    def land(block: ThreadBlock, piece: Array) -> None:
+        memory[where[piece]] = data[piece]
+        barrier.complete(piece.size * size)
+
+    machine.cluster.deliver([machine.block], where.size, land)
+
+
+ROLE_INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingProxyType({
+    "warps": _warps,
+    "role.registers": lambda machine, node: None,
+    "mbarrier.arrive": _arrive,
+    "tma.box": _copy,
+})  # fmt: skip
