@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Self
 
-from baregrad.base.errors import ArgumentError
+from baregrad.base.errors import ArgumentError, UnsupportedError
+from baregrad.tensor import Tensor
+from baregrad.tensor.array.grad_mode import grad_enabled
+from baregrad.tensor.autograd.hooks import passed_through
 
 
 class _Hook(NamedTuple):
@@ -42,6 +46,80 @@ class HookHandle:
         self.remove()
 
 
+class Passage:
+    """One call of a module, through which gradients pass back."""
+
+    def __init__(self, module: Hooked) -> None:
+        self.module = module
+        self.grad_output: list[Tensor | None] = []
+        self.grad_input: list[Tensor | None] = []
+        # The places of inputs whose gradients are still to come.
+        self.awaited: set[int] = set()
+
+    def enter(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """The arguments, whose gradients are noted."""
+        made = []
+        for arg in args:
+            if isinstance(arg, Tensor):
+                place = len(self.grad_input)
+                self.grad_input.append(None)
+                if arg.requires_grad and grad_enabled():
+                    self.awaited.add(place)
+                    arg = passed_through(arg, partial(self._came_out, place))
+            made.append(arg)
+        return tuple(made)
+
+    def leave(self, output: Any) -> Any:
+        """The output, whose gradients are noted."""
+        if isinstance(output, list | tuple):
+            found = [self._left(one) for one in output]
+            named = type(output) not in (list, tuple)
+            return type(output)(*found) if named else type(output)(found)
+        return self._left(output)
+
+    def _left(self, x: Any) -> Any:
+        if not isinstance(x, Tensor):
+            return x
+        place = len(self.grad_output)
+        self.grad_output.append(None)
+        if not x.requires_grad or not grad_enabled():
+            return x
+        return passed_through(x, partial(self._went_in, place))
+
+    def _went_in(self, place: int, gradient: Tensor) -> Tensor | None:
+        self.grad_output[place] = gradient
+        for hook in vars(self.module).get("_before_backward", ()):
+            found = hook.function(self.module, tuple(self.grad_output))
+            if found is not None:
+                self.grad_output = list(found) if isinstance(found, tuple) else [found]
+        if not self.awaited:
+            self._told()
+        return self.grad_output[place]
+
+    def _came_out(self, place: int, gradient: Tensor) -> Tensor | None:
+        self.grad_input[place] = gradient
+        self.awaited.discard(place)
+        return None if self.awaited else self._told()
+
+    def _told(self) -> Tensor | None:
+        """Call the hooks, all gradients being there; return what replaces that of the one input."""
+        changed = None
+        for hook in vars(self.module).get("_after_backward", ()):
+            found = hook.function(self.module, tuple(self.grad_input), tuple(self.grad_output))
+            if found is None:
+                continue
+            parts = found if isinstance(found, tuple) else (found,)
+            if len(self.grad_input) != 1 or len(parts) != 1:
+                raise UnsupportedError(
+                    "a hook replaces the gradient of a module of one tensor",
+                    found=f"{len(self.grad_input)} tensors, {len(parts)} gradients",
+                    hint="register_hook() on the tensors themselves changes theirs",
+                )
+            (changed,) = parts
+            self.grad_input = [changed]
+        return changed
+
+
 class Hooked:
     """What a module does of hooks."""
 
@@ -63,6 +141,28 @@ class Hooked:
         `hook(module, args, kwargs, output)`.
         """
         return self._register("_after_forward", hook, prepend, with_kwargs)
+
+    def register_full_backward_pre_hook(
+        self, hook: Callable[..., Any], prepend: bool = False
+    ) -> HookHandle:
+        """Call `hook(module, grad_output)` before gradients pass the module.
+
+        grad_output is a tuple, of None where nothing came; what is returned, if not None, replaces
+        it.
+        """
+        return self._register("_before_backward", hook, prepend, False)
+
+    def register_full_backward_hook(
+        self, hook: Callable[..., Any], prepend: bool = False
+    ) -> HookHandle:
+        """Call `hook(module, grad_input, grad_output)` once gradients passed the module.
+
+        Both are tuples: of the tensors among the positional arguments, None for those that require
+        no gradients, and of the tensors of the output. What is returned for a module of one such
+        argument, if not None, replaces its gradient. The module's output is a tensor, or a list or
+        tuple of them.
+        """
+        return self._register("_after_backward", hook, prepend, False)
 
     def _register(
         self, place: str, function: Callable[..., Any], prepend: bool, with_kwargs: bool

@@ -18,7 +18,7 @@ from baregrad.base.errors import (
     is_ours,
 )
 from baregrad.dtypes import DType, as_dtype, dtypes
-from baregrad.nn.hooks import Hooked
+from baregrad.nn.hooks import Hooked, Passage
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import (
     blame_arguments,
@@ -90,6 +90,10 @@ class Module(Hooked):
             self.realize()
         if "_before_forward" in self.__dict__:
             args, kwargs = self._begun(args, kwargs)
+        passage = None
+        if "_before_backward" in self.__dict__ or "_after_backward" in self.__dict__:
+            passage = Passage(self)
+            args = passage.enter(args)
         try:
             output = self.forward(*args, **kwargs)
         except BaregradError:
@@ -100,6 +104,8 @@ class Module(Hooked):
             if isinstance(forward, FunctionType) and is_ours(forward.__code__):
                 blame_arguments(error, forward, type(self).__name__, (self, *args), kwargs)
             raise
+        if passage is not None:
+            output = passage.leave(output)
         if "_after_forward" in self.__dict__:
             output = self._ended(args, kwargs, output)
         return output

@@ -50,6 +50,13 @@ def register_hook(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> TensorH
     if not callable(hook):
         raise ArgumentError("a hook is a function", found=type(hook).__name__)
     held = hooks_of(x)
+    called = _called(x, hook)
+    held.before = (*held.before, called)
+    return TensorHook(held, called)
+
+
+def _called(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Hook:
+    """A function of tensors as one of nodes, of gradients of `x`."""
     shape, dtype, device, kind = x.shape, x.dtype, x.device, type(x)
 
     def called(gradient: Node) -> Node | None:
@@ -63,8 +70,15 @@ def register_hook(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> TensorH
                              wanted=list(shape))
         return nodes.cast(made._value(), dtype)
 
-    held.before = (*held.before, called)
-    return TensorHook(held, called)
+    return called
+
+
+def passed_through(x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Tensor:
+    """A tensor of the same value, aliasing `x`, whose gradients pass `hook` on their way to it."""
+    held = Hooks()
+    made = type(x)._on(x._storage, (*x._steps, (Ops.DETACH, held)))
+    held.before = (_called(x, hook),)
+    return made
 
 
 def register_post_accumulate_grad_hook(
