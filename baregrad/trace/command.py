@@ -19,6 +19,7 @@ from typing import TextIO
 from baregrad.base.bits import human_text
 from baregrad.base.errors import ArgumentError
 from baregrad.base.places import check_writable
+from baregrad.runtime.nvidia.abi.releases import parse_version
 from baregrad.runtime.nvidia.abi.vendor import VendorTables, load_tables
 from baregrad.trace import export, report
 from baregrad.trace.calls import RawCall
@@ -222,7 +223,9 @@ def main(argv: list[str]) -> int:
     with _output(chosen.o) as out:
         session = TraceSession(tables, chosen, out)
         if not (chosen.json or chosen.allowlist):
-            found = f"driver {version}" if version else f"no driver here, structs as of {_NEWEST}"
+            found = f"driver {version}" if version else "no driver here"
+            if not version or parse_version(version) > parse_version(_NEWEST):
+                found += f", structs as of {_NEWEST}"
             print(f"# {found}", file=out)
         recorder = TraceRecorder(chosen.record, tables) if chosen.record else None
         trap = DoorbellTrap(session.rings.read_all) if chosen.exact else None

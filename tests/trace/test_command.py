@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -40,7 +45,7 @@ def test_lines(tmp_path: Path) -> None:
 
 
 def test_a_program_tells_the_terminal_nothing(tmp_path: Path) -> None:
-    for words in ([], ["--explain"], ["-c"], ["--tree"]):
+    for words in ([], ["-c"]):
         _, text = run(tmp_path, *words, name="pro\x1b]0;gram\x9b")
         assert all(line.isprintable() for line in text.splitlines())
         assert words or text.count(r" pro\x1b]0;gram\x9b") == 2
@@ -61,6 +66,38 @@ def test_other_forms(tmp_path: Path) -> None:
     timeline = tmp_path / "timeline.json"
     run(tmp_path, "--perfetto", str(timeline))
     assert len(json.loads(timeline.read_text())["traceEvents"]) == 2
+
+
+def test_a_release_without_headers_is_said_to_be_read_as_another(tmp_path: Path) -> None:
+    assert run(tmp_path)[1].startswith("# driver 580.95.05\n")
+    text = run(tmp_path, "--driver", "610.43.02")[1]
+    assert text.startswith("# driver 610.43.02, structs as of 595.45.04\n")
+
+
+def test_a_running_process_is_traced_until_an_interrupt(tmp_path: Path) -> None:
+    node, out = tmp_path / "node", tmp_path / "out"
+    node.write_bytes(b"")
+    argv = [sys.executable, "-m", "baregrad", "trace", "-o", str(out), "--explain",
+            "--node", f"{node}=/dev/nvidiactl", "--pid"]  # fmt: skip
+    program = [str(compiled(tmp_path)), str(node), "wait"]
+    with subprocess.Popen(program, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+            tracer = subprocess.Popen([*argv, str(child.pid)], stderr=subprocess.PIPE)
+            deadline = time.monotonic() + 60
+            while not (out.exists() and "Makes a client" in out.read_text()):
+                if tracer.poll() is not None:
+                    assert tracer.stderr is not None
+                    pytest.skip(tracer.stderr.read().decode())
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            tracer.send_signal(signal.SIGINT)
+            assert tracer.wait(60) == 0
+            text = out.read_text()
+            assert re.search(r"# (\d+) calls, \1 by name \(100.00 %\)", text)
+            assert f" {child.pid} Makes a client" in text and child.poll() is None
+        finally:
+            child.kill()
 
 
 def test_two_traces_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
