@@ -8,10 +8,13 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
+
+from tests.packages import away
 
 # Before anything reads the options: they are parsed once. A run may still choose its own.
 _CACHE = tempfile.TemporaryDirectory(prefix="baregrad-tests-")
@@ -65,3 +68,35 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"give the parameters of {item.nodeid} names (ids=...)")
+
+
+# --- packages that are away -----------------------------------------------------------------------
+
+
+def skipped(report: Any, path: str, line: int | None, reason: str) -> None:
+    """Make a report of an error one of a test that was skipped."""
+    report.outcome = "skipped"
+    report.longrepr = (path, line, f"Skipped: {reason}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """Skip a file of tests that imports a package which is away."""
+    report = yield
+    info = getattr(getattr(report, "call", None), "excinfo", None)
+    if report.failed and info is not None and (reason := away(info.value)):
+        skipped(report, str(collector.path), None, reason)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Skip a test that needs a package which is away, as it or its fixtures find out."""
+    report = yield
+    if report.failed and call.excinfo is not None and (reason := away(call.excinfo.value)):
+        skipped(report, *item.location[:2], reason)
+    return report
