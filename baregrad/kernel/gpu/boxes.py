@@ -57,6 +57,11 @@ class _Dimension:
     constant: int = 0
     size: int = 0
 
+    @property
+    def steps(self) -> Terms:
+        """Steps of all that moves along the dimension."""
+        return {**self.own, **self.corner}
+
 
 def box_of(value: Node, axes: Sequence[Node]) -> BoxCopy | None:
     """The box that a copy of `value` over some axes is, the innermost first; None for none.
@@ -149,18 +154,20 @@ def _bound(dimensions: list[_Dimension], condition: Node) -> bool:
     if condition.op is not Ops.CMPLT:
         return False
     terms, constant = index.linear(index.sub(*condition.src))
-    inside = [each for each in dimensions if not each.own.keys().isdisjoint(terms)]
+    inside = [each for each in dimensions if not each.steps.keys().isdisjoint(terms)]
     if not inside:
         return False
     top = max(inside, key=lambda each: each.stride)
-    axis, step = next((a, n) for a, n in top.own.items() if a in terms)
+    axis, step = next((a, n) for a, n in top.steps.items() if a in terms)
+    if terms[axis] < 1:
+        return False
     # A condition may count whole groups of steps, or steps of other dimensions besides.
     group, scale = max(step // terms[axis], 1), max(terms[axis] // step, 1)
     if group * terms[axis] != scale * step or top.size:
         return False
     within: Terms = {}
     apart: Terms = {}
-    for atom, count in (*top.own.items(), *top.corner.items()):
+    for atom, count in top.steps.items():
         told = group * terms.pop(atom, 0)
         if told and told != scale * count:
             return False
@@ -168,11 +175,10 @@ def _bound(dimensions: list[_Dimension], condition: Node) -> bool:
             within[atom] = count
         elif not told:
             apart[atom] = count
-    if not (_below(within, group) and _below(terms, scale)):
+    begin = top.constant % group
+    if constant % scale or not (_below(within, group - begin) and _below(terms, scale)):
         return False
-    if constant % scale or top.constant % group:
-        return False
-    top.size = top.constant - group * (constant // scale)
+    top.size = top.constant - begin - group * (constant // scale)
     return _part(dimensions, top, apart)
 
 
