@@ -10,20 +10,17 @@ from typing import Any
 
 import numpy as np
 
-from baregrad.base.options import options
 from baregrad.engine.compiler import Compiler
 from baregrad.engine.executor import Executable
-from baregrad.runtime import open_device
 from baregrad.runtime.nvidia.abi.vendor import VendorTables, load_tables
 from baregrad.runtime.nvidia.device import LoadedKernel, NvDevice
+from baregrad.runtime.nvidia.driver.port import open_port
 from baregrad.runtime.nvidia.lists.list_image import ListImage
 from baregrad.runtime.nvidia.lists.list_launches import ImageKind
 from baregrad.runtime.nvidia.lists.list_plan import plan_list
 from baregrad.runtime.nvidia.queue.push_decoder import PushDecoder, PushedWork, methods_of
 from baregrad.schedule import Plan
 
-# What the virtual GPU is.
-SHOWN = ("sm_90", "sm_90a")
 _COMPUTE, _COPY = 1, 4
 _RELEASE = "580.95.05"
 
@@ -33,9 +30,7 @@ def words_document(plan: Plan, compiler: Compiler, variables: Mapping[str, int])
 
     Launches have the name of their kernel and its number in the plan, from 0.
     """
-    with options.override(nv_port="virtual"):
-        device = open_device("NV")
-    assert isinstance(device, NvDevice)
+    device = NvDevice(port=open_port("virtual", architecture=compiler.target.name))
     try:
         executable = Executable(plan, device, compiler)
         commands = device.command_list()

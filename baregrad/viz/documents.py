@@ -23,7 +23,8 @@ from baregrad.ir.analysis.outline import outline
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.text.dump import dump
 from baregrad.kernel import choose, lower
-from baregrad.viz.command_words import SHOWN, words_document
+from baregrad.target.gpu import GpuTarget
+from baregrad.viz.command_words import words_document
 from baregrad.viz.machine import machine_document
 from baregrad.viz.recording import Computation, Recording, ShownLaunch
 
@@ -63,9 +64,12 @@ class RecordedDocuments:
         for number, computation in enumerate(self.recording.computations):
             found.append(f"plan/{number}")
             found += [f"graph/{number}/{one}" for one in range(len(computation.passes))]
-            found += [f"words/{number}"] * (self.recording.target in SHOWN)
+            found += [f"words/{number}"] * self._has_commands()
         numbers = range(len(self._kernels))
         return found + [f"{kind}/{one}" for kind in ("kernel", "machine") for one in numbers]
+
+    def _has_commands(self) -> bool:
+        return isinstance(self.recording.backend.compiler.target, GpuTarget)
 
     def get(self, name: str) -> bytes | None:
         """The JSON text of a document; None where there is none of that name."""
@@ -111,7 +115,7 @@ class RecordedDocuments:
             })
         return {
             "format": FORMAT, "title": recording.title, "target": recording.target,
-            "views": ["lines", "kernels", "graph", *["commands"] * (recording.target in SHOWN)],
+            "views": ["lines", "kernels", "graph", *["commands"] * self._has_commands()],
             "computations": computations, "lines": self._costs(), "files": files,
         }
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,22 @@ def test_a_command_list_launches_the_kernels_of_its_plan(
         assert [text.split(":")[0] for text in told] == names
         places = [row[0] for row in compute["rows"]]
         assert places == sorted(set(places))
+
+
+@pytest.mark.parametrize(
+    "gpu", ["sm_75", "sm_80", "sm_86", "sm_89", "sm_90a", "sm_100a", "sm_120"]
+)
+def test_every_generation_has_its_command_lists(gpu: str, tmp_path: Path) -> None:
+    path = tmp_path / "sum.py"
+    path.write_text("from baregrad import Tensor\nprint((Tensor([1.0, 2.0]) * 2).numpy())\n")
+    made = RecordedDocuments(record(path, gpu))
+    assert "commands" in read(made, "summary")["views"]
+    (compute, _) = read(made, "words/0")["channels"]
+    names = {row[1] for row in compute["rows"]}
+    signal = "SEND_SIGNALING_PCAS_B" if gpu == "sm_75" else "SEND_SIGNALING_PCAS2_B"
+    assert signal in names and not any(" method 0x" in name for name in names)
+    (launch,) = (text for *_, work in compute["rows"] for kind, text in work if kind == "launch")
+    assert re.match(r"map_2: launch of 0x\w+: grid \(1, 1, 1\), block \(\d+, 1, 1\)", launch)
 
 
 def test_a_processor_s_machine_code_is_its_assembly(program: Path) -> None:

@@ -44,9 +44,9 @@ _AT_DOORBELL = (0, 0, 1, 3, 20)
 _AT_PAUSE = (1, 8, None, None)
 
 
-def default_port() -> VirtualPort:
-    """Return the port of `BAREGRAD_NV_PORT=virtual`: two GPUs like Hopper's."""
-    return VirtualPort(models=(GpuModel(), GpuModel()))
+def default_port(architecture: str = "sm_90") -> VirtualPort:
+    """Return the port of `BAREGRAD_NV_PORT=virtual`: two GPUs, like Hopper's unless asked."""
+    return VirtualPort(models=(GpuModel(architecture), GpuModel(architecture)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,16 +160,17 @@ PORTS = MappingProxyType({
 })
 
 
-def open_port(name: str | None = None) -> Port:
+def open_port(name: str | None = None, **given: str) -> Port:
     """Return the port of a name, by default the one that the option `nv_port` names.
 
-    Raises ArgumentError for a name that is not in `PORTS`.
+    given: what the virtual one is to be: its `architecture`. Raises ArgumentError for a name that
+    is not in `PORTS`.
     """
     name = options.nv_port if name is None else name
     if name not in PORTS:
         raise ArgumentError("there is no such port", found=name, wanted=", ".join(PORTS))
     module, factory = PORTS[name]
-    port: Port = getattr(importlib.import_module(module), factory)()
+    port: Port = getattr(importlib.import_module(module), factory)(**given)
     return port
 
 
