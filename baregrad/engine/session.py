@@ -6,7 +6,6 @@ Nothing of the engine lives at module level but the way to the current session.
 from __future__ import annotations
 
 import contextvars
-import gc
 import importlib
 import threading
 import weakref
@@ -28,6 +27,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from baregrad.base.collecting import uncollected
 from baregrad.base.errors import BaregradError, CompilerBug, UnsupportedDevice, user_frame
 from baregrad.base.locks import give_lock
 from baregrad.base.options import DEVICE_NAMES, options
@@ -241,7 +241,7 @@ class Session:
         write_out: Callable[[], list[Node]],
     ) -> KeyedProgram | None:
         """The program of a graph that computes what it reads of nothing but its leaves."""
-        with _uncollected:
+        with uncollected:
             nodes = write_out()
             if any(node.mask & Ops.COPY.bit for node in nodes):
                 return None
@@ -310,7 +310,7 @@ class Session:
         self.watching.touched += 1
         if any(node.mask & Ops.COPY.bit for node in nodes):
             self._bring(nodes, device)
-        with _uncollected:
+        with uncollected:
             with span("canonicalise"):
                 # A graph without leaves may have been realised on another device.
                 program = canonicalise(nodes, self._realised.on(device))
@@ -484,40 +484,6 @@ class Run:
 _current: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)
 
 
-class _Uncollected:
-    """No search for cycles: graphs and kernels are many small objects, and hardly a cycle.
-
-    The collector is the process's, so the first thread to enter stops it and the last one to leave
-    starts it again, where it ran before.
-    """
-
-    lock: threading.RLock
-
-    def __init__(self) -> None:
-        give_lock(self)
-        self._inside: set[int] = set()
-        self._enabled = False
-
-    def __enter__(self) -> None:
-        with self.lock:
-            if not self._inside:
-                self._enabled = gc.isenabled()
-                gc.disable()
-            self._inside.add(threading.get_ident())
-
-    def __exit__(self, *error: object) -> None:
-        with self.lock:
-            self._inside.discard(threading.get_ident())
-            if not self._inside and self._enabled:
-                gc.enable()
-
-    def after_fork(self) -> None:
-        """Forget the threads that were inside in the parent."""
-        if self._inside:
-            self._inside = {threading.get_ident()}
-            self.__exit__()
-
-
 class _Process:
     """The process's own session, made at first use."""
 
@@ -534,7 +500,6 @@ class _Process:
             return self.session
 
 
-_uncollected = _Uncollected()
 _process = _Process()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -283,32 +282,3 @@ def test_the_innermost_session_is_the_current_one() -> None:
     assert current_session() is outside
     # A new thread is in no block: it has the process's own.
     assert seen[0] not in (outer, inner) and seen[0] is module._process.default()
-
-
-def test_cycles_are_looked_for_again_when_the_last_thread_leaves() -> None:
-    held = module._Uncollected()
-    assert gc.isenabled()
-    other_in, leave = threading.Event(), threading.Event()
-
-    def stay() -> None:
-        with held:
-            other_in.set()
-            leave.wait(60)
-
-    thread = threading.Thread(target=stay)
-    with held:
-        assert not gc.isenabled()
-        thread.start()
-        assert other_in.wait(60)
-    assert not gc.isenabled()
-    leave.set()
-    thread.join()
-    assert gc.isenabled()
-    # Who had stopped it finds it stopped.
-    gc.disable()
-    try:
-        with held:
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()

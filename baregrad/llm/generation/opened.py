@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from baregrad.base.collecting import uncollected
 from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.base.options import is_gpu
 from baregrad.engine.session import current_session
@@ -159,7 +160,17 @@ def open_to_ask(
     looked up where the last tokens stood before. chats: whether chats are expected, so that what
     renders their template starts while the weights are read. Raises what reading the files raises.
     """
-    wanted = settings or EngineSettings()
+    with uncollected:
+        return _opened(model, settings or EngineSettings(), advance, draft, chats)
+
+
+def _opened(
+    model: str | os.PathLike[str] | ModelFiles,
+    wanted: EngineSettings,
+    advance: Advance | None,
+    draft: str | os.PathLike[str] | None,
+    chats: bool,
+) -> OpenedModel:
     files = model if isinstance(model, ModelFiles) else open_model(model, wanted.device)
     if files.is_encoder:
         raise UnsupportedError("an encoder writes no answers", found=str(files.path))

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
 
+from baregrad.base.collecting import uncollected
 from baregrad.base.errors import JitError
 from baregrad.base.locks import give_lock
 from baregrad.base.options import Options, options
@@ -107,7 +108,7 @@ class Jit(Generic[P, R]):
 
     def _learn(self, entry: Entry, call: Call) -> R:
         """A call that is not replayed: the first, the captured one, or one that cannot be."""
-        with self._searching():
+        with uncollected, self._searching():
             if entry.calls == 0 or entry.is_tangled(call):
                 return cast(R, entry.first(call))
             self.captures += 1
