@@ -67,8 +67,8 @@ def measure() -> dict[str, float]:
     # Imported before the clock starts.
     import baregrad.graph
     import baregrad.kernel
-    import baregrad.render
-    import baregrad.schedule  # noqa: F401
+    import baregrad.render.llvm.llvm
+    import baregrad.schedule.pipeline  # noqa: F401
     from baregrad.base.options import options
     from baregrad.base.tracing import Recorder
     from baregrad.engine.session import current_session

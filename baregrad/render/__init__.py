@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from functools import cache
+from types import MappingProxyType
 from typing import Any, Literal, overload
 
 from baregrad.render.interface import Renderer, Signature, entry_name, scratch_nbytes, signature
@@ -23,22 +26,27 @@ def get(name: str) -> Renderer[Any]:
 
     Raises OptionError for another name.
     """
-    if name == "llvm":
-        from baregrad.render.llvm.llvm import LLVM
+    row = _RENDERERS.get(name)
+    if row is None:
+        from baregrad.base.errors import OptionError
 
-        return LLVM
-    if name == "c":
-        from baregrad.render.c.c import C
+        raise OptionError("unknown renderer", found=name, wanted="llvm, c, ptx or cuda")
+    return _renderer(name, *row)
 
-        return C
-    if name == "ptx":
-        from baregrad.render.ptx.ptx import PTX
 
-        return PTX
-    if name == "cuda":
-        from baregrad.render.c.cuda import CUDA
+# By name: the kind of assembler that takes the text, and the module that writes it.
+_RENDERERS = MappingProxyType({
+    "llvm": ("llvm", "baregrad.render.llvm.llvm"), "c": ("c", "baregrad.render.c.c"),
+    "ptx": ("ptxas", "baregrad.render.ptx.ptx"), "cuda": ("nvrtc", "baregrad.render.c.cuda"),
+})  # fmt: skip
 
-        return CUDA
-    from baregrad.base.errors import OptionError
 
-    raise OptionError("unknown renderer", found=name, wanted="llvm, c, ptx or cuda")
+@cache
+def _renderer(name: str, assembler: str, module: str) -> Renderer[Any]:
+    """The renderer whose module is imported once it writes: not where programs lie on disk."""
+
+    def write(*given: Any) -> str:
+        text: str = importlib.import_module(module).render(*given)
+        return text
+
+    return Renderer(name, assembler, write)

@@ -14,7 +14,7 @@ from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import KernelInfo, Out, Param, Reduce, StageInfo, Window
-from baregrad.ir.core.digest import digest, stable_repr
+from baregrad.ir.core.digest import digest, stable_repr, whole_digest
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import (
     Node,
@@ -221,6 +221,30 @@ def test_rebuild_visits_with_sources_replaced() -> None:
     x, y = param(0), param(1)
     node = alu(Ops.MUL, alu(Ops.ADD, x, x), x)
     assert rebuild(node, lambda n: y if n is x else None) is alu(Ops.MUL, alu(Ops.ADD, y, y), y)
+
+
+def test_a_whole_digest_tells_all_that_a_digest_tells() -> None:
+    def graph(slot: int, shapes: list[list[int]], *, swapped: bool = False) -> Node:
+        # Each attribute is an object of its own, unless nodes that are equal live already.
+        one = Node(Ops.PARAM, dtypes.float32, (), Param(slot, (12,)))
+        pair = [Node(Ops.RESHAPE, F32, (part,), tuple(shape))
+                for part, shape in zip((one, alu(Ops.SQRT, one)), shapes, strict=True)]
+        return alu(Ops.SUB, *(pair[::-1] if swapped else pair))
+
+    def whole(root: Node) -> str:
+        return whole_digest(toposort(root))
+
+    square, wide = [[3, 4], [3, 4]], [[2, 6], [2, 6]]
+    graphs = [graph(0, square), graph(1, square), graph(0, wide), graph(0, square, swapped=True)]
+    assert len({whole(one) for one in graphs}) == len({digest(one) for one in graphs}) == 4
+    first = whole(graphs[0])
+    graphs.clear()
+    # Equal attributes are the same to it, be they one object or two.
+    shared = (3, 4)
+    one = Node(Ops.PARAM, F32, (), Param(0, (12,)))
+    both = [Node(Ops.RESHAPE, F32, (part,), shared) for part in (one, alu(Ops.SQRT, one))]
+    assert both[0].arg is both[1].arg
+    assert whole(alu(Ops.SUB, *both)) == first
 
 
 def test_digest_is_structural() -> None:

@@ -16,7 +16,7 @@ from baregrad.base.errors import FileFormatError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import Canonical
 from baregrad.engine.compiler import Compiler, source_fingerprint
-from baregrad.ir.core.digest import digest
+from baregrad.ir.core.digest import whole_digest
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
@@ -24,7 +24,9 @@ from baregrad.ir.text.dump import dump
 from baregrad.ir.text.parse import dtype_name, dtypes_by_name, parse
 from baregrad.schedule import Launch, Plan, PlannedBuffer
 
-KEPT_FROM = 32  # nodes of a program whose plan is worth a file
+# Nodes of a program whose plan is worth a file: any, as a process whose plans all lie there need
+# not import what plans.
+KEPT_FROM = 1
 # What makes plans, beside what compiles their kernels.
 _PLANNING = ("graph", "schedule", "engine/groups.py", "engine/kept")
 
@@ -44,7 +46,7 @@ class KeptPlans:
         if self._cache is None or len(program.made) < KEPT_FROM:
             return None
         taken = json.dumps(sorted(donated.items()))
-        return key_of("plan-1", self._environment, digest(program.sink), taken)
+        return key_of("plan-2", self._environment, whole_digest(program.order()), taken)
 
     def find(self, key: str) -> Plan | None:
         """The plan of a key, without what explains it."""

@@ -16,11 +16,11 @@ from baregrad.ir.core.op import Op, Ops
 from baregrad.render.c.ops import instruction, vload, vstore
 from baregrad.render.c.text import CText, Dialect, Rule
 from baregrad.render.c.tile_runs import TILE_RULES, c_configured
-from baregrad.render.interface import INTEGERS, Renderer, signature
+from baregrad.render.interface import INTEGERS, signature
 from baregrad.target.cpu import CpuTarget
 
 
-def _render(
+def render(
     program: Node, target: CpuTarget, variables: Sequence[str] | None, arrays: int
 ) -> str:
     """The translation unit of one PROGRAM: one function of the CPU kernels' signature.
@@ -119,5 +119,3 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         **TILE_RULES,
     }
 )
-# Renders programs for CPUs as C.
-C = Renderer("c", "c", _render)

@@ -31,11 +31,11 @@ from baregrad.render.gpu import (
     pieces,
 )
 from baregrad.render.gpu_integers import narrow_integers
-from baregrad.render.interface import INTEGERS, Renderer
+from baregrad.render.interface import INTEGERS
 from baregrad.target.gpu import NvidiaTarget
 
 
-def _render(
+def render(
     program: Node, target: NvidiaTarget, variables: Sequence[str] | None, arrays: int
 ) -> str:
     """The translation unit of one PROGRAM: one kernel of the GPU programs' signature."""
@@ -513,5 +513,3 @@ def _machine(f: CText, node: Node) -> None:
 _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
     {Ops.VLOAD: _vload, Ops.VSTORE: _vstore, Ops.MACHINE: _machine}
 )
-# Renders programs for NVIDIA's GPUs as CUDA C.
-CUDA = Renderer("cuda", "nvrtc", _render)

@@ -13,7 +13,6 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
-from baregrad.render.interface import Renderer
 from baregrad.render.llvm.masks import doubts
 from baregrad.render.llvm.memory import MEMORY_RULES
 from baregrad.render.llvm.ops import ELEMENTWISE_RULES
@@ -27,7 +26,7 @@ from baregrad.target.cpu import CpuTarget
 _VSTORE = Ops.VSTORE
 
 
-def _render(
+def render(
     program: Node, target: CpuTarget, variables: Sequence[str] | None, arrays: int
 ) -> str:
     """The module of one PROGRAM: one function of the CPU kernels' signature.
@@ -242,5 +241,3 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
 )
 # Asked faster than a read-only view of it.
 _rule_of = dict(_RULES).get
-# Renders programs for CPUs as LLVM IR with opaque pointers.
-LLVM = Renderer("llvm", "llvm", _render)

@@ -18,7 +18,6 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
 from baregrad.render.gpu import WAIT, gpu_signature
 from baregrad.render.gpu_integers import narrow_integers
-from baregrad.render.interface import Renderer
 from baregrad.render.ptx.fetch_ahead import fetch_ahead
 from baregrad.render.ptx.hopper import blocks_of_groups, registers_at_launch
 from baregrad.render.ptx.machine import machine
@@ -37,7 +36,7 @@ BUSY_THREADS, LARGE_BLOCK = 1024, 512
 OTHER_REGISTERS, MOST_WANTING = 24, 40
 
 
-def _render(
+def render(
     program: Node, target: NvidiaTarget, variables: Sequence[str] | None, arrays: int
 ) -> str:
     """The PTX module of one PROGRAM, for one generation of GPUs."""
@@ -245,5 +244,3 @@ _RULES: MappingProxyType[Op, Rule] = MappingProxyType(
         Ops.MACHINE: machine,
     }
 )
-# Renders programs for NVIDIA's GPUs as PTX.
-PTX = Renderer("ptx", "ptxas", _render)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,3 +141,27 @@ def test_what_is_no_plan_is_refused_and_made_anew(session: Session, tmp_path: Pa
     assert plans.find(key) is None
     made = backend_over(session, cache).prepare(program, {}).plan
     assert plans.find(key) == plan_from_bytes(plan_to_bytes(made))
+
+
+_COLD = """
+import sys
+import numpy as np
+from baregrad.tensor import Tensor
+x = Tensor(np.arange(12, dtype=np.float32).reshape(3, 4))
+print((x @ x.T).softmax(-1).sum(0).numpy().tobytes().hex())
+makers = "baregrad.graph", "baregrad.schedule.fuse", "baregrad.kernel", "baregrad.render.llvm.text"
+print([name for name in makers if name in sys.modules])
+"""
+
+
+def test_a_process_that_finds_all_on_disk_imports_nothing_that_plans(tmp_path: Path) -> None:
+    environment = {**os.environ, "BAREGRAD_CACHE_DIR": str(tmp_path)}
+    told = [
+        subprocess.run(
+            [sys.executable, "-c", _COLD], env=environment, check=True, capture_output=True,
+            text=True,
+        ).stdout.splitlines()
+        for _ in range(2)
+    ]
+    assert told[0][0] == told[1][0]
+    assert "baregrad.graph" in told[0][1] and told[1][1] == "[]"
