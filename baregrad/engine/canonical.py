@@ -29,6 +29,7 @@ from baregrad.ir.core.requirements import (
 )
 
 _VAR = Ops.VAR.bit
+_INDEX = dtypes.index
 
 
 @dataclass(frozen=True)
@@ -139,16 +140,22 @@ class _Lifted:
         """
         if node.op is Ops.VAR:
             return _unbind(node, self.variables)
-        src = tuple([self.done[one] for one in node.src])
-        if any(one.dtype is dtypes.index for one in src):
-            return self._made(node, src)
-        key = (node.op, node.dtype, id(node.arg), tuple([one.shape for one in node.src]))
+        done, dtype = self.done, node.dtype
+        src = tuple([done[one] for one in node.src])
+        # Copies of a layer share what their nodes have beside sources: found by its identity, which
+        # is a hint alone where the sources' shapes are compared.
+        key = (node.op, dtype, id(node.arg), *[id(one.shape) for one in node.src])
         form = self.forms.get(key)
-        if form is not None and all(
-            one.shape == other.shape for one, other in zip(src, form.src, strict=True)
-        ):
-            return alike(form, src)
-        made = self.forms[key] = self._made(node, src)
+        if form is not None:
+            for one, other in zip(src, form.src, strict=True):
+                shape, known = one.shape, other.shape
+                if (shape is not known and shape != known) or one.dtype is _INDEX:
+                    break
+            else:
+                return alike(form, src)
+        made = self._made(node, src)
+        if not any(one.dtype is _INDEX for one in src):
+            self.forms[key] = made
         return made
 
     def _made(self, node: Node, src: tuple[Node, ...]) -> Node:

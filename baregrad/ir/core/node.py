@@ -295,9 +295,14 @@ def alike(node: Node, src: tuple[Node, ...]) -> Node:
     made = _create(type(node))
     made.op, made.dtype, made.src, made.arg = key
     made.shape, made.ranges = node.shape, node.ranges
-    mask = node.op.bit | _symbols(node.op, node.shape, node.arg)
-    for child in src:
-        mask |= child.mask
+    for child, other in zip(src, node.src, strict=True):
+        if child.mask != other.mask:
+            mask = node.op.bit | _symbols(node.op, node.shape, node.arg)
+            for child in src:
+                mask |= child.mask
+            break
+    else:
+        mask = node.mask
     made.mask = mask
     made._bounds = made._memo = None
     entry = _Entry(made, _forget)

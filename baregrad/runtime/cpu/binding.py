@@ -66,6 +66,20 @@ class Entries(NamedTuple):
     streamed_nbytes: int | None
 
 
+class _Kind(NamedTuple):
+    """What runs of one kernel have in common, which a list may hold in hundreds.
+
+    `waiting` takes rows whose chunks are not known before the variables are; `sizes` are those of
+    operands, by place, with what they are sizes of.
+    """
+
+    group: tuple[int | str, ...]
+    waiting: list[int] | None
+    chunks: int
+    serial: int
+    sizes: tuple[tuple[int, LaunchExpr, str], ...]
+
+
 @dataclass(slots=True)
 class _Draft:
     """The parts of a list while they are collected; places are indices of words.
@@ -82,6 +96,7 @@ class _Draft:
     variables: dict[str, list[int]] = field(default_factory=dict)
     scratch: dict[LaunchExpr, None] = field(default_factory=dict)
     sizes: dict[tuple[Operand, LaunchExpr], str] = field(default_factory=dict)
+    kinds: dict[tuple[Any, ...], _Kind] = field(default_factory=dict)
 
     def operands(self, operands: Sequence[Operand]) -> int:
         """Append pointers to operands and return where they start."""
@@ -128,26 +143,40 @@ class _Draft:
         self.rows.append((entry, operands, variables, chunks, 0))
 
     def _add_exec(self, command: Exec) -> None:
-        program = command.kernel.program
         fixed = command.variables
+        key = (id(command.kernel), command.serial, *fixed.items())
+        kind = self.kinds.get(key)
+        if kind is None:
+            kind = self.kinds[key] = self._kind(command)
         operands = self.operands(command.buffers)
-        group = tuple(fixed.get(name, name) for name in program.variables)
-        variables = self.group(group) if group else 0
+        variables = self.group(kind.group) if kind.group else 0
+        if kind.waiting is not None:
+            kind.waiting.append(len(self.rows))
+        self.rows.append((command.kernel.address, operands, variables, kind.chunks, kind.serial))
+        for place, size, text in kind.sizes:
+            self.sizes.setdefault((command.buffers[place], size), text)
+
+    def _kind(self, command: Exec) -> _Kind:
+        """What is common to all runs of a kernel with these variables."""
+        program, fixed = command.kernel.program, command.variables
         meta = program.meta
         parts = tuple(substitute(part, fixed) for part in meta.work())
         launch = _Launch(substitute(program.chunks, fixed), parts, command.serial)
-        chunks, serial = 0, 0
+        chunks, serial, waiting = 0, 0, None
         if all(isinstance(part, int) for part in (launch.chunks, *parts)):
             chunks, serial = launch.words(fixed)
         else:
-            self.launches.setdefault(launch, []).append(len(self.rows))
-        self.rows.append((command.kernel.address, operands, variables, chunks, serial))
+            waiting = self.launches.setdefault(launch, [])
         self.scratch.setdefault(substitute(meta.scratch_nbytes, fixed))
-        for operand, param in zip(command.buffers, program.params, strict=True):
-            size = 0 if param.nbytes is None else substitute(param.nbytes, fixed)
+        sizes = [
+            (place, substitute(param.nbytes, fixed), f"{param.name!r} of {program.name}")
+            for place, param in enumerate(program.params) if param.nbytes is not None
+        ]
+        return _Kind(
+            tuple(fixed.get(name, name) for name in program.variables), waiting, chunks, serial,
             # Sizes that are known were checked when the command was recorded.
-            if not isinstance(size, int):
-                self.sizes.setdefault((operand, size), f"{param.name!r} of {program.name}")
+            tuple(size for size in sizes if not isinstance(size[1], int)),
+        )
 
 
 class CpuBoundList:
