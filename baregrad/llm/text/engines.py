@@ -7,6 +7,7 @@ no words of theirs: no text becomes one.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from itertools import chain
 from typing import Any
 
 from baregrad.base.errors import FileFormatError, MissingDependency, UnsupportedError
@@ -43,10 +44,11 @@ def byte_pair_engine(vocabulary: Vocabulary, split: WordSplit) -> Engine:
         # Nothing may be merged into a control token.
         silent = vocabulary.ids.keys() - words.keys()
         whole = {(text[:at], text[at:]) for text in silent for at in range(len(text) + 1)}
-        merges = [
-            pair for pair in merges
-            if pair not in whole and pair[0] not in silent and pair[1] not in silent
-        ]
+        if not (whole.isdisjoint(merges) and silent.isdisjoint(chain.from_iterable(merges))):
+            merges = [
+                pair for pair in merges
+                if pair not in whole and pair[0] not in silent and pair[1] not in silent
+            ]
     # A byte without a token is dropped, but keeps what is around it apart.
     absent = sorted(LETTER_BYTES.keys() - words.keys()) if split.in_bytes else []
     parts = words | {letter: vocabulary.size + at for at, letter in enumerate(absent)}
@@ -188,12 +190,12 @@ def _words(vocabulary: Vocabulary, kinds: tuple[TokenKind, ...]) -> dict[str, in
         for index, (text, kind) in enumerate(zip(vocabulary.texts, vocabulary.kinds, strict=True))
         if kind in wanted
     }
-    for text, index in found.items():
-        if len(text) > TOKEN_LENGTH:
-            raise FileFormatError(
-                f"token {index} is too long", found=f"{len(text)} characters",
-                wanted=f"at most {TOKEN_LENGTH}",
-            )
+    longest = max(found, key=len, default="")
+    if len(longest) > TOKEN_LENGTH:
+        raise FileFormatError(
+            f"token {found[longest]} is too long", found=f"{len(longest)} characters",
+            wanted=f"at most {TOKEN_LENGTH}",
+        )
     return found
 
 

@@ -207,10 +207,7 @@ def _assemble(vocabulary: Vocabulary, engine: Engine, split: WordSplit | None) -
         return ids
 
     prefix, suffix = _around(vocabulary, split)
-    hidden = frozenset(
-        index for index, kind in enumerate(vocabulary.kinds)
-        if kind in (TokenKind.CONTROL, TokenKind.UNKNOWN)
-    )
+    hidden = frozenset(_of_kinds(vocabulary, TokenKind.CONTROL, TokenKind.UNKNOWN))
     return Tokenizer(
         size=vocabulary.size,
         prefix=prefix,
@@ -238,16 +235,23 @@ def _special_tokens(vocabulary: Vocabulary) -> list[SpecialToken]:
         any(part in (vocabulary.pre or "") for part in ("jina-v2-", "modern-bert"))
         or architecture in ("nomic-bert-moe", "jina-bert-v3") or "modern-bert" in name
     ) else set()
+    found = []
     kinds = (TokenKind.CONTROL, TokenKind.USER_DEFINED, TokenKind.UNKNOWN)
-    return [
-        SpecialToken(
-            index, text, kind != TokenKind.USER_DEFINED,
+    for index in _of_kinds(vocabulary, *kinds):
+        text = vocabulary.texts[index]
+        found.append(SpecialToken(
+            index, text, vocabulary.kinds[index] != TokenKind.USER_DEFINED,
             strips_left=text in masks,
             strips_right=is_phi and text not in ("<unk>", "<s>", "<|endoftext|>"),
-        )
-        for index, (text, kind) in enumerate(zip(vocabulary.texts, vocabulary.kinds, strict=True))
-        if kind in kinds
-    ]
+        ))
+    return found
+
+
+def _of_kinds(vocabulary: Vocabulary, *kinds: TokenKind) -> list[int]:
+    """Return the tokens of some kinds, few of many, ascending."""
+    # An enumeration's members are compared by a method of their class, plain numbers at once.
+    wanted = frozenset(map(int, kinds))
+    return [index for index, kind in enumerate(vocabulary.kinds) if kind in wanted]
 
 
 def _around(vocabulary: Vocabulary, split: WordSplit | None) -> tuple[list[int], list[int]]:

@@ -240,7 +240,7 @@ def _numbers(metadata: Mapping[str, object], name: str, size: int) -> Sequence[o
         raise FileFormatError(
             f"{PREFIX}{name} is too short", found=len(found), wanted=f"{size}, one for each token"
         )
-    if not all(isinstance(value, int | float) for value in found):
+    if not all(issubclass(kind, int | float) for kind in set(map(type, found))):
         raise FileFormatError(f"{PREFIX}{name} holds something else than numbers")
     return found[:size]
 
@@ -249,7 +249,7 @@ def _kinds(metadata: Mapping[str, object], size: int) -> list[int]:
     found = _numbers(metadata, "token_type", size)
     if found is None:
         return [int(TokenKind.NORMAL)] * size
-    known = {int(kind) for kind in TokenKind}
+    known = frozenset(map(int, TokenKind))
     return [int(kind) if kind in known else 0 for kind in found]
 
 
