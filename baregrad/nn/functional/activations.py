@@ -21,10 +21,9 @@ def in_place_too(name: str, always: bool = False) -> Callable[..., Any]:
     places = len(inspect.signature(method).parameters)
 
     def function(*args: Any, inplace: bool = always, **kwargs: Any) -> Tensor:
-        if not args:
-            kwargs = by_our_names(method, args, kwargs) or kwargs
+        args, kwargs = by_our_names(method, args, kwargs) or (args, kwargs)
         if len(args) == places + 1:
-            *args, inplace = args  # type: ignore[assignment]
+            args, inplace = args[:-1], args[-1]
         made: Tensor = method(*args, **kwargs)
         over = args[0] if args else next(iter(kwargs.values()))
         return update(over, made) if inplace else made

@@ -63,7 +63,9 @@ _KINDS: MappingProxyType[str, tuple[Callable[[Any], bool], str, str]] = MappingP
 _SYNONYMS = MappingProxyType({
     "axis": "dim", "keepdims": "keepdim", "split_size_or_sections": "sizes", "split_size": "sizes",
     "indices_or_sections": "parts", "a_min": "min", "a_max": "max", "ddof": "correction",
+    "end": "stop",
 })  # fmt: skip
+_SIZES = frozenset({"size", "shape", "sizes", "dims"})
 _FIRST = frozenset({"input", "self", "tensors", "x1", "input1", "a", "tensor", "query"})
 
 Run = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
@@ -143,9 +145,9 @@ def explained(function: F, name: str = "", run: Run | None = None) -> F:
             raise
         except Exception as error:
             if kwargs and isinstance(error, TypeError):
-                renamed = by_our_names(function, args, kwargs)
-                if renamed is not None:
-                    return method(*args, **renamed)
+                translated = by_our_names(function, args, kwargs)
+                if translated is not None:
+                    return method(*translated[0], **translated[1])
             # What our own code gives to a method is our mistake.
             if not is_ours(sys._getframe(1).f_code):
                 blame_arguments(error, function, name, args, kwargs)
@@ -156,17 +158,22 @@ def explained(function: F, name: str = "", run: Run | None = None) -> F:
 
 def by_our_names(
     function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any] | None:
-    """Keyword arguments by the names that a function has for them, where it was called by others.
+) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+    """The arguments of a call by the names that a function has for them, where they had others.
 
     None if it has all of these names, or if what is found does not fit it either: what it raised
     is then to be told.
     """
-    known = inspect.signature(function).parameters
+    signature = inspect.signature(function)
+    known = signature.parameters
     first = next(iter(known), "")
-    renamed = {}
+    several = any(one.kind is one.VAR_POSITIONAL for one in known.values())
+    renamed: dict[str, Any] = {}
     for name, value in kwargs.items():
         ours = name
+        if name not in known and several and name in _SIZES:
+            args = (*args, value)
+            continue
         if name not in known:
             ours = first if name in _FIRST else _SYNONYMS.get(name, name)
         if ours in renamed:
@@ -174,11 +181,14 @@ def by_our_names(
         renamed[ours] = value
     if renamed.keys() == kwargs.keys():
         return None
+    if first in renamed and first not in kwargs:
+        # What stands first may be told alone by position.
+        args = (renamed.pop(first), *args)
     try:
-        inspect.signature(function).bind(*args, **renamed)
+        signature.bind(*args, **renamed)
     except TypeError:
         return None
-    return renamed
+    return args, renamed
 
 
 def _named_like(function: F, method: Callable[..., Any]) -> F:

@@ -31,11 +31,19 @@ def _several(x: Tensor | Sequence[Tensor], others: tuple[Tensor, ...]) -> list[T
     return found
 
 
-def cat(x: Tensor | Sequence[Tensor], *others: Tensor, dim: int = 0) -> Tensor:
-    """Return tensors one after the other along an axis: a.cat(b), or Tensor.cat([a, b]).
+def _axis_behind(x: Any, others: tuple[Any, ...], dim: int) -> tuple[tuple[Any, ...], int]:
+    """What stands behind a sequence of tensors is the axis, as in PyTorch: cat([a, b], 1)."""
+    if len(others) == 1 and not isinstance(x, TensorLike) and isinstance(others[0], int):
+        return (), others[0]
+    return others, dim
+
+
+def cat(x: Tensor | Sequence[Tensor], *others: Tensor | int, dim: int = 0) -> Tensor:
+    """Return tensors one after the other along an axis: a.cat(b), or Tensor.cat([a, b], dim).
 
     The other extents must agree. Empty tensors of one axis are skipped, as in PyTorch.
     """
+    others, dim = _axis_behind(x, others, dim)
     parts = _several(x, others)
     kept = [
         p for p in parts if not (p.ndim == 1 and p.shape[0].__class__ is int and not p.shape[0])
@@ -61,8 +69,9 @@ def cat(x: Tensor | Sequence[Tensor], *others: Tensor, dim: int = 0) -> Tensor:
     return result(joined, *parts)
 
 
-def stack(x: Tensor | Sequence[Tensor], *others: Tensor, dim: int = 0) -> Tensor:
-    """Return tensors of one shape along a new axis."""
+def stack(x: Tensor | Sequence[Tensor], *others: Tensor | int, dim: int = 0) -> Tensor:
+    """Return tensors of one shape along a new axis: a.stack(b), or Tensor.stack([a, b], dim)."""
+    others, dim = _axis_behind(x, others, dim)
     parts = _several(x, others)
     if any(part.shape != parts[0].shape for part in parts):
         raise ShapeError(
@@ -141,9 +150,11 @@ def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
     return tuple(x.narrow(axis, i, 1).squeeze(axis) for i in range(x.shape[axis]))
 
 
-def meshgrid(*axes: Tensor, indexing: str = "ij") -> tuple[Tensor, ...]:
+def meshgrid(*axes: Tensor | Sequence[Tensor], indexing: str = "ij") -> tuple[Tensor, ...]:
     """Return coordinate arrays of the grid that vectors span; "xy" exchanges the first two axes."""
-    vectors = [axis.reshape(-1) for axis in axes]
+    if len(axes) == 1 and not isinstance(axes[0], TensorLike):
+        axes = tuple(axes[0])
+    vectors = [axis.reshape(-1) for axis in _several((), axes)]
     if indexing not in ("ij", "xy"):
         raise ArgumentError(f"indexing is 'ij' or 'xy', not {indexing!r}")
     swap = indexing == "xy" and len(vectors) > 1
