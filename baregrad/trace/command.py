@@ -137,6 +137,7 @@ class TraceSession:
 
     def finish(self) -> None:
         """Print and write what comes at the end."""
+        self.rings.tell_held(all_=True)
         if self.chosen.c:
             print(self.counts.table(), file=self.out)
             if self.launches:

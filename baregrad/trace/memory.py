@@ -6,10 +6,17 @@ import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from io import RawIOBase
 from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
 
 Read = Callable[[int, int], bytes]
 _LONGEST_TEXT = 4096
+# Of /proc/PID/pagemap: bytes of an entry, entries read at once, and over how many absent pages a
+# stretch goes on.
+_ENTRY_NBYTES, _PAGES_AT_ONCE, _GAP_PAGES = 8, 1 << 18, 4
 
 
 class ProcessMemory:
@@ -77,18 +84,40 @@ def mappings(pid: int) -> list[MappedFile]:
 
 
 def written_stretches(pid: int) -> list[tuple[int, int]]:
-    """Return where a process has memory of its own that it may write, heap and stacks included."""
-    found = []
+    """Return where a process has memory of its own that it may write, as far as it is there."""
+    found: list[tuple[int, int]] = []
     try:
         text = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pages:
+            for line in text.splitlines():
+                words = line.split(None, 5)
+                named = len(words) == 6 and not words[5].startswith("[")
+                if words[1].startswith("rw") and not named:
+                    begin, _, end = words[0].partition("-")
+                    found += _present(pages, int(begin, 16), int(end, 16))
     except OSError:
-        return []
-    for line in text.splitlines():
-        words = line.split(None, 5)
-        named = len(words) == 6 and not words[5].startswith("[")
-        if words[1].startswith("rw") and not named:
-            begin, _, end = words[0].partition("-")
-            found.append((int(begin, 16), int(end, 16)))
+        pass
+    return found
+
+
+def _present(pages: BinaryIO | RawIOBase, begin: int, end: int) -> list[tuple[int, int]]:
+    """Return the parts of a mapping that are in memory or swapped out, a few pages apart."""
+    size = os.sysconf("SC_PAGE_SIZE")
+    found: list[tuple[int, int]] = []
+    for first in range(begin, end, _PAGES_AT_ONCE * size):
+        pages.seek(first // size * _ENTRY_NBYTES)
+        count = min(_PAGES_AT_ONCE, (end - first) // size)
+        data = pages.read(count * _ENTRY_NBYTES) or b""
+        # Bit 63 says that a page is there, bit 62 that it is swapped out.
+        there = np.frombuffer(data[: len(data) // 8 * 8], np.uint64) >> np.uint64(62) != 0
+        if not there.any():
+            continue
+        places = np.flatnonzero(there)
+        breaks = np.flatnonzero(np.diff(places) > _GAP_PAGES)
+        firsts = places[np.concatenate(([0], breaks + 1))]
+        lasts = places[np.concatenate((breaks, [len(places) - 1]))]
+        found += [(first + int(one) * size, first + (int(two) + 1) * size)
+                  for one, two in zip(firsts, lasts, strict=True)]  # fmt: skip
     return found
 
 

@@ -24,14 +24,16 @@ _MAGIC = b"\x7fELF\x02\x01\x01"
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION_NBYTES, _PROGRAM_NBYTES = 64, 56
 _MOST_MODULE = 1 << 28
-_PIECE = 1 << 23
+_PIECE, _PAGE = 1 << 20, 1 << 12
 # Code is looked up by the first of so many blocks into which no address is put.
 _BLOCK, _BLOCKS = 64, 16
 _INSTRUCTION = 16
-# Of copies so many bytes are kept, the newest.
-_MOST_COPY, _MOST_KEPT = 1 << 25, 1 << 26
-# What may be spent on reading memory: so many seconds, and such a part of the time.
-_FREE_S, _SHARE = 0.5, 0.1
+# Of copies so many bytes are kept, the newest, and so many of them.
+_MOST_COPY, _MOST_KEPT, _MOST_COPIES = 1 << 25, 1 << 26, 1 << 12
+# What may be spent on reading what is copied: so many seconds, and such a part of the time.
+_FREE_S, _SHARE = 0.5, 0.05
+# After a search so many times as long none is begun.
+_PAUSES = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,8 @@ class KernelNames:
     """The kernels of one process.
 
     `read` reads its memory, `gpu` the GPU's addresses as far as the process has mapped them;
-    `stretches` gives the parts of its memory that it may have put modules into.
+    `stretches` gives the parts of its memory that it may have put modules into. Memory is looked
+    through by `step`, a piece at a time, so that the program need not wait for it.
     """
 
     read: Read
@@ -94,11 +97,15 @@ class KernelNames:
     _index: dict[tuple[int, bytes], list[_Code]] = field(default_factory=dict)
     _blocks: set[int] = field(default_factory=set)
     _seen: set[bytes] = field(default_factory=set)
-    # Programs for which modules were looked for already.
+    # Programs for which modules were looked for already, and those for which they are to be.
     _sought: set[int] = field(default_factory=set)
+    _wanted: set[int] = field(default_factory=set)
+    _search: Iterator[None] | None = None
+    _search_s: float = 0.0
+    _next_search: float = 0.0
     _copies: deque[tuple[int, bytes]] = field(default_factory=deque)
     _written: deque[tuple[int, int, PushDecoder]] = field(
-        default_factory=lambda: deque(maxlen=1024)
+        default_factory=lambda: deque(maxlen=_MOST_COPIES)
     )
     _kept: int = 0
     _spent: float = 0.0
@@ -107,61 +114,70 @@ class KernelNames:
         self._began = self.clock()
 
     def told(self, work: PushedWork, decoder: PushDecoder) -> PushedWork:
-        """Return a launch with its kernel's name if that is known; take note of copies."""
+        """Take note of a copy, and look up a launch: return it with its kernel's name if known."""
         if work.kind == "copy":
             self._copied(work, decoder)
         elif work.kind == "launch" and "program" in (values := dict(work.values)):
             program = int(str(values["program"]))
-            name = self.name(program)
-            if name:
-                text = work.text.replace("launch of ", f"launch of {name} at ", 1)
-                return replace(work, text=text, values=(*work.values, ("kernel", name)))
+            if not self._name(program):
+                self.unnamed[program] += 1
+                if program not in self.unreadable and program not in self._sought:
+                    self._wanted.add(program)
+            return self.named(work)
         return work
 
-    def name(self, program: int) -> str:
-        """Return the name of what lies at an address, "" where it is not known (yet)."""
-        found = self.names.get(program, "")
-        if found or program in self.unreadable:
-            return found
-        if program not in self._code:
-            code = self._there(program, _BLOCK * _BLOCKS)
-            if not code:
-                self.unreadable.add(program)
-                return ""
-            self._code[program] = code
-        found = self._match(program)
-        if found:
-            return found
-        self.unnamed[program] += 1
-        if program not in self._sought and self._may_spend():
-            self.scan()
-            found = self.names.get(program, "")
-            if found:
-                # Named before this launch is told.
-                del self.unnamed[program]
-        return found
+    def named(self, work: PushedWork) -> PushedWork:
+        """Return a launch with its kernel's name, if that is known."""
+        name = self.names.get(_program(work), "")
+        if not name:
+            return work
+        text = work.text.replace("launch of ", f"launch of {name} at ", 1)
+        return replace(work, text=text, values=(*work.values, ("kernel", name)))
 
-    def scan(self) -> None:
-        """Look for modules in the process's memory, and for the names that were missing."""
+    @property
+    def is_searching(self) -> bool:
+        """Whether modules are being looked for."""
+        return self._search is not None
+
+    def awaits(self, work: PushedWork) -> bool:
+        """Whether a launch may have a name in a moment, when modules were looked for."""
+        program = _program(work)
+        soon = self._search is not None or self.clock() >= self._next_search
+        return program in self._wanted and program not in self.names and soon
+
+    def step(self) -> bool:
+        """Look through some memory if a name is missing; return whether there was some to do."""
         began = self.clock()
-        for begin, end in self.stretches():
-            for address in self._magic(begin, end):
-                self._module(address)
-        for program in self.unnamed:
-            if program not in self.names:
-                self._match(program)
-        self._sought.update(self.unnamed)
-        self._spent += self.clock() - began
+        if self._search is None:
+            if not self._wanted or began < self._next_search:
+                return False
+            self._search, self._search_s = self._look(set(self._wanted)), 0.0
+        done = next(self._search, True)
+        now = self.clock()
+        self._search_s += now - began
+        if done:
+            self._search, self._next_search = None, now + _PAUSES * self._search_s
+        return True
 
-    def scan_at_end(self) -> None:
-        """Look once more for modules of programs that have no name, before memory goes."""
-        if any(program not in self.names for program in self.unnamed):
-            self.scan()
+    def finish(self) -> None:
+        """Find what there is to be found before the process's memory goes."""
+        self._wanted |= self.unnamed.keys() - self.names.keys() - self.unreadable
+        self._next_search = 0.0
+        while self.step():
+            self._next_search = 0.0
 
     def late(self) -> dict[int, tuple[str, int]]:
         """Return programs that were named after launches of theirs were told, and how many."""
         return {program: (self.names[program], count)
                 for program, count in self.unnamed.items() if program in self.names}  # fmt: skip
+
+    def told_late(self, work: PushedWork) -> PushedWork:
+        """Return a launch that was kept back, and count it as one that was named in time."""
+        found = self.named(work)
+        if found is not work:
+            self.unnamed[_program(work)] -= 1
+            self.unnamed += Counter()
+        return found
 
     def inherit(self, other: KernelNames) -> None:
         """Take over what another process knew, which had the same rings."""
@@ -177,6 +193,20 @@ class KernelNames:
 
     # What lies where.
 
+    def _name(self, program: int) -> str:
+        """Return the name of what lies at an address, "" where it is not known (yet)."""
+        found = self.names.get(program, "")
+        if found or program in self.unreadable:
+            return found
+        if program not in self._code:
+            code = self._there(program, _BLOCK * _BLOCKS)
+            # Addresses that are set aside, and where nothing is, may read as zeros.
+            if not any(code):
+                self.unreadable.add(program)
+                return ""
+            self._code[program] = code
+        return self._match(program)
+
     def _copied(self, work: PushedWork, decoder: PushDecoder) -> None:
         values = {name: int(str(value)) for name, value in work.values}
         target, nbytes = values["target"], values["nbytes"]
@@ -186,15 +216,15 @@ class KernelNames:
         if not values["source"]:
             self._written.append((target, nbytes, decoder))
             return
-        if work.text.startswith("fill") or not self._may_spend():
-            return
         began = self.clock()
-        data = self._there(values["source"], nbytes) or self.gpu(values["source"], nbytes)
+        if work.text.startswith("fill") or self._spent > _FREE_S + _SHARE * (began - self._began):
+            return
+        data = self._there(values["source"], nbytes)
         self._spent += self.clock() - began
         if len(data) == nbytes:
             self._copies.append((target, data))
             self._kept += nbytes
-            while self._kept > _MOST_KEPT:
+            while self._kept > _MOST_KEPT or len(self._copies) > _MOST_COPIES:
                 self._kept -= len(self._copies.popleft()[1])
 
     def _forget(self, begin: int, nbytes: int) -> None:
@@ -242,25 +272,32 @@ class KernelNames:
             self.names[program] = first + more
         return self.names.get(program, "")
 
-    def _magic(self, begin: int, end: int) -> Iterator[int]:
-        """Yield where files of GPU code may begin in a stretch of memory."""
-        at = begin
-        while at < end:
-            piece = self.read(at, min(_PIECE, end - at))
-            found = piece.find(_MAGIC)
-            while found >= 0:
-                header = piece[found : found + _HEADER.size] or b""
-                if len(header) < _HEADER.size:
-                    header = self.read(at + found, _HEADER.size)
-                if len(header) == _HEADER.size and _HEADER.unpack(header)[2] == EM_CUDA:
-                    yield at + found
-                found = piece.find(_MAGIC, found + 1)
-            # A magic number may lie across the end of a piece.
-            at += max(len(piece) - len(_MAGIC), 1 << 12) if at + len(piece) < end else end - at
+    def _look(self, wanted: set[int]) -> Iterator[None]:
+        """Look through memory for modules, a piece at a time, and for the names of programs."""
+        for begin, end in self.stretches():
+            at = begin
+            while at < end:
+                piece = self.read(at, min(_PIECE, end - at))
+                found = piece.find(_MAGIC)
+                while found >= 0:
+                    self._module(at + found)
+                    yield
+                    found = piece.find(_MAGIC, found + 1)
+                # A magic number may lie across the end of a piece; where there is none, none does.
+                ends = at + len(piece) >= end or not piece
+                at += _PIECE if ends else max(len(piece) - len(_MAGIC), _PAGE)
+                yield
+        for program in self.unnamed:
+            if program not in self.names:
+                self._match(program)
+        self._sought |= wanted
+        self._wanted -= wanted
 
     def _module(self, address: int) -> None:
         """Take the kernels of the file at an address, if it is one."""
         header = _HEADER.unpack(self.read(address, _HEADER.size).ljust(_HEADER.size, b"\0"))
+        if header[2] != EM_CUDA:
+            return
         programs, sections, program_count, section_count = (header[at] for at in (5, 6, 10, 12))
         nbytes = max(sections + section_count * _SECTION_NBYTES,
                      programs + program_count * _PROGRAM_NBYTES)  # fmt: skip
@@ -283,5 +320,7 @@ class KernelNames:
                 key = (block, one.data[block * _BLOCK : (block + 1) * _BLOCK])
                 self._index.setdefault(key, []).append(one)
 
-    def _may_spend(self) -> bool:
-        return self._spent < _FREE_S + _SHARE * (self.clock() - self._began)
+
+def _program(work: PushedWork) -> int:
+    """Return where the program of a launch lies, -1 for what is none."""
+    return int(str(dict(work.values).get("program", -1)))

@@ -12,7 +12,7 @@ import struct
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from baregrad.runtime.nvidia.abi import methods as m
@@ -27,6 +27,8 @@ _MOST_WORDS = 1 << 21
 _OS_DESCRIPTOR = 0x71
 # So many bytes are copied before they are unmapped; of more, what waits is decoded.
 _MOST_KEPT = 1 << 22
+# So much may wait for names of kernels.
+_MOST_HELD = 1 << 14
 # For how long a process that is about to end is held for what it has in its rings.
 _LAST_S = 0.5
 # How often rings are looked at.
@@ -118,6 +120,8 @@ class SubmissionReader:
     waiting: deque[tuple[float, int, _Ring, bytes] | Callable[[], None]] = field(
         default_factory=deque
     )
+    # What was decoded and waits for names of kernels, in order.
+    _held: deque[tuple[KernelNames, Submission]] = field(default_factory=deque)
     _last: float = 0.0
 
     def process(
@@ -344,7 +348,8 @@ class SubmissionReader:
         deadline = time.monotonic() + _LAST_S
         while time.monotonic() < deadline and self.decode_next():
             pass
-        space.kernels.scan_at_end()
+        space.kernels.finish()
+        self.tell_held()
 
     def before_taking(self, pid: int, begin: int = 0, end: int = 0) -> None:
         """Read the rings before a call takes memory away: which it unmaps, or which it frees.
@@ -369,6 +374,28 @@ class SubmissionReader:
         while self.decode_next():
             pass
 
+    @property
+    def left(self) -> int:
+        """How much is not told yet."""
+        return len(self.waiting) + len(self._held)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is something to decode or to look for."""
+        return bool(self.waiting or self._held or any(one.is_searching for one in self.kernels))
+
+    def find_names(self) -> bool:
+        """Look for kernels' names a moment, tell what waited for them; return if there was any."""
+        found = any(one.step() for one in self.kernels)
+        self.tell_held()
+        return found
+
+    def tell_held(self, *, all_: bool = False) -> None:
+        """Tell what was kept back, up to the first launch that may have its name in a moment."""
+        while self._held and (all_ or not self._held[0][0].awaits(self._held[0][1].work)):
+            kernels, told = self._held.popleft()
+            self.sink(replace(told, work=kernels.told_late(told.work)))
+
     def decode_next(self) -> bool:
         """Decode one segment that was read; return whether there was one."""
         if not self.waiting:
@@ -379,7 +406,13 @@ class SubmissionReader:
             return True
         seen, pid, ring, words = first
         for work in ring.decoder.feed(words):
-            self.sink(Submission(seen, pid, ring.handle, ring.kernels.told(work, ring.decoder)))
+            told = Submission(seen, pid, ring.handle, ring.kernels.told(work, ring.decoder))
+            if self._held or ring.kernels.awaits(work):
+                self._held.append((ring.kernels, told))
+            else:
+                self.sink(told)
+        if len(self._held) > _MOST_HELD:
+            self.tell_held(all_=True)
         ring.waiting -= 1
         if ring.ended and not ring.waiting:
             self._ended(ring)

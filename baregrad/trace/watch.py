@@ -128,12 +128,13 @@ class DriverWatch:
         if self._taken:
             self.sink(self._taken.popleft())
             return True
-        return self.rings is not None and self.rings.decode_next()
+        rings = self.rings
+        return rings is not None and (rings.decode_next() or rings.find_names())
 
     @property
     def left(self) -> int:
         """How many calls and pieces of rings are not handed on yet."""
-        return len(self._taken) + (len(self.rings.waiting) if self.rings is not None else 0)
+        return len(self._taken) + (self.rings.left if self.rings is not None else 0)
 
     def finish_some(self, seconds: float) -> bool:
         """Hand on what is left for so long; return whether there is more."""
@@ -142,7 +143,7 @@ class DriverWatch:
 
     def patience(self) -> float | None:
         """Return how long to wait for a stop, in seconds; None for as long as it takes."""
-        if self._taken or (self.rings is not None and self.rings.waiting):
+        if self._taken or (self.rings is not None and self.rings.is_busy):
             return 0.0
         return PERIOD_S if self.rings is not None and self.rings.has_rings() else None
 

@@ -103,6 +103,9 @@ def test_launches_copies_and_semaphores_are_found(tables: VendorTables, decodes:
     assert bool(reader.waiting) is not decodes
     reader.gone(1)
     reader.read_all()
+    while reader.find_names():
+        pass
+    assert not reader.left
     works = [one.work for one in found]
     copied = [one for one in works if one.kind == "copy" and one.value("source") == source]
     assert [(one.value("target"), one.value("nbytes")) for one in copied] == [(target, 4 * COUNT)]
@@ -140,6 +143,8 @@ def launched(reader: SubmissionReader, tables: VendorTables, cubin: bytes, times
             done = kernel.launch(compute, (3, 2, 1), (COUNT, 1, 1), (host, more, 2.5))
             compute.wait(done, timeout_s=5)
             reader.read_all()
+            while reader.find_names():
+                pass
         reader.before_end(1)
         return kernel.address
 
@@ -214,10 +219,16 @@ def test_code_is_read_from_the_copies_that_brought_it(tables: VendorTables) -> N
     copied(0x100000, 0x900000, 64 + half)
     copied(0x100040 + half, 0x900040 + half, len(kernel.data) - half)
     copied(0x900040, 0xA00000, len(kernel.data))
-    assert names.name(0xA00000) == "saxpy"
+
+    def name(program: int) -> str:
+        names.told(PushedWork("launch", "launch of it", (("program", program),)), decoder)
+        names.finish()
+        return names.names.get(program, "")
+
+    assert name(0xA00000) == "saxpy"
     # What is written over it is something else.
     copied(0x100000, 0xA00000, 64)
-    assert names.name(0xA00000) == ""
+    assert name(0xA00000) == ""
     # The pushbuffer itself may bring it.
     push = [
         *method(0x180, len(kernel.data), 1, 0, 0xB00000), *method(0x1B0, 0x41),
@@ -225,7 +236,10 @@ def test_code_is_read_from_the_copies_that_brought_it(tables: VendorTables) -> N
     ]  # fmt: skip
     for work in decoder.feed(struct.pack(f"<{len(push)}I", *push)):
         names.told(work, decoder)
-    assert names.name(0xB00000) == "saxpy"
+    assert name(0xB00000) == "saxpy"
+    # Addresses that nothing is behind may be read, as zeros.
+    memory[0xC00000] = bytes(1 << 12)
+    assert name(0xC00000) == "" and names.unreadable == {0xC00000}
 
 
 def test_a_fork_goes_on_with_the_rings_of_a_process_that_ended(tables: VendorTables) -> None:
