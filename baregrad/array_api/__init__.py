@@ -1,11 +1,11 @@
 """The Python array API, 2024.12: `x.__array_namespace__()`, for libraries of any array.
 
-All of the standard and its extension `linalg` but complex numbers, and so `fft`. Arrays are
-tensors: their operators keep PyTorch's rule that arrays without axes count for less, where the
-functions here promote as the standard says.
+All of the standard and its extensions `linalg`, whose factors are of real matrices, and `fft`.
+Arrays are tensors: their operators keep PyTorch's rule that arrays without axes count for less,
+where the functions here promote as the standard says.
 """
 
-from baregrad.array_api import linalg
+from baregrad.array_api import fft, linalg
 from baregrad.array_api.arranging import (
     argmax,
     argmin,
@@ -157,6 +157,7 @@ from baregrad.dtypes import dtypes
 __array_api_version__ = "2024.12"
 
 bool, float32, float64 = dtypes.bool, dtypes.float32, dtypes.float64
+complex64, complex128 = dtypes.complex64, dtypes.complex128
 int8, int16, int32, int64 = dtypes.int8, dtypes.int16, dtypes.int32, dtypes.int64
 uint8, uint16, uint32, uint64 = dtypes.uint8, dtypes.uint16, dtypes.uint32, dtypes.uint64
 
@@ -192,6 +193,8 @@ __all__ = [
     "can_cast",
     "ceil",
     "clip",
+    "complex64",
+    "complex128",
     "concat",
     "conj",
     "copysign",
@@ -210,6 +213,7 @@ __all__ = [
     "expand_dims",
     "expm1",
     "eye",
+    "fft",
     "finfo",
     "flip",
     "float32",

@@ -52,6 +52,8 @@ def broadcast_to(x: Tensor, /, shape: tuple[int, ...]) -> Tensor:
 
 def concat(arrays: Sequence[Tensor], /, *, axis: int | None = 0) -> Tensor:
     """Return arrays joined along an axis, or all of their elements in a row for None."""
+    if not arrays:
+        raise ShapeError("concat joins arrays", found="none", wanted="at least one")
     dtype = joined(*(x.dtype for x in arrays))
     given = [x.cast(dtype) for x in arrays]
     if axis is None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from baregrad.array_api.values import Value, joined
-from baregrad.base.errors import ArgumentError
-from baregrad.dtypes import DType, dtypes
+from baregrad.base.errors import ArgumentError, DTypeError
+from baregrad.dtypes import DType, dtypes, part_of
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.creation import choose_device
 
@@ -77,8 +77,8 @@ def arange(
 
 
 def linspace(
-    start: float,
-    stop: float,
+    start: complex,
+    stop: complex,
     /,
     num: int,
     *,
@@ -87,10 +87,28 @@ def linspace(
     endpoint: bool = True,
 ) -> Tensor:
     """Return `num` numbers at equal distances from `start` to `stop`."""
-    dtype = dtype or dtypes.float32
-    if endpoint:
-        return Tensor.linspace(start, stop, num, dtype=dtype, device=device)
-    return Tensor.linspace(start, stop, num + 1, dtype=dtype, device=device)[:num]
+    wanted = dtype or (dtypes.complex64 if _is_complex(start, stop) else dtypes.float32)
+    if wanted.is_complex:
+        first, last = complex(start), complex(stop)
+        real, imag = (
+            linspace(a, b, num, dtype=part_of(wanted), device=device, endpoint=endpoint)
+            for a, b in ((first.real, last.real), (first.imag, last.imag))
+        )
+        return real.complex(imag)
+    count = num if endpoint else num + 1
+    made = Tensor.linspace(_real(start), _real(stop), count, dtype=wanted, device=device)
+    return made[:num]
+
+
+def _is_complex(*numbers: Any) -> bool:
+    return any(isinstance(each, complex) for each in numbers)
+
+
+def _real(number: Any) -> float:
+    if _is_complex(number):
+        raise DTypeError("a complex number has no place among real ones", found=repr(number))
+    real: float = number
+    return real
 
 
 def eye(
@@ -121,7 +139,7 @@ def full(
         dtype = dtype or fill_value.dtype
     number = fill_value.item() if isinstance(fill_value, Tensor | np.generic) else fill_value
     if dtype is None:
-        kinds = {bool: dtypes.bool, int: dtypes.int64}
+        kinds = {bool: dtypes.bool, int: dtypes.int64, complex: dtypes.complex64}
         dtype = kinds.get(type(number), dtypes.float32)
     return Tensor.full(_shape(shape), number, dtype=dtype, device=device)
 
@@ -151,7 +169,7 @@ empty = zeros
 def full_like(
     x: Tensor,
     /,
-    fill_value: bool | int | float,
+    fill_value: bool | int | float | complex,
     *,
     dtype: DType | None = None,
     device: str | None = None,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from baregrad.array_api.creation import default_device
 from baregrad.array_api.values import extent, joined, scalar
 from baregrad.base.errors import ArgumentError, DTypeError
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import DType, dtypes, part_of
 from baregrad.dtypes import finfo as limits
 from baregrad.tensor import Tensor
 
@@ -17,9 +17,9 @@ _KINDS = (
     ("unsigned integer", ("uint8", "uint16", "uint32", "uint64")),
     ("integral", ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")),
     ("real floating", ("float32", "float64")),
-    ("complex floating", ()),
+    ("complex floating", ("complex64", "complex128")),
     ("numeric", ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64",
-                 "float32", "float64")),
+                 "float32", "float64", "complex64", "complex128")),
 )  # fmt: skip
 
 
@@ -48,8 +48,8 @@ def _dtype(value: DType | Tensor) -> DType:
 
 
 def finfo(type: DType | Tensor, /) -> FloatFacts:
-    """Return what a dtype of floats holds."""
-    dtype = _dtype(type)
+    """Return what a dtype of floats holds, or what the parts of complex numbers hold."""
+    dtype = part_of(_dtype(type))
     if dtype not in (dtypes.float32, dtypes.float64):
         raise DTypeError("finfo is of float32 or float64", found=str(dtype))
     facts = limits(dtype)
@@ -115,9 +115,9 @@ class NamespaceFacts:
         return default_device()
 
     def default_dtypes(self, *, device: str | None = None) -> dict[str, DType]:
-        """The dtypes of numbers for which none is named; there is none of complex ones."""
+        """The dtypes of numbers for which none is named."""
         return {
-            "real floating": dtypes.float32, "complex floating": dtypes.float32,
+            "real floating": dtypes.float32, "complex floating": dtypes.complex64,
             "integral": dtypes.int64, "indexing": dtypes.int64,
         }  # fmt: skip
 

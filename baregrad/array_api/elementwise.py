@@ -136,17 +136,19 @@ def remainder(x1: Value, x2: Value, /) -> Tensor:
 
 def conj(x: Tensor, /) -> Tensor:
     """Return complex conjugates, which numbers that are not complex are themselves."""
-    return x
+    return x.conj()
 
 
 def real(x: Tensor, /) -> Tensor:
     """Return real parts, which numbers that are not complex are themselves."""
-    return x
+    found: Tensor = x.real
+    return found
 
 
 def imag(x: Tensor, /) -> Tensor:
-    """Raise DTypeError: there are no complex numbers here."""
-    raise DTypeError("imaginary parts are of complex numbers", found=f"dtype {x.dtype}")
+    """Return imaginary parts. Raises DTypeError for numbers that are not complex."""
+    found: Tensor = x.imag
+    return found
 
 
 def clip(x: Tensor, /, min: Value | None = None, max: Value | None = None) -> Tensor:
@@ -176,7 +178,7 @@ def _bound(x: Tensor, value: Value) -> Tensor:
     if isinstance(value, Tensor) and value.dtype.kind in INTEGERS:
         least, most = extent(value.dtype)
         return value.clamp(builtins.max(low, least), builtins.min(high, most)).cast(x.dtype)
-    if isinstance(value, Tensor | float):
+    if isinstance(value, Tensor | float | complex):
         raise DTypeError("bounds of integers are integers", found=f"{value!r:.40} of {x.dtype}")
     return scalar(builtins.min(builtins.max(low, value), high), x)
 

@@ -60,14 +60,14 @@ def tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
 
 
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:
-    """Return sums of products along an axis."""
+    """Return sums of products along an axis, the first factor conjugated."""
     one, other = both(x1, x2)
     if one.shape[own_axis(axis, one.ndim)] != other.shape[own_axis(axis, other.ndim)]:
         raise ShapeError(
             "axes that are summed over have one extent",
             found=f"{list(one.shape)} and {list(other.shape)} over {axis}",
         )
-    return (one * other).sum(dim=axis, dtype=one.dtype)
+    return (one.conj() * other).sum(dim=axis, dtype=one.dtype)
 
 
 def cholesky(x: Tensor, /, *, upper: bool = False) -> Tensor:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
-from baregrad.dtypes import DType, dtypes, promote
+from baregrad.dtypes import DType, complex_of, dtypes, promote
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.axes import own_axis
 
-Scalar: TypeAlias = bool | int | float
+Scalar: TypeAlias = bool | int | float | complex
 Value: TypeAlias = Tensor | Scalar
 Axes: TypeAlias = int | tuple[int, ...] | None
 
@@ -38,7 +38,9 @@ def both(x: Value, y: Value) -> tuple[Tensor, Tensor]:
 def scalar(value: Scalar, beside: Tensor) -> Tensor:
     """A Python scalar as an array without axes, of the dtype of another one where that has it."""
     dtype = beside.dtype
-    if isinstance(value, float) and dtype.kind != "float":
+    if isinstance(value, complex):
+        dtype = complex_of(dtype)
+    elif isinstance(value, float) and dtype.kind not in ("float", "complex"):
         dtype = dtypes.float32
     elif not isinstance(value, bool) and dtype.kind == "bool":
         dtype = dtypes.int64

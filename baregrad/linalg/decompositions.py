@@ -12,6 +12,7 @@ from typing import NamedTuple
 from baregrad.base.errors import ArgumentError, GradientError
 from baregrad.dtypes import dtypes
 from baregrad.linalg.checking import batch, check_matrices, linked, refuse_if
+from baregrad.linalg.embedding import embedded
 from baregrad.linalg.factoring import cholesky_factor, lu_factor
 from baregrad.linalg.orthogonal import eigen_factor, qr_factor, singular_factor
 from baregrad.linalg.triangular import solve_triangular
@@ -302,4 +303,6 @@ def _symmetric_over_gaps(x: Tensor, values: Tensor) -> Tensor:
 
 def svdvals(A: Tensor) -> Tensor:  # noqa: N803
     """Return the singular values of `svd`, in descending order: (..., m, n) -> (..., k)."""
+    if isinstance(A, Tensor) and A.is_complex():
+        return svdvals(embedded(A))[..., ::2]
     return svd(A, full_matrices=False).S

@@ -20,6 +20,7 @@ from baregrad.linalg.checking import (
     refuse_if,
 )
 from baregrad.linalg.decompositions import eigh, qr, svd, svdvals
+from baregrad.linalg.embedding import embedded, through_embedding
 from baregrad.linalg.factoring import inverse_lower, lu_factor, take_rows
 from baregrad.linalg.triangular import solve_triangular
 from baregrad.tensor import Tensor
@@ -132,6 +133,8 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:  # noqa: N803 -
     """
     if _are_vectors("solve", A, B):
         return solve(A, B.unsqueeze(-1)).squeeze(-1)
+    if A.is_complex() or B.is_complex():
+        return through_embedding(solve, A, B, left=left)
     check_matrices("solve", A, B, square=True)
     if not left:
         turned: Tensor = solve(A.mT, B.mT).mT
@@ -147,6 +150,8 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:  # noqa: N803 -
 
 def inv(A: Tensor) -> Tensor:  # noqa: N803
     """Return the inverse: (..., n, n) -> (..., n, n). Raises LinAlgError for a singular matrix."""
+    if isinstance(A, Tensor) and A.is_complex():
+        return through_embedding(inv, A)
     found = inv_ex(A)
     refuse_if(lambda: found.info != 0, *_SINGULAR)
     return found.inverse
@@ -255,6 +260,10 @@ def pinv(
     distance of 1 to the next number if neither is given. hermitian: A is symmetric, of which the
     lower triangle is read.
     """
+    if isinstance(A, Tensor) and A.is_complex():
+        if atol is None and rtol is None:
+            rtol = max(A.shape[-2:]) * finfo(A.dtype).eps
+        return through_embedding(pinv, A, atol=atol, rtol=rtol, hermitian=hermitian)
     check_matrices("pinv", A, square=hermitian)
     return _pseudoinverse(A, atol, rtol, hermitian)[0]
 
@@ -298,6 +307,10 @@ def matrix_rank(
 
     rtol is as for `pinv`.
     """
+    if isinstance(A, Tensor) and A.is_complex():
+        if atol is None and rtol is None:
+            rtol = max(A.shape[-2:]) * finfo(A.dtype).eps
+        return matrix_rank(embedded(A), atol=atol, rtol=rtol, hermitian=hermitian) // 2
     check_matrices("matrix_rank", A, square=hermitian)
     with no_grad():
         values = eigh(A.detach()).eigenvalues.abs() if hermitian else svdvals(A.detach())
