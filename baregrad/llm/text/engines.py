@@ -158,7 +158,9 @@ def unigram_engine(vocabulary: Vocabulary) -> Engine:
     if table is not None:
         steps.append(_precompiled(normalizers, table))
     if vocabulary.flag("remove_extra_whitespaces", False):
-        steps += [normalizers.Strip(), normalizers.Replace(tokenizers.Regex(" {2,}"), " ")]
+        # Of spaces alone: what else is white the table before makes one, where it is to be.
+        for pattern, instead in ((r"\A +| +\z", ""), (" {2,}", " ")):
+            steps.append(normalizers.Replace(tokenizers.Regex(pattern), instead))
     if vocabulary.flag("add_space_prefix", False):
         # Before texts that begin with a space as well, but not before spaces alone.
         steps.append(normalizers.Replace(tokenizers.Regex(r"\A(?= *[^ ])"), SPACE))

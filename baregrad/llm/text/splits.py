@@ -8,7 +8,7 @@ patterns are those of the families' own `tokenizer.json`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 _ENDINGS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -59,7 +59,8 @@ class WordSplit:
     """One way of cutting: its passes, and what else a family of tokenisers does.
 
     `whole_words_first`: a word that is a token is not merged from its parts. `adds_bos` is
-    what files of the family mean that do not say. `in_bytes`: words are spelled by bytes;
+    what files of the family mean that do not say; `needs_bos`: whatever files say, which do so by
+    mistake, as the family gives nonsense without. `in_bytes`: words are spelled by bytes;
     otherwise spaces become ▁ and unknown characters `<0xNN>`.
     """
 
@@ -67,6 +68,7 @@ class WordSplit:
     whole_words_first: bool = False
     adds_bos: bool = False
     in_bytes: bool = True
+    needs_bos: bool = False
 
 
 _LINES = WordSplit((r"[^\n]+|\n+",), in_bytes=False)
@@ -116,7 +118,8 @@ _ROWS: tuple[tuple[str, WordSplit], ...] = (
     ("chameleon", WordSplit((
         "<sentinel:[0-9]+>", "(IMGIMG)((A|B|C|D|E|F|G|H|I){1,4})Z", r"([\t\n]|    |  )",
         r"\p{N}", r"[\p{P}!-/:-@\[-`{-~]", _GPT), adds_bos=True)),
-    ("gemma4 granite-embed-multi-311m sarvam-moe", _LINES),
+    ("gemma4 granite-embed-multi-311m", replace(_LINES, needs_bos=True)),
+    ("sarvam-moe", _LINES),
     ("default", WordSplit((
         r"[\p{P}\$\+<=>\^~\|]+", _GPT, r"\p{N}+", "[0-9][0-9][0-9]"))),
 )

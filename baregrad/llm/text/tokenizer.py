@@ -260,8 +260,7 @@ def _around(vocabulary: Vocabulary, split: WordSplit | None) -> tuple[list[int],
     adds_bos = vocabulary.adds_bos
     if adds_bos is None:
         adds_bos = model in ("llama", "bert") or (split is not None and split.adds_bos)
-    if model == "gemma4":
-        # Files say otherwise by mistake; the model gives nonsense without it.
+    if split is not None and split.needs_bos:
         adds_bos = True
     adds_eos = vocabulary.adds_eos
     if adds_eos is None:

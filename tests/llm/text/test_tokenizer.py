@@ -270,3 +270,26 @@ def test_a_token_out_of_range_is_refused() -> None:
     tokenizer = tokenizer_of(byte_metadata())
     with pytest.raises(IndexOutOfRange, match="no such token"):
         tokenizer.decode([tokenizer.size])
+
+
+@pytest.mark.parametrize(("pre", "begins"), [
+    ("gemma4", True), ("granite-embed-multi-311m", True), ("sarvam-moe", False), ("gpt-2", False),
+])  # fmt: skip
+def test_some_families_begin_a_text_whatever_their_files_say(pre: str, *, begins: bool) -> None:
+    """What llama.cpp's tokeniser does with the same metadata, file for file."""
+    tokenizer = tokenizer_of(byte_metadata(pre, add_bos_token=False))
+    assert (tokenizer.encode("hello")[0] == tokenizer.bos) is begins
+
+
+def test_only_spaces_are_stripped_where_white_space_is() -> None:
+    """As llama.cpp has it: other white space is no space unless a table of characters says so."""
+    tokenizer = tokenizer_of({
+        "tokenizer.ggml.model": "t5",
+        "tokenizer.ggml.tokens": ["<pad>", "</s>", "<unk>", "▁", "a", "\n"],
+        "tokenizer.ggml.token_type": [3, 3, 2, 1, 1, 1],
+        "tokenizer.ggml.scores": [0, 0, 0, -1.0, -2.0, -3.0],
+        "tokenizer.ggml.remove_extra_whitespaces": True,
+    })
+    assert tokenizer.encode("  a   a \n  ") == [4, 3, 4, 3, 5, 1]
+    assert tokenizer.encode("\n\n   ") == [5, 5, 1]
+    assert tokenizer.encode("    ") == [1]
