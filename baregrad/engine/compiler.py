@@ -7,6 +7,7 @@ text of our own compiler, so that no stale program can ever be found.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -102,6 +103,12 @@ class Compiler:
         self.compiled = 0
         self.loaded = 0
         self.tuner: Tuner | None = None
+
+    def elsewhere(self) -> Compiler:
+        """Return a compiler with the same programs, for another device than this one loads on."""
+        other = copy.copy(self)
+        other._kernels = weakref.WeakValueDictionary()
+        return other
 
     def load(
         self, kernels: Iterable[Node], device: Device, progress: Callable[[], None]

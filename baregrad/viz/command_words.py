@@ -32,7 +32,8 @@ def words_document(plan: Plan, compiler: Compiler, variables: Mapping[str, int])
     """
     device = NvDevice(port=open_port("virtual", architecture=compiler.target.name))
     try:
-        executable = Executable(plan, device, compiler)
+        # A real run's kernels are loaded on its own device.
+        executable = Executable(plan, device, compiler.elsewhere())
         commands = device.command_list()
         executable.record(commands, executable.place, variables)
         recorded = commands.commands

@@ -71,6 +71,22 @@ def test_a_real_run_is_saved_with_its_graphs_and_its_timeline(
     assert set(ran) == kernels and len(ran) == 4 * len(kernels)
 
 
+@pytest.mark.slow
+def test_a_real_run_on_a_gpu_is_saved_with_its_commands(script: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.viz"
+    where = {"BAREGRAD_DEVICE": "NV:1", "BAREGRAD_NV_PORT": "virtual"}
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True,
+        env={**environment(tmp_path, str(path)), **where},
+    )
+    assert done.stdout.split() == ["64.0"] * 4 and "written to" in done.stderr, done.stderr
+    assert "commands" in read(path, "summary")["views"]
+    (compute, _) = read(path, "words/0")["channels"]
+    told = [text for *_, work in compute["rows"] for kind, text in work if kind == "launch"]
+    names = [step["name"] for step in read(path, "plan/0")["steps"]]
+    assert [text.split(":")[0] for text in told] == names
+
+
 def test_a_real_run_is_shown_until_it_is_interrupted(script: Path, tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, str(script)], stdout=subprocess.PIPE, text=True,
