@@ -30,12 +30,17 @@ from baregrad.schedule.narrow import narrower_source
 from baregrad.schedule.packed_factors import WHY as WHY_PACKED
 from baregrad.schedule.padded import is_copied_in_bands, is_read_in_chunks, is_shared_by_threads
 from baregrad.schedule.plan import Reason
-from baregrad.schedule.survey import READ_BY_STREAM, is_tuple, own_work
+from baregrad.schedule.survey import READ_BY_STREAM, VIEWED, is_tuple, own_work
 from baregrad.schedule.traffic import OPERATIONS_PER_BYTE
 
 LAUNCH = 4000.0  # about a microsecond
+# What all threads of a large GPU compute in the two microseconds that a launch takes beside its
+# work, and the operations of a value that they may as well all make anew.
+GPU_LAUNCH, GPU_CHEAP = 6e7, 64
 MAX_OPS = 200  # values computed in one kernel; dear ones count several times
 MAX_LOADS, MAX_GPU_LOADS = 24, 40  # arrays read by one kernel; a GPU joins those of neighbours
+# So many times as many of both on a GPU where a kernel has few points: a launch takes longer.
+FEW_POINTS, FEW_MORE = 1 << 14, 2
 LONG_NEST = 16384.0  # steps for one result of a sum of sums, on a GPU
 # Arrays that are written and read beside a tile of results, which lies in registers meanwhile.
 EPILOGUE_OUTS, EPILOGUE_READS = 2, 4
@@ -43,7 +48,9 @@ EPILOGUE_OUTS, EPILOGUE_READS = 2, 4
 EPILOGUE_REUSE = 16.0
 ROWS = 16  # independent rows that keep a small machine busy
 SERIAL_WORK = 65536.0  # operations that one thread may as well do alone
-SMALL_WORK = 4096.0
+# Operations of a sum that each block may as well make: of any, and on a GPU of the only result of
+# one in a kernel of few points, as a norm of a row is.
+SMALL_WORK, SMALL_GPU_WORK = 4096.0, 32768.0
 LONG_WORK = 1 << 20  # operations of a sum that no single thread is to do
 FUNCTION_WORK = 16.0  # operations of a value that has a function in it
 NO_READS_WORK = 32.0  # places and masks are computed wherever they are wanted
@@ -52,9 +59,11 @@ SIBLINGS = 8  # drafts of one shape that are looked at
 # Values below an output that are compared with its siblings', on a CPU; on a GPU twice as many,
 # since each kernel's arrays come from memory anew.
 NEIGHBOURS = 24
+_IN_MEMORY = (Ops.CONST, Ops.PARAM, Ops.BUFFER, Ops.CONTIGUOUS)
 _READS = Ops.PARAM.bit | Ops.BUFFER.bit
 _FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
 _ELEMENTWISE = mask_of(ELEMENTWISE)
+WHY_CHEAP = "made anew by all threads in less time than a launch takes"
 
 
 class Verdict(NamedTuple):
@@ -101,6 +110,8 @@ def decide(fusion: Fusion, node: Node, requests: list[Request]) -> Verdict:
         return Verdict(False, "read in chunks, each of which is there or not")
     if not reason and node in fusion.packed and _is_in_one_kernel(requests):
         return Verdict(False, WHY_PACKED)
+    if not reason and fusion.gpu and _is_cheaper_than_a_launch(fusion, node, requests):
+        return Verdict(False, WHY_CHEAP)
     if not reason:
         reason = _dearer_inline(fusion, node, requests)
     if not reason:
@@ -124,6 +135,33 @@ def _is_in_one_kernel(requests: list[Request]) -> bool:
     )
 
 
+def _is_cheaper_than_a_launch(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
+    """Whether a sum's threads make a few operations on a row of 16 bits in less than a launch.
+
+    Tiles of matrix units copy what they multiply, and cannot.
+    """
+    if not node.op.bit & _ELEMENTWISE or not _is_in_one_kernel(requests):
+        return False
+    if requests[0].draft.contraction in fusion.matrix_products or not _is_little(node):
+        return False
+    return own_work(node) * sum(request.evals for request in requests) < GPU_LAUNCH
+
+
+def _is_little(node: Node) -> bool:
+    """Whether a value is a few operations on numbers of 16 bits, which lie in memory so."""
+    found, waiting = {node}, [node]
+    while waiting:
+        value = waiting.pop()
+        if value.op in _IN_MEMORY or (value.dtype.is_float and value.dtype.bits == 16):
+            continue
+        if not value.op.bit & (_ELEMENTWISE | VIEWED) or len(found) > GPU_CHEAP:
+            return False
+        new = [child for child in value.src if child not in found]
+        found.update(new)
+        waiting.extend(new)
+    return True
+
+
 def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
     """Whether it is the usual case: arithmetic that one kernel computes once, with room for it."""
     if len(requests) != 1 or not node.op.bit & _ELEMENTWISE or node in fusion.must:
@@ -133,14 +171,23 @@ def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
     if fusion.gpu and _is_anew_in_each_thread(fusion, node, request):
         return False
     loads = draft.loads + draft.pending + len(node.src)
-    if draft.count >= MAX_OPS or loads > _most_loads(fusion):
+    if draft.count >= _most_ops(fusion, draft) or loads > _most_loads(fusion, draft):
         return False
     return request.evals <= fusion.survey.size[node.shape] * 1.001
 
 
-def _most_loads(fusion: Fusion) -> int:
+def _most_ops(fusion: Fusion, draft: Draft) -> int:
+    """How many values a kernel may compute."""
+    return MAX_OPS * _times_more(draft) if fusion.gpu else MAX_OPS
+
+
+def _most_loads(fusion: Fusion, draft: Draft) -> int:
     """How many arrays a kernel may read."""
-    return MAX_GPU_LOADS if fusion.gpu else MAX_LOADS
+    return MAX_GPU_LOADS * _times_more(draft) if fusion.gpu else MAX_LOADS
+
+
+def _times_more(draft: Draft) -> int:
+    return FEW_MORE if points_of(draft.loops) <= FEW_POINTS else 1
 
 
 def _why_fused(node: Node, requests: list[Request]) -> str:
@@ -178,10 +225,11 @@ def obstacle(fusion: Fusion, node: Node, request: Request) -> str:
     draft = request.draft
     if op is Ops.CONTIGUOUS:
         return "contiguous asked for"
-    if draft.count >= MAX_OPS and node not in fusion.packed:
-        return f"the kernel computes {MAX_OPS} values already"
+    most = _most_ops(fusion, draft)
+    if draft.count >= most and node not in fusion.packed:
+        return f"the kernel computes {most} values already"
     others = draft.loads + draft.pending - 1
-    most = _most_loads(fusion)
+    most = _most_loads(fusion, draft)
     if len(node.src) > 1 and others + len(node.src) > most:
         reads = _arrays_read(node)
         if reads > 1 and others + reads > most and node not in fusion.packed:
@@ -249,15 +297,18 @@ def _reduction_obstacle(fusion: Fusion, node: Node, request: Request) -> str:
     draft = request.draft
     survey = fusion.survey
     work = survey.work[node] * survey.size[node.shape]
+    outer = frozenset(draft.loops)
     if fusion.gpu and draft.contraction not in (None, node):
         # The threads of its tiles have no rows for others.
         return "a reduction beside a contraction"
     if work <= SMALL_WORK:
         return ""
+    if fusion.gpu and survey.size[node.shape] == 1 and points_of(outer) <= FEW_POINTS:
+        if work <= SMALL_GPU_WORK:
+            return ""
     if request.share < 1.0:
         return "a reduction inside a guard"
     free = ranges_of(request.idx)
-    outer = frozenset(draft.loops)
     if node in survey.contractions or node.src[0].op is Ops.MUL:
         if draft.sealed and not all(out.how.apart for out in draft.outs) and not fusion.gpu:
             return "a sum of products beside writes that keep their order"

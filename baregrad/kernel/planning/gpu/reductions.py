@@ -54,8 +54,9 @@ COLUMN_LANES, MANY_BLOCKS = 4, 8
 # column's.
 TOGETHER, MOST_STEPS = 4, 16
 COLUMN_ELEMENTS = 16
-# Elements of each thread before blocks share what comes after sums that each of them makes.
-BLOCK_ELEMENTS = 16
+# Elements of each thread before blocks share what comes after sums that each of them makes, and the
+# operations of an element that are one element's.
+BLOCK_ELEMENTS, ELEMENT_OPS = 16, 32
 # Threads for sums of sums.
 NESTED_BLOCK = 512
 # Operations on elements that are under way together, at most: each is code.
@@ -419,14 +420,21 @@ def _along(plan: GpuPlan, columns: Sequence[Node], units: list[tuple[str, int]])
     several = all(isinstance(extent_of(axis), int) for axis in ordered)
     if not several or any(len(each) not in (0, len(axes)) for each in outs):
         ordered = [max(ordered, key=lambda axis: index.upper(extent_of(axis)))]
-    outer = "grid" if _is_spread(plan, columns, ordered, units) else "loop"
-    _share(plan, ordered, units, free.isdisjoint(axes), outer)
+    along = frozenset(ordered)
+    work = sum(op_flops(node) for node in plan.facts.order if not along.isdisjoint(node.ranges))
+    worth = max(work // ELEMENT_OPS, 1)
+    outer = "grid" if _is_spread(plan, columns, ordered, units, worth) else "loop"
+    _share(plan, ordered, units, free.isdisjoint(axes) and worth == 1, outer)
 
 
 def _is_spread(
-    plan: GpuPlan, columns: Sequence[Node], ordered: Sequence[Node], units: list[tuple[str, int]]
+    plan: GpuPlan, columns: Sequence[Node], ordered: Sequence[Node], units: list[tuple[str, int]],
+    worth: int,
 ) -> bool:
-    """Whether blocks share such axes, each of which makes the sums of all of them anew."""
+    """Whether blocks share such axes, each of which makes the sums of all of them anew.
+
+    worth: how many plain elements one of them is worth.
+    """
     if not all(isinstance(extent_of(axis), int) for axis in ordered):
         return False
     data = frozenset(plan.facts.data)
@@ -437,7 +445,7 @@ def _is_spread(
     elements = BLOCK_ELEMENTS * prod([size for _, size in units])
     return (
         2 * iterations(data.difference(columns)) < plan.target.busy_blocks
-        and iterations(ordered) > elements
+        and worth * iterations(ordered) > elements
         and sum(again) <= elements
     )
 
