@@ -7,6 +7,7 @@ becomes part of whatever reads it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 from baregrad.dtypes import dtypes
 from baregrad.io.gguf.planes import WORD_BYTES, BlockField, Planes, unpack_six
@@ -115,11 +116,16 @@ def scaled(
         (found[..., word] >> 8 * place) & 255
         for word in range(together) for place in range(WORD_BYTES)
     ]  # fmt: skip
-    if minimum is None and addend is None:
+    is_plain = minimum is None and addend is None
+    # Codes lie around their offset, if they have one: up to twice of it.
+    if is_plain and not 0 < offset <= _CODE_STEP // 2:
         return scale * _dot(parts, [_as_floats(each, offset) for each in octets])
-    # What is added to codes comes off with the minimum. Sums of the vector alone would be a kernel
-    # of their own, which takes longer than to make each number whole.
     factors = [(each << _CODE_PLACE | _CODE_LEAD).bitcast(dtypes.float32) for each in octets]
+    if is_plain:
+        # What is added to codes comes off with the sum of the vector, which rows share.
+        less = reduce(Tensor.add, parts) * -float(_CODE_STEP + offset)
+        return scale * (_dot(parts, factors) + less)
+    # Here it comes off with the minimum, for each code.
     less = scale * float(_CODE_STEP + offset)
     less = less if minimum is None else less + minimum
     beside = -less if addend is None else addend - less

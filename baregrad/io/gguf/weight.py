@@ -18,7 +18,7 @@ from baregrad.io.gguf.byte_products import CODES, byte_linear
 from baregrad.io.gguf.grids import grid_of
 from baregrad.io.gguf.planes import Planes, planes_of
 from baregrad.io.gguf.types import GgmlType
-from baregrad.io.gguf.wide_products import WITH_MINIMA, wide_linear
+from baregrad.io.gguf.wide_products import BY_INTEGERS, wide_linear
 from baregrad.io.tensors import mapped_tensor
 from baregrad.tensor import Tensor
 
@@ -46,9 +46,9 @@ _GRID_BLOCKS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyTyp
 
 # Bytes of a float16 or bfloat16.
 HALF_BYTES = 2
-# Bytes of a matrix from which on integers are made of the row that it is multiplied with: that is a
-# kernel more, but then four codes are multiplied at once.
-LARGE_NBYTES = 16 << 20
+# Bytes of a matrix from which on integers are made of the row that it is multiplied with: that may
+# be a kernel more, but then four codes are multiplied at once.
+LARGE_NBYTES = 4 << 20
 
 
 class PackedWeight:
@@ -192,9 +192,9 @@ class PackedWeight:
 
         Off GPUs the rows of `x` are rounded to bytes with a scale for each block, as llama.cpp
         rounds them, for the types that `CODES` names; on GPUs lone rows of 16-bit floats become
-        integers of 16 bits before large matrices of types with minima. Neither where they are to be
-        `exact`, or carry gradients. Of a row so rounded that is not finite nothing is. Raises
-        ShapeError for a weight that is no matrix, and rows of another width.
+        integers of 16 bits before large matrices of the types that `BY_INTEGERS` names. Neither
+        where they are to be `exact`, or carry gradients. Of a row so rounded that is not finite
+        nothing is. Raises ShapeError for a weight that is no matrix, and rows of another width.
         """
         if len(self.shape) != 2:
             raise ShapeError(
@@ -311,7 +311,7 @@ class PlanarWeight(PackedWeight):
 
     def _takes_integers(self, x: Tensor) -> bool:
         """Whether rows are rounded so much that integers of 16 bits stand for their numbers."""
-        is_one = self.planes.has_words and self.type.name in WITH_MINIMA and not self.is_exact
+        is_one = self.planes.has_words and self.type.name in BY_INTEGERS and not self.is_exact
         return is_one and x.dtype.itemsize == HALF_BYTES and not x.requires_grad
 
     def in_planes(self) -> PackedWeight:

@@ -20,20 +20,21 @@ from baregrad.tensor import Tensor
 RUN = WORD * WORDS
 # The largest integer: its high byte is 127 when its low byte is rounded off.
 _LARGEST = 32512.0
-# Types with minima, which are multiplied by sums of the row in any case. For others it takes longer
-# to make integers of a row than to unpack codes.
-WITH_MINIMA = ("Q4_1", "Q2_K", "Q4_K", "Q5_K")
+# Types that are multiplied so: unpacking each code into a float takes longer than making integers
+# of a row, which is done along with the norm in front of most products.
+BY_INTEGERS = ("Q4_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
 # What is 0 in a row: float32 has no such number's inverse, times the largest integer.
 _NOTHING = 2.0**-111
 # Words of a run in memory: a multiple of the widest load's.
 _STRIDE = 12
 
 
-def split_row(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def split_row(x: Tensor, offset: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """High and low bytes, int32 words (..., runs, 4), of rows (..., width) of float32, and more.
 
     That is what an integer stands for, float32 (..., runs), and the sum of the numbers that a run's
-    integers stand for, likewise. All lie in one array, made at once.
+    integers stand for, likewise; with an `offset`, less that times it. All lie in one array, made
+    at once.
     """
     parts = x.reshape(*x.shape[:-1], x.shape[-1] // RUN, WORDS, WORD)
     each = [parts[..., word, place] for word in range(WORDS) for place in range(WORD)]
@@ -42,7 +43,7 @@ def split_row(x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     inverse = is_nothing.where(0.0, _LARGEST / largest)
     step = is_nothing.where(0.0, largest / _LARGEST)
     total = reduce(Tensor.add, [_whole(one, inverse) for one in each])
-    share = total.cast(dtypes.float32) * step
+    share = total.cast(dtypes.float32) * (step * -offset if offset else step)
     places = [_whole(parts[..., place], inverse.unsqueeze(-1)) for place in range(WORD)]
     high = [(one + 128) >> 8 for one in places]
     low = [one - (above << 8) for one, above in zip(places, high, strict=True)]
@@ -80,12 +81,14 @@ def wide_linear(x: Tensor, blocks: Planes, name: str) -> Tensor:
     lead = len(blocks.shape) - 3
     count, *groups, chain, _ = held.words.shape[lead + 1 :]
     each = (*x.shape[:-1], 1, count, *groups, chain)
-    above, below, step, sums = split_row(x)
+    above, below, step, sums = split_row(x, held.offset)
     above, below = above.reshape(*each, WORDS), below.reshape(*each, WORDS)
     step, sums = step.reshape(each), sums.reshape(each)
     codes = [held.words[..., place] for place in range(WORDS)]
     high, low = (_dots(codes, row) for row in (above, below))
     found = ((high << 8) + low).cast(dtypes.float32) * step
+    if held.offset:
+        found = found + sums
     found = held.scale.unsqueeze(-1) * found
     if held.minimum is not None:
         found = found + held.minimum.unsqueeze(-1) * sums

@@ -7,11 +7,12 @@ import pytest
 
 from baregrad import Tensor, dtypes
 from baregrad.io.gguf import PackedWeight, PlanarWeight, by_name
-from baregrad.io.gguf.wide_products import RUN, WITH_MINIMA, split_row, wide_linear
+from baregrad.io.gguf.wide_products import BY_INTEGERS, RUN, split_row, wide_linear
+from baregrad.testing.ptx_device import ptx_session
 from tests.io.gguf.packed import random_rows, reference
 
 
-@pytest.mark.parametrize("name", WITH_MINIMA)
+@pytest.mark.parametrize("name", BY_INTEGERS)
 def test_products_are_right_within_the_rounding_of_16_bits(name: str) -> None:
     row = by_name(name)
     packed = random_rows(row, 16, 512)
@@ -60,6 +61,29 @@ def test_exact_products_take_numbers_as_they_are(monkeypatch: pytest.MonkeyPatch
         assert (np.abs(one.linear(x, wide=True).numpy() - wanted) <= alike).all()
     found = planes.linear(x, exact=True, wide=True).numpy()
     assert (np.abs(found - wanted) <= alike).all()
+
+
+def test_integers_are_made_along_with_a_norm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU a token's norm, its integers and its product are two launches, not four."""
+    monkeypatch.setattr("baregrad.io.gguf.weight.LARGE_NBYTES", 0)
+    row, random = by_name("Q6_K"), np.random.default_rng(8)
+    packed = random_rows(row, 24, 512)
+    values = random.standard_normal((1, 512)).astype(np.float32)
+    gain = random.standard_normal(512).astype(np.float32)
+    with ptx_session() as session:
+        weight = PackedWeight(row, (24, 512), Tensor(packed)).in_planes()
+        x = Tensor(values).cast(dtypes.bfloat16).realize()
+        scale = Tensor(gain).realize()
+        before = session.backend("NV").device.launches
+        result = weight.linear(x.rms_norm(512, scale, 1e-5)).realize()
+        launches = session.backend("NV").device.launches - before
+        found, read = (one.cast(dtypes.float32).numpy() for one in (result, x))
+        del weight, x, scale, result
+    assert launches == 2
+    read = read.astype(np.float64)
+    normed = read / np.sqrt((read**2).mean() + 1e-5) * gain
+    dense = reference(row, packed).astype(np.float64)
+    assert (np.abs(found - normed @ dense.T) <= 2.0**-8 * (np.abs(normed) @ np.abs(dense).T)).all()
 
 
 def test_bytes_make_up_the_numbers() -> None:
