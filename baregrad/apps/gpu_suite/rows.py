@@ -9,12 +9,14 @@ from baregrad.apps.beside.tensor_case import TensorCase
 from baregrad.apps.beside.worker import Case
 from baregrad.apps.gpu_suite.llama import DECODING
 from baregrad.apps.gpu_suite.memory import BANDWIDTH, GRADIENTS, ORDERS
+from baregrad.apps.gpu_suite.packed import PACKED
 from baregrad.apps.gpu_suite.products import ATTENTIONS, CONVOLUTIONS, PRODUCTS
 from baregrad.apps.gpu_suite.row import GpuRow
 from baregrad.apps.gpu_suite.training import TRAINING
 
 ROWS: tuple[GpuRow, ...] = (
-    *PRODUCTS, *CONVOLUTIONS, *ATTENTIONS, *BANDWIDTH, *GRADIENTS, *ORDERS, *DECODING, *TRAINING,
+    *PRODUCTS, *PACKED, *CONVOLUTIONS, *ATTENTIONS, *BANDWIDTH, *GRADIENTS, *ORDERS, *DECODING,
+    *TRAINING,
 )
 
 TINY_SETS = 2

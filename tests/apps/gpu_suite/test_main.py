@@ -27,11 +27,13 @@ WANTED = (
     ("gradient", 3, 1.2), ("randn", 1, 0.3), ("argmax", 1, 1.0), ("topk", 1, 1.0),
     ("cumsum", 1, 1.0), ("sort", 1, 0.4), ("embedding gradient", 1, 1.0), ("scatter-add", 1, 1.0),
     ("AdamW", 2, 1.0), ("chain of 1000", 1, 1.0), ("Llama", 1, 1.0), ("GPT-2", 1, 0.45),
-    ("ResNet-50 training", 1, 0.4),
+    ("ResNet-50 training", 1, 0.4), ("matvec 14336x4096", 2, 0.92), ("matvec 14336x4096", 3, 0.85),
+    ("8192 rows by 8 experts", 2, 0.9),
 )
 QUICK = (
     "matmul 4096 TN", "matmul 64 of*", "conv 3x3 stride 2*filter", "softmax 16384x8192",
     "cross entropy*", "argmax*", "randn*", "chain of 1000*", "AdamW*fp32", "Llama*512",
+    "matvec*Q4_K", "*experts*Q4_K",
 )
 VIRTUAL = ("matmul 4096 NT", "rmsnorm*", "column sum*", "embedding*")
 
@@ -55,6 +57,7 @@ def test_the_suite_is_what_was_asked_for() -> None:
         "x+1 of 2^28", "copy of 2^28", "sum of 2^28", "column sum of 2^14x2^14",
         "chain of five of 2^28", "softmax 16384x8192", "rmsnorm 16384x8192",
         "layernorm 16384x8192", "transpose of 8192x8192",
+        *[f"matvec 14336x4096 {kind}" for kind in ("bf16", "fp8", "Q8_0", "Q4_K", "Q6_K")],
     }
     assert len({row.name for row in ROWS}) == len(ROWS)
 
