@@ -38,6 +38,7 @@ from baregrad.nn.activations import (
     Threshold,
 )
 from baregrad.nn.attention import MultiheadAttention
+from baregrad.nn.block_scaled import BlockScaled, quantize_blocks, scaled_matmul
 from baregrad.nn.containers import (
     ModuleDict,
     ModuleList,
@@ -187,6 +188,7 @@ __all__ = [
     "BatchNorm2d",
     "BatchNorm3d",
     "Bilinear",
+    "BlockScaled",
     "CTCLoss",
     "ChannelShuffle",
     "CircularPad1d",
@@ -311,6 +313,8 @@ __all__ = [
     "init",
     "load_state_dict",
     "parameter",
+    "quantize_blocks",
+    "scaled_matmul",
     "to_float8",
     "utils",
 ]

@@ -37,7 +37,7 @@ SESSION_EVERY = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class CaseLimits:
     """The longest axis, the most products of a case, and the most elements of an array."""
 
     most: int = 4096
@@ -46,7 +46,7 @@ class Limits:
 
 
 # What an interpreter of GPU programs does in a second or less.
-SMALL = Limits(96, 1 << 18, 1 << 13)
+SMALL = CaseLimits(96, 1 << 18, 1 << 13)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ KINDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Contraction:
+class ProductCase:
     """A product of two arrays summed over the axes that the result has not.
 
     equation: as `einsum` takes it; by_matmul: the operation is `matmul`, of the last two axes.
@@ -94,7 +94,7 @@ class Contraction:
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class AttentionCase:
     """softmax(q k^T / sqrt(d)) v over heads; keys and values are of `groups` of them."""
 
     batch: int
@@ -108,13 +108,13 @@ class Attention:
     mask: str
 
 
-Case = Contraction | Attention
+Case = ProductCase | AttentionCase
 
 
 # --- what is drawn -------------------------------------------------------------------------------
 
 
-def drawn(seed: int, limits: Limits) -> Case:
+def drawn(seed: int, limits: CaseLimits) -> Case:
     """The case of a seed."""
     rng = Random(seed)
     return _attention(rng, limits) if rng.random() < 0.2 else _contraction(rng, limits)
@@ -127,7 +127,7 @@ def _size(rng: Random, most: int) -> int:
     return max(size // step * step, 1)
 
 
-def _fit(rng: Random, sizes: dict[str, int], groups: Sequence[str], limits: Limits) -> None:
+def _fit(rng: Random, sizes: dict[str, int], groups: Sequence[str], limits: CaseLimits) -> None:
     """Halve sizes until products and arrays, whose axes `groups` name, are within limits."""
     bounds = (limits.products, *[limits.elements for _ in groups[1:]])
     for letters, bound in zip(groups, bounds, strict=True):
@@ -136,7 +136,7 @@ def _fit(rng: Random, sizes: dict[str, int], groups: Sequence[str], limits: Limi
             sizes[letter] = -(-sizes[letter] // 2)
 
 
-def _contraction(rng: Random, limits: Limits) -> Contraction:
+def _contraction(rng: Random, limits: CaseLimits) -> ProductCase:
     kinds = rng.choice(KINDS)
     is_float = as_dtype(kinds.out).is_float
     whole = not is_float or "float8" in kinds.left or rng.random() < 0.5
@@ -151,12 +151,12 @@ def _contraction(rng: Random, limits: Limits) -> Contraction:
         left, right, out = ("".join(rng.sample(term, len(term))) for term in (left, right, out))
     gradients = is_float and not kinds.asked and rng.random() < 0.3
     after = "" if gradients or not is_float else rng.choice(("", "", "bias", "relu", "half"))
-    return Contraction(
+    return ProductCase(
         f"{left},{right}->{out}", tuple(sizes.items()), kinds, whole, by_matmul, after, gradients
     )
 
 
-def _attention(rng: Random, limits: Limits) -> Attention:
+def _attention(rng: Random, limits: CaseLimits) -> AttentionCase:
     dtype = rng.choice(("bfloat16", "bfloat16", "float16", "float32"))
     heads, groups = rng.choice(((1, 1), (2, 1), (4, 1), (4, 2), (3, 1), (8, 4)))
     width = rng.choice((1, 8, 16, 24, 32, 64, 64, 80, 128, 128, 256))
@@ -170,7 +170,7 @@ def _attention(rng: Random, limits: Limits) -> Attention:
     if sizes["h"] != heads:
         # Fewer than were drawn: one group has them all.
         heads, groups = sizes["h"], 1
-    return Attention(
+    return AttentionCase(
         sizes["b"], heads, groups, sizes["q"], sizes["k"], min(width, sizes["d"]),
         min(values, sizes["d"]), dtype, mask,
     )  # fmt: skip
@@ -200,7 +200,7 @@ def _laid_out(rng: Random, values: Array, dtype: DType) -> Tensor:
     order = list(range(values.ndim))
     if rng.random() < 0.6:
         rng.shuffle(order)
-    stored = np.ascontiguousarray(values.transpose(order))
+    stored = np.asarray(values.transpose(order), order="C")
     pads = [rng.choice((1, 3, 8)) if rng.random() < 0.1 else 0 for _ in order]
     if any(pads):
         stored = np.pad(stored, [(0, pad) for pad in pads], constant_values=1)
@@ -219,7 +219,7 @@ def _laid_out(rng: Random, values: Array, dtype: DType) -> Tensor:
 # --- contractions --------------------------------------------------------------------------------
 
 
-def _check_contraction(case: Contraction, seed: int) -> str | None:
+def _check_contraction(case: ProductCase, seed: int) -> str | None:
     rng, random = np.random.default_rng(seed), Random(seed + 1)
     sizes = dict(case.sizes)
     terms, out = case.equation.split("->")
@@ -269,7 +269,7 @@ def _check_contraction(case: Contraction, seed: int) -> str | None:
 
 
 def _after(
-    case: Contraction, found: Tensor, rng: np.random.Generator
+    case: ProductCase, found: Tensor, rng: np.random.Generator
 ) -> tuple[Tensor, Array | None]:
     """A result with what is done to it, and what it is added to."""
     if case.after == "relu":
@@ -284,7 +284,7 @@ def _after(
 
 
 def _compared(
-    case: Contraction, made: tuple[Tensor, Array | None], exact: Array, size: Array, depth: int,
+    case: ProductCase, made: tuple[Tensor, Array | None], exact: Array, size: Array, depth: int,
     dtype: DType,
 ) -> str | None:  # fmt: skip
     """What is wrong with a result. size: the sum of its products' magnitudes, `depth` of them."""
@@ -335,7 +335,7 @@ def _differences(found: Array, wanted: Array, allowed: Array) -> str | None:
 # --- attention -----------------------------------------------------------------------------------
 
 
-def _check_attention(case: Attention, seed: int) -> str | None:
+def _check_attention(case: AttentionCase, seed: int) -> str | None:
     rng, random = np.random.default_rng(seed), Random(seed + 1)
     dtype = as_dtype(case.dtype)
     shared = case.groups
@@ -394,7 +394,7 @@ def _attended(
 def check_case(case: Case, seed: int) -> str | None:
     """Run a case; what is wrong with it, None for nothing. Where memory does not do, so be it."""
     try:
-        if isinstance(case, Attention):
+        if isinstance(case, AttentionCase):
             return _check_attention(case, seed)
         return _check_contraction(case, seed)
     except OutOfMemory:
@@ -403,7 +403,7 @@ def check_case(case: Case, seed: int) -> str | None:
         return traceback.format_exc().strip().splitlines()[-1]
 
 
-def check_chunk(limits: Limits, chunk: Chunk) -> Iterator[tuple[int, str | None]]:
+def check_chunk(limits: CaseLimits, chunk: Chunk) -> Iterator[tuple[int, str | None]]:
     """Check the seeds of a chunk, in sessions of a few hundred."""
     seeds = range(chunk.first, chunk.first + chunk.count)
     with options.override(device=chunk.device, cache=False):
@@ -433,7 +433,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = parser.parse_args(argv)
     device = options.device
     small = given.small or not is_gpu(device) or options.nv_port == "virtual"
-    limits = SMALL if small else Limits()
+    limits = SMALL if small else CaseLimits()
     first, count = (given.seed, given.cases) if given.only is None else (given.only, 1)
     end = None if given.minutes is None else time.time() + 60 * given.minutes
     each = max(-(-count // max(given.processes * 8, 1)), 1)

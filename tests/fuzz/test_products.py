@@ -7,7 +7,14 @@ import pytest
 
 from baregrad.tensor import Tensor
 from baregrad.testing import fuzz_products
-from baregrad.testing.fuzz_products import SMALL, Attention, Contraction, Limits, check_case, drawn
+from baregrad.testing.fuzz_products import (
+    SMALL,
+    AttentionCase,
+    CaseLimits,
+    ProductCase,
+    check_case,
+    drawn,
+)
 from baregrad.testing.ptx_device import ptx_session
 
 FEW, MANY = 8, 2000
@@ -36,13 +43,13 @@ def test_many_cases(part: int) -> None:
 
 
 def test_cases_are_of_all_kinds() -> None:
-    cases = [drawn(seed, Limits()) for seed in range(3000)]
-    products = [case for case in cases if isinstance(case, Contraction)]
+    cases = [drawn(seed, CaseLimits()) for seed in range(3000)]
+    products = [case for case in cases if isinstance(case, ProductCase)]
     assert {case.kinds for case in products} == set(fuzz_products.KINDS)
     longest = [max(size for _, size in case.sizes) for case in products]
     assert max(longest) > 3000 and min(longest) < 8
     assert any(case.gradients for case in products)
-    masks = {case.mask for case in cases if isinstance(case, Attention)}
+    masks = {case.mask for case in cases if isinstance(case, AttentionCase)}
     assert masks == {"", "causal", "bool", "added"}
     assert drawn(5, SMALL) == drawn(5, SMALL)
 
@@ -52,7 +59,7 @@ def test_a_wrong_number_is_found(whole: bool, monkeypatch: pytest.MonkeyPatch) -
     """One element is as much off as a product that is left out makes it."""
     kinds = fuzz_products.Kinds("float32", "float32", "float32")
     sizes = (("m", 5), ("n", 7), ("k", 33))
-    case = Contraction("mk,kn->mn", sizes, kinds, whole, True)
+    case = ProductCase("mk,kn->mn", sizes, kinds, whole, True)
     assert check_case(case, 3) is None
     product = Tensor.matmul
 
@@ -68,7 +75,7 @@ def test_a_wrong_number_is_found(whole: bool, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_wrong_row_of_attention_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Attention(1, 2, 1, 6, 9, 16, 16, "float32", "causal")
+    case = AttentionCase(1, 2, 1, 6, 9, 16, 16, "float32", "causal")
     assert check_case(case, 4) is None
     attention = Tensor.scaled_dot_product_attention
     monkeypatch.setattr(
@@ -80,6 +87,6 @@ def test_a_wrong_row_of_attention_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_errors_are_findings() -> None:
-    case = Attention(1, 1, 1, 0, 3, 4, 4, "int32", "")
+    case = AttentionCase(1, 1, 1, 0, 3, 4, 4, "int32", "")
     problem = check_case(case, 1)
     assert problem is not None and "Error" in problem
