@@ -1,0 +1,149 @@
+"""Boxes of maps: each has the elements of its copy, and zeros where its conditions say so."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, const, make_node, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
+from baregrad.kernel.gpu.boxes import BoxCopy, box_of
+from tests.kernel import kernels as k
+
+HALF = dtypes.float16
+ARRAY = np.arange(1, (1 << 16) + 1)
+OPS: dict[Any, Any] = {
+    Ops.ADD: operator.add, Ops.SUB: operator.sub, Ops.MUL: operator.mul, Ops.CMPLT: operator.lt,
+    Ops.FLOORDIV: operator.floordiv, Ops.MOD: operator.mod, Ops.AND: operator.and_,
+}  # fmt: skip
+
+
+def axes(*sizes: int) -> list[Node]:
+    return [range_node(size, number, f"x{number}") for number, size in enumerate(sizes)]
+
+
+def read(place: index.Dim, *conditions: Node, dtype: DType = HALF) -> Node:
+    value = make_node(Ops.LOAD, dtype, (k.param(1, ARRAY.size, dtype=dtype), index.as_node(place)))
+    return make_node(Ops.GUARD, dtype, (index.both(*conditions), value)) if conditions else value
+
+
+def at(node: Node, point: Mapping[Node, int]) -> Any:
+    """The value of a position or condition at a point."""
+    if node.op is Ops.RANGE:
+        return point[node]
+    if node.op is Ops.CONST:
+        return node.arg
+    return OPS[node.op](*[at(child, point) for child in node.src])
+
+
+def element(value: Node, point: Mapping[Node, int]) -> int:
+    if value.op is Ops.GUARD:
+        return element(value.src[1], point) if at(value.src[0], point) else 0
+    return int(ARRAY[at(value.src[1], point)])
+
+
+def elements_of(found: BoxCopy, point: Mapping[Node, int]) -> list[int]:
+    """What an engine brings of a box, in order: of a place past an edge, zero."""
+    corner = [at(each, point) for each in found.corner]
+    box = found.box
+    done = []
+    for place in product(*[range(size) for size in box.box[::-1]]):
+        where = [a + b for a, b in zip(corner, place[::-1], strict=True)]
+        inside = all(0 <= w < size for w, size in zip(where, box.shape, strict=True))
+        offset = sum(w * stride for w, stride in zip(where, box.strides, strict=True))
+        done.append(int(ARRAY[offset]) if inside else 0)
+    return done
+
+
+def check(value: Node, own: list[Node], others: list[Node]) -> BoxCopy:
+    """A copy over all of `own`, innermost first, is its box for all points of the others."""
+    found = box_of(value, own)
+    assert found is not None
+    apart = own[found.covered :]
+    for here in product(*[range(int(axis.src[0].arg)) for axis in apart]):
+        fixed = {axis: const(n, dtypes.index) for axis, n in zip(apart, here, strict=True)}
+        one = substitute(value, fixed)
+        box = box_of(one, own[: found.covered])
+        assert box is not None and box.box.strides[0] == 1
+        for there in product(*[range(int(axis.src[0].arg)) for axis in others]):
+            point = dict(zip(others, there, strict=True))
+            sizes = [range(int(axis.src[0].arg)) for axis in own[: found.covered]]
+            wanted = [
+                element(one, {**point, **dict(zip(own, places[::-1], strict=False))})
+                for places in product(*sizes[::-1])
+            ]
+            assert elements_of(box, point) == wanted
+    return found
+
+
+def test_rows_of_steps() -> None:
+    """72 rows of 136 steps, three times over: past the edges of each there are zeros."""
+    s, m, i, x, w, y = axes(3, 2, 32, 3, 4, 16)
+    row = index.add(index.mul(m, 32), i)
+    step = index.total([index.mul(x, 64), index.mul(w, 16), y])
+    place = index.total([index.mul(s, 40 * 136), index.mul(row, 136), step])
+    value = read(place, index.less(row, 40), index.less(step, 136))
+    found = check(value, [y, w, i], [s, m, x])
+    assert found.box.shape == (136, 40, 3) and found.box.box == (64, 32, 1) and found.covered == 3
+
+
+@pytest.mark.parametrize(("columns", "covered"), [(128, 5), (96, 4)])
+def test_panels_of_columns_that_lie_across(columns: int, covered: int) -> None:
+    """Whole panels are a dimension; where an edge parts one, each is a box of its own."""
+    x, w, y, p, v, n = axes(2, 2, 8, 2, 8, 8)
+    step = index.total([index.mul(x, 16), index.mul(w, 8), y])
+    column = index.total([index.mul(p, 64), index.mul(v, 8), n])
+    conditions = [index.less(column, columns)] if columns % 128 else []
+    value = read(index.add(index.mul(step, columns), column), *conditions)
+    assert check(value, [n, v, y, w, p], [x]).covered == covered
+
+
+def test_columns_that_take_turns() -> None:
+    """Neighbours lie eight apart: a dimension for each digit, the edge is that of the largest."""
+    b, u, i, v, x = axes(3, 4, 8, 2, 64)
+    column = index.total([index.mul(b, 64), index.mul(u, 16), index.mul(i, 2), v])
+    value = read(index.add(index.mul(column, 64), x), index.less(column, 144))
+    found = check(value, [x, i, v, u], [b])
+    assert found.box.box == (64, 8, 2, 4) and found.box.shape[3] == 9
+    # Where the edge parts such columns, each run of them is a box.
+    value = read(index.add(index.mul(column, 64), x), index.less(column, 136))
+    assert check(value, [x, i, v, u], [b]).box.box == (64, 8)
+
+
+def test_views_begin_elsewhere() -> None:
+    m, i, x = axes(2, 8, 64)
+    row = index.add(index.mul(m, 8), i)
+    place = index.total([3 * 80 + 16, index.mul(row, 80), x])
+    found = check(read(place, index.less(row, 12)), [x, i], [m])
+    assert found.box.shape == (80, 15)
+
+
+def refused() -> dict[str, tuple[Node, list[Node]]]:
+    m, i, x = axes(2, 8, 64)
+    row = index.add(index.mul(m, 8), i)
+    place = index.add(index.mul(row, 72), x)
+    return {
+        "rows of no whole words": (read(index.add(index.mul(row, 68), x)), [x, i]),
+        "a view inside a word": (read(index.add(place, 4)), [x, i]),
+        "steps that lie apart": (read(index.add(index.mul(row, 144), index.mul(x, 2))), [x, i]),
+        "rows that are too short": (read(place), [i, x]),
+        "rows backwards": (read(index.add(index.sub(1152, index.mul(row, 72)), x)), [x, i]),
+        "no rows": (read(index.add(index.mul(m, 72), x)), [x, i]),
+        "a condition on two sides": (read(place, index.less(index.add(row, x), 70)), [x, i]),
+        "truths": (read(place, dtype=dtypes.bool), [x, i]),
+        "wide numbers": (read(place, dtype=dtypes.float64), [x, i]),
+        "what is computed": (make_node(Ops.NEG, HALF, (read(place),)), [x, i]),
+    }
+
+
+@pytest.mark.parametrize("what", sorted(refused()))
+def test_what_is_no_box(what: str) -> None:
+    assert box_of(*refused()[what]) is None
