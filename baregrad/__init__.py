@@ -61,7 +61,7 @@ _EXPORTS = (
 )
 
 # Rooms that are not imported before somebody asks for them.
-_ROOMS = ("array_api", "data", "func", "io")
+_ROOMS = ("array_api", "autograd", "data", "func", "io")
 
 __all__ = [
     "BaregradError",

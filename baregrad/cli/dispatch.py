@@ -55,6 +55,8 @@ COMMANDS = (
     Command("info", "print versions and places, for a bug report", "baregrad.cli.info"),
     Command("onnx", "show an ONNX model, run it and compare with onnxruntime",
             "baregrad.io.onnx.command"),
+    Command("ops", "print every operation: arguments, dtypes, gradient, a call that works",
+            "baregrad.testing.op_page.page"),
     Command("options", "print every option, its meaning and its value",
             "baregrad.cli.option_table"),
     Command("plan", "say what a language model takes in memory, before it is loaded",

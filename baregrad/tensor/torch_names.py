@@ -250,6 +250,24 @@ def randint_like(x: Tensor, low: int, high: int | None = None, *, dtype: object 
     return Tensor.randint(first, last, x.shape, dtype=dtype or x.dtype, device=x.device)
 
 
+def _typed(dtype: DType) -> Any:
+    """PyTorch's class of tensors of a dtype, as a function: of sizes, or of data."""
+
+    def typed(*data: Any) -> Tensor:
+        if data and all(isinstance(one, int) for one in data):
+            return Tensor.empty(*data, dtype=dtype)
+        return Tensor(data[0] if data else [], dtype=dtype)
+
+    typed.__doc__ = f"Return {dtype} of data, or of sizes with values that are not to be relied on."
+    return typed
+
+
+_TYPED = MappingProxyType({
+    "BFloat16Tensor": dtypes.bfloat16, "BoolTensor": dtypes.bool, "ByteTensor": dtypes.uint8,
+    "CharTensor": dtypes.int8, "DoubleTensor": dtypes.float64, "FloatTensor": dtypes.float32,
+    "HalfTensor": dtypes.float16, "IntTensor": dtypes.int32, "LongTensor": dtypes.int64,
+    "ShortTensor": dtypes.int16,
+})  # fmt: skip
 _OWN = frozenset({
     "as_tensor", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "broadcast_shapes",
     "broadcast_tensors", "cartesian_prod", "column_stack", "device", "dstack", "finfo",
@@ -277,6 +295,8 @@ def named(name: str) -> Any:
         return tuple if name == "Size" else DType
     if name == "asarray":
         return as_tensor
+    if name in _TYPED:
+        return _typed(_TYPED[name])
     if not name.startswith("_"):
         if hasattr(dtypes, name) and isinstance(getattr(dtypes, name), DType):
             return getattr(dtypes, name)
@@ -290,4 +310,4 @@ def known() -> list[str]:
     """The names that `named` knows."""
     methods = [n for n in dir(Tensor) if not n.startswith("_") and callable(getattr(Tensor, n))]
     types = [n for n in dir(dtypes) if isinstance(getattr(dtypes, n, None), DType)]
-    return [*_OWN, *_CONSTANTS, *methods, *types]
+    return [*_OWN, *_CONSTANTS, *_TYPED, *methods, *types]

@@ -139,8 +139,6 @@ def explained(function: F, name: str = "", run: Run | None = None) -> F:
     name = name or function.__name__
 
     def method(*args: Any, **kwargs: Any) -> Any:
-        if kwargs and not _NUMPYS_NAMES.isdisjoint(kwargs):
-            kwargs = _pytorchs_names(function, kwargs)
         try:
             return function(*args, **kwargs) if run is None else run(function, args, kwargs)
         except BaregradError:
@@ -169,11 +167,11 @@ def by_our_names(
     signature = inspect.signature(function)
     known = signature.parameters
     first = next(iter(known), "")
-    several = any(one.kind is one.VAR_POSITIONAL for one in known.values())
+    several = [key for key, one in known.items() if one.kind is one.VAR_POSITIONAL]
     renamed: dict[str, Any] = {}
     for name, value in kwargs.items():
         ours = name
-        if name not in known and several and name in _SIZES:
+        if several and name in (_SIZES if name not in known else several):
             args = (*args, value)
             continue
         if name not in known:
@@ -191,20 +189,6 @@ def by_our_names(
     except TypeError:
         return None
     return args, renamed
-
-
-# What NumPy calls arguments, and PyTorch, which takes both.
-_SYNONYMS = MappingProxyType({"axis": "dim", "keepdims": "keepdim"})
-_NUMPYS_NAMES = frozenset(_SYNONYMS)
-
-
-def _pytorchs_names(function: Callable[..., Any], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments by the names that a function has for them, where it has no others."""
-    known = inspect.signature(function).parameters
-    return {
-        _SYNONYMS[name] if name not in known and _SYNONYMS.get(name) in known else name: value
-        for name, value in kwargs.items()
-    }
 
 
 def _named_like(function: F, method: Callable[..., Any]) -> F:

@@ -1,0 +1,1 @@
+"""The page of operations, `docs/ops.md`: what each takes and gives, found out by calling it."""
