@@ -1,8 +1,9 @@
-"""Calls that differ in the arrays that they read and change alone: traced thrice, then written.
+"""Calls that differ in the arrays that they read and change alone: traced twice, then written.
 
-The layers of a model are such. A graph is made of the second call; with the third call's arrays in
-place of its own it must be the very graph that the third call made. Then it is made of that for all
-others, which costs a tenth of running their Python.
+The layers of a model are such. A graph is made of the first call; with the second call's arrays in
+place of its own it must be the very graph that the second call made. Then it is made of that for
+all others, which costs a tenth of running their Python. Where the first call is unlike the second,
+as it may be the first to make what all share, the second and the third are compared.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from baregrad.tensor.array.core import Array
 from baregrad.tensor.array.storage import Storage
 
 T = TypeVar("T", bound=Array)
+# Calls of a kind that are traced before it is known that they are not alike.
+_TRACED = 3
 
 
 class RepeatedCalls:
@@ -53,7 +56,7 @@ class RepeatedCalls:
 
 
 class _Kind:
-    """What is known of one kind: the graph of its second call, and whether the third proved it."""
+    """What is known of one kind: the graph of a call, and whether the next one proved it."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -66,14 +69,13 @@ class _Kind:
     def learn(self, made: list[Node], leaves: list[Node]) -> None:
         """Take note of the graphs of a call."""
         self.calls += 1
-        if self.calls == 2:
+        if self.calls > 1 and self.fits(leaves):
+            same = [one is other for one, other in zip(self.over(leaves), made, strict=True)]
+            self.is_proven = bool(same) and all(same)
+        self.is_odd = self.calls == _TRACED and not self.is_proven
+        if not self.is_proven:
             self._leaves, self._made = leaves, made
             self._order = _above(made, leaves)
-        elif self.calls == 3:
-            pairs = zip(self.over(leaves), made, strict=True) if self.fits(leaves) else ()
-            same = [one is other for one, other in pairs]
-            self.is_proven = bool(same) and all(same)
-            self.is_odd = not self.is_proven
 
     def fits(self, leaves: list[Node]) -> bool:
         """Whether arrays are of the shapes and dtypes that the kept graph reads.
