@@ -20,7 +20,7 @@ from baregrad.apps.beside.work import SideWork
 from baregrad.apps.gpu_suite.row import COPY, GpuRow
 from baregrad.dtypes import dtypes
 from baregrad.io.gguf import PackedWeight, by_name
-from baregrad.llm.models.expert_groups import MOST_ROWS, ExpertGroups
+from baregrad.llm.models.expert_groups import ExpertGroups, for_tiles, rows_of_tile
 from baregrad.tensor import Tensor
 
 # Where a block holds float16 numbers, which random bytes might make infinite.
@@ -123,7 +123,8 @@ class ExpertRows:
     def on_ours(self, side: Ours) -> SideWork:
         """Multiply rows that lie in tiles of one expert each; results are those of the rows."""
         index = Tensor(self._index()[:, None], device=side.name).realize()
-        groups = ExpertGroups(index, self.experts, min(MOST_ROWS, self.rows))
+        rows = rows_of_tile(index, self.experts) or 16
+        groups = ExpertGroups(index, self.experts, rows)
         tiles = groups.spread(side.tensor(self._draw, np.random.default_rng(1))).contiguous()
         tiles.realize(groups.experts)
         shape = (self.experts, self.out, self.width)
@@ -133,11 +134,14 @@ class ExpertRows:
         else:
             drawn = side.tensor(self._matrices, np.random.default_rng(2))
             weight = PackedWeight(by_name("BF16"), shape, drawn)
-        work = side.repeated(lambda x: weight.at(groups.experts).each(x), [(tiles,)])
+
+        def product(x: Tensor) -> Tensor:
+            return for_tiles(weight, x.dtype, rows).at(groups.experts).each(x)
+
+        work = side.repeated(product, [(tiles,)])
 
         def outputs() -> list[Array]:
-            found = weight.at(groups.experts).each(tiles)
-            return [side.array(groups.gather(found)[:, 0])]
+            return [side.array(groups.gather(product(tiles))[:, 0])]
 
         return SideWork(work.run, outputs)
 

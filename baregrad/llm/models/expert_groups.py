@@ -6,15 +6,21 @@ is multiplied by one matrix, which is read where it lies. All of it is computed 
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from baregrad.base.bits import next_power_of_two
 from baregrad.base.options import is_gpu
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
+from baregrad.io.gguf import PackedWeight, by_name
 from baregrad.ir.core.index import upper
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.shapes import stored
 
-# Rows of a tile: those of the least of a matrix unit, and as many as unpacked numbers are kept for.
-LEAST_ROWS, MOST_ROWS = 16, 64
+# Rows of a tile: those of the least of a matrix unit; as many as share what is unpacked for them;
+# and as many as share what is read of numbers in memory, where experts have more rows.
+LEAST_ROWS, PACKED_ROWS, MOST_ROWS = 16, 64, 128
+# The types that hold numbers of 16 bits as they are.
+_PLAIN = MappingProxyType({"bfloat16": "BF16", "float16": "F16"})
 
 
 def rows_of_tile(index: Tensor, count: int) -> int:
@@ -26,7 +32,20 @@ def rows_of_tile(index: Tensor, count: int) -> int:
     rows = upper(index.shape[0]) * index.shape[1]
     if rows <= count or not is_gpu(index.device):
         return 0
-    return min(max(next_power_of_two(rows // count), LEAST_ROWS), MOST_ROWS)
+    each = rows // count
+    most = MOST_ROWS if each > MOST_ROWS else PACKED_ROWS
+    return min(max(next_power_of_two(each), LEAST_ROWS), most)
+
+
+def for_tiles(weight: PackedWeight, dtype: DType, rows: int) -> PackedWeight:
+    """Return a stack of matrices as tiles of so many rows of a dtype read it.
+
+    Where experts have several of the largest tiles, each would unpack the same numbers: these are
+    stored, for the time of a step.
+    """
+    if rows < MOST_ROWS or not weight.type.is_packed or dtype.name not in _PLAIN:
+        return weight
+    return PackedWeight(by_name(_PLAIN[dtype.name]), weight.shape, stored(weight.dense(dtype)))
 
 
 class ExpertGroups:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from baregrad.dtypes import dtypes
 from baregrad.io.gguf import PackedWeight
-from baregrad.llm.models.expert_groups import ExpertGroups, rows_of_tile
+from baregrad.llm.models.expert_groups import ExpertGroups, for_tiles, rows_of_tile
 from baregrad.llm.models.traits import ExpertTraits, LayerTraits
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.shapes import stored
@@ -80,7 +80,7 @@ class Experts:
         rows = rows_of_tile(index, self.traits.count)
         if rows:
             groups = ExpertGroups(index, self.traits.count, rows)
-            parts = groups.gather(self._wide(groups.spread(x), groups.experts))
+            parts = groups.gather(self._wide(groups.spread(x), groups.experts, rows))
         else:
             parts = self._wide(x.unsqueeze(1), index)
         found = (parts * shares.unsqueeze(-1).cast(x.dtype)).sum(1)
@@ -92,16 +92,20 @@ class Experts:
             beside = beside * share.cast(x.dtype)
         return found + beside
 
-    def _wide(self, x: Tensor, index: Tensor) -> Tensor:
+    def _wide(self, x: Tensor, index: Tensor, rows: int = 0) -> Tensor:
         """What the experts that `index` (...) names make of a row, or of rows, for each of them."""
-        wide = self.up.at(index).each(x)
+
+        def times(weight: PackedWeight, x: Tensor) -> Tensor:
+            return for_tiles(weight, x.dtype, rows).at(index).each(x)
+
+        wide = times(self.up, x)
         if self.gate is not None:
-            wide = gate(self.kind, self.gate.at(index).each(x)) * wide
+            wide = gate(self.kind, times(self.gate, x)) * wide
         else:
             hidden = self.traits.hidden
             wide = gate(self.kind, wide[..., :hidden]) * wide[..., hidden:]
         # The products of an expert are summed whole before those of several experts are.
-        return stored(self.down.at(index).each(wide))
+        return stored(times(self.down, wide))
 
     def routes(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return which experts each token takes, and how much of each: (T, used) both."""

@@ -17,6 +17,7 @@ from baregrad.llm.models.expert_groups import ExpertGroups, rows_of_tile
 from baregrad.llm.models.feed_forward import Experts
 from baregrad.llm.models.traits import ExpertTraits, LayerTraits
 from baregrad.schedule import make_plan
+from baregrad.schedule.plan import Plan
 from tests.graph.streams.test_passes import graph_of
 from tests.kernel.gpu_kernels import HOPPER
 
@@ -61,6 +62,8 @@ def test_tiles_follow_from_the_most_tokens_that_there_may_be() -> None:
     index = Tensor.zeros(256, 2, dtype="int32", device="NV")
     assert rows_of_tile(index, 8) == rows_of_tile(index[:size], 8) == 64
     assert rows_of_tile(index[:16], 8) == 16
+    # Those of whole tiles of numbers that are not packed any more.
+    assert rows_of_tile(Tensor.zeros(2048, 2, dtype="int32", device="NV"), 8) == 128
     # No expert has two rows, about.
     assert rows_of_tile(index[:4], 8) == 0
     assert rows_of_tile(Tensor.zeros(256, 2, dtype="int32"), 8) == 0
@@ -70,8 +73,31 @@ def test_tiles_follow_from_the_most_tokens_that_there_may_be() -> None:
 def test_experts_are_read_packed_by_products_of_their_own(
     tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expert_groups, "is_gpu", lambda device: True)
     shapes = {"gate": (4, 512, 256), "up": (4, 512, 256), "down": (4, 256, 512)}
+    row = by_name("Q4_K")
+    plan = plan_of_experts(tokens, shapes, monkeypatch)
+    kept = [buffer.nbytes for buffer in plan.buffers if buffer.kind == "temp"]
+    # Rows and what is made of them, but no expert's numbers, packed or not.
+    assert max(kept) < shapes["up"][1] * row.row_nbytes(256) * max(tokens // 16, 1)
+    assert products_on_units(plan) == (3 if tokens > 1 else 0)
+
+
+def test_numbers_of_experts_with_many_rows_are_stored_once(
+    monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = {"gate": (4, 512, 256), "up": (4, 512, 256), "down": (4, 256, 512)}
+    plan = plan_of_experts(512, shapes, monkeypatch)
+    numbers = [buffer for buffer in plan.buffers
+               if buffer.kind == "temp" and buffer.shape in shapes.values()]  # fmt: skip
+    assert [buffer.dtype for buffer in numbers] == [dtypes.bfloat16] * 3
+    assert products_on_units(plan) == 3
+
+
+def plan_of_experts(
+    tokens: int, shapes: dict[str, tuple[int, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> Plan:
+    """The plan of a layer of four experts in Q4_K, of which each token takes two."""
+    monkeypatch.setattr(expert_groups, "is_gpu", lambda device: True)
     row = by_name("Q4_K")
     with options.override(device="NULL", cache=False):
         ones = Tensor.ones(4, 256).contiguous().realize()
@@ -84,11 +110,11 @@ def test_experts_are_read_packed_by_products_of_their_own(
         layer = LayerTraits(4, 4, 64, 64, 512, 0.125, None, experts=some)
         x = Tensor.ones(tokens, 256, dtype=dtypes.bfloat16).contiguous().realize()
         sink = graph_of(Experts(layer, some, weights, {})(x), [x])
-    plan = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER)
-    kept = [buffer.nbytes for buffer in plan.buffers if buffer.kind == "temp"]
-    # Rows and what is made of them, but no expert's numbers, packed or not.
-    assert max(kept) < shapes["up"][1] * row.row_nbytes(256) * max(tokens // 16, 1)
+    return make_plan(canonicalise(sink, None, HOPPER), target=HOPPER)
+
+
+def products_on_units(plan: Plan) -> int:
+    """How many kernels are given to matrix units."""
     choices = [choose_gpu_schedule(facts_of(prepare(one, HOPPER)), HOPPER)[1]
                for one in plan.kernels]  # fmt: skip
-    on_units = [any("matrix units" in text for text, *_ in each) for each in choices]
-    assert sum(on_units) == (3 if tokens > 1 else 0)
+    return sum(any("matrix units" in text for text, *_ in each) for each in choices)
