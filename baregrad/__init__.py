@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from baregrad.profiling import Profile as profile  # noqa: N813 - a block, as `search` is
     from baregrad.profiling.explain import explain as explain
     from baregrad.tensor import Tensor as Tensor
+    from baregrad.tensor.array.grad_mode import autocast as autocast
     from baregrad.tensor.array.grad_mode import enable_grad as enable_grad
     from baregrad.tensor.array.grad_mode import no_grad as no_grad
     from baregrad.tensor.jit.jit import TinyJit as TinyJit
@@ -41,6 +42,7 @@ _EXPORTS = (
     ("DType", "baregrad.dtypes", "DType"),
     ("Tensor", "baregrad.tensor", "Tensor"),
     ("TinyJit", "baregrad.tensor.jit.jit", "TinyJit"),
+    ("autocast", "baregrad.tensor.array.grad_mode", "autocast"),
     ("bind", "baregrad.engine.canonical", "bind"),
     ("dtypes", "baregrad.dtypes", "dtypes"),
     ("enable_grad", "baregrad.tensor.array.grad_mode", "enable_grad"),
@@ -69,6 +71,7 @@ __all__ = [
     "Tensor",
     "TinyJit",
     "__version__",
+    "autocast",
     "bind",
     "dtypes",
     "enable_grad",

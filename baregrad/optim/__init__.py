@@ -15,6 +15,7 @@ from baregrad.optim.adaptive import (
     Rprop,
 )
 from baregrad.optim.cycles import CyclicLR, OneCycleLR
+from baregrad.optim.grad_scaler import GradScaler
 from baregrad.optim.lbfgs import LBFGS
 from baregrad.optim.matrices import Adafactor, Muon
 from baregrad.optim.optimizer import Optimizer, ParamGroup
@@ -55,6 +56,7 @@ __all__ = [
     "CosineAnnealingWarmRestarts",
     "CyclicLR",
     "ExponentialLR",
+    "GradScaler",
     "LRScheduler",
     "LambdaLR",
     "LinearLR",

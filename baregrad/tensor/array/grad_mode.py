@@ -1,26 +1,98 @@
-"""Whether operations are recorded for gradients: on, unless inside `no_grad`."""
+"""Modes of operations: whether they are recorded for gradients, and in which dtype they compute.
+
+Recording is on, unless inside `no_grad`; inside `autocast` products take narrow floats, and what
+loses by them float32.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar, Token
-from functools import wraps
+from functools import lru_cache, wraps
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import NamedTuple, ParamSpec, TypeVar
+
+from baregrad.base.errors import DTypeError
+from baregrad.dtypes import DType, as_dtype, dtypes
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_ENABLED: ContextVar[bool] = ContextVar("baregrad_grad_enabled", default=True)
+class Casting(NamedTuple):
+    """What stands for a bool of `grad_enabled` inside `autocast`: as true as that would be."""
+
+    recorded: bool
+    dtype: DType
+
+    def __bool__(self) -> bool:
+        return self.recorded
 
 
-# `is_grad_enabled` for ourselves, without a frame of Python: every call of every operation asks.
-grad_enabled: Callable[[], bool] = _ENABLED.get
+_ENABLED: ContextVar[bool | Casting] = ContextVar("baregrad_grad_enabled", default=True)
+
+
+# `is_grad_enabled` for ourselves, without a frame of Python: every call of every operation asks,
+# and what is known of a call is known for this very value.
+grad_enabled: Callable[[], bool] = _ENABLED.get  # type: ignore[assignment]
 
 
 def is_grad_enabled() -> bool:
     """Whether operations on tensors that require gradients give tensors that do."""
-    return _ENABLED.get()
+    return bool(_ENABLED.get())
+
+
+def cast_dtype() -> DType | None:
+    """The dtype that `autocast` has products take, None outside of it."""
+    mode = _ENABLED.get()
+    return mode.dtype if isinstance(mode, Casting) else None
+
+
+@lru_cache(maxsize=16)
+def _mode(recorded: bool, dtype: DType | None) -> bool | Casting:
+    """One object for each mode, so that modes are compared by identity."""
+    return recorded if dtype is None else Casting(recorded, dtype)
+
+
+class autocast:  # noqa: N801 - spelled as in PyTorch
+    """A context, and a decorator, in which products of floats take narrow ones.
+
+    Matrix products, convolutions and attention cast operands of 32 bits and fewer to `dtype`,
+    bfloat16 unless told; softmax, norms, losses, powers and logarithms cast narrow ones to float32.
+    Parameters stay as they are, and gradients come in their dtypes. `device_type` is taken for
+    PyTorch's sake. Raises DTypeError for a dtype that is no float of 16 bits.
+    """
+
+    def __init__(
+        self, device_type: str = "cpu", dtype: object = None, enabled: bool = True,
+        cache_enabled: bool | None = None,
+    ) -> None:
+        found = dtypes.bfloat16 if dtype is None else as_dtype(dtype)
+        if enabled and found not in (dtypes.bfloat16, dtypes.float16):
+            raise DTypeError("autocast is to floats of 16 bits", found=found,
+                             wanted="bfloat16 or float16")
+        self.dtype = found if enabled else None
+        self._marks: list[Token[bool | Casting]] = []
+
+    def __enter__(self) -> None:
+        self._marks.append(_ENABLED.set(_mode(bool(_ENABLED.get()), self.dtype)))
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        _ENABLED.reset(self._marks.pop())
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return `function` run in the context."""
+
+        @wraps(function)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self:
+                return function(*args, **kwargs)
+
+        return wrapped
 
 
 class set_grad_enabled:  # noqa: N801 - used as a function, spelled as in PyTorch
@@ -28,10 +100,10 @@ class set_grad_enabled:  # noqa: N801 - used as a function, spelled as in PyTorc
 
     def __init__(self, mode: bool) -> None:
         self.mode = bool(mode)
-        self._marks: list[Token[bool]] = []
+        self._marks: list[Token[bool | Casting]] = []
 
     def __enter__(self) -> None:
-        self._marks.append(_ENABLED.set(self.mode))
+        self._marks.append(_ENABLED.set(_mode(self.mode, cast_dtype())))
 
     def __exit__(
         self,

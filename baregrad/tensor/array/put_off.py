@@ -31,7 +31,8 @@ from baregrad.tensor.array.deferred import (
     OperandPlace,
     Shown,
 )
-from baregrad.tensor.array.grad_mode import grad_enabled
+from baregrad.tensor.array.casting import cast_operands
+from baregrad.tensor.array.grad_mode import Casting, grad_enabled
 from baregrad.tensor.array.link import SessionLike, session
 from baregrad.tensor.array.storage import Storage
 from baregrad.tensor.array.views import Step, is_symbolic, is_whole
@@ -55,9 +56,12 @@ def put_off(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     """`function(*args, **kwargs)`, whose result is deferred where a call like it is known."""
     owner = session()
     watching = owner.watching
+    mode = grad_enabled()
+    if mode.__class__ is Casting:
+        args, kwargs = cast_operands(function, args, kwargs)
     if watching.at_once or watching.observers or watching.downloads:
         return function_for(function, args, kwargs)(*args, **kwargs)
-    key: list[Any] = [function, grad_enabled()]
+    key: list[Any] = [function, mode]
     operands: Operands = []
     if not _describe(owner, args, key, operands) or (
         kwargs and not _named(owner, kwargs, key, operands)
