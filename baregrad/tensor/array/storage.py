@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from baregrad.dtypes import DType
 from baregrad.ir.core.attrs import BufferRef
@@ -29,6 +29,18 @@ _weakly = weakref.ref
 _leave = _Alive.entries.discard
 
 
+class Watcher(Protocol):
+    """Who wants to know when a storage is looked at, or changed.
+
+    has_value: the storage has no node, until somebody asks for it.
+    """
+
+    has_value: bool
+
+    def looked_at(self) -> Node | None:
+        """Note it, once; the value where the storage has not even that as a node."""
+
+
 class Storage:
     """A mutable cell: the node of its present value, its device, and whether gradients pass it.
 
@@ -39,11 +51,12 @@ class Storage:
     `settled`: its extents were symbolic before it was computed, and those of views of it are.
     `deferred`: the value as a call's result or as an array, None where it is known as a node alone.
     `node` is made of it when it is first asked for.
+    `watcher`: told once of a change, and where it left no `node` of who looks at the value.
     """
 
     __slots__ = (
         "__weakref__", "deferred", "device", "grad", "known", "node", "previous", "settled",
-        "since",
+        "since", "watcher",
     )  # fmt: skip
 
     node: Node
@@ -61,14 +74,37 @@ class Storage:
         self.previous: BufferRef | DeferredValue | None = None
         self.settled = False
         self.since = next(_clock)
+        self.watcher: Watcher | None = None
         _enter(_weakly(self, _leave))
 
     def __getattr__(self, name: str) -> Any:
-        # Only what was never set comes here.
-        if name != "node" or self.deferred is None:
-            raise AttributeError(f"a storage has no {name}")
-        self.node = self.deferred.node
-        return self.node
+        # Only what was never set, or is left to a watcher, comes here.
+        if name == "node":
+            if self.deferred is not None:
+                self.node = self.deferred.node
+                return self.node
+            if self.watcher is not None:
+                self.tell_watcher()
+                return self.node
+        raise AttributeError(f"a storage has no {name}")
+
+    def tell_watcher(self) -> None:
+        """Tell the watcher that somebody looks, and watch no more."""
+        watcher, self.watcher = self.watcher, None
+        left = None if watcher is None else watcher.looked_at()
+        if left is not None:
+            self.node = left
+
+    @property
+    def is_left(self) -> bool:
+        """Whether a watcher alone knows the value."""
+        return self.watcher is not None and self.watcher.has_value
+
+    def leave_to(self, watcher: Watcher) -> None:
+        """Have no node until somebody asks for it, and let the watcher know then."""
+        self.watcher = watcher
+        self.deferred = None
+        del self.node
 
     @property
     def is_pending(self) -> bool:
@@ -78,6 +114,8 @@ class Storage:
 
     def hold(self, node: Node) -> None:
         """Let the same value be known as another node."""
+        if self.watcher is not None:
+            self.tell_watcher()
         self.node = node
         self.deferred = None
 
@@ -88,6 +126,8 @@ class Storage:
     def put(self, value: Node | DeferredValue, grad: bool = False) -> None:
         """Change the value; watchers of the session's writes get the storage and the old node."""
         watching = session().watching
+        if self.watcher is not None:
+            self.tell_watcher()
         old = self.node if watching.writes or self.deferred is None else None
         if not self.is_pending:
             self.previous = self.deferred if old is None else old.arg
@@ -119,6 +159,8 @@ def live_values() -> set[Node]:
     found: set[Node] = set()
     for storage in live_storages():
         deferred = storage.deferred
+        if storage.is_left:
+            continue  # to a watcher: nobody has its node
         if deferred is None:
             found.add(storage.node)
         elif deferred.call is not None and deferred.call.nodes is not None:

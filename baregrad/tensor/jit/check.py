@@ -65,7 +65,7 @@ def _eager(entry: Entry, call: Call) -> Any:
 
 
 def _state(entry: Entry, call: Call) -> list[Storage]:
-    held = [one.look() for one in entry.state]
+    held = [one.look() for one in entry.state.every]
     found = [storage for storage in held if storage is not None]
     found.extend(tensor._storage for tensor in call.tensors)
     return list(dict.fromkeys(found))

@@ -9,8 +9,9 @@ from __future__ import annotations
 import dataclasses
 import operator
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from baregrad.tensor.tensor import Tensor
@@ -37,15 +38,25 @@ class Surroundings:
         self.places: list[tuple[Look, Any, Any, str]] = []
         self._seen: set[int] = set()
         self._kept: list[Any] = []
+        # Of those, what is looked at as a whole; and all that the others hold, when last looked at.
+        self._wholes: list[tuple[Look, Any, Any, str]] = []
         self._walk()
+        wholes = {id(place) for place in self._wholes}
+        self._alone = [place for place in self.places if id(place) not in wholes]
+        self._views = [_values(holder) for _, holder, _, _ in self._wholes]
+        self._held: list[Any] = []
+        self._lengths: list[int] = []
 
     def changed(self) -> str:
         """The name of a place that holds something else now; empty when none does."""
-        for look, key, held, name in self.places:
-            now = look(key, _MISSING)
-            if now is not held and _is_change(now, held):
-                return _part_that_changed(name, now, held)
-        return ""
+        # An optimiser has a dict for each parameter, and every replay asks.
+        now, lengths = [*chain.from_iterable(self._views)], [*map(len, self._views)]
+        if lengths == self._lengths and all(map(operator.is_, now, self._held)):
+            return _first_change(self._alone)
+        found = _first_change(self.places)
+        if not found:
+            self._held, self._lengths = now, lengths
+        return found
 
     def _walk(self) -> None:
         pending: list[tuple[Any, str]] = [(self.function, self.function_name)]
@@ -58,7 +69,8 @@ class Surroundings:
             is_fixed = _is_fixed(holder)
             together = None if is_fixed else _watched_together(holder)
             if together is not None:
-                self.places.append((*together, name))
+                self._wholes.append((*together, name))
+                self.places.append(self._wholes[-1])
             for look, key, inner in _parts(holder, name):
                 value = look(key, _MISSING)
                 if together is None and not is_fixed and _is_watched(value):
@@ -74,6 +86,20 @@ class Surroundings:
     def function_name(self) -> str:
         """How messages call the function."""
         return getattr(self.function, "__qualname__", type(self.function).__name__)
+
+
+def _first_change(places: Sequence[tuple[Look, Any, Any, str]]) -> str:
+    for look, key, held, name in places:
+        now = look(key, _MISSING)
+        if now is not held and _is_change(now, held):
+            return _part_that_changed(name, now, held)
+    return ""
+
+
+def _values(holder: Any) -> Collection[Any]:
+    """What a container holds, at any time."""
+    found: Collection[Any] = holder.values() if isinstance(holder, dict) else holder
+    return found
 
 
 def _is_fixed(holder: Any) -> bool:

@@ -20,12 +20,11 @@ from baregrad.tensor.jit.gradients import Gradients
 from baregrad.tensor.jit.parts import Call, Histories, part_shared
 from baregrad.tensor.jit.results import Outlet, settled_view, sort_results
 from baregrad.tensor.jit.state import (
+    States,
     changed_state,
     every_storage,
     holders_of,
-    is_stale,
     leaf_of,
-    places,
     read_by_others,
     settle_state,
 )
@@ -286,21 +285,18 @@ class Entry:
         known = {id(ref.handle) for ref in refs} | capture.own()
         outside = [ref for ref in read if id(ref.handle) not in known]
         closed = [tensor._storage for tensor in self.surroundings.tensors]
-        self.state = holders_of(outside, state, closed, looks, histories.nodes, histories.cut)
-        self.changing = len(state)
+        holders = holders_of(outside, state, closed, looks, histories.nodes, histories.cut)
+        self.state = States(holders, len(state))
         updated = [(ref.handle, handle) for ref, handle in updates]
         last_copies = copies_of_others(capture, gradients, kept)
         seen = read_by_others(written) if updated else set()
         # Replays write over what this call computed: it is not the value of these nodes for long.
         self.session.forget(kept | capture.own())
-        inputs = [*refs, *(one.ref for one in self.state)]
+        inputs = [*refs, *(one.ref for one in self.state.every)]
         outputs = [*results, *gradients]
         self.replay = Replay(capture, inputs, outputs, updated, kept, seen, shapes, call.variables)
         settle_state(updated, written, self.replay.in_place)
-        for one in self.state:
-            one.group = self.state
-        for one in self.state[: self.changing]:
-            one.renew()
+        self.state.renew()
         self.outlets = self._make_outlets(self.replay, made)
         self.is_plain = self._is_plain(self.replay, len(refs))
         last = [copies.get(id(ref.handle), ref.handle) for ref in results]
@@ -331,7 +327,7 @@ class Entry:
         """Whether a call is its arguments' buffers, those of its results, and nothing else."""
         count = len(self.outlets)
         return (
-            not self.state
+            not self.state.every
             and [outlet.slot for outlet in self.outlets] == list(range(count))
             and replay.takes_buffers_alone(given + count)
             and self.results.are_fresh_alone
@@ -346,7 +342,7 @@ class Entry:
         for tensor, was_none in self.gradients.held:
             if (tensor.grad is None) is not was_none:
                 return True
-        return bool(self.state) and is_stale(self.state)
+        return self.state.is_stale()
 
     @property
     def changes_what_is_given(self) -> bool:
@@ -359,13 +355,8 @@ class Entry:
     def play(self, call: Call, handles: list[Any]) -> Any:
         """Replay over this call's arguments, which lie in `handles`."""
         assert self.replay is not None
-        if self.state:
-            for tensor in self.surroundings.tensors:
-                # It would count as a reader of the state.
-                tensor._cached = None
-            held = places(self.state)
-            self.session.forget(map(id, held[: self.changing]))
-            handles += held
+        if self.state.every:
+            handles += self.state.places(self.surroundings.tensors)
         memory: dict[int, Any] = {}
         taken: list[Storage | None] = []
         for outlet in self.outlets:

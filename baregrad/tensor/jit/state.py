@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from baregrad.base.errors import JitError
+from baregrad.dtypes import DType, dtypes
 from baregrad.engine.session import current_session
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
@@ -21,18 +22,52 @@ _OWN_REFERENCES = 3  # the storage's, a name's, and that of the call that counts
 _count = sys.getrefcount
 
 
+class Watch:
+    """Whether somebody looked at what replays write over, or changed what they read."""
+
+    __slots__ = ("is_touched",)
+
+    def __init__(self) -> None:
+        self.is_touched = True
+
+
+class Left:
+    """What a replay left in a storage, and who is told when somebody comes.
+
+    A value that replays write over is left without a node: `ref` says where it lies, and `leaf` is
+    made when it is asked for. It is remembered weakly, since its readers are counted.
+    """
+
+    __slots__ = ("dtype", "has_value", "leaf", "ref", "watch")
+
+    def __init__(self, watch: Watch, dtype: DType, ref: BufferRef | None) -> None:
+        self.watch = watch
+        self.dtype = dtype
+        self.ref = ref
+        self.has_value = ref is not None
+        self.leaf: Callable[[], Node | None] = _no_leaf
+
+    def looked_at(self) -> Node | None:
+        """Note it; the leaf of what was left without one."""
+        self.watch.is_touched = True
+        if self.ref is None:
+            return None
+        self.has_value = False
+        # No value of before the memory changed is this one.
+        made = buffer_node(self.ref.renewed(), self.dtype)
+        self.leaf = weakref.ref(made)
+        return made
+
+
 class State:
     """A storage of a function's state: where its value lies, call after call.
 
     look: finds the storage, None once it is gone. ref: where its value lay at capture. changes:
     whether replays write over it. history: the expression that its value was at capture, through
-    which gradients may pass. group: all state of the function, which is computed together.
-
-    Between two replays a storage mostly keeps the leaf that it had, and then there is nothing to
-    look into. The leaf is remembered weakly, since its readers are counted.
+    which gradients may pass. handle: where the last replay found it.
     """
 
-    __slots__ = ("_leaf", "changes", "group", "history", "look", "ref")
+    __slots__ = ("_seen", "changes", "handle", "history", "left", "look", "ref")
 
     def __init__(
         self, look: Look, ref: BufferRef, changes: bool, history: weakref.ref[Node] | None
@@ -41,8 +76,9 @@ class State:
         self.ref = ref
         self.changes = changes
         self.history = history
-        self.group: Sequence[State] = (self,)
-        self._leaf: Callable[[], Node | None] = _no_leaf
+        self.handle = ref.handle
+        self.left = Left(Watch(), dtypes.token, None)
+        self._seen: Callable[[], Storage | None] = _no_storage
 
     def is_other(self, storage: Storage) -> bool:
         """Whether the storage holds something that the captured work was not made for.
@@ -56,88 +92,150 @@ class State:
             return self.history is None or self.history() is not node
         return False
 
-    def settle(self, storage: Storage) -> Any:
-        """Where a replay is to find the state, which may not lie where the last one left it."""
-        handle = self._present(storage)
-        if not self.changes:
-            self._note_leaf(storage)
-            return handle
-        # One reference less than above, where a name holds it.
-        shared = handle.shared or handle.readonly
-        if shared or _count(storage.node) >= _OWN_REFERENCES:
-            handle = copied(handle)
-        self._renew(storage, handle)
-        return handle
+    def settle(self, storage: Storage, group: Sequence[State], watch: Watch) -> None:
+        """Put the value where a replay may read it, and write over it; watch the storage.
 
-    def renew(self) -> None:
-        """Tell what is computed from now on from what was computed before the memory changed."""
-        storage = self.look()
-        if storage is not None:
-            self._renew(storage, self._present(storage))
+        Where something else reads what changes (a copy of the state, a lazy expression), that gets
+        memory of its own. It is another storage with the same leaf, or one with a leaf of its own
+        over the same memory: a view that was computed, an equal expression.
+        """
+        # Who else holds the value as it is known to calls holds its node.
+        storage.deferred = None
+        handle = self._present(storage, group)
+        if self.changes:
+            shared = handle.shared or handle.readonly
+            if shared or _count(storage.node) >= _OWN_REFERENCES:
+                handle = copied(handle)
+        self.leave(storage, handle, watch)
 
-    def _present(self, storage: Storage) -> Any:
-        """Where the storage's value lies, computed if need be."""
+    def leave(self, storage: Storage, handle: Any, watch: Watch) -> None:
+        """Let the storage tell who comes: of any change, and of any look at what changes here.
+
+        Memory that changes is read through a leaf of its own, and no value is known to lie there.
+        """
+        before = self._seen()
+        if before is not None and before is not storage and before.watcher is self.left:
+            before.tell_watcher()
+        if storage.watcher is not None:
+            storage.tell_watcher()
+        self.handle = handle
+        self._seen = weakref.ref(storage)
+        node = storage.node
+        if self.changes:
+            current_session().forget((id(handle),))
+            self.left = Left(watch, node.dtype, self.ref._replace(handle=handle))
+            storage.leave_to(self.left)
+            return
+        self.left = Left(watch, node.dtype, None)
+        if node.op is not _BUFFER:
+            watch.is_touched = True  # an expression, which others compute when they like
+            return
+        self.left.leaf = weakref.ref(node)
+        storage.watcher = self.left
+
+    def _present(self, storage: Storage, group: Sequence[State]) -> Any:
+        """Where the storage's value lies, computed if need be, together with the others'."""
         if storage.node.op is not _BUFFER:
-            found = [one.look() for one in self.group]
-            realize_storages(s for s in found if s is not None and s.node.op is not _BUFFER)
+            found = [one.look() for one in group]
+            realize_storages(
+                s for s in found if s is not None and not s.is_left and s.node.op is not _BUFFER
+            )
         held = leaf_of(storage.node) or current_session().realised(storage.node)
         assert held is not None
         return held.handle
 
-    def _renew(self, storage: Storage, handle: Any) -> None:
-        """Let the storage read memory that changes through a leaf of its own.
 
-        No value lies there any more for those who come later.
-        """
-        current_session().forget((id(handle),))
-        storage.hold(buffer_node(self.ref.renewed(handle), storage.node.dtype))
-        self._note_leaf(storage)
+class States:
+    """All state of a function. The first `changing` of them are written over by replays.
 
-    def _note_leaf(self, storage: Storage) -> None:
-        if storage.node.op is _BUFFER:
-            self._leaf = weakref.ref(storage.node)
-
-
-def is_stale(states: Iterable[State]) -> bool:
-    """Whether one of the storages holds something that the captured work was not made for."""
-    # Every replay asks: mostly nothing is called but what the interpreter itself calls.
-    for one in states:
-        storage = one.look()
-        if storage is None or storage.node is one._leaf():
-            continue
-        if one.is_other(storage):
-            return True
-    return False
-
-
-def places(states: Iterable[State]) -> list[Any]:
-    """The buffers that a replay reads, and writes over where it changes the state.
-
-    Where something else reads one too (a copy of the state, a lazy expression), what changes gets
-    memory of its own first. That is another storage with the same leaf, or one with a leaf of its
-    own over the same memory: a view that was computed, an equal expression.
+    Between two replays mostly nobody looks at what replays write over, nor changes any other: then
+    all of it is known to be where it was, however much it is.
     """
-    found = []
-    for one in states:
-        storage = one.look()
-        if storage is None:
-            found.append(one.ref.handle)
-            continue
-        node = storage.node
-        # Who else holds the value as it is known to calls holds its node.
-        storage.deferred = None
-        if node is one._leaf():
-            handle = node.arg.handle
-            if not one.changes or (_count(node) <= _OWN_REFERENCES and not handle.shared):
-                found.append(handle)
+
+    def __init__(self, every: Sequence[State], changing: int) -> None:
+        self.every = every
+        self.changing = changing
+        self._watch = Watch()
+        self._handles: list[Any] = []
+        # The gradient of a tensor may be another one from call to call.
+        self._elsewhere = [one for one in every if type(one.look) is not weakref.ref]
+
+    def renew(self) -> None:
+        """Tell what is computed from now on from what was computed before the memory changed."""
+        for one in self.every[: self.changing]:
+            storage = one.look()
+            if storage is not None:
+                handle = one._present(storage, self.every)
+                current_session().forget((id(handle),))
+                storage.hold(buffer_node(one.ref.renewed(handle), storage.node.dtype))
+
+    def is_stale(self) -> bool:
+        """Whether one of the storages holds something that the captured work was not made for."""
+        # Every replay asks: mostly nothing is called but what the interpreter itself calls.
+        if self._are_untouched():
+            return False
+        for one in self.every:
+            storage = one.look()
+            if storage is None or storage.watcher is one.left or storage.node is one.left.leaf():
                 continue
-        del node
-        found.append(one.settle(storage))
-    return found
+            if one.is_other(storage):
+                return True
+        return False
+
+    def places(self, tensors: Iterable[Any]) -> list[Any]:
+        """The buffers that a replay reads, and writes over where it changes the state.
+
+        tensors: those that may show the state, and hold its leaves.
+        """
+        if self._are_untouched():
+            return self._handles
+        for tensor in tensors:
+            # It would count as a reader of the state.
+            tensor._cached = None
+        # Whoever comes meanwhile is noted.
+        self._watch.is_touched = False
+        read = []
+        for one in self.every:
+            storage, left = one.look(), one.left
+            if storage is None or storage.watcher is left:
+                continue
+            node = storage.node
+            # Who else holds the value as it is known to calls holds its node.
+            storage.deferred = None
+            if node is not left.leaf() or (
+                one.changes and (_count(node) > _OWN_REFERENCES or one.handle.shared)
+            ):
+                del node
+                one.settle(storage, self.every, self._watch)
+                continue
+            # It was looked at, and nobody has kept what he saw.
+            if storage.watcher is not None:
+                storage.tell_watcher()
+            if one.changes:
+                read.append(id(one.handle))
+                left.has_value = True
+                del storage.node
+            storage.watcher = left
+        current_session().forget(read)
+        self._handles = [one.handle for one in self.every]
+        return self._handles
+
+    def _are_untouched(self) -> bool:
+        if self._watch.is_touched:
+            return False
+        for one in self._elsewhere:
+            storage = one.look()
+            if storage is None or storage.watcher is not one.left:
+                return False
+        return True
 
 
 def _no_leaf() -> None:
-    """The leaf of a storage that was not looked at yet."""
+    """The leaf of what nobody has asked for yet."""
+
+
+def _no_storage() -> None:
+    """The storage of a state that was not looked at yet."""
 
 
 def leaf_of(node: Node) -> BufferRef | None:

@@ -299,3 +299,22 @@ def warmed_in_full(function: Callable[[], None]) -> Any:
         made()
     assert made.replays >= 3
     return made
+
+
+def test_a_replay_does_not_go_through_state_that_nobody_looked_at() -> None:
+    with options.override(device="CPU"), use_session(Session()):
+        found = []
+        for count in (2, 40):
+            states = [drawn(3, seed=seed) for seed in range(count)]
+
+            def step(held: list[Tensor] = states) -> None:
+                for one in held:
+                    one.assign(one * 2)
+
+            f = warmed_in_full(step)
+            before = [one.numpy() for one in states]
+            f()
+            found.append(frames_of(f))
+            for one, value in zip(states, before, strict=True):
+                np.testing.assert_array_equal(one.numpy(), value * 4)
+    assert found[1] == found[0]
