@@ -7,6 +7,7 @@ command line, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import gc
 import importlib
 import os
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import baregrad
+from baregrad.base.collecting import uncollected
 from baregrad.base.errors import BaregradError
 from baregrad.base.options import options
 
@@ -82,7 +84,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     chosen = _parser().parse_args(words[: split + 1]).command
     command = next(one for one in COMMANDS if one.name == chosen)
     try:
-        return command.load()(words[split + 1 :]) or 0
+        with uncollected:
+            run = command.load()
+        # What was imported stays: no search need go through it again.
+        gc.freeze()
+        return run(words[split + 1 :]) or 0
     except BaregradError as error:
         if _wants_traceback():
             traceback.print_exc()
