@@ -8,6 +8,7 @@ from the second cache, whichever takes longer.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import product
 from typing import NamedTuple
 
 from baregrad.dtypes import DType
@@ -45,6 +46,8 @@ PHASES_NBYTES = 1024
 BEGIN, LATENCY, BESIDE, SHARED = 1500, 1000, 0.1, 1.6
 # Cycles from the last product of a block's tile to the first one of the next.
 BETWEEN = 1000
+# What stores to shared memory take of the cycles that these bytes take at its rate.
+STAGED = 2.0
 # What operations on results take of what they take by themselves, in blocks of many warps; in those
 # of so many it is twice that.
 OPERATIONS, FEW_WARPS = 0.6, 4
@@ -90,7 +93,8 @@ class GroupTile(NamedTuple):
 class GroupChoice(NamedTuple):
     """A tile, panels that are under way or read at once, and blocks of a multiprocessor.
 
-    boxes: whether an engine copies the panels, for a warp of its own.
+    boxes: whether an engine copies the panels, for a warp of its own. staged: whether results go
+    through shared memory.
     """
 
     tile: GroupTile
@@ -98,6 +102,7 @@ class GroupChoice(NamedTuple):
     cycles: float
     resident: int
     boxes: bool = False
+    staged: bool = False
 
     def __str__(self) -> str:
         tile = self.tile
@@ -114,32 +119,40 @@ TILES = tuple([
 
 def ranked_groups(
     target: GpuTarget, sizes: Sequence[Product], words: tuple[bool, bool], dtype: DType,
-    boxes: bool = False,
+    boxes: bool = False, runs: bool = False,
 ) -> list[GroupChoice]:  # fmt: skip
     """Tiles and panels that a multiprocessor holds, that of the least time first.
 
     sizes, words: as of `ranked_tiles`. dtype: that of the factors. boxes: as of `GroupChoice`.
+    runs: whether the results of whole tiles may be stored in runs.
     """
     most = min(MOST_SLOTS if any(words) else 2, -(-sizes[0].k // row_of(dtype)))
     found = []
     for tile in TILES:
-        for slots in range(1 if most == 1 and not boxes else 2, most + 1):
-            how = _Copied(slots, words, dtype, boxes)
+        whole = boxes and runs and not (sizes[0].m % tile.m or sizes[0].n % tile.n)
+        least = 1 if most == 1 and not boxes else 2
+        for slots, staged in product(range(least, most + 1), (False, True)[: 1 + whole]):
+            nbytes = tile.m * (tile.n * sizes[0].written + ROW_NBYTES) if staged else 0
+            how = _Copied(slots, words, dtype, boxes, nbytes)
             times = [_cycles(target, size, tile, how) for size in sizes]
             time = expected(sizes, times)
             if time is not None:
                 resident = _resident(target, tile, how)
-                found.append(GroupChoice(tile, slots, time, resident, boxes))
+                found.append(GroupChoice(tile, slots, time, resident, boxes, staged))
     return sorted(found, key=lambda choice: (choice.cycles, -choice.slots))
 
 
 class _Copied(NamedTuple):
-    """How panels come: how many at once, which factors by words, of a dtype, or all as boxes."""
+    """How panels come: how many at once, which factors by words, of a dtype, or all as boxes.
+
+    staged: bytes of results that go through shared memory.
+    """
 
     slots: int
     words: tuple[bool, bool]
     dtype: DType
     boxes: bool
+    staged: int
 
 
 def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
@@ -148,7 +161,7 @@ def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
     waiting = held(tile, row_of(dtype), how.words) if how.slots > 1 else 0
     if waiting > MOST_HELD:
         return 0
-    nbytes = how.slots * ROW_NBYTES * (tile.m + tile.n) + how.boxes * PHASES_NBYTES
+    nbytes = how.slots * ROW_NBYTES * (tile.m + tile.n) + how.boxes * PHASES_NBYTES + how.staged
     # Sums of a panel's own are those of 64 rows at a time.
     results = tile.results + (tile.columns // 2 if adds_apart(dtype) else 0)
     warps, registers = tile.warps, results + OTHERS + waiting
@@ -163,7 +176,7 @@ def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
 
 def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> float | None:
     """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
-    slots, _, dtype, boxes = how
+    slots, _, dtype, boxes, staged = how
     resident = _resident(target, tile, how)
     if not resident:
         return None
@@ -187,15 +200,23 @@ def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> 
         # Nothing is multiplied while threads wait, nor brought while it is.
         busy = panels * sum(work)
     if here == 1 and each > 1 and resident == 1:
-        return each * busy + _cycles_between(target, size, tile, each)
+        return each * busy + _cycles_between(target, size, tile, each, staged)
+    if staged:
+        # There is nothing to do meanwhile.
+        return None
     ends = (BEGIN + cycles_after(target, size, tile)) * (0.5 if here > 1 else 1.0)
     return each * (busy + ends)
 
 
-def _cycles_between(target: GpuTarget, size: Product, tile: GroupTile, each: int) -> float:
+def _cycles_between(
+    target: GpuTarget, size: Product, tile: GroupTile, each: int, staged: int
+) -> float:
     """What a block that persists takes beside its tiles' products.
 
-    The next tile's first panels come meanwhile, and memory takes results while they are computed.
+    The next tile's first panels come meanwhile, and memory takes results while they are computed;
+    those that are staged while the next tile is.
     """
     operations = OPERATIONS * operation_cycles(size, tile) * (1 + FEW_WARPS / tile.warps)
+    if staged:
+        return each * (BETWEEN + max(operations, STAGED * staged / target.shared_bytes_per_cycle))
     return each * (BETWEEN + max(operations, store_cycles(target, size, tile)))

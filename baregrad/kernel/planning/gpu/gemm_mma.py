@@ -27,6 +27,7 @@ from baregrad.kernel.language.schedule import (
     Reorder,
     Split,
     StageFactor,
+    StageOutput,
     Tensorize,
 )
 from baregrad.kernel.planning.common.decisions import powers_from
@@ -107,8 +108,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         # Of fewer rows or columns the unit would multiply zeros.
         is_wide = min(m, n) >= wgmma.M and panel == wgmma.row_of(what.left)
         if is_wide and wgmma.has_groups(plan.target, what.left):
-            boxes = _in_boxes(plan, factors, orders, CHUNK)
-            ranked += ranked_groups(plan.target, products, words, what.left, boxes)
+            ranked += _groups(plan, factors, orders, products, words, what.left)
             ranked.sort(key=lambda each: each.cycles)
     choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
     if isinstance(choice, UnpackedChoice):
@@ -137,8 +137,7 @@ def _plan_along(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
         plan.because("what is summed does not lie together: no products of {} by groups", dtype)
         return False
     products = _products(plan, factors)
-    boxes = _in_boxes(plan, factors, orders, chunk)
-    ranked = ranked_groups(plan.target, products, words, dtype, boxes)
+    ranked = _groups(plan, factors, orders, products, words, dtype)
     if not ranked:
         plan.because("no tile of {} has room: no products by groups", dtype)
         return False
@@ -169,6 +168,8 @@ def _finish(
         _copies(plan, factors, orders, tile, panel, beside)
     if isinstance(choice, GroupChoice) and choice.boxes:
         plan.steps.append(Pipeline("k_o", choice.slots, ENGINE))
+        if choice.staged:
+            plan.steps.append(StageOutput(plan.write.array.arg.slot))
     elif choice.slots > 1:
         engine = "async" if any(words) else "lanes"
         plan.steps.append(Pipeline("k_o", choice.slots, engine))
@@ -182,6 +183,27 @@ def _finish(
         plan.because("an engine copies panels as boxes, for a warp of its own")
     elif isinstance(choice, GroupChoice) and plan.target.bulk_copies:
         plan.because("threads copy panels: not both are boxes of arrays of known sizes")
+
+
+def _groups(
+    plan: GpuPlan, factors: GemmFactors, orders: Orders, products: Sequence[Product],
+    words: tuple[bool, bool], dtype: DType,
+) -> list[GroupChoice]:  # fmt: skip
+    """Tiles for groups of warps, whose panels come as boxes where those suit."""
+    boxes = _in_boxes(plan, factors, orders, CHUNK_NBYTES // dtype.itemsize)
+    runs = boxes and _stores_runs(plan, orders)
+    return ranked_groups(plan.target, products, words, dtype, boxes, runs)
+
+
+def _stores_runs(plan: GpuPlan, orders: Orders) -> bool:
+    """Whether results of whole tiles are stored in runs of 16 bytes, to one output."""
+    (out, *others), write = plan.facts.outs, plan.write
+    unit = VECTOR_BYTES // itemsize(write.array.dtype)
+    apart = [write.offset.constant, *[write.stride(axis) or 0 for axis in plan.facts.data
+                                      if axis not in orders.columns]]  # fmt: skip
+    whole = iterations(run_of(write, orders.columns)) == iterations(orders.columns)
+    plain = not others and out.arg.monoid is None and not write.offset.rest
+    return whole and plain and not any(each % unit for each in apart)
 
 
 def _in_boxes(plan: GpuPlan, factors: GemmFactors, orders: Orders, chunk: int) -> bool:
