@@ -27,7 +27,6 @@ from baregrad.trace.decode import DriverCall, decode
 from baregrad.trace.engine import ProgramFollower
 from baregrad.trace.exact import DoorbellTrap
 from baregrad.trace.ptrace import RECORDED, WATCHED
-from baregrad.trace.recording import TraceRecorder
 from baregrad.trace.submissions import PERIOD_S, Submission, SubmissionReader
 from baregrad.trace.watch import DriverWatch
 
@@ -228,7 +227,11 @@ def main(argv: list[str]) -> int:
             if not version or parse_version(version) > parse_version(_NEWEST):
                 found += f", structs as of {_NEWEST}"
             print(f"# {found}", file=out)
-        recorder = TraceRecorder(chosen.record, tables) if chosen.record else None
+        recorder = None
+        if chosen.record:
+            from baregrad.trace.recording import TraceRecorder
+
+            recorder = TraceRecorder(chosen.record, tables)
         trap = DoorbellTrap(session.rings.read_all) if chosen.exact else None
         watch = DriverWatch(tables, session.take, nodes, session.rings, recorder, trap)
         follower = ProgramFollower(watch)

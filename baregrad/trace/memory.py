@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
 from typing import BinaryIO
 
-import numpy as np
-
 Read = Callable[[int, int], bytes]
 _LONGEST_TEXT = 4096
-# Of /proc/PID/pagemap: bytes of an entry, entries read at once, and over how many absent pages a
-# stretch goes on.
-_ENTRY_NBYTES, _PAGES_AT_ONCE, _GAP_PAGES = 8, 1 << 18, 4
+# Of /proc/PID/pagemap: bytes of an entry, and how many are read at once. Bit 63 of one says that a
+# page is there, bit 62 that it is swapped out; a stretch goes on over a few that are neither.
+_ENTRY_NBYTES, _PAGES_AT_ONCE = 8, 1 << 18
+_THERE = bytes(byte >> 6 != 0 for byte in range(256))
+_STRETCH = re.compile(rb"\x01(?:\x00{0,4}\x01+)*")
 
 
 class ProcessMemory:
@@ -108,16 +109,8 @@ def _present(pages: BinaryIO | RawIOBase, begin: int, end: int) -> list[tuple[in
         pages.seek(first // size * _ENTRY_NBYTES)
         count = min(_PAGES_AT_ONCE, (end - first) // size)
         data = pages.read(count * _ENTRY_NBYTES) or b""
-        # Bit 63 says that a page is there, bit 62 that it is swapped out.
-        there = np.frombuffer(data[: len(data) // 8 * 8], np.uint64) >> np.uint64(62) != 0
-        if not there.any():
-            continue
-        places = np.flatnonzero(there)
-        breaks = np.flatnonzero(np.diff(places) > _GAP_PAGES)
-        firsts = places[np.concatenate(([0], breaks + 1))]
-        lasts = places[np.concatenate((breaks, [len(places) - 1]))]
-        found += [(first + int(one) * size, first + (int(two) + 1) * size)
-                  for one, two in zip(firsts, lasts, strict=True)]  # fmt: skip
+        for run in _STRETCH.finditer(data[_ENTRY_NBYTES - 1 :: _ENTRY_NBYTES].translate(_THERE)):
+            found.append((first + run.start() * size, first + run.end() * size))
     return found
 
 

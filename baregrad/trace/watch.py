@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TYPE_CHECKING
 
 from baregrad.runtime.nvidia.abi.vendor import VendorTables
 from baregrad.trace.calls import RawCall, capture, read_again, request_of
@@ -15,8 +16,11 @@ from baregrad.trace.engine import TracedProcess, TracedThread
 from baregrad.trace.exact import DoorbellTrap
 from baregrad.trace.memory import MappedFile, mappings, node_of, written_stretches
 from baregrad.trace.ptrace import EXITS, OPENS, STATS, Syscall
-from baregrad.trace.recording import TraceRecorder
 from baregrad.trace.submissions import PERIOD_S, SubmissionReader
+
+if TYPE_CHECKING:
+    # It takes the runtime's ports, which one who records nothing needs not.
+    from baregrad.trace.recording import TraceRecorder
 
 _STACK_NBYTES = 1024
 # How often a process's libraries are looked up anew at most.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -14,7 +16,7 @@ import pytest
 
 from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.trace.engine import ProgramFollower, TracedProcess, TracedThread
-from baregrad.trace.memory import node_of
+from baregrad.trace.memory import node_of, written_stretches
 from baregrad.trace.ptrace import OPENS, Syscall
 from tests.trace.programs import CALLS, compiled
 
@@ -191,3 +193,20 @@ def test_what_ends_the_tracer_is_passed_on(tmp_path: Path, times: int, status: i
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         ender.join()
         signal.signal(signal.SIGTERM, former)
+
+
+def test_memory_that_is_there_is_found_by_its_pages() -> None:
+    size = mmap.PAGESIZE
+    with mmap.mmap(-1, 64 * size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as whole:
+        held = ctypes.c_char.from_buffer(whole)
+        begin = ctypes.addressof(held)
+        del held
+        for page in (3, 4, 6, 20):
+            whole[page * size] = 1
+        found = [row for row in written_stretches(os.getpid())
+                 if begin < row[1] and row[0] < begin + 64 * size]  # fmt: skip
+        # Over a few pages that are not there it goes on; its neighbours may join it.
+        assert any(one <= begin + 3 * size and begin + 7 * size <= two for one, two in found)
+        assert any(one == begin + 20 * size and two == one + size for one, two in found)
+        assert not any(one <= begin + 12 * size < two for one, two in found)
+    assert written_stretches(2**22 + 1) == []
