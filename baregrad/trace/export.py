@@ -70,7 +70,7 @@ def timeline(calls: Iterable[DriverCall], work: Iterable[Submission] = ()) -> di
     for found in work:
         lane = rings.setdefault((found.pid, found.channel), _RING_LANES + len(rings))
         events.append({
-            "name": found.work.kind, "cat": "ring", "ph": "X", "pid": found.pid, "tid": lane,
+            "name": str(dict(found.work.values).get("kernel") or found.work.kind), "cat": "ring", "ph": "X", "pid": found.pid, "tid": lane,
             "ts": found.time * 1e6, "dur": 0,
             "args": {"what": found.work.text,
                      **{name: str(value) for name, value in found.work.values}},

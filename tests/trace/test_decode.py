@@ -113,6 +113,9 @@ def test_a_timeline_has_a_lane_for_each_ring(calls: list[DriverCall]) -> None:
         ("0xa", 100_000), ("0xb", 200_000), ("0xa", 300_000)
     ]
     assert {text for *_, text in found} == {"launch of 3x1x1"}
+    named = PushedWork("launch", "launch of k", (*launch.values, ("kernel", "k")))
+    events = export.timeline([], [Submission(0.1, 7, 0xA, one) for one in (launch, named)])
+    assert [row["name"] for row in events["traceEvents"]] == ["launch", "k", "thread_name"]
 
 
 def test_counts(calls: list[DriverCall]) -> None:
