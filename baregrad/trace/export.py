@@ -69,8 +69,10 @@ def timeline(calls: Iterable[DriverCall], work: Iterable[Submission] = ()) -> di
     rings: dict[tuple[int, int], int] = {}
     for found in work:
         lane = rings.setdefault((found.pid, found.channel), _RING_LANES + len(rings))
+        kernel = dict(found.work.values).get("kernel")
         events.append({
-            "name": str(dict(found.work.values).get("kernel") or found.work.kind), "cat": "ring", "ph": "X", "pid": found.pid, "tid": lane,
+            "name": str(kernel or found.work.kind), "cat": "ring", "ph": "X", "pid": found.pid,
+            "tid": lane,
             "ts": found.time * 1e6, "dur": 0,
             "args": {"what": found.work.text,
                      **{name: str(value) for name, value in found.work.values}},
