@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from baregrad import linalg as linalg
     from baregrad import nn as nn
     from baregrad import optim as optim
+    from baregrad import special as special
     from baregrad.base.errors import BaregradError as BaregradError
     from baregrad.base.options import options as options
     from baregrad.dtypes import DType as DType
@@ -59,6 +60,7 @@ _EXPORTS = (
     ("safe_load", "baregrad.io", "safe_load"),
     ("safe_save", "baregrad.io", "safe_save"),
     ("search", "baregrad.engine.search", "search"),
+    ("special", "baregrad.special", ""),
     ("variable", "baregrad.ir.core.index", "variable"),
 )
 
@@ -88,6 +90,7 @@ __all__ = [
     "safe_load",
     "safe_save",
     "search",
+    "special",
     "variable",
 ]
 

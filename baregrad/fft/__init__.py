@@ -6,6 +6,7 @@ Imports `tensor`.
 
 from __future__ import annotations
 
+from baregrad.fft.frames import istft, stft
 from baregrad.fft.functions import (
     fft,
     fft2,
@@ -50,8 +51,10 @@ __all__ = [
     "irfft",
     "irfft2",
     "irfftn",
+    "istft",
     "rfft",
     "rfft2",
     "rfftfreq",
     "rfftn",
+    "stft",
 ]

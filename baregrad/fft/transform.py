@@ -2,8 +2,8 @@
 
 A transform of a product n1*n2 is transforms of n1, factors, and transforms of n2 (Cooley and Tukey,
 1965). Those of few points are products with their matrix, so that all work is in matrix products
-and in elementwise steps between, which fuse. A transform of a large prime is a convolution (Bluestein).
-What is done depends on the length alone.
+and in elementwise steps between, which fuse. A transform of a large prime is a convolution
+(Bluestein). What is done depends on the length alone.
 """
 
 from __future__ import annotations

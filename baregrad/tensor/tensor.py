@@ -203,6 +203,7 @@ _MAKERS = frozenset(
         "shapes", "sorting", "special",
     )
 )  # fmt: skip
+_SPECIAL = "baregrad.tensor.special."
 _OTHER_MAKERS: frozenset[Callable[..., Any]] = frozenset({
     convert.cast, convert.clone, convert.to_float, convert.to_double, convert.to_half,
     convert.to_bfloat16, convert.to_int, convert.to_long, convert.to_bool, indexing.getitem,
@@ -220,7 +221,8 @@ def _makes_tensors(function: Callable[..., Any]) -> bool:
     Of these those that read or draw numbers are found out when they are called; those that write
     over their operand are told by their names.
     """
-    made = function.__module__ in _MAKERS or function in _OTHER_MAKERS
+    room = function.__module__
+    made = room in _MAKERS or room.startswith(_SPECIAL) or function in _OTHER_MAKERS
     return made and function not in _LOOKS and not function.__name__.endswith("_")
 
 

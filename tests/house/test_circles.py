@@ -22,7 +22,9 @@ RANKS_INSIDE: Mapping[str, tuple[str, ...]] = {
     ),
     "baregrad.render": ("llvm", "c", "ptx"),
     "baregrad.llm": ("text", "models", "generation", "serve", "commands"),
-    "baregrad.tensor": ("array", "autograd", "ops", "families", "tensor", "complex", "jit"),
+    "baregrad.tensor": (
+        "array", "autograd", "ops", "special", "families", "tensor", "complex", "jit",
+    ),
     "baregrad.runtime.nvidia": ("abi", "driver", "code", "queue", "lists", "copies"),
     "baregrad.testing.virtual_gpu": ("ptx", "machine", "driver"),
 }

@@ -25,7 +25,7 @@ RANKS = {
     "ir": 3,
     "graph": 4, "schedule": 4, "kernel": 4, "render": 4, "assemble": 4, "runtime": 4,
     "engine": 5,
-    "tensor": 6, "profiling": 6, "fft": 7,
+    "tensor": 6, "profiling": 6, "fft": 7, "special": 7,
     "func": 7, "linalg": 7, "nn": 7, "optim": 7, "io": 7, "data": 7,
     "": 7.5, "array_api": 8, "autograd": 8,
     "llm": 8, "bridges": 8,

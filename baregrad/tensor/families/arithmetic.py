@@ -15,6 +15,7 @@ from baregrad.tensor.ops import (
     random,
     special,
 )
+from baregrad.tensor.special import bessel, gamma, normal
 
 
 class Arithmetic(TensorLike):
@@ -125,6 +126,12 @@ class Arithmetic(TensorLike):
     atanh = arctanh = functions.atanh
     erf = functions.erf
     erfc = special.erfc
+    erfinv = normal.erfinv
+    lgamma = gamma.lgamma
+    digamma = gamma.digamma
+    polygamma = gamma.nth_polygamma
+    mvlgamma = gamma.multigammaln
+    i0 = bessel.i0
     xlogy = special.xlogy
     hypot = special.hypot
     sinc = functions.sinc

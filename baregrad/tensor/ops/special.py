@@ -37,15 +37,10 @@ _SCALED_F64 = (
 @through_float32
 def erfc(x: Tensor) -> Tensor:
     """Return 1 - erf(x), precise where that is small too."""
-    single = x.dtype is dtypes.float32
-    centre, last = (_CENTRE_F32, _LAST_F32) if single else (_CENTRE_F64, _LAST_F64)
+    last = _LAST_F32 if x.dtype is dtypes.float32 else _LAST_F64
     size = x.detach().abs()
     size = (size > last).where(last, size)
-    t = (size - centre) / (size + centre)
-    terms = _SCALED_F32 if single else _SCALED_F64
-    scaled = t * terms[-1] + terms[-2]
-    for term in reversed(terms[:-2]):
-        scaled = scaled * t + term
+    scaled = scaled_erfc(size)
     # size*size is rounded, and exp makes that an error of size*size times as much: the square of
     # the first digits is exact, and what is left is small.
     near = floor(size * 16) / 16
@@ -54,6 +49,18 @@ def erfc(x: Tensor) -> Tensor:
     # Nothing is taken away, but the derivative is that of -erf.
     whole = erf(x)
     return value - (whole - whole.detach())
+
+
+def scaled_erfc(x: Tensor) -> Tensor:
+    """exp(x*x) * erfc(x) for x of at least 0, up to the last that has an erfc(x) of its dtype."""
+    single = x.dtype is dtypes.float32
+    centre = _CENTRE_F32 if single else _CENTRE_F64
+    t = (x - centre) / (x + centre)
+    terms = _SCALED_F32 if single else _SCALED_F64
+    scaled = t * terms[-1] + terms[-2]
+    for term in reversed(terms[:-2]):
+        scaled = scaled * t + term
+    return scaled
 
 
 def xlogy(x: Tensor, other: Operand) -> Tensor:
