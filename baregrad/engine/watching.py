@@ -13,6 +13,7 @@ import numpy as np
 from baregrad.engine.realised import Realised
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
+from baregrad.ir.core.requirements import note_in, noted
 
 
 class Watching(threading.local):
@@ -34,6 +35,23 @@ class Watching(threading.local):
         self.isolated: Realised | None = None
         self.at_once = 0
         self.touched = 0
+
+    def held(self) -> tuple[Any, ...]:
+        """Who watches this thread now, for `put_back`."""
+        lists = (self.observers, self.uploads, self.downloads, self.writes)
+        return (*[(one, list(one)) for one in lists], self.isolated, self.at_once, noted())
+
+    def put_back(self, held: tuple[Any, ...]) -> None:
+        """Let those watch again that did so when `held` was asked for, and nobody else.
+
+        An interruption may come between two steps of entering or leaving a block, whose other steps
+        are not taken then.
+        """
+        *lists, self.isolated, self.at_once, notes = held
+        self.observers, self.uploads, self.downloads, self.writes = [one for one, _ in lists]
+        for one, members in lists:
+            one[:] = members
+        note_in(notes)
 
     @contextmanager
     def observing(self, note: Callable[[Any], None]) -> Iterator[None]:

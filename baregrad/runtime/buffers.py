@@ -56,8 +56,10 @@ class Memory:
         self._token = token
 
     def __del__(self) -> None:
-        if self._release is not None:
-            self._release(self._token)
+        # One whose making was interrupted owns nothing yet.
+        release = getattr(self, "_release", None)
+        if release is not None:
+            release(self._token)
 
 
 class _HostWindow:

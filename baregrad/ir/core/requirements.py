@@ -123,6 +123,16 @@ def noting(found: dict[Node, None]) -> Iterator[None]:
         _NOTES.found = before
 
 
+def noted() -> dict[Node, None] | None:
+    """Where this thread's requirements are noted, if anywhere."""
+    return _NOTES.found
+
+
+def note_in(found: dict[Node, None] | None) -> None:
+    """Have this thread's requirements noted where they were, after a block was torn."""
+    _NOTES.found = found
+
+
 def require(node: Node) -> None:
     """Check what a node that is being made requires. Raises ShapeError."""
     asked = requirements(node)

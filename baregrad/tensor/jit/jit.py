@@ -84,7 +84,16 @@ class Jit(Generic[P, R]):
                     found: R = last.entry.play_again(args, handles)
                     return found
         with self.lock:
-            return self._call(session, settings, Call(args, kwargs))
+            held = session.watching.held()
+            try:
+                return self._call(session, settings, Call(args, kwargs))
+            except BaseException as error:
+                if not isinstance(error, Exception):
+                    # Interrupted: what was half learnt is forgotten, and nobody is left watching.
+                    session.watching.put_back(held)
+                    self._entries.clear()
+                    self._latest = self._last = None
+                raise
 
     def _call(self, session: Session, settings: Mapping[str, Any], call: Call) -> R:
         """A call that is looked at in full."""
