@@ -35,8 +35,8 @@ from baregrad.kernel.planning.gpu.gemm_tiles import (
 )
 from baregrad.target.gpu import GpuTarget
 
-# Registers of a lane beside its results.
-OTHERS = 50
+# Registers of a lane beside its results; where it copies nothing itself.
+OTHERS, BOX_OTHERS = 50, 34
 MOST_SLOTS = 6
 # Bytes of what counts the phases of slots, as far as the next array.
 PHASES_NBYTES = 1024
@@ -44,6 +44,9 @@ PHASES_NBYTES = 1024
 # how far one kind of work delays another; bytes that the second cache gives for each that it would
 # give alone, where neighbours read the same.
 BEGIN, LATENCY, BESIDE, SHARED = 1500, 1000, 0.1, 1.6
+# As much for boxes of tens of kilobytes, while all multiprocessors ask for theirs: of rings of two
+# slots products of 128 x 256 took 1.6 times what they took of rings of three.
+BOX_LATENCY = 1700
 # Cycles from the last product of a block's tile to the first one of the next.
 BETWEEN = 1000
 # What stores to shared memory take of the cycles that these bytes take at its rate.
@@ -126,11 +129,17 @@ def ranked_groups(
     sizes, words: as of `ranked_tiles`. dtype: that of the factors. boxes: as of `GroupChoice`.
     runs: whether the results of whole tiles may be stored in runs.
     """
-    most = min(MOST_SLOTS if any(words) else 2, -(-sizes[0].k // row_of(dtype)))
+    panels = -(-sizes[0].k // row_of(dtype))
+    # There is no ring of one panel.
+    boxes = boxes and panels > 1
+    if boxes:
+        # Whatever else threads would do to elements on their way.
+        words = True, True
+    most = min(MOST_SLOTS if any(words) else 2, panels)
     found = []
     for tile in TILES:
         whole = boxes and runs and not (sizes[0].m % tile.m or sizes[0].n % tile.n)
-        least = 1 if most == 1 and not boxes else 2
+        least = 1 if most == 1 else 2
         for slots, staged in product(range(least, most + 1), (False, True)[: 1 + whole]):
             nbytes = tile.m * (tile.n * sizes[0].written + ROW_NBYTES) if staged else 0
             how = _Copied(slots, words, dtype, boxes, nbytes)
@@ -166,6 +175,7 @@ def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
     results = tile.results + (tile.columns // 2 if adds_apart(dtype) else 0)
     warps, registers = tile.warps, results + OTHERS + waiting
     if how.boxes:
+        registers = results + BOX_OTHERS
         if registers > max(target.register_shift, default=0):
             return 0
         # Those who copy leave theirs to all others.
@@ -193,7 +203,8 @@ def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> 
         # While threads add up, nobody has the unit.
         multiplied += M * tile.tiles_m * tile.columns // LANES
     moved = ROW_NBYTES * (min(tile.m, size.m) + min(tile.n, size.n))
-    rate = min(SHARED * target.cache_bytes_per_cycle, here * lead * moved / LATENCY)
+    latency = BOX_LATENCY if boxes else LATENCY
+    rate = min(SHARED * target.cache_bytes_per_cycle, here * lead * moved / latency)
     work = multiplied, moved / rate
     busy = panels * (max(work) + BESIDE * sum(work))
     if slots < 2 and here == 1:
