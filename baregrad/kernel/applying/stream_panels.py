@@ -18,7 +18,7 @@ from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, cast, extent_of, make_node, range_node, rebuild
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.substitution import substitute
-from baregrad.kernel.facts.stream_facts import StreamFacts, array_read
+from baregrad.kernel.facts.stream_facts import Limit, StreamFacts, array_read
 from baregrad.kernel.instructions import mma_sync, wgmma
 from baregrad.kernel.instructions.mma_sync import N
 from baregrad.kernel.instructions.wgmma import EXCHANGED, PANEL
@@ -164,13 +164,15 @@ def folded(op: Op, value: Node, *axes: Node) -> Node:
     return Node(Ops.REDUCE, value.dtype, (value, *axes), Reduce(primitive(op, value.dtype)))
 
 
-def limit_of(facts: StreamFacts, blocks: tuple[Node, ...]) -> tuple[Dim, int, int] | None:
-    """The limit of a mask by places, over the axes of blocks."""
-    if facts.limit is None:
-        return None
+def limits_of(facts: StreamFacts, blocks: tuple[Node, ...]) -> tuple[Limit, ...]:
+    """The limits of masks by places, over the axes of blocks."""
     of_block = dict(zip(facts.batch, blocks, strict=True))
-    first = index.as_dim(substitute(index.as_node(facts.limit[0]), of_block))
-    return (first, *facts.limit[1:])
+    return tuple([
+        limit._replace(
+            constant=index.as_dim(substitute(index.as_node(limit.constant), of_block))
+        )
+        for limit in facts.limits
+    ])
 
 
 def check_stream(step: StreamTiles, facts: StreamFacts, target: AnyTarget) -> None:

@@ -49,7 +49,7 @@ from baregrad.kernel.applying.stream_panels import (
     folded,
     in_panel,
     is_chunked,
-    limit_of,
+    limits_of,
     panel_array,
     read_where,
     rows_of,
@@ -117,8 +117,8 @@ class _Builder:
         self.k, self.j = axis_of(43, DEPTH, TILE, "k"), axis_of(44, DEPTH, TILE, "j")
         # Where no row sees later keys, the blocks with most to do come first.
         place: Dim = self.number
-        self.limit = limit_of(facts, self.blocks)
-        if self.limit is not None and self.limit[2] > 0:
+        self.limits = limits_of(facts, self.blocks)
+        if [limit.sign for limit in self.limits] == [1]:
             place = index.sub(index.sub(count, 1), self.number)
         self.start = index.mul(place, self.rows)
         # Which keys the block has, where these do not pass.
@@ -183,17 +183,19 @@ class _Builder:
             return 0, extent_of(self.facts.over)
         keys = self.step.keys
         every = index.floordiv(index.add(self.lengths[1], keys - 1), keys)
-        if self.limit is None:
-            return 0, every
-        constant, factor, sign = self.limit
-        if sign > 0:
-            last = index.add(constant, index.mul(index.add(self.start, self.rows - 1), factor))
-            seen = index.floordiv(index.add(last, keys), keys)
-            return 0, index.maximum(index.minimum(every, seen), 0)
-        # constant + factor * row + key < 0 hides: factor is -1 or 0.
-        least = index.sub(index.mul(self.start, -factor), constant)
-        first = index.minimum(index.maximum(index.floordiv(least, keys), 0), every)
-        return first, index.sub(every, first)
+        first: Dim = 0
+        last = every
+        for constant, factor, sign in self.limits:
+            if sign > 0:
+                most = index.add(constant, index.mul(index.add(self.start, self.rows - 1), factor))
+                last = index.minimum(last, index.floordiv(index.add(most, keys), keys))
+            else:
+                # constant + factor * row + key < 0 hides: factor is -1 or 0.
+                least = index.sub(index.mul(self.start, -factor), constant)
+                first = index.minimum(index.maximum(index.floordiv(least, keys), 0), every)
+        if len(self.limits) == 1 and self.limits[0].sign < 0:
+            return first, index.sub(every, first)
+        return first, index.maximum(index.sub(last, first), 0)
 
     def kernel(self) -> Node:
         """The loops over blocks, and in each: the rows, the tiles of keys, the results."""
@@ -254,12 +256,15 @@ class _Builder:
         start = self._first_key(tile)
         ends = index.as_node(start), index.as_node(index.add(start, self.step.keys - 1))
         seen = list[Node]()
+        rows = index.as_node(self.start), index.as_node(index.add(self.start, self.rows - 1))
         for condition in self.facts.hidden:
             hidden = holds_between(condition, self.facts.key, ends)
+            if hidden is not None and self.facts.key not in condition.ranges and self.facts.row:
+                # Whatever passes, as keys past the length of a sequence that queries pass.
+                hidden = holds_between(hidden, self.facts.row, rows)
             if hidden is not None and self.facts.row not in hidden.ranges:
                 seen.append(alu(Ops.NOT, self._of_block(hidden)))
-        if self.limit is not None and self.facts.over is not None:
-            constant, factor, sign = self.limit
+        for constant, factor, sign in self.limits if self.facts.over is not None else ():
             row = index.add(self.start, self.rows - 1) if factor > 0 else self.start
             most = index.add(constant, index.mul(row, factor))
             seen.append(index.at_least(index.sub(most, index.mul(ends[sign < 0], sign)), 0))
@@ -333,7 +338,8 @@ class _Builder:
         copies = [*self._copies(index.add(self.loop, 1), 75), commit()]
         statements = [done("copy"), *copies]
         work = begun
-        if self.groups:
+        is_seen = self._is_seen(self.loop)
+        if self.groups and is_seen.op is Ops.CONST:
             # They multiply while their threads begin the next copies.
             statements, work = [statements[0], *begun, *copies], []
         groups = GroupsBegun(list(range(len(self.s))), self.groups)
@@ -364,7 +370,6 @@ class _Builder:
                 more = weights if places is own else folded(Ops.ADD, weights, self.part)
                 more = alu(Ops.ADD, load(into, places), more)
                 work += [*term.statements, store(into, more, places)]
-        is_seen = self._is_seen(self.loop)
         if is_seen.op is not Ops.CONST:
             work = [make_node(Ops.IF, dtypes.token, (is_seen, sequence(work)))]
         return [*statements, *work]
@@ -525,8 +530,7 @@ class _Builder:
         start = self._first_key(self.loop)
         after = index.add(start, self.step.keys)
         conditions = [index.less(index.sub(after, 1), self.lengths[1])]
-        if self.limit is not None:
-            constant, factor, sign = self.limit
+        for constant, factor, sign in self.limits:
             rows = self.start if factor > 0 else index.add(self.start, self.rows - 1)
             far = index.sub(after, 1) if sign > 0 else start
             least = index.add(constant, index.mul(rows, factor))

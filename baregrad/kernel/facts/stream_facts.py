@@ -7,7 +7,7 @@ well be keys and queries pass them: here a key is whatever passes.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
@@ -25,6 +25,7 @@ from baregrad.ir.core.node import (
     NO_RANGES,
     Node,
     alu,
+    const,
     extent_of,
     range_node,
     rebuild,
@@ -48,6 +49,17 @@ class Scores(NamedTuple):
     left: Node
     right: Node
     depth: Node
+
+
+class Limit(NamedTuple):
+    """A mask by places: where constant + factor * row - sign * key is below 0, no weight is left.
+
+    A row sees the first keys alone where sign is 1, the last ones where it is -1.
+    """
+
+    constant: Dim
+    factor: int
+    sign: int
 
 
 class Scaled(NamedTuple):
@@ -105,16 +117,9 @@ class StreamFacts:
         return any(is_of_bytes(node) for read in reads for node in toposort(read))
 
     @property
-    def limit(self) -> tuple[Dim, int, int] | None:
-        """(constant, factor, sign) of a mask by places; None where no such mask is known.
-
-        Where constant + factor * row - sign * key is below 0, no weight is left: a row sees the
-        first keys alone where sign is 1, the last ones where it is -1.
-        """
-        masked = _choice(self.exponent)
-        if masked is None or self.unmasked is self.exponent:
-            return None
-        return self._limit(masked[0])
+    def limits(self) -> tuple[Limit, ...]:
+        """The masks by places, one of each sign at most; none where no such mask is known."""
+        return tuple(self._by_places.values()) if self.unmasked is not self.exponent else ()
 
     @property
     def hidden(self) -> tuple[Node, ...]:
@@ -123,9 +128,14 @@ class StreamFacts:
             return ()
         found, rest = list[Node](), self.exponent
         while (masked := _choice(rest)) is not None:
-            found.append(masked[0])
+            found += _alternatives(masked[0])
             rest = masked[1]
         return tuple(found)
+
+    @property
+    def leaves_out(self) -> bool:
+        """Whether data, as the length of a sequence, may hide a tile of keys from all rows."""
+        return any(not {self.row, self.key} <= condition.ranges for condition in self.hidden)
 
     @property
     def _vanish(self) -> bool:
@@ -133,16 +143,32 @@ class StreamFacts:
         return all(_vanishes(each, self.exponent) for each in self.weights)
 
     @property
+    def _by_places(self) -> dict[Node, Limit]:
+        """The limits among what hides a key by the exponent's first condition, by what says so."""
+        masked, found = _choice(self.exponent), dict[Node, Limit]()
+        for one in () if masked is None else _alternatives(masked[0]):
+            limit = self._limit(one)
+            if limit is not None and all(limit.sign != other.sign for other in found.values()):
+                found[one] = limit
+        return found
+
+    @property
     def unmasked(self) -> Node:
-        """The exponent where a mask by places, if there is one around it, hides no key."""
-        masked = _choice(self.exponent)
-        limit = None if masked is None else self._limit(masked[0])
-        if masked is None or limit is None:
+        """The exponent where masks by places, if there are any around it, hide no key."""
+        masked, limits = _choice(self.exponent), self._by_places
+        if masked is None or not limits:
             return self.exponent
         # What is hidden counts for nothing if all that is summed are multiples of powers, and these
         # are no NaNs: of whole powers of two they are not, of others where a row sees a key.
-        is_number = self.near.op is Ops.EXP2_NEAR or index.lower(limit[0]) >= 0
-        return masked[1] if is_number and self._vanish else self.exponent
+        others = [one for one in _alternatives(masked[0]) if one not in limits]
+        first = next(iter(limits.values())).constant
+        sees = len(limits) == 1 and not others and index.lower(first) >= 0
+        if not self._vanish or not (self.near.op is Ops.EXP2_NEAR or sees):
+            return self.exponent
+        if not others:
+            return masked[1]
+        kept = reduce(partial(alu, Ops.OR), others)
+        return alu(Ops.WHERE, kept, const(_LOWEST, masked[1].dtype), masked[1])
 
     @property
     def scaled(self) -> Scaled | None:
@@ -188,7 +214,7 @@ class StreamFacts:
         order = toposort(self.exponent)
         return frozenset([n for n, each in enumerate(self.products) if each.total in order])
 
-    def _limit(self, condition: Node) -> tuple[Dim, int, int] | None:
+    def _limit(self, condition: Node) -> Limit | None:
         """The limit of a condition of that kind, which is how a causal mask is written."""
         below = _below_zero(condition)
         if below is None:
@@ -202,7 +228,7 @@ class StreamFacts:
             return None
         if any(not atom.ranges.issubset(self.batch) for atom in rest):
             return None
-        return index.from_linear(rest, constant), across, -along
+        return Limit(index.from_linear(rest, constant), across, -along)
 
 
 def _below_zero(condition: Node) -> Dim | None:
@@ -248,7 +274,18 @@ def _choice(exponent: Node) -> tuple[Node, Node] | None:
     return condition, rest
 
 
+def _alternatives(condition: Node) -> list[Node]:
+    """Conditions of which one at least holds where a condition does."""
+    if condition.op is Ops.OR:
+        return [one for side in condition.src for one in _alternatives(side)]
+    if condition.op is Ops.NOT and condition.src[0].op is Ops.AND:
+        return [one for side in condition.src[0].src for one in _alternatives(_negated(side))]
+    return [condition]
+
+
 def _negated(condition: Node) -> Node:
+    if condition.op is Ops.NOT:
+        return condition.src[0]
     if condition.op is Ops.CMPLT and condition.src[0].dtype is dtypes.index:
         return index.at_least(*condition.src)
     return alu(Ops.NOT, condition)
@@ -337,7 +374,8 @@ def stream_facts(kernel: Node) -> StreamFacts | None:
     # Where products are 0 because keys are missing, infinite queries would make them NaN.
     missing = {_negated(each.total.src[0].src[0]) for each in facts.products
                if each.total.src[0].op is Ops.GUARD}  # fmt: skip
-    return facts if missing <= {*facts.hidden} else None
+    parts = {part for one in missing for part in _alternatives(one)}
+    return facts if parts <= {*facts.hidden} else None
 
 
 def _over_one_axis(kernel: Node, fold: Node) -> tuple[Node, Node]:

@@ -82,20 +82,19 @@ def operands_of(facts: Facts) -> Factors | None:
 
 
 def suits_stream(facts: StreamFacts) -> bool:
-    """Whether groups of warps make the products of a stream.
-
-    All threads multiply in each iteration: no data says which tiles of keys are left out.
-    """
-    by_rows = all(facts.row in condition.ranges for condition in facts.hidden)
+    """Whether groups of warps make the products of a stream: of rows, of whole panels."""
     even = not any(width % PANEL for width in facts.widths)
-    return facts.row is not None and facts.over is None and by_rows and even
+    return facts.row is not None and facts.over is None and even
 
 
 def goes_ahead(facts: StreamFacts) -> bool:
     """Whether scores of a stream may be made one tile ahead of what their powers are summed for.
 
-    It is one sum, of powers as they are, of values that are not the keys themselves.
+    It is one sum, of powers as they are, of values that are not the keys themselves. All tiles are
+    computed.
     """
+    if facts.leaves_out:
+        return False
     plain = facts.states > 0 and facts.weights == (facts.near,) and len(facts.values) == 1
     if not plain or len(facts.products) != 1:
         return False

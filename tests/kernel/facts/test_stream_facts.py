@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from baregrad.graph import canonicalise
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.stream_facts import StreamFacts, stream_facts
+from baregrad.kernel.instructions import wgmma
 from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
 from baregrad.testing.examples.nests import attended, product, row_sums
@@ -18,6 +20,7 @@ from tests.graph.streams.test_passes import (
     by_hand,
     differentiated,
     graph_of,
+    inputs,
 )
 
 
@@ -30,13 +33,13 @@ def test_the_axes_of_a_stream() -> None:
     (scores,) = facts.products
     slots = [read.src[0].arg.slot for read in (scores.left, scores.right, *facts.values)]
     assert slots == [1, 2, 3]
-    assert facts.weights == (facts.near,) and facts.limit is None
+    assert facts.weights == (facts.near,) and not facts.limits
 
 
 def test_the_last_key_that_a_row_sees() -> None:
     facts = stream_facts(attended(32, 48, 16, causal=True))
-    assert facts is not None and facts.limit is not None
-    constant, factor, sign = facts.limit
+    assert facts is not None
+    ((constant, factor, sign),) = facts.limits
     assert (factor, sign) == (1, 1) and isinstance(constant, Node) and constant.arg == 0
 
 
@@ -45,8 +48,8 @@ def test_gradients_are_plain_sums_of_weights_that_rows_or_keys_pass() -> None:
     made = canonicalise(graph_of(results, given), None, HOPPER)
     found = [stream_facts(kernel) for kernel in make_plan(made, target=HOPPER).kernels]
     kinds = sorted(
-        (facts.states, len(facts.products), len(facts.values), facts.limit[2])
-        for facts in found if facts is not None and facts.limit is not None
+        (facts.states, len(facts.products), len(facts.values), facts.limits[0].sign)
+        for facts in found if facts is not None and facts.limits
     )
     # Gradients of two products: of keys and values at once, which queries pass, and of queries.
     assert kinds == [(0, 2, 1, 1), (0, 2, 2, -1), (3, 1, 1, 1)]
@@ -74,7 +77,7 @@ def attended_with(hidden: Tensor) -> Made:
 def test_a_mask_by_places_is_found_behind_a_rounding() -> None:
     """It is left aside where all that is summed is 0 behind it, and only there."""
     found = facts_by_hand(by_hand())
-    assert sorted(one.limit[2] for one in found if one.limit is not None) == [-1, 1, 1, 1, 1]
+    assert sorted(one.limits[0].sign for one in found if one.limits) == [-1, 1, 1, 1, 1]
 
     def shifted(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         weights = (q @ k.mT).masked_fill(Tensor.ones(32, 48).tril() == 0, float("-inf")).softmax(-1)
@@ -82,10 +85,10 @@ def test_a_mask_by_places_is_found_behind_a_rounding() -> None:
 
     # Of rows that see no key the powers are NaNs, in all columns.
     hidden = attended_with(Tensor.ones(32, 48).tril(-1) == 0)
-    assert all(one.limit is None for one in facts_by_hand(hidden))
+    assert not any(one.limits for one in facts_by_hand(hidden))
     by_values = [one for one in facts_by_hand(shifted) if one.values]
     # Every row takes all values in; their gradient, and with it the keys', sums all rows.
-    assert sorted(one.limit is None for one in by_values) == [False, True, True]
+    assert sorted(not one.limits for one in by_values) == [False, True, True]
 
 
 def test_scores_that_a_gradient_reads_beside_their_exponent_stay() -> None:
@@ -97,3 +100,27 @@ def test_scores_that_a_gradient_reads_beside_their_exponent_stay() -> None:
 @pytest.mark.parametrize("kernel", (product(8, 8, 8), row_sums(4, 4)), ids=("product", "sums"))
 def test_other_sums_are_no_streams(kernel: Node) -> None:
     assert stream_facts(kernel) is None
+
+
+def test_a_window_limits_keys_at_both_ends_and_lengths_leave_tiles_out() -> None:
+    """Whatever else hides keys: each condition alone says which tiles nobody sees."""
+    given = inputs(BRAIN, *[(2, 2, 96, 64)] * 4)
+    lengths = Tensor(np.array([20, 96])).realize()
+    row, key = Tensor.arange(96).reshape(96, 1), Tensor.arange(96).reshape(1, 96)
+    inside = key < lengths.reshape(2, 1, 1, 1)
+    masks = ((key <= row) & (key > row - 30), inside & (key <= row), inside)
+    found = []
+    for mask in masks:
+        leaves = [x.detach().requires_grad_() for x in given[:3]]
+        out = leaves[0].scaled_dot_product_attention(*leaves[1:], mask)
+        out.backward(given[3])
+        sink = graph_of([out, *[x.grad for x in leaves]], [*given, lengths])  # type: ignore[misc]
+        kernels = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER).kernels
+        facts = [one for one in map(stream_facts, kernels) if one is not None]
+        assert len(facts) == 3 and all(wgmma.suits_stream(one) for one in facts)
+        found.append([(sorted(limit.sign for limit in one.limits), one.leaves_out)
+                      for one in facts])  # fmt: skip
+    assert all(one == ([-1, 1], False) for one in found[0])
+    # Where queries pass keys, a block of keys past the length has none to see.
+    assert all(len(signs) == 1 and leaves_out for signs, leaves_out in found[1])
+    assert all(not signs and leaves_out for signs, leaves_out in found[2])
