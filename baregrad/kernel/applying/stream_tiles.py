@@ -227,7 +227,8 @@ class _Builder:
         tiles = (self.number,) if facts.over is None else (self.column, self.number)
         for axis in (*tiles, *reversed(self.blocks)):
             body = make_node(Ops.LOOP, dtypes.token, (axis, body))
-        return make_node(Ops.KERNEL, dtypes.token, (body,), facts.kernel.arg)
+        info = facts.kernel.arg._replace(resident=self.step.resident)
+        return make_node(Ops.KERNEL, dtypes.token, (body,), info)
 
     # --- copies ---------------------------------------------------------------------------------
 

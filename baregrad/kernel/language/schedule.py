@@ -306,7 +306,8 @@ class StreamTiles:
 
     A block has `warps` warps, each with `tiles` tiles of 16 rows; keys pass it `keys` at a time.
     With the instruction `wgmma` it has groups of four warps in their place, and tiles of 64 rows.
-    Scores are made `ahead` tiles of keys before their powers are multiplied: 0 or 1.
+    Scores are made `ahead` tiles of keys before their powers are multiplied: 0 or 1. Registers of a
+    thread are held to what `resident` blocks of a multiprocessor have; 0: as the renderer likes.
     """
 
     warps: int
@@ -314,9 +315,10 @@ class StreamTiles:
     keys: int
     instruction: str = "mma"
     ahead: int = 0
+    resident: int = 0
 
     def __str__(self) -> str:
-        how = _changed(self, "instruction", "ahead")
+        how = _changed(self, "instruction", "ahead", "resident")
         return _spelled("stream_tiles", (self.warps, self.tiles, self.keys), how)
 
 
@@ -452,14 +454,15 @@ def tensorize(*axes: str, instruction: str) -> Tensorize:
 
 
 def stream_tiles(
-    warps: int, tiles: int, keys: int, instruction: str = "mma", ahead: int = 0
+    warps: int, tiles: int, keys: int, instruction: str = "mma", ahead: int = 0,
+    resident: int = 0,
 ) -> StreamTiles:
     """Tiles of keys pass a block's rows: `warps` warps of `tiles` times 16 rows each.
 
     Or, with the instruction `wgmma`, groups of four warps of `tiles` times 64 rows. ahead: by how
-    many tiles scores are made early.
+    many tiles scores are made early. resident: blocks of a multiprocessor, which share registers.
     """
-    return _checked(StreamTiles(warps, tiles, keys, instruction, ahead))
+    return _checked(StreamTiles(warps, tiles, keys, instruction, ahead, resident))
 
 
 _WORDS: MappingProxyType[str, Callable[..., Step]] = MappingProxyType({
@@ -555,7 +558,7 @@ def _are_parts(parts: tuple[tuple[str, int], ...]) -> bool:
 _FIELDS: MappingProxyType[str, Callable[[Any], bool]] = MappingProxyType({
     **dict.fromkeys(("axis", "name", "unit", "tail", "engine"), _is_text),
     **dict.fromkeys(("grain", "depth", "nbytes", "warps", "tiles", "keys", "blocks"), _is_count),
-    **dict.fromkeys(("param", "lanes", "ahead"), lambda number: _is_count(number, 0)),
+    **dict.fromkeys(("param", "lanes", "ahead", "resident"), lambda number: _is_count(number, 0)),
     "axes": lambda values: all(map(_is_text, values)),
     "place": lambda place: type(place) is int and place in (0, 1),
     "parts": _are_parts,

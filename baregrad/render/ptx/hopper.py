@@ -38,8 +38,10 @@ def blocks_of_groups(f: PtxText) -> int:
 
     While one stores its results another one multiplies. As many as shared memory has room for, and
     registers for the sums, what is read ahead, and what products need beside them; warps that copy
-    need few.
+    need few. A schedule may have said so.
     """
+    if f.program.arg.resident:
+        return int(f.program.arg.resident)
     sums = [node for node in f.program.src if is_group_product(node)]
     registers = {one for node in sums for one in group_sums(node)}
     registers.update(node.src[0] for node in f.program.src if node.op is Ops.SET)

@@ -1,12 +1,24 @@
-"""The schedule of a stream over keys: how many rows a block has, and how many keys pass it."""
+"""The schedule of a stream over keys: how many rows a block has, and how many keys pass it.
+
+Of blocks of groups of four warps it is what takes least time by what three things take: the matrix
+unit, whose factors come from shared memory in part; what threads do with each score, and for each
+tile of keys; and the copies of keys, which rows of a block share. Of the first two the longer hides
+as much of the other as there are blocks to take turns.
+
+The numbers fit 30 kernels that were timed on an H200 (forward and both gradients of 4 x 32 heads of
+4,096 keys, 64 and 128 columns, by tiles): they order those of one kernel as their times do.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import itemgetter
+from typing import NamedTuple
 
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.ir.core.op import mask_of
+from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.facts.stream_facts import POWERS, StreamFacts, stream_facts
 from baregrad.kernel.instructions import wgmma
 from baregrad.kernel.instructions.mma_sync import M
@@ -22,15 +34,27 @@ WIDEST_OF_TWO = 128
 # Registers of scores and results that a thread may hold beside all else, and where weights are made
 # of two products, which need no maxima of rows.
 MOST_HELD, MOST_OF_GRADIENTS = 160, 192
-# Keys that pass at a time, and the bytes apart from which rows lie in shared memory.
+# Keys that pass at a time.
 KEYS = (64, 32, 16)
-# Groups of warps: how many a block has, their keys, and the registers that a thread may hold, also
-# where scores are made ahead.
-GROUPS, KEYS_OF_GROUPS, MOST_OF_GROUPS, MOST_AHEAD = 2, (128, 64, 32), 160, 224
-# The most keys, and numbers of scores and results for a row, of two blocks of a multiprocessor.
-TURNS_OF_KEYS, TURNS_HELD = 64, 192
+# Groups of warps: how many a block has, and their keys. Registers that a thread of two sums may
+# want: the assembler loads what belongs to keys as late as it must.
+GROUPS, KEYS_OF_GROUPS, MOST_OF_TWO_SUMS = 2, (128, 64, 32), 288
+# Bytes apart from which rows lie in shared memory, and tiles of keys there.
 APART = 16
 SLOTS = 2
+# Keys of the tile that costs are of.
+TILE = 64
+# Products of 16-bit floats in a clock, and bytes of shared memory.
+PRODUCTS, SHARED_BYTES = 2048, 128
+# Scores of a thread in that tile, operations of each, and those of a tile of keys of any length.
+SCORES, OF_EACH, OF_PRODUCT, OF_VALUES, OF_TILE = 32, 2, 1, 3, 110
+# Clocks in which 64 rows get 64 keys of 256 numbers, as far as nothing hides that.
+COPIED, NUMBERS = 360, 256
+# Registers of a thread beside sums, scores and words; groups of warps that keep a unit busy.
+OTHERS, BUSY_GROUPS = 32, 4
+# How much of what scores made ahead hide, in blocks, and in what time the groups of a block that is
+# alone wait for each other.
+AHEAD, ALONE = 0.5, 130
 
 
 def plan_stream(
@@ -75,34 +99,78 @@ def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamT
         return []
     if not wgmma.suits_stream(facts):
         return []
-    held = facts.widths[-1] * len(facts.values)
-    is_gradient = len(facts.products) > 1 and held > 0
-    most = MOST_AHEAD if is_gradient else MOST_OF_GROUPS
-    # Blocks of one group of those with most registers take turns by themselves.
-    groups = 1 if len(facts.values) > 1 else min(GROUPS, rows // wgmma.M)
-    found = [
-        StreamTiles(groups, 1, keys, wgmma.INSTRUCTION) for keys in KEYS_OF_GROUPS[is_gradient:]
-        if _shared_nbytes(facts, groups * wgmma.M, keys) <= target.shared_bytes_per_block
-    ]
-    # Powers have registers of their own then, and so do those that are multiplied.
-    ahead = [replace(one, ahead=1) for one in found
-             if wgmma.goes_ahead(facts) and held // 2 + one.keys + one.keys // 4 <= MOST_AHEAD]
-    # What is multiplied as it is rounded has words beside its numbers.
-    words = len(facts.values) if is_gradient else 0
-    plain = [one for one in found if words * one.keys // 4
-             + (held + one.keys * len(facts.products)) // 2 <= most]
-    order = sorted(ahead + plain, key=lambda one: (-one.keys, -one.ahead))
-    if is_gradient:
-        return order
-    # Two blocks of few registers overlap by themselves what one does by skew.
-    room = TURNS_OF_KEYS if held + TURNS_OF_KEYS <= TURNS_HELD else 0
-    return sorted(order, key=lambda one: one.ahead > 0 or one.keys > room)
+    most = MOST_OF_TWO_SUMS if len(facts.values) > 1 else target.registers_per_thread
+    found = list[tuple[float, StreamTiles]]()
+    for groups in range(min(GROUPS, rows // wgmma.M), 0, -1):
+        for keys in KEYS_OF_GROUPS:
+            shared = _shared_nbytes(facts, groups * wgmma.M, keys)
+            for ahead in (0, 1) if wgmma.goes_ahead(facts) else (0,):
+                step = StreamTiles(groups, 1, keys, wgmma.INSTRUCTION, ahead)
+                if shared > target.shared_bytes_per_block or registers_of(facts, step) > most:
+                    continue
+                cost = cost_of(facts, step, shared, target)
+                found.append((cost.clocks, replace(step, resident=cost.blocks)))
+    return [step for _, step in sorted(found, key=itemgetter(0))]
 
 
 def _shared_nbytes(facts: StreamFacts, rows: int, keys: int) -> int:
     """What a block keeps of its rows, of keys and of values, at most."""
     widths = [width * facts.products[0].left.dtype.itemsize + APART for width in facts.widths]
     count = len(facts.products)
-    values = sum(widths[count:]) * len(facts.values)
+    # Values that are a product's factor as well lie there once.
+    factors = [(each.right, each.depth) for each in facts.products]
+    apart = sum(
+        not any(_is_alike(facts, value, *factor) for factor in factors) for value in facts.values
+    )
     slots = 1 if facts.over is None else SLOTS
+    values = sum(widths[count:]) * apart
     return slots * rows * sum(widths[:count]) + SLOTS * keys * (sum(widths[:count]) + values)
+
+
+def _is_alike(facts: StreamFacts, value: Node, factor: Node, depth: Node) -> bool:
+    """Whether values are a factor of a product, along columns as that is along its steps."""
+    return facts.column is not None and substitute(value, {facts.column: depth}) is factor
+
+
+# --- costs ----------------------------------------------------------------------------------------
+
+
+class StreamCost(NamedTuple):
+    """Clocks of a tile, and how many blocks a multiprocessor is to hold."""
+
+    clocks: float
+    blocks: int
+
+
+def registers_of(facts: StreamFacts, step: StreamTiles) -> int:
+    """Registers of a thread: sums, scores, what is multiplied as it is rounded, and others.
+
+    Powers that are multiplied later than they are made have registers of their own.
+    """
+    held = facts.widths[-1] * len(facts.values) // 2
+    scores = step.keys // 2 * len(facts.products)
+    words = step.keys // 4 * len(facts.values) if len(facts.values) > 1 else 0
+    if step.ahead:
+        scores, words = 2 * scores, step.keys // 4
+    return held + scores + words + OTHERS
+
+
+def cost_of(facts: StreamFacts, step: StreamTiles, shared: int, target: GpuTarget) -> StreamCost:
+    """What a block of groups of warps takes, with so many bytes of shared memory."""
+    count = len(facts.products)
+    registers = min(registers_of(facts, step), target.registers_per_thread)
+    warps = step.warps * wgmma.WARPS
+    blocks = target.resident_blocks(warps, registers, shared)
+    blocks = max(min(blocks, BUSY_GROUPS // step.warps), 1)
+    # A step of 16: rows and keys are read for it, or keys alone.
+    each = max(wgmma.M * step.keys / PRODUCTS, 2 * (wgmma.M + step.keys) / SHARED_BYTES)
+    unit = sum(facts.widths[:count]) * each * TILE / step.keys
+    sums = sum(facts.widths[count:]) * len(facts.values)
+    unit += sums * wgmma.M * TILE / PRODUCTS
+    threads = SCORES * (OF_EACH + OF_PRODUCT * count + OF_VALUES * len(facts.values))
+    threads += OF_TILE * TILE // step.keys
+    numbers = sum(facts.widths[:count]) + (sums if count == 1 else 0)
+    copies = COPIED / step.warps * numbers / NUMBERS
+    turns = blocks + AHEAD * step.ahead
+    waits = ALONE if blocks == 1 else 0
+    return StreamCost(max(unit, threads) + min(unit, threads) / turns + copies + waits, blocks)

@@ -71,7 +71,7 @@ def test_groups_of_warps_have_streams_of_many_rows() -> None:
         assert isinstance(step, StreamTiles)
         found[rows, width] = step.warps, step.instruction, step.ahead
     # Wide results leave no registers for a second block: scores are made ahead instead.
-    groups = {(64, 64): (1, "wgmma", 0)}
+    groups = {(64, 64): (1, "wgmma", 1)}
     groups |= {(4096, width): (2, "wgmma", int(width > 128)) for width in (64, 128, 256)}
     assert {size: found.pop(size) for size in groups} == groups
     # Few rows, and rows that are no panels.
