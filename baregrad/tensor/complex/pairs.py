@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import wraps
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -93,11 +95,16 @@ def signs(like: Tensor, real: float, imag: float) -> Tensor:
     return last * (imag - real) + real
 
 
+# Arguments that are written into a tensor.
+_WRITTEN = frozenset({"value", "values", "src", "source"})
+
+
 def of_real_and_imag(function: Callable[..., Tensor]) -> Callable[..., ComplexTensor]:
     """A function of each part by itself, such as one that moves elements, for complex tensors.
 
     Every complex argument, in lists as well, is cast to one dtype and taken apart.
     """
+    names = list(inspect.signature(function).parameters)
 
     @wraps(function)
     def method(*args: Any, **kwargs: Any) -> ComplexTensor:
@@ -108,9 +115,13 @@ def of_real_and_imag(function: Callable[..., Tensor]) -> Callable[..., ComplexTe
         ]
         dtype = common_dtype(*found)
 
-        def taken(value: Any, place: int) -> Any:
+        def taken(value: Any, place: int, written: bool = False) -> Any:
             if isinstance(value, list | tuple):
                 return type(value)([taken(one, place) for one in value])
+            if written and place and isinstance(value, int | float | Tensor) \
+                    and not isinstance(value, ComplexTensor):
+                # What is real has no imaginary part to write.
+                return value.zeros_like() if isinstance(value, Tensor) else 0
             if isinstance(value, complex):
                 return (value.real, value.imag)[place]
             if isinstance(value, ComplexTensor):
@@ -118,8 +129,10 @@ def of_real_and_imag(function: Callable[..., Tensor]) -> Callable[..., ComplexTe
             return value
 
         halves = [
-            function(*[taken(one, place) for one in args],
-                     **{name: taken(one, place) for name, one in kwargs.items()})
+            function(*[taken(one, place, name in _WRITTEN)
+                       for name, one in zip_longest(names[: len(args)], args)],
+                     **{name: taken(one, place, name in _WRITTEN)
+                        for name, one in kwargs.items()})
             for place in (0, 1)
         ]
         return paired(*halves)

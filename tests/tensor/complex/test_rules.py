@@ -211,3 +211,17 @@ def test_parts_are_views() -> None:
     wanted *= 2j
     assert np.allclose(z.numpy(), wanted)
     assert z.dtype is dtypes.complex64
+
+
+def test_real_numbers_are_written_without_imaginary_parts() -> None:
+    values = (np.arange(6).reshape(2, 3) * (1 + 2j)).astype(np.complex64)
+    places, mask = np.array([[0, 1, 2], [0, 1, 2]]), np.array([[True, False, True]])
+    found = []
+    for kind in (Tensor, torch.tensor):
+        x, index = kind(values), kind(places)
+        found.append([
+            x.scatter(1, index, 1.0), x.index_fill(0, kind(np.array([0])), 1),
+            x.masked_fill(kind(mask), 2), x.masked_fill(kind(mask), 2 + 3j),
+        ])
+    for ours, theirs in zip(*found, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
