@@ -75,7 +75,7 @@ def kernels_of(data: bytes) -> Iterator[_Code]:
             yield _Code(symbol.name, bytes(section.data), places)
 
 
-@dataclass
+@dataclass(eq=False)
 class KernelNames:
     """The kernels of one process.
 

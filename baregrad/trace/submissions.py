@@ -114,7 +114,7 @@ class SubmissionReader:
     unreadable: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
     methods: int = 0
-    # Of each process.
+    # Of each process that had a ring.
     kernels: list[KernelNames] = field(default_factory=list)
     # Pieces of rings, and between them what is to be forgotten once those before are decoded.
     waiting: deque[tuple[float, int, _Ring, bytes] | Callable[[], None]] = field(
@@ -135,7 +135,6 @@ class SubmissionReader:
         kernels = KernelNames(read, lambda address, nbytes: b"", stretches, self.clock)
         space = self.spaces[pid] = _Space(read, kernels, parent=parent)
         kernels.gpu = partial(self._gpu, space)
-        self.kernels.append(kernels)
 
     def gone(self, pid: int) -> None:
         """Read what is left, and forget a process; its memory is no more, so decoding can wait.
@@ -162,6 +161,8 @@ class SubmissionReader:
             ring.decoder.read = partial(self._gpu, heir)
             ring.kernels = heir.kernels
         heir.kernels.inherit(space.kernels)
+        if space.rings and heir.kernels not in self.kernels:
+            self.kernels.append(heir.kernels)
 
     def is_doorbell(self, raw: RawCall) -> bool:
         """Whether a mapping that was not learnt of yet shows a doorbell."""
@@ -257,6 +258,8 @@ class SubmissionReader:
         if not 0 < found["gpFifoEntries"] <= 1 << 20:
             return
         decoder = PushDecoder(self.tables, partial(self._gpu, space))
+        if space.kernels not in self.kernels:
+            self.kernels.append(space.kernels)
         space.rings[client, handle] = _Ring(
             client, handle, found["gpFifoOffset"], found["gpFifoEntries"],
             (client, found["hUserdMemory"]), found["userdOffset"], decoder, space.kernels,
