@@ -181,7 +181,7 @@ def _store(values: Values, node: Node) -> None:
         points = []
     ahead = axes and values.gpu and not to_register
     ahead = ahead and (node.arg is None or _is_atomic(values, node))
-    size = max(TOGETHER // lanes, 1) if ahead else 0
+    size = max(TOGETHER * _in_a_word(node) // lanes, 1) if ahead else 0
     plain = node.arg is None and not values.masks and not values.gpu
     begins: list[int] = []
     code = values.scopes.innermost.code
@@ -226,6 +226,15 @@ def _store_late(
     for result, mask, point in writes:
         values.point = point
         _write(values, node, address, lanes, result, mask)
+
+
+def _in_a_word(store: Node) -> int:
+    """How many elements one register has as they are loaded, on their way to shared memory."""
+    if store.src[0].op is not Ops.ALLOC or store.src[0].arg.space != "shared":
+        return 1
+    order = toposort(store.src[1], enter=lambda one: one.op is not Ops.LOAD)
+    sizes = [one.dtype.bits for one in order if one.op is Ops.LOAD]
+    return max(32 // max(sizes), 1) if sizes and max(sizes) == 8 else 1
 
 
 def _load_all(values: Values, roots: tuple[Node, ...], points: list[Any]) -> None:
