@@ -25,11 +25,13 @@ from baregrad.func.derivatives import (
 from baregrad.func.loops import scan
 from baregrad.func.memory import memory_of
 from baregrad.func.modules import functional_call, stack_module_state
+from baregrad.func.text_kernels import custom_kernel
 
 __all__ = [
     "checkpoint",
     "cond",
     "custom_gradient",
+    "custom_kernel",
     "functional_call",
     "grad",
     "grad_and_value",
