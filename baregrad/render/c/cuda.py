@@ -15,6 +15,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.analysis.rows import by_rows
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
+from baregrad.render.c.cuda_roles import MAP_TYPE, map_parameters, role_rules
 from baregrad.render.c.ops import instruction, place_text, vload, vstore
 from baregrad.render.c.text import CText, Dialect, Rule
 from baregrad.render.gpu import (
@@ -22,6 +23,7 @@ from baregrad.render.gpu import (
     BLOCK,
     THREAD,
     WAIT,
+    WARP_LANES,
     GpuSignature,
     check_atomic,
     gpu_signature,
@@ -31,6 +33,7 @@ from baregrad.render.gpu import (
     pieces,
 )
 from baregrad.render.gpu_integers import narrow_integers
+from baregrad.render.group_registers import blocks_of_groups
 from baregrad.render.interface import INTEGERS
 from baregrad.target.gpu import NvidiaTarget
 
@@ -147,6 +150,7 @@ class _Kernel(CText):
         self.target = target
         self.signature = signature
         self.structs: dict[str, str] = {}
+        self.roles = role_rules(program, signature, target)
         # The sums of each group of products since nothing was under way; the last group is open.
         self.begun: list[list[str]] = [[]]
 
@@ -157,8 +161,14 @@ class _Kernel(CText):
             instruction(self, node, _RULES)
         registers = self.declared_registers()
         call = self.signature.call
+        bounds = str(self.signature.threads)
+        if self.program.arg.copiers:
+            # Registers change hands where it is said how many there are.
+            blocks = blocks_of_groups(self.program, self.signature, self.target)
+            bounds += f", {max(blocks, 1)}"
+            self.structs["tensor_map"] = MAP_TYPE
         head = (
-            f'extern "C" __global__ void __launch_bounds__({self.signature.threads})\n'
+            f'extern "C" __global__ void __launch_bounds__({bounds})\n'
             f"{call.entry}({', '.join(self._parameters())}) {{"
         )
         if self.target.dependent_launch:
@@ -172,7 +182,8 @@ class _Kernel(CText):
             f"{'' if param in written else 'const '}{self.type(param.dtype)} *b{param.arg.slot}"
             for param in call.params
         ]
-        return arrays + [f"i64 n{place}" for place in range(len(call.variables))]
+        variables = [f"i64 n{place}" for place in range(len(call.variables))]
+        return arrays + variables + map_parameters(self.signature.boxes)
 
     def _prologue(self) -> list[str]:
         """Declarations of memory; what they are called."""
@@ -272,9 +283,13 @@ _SHUFFLES: MappingProxyType[str, str] = MappingProxyType(
 
 
 def _barrier(f: CText, node: Node) -> None:
-    if node.src or node.arg.immediates not in ((), (0,)):
-        raise CompilerBug("CUDA C has one barrier, of the whole block", found=node)
-    f.line("__syncthreads();")
+    if not node.src and node.arg.immediates in ((), (0,)):
+        f.line("__syncthreads();")
+    elif node.src and node.src[0].op is Ops.CONST:
+        meets = f"{node.src[0].arg}, {WARP_LANES * node.arg.immediates[0]}"
+        f.line(f'asm volatile("bar.sync {meets};" ::: "memory");')
+    else:
+        raise CompilerBug("CUDA C has no barrier whose number is computed", found=node)
 
 
 def _shuffle(f: CText, node: Node) -> None:
@@ -500,7 +515,8 @@ _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyTyp
 
 
 def _machine(f: CText, node: Node) -> None:
-    rule = _MACHINE.get(node.arg.name)
+    assert isinstance(f, _Kernel)
+    rule = _MACHINE.get(node.arg.name) or f.roles.get(node.arg.name)
     if rule is None:
         raise CompilerBug(
             "CUDA C has no rule for a machine instruction",

@@ -14,55 +14,21 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
-from baregrad.render.gpu import (
-    WARP_LANES,
-    box_of,
-    group_product,
-    group_sums,
-    is_group_product,
-)
+from baregrad.render.gpu import box_of, group_product, group_sums
+from baregrad.render.group_registers import register_change
 from baregrad.render.ptx.memory import place_of
 from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule, braces
 
 # Swizzles by their bits, as a matrix descriptor names them: of 32, 64 and 128 bytes.
 _SWIZZLE_CODES: MappingProxyType[int, int] = MappingProxyType({1: 3, 2: 2, 3: 1})
-# Registers of a thread beside the sums of products of groups of warps and what is read ahead; and
-# of one that copies boxes.
-GROUP_REGISTERS, COPIER_REGISTERS = 50, 40
 # Bytes of eight rows of 128.
 _ROWS_NBYTES = 1024
 
 
-def blocks_of_groups(f: PtxText) -> int:
-    """Blocks with products of groups of warps that a multiprocessor is to hold; 0 without any.
-
-    While one stores its results another one multiplies. As many as shared memory has room for, and
-    registers for the sums, what is read ahead, and what products need beside them; warps that copy
-    need few. A schedule may have said so.
-    """
-    if f.program.arg.resident:
-        return int(f.program.arg.resident)
-    sums = [node for node in f.program.src if is_group_product(node)]
-    registers = {one for node in sums for one in group_sums(node)}
-    registers.update(node.src[0] for node in f.program.src if node.op is Ops.SET)
-    each = sum([f.width(one) for one in registers]) + GROUP_REGISTERS
-    warps, copiers = f.signature.threads // WARP_LANES, f.program.arg.copiers
-    if copiers:
-        each = -(-(each * (warps - copiers) + COPIER_REGISTERS * copiers) // warps)
-    return f.target.resident_blocks(warps, each, f.signature.shared_nbytes) if sums else 0
-
-
 def _role_registers(f: PtxText, node: Node) -> None:
-    """Registers that copiers leave to all other warps of a block, for each of their threads."""
-    kept, is_copier = node.arg.immediates
-    warps, copiers = f.signature.threads // WARP_LANES, f.program.arg.copiers
-    blocks = max(blocks_of_groups(f), 1)
-    given = f.target.registers_at_launch(blocks * f.signature.threads)
-    others = (given * warps - kept * copiers) // (warps - copiers)
-    others = min(others, max(f.target.register_shift, default=0)) // 8 * 8
-    if kept < given < others:
-        way, count = ("dec", kept) if is_copier else ("inc", others)
-        f.emit(f"setmaxnreg.{way}.sync.aligned.u32", str(count))
+    opcode = register_change(f.program, f.signature, f.target, node)
+    if opcode:
+        f.emit(*opcode)
 
 
 def registers_at_launch(f: PtxText) -> int:

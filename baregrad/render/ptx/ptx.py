@@ -18,8 +18,9 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
 from baregrad.render.gpu import WAIT, gpu_signature
 from baregrad.render.gpu_integers import narrow_integers
+from baregrad.render.group_registers import blocks_of_groups
 from baregrad.render.ptx.fetch_ahead import fetch_ahead
-from baregrad.render.ptx.hopper import blocks_of_groups, registers_at_launch
+from baregrad.render.ptx.hopper import registers_at_launch
 from baregrad.render.ptx.machine import machine
 from baregrad.render.ptx.memory import MEMORY_RULES
 from baregrad.render.ptx.ops import across, elementwise
@@ -96,7 +97,7 @@ def _launch_bounds(f: PtxText) -> list[str]:
     lines = [f".reqntid {f.signature.threads}, 1, 1"]
     if _shares_registers(f):
         lines.append(f".minnctapersm {BUSY_THREADS // f.signature.threads}")
-    elif (blocks := blocks_of_groups(f)) > (not f.program.arg.copiers):
+    elif (blocks := _blocks(f)) > (not f.program.arg.copiers):
         # Registers change hands where it is said how many there are.
         lines.append(f".minnctapersm {blocks}")
     if f.signature.warps:
@@ -105,6 +106,10 @@ def _launch_bounds(f: PtxText) -> list[str]:
         if any(node.op is Ops.MACHINE and node.arg.name == "setmaxnreg" for node in f.program.src):
             lines.append(f".maxnreg {registers_at_launch(f)}")
     return lines
+
+
+def _blocks(f: PtxText) -> int:
+    return blocks_of_groups(f.program, f.signature, f.target)
 
 
 def _shares_registers(f: PtxText) -> bool:
