@@ -197,6 +197,40 @@ def test_code_is_known_by_all_but_the_addresses_in_it(file: str) -> None:
         assert not one.is_in(bytes(loaded))
 
 
+@pytest.mark.parametrize("count", [200, pytest.param(20_000, marks=pytest.mark.slow)])
+def test_modules_that_nobody_meant(tables: VendorTables, count: int) -> None:
+    chance = random.Random(5)
+    cubin = (DATA / "parts.sm_90a.cuda13.cubin").read_bytes()
+    kernel = max(kernels_of(cubin), key=lambda one: len(one.data))
+    code, begin = kernel.data, cubin.find(kernel.data)
+    holes = {begin + hole + at for hole in kernel.holes for at in range(16)}
+    decoder = PushDecoder(tables, lambda at, nbytes: b"")
+    named = 0
+    for _ in range(count):
+        module = bytearray(cubin)
+        for _ in range(chance.randrange(1, 8)):
+            # Its tables, mostly, and its code.
+            at = chance.choice((chance.randrange(64), chance.randrange(len(module))))
+            module[at] = chance.randrange(256)
+        memory = {0x10000: bytes(module), 0x900000: code}
+
+        def read(
+            address: int, nbytes: int, memory: dict[int, bytes] = memory
+        ) -> bytes:
+            return next((data[address - at : address - at + nbytes] for at, data in memory.items()
+                         if at <= address < at + len(data)), b"")  # fmt: skip
+
+        names = KernelNames(read, read, lambda: [(0x10000, 0x10000 + len(cubin))])
+        names.told(PushedWork("launch", "launch of it", (("program", 0x900000),)), decoder)
+        names.finish()
+        if names.names:
+            named += 1
+            # Whatever its tables say, all of the code that it names is there.
+            changed = {at for at in range(begin, begin + len(code)) if module[at] != cubin[at]}
+            assert changed <= holes
+    assert 0 < named < count
+
+
 def test_code_is_read_from_the_copies_that_brought_it(tables: VendorTables) -> None:
     cubin = VirtualAssembler().assemble(SAXPY)
     (kernel,) = kernels_of(cubin)
