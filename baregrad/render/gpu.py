@@ -42,7 +42,7 @@ class Box:
     """What a bulk copy moves of an argument array, of `shape` elements that lie `strides` apart.
 
     All count elements, the innermost dimension first. In shared memory the chunks of a box are
-    exchanged within 16 << `swizzle` bytes.
+    exchanged within 16 << `swizzle` bytes. rounds: float32 to tfloat32.
     """
 
     param: Node
@@ -50,6 +50,7 @@ class Box:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int
+    rounds: bool = False
 
     @property
     def spec(self) -> MapSpec:
@@ -57,7 +58,8 @@ class Box:
         size = self.param.dtype.itemsize
         strides = tuple([size * stride for stride in self.strides[1:]])
         span = 16 << self.swizzle if self.swizzle else 0
-        return MapSpec(self.param.arg.slot, size, self.shape, strides, self.box, span)
+        slot = self.param.arg.slot
+        return MapSpec(slot, size, self.shape, strides, self.box, span, self.rounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +191,9 @@ def box_of(copy: Node) -> Box:
     if copy.arg.name == "tma.box":
         rank = sizes[0]
         shape, strides, box = (sizes[1 + rank * at : 1 + rank * (at + 1)] for at in range(3))
-        return Box(copy.src[4], shape, strides, box, _ROWS_SWIZZLE)
+        param, target = copy.src[4], copy.src[0]
+        rounds = param.dtype is not target.dtype
+        return Box(param, shape, strides, box, _ROWS_SWIZZLE, rounds)
     rows, columns, swizzle = sizes[:3]
     height, width = copy.src[0].shape
     return Box(copy.src[0], (width, height), (1, width), (columns, rows), swizzle)
@@ -198,7 +202,7 @@ def box_of(copy: Node) -> Box:
 def _threads(program: Node) -> int:
     """The threads of a block: as many as the PROGRAM says, or as the bound of `.thread`."""
     if program.arg is not None and program.arg.block:
-        return prod(program.arg.block) + WARP_LANES * int(program.arg.copiers)
+        return int(prod(program.arg.block)) + WARP_LANES * int(program.arg.copiers)
     used = filter(lambda leaf: leaf.op is Ops.VAR and leaf.arg.name == THREAD, leaves(program))
     return next((int(variable.arg.hi) + 1 for variable in used), 1)
 
