@@ -81,7 +81,8 @@ def test_panels_of_8_bit_floats_are_sums_of_their_own() -> None:
     kernel = bytes_product(72, 64, 384, (dtypes.float8_e4m3fn, dtypes.float8_e5m2))
     arrays = k.arguments(kernel)
     found = [
-        run_text(*lowered(kernel, text_of_bytes(pipe.format(3))), arrays)[0] for pipe in (ASYNC, TMA)
+        run_text(*lowered(kernel, text_of_bytes(pipe.format(3))), arrays)[0]
+        for pipe in (ASYNC, TMA)
     ]
     np.testing.assert_array_equal(*found)
 
