@@ -128,6 +128,7 @@ class MapSpec:
     `param` is the buffer's place in `params`. All tuples have the innermost dimension first:
     `shape` and `box` count elements of `itemsize` bytes, `strides` the bytes from one index to the
     next of dimensions 1 and up. Rows lie exchanged within `swizzle` bytes, 0 for as they are.
+    rounds: elements are float32, which are rounded to tfloat32 on their way.
     """
 
     param: int
@@ -136,6 +137,7 @@ class MapSpec:
     strides: tuple[int, ...]
     box: tuple[int, ...]
     swizzle: int = 0
+    rounds: bool = False
 
     def __post_init__(self) -> None:
         ranks = (len(self.shape), len(self.strides) + 1, len(self.box))

@@ -2,8 +2,8 @@
 
 Those units read 8-bit floats and integers as they are, and float32 as tfloat32, but only rows of
 what is summed. So a factor that lies across is stored turned first, which many results share, and
-one of tfloat32 is stored so, rounded once. What was stored as 16-bit floats, for machines that
-multiply no narrower ones, is read as the bytes it was made of.
+one of tfloat32 is rounded once, as it is stored or copied to shared memory. What was stored as
+16-bit floats, for machines that multiply no narrower ones, is read as the bytes it was made of.
 """
 
 from __future__ import annotations
@@ -155,8 +155,16 @@ def _as_unit(node: Node) -> Node:
 
 
 def _is_stored(node: Node) -> bool:
-    """Whether some views are of what is in memory anyway."""
+    """Whether some views are of what is in memory anyway, or rounded of that on its way."""
+    while node.op in _VIEWS:
+        (node,) = node.src
+    if _rounds(node):
+        (node,) = node.src
     return in_memory(node) is node
+
+
+def _rounds(node: Node) -> bool:
+    return node.op is Ops.CAST and node.dtype is _TF32 and node.src[0].dtype is dtypes.float32
 
 
 def _keeps_last(node: Node) -> bool:
@@ -167,7 +175,7 @@ def _keeps_last(node: Node) -> bool:
 def _lies_along(node: Node) -> bool:
     """Whether the last axis of some views is that of what they are of."""
     last = len(node.shape) - 1
-    while node.op in _VIEWS:
+    while node.op in _VIEWS or _rounds(node):
         if node.op is Ops.PERMUTE:
             last = node.arg[last]
         elif node.op is Ops.RESHAPE:

@@ -169,11 +169,12 @@ class TensorMap:
 def map_of(spec: MapSpec, address: int = 0) -> bytes:
     """Return the map that a program takes of a buffer at an address: its first 8 bytes.
 
-    Elements are bits that nobody computes with. Raises ArgumentError for what no map has. Arrays
-    lie where maps may have them (`commands.ARRAY_ALIGNMENT`).
+    Elements are bits that nobody computes with, unless they are to be rounded. Raises ArgumentError
+    for what no map has. Arrays lie where maps may have them (`commands.ARRAY_ALIGNMENT`).
     """
     return TensorMap(
-        element=f"uint{8 * spec.itemsize}", address=address, shape=spec.shape,
+        element="tfloat32" if spec.rounds else f"uint{8 * spec.itemsize}", address=address,
+        shape=spec.shape,
         strides=spec.strides, box=spec.box, swizzle=spec.swizzle, promotion=_LINE,
     ).encode()  # fmt: skip
 

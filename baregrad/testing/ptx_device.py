@@ -28,6 +28,7 @@ from baregrad.render import get
 from baregrad.runtime.buffers import Buffer, Memory, MemoryStats, flat_bytes
 from baregrad.runtime.commands import CommandList, Copy, Exec, Kernel, Operand, Slot, Timeline
 from baregrad.runtime.interface import Device
+from baregrad.runtime.tensor_map import map_of
 from baregrad.target import gpu_row
 from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
@@ -128,7 +129,9 @@ class PtxDevice(Device):
         assert launch is not None
         values = {**given, **command.variables}
         arguments: list[Any] = [self._address(one, buffers) for one in command.buffers]
+        addresses = list(arguments)
         arguments += [values[name] for name in program.variables]
+        arguments += [map_of(spec, addresses[spec.param]) for spec in program.maps]
         grid = tuple(evaluate(size, values) for size in launch.grid)
         handle: Any = command.kernel.handle
         # What promises to wait has to: each is run as if the one in front were still running.

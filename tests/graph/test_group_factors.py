@@ -12,6 +12,7 @@ import pytest
 from baregrad.base.options import options
 from baregrad.graph.group_factors import has_group_factors
 from baregrad.nn.float8 import float8_linear
+from baregrad.program import Program
 from baregrad.target import gpu_row
 from baregrad.target.cpu import cpu_row_named
 from baregrad.tensor import Tensor
@@ -84,6 +85,28 @@ def test_float32_is_rounded_to_tfloat32_where_that_is_wanted(form: str, texts: l
         np.testing.assert_allclose(one, other, atol=2.0**-22 * np.abs(other).max() * 8)
     products = [re.findall(r"m64n\d+k8\.f32\.(\w+\.\w+)", text) for text in texts]
     assert [set(names) for names in products if names] == [{"tf32.tf32"}] * 3
+
+
+@pytest.mark.parametrize("form", ["NT", "NN"])
+def test_the_copy_engine_rounds_what_lies_along_the_sum(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ties and subnormals among the rest; what lies across is stored rounded, and copied so."""
+    programs: list[Program] = []
+    load = PtxDevice.load
+    monkeypatch.setattr(
+        PtxDevice, "load", lambda self, program: programs.append(program) or load(self, program)
+    )
+    random = np.random.default_rng(2)
+    a, b = (random.standard_normal((rows, 160)).astype(np.float32) for rows in (128, 256))
+    a[:, ::3] = (a[:, ::3].view(np.uint32) & np.uint32(0xFFFFE000) | np.uint32(0x1000)).view("f4")
+    with ptx_session(), options.override(matmul_precision="high"):
+        y = Tensor(b).T if form[1] == "T" else Tensor(np.ascontiguousarray(b.T))
+        found = (Tensor(a) @ y).numpy()
+    np.testing.assert_allclose(found, rounded(a) @ rounded(b).T, atol=1e-4)
+    assert [one.rounds for one in programs[-1].maps] == [True, form[1] == "T"]
+    assert len(programs) == 1 + (form[1] == "N")
+    assert "cvt.rn.tf32" not in programs[-1].source
 
 
 def test_float32_is_multiplied_as_it_is_elsewhere(texts: list[str]) -> None:

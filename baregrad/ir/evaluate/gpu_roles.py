@@ -19,7 +19,7 @@ from types import MappingProxyType
 import numpy as np
 
 from baregrad.ir.core.node import Node
-from baregrad.ir.evaluate.alu import Array
+from baregrad.ir.evaluate.alu import Array, round_to, to_raw
 from baregrad.ir.evaluate.gpu_hopper import WARP
 from baregrad.ir.evaluate.gpu_thread_machine import ThreadBlock, Threads
 from baregrad.ir.evaluate.loop_level import poisoned
@@ -70,7 +70,11 @@ def _copy(machine: Threads, node: Node) -> None:
     line, chunk = _ROW // size, _CHUNK // size
     where = machine.uniform(at) + np.arange(offset.size)
     where ^= where // line % _ROWS * chunk
-    data = np.where(inside, machine.buffer(array)[offset], np.zeros((), memory.dtype))
+    found = machine.buffer(array)[offset]
+    if array.dtype is not target.dtype:
+        # The engine rounds.
+        found = to_raw(round_to(found, target.dtype), target.dtype)
+    data = np.where(inside, found, np.zeros((), memory.dtype))
     memory[where] = poisoned(where.size, target.dtype)
     barrier = machine.barrier((phases, slot))
 

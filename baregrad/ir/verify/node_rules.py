@@ -479,8 +479,14 @@ def _copy_to(node: Node, level: str) -> str | None:
         corner = len(node.arg.box.box)
         if array.op is not Ops.ALLOC or value.op is not Ops.PARAM or len(indices) != corner + 2:
             return f"COPYTO of a box of {corner} dimensions from {value.op.name} at {indices}"
-        return None if value.dtype is array.dtype else f"COPYTO of {value.dtype} as {array.dtype}"
+        rounds = value.dtype is dtypes.float32 and array.dtype is dtypes.tfloat32
+        return None if rounds or value.dtype is array.dtype else (
+            f"COPYTO of {value.dtype} as {array.dtype}"
+        )
     read = value.src[1] if value.op is Ops.GUARD else value
+    if read.op is Ops.CAST and array.dtype is dtypes.tfloat32 and node.arg.engine == "tma":
+        # The engine rounds.
+        (read,) = read.src
     if read.op is not Ops.LOAD or value.dtype is not array.dtype:
         return f"COPYTO of {value.op.name} of {value.dtype}, wanted a LOAD of {array.dtype}"
     return _indices_fault(array, tuple(indices))

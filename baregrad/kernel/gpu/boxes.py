@@ -3,7 +3,8 @@
 A map describes an array by up to five dimensions, each with its own stride; a box is some elements
 of each. It lands in shared memory with its first dimension innermost, in rows of 128 bytes whose
 chunks are exchanged, and what lies beyond the array's sizes is zeros there. So conditions of a copy
-are sizes of its map. An element must not be computed, and what a box begins at and skips must be
+are sizes of its map. An element must not be computed, but float32 may be rounded to tfloat32, which
+the engine does. What a box begins at and skips must be
 whole words of 16 bytes. Source: PTX ISA, "Tensor" and "cp.async.bulk.tensor".
 """
 
@@ -68,7 +69,7 @@ def box_of(value: Node, axes: Sequence[Node]) -> BoxCopy | None:
 
     It covers as many of them as it can: the others are left for a box at each of their points.
     """
-    read = value.src[1] if value.op is Ops.GUARD else value
+    conditions, read = _element_of(value)
     if read.op is not Ops.LOAD or read.src[0].op is not Ops.PARAM or len(read.src) != 2:
         return None
     dtype = read.dtype
@@ -79,7 +80,6 @@ def box_of(value: Node, axes: Sequence[Node]) -> BoxCopy | None:
         return None
     if any(atom not in axes and not atom.ranges.isdisjoint(axes) for atom in terms):
         return None
-    conditions = index.conjuncts(value.src[0]) if value.op is Ops.GUARD else []
     for in_parts in (True, False):
         found = _dimensions(terms, axes, dtype, in_parts)
         if found is not None:
@@ -89,6 +89,32 @@ def box_of(value: Node, axes: Sequence[Node]) -> BoxCopy | None:
             if _is_map(dimensions, conditions, dtype):
                 return _as_copy(dimensions, covered)
     return None
+
+
+def _element_of(value: Node) -> tuple[list[Node], Node]:
+    """What is read for an element, rounded to tfloat32 or not, and under which conditions."""
+    conditions: list[Node] = []
+    while value.op is Ops.GUARD or is_rounded(value):
+        if value.op is Ops.GUARD:
+            conditions += index.conjuncts(value.src[0])
+        value = value.src[-1]
+    return list(dict.fromkeys(conditions)), value
+
+
+def _guarded_once(value: Node) -> Node:
+    """An element under all its conditions at once, whatever is done to it inside them."""
+    conditions, read = _element_of(value)
+    element = read if read.dtype is value.dtype else Node(Ops.CAST, value.dtype, (read,))
+    if not conditions:
+        return element
+    return Node(Ops.GUARD, value.dtype, (index.both(*conditions), element))
+
+
+def is_rounded(value: Node) -> bool:
+    """Whether a value is a float32 rounded as the engine does on its way."""
+    return value.op is Ops.CAST and value.dtype is dtypes.tfloat32 and (
+        value.src[0].dtype is dtypes.float32
+    )
 
 
 def _is_map(dimensions: list[_Dimension], conditions: Sequence[Node], dtype: DType) -> bool:
@@ -239,7 +265,7 @@ def copied_in_boxes(stage: Node, number: int) -> tuple[Node, list[SharedCopy]]:
     first = FIRST_ID + 8 * number
     axes = [range_node(_size(axis), first + at, "", "unroll") for at, axis in enumerate(own)]
     mapping = dict(zip(own, axes, strict=True))
-    value = substitute(value, mapping)
+    value = _guarded_once(substitute(value, mapping))
     found = box_of(value, _moving(axes)[::-1])
     if found is None or prod(row) * value.dtype.itemsize != ROW_NBYTES:
         raise _no_box(stage)
@@ -274,6 +300,6 @@ def as_box(copy: Node) -> Node:
     axes = sorted(terms, key=lambda axis: terms[axis])
     found = box_of(value, axes)
     assert found is not None and found.covered == len(axes)
-    read = value.src[1] if value.op is Ops.GUARD else value
+    _, read = _element_of(value)
     src = (target, read.src[0], slot, const(first, dtypes.index), *found.corner)
     return make_node(Ops.COPYTO, dtypes.token, src, CopyTo(ENGINE, box=found.box))

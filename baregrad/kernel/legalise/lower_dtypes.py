@@ -309,7 +309,11 @@ class _Lowering:
         """A COPYTO: of codes as they are."""
         target, value, *indices = node.src
         read = value.src[1] if value.op is Ops.GUARD else value
-        code = _codes(read, self.done)
+        if read.op is Ops.CAST:
+            # The engine that copies rounds.
+            code = cast(_codes(read.src[0], self.done), self.memory(read.dtype))
+        else:
+            code = _codes(read, self.done)
         if value.op is Ops.GUARD:
             code = Node(Ops.GUARD, code.dtype, (self.done[value.src[0]], code))
         places = tuple([self.done[child] for child in indices])

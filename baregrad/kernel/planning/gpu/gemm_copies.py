@@ -140,10 +140,10 @@ def in_boxes(
 ) -> bool:
     """Whether an engine may copy a factor, with its own axes and the depth in these orders.
 
-    As boxes of an array that a map describes: elements as they are, each side one dimension, and
-    all else whole chunks apart.
+    As boxes of an array that a map describes: elements as they are or rounded to tfloat32, each
+    side one dimension, and all else whole chunks apart.
     """
-    if not factor.is_plain or len(factor.reads) != 1:
+    if not (factor.is_plain or factor.is_rounded) or len(factor.reads) != 1:
         return False
     read = factor.reads[0]
     known = all(isinstance(extent_of(axis), int) for axis in read.axes)

@@ -16,6 +16,7 @@ from baregrad.kernel.facts.analysis import (
     out_axes,
     reads_in,
 )
+from baregrad.kernel.gpu.boxes import is_rounded
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
 _FOLDED = (Ops.REDUCE, Ops.SCAN, Ops.STAGE)
@@ -42,6 +43,13 @@ class Factor:
         """Whether it is an element of an array, cast once and guarded at most."""
         value = self.value.src[0] if self.value.op is Ops.CAST else self.value
         return is_read(value.src[1] if value.op is Ops.GUARD else value)
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it is an element of an array of float32, rounded to tfloat32."""
+        value = self.value.src[0] if self.value.op is Ops.CAST else self.value
+        value = value.src[1] if value.op is Ops.GUARD else value
+        return is_rounded(value) and is_read(value.src[0])
 
     @property
     def slot(self) -> int:

@@ -22,7 +22,8 @@ class DecodedTensorMap:
     """A tensor in global memory and the box that a copy moves, the innermost axis first.
 
     `strides` are bytes, of the axes from 1 on; `steps` the strides between elements of the box;
-    `span` the bytes within which 16-byte chunks are exchanged, 0 for none.
+    `span` the bytes within which 16-byte chunks are exchanged, 0 for none. rounds: float32 that is
+    copied to shared memory is rounded to tf32.
     """
 
     address: int
@@ -35,6 +36,7 @@ class DecodedTensorMap:
     span: int
     interleave: int
     fills_nan: bool
+    rounds: bool
 
     @classmethod
     def decode(cls, data: bytes) -> DecodedTensorMap:
@@ -60,6 +62,7 @@ class DecodedTensorMap:
             span=_SPANS[flags >> 13 & 3],
             interleave=flags >> 11 & 3,
             fills_nan=bool(flags >> 15 & 1),
+            rounds=bool(flags >> 16 & 1),
         )
 
     @property

@@ -23,6 +23,7 @@ from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader
 from baregrad.testing.virtual_gpu.ptx.ops.access import Change, change_of
 from baregrad.testing.virtual_gpu.ptx.ops.flow import guarded, proceed
 from baregrad.testing.virtual_gpu.ptx.ops.mbarrier import arrive, barrier_at, complete_copy
+from baregrad.testing.virtual_gpu.ptx.rounding import encode
 from baregrad.testing.virtual_gpu.ptx.syntax import AddressOperand, Immediate, PtxInstruction
 from baregrad.testing.virtual_gpu.ptx.tensor_map import DecodedTensorMap
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
@@ -409,6 +410,8 @@ def _load_box(
     if inside.any():
         ids = np.full(int(inside.sum()), thread)
         values[inside] = block.load("global", address[inside], ids, width, 1)[0]
+    if tensor.rounds:
+        values = encode(values.view(np.float32).astype(np.float64), "tf32")
     return places, values
 
 
