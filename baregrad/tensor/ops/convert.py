@@ -9,8 +9,15 @@ from typing import Any
 
 import numpy as np
 
-from baregrad.base.errors import ArgumentError, DTypeError, GradientError, ShapeError
+from baregrad.base.errors import (
+    ArgumentError,
+    DeviceError,
+    DTypeError,
+    GradientError,
+    ShapeError,
+)
 from baregrad.dtypes import DType, array_dtype, cut_to_integer, decode, dtypes, to_numpy
+from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
@@ -249,37 +256,74 @@ def __dlpack__(  # noqa: N807 - the array API's protocol
     x: Tensor, *, stream: Any = None, max_version: tuple[int, int] | None = None,
     dl_device: tuple[Any, int] | None = None, copy: bool | None = None,
 ) -> Any:
-    """Return a DLPack capsule of a copy of the values in host memory.
+    """Return a DLPack capsule of a copy of the values: of a tensor of CUDA on its GPU, else here.
 
-    Raises ArgumentError for `copy=False`, and for another device than the CPU's, (1, 0).
+    The copy is done when this returns, whatever the `stream`. Raises ArgumentError for
+    `copy=False`, and for another device than the tensor's own and the CPU's, (1, 0).
     """
-    if copy is False or (dl_device is not None and tuple(dl_device) != (1, 0)):
+    place = x.__dlpack_device__()
+    wanted = place if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
+    if copy is False or wanted not in (place, (1, 0)):
         raise ArgumentError(
-            "a tensor gives other libraries a copy in host memory",
-            found=f"copy={copy}, dl_device={dl_device}", wanted="copy=None, dl_device=(1, 0)",
+            "a tensor gives other libraries a copy", found=f"copy={copy}, dl_device={dl_device}",
+            wanted=f"copy=None, dl_device={place} or (1, 0)",
         )
+    if wanted[0] == _DLPACK_CUDA:
+        from baregrad.runtime.dlpack import capsule_of
+
+        (ref,) = session().realize([x.detach()._value()], x.device)
+        owner: Any = session()
+        device = owner.backend(x.device).device
+        fresh = device.duplicate(ref.handle)
+        device.synchronize()
+        return capsule_of(fresh, x.dtype, tuple(x.shape), wanted[1])
     array = numpy(x)
     return array.__dlpack__() if max_version is None else array.__dlpack__(max_version=max_version)
 
 
+# DLPack's numbers of devices: memory of CUDA, and that which it pinned or moves by itself.
+_DLPACK_CUDA, _DLPACK_CUDA_HOST, _DLPACK_CUDA_MANAGED = 2, 3, 13
+
+
 def __dlpack_device__(x: Tensor) -> tuple[int, int]:  # noqa: N807 - the array API's protocol
-    """Return the DLPack device of the capsule: the CPU."""
-    return (1, 0)
+    """Return the DLPack device of the capsule: a GPU of CUDA, or the CPU."""
+    name, _, number = x.device.partition(":")
+    return (_DLPACK_CUDA, int(number or 0)) if name == "CUDA" else (1, 0)
 
 
 def from_dlpack(cls: type[Tensor], data: Any, *, device: str | None = None) -> Tensor:
-    """Return a tensor of the values that an array which speaks DLPack has now, on the CPU.
+    """Return a tensor of the values that an array which speaks DLPack has now.
 
-    The memory is shared where nothing can change it, else copied: what is computed later is
-    computed of the values of now. Writes to the tensor never reach the array.
+    Of host memory it is on the CPU unless `device` says more, and shared where nothing can change
+    it, else copied; of a GPU's memory it is a copy on the device CUDA of that GPU. What is computed
+    later is computed of the values of now, and writes to the tensor never reach the array. Raises
+    DeviceError for a GPU's memory that is wanted on another device: memory of NV is in no context
+    of CUDA.
     """
     if not hasattr(data, "__dlpack__"):
         raise DTypeError(
             "not an array that speaks DLPack", found=f"{type(data).__name__} {data!r:.40}",
             hint="copy it instead: Tensor(data)",
         )
-    array = np.from_dlpack(data)
-    return share(cls, array, device)
+    place = data.__dlpack_device__() if hasattr(data, "__dlpack_device__") else (1, 0)
+    kind, number = int(place[0]), int(place[1])
+    if kind in (1, _DLPACK_CUDA_HOST):
+        return share(cls, np.from_dlpack(data), device)
+    own = f"CUDA:{number}" if number else "CUDA"
+    if kind not in (_DLPACK_CUDA, _DLPACK_CUDA_MANAGED) or choose_device(device or own) != own:
+        raise DeviceError(
+            "an array in memory of another device", found=f"DLPack's ({kind}, {number})",
+            wanted=f"the CPU's memory, or a GPU's on {own}",
+            hint=f"from_dlpack(data, device={own!r}), or move it to the host first",
+        )
+    from baregrad.runtime.dlpack import copied_from
+
+    owner: Any = session()
+    target = owner.backend(own).device
+    capsule = data.__dlpack__(stream=int(target.context.stream or 0) or None)
+    found = copied_from(capsule, target, number)
+    ref = BufferRef(found.buffer, found.shape, own)
+    return cls._make(buffer_node(ref, found.dtype), own)
 
 
 def from_numpy(cls: type[Tensor], array: np.ndarray[Any, Any]) -> Tensor:

@@ -90,7 +90,7 @@ def margin_ranking_loss(
     x: Tensor, other: Tensor, target: Tensor, margin: float = 0.0, reduction: str = "mean"
 ) -> Tensor:
     """Return margin - target * (x - other) held above 0: x is to be larger for targets of 1."""
-    return reduced((margin - target * (x - other)).clamp(min=0), reduction)
+    return reduced((-target * (x - other) + margin).clamp(min=0), reduction)
 
 
 def hinge_embedding_loss(
