@@ -148,18 +148,31 @@ def _is_cheaper_than_a_launch(fusion: Fusion, node: Node, requests: list[Request
 
 
 def _is_little(node: Node) -> bool:
-    """Whether a value is a few operations on numbers of 16 bits, which lie in memory so."""
-    found, waiting = {node}, [node]
+    """Whether a value is a few operations on elements of one array of 16 bits."""
+    if _is_half(node):
+        return False
+    arrays, found, waiting = set[Node](), {node}, [node]
     while waiting:
         value = waiting.pop()
-        if value.op in _IN_MEMORY or (value.dtype.is_float and value.dtype.bits == 16):
+        if value.op is Ops.CONST:
             continue
-        if not value.op.bit & (_ELEMENTWISE | VIEWED) or len(found) > GPU_CHEAP:
+        if value.op in _IN_MEMORY or _is_half(value):
+            while value.op.bit & VIEWED:
+                value = value.src[0]
+            arrays.add(value)
+            continue
+        if not value.op.bit & (_ELEMENTWISE | VIEWED) or own_work(value) > 1.0:
+            return False
+        if len(found) > GPU_CHEAP or len(arrays) > 1:
             return False
         new = [child for child in value.src if child not in found]
         found.update(new)
         waiting.extend(new)
-    return True
+    return len(arrays) == 1
+
+
+def _is_half(value: Node) -> bool:
+    return value.dtype.is_float and value.dtype.bits == 16
 
 
 def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:

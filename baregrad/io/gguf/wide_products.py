@@ -20,9 +20,9 @@ from baregrad.tensor import Tensor
 RUN = WORD * WORDS
 # The largest integer: its high byte is 127 when its low byte is rounded off.
 _LARGEST = 32512.0
-# Types that are multiplied so: unpacking each code into a float takes longer than making integers
-# of a row, which is done along with the norm in front of most products.
-BY_INTEGERS = ("Q4_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+# Types with minima, of which a word has many codes. Codes of others are floats sooner than integers
+# are made of a row.
+BY_INTEGERS = ("Q4_1", "Q2_K", "Q4_K", "Q5_K")
 # What is 0 in a row: float32 has no such number's inverse, times the largest integer.
 _NOTHING = 2.0**-111
 # Words of a run in memory: a multiple of the widest load's.
