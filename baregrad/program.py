@@ -321,8 +321,8 @@ def _parse(data: bytes) -> Program:
 
 
 def _map_spec(value: Any) -> MapSpec:
-    param, itemsize, shape, strides, box, swizzle = value
-    return MapSpec(param, itemsize, tuple(shape), tuple(strides), tuple(box), swizzle)
+    param, itemsize, shape, strides, box, swizzle, rounds = value
+    return MapSpec(param, itemsize, tuple(shape), tuple(strides), tuple(box), swizzle, rounds)
 
 
 def _launch(value: Any) -> GpuLaunch | None:

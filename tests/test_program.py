@@ -126,7 +126,10 @@ def test_the_saved_form_of_a_gpu_s_program_is_the_program() -> None:
 
 
 def test_the_saved_form_has_tensor_maps() -> None:
-    maps = (MapSpec(1, 2, (64, 128), (256,), (64, 8), 128), MapSpec(2, 1, (48,), (), (16,)))
+    rounded = MapSpec(0, 4, (32,), (), (32,), 128, True)
+    maps = (
+        MapSpec(1, 2, (64, 128), (256,), (64, 8), 128), MapSpec(2, 1, (48,), (), (16,)), rounded
+    )
     program = sample(kind=CUBIN, launch=GpuLaunch((1, 1, 1), (32, 1, 1)), maps=maps)
     assert Program.from_bytes(program.to_bytes()) == program
     with pytest.raises(ValueError, match="of no buffer"):
