@@ -45,6 +45,9 @@ def _fit(node: Node) -> Node | None:
     if product.op is not Ops.MUL or product.dtype not in (dtypes.float32, dtypes.int32):
         return None
     kinds = [_kind(side) for side in product.src]
+    if _TF32 in kinds and kinds != [_TF32, _TF32] and product.dtype is dtypes.float32:
+        product = _alike(product, kinds)
+        kinds = [_kind(side) for side in product.src]
     floats = all(kind in _FLOATS for kind in kinds) and product.dtype is dtypes.float32
     ints = kinds[0] is kinds[1] and kinds[0] in _INTS and product.dtype is dtypes.int32
     rounded = kinds == [_TF32, _TF32] and product.dtype is dtypes.float32
@@ -54,10 +57,28 @@ def _fit(node: Node) -> Node | None:
     if turned is None or not _is_large(turned, kinds[0].itemsize):
         return None
     sides = tuple([_along(side) for side in turned.src])
-    if sides == product.src:
+    if sides == node.src[0].src:
         return None
     arg = node.arg._replace(axes=(len(turned.shape) - 1,))
     return Node(Ops.REDUCE, node.dtype, (turned.replace(src=sides),), arg)
+
+
+def _alike(product: Node, kinds: list[DType]) -> Node:
+    """A product of tfloat32 and a narrower float, of which each is a tfloat32, by two of those."""
+    sides = list(product.src)
+    place = 1 - kinds.index(_TF32)
+    views, node = list[Node](), sides[place]
+    while (node.op in _VIEWS or node.op is Ops.CAST) and node.dtype is dtypes.float32:
+        if node.op is not Ops.CAST:
+            views.append(node)
+        (node,) = node.src
+    if not node.dtype.is_narrow or not lossless(node.dtype, _TF32):
+        return product
+    found = cast(cast(node, _TF32), dtypes.float32)
+    for view in reversed(views):
+        found = view.replace(src=(found,))
+    sides[place] = found
+    return product.replace(src=tuple(sides))
 
 
 def _summed_last(product: Node, axes: tuple[int, ...]) -> Node | None:

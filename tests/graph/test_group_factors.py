@@ -109,6 +109,16 @@ def test_the_copy_engine_rounds_what_lies_along_the_sum(
     assert "cvt.rn.tf32" not in programs[-1].source
 
 
+def test_narrower_floats_beside_tfloat32_are_such_as_well(texts: list[str]) -> None:
+    random = np.random.default_rng(7)
+    a = random.integers(-64, 65, (64, 96)).astype(np.float32) / 8
+    b = random.standard_normal((64, 96)).astype(np.float32)
+    with ptx_session(), options.override(matmul_precision="high"):
+        found = (Tensor(a).cast("bfloat16").contiguous() @ Tensor(b).T).numpy()
+    np.testing.assert_allclose(found, a.astype(np.float64) @ rounded(b).T, atol=1e-3)
+    assert any("f32.tf32.tf32" in text for text in texts)
+
+
 def test_float32_is_multiplied_as_it_is_elsewhere(texts: list[str]) -> None:
     """By default, on a CPU, and by vectors."""
     random = np.random.default_rng(3)
