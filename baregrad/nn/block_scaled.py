@@ -44,6 +44,7 @@ FORMATS: MappingProxyType[str, BlockFormat] = MappingProxyType({
         BlockFormat("mxfp4", dtypes.float4_e2m1fn, 32, True),
         BlockFormat("fp8", dtypes.float8_e4m3fn, 128, False),
         BlockFormat("fp8_e5m2", dtypes.float8_e5m2, 128, False),
+        BlockFormat("fp8_e8m0", dtypes.float8_e4m3fn, 128, True),
         BlockFormat("int4", dtypes.int4, 128, False),
     )
 })  # fmt: skip

@@ -16,6 +16,7 @@ from baregrad.program import Program
 from baregrad.target import gpu_row
 from baregrad.target.cpu import cpu_row_named
 from baregrad.tensor import Tensor
+from baregrad.tensor.jit.jit import jit
 from baregrad.testing.ptx_device import PtxDevice, ptx_session
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
@@ -107,6 +108,21 @@ def test_the_copy_engine_rounds_what_lies_along_the_sum(
     assert [one.rounds for one in programs[-1].maps] == [True, form[1] == "T"]
     assert len(programs) == 1 + (form[1] == "N")
     assert "cvt.rn.tf32" not in programs[-1].source
+
+
+def test_what_was_captured_is_not_replayed_for_another_precision() -> None:
+    a = (np.arange(64, dtype=np.float32) / 7).reshape(8, 8)
+    with ptx_session():
+        product = jit(lambda x: (x @ x).realize())
+        exact, rough = [], []
+        for _ in range(3):
+            exact.append(product(Tensor(a)).numpy())
+            with options.override(matmul_precision="high"):
+                rough.append(product(Tensor(a)).numpy())
+    for each in exact:
+        np.testing.assert_allclose(each, a.astype(np.float64) @ a, rtol=1e-6)
+    for each in rough:
+        np.testing.assert_allclose(each, rounded(a + 1e-30) @ rounded(a + 1e-30), rtol=1e-6)
 
 
 def test_narrower_floats_beside_tfloat32_are_such_as_well(texts: list[str]) -> None:

@@ -17,11 +17,14 @@ Array = npt.NDArray[np.float32]
 NATIVE = {
     "mxfp8": ml_dtypes.float8_e4m3fn, "mxfp8_e5m2": ml_dtypes.float8_e5m2,
     "mxfp4": ml_dtypes.float4_e2m1fn, "fp8": ml_dtypes.float8_e4m3fn,
-    "fp8_e5m2": ml_dtypes.float8_e5m2, "int4": ml_dtypes.int4,
+    "fp8_e5m2": ml_dtypes.float8_e5m2, "fp8_e8m0": ml_dtypes.float8_e4m3fn, "int4": ml_dtypes.int4,
 }
-LARGEST = {"mxfp8": 448, "mxfp8_e5m2": 57344, "mxfp4": 6, "fp8": 448, "fp8_e5m2": 57344, "int4": 7}
+LARGEST = {
+    "mxfp8": 448, "mxfp8_e5m2": 57344, "mxfp4": 6, "fp8": 448, "fp8_e5m2": 57344, "fp8_e8m0": 448,
+    "int4": 7,
+}  # fmt: skip
 # The exponents of the largest elements, by the specification.
-TOP = {"mxfp8": 8, "mxfp8_e5m2": 15, "mxfp4": 2}
+TOP = {"mxfp8": 8, "mxfp8_e5m2": 15, "mxfp4": 2, "fp8_e8m0": 8}
 
 
 def drawn(rows: int = 4, columns: int = 256) -> Array:

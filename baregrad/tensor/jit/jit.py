@@ -97,7 +97,8 @@ class Jit(Generic[P, R]):
 
     def _call(self, session: Session, settings: Mapping[str, Any], call: Call) -> R:
         """A call that is looked at in full."""
-        key = (call.key, id(session), grad_enabled(), settings["device"])
+        read = settings["device"], settings["matmul_precision"]
+        key = (call.key, id(session), grad_enabled(), *read)
         entry = self._entries.get(key)
         if entry is None and len(self._entries) >= CAPTURES_KEPT:
             return self._uncaptured(session, call)
