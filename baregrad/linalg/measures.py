@@ -126,7 +126,8 @@ def cond(A: Tensor, p: Order = None) -> Tensor:  # noqa: N803
 
 def matrix_power(A: Tensor, n: int) -> Tensor:  # noqa: N803
     """Return A @ A @ ..., n times; of its inverse for negative n, the identity for 0."""
-    check_matrices("matrix_power", A, square=True)
+    parts = A.real if isinstance(A, Tensor) and A.is_complex() else A
+    check_matrices("matrix_power", parts, square=True)
     if not isinstance(n, SupportsIndex):
         raise ArgumentError("powers of matrices are of integers", found=repr(n))
     if n < 0:

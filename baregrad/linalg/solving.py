@@ -237,13 +237,16 @@ def slogdet(A: Tensor) -> SLogDet:  # noqa: N803
 
 
 def _least(
-    values: Tensor, atol: float | None, rtol: float | None, shape: tuple[int, ...]
+    values: Tensor, atol: float | None, rtol: float | Tensor | None, shape: tuple[int, ...]
 ) -> Tensor:
     """Singular values above which one counts, of the largest of them: (..., k) -> (..., 1)."""
     if not values.shape[-1]:
         return values[..., :1]
     if rtol is None:
         rtol = 0.0 if atol else max(shape[-2:]) * finfo(values.dtype).eps
+    if isinstance(rtol, Tensor):
+        # One for each matrix.
+        rtol = rtol.unsqueeze(-1)
     return (values.amax(dim=-1, keepdim=True) * rtol).maximum(atol or 0.0)
 
 

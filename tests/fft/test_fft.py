@@ -23,7 +23,10 @@ def numbers(*shape: int) -> np.ndarray:
 
 
 # One point, one product, several stages, a prime with a matrix, with a chirp, and beside others.
-LENGTHS = (1, 2, 3, 12, 31, 48, 97, 100, 131, 400, 1009, 1155, 2048)
+LENGTHS = (
+    1, 12, 97, 131, 400,
+    *[pytest.param(n, marks=pytest.mark.slow) for n in (2, 3, 31, 48, 100, 1009, 1155, 2048)],
+)
 
 
 @pytest.mark.parametrize("n", LENGTHS)

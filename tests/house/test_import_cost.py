@@ -22,7 +22,7 @@ print(count(lambda: exec("from baregrad import *")))
 """
 # Files of the standard library that all rooms need, less those that NumPy loads.
 MOST_FOREIGN = 60
-MOST_OURS = 190
+MOST_OURS = 202
 # 1.36 million with Python 3.11: eight modules and four dataclasses more than would do in circles.
 MOST_INSTRUCTIONS = 1_370_000
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from functools import wraps
-from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -95,43 +94,34 @@ def signs(like: Tensor, real: float, imag: float) -> Tensor:
     return last * (imag - real) + real
 
 
-# Arguments that are written into a tensor.
+# Arguments that are written into a tensor; what is real has no imaginary part to write.
 _WRITTEN = frozenset({"value", "values", "src", "source"})
 
 
 def of_real_and_imag(function: Callable[..., Tensor]) -> Callable[..., ComplexTensor]:
     """A function of each part by itself, such as one that moves elements, for complex tensors.
 
-    Every complex argument, in lists as well, is cast to one dtype and taken apart.
+    Its first argument and what is written into that are brought to one complex dtype and taken
+    apart; the others, as indices and masks, are the same for both parts.
     """
-    names = list(inspect.signature(function).parameters)
+    first, *_ = names = list(inspect.signature(function).parameters)
+    data = _WRITTEN | {first}
 
     @wraps(function)
     def method(*args: Any, **kwargs: Any) -> ComplexTensor:
-        found = [
-            one for value in (*args, *kwargs.values())
-            for one in (value if isinstance(value, list | tuple) else (value,))
-            if isinstance(one, complex) or (isinstance(one, Tensor) and one.is_paired)
-        ]
-        dtype = common_dtype(*found)
-
-        def taken(value: Any, place: int, written: bool = False) -> Any:
-            if isinstance(value, list | tuple):
-                return type(value)([taken(one, place) for one in value])
-            if written and place and isinstance(value, int | float | Tensor) \
-                    and not isinstance(value, ComplexTensor):
-                # What is real has no imaginary part to write.
-                return value.zeros_like() if isinstance(value, Tensor) else 0
-            if isinstance(value, complex):
-                return (value.real, value.imag)[place]
-            if isinstance(value, ComplexTensor):
-                return as_pairs(value, dtype, value.device)[..., place]
-            return value
-
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        numbers = {name: one for name, one in given.items() if name in data and one is not None}
+        apart = {
+            # A number stays one, which has a place wherever numbers do.
+            name: (complex(one).real, complex(one).imag) if isinstance(one, int | float | complex)
+            else (pairs[..., 0], pairs[..., 1])
+            for (name, one), pairs in zip(numbers.items(), operands(*numbers.values())[1],
+                                          strict=True)
+        }
         halves = [
-            function(*[taken(one, place, name in _WRITTEN)
-                       for name, one in zip_longest(names[: len(args)], args)],
-                     **{name: taken(one, place, name in _WRITTEN)
+            function(*[apart[name][place] if name in apart else one
+                       for name, one in zip(names, args, strict=False)],
+                     **{name: apart[name][place] if name in apart else one
                         for name, one in kwargs.items()})
             for place in (0, 1)
         ]

@@ -226,6 +226,19 @@ def stack(x: Any, *others: Tensor, dim: int = 0) -> Tensor:
     return _of(Tensor.stack([as_pairs(one, dtype, one.device) for one in several], dim=axis))
 
 
+def hstack(x: Any, *others: Tensor) -> Tensor:
+    """Tensors along axis 1, or axis 0 where they have one axis."""
+    several = [*((x,) if isinstance(x, Tensor) else x), *others]
+    wide = [one if one.ndim else one.reshape(1) for one in several]
+    return cat(wide, dim=0 if wide[0].ndim == 1 else 1)
+
+
+def vstack(x: Any, *others: Tensor) -> Tensor:
+    """Tensors along axis 0, each of two axes at least."""
+    several = [*((x,) if isinstance(x, Tensor) else x), *others]
+    return cat([one if one.ndim > 1 else one.reshape(1, -1) for one in several])
+
+
 def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """The places of an axis that an index names."""
     return _of(pairs_of(x).index_select(axis_of(x, dim), index))

@@ -421,6 +421,9 @@ def index_put(
     broadcast to what is written. Where a place is named more than once its last value stays; with
     `accumulate` all are added. Raises DTypeError for other indices or values of a higher category.
     """
+    if x.is_paired:
+        made = index_put(x.pairs(), indices, x.pairs_like(values), accumulate)
+        return type(x)._on(made._storage, made._steps)
     for entry in indices:
         if entry is not None and not isinstance(entry, TensorLike):
             raise DTypeError(

@@ -225,3 +225,26 @@ def test_real_numbers_are_written_without_imaginary_parts() -> None:
         ])
     for ours, theirs in zip(*found, strict=True):
         np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
+
+
+INDEX = np.array([[0, 1, 2, 0], [2, 2, 1, 1], [0, 0, 0, 0]])
+ROWS = np.array([0, 2, 1])
+PICKS: dict[str, Callable[[Any, Any, Any, Any], Any]] = {
+    "hstack with real": lambda z, x, i, r: space(z).hstack([x, z]),
+    "vstack with real": lambda z, x, i, r: space(z).vstack([x, z]),
+    "gather": lambda z, x, i, r: z.gather(0, i),
+    "scatter": lambda z, x, i, r: z.scatter(0, i, z * 2),
+    "scatter a real number": lambda z, x, i, r: z.scatter(0, i, 1.5),
+    "index_add": lambda z, x, i, r: z.index_add(0, r, z),
+    "take": lambda z, x, i, r: z.take(i),
+    "masked_select": lambda z, x, i, r: z.masked_select(x > 0),
+    "index_put": lambda z, x, i, r: z.index_put((r[:2],), z[:2] * 2),
+    "index_fill": lambda z, x, i, r: z.index_fill(0, r[:1], 2j),
+}
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("name", PICKS)
+def test_picking_is_pytorchs(name: str) -> None:
+    given = (Z, R, INDEX, ROWS)
+    assert_same(PICKS[name](*map(Tensor, given)), PICKS[name](*map(torch.tensor, given)))
