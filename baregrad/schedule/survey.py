@@ -286,15 +286,17 @@ def read_in_place(survey: Survey) -> frozenset[Node]:
             often = survey.size[product.shape] > MOST_READS * survey.size[rows.shape]
             if rows.op is not Ops.GATHER or survey.readers[rows] != 1:
                 continue
-            if _is_whole(rows, 2) if survey.gpu else not often and _is_whole(rows, 1):
+            # What is asked for in memory is there for a GPU's panels, too.
+            held = _IN_MEMORY | Ops.CONTIGUOUS.bit if survey.gpu else _IN_MEMORY
+            if _is_whole(rows, 2, held) if survey.gpu else not often and _is_whole(rows, 1, held):
                 found.add(rows)
     return frozenset(found)
 
 
-def _is_whole(gather: Node, count: int) -> bool:
-    """Whether a GATHER of an array in memory is whole along its last `count` axes."""
+def _is_whole(gather: Node, count: int, held: int) -> bool:
+    """Whether a GATHER of an array of an op of `held` is whole along its last `count` axes."""
     array, *places = gather.src
-    if not base_of(array).op.bit & _IN_MEMORY or len(places) <= count:
+    if not base_of(array).op.bit & held or len(places) <= count:
         return False
     for axis in range(1, count + 1):
         own, length = places[-axis], gather.shape[-axis]
