@@ -22,6 +22,7 @@ from baregrad.dtypes import dtypes
 from baregrad.io.gguf import PackedWeight, by_name
 from baregrad.llm.models.expert_groups import ExpertGroups, for_tiles, rows_of_tile
 from baregrad.tensor import Tensor
+from baregrad.tensor.ops.shapes import stored
 
 # Where a block holds float16 numbers, which random bytes might make infinite.
 _HALVES = MappingProxyType({"Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)})
@@ -141,7 +142,7 @@ class ExpertRows:
         work = side.repeated(product, [(tiles,)])
 
         def outputs() -> list[Array]:
-            return [side.array(groups.gather(product(tiles))[:, 0])]
+            return [side.array(groups.gather(stored(product(tiles)))[:, 0])]
 
         return SideWork(work.run, outputs)
 

@@ -22,7 +22,7 @@ WANTED = (
     ("matmul 8192", 2, 0.5), ("linear", 2, 0.45), ("matmul 16x", 1, 0.85), ("matmul 1x", 1, 0.95),
     ("matmul 64 of", 1, 0.7), ("fp32", 1, 0.8), ("matmul tf32", 1, 0.93),
     ("conv 3x3", 12, 0.4), ("conv 1x1", 6, 0.4),
-    ("conv 7x7", 3, 0.4), ("depthwise", 3, 1.0), ("attention", 3, 0.35), ("attention", 3, 0.3),
+    ("conv 7x7", 3, 0.4), ("depthwise", 3, 1.0), ("attention", 5, 0.9), ("attention", 5, 0.8),
     ("of 2^28", 4, 0.97), ("column sum", 1, 0.97), ("16384x8192", 3, 0.9), ("transpose", 1, 0.85),
     ("gradient", 3, 1.2), ("randn", 1, 0.3), ("argmax", 1, 1.0), ("topk", 1, 1.0),
     ("cumsum", 1, 1.0), ("sort", 1, 0.4), ("embedding gradient", 1, 1.0), ("scatter-add", 1, 1.0),
@@ -57,6 +57,7 @@ def test_the_suite_is_what_was_asked_for() -> None:
         "x+1 of 2^28", "copy of 2^28", "sum of 2^28", "column sum of 2^14x2^14",
         "chain of five of 2^28", "softmax 16384x8192", "rmsnorm 16384x8192",
         "layernorm 16384x8192", "transpose of 8192x8192",
+        *[f"attention decode 64 of 8192 keys, 32 heads of 8 d128, {kind}" for kind in ("bf16", "fp8")],
         *[f"matvec 14336x4096 {kind}" for kind in ("bf16", "fp8", "Q8_0", "Q4_K", "Q6_K")],
     }
     assert len({row.name for row in ROWS}) == len(ROWS)
