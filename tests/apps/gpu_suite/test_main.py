@@ -57,9 +57,10 @@ def test_the_suite_is_what_was_asked_for() -> None:
         "x+1 of 2^28", "copy of 2^28", "sum of 2^28", "column sum of 2^14x2^14",
         "chain of five of 2^28", "softmax 16384x8192", "rmsnorm 16384x8192",
         "layernorm 16384x8192", "transpose of 8192x8192",
-        *[f"attention decode 64 of 8192 keys, 32 heads of 8 d128, {kind}" for kind in ("bf16", "fp8")],
+        *[f"attention decode 64 of 8192 keys, 32 heads of 8 d128, {dtype}"
+          for dtype in ("bf16", "fp8")],
         *[f"matvec 14336x4096 {kind}" for kind in ("bf16", "fp8", "Q8_0", "Q4_K", "Q6_K")],
-    }
+    }  # fmt: skip
     assert len({row.name for row in ROWS}) == len(ROWS)
 
 
