@@ -243,7 +243,7 @@ def unique_all(x: Tensor, /) -> UniqueAll:
     if not count:
         none = Tensor.zeros(0, dtype=dtypes.int64, device=x.device)
         return UniqueAll(row, none, none.reshape(x.shape), none)
-    order = row.argsort(0)
+    order = _order(row)
     ordered = row[order]
     starts = Tensor.cat(
         Tensor.ones(1, dtype=dtypes.bool, device=x.device), ordered[1:] != ordered[:-1], dim=0
@@ -257,6 +257,17 @@ def unique_all(x: Tensor, /) -> UniqueAll:
     return UniqueAll(
         ordered[firsts], order[firsts], inverse.reshape(x.shape), ends - firsts
     )
+
+
+def _order(row: Tensor) -> Tensor:
+    """Where the elements of a row lie in rising order; complex ones by their real parts first."""
+    if not row.is_complex():
+        return row.argsort(0)
+    # A zero of either sign is one value.
+    real, imag = row.real + 0.0, row.imag + 0.0
+    order = imag.argsort(0, stable=True)
+    found: Tensor = order[real[order].argsort(0, stable=True)]
+    return found
 
 
 def unique_counts(x: Tensor, /) -> UniqueCounts:

@@ -57,6 +57,22 @@ def test_functions_of_two(name: str) -> None:
     same(getattr(xp, name)(2.0, Tensor(ROW)), getattr(np, name)(2.0, ROW))
 
 
+def test_complex_numbers() -> None:
+    z = np.array([1 + 2j, -0.0 + 1j, 0.0 + 1j, 1 + 2j, 1 - 1j])
+    found = xp.unique_all(Tensor(z))
+    assert sorted(map(repr, found.values.tolist())) == sorted(map(repr, [1 + 2j, 1j, 1 - 1j]))
+    assert np.array_equal(found.values.numpy()[found.inverse_indices.numpy()], z)
+    assert found.counts.numpy().sum() == 5
+    assert xp.isdtype(xp.complex64, "complex floating") and xp.asarray(1j).dtype is xp.complex64
+    assert xp.finfo(xp.complex128).dtype is xp.float64
+    same(xp.linspace(0, 1j, 5, dtype=xp.complex128), np.linspace(0, 1j, 5))
+    same(xp.fft.fftn(Tensor(z.reshape(1, 5))), np.fft.fftn(z.reshape(1, 5)))
+    same(xp.vecdot(Tensor(z), Tensor(z)), np.vdot(z, z))
+    same(xp.real(Tensor(z)), z.real)
+    with pytest.raises(ShapeError, match="at least one"):
+        xp.concat([])
+
+
 def test_arrays_without_axes_count_as_others_do() -> None:
     one = xp.add(Tensor(np.float64(1.0)), xp.ones(2))
     assert one.dtype is xp.float64
