@@ -7,8 +7,10 @@ keys and values in float32; what is compared is the distribution of the next tok
 
 Activations that are rounded to bytes turn the last bit of a number into a step of a byte
 somewhere, so scores differ even between two orders of the same sums. How much is measured beside:
-our own scores are compared with those whose embeddings are off by NOISE. The exit status is 1 where
-the mean divergence from llama.cpp is 1e-3 or more, and twice that.
+our own scores are compared with those whose embeddings are off by NOISE. With --exact both sides
+take the same weights as float32 numbers, from a file that is written for it: then neither rounds
+activations, and what is left is the order of sums. The exit status is 1 where the mean divergence
+from llama.cpp is 1e-3 or more, and twice that of NOISE.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from baregrad.io.gguf import GgufFile
+from baregrad.io.gguf import GgufFile, Kind, TypedValue, by_name, write_gguf
+from baregrad.llm.commands.quantize import of_file
 from baregrad.llm.models.cache import ContiguousCache
 from baregrad.llm.models.decoder import LanguageModel
 from baregrad.llm.text import tokenizer_of
@@ -76,12 +79,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--exact", action="store_true")
     chosen = parser.parse_args(argv)
-    file = GgufFile.open(chosen.file)
-    tokenizer = tokenizer_of(file.metadata)
-    texts = [tokenizer.encode(text) for text in TEXTS]
-    model = LanguageModel.from_gguf(file, exact=chosen.exact)
     with tempfile.TemporaryDirectory() as folder:
-        job = {"file": chosen.file, "tokens": texts, "out": folder}
+        path = widened(chosen.file, folder) if chosen.exact else chosen.file
+        file = GgufFile.open(path)
+        tokenizer = tokenizer_of(file.metadata)
+        texts = [tokenizer.encode(text) for text in TEXTS]
+        model = LanguageModel.from_gguf(file, exact=chosen.exact)
+        job = {"file": path, "tokens": texts, "out": folder}
         subprocess.run([chosen.python, "-c", _PEER], input=json.dumps(job), text=True, check=True)
         theirs = [np.load(Path(folder) / f"{number}.npy") for number in range(len(texts))]
     ours = [scores(model, text) for text in texts]
@@ -95,6 +99,18 @@ def main(argv: list[str]) -> int:
     least = float(np.concatenate(own).mean())
     print(f"ours from ours with embeddings off by {NOISE:g}: {least:.2e}")
     return 1 if mean >= max(MOST, 2 * least) else 0
+
+
+def widened(path: str, folder: str) -> str:
+    """Write the weights of a file as float32 numbers, and return where."""
+    values, stored = of_file(path)
+    values["general.file_type"] = TypedValue(0, Kind.UINT32)
+    numbers = by_name("F32")
+    out = f"{folder}/widened.gguf"
+    write_gguf(out, values, {
+        name: one.rounded(numbers, lambda count: None) for name, one in stored.items()
+    })
+    return out
 
 
 class _Moved:
