@@ -93,7 +93,7 @@ def test_scores_of_prompts_are_those_of_exact_arithmetic() -> None:
     tokenizer = tokenizer_of(model.metadata)
     prompts = [tokenizer.encode(prompt) for prompt in PROMPTS]
     expected = Reference(str(find_model())).scores(prompts)
-    decoder = model.decoder()
+    decoder = model.decoder(exact=True)
     # All of one length, so that one plan serves them; no word sees those that come after it.
     length = max(len(words) for words in prompts)
     places = Tensor(np.arange(length, dtype=np.int32))
