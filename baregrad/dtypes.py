@@ -19,6 +19,7 @@ import numpy as np
 
 from baregrad.base.errors import DTypeError, UnsupportedDType
 from baregrad.base.floats import (
+    TF32_CUT,
     FloatFormat,
     bfloat16_codes,
     code_values,
@@ -204,8 +205,6 @@ ALL: Final = tuple(
                   and row not in COMPLEX)
 )
 COMPUTED: Final = tuple(row for row in ALL if row.bits and not row.storage_only)
-# Low digits of a float32 that a tfloat32 has not.
-TF32_CUT: Final = 13
 
 
 # ---- names --------------------------------------------------------------------------------------
@@ -569,10 +568,8 @@ def encode(
 def decode(raw: npt.NDArray[Any], dtype: DType) -> npt.NDArray[Any]:
     """Return the values of raw codes, exactly.
 
-    Floats of at most 32 bits come back as float32, 4-bit integers as int8 or uint8, other dtypes as
-    NumPy's own.
-    `raw` has the dtype `dtype.storage`; the upper half of a 4-bit code's byte is ignored, and so
-    are the digits that a tfloat32 has not.
+    Floats of at most 32 bits come back as float32, 4-bit integers as int8 or uint8, others as NumPy
+    has them. `raw` is of `dtype.storage`; what a code has beyond the dtype's own bits is ignored.
     """
     if dtype.storage is None or raw.dtype != dtype.storage:
         raise DTypeError(f"raw codes of {dtype}", found=raw.dtype, wanted=dtype.storage)

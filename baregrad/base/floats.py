@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+
+
+# Low digits of a float32 that a tfloat32 has not.
+TF32_CUT: Final = 13
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 
-from baregrad.base.floats import FloatFormat
-from baregrad.dtypes import TF32_CUT, DType, dtypes
+from baregrad.base.floats import TF32_CUT, FloatFormat
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import Ops
 
