@@ -17,7 +17,6 @@ from baregrad.graph.streams.groups import WIDTH, StreamGroups, WeightedSum
 from baregrad.graph.streams.softmax import (
     F32,
     POWERS,
-    WeighedValues,
     lifted,
     raised,
     state_beside,
@@ -28,7 +27,7 @@ from baregrad.graph.views import permute, stored
 from baregrad.ir.analysis.stream import in_memory, is_of_bytes, shown, stream, sums
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.node import Node, toposort
-from baregrad.ir.core.op import Ops, all_ops, mask_of
+from baregrad.ir.core.op import Op, Ops, all_ops, mask_of
 from baregrad.target import AnyTarget
 
 _ALL = mask_of(all_ops())
@@ -83,6 +82,14 @@ def _in_steps(total: Node) -> Node:
     return Node(Ops.REDUCE, F32, (part,), Reduce(sums(F32, 1), others)) if others else part
 
 
+def _state(x: Node, power: Op, part: int) -> Node:
+    """A state of a reduction of its own over an exponent's last axis."""
+    values = (raised(x, power), lifted(x, power))
+    base = Ops.EXP2 if power is Ops.EXP2_NEAR else power
+    folded = Node(Ops.REDUCE, F32, values, Reduce(stream(F32, 1, base), (len(x.shape) - 1,)))
+    return Node(Ops.PROJ, F32, (folded,), part)
+
+
 def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
     """The rule for a graph with powers of that kind."""
     if not order[-1].mask & mask_of(POWERS):
@@ -91,25 +98,16 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
     if not groups.results and not groups.stored:
         return None
 
-    # Results that are computed anyway, by their powers.
-    beside: dict[Node, list[WeighedValues]] = {}
-    for found in groups.results.values():
-        beside.setdefault(found.power, []).append(found)
-
     def now(node: Node) -> Node:
         return changed.get(node, node)
 
     def state(power: Node, part: int) -> Node:
         """The maximum of an exponent, or the sum of powers relative to it, over the last axis."""
-        for one in beside.get(power, ()):
-            made = state_beside(one, part, ahead)
+        for one in groups.results.values():
+            made = state_beside(one, part, ahead) if one.power is power else None
             if made is not None:
                 return made
-        x = now(power.src[0].src[0])
-        values = (raised(x, power.op), lifted(x, power.op))
-        base = Ops.EXP2 if power.op is Ops.EXP2_NEAR else power.op
-        folded = Node(Ops.REDUCE, F32, values, Reduce(stream(F32, 1, base), (len(x.shape) - 1,)))
-        return Node(Ops.PROJ, F32, (folded,), part)
+        return _state(now(power.src[0].src[0]), power.op, part)
 
     def ahead(root: Node) -> Node:
         """What becomes of a node whose turn may not have come."""

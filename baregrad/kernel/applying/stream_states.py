@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, alu, const, make_node
@@ -26,14 +27,21 @@ ROOM = 8.0
 LOWEST, ZERO, ONE = const(float("-inf"), F32), const(0.0, F32), const(1.0, F32)
 
 
+class RowArrays(NamedTuple):
+    """Numbers of each row: what powers are relative to, that with a tile's, a scale, a maximum."""
+
+    top: Node
+    next: Node
+    scale: Node
+    highest: Node
+
+
 @dataclass(frozen=True, slots=True)
 class RowStates:
     """Arrays of a block's registers, and the axes of its rows and of a tile's keys.
 
     own: the axes of rows. part, n: those of tiles of keys, and of keys in one. scores: exponents,
-    or what they are multiples of; powers: where powers lie. top, next, scale: of each row what
-    powers are relative to, that with the tile's, and what sums are multiplied by. highest: the
-    largest exponent so far. sums: of powers, over rows and n.
+    or what they are multiples of; powers: where powers lie. sums: of powers, over rows and n.
     """
 
     facts: StreamFacts
@@ -42,10 +50,7 @@ class RowStates:
     n: Node
     scores: Node
     powers: Node
-    top: Node
-    next: Node
-    scale: Node
-    highest: Node
+    row: RowArrays
     sums: Node
 
     @property
@@ -56,7 +61,7 @@ class RowStates:
     @property
     def kept(self) -> list[Node]:
         """What has a value for each row throughout, beside the sums."""
-        return [self.top, self.highest][: 1 + (self.is_loose and self.facts.keeps_maxima)]
+        return [self.row.top, self.row.highest][: 1 + (self.is_loose and self.facts.keeps_maxima)]
 
     def begun(self) -> list[Node]:
         """Maxima of nothing."""
@@ -65,8 +70,8 @@ class RowStates:
     def raised(self) -> list[Node]:
         """Scores of a tile raise the maxima of their rows and become powers, which are summed."""
         own, sums = (*self.own, self.part, self.n), (*self.own, self.n)
-        scores, top = load(self.scores, own), load(self.top, self.own)
-        following, scale = load(self.next, self.own), load(self.scale, self.own)
+        scores, top = load(self.scores, own), load(self.row.top, self.own)
+        following, scale = load(self.row.next, self.own), load(self.row.scale, self.own)
         none = alu(Ops.CMPEQ, following, LOWEST)
         shift = alu(Ops.WHERE, none, ZERO, following)
         kind = self.facts.near.op
@@ -85,18 +90,18 @@ class RowStates:
         highest = [store(one, alu(Ops.MAX, load(one, self.own), high), self.own)
                    for one in self.kept[1:]]  # fmt: skip
         return [
-            store(self.next, higher, self.own),
+            store(self.row.next, higher, self.own),
             *highest,
-            store(self.scale, ONE, self.own),
-            make_node(Ops.IF, dtypes.token, (rises, store(self.scale, factor, self.own))),
-            store(self.top, following, self.own),
+            store(self.row.scale, ONE, self.own),
+            make_node(Ops.IF, dtypes.token, (rises, store(self.row.scale, factor, self.own))),
+            store(self.row.top, following, self.own),
             store(self.powers, power, own),
             store(self.sums, Node(Ops.FMA, F32, (load(self.sums, sums), scale, summed)), sums),
         ]
 
     def scaled(self, sums: Iterable[Node], places: tuple[Node, ...]) -> list[Node]:
         """Sums at some places of each row, relative to the new maxima."""
-        scale = load(self.scale, self.own)
+        scale = load(self.row.scale, self.own)
         rises = alu(Ops.CMPNE, scale, ONE)
         own = (*self.own, *places)
         made = [store(one, alu(Ops.MUL, load(one, own), scale), own) for one in sums]
@@ -104,14 +109,14 @@ class RowStates:
 
     def ended(self, sums: Iterable[Node], places: tuple[Node, ...]) -> list[Node]:
         """All sums relative to the maxima, where these are asked for."""
-        if not self.facts.states or self.highest not in self.kept:
+        if not self.facts.states or self.row.highest not in self.kept:
             return []
-        top, highest = load(self.top, self.own), load(self.highest, self.own)
+        top, highest = load(self.row.top, self.own), load(self.row.highest, self.own)
         none = alu(Ops.CMPEQ, highest, LOWEST)
         factor = self._factor(top, alu(Ops.WHERE, none, ZERO, highest))
         return [
-            store(self.scale, factor, self.own),
-            store(self.top, highest, self.own),
+            store(self.row.scale, factor, self.own),
+            store(self.row.top, highest, self.own),
             *self.scaled([self.sums], (self.n,)),
             *self.scaled(sums, places),
         ]

@@ -57,7 +57,7 @@ from baregrad.kernel.applying.stream_panels import (
     whole,
     width_of,
 )
-from baregrad.kernel.applying.stream_states import LOWEST, ZERO, RowStates, less
+from baregrad.kernel.applying.stream_states import LOWEST, ZERO, RowArrays, RowStates, less
 from baregrad.kernel.facts.stream_facts import StreamFacts, holds_between, stream_facts
 from baregrad.kernel.gpu.barriers import sequence
 from baregrad.kernel.instructions import mma_sync, wgmma
@@ -134,12 +134,10 @@ class _Builder:
         self.allocs = 0
         shape = (step.warps, step.tiles, size)
         slots = 1 if facts.over is None else SLOTS
-        self.left = [
-            self._panel(each.left, each.depth, self.rows, slots) for each in facts.products
-        ]
+        self.left = [self._panel(one.left, one.depth, self.rows, slots) for one in facts.products]
         self.right: list[Panel] = []
-        for each in facts.products:
-            self.right.append(self._panel(each.right, each.depth, step.keys, SLOTS))
+        for one in facts.products:
+            self.right.append(self._panel(one.right, one.depth, step.keys, SLOTS))
         for values in facts.values:
             assert facts.column is not None
             self.right.append(self._panel(values, facts.column, step.keys, SLOTS))
@@ -147,15 +145,14 @@ class _Builder:
         sums = *shape, *map(width_of, self.wide), N
         self.acc = [self._array("register", sums) for _ in facts.values]
         # Where scores are ahead of what is summed, powers lie elsewhere.
-        scores = self.s[0].arg.shape
-        self.powers = self._array("register", scores) if step.ahead else self.s[0]
-        self.every = self._array("register", (*shape, step.keys // N, N))
+        tile = *shape, step.keys // N, N
+        self.powers = self._array("register", tile) if step.ahead else self.s[0]
+        self.every = self._array("register", tile)
         self.sums = self._array("register", (*shape, N))
         self.total = self._array("register", shape)
-        top, following, scale, highest = [self._array("register", shape) for _ in range(4)]
+        each = [self._array("register", shape) for _ in range(4)]
         self.states = RowStates(
-            facts, self.own, self.part, self.n, self.s[0], self.powers, top, following, scale,
-            highest, self.sums,
+            facts, self.own, self.part, self.n, self.s[0], self.powers, RowArrays(*each), self.sums
         )
 
     def _array(
@@ -552,7 +549,7 @@ class _Builder:
         sums = [load(acc, (*self.own, *self.wide, self.c)) for acc in self.acc]
         states = [load(self.total, self.own), *sums] if facts.states or not sums else sums
         if facts.states:
-            states.insert(0, load(self.states.top, self.own))
+            states.insert(0, load(self.states.row.top, self.own))
         memo = self._axes(None)
         if facts.column is not None:
             column = index.flatten(in_panel(self.wide, self.c), [0, wgmma.PANEL][-len(self.wide):])

@@ -1,0 +1,45 @@
+"""Maxima, sums of powers and scales: what rises a little scales nothing, factors are subtracted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from baregrad.render import get
+from baregrad.testing.examples.nests import attended
+from tests.kernel.applying.test_stream_tiles import arrays_of, attention
+from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
+
+
+def test_maxima_that_rise_a_little_scale_nothing() -> None:
+    """Beyond eight doublings all that was summed is scaled, once for a tile, whatever the order."""
+    kernel = attended(64, 256, 64)
+    found = {}
+    for height in (4.0, 12.0):
+        arrays = arrays_of(64, 256, 64)
+        # Of each tile of 32 keys the scores are higher than of the last one.
+        arrays[1][:] = 0
+        arrays[1][:, 0] = 1
+        arrays[2][:, 0] = np.arange(256) // 32 * height
+        loop, program = lowered(kernel, "Schedule(stream_tiles(1, 1, 32, instruction='wgmma'))")
+        found[height] = run_threads(loop, program, arrays)[0]
+        np.testing.assert_array_equal(run_text(loop, program, arrays)[0], found[height])
+        assert np.abs(found[height] - attention(arrays, False)).max() < 2.0**-10 * 4
+
+
+@pytest.mark.parametrize(("factor", "multiplies"), [(0.25, False), (2.0, True)])
+def test_a_factor_of_scores_is_part_of_the_subtraction(factor: float, multiplies: bool) -> None:
+    """One that might make infinities of numbers is not."""
+    arrays = arrays_of(64, 96, 64)
+    arrays[1] *= np.float16(0.25)
+    kernel = attended(64, 96, 64, True, factor)
+    loop, program = lowered(kernel, "Schedule(stream_tiles(1, 1, 32, instruction='wgmma'))")
+    found = run_threads(loop, program, arrays)[0]
+    np.testing.assert_array_equal(run_text(loop, program, arrays)[0], found)
+    scaled = {**arrays, 1: arrays[1].astype(np.float64) * factor}
+    assert np.abs(found - attention(scaled, True)).max() < 2.0**-10 * np.abs(arrays[3]).max()
+    lines = get("ptx").render(program, HOPPER).split("\n")
+    constant = f"0f{np.float32(factor).view(np.uint32):08X}"
+    products = [line for line in lines if "mul.rn" in line and line.endswith(f"{constant};")]
+    # Maxima of the two rows of a thread are multiplied in either case.
+    assert (len(products) > 2) == multiplies
