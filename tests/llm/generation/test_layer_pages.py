@@ -151,5 +151,5 @@ def test_attention_of_a_chunk_leaves_out_keys_that_none_of_its_tokens_sees() -> 
         sink = graph_of(mixed, [table, query, rows])
     plan = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER)
     found = [facts for kernel in plan.kernels if (facts := stream_facts(kernel)) is not None]
-    (limit,) = [facts.limit for facts in found if facts.row is not None]
-    assert limit is not None and limit[1:] == (1, 1)
+    (limits,) = [facts.limits for facts in found if facts.row is not None]
+    assert [limit[1:] for limit in limits] == [(1, 1)]
