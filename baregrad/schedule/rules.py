@@ -30,13 +30,10 @@ from baregrad.schedule.narrow import narrower_source
 from baregrad.schedule.packed_factors import WHY as WHY_PACKED
 from baregrad.schedule.padded import is_copied_in_bands, is_read_in_chunks, is_shared_by_threads
 from baregrad.schedule.plan import Reason
-from baregrad.schedule.survey import READ_BY_STREAM, VIEWED, is_tuple, own_work
-from baregrad.schedule.traffic import OPERATIONS_PER_BYTE
+from baregrad.schedule.survey import READ_BY_STREAM, is_tuple, own_work
+from baregrad.schedule.traffic import GPU_LAUNCH, OPERATIONS_PER_BYTE, is_little
 
 LAUNCH = 4000.0  # about a microsecond
-# What all threads of a large GPU compute in the two microseconds that a launch takes beside its
-# work, and the operations of a value that they may as well all make anew.
-GPU_LAUNCH, GPU_CHEAP = 6e7, 64
 MAX_OPS = 200  # values computed in one kernel; dear ones count several times
 MAX_LOADS, MAX_GPU_LOADS = 24, 40  # arrays read by one kernel; a GPU joins those of neighbours
 # So many times as many of both on a GPU where a kernel has few points: a launch takes longer.
@@ -59,7 +56,6 @@ SIBLINGS = 8  # drafts of one shape that are looked at
 # Values below an output that are compared with its siblings', on a CPU; on a GPU twice as many,
 # since each kernel's arrays come from memory anew.
 NEIGHBOURS = 24
-_IN_MEMORY = (Ops.CONST, Ops.PARAM, Ops.BUFFER, Ops.CONTIGUOUS)
 _READS = Ops.PARAM.bit | Ops.BUFFER.bit
 _FOLDS = Ops.REDUCE.bit | Ops.FOLD.bit
 _ELEMENTWISE = mask_of(ELEMENTWISE)
@@ -142,37 +138,9 @@ def _is_cheaper_than_a_launch(fusion: Fusion, node: Node, requests: list[Request
     """
     if not node.op.bit & _ELEMENTWISE or not _is_in_one_kernel(requests):
         return False
-    if requests[0].draft.contraction in fusion.matrix_products or not _is_little(node):
+    if requests[0].draft.contraction in fusion.matrix_products or not is_little(node):
         return False
     return own_work(node) * sum(request.evals for request in requests) < GPU_LAUNCH
-
-
-def _is_little(node: Node) -> bool:
-    """Whether a value is a few operations on elements of one array of 16 bits."""
-    if _is_half(node):
-        return False
-    arrays, found, waiting = set[Node](), {node}, [node]
-    while waiting:
-        value = waiting.pop()
-        if value.op is Ops.CONST:
-            continue
-        if value.op in _IN_MEMORY or _is_half(value):
-            while value.op.bit & VIEWED:
-                value = value.src[0]
-            arrays.add(value)
-            continue
-        if not value.op.bit & (_ELEMENTWISE | VIEWED) or own_work(value) > 1.0:
-            return False
-        if len(found) > GPU_CHEAP or len(arrays) > 1:
-            return False
-        new = [child for child in value.src if child not in found]
-        found.update(new)
-        waiting.extend(new)
-    return len(arrays) == 1
-
-
-def _is_half(value: Node) -> bool:
-    return value.dtype.is_float and value.dtype.bits == 16
 
 
 def is_plain(fusion: Fusion, node: Node, requests: list[Request]) -> bool:

@@ -9,13 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import Ops
-from baregrad.schedule.survey import LEAVES, VIEWED, Survey, is_dear
+from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
+from baregrad.schedule.survey import LEAVES, VIEWED, Survey, is_dear, own_work
 
 # Operations of float32 in the time of a byte, on the large GPUs of several generations.
 OPERATIONS_PER_BYTE = 8.0
+# What all threads of a large GPU compute in the two microseconds that a launch takes beside its
+# work, and the values of what they may as well all make anew.
+GPU_LAUNCH, FEW_VALUES = 6e7, 64
 _STORED = frozenset((*LEAVES, Ops.SCATTER, Ops.SCAN))
 _READS = Ops.PARAM.bit | Ops.BUFFER.bit
+_HELD = (Ops.PARAM, Ops.BUFFER, Ops.CONTIGUOUS)
+_ELEMENTWISE = mask_of(ELEMENTWISE)
 # Values below one that are looked at; what is further down is not counted.
 FAR = 64
 
@@ -79,3 +84,31 @@ class Traffic:
         if survey.readers[node] < 2 or not is_dear(node, survey.work.get(node, 0.0), survey):
             return 0
         return min(nbytes, node.src[0].dtype.itemsize) if node.op is Ops.CAST else nbytes
+
+
+def is_little(node: Node) -> bool:
+    """Whether a value is a few operations on one array, of 16 bits or asked for in memory."""
+    if _is_half(node):
+        return False
+    arrays, found, waiting = set[Node](), {node}, [node]
+    while waiting:
+        value = waiting.pop()
+        if value.op is Ops.CONST:
+            continue
+        if value.op in _HELD or _is_half(value):
+            while value.op.bit & VIEWED:
+                value = value.src[0]
+            arrays.add(value)
+            continue
+        if not value.op.bit & (_ELEMENTWISE | VIEWED) or own_work(value) > 1.0:
+            return False
+        if len(found) > FEW_VALUES or len(arrays) > 1:
+            return False
+        new = [child for child in value.src if child not in found]
+        found.update(new)
+        waiting.extend(new)
+    return len(arrays) == 1
+
+
+def _is_half(value: Node) -> bool:
+    return value.dtype.is_float and value.dtype.bits == 16
