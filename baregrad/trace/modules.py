@@ -9,6 +9,7 @@ instructions that addresses are put into when a module is loaded.
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 import time
 from collections import Counter, deque
@@ -159,11 +160,11 @@ class KernelNames:
             self._search, self._next_search = None, now + _PAUSES * self._search_s
         return True
 
-    def finish(self) -> None:
-        """Find what there is to be found before the process's memory goes."""
+    def finish(self, seconds: float = math.inf) -> None:
+        """Find what there is to be found before the process's memory goes, for so long at most."""
         self._wanted |= self.unnamed.keys() - self.names.keys() - self.unreadable
-        self._next_search = 0.0
-        while self.step():
+        self._next_search, deadline = 0.0, self.clock() + seconds
+        while self.step() and self.clock() < deadline:
             self._next_search = 0.0
 
     def late(self) -> dict[int, tuple[str, int]]:

@@ -29,8 +29,9 @@ _OS_DESCRIPTOR = 0x71
 _MOST_KEPT = 1 << 22
 # So much may wait for names of kernels.
 _MOST_HELD = 1 << 14
-# For how long a process that is about to end is held for what it has in its rings.
+# For how long a process that is about to end is held for what it has in its rings, and for names.
 _LAST_S = 0.5
+_LAST_SEARCH_S = 2.0
 # How often rings are looked at.
 PERIOD_S = 0.002
 Handle = tuple[int, int]
@@ -351,7 +352,7 @@ class SubmissionReader:
         deadline = time.monotonic() + _LAST_S
         while time.monotonic() < deadline and self.decode_next():
             pass
-        space.kernels.finish()
+        space.kernels.finish(_LAST_SEARCH_S)
         self.tell_held()
 
     def before_taking(self, pid: int, begin: int = 0, end: int = 0) -> None:

@@ -274,6 +274,13 @@ def test_code_is_read_from_the_copies_that_brought_it(tables: VendorTables) -> N
     # Addresses that nothing is behind may be read, as zeros.
     memory[0xC00000] = bytes(1 << 12)
     assert name(0xC00000) == "" and names.unreadable == {0xC00000}
+    # A search that has no time leaves it at that.
+    other = KernelNames(read, read, lambda: [(0x1000, 0x1000 + len(cubin))] * 100)
+    other.told(PushedWork("launch", "launch of it", (("program", 0x100040),)), decoder)
+    other.finish(0.0)
+    assert not other.names and other.is_searching
+    other.finish()
+    assert other.names == {0x100040: "saxpy"}
 
 
 def test_a_fork_goes_on_with_the_rings_of_a_process_that_ended(tables: VendorTables) -> None:
