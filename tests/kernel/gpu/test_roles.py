@@ -154,7 +154,7 @@ def test_what_is_no_box_is_refused() -> None:
 @needs_ptxas
 def test_products_stay_beside_threads() -> None:
     """The assembler says nothing of products that it puts in order, and spills nothing."""
-    kernel = product(4096, 4096, 4096, b_t=True, bias=True, dtype=BRAIN)
+    kernel = product(4096, 4096, 1024, b_t=True, bias=True, dtype=BRAIN)
     choice = choose(kernel, HOPPER)
     assert "engine='tma'" in str(choice.schedule)
     program = lowered(kernel, choice.schedule)[1]

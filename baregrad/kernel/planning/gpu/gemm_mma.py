@@ -182,17 +182,24 @@ def _finish(
     if isinstance(choice, GroupChoice) and choice.boxes:
         plan.because("an engine copies panels as boxes, for a warp of its own")
     elif isinstance(choice, GroupChoice) and plan.target.bulk_copies:
-        plan.because("threads copy panels: not both are boxes of arrays of known sizes")
+        chunk = CHUNK_NBYTES // factors.left.reads[0].array.dtype.itemsize
+        suits = _in_boxes(plan, factors, orders, chunk)
+        plan.because(
+            "threads copy panels: {}", "sums are so long that they gain nothing by boxes" if suits
+            else "not both are boxes of arrays of known sizes",
+        )
 
 
 def _groups(
     plan: GpuPlan, factors: GemmFactors, orders: Orders, products: Sequence[Product],
     words: tuple[bool, bool], dtype: DType,
 ) -> list[GroupChoice]:  # fmt: skip
-    """Tiles for groups of warps, whose panels come as boxes where those suit."""
-    boxes = _in_boxes(plan, factors, orders, CHUNK_NBYTES // dtype.itemsize)
-    runs = boxes and _stores_runs(plan, orders)
-    return ranked_groups(plan.target, products, words, dtype, boxes, runs)
+    """Tiles for groups of warps, whose panels threads copy, or an engine where boxes suit."""
+    found = ranked_groups(plan.target, products, words, dtype)
+    if _in_boxes(plan, factors, orders, CHUNK_NBYTES // dtype.itemsize):
+        runs = _stores_runs(plan, orders)
+        found += ranked_groups(plan.target, products, words, dtype, True, runs)
+    return sorted(found, key=lambda choice: choice.cycles)
 
 
 def _stores_runs(plan: GpuPlan, orders: Orders) -> bool:
