@@ -50,8 +50,9 @@ BOX_LATENCY = 1700
 # Cycles from the last product of a block's tile to the first one of the next.
 BETWEEN = 1000
 # Beside threads that copy, those that only multiply take so much longer for a panel, and so many
-# cycles less from a tile to the next one; and still fewer where results are staged. Measured on an
-# H200: sums of 1,024 are made at 1.06 of the rate, of 2,048 at 1.03, of 4,096 at 0.98 to 0.99.
+# cycles less from a tile to the next one; and fewer where results are staged. On an H200 sums of
+# 1,024 and of 4,096 were made at 1.04 to 1.06 and at 0.98 to 0.99 of the rate, staged, of 1,024 and
+# 2,048 in one wave of blocks at 1.03. What staging alone brings is an estimate.
 BOX_PANEL, BOX_GAIN, STAGED_GAIN = 1.025, 1000, 400
 # What operations on results take of what they take by themselves, in blocks of many warps; in those
 # of so many it is twice that.
