@@ -13,9 +13,9 @@ from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.context import Context
 
 # What lies between two events beside the work between them: the wait for all before, the launch.
-# A kernel's times by the vendor's own profiler are shorter by about that, whatever the kernel: set so
-# that the median difference of 33 kernels of one training step is none (one run, H200, driver
-# 580.159.04), of which single kernels differ by up to 0.7 us, one by 1.5 us.
+# A kernel's times by the vendor's own profiler are shorter by about that: set so that the median
+# difference of 33 kernels of one training step is none (one run, H200, driver 580.159.04). Single
+# kernels differ by up to 0.7 us then, one by 1.7 us.
 _BESIDE_NS = 7300
 
 
