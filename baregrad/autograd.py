@@ -56,7 +56,7 @@ def Variable(data: Tensor, requires_grad: bool = False) -> Tensor:  # noqa: N802
     return data.detach().requires_grad_(requires_grad)
 
 
-class Context:
+class FunctionContext:
     """What `forward` of a function leaves for its `backward`."""
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
@@ -102,7 +102,7 @@ class Function:
     @classmethod
     def apply(cls, *args: Any) -> Any:
         """Return what `forward` does of these arguments; gradients pass by `backward`."""
-        ctx = Context(tuple([isinstance(a, Tensor) and a.requires_grad for a in args]))
+        ctx = FunctionContext(tuple([isinstance(a, Tensor) and a.requires_grad for a in args]))
         tensors = [place for place, arg in enumerate(args) if isinstance(arg, Tensor)]
         apart = getattr(cls, "setup_context", None)
 

@@ -89,7 +89,7 @@ class Sequential(ModuleList):
         for one in modules:
             if isinstance(one, Mapping):
                 raise ArgumentError("a dict of modules stands alone", found=len(modules))
-            self.append(one if isinstance(one, Module) else Function(one))
+            self.append(one if isinstance(one, Module) else FunctionModule(one))
 
     def forward(self, x: Any) -> Any:
         """Return what the last module makes of what the one before it made, and so on."""
@@ -98,7 +98,7 @@ class Sequential(ModuleList):
         return x
 
 
-class Function(Module):
+class FunctionModule(Module):
     """A function of tensors as a module without state."""
 
     def __init__(self, function: Callable[..., Any]) -> None:

@@ -53,15 +53,21 @@ class _LeafOfFloats(type):
             and value.requires_grad
 
 
-class Parameter(metaclass=_LeafOfFloats):
+class _Parameter(metaclass=_LeafOfFloats):
     """A leaf of the values of a tensor, trained: Parameter(data) is `parameter(data)`.
 
     What it gives is a `Tensor`; each leaf of floats that requires gradients is an instance.
     """
 
-    def __new__(cls, data: Tensor | None = None, requires_grad: bool = True) -> Tensor:  # type: ignore[misc]
+    # What it makes is a tensor.
+    def __new__(  # type: ignore[misc]
+        cls, data: Tensor | None = None, requires_grad: bool = True
+    ) -> Tensor:
         """Return the leaf."""
         return parameter(Tensor.zeros(0) if data is None else data, requires_grad)
+
+
+Parameter = _Parameter
 
 
 class Module(Hooked):

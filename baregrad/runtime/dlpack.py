@@ -66,11 +66,13 @@ class _Handed:
         self.managed.deleter = _forget
 
 
-@_Deleter
-def _forget(address: int) -> None:
+def _let_go(address: int) -> None:
     """Let go of what a capsule stood for; called by its new owner."""
     managed = _Managed.from_address(address)
     ctypes.pythonapi.Py_DecRef(ctypes.cast(managed.context, ctypes.py_object))
+
+
+_forget = _Deleter(_let_go)
 
 
 def _of_python(name: str, result: Any, *arguments: Any) -> Any:
@@ -87,11 +89,13 @@ _make = _of_python(
 )
 
 
-@_Destructor
-def _unused(capsule: int) -> None:
+def _let_go_unused(capsule: int) -> None:
     """Let go of what nobody took out of a capsule."""
     if _is_valid(capsule, _NAME):
-        _forget(_pointer_of(capsule, _NAME))
+        _let_go(_pointer_of(capsule, _NAME))
+
+
+_unused = _Destructor(_let_go_unused)
 
 
 def capsule_of(buffer: Buffer, dtype: DType, shape: tuple[int, ...], number: int) -> Any:

@@ -16,6 +16,7 @@ from baregrad.tensor.array.put_off import put_off
 from baregrad.tensor.autograd import backward as autograd
 from baregrad.tensor.autograd import hooks
 from baregrad.tensor.families.arithmetic import Arithmetic
+from baregrad.tensor.families.conveniences import Conveniences
 from baregrad.tensor.families.layers import Layers
 from baregrad.tensor.families.structure import Structure
 from baregrad.tensor.ops import complex_numbers, convert, creation, indexing, random, shapes
@@ -30,7 +31,7 @@ def _made(
     return classmethod(function)
 
 
-class Tensor(Arithmetic, Structure, Layers):
+class Tensor(Arithmetic, Structure, Layers, Conveniences):
     """An array of numbers or bools on a device, lazily computed and differentiable.
 
     Tensor(data) copies data: numbers, nested lists, NumPy arrays, PyTorch tensors, buffers. Python
@@ -230,4 +231,5 @@ explain_arguments(Array)
 explain_arguments(Arithmetic, put_off, _makes_tensors)
 explain_arguments(Structure, put_off, _makes_tensors)
 explain_arguments(Layers, put_off, _makes_tensors)
+explain_arguments(Conveniences, put_off, _makes_tensors)
 explain_arguments(Tensor, put_off, _makes_tensors)

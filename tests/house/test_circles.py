@@ -23,7 +23,7 @@ RANKS_INSIDE: Mapping[str, tuple[str, ...]] = {
     "baregrad.render": ("llvm", "c", "ptx"),
     "baregrad.llm": ("text", "models", "generation", "serve", "commands"),
     "baregrad.tensor": (
-        "array", "autograd", "ops", "special", "families", "tensor", "complex", "jit",
+        "array", "autograd", "ops", "special", "composed", "families", "tensor", "complex", "jit",
     ),
     "baregrad.runtime.nvidia": ("abi", "driver", "code", "queue", "lists", "copies"),
     "baregrad.testing.virtual_gpu": ("ptx", "machine", "driver"),

@@ -1,4 +1,4 @@
-"""Ctrl-C at any moment: the process goes on, and its numbers are those of one that was let alone."""
+"""Ctrl-C at any moment: the process goes on, and its numbers are those of one let alone."""
 
 from __future__ import annotations
 
@@ -65,7 +65,8 @@ class Training:
             number: {name: t.numpy() for name, t in one.items()}
             for number, one in state["state"].items()
         }
-        return {k: t.numpy() for k, t in self.model.state_dict().items()}, {**state, "state": arrays}
+        model = {name: t.numpy() for name, t in self.model.state_dict().items()}
+        return model, {**state, "state": arrays}
 
     def load(self, saved: Any) -> None:
         """Go back to what was saved."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baregrad.base.options import options
-from baregrad.testing.op_page.beside_torch import Case, compare, compared
+from baregrad.testing.op_page.beside_torch import DrawnCall, compare, compared
 from baregrad.testing.op_page.facts import facts_of
 from baregrad.testing.op_page.page import ops_page
 from baregrad.testing.op_page.samples import DIFFERENCES, operations
@@ -34,7 +34,7 @@ def test_the_calls_are_what_pytorch_makes_of_them() -> None:
     told, alone = [], []
     with options.override(device="REF"):
         for number, name in enumerate(compared()):
-            case = Case(name, "float32", False, number % 3 == 0, number, 7)
+            case = DrawnCall(name, "float32", False, number % 3 == 0, number, 7)
             found = compare(case)
             if found.outcome in ("different", "refused"):
                 told.append(f"{case}: {found.outcome}, {found.how}")
@@ -46,7 +46,7 @@ def test_the_calls_are_what_pytorch_makes_of_them() -> None:
 
 
 def test_a_difference_is_told() -> None:
-    case = Case("byte", "float32", False, False, 0, 0)
+    case = DrawnCall("byte", "float32", False, False, 0, 0)
     with options.override(device="REF"):
         assert compare(case).outcome == "different"
         assert compare(case._replace(name="sum")).outcome == "same"

@@ -21,6 +21,7 @@ from baregrad.base.options import options
 from baregrad.dtypes import DType
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import MOVEMENT, Ops, mask_of
+from baregrad.tensor.array.casting import cast_operands
 from baregrad.tensor.array.core import Array
 from baregrad.tensor.array.deferred import (
     MOST_WRITTEN_OUT,
@@ -31,8 +32,7 @@ from baregrad.tensor.array.deferred import (
     OperandPlace,
     Shown,
 )
-from baregrad.tensor.array.casting import cast_operands
-from baregrad.tensor.array.grad_mode import Casting, grad_enabled
+from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.array.link import SessionLike, session
 from baregrad.tensor.array.storage import Storage
 from baregrad.tensor.array.views import Step, is_symbolic, is_whole
@@ -56,8 +56,8 @@ def put_off(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     """`function(*args, **kwargs)`, whose result is deferred where a call like it is known."""
     owner = session()
     watching = owner.watching
-    mode = grad_enabled()
-    if mode.__class__ is Casting:
+    mode: Any = grad_enabled()
+    if mode is not True and mode is not False:
         args, kwargs = cast_operands(function, args, kwargs)
     if watching.at_once or watching.observers or watching.downloads:
         return function_for(function, args, kwargs)(*args, **kwargs)

@@ -26,7 +26,7 @@ from baregrad.tensor.array.deferred import (
 from baregrad.tensor.array.link import SessionLike, session
 from baregrad.tensor.array.put_off import form_of_fields, keep_template
 from baregrad.tensor.array.storage import Storage
-from baregrad.tensor.array.views import Hooks, Leaf, Step
+from baregrad.tensor.array.views import Leaf, Step
 from baregrad.tensor.autograd.gradients import pull_back
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def put_off_gradients(x: Tensor, gradient: Tensor | None) -> bool:
         if op is Ops.DETACH and mark is not None
     ])
     leaves = list(numbers)
-    if any(leaf.__class__ is Hooks or leaf.hooks is not None for leaf in leaves):
+    if any(not isinstance(leaf, Leaf) or leaf.hooks is not None for leaf in leaves):
         # Functions of the user's are called each time.
         return False
     if not leaves or any(_has_gradient(leaf) for leaf in leaves):

@@ -55,6 +55,11 @@ NO_GRADIENT: Mapping[Op, str] = MappingProxyType(
 )
 
 
+def _through(mark: object, gradient: Node) -> Node:
+    """A gradient behind a mark that it passes."""
+    return mark.changed(gradient) if isinstance(mark, Hooks) else gradient
+
+
 def is_leaf(node: Node) -> bool:
     """Whether a node marks a tensor that gradients are accumulated in."""
     return node.op is Ops.DETACH and isinstance(node.arg, Leaf)
@@ -99,9 +104,7 @@ def pull_back(
                     if own is not None:
                         _add(sums, origin, own, carrying)
             elif passes_gradients(node):
-                if node.arg.__class__ is Hooks:
-                    gradient = node.arg.changed(gradient)
-                _add(sums, node.src[0], gradient, carrying)
+                _add(sums, node.src[0], _through(node.arg, gradient), carrying)
             continue
         rule = RULES.get(node.op)
         if rule is None:

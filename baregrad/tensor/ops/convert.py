@@ -261,7 +261,7 @@ def __dlpack__(  # noqa: N807 - the array API's protocol
     The copy is done when this returns, whatever the `stream`. Raises ArgumentError for
     `copy=False`, and for another device than the tensor's own and the CPU's, (1, 0).
     """
-    place = x.__dlpack_device__()
+    place = __dlpack_device__(x)
     wanted = place if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
     if copy is False or wanted not in (place, (1, 0)):
         raise ArgumentError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -31,11 +31,13 @@ def _several(x: Tensor | Sequence[Tensor], others: tuple[Tensor, ...]) -> list[T
     return found
 
 
-def _axis_behind(x: Any, others: tuple[Any, ...], dim: int) -> tuple[tuple[Any, ...], int]:
+def _axis_behind(
+    x: Tensor | Sequence[Tensor], others: tuple[Tensor | int, ...], dim: int
+) -> tuple[tuple[Tensor, ...], int]:
     """What stands behind a sequence of tensors is the axis, as in PyTorch: cat([a, b], 1)."""
     if len(others) == 1 and not isinstance(x, TensorLike) and isinstance(others[0], int):
         return (), others[0]
-    return others, dim
+    return cast("tuple[Tensor, ...]", others), dim
 
 
 def cat(x: Tensor | Sequence[Tensor], *others: Tensor | int, dim: int = 0) -> Tensor:
@@ -43,8 +45,8 @@ def cat(x: Tensor | Sequence[Tensor], *others: Tensor | int, dim: int = 0) -> Te
 
     The other extents must agree. Empty tensors of one axis are skipped, as in PyTorch.
     """
-    others, dim = _axis_behind(x, others, dim)
-    parts = _several(x, others)
+    tensors, dim = _axis_behind(x, others, dim)
+    parts = _several(x, tensors)
     kept = [
         p for p in parts if not (p.ndim == 1 and p.shape[0].__class__ is int and not p.shape[0])
     ]
@@ -71,8 +73,8 @@ def cat(x: Tensor | Sequence[Tensor], *others: Tensor | int, dim: int = 0) -> Te
 
 def stack(x: Tensor | Sequence[Tensor], *others: Tensor | int, dim: int = 0) -> Tensor:
     """Return tensors of one shape along a new axis: a.stack(b), or Tensor.stack([a, b], dim)."""
-    others, dim = _axis_behind(x, others, dim)
-    parts = _several(x, others)
+    tensors, dim = _axis_behind(x, others, dim)
+    parts = _several(x, tensors)
     if any(part.shape != parts[0].shape for part in parts):
         raise ShapeError(
             "stack wants one shape", found=" and ".join(str(list(p.shape)) for p in parts)
@@ -152,9 +154,10 @@ def unbind(x: Tensor, dim: int = 0) -> tuple[Tensor, ...]:
 
 def meshgrid(*axes: Tensor | Sequence[Tensor], indexing: str = "ij") -> tuple[Tensor, ...]:
     """Return coordinate arrays of the grid that vectors span; "xy" exchanges the first two axes."""
+    given: Any = axes
     if len(axes) == 1 and not isinstance(axes[0], TensorLike):
-        axes = tuple(axes[0])
-    vectors = [axis.reshape(-1) for axis in _several((), axes)]
+        given = tuple(axes[0])
+    vectors = [axis.reshape(-1) for axis in _several((), given)]
     if indexing not in ("ij", "xy"):
         raise ArgumentError(f"indexing is 'ij' or 'xy', not {indexing!r}")
     swap = indexing == "xy" and len(vectors) > 1

@@ -151,5 +151,6 @@ def _signature(method: Any) -> str:
 
 
 def _parameter(one: inspect.Parameter) -> str:
-    star = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+    stars: dict[object, str] = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}
+    star = stars.get(one.kind, "")
     return f"{star}{one.name}" if one.default is one.empty else f"{one.name}={one.default!r}"

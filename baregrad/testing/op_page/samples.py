@@ -63,7 +63,7 @@ _ARGUMENTS = MappingProxyType({
     "float_power_": "2", "ldexp_": "n", "nonzero_static": "size=4", "renorm_": "2.0, 0, 1.0",
 })  # fmt: skip
 _CALLS = MappingProxyType({
-    "where": "b.where(x, y)", "linear": "x.linear(m.T)", "matmul": "x.matmul(m)", "mm": "x.mm(m)",
+    "where": "x.where(b, y)", "linear": "x.linear(m.T)", "matmul": "x.matmul(m)", "mm": "x.mm(m)",
     "mv": "x.mv(v)", "bmm": "x.unsqueeze(0).bmm(m.unsqueeze(0))", "dot": "v.dot(v)",
     "outer": "v.outer(v)", "kron": "x.kron(y)", "addmm": "s.addmm(s, s)",
     "baddbmm": "s.unsqueeze(0).baddbmm(s.unsqueeze(0), s.unsqueeze(0))",
@@ -135,7 +135,8 @@ def operations() -> list[str]:
 
 
 def _is_ours(member: Any) -> bool:
-    return str(getattr(member, "__module__", "")).startswith("baregrad.tensor.ops")
+    rooms = ("baregrad.tensor.ops", "baregrad.tensor.special", "baregrad.tensor.composed")
+    return str(getattr(member, "__module__", "")).startswith(rooms)
 
 
 def call_of(name: str) -> str:
@@ -174,6 +175,10 @@ DIFFERENCES = MappingProxyType({
     "short": "floats beyond its numbers saturate", "int": "floats beyond its numbers saturate",
     "long": "floats beyond its numbers saturate", "all": "bools of uint8 as well",
     "any": "bools of uint8 as well",
+    "gelu": "at infinity the limits", "hardswish": "at infinity the limits",
+    "binary_cross_entropy_with_logits": "at infinity the limits",
+    "threshold": "floats of integers", "kthvalue": "of equals the first one's place",
+    "where": "of bools it is the condition",
     "swish": "`functional.silu`", "rand": "other numbers for a seed",
     "randn": "other numbers for a seed", "randint": "other numbers for a seed",
     "randperm": "other numbers for a seed", "normal": "other numbers for a seed",

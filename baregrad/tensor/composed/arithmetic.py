@@ -1,0 +1,179 @@
+"""Arithmetic of one line: products of vectors and matrices, bounds, extremes without NaN."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from baregrad.base.errors import ShapeError
+from baregrad.dtypes import dtypes
+from baregrad.tensor.array.tensor_like import Operand, Tensor
+from baregrad.tensor.ops import elementwise, functions, products
+
+
+def clamp_min(x: Tensor, min: Operand) -> Tensor:
+    """Return `x` held at `min` or above."""
+    return elementwise.clamp(x, min=min)
+
+
+def clamp_max(x: Tensor, max: Operand) -> Tensor:
+    """Return `x` held at `max` or below."""
+    return elementwise.clamp(x, max=max)
+
+
+def fmax(x: Tensor, other: Tensor) -> Tensor:
+    """Return the larger of two elements; a number where the other is NaN."""
+    return _but_nan(elementwise.maximum(x, other), x, other)
+
+
+def fmin(x: Tensor, other: Tensor) -> Tensor:
+    """Return the smaller of two elements; a number where the other is NaN."""
+    return _but_nan(elementwise.minimum(x, other), x, other)
+
+
+def _but_nan(both: Tensor, x: Tensor, other: Tensor) -> Tensor:
+    if not both.dtype.is_float:
+        return both
+    found = elementwise.where(elementwise.isnan(x), other, both)
+    return elementwise.where(elementwise.isnan(other), x, found)
+
+
+def isposinf(x: Tensor) -> Tensor:
+    """Return whether elements are plus infinity."""
+    return elementwise.eq(x, math.inf)
+
+
+def isneginf(x: Tensor) -> Tensor:
+    """Return whether elements are minus infinity."""
+    return elementwise.eq(x, -math.inf)
+
+
+def float_power(x: Tensor, exponent: Operand) -> Tensor:
+    """Return x**exponent in float64."""
+    wide: Any = x.cast(dtypes.float64)
+    power: Any = exponent.cast(dtypes.float64) if hasattr(exponent, "cast") else exponent
+    return elementwise.pow(wide, power)  # type: ignore[no-any-return]
+
+
+def logaddexp2(x: Tensor, other: Tensor) -> Tensor:
+    """Return log2(2**x + 2**other) without overflow."""
+    top: Any = elementwise.maximum(x, other)
+    low: Any = elementwise.minimum(x, other)
+    apart = elementwise.where(elementwise.eq(top, low), 0.0, low - top)
+    summed: Any = functions.exp2(apart)
+    found: Any = top + functions.log1p(summed) / math.log(2.0)
+    return found  # type: ignore[no-any-return]
+
+
+def ldexp(x: Tensor, other: Tensor) -> Tensor:
+    """Return x * 2**other."""
+    power: Any = other
+    two: Any = power.float() if not power.dtype.is_float else power
+    return elementwise.mul(x, functions.exp2(two))
+
+
+def inner(x: Tensor, other: Tensor) -> Tensor:
+    """Return the sums of products along the last axes of both: (..., K), (..., K)."""
+    if not x.ndim or not other.ndim:
+        return elementwise.mul(x, other)
+    a: Any = x
+    b: Any = other
+    if a.shape[-1] != b.shape[-1]:
+        raise ShapeError("the last axes agree", found=f"{list(x.shape)}, {list(other.shape)}")
+    flat: Any = products.matmul(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]).T)
+    found: Tensor = flat.reshape(*a.shape[:-1], *b.shape[:-1])
+    return found
+
+
+def cross(x: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
+    """Return the vector product along an axis of extent 3, the first such one unless told."""
+    axis = next((i for i, n in enumerate(x.shape) if n == 3), -1) if dim is None else dim
+    if not x.ndim or x.shape[axis] != 3:
+        raise ShapeError("vectors of three", found=list(x.shape))
+    a: Any = x
+    b: Any = other
+    found: Tensor = a.roll(-1, axis) * b.roll(-2, axis) - a.roll(-2, axis) * b.roll(-1, axis)
+    return found
+
+
+def ger(x: Tensor, other: Tensor) -> Tensor:
+    """Return the outer product of two vectors."""
+    return products.outer(x, other)
+
+
+def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """Return beta*x + alpha*(mat @ vec)."""
+    return _plus(x, products.mv(mat, vec), beta, alpha)
+
+
+def addr(x: Tensor, vec1: Tensor, vec2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """Return beta*x + alpha times the outer product of two vectors."""
+    return _plus(x, products.outer(vec1, vec2), beta, alpha)
+
+
+def addbmm(
+    x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
+) -> Tensor:
+    """Return beta*x + alpha times the sum of a batch of products of matrices."""
+    made: Any = products.bmm(batch1, batch2)
+    return _plus(x, made.sum(0), beta, alpha)  # type: ignore[no-any-return]
+
+
+def _plus(x: Tensor, other: Tensor, beta: float, alpha: float) -> Tensor:
+    a: Any = x
+    y: Any = other
+    y = y if alpha == 1 else y * alpha
+    found: Tensor = y if beta == 0 else (a if beta == 1 else a * beta) + y
+    return found
+
+
+def dist(x: Tensor, other: Tensor, p: float = 2.0) -> Tensor:
+    """Return the p-norm of x - other."""
+    apart: Any = elementwise.sub(x, other)
+    found: Tensor = apart.reshape(-1).norm(p)
+    return found
+
+
+def cov(
+    x: Tensor, *, correction: int = 1, fweights: Tensor | None = None,
+    aweights: Tensor | None = None,
+) -> Tensor:
+    """Return the covariances of rows, whose columns are observations, perhaps weighted."""
+    a: Any = x
+    a = a.reshape(1, -1) if x.ndim < 2 else a
+    weights: Any = None
+    for one in (fweights, aweights):
+        if one is not None:
+            held: Any = one
+            held = held.cast(a.dtype)
+            weights = held if weights is None else weights * held
+    total: Any = a.shape[1] if weights is None else weights.sum()
+    if weights is None:
+        about, count = a - a.mean(1, True), total - correction
+        found = about @ about.T / max(count, 0)
+    else:
+        about = a - (a * weights).sum(1, True) / total
+        scale = total if aweights is None else (weights * aweights).sum() / total
+        scale = total - correction * (1 if aweights is None else scale)
+        found = (about * weights) @ about.T / scale
+    made: Tensor = found.squeeze() if x.ndim < 2 else found
+    return made
+
+
+def corrcoef(x: Tensor) -> Tensor:
+    """Return the correlations of rows, whose columns are observations."""
+    found: Any = cov(x)
+    if found.ndim < 2:
+        return found / found  # type: ignore[no-any-return]
+    deviation = found.diagonal().sqrt()
+    made: Tensor = (found / deviation.unsqueeze(1) / deviation.unsqueeze(0)).clamp(-1.0, 1.0)
+    return made
+
+
+def renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
+    """Return `x` with each part along an axis scaled down to a p-norm of at most `maxnorm`."""
+    a: Any = x
+    axes = tuple(i for i in range(x.ndim) if i != dim % x.ndim)
+    norms = a.norm(p, axes, True)
+    found: Tensor = a * (norms > maxnorm).where(maxnorm / (norms + 1e-7), 1.0)
+    return found

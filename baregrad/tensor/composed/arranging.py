@@ -1,0 +1,182 @@
+"""Elements in other places: flips, parts, diagonals, and values written into a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from baregrad.base.errors import ArgumentError, GradientError, ShapeError
+from baregrad.tensor.array.tensor_like import Tensor
+from baregrad.tensor.ops import joining, picking, shapes, sorting
+
+
+def fliplr(x: Tensor) -> Tensor:
+    """Return `x` with its columns in reverse order."""
+    return shapes.flip(x, 1)
+
+
+def flipud(x: Tensor) -> Tensor:
+    """Return `x` with its rows in reverse order."""
+    return shapes.flip(x, 0)
+
+
+def rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
+    """Return `x` turned k times by a quarter, from the first of two axes towards the second."""
+    first, second = dims
+    turns = k % 4
+    if turns == 2:
+        return shapes.flip(x, first, second)
+    if not turns:
+        return shapes.contiguous(x)
+    turned = shapes.transpose(x, first, second)
+    return shapes.flip(turned, first if turns == 1 else second)
+
+
+def hsplit(x: Tensor, parts: int | Sequence[int]) -> tuple[Tensor, ...]:
+    """Return `x` split along its columns, or a vector along its one axis."""
+    return joining.tensor_split(x, parts, 1 if x.ndim > 1 else 0)
+
+
+def vsplit(x: Tensor, parts: int | Sequence[int]) -> tuple[Tensor, ...]:
+    """Return `x` split along its rows."""
+    return joining.tensor_split(x, parts, 0)
+
+
+def dsplit(x: Tensor, parts: int | Sequence[int]) -> tuple[Tensor, ...]:
+    """Return `x` split along its third axis."""
+    return joining.tensor_split(x, parts, 2)
+
+
+def split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
+    """Return parts of these sizes along an axis."""
+    return joining.split(x, list(sizes), dim)
+
+
+def diagflat(x: Tensor, offset: int = 0) -> Tensor:
+    """Return a matrix with the elements of `x` along a diagonal."""
+    return joining.diag_embed(shapes.flatten(x), offset)
+
+
+def argwhere(x: Tensor) -> Tensor:
+    """Return the places of elements that are not 0, a row each; computes them."""
+    found: Any = picking.nonzero(x)
+    return found  # type: ignore[no-any-return]
+
+
+def msort(x: Tensor) -> Tensor:
+    """Return `x` sorted along its first axis."""
+    found: Any = sorting.sort(x, 0)
+    return found[0]  # type: ignore[no-any-return]
+
+
+def select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
+    """Return a copy of `x` with `src` at a place of an axis."""
+    made: Any = x.clone()
+    shapes.select(made, dim, index).copy_(src)
+    return made  # type: ignore[no-any-return]
+
+
+def slice_scatter(
+    x: Tensor, src: Tensor, dim: int = 0, start: int | None = None, end: int | None = None,
+    step: int = 1,
+) -> Tensor:
+    """Return a copy of `x` with `src` in a slice of an axis."""
+    made: Any = x.clone()
+    key = [slice(None)] * x.ndim
+    key[dim] = slice(start, end, step)
+    made[tuple(key)] = src
+    return made  # type: ignore[no-any-return]
+
+
+def diagonal_scatter(
+    x: Tensor, src: Tensor, offset: int = 0, dim1: int = 0, dim2: int = 1
+) -> Tensor:
+    """Return a copy of `x` with `src` along a diagonal."""
+    made: Any = x.clone()
+    made.diagonal(offset, dim1, dim2).copy_(src)
+    return made  # type: ignore[no-any-return]
+
+
+def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    """Return `x` with the elements of `source`, in order, where the mask holds.
+
+    Raises ShapeError where `source` has fewer elements than `x`, which might be too few.
+    """
+    held: Any = mask
+    flags = held.broadcast_to(x.shape).reshape(-1)
+    values: Any = source
+    values = values.reshape(-1)
+    if values.shape[0] < flags.shape[0]:
+        counted = int(flags.sum().item())
+        if values.shape[0] < counted:
+            raise ShapeError("fewer values than places", found=values.shape[0], wanted=counted)
+    places = (flags.cast("int64").cumsum(0) - 1).clamp(0, max(values.shape[0] - 1, 0))
+    flat: Any = shapes.flatten(x)
+    put: Tensor = flags.where(values[places].cast(x.dtype), flat).reshape(x.shape)
+    return put
+
+
+def sum_to_size(x: Tensor, *size: Any) -> Tensor:
+    """Return the sums of `x` over what it was broadcast along from a shape. Raises ShapeError."""
+    wanted = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+    lead = x.ndim - len(wanted)
+    fits = lead >= 0 and all(
+        w in (1, have) for w, have in zip(wanted, x.shape[max(lead, 0) :], strict=True)
+    )
+    if not fits:
+        raise ShapeError("a shape that is broadcast to this one", found=list(wanted),
+                         wanted=f"one for {list(x.shape)}")
+    axes = [*range(lead), *[lead + i for i, w in enumerate(wanted) if w != x.shape[lead + i]]]
+    whole: Any = x
+    summed = whole.sum(tuple(axes), True) if axes else whole
+    made: Tensor = summed.reshape(wanted)
+    return made
+
+
+def is_same_size(x: Tensor, other: Tensor) -> bool:
+    """Return whether two tensors have one shape."""
+    return x.shape == other.shape
+
+
+def _as(x: Any, made: Any) -> Any:
+    """Let a tensor show what another one shows, as the same tensor."""
+    if x._leaf() is not None:
+        raise GradientError(
+            "the axes of a leaf that requires gradients are changed in place",
+            hint="work on a view of it: the method without the underscore",
+        )
+    x._storage, x._steps, x._look = made._storage, made._steps, made._look
+    x._cached = x._layout = None
+    return x
+
+
+def squeeze_(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
+    """Take axes of extent 1 away from `x` itself; return it."""
+    found: Tensor = _as(x, shapes.squeeze(x, dim))
+    return found
+
+
+def unsqueeze_(x: Tensor, dim: int) -> Tensor:
+    """Give `x` itself an axis of extent 1; return it."""
+    found: Tensor = _as(x, shapes.unsqueeze(x, dim))
+    return found
+
+
+def transpose_(x: Tensor, dim0: int, dim1: int) -> Tensor:
+    """Exchange two axes of `x` itself; return it."""
+    found: Tensor = _as(x, shapes.transpose(x, dim0, dim1))
+    return found
+
+
+def t_(x: Tensor) -> Tensor:
+    """Exchange the two axes of `x` itself; return it."""
+    found: Tensor = _as(x, shapes.t(x))
+    return found
+
+
+def detach_(x: Tensor) -> Tensor:
+    """Let gradients stop at `x` itself; return it."""
+    if x._leaf() is not None:
+        raise ArgumentError("a leaf is detached by requires_grad_(False)")
+    found: Tensor = _as(x, x.detach())
+    return found
