@@ -198,7 +198,10 @@ def _groups(
     found = ranked_groups(plan.target, products, words, dtype)
     if _in_boxes(plan, factors, orders, CHUNK_NBYTES // dtype.itemsize):
         runs = _stores_runs(plan, orders)
-        found += ranked_groups(plan.target, products, words, dtype, True, runs)
+        by_boxes = ranked_groups(plan.target, products, words, dtype, True, runs)
+        # What the engine rounds on its way threads would hold, round and store instead.
+        rounds = factors.left.is_rounded or factors.right.is_rounded
+        found = by_boxes if rounds and by_boxes else [*found, *by_boxes]
     return sorted(found, key=lambda choice: choice.cycles)
 
 
