@@ -15,6 +15,7 @@ from baregrad.kernel.language.schedule import StreamTiles
 from baregrad.schedule import make_plan
 from baregrad.target import gpu_row
 from baregrad.target.gpu import GPU_ROWS, NvidiaTarget
+from baregrad.tensor import Tensor
 from baregrad.testing.examples.nests import attended, product
 from tests.graph.streams.test_passes import (
     BRAIN,
@@ -106,3 +107,28 @@ def test_others_are_planned_as_before() -> None:
     for kernel, target in ((product(64, 64, 64), HOPPER), (attended(8, 8, 16), gpu_row("sm_75"))):
         steps = choose(kernel, target).schedule.steps
         assert not any(isinstance(step, StreamTiles) for step in steps)
+
+
+@pytest.mark.parametrize("kind", ("windows", "lengths", "bools", "numbers", "capped"))
+def test_no_mask_keeps_attention_off_the_units_of_groups(kind: str) -> None:
+    """Forward and backward: windows, lengths that are read, masks of both kinds, capped scores."""
+    given = inputs(BRAIN, *[(2, 2, 96, 64)] * 4)
+    place, key = Tensor.arange(96).reshape(96, 1), Tensor.arange(96).reshape(1, 96)
+    more = {
+        "windows": Tensor([0]), "lengths": Tensor([20, 96]), "capped": Tensor([0]),
+        "bools": place.expand(96, 96) % 3 != key % 2, "numbers": inputs(BRAIN, (96, 96))[0],
+    }[kind].realize()  # fmt: skip
+    leaves = [x.detach().requires_grad_() for x in given[:3]]
+    masks = {
+        "windows": (key <= place) & (key > place - 30), "bools": more, "numbers": more,
+        "lengths": key < more.reshape(-1, 1, 1, 1), "capped": None,
+    }  # fmt: skip
+    make = by_hand(cap=8.0) if kind == "capped" else attention(attn_mask=masks[kind])
+    out = make(leaves[0], leaves[1], leaves[2])
+    out.backward(given[3])
+    found = [leaf.grad for leaf in leaves if leaf.grad is not None]
+    made = canonicalise(graph_of([out, *found], [*given, more]), None, HOPPER)
+    kernels = make_plan(made, target=HOPPER).kernels
+    steps = [choose(kernel, HOPPER).schedule.steps for kernel in kernels if kernel.mask & POWER]
+    assert len(steps) >= 3
+    assert all(isinstance(one, StreamTiles) and one.instruction == "wgmma" for (one,) in steps)
