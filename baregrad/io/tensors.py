@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from baregrad.base.errors import DTypeError, ShapeError, UnsupportedDType
-from baregrad.dtypes import DType, computed_for, dtypes
+from baregrad.dtypes import DType, computed_for, dtypes, part_of
 from baregrad.io.safetensors import SafetensorsFile, write
 from baregrad.io.stored_tensor import StoredTensor
 from baregrad.io.torch_checkpoint import read_checkpoint
@@ -90,6 +90,8 @@ def load_torch(path: Path, device: str | None = None) -> dict[str, Tensor]:
 
 def _dtype(name: str, dtype: str) -> DType:
     found = vars(dtypes).get(dtype)
+    if isinstance(found, DType) and found.is_complex:
+        return found
     if not isinstance(found, DType) or found.storage is None or found.bits < 8:
         raise UnsupportedDType(
             f"the tensor {name!r} is of a dtype that tensors do not have",
@@ -115,6 +117,8 @@ def mapped_tensor(
     They are copied where they are not aligned for `dtype`.
     """
     device = choose_device(device)
+    if dtype.is_complex:
+        return mapped_tensor(data, part_of(dtype), (*shape, 2), device).view_as_complex()
     if not data.nbytes:
         return Tensor.zeros(*shape, dtype=dtype, device=device)
     bytes_ = np.frombuffer(data, np.uint8)

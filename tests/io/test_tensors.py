@@ -84,7 +84,18 @@ def test_a_model_goes_over_from_pytorch(tmp_path: Path) -> None:
 
 
 def test_a_dtype_that_tensors_lack_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "complex.pt"
-    torch.save({"z": torch.zeros(2, dtype=torch.complex64)}, path)
-    with pytest.raises(UnsupportedDType, match="'z'.*complex64"):
+    path = tmp_path / "narrow.pt"
+    torch.save({"z": torch.zeros(2).to(torch.float8_e4m3fnuz)}, path)
+    with pytest.raises(UnsupportedDType, match="'z'.*float8_e4m3fnuz"):
         load_torch(path)
+
+
+def test_complex_numbers_are_kept(tmp_path: Path) -> None:
+    z = np.array([[1 + 2j, -3j], [0.5, -1 - 1j]], np.complex64)
+    safe_save({"z": Tensor(z)}, tmp_path / "z.safetensors")
+    assert np.array_equal(safe_load(tmp_path / "z.safetensors")["z"].numpy(), z)
+    wide = torch.tensor(z).to(torch.complex128)
+    torch.save({"whole": wide, "turned": wide.T}, tmp_path / "z.pt")
+    found = load_torch(tmp_path / "z.pt")
+    assert np.array_equal(found["whole"].numpy(), z)
+    assert np.array_equal(found["turned"].numpy(), z.T)
