@@ -101,7 +101,7 @@ def test_a_state_that_does_not_fit_names_every_problem_and_changes_nothing() -> 
 def test_containers() -> None:
     chain = nn.Sequential(nn.Linear(2, 3), Tensor.relu, nn.Linear(3, 1))
     assert len(chain) == 3
-    assert [type(m).__name__ for m in chain[1:]] == ["Function", "Linear"]
+    assert [type(m).__name__ for m in chain[1:]] == ["FunctionModule", "Linear"]
     assert chain[-1] is list(chain)[2]
     assert list(chain.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
     with pytest.raises(IndexOutOfRange, match="module 3"):

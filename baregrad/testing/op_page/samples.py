@@ -113,7 +113,7 @@ _CALLS = MappingProxyType({
     "svd": "s.svd()", "matrix_exp": "s.matrix_exp()", "addmv": "v.addmv(s, v)",
     "addr": "s.addr(v, v)", "addbmm": "s.addbmm(s.unsqueeze(0), s.unsqueeze(0))",
     "inner": "v.inner(v)", "vdot": "v.vdot(v)", "cross": "x.cross(y, 1)", "ger": "v.ger(v)",
-    "erfinv": "(p * 0.9).erfinv()", "lgamma": "p.lgamma()", "digamma": "p.digamma()",
+    "erfinv": "(p * 0.9).erfinv()", "polygamma": "p.polygamma(1)", "lgamma": "p.lgamma()", "digamma": "p.digamma()",
     "gcd": "n.gcd(k)", "lcm": "n.lcm(k)", "gcd_": "n.gcd_(k)", "lcm_": "n.lcm_(k)",
     "dsplit": "cube[0].dsplit(2)", "unique_consecutive": "n.unique_consecutive()",
     "diagonal_scatter": "s.diagonal_scatter(v)", "masked_scatter": "x.masked_scatter(b, y)",
