@@ -23,6 +23,7 @@ from baregrad.graph.repeats import (
 )
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import permute
+from baregrad.ir.analysis.stream import is_chained
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, cast
@@ -60,9 +61,10 @@ class _Factor(NamedTuple):
     along: bool
 
 
-def _visit(node: Node) -> Node | None:
+def _visit(node: Node, known: dict[Node, int]) -> Node | None:
     sides = _sides(node)
-    if sides is None:
+    # Weights that a stream computes are no factor that is read.
+    if sides is None or is_chained(node, known):
         return None
     rows, columns = sides
     value, axes = node.src[0], node.arg.axes
@@ -300,7 +302,10 @@ def _turned(node: Node) -> Node | None:
 
 
 def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule:
-    return lambda _, made: _visit(made) if made.op is Ops.REDUCE else _visit_rounded(made)
+    known: dict[Node, int] = {}
+    return lambda _, made: (
+        _visit(made, known) if made.op is Ops.REDUCE else _visit_rounded(made)
+    )
 
 
 PACKED_WINDOWS = Part(
