@@ -115,6 +115,6 @@ def chirp(n: int, sign: int) -> tuple[Table, Table, int]:
 
 
 # What pairs are multiplied by: for the real part alone, the conjugate, and i times what is flipped.
-REAL = np.array([1.0, 0.0])
-CONJUGATE = np.array([1.0, -1.0])
-TURN = np.array([-1.0, 1.0])
+REAL = (1.0, 0.0)
+CONJUGATE = (1.0, -1.0)
+TURN = (-1.0, 1.0)

@@ -8,6 +8,8 @@ and in elementwise steps between, which fuse. A transform of a large prime is a 
 
 from __future__ import annotations
 
+import numpy as np
+
 from baregrad.fft import tables
 from baregrad.tensor import Tensor
 
@@ -17,10 +19,10 @@ _STAGE = 32
 _DIRECT = 128
 
 
-def constant(table: tables.Table, like: Tensor) -> Tensor:
+def constant(table: tables.Table | tuple[float, ...], like: Tensor) -> Tensor:
     """A table in the dtype and on the device of a tensor."""
     assert like.dtype.numpy is not None
-    return Tensor(table.astype(like.dtype.numpy), device=like.device)
+    return Tensor(np.asarray(table, like.dtype.numpy), device=like.device)
 
 
 def times(pairs: Tensor, table: tables.Table) -> Tensor:

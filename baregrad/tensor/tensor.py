@@ -19,7 +19,8 @@ from baregrad.tensor.families.arithmetic import Arithmetic
 from baregrad.tensor.families.conveniences import Conveniences
 from baregrad.tensor.families.layers import Layers
 from baregrad.tensor.families.structure import Structure
-from baregrad.tensor.ops import complex_numbers, convert, creation, indexing, random, shapes
+from baregrad.tensor.ops import convert, creation, indexing, random, shapes
+from baregrad.tensor.special import complex_numbers
 
 _P = ParamSpec("_P")
 
@@ -199,7 +200,7 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
 _MAKERS = frozenset(
     f"baregrad.tensor.ops.{name}"
     for name in (
-        "complex_numbers", "convolution", "distances", "elementwise", "functions", "joining",
+        "convolution", "distances", "elementwise", "functions", "joining",
         "losses", "normalisation", "picking", "pooling", "products", "reductions", "scans",
         "shapes", "sorting", "special",
     )

@@ -10,7 +10,6 @@ from baregrad.base.errors import DTypeError
 from baregrad.tensor.complex import arithmetic, functions, structure
 from baregrad.tensor.complex.pairs import of_real_and_imag, refuse_order
 from baregrad.tensor.ops import (
-    complex_numbers,
     convert,
     elementwise,
     indexing,
@@ -23,6 +22,7 @@ from baregrad.tensor.ops import (
     sorting,
 )
 from baregrad.tensor.ops import functions as real_functions
+from baregrad.tensor.special import complex_numbers
 
 Rule = Callable[..., Any]
 

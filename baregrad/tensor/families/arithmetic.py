@@ -5,7 +5,6 @@ from __future__ import annotations
 from baregrad.tensor.array.put_off import put_off_property
 from baregrad.tensor.array.tensor_like import TensorLike
 from baregrad.tensor.ops import (
-    complex_numbers,
     elementwise,
     functions,
     indexing,
@@ -15,7 +14,7 @@ from baregrad.tensor.ops import (
     random,
     special,
 )
-from baregrad.tensor.special import bessel, gamma, normal
+from baregrad.tensor.special import bessel, complex_numbers, gamma, normal
 
 
 class Arithmetic(TensorLike):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from baregrad.tensor.array.put_off import put_off_property
 from baregrad.tensor.array.tensor_like import TensorLike
 from baregrad.tensor.ops import (
-    complex_numbers,
     indexing,
     joining,
     picking,
@@ -14,6 +13,7 @@ from baregrad.tensor.ops import (
     shapes,
     sorting,
 )
+from baregrad.tensor.special import complex_numbers
 
 
 class Structure(TensorLike):

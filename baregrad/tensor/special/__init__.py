@@ -1,4 +1,4 @@
-"""Special functions: gamma and zeta, the normal distribution's, Bessel's.
+"""Special functions: gamma and zeta, the normal distribution's, Bessel's; parts of complex numbers.
 
 In come tensors, out go tensors, by operations with gradients. Imports `array` and `ops`.
 """
