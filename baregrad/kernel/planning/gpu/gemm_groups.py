@@ -8,8 +8,7 @@ from the second cache, whichever takes longer.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from baregrad.dtypes import DType
 from baregrad.kernel.gpu.pipelines import FEW_SLOTS
@@ -49,11 +48,15 @@ BEGIN, LATENCY, BESIDE, SHARED = 1500, 1000, 0.1, 1.6
 BOX_LATENCY = 1700
 # Cycles from the last product of a block's tile to the first one of the next.
 BETWEEN = 1000
-# Beside threads that copy, those that only multiply take so much longer for a panel, and so many
-# cycles less from a tile to the next one; and fewer where results are staged. On an H200 sums of
-# 1,024 and of 4,096 were made at 1.04 to 1.06 and at 0.98 to 0.99 of the rate, staged, of 1,024 and
-# 2,048 in one wave of blocks at 1.03. What staging alone brings is an estimate.
-BOX_PANEL, BOX_GAIN, STAGED_GAIN = 1.025, 1000, 400
+# Beside threads that copy, those that only multiply take so many cycles less from a tile to the
+# next one. On an H200 sums of 1,024, 4,096 and 8,192 were made at 1.04, 1.03 and 1.08 of the rate,
+# by turns in one process. Results that left through shared memory there, while the next tile came,
+# cost 2 to 4 % in each of them.
+BOX_GAIN = 1000
+# Tiles that take but so much longer than the fastest may be larger, and ask less of the second
+# cache: 8-bit floats of 8,192 cubed took 0.92 of the time with 256 x 128 in place of 128 x 192,
+# which are 0.99 of it here.
+NEAR = 1.02
 # What operations on results take of what they take by themselves, in blocks of many warps; in those
 # of so many it is twice that.
 OPERATIONS, FEW_WARPS = 0.6, 4
@@ -99,8 +102,7 @@ class GroupTile(NamedTuple):
 class GroupChoice(NamedTuple):
     """A tile, panels that are under way or read at once, and blocks of a multiprocessor.
 
-    boxes: whether an engine copies the panels, for a warp of its own. staged: whether results go
-    through shared memory.
+    boxes: whether an engine copies the panels, for a warp of its own.
     """
 
     tile: GroupTile
@@ -108,7 +110,6 @@ class GroupChoice(NamedTuple):
     cycles: float
     resident: int
     boxes: bool = False
-    staged: bool = False
 
     def __str__(self) -> str:
         tile = self.tile
@@ -125,12 +126,11 @@ TILES = tuple([
 
 def ranked_groups(
     target: GpuTarget, sizes: Sequence[Product], words: tuple[bool, bool], dtype: DType,
-    boxes: bool = False, runs: bool = False,
+    boxes: bool = False,
 ) -> list[GroupChoice]:  # fmt: skip
     """Tiles and panels that a multiprocessor holds, that of the least time first.
 
     sizes, words: as of `ranked_tiles`. dtype: that of the factors. boxes: as of `GroupChoice`.
-    runs: whether the results of whole tiles may be stored in runs.
     """
     panels = -(-sizes[0].k // row_of(dtype))
     # There is no ring of one panel.
@@ -141,30 +141,41 @@ def ranked_groups(
     most = min(MOST_SLOTS if any(words) else 2, panels)
     found = []
     for tile in TILES:
-        whole = boxes and runs and not (sizes[0].m % tile.m or sizes[0].n % tile.n)
-        least = 1 if most == 1 else 2
-        for slots, staged in product(range(least, most + 1), (False, True)[: 1 + whole]):
-            nbytes = tile.m * (tile.n * sizes[0].written + ROW_NBYTES) if staged else 0
-            how = _Copied(slots, words, dtype, boxes, nbytes)
+        for slots in range(1 if most == 1 else 2, most + 1):
+            how = _Copied(slots, words, dtype, boxes)
             times = [_cycles(target, size, tile, how) for size in sizes]
             time = expected(sizes, times)
             if time is not None:
                 resident = _resident(target, tile, how)
-                found.append(GroupChoice(tile, slots, time, resident, boxes, staged))
-    return sorted(found, key=lambda choice: (choice.cycles, -choice.slots))
+                found.append(GroupChoice(tile, slots, time, resident, boxes))
+    return sorted(found, key=_order)
+
+
+def _order(choice: GroupChoice) -> tuple[float, int]:
+    # Of boxes more slots than are needed were 1 to 2 % slower.
+    return choice.cycles, choice.slots if choice.boxes else -choice.slots
+
+
+def larger_first(ranked: list[Any]) -> list[Any]:
+    """Choices that are ranked by time; of boxes, the largest tile among those near the fastest."""
+    if not ranked or not isinstance(ranked[0], GroupChoice) or not ranked[0].boxes:
+        return ranked
+    most = NEAR * ranked[0].cycles
+    near = [one for one in ranked if isinstance(one, GroupChoice) and one.boxes]
+    first = min(
+        (one for one in near if one.cycles <= most),
+        key=lambda one: (1 / one.tile.m + 1 / one.tile.n, *_order(one)),
+    )
+    return [first, *(one for one in ranked if one is not first)]
 
 
 class _Copied(NamedTuple):
-    """How panels come: how many at once, which factors by words, of a dtype, or all as boxes.
-
-    staged: bytes of results that go through shared memory.
-    """
+    """How panels come: how many at once, which factors by words, of a dtype, or all as boxes."""
 
     slots: int
     words: tuple[bool, bool]
     dtype: DType
     boxes: bool
-    staged: int
 
 
 def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
@@ -173,7 +184,7 @@ def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
     waiting = held(tile, row_of(dtype), how.words) if how.slots > 1 else 0
     if waiting > MOST_HELD:
         return 0
-    nbytes = how.slots * ROW_NBYTES * (tile.m + tile.n) + how.boxes * PHASES_NBYTES + how.staged
+    nbytes = how.slots * ROW_NBYTES * (tile.m + tile.n) + how.boxes * PHASES_NBYTES
     # Sums of a panel's own are those of 64 rows at a time.
     results = tile.results + (tile.columns // 2 if adds_apart(dtype) else 0)
     warps, registers = tile.warps, results + OTHERS + waiting
@@ -189,7 +200,7 @@ def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
 
 def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> float | None:
     """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
-    slots, _, dtype, boxes, staged = how
+    slots, _, dtype, boxes = how
     resident = _resident(target, tile, how)
     if not resident:
         return None
@@ -213,13 +224,9 @@ def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> 
     if slots < 2 and here == 1:
         # Nothing is multiplied while threads wait, nor brought while it is.
         busy = panels * sum(work)
-    gain = BOX_GAIN * boxes + STAGED_GAIN * (staged > 0)
-    busy *= BOX_PANEL if boxes else 1.0
+    gain = BOX_GAIN * boxes
     if here == 1 and each > 1 and resident == 1:
         return each * (busy - gain) + _cycles_between(target, size, tile, each)
-    if staged:
-        # There is nothing to do meanwhile.
-        return None
     ends = (BEGIN - gain + cycles_after(target, size, tile)) * (0.5 if here > 1 else 1.0)
     return each * (busy + ends)
 

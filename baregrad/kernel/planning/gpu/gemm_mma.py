@@ -27,7 +27,6 @@ from baregrad.kernel.language.schedule import (
     Reorder,
     Split,
     StageFactor,
-    StageOutput,
     Tensorize,
 )
 from baregrad.kernel.planning.common.decisions import powers_from
@@ -41,7 +40,12 @@ from baregrad.kernel.planning.gpu.gemm_copies import (
     run_of,
 )
 from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
-from baregrad.kernel.planning.gpu.gemm_groups import GroupChoice, GroupTile, ranked_groups
+from baregrad.kernel.planning.gpu.gemm_groups import (
+    GroupChoice,
+    GroupTile,
+    larger_first,
+    ranked_groups,
+)
 from baregrad.kernel.planning.gpu.gemm_tiles import (
     MatrixTile,
     Product,
@@ -110,6 +114,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         if is_wide and wgmma.has_groups(plan.target, what.left):
             ranked += _groups(plan, factors, orders, products, words, what.left)
             ranked.sort(key=lambda each: each.cycles)
+            ranked = larger_first(ranked)
     choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
     if isinstance(choice, UnpackedChoice):
         panel = choice.panel
@@ -168,8 +173,6 @@ def _finish(
         _copies(plan, factors, orders, tile, panel, beside)
     if isinstance(choice, GroupChoice) and choice.boxes:
         plan.steps.append(Pipeline("k_o", choice.slots, ENGINE))
-        if choice.staged:
-            plan.steps.append(StageOutput(plan.write.array.arg.slot))
     elif choice.slots > 1:
         engine = "async" if any(words) else "lanes"
         plan.steps.append(Pipeline("k_o", choice.slots, engine))
@@ -185,7 +188,7 @@ def _finish(
         chunk = CHUNK_NBYTES // factors.left.reads[0].array.dtype.itemsize
         suits = _in_boxes(plan, factors, orders, chunk)
         plan.because(
-            "threads copy panels: {}", "sums are so long that they gain nothing by boxes" if suits
+            "threads copy panels: {}", "that takes less time than boxes would" if suits
             else "not both are boxes of arrays of known sizes",
         )
 
@@ -197,23 +200,11 @@ def _groups(
     """Tiles for groups of warps, whose panels threads copy, or an engine where boxes suit."""
     found = ranked_groups(plan.target, products, words, dtype)
     if _in_boxes(plan, factors, orders, CHUNK_NBYTES // dtype.itemsize):
-        runs = _stores_runs(plan, orders)
-        by_boxes = ranked_groups(plan.target, products, words, dtype, True, runs)
+        by_boxes = ranked_groups(plan.target, products, words, dtype, True)
         # What the engine rounds on its way threads would hold, round and store instead.
         rounds = factors.left.is_rounded or factors.right.is_rounded
         found = by_boxes if rounds and by_boxes else [*found, *by_boxes]
-    return sorted(found, key=lambda choice: choice.cycles)
-
-
-def _stores_runs(plan: GpuPlan, orders: Orders) -> bool:
-    """Whether results of whole tiles are stored in runs of 16 bytes, to one output."""
-    (out, *others), write = plan.facts.outs, plan.write
-    unit = VECTOR_BYTES // itemsize(write.array.dtype)
-    apart = [write.offset.constant, *[write.stride(axis) or 0 for axis in plan.facts.data
-                                      if axis not in orders.columns]]  # fmt: skip
-    whole = iterations(run_of(write, orders.columns)) == iterations(orders.columns)
-    plain = not others and out.arg.monoid is None and not write.offset.rest
-    return whole and plain and not any(each % unit for each in apart)
+    return larger_first(sorted(found, key=lambda choice: choice.cycles))
 
 
 def _in_boxes(plan: GpuPlan, factors: GemmFactors, orders: Orders, chunk: int) -> bool:

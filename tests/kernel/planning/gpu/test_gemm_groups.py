@@ -11,7 +11,12 @@ from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose, lower
 from baregrad.kernel.language.schedule import Persist, Pipeline, Tensorize
 from baregrad.kernel.planning.common.decisions import Decisions
-from baregrad.kernel.planning.gpu.gemm_groups import TILES, GroupTile, ranked_groups
+from baregrad.kernel.planning.gpu.gemm_groups import (
+    TILES,
+    GroupTile,
+    larger_first,
+    ranked_groups,
+)
 from baregrad.kernel.planning.gpu.gemm_tiles import Product
 from baregrad.target import gpu_row
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
@@ -125,9 +130,18 @@ def test_an_engine_copies_what_is_a_box() -> None:
     for left in ("ax", "xa"):
         name, reasons = engine(1024, left)
         assert name == "tma" and any(one.startswith("an engine copies") for one in reasons)
-    # Where the sum is all that takes time, those who only multiply gain nothing.
-    name, reasons = engine(8192)
-    assert name == "async" and any("so long" in one for one in reasons)
+    assert engine(8192)[0] == "tma"
     name, reasons = engine(1028)
     assert name != "tma" and any(one.startswith("threads copy") for one in reasons)
     assert engine(1024, target=replace(HOPPER, barrier_transfer_bytes=0))[0] == "async"
+
+
+def test_of_boxes_that_take_as_long_the_larger_tile_is_taken() -> None:
+    """128 x 192 has fewer results past an edge, and reads more of the second cache."""
+    ranked = ranked_groups(HOPPER, [Product(8192, 8192, 8192, 1)], WORDS, HALF, boxes=True)
+    assert ranked[0].tile.columns == 192 and ranked[0].slots == 4
+    first, *rest = larger_first(ranked)
+    assert (first.tile.m, first.tile.n, first.slots) == (128, 256, 3)
+    assert sorted([*rest, first]) == sorted(ranked)
+    threads = ranked_groups(HOPPER, [Product(8192, 8192, 8192, 1)], WORDS, HALF)
+    assert larger_first(threads) == threads
