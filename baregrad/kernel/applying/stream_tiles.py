@@ -255,12 +255,13 @@ class _Builder:
         ends = index.as_node(start), index.as_node(index.add(start, self.step.keys - 1))
         seen = list[Node]()
         rows = index.as_node(self.start), index.as_node(index.add(self.start, self.rows - 1))
+        key, row = self.facts.key, self.facts.row
         for condition in self.facts.hidden:
-            hidden = holds_between(condition, self.facts.key, ends)
-            if hidden is not None and self.facts.key not in condition.ranges and self.facts.row:
+            hidden = holds_between(condition, key, ends)
+            if hidden is not None and row is not None and key not in condition.ranges:
                 # Whatever passes, as keys past the length of a sequence that queries pass.
-                hidden = holds_between(hidden, self.facts.row, rows)
-            if hidden is not None and self.facts.row not in hidden.ranges:
+                hidden = holds_between(hidden, row, rows)
+            if hidden is not None and row not in hidden.ranges:
                 seen.append(alu(Ops.NOT, self._of_block(hidden)))
         for constant, factor, sign in self.limits if self.facts.over is not None else ():
             row = index.add(self.start, self.rows - 1) if factor > 0 else self.start

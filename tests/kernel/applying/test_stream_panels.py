@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -54,4 +56,50 @@ def test_gradients_by_groups_of_warps(
         exact = one.detach().numpy()
         assert np.abs(result - exact).max() < 2.0**-6 * np.abs(exact).max()
     # Results, gradients of queries, and of keys and values.
+    assert sum("wgmma.mma_async" in text for text in texts) >= 3
+
+
+def seen_of(count: Any, lengths: Any, queries: int, keys: int, window: int) -> Any:
+    """Which keys a query sees, of the last ones up to its own place; some of either's numbers."""
+    place, key = count(queries).reshape(-1, 1) + (keys - queries), count(keys)
+    seen = (key <= place) & (key > place - window) if window else key >= 0
+    return seen if lengths is None else seen & (key < lengths.reshape(-1, 1, 1, 1))
+
+
+@pytest.mark.parametrize(("keys", "window", "lengths"), [
+    (200, 20, None), (136, 0, (0, 70)), (130, 40, (70, 130)),
+])  # fmt: skip
+def test_tiles_that_windows_and_lengths_hide_change_no_number(
+    keys: int, window: int, lengths: tuple[int, ...] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside float64; of a sequence without keys, or of keys that nothing sees, all is 0."""
+    texts: list[str] = []
+    load = PtxDevice.load
+    monkeypatch.setattr(
+        PtxDevice, "load", lambda self, program: texts.append(program.source) or load(self, program)
+    )
+    random = np.random.default_rng(keys)
+    count = 1 if lengths is None else len(lengths)
+    shapes = [(count, 1, 64, 64), *[(count, 1, keys, 64)] * 2, (count, 1, 64, 64)]
+    given = [torch.tensor(random.standard_normal(shape)).bfloat16() for shape in shapes]
+    q, k, v = [each.double().requires_grad_() for each in given[:3]]
+    theirs = seen_of(
+        torch.arange, None if lengths is None else torch.tensor(lengths), 64, keys, window
+    )
+    # Of rows that see nothing, powers of zeros are left out afterwards.
+    weights = (q @ k.mT / 8).masked_fill(~theirs, -1e300).softmax(-1) * theirs
+    wanted = weights @ v
+    wanted.backward(given[3].double())
+    with ptx_session():
+        x, y, z, g = [Tensor(each.float().numpy()).cast("bfloat16").realize() for each in given]
+        own = [each.detach().requires_grad_() for each in (x, y, z)]
+        held = None if lengths is None else Tensor(np.array(lengths, np.int32)).realize()
+        seen = seen_of(Tensor.arange, held, 64, keys, window)
+        found = own[0].scaled_dot_product_attention(*own[1:], seen)
+        found.backward(g)
+        results = [each.cast("float32").numpy() for each in (found, *[one.grad for one in own])]
+    for result, one in zip(results, (wanted, q.grad, k.grad, v.grad), strict=True):
+        exact = one.detach().numpy()
+        assert np.abs(result - exact).max() < 2.0**-7 * np.abs(exact).max()
+        assert not result[exact == 0].any()
     assert sum("wgmma.mma_async" in text for text in texts) >= 3
