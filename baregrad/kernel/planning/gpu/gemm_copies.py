@@ -147,7 +147,10 @@ def in_boxes(
         return False
     read = factor.reads[0]
     known = all(isinstance(extent_of(axis), int) for axis in read.axes)
-    if read.guard is not None or read.offset.rest or copy.lanes != chunk or not known:
+    # A map has no dimension that is read backwards, and the engine would not begin ahead of it.
+    backwards = min(read.offset.strides.values(), default=0) < 0
+    plain = read.guard is None and not read.offset.rest and not backwards
+    if not plain or copy.lanes != chunk or not known:
         return False
     return all(_is_one(read, axes) for axes in (own, depth))
 

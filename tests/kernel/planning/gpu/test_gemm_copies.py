@@ -10,7 +10,7 @@ from baregrad.ir.core.index import variable
 from baregrad.ir.core.node import Node, alu, cast, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import facts_of
-from baregrad.kernel.planning.gpu.gemm_copies import FactorCopy, Orders, orders_of
+from baregrad.kernel.planning.gpu.gemm_copies import FactorCopy, Orders, in_boxes, orders_of
 from baregrad.kernel.planning.gpu.gemm_factors import gemm_factors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 from tests.kernel import kernels as k
@@ -89,3 +89,22 @@ def test_axes_that_lie_together_inside_a_side_are_one_run() -> None:
     """Images in channels, of which rows and columns lie together: 196 is a multiple of 4."""
     found = orders(contraction((16,), (3, 14, 14), (32,), "ax", "nxop", "anop"))
     assert found.right == FactorCopy(True, 4)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_what_is_read_backwards_is_no_box(backwards: bool) -> None:
+    """Of matrices that are taken from the last to the first, none is a dimension of a map."""
+    b, i, j, q = (range_node(size, place) for place, size in enumerate((4, 64, 64, 64)))
+    which = index.as_node(index.sub(3, b)) if backwards else b
+    reads = (
+        k.at(k.param(1, 4, 64, 64, dtype=F16), which, i, q),
+        k.at(k.param(2, 4, 64, 64, dtype=F16), b, j, q),
+    )
+    total = k.reduce(Ops.ADD, alu(Ops.MUL, *(cast(read, F32) for read in reads)), q)
+    plan = GpuPlan(facts_of(k.kernel(k.out(k.param(0, 4, 64, 64), total, b, i, j))), HOPPER)
+    factors = gemm_factors(plan)
+    assert factors is not None
+    how = orders_of(plan, factors)
+    sides = (factors.left, how.rows, how.left), (factors.right, how.columns, how.right)
+    found = [in_boxes(one, own, how.depth, copy, 8) for one, own, copy in sides]
+    assert sorted(found) == [not backwards, True]
