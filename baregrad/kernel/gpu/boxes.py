@@ -201,8 +201,10 @@ def _bound(dimensions: list[_Dimension], condition: Node) -> bool:
             within[atom] = count
         elif not told:
             apart[atom] = count
+    # A box may begin inside a group, whose end is then the size, unless it reaches beyond that.
     begin = top.constant % group
-    if constant % scale or not (_below(within, group - begin) and _below(terms, scale)):
+    begin = begin if _below(within, group - begin) else 0
+    if constant % scale or not (_below(within, group) and _below(terms, scale)):
         return False
     top.size = top.constant - begin - group * (constant // scale)
     return _part(dimensions, top, apart)

@@ -126,6 +126,15 @@ def test_views_begin_elsewhere() -> None:
     assert found.box.shape == (80, 15)
 
 
+def test_views_begin_inside_a_group_that_a_condition_counts() -> None:
+    """Seven instructions' steps, of two panels that begin two steps into an array."""
+    x, w, y, n = axes(2, 4, 16, 64)
+    step = index.total([2, index.mul(x, 64), index.mul(w, 16), y])
+    place = index.add(index.mul(step, 64), n)
+    whole = index.less(index.add(index.mul(x, 4), w), 7)
+    assert check(read(place, whole), [n, y, w], [x]).box.shape == (64, 2 + 7 * 16)
+
+
 def refused() -> dict[str, tuple[Node, list[Node]]]:
     m, i, x = axes(2, 8, 64)
     row = index.add(index.mul(m, 8), i)
