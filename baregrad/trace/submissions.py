@@ -93,6 +93,37 @@ class _Space:
     # The process that it was forked from, whose rings it has as well.
     parent: int = 0
 
+    def gpu(self, address: int, nbytes: int) -> bytes:
+        """Read an address of the GPU: by its mapping, or where both sides have the same one."""
+        for one in reversed(self.there):
+            if one.base <= address < one.base + one.nbytes:
+                found = self.memory(one.memory, address - one.base + one.offset, nbytes)
+                if found:
+                    return found
+        return self.read(address, nbytes)
+
+    def memory(self, memory: Handle, offset: int, nbytes: int) -> bytes:
+        """Read a memory object where it is mapped; no bytes where it is not."""
+        # What was mapped last is what is there, where both are.
+        for piece in reversed(self.here.get(memory, ())):
+            first = offset - piece.offset
+            if 0 <= first < piece.nbytes:
+                count = min(nbytes, piece.nbytes - first)
+                if piece.kept is not None:
+                    return piece.kept[first : first + count]
+                return self.read(piece.address + first, count)
+        return b""
+
+    def forget(self, pieces: list[_Piece], there: list[_There]) -> None:
+        """Know of these mappings no longer."""
+        for handle, rows in list(self.here.items()):
+            left = [one for one in rows if one not in pieces]
+            if left:
+                self.here[handle] = left
+            else:
+                del self.here[handle]
+        self.there = [one for one in self.there if one not in there]
+
 
 @dataclass(frozen=True)
 class Submission:
@@ -135,7 +166,7 @@ class SubmissionReader:
         """
         kernels = KernelNames(read, lambda address, nbytes: b"", stretches, self.clock)
         space = self.spaces[pid] = _Space(read, kernels, parent=parent)
-        kernels.gpu = partial(self._gpu, space)
+        kernels.gpu = space.gpu
 
     def gone(self, pid: int) -> None:
         """Read what is left, and forget a process; its memory is no more, so decoding can wait.
@@ -159,7 +190,7 @@ class SubmissionReader:
         heir.doorbells |= space.doorbells
         for handle, ring in space.rings.items():
             heir.rings.setdefault(handle, ring)
-            ring.decoder.read = partial(self._gpu, heir)
+            ring.decoder.read = heir.gpu
             ring.kernels = heir.kernels
         heir.kernels.inherit(space.kernels)
         if space.rings and heir.kernels not in self.kernels:
@@ -193,7 +224,7 @@ class SubmissionReader:
         gone = [piece for rows in space.here.values() for piece in rows
                 if begin <= piece.address < end]  # fmt: skip
         if gone:
-            self._later(partial(self._forget, space, gone, []))
+            self._later(partial(space.forget, gone, []))
 
     def _later(self, forget: Callable[[], None]) -> None:
         """Forget something once what was read before is decoded."""
@@ -201,16 +232,6 @@ class SubmissionReader:
             self.waiting.append(forget)
         else:
             forget()
-
-    @staticmethod
-    def _forget(space: _Space, pieces: list[_Piece], there: list[_There]) -> None:
-        for handle, rows in list(space.here.items()):
-            left = [one for one in rows if one not in pieces]
-            if left:
-                space.here[handle] = left
-            else:
-                del space.here[handle]
-        space.there = [one for one in space.there if one not in there]
 
     def _ioctl(self, space: _Space, call: DriverCall) -> None:
         blocks = [one for one in call.raw.blocks if one.struct != "nv_ioctl_xfer_t"]
@@ -243,7 +264,7 @@ class SubmissionReader:
         pieces = list(space.here.get(handle, ()))
         there = [one for one in space.there if one.memory == handle]
         if pieces or there:
-            self._later(partial(self._forget, space, pieces, there))
+            self._later(partial(space.forget, pieces, there))
         ring = space.rings.pop(handle, None)
         if ring is not None:
             self._ended(ring)
@@ -258,33 +279,13 @@ class SubmissionReader:
                  }  # fmt: skip
         if not 0 < found["gpFifoEntries"] <= 1 << 20:
             return
-        decoder = PushDecoder(self.tables, partial(self._gpu, space))
+        decoder = PushDecoder(self.tables, space.gpu)
         if space.kernels not in self.kernels:
             self.kernels.append(space.kernels)
         space.rings[client, handle] = _Ring(
             client, handle, found["gpFifoOffset"], found["gpFifoEntries"],
             (client, found["hUserdMemory"]), found["userdOffset"], decoder, space.kernels,
         )  # fmt: skip
-
-    def _gpu(self, space: _Space, address: int, nbytes: int) -> bytes:
-        """Read an address of the GPU: by its mapping, or where both sides have the same one."""
-        for one in reversed(space.there):
-            if one.base <= address < one.base + one.nbytes:
-                found = self._memory(space, one.memory, address - one.base + one.offset, nbytes)
-                if found:
-                    return found
-        return space.read(address, nbytes)
-
-    def _memory(self, space: _Space, memory: Handle, offset: int, nbytes: int) -> bytes:
-        # What was mapped last is what is there, where both are.
-        for piece in reversed(space.here.get(memory, ())):
-            first = offset - piece.offset
-            if 0 <= first < piece.nbytes:
-                count = min(nbytes, piece.nbytes - first)
-                if piece.kept is not None:
-                    return piece.kept[first : first + count]
-                return space.read(piece.address + first, count)
-        return b""
 
     def _ended(self, ring: _Ring) -> None:
         """Add up what a ring's decoder counted, once all that was read of it is decoded."""
@@ -315,7 +316,7 @@ class SubmissionReader:
                 self._advance(one, space, ring)
 
     def _advance(self, pid: int, space: _Space, ring: _Ring) -> None:
-        data = self._memory(space, ring.memory, ring.offset + m.USERD_GP_PUT, 4)
+        data = space.memory(ring.memory, ring.offset + m.USERD_GP_PUT, 4)
         if len(data) < 4:
             if not ring.began:
                 self.unreadable[f"ring pointers of channel {ring.handle:#x}"] += 1
@@ -325,7 +326,7 @@ class SubmissionReader:
             return
         ring.began = True
         while ring.get != put:
-            entry = self._gpu(space, ring.address + 8 * ring.get, 8)
+            entry = space.gpu(ring.address + 8 * ring.get, 8)
             ring.get = (ring.get + 1) % ring.entries
             if len(entry) < 8:
                 self.unreadable[f"ring of channel {ring.handle:#x}"] += 1
@@ -337,7 +338,7 @@ class SubmissionReader:
         address = entry & ((1 << m.GP_ENTRY_ADDRESS_BITS) - 1) & ~3
         if not count:
             return
-        words = self._gpu(space, address, 4 * min(count, _MOST_WORDS))
+        words = space.gpu(address, 4 * min(count, _MOST_WORDS))
         if len(words) < 4 * count:
             self.unreadable[f"pushbuffer of channel {ring.handle:#x}"] += 1
         ring.waiting += 1
