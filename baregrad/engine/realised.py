@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any
 
 from baregrad.ir.core.attrs import BufferRef
-from baregrad.ir.core.node import Node
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
 
 
 class Realised:
@@ -41,6 +42,24 @@ class Realised:
             return found[1] if found is not None and found[1].device == device else None
 
         return get
+
+    def home(self, root: Node) -> str | None:
+        """The device on which a graph's leaves lie; None for one without leaves."""
+
+        def enter(node: Node) -> bool:
+            return node.op is not Ops.COPY and self.get(node) is None
+
+        for node in toposort(root, enter=enter):
+            ref = self.get(node)
+            if ref is not None:
+                return ref.device
+            if node.op is Ops.BUFFER:
+                found: str = node.arg.device
+                return found
+            if node.op is Ops.COPY:
+                there: str = node.arg
+                return there
+        return None
 
     def set(self, node: object, ref: BufferRef) -> None:
         """Note where the value of a node lies."""

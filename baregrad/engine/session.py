@@ -366,7 +366,7 @@ class Session:
         for node in toposort(*nodes, enter=lambda node: enter(node) and node.op is not Ops.COPY):
             if node.op is Ops.COPY and enter(node):
                 # What is made of constants alone is made where it is wanted.
-                foreign.setdefault(self._home(node.src[0]) or device, []).append(node)
+                foreign.setdefault(self._realised.home(node.src[0]) or device, []).append(node)
         for home, copies in foreign.items():
             refs = self._realize([copy.src[0] for copy in copies], home)
             for copy, ref in zip(copies, refs, strict=True):
@@ -376,24 +376,6 @@ class Session:
                 data = self.download(ref, copy.dtype)
                 shape = cast(tuple[int, ...], ref.shape)
                 self._realised.set(copy, self.upload(data, copy.dtype, shape, device))
-
-    def _home(self, root: Node) -> str | None:
-        """The device on which a graph's leaves lie; None for one without leaves."""
-
-        def enter(node: Node) -> bool:
-            return node.op is not Ops.COPY and self._realised.get(node) is None
-
-        for node in toposort(root, enter=enter):
-            ref = self._realised.get(node)
-            if ref is not None:
-                return ref.device
-            if node.op is Ops.BUFFER:
-                found: str = node.arg.device
-                return found
-            if node.op is Ops.COPY:
-                there: str = node.arg
-                return there
-        return None
 
     def _executable(
         self, backend: backends.Backend, program: Canonical, donated: dict[int, int]

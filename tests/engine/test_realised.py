@@ -25,6 +25,18 @@ def leaf(memory: Memory) -> Node:
     return Node(Ops.BUFFER, dtypes.float32, (), BufferRef(memory, (3,), "CPU"))
 
 
+def test_a_graph_is_at_home_where_its_leaves_lie() -> None:
+    table = Realised()
+    source = leaf(Memory())
+    node = alu(Ops.NEG, source)
+    copy = Node(Ops.COPY, dtypes.float32, (node,), "NV")
+    assert table.home(node) == "CPU"
+    assert table.home(alu(Ops.NEG, copy)) == "NV"
+    assert table.home(Node(Ops.CONST, dtypes.float32, (), 1.0)) is None
+    table.set(node, BufferRef(Memory(), (3,), "REF"))
+    assert table.home(alu(Ops.EXP2, node)) == "REF"
+
+
 def test_an_entry_goes_with_its_node() -> None:
     table = Realised()
     source = leaf(Memory())
