@@ -54,7 +54,7 @@ class Ours:
         return tensor.detach().numpy()
 
     def repeated(
-        self, function: Callable[..., Any], sets: Sequence[Sequence[Tensor]],
+        self, function: Callable[..., Any], sets: Sequence[Sequence[Any]],
         shown: Callable[..., Any] | None = None, is_eager: bool = False,
     ) -> SideWork:
         """Return the work of calling a function with each set of inputs, in one replay or none."""
