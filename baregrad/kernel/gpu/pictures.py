@@ -63,7 +63,9 @@ def _wait(loop: Node) -> Done | None:
     items = loop.src[1].src if loop.src[1].op is Ops.SEQ else (loop.src[1],)
     waits = [one.arg for one in items if one.op is Ops.DONE]
     boxes = waits and waits[0].engine == ENGINE
-    if not waits or not (boxes or items[0].op is Ops.DONE and waits[0].engine in _BY_THREADS):
+    if not waits or not (
+        boxes or (items[0].op is Ops.DONE and waits[0].engine in _BY_THREADS)
+    ):
         return None
     found: Done = waits[0]
     return found
