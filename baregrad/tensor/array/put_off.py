@@ -46,6 +46,8 @@ _UNREAD = mask_of((*MOVEMENT, Ops.CONST, Ops.IOTA, Ops.CAST))
 _INTEGERS, _ENDS = frozenset((int,)), frozenset((int, type(None)))
 _PLAIN = frozenset((int, bool, str, type(None), type(...), DType))
 _REAL = frozenset((int, bool, float, type(None), type(...), slice))
+# Classes whose objects are not complex: those, and of tensors what calls were seen of.
+_real_kinds: set[Any] = set(_REAL)
 _MOST_RESULTS = 1 << 8
 _MOST_PARTS = 64
 
@@ -57,7 +59,7 @@ def put_off(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     owner = session()
     watching = owner.watching
     mode: Any = grad_enabled()
-    if mode is not True and mode is not False:
+    if mode.__class__ is not bool:
         args, kwargs = cast_operands(function, args, kwargs)
     if watching.at_once or watching.observers or watching.downloads:
         return function_for(function, args, kwargs)(*args, **kwargs)
@@ -68,14 +70,13 @@ def put_off(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     ):
         return function_for(function, args, kwargs)(*args, **kwargs)
     known = owner.templates.get(kind := tuple(key))
-    if known is None or known is _NOTHING:
-        function = function_for(function, args, kwargs)
     if known is None:
+        function = function_for(function, args, kwargs)
         return _learn(owner, kind, function, args, kwargs, operands)
     # What `options.notes_lines` says, without a call more.
     settings = options.values()
     if known is _NOTHING:
-        return function(*args, **kwargs)
+        return function_for(function, args, kwargs)(*args, **kwargs)
     if known.written_out > MOST_WRITTEN_OUT or settings["debug"] or settings["lines"]:
         return known.function(*args, **kwargs)
     form = known.only
@@ -134,6 +135,9 @@ def function_for(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Callable[..., Any]:
     """What computes `function` of these arguments: that itself, unless some are complex."""
+    kinds = _real_kinds
+    if kinds.issuperset(map(type, args)) and kinds.issuperset(map(type, kwargs.values())):
+        return function
     if not any(map(is_complex, args)) and not any(map(is_complex, kwargs.values())):
         return function
     # By name: that room is made of tensors, and asked of complex ones alone.
@@ -146,6 +150,8 @@ def is_complex(value: object) -> bool:
     """Whether an argument is complex, has a part that is, or names such a dtype."""
     kind = value.__class__
     if isinstance(value, Array):
+        if not value.is_paired:
+            _real_kinds.add(kind)
         return value.is_paired
     if kind in _REAL:
         return False
@@ -155,7 +161,7 @@ def is_complex(value: object) -> bool:
         return value in ("complex64", "complex128")
     if kind is tuple or kind is list:
         assert isinstance(value, tuple | list)
-        return any(map(is_complex, value))
+        return not _real_kinds.issuperset(map(type, value)) and any(map(is_complex, value))
     if isinstance(value, np.ndarray | np.dtype):
         return (value if isinstance(value, np.dtype) else value.dtype).kind == "c"
     if isinstance(value, type):
