@@ -21,8 +21,8 @@ from baregrad.kernel.gpu.barriers import sequence
 from baregrad.kernel.loops.loop_pieces import load, store
 
 F32 = dtypes.float32
-# Whole powers of two by which an exponent may be larger than what it is relative to: of 16-bit
-# floats, which have numbers up to 2 ** 16 at least, that leaves room for weights and their sums.
+# Whole powers of two by which an exponent may be larger than what it is relative to: 16-bit floats
+# have numbers up to 2 ** 16, almost, and powers up to 2 ** 8 stay far below.
 ROOM = 8.0
 LOWEST, ZERO, ONE = const(float("-inf"), F32), const(0.0, F32), const(1.0, F32)
 
@@ -59,6 +59,16 @@ class RowStates:
         return self.facts.near.op is Ops.EXP2_NEAR
 
     @property
+    def room(self) -> float:
+        """By how much exponents may be larger than what they are relative to.
+
+        Weights that are more than powers, as what dropout leaves is, may fill float16 themselves.
+        """
+        is_narrow = self.facts.products[0].left.dtype is dtypes.float16
+        are_powers = all(each is self.facts.near for each in self.facts.weights)
+        return 0.0 if is_narrow and not are_powers else ROOM
+
+    @property
     def kept(self) -> list[Node]:
         """What has a value for each row throughout, beside the sums."""
         return [self.row.top, self.row.highest][: 1 + (self.is_loose and self.facts.keeps_maxima)]
@@ -84,7 +94,7 @@ class RowStates:
         higher = alu(Ops.MAX, top, high)
         if self.is_loose:
             # Infinity and what is no number rise as well.
-            near = alu(Ops.CMPLE, high, alu(Ops.ADD, top, const(ROOM, F32)))
+            near = alu(Ops.CMPLE, high, alu(Ops.ADD, top, const(self.room, F32)))
             higher = alu(Ops.WHERE, near, top, higher)
         factor = self._factor(top, shift)
         highest = [store(one, alu(Ops.MAX, load(one, self.own), high), self.own)

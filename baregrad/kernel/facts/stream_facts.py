@@ -327,7 +327,9 @@ def _rises(key: Node, place: Node) -> bool:
         bits, place = min(bits, place.dtype.bits), place.src[0]
     if place.dtype is not dtypes.index or index.upper(place) >= 1 << (bits - 1):
         return False
-    return index.linear(place)[0].get(key, 0) > 0
+    terms = dict(index.linear(place)[0])
+    # A remainder falls, and a quotient that is taken off may fall by more than the key rises.
+    return terms.pop(key, 0) > 0 and all(key not in atom.ranges for atom in terms)
 
 
 def _vanishes(term: Node, exponent: Node) -> bool:

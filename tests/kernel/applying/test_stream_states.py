@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from baregrad.render import get
+from baregrad.tensor import Tensor
 from baregrad.testing.examples.nests import attended
+from baregrad.testing.ptx_device import ptx_session
 from tests.kernel.applying.test_stream_tiles import arrays_of, attention
 from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
 
@@ -43,3 +47,22 @@ def test_a_factor_of_scores_is_part_of_the_subtraction(factor: float, multiplies
     products = [line for line in lines if "mul.rn" in line and line.endswith(f"{constant};")]
     # Maxima of the two rows of a thread are multiplied in either case.
     assert (len(products) > 2) == multiplies
+
+
+def test_what_dropout_leaves_has_room_in_float16() -> None:
+    """Powers of nearly eight doublings times 500 would be infinite: those are of a maximum."""
+    arrays = [np.zeros((1, 1, count, 64), np.float32) for count in (64, 256, 256)]
+    arrays[0][..., 0] = 1
+    # Of the last half of the keys the scores are higher.
+    arrays[1][0, 0, 128:, 0] = 7.9 * np.log(2)
+    arrays[2][:] = np.random.default_rng(0).standard_normal(arrays[2].shape)
+
+    def found() -> Any:
+        Tensor.manual_seed(3)
+        q, k, v = [Tensor(array).cast("float16").realize() for array in arrays]
+        dropped = q.scaled_dot_product_attention(k, v, dropout_p=0.998, scale=1.0)
+        return dropped.cast("float32").numpy()
+
+    wanted = found()
+    with ptx_session():
+        np.testing.assert_allclose(found(), wanted, atol=2.0**-9 * np.abs(wanted).max())

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from baregrad.graph import canonicalise
-from baregrad.ir.core.node import Node, extent_of
-from baregrad.kernel.facts.stream_facts import StreamFacts, stream_facts
+from baregrad.ir.core import index
+from baregrad.ir.core.node import Node, extent_of, range_node
+from baregrad.kernel.facts.stream_facts import StreamFacts, holds_between, stream_facts
 from baregrad.kernel.instructions import wgmma
 from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
@@ -100,6 +101,17 @@ def test_scores_that_a_gradient_reads_beside_their_exponent_stay() -> None:
 @pytest.mark.parametrize("kernel", (product(8, 8, 8), row_sums(4, 4)), ids=("product", "sums"))
 def test_other_sums_are_no_streams(kernel: Node) -> None:
     assert stream_facts(kernel) is None
+
+
+def test_only_places_that_rise_with_a_key_are_known_by_their_ends() -> None:
+    """A key plus three of its remainders by 4 does not: its greatest is not the last one's."""
+    key = range_node(16, 1)
+    ends = index.as_node(0), index.as_node(6)
+    for place in (index.mod(key, 4), index.mul(index.floordiv(key, 4), -8)):
+        hidden = index.less(index.add(key, index.mul(place, 3)), 12)
+        assert holds_between(hidden, key, ends) is None
+    last = holds_between(index.less(index.add(key, 5), 12), key, ends)
+    assert last is not None and last.arg is True
 
 
 def test_a_window_limits_keys_at_both_ends_and_lengths_leave_tiles_out() -> None:
