@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import types
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -49,14 +49,24 @@ class Surroundings:
 
     def changed(self) -> str:
         """The name of a place that holds something else now; empty when none does."""
-        # An optimiser has a dict for each parameter, and every replay asks.
-        now, lengths = [*chain.from_iterable(self._views)], [*map(len, self._views)]
-        if lengths == self._lengths and all(map(operator.is_, now, self._held)):
-            return _first_change(self._alone)
-        found = _first_change(self.places)
-        if not found:
-            self._held, self._lengths = now, lengths
-        return found
+        # Every replay asks: mostly nothing is called but what the interpreter itself calls.
+        for look, key, held, name in self._alone:
+            now = look(key, _MISSING)
+            if now is not held and _is_change(now, held):
+                return _part_that_changed(name, now, held)
+        return self._changed_whole() if self._wholes else ""
+
+    def _changed_whole(self) -> str:
+        """The same of what is looked at as a whole: an optimiser has a dict for each parameter."""
+        values, lengths = [*chain.from_iterable(self._views)], [*map(len, self._views)]
+        if lengths == self._lengths and all(map(operator.is_, values, self._held)):
+            return ""
+        for look, key, held, name in self._wholes:
+            now = look(key, _MISSING)
+            if now is not held and _is_change(now, held):
+                return _part_that_changed(name, now, held)
+        self._held, self._lengths = values, lengths
+        return ""
 
     def _walk(self) -> None:
         pending: list[tuple[Any, str]] = [(self.function, self.function_name)]
@@ -86,14 +96,6 @@ class Surroundings:
     def function_name(self) -> str:
         """How messages call the function."""
         return getattr(self.function, "__qualname__", type(self.function).__name__)
-
-
-def _first_change(places: Sequence[tuple[Look, Any, Any, str]]) -> str:
-    for look, key, held, name in places:
-        now = look(key, _MISSING)
-        if now is not held and _is_change(now, held):
-            return _part_that_changed(name, now, held)
-    return ""
 
 
 def _values(holder: Any) -> Collection[Any]:

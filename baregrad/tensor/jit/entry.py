@@ -342,7 +342,7 @@ class Entry:
         for tensor, was_none in self.gradients.held:
             if (tensor.grad is None) is not was_none:
                 return True
-        return self.state.is_stale()
+        return bool(self.state.every) and self.state.is_stale()
 
     @property
     def changes_what_is_given(self) -> bool:
