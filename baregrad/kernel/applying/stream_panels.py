@@ -18,7 +18,7 @@ from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, cast, extent_of, make_node, range_node, rebuild
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.substitution import substitute
-from baregrad.kernel.facts.stream_facts import Limit, StreamFacts, array_read
+from baregrad.kernel.facts.stream_facts import MaskLimit, StreamFacts, array_read
 from baregrad.kernel.instructions import mma_sync, wgmma
 from baregrad.kernel.instructions.mma_sync import N
 from baregrad.kernel.instructions.wgmma import EXCHANGED, PANEL
@@ -164,7 +164,7 @@ def folded(op: Op, value: Node, *axes: Node) -> Node:
     return Node(Ops.REDUCE, value.dtype, (value, *axes), Reduce(primitive(op, value.dtype)))
 
 
-def limits_of(facts: StreamFacts, blocks: tuple[Node, ...]) -> tuple[Limit, ...]:
+def limits_of(facts: StreamFacts, blocks: tuple[Node, ...]) -> tuple[MaskLimit, ...]:
     """The limits of masks by places, over the axes of blocks."""
     of_block = dict(zip(facts.batch, blocks, strict=True))
     return tuple([

@@ -51,7 +51,7 @@ class Scores(NamedTuple):
     depth: Node
 
 
-class Limit(NamedTuple):
+class MaskLimit(NamedTuple):
     """A mask by places: where constant + factor * row - sign * key is below 0, no weight is left.
 
     A row sees the first keys alone where sign is 1, the last ones where it is -1.
@@ -117,7 +117,7 @@ class StreamFacts:
         return any(is_of_bytes(node) for read in reads for node in toposort(read))
 
     @property
-    def limits(self) -> tuple[Limit, ...]:
+    def limits(self) -> tuple[MaskLimit, ...]:
         """The masks by places, one of each sign at most; none where no such mask is known."""
         return tuple(self._by_places.values()) if self.unmasked is not self.exponent else ()
 
@@ -143,9 +143,9 @@ class StreamFacts:
         return all(_vanishes(each, self.exponent) for each in self.weights)
 
     @property
-    def _by_places(self) -> dict[Node, Limit]:
+    def _by_places(self) -> dict[Node, MaskLimit]:
         """The limits among what hides a key by the exponent's first condition, by what says so."""
-        masked, found = _choice(self.exponent), dict[Node, Limit]()
+        masked, found = _choice(self.exponent), dict[Node, MaskLimit]()
         for one in () if masked is None else _alternatives(masked[0]):
             limit = self._limit(one)
             if limit is not None and all(limit.sign != other.sign for other in found.values()):
@@ -214,7 +214,7 @@ class StreamFacts:
         order = toposort(self.exponent)
         return frozenset([n for n, each in enumerate(self.products) if each.total in order])
 
-    def _limit(self, condition: Node) -> Limit | None:
+    def _limit(self, condition: Node) -> MaskLimit | None:
         """The limit of a condition of that kind, which is how a causal mask is written."""
         below = _below_zero(condition)
         if below is None:
@@ -228,7 +228,7 @@ class StreamFacts:
             return None
         if any(not atom.ranges.issubset(self.batch) for atom in rest):
             return None
-        return Limit(index.from_linear(rest, constant), across, -along)
+        return MaskLimit(index.from_linear(rest, constant), across, -along)
 
 
 def _below_zero(condition: Node) -> Dim | None:

@@ -29,7 +29,7 @@ _weakly = weakref.ref
 _leave = _Alive.entries.discard
 
 
-class Watcher(Protocol):
+class StorageWatcher(Protocol):
     """Who wants to know when a storage is looked at, or changed.
 
     has_value: the storage has no node, until somebody asks for it.
@@ -74,7 +74,7 @@ class Storage:
         self.previous: BufferRef | DeferredValue | None = None
         self.settled = False
         self.since = next(_clock)
-        self.watcher: Watcher | None = None
+        self.watcher: StorageWatcher | None = None
         _enter(_weakly(self, _leave))
 
     def __getattr__(self, name: str) -> Any:
@@ -100,7 +100,7 @@ class Storage:
         """Whether a watcher alone knows the value."""
         return self.watcher is not None and self.watcher.has_value
 
-    def leave_to(self, watcher: Watcher) -> None:
+    def leave_to(self, watcher: StorageWatcher) -> None:
         """Have no node until somebody asks for it, and let the watcher know then."""
         self.watcher = watcher
         self.deferred = None

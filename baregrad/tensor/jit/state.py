@@ -22,7 +22,7 @@ _OWN_REFERENCES = 3  # the storage's, a name's, and that of the call that counts
 _count = sys.getrefcount
 
 
-class Watch:
+class Touch:
     """Whether somebody looked at what replays write over, or changed what they read."""
 
     __slots__ = ("is_touched",)
@@ -40,7 +40,7 @@ class Left:
 
     __slots__ = ("dtype", "has_value", "leaf", "ref", "watch")
 
-    def __init__(self, watch: Watch, dtype: DType, ref: BufferRef | None) -> None:
+    def __init__(self, watch: Touch, dtype: DType, ref: BufferRef | None) -> None:
         self.watch = watch
         self.dtype = dtype
         self.ref = ref
@@ -77,7 +77,7 @@ class State:
         self.changes = changes
         self.history = history
         self.handle = ref.handle
-        self.left = Left(Watch(), dtypes.token, None)
+        self.left = Left(Touch(), dtypes.token, None)
         self._seen: Callable[[], Storage | None] = _no_storage
 
     def is_other(self, storage: Storage) -> bool:
@@ -92,7 +92,7 @@ class State:
             return self.history is None or self.history() is not node
         return False
 
-    def settle(self, storage: Storage, group: Sequence[State], watch: Watch) -> None:
+    def settle(self, storage: Storage, group: Sequence[State], watch: Touch) -> None:
         """Put the value where a replay may read it, and write over it; watch the storage.
 
         Where something else reads what changes (a copy of the state, a lazy expression), that gets
@@ -108,7 +108,7 @@ class State:
                 handle = copied(handle)
         self.leave(storage, handle, watch)
 
-    def leave(self, storage: Storage, handle: Any, watch: Watch) -> None:
+    def leave(self, storage: Storage, handle: Any, watch: Touch) -> None:
         """Let the storage tell who comes: of any change, and of any look at what changes here.
 
         Memory that changes is read through a leaf of its own, and no value is known to lie there.
@@ -155,7 +155,7 @@ class States:
     def __init__(self, every: Sequence[State], changing: int) -> None:
         self.every = every
         self.changing = changing
-        self._watch = Watch()
+        self._watch = Touch()
         self._handles: list[Any] = []
         # The gradient of a tensor may be another one from call to call.
         self._elsewhere = [one for one in every if type(one.look) is not weakref.ref]
