@@ -80,8 +80,9 @@ def box_of(value: Node, axes: Sequence[Node]) -> BoxCopy | None:
         return None
     if any(atom not in axes and not atom.ranges.isdisjoint(axes) for atom in terms):
         return None
-    for in_parts in (True, False):
-        found = _dimensions(terms, axes, dtype, in_parts)
+    # Of the fewer dimensions it covers, the more are left for what else moves.
+    for most, in_parts in product(range(MOST_RANK - 1, 1, -1), (True, False)):
+        found = _dimensions(terms, axes, dtype, most, in_parts)
         if found is not None:
             dimensions, covered = found
             others = {atom: n for atom, n in terms.items() if atom not in axes[:covered]}
@@ -133,11 +134,11 @@ def _as_copy(dimensions: list[_Dimension], covered: int) -> BoxCopy:
 
 
 def _dimensions(
-    terms: Terms, axes: Sequence[Node], dtype: DType, in_parts: bool
+    terms: Terms, axes: Sequence[Node], dtype: DType, most: int, in_parts: bool
 ) -> tuple[list[_Dimension], int] | None:
     """The dimensions that a box has, and how many axes it covers; None where rows are no runs.
 
-    in_parts: whether a dimension that goes on from rows may be one of its own.
+    most: dimensions. in_parts: whether one that goes on from rows may be one of its own.
     """
     row = ROW_NBYTES // dtype.itemsize
     own: Terms = {}
@@ -158,7 +159,7 @@ def _dimensions(
         if len(found) > 1 and stride == reached and last.box * size <= MOST_BOX:
             last.own[axis] = last.box
             last.box *= size
-        elif size <= MOST_BOX and (in_parts or stride != row) and len(found) < MOST_RANK - 1:
+        elif size <= MOST_BOX and (in_parts or stride != row) and len(found) < most:
             found.append(_Dimension(stride, size, {axis: 1}))
         else:
             return found, covered
@@ -277,7 +278,8 @@ def copied_in_boxes(stage: Node, number: int) -> tuple[Node, list[SharedCopy]]:
         here = {a: const(at, dtypes.index) for a, at in zip(apart, point, strict=True)}
         places = in_rows([substitute(axis, here) for axis in axes], row)
         copies.append(SharedCopy(None, None, substitute(value, here), places))
-        if box_of(copies[-1].value, _moving([a for a in axes if a not in apart])[::-1]) is None:
+        part = box_of(copies[-1].value, _moving([a for a in axes if a not in apart])[::-1])
+        if part is None or part.covered != found.covered:
             raise _no_box(stage)
     return buffer, copies
 

@@ -135,6 +135,17 @@ def test_views_begin_inside_a_group_that_a_condition_counts() -> None:
     assert check(read(place, whole), [n, y, w], [x]).box.shape == (64, 2 + 7 * 16)
 
 
+def test_dimensions_are_left_for_what_lies_inside_rows_and_between_them() -> None:
+    """Columns of three kinds, of two batches: with one of each a map would have six dimensions."""
+    s, t, b, x, u, i, v, y = axes(2, 2, 2, 2, 2, 8, 2, 64)
+    group = index.add(index.mul(b, 2), u)
+    row = index.total([index.mul(t, 48), index.mul(group, 16), index.mul(i, 2), v])
+    step = index.add(index.mul(x, 64), y)
+    place = index.total([index.mul(row, 144), index.mul(s, 72), step])
+    value = read(place, index.less(step, 72), index.less(group, 3))
+    assert check(value, [y, i, v, u], [s, t, b, x]).covered == 3
+
+
 def refused() -> dict[str, tuple[Node, list[Node]]]:
     m, i, x = axes(2, 8, 64)
     row = index.add(index.mul(m, 8), i)
