@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import threading
 import weakref
 from contextlib import suppress
 from typing import Any, ClassVar, Protocol
 
+from baregrad.base.locks import give_lock
 from baregrad.dtypes import DType
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node, make_node
@@ -27,6 +29,18 @@ class _Alive:
 _enter = _Alive.entries.add
 _weakly = weakref.ref
 _leave = _Alive.entries.discard
+
+
+class Looks:
+    """Of several threads that come to a storage without a node, one has it made for all of them."""
+
+    lock: threading.RLock
+
+    def __init__(self) -> None:
+        give_lock(self)
+
+
+looks = Looks()
 
 
 class StorageWatcher(Protocol):
@@ -80,20 +94,24 @@ class Storage:
     def __getattr__(self, name: str) -> Any:
         # Only what was never set, or is left to a watcher, comes here.
         if name == "node":
-            if self.deferred is not None:
-                self.node = self.deferred.node
-                return self.node
-            if self.watcher is not None:
+            deferred = self.deferred
+            if deferred is not None:
+                node = self.node = deferred.node
+                return node
+            with looks.lock:
                 self.tell_watcher()
-                return self.node
+                # Asked without this method, which would ask itself for ever where there is none.
+                return object.__getattribute__(self, name)
         raise AttributeError(f"a storage has no {name}")
 
     def tell_watcher(self) -> None:
         """Tell the watcher that somebody looks, and watch no more."""
-        watcher, self.watcher = self.watcher, None
-        left = None if watcher is None else watcher.looked_at()
-        if left is not None:
-            self.node = left
+        with looks.lock:
+            watcher = self.watcher
+            left = None if watcher is None else watcher.looked_at()
+            if left is not None:
+                self.node = left
+            self.watcher = None
 
     @property
     def is_left(self) -> bool:
@@ -102,9 +120,10 @@ class Storage:
 
     def leave_to(self, watcher: StorageWatcher) -> None:
         """Have no node until somebody asks for it, and let the watcher know then."""
-        self.watcher = watcher
-        self.deferred = None
-        del self.node
+        with looks.lock:
+            self.watcher = watcher
+            self.deferred = None
+            del self.node
 
     @property
     def is_pending(self) -> bool:

@@ -14,7 +14,7 @@ from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array.core import handles_below, realize_storages
-from baregrad.tensor.array.storage import Storage, buffer_node, live_storages
+from baregrad.tensor.array.storage import Storage, buffer_node, live_storages, looks
 
 Look = Callable[[], Storage | None]
 _BUFFER = Ops.BUFFER
@@ -211,11 +211,20 @@ class States:
             # It was looked at, and nobody has kept what he saw.
             if storage.watcher is not None:
                 storage.tell_watcher()
-            if one.changes:
-                read.append(id(one.handle))
-                left.has_value = True
+            if not one.changes:
+                storage.watcher = left
+                continue
+            left.has_value = True
+            with looks.lock:
+                storage.watcher = left
                 del storage.node
-            storage.watcher = left
+            if _count(node) >= _OWN_REFERENCES:
+                # Another thread came before the node was gone.
+                storage.hold(node)
+                del node
+                one.settle(storage, self.every, self._watch)
+                continue
+            read.append(id(one.handle))
         current_session().forget(read)
         self._handles = [one.handle for one in self.every]
         return self._handles

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 import weakref
 from collections.abc import Iterator
 
@@ -12,6 +13,8 @@ import pytest
 from baregrad import Tensor, jit
 from baregrad.base.options import options
 from baregrad.engine.session import Session, use_session
+from baregrad.ir.core.node import Node
+from baregrad.tensor.array.storage import Storage
 
 
 @pytest.fixture(autouse=True)
@@ -149,3 +152,36 @@ def test_a_function_that_is_gone_leaves_its_other_state_to_be_freed() -> None:
     assert alive() is None
     assert memory() is None
     assert weight.tolist() == [10.0] * 4
+
+
+class Slow:
+    """A watcher that lets another thread come to the storage while it is told of this one."""
+
+    has_value = True
+
+    def __init__(self, storage: Storage, node: Node) -> None:
+        self.storage, self.node = storage, node
+        self.found: list[object] = []
+        self.other = threading.Thread(target=self.come)
+
+    def come(self) -> None:
+        try:
+            self.found.append(self.storage.node)
+        except AttributeError as error:
+            self.found.append(error)
+
+    def looked_at(self) -> Node:
+        if not self.other.ident:
+            self.other.start()
+            self.other.join(0.1)
+        return self.node
+
+
+def test_of_two_threads_that_come_to_left_state_both_find_it() -> None:
+    storage = counter()._storage
+    node = storage.node
+    watcher = Slow(storage, node)
+    storage.leave_to(watcher)
+    assert storage.node is node
+    watcher.other.join()
+    assert watcher.found == [node]
