@@ -8,7 +8,7 @@ what the same view would be in memory, which decides whether a reshape is a view
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,6 +64,14 @@ class Hooks:
             found = hook(gradient)
             gradient = gradient if found is None else found
         return gradient
+
+
+def hooks_at(steps: Sequence[Step]) -> Hooks | None:
+    """The functions that gradients pass at a tensor of these steps, if it ever had any."""
+    mark = steps[-1][1] if steps else None
+    if isinstance(mark, Leaf):
+        return mark.hooks
+    return mark if isinstance(mark, Hooks) else None
 
 
 class Cut:

@@ -127,6 +127,8 @@ def hooks_of(x: Tensor) -> Hooks:
     if leaf is not None:
         if leaf.hooks is None:
             leaf.hooks = Hooks()
+            # Other steps than before, for whoever remembers those.
+            x._steps = (*x._steps,)
         return leaf.hooks
     last = x._steps[-1][1] if x._steps else None
     if last.__class__ is Hooks:

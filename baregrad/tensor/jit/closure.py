@@ -14,6 +14,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
+from baregrad.tensor.array.views import Hooks, Leaf, hooks_at
 from baregrad.tensor.tensor import Tensor
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -27,6 +28,7 @@ _ABOVE = ("baregrad.apps", "baregrad.llm")
 # there. Every place is looked up at every call of a jitted function.
 Look = Callable[[Any, Any], Any]
 MOST_OBJECTS = 100_000
+_steps_of = operator.attrgetter("_steps")
 
 
 class Surroundings:
@@ -35,6 +37,7 @@ class Surroundings:
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.tensors: list[Tensor] = []
+        self._names: list[str] = []
         self.places: list[tuple[Look, Any, Any, str]] = []
         self._seen: set[int] = set()
         self._kept: list[Any] = []
@@ -46,6 +49,10 @@ class Surroundings:
         self._views = [_values(holder) for _, holder, _, _ in self._wholes]
         self._held: list[Any] = []
         self._lengths: list[int] = []
+        self._steps = [tensor._steps for tensor in self.tensors]
+        self._manners = [_manner(tensor) for tensor in self.tensors]
+        marks = [hooks for steps in self._steps if (hooks := hooks_at(steps)) is not None]
+        self._hooks = [(hooks, hooks.before, hooks.after) for hooks in marks]
 
     def changed(self) -> str:
         """The name of a place that holds something else now; empty when none does."""
@@ -54,7 +61,22 @@ class Surroundings:
             now = look(key, _MISSING)
             if now is not held and _is_change(now, held):
                 return _part_that_changed(name, now, held)
-        return self._changed_whole() if self._wholes else ""
+        found = self._changed_whole() if self._wholes else ""
+        same = all(map(operator.is_, map(_steps_of, self.tensors), self._steps))
+        return found if same and not self._hooks else found or self._changed_manner()
+
+    def _changed_manner(self) -> str:
+        """The same of how tensors show their storages: their axes, gradients and hooks."""
+        steps = [tensor._steps for tensor in self.tensors]
+        if all(map(operator.is_, steps, self._steps)) and all(
+            hooks.before is before and hooks.after is after for hooks, before, after in self._hooks
+        ):
+            return ""
+        for tensor, held, name in zip(self.tensors, self._manners, self._names, strict=True):
+            if _manner(tensor) != held:
+                return f"how {name} is viewed, or its gradients"
+        self._steps = steps
+        return ""
 
     def _changed_whole(self) -> str:
         """The same of what is looked at as a whole: an optimiser has a dict for each parameter."""
@@ -89,6 +111,7 @@ class Surroundings:
                     if id(value) not in self._seen:
                         self._seen.add(id(value))
                         self.tensors.append(value)
+                        self._names.append(inner)
                 elif not isinstance(value, _PLAIN + _OPAQUE):
                     pending.append((value, inner))
 
@@ -96,6 +119,15 @@ class Surroundings:
     def function_name(self) -> str:
         """How messages call the function."""
         return getattr(self.function, "__qualname__", type(self.function).__name__)
+
+
+def _manner(tensor: Tensor) -> tuple[Any, ...]:
+    """How a tensor shows its storage, and what happens to gradients there."""
+    steps = tensor._steps
+    hooks = hooks_at(steps)
+    called = ((), ()) if hooks is None else (hooks.before, hooks.after)
+    marks = [type(arg) if isinstance(arg, Leaf | Hooks) else arg for _, arg in steps]
+    return (tuple([op for op, _ in steps]), tuple(marks), called)
 
 
 def _values(holder: Any) -> Collection[Any]:

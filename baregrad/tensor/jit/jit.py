@@ -106,7 +106,13 @@ class Jit(Generic[P, R]):
             entry = self._entries[key] = Entry(self.function, session)
             self._latest = self._last = None
         if entry.replay is None or entry.is_tangled(call):
-            return self._learn(entry, call)
+            try:
+                return self._learn(entry, call)
+            except Exception:
+                # Half learnt: the next call is the first again, which the one after is held to.
+                self._entries.pop(key, None)
+                self._latest = self._last = None
+                raise
         self.replays += 1
         with session.lock:
             if settings["jit_check"]:

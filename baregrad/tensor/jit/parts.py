@@ -13,7 +13,8 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array.core import realize_storages
 from baregrad.tensor.array.storage import Storage, buffer_node, handle_of
-from baregrad.tensor.array.views import Cut, is_whole
+from baregrad.tensor.array.views import Cut, hooks_at, is_whole
+from baregrad.tensor.autograd.hooks import hooks_of
 from baregrad.tensor.jit.state import copied
 from baregrad.tensor.jit.trees import describe
 from baregrad.tensor.tensor import Tensor
@@ -122,7 +123,19 @@ class Call:
             if is_whole(tensor._steps):
                 storage = shared.setdefault(tensor._storage, storage)
             clone = Tensor._on(storage)
-            made.append(clone.requires_grad_() if tensor.requires_grad else clone)
+            made.append(clone)
+            if not tensor.requires_grad:
+                continue
+            clone.requires_grad_()
+            hooks = hooks_at(tensor._steps)
+            if hooks is None or not tensor.is_leaf:
+                continue
+            if hooks.after:
+                raise JitError(
+                    "an argument has a hook that is called once its gradient was added up",
+                    hint="close over the tensor, whose gradient then is where the hook looks",
+                )
+            hooks_of(clone).before = hooks.before
         for position, place in self.grads.items():
             made[position].grad = made[place]
         return made

@@ -10,6 +10,7 @@ from baregrad.base.errors import JitError
 from baregrad.engine.canonical import unbind
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
+from baregrad.tensor.array.views import hooks_at
 from baregrad.tensor.tensor import Tensor
 
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
@@ -63,31 +64,31 @@ def _paired(tree: Any, pairs: Any) -> Any:
     return tree if same else kind._on(pairs._storage, pairs._steps)
 
 
-def leaves(tree: Any) -> list[Any]:
-    """The leaves of a tree, in order."""
+def leaves(tree: Any, *, as_pairs: bool = True) -> list[Any]:
+    """The leaves of a tree, in order; unless as_pairs complex tensors are there as themselves."""
     found: list[Any] = []
-    _gather(tree, found)
+    _gather(tree, found, as_pairs)
     return found
 
 
-def _gather(tree: Any, found: list[Any]) -> None:
+def _gather(tree: Any, found: list[Any], as_pairs: bool) -> None:
     """Append the leaves of a tree."""
     if isinstance(tree, Tensor):
-        found.append(tree.pairs() if tree.is_paired else tree)
+        found.append(tree.pairs() if tree.is_paired and as_pairs else tree)
     elif isinstance(tree, _Paired):
         found.append(tree.pairs)
     elif isinstance(tree, _SEQUENCES):
         for item in tree:
-            _gather(item, found)
+            _gather(item, found, as_pairs)
     elif isinstance(tree, dict):
         for item in tree.values():
-            _gather(item, found)
+            _gather(item, found, as_pairs)
     elif not _is_dataclass(tree):
         found.append(tree)
     else:
         for field in dataclasses.fields(tree):
             if field.init:
-                _gather(getattr(tree, field.name), found)
+                _gather(getattr(tree, field.name), found, as_pairs)
 
 
 def _is_dataclass(tree: Any) -> bool:
@@ -115,6 +116,9 @@ def describe(
             storage = item._storage
             if item._steps:
                 shape, dtype, grad = item.shape, item.dtype, item.requires_grad
+                hooks = hooks_at(item._steps)
+                if hooks is not None and (hooks.before or hooks.after):
+                    key.append((hooks.before, hooks.after))
             else:
                 like = storage.node if storage.deferred is None else storage.deferred.form
                 shape, dtype, grad = like.shape, like.dtype, storage.grad

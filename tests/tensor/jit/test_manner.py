@@ -1,0 +1,108 @@
+"""How what a jitted function closes over is viewed, has gradients or hooks, and failed learning."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from baregrad import Tensor, jit
+from baregrad.base.errors import JitError
+
+
+def test_axes_that_change_in_place_are_noticed() -> None:
+    weight = Tensor(np.arange(4, dtype=np.float32).reshape(2, 2)).realize()
+
+    @jit
+    def add(x: Tensor) -> Tensor:
+        return x + weight
+
+    zeros = Tensor.zeros(2, 2).contiguous().realize()
+    for _ in range(3):
+        add(zeros)
+    weight.t_()
+    for _ in range(3):
+        assert add(zeros).tolist() == [[0.0, 2.0], [1.0, 3.0]]
+
+
+def test_a_parameter_that_is_frozen_gets_no_gradient_any_more() -> None:
+    weight, bias = (Tensor([1.0, 2.0]).requires_grad_() for _ in range(2))
+
+    @jit
+    def backward(x: Tensor) -> None:
+        (x * weight + bias).sum().backward()
+
+    x = Tensor([3.0, 4.0]).realize()
+    for _ in range(4):
+        backward(x)
+    bias.requires_grad_(False)
+    for _ in range(3):
+        backward(x)
+    assert weight.grad.tolist() == [21.0, 28.0]
+    assert bias.grad.tolist() == [4.0, 4.0]
+    bias.requires_grad_()
+    assert backward.captures == 2
+    for _ in range(3):
+        backward(x)
+    assert bias.grad.tolist() == [7.0, 7.0]
+
+
+@pytest.mark.parametrize("is_given", [False, True])
+def test_hooks_that_come_and_go_are_noticed(is_given: bool) -> None:
+    weight, x = Tensor([1.0, 2.0]).requires_grad_(), Tensor([3.0, 4.0]).realize()
+
+    @jit
+    def given(w: Tensor) -> None:
+        (w * x).sum().backward()
+
+    @jit
+    def closed() -> None:
+        (weight * x).sum().backward()
+
+    def gradient() -> list[float]:
+        weight.grad = None
+        given(weight) if is_given else closed()
+        found: list[float] = weight.grad.tolist()
+        return found
+
+    for _ in range(2):
+        assert [gradient() for _ in range(3)] == [[3.0, 4.0]] * 3
+        with weight.register_hook(lambda g: g * 10):
+            assert [gradient() for _ in range(3)] == [[30.0, 40.0]] * 3
+
+
+def test_a_hook_after_the_gradient_of_an_argument_is_refused() -> None:
+    weight = Tensor([1.0, 2.0]).requires_grad_()
+    weight.register_post_accumulate_grad_hook(lambda p: None)
+
+    @jit
+    def given(w: Tensor) -> None:
+        w.sum().backward()
+
+    given(weight)
+    weight.grad = None
+    with pytest.raises(JitError, match="hook"):
+        given(weight)
+
+
+@pytest.mark.parametrize("fails_at", [0, 1])
+def test_what_failed_to_be_learnt_is_learnt_from_the_start(fails_at: int) -> None:
+    numbers = itertools.count()
+
+    @jit
+    def scale(x: Tensor) -> Tensor:
+        number = next(numbers)
+        if number == fails_at:
+            raise KeyError(number)
+        return x * float(number)
+
+    x = Tensor([1.0, 2.0]).realize()
+    errors = []
+    for _ in range(6):
+        try:
+            scale(x)
+        except (KeyError, JitError) as error:
+            errors.append(type(error))
+    # A number that changes from call to call is refused however often it is tried.
+    assert errors == [KeyError, JitError, JitError]
