@@ -41,8 +41,9 @@ class GradScaler:
         self._enabled = enabled
         self._scale = Tensor(float(init_scale), dtype=dtypes.float32, device=device).realize()
         self._steps = Tensor(0.0, dtype=dtypes.float32, device=device).realize()
-        # Of optimisers since the last update: whether something was not finite.
+        # Of optimisers since the last update: whether something was not finite, and who stepped.
         self._found: dict[int, Tensor] = {}
+        self._stepped: set[int] = set()
 
     def is_enabled(self) -> bool:
         """Whether losses are scaled at all."""
@@ -89,11 +90,20 @@ class GradScaler:
         self._found[id(optimizer)] = bad
 
     def step(self, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        """Let the optimiser step where all gradients are finite; else nothing of it changes."""
+        """Let the optimiser step where all gradients are finite; else nothing of it changes.
+
+        Raises ArgumentError where it stepped since the last update.
+        """
         if not self._enabled:
             return optimizer.step(*args, **kwargs)
+        if id(optimizer) in self._stepped:
+            raise ArgumentError(
+                "this optimiser has stepped since the scale was last updated",
+                hint="call update() at the end of each step",
+            )
         if id(optimizer) not in self._found:
             self.unscale_(optimizer)
+        self._stepped.add(id(optimizer))
         bad = self._found[id(optimizer)]
         params = [p for group in optimizer.param_groups for p in group["params"]]
         with Tensor.no_grad():
@@ -132,6 +142,7 @@ class GradScaler:
                 self._scale.copy_(bad.where(self._scale * self.backoff_factor, grown))
                 self._steps.copy_(grows.where(0.0, count))
         self._found.clear()
+        self._stepped.clear()
         for tensor in (self._scale, self._steps):
             session().watching.companions.append(weakref.ref(tensor._storage))
 

@@ -114,6 +114,11 @@ def test_what_a_scaler_refuses() -> None:
     scaler.unscale_(optimiser)
     with pytest.raises(ArgumentError, match="already"):
         scaler.unscale_(optimiser)
+    scaler.step(optimiser)
+    # Gradients of a second backward pass would not be divided by the scale.
+    with pytest.raises(ArgumentError, match="stepped"):
+        scaler.step(optimiser)
+    scaler.update()
     state = scaler.state_dict()
     other = optim.GradScaler(init_scale=2.0)
     other.load_state_dict(state)
