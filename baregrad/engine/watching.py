@@ -22,7 +22,9 @@ class Watching(threading.local):
     observers: of runs. uploads, downloads: of data that comes and goes. writes: of storages that
     change in place. companions: storages to compute along with the next ones. isolated: the
     values that count as realised in this thread alone, while a function is captured in it. at_once:
-    how many operations are being run that put off none of what they call. touched: how often
+    how many operations are being run that put off none of what they call. transforming: how many
+    functions are being called on what stands for other values, so that nothing is to be computed
+    or replayed. touched: how often
     something was uploaded, read, written or computed so far.
     """
 
@@ -34,12 +36,14 @@ class Watching(threading.local):
         self.companions: list[weakref.ref[Any]] = []
         self.isolated: Realised | None = None
         self.at_once = 0
+        self.transforming = 0
         self.touched = 0
 
     def held(self) -> tuple[Any, ...]:
         """Who watches this thread now, for `put_back`."""
         lists = (self.observers, self.uploads, self.downloads, self.writes)
-        return (*[(one, list(one)) for one in lists], self.isolated, self.at_once, noted())
+        return (*[(one, list(one)) for one in lists], self.isolated, self.at_once,
+                self.transforming, noted())
 
     def put_back(self, held: tuple[Any, ...]) -> None:
         """Let those watch again that did so when `held` was asked for, and nobody else.
@@ -47,7 +51,7 @@ class Watching(threading.local):
         An interruption may come between two steps of entering or leaving a block, whose other steps
         are not taken then.
         """
-        *lists, self.isolated, self.at_once, notes = held
+        *lists, self.isolated, self.at_once, self.transforming, notes = held
         self.observers, self.uploads, self.downloads, self.writes = [one for one, _ in lists]
         for one, members in lists:
             one[:] = members
@@ -63,6 +67,15 @@ class Watching(threading.local):
             yield
         finally:
             held.remove(note)
+
+    @contextmanager
+    def standing_in(self) -> Iterator[None]:
+        """Inside the block the thread calls a function on what stands for other values."""
+        self.transforming += 1
+        try:
+            yield
+        finally:
+            self.transforming -= 1
 
     @contextmanager
     def nobody(self) -> Iterator[None]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.engine.session import current_session
 from baregrad.func.batching_rules import Mapped
 from baregrad.func.regions import refuse_writes, writes_outside
 from baregrad.func.stand_ins import (
@@ -56,7 +57,8 @@ def vmap(
         inner = {tensor._storage for tensor, axis in zip(ones, axes, strict=True)
                  if axis is not None}
         held, kept = with_tensors(tree, ones)
-        with drawing(randomness, "vmap", "example"), writes_outside() as written:
+        standing_in = current_session().watching.standing_in()
+        with drawing(randomness, "vmap", "example"), writes_outside() as written, standing_in:
             result = func(*held, **kept)
         refuse_writes({each: old for each, old in written.items()
                        if each not in inner and not given.keys().isdisjoint(toposort(each.node))},

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
+from baregrad.engine.session import current_session
 from baregrad.func.batching_rules import Mapped
 from baregrad.func.stand_ins import (
     carries,
@@ -83,7 +84,7 @@ def _traced(
     changed = list(args)
     for place, one in zip(places, [held] if isinstance(argnums, int) else held, strict=True):
         changed[place] = one
-    with enable_grad():
+    with enable_grad(), current_session().watching.standing_in():
         result = function(*changed, **kwargs)
     aux = None
     if has_aux:

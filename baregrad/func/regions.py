@@ -119,7 +119,7 @@ def traced_region(
     """
     ones = [stand_in(value.shape, value.dtype, device) for value in given]
     tensors = [Tensor._make(one, device, one.dtype.is_float) for one in ones]
-    with writes_outside() as written, enable_grad():
+    with writes_outside() as written, enable_grad(), current_session().watching.standing_in():
         result, found = call(tensors)
     changed = {each: old for each, old in written.items() if reads_stand_ins([each.node])}
     roots = [each._value() for each in found] + [storage.node for storage in changed]

@@ -71,7 +71,7 @@ class Jit(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Call the function, or replay what it did. Raises JitError for what cannot be replayed."""
         session = current_session()
-        if session.watching.downloads:
+        if session.watching.downloads or session.watching.transforming:
             return self.function(*args, **kwargs)
         settings = options.values()
         last = self._last
