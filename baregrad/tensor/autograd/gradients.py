@@ -16,7 +16,15 @@ from baregrad.ir.core.node import Node, rebuild, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.storage import live_values
-from baregrad.tensor.array.views import Cut, Hooks, Leaf, Pulled, passes_gradients, without_again
+from baregrad.tensor.array.views import (
+    Again,
+    Cut,
+    Hooks,
+    Leaf,
+    Pulled,
+    passes_gradients,
+    without_again,
+)
 from baregrad.tensor.autograd.gradients_elementwise import ELEMENTWISE_RULES
 from baregrad.tensor.autograd.gradients_structure import STRUCTURE_RULES
 
@@ -79,14 +87,17 @@ def pull_back(
     """
     wanted = None if targets is None else set(targets)
     before: dict[Node, Node] | None = {}
-    if wanted is None or all(map(is_leaf, wanted)):
+    order, carrying = _carriers(roots, wanted)
+    are_marked = again or any(node.arg.__class__ is Again for node in order)
+    if are_marked and (wanted is None or all(map(is_leaf, wanted))):
         known: dict[Node, Node] = {}
         merged = _without_marks(roots, known)
         if again:
             _without_marks(seeds, known)
             before = _origins(known)
-        roots = roots if before is None else merged
-    order, carrying = _carriers(roots, wanted)
+        if before is not None and merged != list(roots):
+            roots = merged
+            order, carrying = _carriers(roots, wanted)
     sums: dict[Node, Node] = {}
     for root, seed in zip(roots, seeds, strict=True):
         _add(sums, root, seed, carrying)
