@@ -146,22 +146,21 @@ def function_for(
     return found
 
 
-def is_complex(value: object) -> bool:
+def is_complex(value: Any) -> bool:
     """Whether an argument is complex, has a part that is, or names such a dtype."""
     kind = value.__class__
     if isinstance(value, Array):
         if not value.is_paired:
             _real_kinds.add(kind)
         return value.is_paired
+    if kind is tuple or kind is list:
+        return not _real_kinds.issuperset(map(type, value)) and any(map(is_complex, value))
     if kind in _REAL:
         return False
     if isinstance(value, DType):
         return value.is_complex
     if kind is str:
         return value in ("complex64", "complex128")
-    if kind is tuple or kind is list:
-        assert isinstance(value, tuple | list)
-        return not _real_kinds.issuperset(map(type, value)) and any(map(is_complex, value))
     if isinstance(value, np.ndarray | np.dtype):
         return (value if isinstance(value, np.dtype) else value.dtype).kind == "c"
     if isinstance(value, type):
