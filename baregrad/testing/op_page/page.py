@@ -26,7 +26,7 @@ kind of dtype. Where it says nothing else, names, arguments and results are PyTo
 - **reads**: it looks at numbers, so it cannot be part of a captured function (`jit`).
 
 All run on every device: `REF` evaluates them by NumPy, the others run kernels that one compiler
-makes of the same graph. Tests of a family are in `tests/tensor/ops/test_FAMILY.py`, and
+makes of the same graph. Tests of a family are in `tests/tensor/ops`, and
 `tests/testing/test_op_page.py` runs the calls below beside PyTorch.
 
 The calls' tensors: `x`, `y` (2, 3), `m` (3, 4), `v` (3,), `p` in (0, 1) and (2, 3), `s` (3, 3), of
