@@ -15,11 +15,13 @@ from baregrad.func.stand_ins import (
     check_randomness,
     drawing,
     results_of,
+    shown_in,
     stand_in,
     tensors_of,
     with_tensors,
 )
 from baregrad.ir.core.node import toposort
+from baregrad.tensor.array.axes import one_axis
 from baregrad.tensor.tensor import Tensor
 
 
@@ -42,7 +44,11 @@ def vmap(
         tree = (args, kwargs)
         tensors = tensors_of(tree)
         axes = [*_axes_of(args, in_dims), *[0] * len(tensors_of(kwargs))]
-        extent = _extent(tensors, axes)
+        shown = shown_in(tree)
+        extent = _extent(shown, axes)
+        # Counted from the front: behind them complex tensors have an axis that is not shown.
+        axes = [axis if axis is None else axis % each.ndim
+                for axis, each in zip(axes, shown, strict=True)]
         ones, given = [], {}
         for tensor, axis in zip(tensors, axes, strict=True):
             if axis is None:
@@ -71,7 +77,10 @@ def vmap(
 def _batched(result: Any, batch: Mapped, out_dims: Any) -> Any:
     """A function's result for all of a batch."""
     found = results_of(result, "vmap")
-    places = _spread(out_dims, result, "out_dims")
+    places = [
+        place if place is None else one_axis(place, each.ndim + 1)
+        for place, each in zip(_spread(out_dims, result, "out_dims"), shown_in(result), strict=True)
+    ]
     roots = [tensor._value() for tensor in found]
     batch.rewrite(roots)
     made = []

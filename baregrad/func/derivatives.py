@@ -21,6 +21,7 @@ from baregrad.func.stand_ins import (
     check_callable,
     put_in,
     results_of,
+    shown_in,
     stand_in,
     tensors_of,
     with_tensors,
@@ -306,6 +307,12 @@ def _jacobian(
     @functools.wraps(func)
     def differentiated(*args: Any, **kwargs: Any) -> Any:
         traced = _traced(func, args, kwargs, argnums, has_aux, what)
+        for each in shown_in((traced.by, traced.result)):
+            if each.is_paired:
+                raise DTypeError(
+                    f"{what} is of real numbers", found=each.dtype,
+                    hint="take and give view_as_real(), the parts along a last axis; or vjp()",
+                )
         for each in (*traced.inputs, *traced.outputs):
             if not all(isinstance(extent, int) for extent in each.shape):
                 raise ShapeError(

@@ -158,6 +158,11 @@ def tensors_of(tree: Any) -> list[Tensor]:
     return [leaf for leaf in leaves(tree) if isinstance(leaf, Tensor)]
 
 
+def shown_in(tree: Any) -> list[Tensor]:
+    """The same, complex ones as themselves and not as their pairs."""
+    return [leaf for leaf in leaves(tree, as_pairs=False) if isinstance(leaf, Tensor)]
+
+
 def with_tensors(tree: Any, tensors: Sequence[Tensor]) -> Any:
     """A tree with other tensors in the place of its own."""
     rest = iter(tensors)

@@ -6,6 +6,7 @@ from typing import Any
 
 from baregrad.base.errors import DTypeError
 from baregrad.dtypes import as_dtype, dtypes
+from baregrad.tensor.array.nodes import broadcast_shapes
 from baregrad.tensor.complex.complex_tensor import ComplexTensor
 from baregrad.tensor.complex.pairs import (
     as_pairs,
@@ -14,6 +15,7 @@ from baregrad.tensor.complex.pairs import (
     operands,
     paired,
     parts,
+    together,
     turned,
 )
 from baregrad.tensor.tensor import Tensor
@@ -62,7 +64,7 @@ def add(x: Tensor, other: Any, *, alpha: Any = None) -> Tensor:
     """x + alpha*other."""
     if alpha is not None:
         other = mul(_complex(other, x), alpha)
-    a, b = operands(x, other)[1]
+    a, b = together(x, other)
     return _of(a + b)
 
 
@@ -70,13 +72,13 @@ def sub(x: Tensor, other: Any, *, alpha: Any = None) -> Tensor:
     """x - alpha*other."""
     if alpha is not None:
         other = mul(_complex(other, x), alpha)
-    a, b = operands(x, other)[1]
+    a, b = together(x, other)
     return _of(a - b)
 
 
 def rsub(x: Tensor, other: Any) -> Tensor:
     """other - x."""
-    a, b = operands(x, other)[1]
+    a, b = together(x, other)
     return _of(b - a)
 
 
@@ -91,7 +93,7 @@ def mul(x: Tensor, other: Any) -> Tensor:
     if x.is_paired and isinstance(scalar, bool | int | float):
         assert isinstance(x, ComplexTensor)
         return _of(x.pairs() * scalar)
-    a, b = operands(x, scalar)[1]
+    a, b = together(x, scalar)
     return _of(a[..., 0:1] * b + a[..., 1:2] * turned(b))
 
 
@@ -148,7 +150,9 @@ def positive(x: Tensor) -> Tensor:
 def absolute(x: Tensor) -> Tensor:
     """The size |x|, which does not overflow before it must."""
     real, imag = parts(x)
-    return real.hypot(imag)
+    # The derivative at 0, which has none, is 0.
+    nothing = (real == 0) & (imag == 0)
+    return nothing.where(0.0, nothing.where(1.0, real).hypot(imag))
 
 
 def sign(x: Tensor) -> Tensor:
@@ -182,9 +186,10 @@ def where(condition: Tensor, a: Any, b: Any) -> Tensor:
         raise DTypeError("where's condition", found=repr(condition)[:60], wanted="a bool tensor")
     known = [lifted(one, condition.device) for one in (a, b)]
     if any(isinstance(one, Tensor) for one in known):
-        first, second = operands(*known)[1]
+        first, second = together(*known)
     else:
-        _, first, second = operands(condition, *known)[1]
+        _, first, second = together(condition, *known)
+    broadcast_shapes(condition.shape, first.shape[:-1], second.shape[:-1])
     return _of(condition.unsqueeze(-1).where(first, second))
 
 
@@ -193,13 +198,13 @@ def where(condition: Tensor, a: Any, b: Any) -> Tensor:
 
 def eq(x: Tensor, other: Any) -> Tensor:
     """Whether both parts are equal."""
-    a, b = operands(x, other)[1]
+    a, b = together(x, other)
     return (a == b).all(-1)
 
 
 def ne(x: Tensor, other: Any) -> Tensor:
     """Whether a part differs."""
-    a, b = operands(x, other)[1]
+    a, b = together(x, other)
     return (a != b).any(-1)
 
 
@@ -225,7 +230,7 @@ def isclose(
     x: Tensor, other: Any, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> Tensor:
     """Whether |x - other| <= atol + rtol*|other|; equal infinities are close."""
-    a, b = (_of(pairs) for pairs in operands(x, other)[1])
+    a, b = (_of(pairs) for pairs in together(x, other))
     close = a == b
     if equal_nan:
         close = close | (a.isnan() & b.isnan())

@@ -46,7 +46,7 @@ class ComplexTensor(Tensor):
     def pairs(self) -> Tensor:
         """The parts along a last axis of 2, aliased; the same object as long as this is a value."""
         held: Tensor | None = getattr(self, "_pairs", None)
-        if held is None or held._steps is not self._steps:
+        if held is None or held._steps is not self._steps or held._storage is not self._storage:
             held = Tensor._on(self._storage, self._steps)
             held._look = self._look
             self._pairs = held

@@ -155,7 +155,7 @@ def _power_of(base: Parts, up: Parts) -> Tensor:
 def sin(x: Tensor) -> Tensor:
     """The sine."""
     a, b = parts(x)
-    return paired(a.sin() * b.cosh(), _times(a.cos(), b.sinh()))
+    return paired(_times(a.sin(), b.cosh()), _times(a.cos(), b.sinh()))
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from baregrad.base.errors import DTypeError
 from baregrad.dtypes import DType, complex_of, part_of, result_type
 from baregrad.ir.core.node import Node
 from baregrad.tensor.array.axes import one_axis, own_axis, plain, several_axes
+from baregrad.tensor.array.nodes import broadcast_shapes
 from baregrad.tensor.complex.complex_tensor import ComplexTensor
 from baregrad.tensor.tensor import Tensor
 
@@ -63,6 +64,14 @@ def operands(*given: Any) -> tuple[DType, tuple[Tensor, ...]]:
     return dtype, tuple([as_pairs(one, dtype, device) for one in known])
 
 
+def together(*given: Any) -> tuple[Tensor, ...]:
+    """The pairs of operands, of which it is known that they broadcast. Raises ShapeError."""
+    _, found = operands(*given)
+    # Before an error shows shapes of pairs.
+    broadcast_shapes(*[one.shape[:-1] for one in found])
+    return found
+
+
 def parts(x: Tensor) -> Parts:
     """The real and the imaginary part of a complex tensor, as views."""
     assert isinstance(x, ComplexTensor)
@@ -72,7 +81,7 @@ def parts(x: Tensor) -> Parts:
 
 def both(*given: Any) -> tuple[Parts, ...]:
     """The parts of each operand, in the dtype that all meet in."""
-    return tuple([(one[..., 0], one[..., 1]) for one in operands(*given)[1]])
+    return tuple([(one[..., 0], one[..., 1]) for one in together(*given)])
 
 
 def paired(real: Tensor, imag: Tensor) -> ComplexTensor:

@@ -9,6 +9,8 @@ from typing import Any
 from baregrad.base.errors import DTypeError
 from baregrad.tensor.complex import arithmetic, functions, structure
 from baregrad.tensor.complex.pairs import of_real_and_imag, refuse_order
+from baregrad.tensor.composed import arithmetic as composed
+from baregrad.tensor.composed import arranging
 from baregrad.tensor.ops import (
     convert,
     elementwise,
@@ -161,18 +163,12 @@ _TOGETHER: Mapping[Rule, Rule] = MappingProxyType({
     scans.diff: structure.diff,
     products.matmul: structure.matmul,
     products.rmatmul: structure.rmatmul,
-    products.mm: structure.mm,
-    products.mv: structure.mm,
-    products.bmm: structure.mm,
-    products.dot: structure.dot,
-    products.outer: structure.outer,
-    products.addmm: structure.addmm,
-    products.baddbmm: structure.addmm,
-    products.linear: structure.linear,
-    products.trace: products.trace,
-    products.kron: products.kron,
     products.einsum: structure.einsum,
+    # Made of others.
     **{one: one for one in (
+        products.mm, products.mv, products.bmm, products.dot, products.outer, products.addmm,
+        products.baddbmm, products.linear, products.trace, products.kron, composed.addmv,
+        composed.addr, composed.addbmm, composed.renorm, arranging.masked_scatter,
         complex_numbers.real, complex_numbers.imag, complex_numbers.conj, complex_numbers.angle,
         complex_numbers.adjoint, complex_numbers.isreal, complex_numbers.view_as_real,
     )},

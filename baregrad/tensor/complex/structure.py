@@ -44,7 +44,17 @@ def _listed(given: tuple[Any, ...]) -> list[Any]:
 
 def reshape(x: Tensor, *shape: Any) -> Tensor:
     """The elements under another shape."""
-    return _of(pairs_of(x).reshape(*_listed(shape), 2))
+    return _of(_fitting(x, "reshape", *shape))
+
+
+def _fitting(x: Tensor, name: str, *shape: Any) -> Tensor:
+    """The pairs of what a method gives for a shape; errors show shapes without the pairs' axis."""
+    try:
+        return getattr(pairs_of(x), name)(*_listed(shape), 2)  # type: ignore[no-any-return]
+    except ShapeError as error:
+        raise ShapeError(
+            f"{name}: the shape does not fit", found=str(list(x.shape)), wanted=str(_listed(shape))
+        ) from error
 
 
 def view(x: Tensor, *shape: Any) -> Tensor:
@@ -91,6 +101,8 @@ def unsqueeze(x: Tensor, dim: int) -> Tensor:
 def permute(x: Tensor, *dims: Any) -> Tensor:
     """Axes in another order."""
     order = [axis_of(x, dim) for dim in _listed(dims)]
+    if sorted(order) != list(range(x.ndim)):
+        raise ShapeError("permute wants each axis once", found=f"{order}", wanted=f"{x.ndim} axes")
     return _of(pairs_of(x).permute(*order, x.ndim))
 
 
@@ -129,7 +141,7 @@ def movedim(x: Tensor, source: Any, destination: Any) -> Tensor:
 
 def expand(x: Tensor, *shape: Any) -> Tensor:
     """Axes of extent 1 repeated, and new ones in front."""
-    return _of(pairs_of(x).expand(*_listed(shape), 2))
+    return _of(_fitting(x, "expand", *shape))
 
 
 def expand_as(x: Tensor, other: Tensor) -> Tensor:
@@ -215,6 +227,12 @@ def cat(x: Any, *others: Tensor, dim: int = 0) -> Tensor:
     dtype = common_dtype(*several)
     kept = [one for one in several if one.shape != (0,)] or several[:1]
     axis = axis_of(kept[0], dim)
+    rest = [(*one.shape[:axis], *one.shape[axis + 1 :]) for one in kept]
+    if any(each != rest[0] for each in rest):
+        raise ShapeError(
+            f"cat along axis {axis} wants equal extents in the other axes",
+            found=f"{[list(one.shape) for one in kept]}",
+        )
     return _of(Tensor.cat([as_pairs(one, dtype, one.device) for one in kept], dim=axis))
 
 
@@ -223,6 +241,8 @@ def stack(x: Any, *others: Tensor, dim: int = 0) -> Tensor:
     several = [*((x,) if isinstance(x, Tensor) else x), *others]
     dtype = common_dtype(*several)
     axis = new_axis_of(several[0], dim)
+    if any(one.shape != several[0].shape for one in several):
+        raise ShapeError("stack wants one shape", found=f"{[list(one.shape) for one in several]}")
     return _of(Tensor.stack([as_pairs(one, dtype, one.device) for one in several], dim=axis))
 
 
@@ -323,8 +343,9 @@ def norm(x: Tensor, p: Any = 2, dim: Any = None, keepdim: bool = False) -> Tenso
 
 def var(x: Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> Tensor:
     """The variance: that of the real parts and that of the imaginary ones, together."""
-    axes = axes_of(x, dim)
-    return pairs_of(x).var(axes, *args, **kwargs).sum(-1)
+    if not x.ndim:
+        return var(x.reshape(1), *args, **kwargs)
+    return pairs_of(x).var(axes_of(x, dim), *args, **kwargs).sum(-1)
 
 
 def std(x: Tensor, dim: Any = None, *args: Any, **kwargs: Any) -> Tensor:
@@ -369,39 +390,6 @@ def real_form(b: Tensor) -> Tensor:
 def rmatmul(x: Tensor, other: Any) -> Tensor:
     """other @ x."""
     return matmul(other if isinstance(other, Tensor) else Tensor(other, device=x.device), x)
-
-
-def mm(x: Tensor, other: Tensor) -> Tensor:
-    """The product of two matrices, of batches of them, or of a matrix and a vector."""
-    return matmul(x, other)
-
-
-def dot(x: Tensor, other: Tensor) -> Tensor:
-    """The sum of products, without conjugation."""
-    if x.ndim != 1 or other.ndim != 1:
-        raise ShapeError("dot is of vectors", found=f"{list(x.shape)} and {list(other.shape)}")
-    return matmul(x, other)
-
-
-def vdot(x: Tensor, other: Tensor) -> Tensor:
-    """The sum of products, the first factor conjugated."""
-    return dot(x.conj(), other)
-
-
-def outer(x: Tensor, other: Tensor) -> Tensor:
-    """All products of two vectors' elements."""
-    return arithmetic.mul(x.unsqueeze(1), other.unsqueeze(0))
-
-
-def addmm(x: Tensor, a: Tensor, b: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
-    """beta*x + alpha*(a @ b)."""
-    return arithmetic.add(x * beta, arithmetic.mul(matmul(a, b), alpha))
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias."""
-    made = matmul(x, weight.mT if weight.ndim > 1 else weight)
-    return made if bias is None else arithmetic.add(made, bias)
 
 
 def einsum(equation: str, *given: Tensor) -> Tensor:

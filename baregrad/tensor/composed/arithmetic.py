@@ -8,7 +8,7 @@ from typing import Any
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor.array.tensor_like import Operand, Tensor
-from baregrad.tensor.ops import elementwise, functions, products
+from baregrad.tensor.ops import elementwise, functions
 
 
 def clamp_min(x: Tensor, min: Operand) -> Tensor:
@@ -49,10 +49,13 @@ def isneginf(x: Tensor) -> Tensor:
 
 
 def float_power(x: Tensor, exponent: Operand) -> Tensor:
-    """Return x**exponent in float64."""
-    wide: Any = x.cast(dtypes.float64)
-    power: Any = exponent.cast(dtypes.float64) if hasattr(exponent, "cast") else exponent
-    return elementwise.pow(wide, power)  # type: ignore[no-any-return]
+    """Return x**exponent in float64, or in complex128."""
+    power: Any = _double(exponent) if hasattr(exponent, "cast") else exponent
+    return _double(x) ** power  # type: ignore[no-any-return]
+
+
+def _double(x: Any) -> Any:
+    return x.cast(dtypes.complex128 if x.dtype.is_complex else dtypes.float64)
 
 
 def logaddexp2(x: Tensor, other: Tensor) -> Tensor:
@@ -67,20 +70,21 @@ def logaddexp2(x: Tensor, other: Tensor) -> Tensor:
 
 def ldexp(x: Tensor, other: Tensor) -> Tensor:
     """Return x * 2**other."""
+    a: Any = x
     power: Any = other
     two: Any = power.float() if not power.dtype.is_float else power
-    return elementwise.mul(x, functions.exp2(two))
+    return a * two.exp2()  # type: ignore[no-any-return]
 
 
 def inner(x: Tensor, other: Tensor) -> Tensor:
     """Return the sums of products along the last axes of both: (..., K), (..., K)."""
-    if not x.ndim or not other.ndim:
-        return elementwise.mul(x, other)
     a: Any = x
     b: Any = other
+    if not x.ndim or not other.ndim:
+        return a * b  # type: ignore[no-any-return]
     if a.shape[-1] != b.shape[-1]:
         raise ShapeError("the last axes agree", found=f"{list(x.shape)}, {list(other.shape)}")
-    flat: Any = products.matmul(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]).T)
+    flat: Any = a.reshape(-1, a.shape[-1]) @ b.reshape(-1, b.shape[-1]).T
     found: Tensor = flat.reshape(*a.shape[:-1], *b.shape[:-1])
     return found
 
@@ -96,27 +100,36 @@ def cross(x: Tensor, other: Tensor, dim: int | None = None) -> Tensor:
     return found
 
 
+def vdot(x: Tensor, other: Tensor) -> Tensor:
+    """Return the inner product of two vectors, the first one conjugated."""
+    a: Any = x
+    return a.conj().dot(other)  # type: ignore[no-any-return]
+
+
 def ger(x: Tensor, other: Tensor) -> Tensor:
     """Return the outer product of two vectors."""
-    return products.outer(x, other)
+    a: Any = x
+    return a.outer(other)  # type: ignore[no-any-return]
 
 
 def addmv(x: Tensor, mat: Tensor, vec: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """Return beta*x + alpha*(mat @ vec)."""
-    return _plus(x, products.mv(mat, vec), beta, alpha)
+    a: Any = mat
+    return _plus(x, a.mv(vec), beta, alpha)  # type: ignore[no-any-return]
 
 
 def addr(x: Tensor, vec1: Tensor, vec2: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
     """Return beta*x + alpha times the outer product of two vectors."""
-    return _plus(x, products.outer(vec1, vec2), beta, alpha)
+    a: Any = vec1
+    return _plus(x, a.outer(vec2), beta, alpha)  # type: ignore[no-any-return]
 
 
 def addbmm(
     x: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, alpha: float = 1
 ) -> Tensor:
     """Return beta*x + alpha times the sum of a batch of products of matrices."""
-    made: Any = products.bmm(batch1, batch2)
-    return _plus(x, made.sum(0), beta, alpha)  # type: ignore[no-any-return]
+    a: Any = batch1
+    return _plus(x, a.bmm(batch2).sum(0), beta, alpha)  # type: ignore[no-any-return]
 
 
 def _plus(x: Tensor, other: Tensor, beta: float, alpha: float) -> Tensor:
@@ -129,7 +142,7 @@ def _plus(x: Tensor, other: Tensor, beta: float, alpha: float) -> Tensor:
 
 def dist(x: Tensor, other: Tensor, p: float = 2.0) -> Tensor:
     """Return the p-norm of x - other."""
-    apart: Any = elementwise.sub(x, other)
+    apart: Any = x - other
     found: Tensor = apart.reshape(-1).norm(p)
     return found
 
@@ -150,12 +163,12 @@ def cov(
     total: Any = a.shape[1] if weights is None else weights.sum()
     if weights is None:
         about, count = a - a.mean(1, True), total - correction
-        found = about @ about.T / max(count, 0)
+        found = about @ about.conj().T / max(count, 0)
     else:
         about = a - (a * weights).sum(1, True) / total
         scale = total if aweights is None else (weights * aweights).sum() / total
         scale = total - correction * (1 if aweights is None else scale)
-        found = (about * weights) @ about.T / scale
+        found = (about * weights) @ about.conj().T / scale
     made: Tensor = found.squeeze() if x.ndim < 2 else found
     return made
 
@@ -165,9 +178,11 @@ def corrcoef(x: Tensor) -> Tensor:
     found: Any = cov(x)
     if found.ndim < 2:
         return found / found  # type: ignore[no-any-return]
-    deviation = found.diagonal().sqrt()
-    made: Tensor = (found / deviation.unsqueeze(1) / deviation.unsqueeze(0)).clamp(-1.0, 1.0)
-    return made
+    deviation = found.diagonal().real.sqrt()
+    made: Any = found / deviation.unsqueeze(1) / deviation.unsqueeze(0)
+    held = [part.clamp(-1.0, 1.0)
+            for part in ((made.real, made.imag) if made.is_complex() else (made,))]
+    return held[0].complex(held[1]) if made.is_complex() else held[0]  # type: ignore[no-any-return]
 
 
 def renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:

@@ -7,17 +7,17 @@ from typing import Any
 
 from baregrad.base.errors import ArgumentError, GradientError, ShapeError
 from baregrad.tensor.array.tensor_like import Tensor
-from baregrad.tensor.ops import joining, picking, shapes, sorting
+from baregrad.tensor.ops import sorting
 
 
 def fliplr(x: Tensor) -> Tensor:
     """Return `x` with its columns in reverse order."""
-    return shapes.flip(x, 1)
+    return x.flip(1)
 
 
 def flipud(x: Tensor) -> Tensor:
     """Return `x` with its rows in reverse order."""
-    return shapes.flip(x, 0)
+    return x.flip(0)
 
 
 def rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
@@ -25,42 +25,42 @@ def rot90(x: Tensor, k: int = 1, dims: Sequence[int] = (0, 1)) -> Tensor:
     first, second = dims
     turns = k % 4
     if turns == 2:
-        return shapes.flip(x, first, second)
+        return x.flip(first, second)
     if not turns:
-        return shapes.contiguous(x)
-    turned = shapes.transpose(x, first, second)
-    return shapes.flip(turned, first if turns == 1 else second)
+        return x.contiguous()
+    turned = x.transpose(first, second)
+    return turned.flip(first if turns == 1 else second)
 
 
 def hsplit(x: Tensor, parts: int | Sequence[int]) -> tuple[Tensor, ...]:
     """Return `x` split along its columns, or a vector along its one axis."""
-    return joining.tensor_split(x, parts, 1 if x.ndim > 1 else 0)
+    return x.tensor_split(parts, 1 if x.ndim > 1 else 0)
 
 
 def vsplit(x: Tensor, parts: int | Sequence[int]) -> tuple[Tensor, ...]:
     """Return `x` split along its rows."""
-    return joining.tensor_split(x, parts, 0)
+    return x.tensor_split(parts, 0)
 
 
 def dsplit(x: Tensor, parts: int | Sequence[int]) -> tuple[Tensor, ...]:
     """Return `x` split along its third axis."""
-    return joining.tensor_split(x, parts, 2)
+    return x.tensor_split(parts, 2)
 
 
 def split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> tuple[Tensor, ...]:
     """Return parts of these sizes along an axis."""
-    return joining.split(x, list(sizes), dim)
+    return x.split(list(sizes), dim)
 
 
 def diagflat(x: Tensor, offset: int = 0) -> Tensor:
     """Return a matrix with the elements of `x` along a diagonal."""
-    return joining.diag_embed(shapes.flatten(x), offset)
+    return x.ravel().diag_embed(offset)
 
 
 def argwhere(x: Tensor) -> Tensor:
     """Return the places of elements that are not 0, a row each; computes them."""
-    found: Any = picking.nonzero(x)
-    return found  # type: ignore[no-any-return]
+    a: Any = x
+    return a.nonzero()  # type: ignore[no-any-return]
 
 
 def msort(x: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ def msort(x: Tensor) -> Tensor:
 def select_scatter(x: Tensor, src: Tensor, dim: int, index: int) -> Tensor:
     """Return a copy of `x` with `src` at a place of an axis."""
     made: Any = x.clone()
-    shapes.select(made, dim, index).copy_(src)
+    made.select(dim, index).copy_(src)
     return made  # type: ignore[no-any-return]
 
 
@@ -111,7 +111,7 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
         if values.shape[0] < counted:
             raise ShapeError("fewer values than places", found=values.shape[0], wanted=counted)
     places = (flags.cast("int64").cumsum(0) - 1).clamp(0, max(values.shape[0] - 1, 0))
-    flat: Any = shapes.flatten(x)
+    flat: Any = x.ravel()
     put: Tensor = flags.where(values[places].cast(x.dtype), flat).reshape(x.shape)
     return put
 
@@ -152,25 +152,25 @@ def _as(x: Any, made: Any) -> Any:
 
 def squeeze_(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:
     """Take axes of extent 1 away from `x` itself; return it."""
-    found: Tensor = _as(x, shapes.squeeze(x, dim))
+    found: Tensor = _as(x, x.squeeze(dim))
     return found
 
 
 def unsqueeze_(x: Tensor, dim: int) -> Tensor:
     """Give `x` itself an axis of extent 1; return it."""
-    found: Tensor = _as(x, shapes.unsqueeze(x, dim))
+    found: Tensor = _as(x, x.unsqueeze(dim))
     return found
 
 
 def transpose_(x: Tensor, dim0: int, dim1: int) -> Tensor:
     """Exchange two axes of `x` itself; return it."""
-    found: Tensor = _as(x, shapes.transpose(x, dim0, dim1))
+    found: Tensor = _as(x, x.transpose(dim0, dim1))
     return found
 
 
 def t_(x: Tensor) -> Tensor:
     """Exchange the two axes of `x` itself; return it."""
-    found: Tensor = _as(x, shapes.t(x))
+    found: Tensor = _as(x, x.t())
     return found
 
 

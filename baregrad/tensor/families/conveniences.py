@@ -45,7 +45,7 @@ class Conveniences(TensorLike):
     logaddexp2 = arithmetic.logaddexp2
     ldexp = arithmetic.ldexp
     inner = arithmetic.inner
-    vdot = products.dot
+    vdot = arithmetic.vdot
     cross = arithmetic.cross
     ger = arithmetic.ger
     addmv = arithmetic.addmv

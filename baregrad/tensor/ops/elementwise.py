@@ -458,7 +458,7 @@ def allclose(
     x: Tensor, other: Operand, rtol: float = 1e-5, atol: float = 1e-8, equal_nan: bool = False
 ) -> bool:
     """Return whether all elements are close, as `isclose` says; computes them."""
-    return bool(isclose(x, other, rtol, atol, equal_nan).all().item())
+    return bool(x.isclose(other, rtol, atol, equal_nan).all().item())
 
 
 def equal(x: Tensor, other: Tensor) -> bool:

@@ -136,7 +136,7 @@ def dot(x: Tensor, other: Tensor) -> Tensor:
     """Return the inner product of two vectors."""
     if x.ndim != 1 or other.ndim != 1:
         raise ShapeError("dot is of vectors", found=f"{list(x.shape)} and {list(other.shape)}")
-    return matmul(x, other)
+    return x @ other
 
 
 def fma(x: Tensor, other: Tensor, total: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def mm(x: Tensor, other: Tensor) -> Tensor:
     """Return the product of two matrices."""
     if x.ndim != 2 or other.ndim != 2:
         raise ShapeError("mm is of matrices", found=f"{list(x.shape)} and {list(other.shape)}")
-    return matmul(x, other)
+    return x @ other
 
 
 def mv(x: Tensor, other: Tensor) -> Tensor:
@@ -182,7 +182,7 @@ def mv(x: Tensor, other: Tensor) -> Tensor:
         raise ShapeError(
             "mv is of a matrix and a vector", found=f"{list(x.shape)} and {list(other.shape)}"
         )
-    return matmul(x, other)
+    return x @ other
 
 
 def bmm(x: Tensor, other: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ def bmm(x: Tensor, other: Tensor) -> Tensor:
         raise ShapeError(
             "bmm is of two batches of equal size", found=f"{list(x.shape)} and {list(other.shape)}"
         )
-    return matmul(x, other)
+    return x @ other
 
 
 def outer(x: Tensor, other: Tensor) -> Tensor:
@@ -219,7 +219,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return x @ weight.T + bias: (..., I), (O, I), (O) -> (..., O)."""
     if weight.ndim not in (1, 2):
         raise ShapeError("linear's weight is (outputs, inputs)", found=list(weight.shape))
-    product = matmul(x, weight.T)
+    product = x @ weight.T
     return product if bias is None else product + bias
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from baregrad.base.errors import DTypeError, GradientError
+from baregrad.base.errors import DTypeError, GradientError, IndexOutOfRange, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.func import grad, vmap
 from baregrad.tensor import Tensor
@@ -70,6 +71,26 @@ def test_vmap_and_grad_take_them() -> None:
     assert np.allclose(made.numpy(), Z * Z.sum(1, keepdims=True))
     found = grad(lambda z: z.abs().square().sum())(Tensor(Z))
     assert np.allclose(found.numpy(), 2 * Z, atol=1e-6)
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("axis", [0, -1, -2])
+@pytest.mark.parametrize("out", [0, -1, -2])
+def test_vmap_counts_the_axes_that_are_shown(axis: int, out: int) -> None:
+    def example(x: Any, y: Any) -> Any:
+        return x * y.sum(), y.conj() * 2
+
+    given = Z[:, :1] * np.arange(1, 4), Z.real[:, :1] * np.ones(3)
+    found = vmap(example, axis, out)(*map(Tensor, given))
+    wanted = torch.func.vmap(example, axis, out)(*map(torch.tensor, given))
+    for ours, theirs in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(ours.numpy(), theirs.resolve_conj().numpy(), rtol=1e-6)
+
+
+def test_vmap_has_no_axis_of_parts() -> None:
+    for how in ({"in_dims": 2}, {"in_dims": -3}, {"out_dims": 2}, {"out_dims": -3}):
+        with pytest.raises((ShapeError, IndexOutOfRange)):
+            vmap(lambda x: x * 2, **how)(Tensor(Z))
 
 
 def test_leaves_collect_gradients() -> None:

@@ -13,6 +13,7 @@ import torch
 
 from baregrad.base.errors import BaregradError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes
+from baregrad.func import jacfwd, jacrev
 from baregrad.tensor import Tensor
 
 _RANDOM = np.random.default_rng(7)
@@ -72,6 +73,20 @@ CASES: dict[str, Callable[[Any, Any, Any], Any]] = {
     "stack": lambda a, b, c: space(a).stack([a, b], dim=-1),
     "wider": lambda a, b, c: a * c.double(),
     "no axes": lambda a, b, c: a * c.double().sum(),
+    "vdot": lambda a, b, c: a[0].vdot(b[0]),
+    "inner": lambda a, b, c: a.inner(b),
+    "dist": lambda a, b, c: a.dist(b),
+    "cov": lambda a, b, c: a.cov(),
+    "corrcoef": lambda a, b, c: a.corrcoef(),
+    "addmv": lambda a, b, c: a[:, 0].addmv(b, a[0], alpha=2j),
+    "addmm of what is left out": lambda a, b, c: (a[:, :3] / 0).addmm(a, b.T, beta=0),
+    "argwhere": lambda a, b, c: a.argwhere(),
+    "rot90": lambda a, b, c: a.rot90().fliplr(),
+    "diagflat": lambda a, b, c: a[0].diagflat(),
+    "masked_scatter": lambda a, b, c: a.masked_scatter(c > 0, b),
+    "float_power": lambda a, b, c: a.float_power(2),
+    "var of one": lambda a, b, c: a[0, 0].var(correction=0),
+    "axes in place": lambda a, b, c: a.clone().t_().unsqueeze_(-1).squeeze_(-1),
 }
 OPERATORS = ("add", "sub", "mul", "truediv", "pow", "eq", "ne")
 
@@ -146,6 +161,7 @@ GRADIENTS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "arithmetic": lambda a, b, c: (a * b + c / b - a / c).abs().sum(),
     "products": lambda a, b, c: (a @ b.T @ c.to(a.dtype)).abs().square().sum(),
     "powers": lambda a, b, c: (a**b).real.sum() + (a**3).imag.sum(),
+    "sizes of nothing": lambda a, b, c: (a - a).abs().sum() + (b - b).sgn().imag.sum(),
     "views": lambda a, b, c: (a[1:].T.reshape(-1)[::2] * b.conj().flatten()[0]).imag.sum(),
 }
 
@@ -179,6 +195,8 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
     "backward": lambda z: z.backward(),
     "conv": lambda z: z.conv1d(z),
     "softmax": lambda z: z.softmax(0),
+    "Jacobian": lambda z: jacrev(lambda x: x * x)(z),
+    "Jacobian of a complex result": lambda z: jacfwd(lambda x: x * 1j)(z.real),
 }
 
 
@@ -186,6 +204,24 @@ REFUSED: dict[str, Callable[[Tensor], Any]] = {
 def test_what_is_not_of_complex_numbers_is_refused(name: str) -> None:
     with pytest.raises(DTypeError):
         REFUSED[name](Tensor(Z))
+
+
+MISFITS: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "+": lambda z, w: z + w,
+    "*": lambda z, w: z * w.real,
+    "/": lambda z, w: w / z,
+    "where": lambda z, w: z.where(w.real > 0, z),
+    "reshape": lambda z, w: z.reshape(5, 5),
+    "expand": lambda z, w: z.expand(2, 4),
+    "cat": lambda z, w: z.cat(w, dim=1),
+    "stack": lambda z, w: z.stack(w),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_errors_show_shapes_without_the_axis_of_parts(name: str) -> None:
+    with pytest.raises(ShapeError, match=r"\[(3, 4|2, 4)\]"):
+        MISFITS[name](Tensor(Z), Tensor(Z[:2]))
 
 
 def test_an_index_of_too_many_axes_is_refused() -> None:
