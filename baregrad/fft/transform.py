@@ -8,10 +8,16 @@ and in elementwise steps between, which fuse. A transform of a large prime is a 
 
 from __future__ import annotations
 
+import threading
+import weakref
+from typing import Any
+
 import numpy as np
 
+from baregrad.dtypes import DType
 from baregrad.fft import tables
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.link import session
 
 # Stages are of at most so many points, which keeps the error of a sum below that of the stages.
 _STAGE = 32
@@ -19,10 +25,52 @@ _STAGE = 32
 _DIRECT = 128
 
 
+# So many tables of at most so many numbers each stay on devices, of the session used last.
+_MOST_KEPT = 1 << 6
+_LARGEST_KEPT = 1 << 16
+
+
+class _Kept:
+    """Tables that are on a device already, so that not every call uploads them anew."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.owner: weakref.ref[Any] | None = None
+        # A table is held beside its tensor, so that no other one has its identity.
+        self.tensors: dict[tuple[int, DType, str], tuple[Any, Tensor]] = {}
+
+    def of(self, owner: Any, key: tuple[int, DType, str]) -> Tensor | None:
+        with self.lock:
+            if self.owner is None or self.owner() is not owner:
+                self.owner, self.tensors = weakref.ref(owner), {}
+            found = self.tensors.get(key)
+        return None if found is None else found[1]
+
+    def keep(self, owner: Any, key: tuple[int, DType, str], table: Any, made: Tensor) -> None:
+        with self.lock:
+            if self.owner is not None and self.owner() is owner:
+                self.tensors[key] = table, made
+                if len(self.tensors) > _MOST_KEPT:
+                    del self.tensors[next(iter(self.tensors))]
+
+
+_kept = _Kept()
+
+
 def constant(table: tables.Table | tuple[float, ...], like: Tensor) -> Tensor:
     """A table in the dtype and on the device of a tensor."""
+    owner, key = session(), (id(table), like.dtype, like.device)
+    # A function that is captured makes the same in each of its calls.
+    is_captured = bool(owner.watching.downloads)
+    found = None if is_captured else _kept.of(owner, key)
+    if found is not None:
+        return found
     assert like.dtype.numpy is not None
-    return Tensor(np.asarray(table, like.dtype.numpy), device=like.device)
+    values = np.asarray(table, like.dtype.numpy)
+    made = Tensor(values, device=like.device)
+    if values.size <= _LARGEST_KEPT and not is_captured:
+        _kept.keep(owner, key, table, made)
+    return made
 
 
 def times(pairs: Tensor, table: tables.Table) -> Tensor:

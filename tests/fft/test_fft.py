@@ -13,6 +13,7 @@ from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.fft import tables
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.link import session
 from baregrad.tensor.jit.jit import jit
 
 _RANDOM = np.random.default_rng(3)
@@ -96,6 +97,22 @@ def test_a_transform_is_jitted_and_is_the_same_on_the_reference_device() -> None
         assert np.array_equal(replayed(Tensor(z)).numpy(), fft.fft(Tensor(z)).numpy())
     on_reference = fft.fft(Tensor(z, device="REF")).numpy()
     assert np.allclose(on_reference, np.fft.fft(z), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("n", [12, 64, 37])
+def test_tables_are_uploaded_once_for_each_dtype(n: int) -> None:
+    for dtype in (np.complex64, np.complex128):
+        z = Tensor(numbers(2, n).astype(dtype))
+        fft.ifft(z).realize()
+        uploads: list[object] = []
+        watching = session().watching.uploads
+        watching.append(lambda ref, data, uploads=uploads: uploads.append(data))
+        try:
+            found = fft.ifft(z)
+        finally:
+            watching.pop()
+        assert not uploads
+        assert np.allclose(found.numpy(), np.fft.ifft(z.numpy()), atol=1e-6)
 
 
 @pytest.mark.parametrize("least", [1, 2, 7, 17, 255, 257, 2017])
