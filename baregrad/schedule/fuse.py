@@ -95,7 +95,7 @@ def _visit(fusion: Fusion, node: Node, requests: list[Request]) -> None:
     home = verdict.home
     if home is None and node.op.bit & _FOLDS and _is_stored_narrowed(fusion, node, requests):
         return
-    beside = stores.stream_beside(fusion, node) if home is None else None
+    beside = stores.stream_beside(fusion, node, requests) if home is None else None
     if beside is not None:
         # What a stream's columns share is computed at each of them, and written at the first.
         draft, idx = beside

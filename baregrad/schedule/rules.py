@@ -450,12 +450,12 @@ def _find_home(
         if not is_identity(request.idx, node.shape, draft.outer):
             continue
         readers = [other.draft for other in requests if other is not request]
-        if draft not in readers and not _dependents(readers) >> draft.number & 1:
+        if draft not in readers and not dependents_of(readers) >> draft.number & 1:
             return request
     return None
 
 
-def _dependents(readers: Iterable[Draft]) -> int:
+def dependents_of(readers: Iterable[Draft]) -> int:
     """Bit set of the drafts that depend on `readers`: none of them may write what these read."""
     below = 0
     for reader in readers:
@@ -471,7 +471,7 @@ def find_sibling(
     if not candidates or node in fusion.survey.contractions:
         return None
     readers = {request.draft for request in requests}
-    below = _dependents(readers)
+    below = dependents_of(readers)
     own = _kernels_of_parts(fusion, node)
     running = _running_fold(node)
     for draft in (*own, *reversed(candidates[-SIBLINGS:])):

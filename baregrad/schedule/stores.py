@@ -60,7 +60,9 @@ def store_scatter(fusion: Fusion, node: Node, requests: list[Request]) -> None:
 # --- padded arrays --------------------------------------------------------------------------------
 
 
-def stream_beside(fusion: Fusion, node: Node) -> tuple[Draft, Idx] | None:
+def stream_beside(
+    fusion: Fusion, node: Node, requests: list[Request]
+) -> tuple[Draft, Idx] | None:
     """The kernel of a stream that can write a state that its columns share, and its index there."""
     below = node.src[0] if node.op is Ops.CONTIGUOUS else node
     state = base_of(below)
@@ -72,7 +74,10 @@ def stream_beside(fusion: Fusion, node: Node) -> tuple[Draft, Idx] | None:
     draft = fusion.streams.get(fold)
     if draft is None:
         written = [one for one in fusion.order if one.op is Ops.CONTIGUOUS and _sums(one, fold)]
+        # None that needs, beside the last sum, what is made of the state.
+        later = rules.dependents_of(request.draft for request in requests)
         homes = [fusion.homes[one] for one in written if one in fusion.homes]
+        homes = [home for home in homes if not later >> home.number & 1]
         if not written:
             return None
         # What is written at every column may have its turn later.

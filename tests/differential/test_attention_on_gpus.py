@@ -229,3 +229,22 @@ def test_caches_of_bytes_agree_with_pytorch(dtype: torch.dtype, stored: torch.dt
         true = wanted.numpy()
         error = np.abs(to_numpy(found).astype(np.float64) - true).max()
         assert error < 2.0 ** (-7 if dtype is torch.bfloat16 else -10) * np.abs(true).max()
+
+
+def test_what_reads_a_result_and_its_gradient_has_a_kernel_of_its_own() -> None:
+    """Keys of further attention, made of both: the first kernel's maxima are not written there."""
+    rng = np.random.default_rng(17)
+    arrays = [rng.standard_normal((2, 32, 16)).astype(np.float32) for _ in range(4)]
+
+    def result() -> Any:
+        *inputs, given = [Tensor(array).bfloat16().realize() for array in arrays]
+        q, k, v = [x.detach().requires_grad_() for x in inputs]
+        out = q.scaled_dot_product_attention(k, v, is_causal=True)
+        out.backward(given)
+        assert q.grad is not None
+        further = k.detach().scaled_dot_product_attention(out.detach() + q.grad, v.detach())
+        return to_numpy(further)
+
+    wanted = result()
+    with ptx_session():
+        np.testing.assert_allclose(result(), wanted, atol=2.0**-6)
