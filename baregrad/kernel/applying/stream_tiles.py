@@ -264,8 +264,8 @@ class _Builder:
             if hidden is not None and row not in hidden.ranges:
                 seen.append(alu(Ops.NOT, self._of_block(hidden)))
         for constant, factor, sign in self.limits if self.facts.over is not None else ():
-            row = index.add(self.start, self.rows - 1) if factor > 0 else self.start
-            most = index.add(constant, index.mul(row, factor))
+            place = index.add(self.start, self.rows - 1) if factor > 0 else self.start
+            most = index.add(constant, index.mul(place, factor))
             seen.append(index.at_least(index.sub(most, index.mul(ends[sign < 0], sign)), 0))
         return index.both(*seen)
 
