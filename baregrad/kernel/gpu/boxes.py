@@ -218,16 +218,14 @@ def _below(terms: Terms, size: int) -> bool:
 
 
 def _part(dimensions: list[_Dimension], top: _Dimension, apart: Terms) -> bool:
-    """Give terms of which a condition does not speak a dimension of their own, if they have one."""
-    if not apart:
-        return True
-    step = min(apart.values())
-    if len(dimensions) == MOST_RANK or any(count % step for count in apart.values()):
-        return False
+    """Give terms of which a condition does not speak dimensions of their own, if there are any."""
     top.corner = {atom: count for atom, count in top.corner.items() if atom not in apart}
-    corner = {atom: count // step for atom, count in apart.items()}
-    dimensions.append(_Dimension(top.stride * step, 1, {}, corner))
-    return True
+    while apart:
+        step = min(apart.values())
+        corner = {atom: n // step for atom, n in apart.items() if n % step == 0}
+        apart = {atom: n for atom, n in apart.items() if atom not in corner}
+        dimensions.append(_Dimension(top.stride * step, 1, {}, corner))
+    return len(dimensions) <= MOST_RANK
 
 
 def _sized(dimension: _Dimension) -> bool:

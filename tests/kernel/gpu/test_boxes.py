@@ -146,6 +146,15 @@ def test_dimensions_are_left_for_what_lies_inside_rows_and_between_them() -> Non
     assert check(value, [y, i, v, u], [s, t, b, x]).covered == 3
 
 
+def test_parts_of_sums_lie_apart_in_batches_that_lie_further_apart() -> None:
+    """Parts of 40 steps in batches of 128, which are no whole number of parts."""
+    s, t, x, y, n = axes(2, 3, 3, 16, 64)
+    step = index.add(index.mul(x, 16), y)
+    place = index.total([index.mul(s, 128), index.mul(t, 40), step])
+    value = read(index.add(index.mul(place, 64), n), index.less(step, 40))
+    assert check(value, [n, y], [s, t, x]).box.strides == (1, 64, 40 * 64, 128 * 64)
+
+
 def refused() -> dict[str, tuple[Node, list[Node]]]:
     m, i, x = axes(2, 8, 64)
     row = index.add(index.mul(m, 8), i)
