@@ -143,8 +143,12 @@ class MapSpec:
         ranks = (len(self.shape), len(self.strides) + 1, len(self.box))
         sizes = (self.itemsize, *self.shape, *self.strides, *self.box)
         counts = all(type(size) is int and size >= 1 for size in sizes)
-        if len(set(ranks)) > 1 or not counts or type(self.param) is not int or self.param < 0:
+        others = (self.param, self.swizzle)
+        plain = all(type(number) is int and number >= 0 for number in others)
+        if len(set(ranks)) > 1 or not counts or not plain:
             raise ValueError(f"a tensor map of sizes that are none: {self}")
+        if type(self.rounds) is not bool or (self.rounds and self.itemsize != 4):
+            raise ValueError(f"a tensor map rounds what is no float32: {self}")
 
 
 @dataclass(frozen=True, slots=True)

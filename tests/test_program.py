@@ -137,6 +137,12 @@ def test_the_saved_form_has_tensor_maps() -> None:
     for sizes in (((64, 2), (), (64, 2)), ((64,), (), (0,)), ((64, 2), (128.0,), (64, 2))):
         with pytest.raises(ValueError, match="sizes that are none"):
             MapSpec(0, 2, *sizes)  # type: ignore[arg-type]
+    for rest in (("128",), (-1,)):
+        with pytest.raises(ValueError, match="sizes that are none"):
+            MapSpec(0, 2, (64,), (), (64,), *rest)  # type: ignore[arg-type]
+    for itemsize, rounds in ((2, True), (4, 1)):
+        with pytest.raises(ValueError, match="no float32"):
+            MapSpec(0, itemsize, (64,), (), (64,), 128, rounds)  # type: ignore[arg-type]
 
 
 def test_a_grid_of_undeclared_variables_is_refused() -> None:
