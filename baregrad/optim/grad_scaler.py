@@ -105,21 +105,18 @@ class GradScaler:
             self.unscale_(optimizer)
         self._stepped.add(id(optimizer))
         bad = self._found[id(optimizer)]
-        params = [p for group in optimizer.param_groups for p in group["params"]]
         with Tensor.no_grad():
-            # A first step has made no state yet: what it begins with is as good as none.
-            held = {id(p): state for p, state in optimizer.state.items()}
-            before = [(p, p.detach().clone()) for p in params]
-            before += [(t, t.detach().clone()) for t in _tensors(held)]
-            known = {id(t) for t, _ in before}
+            optimizer.begin()
+            copies: dict[int, Tensor] = {}
+            olds = {place: copies.setdefault(id(t), t.detach().clone())
+                    for place, t in _held(optimizer).items()}
             result = optimizer.step(*args, **kwargs)
-            for tensor, old in before:
-                tensor.copy_(bad.to(tensor.device).where(old, tensor))
-            for tensor in _tensors({id(p): state for p, state in optimizer.state.items()}):
-                if id(tensor) not in known:
-                    blank = bad.to(tensor.device).where(0.0, tensor)
-                    tensor.copy_(blank.cast(tensor.dtype))
-        for tensor in (*params, *_tensors({id(p): s for p, s in optimizer.state.items()})):
+            # By places: a count of steps that several shared may be another tensor afterwards.
+            for place, tensor in {id(t): (at, t) for at, t in _held(optimizer).items()}.values():
+                # What a step itself makes is as good as none before it.
+                old = bad.to(tensor.device).where(olds.get(place, 0.0), tensor)
+                tensor.copy_(old.cast(tensor.dtype))
+        for tensor in _held(optimizer).values():
             session().watching.companions.append(weakref.ref(tensor._storage))
         return result
 
@@ -164,10 +161,13 @@ class GradScaler:
         self.growth_interval = state_dict["growth_interval"]
 
 
-def _tensors(states: Mapping[int, Mapping[str, Tensor]]) -> list[Tensor]:
-    """The tensors of states, each once."""
-    found = {id(t): t for state in states.values() for t in state.values()}
-    return list(found.values())
+def _held(optimizer: Optimizer) -> dict[tuple[int, str], Tensor]:
+    """What a step may change, by parameter and name; the parameters themselves have none."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    found = {(id(p), ""): p for p in params}
+    for p, state in optimizer.state.items():
+        found.update({(id(p), name): t for name, t in state.items()})
+    return found
 
 
 explain_constructor(GradScaler)

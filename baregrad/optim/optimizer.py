@@ -122,18 +122,23 @@ class Optimizer:
         """
         loss = None if closure is None else closure()
         with Tensor.no_grad():
-            clocks: dict[str, Tensor] = {}
-            active = [
-                (p, self._state_of(p, group, clocks), group)
-                for group in self.param_groups
-                for p in group["params"]
-                if p.grad is not None
-            ]
+            active = self.begin()
             self._advance([state for _, state, _ in active])
             for p, state, group in active:
                 self._change(p, state, group)
         self._realize()
         return loss
+
+    def begin(self) -> list[tuple[Tensor, State, ParamGroup]]:
+        """The parameters that have gradients, with states, made where a first step finds none."""
+        clocks: dict[str, Tensor] = {}
+        with Tensor.no_grad():
+            return [
+                (p, self._state_of(p, group, clocks), group)
+                for group in self.param_groups
+                for p in group["params"]
+                if p.grad is not None
+            ]
 
     def initial_state(self, p: Tensor, group: ParamGroup) -> State:
         """Return the tensors that an update of `p` wants beside it."""

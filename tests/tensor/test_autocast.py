@@ -128,3 +128,32 @@ def test_what_a_scaler_refuses() -> None:
     assert off.scale(loss) is loss and off.get_scale() == 1.0
     with pytest.raises(ArgumentError):
         optim.GradScaler(growth_factor=0.5)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [
+    ("NAdam", "float32"), ("Rprop", "float32"), ("AdamW", "float16"),
+])  # fmt: skip
+def test_a_first_step_that_overflows_leaves_nothing_behind(kind: str, dtype: str) -> None:
+    found = []
+    for first in ([], [float("inf")]):
+        w = Tensor(X[0]).cast(dtype).detach().requires_grad_()
+        optimiser, scaler = getattr(optim, kind)([w], lr=0.1), optim.GradScaler(init_scale=8.0)
+        for factor in (*first, 1.0, 2.0):
+            optimiser.zero_grad()
+            scaler.scale((w * factor).sum()).backward()
+            scaler.step(optimiser)
+            scaler.update()
+        found.append(w.numpy())
+    np.testing.assert_array_equal(*found)
+
+
+def test_a_step_that_overflows_leaves_shared_counts_as_they_were() -> None:
+    a, b = (Tensor(X[0]).requires_grad_() for _ in range(2))
+    optimiser, scaler = optim.Adam([a, b], lr=0.1), optim.GradScaler(init_scale=8.0)
+    for factor in (1.0, float("inf"), 1.0):
+        optimiser.zero_grad()
+        loss = (a * factor).sum()
+        scaler.scale(loss + b.sum() if optimiser.state == {} else loss).backward()
+        scaler.step(optimiser)
+        scaler.update()
+    assert [state["step"].item() for state in optimiser.state.values()] == [2.0, 1.0]
