@@ -31,9 +31,10 @@ from baregrad.kernel.gpu.shared_layouts import in_rows, pitch_of
 
 ENGINE = "tma"
 # The unit of such copies, in bytes; bytes of a row; and what a map has at most: dimensions,
-# elements of a box along one, elements along one, bytes of a stride.
+# elements of a box along one, elements along one, bytes of a stride. Where a box begins is int32.
 UNIT, ROW_NBYTES = 16, 128
 MOST_RANK, MOST_BOX, MOST_SIZE, MOST_STRIDE = 5, 256, 1 << 32, 1 << 40
+MOST_CORNER = (1 << 31) - 1
 
 
 class BoxCopy(NamedTuple):
@@ -234,7 +235,7 @@ def _sized(dimension: _Dimension) -> bool:
     low, high = index.lower(corner), index.upper(corner)
     if not dimension.size and high < INFINITE:
         dimension.size = high + dimension.box
-    return low >= 0 and 1 <= dimension.size <= MOST_SIZE
+    return low >= 0 and high <= MOST_CORNER and 1 <= dimension.size <= MOST_SIZE
 
 
 def _suits(dimensions: list[_Dimension], dtype: DType) -> bool:

@@ -159,6 +159,10 @@ def refused() -> dict[str, tuple[Node, list[Node]]]:
     m, i, x = axes(2, 8, 64)
     row = index.add(index.mul(m, 8), i)
     place = index.add(index.mul(row, 72), x)
+    s = range_node(3, 9, "s")
+    array = k.param(1, 1 << 32, dtype=HALF)
+    batch = index.as_node(index.add(index.mul(s, (1 << 30) + 16), place))
+    far = make_node(Ops.LOAD, HALF, (array, batch))
     return {
         "rows of no whole words": (read(index.add(index.mul(row, 68), x)), [x, i]),
         "a view inside a word": (read(index.add(place, 4)), [x, i]),
@@ -169,6 +173,7 @@ def refused() -> dict[str, tuple[Node, list[Node]]]:
         "a condition on two sides": (read(place, index.less(index.add(row, x), 70)), [x, i]),
         "truths": (read(place, dtype=dtypes.bool), [x, i]),
         "wide numbers": (read(place, dtype=dtypes.float64), [x, i]),
+        "batches beyond a coordinate": (far, [x, i]),
         "what is computed": (make_node(Ops.NEG, HALF, (read(place),)), [x, i]),
     }
 
