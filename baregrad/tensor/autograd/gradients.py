@@ -90,14 +90,8 @@ def pull_back(
     order, carrying = _carriers(roots, wanted)
     are_marked = again or any(node.arg.__class__ is Again for node in order)
     if are_marked and (wanted is None or all(map(is_leaf, wanted))):
-        known: dict[Node, Node] = {}
-        merged = _without_marks(roots, known)
-        if again:
-            _without_marks(seeds, known)
-            before = _origins(known)
-        if before is not None and merged != list(roots):
-            roots = merged
-            order, carrying = _carriers(roots, wanted)
+        roots, before = _merged(roots, seeds, again)
+        order, carrying = _carriers(roots, wanted)
     sums: dict[Node, Node] = {}
     for root, seed in zip(roots, seeds, strict=True):
         _add(sums, root, seed, carrying)
@@ -136,6 +130,19 @@ def pull_back(
     return {
         target: rebuild(total, lambda node: None, memo=before) for target, total in found.items()
     }
+
+
+def _merged(
+    roots: Sequence[Node], seeds: Sequence[Node], again: bool
+) -> tuple[Sequence[Node], dict[Node, Node] | None]:
+    """The roots over equal results as one node, unless two are told apart, and what each was."""
+    known: dict[Node, Node] = {}
+    merged = _without_marks(roots, known)
+    if not again:
+        return merged, {}
+    _without_marks(seeds, known)
+    before = _origins(known)
+    return roots if before is None else merged, before
 
 
 def _without_marks(roots: Sequence[Node], known: dict[Node, Node]) -> list[Node]:
