@@ -13,7 +13,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,8 +46,6 @@ _UNREAD = mask_of((*MOVEMENT, Ops.CONST, Ops.IOTA, Ops.CAST))
 _INTEGERS, _ENDS = frozenset((int,)), frozenset((int, type(None)))
 _PLAIN = frozenset((int, bool, str, type(None), type(...), DType))
 _REAL = frozenset((int, bool, float, type(None), type(...), slice))
-# Classes whose objects are not complex: those, and of tensors what calls were seen of.
-_real_kinds: set[Any] = set(_REAL)
 _MOST_RESULTS = 1 << 8
 _MOST_PARTS = 64
 
@@ -114,6 +112,12 @@ def _shown(
     return found[0] if template.build is None else template.build(found)
 
 
+class _Known:
+    """Classes whose objects are not complex: those of arrays are added when a call is seen."""
+
+    real: ClassVar[set[Any]] = set(_REAL)
+
+
 class _Nothing:
     """What is known of calls that are not to be put off."""
 
@@ -135,7 +139,7 @@ def function_for(
     function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Callable[..., Any]:
     """What computes `function` of these arguments: that itself, unless some are complex."""
-    kinds = _real_kinds
+    kinds = _Known.real
     if kinds.issuperset(map(type, args)) and kinds.issuperset(map(type, kwargs.values())):
         return function
     if not any(map(is_complex, args)) and not any(map(is_complex, kwargs.values())):
@@ -151,10 +155,10 @@ def is_complex(value: Any) -> bool:
     kind = value.__class__
     if isinstance(value, Array):
         if not value.is_paired:
-            _real_kinds.add(kind)
+            _Known.real.add(kind)
         return value.is_paired
     if kind is tuple or kind is list:
-        return not _real_kinds.issuperset(map(type, value)) and any(map(is_complex, value))
+        return not _Known.real.issuperset(map(type, value)) and any(map(is_complex, value))
     if kind in _REAL:
         return False
     if isinstance(value, DType):
