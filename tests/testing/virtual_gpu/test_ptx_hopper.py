@@ -187,7 +187,8 @@ def test_tensor_maps_decode() -> None:
     x = np.zeros((3, 5, 64), ml_dtypes.bfloat16)
     found = DecodedTensorMap.decode(tensor_map(0x7F0012345670, x, (64, 4, 2), 128).tobytes())
     assert found == DecodedTensorMap(
-        0x7F0012345670, (64, 5, 3), (128, 640), (64, 4, 2), (1, 1, 1), 2, 10, 128, 0, False
+        0x7F0012345670, (64, 5, 3), (128, 640), (64, 4, 2), (1, 1, 1), 2, 10, 128, 0, False,
+        rounds=False,
     )
     assert found.nbytes == 64 * 4 * 2 * 2
 
