@@ -151,7 +151,9 @@ def zeta(x: Tensor, other: Operand) -> Tensor:
 
 def _zeta(s: Tensor, q: Tensor) -> Tensor:
     """By the sum of Euler and Maclaurin."""
-    known = (s > 1) & (q > 0)
+    counted = (s > 1) & (q > 0)
+    endless = counted & (s.isinf() | q.isinf())
+    known = counted & ~endless
     s_, q_ = known.where(s, 2.0), known.where(q, 1.0)
     total = q_ ** -s_
     for step in range(1, _ZETA_STEPS):
@@ -164,7 +166,10 @@ def _zeta(s: Tensor, q: Tensor) -> Tensor:
         total = total + factor * term
         factor = factor * (s_ + (2 * place + 1)) * (s_ + (2 * place + 2)) / (z * z)
     pole = (s == 1) | ((s > 1) & (q <= 0) & (q == q.floor()))
-    return known.where(total, pole.where(math.inf, math.nan))
+    # Of what has no end the first term is all.
+    rest = endless.where(endless.where(q, 1.0) ** endless.where(-s, 1.0),
+                         pole.where(math.inf, math.nan))
+    return known.where(total, rest)
 
 
 def polygamma(n: int, x: Tensor) -> Tensor:

@@ -96,6 +96,17 @@ def test_functions_of_two_and_of_dimensions() -> None:
     assert np.allclose(special.multigammaln(Tensor(given), 3).numpy(), wanted, rtol=1e-14)
 
 
+def test_functions_of_infinity_are_their_limits() -> None:
+    end = Tensor(np.array([np.inf]))
+    assert special.zeta(Tensor(np.array([2.0])), end).item() == 0.0
+    assert special.zeta(end, Tensor(np.array([0.5, 1.0, 2.0]))).tolist() == [np.inf, 1.0, 0.0]
+    assert [special.polygamma(order, end).item() for order in (0, 1, 2)] == [np.inf, 0.0, 0.0]
+    x = Tensor(np.array([0.3, np.inf]), requires_grad=True)
+    special.polygamma(1, x).sum().backward()
+    assert x.grad is not None
+    assert np.allclose(x.grad.numpy(), scipy.special.polygamma(2, [0.3, np.inf]), rtol=1e-12)
+
+
 def test_what_is_wrong_is_said() -> None:
     with pytest.raises(ArgumentError, match="order"):
         special.polygamma(-1, Tensor([1.0]))
