@@ -47,6 +47,8 @@ def backward(
     """Add gradients of the sum of tensors to `grad` of every leaf; see `Tensor.backward`."""
     roots = _several(tensors)
     seeds = [None] * len(roots) if grad_tensors is None else _several(grad_tensors)
+    if len(seeds) != len(roots):
+        raise ArgumentError("a gradient for each tensor", found=len(seeds), wanted=len(roots))
     for root, seed in zip(roots, seeds, strict=True):
         root.backward(seed, create_graph=create_graph)
 

@@ -90,3 +90,9 @@ def test_it_is_imported_by_its_name() -> None:
     from baregrad.autograd import Function, Variable
 
     assert Function is baregrad.autograd.Function and Variable(Tensor(DATA), True).requires_grad
+
+
+def test_backward_wants_a_gradient_for_each_tensor() -> None:
+    x = Tensor([1.0, 2.0]).requires_grad_()
+    with pytest.raises(ArgumentError, match="a gradient for each tensor"):
+        baregrad.autograd.backward([x.sum(), x.sum()], [None])
