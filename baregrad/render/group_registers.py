@@ -11,6 +11,9 @@ from baregrad.target.gpu import NvidiaTarget
 # Registers of a thread beside the sums of products of groups of warps and what is read ahead; and
 # of one that copies boxes.
 GROUP_REGISTERS, COPIER_REGISTERS = 50, 40
+# Fewer beside its sums ptxas 13 refuses at launch, whatever changes hands later: of 64 it asked
+# for 90 in all.
+LEAST_BESIDE = 26
 
 
 def blocks_of_groups(program: Node, signature: GpuSignature, target: NvidiaTarget) -> int:
@@ -30,7 +33,12 @@ def blocks_of_groups(program: Node, signature: GpuSignature, target: NvidiaTarge
     warps, copiers = signature.threads // WARP_LANES, program.arg.copiers
     if copiers:
         each = -(-(each * (warps - copiers) + COPIER_REGISTERS * copiers) // warps)
-    return target.resident_blocks(warps, each, signature.shared_nbytes)
+    blocks = target.resident_blocks(warps, each, signature.shared_nbytes)
+    while copiers and blocks > 1 and (
+        target.registers_at_launch(blocks * signature.threads) < sum(widths) + LEAST_BESIDE
+    ):
+        blocks -= 1
+    return blocks
 
 
 def register_change(
