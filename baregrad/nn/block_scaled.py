@@ -133,6 +133,12 @@ def scaled_matmul(x: BlockScaled, other: BlockScaled, dtype: DType | str = F32) 
     Where scales are powers of two and elements floats, factors are bfloat16 exactly, and so is
     their product up to float32's sums. Raises ShapeError for shapes or blocks that do not fit.
     """
+    for one in (x, other):
+        if not isinstance(one, BlockScaled):
+            raise ArgumentError(
+                "a product of blocks takes numbers with scales", found=type(one).__name__,
+                wanted="what quantize_blocks gives",
+            )
     length = x.format.length
     if len(other.shape) != 2 or x.shape[-1] != other.shape[1] or length != other.format.length:
         raise ShapeError(

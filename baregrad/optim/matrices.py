@@ -100,6 +100,8 @@ class Adafactor(Optimizer):
         maximize: bool = False, master_weights: bool = True,
     ) -> None:
         check_settings(weight_decay=weight_decay)
+        if not isinstance(eps, tuple | list) or len(eps) != 2:
+            raise ArgumentError("eps is a pair", found=repr(eps), wanted="(None, 1e-3) or the like")
         if not beta2_decay <= 0 or not d >= 1:
             raise ArgumentError(
                 "beta2_decay is 0 or below, d is 1 or above", found=f"{beta2_decay}, {d}"

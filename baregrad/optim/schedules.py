@@ -312,6 +312,9 @@ class ChainedScheduler:
         given = list(schedulers)
         if not given:
             raise ArgumentError("a chain of schedules has some", found="none")
+        for one in given:
+            if not isinstance(one, LRScheduler):
+                raise ArgumentError("a chain is of schedules", found=type(one).__name__)
         self.optimizer = optimizer or given[0].optimizer
         if any(one.optimizer is not self.optimizer for one in given):
             raise ArgumentError("schedules of one optimiser are chained", found="several")

@@ -396,6 +396,8 @@ def test_narrowing_goes_by_way_of_float32() -> None:
 def test_stored_and_working_forms_agree(dtype: DType) -> None:
     if dtype.bits > 16:
         codes = np.random.default_rng(1).integers(0, 1 << 32, 500).astype(dtype.storage)
+        if dtype is dtypes.tfloat32:
+            codes &= 0xFFFFE000  # in memory the others are zero
     else:
         top = 2 if dtype.kind == "bool" else 1 << dtype.bits
         codes = np.arange(top).astype(dtype.storage)
@@ -404,7 +406,7 @@ def test_stored_and_working_forms_agree(dtype: DType) -> None:
     back = to_raw(values, dtype)
     assert back.dtype == (dtype.numpy or dtype.storage)
     again = back.view(dtype.storage)
-    if dtype.kind == "float" and dtype.bits <= 8:
+    if dtype is dtypes.tfloat32 or (dtype.kind == "float" and dtype.bits <= 8):
         # Different NaN codes are one value.
         assert np.array_equal(to_array(again, dtype), values, equal_nan=True)
     elif dtype is dtypes.float16:

@@ -273,7 +273,7 @@ def test_extremes_of_signed_integers_are_hidden_from_the_compiler(dtype: DType) 
 
 def test_what_has_no_text_is_named() -> None:
     programs = []
-    for words, name in (("no rule for a machine", "setmaxnreg"), ("one barrier", "bar.sync")):
+    for words, name in (("no rule for a machine", "setmaxnreg"), ("no barrier", "bar.sync")):
         w = Writer()
         w.machine(name, imm=(4,))
         programs.append((words, w.program()))

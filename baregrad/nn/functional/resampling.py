@@ -140,6 +140,8 @@ def _picked(x: Tensor, at: list[Tensor], padding_mode: str, corners: bool) -> Te
 @explained
 def pixel_unshuffle(x: Tensor, downscale_factor: int) -> Tensor:
     """Return blocks of pixels as channels: (..., C, H*r, W*r) -> (..., C*r*r, H, W)."""
+    if x.ndim < 3:
+        raise ShapeError("an image has channels", found=list(x.shape), wanted="(..., C, H, W)")
     *lead, channels, height, width = x.shape
     r = downscale_factor
     if r < 1 or height % r or width % r:

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, GradientError, ShapeError
+from baregrad.tensor.array.axes import own_axis
 from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.ops import sorting
+from baregrad.tensor.ops.creation import as_shape
 
 
 def fliplr(x: Tensor) -> Tensor:
@@ -81,6 +83,7 @@ def slice_scatter(
     step: int = 1,
 ) -> Tensor:
     """Return a copy of `x` with `src` in a slice of an axis."""
+    dim = own_axis(dim, x.ndim)
     made: Any = x.clone()
     key = [slice(None)] * x.ndim
     key[dim] = slice(start, end, step)
@@ -118,7 +121,7 @@ def masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
 
 def sum_to_size(x: Tensor, *size: Any) -> Tensor:
     """Return the sums of `x` over what it was broadcast along from a shape. Raises ShapeError."""
-    wanted = tuple(size[0]) if len(size) == 1 and not isinstance(size[0], int) else size
+    wanted = as_shape(size)
     lead = x.ndim - len(wanted)
     fits = lead >= 0 and all(
         w in (1, have) for w, have in zip(wanted, x.shape[max(lead, 0) :], strict=True)
