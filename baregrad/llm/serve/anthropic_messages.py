@@ -14,6 +14,7 @@ from baregrad.llm.serve.history import check_history
 from baregrad.llm.serve.refusals import RequestRefused
 from baregrad.llm.serve.served import AnswerNews, Answers, Served
 from baregrad.llm.text.calls import AnswerPart, PartKind
+from baregrad.llm.text.templates.messages import UNPARSED, object_of
 
 _FIELDS = (
     "model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k", "stop_sequences",
@@ -126,7 +127,12 @@ def _messages(message: Fields) -> list[dict[str, Any]]:
     for block in message.objects("content"):
         kind = block.text("type", "text")
         if kind == "tool_use":
-            arguments = json.dumps(block.inner("input").values, ensure_ascii=False)
+            given = block.inner("input").values
+            unparsed = given.get(UNPARSED) if len(given) == 1 else None
+            arguments = json.dumps(given, ensure_ascii=False)
+            if isinstance(unparsed, str):
+                # It is one of our own answers.
+                arguments = unparsed
             calls.append({
                 "id": block.text("id"), "type": "function",
                 "function": {"name": block.text("name"), "arguments": arguments},
@@ -170,7 +176,7 @@ class MessageWriter(EventWriter):
             function = call["function"]
             content.append({
                 "type": "tool_use", "id": call["id"], "name": function["name"],
-                "input": _object(function["arguments"]),
+                "input": dict(object_of(function["arguments"])),
             })
         return self._message(content) | {
             "stop_reason": _stop_reason(found.reason, found.stop), "stop_sequence": found.stop,
@@ -255,12 +261,3 @@ def failure(refusal: RequestRefused) -> dict[str, Any]:
 
 def _stop_reason(reason: str, stop: str | None) -> str:
     return "stop_sequence" if stop is not None else dict(_REASONS)[reason]
-
-
-def _object(text: str) -> Any:
-    """Return arguments as an object; a model may write what is no JSON."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return {"_unparsed": text}
-    return found if isinstance(found, dict) else {"_unparsed": text}

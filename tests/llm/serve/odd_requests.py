@@ -132,7 +132,7 @@ _CHATS: tuple[OddRequest, ...] = (
     _said(USER, _called("a"), _result(None)), _said(USER, _called("a"), _result(3)),
     _said(USER, _called(None)), _said(USER, _called(3)), _said(USER, _called("")),
     _said(USER, _called("a"), {"role": "tool", "content": "x"}),
-    _said(USER, _called("a", arguments="{")), _said(USER, _called("a", arguments="[]")),
+    _said(USER, _called("a", arguments=True)), _said(USER, _called("a", arguments=0.5)),
     _said(USER, _called("a", arguments=3)), _said(USER, _called("a", arguments=["x"])),
     _said(USER, {"role": "assistant", "tool_calls": [{}]}),
     _said(USER, {"role": "assistant", "tool_calls": {}}),

@@ -100,6 +100,52 @@ def test_an_agent_s_loop_over_messages(model: ScriptedModel) -> None:
     assert form is not None and json.loads(form.text) == SCHEMA
 
 
+CUT = '{"city": "R'
+
+
+def test_a_call_that_was_cut_off_is_sent_back_and_answered(model: ScriptedModel) -> None:
+    """Its arguments are no JSON; agents send the answer back with no result for it."""
+    client = Client(model)
+    tool = {"type": "function", "function": {"name": "get", "parameters": SCHEMA}}
+    chat: dict[str, Any] = {"messages": [{"role": "user", "content": "?"}], "tools": [tool],
+                            "max_tokens": 17}
+    choice = client.post("/v1/chat/completions", chat).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    call = choice["message"]["tool_calls"][0]
+    assert call["function"] == {"name": "get", "arguments": CUT}
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "no JSON"}
+    for more in ([], [result], [{"role": "user", "content": "go on"}]):
+        chat["messages"] = [*chat["messages"][:1], choice["message"], *more]
+        assert client.post("/v1/chat/completions", chat).status == 200
+        assert json.dumps(CUT) in model.prompt()
+    whole = {**call, "function": {"name": "get", "arguments": '{"city": "R"}'}}
+    chat["messages"][1] = {**choice["message"], "tool_calls": [whole]}
+    assert client.post("/v1/chat/completions", chat).status == 400
+
+
+def test_a_call_that_was_cut_off_over_other_protocols(model: ScriptedModel) -> None:
+    client = Client(model)
+    asked: dict[str, Any] = {
+        "input": [{"role": "user", "content": "?"}], "max_output_tokens": 17,
+        "tools": [{"type": "function", "name": "get", "parameters": SCHEMA}],
+    }
+    answer = client.post("/v1/responses", asked).json()
+    assert answer["status"] == "incomplete" and answer["output"][0]["arguments"] == CUT
+    asked["input"] += [*answer["output"], {"role": "user", "content": "go on"}]
+    assert client.post("/v1/responses", asked).status == 200
+    assert json.dumps(CUT) in model.prompt()
+    message: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "?"}], "max_tokens": 17,
+        "tools": [{"name": "get", "input_schema": SCHEMA}],
+    }
+    content = client.post("/v1/messages", message).json()["content"]
+    assert [block["input"] for block in content] == [{"_unparsed": CUT}]
+    message["messages"] += [{"role": "assistant", "content": content},
+                            {"role": "user", "content": "go on"}]
+    assert client.post("/v1/messages", message).status == 200
+    assert json.dumps(CUT) in model.prompt()
+
+
 def test_tools_of_a_model_that_knows_none_are_told() -> None:
     model = ScriptedModel(CALL, template=(
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

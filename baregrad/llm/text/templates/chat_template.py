@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, BaregradError, FileFormatError, MissingDependency
-from baregrad.llm.text.templates.messages import messages_for
+from baregrad.llm.text.templates.messages import WRITINGS, messages_for
 
 # A process that only imports: slow machines need some of it.
 _START_SECONDS = 60.0
@@ -79,21 +79,35 @@ class ChatTemplate:
         what it says, and FileFormatError for a template that is broken, breaks out of its sandbox,
         or takes more time, memory or room than the limits.
         """
-        values: dict[str, Any] = {
-            **more, "messages": messages_for(self.text, messages),
-            "add_generation_prompt": add_generation_prompt,
-        }
         # A template may ask whether it is defined, or whether it is none.
-        values["tools"] = list(tools) if tools else None
+        values: dict[str, Any] = {
+            **more, "add_generation_prompt": add_generation_prompt,
+            "tools": list(tools) if tools else None,
+        }
+        first: dict[str, Any] | None = None
+        tried: list[list[dict[str, Any]]] = []
+        for writing in WRITINGS:
+            written = messages_for(self.text, messages, writing)
+            if written in tried:
+                continue
+            tried.append(written)
+            answer = self._rendered({**values, "messages": written})
+            if answer["kind"] == "done":
+                return [(text, is_template) for text, is_template in answer["spans"]]
+            first = first or answer
+            if answer["kind"] != "failure":
+                break
+        assert first is not None
+        raise _error(first)
+
+    def _rendered(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what the process answers to some values."""
         try:
             request = json.dumps({"values": values, "trusted": self._trusted})
         except (TypeError, ValueError, RecursionError) as error:
             raise ArgumentError(f"the messages are no JSON: {error}") from error
         with self._lock:
-            answer = self._ask(request)
-        if answer["kind"] != "done":
-            raise _error(answer)
-        return [(text, is_template) for text, is_template in answer["spans"]]
+            return self._ask(request)
 
     def prepare(self) -> None:
         """Start the process and do not wait for it, so that the first prompt need not."""

@@ -194,3 +194,30 @@ def test_the_process_ends_with_its_template() -> None:
 def test_what_is_no_json_is_refused() -> None:
     with pytest.raises(ArgumentError, match="no JSON"):
         ChatTemplate("a").render([{"role": "user", "content": "x", "more": object()}])
+
+
+@pytest.mark.parametrize(("source", "cut"), [
+    ("{{ call.arguments | tojson }}", '"{\\"a\\": "'),
+    ("{{ 'arguments ' + call.arguments }}", 'arguments {"a": '),
+    ("{% for k, v in call.arguments.items() %}{{ k }}={{ v }}{% endfor %}", '_unparsed={"a": '),
+    ("{{ call.arguments if call.arguments is string else call.arguments.a }}", '{"a": '),
+])
+def test_arguments_are_written_as_a_template_takes_them(source: str, cut: str) -> None:
+    """Some templates want text and some mappings; of arguments without an end either is made."""
+    template = ChatTemplate("{% set call = messages[0].tool_calls[0].function %}" + source)
+    prompts = [
+        template.render([{"role": "assistant", "tool_calls": [
+            {"id": "1", "function": {"name": "f", "arguments": arguments}}]}])
+        for arguments in ({"a": "é"}, '{"a": ')
+    ]
+    template.close()
+    assert "é" in prompts[0] and "\\u" not in prompts[0]
+    assert prompts[1] == cut
+
+
+def test_of_a_template_that_always_fails_the_first_failure_is_told() -> None:
+    template = ChatTemplate("{{ messages[0].tool_calls[0].function.arguments.a.b.c }}")
+    with pytest.raises(ArgumentError, match="fails on these messages.*has no attribute 'b'"):
+        template.render([{"role": "assistant", "tool_calls": [
+            {"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}]}])
+    template.close()

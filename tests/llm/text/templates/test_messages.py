@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baregrad.base.errors import ArgumentError
-from baregrad.llm.text.templates.messages import messages_for
+from baregrad.llm.text.templates.messages import WRITINGS, messages_for
 
 
 def call(arguments: Any) -> dict[str, Any]:
@@ -23,6 +23,19 @@ def test_arguments_become_mappings_and_nothing_given_is_changed() -> None:
     for empty in ("", " ", {}):
         made = messages_for("", [{"role": "assistant", "tool_calls": [call(empty)]}])
         assert made[0]["tool_calls"][0]["function"]["arguments"] == {}
+
+
+@pytest.mark.parametrize("text", ['{"a": ', "[1]", "3", "[" * 100_000])
+def test_arguments_that_are_no_object_are_the_text_that_they_are(text: str) -> None:
+    given = [{"role": "assistant", "tool_calls": [call(text), call(' {"a": "é"}'), call({"a": 1})]}]
+    made = [
+        [each["function"]["arguments"] for each in messages_for("", given, way)[0]["tool_calls"]]
+        for way in WRITINGS
+    ]
+    assert made == [
+        [text, {"a": "é"}, {"a": 1}], [text, ' {"a": "é"}', '{"a": 1}'],
+        [{"_unparsed": text}, {"a": "é"}, {"a": 1}],
+    ]
 
 
 def test_a_template_that_asks_gets_null() -> None:
@@ -46,8 +59,7 @@ def test_parts_are_joined_and_empty_calls_left_out() -> None:
     ({"role": "user", "content": 3}, "neither text nor parts"),
     ({"role": "user", "content": [3]}, "no part"),
     ({"role": "assistant", "tool_calls": [3]}, "no call"),
-    ({"role": "assistant", "tool_calls": [call("{")]}, "no JSON"),
-    ({"role": "assistant", "tool_calls": [call("[" * 100_000)]}, "no JSON"),
+    ({"role": "assistant", "tool_calls": [call(3)]}, "neither text nor object"),
 ])
 def test_what_is_no_message_is_refused(message: Any, words: str) -> None:
     with pytest.raises(ArgumentError, match=words):
