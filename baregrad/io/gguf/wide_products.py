@@ -1,15 +1,15 @@
 """Products of lone rows with packed weights on GPUs: whole numbers of 16 bits, by words of bytes.
 
-Sixteen numbers of a row become integers with one scale. That rounds each by 2**-16 of the largest
-of them at most, far less than numbers of 16 bits are rounded by themselves. High and low bytes lie
-in words of their own, so that a word of four codes is multiplied by one instruction for each.
-A group's products are whole numbers, exactly.
+Sixteen numbers of a row become integers with one scale, a power of two: no division makes them, and
+what bfloat16 holds is as it was, if it is no less than a 64th of the largest of them. Others are
+rounded by 2**-14 of that at most, less than numbers of 16 bits are rounded by themselves.
+High and low bytes lie in words of their own, so that a word of four codes is multiplied by one
+instruction for each. A group's products are whole numbers, exactly.
 """
 
 from __future__ import annotations
 
 from functools import reduce
-from itertools import accumulate
 
 from baregrad.dtypes import dtypes
 from baregrad.io.gguf.byte_products import CODES, WORD, WORDS
@@ -18,13 +18,15 @@ from baregrad.tensor import Tensor
 
 # Numbers of the row that share a scale.
 RUN = WORD * WORDS
-# The largest integer: its high byte is 127 when its low byte is rounded off.
-_LARGEST = 32512.0
+# Where the exponent of a float32 lies, and what it is too large by.
+_EXPONENT, _PLACE, _BIAS = 0x7F800000, 23, 127
+# The largest number is from 2**13 on and below 2**14: its high byte has room for what is rounded.
+_SCALE = 13
 # Types with minima, of which a word has many codes. Codes of others are floats sooner than integers
 # are made of a row.
 BY_INTEGERS = ("Q4_1", "Q2_K", "Q4_K", "Q5_K")
-# What is 0 in a row: float32 has no such number's inverse, times the largest integer.
-_NOTHING = 2.0**-111
+# The exponent, as it lies there, below which all of a run is 0: what a step stands for is a number.
+_NOTHING = _SCALE + 1
 # Words of a run in memory: a multiple of the widest load's.
 _STRIDE = 12
 
@@ -38,26 +40,34 @@ def split_row(x: Tensor, offset: int = 0) -> tuple[Tensor, Tensor, Tensor, Tenso
     """
     parts = x.reshape(*x.shape[:-1], x.shape[-1] // RUN, WORDS, WORD)
     each = [parts[..., word, place] for word in range(WORDS) for place in range(WORD)]
-    largest = reduce(Tensor.maximum, [one.abs() for one in each])
-    is_nothing = largest < _NOTHING
-    inverse = is_nothing.where(0.0, _LARGEST / largest)
-    step = is_nothing.where(0.0, largest / _LARGEST)
-    total = reduce(Tensor.add, [_whole(one, inverse) for one in each])
-    share = total.cast(dtypes.float32) * (step * -offset if offset else step)
+    inverse, step = _scales(reduce(Tensor.maximum, [one.abs() for one in each]))
+    # High bytes, then low ones: the same operations on both.
+    shift = 8 - 8 * Tensor.arange(2, dtype=dtypes.int32, device=x.device).reshape(2, 1)
     places = [_whole(parts[..., place], inverse.unsqueeze(-1)) for place in range(WORD)]
-    high = [(one + 128) >> 8 for one in places]
-    low = [one - (above << 8) for one, above in zip(places, high, strict=True)]
-    fields = [_joined(high), _joined(low)]
-    fields += [one.bitcast(dtypes.int32).unsqueeze(-1) for one in (step, share)]
-    ends = list(accumulate([one.shape[-1] for one in fields]))
-    spans = list(zip([0, *ends], ends, strict=False))
-    padded = [
-        one.pad((start, _STRIDE - stop)) for one, (start, stop) in zip(fields, spans, strict=True)
-    ]
-    found = reduce(Tensor.bitwise_or, padded).contiguous()
-    above, below = (found[..., start:stop] for start, stop in spans[:2])
-    step, share = (found[..., start].bitcast(dtypes.float32) for start, _ in spans[2:])
+    words = _joined([(one.unsqueeze(-2) + (shift << 4)) >> shift for one in places])
+    total = reduce(Tensor.add, [_whole(one, inverse) for one in each]).cast(dtypes.float32)
+    is_step = Tensor.arange(2, dtype=dtypes.int32, device=x.device) == 0
+    share = (total * -offset if offset else total).unsqueeze(-1)
+    beside = (is_step.where(1.0, share) * step.unsqueeze(-1)).bitcast(dtypes.int32)
+    count = RUN // WORD * 2
+    found = words.flatten(-2).pad((0, _STRIDE - count)) | beside.pad((count, _STRIDE - count - 2))
+    found = found.contiguous()
+    above, below = found[..., :WORDS], found[..., WORDS:count]
+    step, share = (found[..., at].bitcast(dtypes.float32) for at in (count, count + 1))
     return above, below, step, share
+
+
+def _scales(largest: Tensor) -> tuple[Tensor, Tensor]:
+    """What numbers up to a positive one are multiplied by to become integers, and its inverse.
+
+    Of what is no number the inverse is infinite, and so is nothing that it is multiplied by finite.
+    """
+    exponent = largest.bitcast(dtypes.int32) & _EXPONENT
+    is_nothing = exponent < (_NOTHING << _PLACE)
+    inverse = is_nothing.where(0, (2 * _BIAS + _SCALE << _PLACE) - exponent)
+    step = is_nothing.where(0, exponent - (_SCALE << _PLACE))
+    step = (exponent == _EXPONENT).where(exponent, step)
+    return inverse.bitcast(dtypes.float32), step.bitcast(dtypes.float32)
 
 
 def _whole(numbers: Tensor, inverse: Tensor) -> Tensor:
