@@ -11,7 +11,7 @@ from baregrad import dtypes
 from baregrad.ir.core.node import Node
 from baregrad.kernel import choose_schedule, grid_size
 from baregrad.render import get
-from baregrad.render.ptx.fetch_ahead import runs_of
+from baregrad.render.ptx.fetch_ahead import BlockPlaces, joined, runs_of
 from tests.kernel.gpu_kernels import HOPPER, lowered
 from tests.kernel.packed_products import packed_product
 
@@ -55,3 +55,11 @@ def test_blocks_ask_for_no_more_than_the_array_has() -> None:
 def test_small_sums_ask_for_nothing() -> None:
     program, _ = product("Q4_K", 4, 256)
     assert not ASKED.search(get("ptx").render(program, HOPPER))
+
+
+def test_matrices_in_one_array_are_asked_for_apart() -> None:
+    first = [BlockPlaces(64, 32, 63), BlockPlaces(64, 0, 31)]
+    second = [BlockPlaces(64, 4096, 4127), BlockPlaces(64, 4128, 4200)]
+    assert joined([*first, *second]) == [BlockPlaces(64, 0, 63), BlockPlaces(64, 4096, 4159)]
+    assert joined([*first, None]) == joined([*first, BlockPlaces(32, 0, 31)]) == []
+    assert joined([BlockPlaces(0, 0, 63)]) == joined([]) == []

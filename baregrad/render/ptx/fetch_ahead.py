@@ -9,8 +9,9 @@ Source: PTX ISA, "cp.async.bulk.prefetch" and "griddepcontrol".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import prod
+from operator import attrgetter
 from typing import NamedTuple
 
 from baregrad.ir.core.node import Node
@@ -85,32 +86,42 @@ def _reads_packed(node: Node) -> bool:
 
 
 def runs_of(program: Node, threads: int) -> Iterator[BlockRun]:
-    """The runs of packed numbers that each block of a PROGRAM reads for itself alone."""
+    """The runs of packed numbers that each block of a PROGRAM reads for itself alone.
+
+    There may be several of an array, as where two matrices lie in one.
+    """
     known: dict[Node, BlockPlaces | None] = {}
-    found: dict[Node, BlockPlaces | None] = {}
+    found: dict[Node, list[BlockPlaces | None]] = {}
     for node in program.src:
         known[node] = _places(node, known, threads)
         if node.op is not Ops.VLOAD or node.src[0].op is not Ops.PARAM:
             continue
         buffer, offset = node.src[:2]
         at = None if offset.shape else _of(offset, known, threads)
-        if at is None or buffer.dtype.kind not in ("int", "uint"):
-            found[buffer] = None
-            continue
-        access = node.arg
-        low, high = at.low + access.at, at.high + access.at + access.stride * (access.width - 1)
-        one = BlockPlaces(at.stride, low, high)
-        before = found.setdefault(buffer, one)
-        found[buffer] = None if before is None or before.stride != one.stride else BlockPlaces(
-            one.stride, min(before.low, one.low), max(before.high, one.high)
-        )  # fmt: skip
+        if at is not None and buffer.dtype.kind in ("int", "uint"):
+            access = node.arg
+            low, high = at.low + access.at, at.high + access.at + access.stride * (access.width - 1)
+            at = BlockPlaces(at.stride, low, high)
+        found.setdefault(buffer, []).append(at if buffer.dtype.kind in ("int", "uint") else None)
     for buffer, places in found.items():
-        if places is None or not all(isinstance(size, int) for size in buffer.arg.shape):
-            continue
-        if 0 <= places.low <= places.high and places.stride > 0:
-            # What lies further is the next block's: conditions keep this one from it, or it shares.
-            end = places.low + places.stride
-            yield BlockRun(buffer, places._replace(high=min(places.high, end - 1)))
+        if all(isinstance(size, int) for size in buffer.arg.shape):
+            yield from [BlockRun(buffer, each) for each in joined(places)]
+
+
+def joined(places: Sequence[BlockPlaces | None]) -> list[BlockPlaces]:
+    """What accesses read of an array, those that begin within a stride as one; none if unknown."""
+    each = [one for one in places if one is not None]
+    strides = {one.stride for one in each}
+    stride = min(strides, default=0)
+    if len(each) < len(places) or len(strides) > 1 or stride <= 0:
+        return []
+    found = list[BlockPlaces]()
+    for one in sorted(each, key=attrgetter("low")):
+        # What lies further is the next block's: conditions keep this one from it, or it shares.
+        if found and one.low < found[-1].low + stride:
+            one = one._replace(low=found[-1].low, high=max(found.pop().high, one.high))
+        found.append(one._replace(high=min(one.high, one.low + stride - 1)))
+    return [one for one in found if 0 <= one.low <= one.high]
 
 
 def _of(node: Node, known: dict[Node, BlockPlaces | None], threads: int) -> BlockPlaces | None:
