@@ -17,7 +17,7 @@ from tests.house.source import Source, assert_none, imported_modules, sources
 RANKS_INSIDE: Mapping[str, tuple[str, ...]] = {
     "baregrad.ir": ("core", "analysis", "protocol", "text", "evaluate", "algebra", "verify"),
     "baregrad.kernel": (
-        "language", "facts", "loops", "instructions", "gpu", "planning", "applying", "search",
+        "language", "facts", "loops", "instructions", "gpu", "applying", "planning", "search",
         "legalise", "linearise",
     ),
     "baregrad.render": ("llvm", "c", "ptx"),

@@ -16,7 +16,7 @@ from itertools import product
 from math import prod
 from typing import NamedTuple
 
-from baregrad.base.errors import ScheduleError
+from baregrad.base.errors import CompilerBug, ScheduleError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc
@@ -256,31 +256,54 @@ def copied_in_boxes(stage: Node, number: int) -> tuple[Node, list[SharedCopy]]:
     Raises ScheduleError where it is not made of such.
     """
     value, *own = stage.src
-    layout = stage.arg.layout
-    row = row_of(stage)
-    if layout is None or layout.swizzle is None:
+    first = FIRST_ID + 8 * number
+    axes = [range_node(_size(axis), first + at, "", "unroll") for at, axis in enumerate(own)]
+    parts = _parts_of(stage, axes)
+    if parts is None:
         raise _no_box(stage)
+    layout, row = stage.arg.layout, row_of(stage)
     shape = [_size(axis) for axis in own]
     shape[-len(row) :] = [pitch_of(layout)]
     where = Alloc(number, "shared", tuple(shape), layout, stage.arg.depth, f"s{number}")
     buffer = Node(Ops.ALLOC, value.dtype, (), where)
-    first = FIRST_ID + 8 * number
-    axes = [range_node(_size(axis), first + at, "", "unroll") for at, axis in enumerate(own)]
-    mapping = dict(zip(own, axes, strict=True))
-    value = _guarded_once(substitute(value, mapping))
-    found = box_of(value, _moving(axes)[::-1])
-    if found is None or prod(row) * value.dtype.itemsize != ROW_NBYTES:
-        raise _no_box(stage)
-    apart = _moving(axes)[: len(_moving(axes)) - found.covered]
-    copies = []
+    copies = [
+        SharedCopy(None, None, part, in_rows([substitute(axis, here) for axis in axes], row))
+        for here, part in parts
+    ]
+    return buffer, copies
+
+
+def is_of_boxes(stage: Node) -> bool:
+    """Whether the engine fills the array of a STAGE: what `copied_in_boxes` would not refuse."""
+    return _parts_of(stage, list(stage.src[1:])) is not None
+
+
+def _parts_of(stage: Node, axes: Sequence[Node]) -> list[tuple[dict[Node, Node], Node]] | None:
+    """The elements of a STAGE over `axes` in place of its own, a box each; None if they are none.
+
+    Each with the places of the axes that no box covers.
+    """
+    value, *own = stage.src
+    layout = stage.arg.layout
+    if layout is None or layout.swizzle is None:
+        return None
+    if prod(row_of(stage)) * value.dtype.itemsize != ROW_NBYTES:
+        return None
+    value = _guarded_once(substitute(value, dict(zip(own, axes, strict=True))))
+    moving = _moving(axes)
+    found = box_of(value, moving[::-1])
+    if found is None:
+        return None
+    apart = moving[: len(moving) - found.covered]
+    parts = []
     for point in product(*[range(_size(axis)) for axis in apart]):
         here = {a: const(at, dtypes.index) for a, at in zip(apart, point, strict=True)}
-        places = in_rows([substitute(axis, here) for axis in axes], row)
-        copies.append(SharedCopy(None, None, substitute(value, here), places))
-        part = box_of(copies[-1].value, _moving([a for a in axes if a not in apart])[::-1])
-        if part is None or part.covered != found.covered:
-            raise _no_box(stage)
-    return buffer, copies
+        part = substitute(value, here)
+        box = box_of(part, moving[len(apart) :][::-1])
+        if box is None or box.covered != found.covered:
+            return None
+        parts.append((here, part))
+    return parts
 
 
 def _no_box(stage: Node) -> ScheduleError:
@@ -302,7 +325,8 @@ def as_box(copy: Node) -> Node:
     terms, first = index.flat_terms(places, target.arg.shape)
     axes = sorted(terms, key=lambda axis: terms[axis])
     found = box_of(value, axes)
-    assert found is not None and found.covered == len(axes)
+    if found is None or found.covered != len(axes):
+        raise CompilerBug("what was a box is none any more", found=value)
     _, read = _element_of(value)
     src = (target, read.src[0], slot, const(first, dtypes.index), *found.corner)
     return make_node(Ops.COPYTO, dtypes.token, src, CopyTo(ENGINE, box=found.box))

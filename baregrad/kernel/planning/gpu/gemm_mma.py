@@ -11,12 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import gcd, prod
+from typing import Any, NamedTuple
 
 from baregrad.base.bits import greatest_divisor
-from baregrad.dtypes import DType
-from baregrad.ir.core.node import Node, extent_of
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.attrs import KernelInfo
+from baregrad.ir.core.node import Node, extent_of, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.kernel.applying.apply import apply_chunked
 from baregrad.kernel.facts.analysis import itemsize, iterations
-from baregrad.kernel.gpu.boxes import ENGINE
+from baregrad.kernel.gpu.boxes import ENGINE, is_of_boxes
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
 from baregrad.kernel.instructions import wgmma
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, PRODUCTS, M, N
@@ -36,6 +40,7 @@ from baregrad.kernel.planning.gpu.gemm_copies import (
     FactorCopy,
     Orders,
     in_boxes,
+    in_walks,
     orders_of,
     run_of,
 )
@@ -76,6 +81,7 @@ MOST_GROUP = 16
 FEW_GROUP = 4
 # Lanes that have a row's results.
 QUAD_LANES = 4
+_AnyChoice = TileChoice | GroupChoice | UnpackedChoice
 # Axes and their extents.
 Sizes = Sequence[tuple[str, int]]
 
@@ -103,7 +109,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     )
     narrow = min(orders.left.lanes, orders.right.lanes) < CHUNK
     products = _products(plan, factors)
-    ranked: list[TileChoice | GroupChoice | UnpackedChoice] = []
+    ranked: list[_AnyChoice] = []
     operations = operations_of(factors.left), operations_of(factors.right)
     if any(operations) and any(words):
         ranked += ranked_unpacked(plan.target, products, operations, CHUNK, words)
@@ -115,10 +121,11 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
             ranked += _groups(plan, factors, orders, products, words, what.left)
             ranked.sort(key=lambda each: each.cycles)
             ranked = larger_first(ranked)
-    choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
+    product = _Tiled(factors, orders, (panel, DEPTH), words, products[0])
+    choice = _picked(plan, product, ranked)
     if isinstance(choice, UnpackedChoice):
-        panel = choice.panel
-    _finish(plan, factors, orders, choice, (panel, DEPTH), words, products[0])
+        product = product._replace(steps=(choice.panel, DEPTH))
+    _finish(plan, product, choice)
     return True
 
 
@@ -143,21 +150,56 @@ def _plan_along(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
         return False
     products = _products(plan, factors)
     ranked = _groups(plan, factors, orders, products, words, dtype)
-    if not ranked:
+    product = _Tiled(factors, orders, (panel, depth), words, products[0])
+    choice = _picked(plan, product, ranked)
+    if choice is None:
         plan.because("no tile of {} has room: no products by groups", dtype)
         return False
-    choice = plan.pick("warp tile", ranked, cycles=lambda each: each.cycles)
-    _finish(plan, factors, orders, choice, (panel, depth), words, products[0])
+    _finish(plan, product, choice)
     return True
 
 
-def _finish(
-    plan: GpuPlan, factors: GemmFactors, orders: Orders,
-    choice: TileChoice | GroupChoice | UnpackedChoice, steps: tuple[int, int],
-    words: tuple[bool, bool], largest: Product,
-) -> None:  # fmt: skip
-    """The steps of a schedule. steps: those of a panel, and of an instruction."""
-    panel, depth = steps
+class _Tiled(NamedTuple):
+    """A product whose tile is chosen.
+
+    steps: those of a panel, and of an instruction. words: as of `ranked_tiles`.
+    """
+
+    factors: GemmFactors
+    orders: Orders
+    steps: tuple[int, int]
+    words: tuple[bool, bool]
+    largest: Product
+
+
+def _picked(plan: GpuPlan, product: _Tiled, ranked: Sequence[_AnyChoice]) -> Any:
+    """The choice of least time whose panels are copied as it says; None where there is none."""
+    while ranked and _has_boxes(ranked[0]) and not _are_boxes(plan, product, ranked[0]):
+        tile = ranked[0].tile
+        ranked = larger_first([
+            one for one in ranked if one.tile != tile or not _has_boxes(one)
+        ])
+    return plan.pick("warp tile", ranked, cycles=lambda each: each.cycles) if ranked else None
+
+
+def _has_boxes(choice: _AnyChoice) -> bool:
+    return isinstance(choice, GroupChoice) and choice.boxes
+
+
+def _are_boxes(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> bool:
+    """Whether both panels are boxes of maps as a choice's tile cuts them: asked of the copies."""
+    trial = plan.fork()
+    _finish(trial, product, choice)
+    kernel = Node(Ops.KERNEL, dtypes.token, plan.facts.outs, KernelInfo())
+    applied = apply_chunked(kernel, trial.schedule(), plan.target)
+    return all(is_of_boxes(node) for node in toposort(applied) if node.op is Ops.STAGE)
+
+
+def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
+    """The steps of a schedule."""
+    factors, orders, (panel, depth), words, largest = product
+    if isinstance(choice, GroupChoice) and choice.boxes:
+        orders = _walking(factors, orders)
     beside = _beside(plan, orders, choice.tile)
     plan.grid(factors.shared)
     _tiles(plan, orders, choice.tile, (panel, depth), beside)
@@ -203,7 +245,9 @@ def _groups(
         by_boxes = ranked_groups(plan.target, products, words, dtype, True)
         # What the engine rounds on its way threads would hold, round and store instead.
         rounds = factors.left.is_rounded or factors.right.is_rounded
-        found = by_boxes if rounds and by_boxes else [*found, *by_boxes]
+        if rounds:
+            return [*larger_first(by_boxes), *found]
+        found = [*found, *by_boxes]
     return larger_first(sorted(found, key=lambda choice: choice.cycles))
 
 
@@ -212,15 +256,31 @@ def _in_boxes(plan: GpuPlan, factors: GemmFactors, orders: Orders, chunk: int) -
 
     Columns that take turns are dimensions of their own: the edge must not part them.
     """
-    turns = 1 if orders.right.turned else N * _beside(plan, orders, GroupTile(1, 1, 1, wgmma.PANEL))
-    whole = iterations(orders.columns) % turns == 0
-    return whole and plan.target.bulk_copies and all(
-        in_boxes(factor, own, orders.depth, copy, chunk)
-        for factor, copy, own in (
-            (factors.left, orders.left, orders.rows),
-            (factors.right, orders.right, orders.columns),
-        )
-    )
+    if not plan.target.bulk_copies:
+        return False
+    orders = _walking(factors, orders)
+    for factor, copy, own in (
+        (factors.left, orders.left, orders.rows), (factors.right, orders.right, orders.columns),
+    ):  # fmt: skip
+        if not (copy.walks or in_boxes(factor, own, orders.depth, copy, chunk)):
+            return False
+    if orders.right.is_in_order:
+        return True
+    turns = N * _beside(plan, orders, GroupTile(1, 1, 1, wgmma.PANEL))
+    return iterations(orders.columns) % turns == 0
+
+
+def _walking(factors: GemmFactors, orders: Orders) -> Orders:
+    """Orders where an engine copies: along places of an image, of factors that are no boxes."""
+    found = []
+    for factor, copy, own in (
+        (factors.left, orders.left, orders.rows), (factors.right, orders.right, orders.columns),
+    ):  # fmt: skip
+        chunk = CHUNK_NBYTES // factor.reads[0].array.dtype.itemsize
+        is_box = in_boxes(factor, own, orders.depth, copy, chunk)
+        walks = not is_box and in_walks(factor, own, orders.depth, copy, chunk)
+        found.append(copy._replace(walks=walks))
+    return orders._replace(left=found[0], right=found[1])
 
 
 def _copies(
@@ -307,7 +367,7 @@ def _beside(plan: GpuPlan, orders: Orders, tile: MatrixTile) -> int:
     """
     writes = [access for access in plan.facts.accesses if access.write]
     together = gcd(*[iterations(run_of(write, orders.columns)) for write in writes])
-    if orders.right.turned:
+    if orders.right.is_in_order:
         return QUAD_LANES if together % N == 0 and tile.tiles_n % QUAD_LANES == 0 else 1
     if together % 2:
         return 1
@@ -346,7 +406,7 @@ def _tiles(
         beside_each = tile.tiles_n
     warps = ("m_w", warps_m), ("m_u", tile.tiles_m), ("m_i", each)
     turns = (("n_v", beside),) if beside > 1 else ()
-    columns_of_tile = (*turns, ("n_i", N)) if orders.right.turned else (("n_i", N), *turns)
+    columns_of_tile = (*turns, ("n_i", N)) if orders.right.is_in_order else (("n_i", N), *turns)
     for axes, parts in (
         (orders.rows, (("m_o", 0), *rows, *warps)),
         (orders.columns, (("n_o", 0), *columns, ("n_w", warps_n), *panels,
