@@ -40,7 +40,6 @@ from baregrad.kernel.planning.gpu.gemm_copies import (
     FactorCopy,
     Orders,
     in_boxes,
-    in_walks,
     orders_of,
     run_of,
 )
@@ -198,8 +197,6 @@ def _are_boxes(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> bool:
 def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
     """The steps of a schedule."""
     factors, orders, (panel, depth), words, largest = product
-    if isinstance(choice, GroupChoice) and choice.boxes:
-        orders = _walking(factors, orders)
     beside = _beside(plan, orders, choice.tile)
     plan.grid(factors.shared)
     _tiles(plan, orders, choice.tile, (panel, depth), beside)
@@ -256,31 +253,15 @@ def _in_boxes(plan: GpuPlan, factors: GemmFactors, orders: Orders, chunk: int) -
 
     Columns that take turns are dimensions of their own: the edge must not part them.
     """
-    if not plan.target.bulk_copies:
-        return False
-    orders = _walking(factors, orders)
-    for factor, copy, own in (
-        (factors.left, orders.left, orders.rows), (factors.right, orders.right, orders.columns),
-    ):  # fmt: skip
-        if not (copy.walks or in_boxes(factor, own, orders.depth, copy, chunk)):
-            return False
-    if orders.right.is_in_order:
-        return True
-    turns = N * _beside(plan, orders, GroupTile(1, 1, 1, wgmma.PANEL))
-    return iterations(orders.columns) % turns == 0
-
-
-def _walking(factors: GemmFactors, orders: Orders) -> Orders:
-    """Orders where an engine copies: along places of an image, of factors that are no boxes."""
-    found = []
-    for factor, copy, own in (
-        (factors.left, orders.left, orders.rows), (factors.right, orders.right, orders.columns),
-    ):  # fmt: skip
-        chunk = CHUNK_NBYTES // factor.reads[0].array.dtype.itemsize
-        is_box = in_boxes(factor, own, orders.depth, copy, chunk)
-        walks = not is_box and in_walks(factor, own, orders.depth, copy, chunk)
-        found.append(copy._replace(walks=walks))
-    return orders._replace(left=found[0], right=found[1])
+    turns = 1 if orders.right.turned else N * _beside(plan, orders, GroupTile(1, 1, 1, wgmma.PANEL))
+    whole = iterations(orders.columns) % turns == 0
+    return whole and plan.target.bulk_copies and all(
+        in_boxes(factor, own, orders.depth, copy, chunk)
+        for factor, copy, own in (
+            (factors.left, orders.left, orders.rows),
+            (factors.right, orders.right, orders.columns),
+        )
+    )
 
 
 def _copies(
@@ -367,7 +348,7 @@ def _beside(plan: GpuPlan, orders: Orders, tile: MatrixTile) -> int:
     """
     writes = [access for access in plan.facts.accesses if access.write]
     together = gcd(*[iterations(run_of(write, orders.columns)) for write in writes])
-    if orders.right.is_in_order:
+    if orders.right.turned:
         return QUAD_LANES if together % N == 0 and tile.tiles_n % QUAD_LANES == 0 else 1
     if together % 2:
         return 1
@@ -406,7 +387,7 @@ def _tiles(
         beside_each = tile.tiles_n
     warps = ("m_w", warps_m), ("m_u", tile.tiles_m), ("m_i", each)
     turns = (("n_v", beside),) if beside > 1 else ()
-    columns_of_tile = (*turns, ("n_i", N)) if orders.right.is_in_order else (("n_i", N), *turns)
+    columns_of_tile = (*turns, ("n_i", N)) if orders.right.turned else (("n_i", N), *turns)
     for axes, parts in (
         (orders.rows, (("m_o", 0), *rows, *warps)),
         (orders.columns, (("n_o", 0), *columns, ("n_w", warps_n), *panels,
