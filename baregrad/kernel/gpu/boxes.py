@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import product, takewhile
 from math import prod
 from typing import NamedTuple
 
@@ -77,10 +77,13 @@ def box_of(value: Node, axes: Sequence[Node]) -> BoxCopy | None:
     terms, constant = index.linear(read.src[1])
     if dtype is dtypes.bool or dtype.itemsize not in (1, 2, 4) or constant < 0:
         return None
-    if min(terms.values(), default=0) <= 0 or not all(axis in terms for axis in axes):
+    if min(terms.values(), default=0) <= 0:
         return None
-    if any(atom not in axes and not atom.ranges.isdisjoint(axes) for atom in terms):
+    # Of an axis whose digits lie in several dimensions each point has a box of its own.
+    divided = {one for atom in terms if atom.op is not Ops.RANGE for one in atom.ranges}
+    if not all(axis in terms or axis in divided for axis in axes):
         return None
+    axes = list(takewhile(lambda axis: axis not in divided, axes))
     # Of the fewer dimensions it covers, the more are left for what else moves.
     for most, in_parts in product(range(MOST_RANK - 1, 1, -1), (True, False)):
         found = _dimensions(terms, axes, dtype, most, in_parts)

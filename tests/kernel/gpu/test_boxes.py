@@ -155,6 +155,16 @@ def test_parts_of_sums_lie_apart_in_batches_that_lie_further_apart() -> None:
     assert check(value, [n, y], [s, t, x]).box.strides == (1, 64, 40 * 64, 128 * 64)
 
 
+def test_whole_panels_of_several_runs() -> None:
+    """Rows of 192, of which each panel is of one: those of a block are boxes of their own."""
+    b, p, i, x = axes(3, 2, 16, 64)
+    panel = index.add(index.mul(b, 2), p)
+    inside, image = index.mod(panel, 3), index.floordiv(panel, 3)
+    place = index.total([index.mul(image, 192 * 20), index.mul(inside, 64), index.mul(i, 192), x])
+    found = check(read(place), [x, i, p], [b])
+    assert found.covered == 2 and found.box.box == (64, 16)
+
+
 def refused() -> dict[str, tuple[Node, list[Node]]]:
     m, i, x = axes(2, 8, 64)
     row = index.add(index.mul(m, 8), i)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
+from baregrad.kernel.instructions.wgmma import PANEL, ROW_NBYTES
 from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
@@ -141,7 +142,7 @@ def in_boxes(
     """Whether an engine may copy a factor, with its own axes and the depth in these orders.
 
     As boxes of an array that a map describes: elements as they are or rounded to tfloat32, each
-    side one dimension, and all else whole chunks apart.
+    side whole panels of one dimension, and all else whole chunks apart.
     """
     if not (factor.is_plain or factor.is_rounded) or len(factor.reads) != 1:
         return False
@@ -152,15 +153,19 @@ def in_boxes(
     plain = read.guard is None and not read.offset.rest and not backwards
     if not plain or copy.lanes != chunk or not known:
         return False
-    return all(_is_one(read, axes) for axes in (own, depth))
+    panel = max(PANEL, chunk * ROW_NBYTES // CHUNK_NBYTES)
+    return all(_is_of_panels(read, axes, panel) for axes in (own, depth))
 
 
-def _is_one(read: ArrayAccess, axes: Sequence[Node]) -> bool:
-    """Whether joined axes are neighbours of one stride."""
-    stride = read.stride(axes[-1])
+def _is_of_panels(read: ArrayAccess, axes: Sequence[Node], panel: int) -> bool:
+    """Whether joined axes are neighbours of one stride, at least within whole panels."""
+    stride, count = read.stride(axes[-1]), 1
     for axis in reversed(axes):
-        if not stride or stride < 0 or read.stride(axis) != stride:
+        if not read.stride(axis):
             return False
+        if read.stride(axis) != stride:
+            return count % panel == 0
+        count *= iterations([axis])
         stride *= iterations([axis])
     return True
 

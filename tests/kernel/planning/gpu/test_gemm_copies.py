@@ -108,3 +108,14 @@ def test_what_is_read_backwards_is_no_box(backwards: bool) -> None:
     sides = (factors.left, how.rows, how.left), (factors.right, how.columns, how.right)
     found = [in_boxes(one, own, how.depth, copy, 8) for one, own, copy in sides]
     assert sorted(found) == [not backwards, True]
+
+
+@pytest.mark.parametrize(("inner", "boxes"), [(192, True), (96, False)])
+def test_an_engine_copies_panels_that_lie_in_one_run(inner: int, boxes: bool) -> None:
+    """Columns of several images: where images are whole panels each of those is a box."""
+    kernel = contraction((256,), (4, inner), (128,), "ax", "nxo", "nao")
+    plan = GpuPlan(facts_of(kernel), HOPPER)
+    factors = gemm_factors(plan)
+    assert factors is not None
+    how = orders_of(plan, factors)
+    assert in_boxes(factors.right, how.columns, how.depth, how.right, 8) is boxes
