@@ -68,7 +68,6 @@ from baregrad.kernel.loops.loop_pieces import guarded, load, store
 from baregrad.target import AnyTarget
 
 F32 = dtypes.float32
-SLOTS = 2
 Places = tuple[Node, ...]
 
 
@@ -133,14 +132,15 @@ class _Builder:
         self.own: Places = (self.warp, self.tile, self.m)
         self.allocs = 0
         shape = (step.warps, step.tiles, size)
-        slots = 1 if facts.over is None else SLOTS
+        self.slots = facts.slots(self.groups)
+        slots = 1 if facts.over is None else self.slots
         self.left = [self._panel(one.left, one.depth, self.rows, slots) for one in facts.products]
         self.right: list[Panel] = []
         for one in facts.products:
-            self.right.append(self._panel(one.right, one.depth, step.keys, SLOTS))
+            self.right.append(self._panel(one.right, one.depth, step.keys, self.slots))
         for values in facts.values:
             assert facts.column is not None
-            self.right.append(self._panel(values, facts.column, step.keys, SLOTS))
+            self.right.append(self._panel(values, facts.column, step.keys, self.slots))
         self.s = [self._array("register", (*shape, step.keys // N, N)) for _ in facts.products]
         sums = *shape, *map(width_of, self.wide), N
         self.acc = [self._array("register", sums) for _ in facts.values]
@@ -201,7 +201,7 @@ class _Builder:
         statements = [
             self._copy(panel, facts.row, 50 + 5 * place) for place, panel in enumerate(still)
         ]
-        if not self.step.ahead:
+        if not self.step.ahead and self.slots > 1:
             statements += [*self._copies(0, 60), commit()]
         has_sums = facts.states > 0 or not (facts.values or facts.over is not None)
         if facts.over is not None:
@@ -229,11 +229,15 @@ class _Builder:
 
     # --- copies ---------------------------------------------------------------------------------
 
+    def _slot(self, tile: Dim) -> tuple[Dim, ...]:
+        """Where a tile of keys lies, of several."""
+        return () if self.slots == 1 else (index.mod(tile, self.slots),)
+
     def _copies(
         self, tile: Dim, number: int, of: Sequence[Panel] | None = None
     ) -> tuple[Node, ...]:
         """The copies of one tile of keys, of all or of some inputs, begun if there is one."""
-        slot = index.mod(tile, SLOTS)
+        slot = self._slot(tile)
         panels = {panel.array: panel for panel in reversed(of or self.right)}
         made = tuple([
             self._copy(panel, self.facts.key, number + 5 * place, tile, slot)
@@ -294,7 +298,7 @@ class _Builder:
 
     def _copy(
         self, panel: Panel, along: Node | None, number: int,
-        tile: Dim | None = None, slot: Dim | None = None,
+        tile: Dim | None = None, slot: tuple[Dim, ...] = (),
     ) -> Node:  # fmt: skip
         """A tile of an input in shared memory, by all threads; zeros past its end."""
         is_of_rows = along is self.facts.row
@@ -317,7 +321,7 @@ class _Builder:
             places[along] = row
         limit = self.lengths[0 if is_of_rows else 1]
         found = read_where(panel.read, places, index.less(row, limit))
-        to = whole((*(() if slot is None else (slot,)), *panel.places(at, column)))
+        to = whole((*slot, *panel.places(at, column)))
         if lanes == 1 or found.op is Ops.CAST:
             done = store(array, found, to)
         else:
@@ -334,8 +338,8 @@ class _Builder:
         facts, own = self.facts, (*self.own, self.part, self.n)
         begun = [store(s, ZERO, own) for s in self.s]
         begun += [self._scores(place, load(s, own)) for place, s in enumerate(self.s)]
-        copies = [*self._copies(index.add(self.loop, 1), 75), commit()]
-        statements = [done("copy"), *copies]
+        copies = [*self._copies(index.add(self.loop, self.slots - 1), 75), commit()]
+        statements = [done("copy"), *copies] if self.slots > 1 else [*copies, done("copy")]
         work = begun
         is_seen = self._is_seen(self.loop)
         if self.groups and is_seen.op is Ops.CONST:
@@ -438,7 +442,7 @@ class _Builder:
         each, left, right = self.facts.products[place], self.left[place], self.right[place]
         deep = width_of(each.depth)
         column = index.add(index.mul(self.part, N), self.n)
-        slot = () if self.facts.over is None else (index.mod(self.loop, SLOTS),)
+        slot = () if self.facts.over is None else self._slot(self.loop)
         outer: Places = (axis_of(10, deep // DEPTH, "unroll", "ko"),)
         if self.groups:
             panels, steps = deep // wgmma.PANEL, wgmma.PANEL // DEPTH
@@ -446,7 +450,7 @@ class _Builder:
         step = (*outer[:-1], index.add(index.mul(outer[-1], DEPTH), self.k))
         a = load(left.array, whole((*slot, *left.places(self.place, *step))))
         there = right.places(column, *step)
-        b = load(right.array, whole((index.mod(self.loop, SLOTS), *there)))
+        b = load(right.array, whole((*self._slot(self.loop), *there)))
         return self._product(total, a, b, "k", (self.k, *outer))
 
     def _second(self, array: Node, panel: Panel) -> tuple[Node, Node]:
@@ -455,7 +459,7 @@ class _Builder:
         held = load(array, (*self.own, *whole((part, index.mod(self.j, N)))))
         step = index.add(index.mul(self.turn, DEPTH), self.j)
         places = panel.places(step, *in_panel(self.wide, self.c))
-        there = load(panel.array, whole((index.mod(self.loop, SLOTS), *places)))
+        there = load(panel.array, whole((*self._slot(self.loop), *places)))
         return cast(held, self.dtype), there
 
     def _product(

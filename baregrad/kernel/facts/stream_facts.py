@@ -116,6 +116,14 @@ class StreamFacts:
         reads = [*[each.right for each in self.products], *self.values]
         return any(is_of_bytes(node) for read in reads for node in toposort(read))
 
+    def slots(self, has_groups: bool) -> int:
+        """Tiles of keys in shared memory: one is multiplied as the next is copied.
+
+        Threads wait for what they widen themselves. A second tile hides nothing of that, unless
+        groups of warps multiply meanwhile; without it there is room for twice as many blocks.
+        """
+        return 1 if self.is_widened and self.over is None and not has_groups else 2
+
     @property
     def limits(self) -> tuple[MaskLimit, ...]:
         """The masks by places, one of each sign at most; none where no such mask is known."""

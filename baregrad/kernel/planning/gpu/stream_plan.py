@@ -39,9 +39,8 @@ KEYS = (64, 32, 16)
 # Groups of warps: how many a block has, and their keys. Registers that a thread of two sums may
 # want: the assembler loads what belongs to keys as late as it must.
 GROUPS, KEYS_OF_GROUPS, MOST_OF_TWO_SUMS = 2, (128, 64, 32), 288
-# Bytes apart from which rows lie in shared memory, and tiles of keys there.
+# Bytes apart from which rows lie in shared memory.
 APART = 16
-SLOTS = 2
 # Keys of the tile that costs are of.
 TILE = 64
 # Products of 16-bit floats in a clock, and bytes of shared memory.
@@ -103,7 +102,7 @@ def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamT
     found = list[tuple[float, StreamTiles]]()
     for groups in range(min(GROUPS, rows // wgmma.M), 0, -1):
         for keys in KEYS_OF_GROUPS:
-            shared = _shared_nbytes(facts, groups * wgmma.M, keys)
+            shared = _shared_nbytes(facts, groups * wgmma.M, keys, has_groups=True)
             for ahead in (0, 1) if wgmma.goes_ahead(facts) else (0,):
                 step = StreamTiles(groups, 1, keys, wgmma.INSTRUCTION, ahead)
                 if shared > target.shared_bytes_per_block or registers_of(facts, step) > most:
@@ -113,7 +112,7 @@ def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamT
     return [step for _, step in sorted(found, key=itemgetter(0))]
 
 
-def _shared_nbytes(facts: StreamFacts, rows: int, keys: int) -> int:
+def _shared_nbytes(facts: StreamFacts, rows: int, keys: int, has_groups: bool = False) -> int:
     """What a block keeps of its rows, of keys and of values, at most."""
     widths = [width * facts.products[0].left.dtype.itemsize + APART for width in facts.widths]
     count = len(facts.products)
@@ -122,9 +121,10 @@ def _shared_nbytes(facts: StreamFacts, rows: int, keys: int) -> int:
     apart = sum(
         not any(_is_alike(facts, value, *factor) for factor in factors) for value in facts.values
     )
-    slots = 1 if facts.over is None else SLOTS
     values = sum(widths[count:]) * apart
-    return slots * rows * sum(widths[:count]) + SLOTS * keys * (sum(widths[:count]) + values)
+    slots = facts.slots(has_groups)
+    own = rows * (1 if facts.over is None else slots)
+    return own * sum(widths[:count]) + slots * keys * (sum(widths[:count]) + values)
 
 
 def _is_alike(facts: StreamFacts, value: Node, factor: Node, depth: Node) -> bool:
