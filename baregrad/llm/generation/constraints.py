@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from baregrad.base.errors import ArgumentError, MissingDependency
+from baregrad.llm.text.json_schemas import with_bounded_space
 
 FORMS = ("json_schema", "json_object", "regex", "lark")
 MOST_TEXT = 1 << 18
@@ -79,9 +80,9 @@ class Constraints:
                 schema = json.loads(form.text)
                 if not isinstance(schema, (dict, bool)):
                     raise ValueError("a schema is an object")
-                grammar = matcher.grammar_from_json_schema(json.dumps(schema))
+                grammar = _of_json(matcher, schema)
             elif form.kind == "json_object":
-                grammar = matcher.grammar_from_json_schema('{"type": "object"}')
+                grammar = _of_json(matcher, {"type": "object"})
             elif form.kind == "regex":
                 grammar = matcher.grammar_from_regex(form.text)
             else:
@@ -149,6 +150,11 @@ class _Adapter:
         if isinstance(text, bytes):
             text = text.decode("utf-8", "replace")
         return self._words.encode(text, add_bos=False)
+
+
+def _of_json(matcher: Any, schema: Any) -> str:
+    grammar: str = matcher.grammar_from_json_schema(json.dumps(with_bounded_space(schema)))
+    return grammar
 
 
 def _check(matcher: Any, what: str) -> None:

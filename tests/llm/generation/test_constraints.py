@@ -77,6 +77,23 @@ def test_a_schema_holds() -> None:
         assert each["age"] <= 99
 
 
+@pytest.mark.parametrize("form", [
+    AnswerForm("json_schema", "true"), AnswerForm("json_object"),
+    AnswerForm("json_schema", '{"type": "object", "properties": {"a": {"type": "array"}}}'),
+])
+def test_white_space_has_an_end(form: AnswerForm) -> None:
+    constraint = CONSTRAINTS.make(form)
+    for letter in '{\n\n' + " " * 40:
+        constraint.add(ord(letter))
+    assert not {9, 10, 13, 32} & set(allowed(constraint))
+    for text in ({"a": [1, {"b": "c"}]}, {}):
+        for indent in (None, 4):
+            constraint = CONSTRAINTS.make(form)
+            for byte in json.dumps(text, indent=indent).encode():
+                constraint.add(byte)
+            assert set(allowed(constraint)) & Bytes.ends
+
+
 def test_other_forms_hold() -> None:
     for seed in range(10):
         assert re.fullmatch("(yes|no)!*", written(AnswerForm("regex", "(yes|no)!{0,3}"), seed))

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from baregrad.llm.text.calls.formats import AnswerFormat
+from baregrad.llm.text.json_schemas import with_bounded_space
 
 _ANYTHING = r"/(.|\n)*/"
 
@@ -44,7 +45,7 @@ def call_grammar(
 
 def grammar_behind_thought(form: AnswerFormat, schema: str, marks: Marks) -> str:
     """Return a Lark grammar of answers that end a thought and are JSON of a schema then."""
-    return _whole(form, [f"answer: %json {schema}"], marks, True)
+    return _whole(form, [f"answer: {_json(json.loads(schema))}"], marks, True)
 
 
 def _whole(form: AnswerFormat, rules: Sequence[str], marks: Marks, in_thought: bool) -> str:
@@ -67,6 +68,11 @@ def _mark(text: str, marks: Marks) -> str:
     """Return what stands for a mark in a grammar: its control token, or its text."""
     token = marks.id_of(text)
     return f"<[{token}]>" if token is not None and marks.is_control(token) else _literal(text)
+
+
+def _json(schema: Any) -> str:
+    """Return what stands for JSON of a schema in a grammar."""
+    return "%json " + json.dumps(with_bounded_space(schema))
 
 
 def _literal(text: str) -> str:
@@ -153,7 +159,7 @@ class _CallRules:
         for number, function in enumerate(self._functions):
             rules += [
                 f"f{number}: " + text % (_literal(function["name"])[1:-1], f"a{number}"),
-                f"a{number}: %json {json.dumps(_parameters(function))}",
+                f"a{number}: {_json(_parameters(function))}",
             ]
         return rules
 
@@ -202,4 +208,4 @@ def _value(rule: str, schema: Any, definitions: Mapping[str, Any]) -> str:
     if isinstance(schema, Mapping) and schema.get("type") == "string":
         return f"{rule}[suffix={_literal(end)}]: {_ANYTHING}"
     whole = {**schema, **definitions} if isinstance(schema, Mapping) else schema
-    return f"{rule}: {rule}_json {_literal(end)}\n{rule}_json: %json {json.dumps(whole)}"
+    return f"{rule}: {rule}_json {_literal(end)}\n{rule}_json: {_json(whole)}"
