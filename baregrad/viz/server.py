@@ -7,7 +7,6 @@ from elsewhere, whose name was made to point here, reads nothing.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import sys
 import threading
 from functools import lru_cache
@@ -110,9 +109,6 @@ class _Answer(BaseHTTPRequestHandler):
 
     def _send(self, status: HTTPStatus, body: bytes, kind: str) -> None:
         self.send_response(status)
-        if len(body) > 1 << 14 and "gzip" in self.headers.get("Accept-Encoding", ""):
-            body = gzip.compress(body, 1)
-            self.send_header("Content-Encoding", "gzip")
         self.send_header("Content-Type", kind)
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Content-Security-Policy", _POLICY)

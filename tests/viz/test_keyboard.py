@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from baregrad.viz import server
-from baregrad.viz.documents import RecordedDocuments
+from baregrad.viz.documents import Documents, RecordedDocuments
 from tests.viz.test_page import BROWSER, page, profile_of, served
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no chromium to show the page in")
@@ -78,6 +78,40 @@ def test_keys_zoom_and_step_through_a_timeline(press: object, tmp_path: Path) ->
     begin, end = (int(re.findall(rf"{name}=(-?\d+)", found)[0]) for name in ("from", "to"))
     # Ten microseconds, by a quarter nearer twice.
     assert end - begin == pytest.approx(9_950 / 1.25**2, rel=0.02)
+
+
+class Counted:
+    """Documents that keep the names that they were asked for."""
+
+    def __init__(self, others: Documents) -> None:
+        self._others = others
+        self.asked: list[str] = []
+
+    def names(self) -> list[str]:
+        """Every document there is."""
+        return self._others.names()
+
+    def get(self, name: str) -> bytes | None:
+        """The JSON text of a document."""
+        self.asked.append(name)
+        return self._others.get(name)
+
+
+def test_a_pass_is_shown_from_what_was_fetched_ahead(
+    press: object, documents: RecordedDocuments, tmp_path: Path
+) -> None:
+    counted = Counted(documents)
+    assert callable(press)
+    press(*["x"] * 10, "3", "j", "Enter", "2")
+    with served(counted) as url:
+        shown = page(url, "c=0", tmp_path / "browser")
+    assert "view=kernels" in spot_and_focus(shown)[0]
+    # Every pass's graph once, and all of them before the first that was clicked asks for its kernel.
+    passes = len(json.loads(documents.get("summary") or b"")["computations"][0]["passes"])
+    graphs = [f"graph/0/{number}" for number in range(passes)]
+    assert [one for one in counted.asked if one.startswith("graph/")] == graphs
+    (kernel,) = [one for one in counted.asked if one.startswith("kernel/")]
+    assert counted.asked.index(kernel) > max(map(counted.asked.index, graphs))
 
 
 def test_a_screen_reader_is_told_what_there_is(

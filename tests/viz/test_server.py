@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import gzip
 import http.client
 import socket
 import struct
@@ -46,16 +45,11 @@ def test_the_page_and_what_it_needs_are_there(server: PageServer) -> None:
         assert ask(server, "/" + name)[0] == 200
 
 
-def test_documents_come_as_they_are_or_compressed(
-    server: PageServer, documents: RecordedDocuments
-) -> None:
-    status, body, headers = ask(server, "/data/summary")
-    assert (status, body) == (200, documents.get("summary"))
-    assert headers["Content-Type"] == "application/json"
-    long = max(documents.names(), key=lambda name: len(documents.get(name) or b""))
-    _, body, headers = ask(server, "/data/" + long, **{"Accept-Encoding": "gzip"})
-    assert headers["Content-Encoding"] == "gzip"
-    assert gzip.decompress(body) == documents.get(long)
+def test_documents_come_as_they_are(server: PageServer, documents: RecordedDocuments) -> None:
+    for name in ("summary", max(documents.names(), key=lambda name: len(documents.get(name) or b""))):
+        status, body, headers = ask(server, "/data/" + name)
+        assert (status, body) == (200, documents.get(name))
+        assert headers["Content-Type"] == "application/json"
 
 
 @pytest.mark.parametrize("path", ["/data/none", "/../server.py", "/data/kernel/-1", "/vendor/"])

@@ -3,12 +3,15 @@
 
 const find = (id) => document.getElementById(id);
 // More boxes than this are not drawn at once: lines stand for their nodes, or a neighbourhood for all.
-const MOST_BOXES = 220;
+// dagre takes 40 ms to place them, and 200 ms for twice as many.
+const MOST_BOXES = 100;
 const DEFAULTS = { view: "lines", c: "", p: "", line: "", kernel: "", part: "", node: "", group: "", stretch: "",
   from: "", to: "", lane: "", at: "", device: "", when: "", owner: "", word: "" };
 // Rows of the list that are shown, and stretches of a line of more nodes.
 const MOST_ROWS = 500;
 const MOST_STRETCHES = 60;
+// Graphs of so many nodes in all are fetched before somebody asks for them.
+const MOST_AHEAD = 200000;
 const MACHINE = "machine code";
 let spot = { ...DEFAULTS }, summary = null, picture = null, asked = 0;
 
@@ -280,14 +283,15 @@ function around(graph, start, plain) {
   for (const position of found) {
     const near = [...graph.src[position].map((one) => graph.at.get(one)), ...graph.users[position]];
     for (const one of near) {
-      if (found.size >= 60) return [...found];
+      if (found.size >= 50) return [...found];
       if (drawable.has(one)) found.add(one);
     }
   }
   return [...found];
 }
 
-function drawLines(graph) {
+// Boxes and arrows of the lines that stand for their nodes.
+function boxesOfLines(graph) {
   const sizes = new Map();
   graph.line.forEach((line) => sizes.set(line, (sizes.get(line) || 0) + 1));
   const kept = new Set([...sizes].sort((a, b) => b[1] - a[1]).slice(0, MOST_BOXES).map(([line]) => line));
@@ -304,8 +308,12 @@ function drawLines(graph) {
       if (from !== to && kept.has(from) && kept.has(to)) arrows.set(`${from} ${to}`, [keyOf(from), keyOf(to)]);
     }
   });
-  picture = draw(find("middle"), boxes, [...arrows.values()], (key) => go({ group: key, node: "", stretch: "" }));
-  const left = sizes.size - kept.size;
+  return { boxes, arrows: [...arrows.values()], left: sizes.size - kept.size };
+}
+
+function drawLines(graph) {
+  const { boxes, arrows, left } = boxesOfLines(graph);
+  picture = draw(find("middle"), boxes, arrows, (key) => go({ group: key, node: "", stretch: "" }));
   addKey(`${graph.id.length} nodes, by the line that asked for them: choose one to open it${left ? `; ${left} lines of fewest nodes are not shown, search for them` : ""}`, false);
 }
 
@@ -410,6 +418,17 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
+// Fetches the graphs of every pass, and places the boxes of their lines, while nobody waits for anything.
+async function fetchAhead() {
+  const passes = summary.computations?.[computation()].passes || [];
+  if (passes.reduce((sum, one) => sum + one.nodes, 0) > MOST_AHEAD) return;
+  for (const pass of passes.keys()) {
+    await new Promise((done) => window.requestIdleCallback ? requestIdleCallback(done, { timeout: 50 }) : setTimeout(done, 50));
+    const { boxes, arrows } = boxesOfLines(await model.graph(computation(), pass));
+    lay(boxes, arrows);
+  }
+}
+
 let waiting = 0;
 find("search").addEventListener("input", () => { clearTimeout(waiting); waiting = setTimeout(show, 120); });
 for (const tab of document.querySelectorAll("[role=tab]")) tab.addEventListener("click", () => go({ view: tab.dataset.view }));
@@ -427,4 +446,4 @@ model.get("summary").then((found) => {
     `${number + 1}: ${one.kernels} kernels, at least ${seconds(one.least_ns)}${one.runs > 1 ? `, ${one.runs} times` : ""}`)));
   read();
   return show();
-}).catch((error) => { find("status").textContent = String(error.message || error); });
+}).then(fetchAhead).catch((error) => { find("status").textContent = String(error.message || error); });

@@ -10,17 +10,28 @@ function shape(tag, given, ...children) {
   return element;
 }
 
-// boxes: {key, lines, classes, label}; arrows: [from, to]; choose(key) is called for a click.
-function draw(place, boxes, arrows, choose) {
+// Where dagre put boxes, by what it was given: passes that leave a graph as it was ask for the same again.
+const laid = new Map();
+const MOST_LAID = 40;
+
+function lay(boxes, arrows) {
+  const sizes = boxes.map((box) => [box.key, Math.max(...box.lines.map((line) => line.length)) * 7.4 + 16, box.lines.length * 15 + 8]);
+  const asked = JSON.stringify([sizes, arrows]);
+  if (laid.has(asked)) return laid.get(asked);
   const graph = new dagre.graphlib.Graph();
   graph.setGraph({ rankdir: "TB", nodesep: 18, ranksep: 34, marginx: 20, marginy: 20 });
   graph.setDefaultEdgeLabel(() => ({}));
-  for (const box of boxes) {
-    const width = Math.max(...box.lines.map((line) => line.length)) * 7.4 + 16;
-    graph.setNode(box.key, { width, height: box.lines.length * 15 + 8 });
-  }
+  for (const [key, width, height] of sizes) graph.setNode(key, { width, height });
   for (const [from, to] of arrows) if (from !== to) graph.setEdge(from, to);
   dagre.layout(graph);
+  if (laid.size >= MOST_LAID) laid.delete(laid.keys().next().value);
+  laid.set(asked, graph);
+  return graph;
+}
+
+// boxes: {key, lines, classes, label}; arrows: [from, to]; choose(key) is called for a click.
+function draw(place, boxes, arrows, choose) {
+  const graph = lay(boxes, arrows);
   const layer = shape("g", {});
   for (const edge of graph.edges()) {
     const points = graph.edge(edge).points;

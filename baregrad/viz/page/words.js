@@ -13,19 +13,27 @@ async function showCommands(isWanted) {
     title: row.work.map((one) => one[1].split(":")[0]).join(", "), note: `${row.channel}, word ${row.place} · ${row.work.map((one) => one[1]).join("; ")}`,
     text: row.work.map((one) => one.join(" ")).join(" "), current: keyOf(row) === spot.word, choose: () => go({ word: keyOf(row) }),
   })), "What the GPU does, in order");
-  const table = make("table", { class: "machine" }, make("caption", {}, `${rows.length} words of data for ${found.channels.filter((one) => one.rows.length).length} channels; the list is not submitted, so addresses of arrays are not filled in`),
-    make("tr", {}, ...["channel", "word", "method", "data", "what it does"].map((name) => make("th", { scope: "col" }, name))));
-  for (const row of rows.slice(0, MOST_WORDS)) {
-    const chosen = keyOf(row) === spot.word;
-    table.append(make("tr", { class: [row.work.length ? "awaits" : "", chosen ? "shown" : ""].join(" ").trim() || undefined },
-      make("td", {}, row.channel), make("td", { class: "number" }, String(row.place)), make("td", {}, row.method),
-      make("td", { class: "number" }, "0x" + row.data.toString(16).padStart(8, "0")), make("td", {}, row.work.map((one) => one[1]).join("; "))));
-  }
-  find("middle").replaceChildren(table);
+  const table = tableOf(found, rows);
+  for (const row of table.querySelectorAll(".shown")) row.classList.remove("shown");
+  table.querySelector(`[data-word="${CSS.escape(spot.word)}"]`)?.classList.add("shown");
+  if (find("middle").firstChild !== table) find("middle").replaceChildren(table);
   table.querySelector(".shown")?.scrollIntoView({ block: "center" });
   const kinds = new Map();
   for (const row of acting) for (const [kind] of row.work) kinds.set(kind, (kinds.get(kind) || 0) + 1);
   find("detail").replaceChildren(make("h2", {}, "In this list"), pairs([...kinds].map(([kind, times]) => [kind, String(times)])));
+}
+
+// The table of a list, made once: to choose a word changes its row alone.
+function tableOf(found, rows) {
+  if (found.table) return found.table;
+  const table = make("table", { class: "machine" }, make("caption", {}, `${rows.length} words of data for ${found.channels.filter((one) => one.rows.length).length} channels; the list is not submitted, so addresses of arrays are not filled in`),
+    make("tr", {}, ...["channel", "word", "method", "data", "what it does"].map((name) => make("th", { scope: "col" }, name))));
+  for (const row of rows.slice(0, MOST_WORDS)) {
+    table.append(make("tr", { class: row.work.length ? "awaits" : undefined, "data-word": keyOf(row) },
+      make("td", {}, row.channel), make("td", { class: "number" }, String(row.place)), make("td", {}, row.method),
+      make("td", { class: "number" }, "0x" + row.data.toString(16).padStart(8, "0")), make("td", {}, row.work.map((one) => one[1]).join("; "))));
+  }
+  return found.table = table;
 }
 
 const keyOf = (row) => `${row.channel}-${row.place}`;
