@@ -106,7 +106,7 @@ def test_a_pass_is_shown_from_what_was_fetched_ahead(
     with served(counted) as url:
         shown = page(url, "c=0", tmp_path / "browser")
     assert "view=kernels" in spot_and_focus(shown)[0]
-    # Every pass's graph once, and all of them before the first that was clicked asks for its kernel.
+    # Every pass's graph once, and all of them before a click asks for the first kernel.
     passes = len(json.loads(documents.get("summary") or b"")["computations"][0]["passes"])
     graphs = [f"graph/0/{number}" for number in range(passes)]
     assert [one for one in counted.asked if one.startswith("graph/")] == graphs

@@ -3,8 +3,8 @@
 
 const find = (id) => document.getElementById(id);
 // More boxes than this are not drawn at once: lines stand for their nodes, or a neighbourhood for all.
-// dagre takes 40 ms to place them, and 200 ms for twice as many.
-const MOST_BOXES = 100;
+// dagre takes 30 ms to place them, and 200 ms for 220.
+const MOST_BOXES = 80;
 const DEFAULTS = { view: "lines", c: "", p: "", line: "", kernel: "", part: "", node: "", group: "", stretch: "",
   from: "", to: "", lane: "", at: "", device: "", when: "", owner: "", word: "" };
 // Rows of the list that are shown, and stretches of a line of more nodes.
