@@ -180,8 +180,9 @@ def load_folder(folder: Path, device: str | None = None) -> dict[str, Tensor]:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise FileFormatError(f"{str(index)!r}", found=str(error), wanted="a weight_map") from error
     found: dict[str, Tensor] = {}
+    files = {each.name for each in folder.iterdir() if each.is_file()}
     for file in sorted(set(places.values())):
-        if Path(file).name != file or not (folder / file).is_file():
+        if file not in files:
             raise FileFormatError(
                 f"{str(index)!r} names a file that the folder lacks", found=excerpt(file)
             )

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from baregrad.base.errors import FileFormatError, UnsupportedError
+from baregrad.io.excerpt import excerpt
 from baregrad.llm.text.byte_letters import bytes_of_letters
 from baregrad.llm.text.engines import SPACE, library, raise_broken
 from baregrad.llm.text.specials import SpecialSplitter, SpecialToken
@@ -39,7 +40,7 @@ def tokenizer_of_folder(path: str | os.PathLike[str]) -> Tokenizer:
         raise_broken(error)
         if not isinstance(error, Exception):
             raise
-        raise FileFormatError(f"{file} is broken: {error}") from error
+        raise FileFormatError(f"{file} is broken", found=excerpt(str(error), 200)) from error
     for engine in (whole, plain):
         # Files bring those along from training; here no text is cut silently, nor made longer.
         engine.no_padding()

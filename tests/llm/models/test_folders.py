@@ -86,9 +86,10 @@ def test_a_folder_of_two_files_with_an_index(tmp_path: Path) -> None:
                             "num_local_experts": 6, "num_experts_per_tok": 2,
                             "sliding_window": None, "rope_theta": 10000.0})  # fmt: skip
     check(tmp_path, plain, weights)
-    index.write_text(json.dumps({"weight_map": {**files, "more": "../model.safetensors"}}))
-    with pytest.raises(FileFormatError, match=r"names a file that the folder lacks"):
-        load_folder(tmp_path)
+    for strange in ("../model.safetensors", "a" * 5000, "\0", "", "."):
+        index.write_text(json.dumps({"weight_map": {**files, "more": strange}}))
+        with pytest.raises(FileFormatError, match=r"names a file that the folder lacks"):
+            load_folder(tmp_path)
     index.write_text(json.dumps({"weight_map": {**files, "more": "model-1.safetensors"}}))
     with pytest.raises(FileFormatError, match="lacks a tensor: wanted 'more'"):
         load_folder(tmp_path)
