@@ -111,6 +111,16 @@ class Peer:
             return function
         return _Replay(graph, function)
 
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return what PyTorch's compiler makes of a function; without a GPU, the function.
+
+        It is compiled in the first calls, and again behind the first gradients.
+        """
+        if not self.has_graphs:
+            return function
+        made: Callable[..., Any] = self.torch.compile(function, dynamic=False)
+        return made
+
     def copy_rate(self, count: int) -> float:
         """Return the bytes read and written in a second by a copy of float32 numbers.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,8 +31,9 @@ class TensorCase:
     `shown` makes of inputs and results what is compared, by methods that both sides have.
     `exact`: the dtype in which PyTorch computes the exact result, "" where results are compared
     with PyTorch's own. `channels_last`: how PyTorch's inputs of four axes lie. `is_eager`:
-    nothing is replayed. `sets`: over how many sets of inputs a run goes, 0 for as many as no cache
-    holds. `flops` and `traffic`: operations and bytes of one call at least.
+    nothing is replayed. `is_compiled`: PyTorch compiles its function. `sets`: over how many sets of
+    inputs a run goes, 0 for as many as no cache holds. `flops` and
+    `traffic`: operations and bytes of one call at least.
     """
 
     inputs: tuple[Draw, ...]
@@ -44,6 +46,7 @@ class TensorCase:
     exact: str = "float64"
     channels_last: bool = False
     is_eager: bool = False
+    is_compiled: bool = False
     sets: int = 0
     flops: float = 0.0
     traffic: int = 0
@@ -75,7 +78,8 @@ class TensorCase:
             [self._laid_out(side, side.tensor(draw, random)) for draw in self.inputs]
             for random in self._seeds()
         ]
-        work = side.repeated(self._of_peer(side), sets, self.shown, self.is_eager)
+        function = self._of_peer(side, self.is_compiled)
+        work = side.repeated(function, sets, self.shown, self.is_eager)
         if not self.exact:
             return work
 
@@ -91,8 +95,11 @@ class TensorCase:
 
         return replace(work, exact=exact)
 
-    def _of_peer(self, side: Peer) -> Callable[..., Any]:
+    def _of_peer(self, side: Peer, is_compiled: bool = False) -> Callable[..., Any]:
         function, torch = self.torch, side.torch
+        if is_compiled:
+            compiled = side.compiled(partial(self.torch, torch))
+            function = lambda _, *inputs: compiled(*inputs)  # noqa: E731
         if self.wanted:
             return peer_side.with_gradients(
                 function, self.wanted, self.is_scalar, self.alone, torch

@@ -27,8 +27,9 @@ class RowTask:
     """What a worker is asked to prepare, and how it is judged.
 
     `tolerance`: of the largest difference by the largest magnitude. `limit_s`: seconds for our
-    side, once to prepare and once to time. `copied`: numbers whose copy is timed beside, or 0.
-    `turns`: how often each side is timed. `is_brief`: time one run, to see that it works.
+    side, once to prepare and once to time; `peer_limit_s`: likewise for PyTorch's. `copied`:
+    numbers whose copy is timed beside, or 0. `turns`: how often each side is timed.
+    `is_brief`: time one run, to see that it works.
     """
 
     name: str
@@ -36,6 +37,7 @@ class RowTask:
     tolerance: float
     _: KW_ONLY
     limit_s: float = 20.0
+    peer_limit_s: float = PEER_LIMIT_S
     copied: int = 0
     turns: int = TURNS
     is_brief: bool = False
@@ -97,7 +99,7 @@ class TwoSides:
         answers: dict[str, dict[str, Any]] = {}
         asked = []
         for side, limit_s, key in (
-            (self.ours, task.limit_s, "failed"), (self.peer, PEER_LIMIT_S, "peer_failed"),
+            (self.ours, task.limit_s, "failed"), (self.peer, task.peer_limit_s, "peer_failed"),
         ):
             folder = self.folder_of(side.name)
             try:
@@ -153,7 +155,7 @@ class TwoSides:
             for side, key in sides:
                 if key in record:
                     continue
-                limit_s = task.limit_s if side is self.ours else PEER_LIMIT_S
+                limit_s = task.limit_s if side is self.ours else task.peer_limit_s
                 try:
                     found = side.ask(limit_s, what="time", brief=task.is_brief)["times_s"]
                     times.setdefault(side.name, []).extend(found)

@@ -2,9 +2,10 @@
 
 A row's values are compared with PyTorch's in float64 or float32 first. Then both are timed by
 turns, replayed: ours by `jit`, PyTorch's as a CUDA graph, over sets of inputs that no cache holds.
-Training steps are beside PyTorch's eager ones. A ratio is PyTorch's time by ours, or our rate by
-that of a copy; more is better. Each side is a process of its own: a row that fails or takes too
-long ends that row alone.
+Training steps are beside PyTorch's eager ones; where they are asked for by name, or by
+`--against torch.compile`, beside what its compiler makes, which takes it minutes. A ratio is
+PyTorch's time by ours, or our rate by that of a copy; more is better. Each side is a process of its
+own: a row that fails or takes too long ends that row alone.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from baregrad.apps.bench_rows import peer_module
 from baregrad.apps.beside.two_sides import RowTask, TwoSides
-from baregrad.apps.gpu_suite.row import COPY, GpuRow
+from baregrad.apps.gpu_suite.row import COMPILED, COPY, PYTORCH, GpuRow
 from baregrad.apps.gpu_suite.rows import ROWS
 from baregrad.base.bits import human_seconds
 from baregrad.base.errors import ArgumentError
@@ -36,7 +37,8 @@ PATIENCE = 10.0
 def main(argv: Sequence[str]) -> int:
     """Run the rows; 1 where a result was wrong or a row failed, or with --check a bar missed."""
     chosen = _parser().parse_args(argv)
-    rows = _chosen_rows([part for text in chosen.rows or ["*"] for part in text.split(",")])
+    names = [part for text in chosen.rows or ["*"] for part in text.split(",")]
+    rows = _chosen_rows(names, chosen.against)
     if chosen.list:
         print("\n".join(f"{row.name}  (bar {row.bar}, of {row.against})" for row in rows))
         return 0
@@ -64,6 +66,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--rows", action="append", metavar="GLOB,...", help="rows whose names match one of these"
     )
+    parser.add_argument(
+        "--against", choices=(PYTORCH, COMPILED, COPY), help="rows with bars of this alone"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="where to write all figures")
     parser.add_argument(
         "--tiny", action="store_true", help="tiny sizes, on any device: see that all is right"
@@ -76,15 +81,22 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _chosen_rows(names: Sequence[str]) -> list[GpuRow]:
-    """The rows that match one of the names, each of which matches some."""
+def _chosen_rows(names: Sequence[str], against: str | None = None) -> list[GpuRow]:
+    """The rows that match one of the names, each of which matches some.
+
+    Those beside PyTorch's compiler match no name that matches everything, unless they are asked
+    for by `against`.
+    """
     for name in names:
         if not any(fnmatch(row.name, name) for row in ROWS):
             raise ArgumentError(
                 f"no row of the suite gpu is called {name!r}",
                 wanted=", ".join(row.name for row in ROWS),
             )
-    return [row for row in ROWS if any(fnmatch(row.name, name) for name in names)]
+    rows = [row for row in ROWS if against in (None, row.against)]
+    if against is None:
+        rows = [row for row in rows if row.against != COMPILED or names != ["*"]]
+    return [row for row in rows if any(fnmatch(row.name, name) for name in names)]
 
 
 def _run(
@@ -118,7 +130,8 @@ def task_of(row: GpuRow, is_tiny: bool) -> RowTask:
     copied = (COPIED_TINY if is_tiny else COPIED) if row.against == COPY else 0
     limit_s = row.limit_s * (PATIENCE if is_tiny else 1.0)
     return RowTask(
-        row.name, question, row.tolerance, limit_s=limit_s, copied=copied, is_brief=is_tiny
+        row.name, question, row.tolerance, limit_s=limit_s, peer_limit_s=row.peer_limit_s,
+        copied=copied, is_brief=is_tiny,
     )
 
 

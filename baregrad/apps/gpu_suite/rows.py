@@ -7,6 +7,7 @@ from typing import Any
 
 from baregrad.apps.beside.tensor_case import TensorCase
 from baregrad.apps.beside.worker import Case
+from baregrad.apps.gpu_suite.compiled import BESIDE_COMPILER
 from baregrad.apps.gpu_suite.llama import DECODING
 from baregrad.apps.gpu_suite.memory import BANDWIDTH, GRADIENTS, ORDERS
 from baregrad.apps.gpu_suite.packed import PACKED
@@ -16,7 +17,7 @@ from baregrad.apps.gpu_suite.training import TRAINING
 
 ROWS: tuple[GpuRow, ...] = (
     *PRODUCTS, *PACKED, *CONVOLUTIONS, *ATTENTIONS, *BANDWIDTH, *GRADIENTS, *ORDERS, *DECODING,
-    *TRAINING,
+    *TRAINING, *BESIDE_COMPILER,
 )
 
 TINY_SETS = 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
@@ -127,7 +128,8 @@ def _adamw_steps(dtype: str, is_tiny: bool) -> AdamWCase:
 class TrainingCase:
     """A training step in bf16: a model of each side, whose parameters have the same names.
 
-    `optimiser` makes the optimiser of either side's module of that subject.
+    `optimiser` makes the optimiser of either side's module of that subject. With `is_compiled`,
+    PyTorch compiles its model and the loss, and replays the step.
     """
 
     ours: Callable[[], Any]
@@ -136,6 +138,7 @@ class TrainingCase:
     x: Draw
     y: Draw
     flops: float = 0.0
+    is_compiled: bool = False
 
     def on_ours(self, side: Ours) -> SideWork:
         """Train in one replay; what is compared are losses."""
@@ -155,14 +158,14 @@ class TrainingCase:
         return SideWork(made(), outputs, facts={"flops": self.flops})
 
     def on_peer(self, side: Peer) -> SideWork:
-        """Train eagerly; exact are the losses of training in float32."""
+        """Train eagerly, or compiled; exact are the losses of training in float32, eagerly."""
         torch = side.torch
         functional = torch.nn.functional
         x, y = side.tensor(self.x, _random("x")), side.tensor(self.y, _random("y"))
         if x.ndim == 4:
             x = x.to(memory_format=torch.channels_last)
 
-        def made(dtype: Any) -> Callable[[], Any]:
+        def made(dtype: Any, is_compiled: bool = False) -> Callable[[], Any]:
             with torch.device(side.device):
                 model = self.torch(torch)
             with torch.no_grad():
@@ -171,12 +174,20 @@ class TrainingCase:
             model.to(dtype)
             if x.ndim == 4:
                 model.to(memory_format=torch.channels_last)
-            optimiser = self.optimiser(torch.optim, model.parameters(), {"fused": True})
+            more = {"fused": True}
+            if is_compiled and side.has_graphs:
+                more["capturable"] = True
+            optimiser = self.optimiser(torch.optim, model.parameters(), more)
             inputs = x.to(dtype) if x.is_floating_point() else x
+
+            def loss_of(inputs: Any, y: Any) -> Any:
+                return functional.cross_entropy(model(inputs).flatten(0, -2), y)
+
+            compute = side.compiled(loss_of) if is_compiled else loss_of
 
             def step() -> Any:
                 optimiser.zero_grad()
-                loss = functional.cross_entropy(model(inputs).flatten(0, -2), y)
+                loss = compute(inputs, y)
                 loss.backward()
                 optimiser.step()
                 return loss.detach()
@@ -187,8 +198,9 @@ class TrainingCase:
             step = made(dtype)
             return [side.array(step()) for _ in range(_CHECKED_STEPS)]
 
+        step = made(torch.bfloat16, self.is_compiled)
         return SideWork(
-            made(torch.bfloat16), lambda: losses(torch.bfloat16),
+            side.captured(step) if self.is_compiled else step, lambda: losses(torch.bfloat16),
             exact=lambda: losses(torch.float32),
         )
 
@@ -205,17 +217,20 @@ def _value(name: str, shape: tuple[int, ...]) -> Array:
     return np.full(shape, 1.0 if name.endswith("weight") else 0.0, np.float32)
 
 
-def _adamw(module: Any, parameters: Iterable[Any], more: dict[str, Any]) -> Any:
+def adamw(module: Any, parameters: Iterable[Any], more: dict[str, Any]) -> Any:
+    """AdamW of either side, with more of its arguments."""
     return module.AdamW(parameters, lr=6e-4, weight_decay=0.1, **more)
 
 
-def _sgd(module: Any, parameters: Iterable[Any], more: dict[str, Any]) -> Any:
+def sgd(module: Any, parameters: Iterable[Any], more: dict[str, Any]) -> Any:
+    """SGD of either side, with more of its arguments."""
     return module.SGD(parameters, lr=1e-3, momentum=0.9, weight_decay=1e-4, **more)
 
 
-def _language_model(is_tiny: bool) -> TrainingCase:
+def language_model(batch: int, is_tiny: bool) -> TrainingCase:
+    """A step of GPT-2 124M on so many sequences of 1,024 words."""
     depth, width, heads, words, length, batch = (
-        (1, 32, 2, 64, 16, 2) if is_tiny else (12, 768, 12, 50304, 1024, 8)
+        (1, 32, 2, 64, 16, 2) if is_tiny else (12, 768, 12, 50304, 1024, batch)
     )
     shapes = _parameter_shapes(depth, width, words, length)
     parameters = sum(int(np.prod(shape)) for shape in shapes)
@@ -223,15 +238,16 @@ def _language_model(is_tiny: bool) -> TrainingCase:
     return TrainingCase(
         lambda: GPT(depth, width, heads, words, length),
         lambda torch: language_model_of_torch(torch, depth, width, heads, words, length),
-        _adamw, Draw((batch, length), below=words), Draw((batch * length,), below=words),
+        adamw, Draw((batch, length), below=words), Draw((batch * length,), below=words),
         flops=(6.0 * parameters + attention) * batch * length,
     )
 
 
-def _image_model(is_tiny: bool) -> TrainingCase:
-    batch, size = (2, 64) if is_tiny else (64, 224)
+def image_model(batch: int, is_tiny: bool) -> TrainingCase:
+    """A step of ResNet-50 on so many images."""
+    batch, size = (2, 64) if is_tiny else (batch, 224)
     return TrainingCase(
-        ResNet50, image_model_of_torch, _sgd, Draw((batch, 3, size, size)),
+        ResNet50, image_model_of_torch, sgd, Draw((batch, 3, size, size)),
         Draw((batch,), below=1000), flops=3 * 2 * 4.1e9 * batch,
     )
 
@@ -247,7 +263,11 @@ TRAINING = (
         tolerance=FLOAT32, limit_s=30.0,
     ),
     GpuRow(
-        "GPT-2 124M training step b8x1024", 0.45, _language_model, tolerance=2.0**-5, limit_s=60.0
+        "GPT-2 124M training step b8x1024", 0.45, partial(language_model, 8), tolerance=2.0**-5,
+        limit_s=60.0,
     ),
-    GpuRow("ResNet-50 training step b64", 0.4, _image_model, tolerance=2.0**-4, limit_s=60.0),
+    GpuRow(
+        "ResNet-50 training step b64", 0.4, partial(image_model, 64), tolerance=2.0**-4,
+        limit_s=60.0,
+    ),
 )

@@ -126,3 +126,32 @@ def test_both_sides_take_results_alike() -> None:
     for takes in (our_side.tensors_of, peer_side.tensors_of):
         assert takes((1, 2)) == [1, 2]
         assert takes(3) == [3]
+
+
+def test_a_function_is_compiled_where_it_is_asked_for_and_the_exact_one_is_not() -> None:
+    """Compiled once, by what gives a function back as it is."""
+    made = []
+
+    def compile(function: Callable[..., Any], dynamic: bool) -> Callable[..., Any]:
+        assert not dynamic
+        made.append(function)
+        return function
+
+    case = TensorCase(
+        (Draw((3, 4), "float32"), Draw((3, 4), "float32")), lambda x: x.exp(),
+        lambda torch, x: torch.exp(x), wanted=(0,), is_compiled=True,
+    )  # fmt: skip
+    side = Peer("cpu")
+    assert case.on_peer(side).exact is not None
+    side.has_graphs = True
+    side.torch = SimpleNamespace(
+        compile=compile, autograd=torch.autograd, cuda=fake_cuda([], False),
+        float64=torch.float64, exp=torch.exp, from_numpy=torch.from_numpy, float32=torch.float32,
+    )
+    work = case.on_peer(side)
+    assert len(made) == 1
+    assert work.exact is not None
+    (found, gradient), (exact, slope) = work.outputs(), work.exact()
+    assert len(made) == 1
+    np.testing.assert_allclose(found, exact, rtol=1e-6)
+    np.testing.assert_allclose(gradient, slope, rtol=1e-6)

@@ -11,7 +11,7 @@ import pytest
 
 from baregrad.apps import bench
 from baregrad.apps.gpu_suite import main as suite
-from baregrad.apps.gpu_suite.row import COPY, PYTORCH
+from baregrad.apps.gpu_suite.row import COMPILED, COPY, PYTORCH
 from baregrad.apps.gpu_suite.rows import ROWS
 from baregrad.base.errors import ArgumentError, MissingDependency
 from baregrad.base.options import options
@@ -28,12 +28,12 @@ WANTED = (
     ("cumsum", 1, 1.0), ("sort", 1, 0.4), ("embedding gradient", 1, 1.0), ("scatter-add", 1, 1.0),
     ("AdamW", 2, 1.0), ("chain of 1000", 1, 1.0), ("Llama", 1, 1.0), ("GPT-2", 1, 0.45),
     ("ResNet-50 training", 1, 0.4), ("matvec 14336x4096", 2, 0.92), ("matvec 14336x4096", 3, 0.85),
-    ("8192 rows by 8 experts", 2, 0.9),
+    ("8192 rows by 8 experts", 2, 0.9), ("compiled", 3, 0.9),
 )
 QUICK = (
     "matmul 4096 TN", "matmul 64 of*", "conv 3x3 stride 2*filter", "softmax 16384x8192",
     "cross entropy*", "argmax*", "randn*", "chain of 1000*", "AdamW*fp32", "Llama*512",
-    "matvec*Q4_K", "*experts*Q4_K",
+    "matvec*Q4_K", "*experts*Q4_K", "Llama 8B block*",
 )
 VIRTUAL = ("matmul 4096 NT", "rmsnorm*", "column sum*", "embedding*")
 
@@ -80,7 +80,8 @@ def test_rows_of_every_family_are_right(tmp_path: Path, capsys: pytest.CaptureFi
 @pytest.mark.slow
 def test_every_row_is_right(tmp_path: Path) -> None:
     pytest.importorskip("torch")
-    assert len(run(["--device", "CPU"], tmp_path)) == len(ROWS)
+    records = run(["--device", "CPU", "--rows", "*,*"], tmp_path)
+    assert len(records) == len(ROWS)
 
 
 @pytest.mark.slow
@@ -120,11 +121,16 @@ def test_what_failed_has_no_bar_to_hold() -> None:
 
 
 def test_rows_are_listed_and_chosen(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["--suite=gpu", "--list", "--rows", "Llama*,argmax*"]) == 0
+    assert bench.main(["--suite=gpu", "--list", "--rows", "Llama 1B*,argmax*"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.partition("  (bar")[0] for line in lines] == [
         "argmax of 64x128256", "Llama 1B decode at 512", "Llama 1B decode at 512, fixed position",
     ]
+    chosen = suite._chosen_rows(["*"])
+    assert {row.name for row in ROWS if row not in chosen} == {
+        row.name for row in ROWS if row.against == COMPILED
+    }
+    assert suite._chosen_rows(["*"], COMPILED) == suite._chosen_rows(["*compiled"])
     with pytest.raises(ArgumentError, match="no row of the suite gpu is called 'moon'"):
         bench.main(["--suite", "gpu", "--rows", "moon"])
 
@@ -140,3 +146,10 @@ def test_a_row_is_timed_by_turns_and_briefly_only_where_it_is_tiny() -> None:
     assert suite.task_of(row, False).turns > 1
     assert not suite.task_of(row, False).is_brief
     assert suite.task_of(row, True).is_brief
+
+
+def test_pytorch_may_take_minutes_where_it_compiles() -> None:
+    slow, others = ([row for row in ROWS if (row.against == COMPILED) is told]
+                    for told in (True, False))  # fmt: skip
+    assert min(suite.task_of(row, False).peer_limit_s for row in slow) >= 180
+    assert max(suite.task_of(row, False).peer_limit_s for row in others) <= 90
