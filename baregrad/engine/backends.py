@@ -159,8 +159,12 @@ class ReferenceBackend:
 
     def execute(self, executable: Any, program: Canonical, where: Where | None) -> list[Buffer]:
         """Evaluate the program over its inputs."""
+        from baregrad.engine.control import ControlExecutable
         from baregrad.engine.reference import evaluate_plan, evaluate_program
 
+        if isinstance(executable, ControlExecutable):
+            inputs = [ref.handle for ref in program.inputs]
+            return executable.run(inputs, program.variables)[0]
         arrays = [np.frombuffer(ref.handle.as_memoryview(), np.uint8) for ref in program.inputs]
         if executable is None:
             results = evaluate_program(program, arrays)

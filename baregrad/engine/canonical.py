@@ -8,7 +8,7 @@ list are found by identity.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -19,7 +19,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core.attribute_fields import attribute_fields
 from baregrad.ir.core.attrs import BufferRef, Param
 from baregrad.ir.core.node import Node, alike, instruction, make_node, rebuild, toposort
-from baregrad.ir.core.op import FOLDED, SPELLED, Ops
+from baregrad.ir.core.op import CONTROL, FOLDED, SPELLED, Ops
 from baregrad.ir.core.requirements import (
     Requirement,
     check,
@@ -52,6 +52,13 @@ class Canonical:
     def origins(self) -> Mapping[Node, Node]:
         """For each canonical node the one that the user's code made, for reports."""
         return {new: old for old, new in self.made.items()}
+
+    def with_values(self, values: Mapping[str, int]) -> Canonical:
+        """The program where more variables have values. Raises ShapeError for second ones."""
+        variables = dict(self.variables)
+        for name, value in values.items():
+            take_value(variables, name, value)
+        return replace(self, variables=variables)
 
     def order(self) -> list[Node]:
         """Every node of `sink`, sources first, as `toposort` lists them."""
@@ -176,6 +183,33 @@ class _Lifted:
         return found
 
 
+def unbound_graph(root: Node) -> tuple[Node, Mapping[str, int]]:
+    """A graph over PARAMs without marks and without values of its variables; and these values.
+
+    So are the bodies of loops and choices in it.
+    """
+    lifted = _Lifted([], {}, {}, {}, {}, {})
+    done, variables = lifted.done, lifted.variables
+    for node in toposort(root):
+        if node.op is Ops.DETACH:
+            done[node] = done[node.src[0]]
+        elif node.op in CONTROL:
+            arg = node.arg
+            for name in {"body", "other"}.intersection(arg._fields):
+                body, values = unbound_graph(getattr(arg, name))
+                arg = arg._replace(**{name: body})
+                for variable, value in values.items():
+                    take_value(variables, variable, value)
+            src = tuple([done[one] for one in node.src])
+            done[node] = make_node(node.op, node.dtype, src, _unbind_arg(arg, variables, done))
+        elif node.mask & _VAR:
+            done[node] = lifted.renewed(node)
+        else:
+            src = tuple([done[one] for one in node.src])
+            done[node] = node if src == node.src else make_node(node.op, node.dtype, src, node.arg)
+    return done[root], variables
+
+
 def _is_computed(mask: int) -> bool:
     """Whether a value whose ops are these is worth reading where it was computed before."""
     return mask & ~SPELLED != 0 and mask & ~FOLDED != 0
@@ -207,14 +241,17 @@ def bind(variable: Node, value: int) -> Node:
 def _unbind(node: Node, variables: dict[str, int]) -> Node:
     if not node.src:
         return node
-    value = int(node.src[0].arg)
-    name = node.arg.name
+    take_value(variables, node.arg.name, int(node.src[0].arg))
+    return Node(Ops.VAR, node.dtype, (), node.arg)
+
+
+def take_value(variables: dict[str, int], name: str, value: int) -> None:
+    """Note the value of a variable. Raises ShapeError where it has another one."""
     if variables.setdefault(name, value) != value:
         raise ShapeError(
             f"{name} is both {variables[name]} and {value} in one computation: realise one of them "
             "first, or use two variables"
         )
-    return Node(Ops.VAR, node.dtype, (), node.arg)
 
 
 def unbind(extents: Iterable[Any], variables: dict[str, int]) -> tuple[Any, ...]:

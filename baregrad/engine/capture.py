@@ -24,6 +24,7 @@ from baregrad.engine.executor import Executable
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.report import print_commands
 from baregrad.engine.session import Run, Session, current_session
+from baregrad.engine.works import AtOnce
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.requirements import Requirement, noting
@@ -190,6 +191,8 @@ class Replay:
         self._arena: Buffer | None = None
         # Those of the unmade that the list copies.
         self._copied: list[Buffer] = []
+        # Who copies on a device where runs are no lists.
+        self._players: dict[str, AtOnce] = {}
         device = self._recording_device(capture.session)
         if device is not None:
             self._record(device)
@@ -200,7 +203,8 @@ class Replay:
     def _recording_device(self, session: Session) -> Device | None:
         """The device whose list a call submits, None where runs are no lists."""
         if self.runs:
-            recorded = isinstance(self.runs[0].executable, Executable)
+            programs = [run.executable for run in self.runs]
+            recorded = all(isinstance(one, Executable) and one.is_recordable for one in programs)
             return self.runs[0].backend.device if recorded else None
         devices = {ref.device for ref in self.outputs}
         if len(devices) != 1:
@@ -408,7 +412,7 @@ class Replay:
         variables: Mapping[str, int],
         copies: list[Buffer],
     ) -> list[Buffer]:
-        """Replay on a backend that records no command lists."""
+        """Replay where runs are no command lists: one after the other, as they were captured."""
         copied = {id(handle): copy for handle, copy in zip(self._unmade, copies, strict=True)}
         table: dict[int, Buffer] = {key: inputs[place] for key, place in self._position.items()}
         for run in self.runs:
@@ -419,11 +423,12 @@ class Replay:
             bound = {**self._bound(run), **variables}
             program = replace(run.program, inputs=refs, variables=bound)
             results = run.backend.execute(run.executable, program, None)
+            player = self._players.setdefault(run.backend.name, AtOnce(run.backend, {}, None))
             for ref, buffer in zip(run.outputs, results, strict=True):
                 fixed = id(ref.handle) not in self._result and id(ref.handle) not in self._position
                 if fixed and buffer.nbytes == ref.handle.nbytes:
                     # Others may hold this array (a gradient, say): it keeps its place.
-                    ref.handle.device.copy_in(ref.handle, buffer.contents())
+                    player.copy(ref.handle, buffer, buffer.nbytes)
                 else:
                     table[id(ref.handle)] = buffer
         for handle in self._late:
@@ -441,31 +446,3 @@ class Replay:
 def is_plain(shape: tuple[Any, ...]) -> bool:
     """Whether no extent is symbolic."""
     return all(isinstance(extent, int) for extent in shape)
-
-
-def run_again(
-    session: Session, run: Run, inputs: Sequence[BufferRef], variables: Mapping[str, int]
-) -> list[BufferRef]:
-    """Run a program over other arrays of the shapes and dtypes that it had; where results lie.
-
-    variables: those that have other values, none of which a result's shape depends on. Results that
-    were written over inputs are so again: nobody else may read these inputs later.
-    """
-    slots = {id(ref.handle): slot for slot, ref in enumerate(run.program.inputs)}
-    with session.lock:
-        session.watching.touched += 1
-        bound = {**run.program.variables, **variables}
-        program = replace(run.program, inputs=tuple(inputs), variables=bound)
-        results = run.backend.execute(run.executable, program, session.where)
-        refs = []
-        for buffer, old in zip(results, run.outputs, strict=True):
-            ref = BufferRef(buffer, old.shape, old.device)
-            slot = slots.get(id(old.handle))
-            if slot is not None and inputs[slot].handle is buffer:
-                session.forget((id(buffer),))
-                ref = ref.renewed()
-            refs.append(ref)
-        made = Run(run.backend, run.executable, program, tuple(refs))
-        for observer in session.watching.observers:
-            observer(made)
-        return refs

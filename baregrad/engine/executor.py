@@ -63,6 +63,9 @@ class Executable:
     `memory` may be None for a device that only compiles.
     """
 
+    # Whether a command list can hold the work.
+    is_recordable = True
+
     def __init__(self, plan: Plan, device: Device, compiler: Compiler) -> None:
         self.plan = plan
         self.device = device
@@ -200,6 +203,16 @@ class Executable:
             if place:
                 label = f"{label} {place}"
             commands.exec(launch.kernel, operands, known, label=label)
+
+    def submit(
+        self, table: Sequence[Buffer], variables: Mapping[str, int], where: Where | None = None
+    ) -> None:
+        """Run the plan over a table of arguments, results and the arena, whoever has them."""
+        if self._list is None:
+            self._list = self.device.command_list()
+            self.record(self._list, self._places.__getitem__, {}, where)
+            self._fixed = self._fixed_work()
+        self.device.submit(self._list, table[: len(self._list.slot_nbytes)], variables)
 
     def allocate_outputs(self, variables: Mapping[str, int]) -> list[Buffer]:
         """Fresh memory for every output of a run."""

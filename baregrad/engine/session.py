@@ -20,6 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -35,6 +36,8 @@ from baregrad.base.tracing import active_recorder, span
 from baregrad.dtypes import DType
 from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
+from baregrad.engine.control import ControlExecutable, is_control
+from baregrad.engine.control_sources import ready_to_run
 from baregrad.engine.executor import (
     Executable,
     KeyedProgram,
@@ -46,13 +49,16 @@ from baregrad.engine.generalise_offsets import GeneralPrograms
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.realised import Realised
 from baregrad.engine.watching import Watching
+from baregrad.ir.core import control
 from baregrad.ir.core.attrs import BufferRef
+from baregrad.ir.core.control import CONTROL_MASK
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.program import evaluate
 from baregrad.runtime.buffers import Buffer
 
 PLANS_KEPT = 512
+_NOT_ONE_PROGRAM = Ops.COPY.bit | CONTROL_MASK
 NO_DONATION: Mapping[int, Any] = MappingProxyType({})
 
 
@@ -243,7 +249,7 @@ class Session:
         """The program of a graph that computes what it reads of nothing but its leaves."""
         with uncollected:
             nodes = write_out()
-            if any(node.mask & Ops.COPY.bit for node in nodes):
+            if any(node.mask & _NOT_ONE_PROGRAM for node in nodes):
                 return None
             with span("canonicalise"):
                 program = canonicalise(nodes, _nowhere)
@@ -306,14 +312,19 @@ class Session:
         device: str,
         donate: Mapping[int, Any] = NO_DONATION,
         free: Collection[int] = (),
+        variables: Mapping[str, int] | None = None,
     ) -> list[BufferRef]:
         self.watching.touched += 1
         if any(node.mask & Ops.COPY.bit for node in nodes):
             self._bring(nodes, device)
+        if any(node.mask & CONTROL_MASK for node in nodes):
+            self._run_control(nodes, device)
         with uncollected:
             with span("canonicalise"):
                 # A graph without leaves may have been realised on another device.
                 program = canonicalise(nodes, self._realised.on(device))
+            if variables:
+                program = program.with_values(variables)
             donated: dict[int, int] = {}
             for position, handle in donate.items():
                 slots = [i for i, ref in enumerate(program.inputs) if ref.handle is handle]
@@ -377,6 +388,31 @@ class Session:
                 shape = cast(tuple[int, ...], ref.shape)
                 self._realised.set(copy, self.upload(data, copy.dtype, shape, device))
 
+    def _run_control(self, nodes: Sequence[Node], device: str) -> None:
+        """Have the results of the loops and choices in a graph computed, each by its program."""
+        known = self._realised.on(device)
+        for group in control.groups(nodes, lambda node: known(node) is None):
+            ready = ready_to_run(group, partial(self._array, device=device))
+            if ready.results == list(nodes):
+                # All that is asked for is what one of them is to compute.
+                return
+            refs = self._realize(ready.results, device, variables=ready.variables)
+            for node, ref in zip(ready.wanted, refs, strict=True):
+                self._remember(node, ref)
+
+    def _array(self, values: Sequence[Node], device: str) -> list[Node]:
+        """The arrays in which values lie, computed together where there are none yet."""
+        known = self._realised.on(device)
+        missing = [one for one in dict.fromkeys(values)
+                   if one.op is not Ops.BUFFER and known(one) is None]
+        refs = dict(zip(missing, self._realize(missing, device), strict=True)) if missing else {}
+        found = []
+        for one in values:
+            ref = one.arg if one.op is Ops.BUFFER else refs.get(one) or known(one)
+            assert ref is not None
+            found.append(Node(Ops.BUFFER, one.dtype, (), ref._replace(shape=one.shape)))
+        return found
+
     def _executable(
         self, backend: backends.Backend, program: Canonical, donated: dict[int, int]
     ) -> tuple[Canonical, Any]:
@@ -433,6 +469,8 @@ def _prepared(
     backend: backends.Backend, program: Canonical, donated: Mapping[int, int]
 ) -> Any:
     try:
+        if is_control(program):
+            return ControlExecutable(program, backend)
         return backend.prepare(program, donated)
     except BaregradError:
         raise

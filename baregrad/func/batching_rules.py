@@ -11,20 +11,23 @@ from types import MappingProxyType
 from typing import Any
 
 from baregrad.base.errors import UnsupportedError
-from baregrad.func.stand_ins import (
-    Handed,
-    handed_over,
-    made_of,
-    order_below,
-    stand_in,
-    what_was_handed,
-)
-from baregrad.ir.core.attrs import Pad, Slice
+from baregrad.dtypes import dtypes
+from baregrad.func.stand_ins import stand_in
+from baregrad.ir.core.attrs import Choose, Pad, Repeat, Slice
+from baregrad.ir.core.control import body_params, choose_form, repeat_form, result
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.views import Pulled
 from baregrad.tensor.autograd.gradients_structure import device_below
+from baregrad.tensor.autograd.putting_in import (
+    Handed,
+    handed_over,
+    made_of,
+    order_below,
+    put_in,
+    what_was_handed,
+)
 
 
 class Mapped:
@@ -157,6 +160,116 @@ def _detach(batch: Mapped, node: Node) -> Node:
     return Node(node.op, node.dtype, (value,), Pulled(tuple(map(batch.of, mark.sources)), rule))
 
 
+# --- loops and choices ---------------------------------------------------------------------------
+
+
+def _control(batch: Mapped, node: Node) -> Node:
+    """The same result of the loop or the choice of a whole batch."""
+    form = node.arg
+    if isinstance(form, Choose):
+        return _chosen(batch, node, form)
+    if form.conditional:
+        return _until_none_goes_on(batch, node, form)
+    values = node.src
+    reached = [value in batch.done for value in values]
+    first, last = form.carried, form.carried + form.read
+    params = body_params(form, values)
+    while True:
+        given = _batched(batch.extent, params, reached)
+        inner = Mapped(batch.extent, given)
+        inner.rewrite(form.body.src)
+        also = [root in inner.done for root in form.body.src[:first]]
+        if all(known for known, more in zip(reached, also, strict=False) if more):
+            break
+        # What one step makes of an example's value is an example's in the next.
+        reached[:first] = [a or b for a, b in zip(reached, also, strict=False)]
+    roots = form.body.src
+    made = [inner.of(root) if i >= first or reached[i] else root for i, root in enumerate(roots)]
+    sources = [
+        value if not is_reached else _rows_first(batch.of(value)) if first <= i < last
+        else batch.of(value)
+        for i, (value, is_reached) in enumerate(zip(values, reached, strict=True))
+    ]
+    body = Node(Ops.SINK, dtypes.token, tuple(made))
+    found = result(repeat_form(body, first, form.read, form.length, form.backwards), sources,
+                   form.part)
+    is_kept = form.part >= len(roots)
+    is_carried = form.part < first
+    place = form.part - len(roots) if is_kept else form.part
+    if (is_kept or is_carried) and not reached[place]:
+        return nodes.broadcast(nodes.unsqueeze(found, 0), (batch.extent, *node.shape))
+    return found if is_carried else _rows_first(found)
+
+
+def _batched(extent: Any, params: Sequence[Node], reached: Sequence[bool]) -> dict[Node, Node]:
+    """The PARAMs of a batch in place of those of an example."""
+    return {
+        one: Node(Ops.PARAM, one.dtype, (), one.arg._replace(shape=(extent, *one.shape)))
+        for one, is_reached in zip(params, reached, strict=True) if is_reached
+    }
+
+
+def _rows_first(stack: Node) -> Node:
+    """A stack of batches of a batch of stacks, or the other way round."""
+    return nodes.permute(stack, (1, 0, *range(2, len(stack.shape))))
+
+
+def _chosen(batch: Mapped, node: Node, form: Choose) -> Node:
+    """A choice for all examples, or, where each has its own, both results and a choice of these."""
+    values = node.src
+    flag, *rest = values
+    if flag in batch.done:
+        params = body_params(form, values)
+        places = dict(zip(params, values, strict=True))
+        both = put_in([form.body.src[form.part], form.other.src[form.part]], places)
+        batch.rewrite(both)
+        shape = (batch.extent, *node.shape)
+        chosen = nodes.reshape(batch.of(flag), (batch.extent, *[1] * len(node.shape)))
+        return nodes.where(nodes.expand(chosen, shape), *map(batch.of, both))
+    reached = [value in batch.done for value in values]
+    params = body_params(form, values)
+    bodies = []
+    for body in (form.body, form.other):
+        inner = Mapped(batch.extent, _batched(batch.extent, params, reached))
+        inner.rewrite(body.src)
+        bodies.append(Node(Ops.SINK, dtypes.token, tuple(map(inner.of, body.src))))
+    sources = [flag, *[batch.of(x) if x in batch.done else x for x in rest]]
+    return result(choose_form(*bodies), sources, form.part)
+
+
+def _until_none_goes_on(batch: Mapped, node: Node, form: Repeat) -> Node:
+    """A loop that goes on while any example does, and changes nothing of those that are done."""
+    if form.adjoint is not None:
+        raise UnsupportedError(
+            "vmap of a derivative of while_loop is not there", hint="use func.scan, or a limit"
+        )
+    values, first = node.src, form.carried
+    params = body_params(form, values)
+    every = [i < first or value in batch.done for i, value in enumerate(values)]
+    given = _batched(batch.extent, params, every)
+    inner = Mapped(batch.extent, given)
+    inner.rewrite(form.body.src)
+    goes_on = given[params[first - 1]]
+    made = []
+    for i, (root, param) in enumerate(zip(form.body.src, params, strict=False)):
+        shape = (batch.extent, *param.shape)
+        flag = nodes.expand(nodes.reshape(goes_on, (batch.extent, *[1] * len(param.shape))), shape)
+        if i == first - 1:
+            made.append(nodes.alu(Ops.AND, flag, inner.of(root)))
+        else:
+            made.append(nodes.where(flag, inner.of(root), given[param]))
+    # The flags of all, and last whether any of them holds.
+    any_of = nodes.reduce(Ops.MAX, made[-1], tuple(range(len(made[-1].shape))))
+    old = {one: Node(Ops.PARAM, one.dtype, (), one.arg._replace(slot=one.arg.slot + 1))
+           for one in [given.get(param, param) for param in params[first:]]}
+    body = Node(Ops.SINK, dtypes.token, tuple(put_in([*made, any_of], old)))
+    carried = [batch.of(value) for value in values[:first]]
+    flag = nodes.reduce(Ops.MAX, carried[-1], tuple(range(len(carried[-1].shape))))
+    rest = [batch.of(x) if x in batch.done else x for x in values[first:]]
+    other = repeat_form(body, first + 1, 0, form.length, False, True)
+    return result(other, [*carried, flag, *rest], form.part)
+
+
 RULES: Mapping[Op, Rule] = MappingProxyType(
     {
         **dict.fromkeys(ELEMENTWISE, _elementwise),
@@ -177,5 +290,7 @@ RULES: Mapping[Op, Rule] = MappingProxyType(
         Ops.GATHER: _gather,
         Ops.SCATTER: _scatter,
         Ops.DETACH: _detach,
+        Ops.REPEAT: _control,
+        Ops.CHOOSE: _control,
     }
 )

@@ -19,7 +19,6 @@ from baregrad.func.batching_rules import Mapped
 from baregrad.func.stand_ins import (
     carries,
     check_callable,
-    put_in,
     results_of,
     shown_in,
     stand_in,
@@ -32,6 +31,7 @@ from baregrad.tensor.array import nodes
 from baregrad.tensor.array.grad_mode import enable_grad
 from baregrad.tensor.array.views import twin
 from baregrad.tensor.autograd.gradients import pull_back
+from baregrad.tensor.autograd.putting_in import put_in
 from baregrad.tensor.jit.trees import map_tree
 from baregrad.tensor.tensor import Tensor
 

@@ -15,22 +15,20 @@ from typing import Any, NamedTuple
 
 from baregrad.base.errors import ArgumentError
 from baregrad.engine.session import current_session
-from baregrad.func.stand_ins import (
-    carries,
-    handed_over,
-    made_of,
-    order_below,
-    put_in,
-    reads_stand_ins,
-    stand_in,
-    what_was_handed,
-)
+from baregrad.func.stand_ins import carries, reads_stand_ins, stand_in
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import MOVEMENT, Ops, mask_of
 from baregrad.tensor.array.grad_mode import enable_grad
 from baregrad.tensor.array.storage import Storage, buffer_node, live_storages
 from baregrad.tensor.array.views import Pull, Pulled, twin
 from baregrad.tensor.autograd.gradients import pull_back
+from baregrad.tensor.autograd.putting_in import (
+    handed_over,
+    made_of,
+    order_below,
+    put_in,
+    what_was_handed,
+)
 from baregrad.tensor.tensor import Tensor
 
 _BUFFER = Ops.BUFFER.bit

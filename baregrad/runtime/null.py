@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from baregrad.base.errors import CompileError
-from baregrad.program import Program
+from baregrad.base.options import options
+from baregrad.program import Program, evaluate
 from baregrad.runtime.buffers import Buffer, Memory, MemoryStats, flat_bytes
-from baregrad.runtime.commands import CommandList, Kernel, Timeline
+from baregrad.runtime.commands import CommandList, Exec, Kernel, Timeline
 from baregrad.runtime.host_memory import size_class
 from baregrad.runtime.interface import Device
 
@@ -29,6 +30,8 @@ class NullDevice(Device):
         self.host_visible = False
         self._in_use_nbytes = 0
         self._peak_nbytes = 0
+        self._scratch: list[Buffer] = []
+        self._scratch_nbytes = 0
 
     def allocate(self, nbytes: int) -> Buffer:
         """Return a buffer of a size, with no memory behind it."""
@@ -54,11 +57,31 @@ class NullDevice(Device):
         """Check the list and its operands; run nothing."""
         commands.check_slots(buffers)
         commands.check_variables(variables or {})
-        commands.bound = self
+        if commands.bound is None:
+            commands.bound = {
+                (one.kernel.program.meta.scratch_nbytes, *one.variables.items()): None
+                for one in commands.commands if isinstance(one, Exec)
+            }
+        self._grow_scratch(commands, variables or {})
         if not timed:
             return None
         labels = tuple(command.label for command in commands.commands)
         return Timeline(labels, (0,) * len(labels), (0,) * len(labels))
+
+    def _grow_scratch(self, commands: CommandList, variables: Mapping[str, int]) -> None:
+        """Count what the host's threads need beside the arrays, the most that any list did."""
+        asked: Any = commands.bound
+        needed = max(
+            (evaluate(nbytes, {**variables, **dict(fixed)}) for nbytes, *fixed in asked), default=0
+        )
+        if needed > self._scratch_nbytes:
+            # There is no machine here: as many as the host uses.
+            from baregrad.runtime.cpu.host import detect_host
+
+            cores = detect_host().cores
+            count = min(options.threads or cores, cores)
+            self._scratch = [self.allocate(needed) for _ in range(count)]
+            self._scratch_nbytes = needed
 
     def copy_in(self, buffer: Buffer, data: Contiguous) -> None:
         """Check the sizes; copy nothing."""

@@ -10,18 +10,15 @@ import pytest
 
 from baregrad import variable
 from baregrad.base.errors import JitError, ShapeError
-from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import bind
-from baregrad.engine.capture import Capture, Replay, copies_of_others, made_by, run_again
-from baregrad.engine.session import Run, Session, use_session
+from baregrad.engine.capture import Capture, Replay, copies_of_others, made_by
+from baregrad.engine.session import Session
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node, alu
 from baregrad.ir.core.op import Ops
 from baregrad.runtime.buffers import Buffer
 from baregrad.tensor import Tensor
-from baregrad.tensor.array import nodes
-from baregrad.tensor.array.storage import buffer_node
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 W = np.array([[1.0, -2.0, 3.0], [0.5, 0.25, -8.0]], np.float32)
@@ -216,36 +213,3 @@ def test_values_may_not_be_read(session: Session, name: str) -> None:
     watching = session.watching
     assert not (watching.observers or watching.uploads or watching.downloads)
 
-
-@DEVICES
-def test_other_arrays_and_values_of_variables(device: str) -> None:
-    session = Session()
-    with use_session(session), options.override(device=device):
-        place = variable("place", 0, 1)
-        arrays = [Tensor(X).realize(), Tensor(X * 10).realize()]
-        runs: list[Run] = []
-        session.watching.observers.append(runs.append)
-        (arrays[0][bind(place, 0)] * 2).realize()
-        (run,) = runs
-        ref = arrays[1]._ref()
-        (found,) = run_again(session, run, [ref], {"place": 1})
-        data = session.download(found, arrays[1].dtype).view(np.float32)
-        np.testing.assert_array_equal(data, (X[1] * 20).reshape(found.shape))
-        assert len(runs) == 2 and runs[1].program.variables == {"place": 1}
-
-
-@DEVICES
-def test_what_was_written_over_is_so_again(device: str) -> None:
-    session = Session()
-    with use_session(session), options.override(device=device):
-        runs: list[Run] = []
-        first, second = (Tensor(X + i).realize()._ref() for i in range(2))
-        session.watching.observers.append(runs.append)
-        node = buffer_node(first, Tensor(X).dtype)
-        given = {0: first.handle}
-        (ref,) = session.realize([nodes.add(node, node)], device, given, [0])
-        (found,) = run_again(session, runs[0], [second], {})
-        data = session.download(found, node.dtype).view(np.float32)
-        np.testing.assert_array_equal(data, 2 * (X + 1))
-        assert (found.handle is second.handle) == (ref.handle is first.handle)
-        assert found.version != second.version or found.handle is not second.handle

@@ -112,6 +112,40 @@ class Scan(NamedTuple):
     axis: int = -1
 
 
+@ATTRIBUTES(Ops.REPEAT)
+class Repeat(NamedTuple):
+    """One result of a loop over `body`, a SINK of results over PARAMs; slot i is source i.
+
+    The first `carried` sources are what the first step takes, and the first results what the next
+    one does; of the next `read` sources each step has its row, and all others are the same in each.
+    length: of steps, None for as many as `conditional` has. conditional: a step is taken while the
+    last carried value, a bool, holds. backwards: the last row comes first. part: which result, its
+    carried values in the end, then those of all steps, stacked, then what each step began with.
+    adjoint: of the gradient by source `part` of a conditional loop, the results whose gradients
+    follow its sources; it has derivatives, and no value.
+    """
+
+    body: Node
+    carried: int
+    read: int
+    length: int | Node | None
+    part: int
+    shape: tuple[int | Node, ...]
+    backwards: bool = False
+    conditional: bool = False
+    adjoint: tuple[int, ...] | None = None
+
+
+@ATTRIBUTES(Ops.CHOOSE)
+class Choose(NamedTuple):
+    """Result `part` of one of two bodies, SINKs of like results over PARAMs; slot i is source i."""
+
+    body: Node
+    other: Node
+    part: int
+    shape: tuple[int | Node, ...]
+
+
 @ATTRIBUTES(Ops.SCATTER)
 class Scatter(NamedTuple):
     """How a SCATTER combines with what is there: a monoid, or None to overwrite (last one wins).

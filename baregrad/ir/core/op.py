@@ -233,6 +233,9 @@ class _Table:
     DETACH = _r("place", T, 1, "the same value, where gradients stop")
     COPY = _r("place", T, 1, "the same value on another device", attribute=str)
     SINK = _r("place", ALL, (0, MANY), "several values wanted together")
+    REPEAT = _r("control", T, (1, MANY), "one result of a loop, whose body is a SINK over PARAMs")
+    CHOOSE = _r("control", T, (1, MANY),
+        "one result of one of two bodies; the first source says whether it is the first's")
 
     # kernel level
     INDEX = _r("memory", KL, (1, MANY), "one element of an array, by one index per axis")
@@ -339,6 +342,7 @@ ALU = UNARY | BINARY | TERNARY
 ELEMENTWISE = ALU | frozenset((Ops.CAST, Ops.BITCAST, Ops.LOOKUP))
 MOVEMENT = frozenset(row for row in all_ops() if row.family == "movement")
 STATEMENTS = frozenset(row for row in all_ops() if row.family == "statement")
+CONTROL = frozenset((Ops.REPEAT, Ops.CHOOSE))
 # Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
 # is no reason to read memory, and what was computed before must not change a graph's kernels.
 SPELLED = mask_of((Ops.CONST, Ops.IOTA, Ops.CAST, Ops.DETACH, *MOVEMENT))

@@ -13,7 +13,10 @@ from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.shape_table import INTS, SHAPES, Operands, Shape, like_operands, like_source
 
 SHAPES.add(like_source, Ops.SCATTER, Ops.SORT)
-SHAPES.add(lambda op, src, arg: tuple(arg.shape), Ops.BUFFER, Ops.PARAM, Ops.ALLOC)
+SHAPES.add(
+    lambda op, src, arg: tuple(arg.shape),
+    Ops.BUFFER, Ops.PARAM, Ops.ALLOC, Ops.REPEAT, Ops.CHOOSE,
+)
 SHAPES.add(lambda op, src, arg: (src[0],) if src else (arg,), Ops.IOTA)
 SHAPES.add(lambda op, src, arg: src[0].shape if arg.axis >= 0 else (), Ops.SCAN)
 SHAPES.add(lambda op, src, arg: (*src[0].shape[:-1], arg) if src else (arg,), Ops.SPLAT, Ops.LANES)

@@ -302,6 +302,47 @@ def _sort(node: Node, operands: list[Array], inputs: Inputs) -> Array:
     return np.take_along_axis(words[-1], order, -1)
 
 
+# --- loops and choices -------------------------------------------------------------------------
+
+
+def _repeat(node: Node, operands: list[Array], inputs: Inputs) -> Array:
+    form = node.arg
+    if form.adjoint is not None:
+        raise CompilerBug("a loop that ends by a condition is not run backwards", found=repr(node))
+    shape = inputs.shape(node.shape)
+    length = None if form.length is None else inputs.dim(form.length)
+    first, last = form.carried, form.carried + form.read
+    carry: list[Array] = operands[:first]
+    part: int = form.part
+    made: Array = np.zeros(shape, working_dtype(node.dtype))
+    taken = 0
+    while length is None or taken < length:
+        if form.conditional and not carry[-1].reshape(-1)[0]:
+            break
+        step = taken if length is None or not form.backwards else length - 1 - taken
+        rows = [x[step] for x in operands[first:last]]
+        found = _body(form.body, node, [*carry, *rows, *operands[last:]], inputs)
+        if part >= first:
+            made[step] = found[part] if part < len(found) else carry[part - len(found)]
+        carry = found[:first]
+        taken += 1
+    return np.broadcast_to(carry[part], shape) if part < first else made
+
+
+def _choose(node: Node, operands: list[Array], inputs: Inputs) -> Array:
+    form = node.arg
+    body = form.body if operands[0].reshape(-1)[0] else form.other
+    found: Array = _body(body, node, operands, inputs)[form.part]
+    return found
+
+
+def _body(body: Node, node: Node, values: list[Array], inputs: Inputs) -> list[Array]:
+    """The results of a loop's body, or of one of two, over values."""
+    params = {slot: to_raw(value, source.dtype)
+              for slot, (value, source) in enumerate(zip(values, node.src, strict=True))}
+    return evaluate_all(body.src, params, inputs.variables, inputs.read)
+
+
 TensorRule = Callable[[Node, list[Any], Inputs], Value]
 
 TENSOR_RULES: MappingProxyType[Op, TensorRule] = MappingProxyType({
@@ -335,5 +376,7 @@ TENSOR_RULES: MappingProxyType[Op, TensorRule] = MappingProxyType({
     Ops.GATHER: _gather,
     Ops.SCATTER: _scatter,
     Ops.SORT: _sort,
+    Ops.REPEAT: _repeat,
+    Ops.CHOOSE: _choose,
     Ops.SINK: lambda node, operands, inputs: tuple(operands),
 })  # fmt: skip

@@ -343,6 +343,24 @@ def _project(node: Node, level: str) -> str | None:
 # --- memory ------------------------------------------------------------------------------------
 
 
+@NODE_RULES(Ops.REPEAT, Ops.CHOOSE)
+def _control(node: Node, level: str) -> str | None:
+    form, other = node.arg, getattr(node.arg, "other", node.arg.body)
+    if form.body.op is not Ops.SINK or other.op is not Ops.SINK:
+        return f"the body of {node.op.name} is no SINK"
+    kinds = [[(root.dtype, root.shape) for root in body.src] for body in (form.body, other)]
+    if kinds[0] != kinds[1]:
+        return "the bodies of CHOOSE have other results"
+    if node.op is Ops.CHOOSE:
+        return None if node.dtype is form.body.src[form.part].dtype else "another dtype's result"
+    carried = [(value.dtype, value.shape) for value in node.src[: form.carried]]
+    if form.adjoint is None and carried != kinds[0][: form.carried]:
+        return "REPEAT carries on what is not like what it took"
+    if len(node.src) < form.carried + form.read:
+        return f"REPEAT has {len(node.src)} sources for {form.carried} carried, {form.read} read"
+    return "a length, or a condition" if form.length is None and not form.conditional else None
+
+
 def _indices_fault(array: Node, indices: tuple[Node, ...]) -> str | None:
     rank = len(array.shape)
     # Shared buffers may be rings: the slot comes first.
@@ -476,9 +494,9 @@ def _copy_to(node: Node, level: str) -> str | None:
         sources = sources[:-2]
     array, value, *indices = sources
     if node.arg.box is not None:
-        corner = len(node.arg.box.box)
+        corner = node.arg.box.corner
         if array.op is not Ops.ALLOC or value.op is not Ops.PARAM or len(indices) != corner + 2:
-            return f"COPYTO of a box of {corner} dimensions from {value.op.name} at {indices}"
+            return f"COPYTO of a box at {corner} positions from {value.op.name} at {indices}"
         rounds = value.dtype is dtypes.float32 and array.dtype is dtypes.tfloat32
         return None if rounds or value.dtype is array.dtype else (
             f"COPYTO of {value.dtype} as {array.dtype}"

@@ -12,8 +12,9 @@ from types import MappingProxyType
 
 from baregrad.base.errors import JitError
 from baregrad.ir.algebra.rules import ALGEBRA
+from baregrad.ir.core.control import CONTROL_MASK
 from baregrad.ir.core.node import Node, rebuild, toposort
-from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.op import CONTROL, Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.storage import live_values
 from baregrad.tensor.array.views import (
@@ -25,6 +26,7 @@ from baregrad.tensor.array.views import (
     passes_gradients,
     without_again,
 )
+from baregrad.tensor.autograd.gradients_control import pulled_through, results_together
 from baregrad.tensor.autograd.gradients_elementwise import ELEMENTWISE_RULES
 from baregrad.tensor.autograd.gradients_structure import STRUCTURE_RULES
 
@@ -59,6 +61,8 @@ NO_GRADIENT: Mapping[Op, str] = MappingProxyType(
         Ops.BITCAST: "the bits of a number are not a differentiable function of it",
         Ops.DETACH: "it is there to stop gradients, or marks a tensor",
         Ops.SINK: "it has no value",
+        Ops.REPEAT: "all results of a loop are pulled back together, see `gradients_control`",
+        Ops.CHOOSE: "all results of a choice are pulled back together, see `gradients_control`",
     }
 )
 
@@ -96,7 +100,22 @@ def pull_back(
     for root, seed in zip(roots, seeds, strict=True):
         _add(sums, root, seed, carrying)
     found: dict[Node, Node] = {}
+    has_control = any(root.mask & CONTROL_MASK for root in roots)
+    together = results_together(order) if has_control else {}
     for node in reversed(order):
+        if has_control and node.op in CONTROL:
+            # What reads any of them comes later in the order than all of them do.
+            if node in together:
+                group = {one.arg.part: one for one in together[node] if one in sums}
+                handed = {part: sums.pop(one) for part, one in group.items()}
+                found.update((one, handed[part]) for part, one in group.items()
+                             if wanted is not None and one in wanted)
+                leads = [without_again(one) in carrying for one in node.src]
+                parts = pulled_through(node, handed, leads, again, pull_back) if handed else ()
+                for source, part in zip(node.src, parts, strict=False):
+                    if part is not None:
+                        _add(sums, without_again(source), part, carrying)
+            continue
         if node not in carrying or node not in sums:
             continue
         gradient = sums.pop(node)

@@ -1,0 +1,85 @@
+"""Loops and choices in a graph: each of their results is a node over the same sources."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from baregrad.base.errors import CompilerBug
+from baregrad.ir.core.attrs import Choose, Param, Repeat
+from baregrad.ir.core.index import Dim
+from baregrad.ir.core.node import Node, make_node, toposort
+from baregrad.ir.core.op import CONTROL, Ops, mask_of
+
+CONTROL_MASK = mask_of(CONTROL)
+Form = Repeat | Choose
+
+
+def repeat_form(
+    body: Node, carried: int, read: int, length: Dim | None, backwards: bool = False,
+    conditional: bool = False,
+) -> Repeat:
+    """A loop as what its results' attributes have in common."""
+    return Repeat(body, carried, read, length, 0, (), backwards, conditional)
+
+
+def choose_form(body: Node, other: Node) -> Choose:
+    """A choice as what its results' attributes have in common."""
+    return Choose(body, other, 0, ())
+
+
+def result(form: Form, src: Sequence[Node], part: int) -> Node:
+    """One result of a loop or a choice over sources; of a loop also what each step began with."""
+    roots = form.body.src
+    if isinstance(form, Choose):
+        root = roots[part]
+        return make_node(
+            Ops.CHOOSE, root.dtype, tuple(src), form._replace(part=part, shape=root.shape)
+        )
+    if form.adjoint is not None:
+        shape, dtype = src[part].shape, src[part].dtype
+    else:
+        root = roots[part] if part < len(roots) else roots[part - len(roots)]
+        shape, dtype = root.shape, root.dtype
+        if part >= form.carried:
+            if form.length is None:
+                raise CompilerBug("a loop of unknown length stacks nothing", found=repr(form))
+            shape = (form.length, *shape)
+    return make_node(Ops.REPEAT, dtype, tuple(src), form._replace(part=part, shape=shape))
+
+
+def form_of(node: Node) -> Form:
+    """What all results of a node's loop or choice have in common, beside their sources."""
+    form: Form = node.arg._replace(part=0, shape=())
+    return form
+
+
+def input_shapes(form: Form, src: Sequence[Node]) -> list[tuple[Any, ...]]:
+    """The shapes of a body's PARAMs."""
+    if isinstance(form, Choose):
+        return [value.shape for value in src]
+    first, last = form.carried, form.carried + form.read
+    return [x.shape[1:] if first <= i < last else x.shape for i, x in enumerate(src)]
+
+
+def body_params(form: Form, src: Sequence[Node]) -> list[Node]:
+    """The PARAMs of a body, by the places of the sources."""
+    return [
+        make_node(Ops.PARAM, value.dtype, (), Param(slot, shape))
+        for slot, (value, shape) in enumerate(zip(src, input_shapes(form, src), strict=True))
+    ]
+
+
+def groups(
+    roots: Iterable[Node], enter: Callable[[Node], bool] = lambda node: True
+) -> list[list[Node]]:
+    """The loops and choices below some roots, those that others read first: the results of each.
+
+    enter: whether what a node is made of is looked at.
+    """
+    found: dict[Any, list[Node]] = {}
+    reads = lambda node: bool(node.mask & CONTROL_MASK) and enter(node)  # noqa: E731
+    for node in toposort(*roots, enter=reads):
+        if node.op in CONTROL and enter(node):
+            found.setdefault((node.src, form_of(node)), []).append(node)
+    return list(found.values())
