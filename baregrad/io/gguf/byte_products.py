@@ -37,13 +37,15 @@ class Codes:
 
     A group has one scale. Its words lie in the order of its elements, four of them side by side.
     scale: float32 (..., groups). minimum: what a group's elements have beside, likewise. offset:
-    what each byte is too large by.
+    what each byte is too large by. within: the axis of (groups, chain), counted from their end,
+    along which codes lie in the same words of a block.
     """
 
     words: Tensor
     scale: Tensor
     minimum: Tensor | None = None
     offset: int = 0
+    within: int = -1
 
 
 def words_at(blocks: Blocks, start: int, count: int) -> Tensor:
@@ -115,13 +117,13 @@ def _halves(blocks: Blocks, start: int) -> Tensor:
 
 
 def _q4_k(blocks: Blocks) -> Codes:
-    return Codes(_halves(blocks, 16), *_pairs(blocks))
+    return Codes(_halves(blocks, 16), *_pairs(blocks), within=-2)
 
 
 def _q5_k(blocks: Blocks) -> Codes:
     high = words_at(blocks, 16, 8).reshape(*blocks.shape[:-1], 1, 1, 2, 4)
     bits = ((high >> _steps(8, 1, 4, 2, 1, 1)) & EACH) << 4
-    return Codes(_halves(blocks, 48) | bits, *_pairs(blocks))
+    return Codes(_halves(blocks, 48) | bits, *_pairs(blocks), within=-2)
 
 
 def _pairs(blocks: Blocks) -> tuple[Tensor, Tensor]:
@@ -149,7 +151,7 @@ def _q6_k(blocks: Blocks) -> Codes:
     low = (low >> _steps(2, 4, 2, 1, 1, 1, 1)) & _each(4)
     high = (high >> _steps(4, 2, 2, 2, 1, 1, 1)) & _each(2)
     scale = half(blocks, 208) * signed_field(blocks, 192, 208)
-    return Codes(low | (high << 4), scale.reshape(*lead, 2, 2, 2, 2), offset=32)
+    return Codes(low | (high << 4), scale.reshape(*lead, 2, 2, 2, 2), offset=32, within=-4)
 
 
 def _quarters(blocks: Blocks, start: int) -> Tensor:
@@ -163,7 +165,7 @@ def _q2_k(blocks: Blocks) -> Codes:
     scales = field(blocks, 0, 16)
     scale = (half(blocks, 80) * (scales & 15)).reshape(*lead, 2, 4, 2)
     minimum = (half(blocks, 82) * (scales >> 4)).reshape(*lead, 2, 4, 2)
-    return Codes(_quarters(blocks, 16), scale, -minimum)
+    return Codes(_quarters(blocks, 16), scale, -minimum, within=-3)
 
 
 def _q3_k(blocks: Blocks) -> Codes:
@@ -173,7 +175,7 @@ def _q3_k(blocks: Blocks) -> Codes:
     low = unpack(field(blocks, 96, 104), 4, 2).reshape(*lead, 16)
     more = unpack(field(blocks, 104, 108), 2, 4).reshape(*lead, 16)
     scale = half(blocks, 108) * ((low | (more << 4)) - 32)
-    return Codes(_quarters(blocks, 32) | bits, scale.reshape(*lead, 2, 4, 2), offset=4)
+    return Codes(_quarters(blocks, 32) | bits, scale.reshape(*lead, 2, 4, 2), offset=4, within=-3)
 
 
 CODES: Mapping[str, Callable[[Blocks], Codes]] = MappingProxyType({

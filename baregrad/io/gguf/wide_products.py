@@ -9,6 +9,7 @@ instruction for each. A group's products are whole numbers, exactly.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import reduce
 
 from baregrad.dtypes import dtypes
@@ -27,33 +28,36 @@ _SCALE = 13
 BY_INTEGERS = ("Q4_1", "Q2_K", "Q4_K", "Q5_K")
 # The exponent, as it lies there, below which all of a run is 0: what a step stands for is a number.
 _NOTHING = _SCALE + 1
-# Words of a run in memory: a multiple of the widest load's.
+# Words of a run in memory: a multiple of the widest load's, and neighbours in banks of their own.
 _STRIDE = 12
 
 
-def split_row(x: Tensor, offset: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """High and low bytes, int32 words (..., runs, 4), of rows (..., width) of float32, and more.
+def split_row(runs: Tensor, offset: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """High and low bytes, int32 words (..., runs, 4), of float32 (..., runs, 16), and more.
 
     That is what an integer stands for, float32 (..., runs), and the sum of the numbers that a run's
     integers stand for, likewise; with an `offset`, less that times it. All lie in one array, made
     at once.
     """
-    parts = x.reshape(*x.shape[:-1], x.shape[-1] // RUN, WORDS, WORD)
+    *lead, count, _ = runs.shape
+    parts = runs.reshape(*lead, count, WORDS, WORD)
     each = [parts[..., word, place] for word in range(WORDS) for place in range(WORD)]
     inverse, step = _scales(reduce(Tensor.maximum, [one.abs() for one in each]))
     # High bytes, then low ones: the same operations on both.
-    shift = 8 - 8 * Tensor.arange(2, dtype=dtypes.int32, device=x.device).reshape(2, 1)
-    places = [_whole(parts[..., place], inverse.unsqueeze(-1)) for place in range(WORD)]
-    words = _joined([(one.unsqueeze(-2) + (shift << 4)) >> shift for one in places])
-    total = reduce(Tensor.add, [_whole(one, inverse) for one in each]).cast(dtypes.float32)
-    is_step = Tensor.arange(2, dtype=dtypes.int32, device=x.device) == 0
+    shift = 8 - 8 * Tensor.arange(2, dtype=dtypes.int32, device=runs.device).reshape(2, 1)
+    places = [(parts[..., place] * inverse.unsqueeze(-1)).round() for place in range(WORD)]
+    places = [one.cast(dtypes.int32).unsqueeze(-2) for one in places]
+    words = _joined([(one + (shift << 4)) >> shift for one in places]).flatten(-2)
+    # As floats these are summed as exactly.
+    total = reduce(Tensor.add, [(one * inverse).round() for one in each])
+    is_step = Tensor.arange(2, dtype=dtypes.int32, device=runs.device) == 0
     share = (total * -offset if offset else total).unsqueeze(-1)
     beside = (is_step.where(1.0, share) * step.unsqueeze(-1)).bitcast(dtypes.int32)
-    count = RUN // WORD * 2
-    found = words.flatten(-2).pad((0, _STRIDE - count)) | beside.pad((count, _STRIDE - count - 2))
+    size = 2 * WORDS
+    found = words.pad((0, _STRIDE - size)) | beside.pad((size, _STRIDE - size - 2))
     found = found.contiguous()
-    above, below = found[..., :WORDS], found[..., WORDS:count]
-    step, share = (found[..., at].bitcast(dtypes.float32) for at in (count, count + 1))
+    above, below = found[..., :WORDS], found[..., WORDS:size]
+    step, share = (found[..., at].bitcast(dtypes.float32) for at in (size, size + 1))
     return above, below, step, share
 
 
@@ -68,10 +72,6 @@ def _scales(largest: Tensor) -> tuple[Tensor, Tensor]:
     step = is_nothing.where(0, exponent - (_SCALE << _PLACE))
     step = (exponent == _EXPONENT).where(exponent, step)
     return inverse.bitcast(dtypes.float32), step.bitcast(dtypes.float32)
-
-
-def _whole(numbers: Tensor, inverse: Tensor) -> Tensor:
-    return (numbers * inverse).round().cast(dtypes.int32)
 
 
 def _joined(octets: list[Tensor]) -> Tensor:
@@ -89,11 +89,17 @@ def wide_linear(x: Tensor, blocks: Planes, name: str) -> Tensor:
     """
     held = CODES[name](blocks)
     lead = len(blocks.shape) - 3
-    count, *groups, chain, _ = held.words.shape[lead + 1 :]
-    each = (*x.shape[:-1], 1, count, *groups, chain)
-    above, below, step, sums = split_row(x, held.offset)
-    above, below = above.reshape(*each, WORDS), below.reshape(*each, WORDS)
-    step, sums = step.reshape(each), sums.reshape(each)
+    axes = held.words.shape[lead + 1 : -1]
+    # What a thread has in one word lies far apart, what neighbours have side by side.
+    first, within = x.ndim - 1, len(axes) + held.within
+    order = (within, *[axis for axis in range(len(axes)) if axis != within])
+    runs = _permuted(x.reshape(*x.shape[:-1], *axes, RUN), first, order).flatten(first, -2)
+    back = sorted(range(len(axes)), key=order.__getitem__)
+    sizes = [axes[axis] for axis in order]
+    above, below, step, sums = (
+        _permuted(one.unflatten(first, sizes), first, back).unsqueeze(first)
+        for one in split_row(runs, held.offset)
+    )
     codes = [held.words[..., place] for place in range(WORDS)]
     high, low = (_dots(codes, row) for row in (above, below))
     found = ((high << 8) + low).cast(dtypes.float32) * step
@@ -102,7 +108,14 @@ def wide_linear(x: Tensor, blocks: Planes, name: str) -> Tensor:
     found = held.scale.unsqueeze(-1) * found
     if held.minimum is not None:
         found = found + held.minimum.unsqueeze(-1) * sums
-    return found.sum(tuple(range(-2 - len(groups), 0)))
+    return found.sum(tuple(range(-len(axes), 0)))
+
+
+def _permuted(values: Tensor, first: int, order: Sequence[int]) -> Tensor:
+    """Values whose axes from `first` on, as many as there are in an order, are in that."""
+    last = first + len(order)
+    places = (*range(first), *[first + axis for axis in order], *range(last, values.ndim))
+    return values.permute(*places)
 
 
 def _dots(codes: list[Tensor], row: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def test_integers_are_made_along_with_a_norm(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_bytes_make_up_the_numbers() -> None:
     values = np.random.default_rng(3).standard_normal(64).astype(np.float32) * 1e6
-    above, below, step, total = split_row(Tensor(values))
+    above, below, step, total = split_row(Tensor(values).reshape(4, RUN))
     high, low = (
         np.ascontiguousarray(each.numpy()).view(np.int8).astype(np.int64)
         for each in (above, below)
