@@ -20,6 +20,8 @@ Engine = Callable[[str], list[int]]
 SPACE = "▁"
 # Above it, a token is no word but an attack on whoever looks at all of its parts.
 TOKEN_LENGTH = 4096
+# Stands for characters that a vocabulary lacks: longer than any token, so no word.
+_NOTHING = "\0" * (TOKEN_LENGTH + 1)
 # BERT's own limit, above which a word is unknown.
 WORD_LENGTH = 100
 _SPOKEN = (TokenKind.UNDEFINED, TokenKind.NORMAL, TokenKind.USER_DEFINED, TokenKind.UNUSED)
@@ -49,13 +51,14 @@ def byte_pair_engine(vocabulary: Vocabulary, split: WordSplit) -> Engine:
                 pair for pair in merges
                 if pair not in whole and pair[0] not in silent and pair[1] not in silent
             ]
-    # A byte without a token is dropped, but keeps what is around it apart.
-    absent = sorted(LETTER_BYTES.keys() - words.keys()) if split.in_bytes else []
+    # What has no token is dropped, but keeps what is around it apart: bytes, or characters.
+    absent = sorted(LETTER_BYTES.keys() - words.keys()) if split.in_bytes else [_NOTHING]
     parts = words | {letter: vocabulary.size + at for at, letter in enumerate(absent)}
     try:
         model = tokenizers.models.BPE(
             parts, merges, byte_fallback=not split.in_bytes,
             ignore_merges=split.whole_words_first,
+            unk_token=None if split.in_bytes else _NOTHING,
         )
     except Exception as error:
         raise _merge_error(merges, words, error) from error

@@ -293,3 +293,11 @@ def test_only_spaces_are_stripped_where_white_space_is() -> None:
     assert tokenizer.encode("  a   a \n  ") == [4, 3, 4, 3, 5, 1]
     assert tokenizer.encode("\n\n   ") == [5, 5, 1]
     assert tokenizer.encode("    ") == [1]
+
+
+def test_a_character_that_a_vocabulary_lacks_keeps_apart_what_is_around_it() -> None:
+    """As llama.cpp has it; there are no tokens of bytes either."""
+    tokenizer = tokenizer_of(byte_metadata("sarvam-moe", add_bos_token=False))
+    assert tokenizer.encode("over gehen") == tokenizer.encode("over") + tokenizer.encode("gehen")
+    assert tokenizer.encode("한") == [] != tokenizer.encode("overgehen")
+    assert tokenizer.encode("overgehen") != tokenizer.encode("over gehen")
