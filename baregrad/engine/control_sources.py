@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from baregrad.engine.canonical import take_value, unbound_graph
 from baregrad.ir.core.attrs import Choose
-from baregrad.ir.core.control import Form, form_of, result
+from baregrad.ir.core.control import Form, computed_with, form_of, result
 from baregrad.ir.core.node import Node
 
 # What is kept of a node along with it: other results of its loop, for gradients.
@@ -32,8 +32,8 @@ def ready_to_run(group: Sequence[Node], arrays: Callable[[Sequence[Node]], list[
     """
     wanted = dict.fromkeys(group)
     for node in group:
-        if node._memo is not None:
-            wanted.update(dict.fromkeys(node.memo.get(KEPT, ())))
+        wanted.update(dict.fromkeys(computed_with(node)))
+        wanted.update(dict.fromkeys(node.memo.get(KEPT, ())))
     first = group[0]
     form = form_of(first)
     variables: dict[str, int] = {}

@@ -1,7 +1,8 @@
 """`cond` and `while_loop`: control flow that depends on values of tensors.
 
-Where values can be read they decide what runs. Inside a capture or another transformation they
-cannot: then both branches are computed, and a loop takes all of its steps, and values are chosen.
+Both are nodes of the graph, of which a device reads the condition when it comes to them. Where a
+condition can be read at once, `cond` calls the function that it says, and a `while_loop` that
+gradients go back through takes its steps at once.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.engine.session import current_session
-from baregrad.func.loops import check_carry, scan
+from baregrad.func.loops import body_of, check_carry, made_tensors, scan
 from baregrad.func.regions import TracedRegion, refuse_writes, traced_region
 from baregrad.func.stand_ins import (
     carries,
@@ -19,9 +20,11 @@ from baregrad.func.stand_ins import (
     drawing,
     reads_stand_ins,
     results_of,
+    stand_in,
     tensors_of,
     with_tensors,
 )
+from baregrad.ir.core.control import choose_form, repeat_form
 from baregrad.ir.core.node import Node
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.tensor import Tensor
@@ -34,9 +37,10 @@ def cond(
     """Return true_fn(*operands) if `pred` holds, else false_fn(*operands).
 
     pred: a bool, or a tensor of one element. operands: a tuple. Where pred can be read, one
-    function runs. Under jit, vmap or a derivative by stand-ins both do, results of one structure,
-    shapes and dtypes, and the right ones are chosen; the gradient of the other is multiplied by 0
-    then. Raises ArgumentError or ShapeError.
+    function is called. Under jit, vmap or a derivative by stand-ins both are, for results of one
+    structure, shapes and dtypes, and one is computed, with its gradient: the device's host reads
+    pred. Where each example of a batch has its own, both are, and the right ones are chosen.
+    Raises ArgumentError, ShapeError or DTypeError.
     """
     check_callable(true_fn, "cond")
     check_callable(false_fn, "cond")
@@ -53,11 +57,29 @@ def cond(
     pred = _decision(pred, "cond")
     if _is_readable([pred]):
         return true_fn(*operands) if pred.item() else false_fn(*operands)
-    results = true_fn(*operands), false_fn(*operands)
-    check_carry(results[0], results[1], "cond")
-    left, right = map(tensors_of, results)
-    chosen = [pred.where(one, other) for one, other in zip(left, right, strict=True)]
-    return with_tensors(results[0], chosen)
+    return _chosen(pred, true_fn, false_fn, tuple(operands))
+
+
+def _chosen(
+    pred: Tensor, true_fn: Callable[..., Any], false_fn: Callable[..., Any],
+    operands: tuple[Any, ...],
+) -> Any:
+    """A choice that is made when it is computed."""
+    given = tensors_of(operands)
+    values = [x.node for x in given]
+    ways = [_traced(each, operands, values, pred.device, "cond") for each in (true_fn, false_fn)]
+    check_carry(ways[0].result, ways[1].result, "cond")
+    flag = stand_in((), pred.dtype, pred.device)
+    count = len(given)
+    outside = [each.region.inputs[count:] for each in ways]
+    # Both bodies have the inputs of both.
+    after = [flag, *ways[0].region.inputs, *outside[1]]
+    before = [flag, *ways[1].region.inputs[:count], *outside[0], *outside[1]]
+    bodies = [body_of(each, "cond", inputs)
+              for each, inputs in zip(ways, (after, before), strict=True)]
+    sources = [pred.node, *values, *ways[0].captured, *ways[1].captured]
+    made = made_tensors(choose_form(*bodies), sources, len(bodies[0].src), pred.device)
+    return with_tensors(ways[0].result, made)
 
 
 def while_loop(
@@ -66,10 +88,13 @@ def while_loop(
 ) -> tuple[Any, ...]:
     """Return what is carried in the end: carried = body_fn(*carried) while cond_fn(*carried).
 
-    Both functions are called once; each step is a run of one program. cond_fn gives a tensor of one
-    element. limit: the most steps. It is needed where values cannot be read, under jit, vmap or a
-    derivative by stand-ins: there so many steps are taken, of which those after the last change
-    nothing. Raises ArgumentError, ShapeError or DTypeError.
+    cond_fn gives a tensor of one element, and is called twice; body_fn is called once, and each
+    step is a run of one program, after which the host reads whether there is another. Its
+    derivatives go forward. Gradients go back through it where its condition can be read when it is
+    called, and then it takes its steps at once and keeps what each began with. limit: the most
+    steps. Under jit, vmap and derivatives by stand-ins so many are taken where it is given, of
+    which those after the last change nothing: nothing is read, and gradients go back. Raises
+    ArgumentError, ShapeError or DTypeError.
     """
     check_callable(cond_fn, "while_loop")
     check_callable(body_fn, "while_loop")
@@ -87,38 +112,52 @@ def while_loop(
         check_carry(carried, then, "while_loop")
         return tuple(then)
 
-    if not _is_readable(carry):
+    readable = _is_readable(carry)
+    if limit is not None and not readable:
         return _all_steps(cond_fn, step, carried_inputs, limit)
     device, values = carry[0].device, [x.node for x in carry]
 
-    def ask(carried: tuple[Any, ...]) -> tuple[Any, ...]:
-        return (_decision(cond_fn(*carried), "while_loop"),)
+    def steps_and_asks(*carried: Any) -> tuple[Any, ...]:
+        then = step(carried)
+        return *then, _decision(cond_fn(*then), "while_loop")
 
-    asks = _traced(ask, carried_inputs, values, device)
-    does = _traced(step, carried_inputs, values, device)
-    taken = 0
-    while limit is None or taken < limit:
-        (answer,) = asks.region.run([*values, *asks.captured])
-        if not Tensor._make(answer, device).item():
-            break
-        values = does.region.run([*values, *does.captured])
-        taken += 1
-    grad = grad_enabled()
-    made = [Tensor._make(value, device, grad and carries(value)) for value in values]
+    traced = _traced(steps_and_asks, carried_inputs, values, device, "while_loop")
+    first = _decision(cond_fn(*carried_inputs), "while_loop").node
+    read = [*values, *traced.captured]
+    if readable and grad_enabled() and any(map(carries, read)):
+        made = [Tensor._make(value, device, carries(value))
+                for value in _step_by_step(traced, values, first, limit, device)]
+    else:
+        body = body_of(traced, "while_loop", _behind(traced.region.inputs, len(carry), first))
+        form = repeat_form(body, len(carry) + 1, 0, limit, conditional=True)
+        made = made_tensors(form, [*values, first, *traced.captured], len(carry), device)
     found: tuple[Any, ...] = with_tensors(carried_inputs, made)
     return found
 
 
+def _behind(inputs: Sequence[Node], place: int, flag: Node) -> list[Node]:
+    """A body's inputs with the flag, which it does not read, behind what is carried."""
+    return [*inputs[:place], stand_in((), flag.dtype, ""), *inputs[place:]]
+
+
+def _step_by_step(
+    traced: TracedRegion, values: Sequence[Node], first: Node, limit: int | None, device: str
+) -> list[Node]:
+    """The steps of a loop taken at once, each of which gradients go back through."""
+    carry, goes_on, taken = list(values), first, 0
+    while limit is None or taken < limit:
+        if not Tensor._make(goes_on, device).item():
+            break
+        *carry, goes_on = traced.region.run([*carry, *traced.captured])
+        taken += 1
+    return carry
+
+
 def _all_steps(
     cond_fn: Callable[..., Any], step: Callable[..., tuple[Any, ...]], carried: tuple[Any, ...],
-    limit: int | None,
+    limit: int,
 ) -> tuple[Any, ...]:
-    """A loop whose condition cannot be read: steps that come too late change nothing."""
-    if limit is None:
-        raise ArgumentError(
-            "while_loop cannot read its condition inside jit or another transformation",
-            hint="give the most steps that it may take: while_loop(..., limit=...)",
-        )
+    """A loop whose condition is not read: steps that come too late change nothing."""
 
     def one(now: tuple[Any, ...], _: None) -> tuple[tuple[Any, ...], None]:
         goes_on = _decision(cond_fn(*now), "while_loop")
@@ -131,16 +170,16 @@ def _all_steps(
 
 
 def _traced(
-    function: Callable[..., tuple[Any, ...]], tree: tuple[Any, ...], values: Sequence[Node],
-    device: str,
+    function: Callable[..., Any], tree: tuple[Any, ...], values: Sequence[Node], device: str,
+    what: str,
 ) -> TracedRegion:
     def call(tensors: list[Tensor]) -> tuple[Any, list[Tensor]]:
-        result = function(with_tensors(tree, tensors))
-        return result, results_of(result, "while_loop")
+        result = function(*with_tensors(tree, tensors))
+        return result, results_of(result, what)
 
-    with drawing("error", "while_loop"):
+    with drawing("error", what):
         traced = traced_region(call, values, device)
-    refuse_writes(traced.written, "while_loop")
+    refuse_writes(traced.written, what)
     return traced
 
 

@@ -19,7 +19,7 @@ from baregrad.func.stand_ins import (
     with_tensors,
 )
 from baregrad.ir.core.attrs import Param
-from baregrad.ir.core.control import Form, repeat_form, result
+from baregrad.ir.core.control import Form, repeat_form, result, results
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
@@ -54,10 +54,11 @@ def made_tensors(
 
     kept: results that are computed along with these where gradients may be asked for.
     """
-    parts = [result(form, values, part) for part in range(count)]
+    parts = results(form, values, range(count))
     if grad_enabled() and any(map(carries, values)):
+        began = tuple([result(form, values, one) for one in kept])
         for part in parts:
-            part.memo[KEPT] = tuple([result(form, values, one) for one in kept])
+            part.memo[KEPT] = began
         return [Tensor._make(part, device, carries(part)) for part in parts]
     return [Tensor._make(part, device, False) for part in parts]
 

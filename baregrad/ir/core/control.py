@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from baregrad.ir.core.op import CONTROL, Ops, mask_of
 
 CONTROL_MASK = mask_of(CONTROL)
 Form = Repeat | Choose
+_TOGETHER = "results together"
 
 
 def repeat_form(
@@ -46,6 +48,21 @@ def result(form: Form, src: Sequence[Node], part: int) -> Node:
                 raise CompilerBug("a loop of unknown length stacks nothing", found=repr(form))
             shape = (form.length, *shape)
     return make_node(Ops.REPEAT, dtype, tuple(src), form._replace(part=part, shape=shape))
+
+
+def results(form: Form, src: Sequence[Node], parts: Iterable[int]) -> list[Node]:
+    """Some results of a loop or a choice, which are computed together while anybody has them."""
+    found = [result(form, src, part) for part in parts]
+    known = tuple([weakref.ref(one) for one in found])
+    for one in found:
+        one.memo[_TOGETHER] = known
+    return found
+
+
+def computed_with(node: Node) -> list[Node]:
+    """The results that are computed together with one, as far as anybody has them."""
+    known = node._memo.get(_TOGETHER, ()) if node._memo else ()
+    return [one for one in (each() for each in known) if one is not None]
 
 
 def form_of(node: Node) -> Form:

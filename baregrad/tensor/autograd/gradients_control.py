@@ -20,6 +20,7 @@ from baregrad.ir.core.control import (
     input_shapes,
     repeat_form,
     result,
+    results,
 )
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import CONTROL, Ops
@@ -94,8 +95,9 @@ def _of_loop(
     other = repeat_form(body, len(begin), read, form.length, not form.backwards)
     found: list[Node | None] = [None] * len(values)
     places = [*back.carried, *back.summed, *back.read]
-    for part, place in enumerate(places):
-        found[place] = result(other, sources, part)
+    made = results(other, sources, range(len(places)))
+    for place, one in zip(places, made, strict=True):
+        found[place] = one
     return found
 
 
@@ -217,8 +219,9 @@ def _of_choice(
     bodies, _, sources = _of_use(bodies, [*values, *[seeds[one] for one in parts]], 1)
     other = choose_form(*bodies)
     found: list[Node | None] = [None] * len(values)
-    for part, place in enumerate(reached):
-        found[place] = result(other, sources, part)
+    made = results(other, sources, range(len(reached)))
+    for place, one in zip(reached, made, strict=True):
+        found[place] = one
     return found
 
 
