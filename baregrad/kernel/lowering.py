@@ -14,6 +14,7 @@ from baregrad.kernel.gpu.shared_copies import check_shared
 from baregrad.kernel.gpu.staged_outputs import stage_outputs
 from baregrad.kernel.language.schedule import Pipeline, Schedule, StageOutput
 from baregrad.kernel.loops.delayed_stores import delay_stores
+from baregrad.kernel.loops.last_steps import part_last_steps
 from baregrad.kernel.loops.loop_pieces import note_plain
 from baregrad.kernel.loops.select_of_loads import join_reads
 from baregrad.kernel.loops.sharing import prepare
@@ -68,6 +69,14 @@ class Lowering:
                 "stores that wait for memory are made while the next row is computed",
                 "loop", "loop", self.delay_stores, ("to-loops",),
             ),
+            *(
+                Pass(
+                    "last-steps",
+                    "only the last step of a loop asks which of its lanes there are",
+                    "loop", "loop", self.part_last_steps, ("delay-stores",),
+                )
+                for _ in range(target.kind == "cpu")
+            ),
         )  # fmt: skip
 
     def apply(self, kernel: Node) -> Node:
@@ -95,6 +104,11 @@ class Lowering:
         for step in self.schedule.steps:
             if isinstance(step, Pipeline):
                 loop = delay_stores(loop, step)
+        return loop
+
+    def part_last_steps(self, loop: Node) -> Node:
+        """The KERNEL with masked last steps of loops by themselves."""
+        loop = part_last_steps(loop)
         note_plain(loop, self.facts)
         return loop
 

@@ -126,7 +126,8 @@ def test_the_passes_are_listed_without_a_program(capsys: pytest.CaptureFixture[s
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
     assert names[0] == "input"
     assert names[-1] == "render"
-    ours = ["prepare", "schedule", "apply-schedule", "to-loops", "join-reads", "delay-stores"]
+    ours = ["prepare", "schedule", "apply-schedule", "to-loops", "join-reads", "delay-stores",
+            "last-steps"]
     first = names.index("prepare")
     assert names[first : first + len(ours)] == ours
     assert {"fuse", "linearise"} < set(names)

@@ -277,7 +277,7 @@ def test_sums_side_by_side_share_the_registers(count: int, rows: int) -> None:
         if node.op is Ops.ALLOC and node.arg.shape
     }
     vectors = sum(-(-int(np.prod(shape)) // AVX512.lanes(4)) for shape in held.values())
-    assert count <= vectors <= AVX512.vector_registers // 2
+    assert count <= vectors <= AVX512.vector_registers * 3 // 4
 
 
 def test_each_pass_leaves_a_graph_of_its_level() -> None:
@@ -290,5 +290,5 @@ def test_each_pass_leaves_a_graph_of_its_level() -> None:
             verify(node, "loop")
     assert node is lower(kernel, AVX)
     assert left == [(name, Ops.KERNEL) for name in (
-        "apply-schedule", "to-loops", "join-reads", "delay-stores",
+        "apply-schedule", "to-loops", "join-reads", "delay-stores", "last-steps",
     )]

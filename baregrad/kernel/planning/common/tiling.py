@@ -279,16 +279,23 @@ class CpuPlan:
         elif tail:
             axis.loops.append((tail, 1))
 
-    def vectorise_masked(self, axis: PlannedAxis, lanes: int) -> None:
-        """Vectors of `lanes` elements; the last one is masked if they do not divide the axis."""
+    def vectorise_masked(self, axis: PlannedAxis, lanes: int, each: int = 0) -> None:
+        """Vectors of `lanes` elements; the last one is masked if they do not divide the axis.
+
+        each: they are made of vectors of so many elements side by side, if they are to be.
+        """
         self.vectors.append(axis)
-        if axis.extent == lanes:
+        count = lanes // each if each else 1
+        if axis.extent == lanes and count == 1:
             self.whole(axis, axis.name, lanes, "vector")
             return
-        inner = f"{axis.name}v"
+        inner, spread = f"{axis.name}v", f"{axis.name}u"
+        tiles, units = {inner: lanes // count}, {inner: "vector"}
+        if count > 1:
+            tiles, units = {spread: count, **tiles}, {spread: "unroll", **units}
         masked = index.mod(axis.extent, lanes) != 0
-        self.cut(axis, {f"{axis.name}o": 0, inner: lanes}, {inner: "vector"}, masked=masked)
-        axis.tiles.append((inner,))
+        self.cut(axis, {f"{axis.name}o": 0, **tiles}, units, masked=masked)
+        axis.tiles.append(tuple(tiles))
 
     def vector_tail(
         self, axis: PlannedAxis, tail: str, rest: int, lanes: int, carried: bool, wide: bool

@@ -209,17 +209,17 @@ def _tile_rows(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
         rows = _rows_at_once(plan, count)
         if rows is not None:
             plan.because("{} rows at once: memory is read in several places", count)
-            plan.vectorise(lane, plan.lanes, max(SEVERAL * 2 // count, 1))
+            _vectorise_sums(plan, plan.main, lane)
             plan.unroll(rows, count)
             return [rows]
         lanes = _lanes_from_memory(plan)
         if lanes < plan.lanes:
+            count = _vectorise_sums(plan, plan.main, lane, lanes)
             plan.because("{} sums apart, of {} lanes: memory is read faster in narrow vectors",
-                         SEVERAL * 2, lanes)
-            plan.vectorise(lane, lanes, SEVERAL * 2)
+                         count, lanes)
             return []
     together = _side_by_side(plan, plan.main)
-    count = _vectorise_sums(plan, plan.main, lane, together)
+    count = _vectorise_sums(plan, plan.main, lane)
     rows = _short_rows(plan)
     if rows is None:
         if count * together > 1:
@@ -231,31 +231,39 @@ def _tile_rows(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
     return [rows]
 
 
-def _vectorise_sums(plan: SumPlan, reduction: Reduction, lane: PlannedAxis, together: int) -> int:
+def _vectorise_sums(
+    plan: SumPlan, reduction: Reduction, lane: PlannedAxis, lanes: int = 0
+) -> int:
     """Lanes along a reduced axis for sums that are read once; how many vectors each sum has.
 
-    They are one wide vector, masked where it does not divide the axis. What is kept along the axis
-    as well is dear to compute: its vectors take turns.
+    Which elements are added to one sum depends on the axis and on the sum's dtype alone, so that
+    the bits are the same whatever the elements are computed from, and whatever is computed beside.
+    Where registers do not hold all of the sums that are made side by side, each has fewer.
+
+    They are one wide vector, masked where it does not divide the axis. Of what is dear to compute,
+    or read in narrow vectors (of `lanes`), it is so many vectors of the sums of that one. What is
+    kept along the axis as well is dear to compute: its vectors take turns.
     """
     if any(lane.inside(stage.src[1:]) for stage in plan.facts.stages):
         return _vectorise_staged(plan, lane)
-    count = _accumulators(lane, plan.lanes, together)
-    bits = plan.lanes * reduction.node.dtype.itemsize
-    # What is dear to compute has values of its own in registers.
     node = reduction.node
-    if bits >= REGISTER_NBYTES and node.arg.monoid.primitive and not is_dear(node.src):
-        most = min(MOST_TOGETHER, max(SEVERAL * 2 // together, 2))
-        fits = together * MOST_TOGETHER <= plan.target.vector_registers * 3 // 4
-        if fits and lane.size <= MOST_TOGETHER * plan.lanes:
-            # One step may be all: then there is no loop, and what masks it is a constant.
-            most = MOST_TOGETHER
+    together = _side_by_side(plan, reduction)
+    room = plan.target.vector_registers * 3 // 4 // together
+    count = _accumulators(lane, plan.lanes)
+    bits = plan.lanes * node.dtype.itemsize
+    if bits >= REGISTER_NBYTES and node.arg.monoid.primitive:
+        most = MOST_TOGETHER if room >= MOST_TOGETHER else max(SEVERAL * 2 // together, 2)
         width = _wide(lane, plan.lanes, most, plan.target.masks)
         # A lone sum does too little beside a mask, where several vectors leave nothing over.
-        if width and (together > 1 or lane.size % width == 0 or lane.size % (plan.lanes * count)):
-            plan.vectorise_masked(lane, width)
-            return width // plan.lanes
+        if width and (lane.size % width == 0 or lane.size % (plan.lanes * count) or room < count):
+            # What is dear to compute has values of its own in registers.
+            each = lanes or (plan.lanes if is_dear(node.src) else width)
+            plan.vectorise_masked(lane, width, min(each, width))
+            return width // min(each, plan.lanes)
+    if room < count:
+        count = _accumulators(lane, plan.lanes, together)
     # Two vectors or fewer are one: nothing is left over.
-    plan.vectorise(lane, plan.lanes, max(count, 2) if together == 1 else count)
+    plan.vectorise(lane, plan.lanes, count if room < 2 else max(count, 2))
     return count
 
 
@@ -358,7 +366,7 @@ def _plan_other(plan: SumPlan, reduction: Reduction, taken: PlannedAxis | None) 
     for axis in own:
         near = axis.size > 1 and any(axis.stride(access) == 1 for access in reads)
         if near and not plan.meets_vector(axis):
-            _vectorise_sums(plan, reduction, axis, _side_by_side(plan, reduction))
+            _vectorise_sums(plan, reduction, axis)
             return
 
 
