@@ -63,3 +63,11 @@ def test_matrices_in_one_array_are_asked_for_apart() -> None:
     assert joined([*first, *second]) == [BlockPlaces(64, 0, 63), BlockPlaces(64, 4096, 4159)]
     assert joined([*first, None]) == joined([*first, BlockPlaces(32, 0, 31)]) == []
     assert joined([BlockPlaces(0, 0, 63)]) == joined([]) == []
+
+
+def test_blocks_that_begin_later_ask_for_nothing() -> None:
+    program, blocks = product("Q4_K", 16384, 1024)
+    text = get("ptx").render(program, HOPPER)
+    bounds = {int(bound) for bound in re.findall(r"setp\.lt\.and\.u32 %p\d+, %r\d+, (\d+),", text)}
+    assert len(bounds) == 1
+    assert HOPPER.units <= bounds.pop() < blocks

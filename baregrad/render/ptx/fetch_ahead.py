@@ -22,6 +22,8 @@ from baregrad.render.ptx.text import PtxText
 # Bytes that are worth asking for, and those that are, in their order, far from that of the loads;
 # and the unit of what is asked for.
 LEAST_NBYTES, MOST_NBYTES, UNIT = 4 << 10, 64 << 10, 16
+# Registers of a thread, about, which say how many blocks begin at once.
+REGISTERS = 64
 # The share of the second cache that all blocks at once ask for, as (part, of).
 SHARE = (3, 4)
 
@@ -62,8 +64,8 @@ def fetch_ahead(f: PtxText) -> None:
         return
     if not LEAST_NBYTES <= total <= MOST_NBYTES:
         return
-    threads = f.target.warps_per_unit * f.target.warp_lanes
-    resident = f.target.units * max(threads // f.signature.threads, 1)
+    warps = -(-f.signature.threads // f.target.warp_lanes)
+    resident = f.target.units * max(f.target.resident_blocks(warps, REGISTERS, 0), 1)
     most = f.target.cache_bytes * SHARE[0] // SHARE[1] // min(resident, runs[0].blocks)
     thread, block = (f.made("%r", "mov.u32", special) for special in ("%tid.x", "%ctaid.x"))
     is_first = f.made("%p", "setp.eq.u32", thread, "0")
@@ -72,7 +74,9 @@ def fetch_ahead(f: PtxText) -> None:
         if not nbytes:
             continue
         size, places = run.buffer.dtype.itemsize, run.places
-        inside = f.made("%p", "setp.lt.and.u32", block, str(run.blocks), is_first)
+        # Those that begin when others have ended wait for nothing: what they asked for, they would
+        # only read twice.
+        inside = f.made("%p", "setp.lt.and.u32", block, str(min(run.blocks, resident)), is_first)
         start = f.made("%rd", "mad.wide.u32", block, str(places.stride * size), f.one(run.buffer))
         start = f.made("%rd", "add.s64", start, str(places.low * size))
         start = f.made("%rd", "and.b64", start, str(-UNIT))
