@@ -6,9 +6,9 @@ Starts `baregrad serve` on loopback. Each client asks one of a few prompts, gree
 stream; some leave in the middle. Whole answers have to be those that the server gave before the
 load began, when it was asked one at a time. Half-way the process that renders chat templates is
 killed. Prints what was answered, refused (429) and left, and the server's memory, threads and open
-files over time. The exit status is 1 where an answer was lost, wrong, or not ended in its form, where
-memory grows by more than GROWTH from the first third of the time to the last, or where the server
-does not come to rest. On a machine that others use as well, `nice` it: nothing here is a speed.
+files over time. The exit status is 1 where an answer was lost, wrong, or not ended in its form,
+where memory grows by more than GROWTH from the first third of the time to the last, or where the
+server does not come to rest. Nothing here is a speed: `nice` it on a machine that others use.
 """
 
 from __future__ import annotations
