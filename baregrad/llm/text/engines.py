@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any
 
 from baregrad.base.errors import FileFormatError, MissingDependency, UnsupportedError
+from baregrad.io.excerpt import excerpt
 from baregrad.llm.text.byte_letters import LETTER_BYTES
 from baregrad.llm.text.splits import SPLITS, WordSplit
 from baregrad.llm.text.vocabulary import TokenKind, Vocabulary
@@ -239,10 +240,11 @@ def _ids_of(engine: Any) -> Engine:
     return ids_of
 
 
-def raise_broken(error: BaseException) -> None:
-    """Raise FileFormatError for what the library dies of; tables of a file can make it do so."""
-    if type(error).__name__ == "PanicException":
-        raise FileFormatError(f"the tokeniser's tables are broken: {error}") from error
+def raise_broken(error: BaseException, what: str = "the tokeniser's tables are") -> None:
+    """Raise FileFormatError for what the library dies of, or gives up; files can make it do so."""
+    if type(error).__name__ == "PanicException" or type(error) is Exception:
+        found = excerpt(str(error), 200)
+        raise FileFormatError(f"{what} broken", found=found) from error
 
 
 def _merge_error(

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from baregrad.base.errors import FileFormatError, UnsupportedError
-from baregrad.io.excerpt import excerpt
 from baregrad.llm.text.byte_letters import bytes_of_letters
 from baregrad.llm.text.engines import SPACE, library, raise_broken
 from baregrad.llm.text.specials import SpecialSplitter, SpecialToken
@@ -37,10 +36,8 @@ def tokenizer_of_folder(path: str | os.PathLike[str]) -> Tokenizer:
     try:
         whole, plain = (library().Tokenizer.from_str(text) for _ in range(2))
     except BaseException as error:
-        raise_broken(error)
-        if not isinstance(error, Exception):
-            raise
-        raise FileFormatError(f"{file} is broken", found=excerpt(str(error), 200)) from error
+        raise_broken(error, f"{file} is")
+        raise
     for engine in (whole, plain):
         # Files bring those along from training; here no text is cut silently, nor made longer.
         engine.no_padding()
@@ -80,11 +77,7 @@ def _encoder(
     splitter = SpecialSplitter([token for token in specials if token.is_control])
 
     def ids_of(engine: Any, text: str) -> list[int]:
-        try:
-            found: list[int] = engine.encode(text, add_special_tokens=False).ids
-        except BaseException as error:
-            raise_broken(error)
-            raise
+        found: list[int] = _encoded(engine, text, add_special_tokens=False).ids
         return found
 
     newline = ids_of(plain, "\n")
@@ -140,9 +133,17 @@ def _unknown(described: Mapping[str, Any], ids: Mapping[str, int]) -> int | None
     return model.get("unk_id")
 
 
+def _encoded(engine: Any, text: str, **options: Any) -> Any:
+    try:
+        return engine.encode(text, **options)
+    except BaseException as error:
+        raise_broken(error)
+        raise
+
+
 def _around(engine: Any) -> tuple[list[int], list[int]]:
     """Return what the library puts before and after a text."""
-    encoding = engine.encode("a")
+    encoding = _encoded(engine, "a")
     mask, ids = encoding.special_tokens_mask, encoding.ids
     before = next((at for at, special in enumerate(mask) if not special), len(mask))
     after = next((at for at, special in enumerate(reversed(mask)) if not special), 0)

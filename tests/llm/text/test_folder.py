@@ -154,3 +154,14 @@ def test_folders_that_are_refused(tmp_path: Path) -> None:
     file.write_text(json.dumps(described))
     with pytest.raises(UnsupportedError, match="CTC"):
         tokenizer_of_folder(tmp_path)
+    described = json.loads(engine("words").to_str())
+    lost = {**described, "model": {**described["model"], "unk_token": "[GONE]"}}
+    later = json.loads(engine("bytes").to_str())
+    later["post_processor"] = {
+        "type": "TemplateProcessing", "pair": [], "special_tokens": {},
+        "single": [{"SpecialToken": {"id": "[GONE]", "type_id": 0}}],
+    }
+    for broken in (lost, later):
+        file.write_text(json.dumps(broken))
+        with pytest.raises(FileFormatError, match="broken"):
+            tokenizer_of_folder(tmp_path).encode("What \u4f60\U0001f469 is not known")
