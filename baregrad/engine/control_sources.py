@@ -8,8 +8,11 @@ from typing import NamedTuple
 from baregrad.engine.canonical import take_value, unbound_graph
 from baregrad.ir.core.attrs import Choose
 from baregrad.ir.core.control import Form, computed_with, form_of, result
-from baregrad.ir.core.node import Node
+from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import MOVEMENT, Ops, mask_of
 
+_LONG = mask_of((Ops.REDUCE, Ops.FOLD, Ops.SCAN, Ops.SORT, Ops.SCATTER))
+_VIEWS = mask_of((*MOVEMENT, Ops.DETACH, Ops.CAST))
 # What is kept of a node along with it: other results of its loop, for gradients.
 KEPT = "kept"
 
@@ -46,6 +49,35 @@ def ready_to_run(group: Sequence[Node], arrays: Callable[[Sequence[Node]], list[
     sources = arrays(first.src)
     results = [result(plain, sources, node.arg.part) for node in wanted]
     return Ready(list(wanted), results, variables)
+
+
+def shared_below(
+    roots: Sequence[Node], values: Sequence[Node], is_open: Callable[[Node], bool]
+) -> list[Node]:
+    """What takes long to compute below some values, and is read elsewhere below the roots as well.
+
+    It is computed with these values, so that what runs after their loop need not do so again.
+    is_open: whether a node is still to be computed.
+    """
+    inside = set(toposort(*values, enter=is_open))
+    long: set[Node] = set()
+    found: dict[Node, None] = {}
+    for node in toposort(*roots, enter=is_open):
+        if node in inside and is_open(node):
+            if node.op.bit & _LONG or not long.isdisjoint(node.src):
+                long.add(node)
+        elif node not in inside:
+            for source in node.src:
+                while source.op.bit & _VIEWS and source in long:
+                    (source,) = source.src[:1]
+                if source in long and _is_array(source):
+                    found.setdefault(source)
+    return [one for one in found if one not in values]
+
+
+def _is_array(node: Node) -> bool:
+    """Whether a value is one array, and not the states of a fold of several."""
+    return node.op not in (Ops.REDUCE, Ops.SCAN) or node.arg.monoid.arity == 1
 
 
 def _plain(body: Node, variables: dict[str, int]) -> Node:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from baregrad.base.bits import human_bytes
 from baregrad.base.errors import ArgumentError, OptionError
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, open_backend
@@ -22,6 +23,7 @@ from baregrad.engine.script import run_to_end
 from baregrad.engine.session import Session, use_session
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.runtime.buffers import MemoryStats
 from baregrad.target.gpu import GPU_ROWS, gpu_row
 
 if TYPE_CHECKING:
@@ -216,14 +218,23 @@ def kernels_of(path: Path, null: CompiledBackend | None = None) -> list[Found]:
 def run_observed(
     path: Path, note: Callable[[Any, Session], None], null: CompiledBackend | None = None,
     **setting: Any,
-) -> None:
-    """Run a program on the NULL device, noting what it computes, with options set."""
+) -> MemoryStats:
+    """Run a program on the NULL device, noting what it computes, with options set.
+
+    Gives the memory that it would have taken.
+    """
     with use_session(Session()) as session, options.override(device="NULL", **setting):
         if null is not None:
             session.adopt(null)
-        session.watching.observers.append(lambda run: note(run, session))
+
+        def note_each(run: Any) -> None:
+            for one in run.programs:
+                note(one, session)
+
+        session.watching.observers.append(note_each)
         try:
             run_to_end(path)
+            return session.backend("NULL").device.memory_stats()
         finally:
             session.close()
 
@@ -254,6 +265,9 @@ def _explain_program(path: Path, after: str | None) -> None:
                 seen.add(kernel)
                 _explain_kernel(backend, kernel, after, sys.stdout)
 
-    run_observed(path, note)
+    memory = run_observed(path, note)
     if not programs:
         print(NOTHING)
+    elif after is None:
+        print(f"-- memory: {human_bytes(memory.peak_nbytes)} at most, "
+              f"{human_bytes(memory.in_use_nbytes)} in the end")

@@ -20,7 +20,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
-from functools import partial
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -37,7 +36,7 @@ from baregrad.dtypes import DType
 from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
 from baregrad.engine.control import ControlExecutable, is_control
-from baregrad.engine.control_sources import ready_to_run
+from baregrad.engine.control_sources import ready_to_run, shared_below
 from baregrad.engine.executor import (
     Executable,
     KeyedProgram,
@@ -391,8 +390,15 @@ class Session:
     def _run_control(self, nodes: Sequence[Node], device: str) -> None:
         """Have the results of the loops and choices in a graph computed, each by its program."""
         known = self._realised.on(device)
-        for group in control.groups(nodes, lambda node: known(node) is None):
-            ready = ready_to_run(group, partial(self._array, device=device))
+
+        def is_open(node: Node) -> bool:
+            return known(node) is None
+
+        def arrays(values: Sequence[Node]) -> list[Node]:
+            return self._arrays(values, shared_below(nodes, values, is_open), device)
+
+        for group in control.groups(nodes, is_open):
+            ready = ready_to_run(group, arrays)
             if ready.results == list(nodes):
                 # All that is asked for is what one of them is to compute.
                 return
@@ -400,11 +406,15 @@ class Session:
             for node, ref in zip(ready.wanted, refs, strict=True):
                 self._remember(node, ref)
 
-    def _array(self, values: Sequence[Node], device: str) -> list[Node]:
-        """The arrays in which values lie, computed together where there are none yet."""
+    def _arrays(
+        self, values: Sequence[Node], others: Sequence[Node], device: str
+    ) -> list[Node]:
+        """The arrays in which values lie, computed with `others` where there are none yet."""
         known = self._realised.on(device)
         missing = [one for one in dict.fromkeys(values)
                    if one.op is not Ops.BUFFER and known(one) is None]
+        if missing:
+            missing += others
         refs = dict(zip(missing, self._realize(missing, device), strict=True)) if missing else {}
         found = []
         for one in values:
@@ -499,6 +509,15 @@ class Run:
         self.executable = executable
         self.program = program
         self.outputs = outputs
+
+    @property
+    def programs(self) -> list[Run]:
+        """The run itself; of a loop or a choice, one of each program that its bodies have."""
+        if not isinstance(self.executable, ControlExecutable):
+            return [self]
+        values = self.program.variables
+        return [Run(self.backend, executable, program.with_values(values), ())
+                for program, executable in self.executable.work.leaves]
 
 
 _current: contextvars.ContextVar[Session | None] = contextvars.ContextVar("session", default=None)

@@ -16,6 +16,7 @@ from baregrad.base.bits import round_up
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import Canonical
+from baregrad.engine.control_sources import shared_below
 from baregrad.engine.executor import Executable, Where
 from baregrad.engine.launch import launch_expr
 from baregrad.ir.analysis.liveness import ALIGNMENT, Interval, pack
@@ -305,7 +306,8 @@ class Staged:
             if node.op is Ops.PARAM:
                 self._number[node] = node.arg.slot
         for group in control.groups(sink.src):
-            self._compute([one for one in group[0].src if one.dtype is not dtypes.index])
+            values = group[0].src
+            self._compute([*values, *shared_below(sink.src, values, self._is_open)])
             takes = [self._number.get(one, -1) for one in group[0].src]
             self._add(made(backend, group), takes, group)
         self._compute(sink.src)
@@ -313,6 +315,9 @@ class Staged:
         self.is_fixed = all(one.work.is_fixed for one in self._stages)
         self.commands = sum(one.work.commands for one in self._stages)
         self.leaves = [leaf for one in self._stages for leaf in one.work.leaves]
+
+    def _is_open(self, node: Node) -> bool:
+        return node not in self._number
 
     def _compute(self, roots: Sequence[Node]) -> None:
         """A stage for what of some values there is not yet."""

@@ -76,11 +76,12 @@ class Explanation:
         if not isinstance(run.backend, CompiledBackend):
             return
         session = current_session()
-        plan = run.executable.plan
-        for one in plan.decisions:
+        parts = [(one, part.program) for part in run.programs
+                 for one in part.executable.plan.decisions]
+        for one, program in parts:
             if one.stored and one.value not in self._stored and str(one.reason) != _RESULT:
-                shape = session.concrete(one.value.shape, run.program.variables)
-                where = session.line_of(run.program, one.value)
+                shape = session.concrete(one.value.shape, program.variables)
+                where = session.line_of(program, one.value)
                 self._stored[one.value] = StoredValue(
                     str(one).split(":", 1)[0].removeprefix("store").strip(),
                     math.prod(shape) * max(one.value.dtype.bits, 8) // 8, str(one.reason), where,

@@ -21,7 +21,7 @@ def noted(side: Ours, run: Callable[[], Any], has_plans: bool) -> list[dict[str,
     counts: dict[Node, int] = {}
 
     def note(one: Any) -> None:
-        for launch in one.executable.plan.steps:
+        for launch in [step for part in one.programs for step in part.executable.plan.steps]:
             kernel = launch.kernel
             found.setdefault(kernel, Found(kernel, one.program.variables))
             counts[kernel] = counts.get(kernel, 0) + 1
