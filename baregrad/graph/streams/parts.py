@@ -23,10 +23,11 @@ F32 = dtypes.float32
 # Rows that one warp takes at once; of more, blocks of rows keep a machine busy.
 FEW_ROWS = 16
 # Keys that pass a block at once; those that one block takes in about the time of the launches that
-# put parts together; those of a part, at least: of fewer, what is stored for each part would count
-# beside the keys that are read (with 128 for 256 a model of 1B wrote 1,209 tokens/s on an H200 for
-# 1,155); and how many parts there are at most.
-TILE, WHOLE, LEAST, MOST_PARTS = 64, 512, 128, 32
+# put parts together; those of a part, at least: one warp has them, and takes as long as the
+# instructions of its tiles, one after the other (512 of 1,024 keys of 128 numbers took 8.9, 7.7 and
+# 6.8 us on an H200 by parts of 128, 64 and 32, what puts them together included); and how many
+# parts there are at most.
+TILE, WHOLE, LEAST, MOST_PARTS = 32, 512, 32, 32
 
 
 class KeyParts(NamedTuple):

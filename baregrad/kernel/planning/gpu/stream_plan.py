@@ -15,6 +15,7 @@ from dataclasses import replace
 from operator import itemgetter
 from typing import NamedTuple
 
+from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.ir.core.op import mask_of
@@ -76,12 +77,14 @@ def plan_stream(
     # Of what is widened as it is read, threads wait for loads: more blocks ask for more at once. An
     # H200 decodes from 8-bit floats 1.25 times as fast by 16 keys as by 32.
     waits = facts.is_widened * (2 if rows <= M else 1)
+    # Beside few keys, as of a part of them, others would be copied for nothing.
+    keys_at_most = max(next_power_of_two(index.upper(extent_of(facts.key))), KEYS[-1])
     found = _of_groups(facts, target, rows) + [
         StreamTiles(warps, tiles, keys)
         for warps in powers_from(first, 1, min(MOST_WARPS, -(-rows // M)))
         for tiles in ((1,) if is_one else (2, 1))
         for keys in KEYS[waits or (is_gradient and tiles > 1) :]
-        if tiles * (held + keys * sums) // 2 <= most
+        if keys <= keys_at_most and tiles * (held + keys * sums) // 2 <= most
         and _shared_nbytes(facts, warps * tiles * M, keys) <= target.shared_bytes_per_block
     ]
     if not found:
