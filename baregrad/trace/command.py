@@ -54,7 +54,9 @@ class TraceSession:
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
-        self.rings = SubmissionReader(self.tables, self.take_work)
+        # Those who ask for other kinds see no launch that would need a name.
+        names = not self.chosen.e or "launch" in self.chosen.e or self.chosen.c
+        self.rings = SubmissionReader(self.tables, self.take_work, seeks_names=names)
 
     def take(self, raw: RawCall) -> None:
         """Take one call."""

@@ -26,15 +26,20 @@ _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION_NBYTES, _PROGRAM_NBYTES = 64, 56
 _MOST_MODULE = 1 << 28
 _PIECE, _PAGE = 1 << 20, 1 << 12
-# Code is looked up by the first of so many blocks into which no address is put.
-_BLOCK, _BLOCKS = 64, 16
+# Code is looked up by the first of so many blocks into which no address is put, and a module by
+# the first blocks of its code.
+_BLOCK, _BLOCKS, _FIRST_BLOCKS = 64, 16, 8
+# Of modules that share blocks with a program so many are read whole, those with the most first.
+_LIKELY = 3
+_SECTION = struct.Struct("<IIQQQQ24x")
+_PROGBITS, _EXECUTABLE = 1, 4
 _INSTRUCTION = 16
-# Of copies so many bytes are kept, the newest, and so many of them.
+# Of copies so many bytes are kept, the newest, and so many of them; as many bytes of modules.
 _MOST_COPY, _MOST_KEPT, _MOST_COPIES = 1 << 25, 1 << 26, 1 << 12
 # What may be spent on reading what is copied: so many seconds, and such a part of the time.
 _FREE_S, _SHARE = 0.5, 0.05
 # After a search so many times as long none is begun.
-_PAUSES = 4
+_PAUSES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,28 @@ class _Code:
         used = {hole // _BLOCK for hole in self.holes}
         count = min(len(self.data) // _BLOCK, _BLOCKS)
         return next((at for at in range(count) if at not in used), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Module:
+    """Where a module's file lies in the program's memory; `data` is b"" where it is not kept."""
+
+    address: int
+    nbytes: int
+    digest: bytes
+    data: bytes
+
+
+def _codes(data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where each section of code of a file begins, and its bytes: none of a damaged one."""
+    header = _HEADER.unpack_from(data)
+    begin, count = header[6], header[12]
+    if begin + count * _SECTION_NBYTES > len(data):
+        return
+    for row in _SECTION.iter_unpack(data[begin : begin + count * _SECTION_NBYTES]):
+        _, kind, flags, _, offset, nbytes = row
+        if kind == _PROGBITS and flags & _EXECUTABLE and offset + nbytes <= len(data):
+            yield offset, nbytes
 
 
 def kernels_of(data: bytes) -> Iterator[_Code]:
@@ -93,15 +120,22 @@ class KernelNames:
     # Programs that were launched before their module was found: how often.
     unnamed: Counter[int] = field(default_factory=Counter)
     unreadable: set[int] = field(default_factory=set)
-    modules: int = 0
+    # Whether modules are looked for at all.
+    seeks: bool = True
+    _files: dict[bytes, _Module] = field(default_factory=dict)
+    _files_kept: int = 0
+    # The files, by digest, that have code with such a block among its first ones.
+    _holders: dict[bytes, list[bytes]] = field(default_factory=dict)
     _code: dict[int, bytes] = field(default_factory=dict)
     _index: dict[tuple[int, bytes], list[_Code]] = field(default_factory=dict)
     _blocks: set[int] = field(default_factory=set)
-    _seen: set[bytes] = field(default_factory=set)
+    # Files whose kernels are in the index.
+    _opened: set[bytes] = field(default_factory=set)
     # Programs for which modules were looked for already, and those for which they are to be.
     _sought: set[int] = field(default_factory=set)
     _wanted: set[int] = field(default_factory=set)
     _search: Iterator[None] | None = None
+    _found_module: bool = False
     _search_s: float = 0.0
     _next_search: float = 0.0
     _copies: deque[tuple[int, bytes]] = field(default_factory=deque)
@@ -122,7 +156,8 @@ class KernelNames:
             program = int(str(values["program"]))
             if not self._name(program):
                 self.unnamed[program] += 1
-                if program not in self.unreadable and program not in self._sought:
+                wanted = self.seeks and program not in self._sought
+                if wanted and program not in self.unreadable:
                     self._wanted.add(program)
             return self.named(work)
         return work
@@ -134,6 +169,11 @@ class KernelNames:
             return work
         text = work.text.replace("launch of ", f"launch of {name} at ", 1)
         return replace(work, text=text, values=(*work.values, ("kernel", name)))
+
+    @property
+    def modules(self) -> int:
+        """How many different modules were found."""
+        return len(self._files)
 
     @property
     def is_searching(self) -> bool:
@@ -161,11 +201,18 @@ class KernelNames:
         return True
 
     def finish(self, seconds: float = math.inf) -> None:
-        """Find what there is to be found before the process's memory goes, for so long at most."""
-        self._wanted |= self.unnamed.keys() - self.names.keys() - self.unreadable
+        """Find what names are missing before the process's memory goes, for so long at most."""
+        if not self.seeks:
+            return
+        missing = self.unnamed.keys() - self.names.keys() - self.unreadable
+        self._wanted |= missing
         self._next_search, deadline = 0.0, self.clock() + seconds
-        while self.step() and self.clock() < deadline:
+        while not missing <= self.names.keys() and self.step() and self.clock() < deadline:
             self._next_search = 0.0
+            if self._found_module:
+                self._found_module = False
+                for program in missing - self.names.keys():
+                    self._match(program)
 
     def late(self) -> dict[int, tuple[str, int]]:
         """Return programs that were named after launches of theirs were told, and how many."""
@@ -189,6 +236,10 @@ class KernelNames:
         for key, rows in other._index.items():
             self._index.setdefault(key, rows)
         self._blocks |= other._blocks
+        self._opened |= other._opened
+        self._files = {**other._files, **self._files}
+        for block, files in other._holders.items():
+            self._holders.setdefault(block, files)
         self._copies.extendleft(reversed(other._copies))
         self._written.extendleft(reversed(other._written))
 
@@ -264,6 +315,7 @@ class KernelNames:
     def _match(self, program: int) -> str:
         """Name a program if its code is known; one of several kernels of the same code is said."""
         head = self._code.get(program, b"")
+        self._open_likely(head)
         found: set[str] = set()
         for at in self._blocks:
             key = (at, head[at * _BLOCK : (at + 1) * _BLOCK])
@@ -309,14 +361,37 @@ class KernelNames:
             return
         data = self.read(address, nbytes)
         digest = hashlib.blake2b(data, digest_size=16).digest()
-        if digest in self._seen:
+        if len(data) < nbytes or digest in self._files:
             return
-        self._seen.add(digest)
+        self._files_kept += nbytes
+        kept = data if self._files_kept <= _MOST_KEPT else b""
+        self._files[digest] = _Module(address, nbytes, digest, kept)
+        self._found_module = True
+        for begin, length in _codes(data):
+            for at in range(begin, begin + min(length, _FIRST_BLOCKS * _BLOCK), _BLOCK):
+                files = self._holders.setdefault(data[at : at + _BLOCK], [])
+                if not files or files[-1] != digest:
+                    files.append(digest)
+
+    def _open_likely(self, head: bytes) -> None:
+        """Take the kernels of the modules that have the most blocks of some code."""
+        shared: Counter[bytes] = Counter()
+        for at in range(0, _FIRST_BLOCKS * _BLOCK, _BLOCK):
+            shared.update(self._holders.get(head[at : at + _BLOCK], ()))
+        for digest, _ in shared.most_common(_LIKELY):
+            if digest not in self._opened:
+                self._open(self._files[digest])
+
+    def _open(self, file: _Module) -> None:
+        """Put the kernels of a module into the index, if its file still lies where it was."""
+        self._opened.add(file.digest)
+        data = file.data or self.read(file.address, file.nbytes)
+        if hashlib.blake2b(data, digest_size=16).digest() != file.digest:
+            return
         try:
             kernels = list(kernels_of(data))
         except BaregradError:
             return
-        self.modules += 1
         for one in kernels:
             block = one.block()
             if block >= 0:

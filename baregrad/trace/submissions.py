@@ -31,7 +31,7 @@ _MOST_KEPT = 1 << 22
 _MOST_HELD = 1 << 14
 # For how long a process that is about to end is held for what it has in its rings, and for names.
 _LAST_S = 0.5
-_LAST_SEARCH_S = 2.0
+_LAST_SEARCH_S = 1.0
 # How often rings are looked at.
 PERIOD_S = 0.002
 Handle = tuple[int, int]
@@ -142,6 +142,8 @@ class SubmissionReader:
     tables: VendorTables
     sink: Callable[[Submission], None]
     clock: Callable[[], float] = time.monotonic
+    # Whether kernels' names are looked for, which takes a walk through a program's memory.
+    seeks_names: bool = True
     spaces: dict[int, _Space] = field(default_factory=dict)
     unreadable: Counter[str] = field(default_factory=Counter)
     unknown: Counter[str] = field(default_factory=Counter)
@@ -164,7 +166,9 @@ class SubmissionReader:
 
         stretches: what of its memory may hold modules of kernels.
         """
-        kernels = KernelNames(read, lambda address, nbytes: b"", stretches, self.clock)
+        kernels = KernelNames(
+            read, lambda address, nbytes: b"", stretches, self.clock, seeks=self.seeks_names
+        )
         space = self.spaces[pid] = _Space(read, kernels, parent=parent)
         kernels.gpu = space.gpu
 
