@@ -18,6 +18,11 @@ from baregrad.base.bits import round_down, round_up
 from baregrad.base.errors import UnsupportedDevice
 
 KIB = 1024
+# Registers of a thread that multiplies in a group of warps, beside its sums and what it reads
+# ahead; where others copy for it; and what ptxas 13 asks for at launch, whatever changes hands
+# later: beside 64 it asked for 26 (C7602). Then what a thread keeps that copies boxes.
+GROUP_REGISTERS, LEAST_BESIDE, LEAST_AT_LAUNCH = 50, 34, 26
+COPIER_REGISTERS = 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +138,30 @@ class GpuTarget:
         by_registers = self.warps_by_registers(registers) // warps
         by_warps = self.warps_per_unit // warps
         return min(self.blocks_per_unit, by_warps, by_shared, by_registers)
+
+    def blocks_of_groups(self, warps: int, copiers: int, kept: int, shared_bytes: int) -> int:
+        """Return how many blocks it holds whose warps multiply in groups, 0 for too big.
+
+        warps: of a block, of which `copiers` copy for the others and leave them their registers.
+        kept: registers of a thread that products and what is read ahead take.
+        """
+        if not copiers:
+            return self.resident_blocks(warps, kept + GROUP_REGISTERS, shared_bytes)
+        for blocks in range(self.resident_blocks(warps, 1, shared_bytes), 0, -1):
+            given = self.registers_at_launch(blocks * warps * self.warp_lanes)
+            others = self.registers_of_others(warps, copiers, given)
+            enough = max(given, others) >= kept + LEAST_BESIDE
+            if enough and (blocks == 1 or given >= kept + LEAST_AT_LAUNCH):
+                return blocks
+        return 0
+
+    def registers_of_others(self, warps: int, copiers: int, given: int) -> int:
+        """Return the registers that each thread has once copiers have left theirs to the others.
+
+        warps, copiers: as of `blocks_of_groups`. given: what each has at launch.
+        """
+        others = (given * warps - COPIER_REGISTERS * copiers) // (warps - copiers)
+        return round_down(min(others, max(self.register_shift, default=0)), 8)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Iterator
+
 import pytest
 
-from baregrad.kernel.gpu.roles import COPIER_REGISTERS, COPIERS
-from baregrad.render import group_registers
+from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core.node import Node, alu, cast, range_node
+from baregrad.ir.core.op import Ops
+from baregrad.kernel import choose_schedule
+from baregrad.kernel.gpu.roles import COPIERS
+from baregrad.kernel.planning.gpu import gemm_mma
+from baregrad.kernel.planning.gpu.gemm_groups import TILES, GroupChoice, GroupTile, ranked_groups
+from baregrad.kernel.planning.gpu.gemm_tiles import Product
+from baregrad.render import get
 from baregrad.render.gpu import WARP_LANES, gpu_signature
 from baregrad.render.group_registers import blocks_of_groups, register_change
+from baregrad.target.gpu import COPIER_REGISTERS, LEAST_AT_LAUNCH
+from tests.kernel import kernels as k
+from tests.kernel.gpu.test_gpu_assembles import needs_ptxas
 from tests.kernel.gpu_kernels import HOPPER, lowered
 from tests.kernel.instructions.test_mma_sync import product
 from tests.kernel.instructions.test_wgmma import text
+from tests.kernel.planning.gpu.contractions import HALF
 
 
 @pytest.mark.parametrize("sizes", [{}, {"groups": 2, "tiles": 2}, {"groups": 4}, {"panels": 4}])
@@ -36,5 +50,58 @@ def test_a_block_has_what_it_was_given(sizes: dict[str, int]) -> None:
     assert blocks * each <= HOPPER.registers_per_unit
 
 
-def test_both_sides_keep_as_many() -> None:
-    assert group_registers.COPIER_REGISTERS == COPIER_REGISTERS
+# Tiles of a block, whether by boxes or by threads, and of which numbers.
+CHOICES = [
+    (tile, boxes, numbers)
+    for tile in TILES for boxes in (False, True) for numbers in (HALF, dtypes.float8_e4m3fn)
+]  # fmt: skip
+
+
+def programs(tile: GroupTile, boxes: bool, numbers: DType) -> Iterator[tuple[GroupChoice, Node]]:
+    """The programs of the choices of a tile with as few slots as there are, and the choices."""
+    m, n, x = (range_node(size, place) for place, size in enumerate((512, 512, 512)))
+    reads = [cast(k.at(k.param(slot, 512, 512, dtype=numbers), side, x), dtypes.float32)
+             for slot, side in ((1, m), (2, n))]  # fmt: skip
+    total = k.reduce(Ops.ADD, alu(Ops.MUL, *reads), x)
+    kernel = k.kernel(k.out(k.param(0, 512, 512), total, m, n))
+    ranked = ranked_groups(HOPPER, [Product(512, 512, 512, 1)], (True, True), numbers, boxes)
+    for choice in [one for one in ranked if one.tile == tile and one.slots == 2]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(gemm_mma, "ranked_tiles", lambda *_: [])
+            patch.setattr(
+                gemm_mma, "ranked_groups",
+                lambda *given, one=choice: [one] if one.boxes == (len(given) > 4) else [],
+            )
+            schedule = choose_schedule(kernel, HOPPER)
+        assert ("'tma'" in str(schedule)) is boxes
+        yield choice, lowered(kernel, schedule)[1]
+
+
+@pytest.mark.parametrize(("tile", "boxes", "numbers"), CHOICES, ids=str)
+def test_the_planner_counts_the_blocks_that_there_are(
+    tile: GroupTile, boxes: bool, numbers: DType
+) -> None:
+    for choice, program in programs(tile, boxes, numbers):
+        signature = gpu_signature(program)
+        blocks = blocks_of_groups(program, signature, HOPPER)
+        assert choice.resident == blocks > 0
+        given = HOPPER.registers_at_launch(blocks * signature.threads)
+        if boxes and blocks > 1:
+            # So many the assembler asks for ahead of the first change of hands.
+            assert given >= tile.results + LEAST_AT_LAUNCH
+
+
+@needs_ptxas
+@pytest.mark.slow
+@pytest.mark.parametrize(("tile", "boxes", "numbers"), CHOICES, ids=str)
+def test_the_assembler_agrees(tile: GroupTile, boxes: bool, numbers: DType) -> None:
+    """It spills nothing, and has no word about registers that change hands or serial products."""
+    for _, program in programs(tile, boxes, numbers):
+        done = subprocess.run(
+            ["ptxas", "-arch=sm_90a", "-fmad=false", "-v", "-", "-o", "/dev/null"],
+            input=get("ptx").render(program, HOPPER).encode(), capture_output=True, check=False,
+        )  # fmt: skip
+        told = done.stderr.decode()
+        assert done.returncode == 0, told
+        assert "(C7" not in told, told
+        assert " 0 bytes spill stores" in told, told

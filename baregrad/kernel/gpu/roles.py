@@ -30,10 +30,10 @@ from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.protocol.attributes import Barrier, Pipe, Role, is_box
 from baregrad.kernel.gpu.barriers import BARRIER, sequence
 from baregrad.kernel.gpu.boxes import ENGINE
+from baregrad.target.gpu import COPIER_REGISTERS
 
-# Warps that copy, of which one does: registers change hands among four. Those that a thread of them
-# keeps for addresses of boxes; and lanes of a warp.
-COPIERS, COPIER_REGISTERS, WARP = 4, 40, 32
+# Warps that copy, of which one does: registers change hands among four; and lanes of a warp.
+COPIERS, WARP = 4, 32
 _STATEMENTS = (Ops.LOOP, Ops.IF)
 # Beyond the ids of all other arrays. A slot has two barriers: that it is full, that it is empty.
 BARRIERS_ID, BARRIERS = 1 << 25, 2

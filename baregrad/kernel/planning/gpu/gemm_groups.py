@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from baregrad.dtypes import DType
 from baregrad.kernel.gpu.pipelines import FEW_SLOTS
-from baregrad.kernel.gpu.roles import COPIER_REGISTERS, COPIERS
+from baregrad.kernel.gpu.roles import COPIERS
 from baregrad.kernel.instructions.wgmma import (
     ROW_NBYTES,
     STEPS_NBYTES,
@@ -34,8 +34,6 @@ from baregrad.kernel.planning.gpu.gemm_tiles import (
 )
 from baregrad.target.gpu import GpuTarget
 
-# Registers of a lane beside its results; where it copies nothing itself.
-OTHERS, BOX_OTHERS = 50, 34
 MOST_SLOTS = 6
 # Bytes of what counts the phases of slots, as far as the next array.
 PHASES_NBYTES = 1024
@@ -57,6 +55,9 @@ BOX_GAIN = 1000
 # cache: 8-bit floats of 8,192 cubed took 0.92 of the time with 256 x 128 in place of 128 x 192,
 # which are 0.99 of it here.
 NEAR = 1.02
+# Boxes that seem to take but so much longer than copies by threads are taken: 1x1 convolutions of
+# 64x256x56x56 took 66 us by them on an H200 and 80 us without, which are 1.02 of each other here.
+BOX_NEAR = 1.05
 # What operations on results take of what they take by themselves, in blocks of many warps; in those
 # of so many it is twice that.
 OPERATIONS, FEW_WARPS = 0.6, 4
@@ -158,10 +159,10 @@ def _order(choice: GroupChoice) -> tuple[float, int]:
 
 def larger_first(ranked: list[Any]) -> list[Any]:
     """Choices that are ranked by time; of boxes, the largest tile among those near the fastest."""
-    if not ranked or not isinstance(ranked[0], GroupChoice) or not ranked[0].boxes:
-        return ranked
-    most = NEAR * ranked[0].cycles
     near = [one for one in ranked if isinstance(one, GroupChoice) and one.boxes]
+    if not near or near[0].cycles > BOX_NEAR * ranked[0].cycles:
+        return ranked
+    most = NEAR * near[0].cycles
     first = min(
         (one for one in near if one.cycles <= most),
         key=lambda one: (1 / one.tile.m + 1 / one.tile.n, *_order(one)),
@@ -187,15 +188,8 @@ def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
     nbytes = how.slots * ROW_NBYTES * (tile.m + tile.n) + how.boxes * PHASES_NBYTES
     # Sums of a panel's own are those of 64 rows at a time.
     results = tile.results + (tile.columns // 2 if adds_apart(dtype) else 0)
-    warps, registers = tile.warps, results + OTHERS + waiting
-    if how.boxes:
-        registers = results + BOX_OTHERS
-        if registers > max(target.register_shift, default=0):
-            return 0
-        # Those who copy leave theirs to all others.
-        warps += COPIERS
-        registers = -(-(registers * tile.warps + COPIER_REGISTERS * COPIERS) // warps)
-    return target.resident_blocks(warps, registers, nbytes)
+    copiers = COPIERS * how.boxes
+    return target.blocks_of_groups(tile.warps + copiers, copiers, results + waiting, nbytes)
 
 
 def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> float | None:
