@@ -19,7 +19,7 @@ from baregrad.llm.text.templates.messages import UNPARSED, object_of
 _FIELDS = (
     "model", "messages", "max_tokens", "system", "temperature", "top_p", "top_k", "stop_sequences",
     "stream", "metadata", "tools", "tool_choice", "thinking", "output_config", "service_tier",
-    "cache_control", "inference_geo", "speed",
+    "cache_control", "inference_geo", "speed", "context_management",
 )
 _REASONS = (("stop", "end_turn"), ("length", "max_tokens"), ("tool_calls", "tool_use"))
 
@@ -28,6 +28,7 @@ def asked_message(body: Fields, *, counts: bool = False) -> AskedChat:
     """Return the chat of a request; `counts` says that its tokens are only counted."""
     body.only(_FIELDS)
     body.text("model", "")
+    _check_edits(body)
     messages: list[dict[str, Any]] = []
     system = _texts(body, "system")
     if system:
@@ -61,6 +62,17 @@ def asked_message(body: Fields, *, counts: bool = False) -> AskedChat:
         streams=body.flag("stream"),
         client=body.inner("metadata").text("user_id", ""),
     )
+
+
+def _check_edits(body: Fields) -> None:
+    """Refuse edits of the chat that would leave something out; agents ask for one that does not."""
+    for edit in body.inner("context_management").objects("edits"):
+        kind = edit.text("type")
+        if not kind.startswith("clear_thinking_") or edit.values.get("keep") != "all":
+            raise RequestRefused(
+                f"{edit.name('type')} is {kind!r}: chats are not edited here, send what is to be "
+                "read", param=edit.path,
+            )
 
 
 def _tools(body: Fields) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ class Fields:
     def only(self, known: Collection[str]) -> None:
         """Refuse what nobody reads: a setting that has no effect would be missed in silence."""
         for key in self.values:
-            if key not in known:
+            if key not in known and self.has(key):
                 near = difflib.get_close_matches(key, known, 1)
                 hint = f"; did you mean {near[0]}?" if near else ""
                 name = self.name(key)[:80]

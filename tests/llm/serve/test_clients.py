@@ -100,6 +100,27 @@ def test_an_agent_s_loop_over_messages(model: ScriptedModel) -> None:
     assert form is not None and json.loads(form.text) == SCHEMA
 
 
+def test_what_coding_agents_send_is_understood(model: ScriptedModel) -> None:
+    client = Client(model)
+    keeps = {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}
+    lasting = {"cache_control": {"type": "ephemeral"}}
+    assert client.post("/v1/messages", {
+        "max_tokens": 9000, "system": [{"type": "text", "text": "Be kind.", **lasting}],
+        "messages": [{"role": "user", "content": [{"type": "text", "text": "?", **lasting}]}],
+        "tools": [{"name": "get", "input_schema": SCHEMA, "strict": True, **lasting}],
+        "thinking": {"type": "adaptive"}, "context_management": keeps, "stream": True,
+        "output_config": {"effort": "high"}, "metadata": {"user_id": "me"}, "new_field": None,
+    }).status == 200
+    assert client.post("/v1/responses", {
+        "store": False, "stream": True, "include": ["reasoning.encrypted_content"],
+        "input": [{"type": "reasoning", "summary": [], "encrypted_content": None},
+                  {"role": "user", "content": [{"type": "input_text", "text": "?"}]}],
+        "tools": [{"type": "custom", "name": "patch"}, {"type": "web_search"},
+                  {"type": "function", "name": "get", "parameters": SCHEMA, "strict": False}],
+        "prompt_cache_key": "k", "text": {"verbosity": "low"}, "parallel_tool_calls": False,
+    }).status == 200
+
+
 CUT = '{"city": "R'
 
 
