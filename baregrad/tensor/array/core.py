@@ -23,22 +23,13 @@ from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import views
 from baregrad.tensor.array.deferred import Asked, DeferredValue
 from baregrad.tensor.array.grad_mode import grad_enabled
-from baregrad.tensor.array.link import SessionLike, session
+from baregrad.tensor.array.link import SessionLike, note_line, session
 from baregrad.tensor.array.storage import Storage, buffer_node, live_storages
 from baregrad.tensor.array.views import Leaf, Step
 
 # A realised storage is copied whole to read a part of it when that is not much more than the part.
 _WHOLE_NBYTES = 1 << 16
 _BUFFER = Ops.BUFFER
-
-
-def _note_origin(node: Node) -> None:
-    """Note the user's line as that of a node and of all below that no line is known of."""
-    origins = session().origins
-    where = str(user_frame())
-    for one in toposort(node, enter=lambda below: below not in origins):
-        if one.shape is not None:
-            origins.setdefault(one, where)
 
 
 class Array:
@@ -78,7 +69,7 @@ class Array:
     def _make(cls, node: Node, device: str, grad: bool = False) -> Self:
         """A tensor with a storage of its own; `grad`: whether an operand requires gradients."""
         if options.notes_lines:
-            _note_origin(node)
+            note_line(node, str(user_frame()))
         if not grad or node.dtype.kind != "float":
             return cls._on(Storage(node, device))
         return cls._on(Storage(views.made_distinct(node), device, True))

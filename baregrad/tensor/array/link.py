@@ -12,7 +12,7 @@ from baregrad.dtypes import DType
 from baregrad.engine.session import current_session
 from baregrad.engine.watching import Watching
 from baregrad.ir.core.attrs import BufferRef
-from baregrad.ir.core.node import Node
+from baregrad.ir.core.node import Node, toposort
 
 
 class SessionLike(Protocol):
@@ -97,3 +97,11 @@ class SessionLike(Protocol):
 
 # The session in force. The function itself: every call of every operation asks.
 session: Callable[[], SessionLike] = current_session
+
+
+def note_line(node: Node, where: str) -> None:
+    """Note the user's line as that of a node and of all below that no line is known of."""
+    origins = session().origins
+    for one in toposort(node, enter=lambda below: below not in origins):
+        if one.shape is not None:
+            origins.setdefault(one, where)

@@ -11,11 +11,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 from baregrad.base.errors import JitError
+from baregrad.base.options import options
 from baregrad.ir.algebra.rules import ALGEBRA
 from baregrad.ir.core.control import CONTROL_MASK
 from baregrad.ir.core.node import Node, rebuild, toposort
 from baregrad.ir.core.op import CONTROL, Op, Ops
 from baregrad.tensor.array import nodes
+from baregrad.tensor.array.link import note_line, session
 from baregrad.tensor.array.storage import live_values
 from baregrad.tensor.array.views import (
     Again,
@@ -136,6 +138,8 @@ def pull_back(
         # A tuple-valued reduction has no gradient of its own: its parts reach through it.
         sources = node.src[0].src if node.op is Ops.PROJ else node.src
         parts = rule(node, gradient)
+        if options.notes_lines:
+            _note_lines(node, parts)
         origins = tuple(map(without_again, sources))
         if origins != sources:
             # Which of two equal results has the mark may not change a sum's order.
@@ -149,6 +153,15 @@ def pull_back(
     return {
         target: rebuild(total, lambda node: None, memo=before) for target, total in found.items()
     }
+
+
+def _note_lines(node: Node, parts: Gradients) -> None:
+    """Note the line that asked for a value as that of what its gradients are made of."""
+    where = session().origins.get(node)
+    if where is not None:
+        for part in parts:
+            if part is not None:
+                note_line(part, where)
 
 
 def _merged(
