@@ -46,6 +46,8 @@ class Surroundings:
         self._walk()
         wholes = {id(place) for place in self._wholes}
         self._alone = [place for place in self.places if id(place) not in wholes]
+        self._direct = [_directly(look, key) for look, key, _, _ in self._alone]
+        self._had = [held for _, _, held, _ in self._alone]
         self._views = [_values(holder) for _, holder, _, _ in self._wholes]
         self._held: list[Any] = []
         self._lengths: list[int] = []
@@ -57,7 +59,11 @@ class Surroundings:
     def changed(self) -> str:
         """The name of a place that holds something else now; empty when none does."""
         # Every replay asks: mostly nothing is called but what the interpreter itself calls.
-        for look, key, held, name in self._alone:
+        try:
+            same = all(map(operator.is_, [*map(operator.call, self._direct)], self._had))
+        except (AttributeError, LookupError, TypeError, ValueError):
+            same = False  # something is not there any more
+        for look, key, held, name in () if same else self._alone:
             now = look(key, _MISSING)
             if now is not held and _is_change(now, held):
                 return _part_that_changed(name, now, held)
@@ -273,6 +279,18 @@ def _function_parts(function: types.FunctionType, name: str) -> Iterator[tuple[L
         yield partial(_item, function.__defaults__), position, f"default {position} of {name}"
     for key in function.__kwdefaults__ or {}:
         yield partial(_item, function.__kwdefaults__), key, f"default {key} of {name}"
+
+
+def _directly(look: Look, key: Any) -> Callable[[], Any]:
+    """What looks at a place without running Python code; it may raise where nothing is there."""
+    if look is _contents:
+        return partial(getattr, key, "cell_contents")
+    if look is _length:
+        return partial(len, key)
+    if isinstance(look, partial) and look.func in (_item, getattr):
+        found = operator.getitem if look.func is _item else getattr
+        return partial(found, *look.args, key)
+    return partial(look, key, _MISSING)
 
 
 def _length(holder: Any, missing: Any) -> int:

@@ -287,6 +287,7 @@ class Entry:
         closed = [tensor._storage for tensor in self.surroundings.tensors]
         holders = holders_of(outside, state, closed, looks, histories.nodes, histories.cut)
         self.state = States(holders, len(state))
+        self.gradients.watched([one.look for one in holders])
         updated = [(ref.handle, handle) for ref, handle in updates]
         last_copies = copies_of_others(capture, gradients, kept)
         seen = read_by_others(written) if updated else set()
@@ -324,13 +325,13 @@ class Entry:
         return [shapes[storage] for storage in storages]
 
     def _is_plain(self, replay: Replay, given: int) -> bool:
-        """Whether a call is its arguments' buffers, those of its results, and nothing else."""
+        """Whether a call is the buffers of arguments, state and results, and nothing else."""
         count = len(self.outlets)
         return (
-            not self.state.every
-            and [outlet.slot for outlet in self.outlets] == list(range(count))
-            and replay.takes_buffers_alone(given + count)
+            [outlet.slot for outlet in self.outlets] == list(range(count))
+            and replay.takes_buffers_alone(given + len(self.state.every) + count)
             and self.results.are_fresh_alone
+            and not self.gradients.are_renewed
         )
 
     # --- later calls ------------------------------------------------------------------------------
@@ -339,18 +340,23 @@ class Entry:
         """Whether something the function closes over is not what it was at capture."""
         if self.surroundings.places and self.surroundings.changed():
             return True
-        for tensor, was_none in self.gradients.held:
-            if (tensor.grad is None) is not was_none:
-                return True
-        return bool(self.state.every) and self.state.is_stale()
+        untouched = self.state.are_untouched()
+        if self.gradients.are_other(untouched):
+            return True
+        return not untouched and bool(self.state.every) and self.state.is_stale()
 
     @property
     def changes_what_is_given(self) -> bool:
-        """Whether a replay changes its arguments, their gradients or those of other tensors."""
+        """Whether a replay changes its arguments or their gradients."""
         return bool(
-            self.written_arguments or self.written or self.changed
-            or self.gradients.marked or self.gradients.are_renewed
+            self.written_arguments or self.changed
+            or self.gradients.marked or self.gradients.of_arguments
         )
+
+    @property
+    def closed_and_written(self) -> frozenset[int]:
+        """The ids of storages that are no arguments where a replay is to be: `is_tangled` asks."""
+        return self.closed.intersection(self.written)
 
     def play(self, call: Call, handles: list[Any]) -> Any:
         """Replay over this call's arguments, which lie in `handles`."""
@@ -372,6 +378,11 @@ class Entry:
             return self.play(Call.alike(args), handles)
         replay = self.replay
         assert replay is not None
+        if self.state.every:
+            handles = handles + self.state.places(self.surroundings.tensors)
+        if not self.outlets:
+            replay.submit(handles)
+            return self.results.template
         # Kernels that go through much memory leave nothing of the interpreter in the caches: what
         # can be done before them takes a few microseconds, and afterwards ten times as long.
         storages = [

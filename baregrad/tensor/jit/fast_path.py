@@ -26,7 +26,7 @@ class Alike:
     what a call touches counts. Most calls are like the one before them: for those no key is made.
     """
 
-    __slots__ = ("_grad", "_kinds", "_session", "_settings", "entry")
+    __slots__ = ("_changing", "_grad", "_kinds", "_session", "_settings", "entry")
 
     def __init__(
         self, entry: Entry, call: Call, session: Session, settings: Mapping[str, Any]
@@ -35,6 +35,7 @@ class Alike:
         self._session = session
         self._settings = settings
         self._grad = grad_enabled()
+        self._changing = entry.closed_and_written
         self._kinds = tuple([
             (tensor.shape, tensor.dtype, tensor._storage.device, tensor._storage.grad)
             for tensor in call.tensors
@@ -84,6 +85,7 @@ class Alike:
                 or storage.grad is not grad
                 or storage.device != device
                 or storage in storages
+                or id(storage) in self._changing
             ):
                 return None
             storages.append(storage)

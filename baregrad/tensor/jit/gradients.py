@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from baregrad.base.errors import JitError
 from baregrad.ir.core.op import Ops
@@ -19,6 +19,7 @@ class Gradients:
     those of them that have another gradient now. looks: where the gradients of before are stored.
     marked: arguments that the function made leaves. of_arguments: the arguments, by position, whose
     gradient it changed. are_renewed: there are any of `renewed` or `of_arguments`.
+    unlooked: those of `held` whose gradient is no state that replays watch.
     """
 
     def __init__(
@@ -32,9 +33,10 @@ class Gradients:
         Raises JitError where a gradient reaches an argument that is no leaf.
         """
         self.held = [(t, old is None) for t, old in before]
+        self.unlooked = self.held
         self.renewed = [(t, t.grad) for t, old in before if t.grad is not old]
         self.looks: dict[int, Look] = {
-            id(old._storage): _gradient_of(t) for t, old in before if old is not None
+            id(old._storage): GradientLook(t) for t, old in before if old is not None
         }
         self.marked: list[int] = []
         self.of_arguments: list[tuple[int, Tensor | None]] = []
@@ -51,6 +53,21 @@ class Gradients:
             if clone.requires_grad and not tensor.requires_grad and clone.is_leaf:
                 self.marked.append(position)
         self.are_renewed = bool(self.renewed or self.of_arguments)
+
+    def watched(self, looks: Collection[Look]) -> None:
+        """Note which gradients are looked at as state: of those a change is seen anyway."""
+        seen = {id(look.tensor) for look in looks if isinstance(look, GradientLook)}
+        self.unlooked = [each for each in self.held if id(each[0]) not in seen]
+
+    def are_other(self, untouched: bool) -> bool:
+        """Whether a tensor has a gradient now and had none, or the other way round.
+
+        untouched: all state is, gradients among it.
+        """
+        for tensor, was_none in self.unlooked if untouched else self.held:
+            if (tensor._gradient is None) is not was_none:
+                return True
+        return False
 
     def made(self) -> list[Tensor]:
         """The gradients that the capture made, in the order in which a replay gives its."""
@@ -71,11 +88,15 @@ class Gradients:
             tensor._gradient = gradient
 
 
-def _gradient_of(tensor: Tensor) -> Look:
+class GradientLook:
     """Where the gradient that a tensor has now is stored."""
 
-    def look() -> Storage | None:
-        gradient = tensor.grad
-        return None if gradient is None else gradient._storage
+    __slots__ = ("tensor",)
 
-    return look
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    def __call__(self) -> Storage | None:
+        """The storage, None where there is no gradient now."""
+        gradient = self.tensor.grad
+        return None if gradient is None else gradient._storage

@@ -186,8 +186,8 @@ class Results:
 
     @property
     def are_fresh_alone(self) -> bool:
-        """Whether the result is one fresh tensor after the other, each by itself."""
-        plain = self.is_plain or self.template.__class__ is Hole
+        """Whether the result is one fresh tensor after the other, each by itself, or None."""
+        plain = self.is_plain or self.template.__class__ is Hole or self.template is None
         return plain and self.places == [Place(fresh=i) for i in range(len(self.fresh))]
 
     def give(self, tensors: Sequence[Tensor], storages: Sequence[Storage]) -> Any:

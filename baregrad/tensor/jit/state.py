@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import sys
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 from baregrad.base.errors import JitError
 from baregrad.dtypes import DType, dtypes
@@ -20,6 +21,8 @@ Look = Callable[[], Storage | None]
 _BUFFER = Ops.BUFFER
 _OWN_REFERENCES = 3  # the storage's, a name's, and that of the call that counts
 _count = sys.getrefcount
+# Of a tensor's gradient: whom its storage tells of changes, each storage another one.
+_watcher_of = operator.attrgetter("_gradient._storage.watcher")
 
 
 class Touch:
@@ -159,6 +162,10 @@ class States:
         self._handles: list[Any] = []
         # The gradient of a tensor may be another one from call to call.
         self._elsewhere = [one for one in every if type(one.look) is not weakref.ref]
+        self._tensors = [cast(Any, one.look).tensor for one in self._elsewhere]
+        self._left: list[Left] = []
+        # What `are_untouched` found since `places` was called last.
+        self._is_known = False
 
     def renew(self) -> None:
         """Tell what is computed from now on from what was computed before the memory changed."""
@@ -171,8 +178,7 @@ class States:
 
     def is_stale(self) -> bool:
         """Whether one of the storages holds something that the captured work was not made for."""
-        # Every replay asks: mostly nothing is called but what the interpreter itself calls.
-        if self._are_untouched():
+        if self.are_untouched():
             return False
         for one in self.every:
             storage = one.look()
@@ -187,8 +193,10 @@ class States:
 
         tensors: those that may show the state, and hold its leaves.
         """
-        if self._are_untouched():
+        known, self._is_known = self._is_known, False
+        if not self._watch.is_touched and (known or self.are_untouched()):
             return self._handles
+        self._left = []
         for tensor in tensors:
             # It would count as a reader of the state.
             tensor._cached = None
@@ -227,16 +235,23 @@ class States:
             read.append(id(one.handle))
         current_session().forget(read)
         self._handles = [one.handle for one in self.every]
+        self._left = [one.left for one in self._elsewhere]
         return self._handles
 
-    def _are_untouched(self) -> bool:
+    def are_untouched(self) -> bool:
+        """Whether nobody came since `places` was called, and all state is where it was."""
+        # Every replay asks: nothing is called but what the interpreter itself calls.
         if self._watch.is_touched:
             return False
-        for one in self._elsewhere:
-            storage = one.look()
-            if storage is None or storage.watcher is not one.left:
-                return False
-        return True
+        if not self._tensors:
+            return True
+        try:
+            self._is_known = len(self._left) == len(self._tensors) and all(
+                map(operator.is_, map(_watcher_of, self._tensors), self._left)
+            )
+        except AttributeError:
+            self._is_known = False  # one has no gradient
+        return self._is_known
 
 
 def _no_leaf() -> None:
