@@ -128,7 +128,9 @@ class MapSpec:
     `param` is the buffer's place in `params`. All tuples have the innermost dimension first:
     `shape` and `box` count elements of `itemsize` bytes, `strides` the bytes from one index to the
     next of dimensions 1 and up. Rows lie exchanged within `swizzle` bytes, 0 for as they are.
-    rounds: elements are float32, which are rounded to tfloat32 on their way.
+    rounds: elements are float32, which are rounded to tfloat32 on their way. walk: `box` is so many
+    elements at so many places, which the engine walks along: the corners that it walks between,
+    low and high, and its steps, for each dimension but the first and the last.
     """
 
     param: int
@@ -138,9 +140,11 @@ class MapSpec:
     box: tuple[int, ...]
     swizzle: int = 0
     rounds: bool = False
+    walk: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
-        ranks = (len(self.shape), len(self.strides) + 1, len(self.box))
+        rank = len(self.shape)
+        ranks = (rank, len(self.strides) + 1, len(self.box) + (rank - 2 if self.walk else 0))
         sizes = (self.itemsize, *self.shape, *self.strides, *self.box)
         counts = all(type(size) is int and size >= 1 for size in sizes)
         others = (self.param, self.swizzle)
@@ -149,6 +153,10 @@ class MapSpec:
             raise ValueError(f"a tensor map of sizes that are none: {self}")
         if type(self.rounds) is not bool or (self.rounds and self.itemsize != 4):
             raise ValueError(f"a tensor map rounds what is no float32: {self}")
+        lengths = [len(each) for each in self.walk]
+        whole = all(type(number) is int for each in self.walk for number in each)
+        if lengths not in ([], [rank - 2] * 3) or not whole:
+            raise ValueError(f"a tensor map of a walk that is none: {self}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,8 +333,9 @@ def _parse(data: bytes) -> Program:
 
 
 def _map_spec(value: Any) -> MapSpec:
-    param, itemsize, shape, strides, box, swizzle, rounds = value
-    return MapSpec(param, itemsize, tuple(shape), tuple(strides), tuple(box), swizzle, rounds)
+    param, itemsize, shape, strides, box, swizzle, rounds, walk = value
+    sizes = (tuple(shape), tuple(strides), tuple(box))
+    return MapSpec(param, itemsize, *sizes, swizzle, rounds, tuple(map(tuple, walk)))
 
 
 def _launch(value: Any) -> GpuLaunch | None:

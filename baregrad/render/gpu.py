@@ -42,7 +42,8 @@ class Box:
     """What a bulk copy moves of an argument array, of `shape` elements that lie `strides` apart.
 
     All count elements, the innermost dimension first. In shared memory the chunks of a box are
-    exchanged within 16 << `swizzle` bytes. rounds: float32 to tfloat32.
+    exchanged within 16 << `swizzle` bytes. rounds: float32 to tfloat32. walk: the corners and the
+    steps of a box of places that the engine walks along, as of `Walk`.
     """
 
     param: Node
@@ -51,6 +52,7 @@ class Box:
     box: tuple[int, ...]
     swizzle: int
     rounds: bool = False
+    walk: tuple[tuple[int, ...], ...] = ()
 
     @property
     def spec(self) -> MapSpec:
@@ -59,7 +61,7 @@ class Box:
         strides = tuple([size * stride for stride in self.strides[1:]])
         span = 16 << self.swizzle if self.swizzle else 0
         slot = self.param.arg.slot
-        return MapSpec(slot, size, self.shape, strides, self.box, span, self.rounds)
+        return MapSpec(slot, size, self.shape, strides, self.box, span, self.rounds, self.walk)
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +177,7 @@ def check_atomic(node: Node) -> None:
         raise CompilerBug(f"no {node.arg.name} of a dtype", found=dtype, wanted=wanted)
 
 
-_COPIES = frozenset(("tma.load", "tma.store", "tma.box"))
+_COPIES = frozenset(("tma.load", "tma.store", "tma.box", "tma.walk"))
 # Chunks of rows of 128 bytes are exchanged.
 _ROWS_SWIZZLE = 3
 # Dtypes as matrix units call them.
@@ -188,12 +190,19 @@ _OPERANDS: MappingProxyType[str, str] = MappingProxyType({
 def box_of(copy: Node) -> Box:
     """The box that a bulk copy moves."""
     sizes = copy.arg.immediates
-    if copy.arg.name == "tma.box":
-        rank = sizes[0]
-        shape, strides, box = (sizes[1 + rank * at : 1 + rank * (at + 1)] for at in range(3))
+    if copy.arg.name in ("tma.box", "tma.walk"):
+        walks = copy.arg.name == "tma.walk"
+        rank, *others = sizes
+        parts = [others[:rank], others[rank : 2 * rank]]
+        counts = (2, *[rank - 2] * 3) if walks else (rank,)
+        begin = 2 * rank
+        for count in counts:
+            parts.append(others[begin : begin + count])
+            begin += count
+        shape, strides, box, *walk = map(tuple, parts)
         param, target = copy.src[4], copy.src[0]
         rounds = param.dtype is not target.dtype
-        return Box(param, shape, strides, box, _ROWS_SWIZZLE, rounds)
+        return Box(param, shape, strides, box, _ROWS_SWIZZLE, rounds, tuple(walk))
     rows, columns, swizzle = sizes[:3]
     height, width = copy.src[0].shape
     return Box(copy.src[0], (width, height), (1, width), (columns, rows), swizzle)

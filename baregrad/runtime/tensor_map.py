@@ -33,6 +33,8 @@ _MAX_STRIDE = 1 << 40
 _MAX_ADDRESS = 1 << 57
 _MAX_BOX = 256
 _MAX_STEP = 8
+# Places of a walk; bits that all of its low corners share, and all high ones; the flag of a walk.
+_MAX_PLACES, _CORNERS_BITS, _WALKS = 1024, 16, 1
 # The box lands in the shared memory of one block, which has so much on Hopper. The encoder was
 # seen to take 225,792 bytes and to refuse 240,640.
 _MAX_BOX_NBYTES = 227 * 1024
@@ -81,6 +83,10 @@ class TensorMap:
     elements taken from it (empty for all 1). `interleave`, `swizzle` and `promotion` are bytes, 0
     for none. `nan_outside` fills what lies outside the array with NaN instead of zeros.
 
+    With `low` and `high`, one of each for all dimensions but the first and the last, a copy walks
+    (the mode im2col): between these corners, the latter counted from the last element, from place
+    to place by `steps`. `box` is elements of dimension 0 then, and places.
+
     Raises ArgumentError, or UnsupportedDType, for what the vendor's encoder refuses.
     """
 
@@ -94,6 +100,8 @@ class TensorMap:
     swizzle: int = 0
     promotion: int = 0
     nan_outside: bool = False
+    low: tuple[int, ...] = ()
+    high: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.steps:
@@ -102,6 +110,8 @@ class TensorMap:
         _check_lengths(self)
         _check_memory(self)
         _check_box(self)
+        if self.low:
+            _check_corners(self)
 
     @property
     def rank(self) -> int:
@@ -115,6 +125,8 @@ class TensorMap:
         Counts the steps that fit whole, as the vendor's encoder does; choose boxes that are
         multiples of their steps, since the copy takes a last partial step too.
         """
+        if self.low:
+            return ELEMENT_TYPES[self.element].nbytes * prod(self.box)
         taken = prod(extent // step for extent, step in zip(self.box, self.steps, strict=True))
         return ELEMENT_TYPES[self.element].nbytes * taken
 
@@ -141,13 +153,17 @@ class TensorMap:
         for i, stride in enumerate(self.strides):
             words[3 + i] = stride // _GRAIN & 0xFFFFFFFF
             words[7] |= stride // _GRAIN >> 32 << 4 * i
-        for i, (extent, box, step) in enumerate(zip(self.shape, self.box, self.steps, strict=True)):
+        for i, (extent, step) in enumerate(zip(self.shape, self.steps, strict=True)):
             words[8 + i] = extent - 1
             words[13] |= (step - 1) << 3 * i
-            if i == 0:
-                words[13] |= (box - 1) << 24
-            else:
-                words[14] |= (box - 1) << 8 * (i - 1)
+        words[13] |= (self.box[0] - 1) << 24
+        if self.low:
+            words[2] |= _WALKS
+            words[14] = _packed(self.low) | _packed(self.high) << _CORNERS_BITS
+            words[15] = self.box[1] - 1
+        else:
+            for i, box in enumerate(self.box[1:]):
+                words[14] |= (box - 1) << 8 * i
         words[16] = self.box_nbytes
         words[18] = self.tile_alignment
         return _WORDS.pack(*words)
@@ -166,16 +182,30 @@ class TensorMap:
             raise FileFormatError(f"no tensor map ({error})") from error
 
 
+def _packed(corners: Sequence[int]) -> int:
+    """Corners in two's complement, each in as many bits as there are for it."""
+    bits = _CORNERS_BITS // len(corners)
+    return sum((corner & (1 << bits) - 1) << bits * i for i, corner in enumerate(corners))
+
+
+def _unpacked(word: int, count: int) -> tuple[int, ...]:
+    bits = _CORNERS_BITS // count
+    fields = [word >> bits * i & (1 << bits) - 1 for i in range(count)]
+    return tuple([field - (field >> bits - 1 << bits) for field in fields])
+
+
 def map_of(spec: MapSpec, address: int = 0) -> bytes:
     """Return the map that a program takes of a buffer at an address: its first 8 bytes.
 
     Elements are bits that nobody computes with, unless they are to be rounded. Raises ArgumentError
     for what no map has. Arrays lie where maps may have them (`commands.ARRAY_ALIGNMENT`).
     """
+    low, high, steps = spec.walk or ((), (), ())
     return TensorMap(
         element="tfloat32" if spec.rounds else f"uint{8 * spec.itemsize}", address=address,
         shape=spec.shape,
         strides=spec.strides, box=spec.box, swizzle=spec.swizzle, promotion=_LINE,
+        low=low, high=high, steps=(1, *steps, 1) if spec.walk else (),
     ).encode()  # fmt: skip
 
 
@@ -186,21 +216,29 @@ def _decode(words: Sequence[int]) -> TensorMap:
     names = [
         name for name, one in ELEMENT_TYPES.items() if (one.code, one.rounds_to_tf32) == kind
     ]
-    if not names or rank > MAX_RANK or flags >> 11 & 3 == 3:
+    walks = bool(flags & _WALKS)
+    if not names or rank > MAX_RANK or flags >> 11 & 3 == 3 or (walks and rank < 3):
         raise FileFormatError("no tensor map", found=f"flags {flags:#x}")
     quotients = [words[3 + i] | (words[7] >> 4 * i & 15) << 32 for i in range(rank - 1)]
-    boxes = (words[13] >> 24, *(words[14] >> 8 * i & 255 for i in range(4)))
+    boxes = (words[13] >> 24, *(words[14] >> 8 * i & 255 for i in range(4)))[:rank]
+    low: tuple[int, ...] = ()
+    high: tuple[int, ...] = ()
+    if walks:
+        low, high = (_unpacked(words[14] >> at, rank - 2) for at in (0, _CORNERS_BITS))
+        boxes = (words[13] >> 24, words[15] & _MAX_PLACES - 1)
     return TensorMap(
         element=names[0],
         address=words[0] | words[1] << 32,
         shape=tuple(words[8 + i] + 1 for i in range(rank)),
         strides=tuple(quotient * _GRAIN for quotient in quotients),
-        box=tuple(box + 1 for box in boxes[:rank]),
+        box=tuple(box + 1 for box in boxes),
         steps=tuple((words[13] >> 3 * i & 7) + 1 for i in range(rank)),
         interleave=_INTERLEAVES[flags >> 11 & 3],
         swizzle=_SWIZZLES[flags >> 13 & 3],
         promotion=_PROMOTIONS[flags >> 17 & 3],
         nan_outside=bool(flags >> 15 & 1),
+        low=low,
+        high=high,
     )
 
 
@@ -233,7 +271,8 @@ def _check_lengths(wanted: TensorMap) -> None:
         raise ArgumentError("a tensor map has 1 to 5 dimensions", found=rank)
     if wanted.interleave and rank < 3:
         raise ArgumentError("an interleaved tensor map has 3 to 5 dimensions", found=rank)
-    for name, length in (("strides", rank - 1), ("box", rank), ("steps", rank)):
+    box = 2 if wanted.low else rank
+    for name, length in (("strides", rank - 1), ("box", box), ("steps", rank)):
         if len(getattr(wanted, name)) != length:
             raise ArgumentError(
                 f"the {name} of a tensor map do not fit its {rank} dimensions",
@@ -265,12 +304,36 @@ def _check_memory(wanted: TensorMap) -> None:
             )
 
 
-def _check_box(wanted: TensorMap) -> None:
-    for box, step in zip(wanted.box, wanted.steps, strict=True):
-        if not 1 <= box <= _MAX_BOX:
+def _check_corners(wanted: TensorMap) -> None:
+    count = wanted.rank - 2
+    if count < 1 or len(wanted.low) != count or len(wanted.high) != count:
+        raise ArgumentError(
+            "a walk has corners for all dimensions but the first and the last",
+            found=(wanted.low, wanted.high), wanted=f"{max(count, 1)} of each",
+        )
+    most = 1 << _CORNERS_BITS // count - 1
+    ends = zip(wanted.shape[1:-1], wanted.low, wanted.high, strict=True)
+    if any(size - 1 + high < low for size, low, high in ends):
+        raise ArgumentError(
+            "a walk of a tensor map has no place between its corners",
+            found=(wanted.low, wanted.high),
+        )
+    for corner in (*wanted.low, *wanted.high):
+        if not -most <= corner < most:
             raise ArgumentError(
-                "the box of a tensor map is out of range", found=box, wanted="1..256"
+                "a corner of a tensor map is out of range", found=corner,
+                wanted=f"{-most}..{most - 1}",
             )
+
+
+def _check_box(wanted: TensorMap) -> None:
+    most = (_MAX_BOX, _MAX_PLACES) if wanted.low else (_MAX_BOX,) * wanted.rank
+    for box, limit in zip(wanted.box, most, strict=True):
+        if not 1 <= box <= limit:
+            raise ArgumentError(
+                "the box of a tensor map is out of range", found=box, wanted=f"1..{limit}"
+            )
+    for step in wanted.steps:
         if not 1 <= step <= _MAX_STEP:
             raise ArgumentError("a step of a tensor map is out of range", found=step, wanted="1..8")
     row_nbytes = wanted.box[0] * ELEMENT_TYPES[wanted.element].nbytes

@@ -2,6 +2,7 @@
 
 `data/tensor-map-samples.jsonl.xz` was recorded from the vendor's encoder, driver 580.159.04: each
 line holds a call's arguments, its return code (0 or 1) and, where it was 0, the 128 bytes.
+`data/tensor-map-walk-samples.jsonl.xz` is the like of the encoder for the mode im2col.
 """
 
 from __future__ import annotations
@@ -89,6 +90,46 @@ def test_maps_decode_to_what_they_were_made_of() -> None:
             assert TensorMap.decode(made.encode()) == made
             # The hardware reads no more than this.
             assert TensorMap.decode(made.encode()[:64]) == made
+
+
+WALKS = Path(__file__).parent / "data" / "tensor-map-walk-samples.jsonl.xz"
+# The encoder's numbers of types.
+TYPES = (
+    "u8", "u16", "u32", "i32", "u64", "i64", "f16", "f32", "f64", "bf16", "f32ftz", "tf32",
+    "tf32ftz",
+)  # fmt: skip
+
+
+def recorded_walk(call: dict[str, Any]) -> TensorMap:
+    return TensorMap(
+        element=NAMES[TYPES[call["dt"]]],
+        address=call["addr"],
+        shape=tuple(call["dim"]),
+        strides=tuple(call["strides"]),
+        box=(call["chan"], call["pix"]),
+        steps=tuple(call["steps"]),
+        swizzle=SWIZZLES[call["swz"]],
+        promotion=PROMOTIONS[call["l2"]],
+        nan_outside=bool(call["oob"]),
+        low=tuple(call["low"]),
+        high=tuple(call["up"]),
+    )
+
+
+@pytest.mark.differential
+def test_every_recorded_walk_is_made_or_refused() -> None:
+    with lzma.open(WALKS, "rt") as lines:
+        calls = [json.loads(line) for line in lines]
+    assert [call["rc"] for call in calls].count(0) == 415
+    assert {len(call["dim"]) for call in calls if call["rc"] == 0} == {3, 4, 5}
+    for call in calls:
+        if call["rc"]:
+            with pytest.raises(ArgumentError):
+                recorded_walk(call)
+            continue
+        made = recorded_walk(call)
+        assert made.encode().hex() == call["hex"], call
+        assert TensorMap.decode(made.encode()[:64]) == made
 
 
 PLAIN: dict[str, Any] = {

@@ -48,6 +48,12 @@ def _statement(node: Node, texts: dict[Node, str], indent: str) -> Iterator[str]
     elif node.op is Ops.IF:
         yield f"{indent}if {_cut(texts[node.src[0]])}:"
         yield from _statement(node.src[1], texts, deeper)
+    elif node.op is Ops.COPYTO and node.arg.box is not None:
+        target, array, slot, place, *corner = (texts[one] for one in node.src)
+        sizes = " x ".join(map(str, reversed(node.arg.box.box)))
+        how = "a walk" if node.arg.box.walk is not None else "a box"
+        where = _cut(_element([target, slot, place]))
+        yield f"{indent}{where} = {_cut(_element([array, *corner]))}  # {how} of {sizes}, tma"
     elif node.op is Ops.STORE or node.op is Ops.COPYTO:
         target = _element([texts[node.src[0]], *(texts[place] for place in node.src[2:])])
         how = _tile(node, texts)

@@ -8,6 +8,8 @@ barrier of phases is an element of an array. The MACHINE instructions, immediate
     mbarrier.* array, place              as in the code of warps (`gpu_hopper.py`); arrive: of all
                                          active threads, one each
     tma.box (rank, shape.., strides.., box..) shared, place, phases, place, array, corner
+    tma.walk (rank, shape.., strides.., channels, places, low.., high.., steps..) likewise, and
+                                         offsets behind the corner
 """
 
 from __future__ import annotations
@@ -20,10 +22,11 @@ import numpy as np
 
 from baregrad.ir.core.node import Node
 from baregrad.ir.evaluate.alu import Array, round_to, to_raw
+from baregrad.ir.evaluate.box_places import box_elements
 from baregrad.ir.evaluate.gpu_hopper import WARP
 from baregrad.ir.evaluate.gpu_thread_machine import ThreadBlock, Threads
 from baregrad.ir.evaluate.loop_level import poisoned
-from baregrad.ir.protocol.attributes import ProtocolError
+from baregrad.ir.protocol.attributes import ProtocolError, TensorBox, Walk
 
 # Bytes of a row of a box, and of a chunk; rows after which chunks are exchanged anew.
 _ROW, _CHUNK, _ROWS = 128, 16, 8
@@ -53,18 +56,13 @@ def _arrive(machine: Threads, node: Node) -> None:
 def _copy(machine: Threads, node: Node) -> None:
     """A box that lands in pieces, which says so at its barrier; zeros where it is past an edge."""
     target, at, phases, slot, array, *corner = node.src
-    rank = node.arg.immediates[0]
-    shape, strides, box = np.reshape(node.arg.immediates[1:], (3, rank))
     if machine.active.sum() != 1:
         raise ProtocolError(f"{machine} copies a box more than once", found=node)
     begins = [machine.uniform(one) for one in corner]
     size = target.dtype.itemsize
     if begins[0] * size % _CHUNK:
         raise ProtocolError("a box begins inside a chunk", found=begins)
-    places = np.stack(np.unravel_index(np.arange(prod(box)), box[::-1]))[::-1]
-    index = places + np.array(begins)[:, None]
-    inside = ((index >= 0) & (index < shape[:, None])).all(0)
-    offset = np.where(inside, strides @ index, 0)
+    offset, inside = box_elements(_box(node), begins)
     machine.check(node, array, offset, inside)
     memory = machine.buffer(target)
     line, chunk = _ROW // size, _CHUNK // size
@@ -85,9 +83,22 @@ def _copy(machine: Threads, node: Node) -> None:
     machine.cluster.deliver([machine.block], where.size, land)
 
 
+def _box(node: Node) -> TensorBox:
+    """What a copy moves, from its immediates."""
+    rank, *sizes = node.arg.immediates
+    walks = node.arg.name == "tma.walk"
+    found, begin = [], 0
+    for count in (rank, rank, 2, *[rank - 2] * 3) if walks else (rank, rank, rank):
+        found.append(tuple(sizes[begin : begin + count]))
+        begin += count
+    shape, strides, box, *walk = found
+    return TensorBox(shape, strides, box, Walk(*walk) if walks else None)
+
+
 ROLE_INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingProxyType({
     "warps": _warps,
     "role.registers": lambda machine, node: None,
     "mbarrier.arrive": _arrive,
     "tma.box": _copy,
+    "tma.walk": _copy,
 })  # fmt: skip

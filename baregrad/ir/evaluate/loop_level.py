@@ -33,6 +33,7 @@ from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.alu import Array, read_raw, to_array, to_raw, wide_count
+from baregrad.ir.evaluate.box_places import box_elements
 from baregrad.ir.evaluate.monoids import States, combine, fold_axis, scan_threads
 from baregrad.ir.evaluate.ranged_values import (
     SHARED_RULES,
@@ -109,7 +110,9 @@ class LoopMachine:
         """Execute statements in order; an explicit stack stands in for recursion over bodies."""
         stack: list[Any] = [root]
         while (item := self.statement(stack)) is not None:
-            if item.op is Ops.STORE or item.op is Ops.COPYTO:
+            if item.op is Ops.COPYTO and item.arg.box is not None:
+                self._copy_box(item)
+            elif item.op is Ops.STORE or item.op is Ops.COPYTO:
                 self._store(item)
             elif item.op is Ops.COMMIT:
                 self.landing.append(self.loose)
@@ -219,6 +222,19 @@ class LoopMachine:
             old = to_array(memory[place : place + 1], buffer.dtype)
             (total,) = combine(node.arg, (old,), (one.reshape(1),), round_narrow=True)
             memory[place] = to_raw(total, buffer.dtype)[0]
+
+    def _copy_box(self, node: Node) -> None:
+        """A box of an array, one element after the other; it lands like other copies."""
+        target, array, slot, *places = node.src
+        where, *begins = (int(self.scalar(one)) for one in places)
+        offset, inside = box_elements(node.arg.box, begins)
+        memory, source = self.buffer(target), self.buffer(array)
+        first = int(self.scalar(slot)) * int(np.prod(target.shape, dtype=np.int64)) + where
+        found = to_array(source[offset], array.dtype)
+        data = to_raw(np.where(inside, found, np.zeros((), found.dtype)), target.dtype)
+        landed = np.arange(first, first + offset.size)
+        self.loose.append((memory, landed, data))
+        memory[landed] = poisoned(landed.size, target.dtype)
 
     def _multiply(self, node: Node) -> None:
         """A product of matrices is added, exactly, and rounded once; of words, as tiles do it."""

@@ -62,15 +62,36 @@ class Pipe:
 
 
 @dataclass(frozen=True, slots=True)
+class Walk:
+    """How an engine walks along places of an array, for all dimensions but the first and the last.
+
+    From `low` on by `steps` as far as `high`, which counts from the last place there is; then once
+    more from `low`, a step further along the next dimension. The innermost one first.
+    """
+
+    low: tuple[int, ...]
+    high: tuple[int, ...]
+    steps: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TensorBox:
     """What a copy of a box moves of an array, of which a tensor map has sizes and strides.
 
-    All count elements, the innermost dimension first, whose stride is 1.
+    All count elements, the innermost dimension first, whose stride is 1. Of a `walk` the box is so
+    many elements along the first dimension, at so many places; behind where it begins stand
+    offsets that are added to each place along the dimensions of the walk.
     """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     box: tuple[int, ...]
+    walk: Walk | None = None
+
+    @property
+    def corner(self) -> int:
+        """How many positions say where a box begins."""
+        return len(self.shape) + (0 if self.walk is None else len(self.walk.low))
 
 
 @ATTRIBUTES(Ops.COPYTO)

@@ -37,6 +37,7 @@ from baregrad.kernel.applying.staged_accumulators import kept_in_scratch
 from baregrad.kernel.applying.staging_checks import check_room
 from baregrad.kernel.applying.tighten_loop_bounds import narrowed
 from baregrad.kernel.applying.window_copies import regions_of, without_parts
+from baregrad.kernel.applying.window_walks import walked_box
 from baregrad.kernel.facts.analysis import (
     by_id,
     facts_of,
@@ -48,7 +49,9 @@ from baregrad.kernel.facts.analysis import (
     runs_of,
 )
 from baregrad.kernel.facts.axis_table import AxisTable
+from baregrad.kernel.gpu.boxes import ENGINE
 from baregrad.kernel.gpu.pipelines import check_applied, slots_of
+from baregrad.kernel.gpu.window_boxes import keep_window
 from baregrad.kernel.instructions.amx import sum_of_words, without_array
 from baregrad.kernel.instructions.dot_instructions import (
     Word,
@@ -420,6 +423,8 @@ class Rewriter:
                 pipelines, space = slots_of(self.table.pipelines, step, value, copy.axes)
                 self.applied.update(pipelines)
             stage = self.copies[key] = make_node(Ops.STAGE, value.dtype, (value, *copy.axes), space)
+            if space.engine == ENGINE:
+                keep_window(stage, walked_box(node, self.axes, inside, copy.axes))
         self.applied.add(step)
         places = {region.carrier: region.place(scope.ranges) for region in regions}
         return scalar(Ops.INDEX, stage.dtype, (stage, *copied_places(stage, names, places)))

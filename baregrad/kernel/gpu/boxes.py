@@ -28,6 +28,7 @@ from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import CopyTo, TensorBox
 from baregrad.kernel.gpu.shared_copies import FIRST_ID, SharedCopy, row_of
 from baregrad.kernel.gpu.shared_layouts import in_rows, pitch_of
+from baregrad.kernel.gpu.window_boxes import WindowBox, kept_window
 
 ENGINE = "tma"
 # The unit of such copies, in bytes; bytes of a row; and what a map has at most: dimensions,
@@ -262,23 +263,42 @@ def copied_in_boxes(stage: Node, number: int) -> tuple[Node, list[SharedCopy]]:
     first = FIRST_ID + 8 * number
     axes = [range_node(_size(axis), first + at, "", "unroll") for at, axis in enumerate(own)]
     parts = _parts_of(stage, axes)
-    if parts is None:
+    window = kept_window(stage)
+    if parts is None and window is None:
         raise _no_box(stage)
     layout, row = stage.arg.layout, row_of(stage)
     shape = [_size(axis) for axis in own]
     shape[-len(row) :] = [pitch_of(layout)]
     where = Alloc(number, "shared", tuple(shape), layout, stage.arg.depth, f"s{number}")
     buffer = Node(Ops.ALLOC, value.dtype, (), where)
-    copies = [
-        SharedCopy(None, None, part, in_rows([substitute(axis, here) for axis in axes], row))
-        for here, part in parts
-    ]
-    return buffer, copies
+    if parts is not None:
+        return buffer, [
+            SharedCopy(None, None, part, in_rows([substitute(axis, here) for axis in axes], row))
+            for here, part in parts
+        ]
+    assert window is not None
+    return buffer, _of_window(window, value, in_rows(own, row), buffer)
+
+
+def _of_window(
+    window: WindowBox, value: Node, places: Sequence[Node], buffer: Node
+) -> list[SharedCopy]:
+    """The boxes of a window: one for each point of its axes apart."""
+    _, read = _element_of(value)
+    flat = index.as_node(index.flatten(places, buffer.arg.shape))
+    zero = {axis: const(0, dtypes.index) for axis in flat.ranges}
+    copies = []
+    for point in product(*[range(_size(axis)) for axis in window.apart]):
+        here = {a: const(at, dtypes.index) for a, at in zip(window.apart, point, strict=True)}
+        corner = [substitute(one, here) for one in window.corner]
+        first = substitute(flat, {**zero, **here})
+        copies.append(SharedCopy(None, None, read.src[0], (first, *corner), window.box))
+    return copies
 
 
 def is_of_boxes(stage: Node) -> bool:
     """Whether the engine fills the array of a STAGE: what `copied_in_boxes` would not refuse."""
-    return _parts_of(stage, list(stage.src[1:])) is not None
+    return _parts_of(stage, list(stage.src[1:])) is not None or kept_window(stage) is not None
 
 
 def _parts_of(stage: Node, axes: Sequence[Node]) -> list[tuple[dict[Node, Node], Node]] | None:
@@ -324,6 +344,8 @@ def _moving(axes: Sequence[Node]) -> list[Node]:
 
 def as_box(copy: Node) -> Node:
     """A COPYTO element by element as that of a box: array, input, slot, place in it, corner."""
+    if copy.arg.box is not None:
+        return copy
     target, value, slot, *places = copy.src
     terms, first = index.flat_terms(places, target.arg.shape)
     axes = sorted(terms, key=lambda axis: terms[axis])

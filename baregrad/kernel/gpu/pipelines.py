@@ -266,7 +266,7 @@ def _add_boxes(ring: Ring, buffer: Node, copies: list[SharedCopy]) -> None:
     for copy in copies:
         target = (buffer, copy.value, _slot(ring, ring.axis), *copy.places)
         ring.copied.items.append(
-            make_node(Ops.COPYTO, dtypes.token, target, CopyTo(boxes.ENGINE))
+            make_node(Ops.COPYTO, dtypes.token, target, CopyTo(boxes.ENGINE, box=copy.box))
         )
 
 

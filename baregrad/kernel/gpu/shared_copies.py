@@ -20,6 +20,7 @@ from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
+from baregrad.ir.protocol.attributes import TensorBox
 from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.gpu.shared_layouts import in_rows, pitch_of
 from baregrad.kernel.instructions.mma_sync import TILE
@@ -42,12 +43,16 @@ MOST_ROUNDS_AHEAD = 64
 
 @dataclass(slots=True)
 class SharedCopy:
-    """A statement of a copy: in `loop` and under `condition`, if any, `value` goes to `places`."""
+    """A statement of a copy: in `loop` and under `condition`, if any, `value` goes to `places`.
+
+    box: that of which the value is the array, and the places are those of a COPYTO's.
+    """
 
     loop: Node | None
     condition: Node | None
     value: Node
     places: tuple[Node, ...]
+    box: TensorBox | None = None
 
 
 def thread_axes(roots: list[Node]) -> tuple[Node, ...]:

@@ -307,6 +307,8 @@ class _Lowering:
 
     def copy(self, node: Node) -> Node:
         """A COPYTO: of codes as they are."""
+        if node.arg.box is not None:
+            return node.replace(src=tuple([self.done[child] for child in node.src]))
         target, value, *indices = node.src
         read = value.src[1] if value.op is Ops.GUARD else value
         if read.op is Ops.CAST:

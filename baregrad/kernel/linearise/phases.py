@@ -143,6 +143,8 @@ def copy_box(values: Values, node: Node) -> None:
     where = values.value(index.as_node(index.add(places, index.as_dim(at))))
     phases = _place(values, make_node(Ops.ACQUIRE, dtypes.token, (pipe, counter)), FULL)
     begins = [values.value(each) for each in corner]
-    sizes = (len(corner), *box.shape, *box.strides, *box.box)
+    name, sizes = "tma.box", (len(box.shape), *box.shape, *box.strides, *box.box)
+    if box.walk is not None:
+        name, sizes = "tma.walk", (*sizes, *box.walk.low, *box.walk.high, *box.walk.steps)
     values.scopes.end_statement()
-    values.scopes.append(_machine("tma.box", target, where, *phases, param, *begins, imm=sizes))
+    values.scopes.append(_machine(name, target, where, *phases, param, *begins, imm=sizes))

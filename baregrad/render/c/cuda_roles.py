@@ -57,14 +57,20 @@ def _wait(f: CText, node: Node) -> None:
 
 
 def _load_box(signature: GpuSignature, f: CText, node: Node) -> None:
-    corner = node.src[5:]
+    rank = node.arg.immediates[0]
+    corner, offsets = node.src[5 : 5 + rank], node.src[5 + rank :]
     place = signature.boxes.index(box_of(node))
-    holes = ", ".join([f"%{3 + number}" for number in range(len(corner))])
-    opcode = f"cp.async.bulk.tensor.{len(corner)}d.shared::cluster.global.mbarrier"
+    holes = [f"%{3 + number}" for number in range(len(corner) + len(offsets))]
+    mode, behind = "", ""
+    if offsets:
+        # Places that the engine walks along.
+        mode, behind = ".im2col", f", {{{', '.join(holes[rank:])}}}"
+    opcode = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global{mode}.mbarrier"
     _asm(
-        f, f"{opcode}::complete_tx::bytes [%0], [%1, {{{holes}}}], [%2];",
+        f, f"{opcode}::complete_tx::bytes [%0], [%1, {{{', '.join(holes[:rank])}}}], [%2]{behind};",
         _place(f, node.src), f'"l"(&m{place})', _place(f, node.src[2:]),
         *[f'"r"((i32){f.use(each)})' for each in corner],
+        *[f'"h"((u16){f.use(each)})' for each in offsets],
     )  # fmt: skip
 
 
@@ -80,6 +86,7 @@ def role_rules(program: Node, signature: GpuSignature, target: NvidiaTarget) -> 
         **_RULES,
         "role.registers": registers,
         "tma.box": lambda f, node: _load_box(signature, f, node),
+        "tma.walk": lambda f, node: _load_box(signature, f, node),
     }
 
 

@@ -166,12 +166,18 @@ _LANDS = "shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
 def _load_box(f: PtxText, node: Node) -> None:
-    """A box of an argument to an array in shared memory."""
+    """A box of an argument to an array in shared memory, or places that the engine walks along."""
     shared, at, phases, slot, _, *corner = node.src
     target = place_of(f, shared, at, 0, 0).text()
     barrier = place_of(f, phases, slot, 0, 0).text()
-    opcode = f"{_TENSOR}.{len(corner)}d.{_LANDS}"
-    f.emit(opcode, target, _tensor(f, node, corner), barrier)
+    rank = node.arg.immediates[0]
+    operands = [target, _tensor(f, node, corner[:rank]), barrier]
+    lands = _LANDS
+    if node.arg.name == "tma.walk":
+        lands = _LANDS.replace(".mbarrier", ".im2col.mbarrier")
+        offsets = [f.made("%h", "cvt.u16.u32", f.word(each)) for each in corner[rank:]]
+        operands.append(braces(offsets))
+    f.emit(f"{_TENSOR}.{rank}d.{lands}", *operands)
 
 
 def _load(f: PtxText, node: Node) -> None:
@@ -330,6 +336,7 @@ HOPPER_RULES: MappingProxyType[str, Rule] = MappingProxyType(
         "role.registers": _role_registers,
         "tma.load": _load,
         "tma.box": _load_box,
+        "tma.walk": _load_box,
         "tma.store": _store,
         "bulk.store": _store_run,
         "bulk.commit": _plain("cp.async.bulk.commit_group"),

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
+from baregrad.kernel.gpu.window_boxes import window_of
 from baregrad.kernel.instructions.wgmma import PANEL, ROW_NBYTES
 from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
@@ -33,11 +34,18 @@ class FactorCopy(NamedTuple):
     """How a factor is copied to shared memory.
 
     turned: its own axis is innermost there, not the depth. lanes: elements that one copy takes, 0
-    where those of two threads never lie together.
+    where those of two threads never lie together. walks: an engine copies places that it walks
+    along, one after the other.
     """
 
     turned: bool
     lanes: int
+    walks: bool = False
+
+    @property
+    def is_in_order(self) -> bool:
+        """Whether its own neighbours stay neighbours there."""
+        return self.turned or self.walks
 
 
 class Orders(NamedTuple):
@@ -157,9 +165,25 @@ def in_boxes(
     return all(_is_of_panels(read, axes, panel) for axes in (own, depth))
 
 
+def in_walks(
+    factor: Factor, own: Sequence[Node], depth: Sequence[Node], copy: FactorCopy, chunk: int
+) -> bool:
+    """Whether an engine may copy a factor as places of an image that it walks along.
+
+    As of `in_boxes`, which says of which other factors it may copy boxes.
+    """
+    if not (factor.is_plain or factor.is_rounded) or len(factor.reads) != 1 or copy.lanes != chunk:
+        return False
+    (read,) = factor.reads
+    if copy.turned:
+        panel = chunk * ROW_NBYTES // CHUNK_NBYTES
+        return window_of(read, depth, own[-1], panel) is not None
+    return window_of(read, own, depth[-1]) is not None
+
+
 def _is_of_panels(read: ArrayAccess, axes: Sequence[Node], panel: int) -> bool:
     """Whether joined axes are neighbours of one stride, at least within whole panels."""
-    stride, count = read.stride(axes[-1]), 1
+    stride, count = read.stride(axes[-1]) or 0, 1
     for axis in reversed(axes):
         if not read.stride(axis):
             return False

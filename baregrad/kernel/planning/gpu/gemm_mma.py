@@ -40,6 +40,7 @@ from baregrad.kernel.planning.gpu.gemm_copies import (
     FactorCopy,
     Orders,
     in_boxes,
+    in_walks,
     orders_of,
     run_of,
 )
@@ -197,6 +198,8 @@ def _are_boxes(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> bool:
 def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
     """The steps of a schedule."""
     factors, orders, (panel, depth), words, largest = product
+    if isinstance(choice, GroupChoice) and choice.boxes:
+        orders = _walking(factors, orders)
     beside = _beside(plan, orders, choice.tile)
     plan.grid(factors.shared)
     _tiles(plan, orders, choice.tile, (panel, depth), beside)
@@ -222,7 +225,11 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
         choice.slots, panel, orders.left.lanes, orders.right.lanes,
     )
     if isinstance(choice, GroupChoice) and choice.boxes:
-        plan.because("an engine copies panels as boxes, for a warp of its own")
+        walks = orders.left.walks or orders.right.walks
+        plan.because(
+            "an engine copies panels as boxes{}, for a warp of its own",
+            ", or walks along places of an image" if walks else "",
+        )
     elif isinstance(choice, GroupChoice) and plan.target.bulk_copies:
         chunk = CHUNK_NBYTES // factors.left.reads[0].array.dtype.itemsize
         suits = _in_boxes(plan, factors, orders, chunk)
@@ -253,15 +260,31 @@ def _in_boxes(plan: GpuPlan, factors: GemmFactors, orders: Orders, chunk: int) -
 
     Columns that take turns are dimensions of their own: the edge must not part them.
     """
-    turns = 1 if orders.right.turned else N * _beside(plan, orders, GroupTile(1, 1, 1, wgmma.PANEL))
-    whole = iterations(orders.columns) % turns == 0
-    return whole and plan.target.bulk_copies and all(
-        in_boxes(factor, own, orders.depth, copy, chunk)
-        for factor, copy, own in (
-            (factors.left, orders.left, orders.rows),
-            (factors.right, orders.right, orders.columns),
-        )
-    )
+    if not plan.target.bulk_copies:
+        return False
+    orders = _walking(factors, orders)
+    for factor, copy, own in (
+        (factors.left, orders.left, orders.rows), (factors.right, orders.right, orders.columns),
+    ):  # fmt: skip
+        if not (copy.walks or in_boxes(factor, own, orders.depth, copy, chunk)):
+            return False
+    if orders.right.is_in_order:
+        return True
+    turns = N * _beside(plan, orders, GroupTile(1, 1, 1, wgmma.PANEL))
+    return iterations(orders.columns) % turns == 0
+
+
+def _walking(factors: GemmFactors, orders: Orders) -> Orders:
+    """Orders where an engine copies: along places of an image, of factors that are no boxes."""
+    found = []
+    for factor, copy, own in (
+        (factors.left, orders.left, orders.rows), (factors.right, orders.right, orders.columns),
+    ):  # fmt: skip
+        chunk = CHUNK_NBYTES // factor.reads[0].array.dtype.itemsize
+        is_box = in_boxes(factor, own, orders.depth, copy, chunk)
+        walks = not is_box and in_walks(factor, own, orders.depth, copy, chunk)
+        found.append(copy._replace(walks=walks))
+    return orders._replace(left=found[0], right=found[1])
 
 
 def _copies(
@@ -348,7 +371,7 @@ def _beside(plan: GpuPlan, orders: Orders, tile: MatrixTile) -> int:
     """
     writes = [access for access in plan.facts.accesses if access.write]
     together = gcd(*[iterations(run_of(write, orders.columns)) for write in writes])
-    if orders.right.turned:
+    if orders.right.is_in_order:
         return QUAD_LANES if together % N == 0 and tile.tiles_n % QUAD_LANES == 0 else 1
     if together % 2:
         return 1
@@ -387,7 +410,7 @@ def _tiles(
         beside_each = tile.tiles_n
     warps = ("m_w", warps_m), ("m_u", tile.tiles_m), ("m_i", each)
     turns = (("n_v", beside),) if beside > 1 else ()
-    columns_of_tile = (*turns, ("n_i", N)) if orders.right.turned else (("n_i", N), *turns)
+    columns_of_tile = (*turns, ("n_i", N)) if orders.right.is_in_order else (("n_i", N), *turns)
     for axes, parts in (
         (orders.rows, (("m_o", 0), *rows, *warps)),
         (orders.columns, (("n_o", 0), *columns, ("n_w", warps_n), *panels,

@@ -23,7 +23,8 @@ class DecodedTensorMap:
 
     `strides` are bytes, of the axes from 1 on; `steps` the strides between elements of the box;
     `span` the bytes within which 16-byte chunks are exchanged, 0 for none. rounds: float32 that is
-    copied to shared memory is rounded to tf32.
+    copied to shared memory is rounded to tf32. low, high: of the mode im2col, the corners of the
+    pixels of all axes but the first and the last; the box is then channels, and pixels.
     """
 
     address: int
@@ -37,6 +38,8 @@ class DecodedTensorMap:
     interleave: int
     fills_nan: bool
     rounds: bool
+    low: tuple[int, ...] = ()
+    high: tuple[int, ...] = ()
 
     @classmethod
     def decode(cls, data: bytes) -> DecodedTensorMap:
@@ -51,6 +54,9 @@ class DecodedTensorMap:
         box = [(words[13] >> 24) + 1] + [
             (words[14] >> 8 * axis & 255) + 1 for axis in range(rank - 1)
         ]
+        low, high = _corners(words, rank)
+        if low:
+            box = [box[0], (words[15] & 1023) + 1]
         return cls(
             address=words[0] | words[1] << 32,
             sizes=tuple(words[8 + axis] + 1 for axis in range(rank)),
@@ -63,11 +69,15 @@ class DecodedTensorMap:
             interleave=flags >> 11 & 3,
             fills_nan=bool(flags >> 15 & 1),
             rounds=bool(flags >> 16 & 1),
+            low=low,
+            high=high,
         )
 
     @property
     def counts(self) -> tuple[int, ...]:
         """Elements of the box along each axis; a step along the innermost has no effect."""
+        if self.low:
+            return self.box
         rest = zip(self.box[1:], self.steps[1:], strict=True)
         return (self.box[0], *(size // step for size, step in rest))
 
@@ -76,19 +86,29 @@ class DecodedTensorMap:
         """Bytes of a whole box, which an mbarrier should expect."""
         return int(np.prod(self.counts)) * self.element_nbytes
 
-    def places(self, coordinates: tuple[int, ...], shared: int) -> tuple[Array, Array, Array]:
+    def places(
+        self, coordinates: tuple[int, ...], shared: int, offsets: tuple[int, ...] = ()
+    ) -> tuple[Array, Array, Array]:
         """Return, for each element of the box: its address, its place in shared memory, if inside.
 
         `shared` is the address of the box in shared memory, on which the exchange of chunks acts.
+        offsets: of the mode im2col, what is added to the places of pixels.
         """
         counts = self.counts
         grid = np.meshgrid(*[np.arange(one) for one in reversed(counts)], indexing="ij")
         axes = [one.reshape(-1) for one in reversed(grid)]
+        if self.low:
+            pixels = self._pixels(coordinates[1:], offsets)
+            positions = [coordinates[0] + axes[0], *[along[axes[1]] for along in pixels]]
+        else:
+            steps = (1, *self.steps[1:])
+            positions = [
+                begin + along * step
+                for begin, along, step in zip(coordinates, axes, steps, strict=True)
+            ]
         inside = np.ones(len(axes[0]), bool)
         address = np.full(len(axes[0]), self.address, np.int64)
-        for axis, along in enumerate(axes):
-            step = self.steps[axis] if axis else 1
-            position = coordinates[axis] + along * step
+        for axis, position in enumerate(positions):
             inside &= (position >= 0) & (position < self.sizes[axis])
             address += position * (self.strides[axis - 1] if axis else self.element_nbytes)
         inner = counts[0] * self.element_nbytes
@@ -98,6 +118,46 @@ class DecodedTensorMap:
             row = row * counts[axis] + axes[axis]
         places = swizzle(shared + row * pitch + axes[0] * self.element_nbytes, self.span)
         return address, places, inside
+
+
+    def _pixels(self, begin: tuple[int, ...], offsets: tuple[int, ...]) -> list[Array]:
+        """The places of pixels along all axes but the first, from `begin` on.
+
+        The number of a pixel is counted in base pixels of the bounding box, the fastest first.
+        """
+        counts = [
+            (size - 1 + high - low) // step + 1
+            for size, low, high, step in zip(
+                self.sizes[1:-1], self.low, self.high, self.steps[1:-1], strict=True
+            )
+        ]
+        number, whole = begin[-1] * int(np.prod(counts)), 1
+        for at, low, count, step in zip(begin, self.low, counts, self.steps[1:-1], strict=False):
+            number += (at - low) // step * whole
+            whole *= count
+        numbers = number + np.arange(self.box[1])
+        found = []
+        for low, count, step, offset in zip(
+            self.low, counts, self.steps[1:-1], offsets, strict=True
+        ):
+            found.append(low + numbers % count * step + offset)
+            numbers = numbers // count
+        return [*found, numbers]
+
+
+def _corners(words: list[int], rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The lower and the upper corners of a map for im2col; nothing for others."""
+    if not words[2] & 1:
+        return (), ()
+    bits = 16 // (rank - 2)
+    fields = [
+        [words[14] >> half + bits * axis & (1 << bits) - 1 for axis in range(rank - 2)]
+        for half in (0, 16)
+    ]
+    low, high = (
+        tuple([one - (one >> bits - 1 << bits) for one in corner]) for corner in fields
+    )
+    return low, high
 
 
 def swizzle(addresses: Array, span: int) -> Array:

@@ -24,7 +24,12 @@ from baregrad.testing.virtual_gpu.ptx.ops.access import Change, change_of
 from baregrad.testing.virtual_gpu.ptx.ops.flow import guarded, proceed
 from baregrad.testing.virtual_gpu.ptx.ops.mbarrier import arrive, barrier_at, complete_copy
 from baregrad.testing.virtual_gpu.ptx.rounding import encode
-from baregrad.testing.virtual_gpu.ptx.syntax import AddressOperand, Immediate, PtxInstruction
+from baregrad.testing.virtual_gpu.ptx.syntax import (
+    AddressOperand,
+    Immediate,
+    PtxInstruction,
+    Vector,
+)
 from baregrad.testing.virtual_gpu.ptx.tensor_map import DecodedTensorMap
 from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
 
@@ -336,11 +341,12 @@ def from_shared(
 
 
 def _tensor_copy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
-    """`cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor`, tiled."""
+    """`cp.async.bulk.tensor` and `cp.reduce.async.bulk.tensor`, tiled, and loads of im2col."""
     loads = instruction.begins("mbarrier")
-    if instruction.begins("im2col"):
-        decoder.refuse(instruction, "im2col copies")
+    walks = instruction.begins("im2col")
     operands = instruction.operands
+    if walks and not (instruction.has("im2col") and loads and len(operands) == 4):
+        decoder.refuse(instruction, "such im2col copies")
     place, tensor = (operands[0], operands[1]) if loads else (operands[1], operands[0])
     if not isinstance(tensor, AddressOperand):
         decoder.refuse(instruction)
@@ -349,6 +355,7 @@ def _tensor_copy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     coordinates = [decoder.read(instruction, one, TYPES["s32"]) for one in tensor.coordinates]
     bar = decoder.address(instruction, operands[2])[0] if loads else None
     mask = _multicast(decoder, instruction, 3)
+    moves = _offsets(decoder, instruction, operands[3]) if walks else []
 
     def body(block: Block, thread: int) -> None:
         space = named if named == "param" else "generic"
@@ -359,9 +366,11 @@ def _tensor_copy(decoder: Decoder, instruction: PtxInstruction) -> Execute:
         point = tuple(_one(one, block, thread) for one in coordinates)
         at = _one(shared, block, thread)
         _check_tensor(block, thread, tensor_map, point, at, loads)
+        offsets = tuple(_one(one, block, thread) for one in moves)
+        _check_walk(block, thread, tensor_map, point, offsets)
         copy = start(block, thread, "bulk")
         if bar is not None:
-            places, values = _load_box(block, thread, tensor_map, point, at)
+            places, values = _load_box(block, thread, tensor_map, point, at, offsets)
             _deliver(block, thread, places, values, _one(bar, block, thread), copy, mask)
             return
         change = None
@@ -398,11 +407,39 @@ def _check_tensor(
         block.fault(MisalignedAccess, "a box in shared memory is aligned to 128 bytes", thread, at)
 
 
+def _offsets(decoder: Decoder, instruction: PtxInstruction, given: object) -> list[Reader]:
+    """The readers of the offsets of an im2col copy."""
+    if not isinstance(given, Vector):
+        decoder.refuse(instruction)
+    return [decoder.read(instruction, one, TYPES["u16"]) for one in given.items]
+
+
+def _check_walk(
+    block: Block, thread: int, tensor: DecodedTensorMap, point: tuple[int, ...],
+    offsets: tuple[int, ...],
+) -> None:
+    """An im2col copy begins at a pixel between the corners of a map that has such."""
+    if len(offsets) != len(tensor.low):
+        block.fault(
+            IllegalInstruction, f"{len(offsets)} offsets for a map of {len(tensor.low)}", thread
+        )
+    most = (1 << 16 // max(len(offsets), 1)) - 1
+    ends = zip(point[1:], tensor.sizes[1:], tensor.low, tensor.high, offsets, strict=False)
+    for at, size, low, high, offset in ends:
+        if not low <= at <= size - 1 + high or not 0 <= offset <= most:
+            block.fault(
+                IllegalInstruction,
+                f"a walk from {point}, offsets {offsets}, between {tensor.low} and {tensor.high}",
+                thread,
+            )
+
+
 def _load_box(
-    block: Block, thread: int, tensor: DecodedTensorMap, point: tuple[int, ...], at: int
+    block: Block, thread: int, tensor: DecodedTensorMap, point: tuple[int, ...], at: int,
+    offsets: tuple[int, ...],
 ) -> tuple[Array, Array]:
     """Return the addresses of a box's elements in shared memory, and their values."""
-    address, places, inside = tensor.places(point, at)
+    address, places, inside = tensor.places(point, at, offsets)
     width = tensor.element_nbytes
     values = np.zeros(len(address), f"uint{8 * width}")
     if tensor.fills_nan and not inside.all():
