@@ -143,8 +143,10 @@ def _dot(parts: list[Tensor], factors: list[Tensor]) -> Tensor:
 def six_bits(blocks: Blocks, start: int) -> tuple[Tensor, Tensor]:
     """Eight scales and eight minima (..., 8, 1) of 6 bits, as int32, that 12 bytes hold."""
     if isinstance(blocks, Planes):
-        both = blocks.read(BlockField(start, start + 12, "six")).cast(dtypes.int32).unsqueeze(-1)
-        return both[..., :8, :], both[..., 8:, :]
+        both = blocks.read(BlockField(start, start + 12, "six")).cast(dtypes.int32)
+        pairs = both.reshape(*blocks.shape[:-1], 4, 2, 2)
+        scales, minima = (pairs[..., kind, :].flatten(-2).unsqueeze(-1) for kind in range(2))
+        return scales, minima
     return unpack_six(field(blocks, start, start + 12, 3, 1, 4))
 
 

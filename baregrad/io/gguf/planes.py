@@ -67,8 +67,15 @@ class Planes:
         return sum(array.numel() * array.dtype.itemsize for array in self.arrays.values())
 
     def read(self, field: BlockField) -> Tensor:
-        """Return a field of each block, in the dtype of its kind."""
-        return self.arrays[field]
+        """Return a field of each block, in the dtype of its kind: an array, or a part of one."""
+        found = self.arrays.get(field)
+        if found is not None:
+            return found
+        same = [one for one in self.arrays if one.kind == field.kind]
+        whole = next(one for one in same if one.start <= field.start < one.stop)
+        size = _DTYPES[field.kind].itemsize
+        first, last = ((place - whole.start) // size for place in (field.start, field.stop))
+        return self.arrays[whole][..., first:last]
 
     @property
     def has_words(self) -> bool:
@@ -114,7 +121,7 @@ class Planes:
                 array = ((array.unsqueeze(-1) >> steps) & 255).flatten(-2)
             elif field.kind == "half":
                 code = array.bitcast(dtypes.uint16).cast(dtypes.int32)
-                array = Tensor.cat(code & 255, code >> 8, dim=-1)
+                array = Tensor.stack([code & 255, code >> 8], dim=-1).flatten(-2)
             elif field.kind == "six":
                 array = _pack_six(array.cast(dtypes.int32))
             elif field.kind == "signed":
@@ -180,10 +187,20 @@ def planes_of(blocks: Tensor, read: Callable[[_Fields], object]) -> Planes | Non
     ends = [field.stop for field in fields]
     if [0, *ends] != [*[field.start for field in fields], blocks.shape[-1]]:
         return None
-    arrays = {field: _plane(blocks, field) for field in fields}
+    arrays = {field: _plane(blocks, field) for field in _with_neighbours(fields)}
     first, *others = arrays.values()
     first.realize(*others)
     return Planes(blocks.shape, arrays)
+
+
+def _with_neighbours(fields: Sequence[BlockField]) -> list[BlockField]:
+    """Fields in order, float16 numbers that are neighbours as one: what reads both reads a word."""
+    found = list[BlockField]()
+    for field in fields:
+        if found and field.kind == "half" and found[-1].kind == "half":
+            field = field._replace(start=found.pop().start)
+        found.append(field)
+    return found
 
 
 class _Fields(Planes):
@@ -213,7 +230,8 @@ def _plane(blocks: Tensor, field: BlockField) -> Tensor:
         return part.contiguous()
     if field.kind == "six":
         codes = part.cast(dtypes.int32).unflatten(-1, (3, 1, 4))
-        return Tensor.cat(*unpack_six(codes), dim=-2).squeeze(-1).cast(dtypes.int8).contiguous()
+        pairs = [each.reshape(*part.shape[:-1], 4, 1, 2) for each in unpack_six(codes)]
+        return Tensor.cat(*pairs, dim=-2).flatten(-3).cast(dtypes.int8).contiguous()
     dtype = _DTYPES[field.kind]
     size = dtype.itemsize
     number = dtypes.uint32 if size == WORD_BYTES else dtypes.uint16
@@ -239,7 +257,10 @@ def unpack_six(codes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _pack_six(codes: Tensor) -> Tensor:
-    """The 12 bytes (..., 12) of eight scales and eight minima (..., 16)."""
-    scales, scales_on, minima, minima_on = (codes[..., at : at + 4] for at in (0, 4, 8, 12))
+    """The 12 bytes (..., 12) of eight scales and eight minima (..., 16), in pairs by turns."""
+    pairs = codes.unflatten(-1, (2, 2, 2, 2))
+    scales, scales_on, minima, minima_on = (
+        pairs[..., half, :, kind, :].flatten(-2) for kind in range(2) for half in range(2)
+    )
     first, second = scales | ((scales_on >> 4) << 6), minima | ((minima_on >> 4) << 6)
     return Tensor.cat(first, second, (scales_on & 15) | ((minima_on & 15) << 4), dim=-1)
