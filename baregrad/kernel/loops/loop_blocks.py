@@ -7,8 +7,10 @@ from functools import lru_cache
 
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.attrs import Alloc
+from baregrad.ir.core.axes import THREAD_BINDS
 from baregrad.ir.core.node import Node, instruction
 from baregrad.ir.core.op import Ops
+from baregrad.kernel.loops.loop_pieces import nodes_having
 
 
 @dataclass(eq=False, slots=True)
@@ -49,7 +51,42 @@ def statement(block: StatementBlock) -> Node:
             done.append(ahead if isinstance(ahead, Node) else _nest(ahead))
         if item.items or item.first:
             done.append(_nest(item))
+    done = _late_folds(done)
     return done[0] if len(done) == 1 else instruction(Ops.SEQ, dtypes.token, tuple(done))
+
+
+def _late_folds(items: list[Node]) -> list[Node]:
+    """Statements with the folds of threads' sums behind the sums that need none of them.
+
+    No load that follows where threads meet begins before they have.
+    """
+    found, folds = list[Node](), list[Node]()
+    for item in items:
+        is_fold = _is_fold(item)
+        if folds and not _is_apart(item, folds):
+            found += folds
+            folds = []
+        (folds if is_fold else found).append(item)
+    return found + folds
+
+
+def _is_fold(item: Node) -> bool:
+    """Whether a statement folds the values of threads into a register of each."""
+    if item.op is not Ops.STORE or item.src[1].op is not Ops.REDUCE:
+        return False
+    states = len(item.src[1].arg.monoid.states)
+    return any(axis.arg.bind in THREAD_BINDS for axis in item.src[1].src[states:])
+
+
+def _is_apart(item: Node, folds: list[Node]) -> bool:
+    """Whether a statement is for registers of its own, which folds neither read nor write."""
+    if item.op is not Ops.STORE or item.src[0].op is not Ops.ALLOC:
+        return False
+    own = nodes_having(Ops.ALLOC.bit, (item,))
+    return all(
+        fold.src[0] not in own and item.src[0] not in nodes_having(Ops.ALLOC.bit, (fold,))
+        for fold in folds
+    )
 
 
 def _nest(block: StatementBlock) -> Node:
