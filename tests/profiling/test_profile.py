@@ -380,6 +380,23 @@ def test_a_profile_is_made_once_and_where_it_can_be_written(tmp_path: Path) -> N
         pass
 
 
+def test_kernels_of_gradients_have_the_line_of_their_value(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    weight = Tensor(np.ones((24, 40), np.float32), requires_grad=True)
+    x = Tensor(np.ones((8, 24), np.float32))
+    with baregrad.profile(path, lines=True):
+        loss = (x @ weight).sin().sum()
+        loss.backward()
+        assert weight.grad is not None
+        weight.grad.realize()
+    source = Path(__file__).read_text().splitlines()
+    (number,) = [at for at, line in enumerate(source, 1) if line.endswith("weight).sin().sum()")]
+    kernels = [row for row in json.loads(path.read_text())["traceEvents"]
+               if row.get("cat") == "kernels"]
+    assert any("24x40" in row["name"] for row in kernels)
+    assert {row["args"]["line"] for row in kernels} == {f"{__file__}:{number}"}
+
+
 def test_profile_asks_for_lines_unless_told_otherwise() -> None:
     assert parse_environment({"PROFILE": "x"})["lines"]
     assert not parse_environment({"PROFILE": "x", "BAREGRAD_LINES": "0"})["lines"]

@@ -13,6 +13,7 @@ from baregrad.engine.session import current_session
 from baregrad.engine.watching import Watching
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.op import Ops
 
 
 class SessionLike(Protocol):
@@ -104,4 +105,6 @@ def note_line(node: Node, where: str) -> None:
     origins = session().origins
     for one in toposort(node, enter=lambda below: below not in origins):
         if one.shape is not None:
-            origins.setdefault(one, where)
+            # A mark is no value of its own.
+            marked = origins.get(one.src[0], where) if one.op is Ops.DETACH else where
+            origins.setdefault(one, marked)
