@@ -125,7 +125,7 @@ def _read(
         scale = rng.choice((1, 16, stride))
         begin = index.add(begin, index.mul(variable("off", 0, 100), scale))
     begin = index.as_node(begin)
-    most = index.upper(begin) + 1
+    most = max(index.upper(begin) + 1, 1)
     if rng.random() < 0.03:
         conditions.append(index.less(begin, max(most // 2, 1)))
     read = k.at(k.param(slot, most, dtype=F32 if dtype is TF32 else dtype), begin)
