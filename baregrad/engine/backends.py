@@ -159,7 +159,7 @@ class ReferenceBackend:
 
     def execute(self, executable: Any, program: Canonical, where: Where | None) -> list[Buffer]:
         """Evaluate the program over its inputs."""
-        from baregrad.engine.control import ControlExecutable
+        from baregrad.engine.control.loops import ControlExecutable
         from baregrad.engine.reference import evaluate_plan, evaluate_program
 
         if isinstance(executable, ControlExecutable):

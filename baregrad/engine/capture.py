@@ -20,11 +20,11 @@ import numpy as np
 from baregrad.base.errors import JitError
 from baregrad.base.options import options
 from baregrad.engine.canonical import unbound_requirements
+from baregrad.engine.control.works import AtOnce
 from baregrad.engine.executor import Executable
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.report import print_commands
 from baregrad.engine.session import Run, Session, current_session
-from baregrad.engine.works import AtOnce
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.requirements import Requirement, noting

@@ -20,6 +20,7 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import contextmanager
+from functools import partial
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -35,8 +36,8 @@ from baregrad.base.tracing import active_recorder, span
 from baregrad.dtypes import DType
 from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
-from baregrad.engine.control import ControlExecutable, is_control
-from baregrad.engine.control_sources import ready_to_run, shared_below
+from baregrad.engine.control.loops import ControlExecutable, is_control
+from baregrad.engine.control.sources import run_control
 from baregrad.engine.executor import (
     Executable,
     KeyedProgram,
@@ -48,7 +49,6 @@ from baregrad.engine.generalise_offsets import GeneralPrograms
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.realised import Realised
 from baregrad.engine.watching import Watching
-from baregrad.ir.core import control
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.control import CONTROL_MASK
 from baregrad.ir.core.node import Node, toposort
@@ -317,7 +317,8 @@ class Session:
         if any(node.mask & Ops.COPY.bit for node in nodes):
             self._bring(nodes, device)
         if any(node.mask & CONTROL_MASK for node in nodes):
-            self._run_control(nodes, device)
+            known = self._realised.on(device)
+            run_control(nodes, known, partial(self._realize, device=device), self._remember)
         with uncollected:
             with span("canonicalise"):
                 # A graph without leaves may have been realised on another device.
@@ -386,42 +387,6 @@ class Session:
                 data = self.download(ref, copy.dtype)
                 shape = cast(tuple[int, ...], ref.shape)
                 self._realised.set(copy, self.upload(data, copy.dtype, shape, device))
-
-    def _run_control(self, nodes: Sequence[Node], device: str) -> None:
-        """Have the results of the loops and choices in a graph computed, each by its program."""
-        known = self._realised.on(device)
-
-        def is_open(node: Node) -> bool:
-            return known(node) is None
-
-        def arrays(values: Sequence[Node]) -> list[Node]:
-            return self._arrays(values, shared_below(nodes, values, is_open), device)
-
-        for group in control.groups(nodes, is_open):
-            ready = ready_to_run(group, arrays)
-            if ready.results == list(nodes):
-                # All that is asked for is what one of them is to compute.
-                return
-            refs = self._realize(ready.results, device, variables=ready.variables)
-            for node, ref in zip(ready.wanted, refs, strict=True):
-                self._remember(node, ref)
-
-    def _arrays(
-        self, values: Sequence[Node], others: Sequence[Node], device: str
-    ) -> list[Node]:
-        """The arrays in which values lie, computed with `others` where there are none yet."""
-        known = self._realised.on(device)
-        missing = [one for one in dict.fromkeys(values)
-                   if one.op is not Ops.BUFFER and known(one) is None]
-        if missing:
-            missing += others
-        refs = dict(zip(missing, self._realize(missing, device), strict=True)) if missing else {}
-        found = []
-        for one in values:
-            ref = one.arg if one.op is Ops.BUFFER else refs.get(one) or known(one)
-            assert ref is not None
-            found.append(Node(Ops.BUFFER, one.dtype, (), ref._replace(shape=one.shape)))
-        return found
 
     def _executable(
         self, backend: backends.Backend, program: Canonical, donated: dict[int, int]

@@ -7,7 +7,7 @@ from typing import Any
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes
-from baregrad.engine.control_sources import KEPT
+from baregrad.engine.control.sources import KEPT
 from baregrad.func.regions import TracedRegion, refuse_writes, traced_region
 from baregrad.func.stand_ins import (
     carries,

@@ -107,16 +107,9 @@ def pull_back(
     for node in reversed(order):
         if has_control and node.op in CONTROL:
             # What reads any of them comes later in the order than all of them do.
-            if node in together:
-                group = {one.arg.part: one for one in together[node] if one in sums}
-                handed = {part: sums.pop(one) for part, one in group.items()}
-                found.update((one, handed[part]) for part, one in group.items()
-                             if wanted is not None and one in wanted)
-                leads = [without_again(one) in carrying for one in node.src]
-                parts = pulled_through(node, handed, leads, again, pull_back) if handed else ()
-                for source, part in zip(node.src, parts, strict=False):
-                    if part is not None:
-                        _add(sums, without_again(source), part, carrying)
+            group = together.get(node, ())
+            found |= {one: sums[one] for one in group if one in sums and one in (wanted or ())}
+            _pull_control(group, sums, carrying, again)
             continue
         if node not in carrying or node not in sums:
             continue
@@ -124,13 +117,7 @@ def pull_back(
         if is_leaf(node) if wanted is None else node in wanted:
             found[node] = gradient
         if node.op is Ops.DETACH:
-            if isinstance(node.arg, Pulled):
-                rule_ = node.arg.rule if again else node.arg.once
-                for origin, own in zip(node.arg.sources, rule_(gradient), strict=True):
-                    if own is not None:
-                        _add(sums, origin, own, carrying)
-            elif passes_gradients(node):
-                _add(sums, node.src[0], _through(node.arg, gradient), carrying)
+            _pull_mark(node, gradient, sums, carrying, again)
             continue
         rule = RULES.get(node.op)
         if rule is None:
@@ -162,6 +149,33 @@ def _note_lines(node: Node, parts: Gradients) -> None:
         for part in parts:
             if part is not None:
                 note_line(part, where)
+
+
+def _pull_mark(
+    node: Node, gradient: Node, sums: dict[Node, Node], carrying: set[Node], again: bool
+) -> None:
+    """Hand the gradient of a marked value on, as the mark says."""
+    if isinstance(node.arg, Pulled):
+        rule = node.arg.rule if again else node.arg.once
+        for origin, own in zip(node.arg.sources, rule(gradient), strict=True):
+            if own is not None:
+                _add(sums, origin, own, carrying)
+    elif passes_gradients(node):
+        _add(sums, node.src[0], _through(node.arg, gradient), carrying)
+
+
+def _pull_control(
+    group: Sequence[Node], sums: dict[Node, Node], carrying: set[Node], again: bool
+) -> None:
+    """Hand the gradients of the results of a loop or a choice on to its sources, all at once."""
+    handed = {one.arg.part: sums.pop(one) for one in group if one in sums}
+    if handed:
+        sources = list(map(without_again, group[0].src))
+        leads = [source in carrying for source in sources]
+        parts = pulled_through(group[0], handed, leads, again, pull_back)
+        for source, part in zip(sources, parts, strict=False):
+            if part is not None:
+                _add(sums, source, part, carrying)
 
 
 def _merged(

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from baregrad.engine.canonical import take_value, unbound_graph
-from baregrad.ir.core.attrs import Choose
-from baregrad.ir.core.control import Form, computed_with, form_of, result
+from baregrad.ir.core.attrs import BufferRef, Choose
+from baregrad.ir.core.control import Form, computed_with, form_of, groups, result
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import MOVEMENT, Ops, mask_of
 
@@ -15,6 +15,42 @@ _LONG = mask_of((Ops.REDUCE, Ops.FOLD, Ops.SCAN, Ops.SORT, Ops.SCATTER))
 _VIEWS = mask_of((*MOVEMENT, Ops.DETACH, Ops.CAST))
 # What is kept of a node along with it: other results of its loop, for gradients.
 KEPT = "kept"
+
+
+def run_control(
+    nodes: Sequence[Node], known: Callable[[Node], BufferRef | None],
+    realize: Callable[..., list[BufferRef]], remember: Callable[[Node, BufferRef], None],
+) -> None:
+    """Have the results of the loops and choices in a graph computed, each by its program.
+
+    known: where a value lies. realize: computes values, given those of `variables`. remember: notes
+    where one lies.
+    """
+
+    def is_open(node: Node) -> bool:
+        return known(node) is None
+
+    def arrays(values: Sequence[Node]) -> list[Node]:
+        missing = [one for one in dict.fromkeys(values)
+                   if one.op is not Ops.BUFFER and is_open(one)]
+        if missing:
+            missing += shared_below(nodes, values, is_open)
+        refs = dict(zip(missing, realize(missing), strict=True)) if missing else {}
+        found = []
+        for one in values:
+            ref = one.arg if one.op is Ops.BUFFER else refs.get(one) or known(one)
+            assert ref is not None
+            found.append(Node(Ops.BUFFER, one.dtype, (), ref._replace(shape=one.shape)))
+        return found
+
+    for group in groups(nodes, is_open):
+        ready = ready_to_run(group, arrays)
+        if ready.results == list(nodes):
+            # All that is asked for is what one of them is to compute.
+            return
+        refs = realize(ready.results, variables=ready.variables)
+        for node, ref in zip(ready.wanted, refs, strict=True):
+            remember(node, ref)
 
 
 class Ready(NamedTuple):

@@ -11,7 +11,7 @@ import pytest
 from baregrad import bind, func, variable
 from baregrad.base.errors import ArgumentError, GradientError
 from baregrad.base.options import options
-from baregrad.engine.control import ControlExecutable
+from baregrad.engine.control.loops import ControlExecutable
 from baregrad.engine.session import Session, use_session
 from baregrad.ir.core.control import CONTROL_MASK
 from baregrad.tensor import Tensor

@@ -16,19 +16,19 @@ from baregrad.base.bits import round_up
 from baregrad.base.errors import ArgumentError
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import Canonical
-from baregrad.engine.executor import Executable, Resolve, Where
-from baregrad.engine.launch import launch_expr
-from baregrad.engine.works import (
+from baregrad.engine.control.works import (
     NOTHING,
     AtOnce,
+    BodyWork,
+    IntoList,
     Places,
     Player,
-    Recorder,
     Staged,
-    Work,
     part_of,
     plain_work,
 )
+from baregrad.engine.executor import Executable, Resolve, Where
+from baregrad.engine.launch import launch_expr
 from baregrad.ir.analysis.liveness import ALIGNMENT
 from baregrad.ir.core.attrs import Choose, Param, Repeat
 from baregrad.ir.core.control import CONTROL_MASK
@@ -50,20 +50,22 @@ def is_control(program: Canonical) -> bool:
     return bool(program.sink.src) and program.sink.src[0].op in CONTROL
 
 
-def work_of(backend: Any, results: Sequence[Node]) -> Work:
+def work_of(backend: Any, results: Sequence[Node]) -> BodyWork:
     """The work of a loop or a choice, of which some results are wanted."""
     form = results[0].arg
-    return Choice(backend, results) if isinstance(form, Choose) else Loop(backend, results)
+    return ChoiceWork(backend, results) if isinstance(form, Choose) else LoopWork(backend, results)
 
 
-def body_work(backend: Any, sink: Node, inputs: int, donated: Collection[int] = NOTHING) -> Work:
+def body_work(
+    backend: Any, sink: Node, inputs: int, donated: Collection[int] = NOTHING
+) -> BodyWork:
     """The work of a body, which may have loops in it."""
     if sink.mask & CONTROL_MASK:
         return Staged(backend, sink, inputs, work_of)
     return plain_work(backend, sink, donated)
 
 
-class Loop:
+class LoopWork:
     """A body that runs once a step."""
 
     over: frozenset[int] = frozenset()
@@ -145,7 +147,7 @@ class _LoopRun:
     """One run of a loop over places."""
 
     def __init__(
-        self, loop: Loop, player: Player, params: Places, wanted: Sequence[Operand | None],
+        self, loop: LoopWork, player: Player, params: Places, wanted: Sequence[Operand | None],
         scratch: Operand | None,
     ) -> None:
         self.loop, self.player = loop, player
@@ -183,8 +185,7 @@ class _LoopRun:
         while self.length is None or taken < self.length:
             if form.conditional and not self.player.holds(self.carry[-1]):
                 break
-            backwards = form.backwards and self.length is not None
-            self._step(taken, self.length - 1 - taken if backwards else taken)  # type: ignore[operator]
+            self._step(taken, taken if not form.backwards else self._last() - taken)
             taken += 1
         found: list[Any] = []
         for node in self.loop.results:
@@ -195,13 +196,19 @@ class _LoopRun:
             found.append(place)
         return found
 
+    def _last(self) -> int:
+        """The last step of a loop of known length."""
+        assert self.length is not None
+        return self.length - 1
+
     def _step(self, taken: int, step: int) -> None:
         loop, player = self.loop, self.player
         first, results = loop.form.carried, len(loop.form.body.src)
         for part, place in self.by_part.items():
             if part >= results:
                 size = self.sizes[part - results]
-                row = part_of(place, step * size, size)  # type: ignore[arg-type]
+                assert place is not None
+                row = part_of(place, step * size, size)
                 player.copy(row, self.carry[part - results], size)
         rows = [self._read(j, step) for j in range(len(self.rows))]
         over = loop._in_place if taken else NOTHING
@@ -221,11 +228,9 @@ class _LoopRun:
             if found[i] is not targets[i] and i not in over:
                 player.copy(targets[i], found[i], self.sizes[i])
             self.carry[i], self.which[i] = targets[i], which
-        for j, (direct, row) in enumerate(stacks):
-            place = found[first + j]
-            if place is not row:
-                player.copy(row, place, self.made[j])
-            del direct
+        for j, (_, row) in enumerate(stacks):
+            if found[first + j] is not row:
+                player.copy(row, found[first + j], self.made[j])
 
     def _next(self, i: int, taken: int) -> int:
         """Which of its places a carried value is written to; -1 where it stays what it was."""
@@ -236,7 +241,7 @@ class _LoopRun:
             return 0
         if self.length is not None and not loop.form.conditional:
             # The last step writes the result.
-            return (self.length - 1 - taken) % 2
+            return (self._last() - taken) % 2
         return 1 if self.which[i] == 0 else 0
 
     def _read(self, j: int, step: int) -> Operand:
@@ -245,8 +250,9 @@ class _LoopRun:
         row = part_of(self.stacks[j], step * size, size)
         if size % ALIGNMENT == 0:
             return row
-        self.player.copy(self.spare[j], row, size)
-        return self.spare[j]  # type: ignore[no-any-return]
+        spare: Operand = self.spare[j]
+        self.player.copy(spare, row, size)
+        return spare
 
     def _written(self, j: int, part: int, step: int) -> tuple[Any, Any]:
         """Where a step's result is to be written, and where it is to lie then."""
@@ -256,7 +262,7 @@ class _LoopRun:
         return (row, row) if size % ALIGNMENT == 0 else (self.spare[len(self.rows) + j], row)
 
 
-class Choice:
+class ChoiceWork:
     """One of two bodies, as a value says that is read when it runs."""
 
     is_fixed = False
@@ -328,9 +334,10 @@ class ControlExecutable(Executable):
         nbytes = self.work.scratch({}) if self.work.is_fixed else 0
         outputs = tuple(range(self._first, len(buffers)))
         buffers.append(PlannedBuffer("temp", dtypes.uint8, (nbytes,), nbytes))
-        # There are no kernels beside the body's, so that nothing is compiled.
         plan = Plan(tuple(buffers), (), outputs, nbytes)
-        super().__init__(plan, backend.device, getattr(backend, "compiler", None))  # type: ignore[arg-type]
+        # There are no kernels beside the body's: nothing is compiled, and REF has no compiler.
+        compiler: Any = getattr(backend, "compiler", None)
+        super().__init__(plan, backend.device, compiler)
 
     def _load(self) -> tuple[Any, ...]:
         return ()
@@ -352,7 +359,7 @@ class ControlExecutable(Executable):
         wanted = [resolve(index) for index in self.plan.outputs]
         last = len(self.plan.buffers) - 1
         scratch = resolve(last) if self.plan.buffers[last].nbytes else None
-        self.work.play(Recorder(commands, variables, None), params, wanted, scratch)
+        self.work.play(IntoList(commands, variables, None), params, wanted, scratch)
 
     def run(
         self, inputs: Sequence[Buffer], variables: Mapping[str, int], *, timed: bool = False,

@@ -16,7 +16,7 @@ from baregrad.base.bits import round_up
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import Canonical
-from baregrad.engine.control_sources import shared_below
+from baregrad.engine.control.sources import shared_below
 from baregrad.engine.executor import Executable, Where
 from baregrad.engine.launch import launch_expr
 from baregrad.ir.analysis.liveness import ALIGNMENT, Interval, pack
@@ -105,7 +105,7 @@ class AtOnce:
         return bool(found[0])
 
 
-class Recorder:
+class IntoList:
     """Appends to a command list; `variables` are those that are the same at every submission."""
 
     def __init__(
@@ -144,7 +144,7 @@ class Recorder:
         raise CompilerBug("a list was recorded of what depends on values", found=place)
 
 
-class Work(Protocol):
+class BodyWork(Protocol):
     """A body, planned: results over arguments.
 
     count: of its results. is_fixed: it is the same commands at every run, of sizes that are known.
@@ -270,7 +270,7 @@ class Evaluated:
         return found
 
 
-def plain_work(backend: Any, sink: Node, donated: Collection[int] = NOTHING) -> Work:
+def plain_work(backend: Any, sink: Node, donated: Collection[int] = NOTHING) -> BodyWork:
     """The work of a body without loops in it."""
     if backend.compiles:
         return Plain(backend, sink, donated)
@@ -283,7 +283,7 @@ def plain_work(backend: Any, sink: Node, donated: Collection[int] = NOTHING) -> 
 class _Stage:
     """One of several works: which values it takes and gives, by number."""
 
-    def __init__(self, work: Work, takes: Sequence[int], gives: Sequence[int]) -> None:
+    def __init__(self, work: BodyWork, takes: Sequence[int], gives: Sequence[int]) -> None:
         self.work = work
         self.takes = takes
         self.gives = gives
@@ -337,7 +337,7 @@ class Staged:
         sink = Node(Ops.SINK, dtypes.token, tuple([done[one] for one in missing]))
         self._add(plain_work(self._backend, sink), takes, missing)
 
-    def _add(self, work: Work, takes: Sequence[int], made: Sequence[Node]) -> None:
+    def _add(self, work: BodyWork, takes: Sequence[int], made: Sequence[Node]) -> None:
         gives = []
         for node in made:
             number = self._inputs + len(self._sizes)
