@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import DType, dtypes
@@ -26,6 +26,12 @@ Step = tuple[Op, Any]
 Hook = Callable[[Node], Node | None]
 Dim = int | Node
 Strides = tuple[Any, ...]
+
+
+class Reviewed:
+    """How often any tensor that was there got other steps: who remembers steps need not look."""
+
+    count: ClassVar[int] = 0
 
 
 class Leaf:

@@ -128,13 +128,12 @@ def hooks_of(x: Tensor) -> Hooks:
         if leaf.hooks is None:
             leaf.hooks = Hooks()
             # Other steps than before, for whoever remembers those.
-            x._steps = (*x._steps,)
+            x._showing((*x._steps,))
         return leaf.hooks
     last = x._steps[-1][1] if x._steps else None
     if last.__class__ is Hooks:
         found: Hooks = last
         return found
     made = Hooks()
-    x._steps = (*x._steps, (Ops.DETACH, made))
-    x._cached = None
+    x._showing((*x._steps, (Ops.DETACH, made)))
     return made

@@ -148,9 +148,8 @@ def _as(x: Any, made: Any) -> Any:
             "the axes of a leaf that requires gradients are changed in place",
             hint="work on a view of it: the method without the underscore",
         )
-    x._storage, x._steps, x._look = made._storage, made._steps, made._look
-    x._cached = x._layout = None
-    return x
+    x._storage, x._look, x._layout = made._storage, made._look, None
+    return x._showing(made._steps)
 
 
 def squeeze_(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from functools import partial
 from itertools import chain
 from typing import Any
 
-from baregrad.tensor.array.views import Hooks, Leaf, hooks_at
+from baregrad.tensor.array.views import Hooks, Leaf, Reviewed, hooks_at
 from baregrad.tensor.tensor import Tensor
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -28,7 +28,6 @@ _ABOVE = ("baregrad.apps", "baregrad.llm")
 # there. Every place is looked up at every call of a jitted function.
 Look = Callable[[Any, Any], Any]
 MOST_OBJECTS = 100_000
-_steps_of = operator.attrgetter("_steps")
 
 
 class Surroundings:
@@ -51,6 +50,7 @@ class Surroundings:
         self._views = [_values(holder) for _, holder, _, _ in self._wholes]
         self._held: list[Any] = []
         self._lengths: list[int] = []
+        self._reviewed = Reviewed.count
         self._steps = [tensor._steps for tensor in self.tensors]
         self._manners = [_manner(tensor) for tensor in self.tensors]
         marks = [hooks for steps in self._steps if (hooks := hooks_at(steps)) is not None]
@@ -68,20 +68,23 @@ class Surroundings:
             if now is not held and _is_change(now, held):
                 return _part_that_changed(name, now, held)
         found = self._changed_whole() if self._wholes else ""
-        same = all(map(operator.is_, map(_steps_of, self.tensors), self._steps))
-        return found if same and not self._hooks else found or self._changed_manner()
+        if self._reviewed == Reviewed.count and not self._hooks:
+            return found
+        return found or self._changed_manner()
 
     def _changed_manner(self) -> str:
         """The same of how tensors show their storages: their axes, gradients and hooks."""
+        reviewed = Reviewed.count
         steps = [tensor._steps for tensor in self.tensors]
         if all(map(operator.is_, steps, self._steps)) and all(
             hooks.before is before and hooks.after is after for hooks, before, after in self._hooks
         ):
+            self._reviewed = reviewed
             return ""
         for tensor, held, name in zip(self.tensors, self._manners, self._names, strict=True):
             if _manner(tensor) != held:
                 return f"how {name} is viewed, or its gradients"
-        self._steps = steps
+        self._steps, self._reviewed = steps, reviewed
         return ""
 
     def _changed_whole(self) -> str:

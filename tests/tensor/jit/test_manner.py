@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+import baregrad
 from baregrad import Tensor, jit
 from baregrad.base.errors import JitError
 
@@ -106,3 +109,24 @@ def test_what_failed_to_be_learnt_is_learnt_from_the_start(fails_at: int) -> Non
             errors.append(type(error))
     # A number that changes from call to call is refused however often it is tried.
     assert errors == [KeyError, JitError, JitError]
+
+
+def test_steps_change_where_it_is_counted_alone() -> None:
+    """Replays look at no tensor's steps while nobody has changed any: all changes come one way."""
+    room = Path(baregrad.__file__).parent / "tensor"
+    found = set()
+    for file in room.rglob("*.py"):
+        for function in ast.walk(ast.parse(file.read_text())):
+            if not isinstance(function, ast.FunctionDef):
+                continue
+            stored = [
+                node for node in ast.walk(function)
+                if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            ]
+            if any(node.attr == "_steps" for node in stored):
+                found.add((str(file.relative_to(room)), function.name))
+    assert found == {
+        ("array/core.py", "_on"), ("array/core.py", "_showing"), ("tensor.py", "__init__"),
+        # What a function reaches, which keeps what steps were.
+        ("jit/closure.py", "__init__"), ("jit/closure.py", "_changed_manner"),
+    }
