@@ -78,7 +78,9 @@ def _chosen(
     bodies = [body_of(each, "cond", inputs)
               for each, inputs in zip(ways, (after, before), strict=True)]
     sources = [pred.node, *values, *ways[0].captured, *ways[1].captured]
-    made = made_tensors(choose_form(*bodies), sources, len(bodies[0].src), pred.device)
+    made = made_tensors(
+        choose_form(*bodies), sources, given, len(bodies[0].src), pred.device
+    )
     return with_tensors(ways[0].result, made)
 
 
@@ -130,7 +132,9 @@ def while_loop(
     else:
         body = body_of(traced, "while_loop", _behind(traced.region.inputs, len(carry), first))
         form = repeat_form(body, len(carry) + 1, 0, limit, conditional=True)
-        made = made_tensors(form, [*values, first, *traced.captured], len(carry), device)
+        made = made_tensors(
+            form, [*values, first, *traced.captured], carry, len(carry), device
+        )
     found: tuple[Any, ...] = with_tensors(carried_inputs, made)
     return found
 

@@ -48,19 +48,24 @@ def body_of(traced: TracedRegion, what: str, inputs: Sequence[Node] | None = Non
 
 
 def made_tensors(
-    form: Form, values: Sequence[Node], count: int, device: str, kept: Sequence[int] = ()
+    form: Form, values: Sequence[Node], given: Sequence[Tensor], count: int, device: str,
+    kept: Sequence[int] = (),
 ) -> list[Tensor]:
-    """The first results of a loop or a choice as tensors.
+    """The first results of a loop or a choice over values as tensors.
 
-    kept: results that are computed along with these where gradients may be asked for.
+    given: the tensors whose values the first of these are; inside a function that is traced they
+    alone say whether gradients are wanted. kept: results that are computed along with the others
+    where gradients may be asked for.
     """
     parts = results(form, values, range(count))
-    if grad_enabled() and any(map(carries, values)):
-        began = tuple([result(form, values, one) for one in kept])
-        for part in parts:
-            part.memo[KEPT] = began
-        return [Tensor._make(part, device, carries(part)) for part in parts]
-    return [Tensor._make(part, device, False) for part in parts]
+    if not grad_enabled():
+        return [Tensor._make(part, device, False) for part in parts]
+    carrying = any(map(carries, values))
+    began = tuple([result(form, values, one) for one in kept]) if carrying else ()
+    for part in parts:
+        part.memo[KEPT] = began
+    wanted = carrying or any(x.requires_grad for x in given)
+    return [Tensor._make(part, device, wanted and part.dtype.is_float) for part in parts]
 
 
 def scan(
@@ -108,7 +113,7 @@ def scan(
     values = [x.node for x in (*carry, *read)]
     count = len(body.src)
     kept = range(count, count + len(carry))
-    made = made_tensors(form, [*values, *traced.captured], count, device, kept)
+    made = made_tensors(form, [*values, *traced.captured], given, count, device, kept)
     end = with_tensors(traced.result[0], made[: len(carry)])
     rows = traced.result[1]
     return end, None if rows is None else with_tensors(rows, made[len(carry) :])
