@@ -14,7 +14,8 @@ from baregrad.dtypes import dtypes
 from baregrad.linalg.checking import batch, check_matrices, linked, refuse_if
 from baregrad.linalg.embedding import embedded
 from baregrad.linalg.factoring import cholesky_factor, lu_factor
-from baregrad.linalg.orthogonal import eigen_factor, qr_factor, singular_factor
+from baregrad.linalg.orthogonal import qr_factor
+from baregrad.linalg.spectra import eigen_factor, singular_factor
 from baregrad.linalg.triangular import solve_triangular
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import no_grad

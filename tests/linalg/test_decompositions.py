@@ -11,7 +11,7 @@ import torch
 
 from baregrad import Tensor, jit, linalg
 from baregrad.base.errors import DTypeError, GradientError, LinAlgError, ShapeError
-from baregrad.linalg import orthogonal
+from baregrad.linalg import rotations
 
 
 def cases(*shapes: tuple[int, ...]) -> list[Any]:
@@ -203,6 +203,80 @@ def test_rows_that_depend_on_each_other_converge(dtype: str) -> None:
         close(found, np.linalg.svd(given.astype("float64"), compute_uv=False), 1.0, dtype)
 
 
+def hostile() -> dict[str, np.ndarray]:
+    """Symmetric matrices whose eigenvalues are equal, next to each other, or of all sizes."""
+    size, rng = 40, np.random.default_rng(3)
+    turn = np.linalg.qr(rng.standard_normal((size, size)))[0]
+    noise = rng.standard_normal((size, size))
+    noise = noise + noise.T
+    places = np.arange(size)
+    beside = np.where(places % 20 == 19, 1e-8, 1.0)[: size - 1]
+    glued = np.diag(np.abs(places % 20 - 10.0)) + np.diag(beside, 1) + np.diag(beside, -1)
+    valued = {
+        "twice": np.repeat(places[:20], 2), "signs": (-1.0) ** places,
+        "sizes": np.geomspace(1.0, 1e-30, size), "next": 1 + 1e-15 * places,
+    }  # fmt: skip
+    steps = np.diag(np.where(places % 2, 1e-20, 1.0)[: size - 1], 1)
+    graded = 2.0 ** -(2.0 * places)
+    return {
+        "zeros": np.zeros((size, size)), "one": np.eye(size), "glued": glued,
+        "steps": steps + steps.T, "rank": np.outer(noise[0], noise[0]),
+        "noise": np.eye(size) + 1e-6 * noise, "graded": noise * graded * graded[:, None],
+    } | {name: (turn * values) @ turn.T for name, values in valued.items()}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", hostile())
+def test_hostile_matrices_have_small_residuals(name: str, dtype: str) -> None:
+    x = hostile()[name].astype(dtype)
+    scale = float(np.abs(x).max())
+    values, vectors = linalg.eigh(Tensor(x))
+    orthonormal(vectors, dtype)
+    close(x @ vectors.numpy(), vectors.numpy() * values.numpy(), scale, dtype)
+    close(values, np.linalg.eigvalsh(x.astype("float64")), scale, dtype)
+    u, s, vh = linalg.svd(Tensor(x))
+    orthonormal(u, dtype)
+    orthonormal(vh.mT, dtype)
+    close((u.numpy() * s.numpy()) @ vh.numpy(), x, scale, dtype)
+    close(s, np.linalg.svd(x.astype("float64"), compute_uv=False), scale, dtype)
+
+
+def test_columns_of_all_sizes_have_orthonormal_factors() -> None:
+    x = given((40, 40), "float32") * np.geomspace(1, 1e-30, 40).astype("float32")
+    q, r = linalg.qr(Tensor(x))
+    orthonormal(q, "float32")
+    # Each column is as good as if it stood alone.
+    left = np.abs(q.numpy() @ r.numpy() - x).max(axis=0)
+    assert (left <= 1e-5 * np.abs(x).max(axis=0)).all()
+
+
+@pytest.mark.slow
+def test_bits_do_not_depend_on_what_is_beside_in_a_batch() -> None:
+    x, other = given((2, 40, 40), "float32")
+    x, other = x + x.T, other + other.T
+    for call in (linalg.eigh, linalg.svd):
+        # One neighbour needs fewer steps, and turns columns into one.
+        found = [call(Tensor(np.stack([x, beside]))) for beside in (other, np.eye(40, dtype="f4"))]
+        for one, another in zip(*found, strict=True):
+            np.testing.assert_array_equal(one.numpy()[0], another.numpy()[0])
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_sweeps")
+@pytest.mark.parametrize("call", [linalg.eigh, linalg.svd])
+def test_large_factors_in_a_captured_function(call: Any) -> None:
+    x = given((34, 34))
+    x = x + x.T
+    for one, other in zip(jit(call)(Tensor(x)), call(Tensor(x)), strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+    x[3, 5] = x[5, 3] = np.nan
+    assert all(np.isnan(part.numpy()).all() for part in jit(call)(Tensor(x)))
+    with pytest.raises(LinAlgError, match="finite"):
+        call(Tensor(x))
+
+
 def test_ill_conditioned_factors_leave_small_residuals() -> None:
     x = 1.0 / (np.arange(12)[:, None] + np.arange(12)[None, :] + 1.0)
     q, r = linalg.qr(Tensor(x))
@@ -279,7 +353,7 @@ def test_gradients_of_svd(shape: tuple[int, ...]) -> None:
 @pytest.fixture
 def few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """As many sweeps in a captured function as small matrices need: each is compiled."""
-    monkeypatch.setattr(orthogonal, "_SWEEPS_CAPTURED", 7)
+    monkeypatch.setattr(rotations, "_SWEEPS_CAPTURED", 7)
 
 
 @pytest.mark.usefixtures("few_sweeps")
@@ -310,8 +384,8 @@ def test_equal_eigenvalues_come_in_one_order_in_a_captured_function() -> None:
 
 def test_what_does_not_converge_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     x = Tensor(positive((2, 6, 6)))
-    monkeypatch.setattr(orthogonal, "_MOST_SWEEPS", 2)
-    monkeypatch.setattr(orthogonal, "_SWEEPS_CAPTURED", 2)
+    monkeypatch.setattr(rotations, "_MOST_SWEEPS", 2)
+    monkeypatch.setattr(rotations, "_SWEEPS_CAPTURED", 2)
     for call in (linalg.eigvalsh, linalg.svdvals):
         with pytest.raises(LinAlgError, match="2 sweeps"):
             call(x)
