@@ -224,14 +224,25 @@ def _shown(values: Reader, parts: Parts) -> Arrays:
     total = prod(values.block)
     used = len(values.exchanges)
     inner = [scope.opening for scope in scopes.stack if scope.opening is not None]
-    arrays = []
-    for place, part in enumerate(parts):
-        width = part.shape[0] if part.shape else 1
-        arrays.append((_exchange(values, place, part.dtype, total * width), width))
-    is_new = len(values.exchanges) == used + len(parts)
-    if not is_new or any(opening.op is Ops.BEGIN for opening in inner):
+    widths = [part.shape[0] if part.shape else 1 for part in parts]
+    found = list[list[Node]]()
+    for turn in range(1 if inner else 2):
+        places = [(turn, place) for place in range(len(parts))]
+        found.append([
+            _exchange(values, place, part.dtype, total * width)
+            for place, part, width in zip(places, parts, widths, strict=True)
+        ])  # fmt: skip
+        if not values.shown.intersection(found[-1]):
+            break
+    arrays = list(zip(found[-1], widths, strict=True))
+    is_new = len(values.exchanges) >= used + len(parts)
+    # Folds outside of loops and conditions take turns: where all met for the last one, what was
+    # written before that to other arrays had been read.
+    is_read = bool(values.shown) and not inner and not values.shown.intersection(found[-1])
+    if not (is_new or is_read) or any(opening.op is Ops.BEGIN for opening in inner):
         # What was written last to any of them was read by all.
         scopes.append(BARRIER)
+    values.shown = frozenset() if inner else frozenset(found[-1])
     for part, (array, width) in zip(parts, arrays, strict=True):
         start = values.scaled(_thread(values), width, dtypes.int32)
         access = access_of(width, 1, 0, width * part.dtype.itemsize)

@@ -44,8 +44,9 @@ class Reader(Emitter):
     point: the values of the unrolled ranges. counters: those of the looped ones. masks: the
     conditions on tile ranges under which the current statement runs. plan: of the expression that
     is being evaluated. shared: what lazy guards read of the expression around them. exchanges:
-    shared memory in which threads show each other values. simplified, simplified_sums: conditions
-    and parts of offsets at points.
+    shared memory in which threads show each other values. shown: that of the last fold, where
+    neither a loop nor a condition is around it. simplified, simplified_sums: conditions and parts
+    of offsets at points.
     """
 
     def __init__(self, memory: MemoryUse, block: tuple[int, ...]) -> None:
@@ -57,6 +58,7 @@ class Reader(Emitter):
         self.plan = EvaluationPlan([], [])
         self.shared: set[Node] = set()
         self.exchanges: dict[Any, Node] = {}
+        self.shown = frozenset[Node]()
         self.simplified: dict[tuple[Any, ...], list[Node]] = {}
         self.simplified_sums: dict[tuple[Any, ...], tuple[Mapping[Node, int], int]] = {}
 
