@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -102,3 +104,27 @@ def test_bytes_make_up_the_numbers() -> None:
     assert (np.log2(steps) % 1 == 0).all()
     assert (np.abs(whole * steps[:, None] - values.reshape(4, RUN)) <= 0.501 * steps[:, None]).all()
     assert np.allclose(total.numpy(), whole.sum(1) * steps, rtol=1e-6)
+
+
+def test_a_gate_is_read_along_with_what_it_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No load waits for the threads of the other product to meet, which do so once for each sum."""
+    monkeypatch.setattr("baregrad.io.gguf.weight.LARGE_NBYTES", 0)
+    row, random = by_name("Q4_K"), np.random.default_rng(9)
+    packed = [random_rows(row, 6, 4096)[::step].copy() for step in (1, -1)]
+    seen = list[Any]()
+    with ptx_session() as session:
+        gate, up = (PackedWeight(row, (6, 4096), Tensor(one)).in_planes() for one in packed)
+        x = Tensor(random.standard_normal((1, 4096)).astype(np.float32)).cast("bfloat16").realize()
+        session.watching.observers.append(seen.append)
+        result = (gate.linear(x, wide=True).tanh() * up.linear(x, wide=True)).realize()
+        kernel = seen[-1].executable.plan.steps[-1].kernel
+        found, read = result.numpy(), x.cast(dtypes.float32).numpy().astype(np.float64)
+        stages = session.backend("NV").compiler.stages(kernel)
+        (text,) = [str(stage.result) for stage in stages if stage.name == "render"]
+        del gate, up, x, result
+    first, second = (reference(row, one).astype(np.float64) for one in packed)
+    bound = 2.0**-16 * (np.abs(read) @ np.abs(first).T + 1) * (np.abs(read) @ np.abs(second).T)
+    assert (np.abs(found - np.tanh(read @ first.T) * (read @ second.T)) <= bound).all()
+    _, _, behind = text.partition("shfl.sync")
+    assert behind and "ld.global" not in behind
+    assert text.count("bar.sync") == text.count("st.shared.f32")
