@@ -21,7 +21,7 @@ from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import views
-from baregrad.tensor.array.deferred import Asked, DeferredValue
+from baregrad.tensor.array.deferred import Asked, DeferredValue, key_of_one
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.array.link import SessionLike, note_line, session
 from baregrad.tensor.array.storage import Storage, buffer_node, live_storages
@@ -360,7 +360,9 @@ def realize_storages(storages: Iterable[Storage]) -> None:
     lock.acquire()
     try:
         if len(asked) == 1 and not owner.watching.companions:
-            if _computed_by_key(owner, asked[0].device, asked, ()):
+            if _computed_alone(owner, asked[0]) or _computed_by_key(
+                owner, asked[0].device, asked, ()
+            ):
                 return
         by_device: dict[str, dict[Storage, None]] = {}
         for storage in asked:
@@ -407,6 +409,41 @@ def _is_computed(owner: SessionLike, storage: Storage) -> bool:
     if deferred is not None and deferred.call is None:
         return True
     return owner.realised(storage.node if deferred is None else deferred) is not None
+
+
+def _computed_alone(owner: SessionLike, storage: Storage) -> bool:
+    """Compute a storage that a call makes of arrays, which nothing else is known of; or do nothing.
+
+    False is for all others: `_computed_by_key` does the same for them, and more.
+    """
+    watching, value = owner.watching, storage.deferred
+    if value is None or value.is_noted or watching.observers or watching.downloads:
+        return False
+    call, form = value.call, value.form
+    if call is None or form.grad or call.nodes is not None:
+        return False
+    found = key_of_one(value)
+    if found is None:
+        return False
+    key, leaves = found
+    storage.previous = None
+
+    def write_out() -> list[Node]:
+        return Asked({value: None}, owner).write_out()
+
+    handles = owner.realize_by_key(key, storage.device, leaves, write_out)
+    if handles is None:
+        return False
+    call.template.written_out = 0
+    (handle,) = handles
+    if call.nodes is None:
+        # It is an array from now on.
+        value.handle, value.call = handle, None
+    else:
+        # The key was new: the call was written out.
+        ref = BufferRef(handle, form.shape, storage.device)
+        _hold_computed(owner, {value: ref}, [storage], ())
+    return True
 
 
 def _computed_by_key(
