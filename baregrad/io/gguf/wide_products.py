@@ -95,7 +95,7 @@ def wide_linear(x: Tensor, blocks: Planes, name: str) -> Tensor:
     order = (within, *[axis for axis in range(len(axes)) if axis != within])
     runs = _permuted(x.reshape(*x.shape[:-1], *axes, RUN), first, order).flatten(first, -2)
     back = sorted(range(len(axes)), key=order.__getitem__)
-    sizes = [axes[axis] for axis in order]
+    sizes = tuple([axes[axis] for axis in order])
     above, below, step, sums = (
         _permuted(one.unflatten(first, sizes), first, back).unsqueeze(first)
         for one in split_row(runs, held.offset)
