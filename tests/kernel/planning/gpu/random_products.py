@@ -21,6 +21,10 @@ KINDS = (
 )  # fmt: skip
 
 
+# So many fit a GPU.
+MOST_RESULTS = 1 << 30
+
+
 class Limits(NamedTuple):
     """The longest axis, the most rows or columns, and whether extents may be symbolic."""
 
@@ -40,6 +44,9 @@ def any_product(rng: random.Random, limits: Limits = LARGE) -> Node:
     rows, columns = _side(rng, limits, 64), _side(rng, limits, 64)
     depth = _side(rng, limits, 128)[:2]
     batch = [min(_size(rng, limits.axis), 8 if limits.symbolic else 2) for _ in range(_few(rng))]
+    while prod(rows) * prod(columns) * prod(batch) > MOST_RESULTS:
+        side = max(rows, columns, key=prod)
+        side[side.index(max(side))] //= 2
     every = [
         range_node(_extent(rng, f"v{place}", size, limits), place)
         for place, size in enumerate([*batch, *rows, *columns, *depth])
