@@ -89,9 +89,12 @@ class Surroundings:
 
     def _changed_whole(self) -> str:
         """The same of what is looked at as a whole: an optimiser has a dict for each parameter."""
-        values, lengths = [*chain.from_iterable(self._views)], [*map(len, self._views)]
-        if lengths == self._lengths and all(map(operator.is_, values, self._held)):
+        lengths = [*map(len, self._views)]
+        if lengths == self._lengths and all(
+            map(operator.is_, chain.from_iterable(self._views), self._held)
+        ):
             return ""
+        values = [*chain.from_iterable(self._views)]
         for look, key, held, name in self._wholes:
             now = look(key, _MISSING)
             if now is not held and _is_change(now, held):

@@ -150,7 +150,8 @@ class NvBoundList:
         if image.values != self._values:
             image.set_variables(self._values, variables)
         if images is self._plain and not (self._symbolic or image.copy_entry):
-            image.serials, image.blocks = [one.serial for one in buffers], blocks
+            image.serials = [one.serial for one in buffers]
+            image.blocks = list(dict.fromkeys(blocks))
             self.quick = self._plain
         return image, blocks
 
