@@ -57,14 +57,14 @@ def cond(
     pred = _decision(pred, "cond")
     if _is_readable([pred]):
         return true_fn(*operands) if pred.item() else false_fn(*operands)
-    return _chosen(pred, true_fn, false_fn, tuple(operands))
+    return chosen(pred, true_fn, false_fn, tuple(operands))
 
 
-def _chosen(
+def chosen(
     pred: Tensor, true_fn: Callable[..., Any], false_fn: Callable[..., Any],
     operands: tuple[Any, ...],
 ) -> Any:
-    """A choice that is made when it is computed."""
+    """The choice that `cond` gives where pred, a bool without axes, cannot be read yet."""
     given = tensors_of(operands)
     values = [x.node for x in given]
     ways = [_traced(each, operands, values, pred.device, "cond") for each in (true_fn, false_fn)]

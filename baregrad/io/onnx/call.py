@@ -31,6 +31,9 @@ class GraphScope(Protocol):
     def subgraph(self, graph: GraphDef, values: Sequence[Value]) -> list[Value]:
         """The results of a graph among the attributes, with the names around it in sight."""
 
+    def attempted(self, compute: Callable[[], Any]) -> Any:
+        """What `compute` returns, None where it needs values on the host that are not there."""
+
     def cached(self, key: object, make: Callable[[], Any]) -> Any:
         """What `make` returned first for a key, which lives as long as the model."""
 

@@ -81,6 +81,21 @@ class Runner:
         names = [one.name for one in graph.inputs]
         return self.run(graph, dict(zip(names, values, strict=False)))
 
+    def attempted(self, compute: Callable[[], Any]) -> Any:
+        """What `compute` returns, None where it needs values on the host that are not there.
+
+        It computes nothing yet: what is not possible is found out before anything ran.
+        """
+        downloaded = set(self.downloaded)
+        try:
+            return compute()
+        except OutOfMemory:
+            raise
+        except BaregradError:
+            # What is wrong with the model is so where it is computed step by step as well.
+            self.downloaded = downloaded
+            return None
+
     def cached(self, key: object, make: Callable[[], Any]) -> Any:
         """What `make` returned first for a key."""
         if key not in self._cached:

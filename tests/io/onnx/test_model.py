@@ -15,6 +15,8 @@ from baregrad.base.errors import (
     ShapeError,
     UnsupportedError,
 )
+from baregrad.engine.control.loops import ControlExecutable
+from baregrad.engine.session import current_session
 from tests.io.onnx.models import BOOL, INT64, by_onnxruntime, made, node, value
 
 rng = np.random.default_rng(0)
@@ -145,6 +147,87 @@ def test_a_loop_whose_count_depends_on_data_runs_node_by_node() -> None:
         np.testing.assert_allclose(found["y"].numpy(), wanted, 1e-5)
         np.testing.assert_allclose(found["sums"].numpy(), sums, 1e-5)
     assert loaded.way.startswith("node by node")
+
+
+def loops_run(loaded, **inputs):
+    """The results of a model, and how many loops ran as nodes of the graph."""
+    runs = []
+    with current_session().watching.observing(runs.append):
+        found = {name: one.numpy() for name, one in loaded(**inputs).items()}
+    return found, sum(isinstance(run.executable, ControlExecutable) for run in runs)
+
+
+def test_a_loop_of_known_count_is_one_node_with_a_branch_in_it() -> None:
+    """x = (sqrt(x) if its sum is above a half else x / 2) + i, nine times."""
+    root = helper.make_graph([node("Sqrt", ["x_in"], ["y_root"])], "root", [],
+                             [value("y_root", [5])])  # fmt: skip
+    less = helper.make_graph([node("Mul", ["x_in", "half"], ["y_less"])], "less", [],
+                             [value("y_less", [5])])  # fmt: skip
+    body = helper.make_graph(
+        [
+            node("ReduceSum", ["x_in"], ["s"], keepdims=0), node("Greater", ["s", "half"], ["is"]),
+            node("If", ["is"], ["a"], then_branch=root, else_branch=less),
+            node("Cast", ["i"], ["number"], to=1), node("Add", ["a", "number"], ["x_out"]),
+            node("Identity", ["c"], ["go"]), node("Identity", ["s"], ["seen"]),
+        ],
+        "body", [value("i", [], INT64), value("c", [], BOOL), value("x_in", [5])],
+        [value("go", [], BOOL), value("x_out", [5]), value("seen", [])],
+    )  # fmt: skip
+    model = made(
+        [node("Loop", ["n", "true", "x"], ["y", "sums"], body=body)], [value("x", [5])],
+        [value("y", [5]), value("sums", ["n"])],
+        {"true": np.array(True), "n": np.array(9), "half": np.array(0.5, np.float32)},
+    )  # fmt: skip
+    loaded = io.load_onnx(model)
+    for scale in (1.0, 0.01, 7.0):
+        x = np.full(5, scale, np.float32)
+        found, loops = loops_run(loaded, x=x)
+        sums = []
+        for i in range(9):
+            sums.append(x.sum())
+            x = (np.sqrt(x) if x.sum() > 0.5 else x / 2) + i
+        np.testing.assert_allclose(found["y"], x, 1e-5)
+        np.testing.assert_allclose(found["sums"], sums, 1e-5)
+        assert loops == 1
+    assert loaded.way == "captured"
+
+
+def test_a_scan_is_one_node_whatever_its_axes_and_directions() -> None:
+    body = helper.make_graph(
+        [node("MatMul", ["h", "w"], ["hw"]), node("Add", ["hw", "row"], ["next"]),
+         node("Neg", ["next"], ["seen"])],
+        "body", [value("h", [2, 4]), value("row", [2, 4])],
+        [value("next", [2, 4]), value("seen", [2, 4])],
+    )  # fmt: skip
+    scan = node("Scan", ["h0", "xs"], ["y", "ys"], body=body, num_scan_inputs=1,
+                scan_input_axes=[1], scan_input_directions=[1], scan_output_axes=[1],
+                scan_output_directions=[1])  # fmt: skip
+    w, h, xs = array(4, 4), array(2, 4), array(2, 6, 4)
+    outputs = [value("y", [2, 4]), value("ys", [2, 6, 4])]
+    loaded = io.load_onnx(made([scan], [value("h0", [2, 4]), value("xs", [2, 6, 4])], outputs,
+                               {"w": w}))
+    found, loops = loops_run(loaded, h0=h, xs=xs)
+    wanted = np.empty((2, 6, 4), np.float32)
+    for k in reversed(range(6)):
+        h = h @ w + xs[:, k]
+        wanted[:, k] = -h
+    np.testing.assert_allclose(found["y"], h, 1e-4, 1e-5)
+    np.testing.assert_allclose(found["ys"], wanted, 1e-4, 1e-5)
+    assert loops == 1
+
+
+def test_a_loop_whose_state_grows_is_written_out() -> None:
+    body = helper.make_graph(
+        [node("Concat", ["x_in", "x_in"], ["x_out"], axis=0), node("Identity", ["c"], ["go"])],
+        "body", [value("i", [], INT64), value("c", [], BOOL), value("x_in", ["a"])],
+        [value("go", [], BOOL), value("x_out", ["b"])],
+    )  # fmt: skip
+    model = made([node("Loop", ["n", "true", "x"], ["y"], body=body)], [value("x", [3])],
+                 [value("y", ["z"])], {"true": np.array(True), "n": np.array(4)})  # fmt: skip
+    x = array(3)
+    found, loops = loops_run(io.load_onnx(model), x=x)
+    np.testing.assert_array_equal(found["y"], np.tile(x, 16))
+    assert loops == 0
 
 
 def test_a_branch_that_needs_more_is_noticed_when_it_is_taken() -> None:

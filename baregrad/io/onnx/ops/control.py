@@ -1,17 +1,23 @@
 """Branches, loops, sequences and optional values.
 
-The host decides: a condition or a trip count that depends on data is downloaded. Bodies are run
-step by step, so that a loop whose count follows from shapes is one graph.
+A loop whose count is known, which carries arrays of one shape on and reads none of them on the
+host, is one node of the graph, whose body is planned once. Otherwise the host decides: a condition
+or a trip count that depends on data is downloaded, and bodies are run step by step.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from baregrad.base.errors import FileFormatError
+from baregrad.func.branches import chosen
+from baregrad.func.loops import scan
+from baregrad.func.stand_ins import reads_stand_ins
 from baregrad.io.onnx.call import NodeCall, Result, own_axis, standard
 from baregrad.io.onnx.graph import GraphDef, ValueType
 from baregrad.io.onnx.values import Value, is_text
@@ -19,23 +25,78 @@ from baregrad.ir.core.node import Node
 from baregrad.tensor import Tensor
 
 MOST_STEPS = 1 << 20
+# Loops of fewer steps are as well written out: they fuse with what is around them.
+FEWEST_STEPS = 4
 
 
 def _if(call: NodeCall) -> Result:
+    decision = call.value(0)
+    if isinstance(decision, Tensor) and reads_stand_ins([decision._value()]):
+        # Inside the body of a loop nothing can be read.
+        branches = [
+            partial(_branch, call, call.graph(name)) for name in ("then_branch", "else_branch")
+        ]
+        found: list[Tensor] = chosen(decision.reshape(()).bool(), *branches, ())
+        return tuple(found)
     taken = bool(call.number(0))
     return tuple(call.scope.subgraph(call.graph("then_branch" if taken else "else_branch"), []))
+
+
+def _branch(call: NodeCall, graph: GraphDef) -> list[Tensor]:
+    return [call.scope.tensor(one) for one in call.scope.subgraph(graph, [])]
+
+
+def _may_be_one_node(state: Sequence[Value], length: Any) -> bool:
+    """Whether a loop is worth a node, and carries nothing that the host may have to know later."""
+    if isinstance(length, int) and not FEWEST_STEPS <= length <= MOST_STEPS:
+        return False
+    return length is not None and all(
+        isinstance(one, Tensor)
+        or (isinstance(one, np.ndarray) and one.dtype.kind == "f")
+        for one in state
+    )
+
+
+def _loop_as_node(
+    call: NodeCall, body: GraphDef, state: Sequence[Value], most: Any
+) -> list[Value] | None:
+    """A loop that ends by its count alone; None for others."""
+    scope = call.scope
+    if not _may_be_one_node(state, most):
+        return None
+    goes_on: list[Value] = []
+
+    def step(carry: list[Tensor], at: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+        going, *found = scope.subgraph(body, [at, np.array(True), *carry])
+        goes_on.append(going)
+        made = [scope.tensor(one) for one in found]
+        return made[: len(carry)], made[len(carry) :]
+
+    def compute() -> tuple[list[Tensor], list[Tensor]]:
+        device = scope.tensor(np.zeros(1, np.int64)).device
+        numbers = Tensor.arange(most, dtype="int64", device=device)
+        return scan(step, [scope.tensor(one) for one in state], numbers)
+
+    made = scope.attempted(compute)
+    if made is None or not all(isinstance(one, np.ndarray) and one.all() for one in goes_on):
+        return None
+    return [*made[0], *made[1]]
 
 
 def _loop(call: NodeCall) -> Result:
     body = call.graph("body")
     most = call.number(0)
+    going = bool(call.number(1, True))
+    state = [call.value(at) for at in range(2, len(call.inputs))]
+    if going:
+        whole = _loop_as_node(call, body, state, most)
+        if whole is not None:
+            return tuple(whole)
     if isinstance(most, Node):
         raise call.refuse(
             "runs as often as a symbolic extent says", found=most,
             hint="load the model without symbolic dimensions: each length is captured by itself",
         )
-    going = bool(call.number(1, True))
-    state = [call.value(at) for at in range(2, len(call.inputs))]
     outputs: list[list[Value]] = [[] for _ in range(len(body.outputs) - 1 - len(state))]
     step = 0
     condition_name = body.outputs[0].name
@@ -87,6 +148,9 @@ def _scanned(
     into, backward, out, turned = how
     axes = [own_axis(axis, one.ndim) for axis, one in zip(into, inputs, strict=True)]
     length = inputs[0].shape[axes[0]]
+    whole = _scan_as_node(call, body, state, inputs, (axes, backward, out, turned), length)
+    if whole is not None:
+        return whole
     if not isinstance(length, int):
         raise call.refuse(
             "runs as often as a symbolic extent says", found=length,
@@ -110,6 +174,33 @@ def _scanned(
         ndim = (call.scope.tensor(values[0]).ndim if values else len(declared.shape or ())) + 1
         results.append(_stacked(call, values, own_axis(axis, ndim), declared))
     return [*state, *results]
+
+
+def _scan_as_node(
+    call: NodeCall, body: GraphDef, state: Sequence[Value], inputs: Sequence[Tensor],
+    how: tuple[list[int], list[int], list[int], list[int]], length: Any,
+) -> list[Value] | None:
+    """A Scan as one node of the graph; None where it cannot be."""
+    axes, backward, out, turned = how
+    scope = call.scope
+    if not _may_be_one_node(state, length):
+        return None
+
+    def step(carry: list[Tensor], rows: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        made = [scope.tensor(one) for one in scope.subgraph(body, [*carry, *rows])]
+        return made[: len(carry)], made[len(carry) :]
+
+    def compute() -> tuple[list[Tensor], list[Tensor]]:
+        rows = [one.movedim(axis, 0) for one, axis in zip(inputs, axes, strict=True)]
+        rows = [one.flip(0) if back else one for one, back in zip(rows, backward, strict=True)]
+        return scan(step, [scope.tensor(one) for one in state], rows)
+
+    made = scope.attempted(compute)
+    if made is None:
+        return None
+    stacks = [one.flip(0) if back else one for one, back in zip(made[1], turned, strict=True)]
+    return [*made[0], *[one.movedim(0, own_axis(axis, one.ndim))
+                        for one, axis in zip(stacks, out, strict=True)]]
 
 
 def _scan_of_batches(call: NodeCall) -> Result:
