@@ -125,8 +125,7 @@ def pull_back(
         # A tuple-valued reduction has no gradient of its own: its parts reach through it.
         sources = node.src[0].src if node.op is Ops.PROJ else node.src
         parts = rule(node, gradient)
-        if options.notes_lines:
-            _note_lines(node, parts)
+        _note_lines(node, parts)
         origins = tuple(map(without_again, sources))
         if origins != sources:
             # Which of two equal results has the mark may not change a sum's order.
