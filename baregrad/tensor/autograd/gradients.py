@@ -143,7 +143,7 @@ def pull_back(
 
 def _note_lines(node: Node, parts: Gradients) -> None:
     """Note the line that asked for a value as that of what its gradients are made of."""
-    where = session().origins.get(node)
+    where = session().origins.get(node) if options.notes_lines else None
     if where is not None:
         for part in parts:
             if part is not None:
