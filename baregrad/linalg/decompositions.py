@@ -12,7 +12,7 @@ from typing import NamedTuple
 from baregrad.base.errors import ArgumentError, GradientError
 from baregrad.dtypes import dtypes
 from baregrad.linalg.checking import batch, check_matrices, linked, refuse_if
-from baregrad.linalg.embedding import embedded
+from baregrad.linalg.embedding import embedded, extracted
 from baregrad.linalg.factoring import cholesky_factor, lu_factor
 from baregrad.linalg.orthogonal import qr_factor
 from baregrad.linalg.spectra import eigen_factor, singular_factor
@@ -65,7 +65,7 @@ def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:  # noqa: N803 - PyTor
     """Return lower triangular L of A = L @ L.mT, (..., n, n), or L.mT with `upper`.
 
     A is symmetric and positive definite, of which the lower triangle is read (the upper one with
-    `upper`). Raises LinAlgError where it is not.
+    `upper`). Raises LinAlgError where it is not. Of complex A, L.mH stands in the place of L.mT.
     """
     found = cholesky_ex(A, upper=upper)
     refuse_if(
@@ -77,6 +77,8 @@ def cholesky(A: Tensor, *, upper: bool = False) -> Tensor:  # noqa: N803 - PyTor
 
 def cholesky_ex(A: Tensor, *, upper: bool = False) -> CholeskyEx:  # noqa: N803
     """Return `cholesky(A)`, with NaN where A is not positive definite, and which that are."""
+    if isinstance(A, Tensor) and A.is_complex():
+        return _complex_cholesky(A, upper)
     check_matrices("cholesky", A, square=True)
     source = A.mT if upper else A
     with no_grad():
@@ -91,6 +93,23 @@ def cholesky_ex(A: Tensor, *, upper: bool = False) -> CholeskyEx:  # noqa: N803
 
     lower = linked(value, (source,), pull)
     return CholeskyEx(lower.mT if upper else lower, info)
+
+
+def _complex_cholesky(A: Tensor, upper: bool) -> CholeskyEx:  # noqa: N803
+    """`cholesky_ex` of complex matrices: the factor of an embedding is the embedded factor."""
+    check_matrices("cholesky", A.real, square=True)
+    lower = _hermitian(A, upper)
+    found = cholesky_ex(embedded(lower))
+    factor = extracted(found.L)
+    return CholeskyEx(factor.mH if upper else factor, found.info)
+
+
+def _hermitian(A: Tensor, upper: bool) -> Tensor:  # noqa: N803
+    """The matrix whose lower or upper triangle is that of complex A, with a real diagonal."""
+    half = A.triu(1) if upper else A.tril(-1)
+    diagonal = A.real.diagonal(0, -2, -1).diag_embed()
+    found: Tensor = half + half.mH + diagonal
+    return found
 
 
 def _half_diagonal(x: Tensor) -> Tensor:
@@ -204,9 +223,9 @@ def eigh(A: Tensor, UPLO: str = "L") -> Eigh:  # noqa: N803
     """Return eigenvalues (..., n), ascending, and eigenvectors (..., n, n) of symmetric A.
 
     UPLO: which triangle of A is read, "L" or "U". Gradients of the vectors need eigenvalues that
-    differ. Signs of vectors are any. Raises LinAlgError where A is not finite or the rotations
-    that find the vectors do not converge; a captured function makes a fixed number of sweeps, and
-    NaN there.
+    differ. Signs of vectors are any. Raises LinAlgError where A is not finite or the search for
+    the vectors does not end; a captured function searches a fixed number of steps, and gives NaN
+    there.
     """
     check_matrices("eigh", A, square=True)
     if UPLO not in ("L", "U"):
@@ -241,7 +260,11 @@ def _over_gaps(x: Tensor, gaps: Tensor) -> Tensor:
 
 
 def eigvalsh(A: Tensor, UPLO: str = "L") -> Tensor:  # noqa: N803
-    """Return the eigenvalues of `eigh`: (..., n, n) -> (..., n)."""
+    """Return the eigenvalues of `eigh`: (..., n, n) -> (..., n), of complex matrices as well."""
+    if isinstance(A, Tensor) and A.is_complex():
+        check_matrices("eigvalsh", A.real, square=True)
+        # Each eigenvalue comes twice.
+        return eigvalsh(embedded(_hermitian(A, UPLO == "U")))[..., ::2]
     return eigh(A, UPLO).eigenvalues
 
 

@@ -226,8 +226,8 @@ def multi_dot(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def vecdot(x: Tensor, y: Tensor, *, dim: int = -1) -> Tensor:
-    """Return the sums of products along an axis of tensors that broadcast."""
-    return (x * y).sum(dim=dim)
+    """Return the sums of products along an axis of tensors that broadcast, x conjugated."""
+    return (x.conj() * y).sum(dim=dim)
 
 
 def cross(input: Tensor, other: Tensor, *, dim: int = -1) -> Tensor:

@@ -336,6 +336,8 @@ def lstsq(
     if _are_vectors("lstsq", A, B):
         found = lstsq(A, B.unsqueeze(-1), rcond, driver=driver)
         return found._replace(solution=found.solution.squeeze(-1))
+    if A.is_complex() or B.is_complex():
+        return _complex_lstsq(A, B, rcond, driver)
     check_matrices("lstsq", A, B)
     rows, columns = A.shape[-2:]
     A, B = check_equations(A, B)  # noqa: N806
@@ -352,4 +354,27 @@ def lstsq(
     else:
         raise ArgumentError("lstsq has no such driver", found=repr(driver), wanted="gelsd or gels")
     residuals = (A @ solution - B).square().sum(dim=-2) if rows > columns else None
+    return LstSq(solution, residuals, rank, values)
+
+
+def _complex_lstsq(
+    A: Tensor,  # noqa: N803
+    B: Tensor,  # noqa: N803
+    rcond: float | None,
+    driver: str | None,
+) -> LstSq:
+    """`lstsq` of complex matrices, by the pseudoinverse of the embedding."""
+    if driver not in (None, "gelsd"):
+        raise ArgumentError(
+            "lstsq of complex matrices is by singular values", found=repr(driver), wanted="gelsd"
+        )
+    check_matrices("lstsq", A.real, B.real)
+    rows, columns = A.shape[-2:]
+    if rcond is None:
+        rcond = max(rows, columns) * finfo(A.dtype).eps
+    A, B = check_equations(A, B)  # noqa: N806
+    solution = pinv(A, rtol=rcond) @ B
+    residuals = (A @ solution - B).abs().square().sum(dim=-2) if rows > columns else None
+    values = svdvals(A.detach())
+    rank = (values > _least(values, None, rcond, A.shape)).sum(dim=-1)
     return LstSq(solution, residuals, rank, values)

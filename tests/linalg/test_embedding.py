@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 
 from baregrad import linalg
 from baregrad.base.errors import DTypeError
@@ -43,7 +44,49 @@ def test_gradients_are_those_of_the_inverse() -> None:
     assert np.allclose(x.grad.numpy(), wanted)
 
 
+@pytest.mark.parametrize("upper", [False, True])
+def test_cholesky_and_eigenvalues_read_one_triangle_and_a_real_diagonal(upper: bool) -> None:
+    whole = A @ A.mT.conj() + np.eye(4)
+    read = (np.triu if upper else np.tril)(whole) + 1j * np.eye(4)
+    wanted = np.linalg.cholesky(whole)
+    found = linalg.cholesky(Tensor(read), upper=upper).numpy()
+    assert np.allclose(found, wanted.mT.conj() if upper else wanted)
+    values = linalg.eigvalsh(Tensor(read), "U" if upper else "L").numpy()
+    assert np.allclose(values, np.linalg.eigvalsh(whole))
+
+
+def test_cholesky_has_the_gradient_of_pytorch() -> None:
+    whole = A @ A.mT.conj() + np.eye(4)
+    x, other = Tensor(whole, requires_grad=True), torch.tensor(whole, requires_grad=True)
+    weights = np.cos(np.arange(16.0)).reshape(4, 4)
+    (linalg.cholesky(x).abs().square() * Tensor(weights)).sum().backward()
+    (torch.linalg.cholesky(other).abs().square() * torch.tensor(weights)).sum().backward()
+    assert x.grad is not None
+    assert other.grad is not None
+    # PyTorch's is the Hermitian part of what reading one triangle gives.
+    found = x.grad.numpy()
+    assert np.allclose((found + found.mT.conj()) / 2, other.grad.numpy())
+
+
+def test_least_squares() -> None:
+    tall, right = A[0][:, :2], A[1][:, :3]
+    found = linalg.lstsq(Tensor(tall), Tensor(right))
+    wanted, residuals, rank, values = np.linalg.lstsq(tall, right, rcond=None)
+    assert found.residuals is not None
+    assert found.rank is not None
+    assert found.singular_values is not None
+    assert np.allclose(found.solution.numpy(), wanted)
+    assert np.allclose(found.residuals.numpy(), residuals)
+    assert found.rank.item() == rank
+    assert np.allclose(found.singular_values.numpy(), values)
+
+
+def test_vecdot_conjugates_its_first_factor() -> None:
+    found = linalg.vecdot(Tensor(A), Tensor(A[::-1].copy()))
+    assert np.allclose(found.numpy(), np.linalg.vecdot(A, A[::-1]))
+
+
 def test_factors_of_complex_matrices_are_refused() -> None:
-    for function in (linalg.cholesky, linalg.qr, linalg.svd, linalg.det):
+    for function in (linalg.qr, linalg.svd, linalg.det, linalg.eigh):
         with pytest.raises(DTypeError, match="float"):
             function(Tensor(A))

@@ -61,7 +61,7 @@ def view(x: Tensor, *shape: Any) -> Tensor:
     """The same under another shape, aliased."""
     if len(shape) == 1 and isinstance(shape[0], DType):
         raise DTypeError("complex numbers under another dtype", hint="use view_as_real()")
-    return _of(pairs_of(x).view(*_listed(shape), 2))
+    return _of(_fitting(x, "view", *shape))
 
 
 def like_shape(x: Tensor, other: Tensor) -> Tensor:
@@ -84,7 +84,8 @@ def ravel(x: Tensor) -> Tensor:
 
 def unflatten(x: Tensor, dim: int, sizes: Any) -> Tensor:
     """An axis parted in several."""
-    return _of(pairs_of(x).unflatten(axis_of(x, dim), sizes))
+    axis = axis_of(x, dim)
+    return _of(_fitting(x, "reshape", *x.shape[:axis], *_listed((sizes,)), *x.shape[axis + 1 :]))
 
 
 def squeeze(x: Tensor, dim: Any = None) -> Tensor:
@@ -196,7 +197,7 @@ def parted(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[T
 
 def getitem(x: Tensor, key: Any) -> Tensor:
     """x[key], a view where that of a real tensor is one."""
-    return _of(pairs_of(x)[indexing.paired_key(key)])
+    return _of(pairs_of(x)[indexing.paired_key(x, key)])
 
 
 # --- moves ----------------------------------------------------------------------------------------
@@ -212,7 +213,12 @@ def roll(x: Tensor, shifts: Any, dims: Any = None) -> Tensor:
 
 def repeat(x: Tensor, *counts: Any) -> Tensor:
     """The tensor repeated whole."""
-    return _of(pairs_of(x).repeat(*_listed(counts), 1))
+    times = _listed(counts)
+    if len(times) < x.ndim:
+        raise ShapeError(
+            "repeat wants a count for each axis", found=f"{times}", wanted=f"{x.ndim} or more"
+        )
+    return _of(pairs_of(x).repeat(*times, 1))
 
 
 def tile(x: Tensor, *counts: Any) -> Tensor:

@@ -40,8 +40,8 @@ class _Plan:
     together: bool  # whether the index tensors stand side by side
 
 
-def _entries(x: Tensor, key: Any) -> list[Any]:
-    """The entries of a key with `...` written out and masks turned into positions."""
+def _fitting_entries(x: Tensor, key: Any) -> list[Any]:
+    """The entries of a key. Raises IndexOutOfRange for those of more axes than x has."""
     entries = list(key) if isinstance(key, tuple) else [key]
     converted = [_as_entry(x, entry) for entry in entries]
     width = sum(_width(entry) for entry in converted)
@@ -51,6 +51,13 @@ def _entries(x: Tensor, key: Any) -> list[Any]:
         raise IndexOutOfRange(
             "too many indices", found=f"{width}", wanted=f"at most {x.ndim} for {list(x.shape)}"
         )
+    return converted
+
+
+def _entries(x: Tensor, key: Any) -> list[Any]:
+    """The entries of a key with `...` written out and masks turned into positions."""
+    converted = _fitting_entries(x, key)
+    width = sum(_width(entry) for entry in converted)
     fill = [slice(None)] * (x.ndim - width)
     if Ellipsis not in [e for e in converted if not _is_array(e)]:
         return [*converted, *fill]
@@ -375,7 +382,14 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
     that requires gradients.
     """
     if x.is_paired:
-        setitem(x.pairs(), paired_key(key), x.pairs_like(value))
+        try:
+            setitem(x.pairs(), paired_key(x, key), x.pairs_like(value))
+        except ShapeError as error:
+            if not isinstance(value, TensorLike):
+                raise
+            raise ShapeError(
+                error.message, found=str(list(value.shape)), wanted=str(list(x[key].shape))
+            ) from error
         return
     if isinstance(key, TensorLike) and key.dtype is dtypes.bool and key.shape == x.shape:
         if not isinstance(value, TensorLike) or value.ndim == 0:
@@ -405,9 +419,9 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
     view._write(written, grad)
 
 
-def paired_key(key: Any) -> tuple[Any, ...]:
-    """The key of pairs for a key of complex numbers: their own axis is taken whole."""
-    entries = key if isinstance(key, tuple) else (key,)
+def paired_key(x: Tensor, key: Any) -> tuple[Any, ...]:
+    """The key of pairs for a key of complex x: the pairs' own axis is taken whole."""
+    entries = _fitting_entries(x, key)
     rest = () if any(entry is ... for entry in entries) else (...,)
     return (*entries, *rest, slice(None))
 
@@ -463,20 +477,26 @@ def _written(view: Tensor, plan: _Plan, value: Any, op: Op | None) -> Node | Non
 
 def _fit(node: Node, shape: tuple[Any, ...]) -> Node:
     """A value without the leading axes of extent 1 that its destination lacks, as NumPy allows."""
-    extra = len(node.shape) - len(shape)
-    if extra > 0 and all(e.__class__ is int and e == 1 for e in node.shape[:extra]):
-        node = nodes.reshape(node, node.shape[extra:])
-    fits = len(node.shape) <= len(shape) and all(
+    fitting = fitting_shape(node.shape, shape)
+    return node if fitting == node.shape else nodes.reshape(node, fitting)
+
+
+def fitting_shape(found: tuple[Any, ...], shape: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The shape of a value without such axes. Raises ShapeError where it does not broadcast."""
+    given, extra = found, len(found) - len(shape)
+    if extra > 0 and all(e.__class__ is int and e == 1 for e in found[:extra]):
+        found = found[extra:]
+    fits = len(found) <= len(shape) and all(
         have == want or (have.__class__ is int and have == 1)
-        for have, want in zip(reversed(node.shape), reversed(shape), strict=False)
+        for have, want in zip(reversed(found), reversed(shape), strict=False)
     )
     if not fits:
         raise ShapeError(
             "the value does not broadcast to what it is written into",
-            found=str(list(node.shape)),
+            found=str(list(given)),
             wanted=str(list(shape)),
         )
-    return node
+    return found
 
 
 def check_writable(kind: str, value: Any) -> None:

@@ -12,7 +12,7 @@ from baregrad.tensor.array.operands import F, as_node, lift, one_device
 from baregrad.tensor.array.put_off import put_off
 from baregrad.tensor.array.storage import Storage
 from baregrad.tensor.array.tensor_like import Operand, Scalar, Tensor, TensorLike
-from baregrad.tensor.ops.indexing import _fit, check_writable
+from baregrad.tensor.ops.indexing import _fit, check_writable, fitting_shape
 
 
 def copy_(x: Tensor, value: Operand) -> Tensor:
@@ -29,6 +29,8 @@ def copy_(x: Tensor, value: Operand) -> Tensor:
 def _write(x: Tensor, value: Tensor | Scalar | Node) -> None:
     """Write a value, broadcast and cast, over what `x` shows."""
     if x.is_paired:
+        if isinstance(value, TensorLike):
+            fitting_shape(value.shape, x.shape)
         _write(x.pairs(), x.pairs_like(value))
         return
     if isinstance(value, TensorLike) and x._write_whole(value):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from baregrad.base.errors import BaregradError, DTypeError, ShapeError
+from baregrad.base.errors import DTypeError, IndexOutOfRange, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.func import jacfwd, jacrev
 from baregrad.tensor import Tensor
@@ -215,6 +215,10 @@ MISFITS: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "expand": lambda z, w: z.expand(2, 4),
     "cat": lambda z, w: z.cat(w, dim=1),
     "stack": lambda z, w: z.stack(w),
+    "view": lambda z, w: z.view(2, 2),
+    "unflatten": lambda z, w: z.unflatten(1, (3, 2)),
+    "copy_": lambda z, w: z.clone().copy_(w),
+    "setitem": lambda z, w: z.clone().__setitem__(slice(1), w),
 }
 
 
@@ -225,7 +229,7 @@ def test_errors_show_shapes_without_the_axis_of_parts(name: str) -> None:
 
 
 def test_an_index_of_too_many_axes_is_refused() -> None:
-    with pytest.raises(BaregradError):
+    with pytest.raises(IndexOutOfRange, match=r"found 3, wanted at most 2 for \[3, 4\]"):
         Tensor(Z)[0, 0, 0]
     with pytest.raises(ShapeError):
         Tensor(R).view_as_complex()
