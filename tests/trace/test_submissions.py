@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import random
 import struct
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -229,6 +230,36 @@ def test_modules_that_nobody_meant(tables: VendorTables, count: int) -> None:
             changed = {at for at in range(begin, begin + len(code)) if module[at] != cubin[at]}
             assert changed <= holes
     assert 0 < named < count
+
+
+def test_a_module_that_was_seen_names_what_is_launched_when_it_is_gone(
+    tables: VendorTables,
+) -> None:
+    cubin = (DATA / "parts.sm_90a.cuda13.cubin").read_bytes()
+    first, *_, last = kernels_of(cubin)
+    files = {0x10000: cubin, 0x20000: b"\x7fELF\x02\x01\x01" * 99}
+    code = {0x900000: first.data, 0xA00000: last.data}
+
+    def reading(memory: dict[int, bytes], address: int, nbytes: int) -> bytes:
+        return next((data[address - at : address - at + nbytes] for at, data in memory.items()
+                     if at <= address < at + len(data)), b"")  # fmt: skip
+
+    def launched(names: KernelNames, program: int) -> str:
+        work = PushedWork("launch", "launch of it", (("program", program),))
+        return str(dict(names.told(work, decoder).values).get("kernel", ""))
+
+    decoder = PushDecoder(tables, lambda at, nbytes: b"")
+    for seeks in (True, False):
+        memory = dict(files)
+        names = KernelNames(
+            partial(reading, memory), partial(reading, code),
+            lambda: [(at, at + len(data)) for at, data in files.items()], seeks=seeks,
+        )  # fmt: skip
+        assert launched(names, 0x900000) == ""
+        names.finish()
+        assert names.modules == seeks and names.names.get(0x900000, "") == first.name * seeks
+        memory.clear()
+        assert launched(names, 0xA00000) == last.name * seeks
 
 
 def test_code_is_read_from_the_copies_that_brought_it(tables: VendorTables) -> None:
