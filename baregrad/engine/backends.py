@@ -22,6 +22,7 @@ from baregrad.engine.compiler import Compiler
 from baregrad.engine.executor import Executable
 from baregrad.engine.report import REWRITES, print_graph_rewrites, print_kernels
 from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import CONTROL_MASK
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.interface import Device
 
@@ -159,10 +160,9 @@ class ReferenceBackend:
 
     def execute(self, executable: Any, program: Canonical, where: Where | None) -> list[Buffer]:
         """Evaluate the program over its inputs."""
-        from baregrad.engine.control.loops import ControlExecutable
         from baregrad.engine.reference import evaluate_plan, evaluate_program
 
-        if isinstance(executable, ControlExecutable):
+        if program.sink.mask & CONTROL_MASK:
             inputs = [ref.handle for ref in program.inputs]
             return executable.run(inputs, program.variables)[0]
         arrays = [np.frombuffer(ref.handle.as_memoryview(), np.uint8) for ref in program.inputs]

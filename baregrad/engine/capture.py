@@ -20,7 +20,6 @@ import numpy as np
 from baregrad.base.errors import JitError
 from baregrad.base.options import options
 from baregrad.engine.canonical import unbound_requirements
-from baregrad.engine.control.works import AtOnce
 from baregrad.engine.executor import Executable
 from baregrad.engine.launch import launch_expr
 from baregrad.engine.report import print_commands
@@ -192,7 +191,7 @@ class Replay:
         # Those of the unmade that the list copies.
         self._copied: list[Buffer] = []
         # Who copies on a device where runs are no lists.
-        self._players: dict[str, AtOnce] = {}
+        self._players: dict[str, Any] = {}
         device = self._recording_device(capture.session)
         if device is not None:
             self._record(device)
@@ -413,6 +412,8 @@ class Replay:
         copies: list[Buffer],
     ) -> list[Buffer]:
         """Replay where runs are no command lists: one after the other, as they were captured."""
+        from baregrad.engine.control.works import AtOnce
+
         copied = {id(handle): copy for handle, copy in zip(self._unmade, copies, strict=True)}
         table: dict[int, Buffer] = {key: inputs[place] for key, place in self._position.items()}
         for run in self.runs:

@@ -36,8 +36,6 @@ from baregrad.base.tracing import active_recorder, span
 from baregrad.dtypes import DType
 from baregrad.engine import backends
 from baregrad.engine.canonical import Canonical, canonicalise
-from baregrad.engine.control.loops import ControlExecutable, is_control
-from baregrad.engine.control.sources import run_control
 from baregrad.engine.executor import (
     Executable,
     KeyedProgram,
@@ -50,9 +48,8 @@ from baregrad.engine.launch import launch_expr
 from baregrad.engine.realised import Realised
 from baregrad.engine.watching import Watching
 from baregrad.ir.core.attrs import BufferRef
-from baregrad.ir.core.control import CONTROL_MASK
 from baregrad.ir.core.node import Node, toposort
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import CONTROL_MASK, Ops
 from baregrad.program import evaluate
 from baregrad.runtime.buffers import Buffer
 
@@ -317,6 +314,8 @@ class Session:
         if any(node.mask & Ops.COPY.bit for node in nodes):
             self._bring(nodes, device)
         if any(node.mask & CONTROL_MASK for node in nodes):
+            from baregrad.engine.control.sources import run_control
+
             known = self._realised.on(device)
             run_control(nodes, known, partial(self._realize, device=device), self._remember)
         with uncollected:
@@ -444,7 +443,9 @@ def _prepared(
     backend: backends.Backend, program: Canonical, donated: Mapping[int, int]
 ) -> Any:
     try:
-        if is_control(program):
+        if program.sink.mask & CONTROL_MASK:
+            from baregrad.engine.control.loops import ControlExecutable
+
             return ControlExecutable(program, backend)
         return backend.prepare(program, donated)
     except BaregradError:
@@ -478,7 +479,7 @@ class Run:
     @property
     def programs(self) -> list[Run]:
         """The run itself; of a loop or a choice, one of each program that its bodies have."""
-        if not isinstance(self.executable, ControlExecutable):
+        if not self.program.sink.mask & CONTROL_MASK:
             return [self]
         values = self.program.variables
         return [Run(self.backend, executable, program.with_values(values), ())

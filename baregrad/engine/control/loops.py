@@ -31,9 +31,8 @@ from baregrad.engine.executor import Executable, Resolve, Where
 from baregrad.engine.launch import launch_expr
 from baregrad.ir.analysis.liveness import ALIGNMENT
 from baregrad.ir.core.attrs import Choose, Param, Repeat
-from baregrad.ir.core.control import CONTROL_MASK
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import CONTROL, Ops
+from baregrad.ir.core.op import CONTROL_MASK, Ops
 from baregrad.program import LaunchExpr, evaluate
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import CommandList, Operand
@@ -43,11 +42,6 @@ from baregrad.schedule.memory import nbytes_of
 # A loop of more commands than this is not recorded: the list would take longer to make and more
 # memory than its body's, submitted once a step.
 MOST_COMMANDS = 1 << 14
-
-
-def is_control(program: Canonical) -> bool:
-    """Whether a program is one loop or choice."""
-    return bool(program.sink.src) and program.sink.src[0].op in CONTROL
 
 
 def work_of(backend: Any, results: Sequence[Node]) -> BodyWork:

@@ -10,9 +10,8 @@ from baregrad.base.errors import CompilerBug
 from baregrad.ir.core.attrs import Choose, Param, Repeat
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, make_node, toposort
-from baregrad.ir.core.op import CONTROL, Ops, mask_of
+from baregrad.ir.core.op import CONTROL, CONTROL_MASK, Ops
 
-CONTROL_MASK = mask_of(CONTROL)
 Form = Repeat | Choose
 _TOGETHER = "results together"
 

@@ -343,6 +343,7 @@ ELEMENTWISE = ALU | frozenset((Ops.CAST, Ops.BITCAST, Ops.LOOKUP))
 MOVEMENT = frozenset(row for row in all_ops() if row.family == "movement")
 STATEMENTS = frozenset(row for row in all_ops() if row.family == "statement")
 CONTROL = frozenset((Ops.REPEAT, Ops.CHOOSE))
+CONTROL_MASK = mask_of(CONTROL)
 # Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
 # is no reason to read memory, and what was computed before must not change a graph's kernels.
 SPELLED = mask_of((Ops.CONST, Ops.IOTA, Ops.CAST, Ops.DETACH, *MOVEMENT))

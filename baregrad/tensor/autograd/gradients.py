@@ -13,9 +13,8 @@ from types import MappingProxyType
 from baregrad.base.errors import JitError
 from baregrad.base.options import options
 from baregrad.ir.algebra.rules import ALGEBRA
-from baregrad.ir.core.control import CONTROL_MASK
 from baregrad.ir.core.node import Node, rebuild, toposort
-from baregrad.ir.core.op import CONTROL, Op, Ops
+from baregrad.ir.core.op import CONTROL, CONTROL_MASK, Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.link import note_line, session
 from baregrad.tensor.array.storage import live_values
@@ -28,7 +27,6 @@ from baregrad.tensor.array.views import (
     passes_gradients,
     without_again,
 )
-from baregrad.tensor.autograd.gradients_control import pulled_through, results_together
 from baregrad.tensor.autograd.gradients_elementwise import ELEMENTWISE_RULES
 from baregrad.tensor.autograd.gradients_structure import STRUCTURE_RULES
 
@@ -103,7 +101,7 @@ def pull_back(
         _add(sums, root, seed, carrying)
     found: dict[Node, Node] = {}
     has_control = any(root.mask & CONTROL_MASK for root in roots)
-    together = results_together(order) if has_control else {}
+    together = _control_in(order) if has_control else {}
     for node in reversed(order):
         if has_control and node.op in CONTROL:
             # What reads any of them comes later in the order than all of them do.
@@ -163,10 +161,19 @@ def _pull_mark(
         _add(sums, node.src[0], _through(node.arg, gradient), carrying)
 
 
+def _control_in(order: Sequence[Node]) -> Mapping[Node, Sequence[Node]]:
+    """By the first of them, the results of each loop or choice; a program without has no need."""
+    from baregrad.tensor.autograd.gradients_control import results_together
+
+    return results_together(order)
+
+
 def _pull_control(
     group: Sequence[Node], sums: dict[Node, Node], carrying: set[Node], again: bool
 ) -> None:
     """Hand the gradients of the results of a loop or a choice on to its sources, all at once."""
+    from baregrad.tensor.autograd.gradients_control import pulled_through
+
     handed = {one.arg.part: sums.pop(one) for one in group if one in sums}
     if handed:
         sources = list(map(without_again, group[0].src))

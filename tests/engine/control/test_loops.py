@@ -13,7 +13,7 @@ from baregrad.base.errors import ArgumentError, GradientError
 from baregrad.base.options import options
 from baregrad.engine.control.loops import ControlExecutable
 from baregrad.engine.session import Session, use_session
-from baregrad.ir.core.control import CONTROL_MASK
+from baregrad.ir.core.op import CONTROL_MASK
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
 
