@@ -196,16 +196,14 @@ def det(A: Tensor) -> Tensor:  # noqa: N803
             is_zero = pivots == 0
             moved = is_zero.where(least, pivots)
             near = upper + is_zero.where(least, 0.0).diag_embed()
-            turned = _factors(given, lower, near, order)
-            near_inverse = take_rows((turned.upper @ turned.lower).mT, order.argsort(dim=1))
-            limit = near_inverse * (moved.prod(dim=1) * sign).reshape(-1, 1, 1)
+            factors = _factors(given, lower, near, order)
+            limit = (moved.prod(dim=1) * sign).reshape(*A.shape[:-2], 1, 1)
             singular = is_zero.any(dim=1).reshape(*A.shape[:-2], 1, 1)
-            factors = _factors(given, lower, upper, order)
         # Not corrected: of a matrix that is singular but for rounding, the determinant and this
         # inverse are of the same rounded factors, so that their errors cancel.
-        inverse = _solve(A, one, factors, is_corrected=False)
-        usual = found.unsqueeze(-1).unsqueeze(-1) * inverse.mT
-        cofactors = singular.where(limit.reshape(*A.shape), usual)
+        turned = _solve(A, one, factors, is_corrected=False).mT
+        usual = found.unsqueeze(-1).unsqueeze(-1) * turned
+        cofactors = singular.where(limit * turned.detach(), usual)
         return (gradient.unsqueeze(-1).unsqueeze(-1) * cofactors,)
 
     return linked(value, (A,), pull)

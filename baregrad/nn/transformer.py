@@ -39,12 +39,19 @@ def _copies(layer: Module, count: int, kind: str) -> ModuleList:
     return ModuleList([copy.deepcopy(layer) for _ in range(count)])
 
 
-class TransformerEncoderLayer(Module):
-    """Self-attention, then two linear layers, each added to what it was given and normalised.
+class _Layer(Module):
+    """What layers of an encoder and of a decoder are made of: the latter attend to a memory too."""
 
-    Sequences are (L, N, d_model), (N, L, d_model) with `batch_first`, or (L, d_model). activation:
-    "relu", "gelu", or a function. norm_first: normalise before each part, not after it.
-    """
+    _attends_to_memory = False
+
+    self_attn: MultiheadAttention
+    multihead_attn: MultiheadAttention
+    norm1: LayerNorm
+    norm2: LayerNorm
+    norm3: LayerNorm
+    dropout1: Dropout
+    dropout2: Dropout
+    dropout3: Dropout
 
     def __init__(
         self,
@@ -60,18 +67,43 @@ class TransformerEncoderLayer(Module):
         device: str | None = None,
         dtype: object = None,
     ) -> None:
-        self.self_attn = MultiheadAttention(
-            d_model, nhead, dropout, bias, batch_first, device, dtype
-        )
+        shared = (d_model, nhead, dropout, bias, batch_first, device, dtype)
+        self.self_attn = MultiheadAttention(*shared)
+        if self._attends_to_memory:
+            self.multihead_attn = MultiheadAttention(*shared)
         self.linear1 = Linear(d_model, dim_feedforward, bias, device, dtype)
         self.dropout = Dropout(dropout)
         self.linear2 = Linear(dim_feedforward, d_model, bias, device, dtype)
         self.norm_first = norm_first
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, True, bias, device, dtype)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, True, bias, device, dtype)
-        self.dropout1 = Dropout(dropout)
-        self.dropout2 = Dropout(dropout)
+        places = range(1, 4 if self._attends_to_memory else 3)
+        for place in places:
+            norm = LayerNorm(d_model, layer_norm_eps, True, bias, device, dtype)
+            setattr(self, f"norm{place}", norm)
+        for place in places:
+            setattr(self, f"dropout{place}", Dropout(dropout))
         self.activation = _activation(activation)
+
+    def _feed(self, x: Tensor) -> Tensor:
+        last = self.dropout3 if self._attends_to_memory else self.dropout2
+        wide = self.dropout(self.activation(self.linear1(x)))
+        dropped: Tensor = last(self.linear2(wide))
+        return dropped
+
+
+def _mixed(
+    attention: MultiheadAttention, x: Tensor, memory: Tensor, mask: Tensor | None,
+    padding: Tensor | None, is_causal: bool,
+) -> Tensor:
+    found: Tensor = attention(x, memory, memory, padding, False, mask, is_causal=is_causal)[0]
+    return found
+
+
+class TransformerEncoderLayer(_Layer):
+    """Self-attention, then two linear layers, each added to what it was given and normalised.
+
+    Sequences are (L, N, d_model), (N, L, d_model) with `batch_first`, or (L, d_model). activation:
+    "relu", "gelu", or a function. norm_first: normalise before each part, not after it.
+    """
 
     def forward(
         self,
@@ -84,24 +116,13 @@ class TransformerEncoderLayer(Module):
         masks = (src_mask, src_key_padding_mask, is_causal)
         y: Tensor
         if self.norm_first:
-            x = src + self._attend(self.norm1(src), *masks)
+            held = self.norm1(src)
+            x = src + self.dropout1(_mixed(self.self_attn, held, held, *masks))
             y = x + self._feed(self.norm2(x))
         else:
-            x = self.norm1(src + self._attend(src, *masks))
+            x = self.norm1(src + self.dropout1(_mixed(self.self_attn, src, src, *masks)))
             y = self.norm2(x + self._feed(x))
         return y
-
-    def _attend(
-        self, x: Tensor, mask: Tensor | None, padding: Tensor | None, is_causal: bool
-    ) -> Tensor:
-        mixed, _ = self.self_attn(x, x, x, padding, False, mask, is_causal=is_causal)
-        dropped: Tensor = self.dropout1(mixed)
-        return dropped
-
-    def _feed(self, x: Tensor) -> Tensor:
-        wide = self.dropout(self.activation(self.linear1(x)))
-        dropped: Tensor = self.dropout2(self.linear2(wide))
-        return dropped
 
 
 class TransformerEncoder(Module):
@@ -132,41 +153,14 @@ class TransformerEncoder(Module):
         return src if self.norm is None else self.norm(src)
 
 
-class TransformerDecoderLayer(Module):
+class TransformerDecoderLayer(_Layer):
     """Self-attention, attention to an encoder's memory, then two linear layers.
 
     Each is added to what it was given and normalised. Arguments are those of
     `TransformerEncoderLayer`.
     """
 
-    def __init__(
-        self,
-        d_model: int,
-        nhead: int,
-        dim_feedforward: int = 2048,
-        dropout: float = 0.1,
-        activation: str | Callable[[Tensor], Tensor] = "relu",
-        layer_norm_eps: float = 1e-5,
-        batch_first: bool = False,
-        norm_first: bool = False,
-        bias: bool = True,
-        device: str | None = None,
-        dtype: object = None,
-    ) -> None:
-        shared = (d_model, nhead, dropout, bias, batch_first, device, dtype)
-        self.self_attn = MultiheadAttention(*shared)
-        self.multihead_attn = MultiheadAttention(*shared)
-        self.linear1 = Linear(d_model, dim_feedforward, bias, device, dtype)
-        self.dropout = Dropout(dropout)
-        self.linear2 = Linear(dim_feedforward, d_model, bias, device, dtype)
-        self.norm_first = norm_first
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, True, bias, device, dtype)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, True, bias, device, dtype)
-        self.norm3 = LayerNorm(d_model, layer_norm_eps, True, bias, device, dtype)
-        self.dropout1 = Dropout(dropout)
-        self.dropout2 = Dropout(dropout)
-        self.dropout3 = Dropout(dropout)
-        self.activation = _activation(activation)
+    _attends_to_memory = True
 
     def forward(
         self,
@@ -193,19 +187,6 @@ class TransformerDecoderLayer(Module):
             x = self.norm2(x + self.dropout2(_mixed(self.multihead_attn, x, memory, *other)))
             y = self.norm3(x + self._feed(x))
         return y
-
-    def _feed(self, x: Tensor) -> Tensor:
-        wide = self.dropout(self.activation(self.linear1(x)))
-        dropped: Tensor = self.dropout3(self.linear2(wide))
-        return dropped
-
-
-def _mixed(
-    attention: MultiheadAttention, x: Tensor, memory: Tensor, mask: Tensor | None,
-    padding: Tensor | None, is_causal: bool,
-) -> Tensor:
-    found: Tensor = attention(x, memory, memory, padding, False, mask, is_causal=is_causal)[0]
-    return found
 
 
 class TransformerDecoder(Module):
