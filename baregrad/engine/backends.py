@@ -164,7 +164,8 @@ class ReferenceBackend:
 
         if program.sink.mask & CONTROL_MASK:
             inputs = [ref.handle for ref in program.inputs]
-            return executable.run(inputs, program.variables)[0]
+            made: list[Buffer] = executable.run(inputs, program.variables)[0]
+            return made
         arrays = [np.frombuffer(ref.handle.as_memoryview(), np.uint8) for ref in program.inputs]
         if executable is None:
             results = evaluate_program(program, arrays)

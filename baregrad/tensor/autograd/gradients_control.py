@@ -65,12 +65,16 @@ def pulled_through(
 
 
 class _Backward(NamedTuple):
-    """The body of a loop's gradient, and which of the loop's inputs it reaches."""
+    """The body of a loop's gradient, and which of the loop's inputs it reaches.
+
+    kept: which of what it could read it does.
+    """
 
     body: Node
     carried: tuple[int, ...]
     summed: tuple[int, ...]
     read: tuple[int, ...]
+    kept: tuple[int, ...]
 
 
 def _of_loop(
@@ -90,9 +94,10 @@ def _of_loop(
     begin += [nodes.zeros_like(values[i]) for i in back.summed]
     began = [result(common, values, len(roots) + i) for i in range(first)]
     rows = [*began, *values[first:last], *[seeds[part] for part in stacked]]
-    (body,), kept, sources = _of_use([back.body], [*begin, *rows, *values[last:]], len(begin))
-    read = sum(i < len(begin) + len(rows) for i in kept) - len(begin)
-    other = repeat_form(body, len(begin), read, form.length, not form.backwards)
+    given = [*begin, *rows, *values[last:]]
+    read = sum(i < len(begin) + len(rows) for i in back.kept) - len(begin)
+    other = repeat_form(back.body, len(begin), read, form.length, not form.backwards)
+    sources = [given[i] for i in back.kept]
     found: list[Node | None] = [None] * len(values)
     places = [*back.carried, *back.summed, *back.read]
     made = results(other, sources, range(len(places)))
@@ -138,7 +143,8 @@ def _backward(
     order = [
         *seeds[: len(carried)], *totals, *params[:last], *seeds[len(carried) :], *params[last:]
     ]
-    back = _Backward(_renumbered(made, order), carried, summed, read)
+    (body,), kept, _ = _of_use([_renumbered(made, order)], order, len(carried) + len(summed))
+    back = _Backward(body, carried, summed, read, tuple(kept))
     form.body.memo[key] = shapes, back
     return back
 

@@ -33,10 +33,10 @@ def _if(call: NodeCall) -> Result:
     decision = call.value(0)
     if isinstance(decision, Tensor) and reads_stand_ins([decision._value()]):
         # Inside the body of a loop nothing can be read.
-        branches = [
+        then, other = (
             partial(_branch, call, call.graph(name)) for name in ("then_branch", "else_branch")
-        ]
-        found: list[Tensor] = chosen(decision.reshape(()).bool(), *branches, ())
+        )
+        found: list[Tensor] = chosen(decision.reshape(()).bool(), then, other, ())
         return tuple(found)
     taken = bool(call.number(0))
     return tuple(call.scope.subgraph(call.graph("then_branch" if taken else "else_branch"), []))
