@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from baregrad import Tensor, jit, nn, optim
+from baregrad import Tensor, func, jit, nn, optim
 from baregrad.assemble.virtual_cubin import VirtualAssembler
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend
@@ -68,4 +68,31 @@ def test_a_jitted_training_step_becomes_a_graph(fake: FakeCuda) -> None:
             return [float(step(Tensor(data + i)).item()) for i in range(9)]
 
     assert np.allclose(train("CUDA"), train("CPU"), rtol=1e-5)
+    assert "cuGraphLaunch" in fake.calls
+
+
+def test_loops_are_recorded_or_submitted_step_by_step(fake: FakeCuda) -> None:
+    def layers(h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        leaf = w.detach().requires_grad_()
+        end, _ = func.scan(lambda h, row: ((h * row).tanh(), None), h, leaf)
+        end.sum().backward()
+        assert leaf.grad is not None
+        return end.detach(), leaf.grad
+
+    def halved(x: Tensor) -> Tensor:
+        found: Tensor = func.while_loop(lambda x: x.sum() > 1, lambda x: x / 2, (x,))[0]
+        return func.cond(found[0] > 0.25, lambda x: x + 1, lambda x: -x, (found,))
+
+    h, w = (np.random.default_rng(i).standard_normal((4, 5)[i:]).astype(np.float32)
+            for i in (1, 0))
+    ours, theirs = [], []
+    for device, found in (("CUDA", ours), ("CPU", theirs)):
+        with options.override(device=device):
+            captured, taken = jit(layers), jit(halved)
+            for _ in range(9):
+                found += [x.numpy() for x in captured(Tensor(h), Tensor(w))]
+                found += [taken(Tensor(np.full(3, start, np.float32))).numpy()
+                          for start in (0.2, 1.0, 9.0)]
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
     assert "cuGraphLaunch" in fake.calls
