@@ -36,6 +36,9 @@ ENGINE = "tma"
 UNIT, ROW_NBYTES = 16, 128
 MOST_RANK, MOST_BOX, MOST_SIZE, MOST_STRIDE = 5, 256, 1 << 32, 1 << 40
 MOST_CORNER = (1 << 31) - 1
+# Boxes that fill one panel, since each is an instruction of a lone thread; and maps of them, which
+# are parameters of 128 bytes, of 4,352 that a kernel has.
+MOST_BOXES, MOST_MAPS = 64, 8
 
 
 class BoxCopy(NamedTuple):
@@ -318,7 +321,9 @@ def _parts_of(stage: Node, axes: Sequence[Node]) -> list[tuple[dict[Node, Node],
     if found is None:
         return None
     apart = moving[: len(moving) - found.covered]
-    parts = []
+    if prod([_size(axis) for axis in apart]) > MOST_BOXES:
+        return None
+    parts, maps = [], set()
     for point in product(*[range(_size(axis)) for axis in apart]):
         here = {a: const(at, dtypes.index) for a, at in zip(apart, point, strict=True)}
         part = substitute(value, here)
@@ -326,7 +331,8 @@ def _parts_of(stage: Node, axes: Sequence[Node]) -> list[tuple[dict[Node, Node],
         if box is None or box.covered != found.covered:
             return None
         parts.append((here, part))
-    return parts
+        maps.add(box.box)
+    return parts if len(maps) <= MOST_MAPS else None
 
 
 def _no_box(stage: Node) -> ScheduleError:

@@ -8,6 +8,8 @@ from collections.abc import Iterable
 import pytest
 
 from baregrad.kernel import choose_schedule
+from baregrad.kernel.gpu.boxes import MOST_MAPS
+from baregrad.render.gpu import gpu_signature
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
 from tests.kernel.planning.gpu.random_products import SMALL, any_product
 
@@ -24,7 +26,10 @@ def lower_seeds(seeds: Iterable[int], every: bool = False) -> int:
         of_boxes = "'tma'" in str(schedule)
         boxes += of_boxes
         if of_boxes or every:
-            lowered(kernel, schedule)
+            program = lowered(kernel, schedule)[1]
+            maps = gpu_signature(program).boxes if of_boxes else ()
+            # Beside a few addresses, so many fit the parameters that a kernel may have.
+            assert len(maps) <= 2 * MOST_MAPS and 128 * len(maps) <= 4096
     return boxes
 
 
