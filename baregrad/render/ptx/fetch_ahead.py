@@ -68,19 +68,23 @@ def fetch_ahead(f: PtxText) -> None:
     resident = f.target.units * max(f.target.resident_blocks(warps, REGISTERS, 0), 1)
     most = f.target.cache_bytes * SHARE[0] // SHARE[1] // min(resident, runs[0].blocks)
     thread, block = (f.made("%r", "mov.u32", special) for special in ("%tid.x", "%ctaid.x"))
-    is_first = f.made("%p", "setp.eq.u32", thread, "0")
+    # Those that begin when others have ended wait for nothing: what they asked for, they would only
+    # read twice. Others than the first thread do not even find out where.
+    is_other = f.made("%p", "setp.ne.u32", thread, "0")
+    passes = f.made("%p", "setp.ge.or.u32", block, str(min(runs[0].blocks, resident)), is_other)
+    label = f"A{f.fresh_label()}"
+    f.emit("bra", label, guard=passes)
     for run in runs:
         nbytes = run.nbytes * min(most, total) // total // UNIT * UNIT
         if not nbytes:
             continue
         size, places = run.buffer.dtype.itemsize, run.places
-        # Those that begin when others have ended wait for nothing: what they asked for, they would
-        # only read twice.
-        inside = f.made("%p", "setp.lt.and.u32", block, str(min(run.blocks, resident)), is_first)
+        inside = f.made("%p", "setp.lt.u32", block, str(run.blocks))
         start = f.made("%rd", "mad.wide.u32", block, str(places.stride * size), f.one(run.buffer))
         start = f.made("%rd", "add.s64", start, str(places.low * size))
         start = f.made("%rd", "and.b64", start, str(-UNIT))
         f.emit("cp.async.bulk.prefetch.L2.global", f"[{start}]", str(nbytes), guard=inside)
+    f.label(label)
 
 
 def _reads_packed(node: Node) -> bool:
