@@ -71,11 +71,11 @@ def _late_folds(items: list[Node]) -> list[Node]:
 
 
 def _is_fold(item: Node) -> bool:
-    """Whether a statement folds the values of threads into a register of each."""
+    """Whether a statement folds the values of warps into a register of each thread."""
     if item.op is not Ops.STORE or item.src[1].op is not Ops.REDUCE:
         return False
     states = len(item.src[1].arg.monoid.states)
-    return any(axis.arg.bind in THREAD_BINDS for axis in item.src[1].src[states:])
+    return any(axis.arg.bind in THREAD_BINDS[1:] for axis in item.src[1].src[states:])
 
 
 def _is_apart(item: Node, folds: list[Node]) -> bool:
