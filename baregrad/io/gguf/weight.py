@@ -48,7 +48,7 @@ _GRID_BLOCKS: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyTyp
 HALF_BYTES = 2
 # Bytes of a matrix from which on integers are made of the row that it is multiplied with: that may
 # be a kernel more, but then four codes are multiplied at once.
-LARGE_NBYTES = 16 << 20
+LARGE_NBYTES = 8 << 20
 
 
 class PackedWeight:

@@ -27,8 +27,6 @@ LEAST_SHARE = 4
 # Numbers of a thread for a sum, about; those of neighbouring words, at most; and those that are
 # under way together where words are fewer, as more would leave room for fewer threads.
 THREAD_NUMBERS, NEIGHBOURS, TOGETHER = 64, 64, 32
-# Numbers of all rows that are under way where words are multiplied as they are.
-WORDS_TOGETHER = 128
 MOST_WARPS = 8
 # Neighbouring words of a thread, which are one access.
 MOST_WORDS = 4
@@ -36,8 +34,8 @@ MOST_WORDS = 4
 # are left.
 MOST_ROWS, BUSY_WARPS = 2, 16
 # The same where words are multiplied as they are: what takes longest are loads of the other factor.
-# From so many times those warps on each has rows of its own.
-MOST_WORD_ROWS, BUSY_WORD_WARPS, MANY_BUSY = 4, 24, 16
+# Of more than four warps each waits for more than it has to do.
+MOST_WORD_ROWS, MOST_WORD_WARPS, BUSY_WORD_WARPS = 4, 4, 24
 
 
 def plan_packed(plan: GpuPlan) -> bool:
@@ -139,10 +137,7 @@ def _plan(
     else:
         units = [("thread_y", threads // plan.warp), ("thread", plan.warp)]
         plan.spread_rows(rows, 1, each)
-    held_numbers = TOGETHER
-    if has_words:
-        held_numbers = WORDS_TOGETHER // (each * len(plan.facts.reductions))
-    most = max(min(count // threads, held_numbers // numbers) // together, 1)
+    most = 1 if has_words else max(min(count // threads, TOGETHER // numbers) // together, 1)
     while -(-count // (threads * together)) % most:
         most -= 1
     steps = plan.pick("steps", powers_from(most, 1, most))
@@ -163,14 +158,12 @@ def _plan(
 def _shares_of_words(plan: GpuPlan, rows: int, count: int) -> tuple[int, int]:
     """Threads of a row, and rows of a thread, as many as leave a multiprocessor enough warps.
 
-    Blocks of few rows take about as long as a thread's steps, one after the other: those are as
-    few as can be. count: steps of a row.
+    A thread has few steps, as they take as long as they do one after the other. The order of a sum
+    hangs on its length alone, not on how many rows there are. count: steps of a row.
     """
     busy = BUSY_WORD_WARPS * plan.warp * plan.target.units
+    threads = min(max(next_power_of_two(count + 1) // 2, plan.warp), MOST_WORD_WARPS * plan.warp)
     each = max(MOST_WORD_ROWS // len(plan.facts.reductions), 1)
-    if rows * plan.warp >= MANY_BUSY * busy:
-        return plan.warp, max(each // 2, 1)
-    threads = min(max(next_power_of_two(count + 1) // 2, plan.warp), MOST_WARPS * plan.warp)
     while each > 1 and rows // each * threads < busy:
         each //= 2
     return threads, each

@@ -83,7 +83,7 @@ def test_words_of_codes_are_multiplied_by_words_of_16_bit_rows(
 
 @pytest.mark.parametrize(("name", "out", "width", "rows"), [
     ("Q6_K", 512, 512, 1), ("Q6_K", 16384, 512, 2),
-    ("Q4_K", 16384, 2048, 4), ("Q4_K", 65536, 512, 2),
+    ("Q4_K", 16384, 2048, 4), ("Q4_K", 65536, 512, 4),
 ])  # fmt: skip
 def test_rows_that_keep_a_machine_busy_are_several_of_a_thread(
     name: str, out: int, width: int, rows: int
@@ -91,6 +91,19 @@ def test_rows_that_keep_a_machine_busy_are_several_of_a_thread(
     asked = Decisions(noted=True)
     choose(packed_product(name, 1, out, width, dtypes.bfloat16), HOPPER, asked)
     assert asked.made["rows of a thread"].taken == str(rows)
+
+
+@pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
+def test_the_order_of_a_sum_hangs_on_its_length_alone(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
+    orders = set()
+    for out in (64, 4096, 131072):
+        asked = Decisions(noted=True)
+        choose(packed_product(name, 1, out, 4096, dtypes.bfloat16), HOPPER, asked)
+        orders.add((asked.made["threads of a row"].taken, asked.made["steps"].taken))
+    assert len(orders) == 1
 
 
 @pytest.mark.parametrize("width", [256, 768, 2048, 8192])
