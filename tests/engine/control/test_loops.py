@@ -9,11 +9,17 @@ import numpy as np
 import pytest
 
 from baregrad import bind, func, variable
-from baregrad.base.errors import ArgumentError, GradientError
+from baregrad.base.errors import ArgumentError, CompilerBug, GradientError
 from baregrad.base.options import options
+from baregrad.dtypes import dtypes
+from baregrad.engine.canonical import canonicalise
 from baregrad.engine.control.loops import ControlExecutable
 from baregrad.engine.session import Session, use_session
-from baregrad.ir.core.op import CONTROL_MASK
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.op import CONTROL_MASK, Ops
+from baregrad.ir.evaluate.tensor_level import evaluate_all
+from baregrad.ir.text.dump import dump, parse
+from baregrad.ir.verify.verify import verify
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
 
@@ -287,3 +293,23 @@ def test_many_layers_are_planned_once_and_told_in_advance() -> None:
         del kept
     assert len(plans) < 12
     assert abs(told.peak_nbytes - taken.peak_nbytes) <= 0.05 * taken.peak_nbytes
+
+
+def test_a_loop_has_a_text_a_grammar_and_a_meaning() -> None:
+    x = array(0, 4, 3)
+    with use_session(Session()):
+        held = Tensor(x).realize()
+        end, rows = func.scan(lambda c, row: (c * 0.5 + row, c.sum()), Tensor.zeros(3), held)
+        program = canonicalise([end.node, rows.node], lambda node: None)
+        verify(program.sink, "tensor")
+        assert parse(dump(program.sink)) is program.sink
+        values = evaluate_all(program.sink.src, {0: x})
+        wanted, sums = np.zeros(3), []
+        for row in x:
+            sums.append(wanted.sum())
+            wanted = wanted * 0.5 + row
+        np.testing.assert_allclose(values[0], wanted, rtol=1e-5)
+        np.testing.assert_allclose(values[1], sums, rtol=1e-5, atol=1e-6)
+        broken = end.node.replace(arg=end.node.arg._replace(length=None))
+        with pytest.raises(CompilerBug, match="a length, or a condition"):
+            verify(Node(Ops.SINK, dtypes.token, (broken,)), "tensor")
