@@ -11,8 +11,10 @@ from baregrad.target.gpu import NvidiaTarget
 def blocks_of_groups(program: Node, signature: GpuSignature, target: NvidiaTarget) -> int:
     """Blocks with products of groups of warps that a multiprocessor is to hold; 0 without any.
 
-    While one stores its results another one multiplies.
+    While one stores its results another one multiplies. A schedule may have said how many.
     """
+    if program.arg.resident:
+        return int(program.arg.resident)
     sums = [node for node in program.src if is_group_product(node)]
     if not sums:
         return 0

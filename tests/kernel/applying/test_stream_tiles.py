@@ -14,7 +14,8 @@ from baregrad.ir.core.node import Node, const, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.evaluate.loop_level import evaluate_loop
-from baregrad.kernel import lower, parse_schedule
+from baregrad.kernel import choose, lower, parse_schedule
+from baregrad.kernel.language.schedule import StreamTiles
 from baregrad.render import get
 from baregrad.target import gpu_row
 from baregrad.testing.examples.nests import attended, product
@@ -199,3 +200,16 @@ def test_registers_hold_a_block(width: int, step: tuple[int, int, int]) -> None:
     _, program = lowered(attended(1024, 1024, width, causal=True), text(step))
     registers, spilled = assembled(get("ptx").render(program, HOPPER), HOPPER.name)
     assert registers <= 255 and spilled == 0
+
+
+@needs_ptxas
+def test_a_multiprocessor_holds_as_many_blocks_as_the_plan_counts_on() -> None:
+    """Left to itself the assembler takes registers for one block alone, at some lengths."""
+    kernel = attended(16384, 16384, 128, causal=True)
+    schedule = choose(kernel, HOPPER).schedule
+    (step,) = schedule.steps
+    assert isinstance(step, StreamTiles) and step.resident == 2
+    written = get("ptx").render(lowered(kernel, str(schedule))[1], HOPPER)
+    assert f".minnctapersm {step.resident}" in written
+    registers, _ = assembled(written, HOPPER.name)
+    assert HOPPER.resident_blocks(4 * step.warps, registers, 0) >= step.resident
