@@ -217,6 +217,7 @@ FUNCTIONS: MappingProxyType[str, tuple[Any, ...]] = MappingProxyType({
     "cuGraphAddKernelNode_v2": (_HANDLE, c_void_p, _HANDLE, c_size_t, POINTER(KernelNode)),
     "cuGraphAddMemcpyNode": (_HANDLE, c_void_p, _HANDLE, c_size_t, POINTER(CopyNode), c_void_p),
     "cuGraphAddMemsetNode": (_HANDLE, c_void_p, _HANDLE, c_size_t, POINTER(FillNode), c_void_p),
+    "cuGraphAddEventRecordNode": (_HANDLE, c_void_p, _HANDLE, c_size_t, c_void_p),
     "cuGraphKernelNodeSetAttribute": (c_void_p, c_int, c_void_p),
     "cuGraphInstantiateWithFlags": (_HANDLE, c_void_p, ctypes.c_ulonglong),
     "cuGraphExecDestroy": (c_void_p,),

@@ -12,8 +12,9 @@ import numpy as np
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import Command, CommandList, Copy, Exec, Operand, Slot
 from baregrad.runtime.cuda.driver import Driver
+from baregrad.runtime.cuda.event_clock import TimedEvents
 from baregrad.runtime.cuda.progress import Names
-from baregrad.runtime.cuda.steps import CopyStep, FillStep, KernelStep, StreamStep
+from baregrad.runtime.cuda.steps import CopyStep, FillStep, KernelStep, StreamStep, handles_of
 from baregrad.runtime.slot_table import SlotTable
 from baregrad.runtime.tensor_map import NBYTES as MAP_NBYTES
 from baregrad.runtime.tensor_map import map_of
@@ -47,6 +48,9 @@ class CudaBoundList:
         self.submits = 0
         self.stale: set[int] = set()
         self.graph: ListGraph | None = None
+        # Graphs with events between the steps, and how often the list was timed.
+        self.timed_graphs: list[TimedGraph] = []
+        self.timed = 0
         self.dead_graphs = dead_graphs
         self._table = SlotTable(commands)
         self._slot_uses: dict[int, list[_Use]] = {}
@@ -143,34 +147,53 @@ class CudaBoundList:
             self.has_empty = any(step.empty for step in self.steps)
         self._values = values
 
+    def set_steps(self, graph: ListGraph) -> None:
+        """Bring the graph that runs untimed up to date; those with events are so when they run."""
+        for one in self.timed_graphs:
+            one.stale |= self.stale
+        graph.set_steps(self.stale)
+
     def __del__(self) -> None:
-        graph = self.__dict__.get("graph")
-        if graph is not None:
-            self.dead_graphs.append((graph.graph, graph.executable))
+        graphs = [self.__dict__.get("graph"), *self.__dict__.get("timed_graphs", ())]
+        for graph in graphs:
+            if graph is not None:
+                self.dead_graphs.append((graph.graph, graph.executable))
 
 
 class ListGraph:
     """A list as a CUDA graph: one node a step, each after the one before.
 
-    A node's operands are copied when it is made or set, so that a launch that was enqueued keeps
-    those it was enqueued with (cuGraphExecKernelNodeSetParams, CUDA Driver API).
+    `events`, one more than steps, are recorded before the first and after each. A node's operands
+    are copied when it is made or set, so that a launch that was enqueued keeps those it was
+    enqueued with (cuGraphExecKernelNodeSetParams, CUDA Driver API).
     """
 
-    def __init__(self, driver: Driver, context: int, steps: Sequence[StreamStep]) -> None:
+    def __init__(
+        self, driver: Driver, context: int, steps: Sequence[StreamStep], events: Sequence[int] = ()
+    ) -> None:
         self._driver = driver
         self._context = context
         self._steps = steps
         self.graph = driver.handle("cuGraphCreate", 0)
         try:
             self._nodes: list[int] = []
-            for step in steps:
-                before = self._nodes[-1:]
+            before = self._recorded(events[0], []) if events else []
+            for index, step in enumerate(steps):
                 self._nodes.append(step.add_node(driver, self.graph, before, context))
+                before = self._nodes[-1:]
+                if events:
+                    before = self._recorded(events[index + 1], before)
             self.executable = driver.handle("cuGraphInstantiateWithFlags", self.graph, 0)
         except BaseException:
             # What is wrong with the driver was said already.
             driver.functions["cuGraphDestroy"](self.graph)
             raise
+
+    def _recorded(self, event: int, before: list[int]) -> list[int]:
+        """Add a node that records an event, and return what comes after it comes after."""
+        name = "cuGraphAddEventRecordNode"
+        after = handles_of(before)
+        return [self._driver.handle(name, self.graph, after, len(before), event)]
 
     def set_steps(self, stale: set[int]) -> None:
         """Bring the nodes of steps up to date; those that were are taken out of `stale`."""
@@ -178,6 +201,26 @@ class ListGraph:
             node = self._nodes[index]
             self._steps[index].set_node(self._driver, self.executable, node, self._context)
             stale.discard(index)
+
+
+class TimedGraph(ListGraph):
+    """A list as a graph with events between its steps: `user` is its last run.
+
+    `stale` are the steps whose nodes differ, beside those that differ from the untimed graph's.
+    """
+
+    def __init__(
+        self, driver: Driver, context: int, steps: Sequence[StreamStep], events: Sequence[int]
+    ) -> None:
+        super().__init__(driver, context, steps, events)
+        self.events = tuple(events)
+        self.stale: set[int] = set()
+        self.user: TimedEvents | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether its last run was read."""
+        return self.user is None or self.user.times is not None
 
 
 def _operands(command: Command) -> Sequence[Operand]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baregrad.base.options import options
-from baregrad.runtime.cuda.binding import CudaBoundList, ListGraph
+from baregrad.runtime.cuda.binding import CudaBoundList, ListGraph, TimedGraph
 from baregrad.runtime.cuda.context import Context, who
 from baregrad.runtime.cuda.event_clock import EventClock, TimedEvents
 from baregrad.runtime.cuda.loaded_code import LoadedCode
@@ -17,6 +17,8 @@ GRAPH_US = 8.0
 GRAPH_NODE_US = 0.3
 # A graph is made once launching by hand cost about as much as making it does.
 GRAPH_AFTER = 4
+# Of a list that is timed so many graphs are in flight: one runs while the next is enqueued.
+_TIMED_GRAPHS = 2
 
 
 class ListRunner:
@@ -55,8 +57,10 @@ class ListRunner:
             graph = ListGraph(self._driver, self._context.handle, bound.steps)
             self._code.add_graph(graph.graph, graph.executable)
             bound.graph = graph
+            for one in bound.timed_graphs:
+                one.stale |= bound.stale
             bound.stale.clear()
-        bound.graph.set_steps(bound.stale)
+        bound.set_steps(bound.graph)
         name = "cuGraphLaunch"
         code = self._driver.functions[name](bound.graph.executable, self._context.stream)
         if code:
@@ -82,10 +86,14 @@ class ListRunner:
             progress.mark(bound.names)
 
     def start_timed(self, bound: CudaBoundList) -> TimedEvents:
-        """Enqueue the steps one by one, with an event between each two."""
+        """Enqueue the steps with an event between each two: as a graph, or at first one by one."""
         if self._clock is None:
             self._clock = EventClock(self._context)
         clock = self._clock
+        bound.timed += 1
+        long = len(bound.steps) * LAUNCH_US >= GRAPH_US and not bound.has_empty
+        if long and bound.submits + bound.timed > GRAPH_AFTER and not options.cuda_blocking:
+            return self._start_timed_graph(clock, bound)
         events = [clock.record()]
         for step in bound.steps:
             if not step.empty:
@@ -95,3 +103,30 @@ class ListRunner:
                 self._context.progress.mark((step.labelled_name,))
             events.append(clock.record())
         return TimedEvents(clock, events, bound.labels)
+
+    def _start_timed_graph(self, clock: EventClock, bound: CudaBoundList) -> TimedEvents:
+        """Enqueue a list as a graph with events, which are read before it runs again."""
+        graph = next((one for one in bound.timed_graphs if one.is_free), None)
+        if graph is None and len(bound.timed_graphs) < _TIMED_GRAPHS:
+            events = [clock.event() for _ in range(len(bound.steps) + 1)]
+            graph = TimedGraph(self._driver, self._context.handle, bound.steps, events)
+            self._code.add_graph(graph.graph, graph.executable)
+            bound.timed_graphs.append(graph)
+        elif graph is None:
+            graph = bound.timed_graphs[0]
+            clock.read_until(graph.user)
+        # Of those in flight the first has waited longest.
+        bound.timed_graphs.remove(graph)
+        bound.timed_graphs.append(graph)
+        graph.set_steps(graph.stale | bound.stale)
+        graph.stale.clear()
+        begin = clock.record()
+        name = "cuGraphLaunch"
+        code = self._driver.functions[name](graph.executable, self._context.stream)
+        if code:
+            raise self._driver.error(name, code, who(bound.names))
+        self._context.progress.mark(bound.names)
+        # An event of a graph that waits to run passes for one that was recorded.
+        events = [begin, *graph.events, clock.record()]
+        user = graph.user = TimedEvents(clock, events, bound.labels, as_graph=True)
+        return user

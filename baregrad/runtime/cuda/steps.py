@@ -129,7 +129,7 @@ class KernelStep:
     def add_node(self, driver: Driver, graph: int, before: list[int], context: int) -> int:
         """Make the launch a node of a graph."""
         node = driver.handle(
-            "cuGraphAddKernelNode_v2", graph, _handles(before), len(before), self.node_reference
+            "cuGraphAddKernelNode_v2", graph, handles_of(before), len(before), self.node_reference
         )
         if self.cluster > 1:
             value = ctypes.addressof(self._attribute) + abi.LaunchAttribute.cluster.offset
@@ -173,7 +173,7 @@ class CopyStep:
     def add_node(self, driver: Driver, graph: int, before: list[int], context: int) -> int:
         """Make the copy a node of a graph."""
         return driver.handle(
-            "cuGraphAddMemcpyNode", graph, _handles(before), len(before),
+            "cuGraphAddMemcpyNode", graph, handles_of(before), len(before),
             ctypes.byref(self._node()), context,
         )  # fmt: skip
 
@@ -209,7 +209,7 @@ class FillStep:
     def add_node(self, driver: Driver, graph: int, before: list[int], context: int) -> int:
         """Make the fill a node of a graph."""
         return driver.handle(
-            "cuGraphAddMemsetNode", graph, _handles(before), len(before),
+            "cuGraphAddMemsetNode", graph, handles_of(before), len(before),
             ctypes.byref(self._node()), context,
         )  # fmt: skip
 
@@ -219,5 +219,6 @@ class FillStep:
         driver.call(name, executable, node, ctypes.byref(self._node()), context)
 
 
-def _handles(nodes: list[int]) -> ctypes.Array[ctypes.c_void_p] | None:
+def handles_of(nodes: list[int]) -> ctypes.Array[ctypes.c_void_p] | None:
+    """Return nodes as the driver takes those that another comes after."""
     return (ctypes.c_void_p * len(nodes))(*nodes) if nodes else None

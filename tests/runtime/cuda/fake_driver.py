@@ -24,6 +24,7 @@ from baregrad.testing.virtual_gpu.ptx.errors import (
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.runtime.cuda.fake_core import (
     INVALID_VALUE,
+    Event,
     FakeCore,
     Function,
     Graph,
@@ -163,6 +164,15 @@ class FakeCuda(FakeCore):
         assert context == self.current().handle
         self._add(out, graph, before, count, "fill", params)
 
+    def cuGraphAddEventRecordNode(self, out: Any, handle: int, *rest: Any) -> None:
+        before, count, event = rest
+        graph: Graph = self.get(handle, Graph)
+        assert [before[i] for i in range(count)] == list(graph.nodes)[-1:]
+        self.get(event, Event)
+        self.next_handle += 0x10
+        graph.nodes[self.next_handle] = Node("event", event)
+        out[0] = self.next_handle
+
     def cuGraphKernelNodeSetAttribute(self, handle: int, number: int, value: int) -> None:
         assert number == abi.CLUSTER_DIMENSION
         x, y, z = (ctypes.c_uint * 3).from_address(value)
@@ -196,7 +206,10 @@ class FakeCuda(FakeCore):
     def cuGraphLaunch(self, handle: int, stream: int) -> None:
         target = self.get(stream, Stream)
         for node in self.get(handle, Graph).nodes.values():
-            target.work.append(self._node_work(node))
+            if node.kind == "event":
+                self.cuEventRecord(node.params, stream)
+            else:
+                target.work.append(self._node_work(node))
 
     def _node_work(self, node: Node) -> Callable[[], bool]:
         if node.kind == "kernel":

@@ -304,6 +304,34 @@ def test_lists_that_were_started_give_their_times_in_order() -> None:
             assert before.begin_ns[0] < before.end_ns[-1] <= after.begin_ns[0]
 
 
+def test_lists_that_are_timed_as_graphs_run_and_give_their_times() -> None:
+    with cuda() as device:
+        commands, model = make_list(device, 1)
+        values = list(range(8))
+        before = -1
+        for turn in range(3 * GRAPH_AFTER):
+            # Other buffers each time, and runs without times between.
+            table = [put(device, values), device.allocate(64), device.allocate(128)]
+            if turn % 3 == 2:
+                device.submit(commands, table, {"k": turn})
+            else:
+                runs = [device.start_timed(commands, table, {"k": turn}) for _ in range(3)]
+                for run in reversed(runs) if turn % 2 else runs:
+                    run.timeline()
+                for run in runs:
+                    timeline = run.timeline()
+                    assert run.is_done and timeline.labels == ("scale", "copy", "scale", "fill")
+                    assert before < timeline.begin_ns[0]
+                    assert all(one > 0 for one in timeline.durations_ns())
+                    edges = zip(timeline.end_ns, timeline.begin_ns[1:], strict=False)
+                    assert all(itertools.starmap(operator.le, edges))
+                    before = timeline.end_ns[-1]
+            assert (get(device, table[1]), get(device, table[2])) == model(values, turn)
+        assert device.fake.calls.count("cuGraphAddEventRecordNode") == 2 * 5
+        commands.bound = None
+    assert not device.fake.complaints and not device.fake.left_behind
+
+
 def test_two_gpus_and_copies_between_them() -> None:
     fake = FakeCuda(gpus=2)
     first = CudaDevice("CUDA", 0, functions=fake.functions)
