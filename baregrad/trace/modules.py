@@ -13,7 +13,7 @@ import math
 import struct
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from baregrad.base.errors import BaregradError
@@ -38,8 +38,8 @@ _INSTRUCTION = 16
 _MOST_COPY, _MOST_KEPT, _MOST_COPIES = 1 << 25, 1 << 26, 1 << 12
 # What may be spent on reading what is copied: so many seconds, and such a part of the time.
 _FREE_S, _SHARE = 0.5, 0.05
-# After a search so many times as long none is begun.
-_PAUSES = 2
+# After a search none is begun for so many times as long.
+_PAUSES = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,8 @@ class KernelNames:
     _code: dict[int, bytes] = field(default_factory=dict)
     _index: dict[tuple[int, bytes], list[_Code]] = field(default_factory=dict)
     _blocks: set[int] = field(default_factory=set)
+    # What the last search looked through.
+    _looked: list[tuple[int, int]] = field(default_factory=list)
     # Files whose kernels are in the index.
     _opened: set[bytes] = field(default_factory=set)
     # Programs for which modules were looked for already, and those for which they are to be.
@@ -329,25 +331,38 @@ class KernelNames:
         return self.names.get(program, "")
 
     def _look(self, wanted: set[int]) -> Iterator[None]:
-        """Look through memory for modules, a piece at a time, and for the names of programs."""
-        for begin, end in self.stretches():
-            at = begin
-            while at < end:
-                piece = self.read(at, min(_PIECE, end - at))
-                found = piece.find(_MAGIC)
-                while found >= 0:
-                    self._module(at + found)
-                    yield
-                    found = piece.find(_MAGIC, found + 1)
-                # A magic number may lie across the end of a piece; where there is none, none does.
-                ends = at + len(piece) >= end or not piece
-                at += _PIECE if ends else max(len(piece) - len(_MAGIC), _PAGE)
-                yield
-        for program in self.unnamed:
-            if program not in self.names:
-                self._match(program)
+        """Look through memory for modules, a piece at a time, and for the names of programs.
+
+        What came since the last search is looked through first, which ends it if it is enough.
+        """
+        there = list(self.stretches())
+        new = list(_beyond(there, self._looked))
+        for part in (new, list(_beyond(there, new))):
+            for begin, end in part:
+                yield from self._look_through(begin, end)
+            for program in self.unnamed:
+                if program not in self.names:
+                    self._match(program)
+            if wanted <= self.names.keys():
+                break
+        self._looked = there
         self._sought |= wanted
         self._wanted -= wanted
+
+    def _look_through(self, begin: int, end: int) -> Iterator[None]:
+        """Take the modules of one stretch of memory, a piece at a time."""
+        at = begin
+        while at < end:
+            piece = self.read(at, min(_PIECE, end - at))
+            found = piece.find(_MAGIC)
+            while found >= 0:
+                self._module(at + found)
+                yield
+                found = piece.find(_MAGIC, found + 1)
+            # A magic number may lie across the end of a piece; where there is none, none does.
+            ends = at + len(piece) >= end or not piece
+            at += _PIECE if ends else max(len(piece) - len(_MAGIC), _PAGE)
+            yield
 
     def _module(self, address: int) -> None:
         """Take the kernels of the file at an address, if it is one."""
@@ -398,6 +413,25 @@ class KernelNames:
                 self._blocks.add(block)
                 key = (block, one.data[block * _BLOCK : (block + 1) * _BLOCK])
                 self._index.setdefault(key, []).append(one)
+
+
+def _beyond(
+    stretches: Iterable[tuple[int, int]], known: Sequence[tuple[int, int]]
+) -> Iterator[tuple[int, int]]:
+    """Yield the parts of stretches that lie in no known one; both are in order of their begins."""
+    at = 0
+    for begin, end in stretches:
+        while at < len(known) and known[at][1] <= begin:
+            at += 1
+        next_ = at
+        while next_ < len(known) and known[next_][0] < end and begin < end:
+            first, last = known[next_]
+            if begin < first:
+                yield begin, first
+            begin = max(begin, last)
+            next_ += 1
+        if begin < end:
+            yield begin, end
 
 
 def _program(work: PushedWork) -> int:

@@ -27,7 +27,7 @@ from baregrad.testing.virtual_gpu.saxpy_traced import COUNT, SAXPY
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from baregrad.trace.calls import RawCall
 from baregrad.trace.decode import decode
-from baregrad.trace.modules import KernelNames, kernels_of
+from baregrad.trace.modules import KernelNames, _beyond, kernels_of
 from baregrad.trace.submissions import Submission, SubmissionReader
 from tests.trace.observed import ObservingPort, own_memory
 
@@ -260,6 +260,43 @@ def test_a_module_that_was_seen_names_what_is_launched_when_it_is_gone(
         assert names.modules == seeks and names.names.get(0x900000, "") == first.name * seeks
         memory.clear()
         assert launched(names, 0xA00000) == last.name * seeks
+
+
+def test_parts_of_memory_that_were_not_looked_through() -> None:
+    chance = random.Random(3)
+    for _ in range(300):
+        there, known = ([(at, at + chance.randrange(1, 5)) for at in range(0, 60, 5)
+                         if chance.random() < 0.6] for _ in range(2))  # fmt: skip
+        inside = {at for begin, end in known for at in range(begin, end)}
+        wanted = [at for begin, end in there for at in range(begin, end) if at not in inside]
+        parts = list(_beyond(there, known))
+        assert [at for begin, end in parts for at in range(begin, end)] == wanted
+    assert list(_beyond([(0, 10), (20, 30)], [(2, 4), (6, 25)])) == [(0, 2), (4, 6), (25, 30)]
+
+
+def test_a_second_search_begins_with_what_is_new(tables: VendorTables) -> None:
+    cubin = (DATA / "parts.sm_90a.cuda13.cubin").read_bytes()
+    kernel = next(kernels_of(cubin))
+    memory = {0x10000: bytes(1 << 16), 0x900000: kernel.data}
+    looked: list[int] = []
+
+    def read(address: int, nbytes: int) -> bytes:
+        looked.append(address)
+        return next((data[address - at : address - at + nbytes] for at, data in memory.items()
+                     if at <= address < at + len(data)), b"")  # fmt: skip
+
+    names = KernelNames(
+        read, read, lambda: [(at, at + len(data)) for at, data in memory.items() if at < 0x100000]
+    )
+    work = PushedWork("launch", "launch of it", (("program", 0x900000),))
+    decoder = PushDecoder(tables, read)
+    names.told(work, decoder)
+    names.finish()
+    assert not names.names and 0x10000 in looked
+    memory[0x30000] = cubin
+    looked.clear()
+    names.finish()
+    assert names.names == {0x900000: kernel.name} and 0x10000 not in looked
 
 
 def test_code_is_read_from_the_copies_that_brought_it(tables: VendorTables) -> None:
