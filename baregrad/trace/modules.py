@@ -25,7 +25,8 @@ _MAGIC = b"\x7fELF\x02\x01\x01"
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION_NBYTES, _PROGRAM_NBYTES = 64, 56
 _MOST_MODULE = 1 << 28
-_PIECE, _PAGE = 1 << 20, 1 << 12
+# A piece is read in 0.2 ms, for which a stop of the program may have to wait.
+_PIECE, _PAGE = 1 << 18, 1 << 12
 # Code is looked up by the first of so many blocks into which no address is put, and a module by
 # the first blocks of its code.
 _BLOCK, _BLOCKS, _FIRST_BLOCKS = 64, 16, 8
@@ -136,6 +137,8 @@ class KernelNames:
     # Programs for which modules were looked for already, and those for which they are to be.
     _sought: set[int] = field(default_factory=set)
     _wanted: set[int] = field(default_factory=set)
+    # Whether to look before anything is launched.
+    _early: bool = False
     _search: Iterator[None] | None = None
     _found_module: bool = False
     _search_s: float = 0.0
@@ -177,10 +180,14 @@ class KernelNames:
         """How many different modules were found."""
         return len(self._files)
 
+    def prepare(self) -> None:
+        """Look through what memory there is soon, so that launches find what came since alone."""
+        self._early = self.seeks
+
     @property
     def is_searching(self) -> bool:
         """Whether modules are being looked for."""
-        return self._search is not None
+        return self._search is not None or self._early
 
     def awaits(self, work: PushedWork) -> bool:
         """Whether a launch may have a name in a moment, when modules were looked for."""
@@ -192,8 +199,9 @@ class KernelNames:
         """Look through some memory if a name is missing; return whether there was some to do."""
         began = self.clock()
         if self._search is None:
-            if not self._wanted or began < self._next_search:
+            if not (self._wanted or self._early) or began < self._next_search:
                 return False
+            self._early = False
             self._search, self._search_s = self._look(set(self._wanted)), 0.0
         done = next(self._search, True)
         now = self.clock()

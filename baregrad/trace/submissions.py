@@ -286,6 +286,7 @@ class SubmissionReader:
         decoder = PushDecoder(self.tables, space.gpu)
         if space.kernels not in self.kernels:
             self.kernels.append(space.kernels)
+            space.kernels.prepare()
         space.rings[client, handle] = _Ring(
             client, handle, found["gpFifoOffset"], found["gpFifoEntries"],
             (client, found["hUserdMemory"]), found["userdOffset"], decoder, space.kernels,
