@@ -3,7 +3,8 @@
 `sum(x * s) -> sum(x) * s` where s repeats along every summed axis: fewer multiplications, and none
 in a contraction's operands. A sum of several such products is split when a factor is itself the
 result of a reduction: the new sums no longer wait for it, so that all of them are made in one pass
-over memory (the gradient of a batch norm: four sums at once, instead of one after the other).
+over memory (the gradient of a batch norm: four sums at once, instead of one after the other). A sum
+of several matrix products is split as well: each is a contraction by itself.
 What others read as well is not factored, since it will be in memory, unless what is left of it
 without such a factor is read by others too: sums of the same are then one sum.
 """
@@ -19,7 +20,7 @@ from typing import Any
 
 from baregrad.dtypes import dtypes
 from baregrad.graph.reductions import once_for_alike
-from baregrad.graph.repeats import is_repeated
+from baregrad.graph.repeats import is_matrix_product, is_repeated
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import cut, expand, permute, reshape
 from baregrad.ir.core.node import Node, alu
@@ -105,9 +106,12 @@ def _rewrite(this: _Sum) -> Node | None:
         return Node(Ops.NEG, inner.dtype, (inner if found is None else found,))
     if body.op is Ops.MUL:
         return _without_factors(this, body)
-    if body.op in _ADDITIVE and body.mask & Ops.REDUCE.bit and body.dtype.kind == "float":
-        return _split(this, body)
-    return None
+    if body.op not in _ADDITIVE or body.dtype.kind != "float":
+        return None
+    found = _contractions(this, body)
+    if found is None and body.mask & Ops.REDUCE.bit:
+        found = _split(this, body)
+    return found
 
 
 def _is_sum(node: Node) -> bool:
@@ -229,6 +233,38 @@ def _multiplied(value: Node, factors: list[Node]) -> Node:
     return value
 
 
+def _contractions(this: _Sum, body: Node) -> Node | None:
+    """sum(x*y + z*w) as sum(x*y) + sum(z*w), where all of these are matrix products; else None.
+
+    Such is the gradient of what several matrices are multiplied by, and each sum has matrix units.
+    """
+    terms = _terms(this, body)
+    if len(terms) < 2 or not all(
+        is_matrix_product(term, this.axes) or term.op in _ADDITIVE for term, _ in terms
+    ):
+        return None
+    parts = []
+    for term, sign in terms:
+        value = this.of(term)
+        if term.op in _ADDITIVE:
+            inner = _contractions(_Sum(value, this.own | {term}, this.uses), term)
+            if inner is None:
+                return None
+            value = inner
+        parts.append((value, sign))
+    return _added(parts)
+
+
+def _added(parts: list[tuple[Node, int]]) -> Node:
+    """The sum of values with signs."""
+    total: Node | None = None
+    for value, sign in parts:
+        term = Node(Ops.NEG, value.dtype, (value,)) if sign < 0 else value
+        total = term if total is None else alu(Ops.ADD, total, term)
+    assert total is not None
+    return total
+
+
 def _split(this: _Sum, body: Node) -> Node | None:
     """sum(x*s + y*t) as sum(x)*s + sum(y)*t, where s or t comes from a reduction; else None."""
     parts = []
@@ -244,13 +280,9 @@ def _split(this: _Sum, body: Node) -> Node | None:
         parts.append((inner, outer, sign))
     if not worthwhile:
         return None
-    total: Node | None = None
-    for inner, outer, sign in parts:
-        value = _multiplied(this.of_factors(inner), outer)
-        if sign < 0:
-            value = Node(Ops.NEG, value.dtype, (value,))
-        total = value if total is None else alu(Ops.ADD, total, value)
-    return total
+    return _added([
+        (_multiplied(this.of_factors(inner), outer), sign) for inner, outer, sign in parts
+    ])
 
 
 def _terms(this: _Sum, body: Node) -> list[tuple[Node, int]]:

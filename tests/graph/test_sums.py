@@ -97,3 +97,27 @@ def test_what_is_no_plain_number_stays_in_sums(scale: float) -> None:
         np.testing.assert_allclose(found.numpy()[:2], wanted.numpy()[:2], rtol=1e-5)
         if scale != 2.5:
             np.testing.assert_allclose(found.numpy(), wanted.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("count_of", [2, 3, 8])
+def test_a_sum_of_matrix_products_is_a_sum_of_each(count_of: int) -> None:
+    """As is the gradient of what several matrices are multiplied by; one is subtracted."""
+    pairs = [
+        (param(2 * at, 6, 1, 30), param(2 * at + 1, 1, 5, 30)) for at in range(count_of)
+    ]
+    total = pairs[0][0] * pairs[0][1]
+    for number, (x, w) in enumerate(pairs[1:]):
+        total = total - x * w if number == 0 else total + x * w
+    made = total.sum(2)
+    found = canonical(made)
+    sums = [one for one in toposort(found) if one.op is Ops.REDUCE]
+    assert len(sums) == count_of
+    assert all(one.src[0].op is Ops.MUL for one in sums)
+    check([made], tolerance=1e-3)
+
+
+def test_products_with_a_vector_are_summed_together() -> None:
+    """No result but one reads such a matrix: one pass over memory does for both."""
+    x, w, y, v = param(0, 1, 30), param(1, 20, 30), param(2, 1, 30), param(3, 20, 30)
+    found = canonical((x * w + y * v).sum(1))
+    assert count(found, Ops.REDUCE) == 1
