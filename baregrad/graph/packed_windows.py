@@ -14,6 +14,7 @@ from math import prod
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
+from baregrad.graph.group_factors import has_group_factors
 from baregrad.graph.repeats import (
     axis_before_reshape,
     is_repeated,
@@ -28,6 +29,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, cast
 from baregrad.ir.core.op import Ops, mask_of
+from baregrad.target import AnyTarget
 
 _VIEWS = mask_of((Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.WINDOW))
 _PAD = Ops.PAD.bit
@@ -42,6 +44,9 @@ MANY_USES = 64
 # longer to ask of each chunk whether it is there. Where sums run along the image, as a filter's
 # gradient's do, each chunk has other conditions, and fewer pay.
 MANY_PRODUCTS, MANY_ALONG = 1 << 13, 1 << 11
+# Channels of a place that an engine takes in one go, where it walks along an image: what is beside
+# that costs it nothing.
+WALK_CHANNELS = 64
 # Taps of a filter, at most: what has more of them for each channel is an image.
 MOST_TAPS = 32
 
@@ -61,7 +66,12 @@ class _Factor(NamedTuple):
     along: bool
 
 
-def _visit(node: Node, known: dict[Node, int]) -> Node | None:
+def has_walks(target: AnyTarget) -> bool:
+    """Whether an engine of a machine walks along places of an image, zeros beside it and all."""
+    return has_group_factors(target) and target.kind == "gpu" and target.bulk_copies
+
+
+def _visit(node: Node, known: dict[Node, int], walks: bool) -> Node | None:
     sides = _sides(node)
     # Weights that a stream computes are no factor that is read.
     if sides is None or is_chained(node, known):
@@ -80,7 +90,7 @@ def _visit(node: Node, known: dict[Node, int]) -> Node | None:
         along = sides_own[place] if other.windows else [*sides_own[place], *axes]
         is_whole = any(neighbours(side, axis) % CHUNK == 0 for axis in along)
         is_worth = factor.windows or (uses >= MANY_USES and not is_whole)
-        packed.append(_packed(factor, other, uses) if is_worth else side)
+        packed.append(_packed(factor, other, uses, walks) if is_worth else side)
     return None if packed == [left, right] else _summed(node, value, packed)
 
 
@@ -140,11 +150,11 @@ def _is_whole(window: Node) -> bool:
     return bool(window.arg.taps == window.arg.stride == 1)
 
 
-def _packed(factor: _Factor, other: _Factor, uses: int) -> Node:
+def _packed(factor: _Factor, other: _Factor, uses: int, walks: bool) -> Node:
     """A factor whose elements lie in another order; itself where that is of no use.
 
     It is widened behind all views, so that nothing that is stored is wider than it need be. uses:
-    results that each of a window's elements is multiplied for.
+    results that each of a window's elements is multiplied for. walks: as of `has_walks`.
     """
     base = factor.base
     inside, narrow = list[Node](), base
@@ -163,7 +173,9 @@ def _packed(factor: _Factor, other: _Factor, uses: int) -> Node:
     products = uses * prod([view.arg.taps / view.arg.stride for view in factor.views
                             if view.op is Ops.WINDOW])  # fmt: skip
     beside = order is not None and all(_is_beside(pad, order[-1]) for pad in inside)
-    if order is not None and beside and products < (MANY_ALONG if factor.along else MANY_PRODUCTS):
+    is_walk = walks and order is not None and stored.shape[order[-1]] % WALK_CHANNELS == 0
+    is_few = products < (MANY_ALONG if factor.along else MANY_PRODUCTS)
+    if order is not None and beside and (is_walk or is_few):
         # Zeros are part of no chunk: what is copied is there or not.
         stored = permute(_in_order(narrow.src[0], order), _places(order))
         return cast(_over([*factor.views, *inside], stored), base.dtype)
@@ -301,17 +313,20 @@ def _turned(node: Node) -> Node | None:
     return _over(above, value)
 
 
-def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule:
-    known: dict[Node, int] = {}
-    return lambda _, made: (
-        _visit(made, known) if made.op is Ops.REDUCE else _visit_rounded(made)
+def _part(walks: bool) -> Part:
+    def rule(order: list[Node], changed: dict[Node, Node]) -> Rule:
+        known: dict[Node, int] = {}
+        return lambda _, made: (
+            _visit(made, known, walks) if made.op is Ops.REDUCE else _visit_rounded(made)
+        )
+
+    return Part(
+        "packed-windows",
+        "a matrix unit takes eight neighbours at once: channels are stored innermost",
+        Ops.REDUCE.bit | Ops.CAST.bit,
+        rule,
+        ("sums",),
     )
 
 
-PACKED_WINDOWS = Part(
-    "packed-windows",
-    "a matrix unit takes eight neighbours at once: channels are stored innermost",
-    Ops.REDUCE.bit | Ops.CAST.bit,
-    _rule,
-    ("sums",),
-)
+PACKED_WINDOWS, WALKED_WINDOWS = _part(walks=False), _part(walks=True)

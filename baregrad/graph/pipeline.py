@@ -10,7 +10,7 @@ from baregrad.graph.constants import CONSTANTS
 from baregrad.graph.folds import FOLDS, FOLDS_ON_GPU
 from baregrad.graph.group_factors import GROUP_FACTORS, has_group_factors
 from baregrad.graph.onehot import ONE_HOT
-from baregrad.graph.packed_windows import PACKED_WINDOWS
+from baregrad.graph.packed_windows import PACKED_WINDOWS, WALKED_WINDOWS, has_walks
 from baregrad.graph.partials import PARTIALS
 from baregrad.graph.partials_gpu import PARTIALS_ON_GPU
 from baregrad.graph.reductions import REDUCTIONS
@@ -38,15 +38,15 @@ _STEPS: tuple[Traced | Joined, ...] = (
     SCANS,
 )
 _FIRST_OF_GPUS = (SORTS_ON_GPU, *_STEPS[1:-3], FOLDS_ON_GPU)
-_LAST_OF_GPUS = (
-    Joined((SUMS, ONE_HOT, PACKED_WINDOWS, PARTIALS_ON_GPU)),
-    SCATTER_ROWS,
-    SCATTER_PARTS,
-    SCANS_ON_GPU,
-)
+_AFTER_SUMS = (SCATTER_ROWS, SCATTER_PARTS, SCANS_ON_GPU)
+_LAST_OF_GPUS = (Joined((SUMS, ONE_HOT, PACKED_WINDOWS, PARTIALS_ON_GPU)), *_AFTER_SUMS)
 _STEPS_OF_GPUS = (*_FIRST_OF_GPUS, *_LAST_OF_GPUS)
 _STEPS_WITH_STREAMS = (*_FIRST_OF_GPUS, STREAMS, *_LAST_OF_GPUS)
 _WITH_FACTORS = (*_FIRST_OF_GPUS, GROUP_FACTORS, STREAMS, *_LAST_OF_GPUS)
+_WITH_WALKS = (
+    *_FIRST_OF_GPUS, GROUP_FACTORS, STREAMS,
+    Joined((SUMS, ONE_HOT, WALKED_WINDOWS, PARTIALS_ON_GPU)), *_AFTER_SUMS,
+)  # fmt: skip
 # What is shown before the first pass.
 INPUT = ("input", "what the user's code built")
 passes: tuple[Pass, ...] = tuple(one.as_pass() for step in _STEPS for one in step.shown)
@@ -56,7 +56,9 @@ def _steps_for(target: AnyTarget | None) -> tuple[Traced | Joined, ...]:
     if target is None or target.kind != "gpu":
         return _STEPS
     steps = _STEPS_WITH_STREAMS if has_streams(target) else _STEPS_OF_GPUS
-    return _WITH_FACTORS if steps is _STEPS_WITH_STREAMS and has_group_factors(target) else steps
+    if steps is not _STEPS_WITH_STREAMS or not has_group_factors(target):
+        return steps
+    return _WITH_WALKS if has_walks(target) else _WITH_FACTORS
 
 
 def canonicalise(
