@@ -13,6 +13,7 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, extent_of
+from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import (
     ArrayAccess,
     Facts,
@@ -101,6 +102,8 @@ class PlannedAxis:
 
     def _stride(self, access: ArrayAccess) -> int | None:
         nodes = self.nodes
+        if access.array.op is Ops.STAGE and not access.array.ranges.isdisjoint(nodes):
+            return None  # what is kept is made anew at each step
         one = len(nodes) == 1 or access.axes.isdisjoint(nodes)
         one = one or as_one(access.offset.strides, nodes[::-1])
         return access.stride(nodes[-1]) if one else None
