@@ -25,19 +25,26 @@ def part_last_steps(kernel: Node) -> Node:
     """The loop-level KERNEL of a CPU with masked last steps of innermost loops by themselves."""
     if not kernel.mask & Ops.IF.bit or not kernel.mask & Ops.LOOP.bit:
         return kernel
-    taken = max([node.arg.id for node in toposort(kernel) if node.op is Ops.RANGE])
-    fresh = itertools.count(taken + 1)
-    return rebuild(kernel, lambda node: _visit(node, fresh), enter=_is_statement)
+    nodes = toposort(kernel)
+    fresh = itertools.count(1 + max([one.arg.id for one in nodes if one.op is Ops.RANGE]))
+    # Their steps ask memory for shares of what comes next: there are to be as many steps.
+    asking = {name for one in nodes if one.op is Ops.PARAM for name, _, _ in one.arg.shares}
+
+    def visit(node: Node) -> Node | None:
+        if node.op is not Ops.LOOP or node.src[0].arg.axis in asking:
+            return None
+        return _parted(node, fresh)
+
+    return rebuild(kernel, visit, enter=_is_statement)
 
 
 def _is_statement(node: Node) -> bool:
     return bool(node.op.bit & _STATEMENTS) or node.op is Ops.KERNEL
 
 
-def _visit(node: Node, fresh: Iterator[int]) -> Node | None:
-    if node.op is not Ops.LOOP:
-        return None
-    axis, body = node.src
+def _parted(loop: Node, fresh: Iterator[int]) -> Node | None:
+    """A loop of all steps but the last, and that one; None where they are alike."""
+    axis, body = loop.src
     extent = extent_of(axis)
     if not isinstance(extent, int) or extent < 2 or axis.arg.bind != "loop":
         return None
@@ -57,7 +64,7 @@ def _visit(node: Node, fresh: Iterator[int]) -> Node | None:
     first = substitute(body, {axis: short, **found})
     last = substitute(body, {axis: const(extent - 1, dtypes.index)})
     last = rebuild(last, lambda one: _without_empty(one, fresh), enter=_is_statement)
-    return make_node(Ops.SEQ, node.dtype, (make_node(Ops.LOOP, node.dtype, (short, first)), last))
+    return make_node(Ops.SEQ, loop.dtype, (make_node(Ops.LOOP, loop.dtype, (short, first)), last))
 
 
 def _without_empty(node: Node, fresh: Iterator[int]) -> Node | None:
