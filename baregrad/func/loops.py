@@ -145,9 +145,15 @@ def check_carry(first: Any, then: Any, what: str) -> None:
     kinds = [[(list(x.shape), x.dtype) for x in each] for each in (old, new)]
     if kinds[0] == kinds[1]:
         return
-    error = ShapeError if [s for s, _ in kinds[0]] != [s for s, _ in kinds[1]] else DTypeError
+    if len(old) != len(new):
+        raise ArgumentError(
+            f"a step of {what} gives as many tensors as it took", found=len(new), wanted=len(old)
+        )
+    place = next(i for i, (one, other) in enumerate(zip(*kinds, strict=True)) if one != other)
+    (shape, dtype), (found, other) = kinds[0][place], kinds[1][place]
+    error = ShapeError if shape != found else DTypeError
+    which = f" (tensor {place + 1} of {len(old)})" if len(old) > 1 else ""
     raise error(
-        f"both sides of a step of {what} have the same shapes and dtypes",
-        found=", ".join(f"{shape} {dtype}" for shape, dtype in kinds[1]),
-        wanted=", ".join(f"{shape} {dtype}" for shape, dtype in kinds[0]),
+        f"both sides of a step of {what} have the same shapes and dtypes{which}",
+        found=f"{found} {other}", wanted=f"{shape} {dtype}",
     )
