@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from baregrad.base.options import is_gpu
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import const
 from baregrad.ir.core.op import Ops
@@ -26,6 +27,8 @@ from baregrad.tensor.ops.sorting import sort_keys
 
 NOTHING = -1  # what is chosen of scores that are not numbers, or where no token is allowed
 _FEW_WORDS = 512
+# Scores of a part of which a GPU finds the greatest, and how few it is worth for.
+PART, LEAST_PART = 512, 64
 _FLOATS = ("temperature", "top_p", "min_p", "typical_p")
 _COUNTS = ("top_k", "position", "seed_low", "seed_high")
 COLUMNS = len(_FLOATS) + len(_COUNTS)
@@ -101,8 +104,7 @@ def choose(
         scores = _edited(scores, edits)
     if allowed is not None:
         scores = _permitted(scores, allowed)
-    high = scores.amax(-1, True)
-    best = scores.argmax(-1)
+    best, high = _best(scores)
     if mode is Mode.GREEDY:
         tokens = best
     else:
@@ -114,6 +116,22 @@ def choose(
     if mode is not Mode.FULL:
         return Chosen(tokens)
     return with_logprobs(given, tokens, MOST_LOGPROBS)
+
+
+def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
+    """Where the first greatest score of each row is (R,), and that score (R, 1).
+
+    A GPU finds the greatest of each part of a row first, and then looks into one part alone.
+    """
+    words = scores.shape[-1]
+    length = min(words & -words, PART)
+    if not is_gpu(scores.device) or length < LEAST_PART:
+        return scores.argmax(-1), scores.amax(-1, True)
+    parts = scores.unflatten(-1, (words // length, length))
+    highs = parts.amax(-1).contiguous()
+    part = highs.argmax(-1, True).contiguous()
+    inside = parts.gather(1, part.unsqueeze(-1).expand(-1, 1, length)).argmax(-1)
+    return (part * length + inside).squeeze(-1), highs.gather(-1, part)
 
 
 class _Columns:

@@ -12,6 +12,7 @@ from baregrad import Tensor, bind, jit, variable
 from baregrad.base.errors import ArgumentError
 from baregrad.llm.generation.choosing import Mode, choose, settings_row
 from baregrad.llm.generation.sampling import Sampling
+from baregrad.testing.ptx_device import ptx_session
 
 WORDS, ROWS = 700, 8
 RNG = np.random.default_rng(0)
@@ -130,3 +131,15 @@ def test_scores_that_are_no_numbers_choose_nothing() -> None:
 def test_settings_that_mean_nothing_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         Sampling(**settings)
+
+
+@pytest.mark.parametrize("words", (1536, 320, 331))
+def test_a_gpu_finds_the_first_greatest_by_parts(words: int) -> None:
+    scores = np.random.default_rng(0).standard_normal((6, words)).astype(np.float32)
+    scores[0, [words - 9, 5]], scores[1], scores[2, -1] = 9, 1, 50
+    scores[3, 100], scores[4], scores[5, 7] = np.nan, -np.inf, np.inf
+    wanted = np.where(np.isfinite(scores.max(-1)), scores.argmax(-1), -1)
+    settings = np.stack([settings_row(Sampling(temperature=0.0), 1, 0)] * len(scores))
+    with ptx_session():
+        found = choose(Tensor(scores), Tensor(settings), Mode.GREEDY).tokens.numpy()
+    assert (found == wanted).all()
