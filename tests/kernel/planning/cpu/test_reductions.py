@@ -7,10 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from baregrad.ir.core.node import alu
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import alu, const, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.language.schedule import (
+    Bind,
     Reorder,
 )
 from baregrad.tensor import Tensor
@@ -107,3 +109,23 @@ def test_a_sum_has_the_same_bits_whatever_is_computed_beside_it(length: int) -> 
         total = x.sum(1)
         total.realize(beside)
         np.testing.assert_array_equal(total.numpy(), alone)
+
+
+@pytest.mark.parametrize("columns", (97, 128, 1000))
+def test_rows_that_are_kept_and_read_twice_are_summed_along_themselves(columns: int) -> None:
+    """What is kept is made anew for each row: rows do not share it, and lanes are no rows."""
+    i, *others = [range_node(extent, at) for at, extent in enumerate((64, columns, columns))]
+    rows = k.param(1, 64, columns)
+    first, second = [alu(Ops.EXP, k.at(rows, i, j)) for j in others]
+    mean = alu(Ops.MUL, k.reduce(Ops.ADD, first, others[0]), const(1 / columns, dtypes.float32))
+    away = alu(Ops.SUB, second, mean)
+    total = k.reduce(Ops.ADD, alu(Ops.MUL, away, away), others[1])
+    kernel = k.kernel(k.out(k.param(0, 64), total, i))
+    schedule = choose_schedule(kernel, host())
+    assert not any(step.axis.startswith("i0") for step in schedule.steps
+                   if isinstance(step, Bind) and step.unit == "vector")
+    x = np.random.default_rng(5).normal(size=(64, columns)).astype(np.float32)
+    found = np.zeros(64, np.float32)
+    run(kernel, schedule, [found, x], chunks_of(schedule, 64))
+    exact = np.exp(x.astype(np.float64))
+    np.testing.assert_allclose(found, exact.var(1) * columns, rtol=1e-4)
