@@ -436,7 +436,8 @@ def _computed_alone(owner: SessionLike, storage: Storage) -> bool:
         return False
     call.template.written_out = 0
     (handle,) = handles
-    if call.nodes is None:
+    after = value.call
+    if after is None or after.nodes is None:
         # It is an array from now on.
         value.handle, value.call = handle, None
     else:
