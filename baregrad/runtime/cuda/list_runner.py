@@ -114,6 +114,7 @@ class ListRunner:
             bound.timed_graphs.append(graph)
         elif graph is None:
             graph = bound.timed_graphs[0]
+            assert graph.user is not None
             clock.read_until(graph.user)
         # Of those in flight the first has waited longest.
         bound.timed_graphs.remove(graph)
