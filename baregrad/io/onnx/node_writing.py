@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from baregrad.base.errors import ShapeError
 from baregrad.dtypes import DType, dtypes
 from baregrad.io.onnx.values import array_of
+from baregrad.ir.core.control import body_params, form_of
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor import Tensor
@@ -34,10 +36,14 @@ def element_of(onnx: Any, dtype: DType) -> int:
 class GraphWriter:
     """Nodes and constants so far, and the name that each node of the graph has among them."""
 
-    def __init__(self, onnx: Any, device: str) -> None:
+    def __init__(self, onnx: Any, device: str, prefix: str = "") -> None:
         self.onnx = onnx
         self.device = device
+        # Names in the graph of a loop's body are others than those around it.
+        self.prefix = prefix
         self.names: dict[Node, str] = {}
+        # Of loops, by their sources and what they have in common: the names of their results.
+        self.loops: dict[Any, list[str]] = {}
         # Of running folds of several states: the name of each.
         self.runs: dict[Node, list[str]] = {}
         self.nodes: list[Any] = []
@@ -60,7 +66,7 @@ class GraphWriter:
 
     def node(self, op: str, inputs: Sequence[str], output: str = "", **attributes: Any) -> str:
         """Add a node; return the name of its output."""
-        name = output or f"v{len(self.nodes)}"
+        name = output or f"{self.prefix}v{len(self.nodes)}"
         self.nodes.append(self.onnx.helper.make_node(op, list(inputs), [name], **attributes))
         return name
 
@@ -70,7 +76,7 @@ class GraphWriter:
         key = (array.dtype.str, array.dtype.name, array.shape, array.tobytes()) if small else ()
         if small and key in self._known:
             return self._known[key]
-        name = f"c{len(self.constants)}"
+        name = f"{self.prefix}c{len(self.constants)}"
         self.constants.append(self.onnx.numpy_helper.from_array(np.ascontiguousarray(array), name)
                               if array.ndim else self.onnx.numpy_helper.from_array(array, name))
         if small:
@@ -409,6 +415,90 @@ def _scatter(writer: GraphWriter, node: Node) -> str:
                        reduction=reduction[op])  # fmt: skip
 
 
+def _repeat(writer: GraphWriter, node: Node) -> str:
+    """A loop as a Scan; the writer of each of its results finds the one that is there."""
+    form = node.arg
+    if form.conditional:
+        raise UnsupportedNode("REPEAT by a condition")
+    if form.part >= len(form.body.src):
+        raise UnsupportedNode("REPEAT of what steps begin with")
+    key = (node.src, form_of(node))
+    names = writer.loops.get(key)
+    if names is None:
+        names = writer.loops[key] = _scan_of(writer, node)
+    return names[form.part]
+
+
+def _scan_of(writer: GraphWriter, node: Node) -> list[str]:
+    onnx, form, number = writer.onnx, node.arg, len(writer.nodes)
+    inner = GraphWriter(onnx, writer.device, f"{writer.prefix}b{number}_")
+    first, last = form.carried, form.carried + form.read
+    given = [_whole(writer, value) for value in node.src[:last]]
+    inputs = []
+    for slot, param in enumerate(body_params(form, node.src)):
+        if slot >= last:
+            inner.names[param] = writer.name(node.src[slot])
+            continue
+        name = inner.names[param] = f"{inner.prefix}i{slot}"
+        inputs.append(declared(onnx, name, param))
+    if first == last:
+        # A Scan reads a row at each step.
+        given.append(writer.constant(np.zeros(form.length, np.float32)))
+        inputs.append(onnx.helper.make_tensor_value_info(
+            f"{inner.prefix}i", onnx.TensorProto.FLOAT, []
+        ))
+    missing = write_all(inner, form.body.src)
+    if missing:
+        raise UnsupportedNode(", ".join(missing))
+    outputs = []
+    for part, root in enumerate(form.body.src):
+        name = f"{inner.prefix}o{part}"
+        inner.node("Expand", [inner.name(root), inner.ints(root.shape)], output=name)
+        outputs.append(declared(onnx, name, root))
+    graph = onnx.helper.make_graph(
+        inner.nodes, f"{inner.prefix}body", inputs, outputs, inner.constants
+    )
+    names = [f"{writer.prefix}v{number}_{part}" for part in range(len(outputs))]
+    read, stacked = len(given) - first, len(outputs) - first
+    ways = {"scan_input_directions": [1] * read, "scan_output_directions": [1] * stacked}
+    writer.nodes.append(onnx.helper.make_node(
+        "Scan", given, names, body=graph, num_scan_inputs=read,
+        **{name: way for name, way in ways.items() if way and form.backwards},
+    ))
+    return names
+
+
+def declared(onnx: Any, name: str, value: Node) -> Any:
+    """A value's name, dtype and shape as a model declares them."""
+    return onnx.helper.make_tensor_value_info(
+        name, element_of(onnx, value.dtype), [int(extent) for extent in value.shape]
+    )
+
+
+def write_all(writer: GraphWriter, roots: Sequence[Node]) -> dict[str, int]:
+    """Write what is made of values that have names; how often each op without counterpart stands.
+
+    Raises ShapeError for symbolic shapes.
+    """
+    missing: dict[str, int] = {}
+    dependent = set(writer.names)
+    for node in toposort(*roots):
+        if node in dependent or not any(source in dependent for source in node.src):
+            continue
+        dependent.add(node)
+        if not all(isinstance(extent, int) for extent in node.shape):
+            raise ShapeError("a symbolic shape is not exported", found=list(node.shape))
+        write = WRITERS.get(node.op)
+        try:
+            if write is None:
+                raise UnsupportedNode(node.op.name)
+            writer.names[node] = write(writer, node)
+        except UnsupportedNode as error:
+            missing[str(error)] = missing.get(str(error), 0) + 1
+            writer.names[node] = ""
+    return missing
+
+
 WRITERS: MappingProxyType[Op, Writer] = MappingProxyType({
     Ops.CONTIGUOUS: _passed_on, Ops.DETACH: _passed_on, Ops.COPY: _passed_on,
     Ops.NEG: _same("Neg"), Ops.NOT: _same("BitwiseNot", "Not"), Ops.ABS: _same("Abs"),
@@ -430,5 +520,5 @@ WRITERS: MappingProxyType[Op, Writer] = MappingProxyType({
     Ops.RESHAPE: _reshape, Ops.PERMUTE: _permute, Ops.EXPAND: _expand, Ops.PAD: _pad,
     Ops.SHRINK: _shrink, Ops.FLIP: _flip, Ops.WINDOW: _window,
     Ops.REDUCE: _reduce, Ops.PROJ: _part, Ops.SCAN: _scan, Ops.GATHER: _gather,
-    Ops.SCATTER: _scatter,
+    Ops.SCATTER: _scatter, Ops.REPEAT: _repeat,
 })  # fmt: skip

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
+from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.engine.session import current_session
 from baregrad.io.files import write_atomically
-from baregrad.io.onnx.node_writing import OPSET, WRITERS, GraphWriter, UnsupportedNode
+from baregrad.io.onnx.node_writing import OPSET, GraphWriter, declared, write_all
 from baregrad.io.onnx.packages import onnx_package
-from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.node import Node
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import no_grad
 
@@ -85,22 +85,7 @@ def _written(leaves: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Any
     writer = GraphWriter(onnx, next(iter(devices)))
     for name, one in leaves.items():
         writer.names[one.node] = name
-    missing: dict[str, int] = {}
-    dependent = set(writer.names)
-    for node in toposort(*(one.node for one in outputs.values())):
-        if node in dependent or not any(source in dependent for source in node.src):
-            continue
-        dependent.add(node)
-        if not all(isinstance(extent, int) for extent in node.shape):
-            raise ShapeError("a symbolic shape is not exported", found=list(node.shape))
-        write = WRITERS.get(node.op)
-        try:
-            if write is None:
-                raise UnsupportedNode(node.op.name)
-            writer.names[node] = write(writer, node)
-        except UnsupportedNode as error:
-            missing[str(error)] = missing.get(str(error), 0) + 1
-            writer.names[node] = ""
+    missing = write_all(writer, [one.node for one in outputs.values()])
     if missing:
         raise UnsupportedError(
             "the function has ops that are not exported",
@@ -109,8 +94,8 @@ def _written(leaves: Mapping[str, Tensor], outputs: Mapping[str, Tensor]) -> Any
     for name, one in outputs.items():
         _expose(writer, one.node, name)
     graph = onnx.helper.make_graph(
-        writer.nodes, "baregrad", [_declared(onnx, n, t) for n, t in leaves.items()],
-        [_declared(onnx, name, one) for name, one in outputs.items()], writer.constants,
+        writer.nodes, "baregrad", [declared(onnx, n, t.node) for n, t in leaves.items()],
+        [declared(onnx, name, one.node) for name, one in outputs.items()], writer.constants,
     )  # fmt: skip
     imports = [onnx.helper.make_opsetid("", OPSET)]
     model = onnx.helper.make_model(
@@ -124,11 +109,3 @@ def _expose(writer: GraphWriter, node: Node, name: str) -> None:
     """Give a value the name of an output, in the whole shape that a broadcast one stands for."""
     shape = writer.constant(np.array(node.shape, np.int64))
     writer.node("Expand", [writer.name(node), shape], output=name)
-
-
-def _declared(onnx: Any, name: str, tensor: Tensor) -> Any:
-    from baregrad.io.onnx.node_writing import element_of
-
-    return onnx.helper.make_tensor_value_info(
-        name, element_of(onnx, tensor.dtype), [int(extent) for extent in tensor.shape]
-    )

@@ -4,7 +4,7 @@ import numpy as np
 import onnx
 import pytest
 
-from baregrad import Tensor, bind, io, nn, variable
+from baregrad import Tensor, bind, func, io, nn, variable
 from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
 from tests.io.onnx.models import by_onnxruntime
 
@@ -83,6 +83,25 @@ def test_running_folds(tmp_path) -> None:
     x[1, :3], x[2, 2], x[3, 4] = -np.inf, np.inf, np.nan
     agree(function, tmp_path / "runs.onnx", x, np.array([[3, 1, 2], [2, 4, 1]]))
     agree(lambda x: x.logcumsumexp(1), tmp_path / "one.onnx", array(4, 1))
+
+
+def test_loops_are_scans(tmp_path) -> None:
+    weight = Tensor(array(4, 4))
+
+    def loops(h: Tensor, x: Tensor, factor: Tensor) -> tuple[Tensor, ...]:
+        factor = factor * 2
+
+        def step(carry, row):
+            h, count = carry
+            h = (h @ weight + row * factor).tanh()
+            return (h, count + 1.0), (h.sum(), h)
+
+        (end, count), (sums, rows) = func.scan(step, (h, Tensor(0.0)), x, reverse=True)
+        halves, _ = func.scan(lambda c, _: (c * 0.5 + end.sum(), None), Tensor(1.0), length=5)
+        inner = lambda c, row: (func.scan(lambda a, b: (a * 0.5 + b, None), c, row)[0], c)  # noqa: E731
+        return (end, count, sums, rows, halves, *func.scan(inner, end[0], x))
+
+    agree(loops, tmp_path / "loops.onnx", array(2, 4), array(6, 2, 4), array(4))
 
 
 def test_inputs_and_outputs_by_name(tmp_path) -> None:
