@@ -426,7 +426,8 @@ def _repeat(writer: GraphWriter, node: Node) -> str:
     names = writer.loops.get(key)
     if names is None:
         names = writer.loops[key] = _scan_of(writer, node)
-    return names[form.part]
+    found: str = names[form.part]
+    return found
 
 
 def _scan_of(writer: GraphWriter, node: Node) -> list[str]:
