@@ -154,10 +154,13 @@ class CudaBoundList:
         graph.set_steps(self.stale)
 
     def __del__(self) -> None:
-        graphs = [self.__dict__.get("graph"), *self.__dict__.get("timed_graphs", ())]
-        for graph in graphs:
+        timed = self.__dict__.get("timed_graphs", ())
+        for graph in (self.__dict__.get("graph"), *timed):
             if graph is not None:
                 self.dead_graphs.append((graph.graph, graph.executable))
+        for one in timed:
+            if one.user is not None:
+                one.user.give_back(one.events)
 
 
 class ListGraph:

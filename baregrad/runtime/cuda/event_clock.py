@@ -7,6 +7,7 @@ import itertools
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 
 from baregrad.runtime.commands import StartedList, Timeline
 from baregrad.runtime.cuda import abi
@@ -32,7 +33,8 @@ class EventClock:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._driver = context.driver
-        self._free: list[int] = []
+        # Events that nobody uses.
+        self.free: list[int] = []
         self._lock = threading.RLock()
         self.waiting: deque[TimedEvents] = deque()
         self.last = self.record()
@@ -42,7 +44,7 @@ class EventClock:
     def event(self) -> int:
         """Return an event that nobody uses."""
         try:
-            return self._free.pop()
+            return self.free.pop()
         except IndexError:
             event = self._driver.handle("cuEventCreate", abi.EVENT_DEFAULT)
             self._context.teardown.push(
@@ -95,12 +97,12 @@ class EventClock:
     def _read(self, one: TimedEvents) -> None:
         events = one.events
         now = self.last_ns + self.between(self.last, events[0])
-        self._free.append(self.last)
+        self.free.append(self.last)
         if one.as_graph:
             # The graph's own events are recorded anew when it runs again.
             begin, *events, end = events
             self.last, self.last_ns = end, now + self.between(begin, end)
-            self._free.append(begin)
+            self.free.append(begin)
             now += self.between(begin, events[0])
         beside = _BESIDE_NS if one.as_graph else _BESIDE_BY_HAND_NS
         begins, ends = [], []
@@ -112,7 +114,7 @@ class EventClock:
             ends.append(now)
         one.times = Timeline(one.labels, tuple(begins), tuple(ends))
         if not one.as_graph:
-            self._free += events[:-1]
+            self.free += events[:-1]
             self.last, self.last_ns = events[-1], now
         one.events = []
 
@@ -133,6 +135,11 @@ class TimedEvents(StartedList):
         self.labels = labels
         self.times: Timeline | None = None
         clock.waiting.append(self)
+
+    def give_back(self, events: Iterable[int]) -> None:
+        """Let others use events of a graph that will not run again, once this was its last run."""
+        if self.times is not None:
+            self._clock.free.extend(events)
 
     @property
     def is_done(self) -> bool:

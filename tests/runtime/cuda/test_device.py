@@ -328,7 +328,14 @@ def test_lists_that_are_timed_as_graphs_run_and_give_their_times() -> None:
                     before = timeline.end_ns[-1]
             assert (get(device, table[1]), get(device, table[2])) == model(values, turn)
         assert device.fake.calls.count("cuGraphAddEventRecordNode") == 2 * 5
-        commands.bound = None
+        # A list that goes leaves its events to the next.
+        made = device.fake.calls.count("cuEventCreate")
+        del commands, runs, run
+        gc.collect()
+        commands, _ = make_list(device, 1)
+        for _ in range(2 * GRAPH_AFTER):
+            device.start_timed(commands, table, {"k": 1}).timeline()
+        assert device.fake.calls.count("cuEventCreate") <= made + 2
     assert not device.fake.complaints and not device.fake.left_behind
 
 
