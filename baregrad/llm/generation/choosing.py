@@ -126,7 +126,8 @@ def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
     words = scores.shape[-1]
     length = min(words & -words, PART)
     if not is_gpu(scores.device) or length < LEAST_PART:
-        return scores.argmax(-1), scores.amax(-1, True)
+        high = scores.amax(-1, True)
+        return scores.argmax(-1), high
     parts = scores.unflatten(-1, (words // length, length))
     highs = parts.amax(-1).contiguous()
     part = highs.argmax(-1, True).contiguous()
