@@ -1,8 +1,9 @@
 """Linear algebra: factors, systems of equations, determinants and norms, named as PyTorch's.
 
-Matrices are the last two axes of float32 or float64 tensors, the axes before them a batch. All of
-it runs as kernels on the tensors' device, in blocks whose programs are captured once, and has
-gradients. A file is imported when one of its names is first asked for.
+Matrices are the last two axes of float32, float64 or, but for `lu` and `matrix_exp`, complex
+tensors, the axes before them a batch. All of it runs as kernels on the tensors' device, in blocks
+whose programs are captured once, and has gradients. A file is imported when one of its names is
+first asked for.
 """
 
 from __future__ import annotations

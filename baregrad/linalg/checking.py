@@ -26,10 +26,17 @@ def check_tensors(what: str, *values: object) -> None:
             raise DTypeError(f"{what} is of tensors", found=f"{type(x).__name__} {x!r:.40}")
 
 
-def check_matrices(what: str, *tensors: Tensor, square: bool = False) -> None:
+_REAL = (dtypes.float32, dtypes.float64)
+_ALSO_COMPLEX = (*_REAL, dtypes.complex64, dtypes.complex128)
+
+
+def check_matrices(
+    what: str, *tensors: Tensor, square: bool = False, also_complex: bool = False
+) -> None:
     """Raise unless tensors are matrices, or batches of them, of one floating-point dtype.
 
-    square: whether the first is to have as many rows as columns.
+    square: whether the first is to have as many rows as columns. also_complex: whether numbers may
+    be complex.
     """
     check_tensors(what, *tensors)
     for x in tensors:
@@ -38,7 +45,7 @@ def check_matrices(what: str, *tensors: Tensor, square: bool = False) -> None:
                 f"{what} is of matrices, or batches of them", found=f"shape {list(x.shape)}",
                 wanted="two axes or more",
             )  # fmt: skip
-        if x.dtype not in (dtypes.float32, dtypes.float64):
+        if x.dtype not in (_ALSO_COMPLEX if also_complex else _REAL):
             raise DTypeError(
                 f"{what} is of float32 or float64", found=f"dtype {x.dtype}",
                 hint="cast it first, for example with float()",
@@ -91,6 +98,8 @@ def linked(
     """
     if not grad_mode.grad_enabled() or not any(x.requires_grad for x in sources):
         return value
+    if value.is_complex() or any(x.is_complex() for x in sources):
+        return _linked_pairs(value, sources, pull)
     marks = tuple(twin(x.node) for x in sources)
     below = value.detach().node
     for mark in marks:
@@ -112,3 +121,25 @@ def linked(
     marked = Node(Ops.DETACH, below.dtype, (below,), Pulled(marks, rule))
     held.append(marked)
     return Tensor._make(marked, value.device, True)
+
+
+def _linked_pairs(
+    value: Tensor, sources: Sequence[Tensor], pull: Callable[[Tensor, Tensor], Sequence[Any]]
+) -> Tensor:
+    """`linked` of complex tensors: gradients are pairs of the derivatives by both parts."""
+    is_complex = value.is_complex()
+
+    def pairs_of(x: Tensor) -> Tensor:
+        return x.view_as_real() if x.is_complex() else x
+
+    def pull_pairs(found: Tensor, gradient: Tensor) -> list[Tensor]:
+        if is_complex:
+            found, gradient = found.view_as_complex(), gradient.contiguous().view_as_complex()
+        parts = pull(found, gradient)
+        return [
+            pairs_of(part) if x.is_complex() or not part.is_complex() else part.real
+            for part, x in zip(parts, sources, strict=True)
+        ]
+
+    made = linked(pairs_of(value), [pairs_of(x) for x in sources], pull_pairs)
+    return made.view_as_complex() if is_complex else made

@@ -1,8 +1,10 @@
 """Factors of matrices, with gradients: Cholesky, LU, QR, eigenvalues, singular values.
 
-Names, arguments and results are those of `torch.linalg`; matrices are the last two axes of float32
-or float64 tensors, the axes before them a batch. What a factor is computed of is computed at the
-call. A captured function looks at no numbers, so that what has no factor gives NaN there.
+Names, arguments and results are those of `torch.linalg`; matrices are the last two axes of float32,
+float64 or complex tensors, the axes before them a batch. Where a matrix is complex its adjoint
+stands in the place of its transpose, and gradients need a loss that phases of vectors do not
+change. What a factor is computed of is computed at the call. A captured function looks at no
+numbers, so that what has no factor gives NaN there.
 """
 
 from __future__ import annotations
@@ -14,8 +16,8 @@ from baregrad.dtypes import dtypes
 from baregrad.linalg.checking import batch, check_matrices, linked, refuse_if
 from baregrad.linalg.embedding import embedded, extracted
 from baregrad.linalg.factoring import cholesky_factor, lu_factor
-from baregrad.linalg.orthogonal import qr_factor
-from baregrad.linalg.spectra import eigen_factor, singular_factor
+from baregrad.linalg.orthogonal import qr_factor, signed
+from baregrad.linalg.spectra import complex_singular_factor, eigen_factor, singular_factor
 from baregrad.linalg.triangular import solve_triangular
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import no_grad
@@ -169,16 +171,19 @@ def lu(A: Tensor) -> LU:  # noqa: N803
 def qr(A: Tensor, mode: str = "reduced") -> QR:  # noqa: N803
     """Return Q and R of A (..., m, n): Q (..., m, k) and R (..., k, n), k = min(m, n).
 
+    Signs are those of LAPACK for real A; for complex A, R's diagonal is real and not negative.
     With mode "complete" Q is (..., m, m) and R (..., m, n); with "r" Q is empty. Gradients need
     columns, of those that are reflected, that do not depend on each other.
     """
-    check_matrices("qr", A)
+    check_matrices("qr", A, also_complex=True)
     if mode not in ("reduced", "complete", "r"):
         raise ArgumentError("qr has no such mode", found=repr(mode), wanted="reduced, complete, r")
     rows, columns = A.shape[-2:]
     width = rows if mode == "complete" else min(rows, columns)
     with no_grad():
         outer, upper = qr_factor(batch(A), width)
+        if A.is_complex():
+            outer, upper = _without_phases(outer, upper)
         outer = outer.reshape(*A.shape[:-1], width)
         upper = upper.reshape(*A.shape[:-2], width, columns)
     made: list[Tensor] = []
@@ -205,15 +210,27 @@ def _pull_qr(
     count = upper.shape[-2]
     rest = upper.shape[-1] - count
     if rest:
-        to_outer = to_outer + a[..., count:] @ to_upper[..., count:].mT
+        to_outer = to_outer + a[..., count:] @ to_upper[..., count:].mH
     square = upper[..., :count]
-    both = square @ to_upper[..., :count].mT - to_outer.mT @ outer
+    both = square @ to_upper[..., :count].mH - to_outer.mH @ outer
     low = both.tril(-1)
-    symmetric = both.tril() + low.mT
+    diagonal = both.diagonal(0, -2, -1)
+    diagonal = diagonal.real if a.is_complex() else diagonal
+    symmetric = low + low.mH + diagonal.diag_embed()
     found = solve_triangular(
-        square.mT, to_outer + outer @ symmetric, upper=False, left=False
+        square.mH, to_outer + outer @ symmetric, upper=False, left=False
     )
     return Tensor.cat(found, outer @ to_upper[..., count:], dim=-1) if rest else found
+
+
+def _without_phases(outer: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    """Complex Q and R between which the phases of R's diagonal are taken: it is not negative."""
+    diagonal = upper.diagonal(0, 1, 2)
+    phases = signed(diagonal.abs().ones_like(), diagonal)
+    rest = phases.ones_like()[:, :1].expand(-1, outer.shape[2] - phases.shape[1])
+    columns = Tensor.cat(phases, rest, dim=1)
+    rows = columns if upper.shape[1] > phases.shape[1] else phases
+    return outer * columns.unsqueeze(1), upper * rows.conj().unsqueeze(2)
 
 
 # --- eigenvalues ----------------------------------------------------------------------------------
@@ -227,12 +244,14 @@ def eigh(A: Tensor, UPLO: str = "L") -> Eigh:  # noqa: N803
     the vectors does not end; a captured function searches a fixed number of steps, and gives NaN
     there.
     """
-    check_matrices("eigh", A, square=True)
+    check_matrices("eigh", A, square=True, also_complex=True)
     if UPLO not in ("L", "U"):
         raise ArgumentError("eigh reads the lower or the upper triangle", found=repr(UPLO))
     with no_grad():
         given = A.detach()
-        if UPLO == "L":
+        if A.is_complex():
+            whole = _hermitian(given, UPLO == "U")
+        elif UPLO == "L":
             whole = given.tril() + given.tril(-1).mT
         else:
             whole = given.triu() + given.triu(1).mT
@@ -242,12 +261,12 @@ def eigh(A: Tensor, UPLO: str = "L") -> Eigh:  # noqa: N803
     made: list[Tensor] = []
 
     def pull_values(_: Tensor, gradient: Tensor) -> tuple[Tensor]:
-        return ((made[1] * gradient.unsqueeze(-2)) @ made[1].mT,)
+        return ((made[1] * gradient.unsqueeze(-2)) @ made[1].mH,)
 
     def pull_vectors(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
         values = made[0]
         gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
-        return (found @ (_over_gaps(found.mT @ gradient, gaps) @ found.mT),)
+        return (found @ (_over_gaps(found.mH @ gradient, gaps) @ found.mH),)
 
     made += [linked(values, (A,), pull_values), linked(vectors, (A,), pull_vectors)]
     return Eigh(made[0], made[1])
@@ -260,11 +279,7 @@ def _over_gaps(x: Tensor, gaps: Tensor) -> Tensor:
 
 
 def eigvalsh(A: Tensor, UPLO: str = "L") -> Tensor:  # noqa: N803
-    """Return the eigenvalues of `eigh`: (..., n, n) -> (..., n), of complex matrices as well."""
-    if isinstance(A, Tensor) and A.is_complex():
-        check_matrices("eigvalsh", A.real, square=True)
-        # Each eigenvalue comes twice.
-        return eigvalsh(embedded(_hermitian(A, UPLO == "U")))[..., ::2]
+    """Return the eigenvalues of `eigh`: (..., n, n) -> (..., n)."""
     return eigh(A, UPLO).eigenvalues
 
 
@@ -279,13 +294,14 @@ def svd(A: Tensor, full_matrices: bool = True) -> SVD:  # noqa: N803
     `full_matrices` adds do not count. Signs of vectors are any. Raises LinAlgError as `eigh` does,
     and gives NaN in a captured function.
     """
-    check_matrices("svd", A)
+    check_matrices("svd", A, also_complex=True)
     rows, columns = A.shape[-2:]
     if rows < columns:
-        found = svd(A.mT, full_matrices)
-        return SVD(found.Vh.mT, found.S, found.U.mT)
+        found = svd(A.mH, full_matrices)
+        return SVD(found.Vh.mH, found.S, found.U.mH)
     with no_grad():
-        parts = singular_factor(batch(A), rows if full_matrices else columns)
+        factor = complex_singular_factor if A.is_complex() else singular_factor
+        parts = factor(batch(A), rows if full_matrices else columns)
         left = parts[0].reshape(*A.shape[:-1], parts[0].shape[-1])
         values = parts[1].reshape(*A.shape[:-2], columns)
         right = parts[2].reshape(*A.shape[:-2], columns, columns)
@@ -294,9 +310,12 @@ def svd(A: Tensor, full_matrices: bool = True) -> SVD:  # noqa: N803
 
     def pull_left(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
         s, vh = made[1], made[2]
-        mixed = _symmetric_over_gaps(found.mT @ gradient, s) * s.unsqueeze(-2)
+        inner = found.mH @ gradient
+        mixed = _symmetric_over_gaps(inner, s) * s.unsqueeze(-2)
+        if A.is_complex():
+            mixed = mixed + _turns(inner, s)
         beside = gradient / s.unsqueeze(-2)
-        beside = beside - found @ (found.mT @ beside)
+        beside = beside - found @ (found.mH @ beside)
         return ((found @ mixed + beside) @ vh,)
 
     def pull_values(_: Tensor, gradient: Tensor) -> tuple[Tensor]:
@@ -304,7 +323,10 @@ def svd(A: Tensor, full_matrices: bool = True) -> SVD:  # noqa: N803
 
     def pull_right(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
         u, s = made[0], made[1]
-        mixed = s.unsqueeze(-1) * _symmetric_over_gaps(found @ gradient.mT, s)
+        inner = found @ gradient.mH
+        mixed = s.unsqueeze(-1) * _symmetric_over_gaps(inner, s)
+        if A.is_complex():
+            mixed = mixed - _turns(inner, s)
         return (u @ (mixed @ found),)
 
     made += [
@@ -318,15 +340,19 @@ def svd(A: Tensor, full_matrices: bool = True) -> SVD:  # noqa: N803
 
 
 def _symmetric_over_gaps(x: Tensor, values: Tensor) -> Tensor:
-    """J + J.mT of J = x / (s_j**2 - s_i**2) off the diagonal."""
+    """J + J.mH of J = x / (s_j**2 - s_i**2) off the diagonal."""
     column, row = values.unsqueeze(-2), values.unsqueeze(-1)
     made = _over_gaps(x, (column - row) * (column + row))
-    both: Tensor = made + made.mT
+    both: Tensor = made + made.mH
     return both
+
+
+def _turns(x: Tensor, values: Tensor) -> Tensor:
+    """How far phases turn: half of what one side asks for, as the other asks for its opposite."""
+    turned: Tensor = (x.diagonal(0, -2, -1).imag / (2 * values)).diag_embed() * 1j
+    return turned
 
 
 def svdvals(A: Tensor) -> Tensor:  # noqa: N803
     """Return the singular values of `svd`, in descending order: (..., m, n) -> (..., k)."""
-    if isinstance(A, Tensor) and A.is_complex():
-        return svdvals(embedded(A))[..., ::2]
     return svd(A, full_matrices=False).S

@@ -1,6 +1,6 @@
 """QR factors, by blocks of reflections.
 
-Matrices here are of shape (B, m, n), float32 or float64.
+Matrices here are of shape (B, m, n), float32, float64 or complex.
 """
 
 from __future__ import annotations
@@ -24,8 +24,21 @@ def scale_of(x: Tensor) -> Tensor:
     largest = x.abs().amax(dim=(1, 2), keepdim=True)
     usual = (largest > 0) & largest.isfinite()
     exponent = usual.where(largest, 1.0).log2().floor()
-    most = 120 if x.dtype is dtypes.float32 else 1000
+    most = 120 if x.dtype in (dtypes.float32, dtypes.complex64) else 1000
     return exponent.clamp(-most, most).exp2()
+
+
+def squares(x: Tensor) -> Tensor:
+    """|x|**2, real."""
+    return (x.abs() if x.is_complex() else x).square()
+
+
+def signed(size: Tensor, x: Tensor) -> Tensor:
+    """A size with the sign of x, + for 0; of complex x with its phase."""
+    if not x.is_complex():
+        return (x < 0).where(-size, size)
+    length = x.abs()
+    return (length == 0).where(size, x / (length == 0).where(1.0, length) * size)
 
 
 # --- QR -------------------------------------------------------------------------------------------
@@ -33,36 +46,36 @@ def scale_of(x: Tensor) -> Tensor:
 
 @block
 def _qr_step(left: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Some reflections of what is left (B, m, n): their vectors v, of v.v = 2, as columns.
+    """Some reflections of what is left (B, m, n): their vectors v, of |v|**2 = 2, as columns.
 
-    Then S, by which Q.T = I - v S v.T, the rows of R, and what is left.
+    Then S, by which Q.mH = I - v S v.mH, the rows of R, and what is left.
     """
     panel, vectors = left[:, :, :width], []
     for column in range(width):
         # Of its own scale, or squares of small columns would vanish. The vector is the same.
         largest = stored(panel[:, :, :1].abs().amax(dim=1, keepdim=True))
         x = stored(panel[:, :, :1] / (largest == 0).where(1.0, largest))
-        below = x[:, 1:].square().sum(dim=1, keepdim=True)
+        below = squares(x[:, 1:]).sum(dim=1, keepdim=True)
         corner = x[:, :1]
-        length = stored((below + corner.square()).sqrt())
+        length = stored((below + squares(corner)).sqrt())
         # Both terms have one sign, so nothing cancels.
-        first = corner + (corner < 0).where(-length, length)
+        first = corner + signed(length, corner)
         factor = (length * (length + corner.abs())).sqrt()
         is_done = below == 0
         whole = Tensor.cat(first, x[:, 1:], dim=1)
         vector = stored(is_done.where(0.0, whole / is_done.where(1.0, factor)))
-        onto = stored((vector * panel).sum(dim=1, keepdim=True))
+        onto = stored((vector.conj() * panel).sum(dim=1, keepdim=True))
         vectors.append(placed(vector, column, left.shape[1]))
         panel = stored(shifted(panel - vector * onto, 1, 1))
     found = stored(Tensor.cat(*vectors, dim=2))
-    unit = (found.mT @ found).tril(-1) + Tensor.eye(width, dtype=left.dtype, device=left.device)
+    unit = (found.mH @ found).tril(-1) + Tensor.eye(width, dtype=left.dtype, device=left.device)
     turns = inverse_lower(unit)
-    left = stored(left - found @ stored(turns @ stored(found.mT @ left)))
+    left = stored(left - found @ stored(turns @ stored(found.mH @ left)))
     return found, turns, left[:, :width], shifted(left, width, width)
 
 
 class Reflections(NamedTuple):
-    """I - V @ turns.mT @ V.mT: vectors V (B, h, w), of the last h rows, and turns (B, w, w)."""
+    """I - V @ turns.mH @ V.mH: vectors V (B, h, w), of the last h rows, and turns (B, w, w)."""
 
     vectors: Tensor
     turns: Tensor
@@ -77,7 +90,7 @@ def windowed(vectors: Tensor, turns: Tensor, first: int, size: int) -> Reflectio
 @block
 def _reflect(x: Tensor, vectors: Tensor, turns: Tensor) -> Tensor:
     """Q @ x of the reflections of one step."""
-    found: Tensor = stored(x - vectors @ stored(turns.mT @ stored(vectors.mT @ x)))
+    found: Tensor = stored(x - vectors @ stored(turns.mH @ stored(vectors.mH @ x)))
     return found
 
 
@@ -100,7 +113,7 @@ def turned_back(x: Tensor, steps: Sequence[Reflections], size: int) -> Tensor:
 def qr_factor(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
     """Q (B, m, width) and R (B, width, n), of which x = Q @ R: `width` is min(m, n), or m.
 
-    Signs are those of LAPACK.
+    Signs are those of LAPACK; of complex x, R's diagonal has phases.
     """
     batch, rows, columns = x.shape
     if 0 in x.shape:

@@ -78,18 +78,18 @@ def _solved(
     x: Tensor, lower: Tensor, upper: Tensor, order: Tensor, given: Tensor, is_turned: bool,
     is_corrected: bool,
 ) -> Tensor:
-    """The solution of x @ found = given, or of x.mT @ found = given, perhaps corrected once."""
+    """The solution of x @ found = given, or of x.mH @ found = given, perhaps corrected once."""
 
     def solve(right: Tensor) -> Tensor:
         if is_turned:
-            found = stored(lower.mT @ stored(upper.mT @ right))
+            found = stored(lower.mH @ stored(upper.mH @ right))
             return stored(take_rows(found, order.argsort(dim=1)))
         return stored(upper @ stored(lower @ stored(take_rows(right, order))))
 
     found = solve(given)
     if not is_corrected:
         return found
-    matrix = x.mT if is_turned else x
+    matrix = x.mH if is_turned else x
     return found + solve(stored(given - matrix @ found))
 
 
@@ -103,7 +103,7 @@ def _solve(
 
     def pull(found: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
         to_right = _solve(matrix, gradient, factors, not is_turned, is_corrected)
-        to_matrix = found @ to_right.mT if is_turned else to_right @ found.mT
+        to_matrix = found @ to_right.mH if is_turned else to_right @ found.mH
         return -to_matrix, to_right
 
     return linked(value, (matrix, right), pull)
@@ -179,7 +179,7 @@ def _signs(order: Tensor) -> Tensor:
 
 def det(A: Tensor) -> Tensor:  # noqa: N803
     """Return the determinant: (..., n, n) -> (...)."""
-    check_matrices("det", A, square=True)
+    check_matrices("det", A, square=True, also_complex=True)
     with no_grad():
         given = batch(A)
         lower, upper, order = lu_factor(given)
@@ -201,9 +201,9 @@ def det(A: Tensor) -> Tensor:  # noqa: N803
             singular = is_zero.any(dim=1).reshape(*A.shape[:-2], 1, 1)
         # Not corrected: of a matrix that is singular but for rounding, the determinant and this
         # inverse are of the same rounded factors, so that their errors cancel.
-        turned = _solve(A, one, factors, is_corrected=False).mT
-        usual = found.unsqueeze(-1).unsqueeze(-1) * turned
-        cofactors = singular.where(limit * turned.detach(), usual)
+        turned = _solve(A, one, factors, is_corrected=False).mH
+        usual = found.conj().unsqueeze(-1).unsqueeze(-1) * turned
+        cofactors = singular.where(limit.conj() * turned.detach(), usual)
         return (gradient.unsqueeze(-1).unsqueeze(-1) * cofactors,)
 
     return linked(value, (A,), pull)
@@ -214,20 +214,36 @@ def slogdet(A: Tensor) -> SLogDet:  # noqa: N803
 
     A singular matrix has sign 0 and log -inf.
     """
-    check_matrices("slogdet", A, square=True)
+    check_matrices("slogdet", A, square=True, also_complex=True)
     with no_grad():
         given = batch(A)
         lower, upper, order = lu_factor(given)
         pivots = upper.diagonal(0, 1, 2)
-        sign = (pivots.sign().prod(dim=1) * _signs(order).cast(A.dtype)).reshape(*A.shape[:-2])
+        odd = _signs(order).cast(A.dtype)
+        if A.is_complex():
+            size = pivots.abs()
+            phases = (size == 0).where(0.0, pivots / (size == 0).where(1.0, size))
+            sign = (phases.prod(dim=1) * odd).reshape(*A.shape[:-2])
+        else:
+            sign = (pivots.sign().prod(dim=1) * odd).reshape(*A.shape[:-2])
         value = pivots.abs().log().sum(dim=1).reshape(*A.shape[:-2])
 
-    def pull(_: Tensor, gradient: Tensor) -> tuple[Tensor]:
+    def inverse() -> Tensor:
         with no_grad():
             factors = _factors(given, lower, upper, order)
         one = Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(*A.shape)
-        return (gradient.unsqueeze(-1).unsqueeze(-1) * _solve(A, one, factors).mT,)
+        return _solve(A, one, factors)
 
+    def pull(_: Tensor, gradient: Tensor) -> tuple[Tensor]:
+        return (gradient.unsqueeze(-1).unsqueeze(-1) * inverse().mH,)
+
+    def pull_sign(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
+        """Of a complex sign: it turns by the imaginary part of the logarithm."""
+        turned = (gradient.conj() * found).imag.unsqueeze(-1).unsqueeze(-1)
+        return (inverse().mH * turned * -1j,)
+
+    if A.is_complex():
+        sign = linked(sign, (A,), pull_sign)
     return SLogDet(sign, linked(value, (A,), pull))
 
 

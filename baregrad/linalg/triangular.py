@@ -31,7 +31,7 @@ def solve_triangular(
     A is the upper or the lower triangle of what is given, with ones on its diagonal if it is
     `unitriangular`. A zero on the diagonal gives infinities and NaN.
     """
-    check_matrices("solve_triangular", A, B, square=True)
+    check_matrices("solve_triangular", A, B, square=True, also_complex=True)
     if not left:
         turned: Tensor = solve_triangular(
             A.mT, B.mT, upper=not upper, unitriangular=unitriangular
@@ -48,8 +48,8 @@ def solve_triangular(
         value = (value.flip(-2) if upper else value).reshape(*B.shape)
 
     def pull(found: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        right = solve_triangular(A.mT, gradient, upper=not upper, unitriangular=unitriangular)
-        matrix = -(right @ found.mT)
+        right = solve_triangular(A.mH, gradient, upper=not upper, unitriangular=unitriangular)
+        matrix = -(right @ found.mH)
         edge = int(unitriangular)
         return (matrix.triu(edge) if upper else matrix.tril(-edge)), right
 

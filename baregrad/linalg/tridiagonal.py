@@ -1,8 +1,8 @@
-"""Symmetric matrices made tridiagonal by reflections, whose products come in blocks.
+"""Symmetric and Hermitian matrices made tridiagonal by reflections, whose products come in blocks.
 
 Half of the work is products of the whole matrix with one vector a reflection, the other half
 products of matrices (Dongarra, Hammarling and Sorensen, "Block reduction of matrices to condensed
-forms", 1989). Matrices here are of shape (B, n, n), float32 or float64.
+forms", 1989). Matrices here are of shape (B, n, n), float32, float64 or complex.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from baregrad.dtypes import finfo
 from baregrad.linalg.blocks import block
 from baregrad.linalg.factoring import BLOCK, inverse_lower, shifted
-from baregrad.linalg.orthogonal import Reflections, windowed
+from baregrad.linalg.orthogonal import Reflections, signed, squares, windowed
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.shapes import stored
 
@@ -21,7 +21,7 @@ from baregrad.tensor.ops.shapes import stored
 class Tridiagonal(NamedTuple):
     """Diagonal (B, n), what is beside it (B, n), of which the last counts for nothing.
 
-    The matrix is that one between the product of the steps, of `size` rows, and its transpose.
+    The matrix is that one between the product of the steps, of `size` rows, and its adjoint.
     """
 
     diagonal: Tensor
@@ -31,27 +31,27 @@ class Tridiagonal(NamedTuple):
 
 
 def reflection(x: Tensor, corner: Tensor, behind: Tensor) -> tuple[Tensor, Tensor]:
-    """A vector v of I - v v.T by which x (B, n) has zeros behind a corner: (B, n), (B, 1).
+    """A vector v of I - v v.mH by which x (B, n) has zeros behind a corner: (B, n), (B, 1).
 
     Then what stands at the corner after it. corner: (1, n), one 1; behind: (1, n), ones. Places
-    before the corner do not count, and v.v is 2, or 0 where nothing is to be done. The largest
+    before the corner do not count, and |v|**2 is 2, or 0 where nothing is to be done. The largest
     elements of the matrix are about 1, and what has no exact squares counts as 0.
     """
     least = finfo(x.dtype).smallest_normal / finfo(x.dtype).eps ** 2
     first = stored((x * corner).sum(dim=1, keepdim=True))
-    rest = stored((x * behind).square().sum(dim=1, keepdim=True))
-    length = (rest + first.square()).sqrt()
+    rest = stored(squares(x * behind).sum(dim=1, keepdim=True))
+    length = (rest + squares(first)).sqrt()
     # Both terms have one sign, so nothing cancels.
-    signed = (first < 0).where(-length, length)
+    other = stored(signed(length, first))
     factor = (length * (length + first.abs())).sqrt()
     is_done = rest <= least
-    whole = (x * behind + (first + signed) * corner) / is_done.where(1.0, factor)
-    return stored(is_done.where(0.0, whole)), is_done.where(first, -signed)
+    whole = (x * behind + (first + other) * corner) / is_done.where(1.0, factor)
+    return stored(is_done.where(0.0, whole)), is_done.where(first, -other)
 
 
 def turns_of(vectors: Tensor) -> Tensor:
-    """S (B, w, w) of I - V S V.T, the last of the reflections V (B, n, w) applied last."""
-    unit = (vectors.mT @ vectors).tril(-1)
+    """S (B, w, w) of I - V S V.mH, the last of the reflections V (B, n, w) applied last."""
+    unit = (vectors.mH @ vectors).tril(-1)
     one = Tensor.eye(vectors.shape[2], dtype=vectors.dtype, device=vectors.device)
     return inverse_lower(unit + one)
 
@@ -85,34 +85,36 @@ def _step(left: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     what differs between them is in masks, so that one set of kernels serves all.
     """
     places = Tensor.arange(left.shape[1], device=left.device).unsqueeze(0)
-    corner, behind = stored((places == 0).cast(left.dtype)), stored((places > 0).cast(left.dtype))
+    real = left.real.dtype if left.is_complex() else left.dtype
+    corner, behind = stored((places == 0).cast(real)), stored((places > 0).cast(real))
     panel, diagonal, beside = stored(left[:, :BLOCK]), [], []
     # The newest first, and as many as there will be.
     ones = stored(panel.zeros_like())
     others = ones
     for _ in range(BLOCK):
         # The column is brought up to date when it is its turn.
-        x = without(without(panel[:, 0], ones, others, corner), others, ones, corner)
+        x = without(panel[:, 0].conj(), ones, others.conj(), corner)
+        x = without(x, others, ones.conj(), corner)
         panel = stored(panel[:, 1:].pad((0, 0, 0, 1)))
         diagonal.append(stored((x * corner).sum(dim=1, keepdim=True)))
         corner, behind = moved_on(corner, behind)
         vector, edge = reflection(x, corner, behind)
         beside.append(stored(edge))
-        # (I - v v.T) A (I - v v.T) = A - v w.T - w v.T.
-        product = without(times(left, vector), ones, others, vector)
-        product = without(product, others, ones, vector)
-        onto = stored((product * vector).sum(dim=1, keepdim=True))
+        # (I - v v.mH) A (I - v v.mH) = A - v w.mH - w v.mH.
+        product = without(times(left, vector), ones, others.conj(), vector)
+        product = without(product, others, ones.conj(), vector)
+        onto = stored((product * vector.conj()).sum(dim=1, keepdim=True))
         other = stored(product - vector * (onto / 2))
         ones, others = pushed(vector, ones), pushed(other, others)
     vectors = stored(ones.flip(1).mT)
     others = stored(others.flip(1))
-    rest = left - vectors @ others - others.mT @ vectors.mT
+    rest = left - vectors @ others.conj() - others.mT @ vectors.mH
     parts = (Tensor.cat(*diagonal, dim=1), Tensor.cat(*beside, dim=1))
     return vectors, turns_of(vectors), *parts, shifted(rest, BLOCK, BLOCK)
 
 
 def made_tridiagonal(x: Tensor) -> Tridiagonal:
-    """The tridiagonal matrix of symmetric x (B, n, n), and the reflections that made it."""
+    """The tridiagonal matrix of symmetric or Hermitian x (B, n, n), and what made it."""
     count = x.shape[-1]
     size = math.ceil(count / BLOCK) * BLOCK
     left = x.pad((0, size - count, 0, size - count))

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from baregrad import linalg
-from baregrad.base.errors import DTypeError
 from baregrad.linalg.embedding import embedded, extracted
 from baregrad.tensor import Tensor
 
@@ -84,9 +83,3 @@ def test_least_squares() -> None:
 def test_vecdot_conjugates_its_first_factor() -> None:
     found = linalg.vecdot(Tensor(A), Tensor(A[::-1].copy()))
     assert np.allclose(found.numpy(), np.linalg.vecdot(A, A[::-1]))
-
-
-def test_factors_of_complex_matrices_are_refused() -> None:
-    for function in (linalg.qr, linalg.svd, linalg.det, linalg.eigh):
-        with pytest.raises(DTypeError, match="float"):
-            function(Tensor(A))

@@ -402,6 +402,9 @@ def stored(x: Tensor) -> Tensor:
     Its gradient is one likewise. For what a loop makes anew at each turn: the kernels of all turns
     are then alike, where otherwise each would compute other parts of earlier turns again.
     """
+    if x.is_paired:
+        made = stored(x.pairs())
+        return type(x)._on(made._storage, made._steps)
     return result(Node(Ops.CONTIGUOUS, x.dtype, (x.node,), True), x)
 
 
