@@ -98,8 +98,11 @@ def test_loops_are_scans(tmp_path) -> None:
 
         (end, count), (sums, rows) = func.scan(step, (h, Tensor(0.0)), x, reverse=True)
         halves, _ = func.scan(lambda c, _: (c * 0.5 + end.sum(), None), Tensor(1.0), length=5)
-        inner = lambda c, row: (func.scan(lambda a, b: (a * 0.5 + b, None), c, row)[0], c)  # noqa: E731
-        return (end, count, sums, rows, halves, *func.scan(inner, end[0], x))
+
+        def nested(c, row):
+            return func.scan(lambda a, b: (a * 0.5 + b, None), c, row)[0], c
+
+        return (end, count, sums, rows, halves, *func.scan(nested, end[0], x))
 
     agree(loops, tmp_path / "loops.onnx", array(2, 4), array(6, 2, 4), array(4))
 
