@@ -261,20 +261,15 @@ class Array:
                     "only a leaf can stop requiring gradients",
                     hint="use detach() to go on with the same values without gradients",
                 )
-            return self._showing(self._steps[:-1])
+            views.change_steps(self, self._steps[:-1])
+            return self
         if self._value().dtype.kind != "float":
             raise GradientError(
                 "only floating-point tensors can require gradients",
                 found=f"dtype {self.dtype}",
                 hint="cast it first, for example with float()",
             )
-        return self._showing((*self._steps, (Ops.DETACH, Leaf(self))))
-
-    def _showing(self, steps: tuple[Step, ...]) -> Self:
-        """Have other steps from now on; return it."""
-        self._steps = steps
-        self._cached = None
-        views.Reviewed.count += 1
+        views.change_steps(self, (*self._steps, (Ops.DETACH, Leaf(self))))
         return self
 
     def detach(self) -> Self:

@@ -15,7 +15,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.core import Array
-from baregrad.tensor.array.views import Hook, Hooks
+from baregrad.tensor.array.views import Hook, Hooks, change_steps
 
 if TYPE_CHECKING:
     from baregrad.tensor.array.tensor_like import Tensor
@@ -128,12 +128,12 @@ def hooks_of(x: Tensor) -> Hooks:
         if leaf.hooks is None:
             leaf.hooks = Hooks()
             # Other steps than before, for whoever remembers those.
-            x._showing((*x._steps,))
+            change_steps(x, (*x._steps,))
         return leaf.hooks
     last = x._steps[-1][1] if x._steps else None
     if last.__class__ is Hooks:
         found: Hooks = last
         return found
     made = Hooks()
-    x._showing((*x._steps, (Ops.DETACH, made)))
+    change_steps(x, (*x._steps, (Ops.DETACH, made)))
     return made

@@ -8,6 +8,7 @@ from typing import Any
 from baregrad.base.errors import ArgumentError, GradientError, ShapeError
 from baregrad.tensor.array.axes import own_axis
 from baregrad.tensor.array.tensor_like import Tensor
+from baregrad.tensor.array.views import change_steps
 from baregrad.tensor.ops import sorting
 from baregrad.tensor.ops.creation import as_shape
 
@@ -149,7 +150,8 @@ def _as(x: Any, made: Any) -> Any:
             hint="work on a view of it: the method without the underscore",
         )
     x._storage, x._look, x._layout = made._storage, made._look, None
-    return x._showing(made._steps)
+    change_steps(x, made._steps)
+    return x
 
 
 def squeeze_(x: Tensor, dim: int | Sequence[int] | None = None) -> Tensor:

@@ -126,7 +126,7 @@ def test_steps_change_where_it_is_counted_alone() -> None:
             if any(node.attr == "_steps" for node in stored):
                 found.add((str(file.relative_to(room)), function.name))
     assert found == {
-        ("array/core.py", "_on"), ("array/core.py", "_showing"), ("tensor.py", "__init__"),
+        ("array/core.py", "_on"), ("array/views.py", "change_steps"), ("tensor.py", "__init__"),
         # What a function reaches, which keeps what steps were.
         ("jit/closure.py", "__init__"), ("jit/closure.py", "_changed_manner"),
     }
