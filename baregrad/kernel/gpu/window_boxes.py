@@ -70,7 +70,7 @@ class _Dimension:
         return self.low + (0 if self.walked is None else self.step * (_size(self.walked) - 1))
 
 
-class Window(NamedTuple):
+class ImageWindow(NamedTuple):
     """The dimensions of a factor that is a window: channels innermost, then those of its walk.
 
     Images, the last ones, have no corners.
@@ -102,7 +102,7 @@ def kept_window(stage: Node) -> WindowBox | None:
 
 def window_of(
     read: ArrayAccess, walked: Sequence[Node], channels: Node, panel: int = 1
-) -> Window | None:
+) -> ImageWindow | None:
     """The window that a read is, walked along joined axes, the outermost first; None for none.
 
     channels: the axis of neighbours. panel: into how many places a walk is cut; what is read beyond
@@ -161,7 +161,7 @@ def _bound(along: Mapping[Node, _Dimension], condition: Node, strides: Mapping[N
 
 def _found(
     every: list[_Dimension], strides: Mapping[Node, int], channels: Node, constant: int
-) -> Window | None:
+) -> ImageWindow | None:
     """The dimensions, in the order of a walk, with all axes that move the window."""
     left = dict(strides)
     for one in every:
@@ -185,9 +185,9 @@ def _found(
         one.size = one.size + one.begin if one.size else one.last - one.least + one.most + 1
     last = every[-1]
     if len(every) > 1 and last.step == 1 and not last.is_checked:
-        return Window(inside, tuple(every[:-1]), last)
+        return ImageWindow(inside, tuple(every[:-1]), last)
     whole = max([one.stride * one.size for one in every])
-    return Window(inside, tuple(every), _Dimension(whole + -whole % UNIT, size=1))
+    return ImageWindow(inside, tuple(every), _Dimension(whole + -whole % UNIT, size=1))
 
 
 def _moved(free: Sequence[_Dimension], move: int) -> _Dimension | None:
@@ -207,7 +207,7 @@ def _moved(free: Sequence[_Dimension], move: int) -> _Dimension | None:
     return None
 
 
-def _suits(window: Window, itemsize: int) -> bool:
+def _suits(window: ImageWindow, itemsize: int) -> bool:
     """Whether a map says all of a window, whose channels move by whole words."""
     channels, spatial, images = window
     if not 1 <= len(spatial) <= MOST_SPATIAL:
@@ -229,7 +229,7 @@ def _suits(window: Window, itemsize: int) -> bool:
 
 
 def window_box(
-    window: Window, places: Mapping[Node, Node], own: Sequence[Node],
+    window: ImageWindow, places: Mapping[Node, Node], own: Sequence[Node],
     walk: Node, along: Node, itemsize: int,
 ) -> WindowBox | None:  # fmt: skip
     """The box that a copy over the axes `own` is, the outermost first; None for none.
