@@ -30,6 +30,7 @@ from baregrad.ir.core.shape import is_one
 _WIDE = frozenset((dtypes.float32, dtypes.float64, dtypes.int32, dtypes.int64))
 _FACTORS = 6  # factors and terms that are looked at
 _ADDITIVE = frozenset((Ops.ADD, Ops.SUB))
+_SIGNED = mask_of((Ops.ADD, Ops.SUB, Ops.NEG))
 _TAKEN_APART = mask_of((Ops.ADD, Ops.SUB, Ops.NEG, Ops.MUL))
 
 
@@ -238,21 +239,23 @@ def _contractions(this: _Sum, body: Node) -> Node | None:
 
     Such is the gradient of what several matrices are multiplied by, and each sum has matrix units.
     """
-    terms = _terms(this, body)
-    if len(terms) < 2 or not all(
-        is_matrix_product(term, this.axes) or term.op in _ADDITIVE for term, _ in terms
-    ):
-        return None
-    parts = []
-    for term, sign in terms:
-        value = this.of(term)
-        if term.op in _ADDITIVE:
-            inner = _contractions(_Sum(value, this.own | {term}, this.uses), term)
-            if inner is None:
-                return None
-            value = inner
-        parts.append((value, sign))
-    return _added(parts)
+    sums: dict[Node, Node] = {}
+    stack = [body]
+    while stack:
+        term = stack.pop()
+        if term in sums:
+            continue
+        if not term.op.bit & _SIGNED:
+            sums[term] = this.of(term)
+            continue
+        missing = [child for child in term.src if child not in sums]
+        if not all(c.op.bit & _SIGNED or is_matrix_product(c, this.axes) for c in missing):
+            return None
+        if missing:
+            stack += [term, *missing]
+            continue
+        sums[term] = alu(term.op, *[sums[child] for child in term.src])
+    return sums[body]
 
 
 def _added(parts: list[tuple[Node, int]]) -> Node:

@@ -116,6 +116,15 @@ def test_a_sum_of_matrix_products_is_a_sum_of_each(count_of: int) -> None:
     check([made], tolerance=1e-3)
 
 
+def test_terms_that_others_have_as_well_are_summed_once() -> None:
+    """Each of 60 sums is that of the two before: no two ways to a product make it twice."""
+    before, last = (param(2 * at, 6, 1, 30) * param(2 * at + 1, 1, 5, 30) for at in range(2))
+    for _ in range(60):
+        before, last = last, before + last
+    made = last.sum(2)
+    assert count(canonical(made), Ops.REDUCE) == 2
+
+
 def test_products_with_a_vector_are_summed_together() -> None:
     """No result but one reads such a matrix: one pass over memory does for both."""
     x, w, y, v = param(0, 1, 30), param(1, 20, 30), param(2, 1, 30), param(3, 20, 30)
