@@ -52,7 +52,8 @@ def _parted(loop: Node, fresh: Iterator[int]) -> Node | None:
     parts = [one for one in statements if _is_statement(one)]
     if any(one.op not in _PLAIN for one in parts):
         return None
-    short = range_node(extent - 1, axis.arg.id, axis.arg.axis)
+    # Another loop of the same axis may have all of its steps still.
+    short = range_node(extent - 1, next(fresh), axis.arg.axis)
     found = {}
     for one in parts:
         if one.op is Ops.IF:

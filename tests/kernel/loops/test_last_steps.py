@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from baregrad.ir.core.node import Node, extent_of, range_node, toposort
+from baregrad.ir.core.attrs import Reduce
+from baregrad.ir.core.monoid import arg_extreme
+from baregrad.ir.core.node import Node, extent_of, make_node, range_node, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.ir.verify.verify import verify
 from baregrad.kernel import choose_schedule, lower
 from baregrad.kernel.loops.last_steps import part_last_steps
 from baregrad.target.cpu import cpu_row_named
@@ -41,3 +44,28 @@ def test_whole_tiles_stay_as_they_are() -> None:
     loop = lower(kernel, AVX512, choose_schedule(kernel, AVX512))
     assert not conditions(loop)
     assert part_last_steps(loop) is loop
+
+
+def test_another_loop_of_an_axis_keeps_its_steps() -> None:
+    """Pairs alone have no step that is parted; pairs beside a largest element have."""
+    i, j = range_node(8, 0), range_node(300, 1)
+    values = k.at(k.param(1, 8, 300), i, j)
+    largest = k.reduce(Ops.MAX, values, j)
+    below = make_node(Ops.SUB, k.F32, (values, largest))
+    kernel = k.kernel(
+        k.out(k.param(0, 8), largest, i), _place(k.param(2, 8, dtype=k.I64), values, i, j),
+        _place(k.param(3, 8, dtype=k.I64), below, i, j),
+    )
+    loop = lower(kernel, AVX512, choose_schedule(kernel, AVX512))
+    verify(loop, "loop")
+    inner = [one.src[0] for one in toposort(loop) if one.op is Ops.LOOP]
+    assert [extent_of(axis) for axis in inner if axis.arg.axis == "r1o"] == [9, 10]
+
+
+def _place(array: Node, values: Node, i: Node, j: Node) -> Node:
+    """The OUT of where the largest of `values` along `j` is."""
+    both = make_node(
+        Ops.REDUCE, k.F32, (values, make_node(Ops.CAST, k.I64, (j,)), j),
+        Reduce(arg_extreme(Ops.MAX, k.F32)),
+    )
+    return k.out(array, make_node(Ops.PROJ, k.I64, (both,), 1), i)
