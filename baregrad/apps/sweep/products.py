@@ -1,4 +1,8 @@
-"""Matrix products, convolutions, pooling and attention."""
+"""Matrix products, convolutions, pooling and attention.
+
+The second factor of a product is drawn so small that results are about 1: float16 holds them, and
+what is made of them and of their gradients.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +37,8 @@ def _matmul(pick: Pick) -> SweepOp:
 
     shapes = [(m, k), (k, n)]
     draws = tuple(
-        Draw(shape[::-1] if letter == "T" else shape, dtype)
-        for shape, letter in zip(shapes, letters, strict=True)
+        Draw(shape[::-1] if letter == "T" else shape, dtype, scale)
+        for shape, letter, scale in zip(shapes, letters, (1.0, k**-0.5), strict=True)
     )
     return SweepOp(f"matmul {letters} {m}x{n}x{k}", draws, function, (0, 1), tolerance=4.0)
 
@@ -44,7 +48,7 @@ def _batched(pick: Pick) -> SweepOp:
     m, n, k = _extents(pick, batch)
     return SweepOp(
         f"matmul {batch} of {m}x{n}x{k}",
-        (Draw((batch, m, k), dtype := pick.floats()), Draw((batch, k, n), dtype)),
+        (Draw((batch, m, k), dtype := pick.floats()), Draw((batch, k, n), dtype, k**-0.5)),
         lambda kit, a, b: a @ b, (0, 1), tolerance=4.0,
     )
 
@@ -73,7 +77,7 @@ def _einsum(pick: Pick) -> SweepOp:
     ))
     return SweepOp(
         f"einsum {equation} of {shape_text(first)} and {shape_text(second)}",
-        (Draw(first, dtype), Draw(second, dtype)),
+        (Draw(first, dtype), Draw(second, dtype, k**-0.5)),
         lambda kit, a, b: kit.einsum(equation, a, b), (0, 1), tolerance=4.0,
     )
 
@@ -84,7 +88,7 @@ def _thin(pick: Pick) -> SweepOp:
     dtype = pick.floats()
     if pick.chance(0.5):
         return SweepOp(
-            f"matrix {m}x{n} by vector", (Draw((m, n), dtype), Draw((n,), dtype)),
+            f"matrix {m}x{n} by vector", (Draw((m, n), dtype), Draw((n,), dtype, n**-0.5)),
             lambda kit, a, b: a @ b, (0, 1), tolerance=4.0,
         )
     return SweepOp(
