@@ -10,12 +10,16 @@ from baregrad.ir.protocol.attributes import Walk
 from baregrad.kernel import choose
 from baregrad.kernel.applying.apply import apply_chunked
 from baregrad.kernel.gpu.window_boxes import WindowBox, kept_window
+from baregrad.kernel.planning.gpu import gemm_mma
 from tests.kernel.gpu_kernels import HOPPER
 from tests.kernel.planning.gpu.contractions import packed_convolution
 
 
 @pytest.mark.parametrize(("taps", "low"), [(3, -1), (5, -2)])
-def test_an_image_is_a_walk_between_its_corners(taps: int, low: int) -> None:
+def test_an_image_is_a_walk_between_its_corners(
+    taps: int, low: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gemm_mma, "WALKED", 1.0)
     kernel = packed_convolution(64, 128, 24, 256, taps)
     applied = apply_chunked(kernel, choose(kernel, HOPPER).schedule, HOPPER)
     stages = [node for node in toposort(applied) if node.op is Ops.STAGE]
@@ -25,3 +29,10 @@ def test_an_image_is_a_walk_between_its_corners(taps: int, low: int) -> None:
     assert found.box.shape == (128, 24, 24, 64) and found.box.box[0] == 64
     assert found.box.walk == Walk((low, low), (low, low), (1, 1))
     assert len(found.corner) == found.box.corner == 6 and not found.apart
+
+
+def test_threads_copy_places_that_have_results_of_their_own() -> None:
+    """Walks along them take longer; a schedule by hand, or a search, may have them all the same."""
+    choice = choose(packed_convolution(64, 256, 56, 256, 3), HOPPER)
+    assert "'async'" in str(choice.schedule) and "'tma'" not in str(choice.schedule)
+    assert any("less time than boxes" in reason for reason in choice.why())

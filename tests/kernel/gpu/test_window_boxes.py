@@ -147,7 +147,8 @@ def test_a_gradient_by_the_filter() -> None:
 
 
 @needs_ptxas
-def test_walks_assemble() -> None:
+def test_walks_assemble(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gemm_mma, "WALKED", 1.0)
     kernel = CONVS["padded, of every other place"].forward()
     _, program = lowered(kernel, choose(kernel, HOPPER).schedule)
     _, spilled = assembled(get("ptx").render(program, HOPPER), "sm_90a")
