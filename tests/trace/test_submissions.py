@@ -274,7 +274,7 @@ def test_parts_of_memory_that_were_not_looked_through() -> None:
     assert list(_beyond([(0, 10), (20, 30)], [(2, 4), (6, 25)])) == [(0, 2), (4, 6), (25, 30)]
 
 
-def test_a_second_search_begins_with_what_is_new(tables: VendorTables) -> None:
+def test_a_search_begins_with_what_came_since_the_last(tables: VendorTables) -> None:
     cubin = (DATA / "parts.sm_90a.cuda13.cubin").read_bytes()
     kernel = next(kernels_of(cubin))
     memory = {0x10000: bytes(1 << 16), 0x900000: kernel.data}
