@@ -266,7 +266,7 @@ def copied_in_boxes(stage: Node, number: int) -> tuple[Node, list[SharedCopy]]:
     first = FIRST_ID + 8 * number
     axes = [range_node(_size(axis), first + at, "", "unroll") for at, axis in enumerate(own)]
     parts = _parts_of(stage, axes)
-    window = kept_window(stage)
+    window = _window_of(stage)
     if parts is None and window is None:
         raise _no_box(stage)
     layout, row = stage.arg.layout, row_of(stage)
@@ -301,7 +301,24 @@ def _of_window(
 
 def is_of_boxes(stage: Node) -> bool:
     """Whether the engine fills the array of a STAGE: what `copied_in_boxes` would not refuse."""
-    return _parts_of(stage, list(stage.src[1:])) is not None or kept_window(stage) is not None
+    return _parts_of(stage, list(stage.src[1:])) is not None or _window_of(stage) is not None
+
+
+def _window_of(stage: Node) -> WindowBox | None:
+    """The box of a window whose places fill a STAGE; None where a copy is none."""
+    window = kept_window(stage)
+    _, read = _element_of(stage.src[0])
+    if window is None or read.op is not Ops.LOAD or not _is_of_rows(stage):
+        return None
+    return window if prod(map(_size, window.apart)) <= MOST_BOXES else None
+
+
+def _is_of_rows(stage: Node) -> bool:
+    """Whether rows of a STAGE lie as an engine has them land, with exchanged chunks."""
+    layout = stage.arg.layout
+    if layout is None or layout.swizzle is None:
+        return False
+    return prod(row_of(stage)) * stage.src[0].dtype.itemsize == ROW_NBYTES
 
 
 def _parts_of(stage: Node, axes: Sequence[Node]) -> list[tuple[dict[Node, Node], Node]] | None:
@@ -310,10 +327,7 @@ def _parts_of(stage: Node, axes: Sequence[Node]) -> list[tuple[dict[Node, Node],
     Each with the places of the axes that no box covers.
     """
     value, *own = stage.src
-    layout = stage.arg.layout
-    if layout is None or layout.swizzle is None:
-        return None
-    if prod(row_of(stage)) * value.dtype.itemsize != ROW_NBYTES:
+    if not _is_of_rows(stage):
         return None
     value = _guarded_once(substitute(value, dict(zip(own, axes, strict=True))))
     moving = _moving(axes)

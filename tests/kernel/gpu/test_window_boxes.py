@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 
+from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.node import Node, alu, cast, range_node
+from baregrad.ir.core.node import Node, alu, cast, range_node, toposort
 from baregrad.ir.core.op import Ops
+from baregrad.ir.core.substitution import substitute
 from baregrad.kernel import choose, facts_of
 from baregrad.kernel.gpu.window_boxes import window_of
+from baregrad.kernel.language.schedule import Schedule, StageFactor
 from baregrad.kernel.planning.gpu import gemm_mma
 from baregrad.kernel.planning.gpu.gemm_factors import gemm_factors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
@@ -193,6 +197,21 @@ def test_random_convolutions(seed: int) -> None:
         assert "'tma'" not in str(choose(kernel, HOPPER).schedule)
     else:
         check(kernel)
+
+
+def test_other_schedules_are_refused_where_no_walk_fills_rows() -> None:
+    """A schedule by hand: rows whose chunks are not exchanged, or what is computed of an image."""
+    kernel = CONVS["padded, of every other place"].forward()
+    schedule = choose(kernel, HOPPER).schedule
+    straight = [
+        replace(step, swizzle=0) if isinstance(step, StageFactor) else step
+        for step in schedule.steps
+    ]
+    reads = [node for node in toposort(kernel) if node.op is Ops.GUARD]
+    doubled = substitute(kernel, {read: alu(Ops.ADD, read, read) for read in reads})
+    for one, steps in ((kernel, straight), (doubled, schedule.steps)):
+        with pytest.raises(ScheduleError, match="a factor is no box of an input"):
+            lowered(one, Schedule(tuple(steps)))
 
 
 def refused() -> dict[str, Conv]:
