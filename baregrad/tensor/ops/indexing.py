@@ -82,7 +82,8 @@ def _as_entry(x: Tensor, entry: Any) -> Any:
             array = array.astype(np.int64)
         if array.dtype.kind not in "iub":
             raise DTypeError("an index array holds integers or bools", found=str(array.dtype))
-        return array if array.dtype.kind == "b" else type(x)(array, device=x.device)
+        real = type(x.pairs() if x.is_paired else x)
+        return array if array.dtype.kind == "b" else real(array, device=x.device)
     raise DTypeError(
         "not an index",
         found=f"{type(entry).__name__} {entry!r:.40}",

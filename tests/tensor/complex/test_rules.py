@@ -228,6 +228,14 @@ def test_errors_show_shapes_without_the_axis_of_parts(name: str) -> None:
         MISFITS[name](Tensor(Z), Tensor(Z[:2]))
 
 
+@pytest.mark.parametrize("key", [[0, 1], ([2, 1], [0, 3]), (..., [1]), [True, False, True]])
+def test_lists_are_indices(key: Any) -> None:
+    np.testing.assert_array_equal(Tensor(Z)[key].numpy(), np.asarray(Z)[key])
+    found, wanted = Tensor(Z).clone(), np.array(Z)
+    found[key] = wanted[key] = 2j
+    np.testing.assert_array_equal(found.numpy(), wanted)
+
+
 def test_an_index_of_too_many_axes_is_refused() -> None:
     with pytest.raises(IndexOutOfRange, match=r"found 3, wanted at most 2 for \[3, 4\]"):
         Tensor(Z)[0, 0, 0]
