@@ -31,7 +31,7 @@ from baregrad.tensor.array import nodes
 from baregrad.tensor.array.grad_mode import enable_grad
 from baregrad.tensor.array.views import twin
 from baregrad.tensor.autograd.gradients import pull_back
-from baregrad.tensor.autograd.putting_in import put_in
+from baregrad.tensor.autograd.putting_in import put_in, without_seeds
 from baregrad.tensor.jit.trees import map_tree
 from baregrad.tensor.tensor import Tensor
 
@@ -233,7 +233,7 @@ def _pushed(traced: _Traced, tangents: Sequence[Node]) -> list[Node]:
              for y, x in zip(outputs, traced.outputs, strict=True)]
     parts = _pulled(traced, outputs, seeds)
     found = pull_back(parts, tangents, seeds, True)
-    return [found.get(seed, nodes.zeros_like(seed)) for seed in seeds]
+    return without_seeds([found.get(seed, nodes.zeros_like(seed)) for seed in seeds], seeds)
 
 
 def _like(given: list[Tensor], wanted: list[Tensor], what: str, of: str) -> list[Tensor]:

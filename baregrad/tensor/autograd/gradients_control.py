@@ -25,7 +25,7 @@ from baregrad.ir.core.control import (
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import CONTROL, Ops
 from baregrad.tensor.array import nodes
-from baregrad.tensor.autograd.putting_in import order_below, put_in
+from baregrad.tensor.autograd.putting_in import order_below, put_in, without_seeds
 
 PullBack = Callable[..., dict[Node, Node]]
 
@@ -133,9 +133,11 @@ def _backward(
     params, roots = body_params(form, node.src), form.body.src
     carried = tuple(i for i in range(first) if roots[i].dtype.is_float)
     seeds = _params([roots[i] for i in (*carried, *stacked)], len(params))
-    by = _gradients(form.body, (*carried, *stacked), seeds, params, pull_back)
-    summed = tuple(i for i in by if i >= last and wanted[i])
-    read = tuple(i for i in by if first <= i < last and wanted[i])
+    # A gradient of what is carried may lead on in the step before.
+    targets = [*params[:first], *[params[i] for i in range(first, len(params)) if wanted[i]]]
+    by = _gradients(form.body, (*carried, *stacked), seeds, targets, pull_back)
+    summed = tuple(i for i in by if i >= last)
+    read = tuple(i for i in by if first <= i < last)
     totals = _params([params[i] for i in summed], len(params) + len(seeds))
     made = [by.get(i, nodes.zeros_like(params[i])) for i in carried]
     made += [_sum(total, by[i]) for total, i in zip(totals, summed, strict=True)]
@@ -153,10 +155,10 @@ def _gradients(
     body: Node, wanted: Sequence[int], seeds: Sequence[Node], params: Sequence[Node],
     pull_back: PullBack,
 ) -> dict[int, Node]:
-    """The gradients of some results of a body by the PARAMs that they reach, by their slots."""
+    """The gradients of some results of a body by those of the PARAMs they reach, by slots."""
     targets = [param for param in params if param.dtype.is_float]
     found = pull_back([body.src[part] for part in wanted], seeds, targets, True)
-    return {slot: found[param] for slot, param in enumerate(params) if param in found}
+    return {param.arg.slot: found[param] for param in params if param in found}
 
 
 def _params(likes: Sequence[Node], first: int) -> list[Node]:
@@ -215,8 +217,9 @@ def _of_choice(
     params = body_params(form, values)
     parts = tuple(sorted(seeds))
     given = _params([form.body.src[part] for part in parts], len(params))
-    by = [_gradients(body, parts, given, params, pull_back) for body in (form.body, form.other)]
-    reached = sorted(i for i in {*by[0], *by[1]} if wanted[i])
+    targets = [one for one, is_wanted in zip(params, wanted, strict=True) if is_wanted]
+    by = [_gradients(body, parts, given, targets, pull_back) for body in (form.body, form.other)]
+    reached = sorted({*by[0], *by[1]})
     bodies = [
         _renumbered([each.get(i, nodes.zeros_like(params[i])) for i in reached],
                     [*params, *given])
@@ -289,5 +292,4 @@ def _forward(
     parts = [by[i] for i in moving if i in by]
     tangents = [one for i, one in zip(moving, along, strict=True) if i in by]
     found = pull_back(parts, tangents, seeds, True) if parts else {}
-    return [found.get(seed, nodes.zeros_like(root))
-            for seed, root in zip(seeds, roots, strict=True)]
+    return without_seeds([found.get(seed, nodes.zeros_like(seed)) for seed in seeds], seeds)

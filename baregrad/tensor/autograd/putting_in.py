@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping, Sequence
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, make_node, toposort
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import CONTROL_MASK, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.views import Pull, Pulled
 
@@ -72,6 +72,17 @@ def put_in(roots: Sequence[Node], values: Mapping[Node, Node]) -> list[Node]:
     """The roots with values in place of some nodes; what marks name as well."""
     done = dict(values)
     return [_put_in(root, done) for root in roots]
+
+
+def without_seeds(derivatives: Sequence[Node], seeds: Sequence[Node]) -> list[Node]:
+    """Derivatives by seeds, which are linear in these, without them.
+
+    Loops and choices have all that any of their results reads as sources, so that a derivative may
+    name a seed that it does not depend on; it gets zeros there.
+    """
+    if not any(one.mask & CONTROL_MASK for one in derivatives):
+        return list(derivatives)
+    return put_in(derivatives, {seed: nodes.zeros_like(seed) for seed in seeds})
 
 
 def _put_in(root: Node, done: dict[Node, Node]) -> Node:
