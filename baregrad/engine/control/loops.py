@@ -162,9 +162,11 @@ class _LoopRun:
             at = offsets[number]
             return None if at is None or scratch is None else part_of(scratch, at, nbytes)
 
-        # The two places of each carried value: the result's, and one beside it.
+        # The two places of each carried value: the result's, and one beside it. Nothing can lie
+        # where it was given.
         self.places = [
-            (self.by_part.get(i) or own(2 * i, size), own(2 * i + 1, size))
+            (self.by_part.get(i) or own(2 * i, size), own(2 * i + 1, size)) if size
+            else (self.by_part.get(i) or self.carry[i], self.carry[i])
             for i, size in enumerate(self.sizes)
         ]
         self.spare = [own(2 * first + j, n) for j, n in enumerate((*self.rows, *self.made))]
