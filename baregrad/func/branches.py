@@ -12,8 +12,8 @@ from typing import Any
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.engine.session import current_session
-from baregrad.func.loops import body_of, check_carry, made_tensors, scan
-from baregrad.func.regions import TracedRegion, refuse_writes, traced_region
+from baregrad.func.loops import body_of, like_before, made_tensors, scan
+from baregrad.func.regions import TracedRegion, traced_region
 from baregrad.func.stand_ins import (
     carries,
     check_callable,
@@ -27,6 +27,7 @@ from baregrad.func.stand_ins import (
 from baregrad.ir.core.control import choose_form, repeat_form
 from baregrad.ir.core.node import Node
 from baregrad.tensor.array.grad_mode import grad_enabled
+from baregrad.tensor.array.operands import one_device
 from baregrad.tensor.tensor import Tensor
 
 
@@ -67,9 +68,14 @@ def chosen(
     """The choice that `cond` gives where pred, a bool without axes, cannot be read yet."""
     given = tensors_of(operands)
     values = [x.node for x in given]
-    ways = [_traced(each, operands, values, pred.device, "cond") for each in (true_fn, false_fn)]
-    check_carry(ways[0].result, ways[1].result, "cond")
-    flag = stand_in((), pred.dtype, pred.device)
+    device = one_device([pred, *given])
+    way = _traced(true_fn, operands, values, device, "cond")
+
+    def other_way(*args: Any) -> Any:
+        return like_before(way.result, false_fn(*args), "cond", "both functions")
+
+    ways = [way, _traced(other_way, operands, values, device, "cond")]
+    flag = stand_in((), pred.dtype, device)
     count = len(given)
     outside = [each.region.inputs[count:] for each in ways]
     # Both bodies have the inputs of both.
@@ -79,7 +85,7 @@ def chosen(
               for each, inputs in zip(ways, (after, before), strict=True)]
     sources = [pred.node, *values, *ways[0].captured, *ways[1].captured]
     made = made_tensors(
-        choose_form(*bodies), sources, given, len(bodies[0].src), pred.device
+        choose_form(*bodies), sources, given, len(bodies[0].src), device
     )
     return with_tensors(ways[0].result, made)
 
@@ -110,14 +116,14 @@ def while_loop(
 
     def step(carried: tuple[Any, ...]) -> tuple[Any, ...]:
         then = body_fn(*carried)
-        then = then if isinstance(then, tuple | list) else (then,)
-        check_carry(carried, then, "while_loop")
-        return tuple(then)
+        then = tuple(then) if isinstance(then, tuple | list) else (then,)
+        found: tuple[Any, ...] = like_before(carried, then, "while_loop")
+        return found
 
     readable = _is_readable(carry)
     if limit is not None and not readable:
         return _all_steps(cond_fn, step, carried_inputs, limit)
-    device, values = carry[0].device, [x.node for x in carry]
+    device, values = one_device(carry), [x.node for x in carry]
 
     def steps_and_asks(*carried: Any) -> tuple[Any, ...]:
         then = step(carried)
@@ -182,9 +188,7 @@ def _traced(
         return result, results_of(result, what)
 
     with drawing("error", what):
-        traced = traced_region(call, values, device)
-    refuse_writes(traced.written, what)
-    return traced
+        return traced_region(call, values, device, what)
 
 
 def _decision(value: Any, what: str) -> Tensor:

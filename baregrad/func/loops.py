@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
-from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
+from baregrad.base.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.engine.control.sources import KEPT
-from baregrad.func.regions import TracedRegion, refuse_writes, traced_region
+from baregrad.func.regions import TracedRegion, traced_region
 from baregrad.func.stand_ins import (
     carries,
     check_callable,
     check_randomness,
     drawing,
+    places_of,
     results_of,
     tensors_of,
     with_tensors,
@@ -24,6 +25,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.grad_mode import grad_enabled
+from baregrad.tensor.array.operands import one_device
 from baregrad.tensor.autograd.putting_in import put_in
 from baregrad.tensor.tensor import Tensor
 
@@ -32,8 +34,15 @@ def body_of(traced: TracedRegion, what: str, inputs: Sequence[Node] | None = Non
     """A traced function as the body of a loop or a choice: a SINK over PARAMs, by its inputs.
 
     inputs: those of the body, where the function has some of them alone. Raises ArgumentError for
-    one that copies from device to device.
+    one that copies from device to device, DeviceError for one with results of another.
     """
+    device = traced.region.device
+    for one in tensors_of(traced.result):
+        if one.device != device:
+            raise DeviceError(
+                f"the function of {what} gives a tensor of another device",
+                found=one.device, wanted=device, hint=f"move it before {what}",
+            )
     params = {
         one: Node(Ops.PARAM, one.dtype, (), Param(slot, one.shape))
         for slot, one in enumerate(traced.region.inputs if inputs is None else inputs)
@@ -89,7 +98,7 @@ def scan(
     given = (*carry, *read)
     if not given:
         raise ArgumentError("scan carries a tensor on, or reads one", found="no tensor")
-    device = given[0].device
+    device = one_device(given)
     likes = [x.node for x in carry]
     likes += [nodes.full(0, x.shape[1:], x.dtype) for x in read]
 
@@ -101,13 +110,12 @@ def scan(
                 "the function of scan returns a pair", found=f"{type(result).__name__}",
                 wanted="(what is carried on, what is stacked)",
             )
-        check_carry(first, result[0], "scan")
+        then = like_before(first, result[0], "scan")
         rows = [] if result[1] is None else results_of(result[1], "scan")
-        return result, [*results_of(result[0], "scan"), *rows]
+        return (then, result[1]), [*tensors_of(then), *rows]
 
     with drawing(randomness, "scan", "step"):
-        traced = traced_region(call, likes, device)
-    refuse_writes(traced.written, "scan")
+        traced = traced_region(call, likes, device, "scan")
     body = body_of(traced, "scan")
     form = repeat_form(body, len(carry), len(read), steps, reverse)
     values = [x.node for x in (*carry, *read)]
@@ -139,21 +147,34 @@ def _length(read: Sequence[Tensor], length: Any) -> Any:
     return steps
 
 
-def check_carry(first: Any, then: Any, what: str) -> None:
-    """Raise ShapeError or DTypeError where what a step gives is not like what it took."""
-    old, new = results_of(first, what), results_of(then, what)
-    kinds = [[(list(x.shape), x.dtype) for x in each] for each in (old, new)]
-    if kinds[0] == kinds[1]:
-        return
-    if len(old) != len(new):
-        raise ArgumentError(
-            f"a step of {what} gives as many tensors as it took", found=len(new), wanted=len(old)
-        )
-    place = next(i for i, (one, other) in enumerate(zip(*kinds, strict=True)) if one != other)
-    (shape, dtype), (found, other) = kinds[0][place], kinds[1][place]
-    error = ShapeError if shape != found else DTypeError
-    which = f" (tensor {place + 1} of {len(old)})" if len(old) > 1 else ""
-    raise error(
-        f"both sides of a step of {what} have the same shapes and dtypes{which}",
-        found=f"{found} {other}", wanted=f"{shape} {dtype}",
-    )
+def like_before(first: Any, then: Any, what: str, both: str = "both sides of a step") -> Any:
+    """A tree of tensors in the structure of another with like tensors at the same places.
+
+    both: what the two are of `what`, for the user. Raises ArgumentError, ShapeError or DTypeError
+    where they differ: what is at one place is not to become what is at another.
+    """
+    results_of(first, what)
+    results_of(then, what)
+    old, new = places_of(first), places_of(then)
+    for place in (*old, *new):
+        if place not in new or place not in old:
+            raise ArgumentError(
+                f"{both} of {what} have tensors at the same places of a tree",
+                found=_listed(new), wanted=_listed(old),
+            )
+    for number, (place, one) in enumerate(old.items(), 1):
+        other = new[place]
+        if (one.shape, one.dtype) != (other.shape, other.dtype):
+            error = ShapeError if one.shape != other.shape else DTypeError
+            which = f" (tensor {number} of {len(old)})" if len(old) > 1 else ""
+            raise error(
+                f"{both} of {what} have the same shapes and dtypes{which}",
+                found=f"{list(other.shape)} {other.dtype}", wanted=f"{list(one.shape)} {one.dtype}",
+            )
+    return with_tensors(first, [new[place] for place in old])
+
+
+def _listed(places: Collection[tuple[Any, ...]]) -> str:
+    """How many places of a tree there are, and the first of them as indices."""
+    shown = ["".join(f"[{key!r}]" for key in place) or "itself" for place in list(places)[:4]]
+    return f"{len(places)}: {', '.join(shown)}{', …' if len(places) > 4 else ''}"

@@ -94,6 +94,13 @@ class Backward(NamedTuple):
     reached: tuple[int, ...]
 
 
+class Held(NamedTuple):
+    """What a storage held, and whether gradients were wanted of it."""
+
+    node: Node
+    grad: bool
+
+
 class TracedRegion(NamedTuple):
     """A function as a region, whose inputs are its arguments, then what it closes over.
 
@@ -105,20 +112,26 @@ class TracedRegion(NamedTuple):
     region: ProgramRegion
     captured: tuple[Node, ...]
     result: Any
-    written: Mapping[Storage, Node]
+    written: Mapping[Storage, Held]
 
 
 def traced_region(
-    call: Callable[[list[Tensor]], tuple[Any, list[Tensor]]], given: Sequence[Node], device: str
+    call: Callable[[list[Tensor]], tuple[Any, list[Tensor]]], given: Sequence[Node], device: str,
+    stepped: str = "",
 ) -> TracedRegion:
     """Call a function on stand-ins for values.
 
-    call: what gives, for tensors, the function's result and the tensors in it.
+    call: what gives, for tensors, the function's result and the tensors in it. stepped: who runs
+    the function as often as there are steps, so that it may write nothing outside of it, for it is
+    called once. Raises ArgumentError for one that does.
     """
     ones = [stand_in(value.shape, value.dtype, device) for value in given]
     tensors = [Tensor._make(one, device, one.dtype.is_float) for one in ones]
     with writes_outside() as written, enable_grad(), current_session().watching.standing_in():
         result, found = call(tensors)
+    if stepped:
+        draws = {state.storage for state in current_session().random_states.values()}
+        refuse_writes({one: old for one, old in written.items() if one not in draws}, stepped)
     changed = {each: old for each, old in written.items() if reads_stand_ins([each.node])}
     roots = [each._value() for each in found] + [storage.node for storage in changed]
     captured = _captured(roots, set(ones))
@@ -129,21 +142,33 @@ def traced_region(
 
 
 @contextmanager
-def writes_outside() -> Iterator[dict[Storage, Node]]:
-    """What older storages held that are written inside the block."""
-    older = {id(storage) for storage in live_storages()}
-    written: dict[Storage, Node] = {}
+def writes_outside() -> Iterator[dict[Storage, Held]]:
+    """What older storages held that are written inside the block.
+
+    Where it raises, those that hold what is not there yet get it back.
+    """
+    older = {id(storage): storage.grad for storage in live_storages()}
+    written: dict[Storage, Held] = {}
     writes = current_session().watching.writes
 
     def note(storage: Storage, old: Node) -> None:
         if id(storage) in older:
-            written.setdefault(storage, old)
+            written.setdefault(storage, Held(old, older[id(storage)]))
 
     writes.append(note)
     try:
         yield written
+    except BaseException:
+        put_back({each: old for each, old in written.items() if reads_stand_ins([each.node])})
+        raise
     finally:
         writes.remove(note)
+
+
+def put_back(written: Mapping[Storage, Held]) -> None:
+    """Give tensors what they held."""
+    for storage, old in written.items():
+        storage.put(old.node, old.grad)
 
 
 def _captured(roots: Sequence[Node], given: set[Node]) -> list[Node]:
@@ -258,10 +283,9 @@ def marked(
     return all_marked(meeting)
 
 
-def refuse_writes(written: Mapping[Storage, Node], what: str) -> None:
+def refuse_writes(written: Mapping[Storage, Held], what: str) -> None:
     """Give tensors from outside back what they held, and raise ArgumentError if there are any."""
-    for storage, old in written.items():
-        storage.put(old, storage.grad)
+    put_back(written)
     if written:
         raise ArgumentError(
             f"the function of {what} changes a tensor that it did not make, in place",

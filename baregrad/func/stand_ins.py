@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, UnsupportedError
@@ -71,6 +72,22 @@ def with_tensors(tree: Any, tensors: Sequence[Tensor]) -> Any:
     """A tree with other tensors in the place of its own."""
     rest = iter(tensors)
     return map_tree(tree, lambda leaf: next(rest) if isinstance(leaf, Tensor) else leaf)
+
+
+def places_of(tree: Any) -> dict[tuple[Any, ...], Tensor]:
+    """The tensors of a tree, in order, by where they are in it; complex ones as their pairs."""
+    if isinstance(tree, Tensor):
+        return {("pairs",): tree.pairs()} if tree.is_paired else {(): tree}
+    parts: Iterable[tuple[Any, Any]]
+    if isinstance(tree, dict):
+        parts = tree.items()
+    elif isinstance(tree, tuple | list):
+        parts = enumerate(tree)
+    elif is_dataclass(tree):
+        parts = [(each.name, getattr(tree, each.name)) for each in fields(tree) if each.init]
+    else:
+        return {}
+    return {(key, *place): one for key, part in parts for place, one in places_of(part).items()}
 
 
 def results_of(tree: Any, what: str) -> list[Tensor]:

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from baregrad import func
-from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
+from baregrad.base.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from baregrad.base.options import options
 from baregrad.engine.session import Session, use_session
 from baregrad.func import scan
@@ -201,3 +202,88 @@ def test_refused() -> None:
 
         scan(adds, x[0], x)
     assert total.item() == 0
+
+
+@pytest.mark.parametrize("device", ["CPU", "REF"])
+def test_nothing_is_carried_from_place_to_place(device: str) -> None:
+    """Values without elements that change places have no memory to do so."""
+    nothing = Tensor(np.zeros((0, 3)), device=device)
+    (one, _, count), rows = scan(
+        lambda c, _: ((c[1], c[0], c[2] + 1), c[0]),
+        (nothing, nothing + 1, Tensor(np.zeros(2), device=device)), length=3,
+    )
+    assert one.numpy().shape == (0, 3)
+    assert rows.numpy().shape == (3, 0, 3)
+    np.testing.assert_array_equal(count.numpy(), [3, 3])
+
+
+def test_derivatives_of_loops_and_choices_inside_of_steps() -> None:
+    """The derivative of a step's loop reads no vector that it is linear in."""
+    h, x = torch.tensor(H[0]), torch.tensor(X[:, 0])
+
+    def inside(h: Any, x: Any, is_ours: bool) -> Any:
+        if is_ours:
+            def chosen(h: Tensor, row: Tensor) -> tuple[Tensor, None]:
+                return func.cond(row > 0, lambda h: (h * row).sin(), lambda h: h * h, (h,)), None
+
+            return scan(lambda h, row: (scan(chosen, h, row)[0], None), h, x)[0]
+        for row in x:
+            for one in row:
+                h = (h * one).sin() if one > 0 else h * h
+        return h
+
+    ours = lambda h: inside(h, Tensor(X[:, 0]), True)  # noqa: E731
+    theirs = lambda h: inside(h, x, False)  # noqa: E731
+    _, along = func.jvp(ours, (Tensor(H[0]),), (Tensor(H[1]),))
+    _, wanted = torch.func.jvp(theirs, (h,), (torch.tensor(H[1]),))
+    np.testing.assert_allclose(along.numpy(), wanted.numpy())
+    second = func.hessian(lambda h: ours(h).sum())(Tensor(H[0]))
+    hessian = torch.autograd.functional.hessian(lambda h: theirs(h).sum(), h)
+    np.testing.assert_allclose(second.numpy(), hessian.numpy(), atol=1e-14)
+
+
+def test_what_is_carried_is_known_by_its_place_in_a_tree() -> None:
+    start = {"a": Tensor([0.0]), "b": Tensor([5.0])}
+    end, _ = scan(lambda c, _: ({"b": c["b"], "a": c["a"] + 1}, None), start, length=3)
+    assert [end["a"].item(), end["b"].item()] == [3, 5]
+    (end,) = func.while_loop(
+        lambda c: c["a"].sum() < 3, lambda c: {"b": c["b"], "a": c["a"] + 1}, start
+    )
+    assert [end["a"].item(), end["b"].item()] == [3, 5]
+    for function in (lambda c, _: ({"x": c}, None), lambda c, _: ([c], None)):
+        with pytest.raises(ArgumentError, match="same places of a tree"):
+            scan(function, Tensor([1.0]), length=2)
+
+
+def test_what_functions_write_outside_is_as_before() -> None:
+    """A write would be done once and not in every step, whether or not it reads what they take."""
+    held = Tensor([1.0, 2.0])
+
+    def written(x: Tensor, change: Any) -> Tensor:
+        held.add_(change)
+        return x + held
+
+    def fails(x: Tensor) -> Tensor:
+        written(x, x)
+        raise KeyError
+
+    for function in (lambda x, _: (written(x, 1), None), lambda x, _: (written(x, x), None)):
+        with pytest.raises(ArgumentError, match="in place"):
+            scan(function, Tensor([1.0, 1.0]), length=3)
+    for transform in (lambda f: scan(lambda x, _: (f(x), None), Tensor([1.0, 1.0]), length=3),
+                      lambda f: func.checkpoint(f, Tensor([1.0, 1.0])),
+                      lambda f: func.vmap(f)(Tensor([[1.0, 1.0]]))):
+        with pytest.raises(KeyError):
+            transform(fails)
+    np.testing.assert_array_equal(held.numpy(), [1, 2])
+    assert not held.requires_grad
+
+
+def test_all_is_on_one_device() -> None:
+    here, there = Tensor([1.0]), Tensor([1.0], device="REF")
+    with pytest.raises(DeviceError, match="different devices"):
+        scan(lambda c, x: (c, None), here, there)
+    with pytest.raises(DeviceError, match="scan gives a tensor of another device"):
+        scan(lambda c, _: (c, there), here, length=2)
+    with pytest.raises(DeviceError, match="cond gives a tensor of another device"):
+        jit(lambda x: func.cond(x.sum() > 0, lambda: there, lambda: x))(here)
