@@ -94,7 +94,7 @@ class Backward(NamedTuple):
     reached: tuple[int, ...]
 
 
-class Held(NamedTuple):
+class StorageBefore(NamedTuple):
     """What a storage held, and whether gradients were wanted of it."""
 
     node: Node
@@ -112,7 +112,7 @@ class TracedRegion(NamedTuple):
     region: ProgramRegion
     captured: tuple[Node, ...]
     result: Any
-    written: Mapping[Storage, Held]
+    written: Mapping[Storage, StorageBefore]
 
 
 def traced_region(
@@ -142,18 +142,18 @@ def traced_region(
 
 
 @contextmanager
-def writes_outside() -> Iterator[dict[Storage, Held]]:
+def writes_outside() -> Iterator[dict[Storage, StorageBefore]]:
     """What older storages held that are written inside the block.
 
     Where it raises, those that hold what is not there yet get it back.
     """
     older = {id(storage): storage.grad for storage in live_storages()}
-    written: dict[Storage, Held] = {}
+    written: dict[Storage, StorageBefore] = {}
     writes = current_session().watching.writes
 
     def note(storage: Storage, old: Node) -> None:
         if id(storage) in older:
-            written.setdefault(storage, Held(old, older[id(storage)]))
+            written.setdefault(storage, StorageBefore(old, older[id(storage)]))
 
     writes.append(note)
     try:
@@ -165,7 +165,7 @@ def writes_outside() -> Iterator[dict[Storage, Held]]:
         writes.remove(note)
 
 
-def put_back(written: Mapping[Storage, Held]) -> None:
+def put_back(written: Mapping[Storage, StorageBefore]) -> None:
     """Give tensors what they held."""
     for storage, old in written.items():
         storage.put(old.node, old.grad)
@@ -283,7 +283,7 @@ def marked(
     return all_marked(meeting)
 
 
-def refuse_writes(written: Mapping[Storage, Held], what: str) -> None:
+def refuse_writes(written: Mapping[Storage, StorageBefore], what: str) -> None:
     """Give tensors from outside back what they held, and raise ArgumentError if there are any."""
     put_back(written)
     if written:

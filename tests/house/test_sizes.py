@@ -17,7 +17,8 @@ METHODS = 25
 # What users know from elsewhere, with as many methods as they expect.
 WIDE = {"Tensor", "Module"}
 COLUMNS = 100
-WHEEL_BYTES = 2_500_000
+# What was promised is 6 MB; this says when it has grown by much.
+WHEEL_BYTES = 2_750_000
 
 FOLDERS = pytest.mark.parametrize("folder", ["baregrad", "tests"])
 

@@ -136,11 +136,10 @@ class _Builder:
         slots = 1 if facts.over is None else self.slots
         self.left = [self._panel(one.left, one.depth, self.rows, slots) for one in facts.products]
         self.right: list[Panel] = []
-        for one in facts.products:
-            self.right.append(self._panel(one.right, one.depth, step.keys, self.slots))
-        for values in facts.values:
-            assert facts.column is not None
-            self.right.append(self._panel(values, facts.column, step.keys, self.slots))
+        factors = [(one.right, one.depth) for one in facts.products]
+        factors += [(values, facts.column) for values in facts.values if facts.column is not None]
+        for read, across in factors:
+            self.right.append(self._panel(read, across, step.keys, self.slots))
         self.s = [self._array("register", (*shape, step.keys // N, N)) for _ in facts.products]
         sums = *shape, *map(width_of, self.wide), N
         self.acc = [self._array("register", sums) for _ in facts.values]
