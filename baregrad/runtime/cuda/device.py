@@ -231,7 +231,7 @@ class CudaDevice(Device):
         buffers: Sequence[Buffer] = (),
         variables: Mapping[str, int] | None = None,
     ) -> StartedList:
-        """Enqueue a command list step by step, with events between the steps."""
+        """Enqueue a command list with events between its steps."""
         started = self._start(commands, buffers, variables, timed=True)
         assert started is not None
         return started

@@ -91,6 +91,8 @@ class ListRunner:
             self._clock = EventClock(self._context)
         clock = self._clock
         bound.timed += 1
+        if self._code.has_dead:
+            self._code.bury()
         long = len(bound.steps) * LAUNCH_US >= GRAPH_US and not bound.has_empty
         if long and bound.submits + bound.timed > GRAPH_AFTER and not options.cuda_blocking:
             return self._start_timed_graph(clock, bound)

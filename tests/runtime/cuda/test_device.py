@@ -9,6 +9,7 @@ import operator
 import os
 import random
 import threading
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -328,14 +329,27 @@ def test_lists_that_are_timed_as_graphs_run_and_give_their_times() -> None:
                     before = timeline.end_ns[-1]
             assert (get(device, table[1]), get(device, table[2])) == model(values, turn)
         assert device.fake.calls.count("cuGraphAddEventRecordNode") == 2 * 5
-        # A list that goes leaves its events to the next.
-        made = device.fake.calls.count("cuEventCreate")
-        del commands, runs, run
+        # A list that goes leaves its events to the next, whether its last runs were read or not.
+        made = []
+        for is_read in (False, True, False, True):
+            del commands
+            runs.clear()
+            run = None
+            gc.collect()
+            commands, _ = make_list(device, 1)
+            for _ in range(2 * GRAPH_AFTER):
+                run = device.start_timed(commands, table, {"k": 1})
+                if is_read:
+                    run.timeline()
+            made.append(device.fake.calls.count("cuEventCreate"))
+        assert made[1] == made[3]
+        # Its graphs go with the next run of any list.
+        del commands
         gc.collect()
         commands, _ = make_list(device, 1)
-        for _ in range(2 * GRAPH_AFTER):
-            device.start_timed(commands, table, {"k": 1}).timeline()
-        assert device.fake.calls.count("cuEventCreate") <= made + 2
+        device.start_timed(commands, table, {"k": 1}).timeline()
+        counts = Counter(device.fake.calls)
+        assert counts["cuGraphDestroy"] == counts["cuGraphCreate"]
     assert not device.fake.complaints and not device.fake.left_behind
 
 

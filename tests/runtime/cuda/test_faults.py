@@ -70,6 +70,26 @@ def test_a_store_outside_every_buffer_names_its_kernel() -> None:
         )
 
 
+@pytest.mark.parametrize("before", [0, 2 * GRAPH_AFTER])
+def test_lists_timed_beside_a_fault_say_so_whenever_they_are_asked(before: int) -> None:
+    with cuda() as device:
+        counter = put(device, [0])
+        step, wild = (device.load(one_thread(*one)) for one in (("step", STEP), ("wild", WILD)))
+        good, bad = device.command_list(), device.command_list()
+        for kernel in (step, step, step):
+            good.exec(kernel, [counter])
+        for kernel in (step, wild, step):
+            bad.exec(kernel, [counter])
+        for _ in range(before):
+            device.start_timed(good).timeline()
+        first, second, third = (device.start_timed(one) for one in (good, bad, good))
+        assert first.timeline().labels == ("step",) * 3
+        lose(device, second.timeline, "the kernel 'wild' read or wrote memory outside")
+        for _ in range(2):
+            with pytest.raises(DriverError, match="the device CUDA is lost"):
+                third.timeline()
+
+
 def test_a_label_with_a_line_is_told() -> None:
     with cuda() as device:
         counter = put(device, [0])
