@@ -22,12 +22,11 @@ from baregrad.ir.core.op import Ops
 F32 = dtypes.float32
 # Rows that one warp takes at once; of more, blocks of rows keep a machine busy.
 FEW_ROWS = 16
-# Keys that pass a block at once; those that one block takes in about the time of the launches that
-# put parts together; those of a part, at least: one warp has them, and takes as long as the
-# instructions of its tiles, one after the other (512 of 1,024 keys of 128 numbers took 8.9, 7.7 and
-# 6.8 us on an H200 by parts of 128, 64 and 32, what puts them together included); and how many
-# parts there are at most.
-TILE, WHOLE, LEAST, MOST_PARTS = 32, 512, 32, 32
+# A part has a multiple of so many keys: one warp has them, and takes as long as the instructions of
+# its tiles, one after the other (512 of 1,024 keys of 128 numbers took 8.9, 7.7 and 6.8 us on an
+# H200 by parts of 128, 64 and 32, what puts them together included). Then keys that one block takes
+# in about the time of the launches that put parts together, and how many parts there are at most.
+TILE, WHOLE, MOST_PARTS = 32, 512, 32
 
 
 class KeyParts(NamedTuple):
@@ -48,7 +47,7 @@ def parts_of(rows: Dim, keys: Dim) -> KeyParts | None:
     if index.upper(rows) > FEW_ROWS or most <= WHOLE:
         return None
     tiles = -(-most // TILE)
-    length = max(-(-tiles // MOST_PARTS) * TILE, LEAST)
+    length = -(-tiles // MOST_PARTS) * TILE
     return KeyParts(-(-most // length), length)
 
 
