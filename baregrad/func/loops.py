@@ -21,6 +21,7 @@ from baregrad.func.stand_ins import (
 )
 from baregrad.ir.core.attrs import Param
 from baregrad.ir.core.control import Form, repeat_form, result, results
+from baregrad.ir.core.index import lower
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
@@ -141,6 +142,11 @@ def _length(read: Sequence[Tensor], length: Any) -> Any:
         )
     (steps,) = found
     if isinstance(steps, Node) and steps.dtype is dtypes.index:
+        if not read and lower(steps) < 0:
+            raise ArgumentError(
+                "the length of a scan is a count", found=f"{steps}, which may be negative",
+                hint="bounds of its variables say that it is not",
+            )
         return steps
     if steps.__class__ is not int or steps < 0:
         raise ArgumentError("the length of a scan is a count", found=repr(steps))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from baregrad import func
+from baregrad import bind, func, variable
 from baregrad.base.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from baregrad.base.options import options
 from baregrad.engine.session import Session, use_session
@@ -287,3 +287,18 @@ def test_all_is_on_one_device() -> None:
         scan(lambda c, _: (c, there), here, length=2)
     with pytest.raises(DeviceError, match="cond gives a tensor of another device"):
         jit(lambda x: func.cond(x.sum() > 0, lambda: there, lambda: x))(here)
+
+
+def test_a_length_that_nothing_else_shows() -> None:
+    n = variable("n", 0, 16)
+    twice = lambda c, k: scan(  # noqa: E731
+        lambda c, _: (scan(lambda c, _: (c + 1, None), c, length=k)[0], None), c, length=2
+    )[0]
+    replayed = jit(twice)
+    for length in (3, 0, 5):
+        assert twice(Tensor(0.0), bind(n, length)).item() == 2 * length
+        assert replayed(Tensor(0.0), bind(n, length)).item() == 2 * length
+        (end, _) = scan(lambda c, _: (c + 1, None), Tensor(0.0), length=bind(n, length))
+        assert end.item() == length
+    with pytest.raises(ArgumentError, match="may be negative"):
+        scan(lambda c, _: (c + 1, None), Tensor(0.0), length=bind(n, 3) - 5)

@@ -13,7 +13,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from baregrad.base.bits import round_up
-from baregrad.base.errors import ArgumentError
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import Canonical
 from baregrad.engine.control.works import (
@@ -31,6 +30,7 @@ from baregrad.engine.executor import Executable, Resolve, Where
 from baregrad.engine.launch import launch_expr
 from baregrad.ir.analysis.liveness import ALIGNMENT
 from baregrad.ir.core.attrs import Choose, Param, Repeat
+from baregrad.ir.core.control import no_gradient
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import CONTROL_MASK, Ops
 from baregrad.program import LaunchExpr, evaluate
@@ -67,11 +67,7 @@ class LoopWork:
     def __init__(self, backend: Any, results: Sequence[Node]) -> None:
         form: Repeat = results[0].arg
         if form.adjoint is not None:
-            raise ArgumentError(
-                "a while_loop has no gradient: how many steps it takes is not known before it runs",
-                wanted="func.scan, or a `limit` of steps",
-                hint="its derivatives go forward: func.jvp, func.jacfwd",
-            )
+            raise no_gradient()
         self.form, self.results = form, results
         self.count = len(results)
         values = results[0].src

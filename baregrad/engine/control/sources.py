@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from baregrad.engine.canonical import take_value, unbound_graph
+from baregrad.engine.canonical import take_value, unbind, unbound_graph
 from baregrad.ir.core.attrs import BufferRef, Choose
 from baregrad.ir.core.control import Form, computed_with, form_of, groups, result
 from baregrad.ir.core.node import Node, toposort
@@ -81,7 +81,9 @@ def ready_to_run(group: Sequence[Node], arrays: Callable[[Sequence[Node]], list[
         plain = form._replace(body=_plain(form.body, variables),
                               other=_plain(form.other, variables))
     else:
-        plain = form._replace(body=_plain(form.body, variables))
+        # Where nothing is stacked no shape has the length.
+        (length,) = unbind((form.length,), variables)
+        plain = form._replace(body=_plain(form.body, variables), length=length)
     sources = arrays(first.src)
     results = [result(plain, sources, node.arg.part) for node in wanted]
     return Ready(list(wanted), results, variables)

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from baregrad.base.errors import CompilerBug
+from baregrad.base.errors import CompilerBug, GradientError
 from baregrad.ir.core.attrs import Choose, Param, Repeat
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, make_node, toposort
@@ -84,6 +84,15 @@ def body_params(form: Form, src: Sequence[Node]) -> list[Node]:
         make_node(Ops.PARAM, value.dtype, (), Param(slot, shape))
         for slot, (value, shape) in enumerate(zip(src, input_shapes(form, src), strict=True))
     ]
+
+
+def no_gradient() -> GradientError:
+    """What to raise where the gradient of a loop that ends by a condition is asked for."""
+    return GradientError(
+        "a while_loop has no gradient: how many steps it takes is not known before it runs",
+        wanted="func.scan, or a `limit` of steps",
+        hint="its derivatives go forward: func.jvp, func.jacfwd",
+    )
 
 
 def groups(

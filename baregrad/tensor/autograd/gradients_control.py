@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from baregrad.base.errors import GradientError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.attrs import Choose, Param, Repeat
 from baregrad.ir.core.control import (
@@ -18,6 +17,7 @@ from baregrad.ir.core.control import (
     choose_form,
     form_of,
     input_shapes,
+    no_gradient,
     repeat_form,
     result,
     results,
@@ -55,11 +55,7 @@ def pulled_through(
         return _of_adjoint(node, seeds, pull_back)
     if form.conditional:
         if not again:
-            raise GradientError(
-                "a while_loop has no gradient: how many steps it takes is not known before it runs",
-                wanted="func.scan, or a `limit` of steps",
-                hint="its derivatives go forward: func.jvp, func.jacfwd",
-            )
+            raise no_gradient()
         return _adjoint(node, seeds)
     return _of_loop(node, form, seeds, wanted, pull_back)
 

@@ -217,6 +217,9 @@ def test_a_loop_by_a_condition_has_no_gradient_where_it_cannot_be_read() -> None
 
     with pytest.raises(GradientError, match=r"while_loop has no gradient.*func\.scan"):
         jit(slope)(Tensor(2.0, dtype="float64"))
+    steps = lambda a: func.scan(lambda c, _: (root(c), None), a, length=2)[0]  # noqa: E731
+    with pytest.raises(GradientError, match=r"while_loop has no gradient.*func\.scan"):
+        func.grad(steps)(Tensor(2.0, dtype="float64")).numpy()
 
 
 @pytest.mark.parametrize("device", ["CPU", "REF"])
