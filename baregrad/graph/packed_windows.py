@@ -45,7 +45,8 @@ MANY_USES = 64
 # gradient's do, each chunk has other conditions, and fewer pay.
 MANY_PRODUCTS, MANY_ALONG = 1 << 13, 1 << 11
 # Channels of a place that an engine takes in one go, where it walks along an image: what is beside
-# that costs it nothing.
+# that costs it nothing. Of so many, zeros are not stored where threads copy in its stead either: a
+# convolution 3x3 of 64x256x56x56 took 397 us on an H200 so, and the image is stored once for both.
 WALK_CHANNELS = 64
 # Taps of a filter, at most: what has more of them for each channel is an image.
 MOST_TAPS = 32
