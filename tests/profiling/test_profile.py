@@ -22,6 +22,7 @@ from baregrad import Tensor
 from baregrad.base.errors import ArgumentError
 from baregrad.base.options import options, parse_environment
 from baregrad.engine.session import Session, current_session, use_session
+from baregrad.nn.float8 import float8_linear
 from baregrad.profiling import trace_file
 from baregrad.profiling.events import Events
 from baregrad.profiling.limits import limits_of
@@ -394,6 +395,23 @@ def test_kernels_of_gradients_have_the_line_of_their_value(tmp_path: Path) -> No
     kernels = [row for row in json.loads(path.read_text())["traceEvents"]
                if row.get("cat") == "kernels"]
     assert any("24x40" in row["name"] for row in kernels)
+    assert {row["args"]["line"] for row in kernels} == {f"{__file__}:{number}"}
+
+
+def test_gradients_by_a_rule_of_their_own_have_the_line_of_their_value(tmp_path: Path) -> None:
+    path = tmp_path / "p.json"
+    weight = Tensor(np.ones((16, 32), np.float32), requires_grad=True)
+    x = Tensor(np.ones((8, 32), np.float32))
+    with baregrad.profile(path, lines=True):
+        loss = float8_linear(x, weight).sum()
+        loss.backward()
+        assert weight.grad is not None
+        weight.grad.realize()
+    source = Path(__file__).read_text().splitlines()
+    (number,) = [at for at, line in enumerate(source, 1)
+                 if line.endswith("        loss = float8_linear(x, weight).sum()")]
+    kernels = [row for row in json.loads(path.read_text())["traceEvents"]
+               if row.get("cat") == "kernels"]
     assert {row["args"]["line"] for row in kernels} == {f"{__file__}:{number}"}
 
 

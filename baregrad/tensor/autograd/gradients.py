@@ -123,12 +123,12 @@ def pull_back(
         # A tuple-valued reduction has no gradient of its own: its parts reach through it.
         sources = node.src[0].src if node.op is Ops.PROJ else node.src
         parts = rule(node, gradient)
-        _note_lines(node, parts)
         origins = tuple(map(without_again, sources))
         if origins != sources:
             # Which of two equal results has the mark may not change a sum's order.
             known = {node: node, gradient: gradient, **dict(zip(sources, origins, strict=True))}
             parts = tuple([_replaced(part, known) for part in parts])
+        _note_lines(node, parts)
         for source, part in zip(origins, parts, strict=True):
             if part is not None:
                 _add(sums, source, part, carrying)
@@ -154,7 +154,9 @@ def _pull_mark(
     """Hand the gradient of a marked value on, as the mark says."""
     if isinstance(node.arg, Pulled):
         rule = node.arg.rule if again else node.arg.once
-        for origin, own in zip(node.arg.sources, rule(gradient), strict=True):
+        parts = rule(gradient)
+        _note_lines(node, parts)
+        for origin, own in zip(node.arg.sources, parts, strict=True):
             if own is not None:
                 _add(sums, origin, own, carrying)
     elif passes_gradients(node):
