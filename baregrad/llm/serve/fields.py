@@ -9,8 +9,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from baregrad.llm.serve.refusals import RequestRefused
+from baregrad.llm.text.templates.messages import MOST_DEPTH, is_too_deep
 
-MOST_DEPTH = 128
 _LARGEST = sys.float_info.max
 
 
@@ -145,7 +145,8 @@ def parse(body: bytes) -> Fields:
         value = json.loads(body, object_pairs_hook=_object, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise RequestRefused(f"the request is no JSON: {error}") from error
-    _check_depth(value)
+    if is_too_deep(value):
+        raise RequestRefused(f"the request is nested more than {MOST_DEPTH} deep")
     return Fields(value)
 
 
@@ -160,16 +161,3 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _no_constant(word: str) -> Any:
     raise ValueError(f"{word} is no number of JSON")
-
-
-def _check_depth(value: Any) -> None:
-    """Refuse what is nested so deeply that it cannot be written again."""
-    level = [value]
-    for _ in range(MOST_DEPTH):
-        level = [
-            inner for each in level if isinstance(each, dict | list)
-            for inner in (each.values() if isinstance(each, dict) else each)
-        ]
-        if not level:
-            return
-    raise RequestRefused(f"the request is nested more than {MOST_DEPTH} deep")

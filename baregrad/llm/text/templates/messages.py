@@ -13,14 +13,30 @@ from baregrad.base.errors import ArgumentError
 UNPARSED = "_unparsed"
 # A template that asks whether a content is null means something by it.
 _ASKS_FOR_NULL = re.compile(r"content\W{0,3}\s+is\s+(not\s+)?none", re.IGNORECASE)
+# What is nested more deeply may be read, and yet fail to be written again from deeper in a program.
+MOST_DEPTH = 128
 Arguments = str | Mapping[str, Any]
 Writing = Callable[[Arguments], Arguments]
+
+
+def is_too_deep(value: Any) -> bool:
+    """Whether JSON is nested more than MOST_DEPTH deep."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [
+            inner for each in level if isinstance(each, dict | list)
+            for inner in (each.values() if isinstance(each, dict) else each)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def read_arguments(arguments: Arguments) -> Arguments:
     """Return the arguments of a call as a mapping, or as the text that they are if it is no JSON.
 
-    An answer that came to its limit within a call has such a text.
+    An answer that came to its limit within a call has such a text. One that is nested too deeply
+    is left a text as well.
     """
     if not isinstance(arguments, str):
         return arguments
@@ -28,7 +44,7 @@ def read_arguments(arguments: Arguments) -> Arguments:
         found = json.loads(arguments) if arguments.strip() else {}
     except (ValueError, RecursionError):
         return arguments
-    return found if isinstance(found, dict) else arguments
+    return found if isinstance(found, dict) and not is_too_deep(found) else arguments
 
 
 def _as_text(arguments: Arguments) -> str:

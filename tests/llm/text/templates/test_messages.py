@@ -25,7 +25,9 @@ def test_arguments_become_mappings_and_nothing_given_is_changed() -> None:
         assert made[0]["tool_calls"][0]["function"]["arguments"] == {}
 
 
-@pytest.mark.parametrize("text", ['{"a": ', "[1]", "3", "[" * 100_000])
+@pytest.mark.parametrize("text", [
+    '{"a": ', "[1]", "3", "[" * 100_000, '{"a":' + "[" * 900 + "]" * 900 + "}",
+])
 def test_arguments_that_are_no_object_are_the_text_that_they_are(text: str) -> None:
     given = [{"role": "assistant", "tool_calls": [call(text), call(' {"a": "é"}'), call({"a": 1})]}]
     made = [
