@@ -401,7 +401,7 @@ _since = attrgetter("since")
 def _is_computed(owner: SessionLike, storage: Storage) -> bool:
     """Whether the value of a storage was computed."""
     deferred = storage.deferred
-    if deferred is not None and deferred.call is None:
+    if storage.node.op is _BUFFER if deferred is None else deferred.call is None:
         return True
     return owner.realised(storage.node if deferred is None else deferred) is not None
 

@@ -155,7 +155,7 @@ class Entry:
             changes = place in self.written or position in self.written_arguments
             if changes and place in self.closed:
                 return True
-        return False
+        return bool(call.tensors) and _is_tangled_with_gradients(self, call)
 
     # --- the second call --------------------------------------------------------------------------
 
@@ -191,6 +191,8 @@ class Entry:
             last = self._build(call, clones, refs, capture, written, histories)
             self.surroundings = Surroundings(self.function)
             self.closed = frozenset(id(t._storage) for t in self.surroundings.tensors)
+            looks = [one.look for one in self.state.every]
+            self.gradients.watched(looks, self.surroundings.tensors)
             self.calls += 1
             given = self._give(call, last, [None] * len(self.outlets))
             for outlet in self.outlets:
@@ -287,7 +289,6 @@ class Entry:
         closed = [tensor._storage for tensor in self.surroundings.tensors]
         holders = holders_of(outside, state, closed, looks, histories.nodes, histories.cut)
         self.state = States(holders, len(state))
-        self.gradients.watched([one.look for one in holders])
         updated = [(ref.handle, handle) for ref, handle in updates]
         last_copies = copies_of_others(capture, gradients, kept)
         seen = read_by_others(written) if updated else set()
@@ -340,8 +341,10 @@ class Entry:
         """Whether something the function closes over is not what it was at capture."""
         if self.surroundings.places and self.surroundings.changed():
             return True
+        if not self.gradients.held and not self.state.every:
+            return False
         untouched = self.state.are_untouched()
-        if self.gradients.are_other(untouched):
+        if self.gradients.are_other(untouched, self.surroundings.tensors):
             return True
         return not untouched and bool(self.state.every) and self.state.is_stale()
 
@@ -425,6 +428,24 @@ class Entry:
         assert self.replay is not None
         position = len(self.changed) + place
         return self.outlets[place].make(self.replay.ref(position, made[position], variables))
+
+
+def _is_tangled_with_gradients(entry: Entry, call: Call) -> bool:
+    """Whether an argument is a gradient now that the function changes, or is changed as one.
+
+    A tensor that is closed over may have another gradient from call to call.
+    """
+    if entry.replay is None:
+        gradients = [tensor._gradient for tensor in entry.surroundings.tensors]
+        places = [id(gradient._storage) for gradient in gradients if gradient is not None]
+        changed = {place: place in entry.written for place in places}
+    else:
+        changed = entry.state.gradients_now()
+    return any(
+        changed.get(id(tensor._storage), False)
+        or (position in entry.written_arguments and id(tensor._storage) in changed)
+        for position, tensor in enumerate(call.tensors)
+    )
 
 
 def _compute(

@@ -52,6 +52,8 @@ class Alike:
             return None
         if call.variables:
             return None
+        if tensors and entry.state.changes_gradients:
+            return None  # any of them may be the gradient's storage by then
         if len(tensors) != len(args) or any(a is not t for a, t in zip(args, tensors, strict=True)):
             return None
         if len({id(tensor._storage) for tensor in tensors}) < len(tensors):

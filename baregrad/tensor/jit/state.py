@@ -238,6 +238,16 @@ class States:
         self._left = [one.left for one in self._elsewhere]
         return self._handles
 
+    @property
+    def changes_gradients(self) -> bool:
+        """Whether replays write over the gradient of a tensor."""
+        return any(one.changes for one in self._elsewhere)
+
+    def gradients_now(self) -> dict[int, bool]:
+        """The ids of storages of gradients that replays read: whether they write over them."""
+        found = [(one.look(), one.changes) for one in self._elsewhere]
+        return {id(storage): changes for storage, changes in found if storage is not None}
+
     def are_untouched(self) -> bool:
         """Whether nobody came since `places` was called, and all state is where it was."""
         # Every replay asks: nothing is called but what the interpreter itself calls.
