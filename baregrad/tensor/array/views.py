@@ -29,16 +29,19 @@ Strides = tuple[Any, ...]
 
 
 class Reviewed:
-    """How often any tensor that was there got other steps: who remembers steps need not look."""
+    """A mark that is another one once any tensor got other steps: who remembers them need not look.
 
-    count: ClassVar[int] = 0
+    Not a number: of two threads that count at once, one could set it back to what was seen.
+    """
+
+    mark: ClassVar[object] = object()
 
 
 def change_steps(tensor: Any, steps: tuple[Step, ...]) -> None:
     """Let a tensor show its storage through other steps from now on."""
     tensor._steps = steps
     tensor._cached = None
-    Reviewed.count += 1
+    Reviewed.mark = object()
 
 
 class Leaf:

@@ -50,7 +50,7 @@ class Surroundings:
         self._views = [_values(holder) for _, holder, _, _ in self._wholes]
         self._held: list[Any] = []
         self._lengths: list[int] = []
-        self._reviewed = Reviewed.count
+        self._reviewed = Reviewed.mark
         self._steps = [tensor._steps for tensor in self.tensors]
         self._manners = [_manner(tensor) for tensor in self.tensors]
         marks = [hooks for steps in self._steps if (hooks := hooks_at(steps)) is not None]
@@ -68,13 +68,13 @@ class Surroundings:
             if now is not held and _is_change(now, held):
                 return _part_that_changed(name, now, held)
         found = self._changed_whole() if self._wholes else ""
-        if self._reviewed == Reviewed.count and not self._hooks:
+        if self._reviewed is Reviewed.mark and not self._hooks:
             return found
         return found or self._changed_manner()
 
     def _changed_manner(self) -> str:
         """The same of how tensors show their storages: their axes, gradients and hooks."""
-        reviewed = Reviewed.count
+        reviewed = Reviewed.mark
         steps = [tensor._steps for tensor in self.tensors]
         if all(map(operator.is_, steps, self._steps)) and all(
             hooks.before is before and hooks.after is after for hooks, before, after in self._hooks
