@@ -47,7 +47,8 @@ def check_matrices(
             )  # fmt: skip
         if x.dtype not in (_ALSO_COMPLEX if also_complex else _REAL):
             raise DTypeError(
-                f"{what} is of float32 or float64", found=f"dtype {x.dtype}",
+                f"{what} is of float32{', float64 or complex' if also_complex else ' or float64'}",
+                found=f"dtype {x.dtype}",
                 hint="cast it first, for example with float()",
             )  # fmt: skip
         if x.dtype is not tensors[0].dtype:

@@ -227,8 +227,8 @@ def _without_phases(outer: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
     """Complex Q and R between which the phases of R's diagonal are taken: it is not negative."""
     diagonal = upper.diagonal(0, 1, 2)
     phases = signed(diagonal.abs().ones_like(), diagonal)
-    rest = phases.ones_like()[:, :1].expand(-1, outer.shape[2] - phases.shape[1])
-    columns = Tensor.cat(phases, rest, dim=1)
+    # Columns that are there to make Q square stay as they are.
+    columns = phases.pad((0, outer.shape[2] - phases.shape[1]), value=1.0)
     rows = columns if upper.shape[1] > phases.shape[1] else phases
     return outer * columns.unsqueeze(1), upper * rows.conj().unsqueeze(2)
 
@@ -237,12 +237,12 @@ def _without_phases(outer: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def eigh(A: Tensor, UPLO: str = "L") -> Eigh:  # noqa: N803
-    """Return eigenvalues (..., n), ascending, and eigenvectors (..., n, n) of symmetric A.
+    """Return eigenvalues (..., n), ascending, eigenvectors (..., n, n) of symmetric or Hermitian A.
 
     UPLO: which triangle of A is read, "L" or "U". Gradients of the vectors need eigenvalues that
-    differ. Signs of vectors are any. Raises LinAlgError where A is not finite or the search for
-    the vectors does not end; a captured function searches a fixed number of steps, and gives NaN
-    there.
+    differ. Signs of vectors, or phases, are any. Raises LinAlgError where A is not finite or the
+    search for the vectors does not end; a captured function searches a fixed number of steps, and
+    gives NaN there.
     """
     check_matrices("eigh", A, square=True, also_complex=True)
     if UPLO not in ("L", "U"):
@@ -291,8 +291,8 @@ def svd(A: Tensor, full_matrices: bool = True) -> SVD:  # noqa: N803
 
     U is (..., m, m) and Vh (..., n, n), without `full_matrices` (..., m, k) and (..., k, n).
     Gradients of U and Vh need singular values that differ; those of the columns that
-    `full_matrices` adds do not count. Signs of vectors are any. Raises LinAlgError as `eigh` does,
-    and gives NaN in a captured function.
+    `full_matrices` adds do not count. Signs of vectors, or phases, are any. Raises LinAlgError as
+    `eigh` does, and gives NaN in a captured function.
     """
     check_matrices("svd", A, also_complex=True)
     rows, columns = A.shape[-2:]

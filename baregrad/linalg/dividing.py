@@ -65,9 +65,10 @@ class _Search(NamedTuple):
 def divided(diagonal: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (B, n), rising, and eigenvectors as columns (B, n, n) of tridiagonal matrices.
 
-    diagonal: (B, n). beside: (B, n), the last of which counts for nothing.
+    diagonal: (B, n). beside: (B, n), the last of which counts for nothing. Raises LinAlgError where
+    the search for a value does not end; in a captured function the matrix's results are NaN then.
     """
-    count = diagonal.shape[1]
+    batch, count = diagonal.shape
     halvings = max(0, math.ceil(math.log2(count / SMALL)))
     width = math.ceil(count / (1 << halvings))
     size = width << halvings
@@ -77,7 +78,12 @@ def divided(diagonal: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
         between = cuts[:, width - 1 :: 2 * width].reshape(-1, 1)
         values, vectors = _joined(values.reshape(-1, 2 * width), vectors, between)
         width *= 2
-    return _in_order(values, vectors, count)
+    if not is_captured():
+        return _in_order(values, vectors, count)
+    # A value that was not found stayed NaN when halves were joined.
+    is_found = values.reshape(batch, size).isnan().logical_not().all(dim=1).reshape(batch, 1, 1)
+    values, vectors = _in_order(values, vectors, count)
+    return is_found.squeeze(2).where(values, math.nan), is_found.where(vectors, math.nan)
 
 
 @block
@@ -103,7 +109,8 @@ def _cut(diagonal: Tensor, beside: Tensor, width: int, size: int) -> tuple[Tenso
 def _joined(values: Tensor, vectors: Tensor, between: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (M, 2h), in no order, and vectors (M, 2h, 2h) of two halves each.
 
-    values: (M, 2h). vectors: (2M, h, h). between: (M, 1), what stands beside both.
+    values: (M, 2h). vectors: (2M, h, h). between: (M, 1), what stands beside both. In a captured
+    function a value that was not found is NaN.
     """
     found = _Poles(*_poles(values, vectors, between))
     search = _Search(*_begun(found.poles, found.weights))
@@ -121,7 +128,8 @@ def _joined(values: Tensor, vectors: Tensor, between: Tensor) -> tuple[Tensor, T
             )  # fmt: skip
     # Without columns that are turned into one all would be multiplied by 1, bit for bit.
     is_turned = captured or bool((found.turn != 0).any().item())
-    return _vectors(vectors, *found, search.origin, search.offset, is_turned)
+    values, vectors = _vectors(vectors, *found, search.origin, search.offset, is_turned)
+    return search.is_done.where(values, math.nan) if captured else values, vectors
 
 
 @block

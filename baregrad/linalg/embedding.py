@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from baregrad.tensor import Tensor
 from baregrad.tensor.complex.structure import real_form
 
@@ -23,15 +20,3 @@ def extracted(x: Tensor) -> Tensor:
     rows, columns = x.shape[-2] // 2, x.shape[-1] // 2
     pairs = x.unflatten(-2, (rows, 2)).select(-2, 0).unflatten(-1, (columns, 2))
     return pairs.contiguous().view_as_complex()
-
-
-def through_embedding(
-    function: Callable[..., Tensor], *matrices: Tensor, **options: Any
-) -> Tensor:
-    """A function of real matrices that embeddings have in common with complex ones."""
-    wide = [x if x.is_complex() else x.cast(_complex_among(matrices)) for x in matrices]
-    return extracted(function(*map(embedded, wide), **options))
-
-
-def _complex_among(matrices: tuple[Tensor, ...]) -> Any:
-    return next(x.dtype for x in matrices if x.is_complex())

@@ -113,7 +113,7 @@ def cond(A: Tensor, p: Order = None) -> Tensor:  # noqa: N803
 
     Infinity where an inverse does not exist.
     """
-    check_matrices("cond", A, square=p not in (None, 2, -2))
+    check_matrices("cond", A, square=p not in (None, 2, -2), also_complex=True)
     if p in (None, 2, -2):
         values = svdvals(A)
         high, low = values[..., 0], values[..., -1]
@@ -126,8 +126,7 @@ def cond(A: Tensor, p: Order = None) -> Tensor:  # noqa: N803
 
 def matrix_power(A: Tensor, n: int) -> Tensor:  # noqa: N803
     """Return A @ A @ ..., n times; of its inverse for negative n, the identity for 0."""
-    parts = A.real if isinstance(A, Tensor) and A.is_complex() else A
-    check_matrices("matrix_power", parts, square=True)
+    check_matrices("matrix_power", A, square=True, also_complex=True)
     if not isinstance(n, SupportsIndex):
         raise ArgumentError("powers of matrices are of integers", found=repr(n))
     if n < 0:

@@ -1,7 +1,8 @@
 """Inverses, determinants and systems of equations, with gradients.
 
 They come of LU factors, and one correction of a solution by what it leaves. Names, arguments and
-results are those of `torch.linalg`; matrices are the last two axes of float32 or float64 tensors.
+results are those of `torch.linalg`; matrices are the last two axes of float32, float64 or complex
+tensors.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from baregrad.linalg.checking import (
     refuse_if,
 )
 from baregrad.linalg.decompositions import eigh, qr, svd, svdvals
-from baregrad.linalg.embedding import embedded, through_embedding
 from baregrad.linalg.factoring import inverse_lower, lu_factor, take_rows
+from baregrad.linalg.orthogonal import squares
 from baregrad.linalg.triangular import solve_triangular
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import no_grad
@@ -120,6 +121,15 @@ def _are_vectors(what: str, a: Tensor, b: Tensor) -> bool:
     return b.ndim == 1 or (b.ndim == a.ndim - 1 and b.shape == a.shape[:-1])
 
 
+def _of_one_kind(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Both, a real one made complex beside a complex one of its precision."""
+    if a.is_complex() and a.real.dtype is b.dtype:
+        return a, b.cast(a.dtype)
+    if b.is_complex() and b.real.dtype is a.dtype:
+        return a.cast(b.dtype), b
+    return a, b
+
+
 _SINGULAR = (
     "the matrix is singular: a pivot is 0",
     "use lstsq or pinv for what comes closest to a solution",
@@ -133,9 +143,8 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:  # noqa: N803 -
     """
     if _are_vectors("solve", A, B):
         return solve(A, B.unsqueeze(-1)).squeeze(-1)
-    if A.is_complex() or B.is_complex():
-        return through_embedding(solve, A, B, left=left)
-    check_matrices("solve", A, B, square=True)
+    A, B = _of_one_kind(A, B)  # noqa: N806
+    check_matrices("solve", A, B, square=True, also_complex=True)
     if not left:
         turned: Tensor = solve(A.mT, B.mT).mT
         return turned
@@ -150,8 +159,6 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:  # noqa: N803 -
 
 def inv(A: Tensor) -> Tensor:  # noqa: N803
     """Return the inverse: (..., n, n) -> (..., n, n). Raises LinAlgError for a singular matrix."""
-    if isinstance(A, Tensor) and A.is_complex():
-        return through_embedding(inv, A)
     found = inv_ex(A)
     refuse_if(lambda: found.info != 0, *_SINGULAR)
     return found.inverse
@@ -159,7 +166,7 @@ def inv(A: Tensor) -> Tensor:  # noqa: N803
 
 def inv_ex(A: Tensor) -> InverseEx:  # noqa: N803
     """Return `inv(A)`, with no numbers where there is none, and which matrices those are."""
-    check_matrices("inv", A, square=True)
+    check_matrices("inv", A, square=True, also_complex=True)
     with no_grad():
         given = batch(A)
         lower, upper, order = lu_factor(given)
@@ -274,14 +281,10 @@ def pinv(
     """Return the pseudoinverse: (..., m, n) -> (..., n, m).
 
     Singular values up to max(atol, rtol * the largest) count as 0; rtol is max(m, n) times the
-    distance of 1 to the next number if neither is given. hermitian: A is symmetric, of which the
-    lower triangle is read.
+    distance of 1 to the next number if neither is given. hermitian: A is symmetric, or Hermitian,
+    of which the lower triangle is read.
     """
-    if isinstance(A, Tensor) and A.is_complex():
-        if atol is None and rtol is None:
-            rtol = max(A.shape[-2:]) * finfo(A.dtype).eps
-        return through_embedding(pinv, A, atol=atol, rtol=rtol, hermitian=hermitian)
-    check_matrices("pinv", A, square=hermitian)
+    check_matrices("pinv", A, square=hermitian, also_complex=True)
     return _pseudoinverse(A, atol, rtol, hermitian)[0]
 
 
@@ -298,13 +301,13 @@ def _pseudoinverse(
             left, size = right, values.abs()
         else:
             left, values, turned = svd(A.detach(), full_matrices=False)
-            right, size = turned.mT, values
+            right, size = turned.mH, values
         counts = size > _least(size, atol, rtol, A.shape)
         factors = counts.where(1 / counts.where(values, 1.0), 0.0)
-        value = (right * factors.unsqueeze(-2)) @ left.mT
+        value = (right * factors.unsqueeze(-2)) @ left.mH
 
     def pull(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
-        turned, given = found.mT, gradient.mT
+        turned, given = found.mH, gradient.mH
         first = turned @ gradient @ turned
         outer = given @ found @ turned
         inner = turned @ found @ given
@@ -324,11 +327,7 @@ def matrix_rank(
 
     rtol is as for `pinv`.
     """
-    if isinstance(A, Tensor) and A.is_complex():
-        if atol is None and rtol is None:
-            rtol = max(A.shape[-2:]) * finfo(A.dtype).eps
-        return matrix_rank(embedded(A), atol=atol, rtol=rtol, hermitian=hermitian) // 2
-    check_matrices("matrix_rank", A, square=hermitian)
+    check_matrices("matrix_rank", A, square=hermitian, also_complex=True)
     with no_grad():
         values = eigh(A.detach()).eigenvalues.abs() if hermitian else svdvals(A.detach())
         return (values > _least(values, atol, rtol, A.shape)).sum(dim=-1)
@@ -350,9 +349,8 @@ def lstsq(
     if _are_vectors("lstsq", A, B):
         found = lstsq(A, B.unsqueeze(-1), rcond, driver=driver)
         return found._replace(solution=found.solution.squeeze(-1))
-    if A.is_complex() or B.is_complex():
-        return _complex_lstsq(A, B, rcond, driver)
-    check_matrices("lstsq", A, B)
+    A, B = _of_one_kind(A, B)  # noqa: N806
+    check_matrices("lstsq", A, B, also_complex=True)
     rows, columns = A.shape[-2:]
     A, B = check_equations(A, B)  # noqa: N806
     rank = values = None
@@ -360,35 +358,12 @@ def lstsq(
         inverse, values, counts = _pseudoinverse(A, None, rcond, False)
         solution, rank = inverse @ B, counts.sum(dim=-1)
     elif driver == "gels":
-        outer, upper = qr(A if rows >= columns else A.mT)
+        outer, upper = qr(A if rows >= columns else A.mH)
         if rows >= columns:
-            solution = solve_triangular(upper, outer.mT @ B, upper=True)
+            solution = solve_triangular(upper, outer.mH @ B, upper=True)
         else:
-            solution = outer @ solve_triangular(upper.mT, B, upper=False)
+            solution = outer @ solve_triangular(upper.mH, B, upper=False)
     else:
         raise ArgumentError("lstsq has no such driver", found=repr(driver), wanted="gelsd or gels")
-    residuals = (A @ solution - B).square().sum(dim=-2) if rows > columns else None
-    return LstSq(solution, residuals, rank, values)
-
-
-def _complex_lstsq(
-    A: Tensor,  # noqa: N803
-    B: Tensor,  # noqa: N803
-    rcond: float | None,
-    driver: str | None,
-) -> LstSq:
-    """`lstsq` of complex matrices, by the pseudoinverse of the embedding."""
-    if driver not in (None, "gelsd"):
-        raise ArgumentError(
-            "lstsq of complex matrices is by singular values", found=repr(driver), wanted="gelsd"
-        )
-    check_matrices("lstsq", A.real, B.real)
-    rows, columns = A.shape[-2:]
-    if rcond is None:
-        rcond = max(rows, columns) * finfo(A.dtype).eps
-    A, B = check_equations(A, B)  # noqa: N806
-    solution = pinv(A, rtol=rcond) @ B
-    residuals = (A @ solution - B).abs().square().sum(dim=-2) if rows > columns else None
-    values = svdvals(A.detach())
-    rank = (values > _least(values, None, rcond, A.shape)).sum(dim=-1)
+    residuals = squares(A @ solution - B).sum(dim=-2) if rows > columns else None
     return LstSq(solution, residuals, rank, values)

@@ -11,7 +11,7 @@ import torch
 
 from baregrad import Tensor, jit, linalg
 from baregrad.base.errors import DTypeError, GradientError, LinAlgError, ShapeError
-from baregrad.linalg import rotations
+from baregrad.linalg import dividing, rotations
 
 
 def cases(*shapes: tuple[int, ...]) -> list[Any]:
@@ -194,7 +194,9 @@ def test_svd_of_a_matrix_of_lower_rank() -> None:
     np.testing.assert_allclose((u.numpy()[:, :6] * s.numpy()) @ vh.numpy(), x, atol=1e-13)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("float64", marks=pytest.mark.slow)]
+)
 def test_rows_that_depend_on_each_other_converge(dtype: str) -> None:
     places = np.arange(40)
     for x in (np.ones((40, 40)), 1.0 / (places[:, None] + places[None, :] + 1.0)):
@@ -275,6 +277,20 @@ def test_large_factors_in_a_captured_function(call: Any) -> None:
     assert all(np.isnan(part.numpy()).all() for part in jit(call)(Tensor(x)))
     with pytest.raises(LinAlgError, match="finite"):
         call(Tensor(x))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("few_sweeps")
+@pytest.mark.parametrize("call", [linalg.eigh, linalg.svd])
+def test_a_captured_search_that_does_not_end_gives_no_numbers(
+    call: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dividing, "_REPLAYS_CAPTURED", 0)
+    x = np.stack([given((34, 34), "float32"), np.zeros((34, 34), "float32")])
+    for part in jit(call)(Tensor(x + x.mT)):
+        assert np.isnan(part.numpy()[0]).all()
+        # The other matrix has no search.
+        assert np.isfinite(part.numpy()[1]).all()
 
 
 def test_ill_conditioned_factors_leave_small_residuals() -> None:
@@ -407,7 +423,7 @@ def test_bad_arguments_are_refused() -> None:
         linalg.svd(Tensor([1.0, 2.0]))
     with pytest.raises(ShapeError, match="square"):
         linalg.cholesky(Tensor.ones(2, 3))
-    with pytest.raises(DTypeError, match="float32 or float64"):
+    with pytest.raises(DTypeError, match="float32, float64 or complex"):
         linalg.qr(Tensor.ones(2, 2).half())
     with pytest.raises(GradientError, match="reduced"):
         linalg.qr(Tensor.ones(3, 2, requires_grad=True), "complete").R.sum().backward()

@@ -1,4 +1,4 @@
-"""Complex matrices by real ones of twice the size, against NumPy's."""
+"""Equations, inverses and measures of complex matrices, against NumPy's."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def test_cholesky_has_the_gradient_of_pytorch() -> None:
     assert np.allclose((found + found.mT.conj()) / 2, other.grad.numpy())
 
 
+@pytest.mark.slow
 def test_least_squares() -> None:
     tall, right = A[0][:, :2], A[1][:, :3]
     found = linalg.lstsq(Tensor(tall), Tensor(right))
@@ -78,6 +79,13 @@ def test_least_squares() -> None:
     assert np.allclose(found.residuals.numpy(), residuals)
     assert found.rank.item() == rank
     assert np.allclose(found.singular_values.numpy(), values)
+    found = linalg.lstsq(Tensor(tall), Tensor(right), driver="gels")
+    assert np.allclose(found.solution.numpy(), wanted)
+
+
+def test_condition_numbers() -> None:
+    assert np.allclose(linalg.cond(Tensor(A), 1).numpy(), np.linalg.cond(A, 1))
+    assert linalg.inv_ex(Tensor(np.zeros((2, 2), complex))).info.item() == 1
 
 
 def test_vecdot_conjugates_its_first_factor() -> None:
