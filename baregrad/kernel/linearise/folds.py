@@ -34,6 +34,9 @@ from baregrad.kernel.linearise.scopes import MOMENT
 WARP = 32
 BARRIER = Node(Ops.MACHINE, dtypes.token, (), Machine("bar.sync", (0,)))
 Parts = tuple[Node, ...]
+# Bytes of a fold's arrays in shared memory up to which the next has others: those of vectors may
+# take half of what a multiprocessor has.
+TURN_NBYTES = 8 << 10
 # Arrays in shared memory, each with the lanes of an element.
 Arrays = list[tuple[Node, int]]
 
@@ -225,8 +228,9 @@ def _shown(values: Reader, parts: Parts) -> Arrays:
     used = len(values.exchanges)
     inner = [scope.opening for scope in scopes.stack if scope.opening is not None]
     widths = [part.shape[0] if part.shape else 1 for part in parts]
+    sizes = [width * part.dtype.itemsize for part, width in zip(parts, widths, strict=True)]
     found = list[list[Node]]()
-    for turn in range(1 if inner else 2):
+    for turn in range(1 if inner or total * sum(sizes) > TURN_NBYTES else 2):
         places = [(turn, place) for place in range(len(parts))]
         found.append([
             _exchange(values, place, part.dtype, total * width)

@@ -13,7 +13,7 @@ from baregrad.ir.core.monoid import arg_extreme
 from baregrad.ir.core.node import Node, alu, range_node
 from baregrad.ir.core.op import Ops
 from tests.kernel import kernels as k
-from tests.kernel.gpu_kernels import check_gpu
+from tests.kernel.gpu_kernels import check_gpu, lowered
 from tests.render.harness import (
     F32,
     I32,
@@ -107,3 +107,17 @@ def test_threads_meet_before_one_of_several_shared_arrays_is_written_again() -> 
         "Schedule(bind('i0', 'grid'), split('r2', outer='a', b=4, masked=True),"
         " bind('b', 'thread'), bind('r1', 'thread_y'))",
     )
+
+
+@pytest.mark.parametrize(("lanes", "arrays"), ((1, 2), (4, 1)))
+def test_folds_of_many_bytes_have_the_same_memory(lanes: int, arrays: int) -> None:
+    """Those of few bytes take turns, so that threads meet once for each."""
+    row, column = range_node(512, 1), range_node(lanes, 0)
+    x = k.at(k.param(1, 512, lanes, dtype=dtypes.float64), row, column)
+    both = alu(Ops.MUL, k.reduce(Ops.ADD, x, row), k.reduce(Ops.MAX, x, row))
+    node = k.kernel(k.out(k.param(0, lanes, dtype=dtypes.float64), both, column))
+    bound = "" if lanes == 1 else ", bind('i0', 'vector')"
+    _, program = lowered(node, f"Schedule(bind('r1', 'thread'){bound})")
+    stored = {one.src[0] for one in program.src if one.op is Ops.VSTORE}
+    shown = [one for one in stored if one.op is Ops.ALLOC and one.arg.shape == (512 * lanes,)]
+    assert len(shown) == arrays
