@@ -160,7 +160,8 @@ def test_the_oldest_large_results_make_room(room: object) -> None:
     results = [function(x) for function in functions]
     assert in_use() >= held + 4 * LARGE_NBYTES
     del results
-    assert in_use() == held
+    # What earlier tests left may have been freed meanwhile.
+    assert in_use() <= held
     functions.clear()
     assert in_use() <= held - 4 * LARGE_NBYTES
 
