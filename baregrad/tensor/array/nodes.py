@@ -335,6 +335,14 @@ def accumulator(dtype: DType) -> DType:
     return dtypes.float32 if dtype.is_narrow else dtype
 
 
+def sum_of_two(a: Node, b: Node) -> Node:
+    """`a + b`, those of a dtype that is not computed with by way of float32."""
+    if not a.dtype.storage_only:
+        return add(a, b)
+    wide = accumulator(a.dtype)
+    return cast(add(cast(a, wide), cast(b, wide)), a.dtype)
+
+
 def sum_over(x: Node, axes: tuple[int, ...]) -> Node:
     """The sum over axes, in the dtype of `x`, accumulated in float32 for narrower floats."""
     if not axes:

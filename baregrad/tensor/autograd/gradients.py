@@ -255,16 +255,7 @@ def _add(sums: dict[Node, Node], node: Node, gradient: Node, carrying: set[Node]
         fits = len(gradient.shape) >= len(node.shape) and gradient.shape != ()
         gradient = (nodes.sum_to if fits else nodes.broadcast)(gradient, node.shape)
     known = sums.get(node)
-    sums[node] = gradient if known is None else _sum(known, gradient)
-
-
-def _sum(known: Node, gradient: Node) -> Node:
-    """Both together, those of a dtype that is not computed with by way of float32."""
-    dtype = known.dtype
-    if not dtype.storage_only:
-        return nodes.add(known, gradient)
-    wide = nodes.accumulator(dtype)
-    return nodes.cast(nodes.add(nodes.cast(known, wide), nodes.cast(gradient, wide)), dtype)
+    sums[node] = gradient if known is None else nodes.sum_of_two(known, gradient)
 
 
 def _check_cut(cut: Cut, wanted: set[Node] | None) -> None:

@@ -136,7 +136,7 @@ def _backward(
     read = tuple(i for i in by if first <= i < last)
     totals = _params([params[i] for i in summed], len(params) + len(seeds))
     made = [by.get(i, nodes.zeros_like(params[i])) for i in carried]
-    made += [_sum(total, by[i]) for total, i in zip(totals, summed, strict=True)]
+    made += [nodes.sum_of_two(total, by[i]) for total, i in zip(totals, summed, strict=True)]
     made += [by[i] for i in read]
     order = [
         *seeds[: len(carried)], *totals, *params[:last], *seeds[len(carried) :], *params[last:]
@@ -193,14 +193,6 @@ def _of_use(
     }
     made = [Node(Ops.SINK, dtypes.token, tuple(put_in(body.src, places))) for body in bodies]
     return made, kept, [sources[slot] for slot in kept]
-
-
-def _sum(total: Node, part: Node) -> Node:
-    """A sum and one more part of it; of a dtype that is only stored it is one of float32."""
-    if not total.dtype.storage_only:
-        return nodes.add(total, part)
-    wide = nodes.accumulator(total.dtype)
-    return nodes.cast(nodes.add(nodes.cast(total, wide), nodes.cast(part, wide)), total.dtype)
 
 
 # --- choices -------------------------------------------------------------------------------------
