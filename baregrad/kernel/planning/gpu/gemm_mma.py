@@ -251,7 +251,8 @@ def _groups(
     found = ranked_groups(plan.target, products, words, dtype)
     if _in_boxes(plan, factors, orders, CHUNK_NBYTES // dtype.itemsize):
         by_boxes = ranked_groups(plan.target, products, words, dtype, True)
-        if any(copy.walks and not copy.turned for copy in _walking(factors, orders)[3:]):
+        walking = _walking(factors, orders)
+        if any(copy.walks and not copy.turned for copy in (walking.left, walking.right)):
             by_boxes = [one._replace(cycles=WALKED * one.cycles) for one in by_boxes]
         # What the engine rounds on its way threads would hold, round and store instead.
         rounds = factors.left.is_rounded or factors.right.is_rounded
