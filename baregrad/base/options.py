@@ -191,6 +191,10 @@ class Options:
     gpu_renderer = Option(
         str, "ptx", "The language that GPU kernels are written in.", allowed=("ptx", "cuda"),
     )
+    gpu_instructions = Option(
+        str, "", "The generation whose instructions kernels are made of on later GPUs, as sm_80 or "
+        "sm_90 (which has no wgmma); empty means all that the GPU has.",
+    )
     cc = Option(str, "", "The C compiler of CPU_RENDERER=c; empty means the first one found.")
     cuda_home = Option(
         str, "", "The CUDA toolkit whose ptxas and NVRTC to use; empty means the first one found.",

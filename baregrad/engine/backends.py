@@ -250,7 +250,10 @@ def gpu_backend(name: str, device: Any) -> CompiledBackend:
 
 
 def gpu_compiler(name: str, architecture: str) -> Compiler:
-    """What compiles for a GPU of an architecture, of which none needs to be there."""
+    """What compiles for a GPU of an architecture, of which none needs to be there.
+
+    With the option `gpu_instructions` it uses none but those of that generation.
+    """
     from baregrad.assemble import default_cache
     from baregrad.assemble.nvrtc import CudaAssembler
     from baregrad.assemble.ptxas import PtxAssembler
@@ -258,13 +261,15 @@ def gpu_compiler(name: str, architecture: str) -> Compiler:
     from baregrad.target import gpu_row
 
     target = gpu_row(architecture)
+    if options.gpu_instructions and not target.instructions:
+        target = target.with_instructions_of(gpu_row(options.gpu_instructions))
     renderer = get(options.gpu_renderer)
-    assembler: Any = PtxAssembler(target.name)
+    assembler: Any = PtxAssembler(target.architecture)
     if name.startswith("NV") and options.nv_port == "virtual":
         from baregrad.assemble.virtual_cubin import VirtualAssembler
 
         # It is PTX that a GPU in software runs.
         renderer, assembler = get("ptx"), VirtualAssembler()
     elif renderer.assembler == "nvrtc":
-        assembler = CudaAssembler(target.name)
+        assembler = CudaAssembler(target.architecture)
     return Compiler(target, renderer, assembler, default_cache())

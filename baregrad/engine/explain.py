@@ -52,8 +52,9 @@ def parser() -> argparse.ArgumentParser:
         "with --after, what that pass made of it",
     )
     result.add_argument(
-        "--target", choices=[row.name for row in GPU_ROWS],
-        help="with --kernels or --kernel: those for a GPU of this generation, without running them",
+        "--target", metavar="|".join(row.name for row in GPU_ROWS),
+        help="with --kernels or --kernel: those for a GPU of this generation, without running "
+        "them, or of one that uses an older one's instructions alone, as sm_90a:sm_80",
     )
     result.add_argument("--list", action="store_true", help="name the passes in order and stop")
     return result

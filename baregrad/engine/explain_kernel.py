@@ -191,7 +191,9 @@ def _plan_lines(
 ) -> list[str]:
     records = Records(records_path()).all()
     picture = pipeline_lines(loop, target) if target.kind == "gpu" else []
+    machine = [f"target      {target.name}"] if target.kind == "gpu" else []
     return [
+        *machine,
         *choice_lines(choice),
         *candidate_lines(found.kernel, target, threads, records),
         *(["pipeline", *(f"  {line}" for line in picture)] if picture else []),

@@ -7,6 +7,10 @@ PTX ISA manual's release notes, and were tried with ptxas 13.0. Nothing of them 
 
 Rates and sizes of memory are those of the largest card of a generation with full clocks, from the
 datasheets and NVIDIA's papers on each architecture: they rank schedules, and nothing else.
+
+A card also runs what older cards run: `sm_90a:sm_80` is a card of the row sm_90a, with its sizes
+and rates, whose kernels are made of the instructions of sm_80. `sm_90` has those of Hopper's that
+later generations keep: not the matrix unit of four warps, nor registers that change hands.
 """
 
 from __future__ import annotations
@@ -172,13 +176,47 @@ class NvidiaTarget(GpuTarget):
     texts are written in: the first with all that renderers use of the architecture. `elects`:
     whether an instruction elects a lane of a warp (`elect.sync`). `nan_extremes`: whether maxima
     and minima of float32 can be asked to be NaN where an operand is (`max.NaN.f32`).
+    `instructions` is the architecture whose instructions kernels are made of, empty for its own.
     """
 
     capability: tuple[int, int]
     ptx_isa: tuple[int, int]
     elects: bool
     nan_extremes: bool
+    instructions: str = ""
 
+    @property
+    def architecture(self) -> str:
+        """What the assembler calls the card: the name without whose instructions it uses."""
+        return self.name.partition(_OF)[0]
+
+    def with_instructions_of(self, other: NvidiaTarget) -> NvidiaTarget:
+        """Return this card as one whose kernels are made of the instructions of an older one.
+
+        Raises UnsupportedDevice where it does not run them all.
+        """
+        if other.name == self.name:
+            return self
+        if other.capability > self.capability or other.name.endswith("a"):
+            raise UnsupportedDevice(
+                f"{self.name} does not run all instructions of {other.name}", found=other.name,
+                wanted=", ".join([row.name for row in (*GPU_ROWS, _LASTING) if row is not other
+                                  and row.capability <= self.capability
+                                  and not row.name.endswith("a")]) or "no other",
+            )  # fmt: skip
+        taken = {name: getattr(other, name) for name in _INSTRUCTIONS}
+        return replace(
+            self, name=f"{self.name}{_OF}{other.name}", instructions=other.name, **taken
+        )
+
+
+# Between the name of a card and whose instructions it uses; then the fields that follow from these.
+_OF = ":"
+_INSTRUCTIONS = (
+    "barrier_transfer_bytes", "register_shift", "warpgroup_warps", "matrix_shapes", "load_bytes",
+    "converted_floats", "widened_floats", "async_copies", "warp_products", "dependent_launch",
+    "elects", "nan_extremes",
+)
 
 _WIDTHS = range(8, 257, 8)
 _EIGHT_BITS = ("float8_e4m3fn", "float8_e5m2")
@@ -242,6 +280,10 @@ _HOPPER = NvidiaTarget(
     launch_ns=1500.0,
     elects=True,
     nan_extremes=True,
+)
+# Hopper's without those of its row alone, which PTX marks by the letter of sm_90a.
+_LASTING = replace(
+    _HOPPER, name="sm_90", register_shift=range(0), warpgroup_warps=0, matrix_shapes=()
 )
 _TURING = replace(
     _HOPPER,
@@ -354,8 +396,15 @@ GPU_ROWS = (
 
 
 def gpu_row(name: str) -> NvidiaTarget:
-    """Return the row of a GPU generation; raise UnsupportedDevice where there is none."""
-    for row in GPU_ROWS:
+    """Return the row of a GPU generation, or of one with the instructions of an older one.
+
+    name: of a row, as sm_90a, or of two, as sm_90a:sm_80. Raises UnsupportedDevice where there is
+    none, or where the one does not run what the other does.
+    """
+    card, of, instructions = name.partition(_OF)
+    if of:
+        return gpu_row(card).with_instructions_of(gpu_row(instructions))
+    for row in (*GPU_ROWS, _LASTING):
         if row.name == name:
             return row
     raise UnsupportedDevice(

@@ -32,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     )
     result.add_argument("file", type=Path, help="a Python program, what --save wrote, or a profile")
     result.add_argument(
-        "--target", choices=[row.name for row in GPU_ROWS],
+        "--target", metavar="|".join(row.name for row in GPU_ROWS),
         help="kernels for a GPU of this generation, which need not be there",
     )
     result.add_argument("--save", type=Path, metavar="F", help="write it to a file and stop")

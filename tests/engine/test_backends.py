@@ -17,12 +17,15 @@ from baregrad.engine.backends import (
     CompiledBackend,
     ReferenceBackend,
     gpu_backend,
+    gpu_compiler,
     host_target,
     open_backend,
 )
 from baregrad.engine.canonical import Canonical, canonicalise
+from baregrad.engine.search.wire import target_fields, target_of
 from baregrad.engine.session import Session, use_session
 from baregrad.runtime.cpu import host
+from baregrad.target import gpu_row
 from baregrad.tensor import Tensor
 from baregrad.testing.ptx_device import PtxDevice
 
@@ -146,3 +149,19 @@ def test_the_option_chooses_text_and_assembler(
 def test_a_gpu_in_software_takes_ptx() -> None:
     with options.override(gpu_renderer="cuda", nv_port="virtual"):
         assert gpu_backend("NV", PtxDevice()).compiler.renderer.name == "ptx"
+
+
+@pytest.mark.parametrize("instructions", ["sm_80", "sm_90"])
+def test_the_option_chooses_instructions(instructions: str) -> None:
+    """A worker of a search is told the row by name."""
+    with options.override(gpu_instructions=instructions):
+        target = gpu_backend("NV", PtxDevice()).compiler.target
+        assert gpu_compiler("NV", target.name).target == target
+    assert target == gpu_row(f"sm_90a:{instructions}")
+    assert target_of(target_fields(target)) == target
+
+
+def test_instructions_that_the_gpu_lacks() -> None:
+    newer = options.override(gpu_instructions="sm_120")
+    with newer, pytest.raises(UnsupportedDevice, match="sm_80"):
+        gpu_backend("NV", PtxDevice())

@@ -74,6 +74,15 @@ def test_kernels_for_gpus_are_listed_without_one(
         main(["explain", str(program), "--target", "sm_80"])
 
 
+def test_a_gpu_with_the_instructions_of_an_older_one(
+    program: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["explain", str(program), "--kernel", "1", "--target"]
+    assert main([*words, "sm_90a:sm_80"]) == 0
+    assert "target      sm_90a:sm_80" in capsys.readouterr().out.splitlines()
+    assert main([*words, "sm_80:sm_90"]) != 0
+
+
 def test_the_kernels_are_listed(program: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", str(program), "--kernels"]) == 0
     lines = capsys.readouterr().out.splitlines()

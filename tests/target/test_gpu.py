@@ -76,3 +76,26 @@ def test_names_follow_the_compute_capability(row: NvidiaTarget) -> None:
     assert row.name.rstrip("a") == f"sm_{major}{minor}"
     assert row.warps_per_unit % row.register_partitions == 0
     assert row.resident_blocks(1, 16, 0) == min(row.blocks_per_unit, row.warps_per_unit)
+
+
+def test_a_card_with_the_instructions_of_an_older_one() -> None:
+    """It has its own sizes and rates, and is assembled for as it is."""
+    ampere, found = gpu_row("sm_80"), gpu_row("sm_90a:sm_80")
+    assert (found.architecture, found.instructions) == ("sm_90a", "sm_80")
+    assert (found.units, found.shared_bytes_per_block) == (132, 227 * 1024)
+    assert found.ptx_isa == HOPPER.ptx_isa
+    assert not found.multiplies_in_groups("bfloat16", 16) and not found.bulk_copies
+    assert found.warp_products == ampere.warp_products and not found.dependent_launch
+    assert gpu_row("sm_90a:sm_90a") is HOPPER
+
+
+def test_instructions_that_later_generations_keep() -> None:
+    found = gpu_row("sm_90a:sm_90")
+    assert not found.multiplies_in_groups("bfloat16", 16) and not found.register_shift
+    assert found.bulk_copies and found.dependent_launch and found.elects
+
+
+@pytest.mark.parametrize("name", ["sm_80:sm_90", "sm_120:sm_90a", "sm_120:sm_100a", "sm_80:sm_12"])
+def test_instructions_that_a_card_does_not_run(name: str) -> None:
+    with pytest.raises(UnsupportedDevice):
+        gpu_row(name)

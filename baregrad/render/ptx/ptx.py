@@ -75,7 +75,7 @@ def _module(f: PtxText) -> str:
     return "\n".join(
         (
             f".version {major}.{minor}",
-            f".target {f.target.name}",
+            f".target {f.target.architecture}",
             ".address_size 64",
             *outside,
             f".visible .entry {call.entry}({_parameters(f)})",

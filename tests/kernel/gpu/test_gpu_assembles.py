@@ -54,7 +54,9 @@ def assembled(text: str, architecture: str) -> tuple[int, int]:
 
 @needs_ptxas
 @pytest.mark.slow
-@pytest.mark.parametrize("architecture", [row.name for row in GPU_ROWS])
+@pytest.mark.parametrize(
+    "architecture", [*[row.name for row in GPU_ROWS], "sm_90a:sm_80", "sm_90a:sm_90"]
+)
 def test_kernels_assemble(
     architecture: str, record_property: Callable[[str, object], None]
 ) -> None:
@@ -62,7 +64,7 @@ def test_kernels_assemble(
     for make, args in (*FAMILIES, *MORE, *LARGE):
         kernel = make(*args)
         _, program = lowered(kernel, choose_schedule(kernel, target), target)
-        registers, spilled = assembled(get("ptx").render(program, target), architecture)
+        registers, spilled = assembled(get("ptx").render(program, target), target.architecture)
         name = f"{make.__name__}{args}"
         record_property(name, f"{registers} registers, {spilled} bytes spilled")
         assert spilled <= FEW_BYTES, name
