@@ -240,12 +240,17 @@ def main(argv: list[str]) -> int:
         try:
             if chosen.pid is not None:
                 return follower.attach(chosen.pid)
-            return follower.start(words, RECORDED if recorder is not None else WATCHED)
+            # What reads files alone matters to a sandbox and to a replay, from the beginning.
+            early = recorder is not None or chosen.allowlist
+            names = RECORDED if recorder is not None else WATCHED
+            return follower.start(words, names, early=early)
         finally:
             _finish(watch)
             if recorder is not None:
                 recorder.close()
             session.finish()
+            for path in watch.unseen:
+                print(f"# {path} is a 32-bit program, whose calls are not seen", file=sys.stderr)
             if recorder is not None and recorder.left_out:
                 print(f"# {recorder.left_out} calls, of other processes than the one recorded "
                       f"or by unknown descriptors, are not in {chosen.record}",

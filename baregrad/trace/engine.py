@@ -1,7 +1,8 @@
 """The loop that follows a program: its threads, forks and execs, and stops them where asked.
 
-A program that we start carries a seccomp filter, so that only calls that matter stop it. One that
-ran before us cannot be given a filter that goes away again, so each of its system calls stops it.
+A program that we start carries a seccomp filter, so that only calls that matter stop it: first
+those by which it may turn to the driver, then all (`widening`). One that ran before us cannot be
+given a filter that goes away again, so each of its system calls stops it.
 What we started dies with us, since its filter needs us; what we joined goes on without us.
 """
 
@@ -18,7 +19,8 @@ from typing import Any, Protocol
 
 from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.trace import ptrace as px
-from baregrad.trace.memory import ProcessMemory, process_of, threads_of
+from baregrad.trace.memory import ProcessMemory, parent_of, process_of, threads_of, tracer_of
+from baregrad.trace.widening import FilterWidener, SetAside
 
 _OPTIONS = px.OPTION_SYSGOOD | px.OPTION_FORKS | px.OPTION_EXEC | px.OPTION_SECCOMP
 _GROUP_STOPS = (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU)
@@ -35,6 +37,11 @@ class TracedProcess:
     pid: int
     memory: ProcessMemory
     execs: int = 0
+    # Whether its filter is the first one, and whether it is being replaced.
+    narrow: bool = False
+    widening: bool = False
+    # Whether each system call stops it, as its filter cannot be replaced.
+    whole: bool = False
 
 
 @dataclass
@@ -48,6 +55,10 @@ class TracedThread:
     mark: object = None
     # Where the last system call returned to.
     pointer: int = 0
+    # What it had, if it is made to install a filter.
+    aside: SetAside | None = None
+    # Whether it stopped before a call that it has not ended, where each stops it.
+    in_call: bool = False
 
 
 class Watcher(Protocol):
@@ -98,6 +109,7 @@ class ProgramFollower:
     _asked: bool = False
     _first: int = 0
     _status: int = 0
+    _widener: FilterWidener | None = None
 
     def __post_init__(self) -> None:
         self._ptrace = px.Ptrace()
@@ -105,14 +117,20 @@ class ProgramFollower:
 
     # How it begins.
 
-    def start(self, command: Sequence[str], names: tuple[str, ...] = px.WATCHED) -> int:
+    def start(
+        self, command: Sequence[str], names: tuple[str, ...] = px.WATCHED, *, early: bool = False
+    ) -> int:
         """Run a command to its end; return its exit status, 128 + n where signal n ended it.
 
+        early: stop at all calls of `names` from the beginning, at which it otherwise begins when
+        a call of the driver was seen; until then files that are opened for reading alone are not.
         Raises ArgumentError where it cannot be run, UnsupportedError where nothing may be traced.
         """
         begin_r, begin_w = os.pipe()
         said_r, said_w = os.pipe()
-        ready = px.SyscallFilter(names)
+        if not early and FilterWidener.works():
+            self._widener = FilterWidener(self._ptrace, names)
+        ready = px.SyscallFilter(names if self._widener is None else px.FIRST)
         pid = os.fork()
         if pid == 0:
             os.close(begin_w)
@@ -168,6 +186,11 @@ class ProgramFollower:
             for tid in sorted(new):
                 self._seize(tid)
         if not self.threads:
+            if not threads_of(pid):
+                raise ArgumentError("the process has just ended", found=pid)
+            if other := tracer_of(pid):
+                raise UnsupportedError(f"process {pid} is traced by process {other} already",
+                                       hint="a process has one tracer or debugger")  # fmt: skip
             raise UnsupportedError(
                 "this process may not be traced", found=pid,
                 hint="be its user or root; kernel.yama.ptrace_scope must be 0 or you its parent",
@@ -265,7 +288,7 @@ class ProgramFollower:
             pass
 
     def _go_on(self, thread: TracedThread, deliver: int) -> None:
-        whole = self._attached or thread.entered is not None
+        whole = self._each_call(thread) or thread.entered is not None or thread.aside is not None
         self._ptrace(px.SYSCALL if whole else px.CONT, thread.tid, 0, deliver)
 
     def _syscall(self, thread: TracedThread) -> None:
@@ -274,26 +297,71 @@ class ProgramFollower:
             return
         thread.pointer = call.pointer
         if call.kind == 2:
-            entered, thread.entered = thread.entered, None
-            if entered is not None:
-                seconds = time.monotonic() - thread.began
-                self.watcher.leave(thread, thread.mark, call.value, seconds)
+            self._left(thread, call)
             return
+        twice, thread.in_call = thread.in_call, self._each_call(thread)
         known = call.audit == self._machine.audit
         name = self._machine.names.get(call.number, "") if known else ""
-        if name not in px.WATCHED and (self._attached or not name):
+        # Where each call stops, the filter does so once more.
+        if not name or (twice and call.kind == 3):
+            return
+        if name in px.FILTERS:
+            self._widen(thread)
+            return
+        if name not in px.WATCHED and self._each_call(thread):
             return
         thread.mark = self.watcher.enter(thread, name, call)
-        if thread.mark is not None:
+        if thread.mark is not None and not self._widen(thread):
             thread.entered, thread.began = call, time.monotonic()
+
+    def _left(self, thread: TracedThread, call: px.Syscall) -> None:
+        """Look at what a call did, or at what the installation of a filter did in its place."""
+        entered, thread.entered, thread.in_call = thread.entered, None, False
+        aside, thread.aside = thread.aside, None
+        if aside is not None and self._widener is not None:
+            self._widener.end(thread.tid, aside)
+            self._widened(thread.process, call.value == 0)
+        elif entered is not None:
+            seconds = time.monotonic() - thread.began
+            self.watcher.leave(thread, thread.mark, call.value, seconds)
+
+    def _each_call(self, thread: TracedThread) -> bool:
+        return self._attached or thread.process.whole
+
+    def _widen(self, thread: TracedThread) -> bool:
+        """Have a thread install the whole filter in place of its call; return whether it does.
+
+        If not, it goes on with its call: another thread is doing it, or did, or it cannot be done.
+        """
+        process = thread.process
+        if self._widener is None or not process.narrow or process.widening:
+            return False
+        thread.aside = self._widener.begin(thread.tid, process.memory.read)
+        process.widening = thread.aside is not None
+        if not process.widening:
+            self._widened(process, False)
+        return process.widening
+
+    def _widened(self, process: TracedProcess, done: bool) -> None:
+        """Take note of a process's new filter, or stop all of its threads at each call."""
+        process.narrow = process.widening = False
+        process.whole = not done
+        for tid, one in self.threads.items() if not done else ():
+            if one.process is process:
+                with contextlib.suppress(OSError):
+                    self._ptrace(px.INTERRUPT, tid)
 
     # Who there is.
 
     def _add(self, tid: int, parent: TracedProcess | None) -> TracedThread:
         pid = process_of(tid)
-        known = next((one.process for one in self.threads.values() if one.process.pid == pid), None)
+        by_pid = {one.process.pid: one.process for one in self.threads.values()}
+        known = by_pid.get(pid)
         if known is None:
+            parent = parent or by_pid.get(parent_of(pid))
             known = TracedProcess(pid, ProcessMemory(pid))
+            known.narrow = self._widener is not None if parent is None else parent.narrow
+            known.whole = parent is not None and parent.whole
             self.watcher.born(known, parent)
         thread = self.threads[tid] = TracedThread(tid, known)
         return thread
@@ -301,18 +369,22 @@ class ProgramFollower:
     def _exec(self, thread: TracedThread, former: int) -> None:
         """After an exec the process has one thread, which has the process's number."""
         process = thread.process
+        # What a thread was about to install, it did not if it is gone.
+        process.widening = False
         for tid in [tid for tid, one in self.threads.items() if one.process is process]:
             if tid != thread.tid:
                 del self.threads[tid]
         process.memory.close()
         process.memory = ProcessMemory(process.pid)
         process.execs += 1
-        thread.entered = None
+        thread.entered, thread.aside, thread.in_call = None, None, False
         self.watcher.became(process)
 
     def _ended(self, tid: int, status: int) -> None:
         thread = self.threads.pop(tid, None)
         self._parents.pop(tid, None)
+        if thread is not None and thread.aside is not None:
+            thread.process.widening = False
         if tid == self._first:
             ended = os.waitstatus_to_exitcode(status)
             self._status = ended if ended >= 0 else 128 - ended

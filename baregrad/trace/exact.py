@@ -22,11 +22,9 @@ from baregrad.base.errors import UnsupportedError
 from baregrad.trace import ptrace as px
 from baregrad.trace.engine import TracedThread
 
-_SINGLE_STEP, _GET_REGISTERS, _SET_REGISTERS, _GET_SIGINFO = 9, 12, 13, 0x4202
-# x86-64: places in `user_regs_struct`, the number of mprotect, and bytes of a system call.
-_REGISTERS = 27
-_RAX, _RDX, _RSI, _RDI, _ORIGINAL_RAX, _RIP = 10, 12, 13, 14, 15, 16
-_MPROTECT, _SYSCALL_NBYTES = 10, 2
+_SINGLE_STEP, _GET_SIGINFO = 9, 0x4202
+# x86-64: the number of mprotect.
+_MPROTECT = 10
 _CLOSED, _OPEN = 0, 1 | 2
 _FAULT_ADDRESS = 16  # of `siginfo_t`
 _MOST_STEPS = 64
@@ -47,12 +45,11 @@ class DoorbellTrap:
                 hint="trace without --exact: rings are read every few milliseconds",
             )  # fmt: skip
         self._ptrace = px.Ptrace()
-        self._buffer = ctypes.create_string_buffer(8 * _REGISTERS)
         self._info = ctypes.create_string_buffer(128)
 
     def arm(self, thread: TracedThread, address: int, nbytes: int, pointer: int) -> None:
         """Close a mapping; the thread is stopped behind a system call, at `pointer`."""
-        code = pointer - _SYSCALL_NBYTES
+        code = pointer - px.SYSCALL_NBYTES
         if self._protect(thread.tid, code, address, nbytes, _CLOSED) == 0:
             self.pages.setdefault(thread.process.pid, []).append((address, nbytes, code))
 
@@ -87,25 +84,17 @@ class DoorbellTrap:
 
     def _protect(self, tid: int, code: int, address: int, nbytes: int, access: int) -> int:
         """Have a thread call mprotect, and be as it was before; return what that returned."""
-        kept = self._registers(tid)
+        kept = self._ptrace.registers(tid)
         changed = list(kept)
-        changed[_RAX], changed[_RDI], changed[_RSI] = _MPROTECT, address, nbytes
-        changed[_RDX], changed[_RIP] = access, code
+        changed[px.RAX], changed[px.RDI], changed[px.RSI] = _MPROTECT, address, nbytes
+        changed[px.RDX], changed[px.RIP] = access, code
         # So that the kernel does not take this for a call to begin again.
-        changed[_ORIGINAL_RAX] = (1 << 64) - 1
-        self._set(tid, changed)
+        changed[px.ORIGINAL_RAX] = (1 << 64) - 1
+        self._ptrace.set_registers(tid, changed)
         self._step(tid)
-        value = self._registers(tid)[_RAX]
-        self._set(tid, kept)
+        value = self._ptrace.registers(tid)[px.RAX]
+        self._ptrace.set_registers(tid, kept)
         return value
-
-    def _registers(self, tid: int) -> list[int]:
-        self._ptrace(_GET_REGISTERS, tid, 0, ctypes.addressof(self._buffer))
-        return list(struct.unpack(f"<{_REGISTERS}Q", self._buffer.raw[: 8 * _REGISTERS]))
-
-    def _set(self, tid: int, values: list[int]) -> None:
-        struct.pack_into(f"<{_REGISTERS}Q", self._buffer, 0, *values)
-        self._ptrace(_SET_REGISTERS, tid, 0, ctypes.addressof(self._buffer))
 
     def _step(self, tid: int) -> None:
         """Have a thread do one instruction; signals that come meanwhile are sent again."""

@@ -9,10 +9,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from io import RawIOBase
 from pathlib import Path
+from types import MappingProxyType
 from typing import BinaryIO
 
 Read = Callable[[int, int], bytes]
 _LONGEST_TEXT = 4096
+# Where an ELF file says of how many bits its program is, and how.
+_CLASS_AT, _BITS = 4, MappingProxyType({b"\x01": 32, b"\x02": 64})
 # Of /proc/PID/pagemap: bytes of an entry, and how many are read at once. Bit 63 of one says that a
 # page is there, bit 62 that it is swapped out; a stretch goes on over a few that are neither.
 _ENTRY_NBYTES, _PAGES_AT_ONCE = 8, 1 << 18
@@ -69,11 +72,25 @@ class MappedFile:
     code: bool
 
 
+def _maps(pid: int) -> tuple[int, str]:
+    """Return the text of a process's mappings, and the thread that has it.
+
+    The first thread has none any more where it ended before the others. Raises OSError where there
+    is no such process.
+    """
+    text = ""
+    for tid in (pid, *threads_of(pid)):
+        text = Path(f"/proc/{tid}/maps").read_text(errors="replace")
+        if text:
+            return tid, text
+    return pid, text
+
+
 def mappings(pid: int) -> list[MappedFile]:
     """Return what files a process has mapped, in order of their addresses."""
     found = []
     try:
-        text = Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        _, text = _maps(pid)
     except OSError:
         return []
     for line in text.splitlines():
@@ -88,8 +105,8 @@ def written_stretches(pid: int) -> list[tuple[int, int]]:
     """Return where a process has memory of its own that it may write, as far as it is there."""
     found: list[tuple[int, int]] = []
     try:
-        text = Path(f"/proc/{pid}/maps").read_text(errors="replace")
-        with Path(f"/proc/{pid}/pagemap").open("rb", buffering=0) as pages:
+        tid, text = _maps(pid)
+        with Path(f"/proc/{tid}/pagemap").open("rb", buffering=0) as pages:
             for line in text.splitlines():
                 words = line.split(None, 5)
                 named = len(words) == 6 and not words[5].startswith("[")
@@ -114,10 +131,10 @@ def _present(pages: BinaryIO | RawIOBase, begin: int, end: int) -> list[tuple[in
     return found
 
 
-def node_of(pid: int, fd: int) -> str:
-    """Return the path of what a descriptor names, or an empty text."""
+def node_of(tid: int, fd: int) -> str:
+    """Return the path of what a thread's descriptor names, or an empty text."""
     try:
-        return str(Path(f"/proc/{pid}/fd/{fd}").readlink())
+        return str(Path(f"/proc/{tid}/fd/{fd}").readlink())
     except OSError:
         return ""
 
@@ -132,8 +149,33 @@ def threads_of(pid: int) -> list[int]:
 
 def process_of(tid: int) -> int:
     """Return the process that a thread belongs to, or the thread itself if it is gone."""
+    return _status_number(tid, "Tgid:", tid)
+
+
+def parent_of(pid: int) -> int:
+    """Return the process that began another, 0 where that is gone."""
+    return _status_number(pid, "PPid:", 0)
+
+
+def tracer_of(pid: int) -> int:
+    """Return the process that traces another, 0 for none."""
+    return _status_number(pid, "TracerPid:", 0)
+
+
+def program_of(pid: int) -> tuple[str, int]:
+    """Return the file of a process's program and its bits, 32 or 64; ("", 0) if it is gone."""
+    try:
+        with Path(f"/proc/{pid}/exe").open("rb") as file:
+            head = file.read(_CLASS_AT + 1)
+        return str(Path(f"/proc/{pid}/exe").readlink()), _BITS.get(head[_CLASS_AT:], 0)
+    except OSError:
+        return "", 0
+
+
+def _status_number(tid: int, label: str, otherwise: int) -> int:
     try:
         text = Path(f"/proc/{tid}/status").read_text()
     except OSError:
-        return tid
-    return next((int(row.split()[1]) for row in text.splitlines() if row.startswith("Tgid:")), tid)
+        return otherwise
+    rows = (row.split() for row in text.splitlines() if row.startswith(label))
+    return next((int(row[1]) for row in rows), otherwise)

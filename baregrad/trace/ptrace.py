@@ -18,7 +18,7 @@ from types import MappingProxyType
 
 from baregrad.base.errors import UnsupportedError
 
-CONT, DETACH, SYSCALL = 7, 17, 24
+POKE, CONT, GET_REGISTERS, SET_REGISTERS, DETACH, SYSCALL = 5, 7, 12, 13, 17, 24
 SETOPTIONS, GETEVENTMSG = 0x4200, 0x4201
 SEIZE, INTERRUPT, LISTEN = 0x4206, 0x4207, 0x4208
 GET_SYSCALL_INFO = 0x420E
@@ -35,8 +35,13 @@ EVENT_STOP = 128
 SYSCALL_STOP = 0x80
 WAIT_ALL = 0x40000000  # __WALL: threads as well as processes
 
+# x86-64: how many words `user_regs_struct` has, places in it, and bytes of a system call.
+_REGISTERS = 27
+RAX, RDX, RSI, RDI, ORIGINAL_RAX, RIP, RSP = 10, 12, 13, 14, 15, 16, 19
+SYSCALL_NBYTES = 2
+
 _PR_SET_NO_NEW_PRIVS = 38
-_PR_SET_SECCOMP = 22
+PR_SET_SECCOMP = 22
 _SECCOMP_MODE_FILTER = 2
 _RET_ALLOW, _RET_TRACE = 0x7FFF0000, 0x7FF00000
 _LOAD, _JUMP_EQUAL, _JUMP_SET, _AND, _RETURN = 0x20, 0x15, 0x45, 0x54, 0x06
@@ -61,6 +66,7 @@ _MACHINES = MappingProxyType({
     "x86_64": SyscallTable(0xC000003E, MappingProxyType({
         "open": 2, "close": 3, "stat": 4, "lstat": 6, "mmap": 9, "munmap": 11, "ioctl": 16,
         "exit_group": 231, "newfstatat": 262, "openat": 257, "statx": 332, "openat2": 437,
+        "prctl": 157, "seccomp": 317,
     })),
     "aarch64": SyscallTable(0xC00000B7, MappingProxyType({
         "ioctl": 29, "openat": 56, "close": 57, "newfstatat": 79, "exit_group": 94,
@@ -75,6 +81,10 @@ EXITS = "exit_group"
 WATCHED = ("open", "openat", "openat2", "close", "munmap", "ioctl", "mmap", EXITS)
 # For a recording as well whether a node is there, and memory that is shared with nobody yet.
 RECORDED = (*WATCHED, "stat", "newfstatat", "statx")
+# Before a program has to do with the driver: opens for more than reading, as of its nodes (all but
+# capabilities), and filters that it installs itself, which might forbid that ours is replaced.
+FILTERS = frozenset({"prctl", "seccomp"})
+FIRST = ("open", "openat", "openat2", "ioctl", "mmap", *sorted(FILTERS))
 STATS = frozenset({"stat", "newfstatat", "statx"})
 OPENS = frozenset({"open", "openat", "openat2"})
 
@@ -106,6 +116,7 @@ class Ptrace:
         self._call = libc().ptrace
         self._info = ctypes.create_string_buffer(128)
         self._message = ctypes.c_ulong()
+        self._words = (ctypes.c_uint64 * _REGISTERS)()
 
     def __call__(self, request: int, tid: int, address: int = 0, data: int = 0) -> int:
         """Make one request."""
@@ -119,6 +130,16 @@ class Ptrace:
         """Return what an event says: the new thread of a fork, the old one of an exec."""
         self(GETEVENTMSG, tid, 0, ctypes.addressof(self._message))
         return int(self._message.value)
+
+    def registers(self, tid: int) -> list[int]:
+        """Return the registers of a thread of x86-64."""
+        self(GET_REGISTERS, tid, 0, ctypes.addressof(self._words))
+        return list(self._words)
+
+    def set_registers(self, tid: int, values: list[int]) -> None:
+        """Set the registers of a thread of x86-64."""
+        self._words[:] = values
+        self(SET_REGISTERS, tid, 0, ctypes.addressof(self._words))
 
     def syscall(self, tid: int) -> Syscall | None:
         """Return the system call that a thread stopped in, or None outside of one."""
@@ -172,7 +193,7 @@ def filter_rows(names: tuple[str, ...]) -> list[tuple[int, int, int, int]]:
     for name in names:
         if name not in here.numbers:
             continue
-        body = _BODIES.get(name, ())
+        body = (_FIRST_BODIES if names == FIRST else _BODIES).get(name, _BODIES.get(name, ()))
         if name == "mmap" and names == RECORDED:
             body = body[:3]
         rows.append((_JUMP_EQUAL, 0, len(body) + 1, here.numbers[name]))
@@ -209,6 +230,19 @@ _BODIES: Mapping[str, tuple[tuple[int, int, int, int], ...]] = MappingProxyType(
 })  # fmt: skip
 
 
+def _for_writing(flags: int) -> tuple[tuple[int, int, int, int], ...]:
+    """Stop where the argument of flags says more than reading."""
+    return (_argument(flags), (_AND, 0, 0, os.O_ACCMODE), (_JUMP_EQUAL, 0, 1, os.O_RDONLY),
+            (_RETURN, 0, 0, _RET_ALLOW))  # fmt: skip
+
+
+_FIRST_BODIES: Mapping[str, tuple[tuple[int, int, int, int], ...]] = MappingProxyType({
+    "open": _for_writing(1),
+    "openat": _for_writing(2),
+    "prctl": (_argument(0), (_JUMP_EQUAL, 1, 0, PR_SET_SECCOMP), (_RETURN, 0, 0, _RET_ALLOW)),
+})  # fmt: skip
+
+
 class SyscallFilter:
     """The seccomp filter, made ready so that a forked child has only to install it."""
 
@@ -218,14 +252,19 @@ class SyscallFilter:
         self._program = _Program(len(rows), self._rows)
         self._prctl = libc().prctl
 
+    def as_bytes(self, address: int) -> bytes:
+        """Return it as `seccomp` takes it: what refers to the rows, and the rows behind that."""
+        head = ctypes.sizeof(_Program)
+        return struct.pack("<HxxxxxxQ", len(self._rows), address + head) + bytes(self._rows)
+
     def install(self) -> None:
         """Install it in this process, and what it becomes; raise OSError if not allowed."""
         program = ctypes.addressof(self._program)
-        done = self._prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0)
+        done = self._prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0)
         if done and ctypes.get_errno() == errno.EACCES:
             # Who is not root may filter only if no program it starts becomes root either.
             self._prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-            done = self._prctl(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0)
+            done = self._prctl(PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, program, 0, 0)
         if done:
             number = ctypes.get_errno()
             raise OSError(number, f"seccomp: {os.strerror(number)}")

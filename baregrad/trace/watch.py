@@ -14,7 +14,7 @@ from baregrad.runtime.nvidia.abi.vendor import VendorTables
 from baregrad.trace.calls import RawCall, capture, read_again, request_of
 from baregrad.trace.engine import TracedProcess, TracedThread
 from baregrad.trace.exact import DoorbellTrap
-from baregrad.trace.memory import MappedFile, mappings, node_of, written_stretches
+from baregrad.trace.memory import MappedFile, mappings, node_of, program_of, written_stretches
 from baregrad.trace.ptrace import EXITS, OPENS, STATS, Syscall
 from baregrad.trace.submissions import PERIOD_S, SubmissionReader
 
@@ -56,6 +56,8 @@ class DriverWatch:
     rings: SubmissionReader | None = None
     recorder: TraceRecorder | None = None
     trap: DoorbellTrap | None = None
+    # 32-bit programs, whose calls are not seen.
+    unseen: list[str] = field(default_factory=list)
     _processes: dict[int, _Seen] = field(default_factory=dict)
     _taken: deque[RawCall] = field(default_factory=deque)
 
@@ -79,6 +81,8 @@ class DriverWatch:
             if self.trap is not None and parent is not None:
                 self.trap.inherit(process.pid, parent.pid)
         self._processes[process.pid] = seen
+        if parent is None:
+            self._look_at_program(process)
         if self.rings is not None:
             self._learn()
             self._has_rings(process, parent.pid if parent else 0)
@@ -88,8 +92,15 @@ class DriverWatch:
         if self.trap is not None:
             self.trap.forget(process.pid)
         self._processes[process.pid] = _Seen()
+        self._look_at_program(process)
         if self.rings is not None:
             self._has_rings(process, 0)
+
+    def _look_at_program(self, process: TracedProcess) -> None:
+        """Keep the name of a program whose calls have other numbers."""
+        path, bits = program_of(process.pid)
+        if bits == 32 and path not in self.unseen:
+            self.unseen.append(path)
 
     def _has_rings(self, process: TracedProcess, parent: int) -> None:
         assert self.rings is not None
@@ -173,7 +184,7 @@ class DriverWatch:
         elif name != "close" or arguments[0] in seen.open:
             fd = arguments[4 if name == "mmap" else 0] & 0xFFFFFFFF
             if fd < 1 << 31:
-                node = self.node(node_of(pid, fd))
+                node = self.node(node_of(thread.tid, fd))
             elif name == "mmap" and self.recorder is not None:
                 fd, node = -1, "memory"
         if not node:

@@ -37,11 +37,10 @@ class Notes:
     gone_: list[int] = field(default_factory=list)
 
     def enter(self, thread: TracedThread, name: str, call: Syscall) -> object | None:
-        pid = thread.process.pid
         if name in OPENS:
             text = thread.process.memory.text(call.arguments[0 if name == "open" else 1])
             return ("open", text) if text == self.node else None
-        if name == "ioctl" and node_of(pid, call.arguments[0]) == self.node:
+        if name == "ioctl" and node_of(thread.tid, call.arguments[0]) == self.node:
             self.classes.append(
                 int.from_bytes(thread.process.memory.read(call.arguments[2] + 12, 4), "little")
             )
