@@ -223,7 +223,7 @@ def matching_ends(code: Sequence[Node]) -> dict[int, int]:
 def _begin(machine: LinearMachine, node: Node) -> None:
     # A pool's loop names the chunk's ends first, which `chunks` gives, and its extent last.
     pooled = len(node.src) == 3
-    ends = [np.unique(machine.use(child)) for child in (node.src[2:] if pooled else node.src)]
+    ends = [np.unique(_of_active(machine, one)) for one in (node.src[2:] if pooled else node.src)]
     if any(end.size != 1 for end in ends):
         raise CompilerBug("threads of one block run a loop unequally often", found=node)
     start, stop = (0, int(ends[0][0])) if pooled else (int(end[0]) for end in ends)
@@ -234,6 +234,13 @@ def _begin(machine: LinearMachine, node: Node) -> None:
         return
     machine.open.append((machine.next, stop, machine.active))
     machine.values[node] = np.asarray(start, np.int64)
+
+
+def _of_active(machine: LinearMachine, value: Node) -> Array:
+    """What an operand is in the threads that come to an instruction."""
+    every, active = np.broadcast_arrays(machine.use(value), machine.active)
+    found: Array = every[active]
+    return found
 
 
 def _test(machine: LinearMachine, node: Node) -> None:

@@ -3,9 +3,11 @@
 A map describes an array by up to five dimensions, each with its own stride; a box is some elements
 of each. It lands in shared memory with its first dimension innermost, in rows of 128 bytes whose
 chunks are exchanged, and what lies beyond the array's sizes is zeros there. So conditions of a copy
-are sizes of its map. An element must not be computed, but float32 may be rounded to tfloat32, which
-the engine does. What a box begins at and skips must be
-whole words of 16 bytes. Source: PTX ISA, "Tensor" and "cp.async.bulk.tensor".
+are sizes of its map. Where another array says which matrix of a stack is read, that is where a box
+begins, kept one step beside the array at most: there all is zeros, as conditions on it ask. An
+element must not be computed, but float32 may be rounded to tfloat32, which the engine does. What a
+box begins at and skips must be whole words of 16 bytes. Source: PTX ISA, "Tensor" and
+"cp.async.bulk.tensor".
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ ENGINE = "tma"
 UNIT, ROW_NBYTES = 16, 128
 MOST_RANK, MOST_BOX, MOST_SIZE, MOST_STRIDE = 5, 256, 1 << 32, 1 << 40
 MOST_CORNER = (1 << 31) - 1
+_READS = Ops.LOAD.bit | Ops.INDEX.bit
 # Boxes that fill one panel, since each is an instruction of a lone thread; and maps of them, which
 # are parameters of 128 bytes, of 4,352 that a kernel has.
 MOST_BOXES, MOST_MAPS = 64, 8
@@ -53,7 +56,8 @@ class BoxCopy(NamedTuple):
 class _Dimension:
     """A dimension of a map while it is found out: `corner` is where the box begins along it.
 
-    own: the copy's axes in it, by their steps. size: 0 where no condition says it yet.
+    own: the copy's axes in it, by their steps. size: 0 where no condition says it yet. chosen: what
+    other arrays say of the corner, by the numbers of it that there are; 0 where nobody says.
     """
 
     stride: int
@@ -62,6 +66,7 @@ class _Dimension:
     corner: Terms = field(default_factory=dict)
     constant: int = 0
     size: int = 0
+    chosen: Terms = field(default_factory=dict)
 
     @property
     def steps(self) -> Terms:
@@ -128,8 +133,46 @@ def is_rounded(value: Node) -> bool:
 
 def _is_map(dimensions: list[_Dimension], conditions: Sequence[Node], dtype: DType) -> bool:
     """Whether dimensions are those of a map under some conditions, which say their sizes."""
-    bounded = all(_bound(dimensions, condition) for condition in conditions)
-    return bounded and all(map(_sized, dimensions)) and _suits(dimensions, dtype)
+    begins = [one for one in conditions if _begin_of(one) is not None]
+    ends = [one for one in conditions if _begin_of(one) is None]
+    # What ends with the rows of each matrix says so before it is asked which matrices there are.
+    ends.sort(key=lambda condition: bool(condition.mask & _READS))
+    if not all(_bound(dimensions, condition) for condition in ends):
+        return False
+    chosen = [_chosen_in(dimensions, _begin_of(condition)) for condition in begins]
+    return all([*chosen, *map(_sized, dimensions)]) and _suits(dimensions, dtype)
+
+
+def _begin_of(condition: Node) -> Node | None:
+    """The number in an array that a condition asks not to be negative; None for others."""
+    if condition.op is not Ops.CMPLT:
+        return None
+    terms, constant = index.linear(index.sub(*condition.src))
+    (atom, scale), *others = terms.items() or ((condition, 0),)
+    return atom if not others and (scale, constant) == (-1, -1) and _is_chosen(atom) else None
+
+
+def _is_chosen(atom: Node) -> bool:
+    """Whether a term of a place is what another array says."""
+    return atom.op is not Ops.RANGE and bool(atom.mask & _READS)
+
+
+def _chosen_in(dimensions: list[_Dimension], atom: Node | None) -> bool:
+    """Whether a box that begins at a negative number of steps lies ahead of its dimension.
+
+    Then the number is kept from -1 to how many there are.
+    """
+    for one in dimensions:
+        step = one.corner.get(atom, 0) if atom is not None else 0
+        if atom is None or not step:
+            continue
+        within = {**one.steps}
+        del within[atom]
+        if not _below(within, step - one.constant) or one.size % step:
+            return False
+        one.chosen[atom] = one.size // step
+        return True
+    return False
 
 
 def _as_copy(dimensions: list[_Dimension], covered: int) -> BoxCopy:
@@ -137,8 +180,17 @@ def _as_copy(dimensions: list[_Dimension], covered: int) -> BoxCopy:
     box = TensorBox(
         tuple([each.size for each in dimensions]), strides, tuple([each.box for each in dimensions])
     )
-    corner = [index.from_linear(each.corner, each.constant) for each in dimensions]
-    return BoxCopy(box, tuple(corner), covered)
+    return BoxCopy(box, tuple(map(_corner, dimensions)), covered)
+
+
+def _corner(dimension: _Dimension) -> Node:
+    """Where a box begins along a dimension."""
+    terms: Terms = {}
+    for atom, count in dimension.corner.items():
+        most = dimension.chosen.get(atom)
+        kept = atom if most is None else index.as_node(index.minimum(index.maximum(atom, -1), most))
+        terms[kept] = terms.get(kept, 0) + count
+    return index.from_linear(terms, dimension.constant)
 
 
 def _dimensions(
@@ -238,11 +290,12 @@ def _part(dimensions: list[_Dimension], top: _Dimension, apart: Terms) -> bool:
 
 def _sized(dimension: _Dimension) -> bool:
     """Whether a dimension has a size: without conditions it is the end of the last box."""
-    corner = index.from_linear(dimension.corner, dimension.constant)
+    corner = _corner(dimension)
     low, high = index.lower(corner), index.upper(corner)
     if not dimension.size and high < INFINITE:
         dimension.size = high + dimension.box
-    return low >= 0 and high <= MOST_CORNER and 1 <= dimension.size <= MOST_SIZE
+    is_ahead = low >= 0 or (bool(dimension.chosen) and low >= -MOST_CORNER)
+    return is_ahead and high <= MOST_CORNER and 1 <= dimension.size <= MOST_SIZE
 
 
 def _suits(dimensions: list[_Dimension], dtype: DType) -> bool:

@@ -12,6 +12,9 @@ What is true of the ring: (1) all bytes that are announced for a filling are tho
 each warp says once per iteration that a slot is empty, (3) every slot is written behind the wait
 for empty and read behind the wait for full of its own counter, (4) it is released behind the wait
 for the products that read it, (5) both sides count the same iterations, one after the other.
+
+Where data says that nobody reads what a block sums, both sides end after a few iterations: those
+left out are whole rounds of all slots, twice, so that counting goes on as if they had been.
 """
 
 from __future__ import annotations
@@ -25,8 +28,18 @@ from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, extent_of, make_node, rebuild, toposort
+from baregrad.ir.core.node import (
+    Node,
+    alu,
+    const,
+    extent_of,
+    make_node,
+    range_node,
+    rebuild,
+    toposort,
+)
 from baregrad.ir.core.op import Op, Ops
+from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Barrier, Pipe, Role, is_box
 from baregrad.kernel.gpu.barriers import BARRIER, sequence
 from baregrad.kernel.gpu.boxes import ENGINE
@@ -49,7 +62,7 @@ def count_slots(kernel: Node, turn: Node) -> Node:
     for loop in toposort(kernel):
         if loop.op is Ops.LOOP:
             for copy in _boxes(loop.src[1]):
-                number = _number(loop.src[0], turn)
+                number = index.add(index.mul(turn, extent_of(loop.src[0])), loop.src[0])
                 slots[copy.src[0]] = index.as_node(index.mod(number, copy.src[0].arg.depth))
 
     def visit(node: Node) -> Node | None:
@@ -60,11 +73,6 @@ def count_slots(kernel: Node, turn: Node) -> Node:
         return node.replace(src=src)
 
     return rebuild(kernel, visit) if slots else kernel
-
-
-def _number(axis: Node, turn: Node | None) -> Dim:
-    """The iteration of a ring's loop, counted over all turns."""
-    return axis if turn is None else index.add(index.mul(turn, extent_of(axis)), axis)
 
 
 def _boxes(body: Node) -> list[Node]:
@@ -91,7 +99,8 @@ def with_roles(kernel: Node) -> Node:
     if len(loops) > 1:
         raise CompilerBug("a block has one ring of boxes", found=loops)
     warps = prod(kernel.arg.block) // WARP
-    ring = _ring(loops[0], warps)
+    kernel, loop = _ended(kernel, loops[0])
+    ring = _ring(loop, extent_of(loops[0].src[0]), warps)
     copies = sequence(_copying(kernel.src, ring, None))
     others = sequence(_computing(kernel.src, ring, None))
     roles = (
@@ -106,26 +115,90 @@ def _role(name: str, warps: int, first: int = 0) -> Role:
     return Role(name, warps, first, COPIER_REGISTERS, elect=first > 0)
 
 
+def _ended(kernel: Node, loop: Node) -> tuple[Node, Node]:
+    """A KERNEL and its ring's loop, which ends early where nobody reads what it sums."""
+    axis, body = loop.src
+    extent, needed = extent_of(axis), _needed(kernel, loop)
+    rounds = 2 * _boxes(body)[0].src[0].shape[0]
+    if needed is None or not isinstance(extent, int) or extent <= rounds:
+        return kernel, loop
+    least = (extent - 1) % rounds + 1
+    ends = [const(end, dtypes.index) for end in (extent, least)]
+    short = range_node(alu(Ops.WHERE, needed, *ends), axis.arg.id, axis.arg.axis)
+    ended = make_node(Ops.LOOP, dtypes.token, (short, substitute(body, {axis: short})))
+    return substitute(kernel, {loop: ended}), ended
+
+
+def _needed(kernel: Node, loop: Node) -> Node | None:
+    """The condition, one for a whole block, under which sums of a loop are read; None for always.
+
+    It is read off what is stored: a choice between what is computed of sums and what is not.
+    """
+    nodes = toposort(kernel)
+    stores = [node for node in nodes if node.op is Ops.STORE and node.src[0].op is Ops.PARAM]
+    if not stores or any(one.op is Ops.COPYTO and not is_box(one) for one in nodes):
+        return None
+    written = {store.src[0] for store in stores}
+    turns = {node.src[0] for node in nodes if node.op is Ops.LOOP and loop in toposort(node.src[1])}
+    for choice in toposort(stores[0].src[1]):
+        condition = choice.src[0] if choice.op is Ops.WHERE else None
+        if condition is not None and _is_of_block(condition, turns, written):
+            if not any(_reads_sums(store.src[1], condition) for store in stores):
+                return condition
+    return None
+
+
+def _is_of_block(condition: Node, turns: set[Node], written: set[Node]) -> bool:
+    """Whether a condition is the same for all threads of a block, before and after it computes."""
+    for node in toposort(condition):
+        if node.op is Ops.RANGE and node not in turns:
+            return False
+        if node.op is Ops.VAR and node.arg.name == ".thread":
+            return False
+        if node.op is Ops.LOAD and (node.src[0].op is not Ops.PARAM or node.src[0] in written):
+            return False
+    return True
+
+
+def _reads_sums(value: Node, condition: Node) -> bool:
+    """Whether a value is computed of what a thread keeps where a condition is false."""
+    pending, seen = [value], set[Node]()
+    while pending:
+        node = pending.pop()
+        if node.op is Ops.LOAD and node.src[0].op is Ops.ALLOC:
+            return True
+        chosen = node.op is Ops.WHERE and node.src[0] is condition
+        below = node.src[2:] if chosen else node.src
+        pending += [child for child in below if child not in seen and child.has(Ops.LOAD)]
+        seen.update(below)
+    return False
+
+
 @dataclass(frozen=True, slots=True)
 class _Ring:
-    """The loop of a ring, and its protocol."""
+    """The loop of a ring, the iterations that count for each turn, and its protocol."""
 
     loop: Node
+    extent: Dim
     pipe: Node
+
+    def number(self, axis: Dim, turn: Node | None) -> Dim:
+        """An iteration of the loop, counted over all turns."""
+        return axis if turn is None else index.add(index.mul(turn, self.extent), axis)
 
     def step(self, op: Op, number: Dim) -> Node:
         """A statement of the protocol about the slot that an iteration takes."""
         return make_node(op, dtypes.token, (self.pipe, index.as_node(number)))
 
 
-def _ring(loop: Node, warps: int) -> _Ring:
+def _ring(loop: Node, extent: Dim, warps: int) -> _Ring:
     copies = _boxes(loop.src[1])
     depth = copies[0].src[0].shape[0]
     nbytes = sum(prod(copy.arg.box.box) * copy.src[0].dtype.itemsize for copy in copies)
     where = Alloc(BARRIERS_ID, "shared", (depth, BARRIERS), name="phases")
     phases = Node(Ops.ALLOC, dtypes.uint64, (), where)
     what = Pipe("ring", depth, "copies", ("products",), 1, nbytes, warps, "block")
-    return _Ring(loop, Node(Ops.PIPE, dtypes.token, (phases,), what))
+    return _Ring(loop, extent, Node(Ops.PIPE, dtypes.token, (phases,), what))
 
 
 def _copying(statements: Sequence[Node], ring: _Ring, turn: Node | None) -> list[Node]:
@@ -136,7 +209,7 @@ def _copying(statements: Sequence[Node], ring: _Ring, turn: Node | None) -> list
             found += _copying(node.src, ring, turn)
         elif node is ring.loop:
             axis, body = node.src
-            number = _number(axis, turn)
+            number = ring.number(axis, turn)
             own = [
                 copy.replace(src=(*copy.src, ring.pipe, index.as_node(number)))
                 for copy in _boxes(body)
@@ -169,11 +242,10 @@ def _computing(statements: Sequence[Node], ring: _Ring, turn: Node | None) -> li
             found += _computing(node.src, ring, turn)
         elif node is ring.loop:
             axis, body = node.src
-            inside = sequence(_iteration(_items(body), ring, _number(axis, turn), axis))
+            inside = sequence(_iteration(_items(body), ring, ring.number(axis, turn), axis))
             found.append(make_node(node.op, dtypes.token, (axis, inside)))
-            last = index.sub(extent_of(axis), 1)
-            number = last if turn is None else index.add(index.mul(turn, extent_of(axis)), last)
-            releases = ring.step(Ops.RELEASE, number)
+            last = ring.number(index.sub(extent_of(axis), 1), turn)
+            releases = ring.step(Ops.RELEASE, last)
         elif node.op in _STATEMENTS:
             inner = _inside(node, ring, turn, _computing)
             found.append(make_node(node.op, dtypes.token, (node.src[0], sequence(inner))))

@@ -20,9 +20,12 @@ from tests.kernel import kernels as k
 
 HALF = dtypes.float16
 ARRAY = np.arange(1, (1 << 16) + 1)
+# What an array says of each of its places.
+NAMED = (2, -1, 3, 0, -(1 << 31))
 OPS: dict[Any, Any] = {
     Ops.ADD: operator.add, Ops.SUB: operator.sub, Ops.MUL: operator.mul, Ops.CMPLT: operator.lt,
     Ops.FLOORDIV: operator.floordiv, Ops.MOD: operator.mod, Ops.AND: operator.and_,
+    Ops.MAX: max, Ops.MIN: min,
 }  # fmt: skip
 
 
@@ -41,6 +44,10 @@ def at(node: Node, point: Mapping[Node, int]) -> Any:
         return point[node]
     if node.op is Ops.CONST:
         return node.arg
+    if node.op is Ops.LOAD:
+        return NAMED[point[node.src[1]]]
+    if node.op is Ops.CAST:
+        return at(node.src[0], point)
     return OPS[node.op](*[at(child, point) for child in node.src])
 
 
@@ -163,6 +170,23 @@ def test_whole_panels_of_several_runs() -> None:
     place = index.total([index.mul(image, 192 * 20), index.mul(inside, 64), index.mul(i, 192), x])
     found = check(read(place), [x, i, p], [b])
     assert found.covered == 2 and found.box.box == (64, 16)
+
+
+@pytest.mark.parametrize("edge", [False, True])
+def test_another_array_says_which_matrix(edge: bool) -> None:
+    """Of three matrices of 24 rows; where there is none of such a number all is zeros."""
+    t, m, i, x = axes(5, 2, 16, 64)
+    names = k.param(2, 5, dtype=dtypes.int32)
+    which = index.as_node(make_node(Ops.CAST, dtypes.index, (make_node(
+        Ops.LOAD, dtypes.int32, (names, t)),)))
+    row = index.add(index.mul(m, 16), i)
+    rows = 24 if edge else 32
+    place = index.total([index.mul(which, rows * 64), index.mul(row, 64), x])
+    conditions = [index.at_least(which, 0), index.less(which, 3)]
+    if edge:
+        conditions.append(index.less(row, rows))
+    found = check(read(place, *conditions), [x, i], [t, m])
+    assert found.box.shape == ((64, 24, 3) if edge else (64, 96))
 
 
 def refused() -> dict[str, tuple[Node, list[Node]]]:

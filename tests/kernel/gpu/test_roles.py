@@ -10,12 +10,16 @@ import pytest
 
 from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import DType, dtypes
-from baregrad.ir.core.node import Node
+from baregrad.graph import canonicalise
+from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel import choose, lower, parse_schedule
+from baregrad.kernel import choose, codegen_passes, lower, parse_schedule
 from baregrad.render import get
+from baregrad.schedule import make_plan
+from baregrad.tensor import Tensor
 from baregrad.testing.virtual_gpu.ptx.errors import KernelFault
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
+from tests.graph.streams.test_passes import graph_of
 from tests.kernel import kernels as k
 from tests.kernel.gpu.test_gpu_assembles import assembled, needs_ptxas
 from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
@@ -112,6 +116,69 @@ def test_a_map_has_a_dimension_for_each_side_and_what_is_batched() -> None:
              if one.op is Ops.MACHINE and one.arg.name == "tma.box"]  # fmt: skip
     assert boxes[0] == (3, 136, 72, 3, 1, 136, 72 * 136, 64, 64, 1)
     assert boxes[1] == (3, 64, 136, 3, 1, 64, 64 * 136, 64, 64, 1)
+
+
+def by_experts(tiles: int, rows: int, columns: int, steps: int, experts: int) -> Node:
+    """Tiles of rows, each times the matrix that an array names for it, where another says so."""
+    x = Tensor.empty(tiles, rows, steps, dtype=BRAIN)
+    weights = Tensor.empty(experts, columns, steps, dtype=BRAIN)
+    which, used = Tensor.empty(tiles, dtype="int32"), Tensor.empty(tiles, dtype="bool")
+    given = [one.realize() for one in (x, weights, which, used)]
+    product = x.matmul(weights[which].mT, out_dtype="float32")
+    found = used[:, None, None].where(product, 0)
+    sink = canonicalise(graph_of(found, given), target=HOPPER)
+    return make_plan(sink, target=HOPPER).kernels[0]
+
+
+@pytest.mark.parametrize(("steps", "slots", "blocks"), [
+    (320, 2, 2), pytest.param(640, 3, 3, marks=pytest.mark.slow),
+    pytest.param(256, 3, 0, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_other_arrays_say_which_matrix_is_copied_and_whether_at_all(
+    steps: int, slots: int, blocks: int
+) -> None:
+    """Matrices that are not there are zeros; blocks that nobody reads have few of the steps."""
+    kernel = by_experts(5, 64, 64, steps, 3)
+    arrays = k.arguments(kernel)
+    places = {leaf.dtype: leaf.arg.slot for leaf in toposort(kernel) if leaf.op is Ops.PARAM}
+    arrays[places[dtypes.int32]] = np.array([2, -1, 7, 0, 1], np.int32)
+    arrays[places[dtypes.bool]] = np.array([1, 1, 1, 0, 1], np.bool_)
+    texts = []
+    for pipe in (ASYNC, TMA):
+        spelled = piped((False, True), pipe.format(slots), blocks)
+        for old, new in (
+            ("'i1'", "'i2'"), ("'i0'", "'i1'"), ("'r2'", "'r3'"),
+            ("bind('a', 'grid')", "bind('i0', 'grid'), bind('a', 'grid')"),
+        ):
+            spelled = spelled.replace(old, new)
+        texts.append(spelled)
+    wanted = k.run_kernel(kernel, arrays)
+    found = []
+    for schedule in texts:
+        loop, program = lowered(kernel, schedule)
+        k.assert_equal(wanted, k.run_loop(loop, arrays))
+        found.append(run_text(loop, program, arrays)[0])
+    np.testing.assert_array_equal(*found)
+    np.testing.assert_array_equal(run_threads(loop, program, arrays)[0], found[0])
+    some = [bool(tile.any()) for tile in found[0].reshape(5, -1)]
+    assert some == [True, True, False, False, True]
+    # A loop for those who copy and one for those who multiply, each of which has two ends.
+    ends = [one for one in toposort(ended(kernel, texts[1])) if one.op is Ops.RANGE
+            and one.src[0].op is Ops.WHERE]  # fmt: skip
+    whole = steps // 64
+    assert [[end.arg for end in one.src[0].src[1:]] for one in ends] == (
+        [[whole, (whole - 1) % (2 * slots) + 1]] if whole > 2 * slots else []
+    )
+
+
+def ended(kernel: Node, schedule: str) -> Node:
+    """The loop-level KERNEL of one thread, with roles."""
+    node = lower(kernel, HOPPER, parse_schedule(schedule))
+    for step in codegen_passes(HOPPER):
+        node = step.run(node)
+        if step.name == "roles":
+            return node
+    raise AssertionError(schedule)
 
 
 WITHOUT = {

@@ -15,6 +15,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from baregrad.ir.core.node import Node, extent_of
+from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, iterations
 from baregrad.kernel.gpu.window_boxes import window_of
 from baregrad.kernel.instructions.wgmma import PANEL, ROW_NBYTES
@@ -150,19 +151,27 @@ def in_boxes(
     """Whether an engine may copy a factor, with its own axes and the depth in these orders.
 
     As boxes of an array that a map describes: elements as they are or rounded to tfloat32, each
-    side whole panels of one dimension, and all else whole chunks apart.
+    side whole panels of one dimension, and all else whole chunks apart. Other arrays may say which
+    matrix of a stack a block reads.
     """
-    if not (factor.is_plain or factor.is_rounded) or len(factor.reads) != 1:
+    read = factor.element
+    if read is None:
         return False
-    read = factor.reads[0]
     known = all(isinstance(extent_of(axis), int) for axis in read.axes)
     # A map has no dimension that is read backwards, and the engine would not begin ahead of it.
     backwards = min(read.offset.strides.values(), default=0) < 0
-    plain = read.guard is None and not read.offset.rest and not backwards
-    if not plain or copy.lanes != chunk or not known:
+    if backwards or copy.lanes != chunk or not known or not _is_chosen_once(read, own, depth):
         return False
     panel = max(PANEL, chunk * ROW_NBYTES // CHUNK_NBYTES)
     return all(_is_of_panels(read, axes, panel) for axes in (own, depth))
+
+
+def _is_chosen_once(read: ArrayAccess, own: Sequence[Node], depth: Sequence[Node]) -> bool:
+    """Whether conditions and other arrays say the same of all elements of a panel."""
+    said = [atom for atom, _ in read.offset.rest]
+    if read.guard is not None:
+        said.append(read.guard.src[0])
+    return all(one.has(Ops.INDEX) and one.ranges.isdisjoint((*own, *depth)) for one in said)
 
 
 def in_walks(

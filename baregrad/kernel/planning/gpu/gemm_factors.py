@@ -39,22 +39,34 @@ class Factor:
     reads: list[ArrayAccess]
 
     @property
+    def element(self) -> ArrayAccess | None:
+        """The read that a plain or rounded factor is; the others say where it reads."""
+        node = self._inside
+        node = node.src[0] if is_rounded(node) else node
+        return next((read for read in self.reads if read.read is node), None)
+
+    @property
+    def _inside(self) -> Node:
+        """What is cast and guarded at most."""
+        value = self.value.src[0] if self.value.op is Ops.CAST else self.value
+        return value.src[1] if value.op is Ops.GUARD else value
+
+    @property
     def is_plain(self) -> bool:
         """Whether it is an element of an array, cast once and guarded at most."""
-        value = self.value.src[0] if self.value.op is Ops.CAST else self.value
-        return is_read(value.src[1] if value.op is Ops.GUARD else value)
+        return is_read(self._inside)
 
     @property
     def is_rounded(self) -> bool:
         """Whether it is an element of an array of float32, rounded to tfloat32."""
-        value = self.value.src[0] if self.value.op is Ops.CAST else self.value
-        value = value.src[1] if value.op is Ops.GUARD else value
-        return is_rounded(value) and is_read(value.src[0])
+        return is_rounded(self._inside) and is_read(self._inside.src[0])
 
     @property
     def slot(self) -> int:
         """The argument that a plain factor is an element of."""
-        slot: int = self.reads[0].array.arg.slot
+        element = self.element
+        assert element is not None
+        slot: int = element.array.arg.slot
         return slot
 
 

@@ -205,8 +205,9 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
     if isinstance(choice, GroupChoice) and choice.boxes:
         orders = _walking(factors, orders)
     beside = _beside(plan, orders, choice.tile)
-    plan.grid(factors.shared)
-    _tiles(plan, orders, choice.tile, (panel, depth), beside)
+    chosen = _chosen(plan, factors)
+    plan.grid([axis for axis in factors.shared if axis not in chosen])
+    _tiles(plan, orders, choice.tile, (panel, depth), beside, chosen)
     tile = choice.tile
     if isinstance(choice, GroupChoice):
         _copies_of_groups(plan, factors, orders, beside)
@@ -235,7 +236,7 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
             ", or walks along places of an image" if walks else "",
         )
     elif isinstance(choice, GroupChoice) and plan.target.bulk_copies:
-        chunk = CHUNK_NBYTES // factors.left.reads[0].array.dtype.itemsize
+        chunk = CHUNK_NBYTES // _element_nbytes(factors.left)
         suits = _in_boxes(plan, factors, orders, chunk)
         plan.because(
             "threads copy panels: {}", "that takes less time than boxes would" if suits
@@ -287,11 +288,23 @@ def _walking(factors: GemmFactors, orders: Orders) -> Orders:
     for factor, copy, own in (
         (factors.left, orders.left, orders.rows), (factors.right, orders.right, orders.columns),
     ):  # fmt: skip
-        chunk = CHUNK_NBYTES // factor.reads[0].array.dtype.itemsize
+        chunk = CHUNK_NBYTES // _element_nbytes(factor)
         is_box = in_boxes(factor, own, orders.depth, copy, chunk)
         walks = not is_box and in_walks(factor, own, orders.depth, copy, chunk)
         found.append(copy._replace(walks=walks))
     return orders._replace(left=found[0], right=found[1])
+
+
+def _chosen(plan: GpuPlan, factors: GemmFactors) -> list[Node]:
+    """Axes of which each point has a matrix of columns that other arrays name."""
+    said = {axis for read in factors.right.reads for atom, _ in read.offset.rest
+            if atom.has(Ops.INDEX) for axis in atom.ranges}  # fmt: skip
+    return [axis for axis in factors.shared if axis in said and axis not in plan.uncertain]
+
+
+def _element_nbytes(factor: Factor) -> int:
+    """Bytes of an element of the array that is read for a factor, or of one of several."""
+    return (factor.element or factor.reads[0]).array.dtype.itemsize
 
 
 def _copies(
@@ -393,15 +406,22 @@ def _tiles_along(axes: Sequence[Node], size: int) -> int:
 
 
 def _tiles(
-    plan: GpuPlan, orders: Orders, tile: WarpTile | GroupTile, steps: tuple[int, int], beside: int
+    plan: GpuPlan, orders: Orders, tile: WarpTile | GroupTile, steps: tuple[int, int], beside: int,
+    chosen: Sequence[Node] = (),
 ) -> None:
-    """Split the sides, which are one axis each, and bind their parts to blocks and warps."""
+    """Split the sides, which are one axis each, and bind their parts to blocks and warps.
+
+    chosen: axes of blocks along which other arrays say which columns are read.
+    """
     panel, depth = steps
     most = plan.pick("group", powers_from(MOST_GROUP, 1, 2 * MOST_GROUP))
     by_rows = greatest_divisor(_tiles_along(orders.rows, tile.m), most)
     by_columns = greatest_divisor(_tiles_along(orders.columns, tile.n), most)
-    grid = ("m_o", "n_o", "m_g")
-    if by_rows < min(by_columns, FEW_GROUP):
+    grid: tuple[str, ...] = ("m_o", "n_o", "m_g")
+    if chosen:
+        # Neighbours mostly read the same matrix: a group of its columns serves them all.
+        grid = ("n_o", *map(plan.name, chosen), "m_o", "n_g")
+    elif by_rows < min(by_columns, FEW_GROUP):
         grid = ("n_o", "m_o", "n_g")
     rows = [("m_g", by_rows)] if "m_g" in grid else []
     columns = [("n_g", by_columns)] if "n_g" in grid else []
