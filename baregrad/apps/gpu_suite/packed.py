@@ -20,7 +20,7 @@ from baregrad.apps.beside.work import SideWork
 from baregrad.apps.gpu_suite.row import COPY, GpuRow
 from baregrad.dtypes import dtypes
 from baregrad.io.gguf import PackedWeight, by_name
-from baregrad.llm.models.expert_groups import ExpertGroups, for_tiles, rows_of_tile
+from baregrad.llm.models.expert_groups import ExpertGroups, rows_of_tile
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.shapes import stored
 
@@ -137,7 +137,7 @@ class ExpertRows:
             weight = PackedWeight(by_name("BF16"), shape, drawn)
 
         def product(x: Tensor) -> Tensor:
-            return for_tiles(weight, x.dtype, rows).at(groups.experts).each(x)
+            return groups.times(weight, x)
 
         work = side.repeated(product, [(tiles,)])
 

@@ -73,6 +73,7 @@ class ExpertGroups:
         number = Tensor.arange(self.tiles, dtype=dtypes.int32, device=index.device)
         passed = (ends.unsqueeze(0) <= number.unsqueeze(1)).sum(1, dtype=dtypes.int32)
         self.experts = stored(passed.minimum(count - 1))
+        self._is_taken = stored(number < ends[-1])
         nobody = Tensor.zeros(self.tiles * rows, dtype=dtypes.int32, device=index.device)
         self._rows = nobody.scatter(0, self._place.cast(dtypes.int64), order)
 
@@ -80,6 +81,14 @@ class ExpertGroups:
         """Return the rows (tiles, rows, width) of tokens (T, width)."""
         found = stored(x[self._rows // self.used])
         return found.reshape(self.tiles, self.rows, x.shape[-1])
+
+    def times(self, weight: PackedWeight, x: Tensor) -> Tensor:
+        """Return rows (tiles, rows, in) times the matrix of each tile: (tiles, rows, out).
+
+        Tiles that no expert has are zeros, whatever is in them, and cost next to nothing.
+        """
+        product = for_tiles(weight, x.dtype, self.rows).at(self.experts).each(x)
+        return self._is_taken[:, None, None].where(product, 0)
 
     def gather(self, x: Tensor) -> Tensor:
         """Return what tiles (tiles, rows, width) hold for each token: (T, used, width)."""

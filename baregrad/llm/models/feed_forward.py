@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from baregrad.dtypes import dtypes
 from baregrad.io.gguf import PackedWeight
-from baregrad.llm.models.expert_groups import ExpertGroups, for_tiles, rows_of_tile
+from baregrad.llm.models.expert_groups import ExpertGroups, rows_of_tile
 from baregrad.llm.models.traits import ExpertTraits, LayerTraits
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.shapes import stored
@@ -80,9 +80,9 @@ class Experts:
         rows = rows_of_tile(index, self.traits.count)
         if rows:
             groups = ExpertGroups(index, self.traits.count, rows)
-            parts = groups.gather(self._wide(groups.spread(x), groups.experts, rows))
+            parts = groups.gather(self._wide(groups.spread(x), groups.times))
         else:
-            parts = self._wide(x.unsqueeze(1), index)
+            parts = self._wide(x.unsqueeze(1), lambda weight, x: weight.at(index).each(x))
         found = (parts * shares.unsqueeze(-1).cast(x.dtype)).sum(1)
         if self.shared is None:
             return found
@@ -92,12 +92,8 @@ class Experts:
             beside = beside * share.cast(x.dtype)
         return found + beside
 
-    def _wide(self, x: Tensor, index: Tensor, rows: int = 0) -> Tensor:
-        """What the experts that `index` (...) names make of a row, or of rows, for each of them."""
-
-        def times(weight: PackedWeight, x: Tensor) -> Tensor:
-            return for_tiles(weight, x.dtype, rows).at(index).each(x)
-
+    def _wide(self, x: Tensor, times: Callable[[PackedWeight, Tensor], Tensor]) -> Tensor:
+        """What experts make of rows. times: a stack of matrices, each its own by its own rows."""
         wide = times(self.up, x)
         if self.gate is not None:
             wide = gate(self.kind, times(self.gate, x)) * wide
