@@ -369,8 +369,10 @@ def holders_of(
     if not rest:
         return found
     # One pass over the heap: who holds a leaf that reads one of these arrays? What the function
-    # reaches comes first, where others hold the same.
-    for candidate in (*closed, *every_storage().values()):
+    # reaches comes first, where others hold the same: its tensors, and what is looked for by them.
+    everything = every_storage()
+    reached = [everything[place] for place in looks if place in everything]
+    for candidate in (*closed, *reached, *everything.values()):
         ref = leaf_of(cut.get(candidate, candidate.node))
         if ref is not None and rest.pop(id(ref.handle), None) is not None:
             look = looks.get(id(candidate)) or weakref.ref(candidate)

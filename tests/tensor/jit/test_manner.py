@@ -51,6 +51,23 @@ def test_a_parameter_that_is_frozen_gets_no_gradient_any_more() -> None:
     assert bias.grad.tolist() == [7.0, 7.0]
 
 
+def test_a_gradient_is_read_where_it_is_though_others_lie_there_too() -> None:
+    """The first gradient is the argument itself: no memory of its own is made for `x * 1`."""
+    weight = Tensor([1.0, 2.0], device="CPU").requires_grad_()
+
+    @jit
+    def backward(x: Tensor) -> None:
+        (x * weight).sum().backward()
+
+    x = Tensor([3.0, 4.0], device="CPU").realize()
+    others = [(x * 1.0).realize() for _ in range(50)]
+    for calls in range(1, 5):
+        backward(x)
+        assert weight.grad.tolist() == [3.0 * calls, 4.0 * calls]
+    assert {tuple(other.tolist()) for other in others} == {(3.0, 4.0)}
+    assert x.tolist() == [3.0, 4.0]
+
+
 @pytest.mark.parametrize("is_given", [False, True])
 def test_hooks_that_come_and_go_are_noticed(is_given: bool) -> None:
     weight, x = Tensor([1.0, 2.0]).requires_grad_(), Tensor([3.0, 4.0]).realize()
