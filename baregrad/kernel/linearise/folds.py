@@ -4,7 +4,9 @@ Along an axis whose threads lie in one warp, lanes exchange values: point i meet
 then i + n/4, and so on, and every lane ends with the same bits because what is combined commutes.
 Any other axis goes through shared memory: all write, meet, and each reads and folds all points in
 the order of the evaluator. Vectors of many points are folded by a thread for each element, which
-shows the others what it found.
+shows the others what it found. Where a statement has several sums of threads, as those of some rows
+side by side, they are folded together: threads meet once for all, and no exchange waits for another
+sum's.
 
 A running fold is one of each thread's own elements, after what is before that thread: lanes find
 that by the same exchanges, warps by what each of them comes to.
@@ -30,6 +32,7 @@ from baregrad.kernel.linearise.access import access_of, lanes_of
 from baregrad.kernel.linearise.lazy import SPARE_ID
 from baregrad.kernel.linearise.reader import Reader
 from baregrad.kernel.linearise.scopes import MOMENT
+from baregrad.kernel.linearise.tile_axes import Point
 
 WARP = 32
 BARRIER = Node(Ops.MACHINE, dtypes.token, (), Machine("bar.sync", (0,)))
@@ -44,9 +47,66 @@ Arrays = list[tuple[Node, int]]
 def reduce(values: Reader, node: Node, operands: Sequence[Any]) -> Any:
     """The rule of a REDUCE over tile ranges: unrolled ones first, then lanes, then threads."""
     monoid: Monoid = node.arg.monoid
+    threads = _threads(values, node)
+    if threads:
+        known = values.scopes.memo.get(values.key(node))
+        if known is not None:
+            return known
+    result = _own(values, node, threads)
+    if threads:
+        (result,) = fold_threads(values, monoid, [result], threads)
+    return result if monoid.arity > 1 else result[0]
+
+
+def fold_together(values: Reader, root: Node, points: Sequence[Point]) -> None:
+    """Fold what an expression has of the block's threads at some points, as many at once as fit."""
+    for node in toposort(root):
+        if node.op is not Ops.REDUCE or not values.tiles.axes_of(node.ranges):
+            continue
+        threads = _threads(values, node)
+        if prod(map(lanes_of, threads)) > WARP:
+            _fold_points(values, node, threads, points)
+
+
+def _fold_points(
+    values: Reader, node: Node, threads: list[Node], points: Sequence[Point]
+) -> None:
+    """Fold a REDUCE at some points; its rule finds the results until the statement ends."""
+    monoid: Monoid = node.arg.monoid
+    nbytes = prod(values.block) * sum(dtype.itemsize for dtype in monoid.states)
+    most = max(TURN_NBYTES // nbytes, 1)
+    found: dict[Any, Point] = {}
+    for values.point in points:
+        found.setdefault(values.key(node), values.point)
+    keys = list(found)
+    for first in range(0, len(keys), most):
+        some = keys[first : first + most]
+        states: list[Parts] = []
+        for key in some:
+            values.point = found[key]
+            states.append(_own(values, node, threads))
+        if len(some) == 1 or any(part.shape for parts in states for part in parts):
+            states = [fold_threads(values, monoid, [parts], threads)[0] for parts in states]
+        else:
+            states = fold_threads(values, monoid, states, threads)
+        for key, parts in zip(some, states, strict=True):
+            values.scopes.memo[key] = parts if monoid.arity > 1 else parts[0]
+            values.scopes.momentary_keys.append(key)
+    values.point = {}
+
+
+def _threads(values: Reader, node: Node) -> list[Node]:
+    """The axes of a REDUCE along which threads of a block lie."""
+    if not values.gpu:
+        return []
+    return [child for child in node.src if child.op is Ops.RANGE and child.arg.is_thread]
+
+
+def _own(values: Reader, node: Node, threads: list[Node]) -> Parts:
+    """What a thread itself has of a REDUCE: along unrolled axes, then lanes."""
+    monoid: Monoid = node.arg.monoid
     inner = [child for child in node.src if child.op is Ops.RANGE]
     parts = node.src[: len(node.src) - len(inner)]
-    threads = [axis for axis in inner if values.gpu and axis.arg.is_thread]
     unrolled = [axis for axis in inner if axis.arg.bind != "vector" and axis not in threads]
     vectors = [axis for axis in inner if axis.arg.bind == "vector" and lanes_of(axis) > 1]
     if len(vectors) > 1:
@@ -67,9 +127,7 @@ def reduce(values: Reader, node: Node, operands: Sequence[Any]) -> Any:
         lanes = lanes_of(vectors[0])
         result = tuple(values.vector(part, lanes) for part in result)
         result = fold_lanes(values, monoid, result, lanes)
-    if threads:
-        result = fold_threads(values, monoid, result, threads)
-    return result if monoid.arity > 1 else result[0]
+    return result
 
 
 def combine(values: Reader, monoid: Monoid, left: Parts, right: Parts) -> Parts:
@@ -124,16 +182,21 @@ def fold_lanes(values: Reader, monoid: Monoid, parts: Parts, lanes: int) -> Part
     return fold_items(values, monoid, items)
 
 
-def fold_threads(values: Reader, monoid: Monoid, parts: Parts, axes: list[Node]) -> Parts:
-    """States of each thread folded along some axes of the block; every thread gets the result."""
+def fold_threads(
+    values: Reader, monoid: Monoid, states: list[Parts], axes: list[Node]
+) -> list[Parts]:
+    """States of each thread folded along some axes of the block; every thread gets the results.
+
+    Several states, none of vectors, are folded by themselves side by side.
+    """
     for axis in sorted(axes, key=lambda axis: THREAD_BINDS.index(axis.arg.bind)):
         count = lanes_of(axis)
         stride = prod(values.block[: THREAD_BINDS.index(axis.arg.bind)])
-        if _in_warp(values, monoid, parts, count, stride):
-            parts = _through_lanes(values, monoid, parts, count, stride)
+        if _in_warp(values, monoid, states[0], count, stride):
+            states = _through_lanes(values, monoid, states, count, stride)
         else:
-            parts = _through_memory(values, monoid, parts, count, stride)
-    return parts
+            states = _through_memory(values, monoid, states, count, stride)
+    return states
 
 
 def _in_warp(values: Reader, monoid: Monoid, parts: Parts, count: int, stride: int) -> bool:
@@ -148,14 +211,17 @@ def _in_warp(values: Reader, monoid: Monoid, parts: Parts, count: int, stride: i
 
 
 def _through_lanes(
-    values: Reader, monoid: Monoid, parts: Parts, count: int, stride: int
-) -> Parts:
+    values: Reader, monoid: Monoid, states: list[Parts], count: int, stride: int
+) -> list[Parts]:
     half = count // 2
     while half:
-        others = tuple([_exchanged(values, part, stride * half) for part in parts])
-        parts = combine(values, monoid, parts, others)
+        others = [
+            tuple([_exchanged(values, part, stride * half) for part in parts]) for parts in states
+        ]
+        pairs = zip(states, others, strict=True)
+        states = [combine(values, monoid, one, other) for one, other in pairs]
         half //= 2
-    return parts
+    return states
 
 
 def _exchanged(values: Reader, part: Node, mask: int) -> Node:
@@ -173,18 +239,22 @@ def _carrier(dtype: DType) -> DType:
 
 
 def _through_memory(
-    values: Reader, monoid: Monoid, parts: Parts, count: int, stride: int
-) -> Parts:
-    arrays = _shown(values, parts)
+    values: Reader, monoid: Monoid, states: list[Parts], count: int, stride: int
+) -> list[Parts]:
+    arrays = _shown(values, tuple([part for parts in states for part in parts]))
     first = values.value(_first(_thread(values).arg, stride, count))
     mark = values.scopes.mark()
     widths = {width for _, width in arrays}
     if len(widths) == 1 and is_shared_out(count, max(widths)):
-        found = _shared_out(values, monoid, arrays, first, (count, stride))
-    else:
-        items = [_seen(values, arrays, first, point * stride) for point in range(count)]
-        found = fold_items(values, monoid, items)
-    return _kept(values, found, arrays, mark)
+        shared = _shared_out(values, monoid, arrays, first, (count, stride))
+        return [_kept(values, shared, arrays, mark)]
+    found: list[Node] = []
+    for begin in range(0, len(arrays), monoid.arity):
+        own = arrays[begin : begin + monoid.arity]
+        items = [_seen(values, own, first, point * stride) for point in range(count)]
+        found += fold_items(values, monoid, items)
+    kept = _kept(values, tuple(found), arrays, mark)
+    return [kept[begin : begin + monoid.arity] for begin in range(0, len(kept), monoid.arity)]
 
 
 def _shared_out(

@@ -20,7 +20,7 @@ from baregrad.ir.core.node import Node, instruction, make_node, toposort
 from baregrad.ir.core.op import ATOMIC, Ops
 from baregrad.kernel.linearise.access import Address, MemoryUse, access_of
 from baregrad.kernel.linearise.copies import commit, copy_to, done, fence
-from baregrad.kernel.linearise.folds import BARRIER, combine
+from baregrad.kernel.linearise.folds import BARRIER, combine, fold_together
 from baregrad.kernel.linearise.lazy import OPAQUE, is_lazy
 from baregrad.kernel.linearise.mma import multiply
 from baregrad.kernel.linearise.phases import acquire, begin_role, meeting, release, wait
@@ -176,6 +176,8 @@ def _store(values: Values, node: Node) -> None:
     # A value that differs from point to point is not asked for twice.
     same_axes = own is ranges or axes == values.tiles.axes_of(own)
     compute = values.fresh if same_axes else values.value
+    if values.gpu and len(points) > 1 and value.has(Ops.REDUCE) and not values.masks:
+        fold_together(values, value, points)
     if axes and values.memory.reads_elsewhere(node, axes):
         _store_late(values, node, lanes, compute, points)
         points = []
