@@ -61,6 +61,9 @@ BLOCK_ELEMENTS, ELEMENT_OPS = 16, 32
 NESTED_BLOCK = 512
 # Operations on elements that are under way together, at most: each is code.
 MOST_OPS = 1 << 10
+# Bytes that a thread has under way of rows that share a factor, about; the rows of a thread, at
+# most; and the warps of a multiprocessor that are left to take turns.
+ROW_BYTES, MOST_ROWS, TURN_WARPS = 64, 8, 32
 
 
 def plan_reductions(plan: GpuPlan) -> None:
@@ -255,20 +258,26 @@ def _plan_rows(
     else:
         first, is_long = _threads_of(plan, columns, longest)
     threads = plan.pick("threads of a row", powers_from(first, 1, MOST_WARPS * plan.warp))
+    each = 1 if columns else _rows_of_thread(plan, rows, threads)
+    each = plan.pick("rows of a thread", powers_from(each, 1, MOST_ROWS)) if each > 1 else 1
     if threads < plan.warp or not (is_long or threads > plan.warp):
         units = [("thread", threads)]
         plan.because("{} rows, sums of {}: {} threads each", iterations(rows), longest, threads)
         together = WARPS * plan.warp // threads
         # Few rows are for many blocks, of a warp at least.
-        few = iterations(rows) // plan.target.busy_blocks
+        few = iterations(rows) // each // plan.target.busy_blocks
         while together * threads > plan.warp and few < together:
             together //= 2
         options = powers_from(together, 1, plan.target.threads_per_block // threads)
-        plan.spread_rows(rows, plan.pick("rows of a block", options))
+        plan.spread_rows(rows, plan.pick("rows of a block", options), each)
     else:
         units = [("thread_y", threads // plan.warp), ("thread", plan.warp)]
-        plan.because("{} rows, sums of {}: a block for each row", iterations(rows), longest)
-        plan.grid(rows)
+        what = "each row" if each == 1 else f"{each} rows, which share a factor"
+        plan.because("{} rows, sums of {}: a block for {}", iterations(rows), longest, what)
+        if each > 1:
+            plan.spread_rows(rows, 1, each)
+        else:
+            plan.grid(rows)
     for reduction in plan.facts.reductions:
         tile = tiles.get(reduction.node)
         if tile is not None and _fits(plan, tile, threads):
@@ -277,6 +286,33 @@ def _plan_rows(
             alone = is_short(plan.facts, reduction)
             _across(plan, reduction, frozenset(columns), [] if alone else units)
     _along(plan, columns, units)
+
+
+def _rows_of_thread(plan: GpuPlan, rows: Sequence[Node], threads: int) -> int:
+    """Rows that a thread has side by side, where all read one row of another array.
+
+    That is read, and widened, once for them, and as much of each is under way as there is of one
+    that has few bytes. No sum changes: each is shared among as many threads, in the same order.
+    """
+    facts = plan.facts
+    own = frozenset([axis for each in facts.reductions for axis in each.own])
+    longest = max(rows, key=lambda axis: index.upper(extent_of(axis)), default=None)
+    if longest is None or not isinstance(extent_of(longest), int):
+        return 1
+    reads = [each for each in facts.accesses if not each.write and not each.axes.isdisjoint(own)]
+    along = [each for each in reads if longest in each.axes]
+    plain = all(each.node.arg.monoid.arity == 1 for each in facts.reductions)
+    if len(along) == len(reads) or not plain:
+        return 1
+    nbytes = sum(iterations(each.axes & own) * itemsize(each.array.dtype) for each in along)
+    most = min(ROW_BYTES * threads // max(nbytes, 1), MOST_ROWS)
+    least = TURN_WARPS * plan.warp * plan.target.units
+    each = 1
+    while 2 * each <= most and extent_of(longest) % (2 * each) == 0 and (
+        iterations(rows) // (2 * each) * threads >= least
+    ):
+        each *= 2
+    return each
 
 
 def _tiles(plan: GpuPlan, columns: frozenset[Node]) -> dict[Node, RowTile]:
