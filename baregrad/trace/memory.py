@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
 import os
 import re
 from collections.abc import Callable
@@ -23,6 +25,32 @@ _THERE = bytes(byte >> 6 != 0 for byte in range(256))
 _STRETCH = re.compile(rb"\x01(?:\x00{0,4}\x01+)*")
 
 
+# Bytes are looked for in pieces that fit into a processor's cache.
+_PIECE_NBYTES, _PAGE_NBYTES = 1 << 18, 1 << 12
+
+
+class _Part(ctypes.Structure):
+    """A `struct iovec`."""
+
+    _fields_ = [("begin", ctypes.c_void_p), ("nbytes", ctypes.c_size_t)]
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    """Return the C library, whose functions let other threads of ours run."""
+    library = ctypes.CDLL(None, use_errno=True)
+    part = ctypes.POINTER(_Part)
+    library.process_vm_readv.argtypes = (
+        ctypes.c_int, part, ctypes.c_ulong, part, ctypes.c_ulong, ctypes.c_ulong,
+    )  # fmt: skip
+    library.process_vm_readv.restype = ctypes.c_ssize_t
+    library.memmem.argtypes = (
+        ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t,
+    )  # fmt: skip
+    library.memmem.restype = ctypes.c_void_p
+    return library
+
+
 class ProcessMemory:
     """The memory of a process that we trace, device memory that it has mapped included.
 
@@ -30,7 +58,7 @@ class ProcessMemory:
     """
 
     def __init__(self, pid: int) -> None:
-        self._fd = -1
+        self._pid, self._fd = pid, -1
         # A process may be killed at any time, also before we look at it.
         with contextlib.suppress(OSError):
             self._fd = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
@@ -43,6 +71,34 @@ class ProcessMemory:
             return os.pread(self._fd, nbytes, address)
         except (OSError, OverflowError):
             return b""
+
+    def find(self, begin: int, end: int, what: bytes) -> list[int]:
+        """Return where some bytes begin in a stretch of ordinary memory; threads may call it.
+
+        Pages that cannot be read are passed over.
+        """
+        library, found = _library(), []
+        buffer = (ctypes.c_char * (_PIECE_NBYTES + len(what)))()
+        base = ctypes.addressof(buffer)
+        here, there = _Part(base, 0), _Part(0, 0)
+        at = begin
+        while at < end:
+            size = min(_PIECE_NBYTES, end - at)
+            here.nbytes = there.nbytes = size + len(what) - 1
+            there.begin = at
+            nbytes = library.process_vm_readv(self._pid, here, 1, there, 1, 0)
+            if nbytes < 0:
+                piece = self.read(at, here.nbytes)
+                ctypes.memmove(base, piece, len(piece))
+                nbytes = len(piece)
+            place = library.memmem(base, nbytes, what, len(what))
+            while place:
+                if place - base < size:
+                    found.append(at + place - base)
+                place = library.memmem(place + 1, base + nbytes - place - 1, what, len(what))
+            next_page = (at + nbytes) // _PAGE_NBYTES * _PAGE_NBYTES + _PAGE_NBYTES
+            at += size if nbytes >= size else next_page - at
+        return found
 
     def text(self, address: int) -> str:
         """Return the C string at an address."""

@@ -8,37 +8,30 @@ instructions that addresses are put into when a module is loaded.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import struct
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from baregrad.base.errors import BaregradError
-from baregrad.runtime.nvidia.code.cubin_elf import EM_CUDA, read_elf
+from baregrad.runtime.nvidia.code.cubin_elf import read_elf
 from baregrad.runtime.nvidia.queue.push_decoder import PushDecoder, PushedWork
 from baregrad.trace.memory import Read
+from baregrad.trace.module_search import Finds, ModuleFile, ModuleSearch, codes_of, digest_of
 
-_MAGIC = b"\x7fELF\x02\x01\x01"
-_HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
-_SECTION_NBYTES, _PROGRAM_NBYTES = 64, 56
-_MOST_MODULE = 1 << 28
-# A piece is read in 0.2 ms, for which a stop of the program may have to wait.
-_PIECE, _PAGE = 1 << 18, 1 << 12
 # Code is looked up by the first of so many blocks into which no address is put, and a module by
 # the first blocks of its code.
 _BLOCK, _BLOCKS, _FIRST_BLOCKS = 64, 16, 8
 # Of modules that share blocks with a program so many are read whole, those with the most first.
 _LIKELY = 3
-_SECTION = struct.Struct("<IIQQQQ24x")
-_PROGBITS, _EXECUTABLE = 1, 4
 _INSTRUCTION = 16
 # Of copies so many bytes are kept, the newest, and so many of them; as many bytes of modules.
 _MOST_COPY, _MOST_KEPT, _MOST_COPIES = 1 << 25, 1 << 26, 1 << 12
 # What may be spent on reading what is copied: so many seconds, and such a part of the time.
 _FREE_S, _SHARE = 0.5, 0.05
+# How long threads are waited for at most, until it is looked whether it is time to end.
+_WAIT_S = 0.01
 # After a search none is begun for so many times as long.
 _PAUSES = 1
 
@@ -69,28 +62,6 @@ class _Code:
         return next((at for at in range(count) if at not in used), -1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Module:
-    """Where a module's file lies in the program's memory; `data` is b"" where it is not kept."""
-
-    address: int
-    nbytes: int
-    digest: bytes
-    data: bytes
-
-
-def _codes(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where each section of code of a file begins, and its bytes: none of a damaged one."""
-    header = _HEADER.unpack_from(data)
-    begin, count = header[6], header[12]
-    if begin + count * _SECTION_NBYTES > len(data):
-        return
-    for row in _SECTION.iter_unpack(data[begin : begin + count * _SECTION_NBYTES]):
-        _, kind, flags, _, offset, nbytes = row
-        if kind == _PROGBITS and flags & _EXECUTABLE and offset + nbytes <= len(data):
-            yield offset, nbytes
-
-
 def kernels_of(data: bytes) -> Iterator[_Code]:
     """Yield the kernels of a cubin; raise FileFormatError for what is none."""
     elf = read_elf(data)
@@ -109,8 +80,9 @@ class KernelNames:
     """The kernels of one process.
 
     `read` reads its memory, `gpu` the GPU's addresses as far as the process has mapped them;
-    `stretches` gives the parts of its memory that it may have put modules into. Memory is looked
-    through by `step`, a piece at a time, so that the program need not wait for it.
+    `stretches` gives the parts of its memory that it may have put modules into, and `finds` says
+    where bytes are in one, faster. Memory is looked through by `step`, a piece at a time, or by
+    threads where it is much, so that the program need not wait for it.
     """
 
     read: Read
@@ -123,7 +95,8 @@ class KernelNames:
     unreadable: set[int] = field(default_factory=set)
     # Whether modules are looked for at all.
     seeks: bool = True
-    _files: dict[bytes, _Module] = field(default_factory=dict)
+    finds: Finds | None = None
+    _files: dict[bytes, ModuleFile] = field(default_factory=dict)
     _files_kept: int = 0
     # The files, by digest, that have code with such a block among its first ones.
     _holders: dict[bytes, list[bytes]] = field(default_factory=dict)
@@ -139,7 +112,10 @@ class KernelNames:
     _wanted: set[int] = field(default_factory=set)
     # Whether to look before anything is launched.
     _early: bool = False
-    _search: Iterator[None] | None = None
+    _search: Iterator[bool] | None = None
+    _searched: ModuleSearch | None = None
+    # Whether the search waits for its threads.
+    _waits: bool = False
     _found_module: bool = False
     _search_s: float = 0.0
     _next_search: float = 0.0
@@ -186,8 +162,8 @@ class KernelNames:
 
     @property
     def is_searching(self) -> bool:
-        """Whether modules are being looked for."""
-        return self._search is not None or self._early
+        """Whether modules are being looked for here, and not by threads."""
+        return (self._search is not None and not self._waits) or self._early
 
     def awaits(self, work: PushedWork) -> bool:
         """Whether a launch may have a name in a moment, when modules were looked for."""
@@ -196,19 +172,28 @@ class KernelNames:
         return program in self._wanted and program not in self.names and soon
 
     def step(self) -> bool:
-        """Look through some memory if a name is missing; return whether there was some to do."""
+        """Look through some memory if a name is missing; return whether there was some to do.
+
+        Where threads look through it, take what they found.
+        """
         began = self.clock()
         if self._search is None:
             if not (self._wanted or self._early) or began < self._next_search:
                 return False
             self._early = False
             self._search, self._search_s = self._look(set(self._wanted)), 0.0
-        done = next(self._search, True)
+        did = next(self._search, None)
         now = self.clock()
         self._search_s += now - began
-        if done:
+        self._waits = did is False
+        if did is None:
             self._search, self._next_search = None, now + _PAUSES * self._search_s
-        return True
+        return not self._waits
+
+    def stop(self) -> None:
+        """Look through memory no more, since it is about to go."""
+        if self._searched is not None:
+            self._searched.stop()
 
     def finish(self, seconds: float = math.inf) -> None:
         """Find what names are missing before the process's memory goes, for so long at most."""
@@ -217,7 +202,13 @@ class KernelNames:
         missing = self.unnamed.keys() - self.names.keys() - self.unreadable
         self._wanted |= missing
         self._next_search, deadline = 0.0, self.clock() + seconds
-        while not missing <= self.names.keys() and self.step() and self.clock() < deadline:
+        while not missing <= self.names.keys():
+            if not self.step():
+                if self._searched is None or not self._waits:
+                    break
+                self._searched.wait(_WAIT_S)
+            if self.clock() >= deadline:
+                break
             self._next_search = 0.0
             if self._found_module:
                 self._found_module = False
@@ -338,16 +329,20 @@ class KernelNames:
             self.names[program] = first + more
         return self.names.get(program, "")
 
-    def _look(self, wanted: set[int]) -> Iterator[None]:
+    def _look(self, wanted: set[int]) -> Iterator[bool]:
         """Look through memory for modules, a piece at a time, and for the names of programs.
 
-        What came since the last search is looked through first, which ends it if it is enough.
+        Yields whether there was something to do, or only threads to wait for. What came since the
+        last search is looked through first, which ends it if it is enough.
         """
         there = list(self.stretches())
         new = list(_beyond(there, self._looked))
         for part in (new, list(_beyond(there, new))):
-            for begin, end in part:
-                yield from self._look_through(begin, end)
+            self._searched = ModuleSearch(self.read, part, self.finds)
+            for found in self._searched:
+                if found is not None:
+                    self._keep(found)
+                yield found is not None or not self._searched.has_threads
             for program in self.unnamed:
                 if program not in self.names:
                     self._match(program)
@@ -357,44 +352,20 @@ class KernelNames:
         self._sought |= wanted
         self._wanted -= wanted
 
-    def _look_through(self, begin: int, end: int) -> Iterator[None]:
-        """Take the modules of one stretch of memory, a piece at a time."""
-        at = begin
-        while at < end:
-            piece = self.read(at, min(_PIECE, end - at))
-            found = piece.find(_MAGIC)
-            while found >= 0:
-                self._module(at + found)
-                yield
-                found = piece.find(_MAGIC, found + 1)
-            # A magic number may lie across the end of a piece; where there is none, none does.
-            ends = at + len(piece) >= end or not piece
-            at += _PIECE if ends else max(len(piece) - len(_MAGIC), _PAGE)
-            yield
-
-    def _module(self, address: int) -> None:
-        """Take the kernels of the file at an address, if it is one."""
-        header = _HEADER.unpack(self.read(address, _HEADER.size).ljust(_HEADER.size, b"\0"))
-        if header[2] != EM_CUDA:
+    def _keep(self, found: ModuleFile) -> None:
+        """Take a module that was found, if there is none like it."""
+        if found.digest in self._files:
             return
-        programs, sections, program_count, section_count = (header[at] for at in (5, 6, 10, 12))
-        nbytes = max(sections + section_count * _SECTION_NBYTES,
-                     programs + program_count * _PROGRAM_NBYTES)  # fmt: skip
-        if not _HEADER.size < nbytes <= _MOST_MODULE:
-            return
-        data = self.read(address, nbytes)
-        digest = hashlib.blake2b(data, digest_size=16).digest()
-        if len(data) < nbytes or digest in self._files:
-            return
-        self._files_kept += nbytes
+        data = found.data
+        self._files_kept += found.nbytes
         kept = data if self._files_kept <= _MOST_KEPT else b""
-        self._files[digest] = _Module(address, nbytes, digest, kept)
+        self._files[found.digest] = replace(found, data=kept)
         self._found_module = True
-        for begin, length in _codes(data):
+        for begin, length in codes_of(data):
             for at in range(begin, begin + min(length, _FIRST_BLOCKS * _BLOCK), _BLOCK):
                 files = self._holders.setdefault(data[at : at + _BLOCK], [])
-                if not files or files[-1] != digest:
-                    files.append(digest)
+                if not files or files[-1] != found.digest:
+                    files.append(found.digest)
 
     def _open_likely(self, head: bytes) -> None:
         """Take the kernels of the modules that have the most blocks of some code."""
@@ -405,11 +376,11 @@ class KernelNames:
             if digest not in self._opened:
                 self._open(self._files[digest])
 
-    def _open(self, file: _Module) -> None:
+    def _open(self, file: ModuleFile) -> None:
         """Put the kernels of a module into the index, if its file still lies where it was."""
         self._opened.add(file.digest)
         data = file.data or self.read(file.address, file.nbytes)
-        if hashlib.blake2b(data, digest_size=16).digest() != file.digest:
+        if digest_of(data) != file.digest:
             return
         try:
             kernels = list(kernels_of(data))

@@ -138,7 +138,7 @@ class Ptrace:
 
     def set_registers(self, tid: int, values: list[int]) -> None:
         """Set the registers of a thread of x86-64."""
-        self._words[:] = values
+        self._words = (ctypes.c_uint64 * _REGISTERS)(*values)
         self(SET_REGISTERS, tid, 0, ctypes.addressof(self._words))
 
     def syscall(self, tid: int) -> Syscall | None:

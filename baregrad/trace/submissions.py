@@ -21,6 +21,7 @@ from baregrad.runtime.nvidia.queue.push_decoder import PushDecoder, PushedWork
 from baregrad.trace.calls import RawCall, integer
 from baregrad.trace.decode import DriverCall
 from baregrad.trace.memory import Read
+from baregrad.trace.module_search import Finds
 from baregrad.trace.modules import KernelNames
 
 _MOST_WORDS = 1 << 21
@@ -160,15 +161,19 @@ class SubmissionReader:
 
     def process(
         self, pid: int, read: Read, parent: int = 0,
-        stretches: Callable[[], Iterable[tuple[int, int]]] = tuple,
+        stretches: Callable[[], Iterable[tuple[int, int]]] = tuple, finds: Finds | None = None,
     ) -> None:
         """Take note of a process, how its memory is read, and whose mappings a fork gave it.
 
         stretches: what of its memory may hold modules of kernels.
+        finds: says where some bytes are in a stretch, for threads to call.
         """
         kernels = KernelNames(
-            read, lambda address, nbytes: b"", stretches, self.clock, seeks=self.seeks_names
-        )
+            read, lambda address, nbytes: b"", stretches, self.clock, seeks=self.seeks_names,
+            finds=finds,
+        )  # fmt: skip
+        if pid in self.spaces:
+            self.spaces[pid].kernels.stop()
         space = self.spaces[pid] = _Space(read, kernels, parent=parent)
         kernels.gpu = space.gpu
 
@@ -181,6 +186,7 @@ class SubmissionReader:
         space = self.spaces.pop(pid, None)
         if space is None:
             return
+        space.kernels.stop()
         heir = next((one for one in self.spaces.values() if one.parent == pid), None)
         if heir is None:
             for ring in space.rings.values():

@@ -105,7 +105,9 @@ class DriverWatch:
     def _has_rings(self, process: TracedProcess, parent: int) -> None:
         assert self.rings is not None
         pid = process.pid
-        self.rings.process(pid, process.memory.read, parent, partial(written_stretches, pid))
+        memory = process.memory
+        stretches = partial(written_stretches, pid)
+        self.rings.process(pid, memory.read, parent, stretches, memory.find)
 
     def gone(self, process: TracedProcess) -> None:
         """Forget a process."""
