@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
 from baregrad.graph.views import cut, expand, full, permute, reshape, stored
+from baregrad.ir.analysis.stream import stream
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, const
 from baregrad.ir.core.op import Ops
 
@@ -27,6 +27,8 @@ FEW_ROWS = 16
 # H200 by parts of 128, 64 and 32, what puts them together included). Then keys that one block takes
 # in about the time of the launches that put parts together, and how many parts there are at most.
 TILE, WHOLE, MOST_PARTS = 32, 512, 32
+# What puts the states of parts together.
+_TOGETHER = stream(F32, 2, Ops.EXP2_NEAR)
 
 
 class KeyParts(NamedTuple):
@@ -62,8 +64,9 @@ def split(value: Node, parts: KeyParts) -> Node:
 def combined(values: tuple[Node, ...], arg: Reduce, parts: KeyParts) -> Node:
     """A stream's sum of some values (..., columns, keys) over its sum of powers, in stored parts.
 
-    Each part's maximum, sum of powers and sum of values are of `arg`'s monoid. Maxima are whole, so
-    that what sums of parts are scaled by is exact.
+    Each part's maximum, sum of powers and sum of values are of `arg`'s monoid, and so are those of
+    all parts, but for powers as near as the machine's instruction has them: one reduction puts them
+    together, in one kernel, whose order hangs on how many parts there are.
     """
     pieces = tuple([split(value, parts) for value in values])
     last = len(pieces[0].shape) - 1
@@ -71,15 +74,9 @@ def combined(values: tuple[Node, ...], arg: Reduce, parts: KeyParts) -> Node:
     parted = [Node(Ops.PROJ, F32, (partial,), part) for part in range(3)]
     # Columns share the maximum and the sum of powers.
     top, total = (stored(cut(each, last - 1, 0, 1)) for each in parted[:2])
-    axis, one = (last - 2,), (*top.shape[:-2], 1, 1)
-    high = reshape(Node(Ops.REDUCE, F32, (top,), Reduce(primitive(Ops.MAX, F32), axis)), one)
-    none = alu(Ops.CMPEQ, high, full(const(float("-inf"), F32), one))
-    high = expand(alu(Ops.WHERE, none, full(const(0.0, F32), one), high), top.shape)
-    scale = Node(Ops.EXP2, F32, (alu(Ops.SUB, top, high),))
-    plus = Reduce(primitive(Ops.ADD, F32), axis)
-    every = reshape(Node(Ops.REDUCE, F32, (alu(Ops.MUL, total, scale),), plus), one)
-    none = alu(Ops.CMPEQ, every, full(const(0.0, F32), one))
-    every = expand(alu(Ops.WHERE, none, full(const(1.0, F32), one), every), top.shape)
-    # However many rows there are: whether a sum is part of another kernel may change its order.
-    weights = expand(stored(alu(Ops.DIV, scale, every)), parted[2].shape)
-    return Node(Ops.REDUCE, F32, (alu(Ops.MUL, weights, stored(parted[2])),), plus)
+    states = (*[expand(each, parted[2].shape) for each in (top, total)], stored(parted[2]))
+    folded = Node(Ops.REDUCE, F32, states, Reduce(_TOGETHER, (last - 2,)))
+    every, summed = (Node(Ops.PROJ, F32, (folded,), part) for part in (1, 2))
+    none = alu(Ops.CMPEQ, every, full(const(0.0, F32), every.shape))
+    divisor = alu(Ops.WHERE, none, full(const(1.0, F32), every.shape), every)
+    return alu(Ops.DIV, summed, divisor)
