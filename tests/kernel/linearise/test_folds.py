@@ -121,3 +121,36 @@ def test_folds_of_many_bytes_have_the_same_memory(lanes: int, arrays: int) -> No
     stored = {one.src[0] for one in program.src if one.op is Ops.VSTORE}
     shown = [one for one in stored if one.op is Ops.ALLOC and one.arg.shape == (512 * lanes,)]
     assert len(shown) == arrays
+
+
+@pytest.mark.parametrize(("rows", "meetings"), ((1, 1), (4, 1), (3, 1), (40, 5)))
+def test_sums_of_a_statement_meet_once_for_as_many_as_fit(rows: int, meetings: int) -> None:
+    """Eight sums of 256 threads are as many as take turns in memory."""
+    row, step = range_node(2 * rows, 0), range_node(256, 1)
+    total = k.reduce(Ops.ADD, k.at(k.param(1, 2 * rows, 256), row, step), step)
+    scaled = alu(Ops.MUL, total, k.at(k.param(2, 2 * rows), row))
+    node = k.kernel(k.out(k.param(0, 2 * rows), scaled, row))
+    program = check_gpu(
+        node,
+        f"Schedule(split('i0', outer='b', u={rows}), bind('b', 'grid'), bind('u', 'unroll'),"
+        " split('r1', outer='w', t=32), bind('w', 'thread_y'), bind('t', 'thread'))",
+    )
+    barriers = [one for one in program.src if one.op is Ops.MACHINE and one.arg.name == "bar.sync"]
+    assert len(barriers) == meetings
+
+
+def test_places_of_several_rows_meet_once() -> None:
+    """A state of two numbers: what was largest, and where."""
+    row, step = range_node(4, 0), range_node(96, 1)
+    place = Node(Ops.CAST, dtypes.int64, (step,))
+    x = k.at(k.param(1, 4, 96), row, step)
+    both = Node(Ops.REDUCE, F32, (x, place, step), Reduce(arg_extreme(Ops.MAX, F32)))
+    found = Node(Ops.PROJ, dtypes.int64, (both,), 1)
+    node = k.kernel(k.out(k.param(0, 4, dtype=dtypes.int64), found, row))
+    program = check_gpu(
+        node,
+        "Schedule(bind('i0', 'unroll'), split('r1', outer='w', t=32), bind('w', 'thread_y'),"
+        " bind('t', 'thread'))",
+    )
+    barriers = [one for one in program.src if one.op is Ops.MACHINE and one.arg.name == "bar.sync"]
+    assert len(barriers) <= 2

@@ -419,3 +419,32 @@ def test_few_neighbours_are_no_block() -> None:
     kernel = k.kernel(k.out(k.param(0, 60, 9, 2, 20), total, a, b, d, c))
     assert threads_of_blocks(kernel) >= 64
     check(kernel)
+
+
+def times_vector(rows: int, length: int, dtype: Any = dtypes.float8_e4m3fn) -> Node:
+    """A matrix of narrow numbers times one row of bfloat16."""
+    i, r = range_node(rows, 0), range_node(length, 1)
+    factors = (
+        k.at(k.param(1, length, dtype=dtypes.bfloat16), r),
+        k.at(k.param(2, rows, length, dtype=dtype), i, r),
+    )
+    x, w = (Node(Ops.CAST, dtypes.float32, (each,)) for each in factors)
+    return k.kernel(k.out(k.param(0, rows), k.reduce(Ops.ADD, alu(Ops.MUL, x, w), r), i))
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "dtype", "each"),
+    ((14336, 4096, dtypes.float8_e4m3fn, 4), (14336, 4096, dtypes.bfloat16, 2),
+     (14336, 4096, dtypes.float32, 1), (7169, 4096, dtypes.bfloat16, 1),
+     (256, 4096, dtypes.float8_e4m3fn, 1)),
+)  # fmt: skip
+def test_rows_that_share_a_factor_are_several_of_a_thread(
+    rows: int, length: int, dtype: Any, each: int
+) -> None:
+    """As many as give a thread enough to read, and leave machines enough to do."""
+    kernel = times_vector(rows, length, dtype)
+    steps = choose_schedule(kernel, HOPPER).steps
+    parts = dict(p for step in steps if isinstance(step, Split) for p in step.parts)
+    unrolled = [step.axis for step in steps if isinstance(step, Bind) and step.unit == "unroll"]
+    assert [parts[axis] for axis in unrolled if axis.startswith("i0")] == [each] * (each > 1)
+    assert shared(kernel) == shared(times_vector(64, length, dtype))
