@@ -59,6 +59,14 @@ class Collector:
         self.architectures[follower.name] = getattr(follower, "architecture", "")
         watch.add(self)
 
+    def begin_in_child(self) -> None:
+        """In a forked child: what was seen so far is the parent's, but for blocks still open."""
+        self.forget()
+        self._lists.clear()
+        self.calls.clear()
+        self.threads.clear()
+        self.recorder.spans[:] = [one for one in self.recorder.spans if one.end != one.end]
+
     def forget(self) -> list[Device]:
         """Begin to let go of all, in a forked child; return the devices that were watched."""
         for watch in self._watches:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import os
 import sys
+import weakref
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,6 +58,7 @@ class Profile:
         if self._lines:
             self._open.enter_context(options.override(lines=True))
         self._open.enter_context(self._seen.watching())
+        _open_ones.add(self)
         return self
 
     def __exit__(
@@ -65,12 +67,20 @@ class Profile:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
+        _open_ones.discard(self)
         self._open.close()
-        if self.path is not None:
-            from baregrad.profiling.events import events_of
-            from baregrad.profiling.trace_file import join_file
+        if self.path is None:
+            return
+        from baregrad.profiling.events import events_of
+        from baregrad.profiling.trace_file import join_file
 
+        try:
             join_file(self.path, events_of(self._seen))
+        except ArgumentError as lost:
+            if error is None:
+                raise
+            # What ended the block is what its user has to know first.
+            error.add_note(str(lost))
 
     @staticmethod
     def span(name: str) -> SpanContext:
@@ -101,6 +111,19 @@ class Profile:
             for device, architecture in seen.architectures.items()
         }
         return summary(seen, limits)
+
+
+# Those whose blocks are not left yet.
+_open_ones: weakref.WeakSet[Profile] = weakref.WeakSet()
+
+
+def _begin_in_child() -> None:
+    for one in list(_open_ones):
+        one._seen.begin_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_in_child)
 
 
 class _OfProcess:

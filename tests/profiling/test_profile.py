@@ -262,6 +262,47 @@ def test_a_forked_child_joins_with_its_own_work(tmp_path: Path) -> None:
     assert sorted(kernels.values()) == [1, 2]
 
 
+def test_a_child_forked_within_a_block_tells_its_own_work_alone(tmp_path: Path) -> None:
+    script, path = tmp_path / "parent.py", tmp_path / "p.json"
+    script.write_text(
+        "import os, baregrad\nfrom baregrad import Tensor\n"
+        "def work(count):\n"
+        "    for _ in range(count): (Tensor([1.0] * 7) + 1).numpy()\n"
+        "work(1)\n"
+        f"with baregrad.profile({str(path)!r}) as profile:\n"
+        "    with profile.span('both'):\n"
+        "        work(3)\n"
+        "        pid = os.fork()\n"
+        "        work(1 if pid else 2)\n"
+        "print(sum(one.calls for one in profile.kernels()), flush=True)\n"
+        "if not pid: os._exit(0)\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+    )
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, check=True,
+        env={"PATH": "", "BAREGRAD_CACHE_DIR": str(tmp_path / "cache"),
+             "PYTHONPATH": str(Path(baregrad.__file__).parents[1])},
+    )  # fmt: skip
+    assert sorted(done.stdout.split()) == ["2", "4"]
+    rows = json.loads(path.read_text())["traceEvents"]
+    kernels = Counter(row["pid"] for row in rows if row.get("cat") == "kernels")
+    assert sorted(kernels.values()) == [2, 4]
+    assert sum(row.get("name") == "both" for row in rows) == 2
+
+
+def test_an_error_of_the_block_is_not_hidden_by_a_file_that_cannot_be_written(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    with pytest.raises(ZeroDivisionError) as found, baregrad.profile(folder / "p.json"):
+        (folder / "p.json").unlink()
+        folder.rmdir()
+        _ = 1 / 0
+    (note,) = found.value.__notes__
+    assert "cannot be written" in note
+
+
 def test_a_file_is_there_whole_or_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
