@@ -21,9 +21,11 @@ from baregrad.base.errors import DTypeError, UnsupportedDType
 from baregrad.base.floats import (
     TF32_CUT,
     FloatFormat,
+    FloatInfo,
     bfloat16_codes,
     code_values,
     encode_float,
+    info_of,
     round_float,
 )
 from baregrad.base.namespaces import namespace
@@ -97,13 +99,14 @@ class DType:
     @property
     def is_signed(self) -> builtins.bool:
         """Whether it has negative values."""
-        return self.kind in ("int", "float", "complex", "index")
+        is_power = self.format is not None and self.format.powers
+        return self.kind in ("int", "float", "complex", "index") and not is_power
 
     @property
     def min(self) -> Scalar:
         """The lowest finite value."""
         if self.format is not None:
-            return -self.format.largest
+            return info_of(self.format, self.bits).min
         if self.kind == "bool":
             return False
         self._need_bits()
@@ -168,6 +171,7 @@ class _Table:
     float8_e4m3fn: Final = _coded("float8_e4m3fn", FloatFormat(4, 3, 7, "nan"))
     float8_e5m2: Final = _coded("float8_e5m2", FloatFormat(5, 2, 15))
     float4_e2m1fn: Final = _coded("float4_e2m1fn", FloatFormat(2, 1, 1, "none"))
+    float8_e8m0fnu: Final = _coded("float8_e8m0fnu", FloatFormat(8, 0, 127, "nan", powers=True))
     # What matrix units make of float32: its exponents, and ten of its digits.
     tfloat32: Final = DType(
         "tfloat32", "float", 32, None, np.dtype(np.uint32), FloatFormat(8, 10, 127), True
@@ -478,18 +482,6 @@ def promotion_table() -> str:
 # ---- limits -------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class FloatInfo:
-    """Limits of a floating-point dtype: the finite range, and the distance from 1 to the next."""
-
-    bits: int
-    min: builtins.float
-    max: builtins.float
-    eps: builtins.float
-    smallest_normal: builtins.float
-    smallest_subnormal: builtins.float
-
-
 def finfo(dtype: DType) -> FloatInfo:
     """Return the limits of a floating-point dtype, or of a complex one's parts.
 
@@ -499,14 +491,7 @@ def finfo(dtype: DType) -> FloatInfo:
     form = dtype.format
     if form is None:
         raise DTypeError("finfo is of floating-point dtypes", found=dtype, wanted="a float dtype")
-    return FloatInfo(
-        bits=dtype.bits,
-        min=-form.largest,
-        max=form.largest,
-        eps=math.ldexp(1.0, -form.mantissa_bits),
-        smallest_normal=math.ldexp(1.0, form.least_exponent),
-        smallest_subnormal=math.ldexp(1.0, form.least_exponent - form.mantissa_bits),
-    )
+    return info_of(form, dtype.bits)
 
 
 # ---- values and bits ----------------------------------------------------------------------------
@@ -542,8 +527,9 @@ def encode(
 
     Floats round to nearest, ties to even, in one step from float64. Beyond the largest finite
     value they become infinity, NaN (e4m3) or the largest value (e2m1); with `saturate` always the
-    largest. NaN is the quiet NaN of its sign, in e2m1, which has none, a zero. 4-bit
-    integers round likewise and saturate; NaN is 0. Other dtypes are NumPy's own conversion.
+    largest. NaN is the quiet NaN of its sign, in e2m1, which has none, a zero. In e8m0, which has
+    no others, zero and what is negative are NaN, and ties go to the larger power. 4-bit integers
+    round as floats do and saturate; NaN is 0. Other dtypes are NumPy's own conversion.
     """
     array = np.asarray(values)
     if dtype.storage is None:

@@ -138,7 +138,7 @@ def test_a_dtype_is_one_object() -> None:
         assert copy.deepcopy(row) is copy.copy(row) is row
         assert as_dtype(row.name) is as_dtype(row) is row
         assert eval(repr(row)) is row
-    assert len({row.name for row in ALL}) == len(ALL) == len(set(ALL)) == 21
+    assert len({row.name for row in ALL}) == len(ALL) == len(set(ALL)) == 22
     with pytest.raises(AttributeError):
         dtypes.int8.bits = 9  # type: ignore[misc]
 

@@ -23,6 +23,7 @@ NARROW = [
     dtypes.bfloat16, dtypes.float16,
     dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.float4_e2m1fn,
 ]
+POWERS = dtypes.float8_e8m0fnu
 STORED = [row for row in ALL if row.storage is not None]
 
 
@@ -45,7 +46,7 @@ def same(left: npt.NDArray[Any], right: npt.NDArray[Any]) -> None:
 
 
 @pytest.mark.differential
-@pytest.mark.parametrize("row", NARROW)
+@pytest.mark.parametrize("row", [*NARROW, POWERS])
 def test_every_code_decodes_as_in_ml_dtypes(row: DType) -> None:
     codes = all_codes(row)
     with np.errstate(invalid="ignore"):
@@ -150,6 +151,36 @@ def test_saturation_stops_at_the_largest(row: DType) -> None:
     assert row.format is not None
     top = row.format.largest
     assert decode(codes, row).tolist() == [top, -top, top, -top, 0.5]
+
+
+def test_powers_of_two_are_the_nearest_ones() -> None:
+    """Ties go to the larger power; zero, what is negative, and what is too large are NaN."""
+    table = np.ldexp(1.0, np.arange(-127, 128))
+    points = np.concatenate([table, table * 1.5, [1e-320, 2.0**-128]])
+    points = np.concatenate([np.nextafter(points, 0.0), points, np.nextafter(points, np.inf)])
+    far = np.abs(points[:, None] - np.append(table, 2.0**128))
+    nearest = far.shape[1] - 1 - np.argmin(far[:, ::-1], axis=1)
+    np.testing.assert_array_equal(encode(points, POWERS), nearest)
+    wrong = np.array([0.0, -0.0, -1.0, np.nan, np.inf, -np.inf, 1e39])
+    assert set(encode(wrong, POWERS)) == {255}
+    saturated = encode(wrong, POWERS, saturate=True).tolist()
+    assert saturated == [255, 255, 255, 255, 254, 255, 254]
+    assert [round_scalar(value, POWERS) for value in (1.4, 1.5, 6.0, 1e-50)] == [
+        1.0, 2.0, 8.0, 2.0**-127,
+    ]
+    assert math.isnan(round_scalar(0.0, POWERS))
+    assert (POWERS.min, POWERS.max, POWERS.is_signed) == (2.0**-127, 2.0**127, False)
+
+
+@pytest.mark.differential
+def test_powers_of_two_are_those_of_ml_dtypes() -> None:
+    bits = np.random.default_rng(7).integers(0, 2**32, 200_000, dtype=np.uint32)
+    values = bits.view(np.float32)
+    # ml_dtypes takes the second power for all that is larger than the first one.
+    values = values[~((values > 2.0**-127) & (values < 1.5 * 2.0**-127))]
+    with np.errstate(over="ignore", invalid="ignore"):
+        wanted = values.astype(ml_dtypes.float8_e8m0fnu).view(np.uint8)
+    np.testing.assert_array_equal(encode(values, POWERS), wanted)
 
 
 def test_one_step_from_float64_has_no_double_rounding() -> None:

@@ -1,7 +1,8 @@
 """Floating-point formats of any width: rounding, encoding and decoding, by exact arithmetic.
 
-Rounding is to nearest, ties to even. The formats and their special codes follow IEEE 754, the OCP
-8-bit floating point specification 1.0 and the OCP microscaling specification 1.0.
+Rounding is to nearest, ties to even; of powers of two, which have no digits, ties go to the larger.
+The formats and their special codes follow IEEE 754, the OCP 8-bit floating point specification 1.0
+and the OCP microscaling specification 1.0.
 """
 
 from __future__ import annotations
@@ -26,18 +27,19 @@ class FloatFormat:
 
     `bias` is the exponent bias. `special` says what the top codes mean: `ieee` has infinities and
     NaNs at the top exponent, `nan` has only the all-ones code as NaN (OCP e4m3), `none` is finite
-    throughout (OCP e2m1).
+    throughout (OCP e2m1). `powers`: it has neither sign nor zero, only powers of two (OCP e8m0).
     """
 
     exponent_bits: int
     mantissa_bits: int
     bias: int
     special: Literal["ieee", "nan", "none"] = "ieee"
+    powers: bool = False
 
     @property
     def bits(self) -> int:
         """All bits, the sign included."""
-        return 1 + self.exponent_bits + self.mantissa_bits
+        return (not self.powers) + self.exponent_bits + self.mantissa_bits
 
     @property
     def largest_code(self) -> int:
@@ -50,7 +52,7 @@ class FloatFormat:
     @property
     def least_exponent(self) -> int:
         """The exponent of the smallest normal value."""
-        return 1 - self.bias
+        return (not self.powers) - self.bias
 
     @property
     def largest(self) -> float:
@@ -61,8 +63,35 @@ class FloatFormat:
         return math.ldexp(significand, field - self.bias - self.mantissa_bits)
 
 
+@dataclass(frozen=True, slots=True)
+class FloatInfo:
+    """Limits of a floating-point dtype: the finite range, and the distance from 1 to the next."""
+
+    bits: int
+    min: float
+    max: float
+    eps: float
+    smallest_normal: float
+    smallest_subnormal: float
+
+
+def info_of(form: FloatFormat, bits: int) -> FloatInfo:
+    """Return the limits of a dtype of so many bits in memory."""
+    normal = math.ldexp(1.0, form.least_exponent)
+    return FloatInfo(
+        bits=bits,
+        min=normal if form.powers else -form.largest,
+        max=form.largest,
+        eps=math.ldexp(1.0, -form.mantissa_bits),
+        smallest_normal=normal,
+        smallest_subnormal=math.ldexp(normal, -form.mantissa_bits),
+    )
+
+
 def round_float(value: float, form: FloatFormat) -> float:
     """Return a Python float as `form` holds it; beyond the largest, as `encode_float` does."""
+    if form.powers:
+        return float(code_values(form)[int(encode_float(np.float64(value), form, False))])
     if form.mantissa_bits == 52 or value == 0.0 or (
         math.isinf(value) and form.special == "ieee"
     ):
@@ -85,12 +114,14 @@ def encode_float(
 
     Beyond the largest finite value they become infinity, NaN (`nan` formats) or the largest value
     (`none` formats); with `saturate` always the largest. NaN is the quiet NaN of its sign, and
-    the zero of the other sign where there is no NaN.
+    the zero of the other sign where there is no NaN. Of powers, zero and what is negative are NaN.
 
     A magnitude is an integer count of its binade's quantum. Counting from the binade's start, the
     code is (binade << mantissa bits) + count, which also carries right when rounding reaches the
     next binade, and holds for subnormals, the binade 0 without a hidden bit.
     """
+    if form.powers:
+        return _encode_power(values, form, saturate)
     size = np.abs(values)
     finite = np.where(np.isfinite(values), size, 0.0)
     # The exponent of zero is reported as 0; zero belongs to the lowest binade.
@@ -114,6 +145,20 @@ def encode_float(
     return np.asarray(codes | signs, np.uint64)
 
 
+def _encode_power(
+    values: npt.NDArray[np.float64], form: FloatFormat, saturate: bool
+) -> npt.NDArray[np.uint64]:
+    """Return the codes of float64 values in a format of powers of two: the nearest, or NaN."""
+    holds = (values > 0) & (np.isfinite(values) | saturate)
+    part, exponent = np.frexp(np.where(holds, values, 1.0))
+    # A part is at least a half: from three quarters on the next power is as near.
+    codes = exponent.astype(np.int64) - 1 + (part >= 0.75) + form.bias
+    codes = np.where(np.isinf(part), form.largest_code, codes)
+    beyond = form.largest_code + (not saturate)
+    codes = np.clip(codes, 0, beyond)
+    return np.asarray(np.where(holds, codes, form.largest_code + 1), np.uint64)
+
+
 def bfloat16_codes(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
     """Return bfloat16 codes of float32 values; NaN becomes the quiet NaN of its sign.
 
@@ -129,6 +174,9 @@ def bfloat16_codes(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
 def code_values(form: FloatFormat) -> npt.NDArray[np.float32]:
     """Return the value of every code of a format of at most 8 bits, in order of code."""
     codes = np.arange(1 << form.bits)
+    if form.powers:
+        powers = np.ldexp(1.0, (codes - form.bias).astype(np.int32))
+        return np.where(codes > form.largest_code, np.nan, powers).astype(np.float32)
     size = codes & ((1 << (form.bits - 1)) - 1)
     field = size >> form.mantissa_bits
     mantissa = size & ((1 << form.mantissa_bits) - 1)

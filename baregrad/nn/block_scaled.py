@@ -1,10 +1,11 @@
 """Numbers of few bits with a scale for each block of a row: 8-bit and 4-bit floats, and integers.
 
 A row's elements are divided by their block's scale, rounded to the format's elements, and kept as
-codes, two of 4 bits in a byte, the first in its lower half. Products of two such arrays are summed
-block by block: sums of a block's products are exact or rounded in float32, multiplied by both
-scales, and added up in float32. Sources: OCP Microscaling Formats 1.0, 2023 (mx); DeepSeek-V3
-Technical Report, 2024, section 3.3 (8-bit floats by blocks of 128).
+codes, two of 4 bits in a byte, the first in its lower half. Scales that are narrow themselves may
+have one for the whole array above them. Products of two such arrays are summed block by block: sums
+of a block's products are exact or rounded in float32, multiplied by both scales, and added up in
+float32. Sources: OCP Microscaling Formats 1.0, 2023 (mx); DeepSeek-V3 Technical Report, 2024,
+section 3.3 (8-bit floats by blocks of 128); "Introducing NVFP4", NVIDIA, 2025 (nvfp4).
 """
 
 from __future__ import annotations
@@ -16,36 +17,45 @@ from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import DType, as_dtype, dtypes
 from baregrad.tensor import Tensor
 
-F32, U8 = dtypes.float32, dtypes.uint8
+F32, U8, E8M0 = dtypes.float32, dtypes.uint8, dtypes.float8_e8m0fnu
+E4M3, E5M2, E2M1 = dtypes.float8_e4m3fn, dtypes.float8_e5m2, dtypes.float4_e2m1fn
+# Digits of a bfloat16, the leading one among them.
+_DIGITS = 8
 
 
 class BlockFormat(NamedTuple):
-    """Elements, how many of a row have one scale, and whether scales are powers of two.
+    """Elements, how many of a row have one scale, and in what dtype scales are.
 
-    Those are kept as their exponents plus 127, in a byte (e8m0), others in float32.
+    whole: the array has a scale in float32 besides, above those of blocks.
     """
 
     name: str
     element: DType
     length: int
-    is_power: bool
+    scale: DType
+    whole: bool = False
 
     @property
     def packed(self) -> int:
         """Elements in a byte."""
         return 8 // self.element.bits
 
+    @property
+    def is_short(self) -> bool:
+        """Whether an element times its block's scale is a bfloat16."""
+        element, scale = self.element.format, self.scale.format
+        if element is None or scale is None:
+            return False
+        return element.mantissa_bits + scale.mantissa_bits + 2 <= _DIGITS
+
 
 FORMATS: MappingProxyType[str, BlockFormat] = MappingProxyType({
     row.name: row
     for row in (
-        BlockFormat("mxfp8", dtypes.float8_e4m3fn, 32, True),
-        BlockFormat("mxfp8_e5m2", dtypes.float8_e5m2, 32, True),
-        BlockFormat("mxfp4", dtypes.float4_e2m1fn, 32, True),
-        BlockFormat("fp8", dtypes.float8_e4m3fn, 128, False),
-        BlockFormat("fp8_e5m2", dtypes.float8_e5m2, 128, False),
-        BlockFormat("fp8_e8m0", dtypes.float8_e4m3fn, 128, True),
-        BlockFormat("int4", dtypes.int4, 128, False),
+        BlockFormat("mxfp8", E4M3, 32, E8M0), BlockFormat("mxfp8_e5m2", E5M2, 32, E8M0),
+        BlockFormat("mxfp4", E2M1, 32, E8M0), BlockFormat("nvfp4", E2M1, 16, E4M3, whole=True),
+        BlockFormat("fp8", E4M3, 128, F32), BlockFormat("fp8_e5m2", E5M2, 128, F32),
+        BlockFormat("fp8_e8m0", E4M3, 128, E8M0), BlockFormat("int4", dtypes.int4, 128, F32),
     )
 })  # fmt: skip
 
@@ -53,13 +63,15 @@ FORMATS: MappingProxyType[str, BlockFormat] = MappingProxyType({
 class BlockScaled(NamedTuple):
     """An array (..., K) of a block format: codes (..., K / packed), scales (..., R, K / length).
 
-    `rows` of the next to last axis share scales. codes: of the 8-bit float itself, or uint8.
+    `rows` of the next to last axis share scales. codes: of the 8-bit float itself, or uint8. whole:
+    a scale of all numbers, for formats that have one.
     """
 
     format: BlockFormat
     codes: Tensor
     scales: Tensor
     rows: int = 1
+    whole: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -80,15 +92,19 @@ class BlockScaled(NamedTuple):
         return (halves ^ 8).cast(F32) - 8.0
 
     def factors(self) -> Tensor:
-        """The scales as float32, (..., R, K / length): NaN where the format has such."""
-        return _powers(self.scales) if self.format.is_power else self.scales
+        """The scales of blocks as float32, (..., R, K / length): NaN where the format has such."""
+        return self.scales.cast(F32)
 
     def dequantize(self, dtype: DType | str = F32) -> Tensor:
         """The numbers in a dtype."""
+        found = self.scaled()
+        return (found if self.whole is None else found * self.whole).cast(dtype)
+
+    def scaled(self) -> Tensor:
+        """The elements times their blocks' scales, as float32."""
         found = self.elements()
         blocks = found.unflatten(-1, (-1, self.format.length))
-        scaled = blocks * _spread(self.factors(), self.rows).unsqueeze(-1)
-        return scaled.flatten(-2).cast(dtype)
+        return (blocks * _spread(self.factors(), self.rows).unsqueeze(-1)).flatten(-2)
 
 
 def quantize_blocks(x: Tensor, format: str | BlockFormat, rows: int = 1) -> BlockScaled:
@@ -96,9 +112,11 @@ def quantize_blocks(x: Tensor, format: str | BlockFormat, rows: int = 1) -> Bloc
 
     rows: how many of the next to last axis share a scale, as 128 do of weights in blocks of 128 x
     128. Scales are of the largest magnitude in a block: the power of two at or below it, by that of
-    the largest element (mx), else such that it becomes the largest element, and 1 for zeros. A
-    block with an infinity or NaN is NaN, where its elements have such. Raises ArgumentError for
-    other formats, ShapeError where blocks do not fill the array, DTypeError for what is no float.
+    the largest element (mx), else such that it becomes the largest element, and 1 for zeros. That
+    of the whole array makes the largest scale the largest of its dtype. A block with an infinity or
+    NaN is NaN, where its elements have such; with a scale for all, the whole array. Raises
+    ArgumentError for other formats, ShapeError where blocks do not fill the array, DTypeError for
+    what is no float.
     """
     row = _format_of(format)
     if not x.dtype.is_float:
@@ -112,7 +130,10 @@ def quantize_blocks(x: Tensor, format: str | BlockFormat, rows: int = 1) -> Bloc
     largest = blocks.abs().amax(-1)
     if rows > 1:
         largest = largest.unflatten(-2, (-1, rows)).amax(-2)
-    scales, factors = _scales(largest, row)
+    scales, whole = _scales(largest, row)
+    factors = scales.cast(F32) if whole is None else scales.cast(F32) * whole
+    # Of a scale that is too small to be one nothing is left.
+    factors = (factors == 0).where(float("inf"), factors)
     scaled = (blocks / _spread(factors, rows).unsqueeze(-1)).flatten(-2)
     top = float(row.element.max)
     # Beyond the largest some formats have NaN, or an infinity.
@@ -120,18 +141,20 @@ def quantize_blocks(x: Tensor, format: str | BlockFormat, rows: int = 1) -> Bloc
     if not row.element.is_float:
         codes = limited.round().cast(dtypes.int8).view(U8) & 15
     elif row.packed == 1:
-        return BlockScaled(row, limited.cast(row.element).contiguous(), scales, rows)
+        return BlockScaled(row, limited.cast(row.element).contiguous(), scales, rows, whole)
     else:
         codes = _codes_of_e2m1(limited.cast(row.element).cast(F32))
     pairs = codes.unflatten(-1, (-1, 2))
-    return BlockScaled(row, (pairs[..., 0] | (pairs[..., 1] << 4)).contiguous(), scales, rows)
+    joined = (pairs[..., 0] | (pairs[..., 1] << 4)).contiguous()
+    return BlockScaled(row, joined, scales, rows, whole)
 
 
 def scaled_matmul(x: BlockScaled, other: BlockScaled, dtype: DType | str = F32) -> Tensor:
     """Return x @ other.mT: (..., M, K), (N, K) -> (..., M, N), summed block by block.
 
-    Where scales are powers of two and elements floats, factors are bfloat16 exactly, and so is
-    their product up to float32's sums. Raises ShapeError for shapes or blocks that do not fit.
+    Where elements times scales have few digits, as of mx and nvfp4, factors are bfloat16 exactly,
+    and so is their product up to float32's sums. Raises ShapeError for shapes or blocks that do not
+    fit.
     """
     for one in (x, other):
         if not isinstance(one, BlockScaled):
@@ -146,15 +169,22 @@ def scaled_matmul(x: BlockScaled, other: BlockScaled, dtype: DType | str = F32) 
             found=f"{list(x.shape)} of {length} and {list(other.shape)} of {other.format.length}",
         )
     target = as_dtype(dtype)
-    if x.format.is_power and other.format.is_power:
-        left, right = x.dequantize(dtypes.bfloat16), other.dequantize(dtypes.bfloat16)
-        return left.matmul(right.T, out_dtype=target)
+    wholes = [one.whole for one in (x, other) if one.whole is not None]
+    if x.format.is_short and other.format.is_short:
+        left, right = (one.scaled().cast(dtypes.bfloat16) for one in (x, other))
+        product = left.matmul(right.T, out_dtype=F32 if wholes else target)
+        for whole in wholes:
+            product = product * whole
+        return product.cast(target)
     left, right = _in_blocks(x), _in_blocks(other)
     # (..., blocks, M, N), of which each block has its scales.
     sums = left.matmul(right.mT, out_dtype=F32)
     rows = _spread(x.factors(), x.rows).transpose(-1, -2).unsqueeze(-1)
     columns = _spread(other.factors(), other.rows).transpose(-1, -2).unsqueeze(-2)
-    return (sums * rows * columns).sum(-3).cast(target)
+    total = (sums * rows * columns).sum(-3)
+    for whole in wholes:
+        total = total * whole
+    return total.cast(target)
 
 
 def _in_blocks(x: BlockScaled) -> Tensor:
@@ -177,25 +207,22 @@ def _spread(factors: Tensor, rows: int) -> Tensor:
     return factors if rows == 1 else factors.repeat_interleave(rows, -2)
 
 
-def _scales(largest: Tensor, row: BlockFormat) -> tuple[Tensor, Tensor]:
-    """What is kept of scales for the largest magnitudes, and their values."""
-    if not row.is_power:
-        found = (largest == 0).where(1.0, largest / float(row.element.max)).contiguous()
-        return found, found
+def _scales(largest: Tensor, row: BlockFormat) -> tuple[Tensor, Tensor | None]:
+    """The scales of blocks for their largest magnitudes, and that of the whole array."""
+    top = float(row.element.max)
+    if row.whole:
+        most = top * float(row.scale.max)
+        whole = largest.max() / most
+        whole = (whole == 0).where(1.0, whole).contiguous()
+        return (largest / (whole * top)).cast(row.scale).contiguous(), whole
+    if row.scale is F32:
+        return (largest == 0).where(1.0, largest / top).contiguous(), None
     exponent = (largest.view(dtypes.int32) >> 23) & 255
     form = row.element.format
     assert form is not None
-    top = (form.largest_code >> form.mantissa_bits) - form.bias
-    code = (exponent == 255).where(255, (exponent - top).clamp(0, 254)).cast(U8).contiguous()
-    return code, _powers(code)
-
-
-def _powers(codes: Tensor) -> Tensor:
-    """2 ** (code - 127) as float32; NaN for 255. The least one is no normal number."""
-    bits = codes.cast(dtypes.int32)
-    least, none = 1 << 22, 0x7FC00000
-    found = (bits == 0).where(least, (bits == 255).where(none, bits << 23))
-    return found.cast(dtypes.int32).view(F32)
+    power = (form.largest_code >> form.mantissa_bits) - form.bias
+    code = (exponent == 255).where(255, (exponent - power).clamp(0, 254)).cast(U8)
+    return code.view(E8M0).contiguous(), None
 
 
 def _codes_of_e2m1(values: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import pytest
 
 from baregrad import nn
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
+from baregrad.dtypes import dtypes
 from baregrad.nn.block_scaled import FORMATS, quantize_blocks, scaled_matmul
 from baregrad.tensor import Tensor
 from baregrad.testing.ptx_device import ptx_session
@@ -18,10 +19,11 @@ NATIVE = {
     "mxfp8": ml_dtypes.float8_e4m3fn, "mxfp8_e5m2": ml_dtypes.float8_e5m2,
     "mxfp4": ml_dtypes.float4_e2m1fn, "fp8": ml_dtypes.float8_e4m3fn,
     "fp8_e5m2": ml_dtypes.float8_e5m2, "fp8_e8m0": ml_dtypes.float8_e4m3fn, "int4": ml_dtypes.int4,
+    "nvfp4": ml_dtypes.float4_e2m1fn,
 }
 LARGEST = {
     "mxfp8": 448, "mxfp8_e5m2": 57344, "mxfp4": 6, "fp8": 448, "fp8_e5m2": 57344, "fp8_e8m0": 448,
-    "int4": 7,
+    "int4": 7, "nvfp4": 6,
 }  # fmt: skip
 # The exponents of the largest elements, by the specification.
 TOP = {"mxfp8": 8, "mxfp8_e5m2": 15, "mxfp4": 2, "fp8_e8m0": 8}
@@ -43,11 +45,17 @@ def theirs(x: Array, name: str, rows: int = 1) -> tuple[Array, npt.NDArray[np.fl
     if name in TOP:
         exponent = np.floor(np.log2(np.where(largest > 0, largest, 2.0**-149))) - TOP[name]
         scales = 2.0 ** np.clip(exponent, -127, 127)
+    elif name == "nvfp4":
+        whole = np.float32(largest.max()) / np.float32(6 * 448)
+        kept = largest.astype(np.float32) / (whole * np.float32(6))
+        scales = kept.astype(ml_dtypes.float8_e4m3fn).astype(np.float64) * whole
     else:
         top = LARGEST[name]
         scales = np.where(largest > 0, largest.astype(np.float32) / np.float32(top), 1.0)
     top = LARGEST[name]
-    scaled = (blocks / scales.astype(np.float32)).clip(-top, top)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        scaled = (blocks / scales.astype(np.float32)).clip(-top, top)
+    scaled = np.where(scales == 0, 0, scaled)
     elements = np.rint(scaled) if name == "int4" else scaled.astype(kind).astype(np.float32)
     spread = np.broadcast_to(scales, blocks.shape).reshape(x.shape)
     return elements.reshape(x.shape).astype(np.float32), spread
@@ -72,14 +80,15 @@ def test_codes_lie_as_ml_dtypes_and_two_in_a_byte() -> None:
     found = quantize_blocks(Tensor(x), "mxfp4")
     np.testing.assert_array_equal(found.codes.numpy(), codes[:, ::2] | codes[:, 1::2] << 4)
     kept = scales[:, ::32].astype(np.float32).astype(ml_dtypes.float8_e8m0fnu)
-    np.testing.assert_array_equal(found.scales.numpy(), kept.view(np.uint8))
+    assert found.scales.dtype.name == "float8_e8m0fnu"
+    np.testing.assert_array_equal(found.scales.view(dtypes.uint8).numpy(), kept.view(np.uint8))
 
 
 def test_every_code_of_four_bits() -> None:
     every = np.arange(256, dtype=np.uint8).reshape(16, 16)
     low_first = np.stack([every & 15, every >> 4], -1).reshape(16, 32)
     wanted = low_first.view(ml_dtypes.float4_e2m1fn).astype(np.float32)
-    ones = Tensor(np.full((16, 1), 127, np.uint8))
+    ones = Tensor(np.full((16, 1), 1, np.float32)).cast("float8_e8m0fnu")
     found = nn.BlockScaled(FORMATS["mxfp4"], Tensor(every), ones)
     np.testing.assert_array_equal(found.dequantize().numpy(), wanted)
     short = FORMATS["int4"]._replace(length=32)
@@ -92,7 +101,8 @@ def test_every_power() -> None:
     codes = np.arange(256, dtype=np.uint8)
     wanted = codes.view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
     element = Tensor(np.full((256, 32), 1, np.float32)).cast("float8_e4m3fn")
-    found = nn.BlockScaled(FORMATS["mxfp8"], element, Tensor(codes[:, None])).dequantize()
+    scales = Tensor(codes[:, None]).view(dtypes.float8_e8m0fnu)
+    found = nn.BlockScaled(FORMATS["mxfp8"], element, scales).dequantize()
     np.testing.assert_array_equal(found.numpy()[:, 0], wanted)
 
 
@@ -102,10 +112,13 @@ def test_infinities_and_nan_are_nan_in_their_block() -> None:
     found = quantize_blocks(Tensor(x), "mxfp8").dequantize().numpy()
     bad = np.isnan(found)
     assert bad[2, :32].all() and bad[3, 64:96].all() and bad.sum() == 64
+    # A scale for all is none.
+    assert np.isnan(quantize_blocks(Tensor(x), "nvfp4").dequantize().numpy()).all()
 
 
 PAIRS = (
-    ("fp8", "fp8", 128, "NV"), ("mxfp4", "mxfp8", 1, "NV"), ("fp8", "fp8", 128, "CPU"),
+    ("fp8", "fp8", 128, "NV"), ("mxfp4", "mxfp8", 1, "NV"), ("nvfp4", "nvfp4", 1, "NV"),
+    ("fp8", "fp8", 128, "CPU"), ("nvfp4", "nvfp4", 1, "CPU"),
     ("fp8_e5m2", "fp8", 1, "CPU"), ("mxfp8", "mxfp8_e5m2", 1, "CPU"), ("fp8", "int4", 1, "CPU"),
 )  # fmt: skip
 

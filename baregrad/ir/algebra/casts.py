@@ -11,7 +11,11 @@ from baregrad.ir.core.op import Ops
 
 def lossless(source: DType, target: DType) -> bool:
     """Whether every value of `source` is one of `target`'s, so that a cast and back is nothing."""
-    if source is target or source.kind == "bool":
+    if source is target:
+        return True
+    if target.format is not None and target.format.powers:
+        return False
+    if source.kind == "bool":
         return True
     if target.kind == "float" and target.format is not None:
         form = target.format
@@ -31,6 +35,17 @@ def lossless(source: DType, target: DType) -> bool:
     if source.kind == "int" and target.kind in ("int", "index"):
         return source.bits <= (target.bits or 64)
     return source.kind == target.kind == "uint" and source.bits <= target.bits
+
+
+def halves_for(dtype: DType, beside: DType) -> DType | None:
+    """The 16-bit floats that a narrower float is where it meets another factor; None for none.
+
+    Both become the same, unless the other one is wider than that.
+    """
+    for half in (beside,) if beside.bits == 16 else (dtypes.float16, dtypes.bfloat16):
+        if lossless(dtype, half) and (beside.bits >= 16 or lossless(beside, half)):
+            return half
+    return None
 
 
 def _cast_pair(found: Captures, node: Node) -> Node | None:

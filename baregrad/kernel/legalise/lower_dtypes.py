@@ -102,6 +102,12 @@ def _is_native(node: Node) -> bool:
     return op is not Ops.BITCAST and dtype is not BOOL
 
 
+def _holds(wide: DType, narrow: DType) -> bool:
+    """Whether a float dtype of 16 bits has every value of a narrower one."""
+    assert wide.format is not None and narrow.format is not None
+    return narrow.bits < wide.bits and narrow.format.exponent_bits <= wide.format.exponent_bits
+
+
 def _is_coded(dtype: DType) -> bool:
     return dtype.kind == "bool" or is_narrow(dtype) or dtype.bits == 4
 
@@ -223,7 +229,7 @@ class _Lowering:
         source, target = x.dtype, node.dtype
         if is_narrow(target):
             wide = cast(value, F32)
-            if is_narrow(source) and target.bits == 16 and source.bits < 16:
+            if is_narrow(source) and target.bits == 16 and _holds(target, source):
                 return wide
             return wide if source is target else self.round(wide, target)
         if target.bits == 4:

@@ -2,8 +2,8 @@
 
 Each function builds nodes on scalars of the loop level. `code` is the raw code as an unsigned
 integer of the dtype's storage; values are float32. Rounding is to nearest, ties to even, and what
-is special (infinities, NaN, saturation) follows `baregrad.dtypes.encode`; but in a format without
-NaN it becomes -0, whatever its sign.
+is special (infinities, NaN, saturation, powers of two) follows `baregrad.dtypes.encode`; but in a
+format without NaN it becomes -0, whatever its sign.
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ def decode_float(code: Node, dtype: DType) -> Node:
     assert form is not None
     if dtype is dtypes.bfloat16:
         return float_of(alu(Ops.SHL, wide, u32(16)))
+    if form.powers:
+        return _decode_power(wide, form)
     size = alu(Ops.AND, wide, u32((1 << (form.bits - 1)) - 1))
     sign = alu(Ops.SHL, alu(Ops.AND, wide, u32(1 << (form.bits - 1))), u32(32 - form.bits))
     shifted = alu(Ops.SHL, size, u32(23 - form.mantissa_bits))
@@ -70,6 +72,26 @@ def decode_float(code: Node, dtype: DType) -> Node:
         quiet = const(math.nan, F32)
         value = alu(Ops.WHERE, alu(Ops.CMPEQ, size, u32(ones)), quiet, value)
     return float_of(alu(Ops.OR, bits_of(value), sign))
+
+
+def _decode_power(code: Node, form: FloatFormat) -> Node:
+    """The power of two of a code with float32's exponents: the least is no normal float32."""
+    value = float_of(alu(Ops.SHL, code, u32(23)))
+    none, least = alu(Ops.CMPLT, u32(form.largest_code), code), alu(Ops.CMPEQ, code, u32(0))
+    value = alu(Ops.WHERE, least, const(math.ldexp(1.0, -form.bias), F32), value)
+    return alu(Ops.WHERE, none, const(math.nan, F32), value)
+
+
+def _power_code(bits: Node, form: FloatFormat) -> Node:
+    """The code of the power of two nearest to a float32, given by its bits."""
+    half = 1 << 22
+    # Of those that are no normal float32 three quarters of the least normal one round to it.
+    small = alu(Ops.CMPLT, bits, u32(1 << 23))
+    up = cast(alu(Ops.CMPLT, u32(3 * half // 2 - 1), bits), U32)
+    code = alu(Ops.WHERE, small, up, alu(Ops.SHR, alu(Ops.ADD, bits, u32(half)), u32(23)))
+    # Positive and finite; zero becomes the largest integer here.
+    holds = alu(Ops.CMPLT, alu(Ops.SUB, bits, u32(1)), u32(0x7F7FFFFF))
+    return alu(Ops.WHERE, holds, code, u32(form.largest_code + 1))
 
 
 def round_bfloat16(value: Node) -> Node:
@@ -99,6 +121,8 @@ def encode_float(value: Node, dtype: DType, exact: bool) -> Node:
     form = dtype.format
     assert form is not None
     bits = bits_of(value)
+    if form.powers:
+        return cast(_power_code(bits, form), storage)
     size = alu(Ops.AND, bits, u32(0x7FFFFFFF))
     code = _size_code(size, form)
     sign = alu(Ops.AND, alu(Ops.SHR, bits, u32(32 - form.bits)), u32(1 << (form.bits - 1)))

@@ -1,6 +1,7 @@
-"""Factors of 8-bit floats as the 16-bit floats that a matrix unit multiplies.
+"""Factors of floats of 8 and 4 bits as the 16-bit floats that a matrix unit multiplies.
 
-Every 8-bit float is a float16, and a bfloat16 as well, so products and sums stay as they are. What
+Each of these is a float16, or where it has larger exponents a bfloat16, so products and sums stay
+as they are. What
 is kept in shared memory is converted on its way there. Where both lie along what is summed, groups
 of warps multiply the 8-bit floats themselves, if the machine has such.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from baregrad.dtypes import DType, dtypes
+from baregrad.ir.algebra.casts import halves_for
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, rebuild, toposort
 from baregrad.ir.core.op import Ops
@@ -21,10 +23,11 @@ from baregrad.target.gpu import GpuTarget
 _DEPTH = 16
 # Of groups of warps: steps of an instruction; rows and columns, and steps, that are worth it.
 _STEPS, _LEAST_SIDE, _LEAST_DEPTH = 32, 64, 128
+_UNITS_FLOATS = (dtypes.float8_e4m3fn, dtypes.float8_e5m2)
 
 
 def fit_factors(kernel: Node, target: AnyTarget) -> Node:
-    """`kernel` with factors of 8-bit floats, in sums of products, cast to 16-bit ones first."""
+    """`kernel` with factors of narrower floats, in sums of products, cast to 16-bit ones first."""
     if target.kind != "gpu" or (dtypes.float16.name, _DEPTH) not in target.warp_products:
         return kernel
     replaced: dict[Node, Node] = {}
@@ -44,7 +47,7 @@ def _suits(total: Node, target: GpuTarget) -> bool:
     product, *axes = total.src
     factors = product.src
     kinds = [_narrow(factor) for factor in factors]
-    if any(kind is None or kind.bits != 8 for kind in kinds) or kinds[0] is None:
+    if any(kind not in _UNITS_FLOATS for kind in kinds) or kinds[0] is None:
         return False
     own = [factors[0].ranges - factors[1].ranges, factors[1].ranges - factors[0].ranges]
     least = min([iterations(each) for each in own])
@@ -66,11 +69,13 @@ def _lies_along(read: Node, axes: Sequence[Node]) -> bool:
 
 
 def _fitted(factor: Node, other: Node) -> Node:
-    """A factor, with a cast to the 16-bit dtype that suits both where it is an 8-bit float."""
+    """A factor, with a cast to the 16-bit dtype that suits both where it is a narrower float."""
     dtype, beside = _narrow(factor), _narrow(other)
-    if dtype is None or beside is None or dtype.bits != 8:
+    if dtype is None or beside is None or dtype.bits == 16:
         return factor
-    middle = dtypes.float16 if beside.bits == 8 else beside
+    middle = halves_for(dtype, beside)
+    if middle is None:
+        return factor
     narrow = Node(Ops.CAST, middle, factor.src)
     return Node(Ops.CAST, factor.dtype, (narrow,))
 
@@ -80,4 +85,4 @@ def _narrow(factor: Node) -> DType | None:
     if factor.op is not Ops.CAST:
         return None
     dtype = factor.src[0].dtype
-    return dtype if dtype.is_float and dtype.bits in (8, 16) else None
+    return dtype if dtype.is_float and dtype.bits <= 16 else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.base.options import is_gpu, options
 from baregrad.dtypes import DType, array_dtype, dtypes
+from baregrad.ir.algebra.casts import halves_for
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
@@ -31,16 +32,16 @@ def contract(a: Node, b: Node, axes: tuple[int, ...], out: DType | None = None) 
 
 
 def widely_read(x: Node, beside: DType, times: Dim) -> Node:
-    """A factor of 8-bit floats that is read often, as the 16-bit floats that they are, in memory.
+    """A factor of floats of 8 or 4 bits that is read often, as 16-bit floats in memory.
 
     beside: the other factor's dtype. times: how many results of a row or column read an element.
     Converting each time would take longer than the products.
     """
     often = isinstance(times, int) and times >= _OFTEN
-    if not often or x.dtype.bits != 8 or not x.dtype.is_float:
+    if not often or x.dtype.bits > 8 or not x.dtype.is_float:
         return x
-    dtype = beside if beside.bits == 16 else dtypes.float16
-    return Node(Ops.CONTIGUOUS, dtype, (nodes.cast(x, dtype),))
+    dtype = halves_for(x.dtype, beside)
+    return x if dtype is None else Node(Ops.CONTIGUOUS, dtype, (nodes.cast(x, dtype),))
 
 
 def for_units(

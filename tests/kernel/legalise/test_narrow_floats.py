@@ -22,7 +22,7 @@ from tests.render.harness import F32, elementwise
 
 NARROW = (
     dtypes.float16, dtypes.bfloat16, dtypes.float8_e4m3fn, dtypes.float8_e5m2,
-    dtypes.float4_e2m1fn,
+    dtypes.float4_e2m1fn, dtypes.float8_e8m0fnu,
 )  # fmt: skip
 EACH = pytest.mark.parametrize("dtype", NARROW, ids=str)
 
