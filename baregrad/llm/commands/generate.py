@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
+from baregrad.base.errors import ArgumentError
 from baregrad.llm.commands.asking import (
     AnswerClock,
     add_model_options,
@@ -14,6 +16,7 @@ from baregrad.llm.commands.asking import (
     settings_of,
     show,
 )
+from baregrad.llm.generation.constraints import AnswerForm
 
 
 def main(argv: list[str]) -> int:
@@ -27,20 +30,27 @@ def main(argv: list[str]) -> int:
     add_sampling_options(parser)
     parser.add_argument("--system", help="answer the prompt as in a chat, with this instruction")
     parser.add_argument("--chat", action="store_true", help="answer the prompt as in a chat")
+    forms = parser.add_mutually_exclusive_group()
+    forms.add_argument("--schema", metavar="FILE", help="write JSON of the schema in a file")
+    forms.add_argument("--grammar", metavar="FILE",
+                       help="write what the grammar in a file allows (GBNF or Lark)")  # fmt: skip
+    forms.add_argument("--regex", help="write what a regular expression matches")
     given = parser.parse_args(argv)
     prompt = sys.stdin.read() if given.prompt == "-" else given.prompt
-    chats = given.chat or given.system is not None
+    chats, form = given.chat or given.system is not None, _form(given)
     model = load(given.file, settings_of(given), given.draft, chats=chats)
     try:
         if chats:
             messages = [{"role": "user", "content": prompt}]
             if given.system is not None:
                 messages.insert(0, {"role": "system", "content": given.system})
-            tokens = model.chat_tokens(messages)
+            # What has a form begins at once.
+            more = {} if form is None else {"enable_thinking": False}
+            tokens = model.chat_tokens(messages, **more)
         else:
             tokens = model.tokenizer.encode(prompt)
         clock = AnswerClock()
-        stream = model.ask(tokens, sampling_of(model, given))
+        stream = model.ask(tokens, sampling_of(model, given), form)
         _, reason = show(stream)
         print()
         if sys.stderr.isatty():
@@ -48,3 +58,16 @@ def main(argv: list[str]) -> int:
     finally:
         model.close()
     return 130 if reason == "cancelled" else 0
+
+
+def _form(given: argparse.Namespace) -> AnswerForm | None:
+    """Return the form that options ask for, read before the model is. Raises ArgumentError."""
+    if given.regex is not None:
+        return AnswerForm("regex", given.regex)
+    for kind, path in (("json_schema", given.schema), ("grammar", given.grammar)):
+        if path is not None:
+            try:
+                return AnswerForm(kind, Path(path).read_text("utf-8"))
+            except (OSError, ValueError) as error:
+                raise ArgumentError(f"the {kind} cannot be read", found=str(error)) from error
+    return None

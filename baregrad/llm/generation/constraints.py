@@ -1,4 +1,4 @@
-"""Answers of a form: a JSON schema, any JSON object, a regular expression or a Lark grammar.
+"""Answers of a form: a JSON schema, any JSON object, a regular expression or a grammar.
 
 `llguidance` tells with each step which tokens may follow, as bits. What it cannot enforce is
 refused when a request is made; nothing of a form is ever left out.
@@ -17,7 +17,7 @@ import numpy as np
 from baregrad.base.errors import ArgumentError, MissingDependency
 from baregrad.llm.text.json_schemas import with_bounded_space
 
-FORMS = ("json_schema", "json_object", "regex", "lark")
+FORMS = ("json_schema", "json_object", "regex", "lark", "grammar")
 MOST_TEXT = 1 << 18
 
 
@@ -41,7 +41,10 @@ class Words(Protocol):
 
 @dataclass(frozen=True)
 class AnswerForm:
-    """The form of an answer: its kind, one of FORMS, and its text (a schema as JSON)."""
+    """The form of an answer: its kind, one of FORMS, and its text (a schema as JSON).
+
+    The text of a `grammar` is Lark's, with a rule `start`, or GBNF with a rule `root`.
+    """
 
     kind: str
     text: str = ""
@@ -85,6 +88,8 @@ class Constraints:
                 grammar = _of_json(matcher, {"type": "object"})
             elif form.kind == "regex":
                 grammar = matcher.grammar_from_regex(form.text)
+            elif form.kind == "grammar":
+                grammar = matcher.grammar_from_lark(_as_lark(form.text))
             else:
                 grammar = matcher.grammar_from_lark(form.text)
         except (ValueError, RecursionError) as error:
@@ -157,9 +162,23 @@ def _of_json(matcher: Any, schema: Any) -> str:
     return grammar
 
 
+def _as_lark(text: str) -> str:
+    """Return a grammar in Lark's syntax. Raises ValueError for what is none."""
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        found: str = any_to_lark(text)
+    except Exception as error:
+        # The library raises this class itself.
+        raise ValueError(str(error)[:500] or type(error).__name__) from error
+    return found
+
+
 def _check(matcher: Any, what: str) -> None:
     if matcher.is_error():
-        raise ArgumentError(f"the {what} cannot be enforced", found=matcher.get_error()[:500])
+        # Behind the reason the library tells all of its state.
+        reason = matcher.get_error().partition("\n<state>")[0]
+        raise ArgumentError(f"the {what} cannot be enforced", found=reason[:500])
 
 
 def _library() -> ModuleType:

@@ -390,5 +390,6 @@ class AnswerEngine:
         with self._constraints_lock:
             if self._constraints is None:
                 self._constraints = Constraints(self.tokenizer, self.stepper.words)
-            return self._constraints.make(form)
+            made = self._constraints
+        return made.make(form)
 

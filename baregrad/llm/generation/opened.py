@@ -12,6 +12,7 @@ from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.base.options import is_gpu
 from baregrad.engine.session import current_session
 from baregrad.io.gguf import GgmlType, PackedWeight
+from baregrad.llm.generation.constraints import AnswerForm
 from baregrad.llm.generation.draft_guesser import DraftGuesser
 from baregrad.llm.generation.engine import AnswerEngine
 from baregrad.llm.generation.guessing import Guesser, LookupGuesser
@@ -128,9 +129,11 @@ class OpenedModel:
             )
         return self.tokenizer.encode_spans(self.template.render_spans(messages, **more))
 
-    def ask(self, tokens: Sequence[int], sampling: Sampling) -> Stream:
-        """Submit a prompt to the engine."""
-        return self.engine.submit(AnswerRequest(tokens, sampling))
+    def ask(
+        self, tokens: Sequence[int], sampling: Sampling, form: AnswerForm | None = None
+    ) -> Stream:
+        """Submit a prompt to the engine; an answer of a form begins at once, without a thought."""
+        return self.engine.submit(AnswerRequest(tokens, sampling, form))
 
     def close(self) -> None:
         """End all answers."""

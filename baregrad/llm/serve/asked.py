@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baregrad.llm.generation.constraints import AnswerForm
-from baregrad.llm.serve.fields import Fields
+from baregrad.llm.serve.fields import Fields, parse
 from baregrad.llm.serve.history import check_history
 from baregrad.llm.serve.refusals import RequestRefused
 
@@ -27,11 +27,15 @@ BOOKKEEPING_FIELDS = (
     "model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
     "prompt_cache_retention", "prompt_cache_options",
 )
+# Where a form of the answer is asked for: OpenAI's field, vLLM's, and two of llama.cpp's.
+FORM_FIELDS = ("response_format", "structured_outputs", "json_schema", "grammar")
+# What a regular expression needs a backslash before, where it is to stand for itself.
+_SPECIAL = frozenset(".+*?()|[]{}^$\\/#&-~")
 _CHAT_FIELDS = (
     *SAMPLING_FIELDS, *BOOKKEEPING_FIELDS, "messages", "max_tokens", "max_completion_tokens",
     "logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls",
-    "chat_template_kwargs", "reasoning_effort", "verbosity", "response_format", "n", "stream",
-    "stream_options", "modalities", "prediction",
+    "chat_template_kwargs", "reasoning_effort", "verbosity", "n", "stream", "stream_options",
+    "modalities", "prediction", *FORM_FIELDS,
 )
 
 
@@ -135,7 +139,7 @@ def asked_chat(body: Fields) -> AskedChat:
         tools=tools,
         must_call=must_call,
         calls_once=wants_one_call(body),
-        form=form_of(body.inner("response_format")),
+        form=asked_form(body),
         template=template,
         answers=body.whole("n", 1, MOST_ANSWERS) or 1,
         streams=body.flag("stream"),
@@ -144,19 +148,88 @@ def asked_chat(body: Fields) -> AskedChat:
     )
 
 
+def asked_form(body: Fields) -> AnswerForm | None:
+    """Return the form that a chat or a text asks for in one of FORM_FIELDS, None for none."""
+    ways = [
+        form_of(body.inner("response_format")), _structure(body.inner("structured_outputs")),
+        _schema(body.inner("json_schema")) if body.has("json_schema") else None,
+        _grammar(body, "grammar"),
+    ]
+    found = [form for form in ways if form is not None]
+    if len(found) > 1:
+        names = " and ".join(name for name in FORM_FIELDS if body.has(name))
+        raise RequestRefused(f"an answer has one form, {names} name more", param=names.split()[-1])
+    return found[0] if found else None
+
+
 def form_of(format: Fields) -> AnswerForm | None:
     """Return the form of a `response_format`; nothing of a schema is ever left out."""
     kind = format.text("type", "text")
     if kind == "text":
         return None
-    if kind == "json_object":
+    if kind == "json_object" and not format.has("schema"):
         return AnswerForm("json_object")
-    if kind != "json_schema":
-        raise format.refuse("type", "text, json_object or json_schema")
-    schema = (format.inner("json_schema") if format.has("json_schema") else format).inner("schema")
+    if kind in ("json_object", "json_schema"):
+        holder = format.inner("json_schema") if format.has("json_schema") else format
+        return _schema(holder.inner("schema"))
+    form = None
+    if kind == "regex":
+        form = _regex(format, "pattern")
+    elif kind == "grammar":
+        form = _grammar(format, "grammar")
+    else:
+        raise format.refuse("type", "text, json_object, json_schema, regex or grammar")
+    if form is None:
+        raise format.refuse("pattern" if kind == "regex" else "grammar", "a text")
+    return form
+
+
+def _structure(wanted: Fields) -> AnswerForm | None:
+    """Return the form of `structured_outputs`, whose one field says which."""
+    wanted.only(("json", "json_object", "regex", "choice", "grammar"))
+    ways = [
+        AnswerForm("json_object") if wanted.flag("json_object") else None,
+        _regex(wanted, "regex"), _grammar(wanted, "grammar"), _choice(wanted),
+    ]
+    schema = wanted.values.get("json")
+    if isinstance(schema, str):
+        ways.append(_schema(parse(schema.encode("utf-8", "surrogatepass"))))
+    elif schema is not None:
+        ways.append(_schema(wanted.inner("json")))
+    found = [form for form in ways if form is not None]
+    if len(found) > 1:
+        raise RequestRefused(f"{wanted.path} names more than one form", param=wanted.path)
+    return found[0] if found else None
+
+
+def _schema(schema: Fields) -> AnswerForm:
     if not schema.values:
-        raise RequestRefused(f"{schema.path} is missing", param=schema.path)
+        name = schema.path or "json"
+        raise RequestRefused(f"{name} is missing", param=name)
     return AnswerForm("json_schema", json.dumps(schema.values))
+
+
+def _regex(holder: Fields, key: str) -> AnswerForm | None:
+    return AnswerForm("regex", holder.text(key)) if holder.has(key) else None
+
+
+def _grammar(holder: Fields, key: str) -> AnswerForm | None:
+    # Clients send an empty one for none.
+    text = holder.text(key, "")
+    return AnswerForm("grammar", text) if text else None
+
+
+def _choice(wanted: Fields) -> AnswerForm | None:
+    """Return the form of one text of some."""
+    if not wanted.has("choice"):
+        return None
+    texts = [
+        "".join(f"\\{letter}" if letter in _SPECIAL else letter for letter in text)
+        for text in wanted.texts("choice")
+    ]
+    if not all(texts) or not texts:
+        raise wanted.refuse("choice", "an array of texts that are not empty")
+    return AnswerForm("regex", "|".join(texts))
 
 
 def _message(message: Fields) -> dict[str, Any]:

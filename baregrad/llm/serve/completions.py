@@ -9,10 +9,11 @@ from typing import Any
 from baregrad.llm.generation.request import ChosenToken
 from baregrad.llm.serve.asked import (
     BOOKKEEPING_FIELDS,
+    FORM_FIELDS,
     MOST_ANSWERS,
     SAMPLING_FIELDS,
     AskedText,
-    form_of,
+    asked_form,
     sampling_of,
 )
 from baregrad.llm.serve.chat_answers import check_reason, usage_of
@@ -24,8 +25,8 @@ MOST_PROMPTS = 256
 # What a request that says nothing gets, as OpenAI has it.
 _TOKENS = 16
 _FIELDS = (
-    *SAMPLING_FIELDS, *BOOKKEEPING_FIELDS, "prompt", "max_tokens", "logprobs", "response_format",
-    "n", "stream", "stream_options", "echo", "suffix", "best_of",
+    *SAMPLING_FIELDS, *BOOKKEEPING_FIELDS, *FORM_FIELDS, "prompt", "max_tokens", "logprobs", "n",
+    "stream", "stream_options", "echo", "suffix", "best_of",
 )
 
 
@@ -56,7 +57,7 @@ def asked_completion(body: Fields) -> AskedCompletion:
     scores = echoes and logprobs is not None
     most = body.whole("max_tokens", 0 if scores else 1, 1 << 30)
     sampling["max_tokens"] = _TOKENS if most is None else max(most, 1)
-    form = form_of(body.inner("response_format"))
+    form = asked_form(body)
     client = body.text("user", "")
     return AskedCompletion(
         prompts=[

@@ -196,8 +196,10 @@ class Served:
         if not asked.must_call:
             if asked.form is None or not in_thought:
                 return asked.form
-            schema = asked.form.text or '{"type": "object"}'
-            return AnswerForm("lark", grammar_behind_thought(self.form, schema, marks))
+            grammar = grammar_behind_thought(self.form, asked.form.kind, asked.form.text, marks)
+            if grammar is None:
+                raise RequestRefused("this model thinks first, which no grammar has a place for")
+            return AnswerForm("lark", grammar)
         if asked.form is not None:
             raise RequestRefused(
                 "an answer cannot be a call and have a form", param="response_format"

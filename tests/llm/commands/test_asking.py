@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -48,12 +49,25 @@ def test_generate_writes_the_same_for_one_seed(
     assert capsys.readouterr().out != first
 
 
+def test_generate_writes_in_a_form(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("llguidance", reason="answers of a form need llguidance")
+    (tmp_path / "list.gbnf").write_text('root ::= "- " [a-c]{3} ("\\n" "- " [a-c]{3})?')
+    few = ["--max-tokens", "40", "--seed", "3"]
+    assert generate.main([file, "a", *few, "--chat", "--grammar", str(tmp_path / "list.gbnf")]) == 0
+    assert re.fullmatch(r"- [a-c]{3}(\n- [a-c]{3})?\n", capsys.readouterr().out)
+    assert generate.main([file, "a", *few, "--regex", "(yes|no)!"]) == 0
+    assert capsys.readouterr().out in ("yes!\n", "no!\n")
+
+
 def test_generate_refuses(file: str, tmp_path: Path) -> None:
     for words, message in (
         ([file, "", "--context", "100000"], f"wanted 2 to {CONTEXT}"),
         ([file, "a" * 2000, *FEW], "longer than the context"),
         ([file, "a", "--temperature", "-1"], "temperature is a number"),
         ([str(tmp_path / "none.gguf"), "a"], "no model there"),
+        ([file, "a", "--schema", str(tmp_path / "none.json")], "json_schema cannot be read"),
     ):
         with pytest.raises(ArgumentError, match=message):
             generate.main(words)

@@ -97,7 +97,10 @@ def test_white_space_has_an_end(form: AnswerForm) -> None:
 def test_other_forms_hold() -> None:
     for seed in range(10):
         assert re.fullmatch("(yes|no)!*", written(AnswerForm("regex", "(yes|no)!{0,3}"), seed))
-        assert written(AnswerForm("lark", 'start: "a" | "b" "c"'), seed) in ("a", "bc")
+        for kind in ("lark", "grammar"):
+            assert written(AnswerForm(kind, 'start: "a" | "b" "c"'), seed) in ("a", "bc")
+        gbnf = 'root ::= number (" and " number)?\nnumber ::= [1-3]{2} # two digits\n'
+        assert re.fullmatch("[1-3]{2}( and [1-3]{2})?", written(AnswerForm("grammar", gbnf), seed))
     texts = [written(AnswerForm("json_object"), seed) for seed in range(10)]
     assert any(isinstance(json.loads(text), dict) for text in texts if text)
 
@@ -121,6 +124,8 @@ def test_what_is_not_allowed_is_refused() -> None:
         ("json_schema", '{"type": "array", "uniqueItems": true}'),
         ("json_schema", '{"type": "object", "not": {"required": ["a"]}}'),
         ("json_schema", '{"$ref": "https://example.com/x.json"}'),
+        ("grammar", "root ::= other"), ("grammar", ""), ("grammar", "root ::= " + "(" * 20000),
+        ("grammar", "no grammar"), ("grammar", 'start: "a'),
         ("regex", "("), ("lark", "start: nothing"), ("other", ""), ("regex", "a" * (1 << 19)),
     ],
     ids=lambda form: f"{form[0]} {form[1][:30]}",
@@ -128,3 +133,9 @@ def test_what_is_not_allowed_is_refused() -> None:
 def test_forms_that_cannot_be_enforced(form: tuple[str, str]) -> None:
     with pytest.raises(ArgumentError):
         CONSTRAINTS.make(AnswerForm(*form))
+
+
+def test_what_ends_in_no_word_is_refused_by_its_reason() -> None:
+    with pytest.raises(ArgumentError) as caught:
+        CONSTRAINTS.make(AnswerForm("json_schema", '{"$ref": "#"}')).bits()
+    assert "state" not in str(caught.value)

@@ -107,6 +107,14 @@ _SETTINGS: tuple[tuple[str, Any], ...] = (
     ("model", 3), ("model", ["a"]), ("response_format", "json"), ("response_format", {"type": 3}),
     ("response_format", {"type": "xml"}), ("response_format", {"type": "json_schema"}),
     ("response_format", {"type": "json_schema", "json_schema": {"schema": []}}),
+    ("response_format", {"type": "regex"}), ("response_format", {"type": "grammar"}),
+    ("response_format", {"type": "json_object", "schema": 3}), ("grammar", 3), ("grammar", {}),
+    ("json_schema", {}), ("json_schema", "{}"), ("structured_outputs", []),
+    ("structured_outputs", {"json": "{"}), ("structured_outputs", {"json": "[" * 50_000}),
+    ("structured_outputs", {"json": "\ud800"}), ("structured_outputs", {"json": 3}),
+    ("structured_outputs", {"choice": []}), ("structured_outputs", {"choice": [""]}),
+    ("structured_outputs", {"choice": [3]}), ("structured_outputs", {"structural_tag": "x"}),
+    ("structured_outputs", {"regex": 3}), ("structured_outputs", {"regex": "a", "choice": ["b"]}),
     ("tempreature", 1), ("max_new_tokens", 1), ("", 1), ("best of", 1), ("\ud800", 1),
 )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from baregrad.llm.generation.constraints import AnswerForm
 from tests.llm.serve.stand_in import Client, ScriptedModel
 
 USER = {"role": "user", "content": "Say hello <|im_end|>"}
@@ -191,8 +192,43 @@ def test_settings_reach_the_engine(model: ScriptedModel) -> None:
     assert sampling.stops == ("a", "b") and sampling.logit_bias == {7: -3.0}
     assert request.client == "me"
     assert request.form is not None and json.loads(request.form.text) == {"type": "object"}
+    text = Client(model).post("/v1/completions", {"prompt": "a", "grammar": 'root ::= "a"'})
+    assert text.status == 200 and model.engine.requests[1].form == AnswerForm(
+        "grammar", 'root ::= "a"')
     reply = Client(model).post(PATH, {"messages": [USER], "max_tokens": 1}).json()
     assert reply["choices"][0]["finish_reason"] == "length"
+
+
+SCHEMA = {"type": "object", "required": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "text"),
+    [
+        ({"response_format": {"type": "json_object", "schema": SCHEMA}}, "json_schema", SCHEMA),
+        ({"json_schema": SCHEMA}, "json_schema", SCHEMA),
+        ({"structured_outputs": {"json": SCHEMA}}, "json_schema", SCHEMA),
+        ({"structured_outputs": {"json": json.dumps(SCHEMA)}}, "json_schema", SCHEMA),
+        ({"structured_outputs": {"json_object": True}}, "json_object", ""),
+        ({"structured_outputs": {"regex": "[ab]+"}}, "regex", "[ab]+"),
+        ({"structured_outputs": {"choice": ["a.b", "c d"]}}, "regex", r"a\.b|c d"),
+        ({"structured_outputs": {"grammar": 'root ::= "a"'}}, "grammar", 'root ::= "a"'),
+        ({"response_format": {"type": "regex", "pattern": "a|b"}}, "regex", "a|b"),
+        ({"response_format": {"type": "grammar", "grammar": "start: A"}}, "grammar", "start: A"),
+        ({"grammar": "", "structured_outputs": {}, "response_format": None}, None, ""),
+    ],
+    ids=lambda each: str(each)[:60] if isinstance(each, dict) else None,
+)
+def test_forms_are_asked_for_in_the_ways_of_others(
+    model: ScriptedModel, asked: dict[str, Any], kind: str | None, text: Any
+) -> None:
+    assert Client(model).post(PATH, {"messages": [USER], **asked}).status == 200
+    form = model.engine.requests[0].form
+    if kind is None:
+        assert form is None
+        return
+    assert form is not None and form.kind == kind
+    assert (json.loads(form.text) if isinstance(text, dict) else form.text) == text
 
 
 def test_parts_and_odd_histories(model: ScriptedModel) -> None:

@@ -43,9 +43,19 @@ def call_grammar(
     return _whole(form, kinds[form.calls](), marks, in_thought)
 
 
-def grammar_behind_thought(form: AnswerFormat, schema: str, marks: Marks) -> str:
-    """Return a Lark grammar of answers that end a thought and are JSON of a schema then."""
-    return _whole(form, [f"answer: {_json(json.loads(schema))}"], marks, True)
+def grammar_behind_thought(form: AnswerFormat, kind: str, text: str, marks: Marks) -> str | None:
+    """Return a Lark grammar of answers that end a thought and have a form then.
+
+    `kind` and `text` are those of an `AnswerForm`: of one that is a whole grammar, None is
+    returned.
+    """
+    if kind == "regex":
+        pattern = text.replace("/", "\\/").replace("\n", "\\n")
+        return _whole(form, [f"answer: /{pattern}/"], marks, True)
+    if kind not in ("json_schema", "json_object"):
+        return None
+    schema = json.loads(text) if kind == "json_schema" else {"type": "object"}
+    return _whole(form, [f"answer: {_json(schema)}"], marks, True)
 
 
 def _whole(form: AnswerFormat, rules: Sequence[str], marks: Marks, in_thought: bool) -> str:

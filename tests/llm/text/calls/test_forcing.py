@@ -150,10 +150,17 @@ def test_a_thought_may_come_before_a_call(metadata: Any) -> None:
     assert allows(metadata, grammar, f"Hm, <b>\n12.\n</think>\n\n{tags}")
     assert not allows(metadata, grammar, tags) and not allows(metadata, grammar, "Hm.</think>\n\n")
     schema = json.dumps(TOOLS[0]["function"]["parameters"])
-    grammar = grammar_behind_thought(form, schema, tokenizer)
+    grammar = grammar_behind_thought(form, "json_schema", schema, tokenizer)
+    assert grammar is not None
     assert allows(metadata, grammar, f"Hm.\n</think>\n\n{GET}")
     assert not allows(metadata, grammar, f"Hm.\n</think>\n\n{OTHER}")
     assert not allows(metadata, grammar, GET)
+    grammar = grammar_behind_thought(form, "regex", "a/b\n|c", tokenizer)
+    assert grammar is not None
+    assert allows(metadata, grammar, "Hm.</think>\n\na/b\n")
+    assert not allows(metadata, grammar, "Hm.</think>\n\na/b")
+    assert not allows(metadata, grammar, "c")
+    assert grammar_behind_thought(form, "grammar", 'start: "a"', tokenizer) is None
 
 
 def test_a_family_that_writes_no_calls() -> None:
