@@ -4,6 +4,9 @@
 
 FILE is a GGUF file, PYTHON a Python that has llama-cpp-python. Twenty texts go through both, with
 keys and values in float32; what is compared is the distribution of the next token after each token.
+Then both continue each text by its best tokens (`--tokens 0`: they do not), and every product of
+the first text is computed of the numbers that llama.cpp multiplied: it rounds as we do if all are
+the same but for the order of sums.
 
 Activations that are rounded to bytes turn the last bit of a number into a step of a byte
 somewhere, so scores differ even between two orders of the same sums. How much is measured beside:
@@ -11,7 +14,9 @@ llama.cpp's scores are compared with its own where it attends by tiles of keys, 
 order of some sums alone, and our own with those whose embeddings are off by NOISE. With --exact
 both sides take the same weights as float32 numbers, from a file that is written for it: then
 neither rounds activations, and what is left is the order of sums. The exit status is 1 where the
-mean divergence from llama.cpp is 1e-3 or more, and more than that of llama.cpp from itself.
+mean divergence from llama.cpp is 1e-3 or more, and more than that of llama.cpp from itself; where a
+product is off by more than SUMS; and with --exact where texts part though the best two scores do
+not lie CLOSE.
 """
 
 from __future__ import annotations
@@ -28,15 +33,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from baregrad.apps.llm_suite.main import CLOSE, LlamaCppSide, OurSide
 from baregrad.io.gguf import GgufFile, Kind, TypedValue, by_name, write_gguf
 from baregrad.llm.commands.quantize import of_file
+from baregrad.llm.generation.opened import EngineSettings, open_to_ask
 from baregrad.llm.models.cache import ContiguousCache
 from baregrad.llm.models.decoder import LanguageModel
+from baregrad.llm.models.weights import DeviceWeights, GgufWeights
 from baregrad.llm.text import tokenizer_of
 from baregrad.tensor import Tensor
 
 MOST = 1e-3
 NOISE = 1e-7
+# How far apart two orders of a sum are, of float32: of the largest number of a product.
+SUMS = 1e-5
 TEXTS = (
     "The capital of France is Paris, and the river that flows through it is the Seine.",
     "def add(a, b):\n    return a + b\n\nprint(add(2, 3))\n",
@@ -72,6 +82,50 @@ for by_tiles in (False, True):
         model.eval(tokens)
         numpy.save(f"{job['out']}/{by_tiles:d}-{number}.npy", model.scores[: len(tokens)])
 """
+# A tensor of ggml's: kind, buffer, sizes, strides, operation with its settings, flags, operands.
+# Whatever lies elsewhere in another version has no such names.
+_WATCHER = """
+import ctypes, glob, json, os, sys
+import llama_cpp, numpy
+from llama_cpp import llama_cpp as lib
+job = json.loads(sys.stdin.read())
+ggml = ctypes.CDLL(glob.glob(os.path.dirname(llama_cpp.__file__) + "/lib/libggml-base.*")[0])
+class Tensor(ctypes.Structure): pass
+Tensor._fields_ = [
+    ("type", ctypes.c_int), ("buffer", ctypes.c_void_p), ("sizes", ctypes.c_int64 * 4),
+    ("strides", ctypes.c_size_t * 4), ("op", ctypes.c_int), ("settings", ctypes.c_int32 * 16),
+    ("flags", ctypes.c_int32), ("operands", ctypes.POINTER(Tensor) * 10),
+]
+ggml.ggml_get_name.restype = ggml.ggml_op_desc.restype = ctypes.c_char_p
+ggml.ggml_nbytes.restype = ctypes.c_size_t
+ggml.ggml_backend_tensor_get.argtypes = [
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t,
+]
+found = {}
+def numbers(tensor):
+    out = numpy.empty(ggml.ggml_nbytes(tensor) // 4, numpy.float32)
+    ggml.ggml_backend_tensor_get(
+        ctypes.cast(tensor, ctypes.c_void_p), out.ctypes.data, 0, out.nbytes
+    )
+    return out.reshape(-1, tensor.contents.sizes[0])
+def look(address, asks, _):
+    tensor = ctypes.cast(address, ctypes.POINTER(Tensor))
+    if ggml.ggml_op_desc(tensor) != b"MUL_MAT":
+        return not asks
+    name = ggml.ggml_get_name(tensor.contents.operands[0]).decode()
+    if not asks and name.endswith(".weight"):
+        found[name + ":in"] = numbers(tensor.contents.operands[1])
+        found[name + ":out"] = numbers(tensor)
+    return True
+watch = lib.ggml_backend_sched_eval_callback(look)
+model = lib.llama_model_load_from_file(job["file"].encode(), lib.llama_model_default_params())
+settings = lib.llama_context_default_params()
+settings.n_ctx, settings.cb_eval = 512, watch
+context = lib.llama_init_from_model(model, settings)
+tokens = (lib.llama_token * len(job["tokens"]))(*job["tokens"])
+assert lib.llama_decode(context, lib.llama_batch_get_one(tokens, len(tokens))) == 0
+numpy.savez(job["out"] + "/products.npz", **found)
+"""
 Floats, Scores = npt.NDArray[np.float64], npt.NDArray[np.float32]
 
 
@@ -81,19 +135,29 @@ def main(argv: list[str]) -> int:
     parser.add_argument("file")
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--exact", action="store_true")
+    parser.add_argument("--tokens", type=int, default=64, help="that continue each text")
+    parser.add_argument("--threads", type=int, default=1, help="of llama.cpp, for its texts")
     chosen = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
         path = widened(chosen.file, folder) if chosen.exact else chosen.file
-        file = GgufFile.open(path)
-        tokenizer = tokenizer_of(file.metadata)
-        texts = [tokenizer.encode(text) for text in TEXTS]
-        model = LanguageModel.from_gguf(file, exact=chosen.exact)
-        job = {"file": path, "tokens": texts, "out": folder}
-        subprocess.run([chosen.python, "-c", _PEER], input=json.dumps(job), text=True, check=True)
-        theirs, tiled = (
-            [np.load(Path(folder) / f"{way}-{number}.npy") for number in range(len(texts))]
-            for way in (0, 1)
-        )
+        failed = compare_scores(path, folder, chosen)
+        failed |= compare_products(path, folder, chosen)
+        if chosen.tokens:
+            failed |= compare_texts(path, chosen)
+    return int(failed)
+
+
+def compare_scores(path: str, folder: str, chosen: argparse.Namespace) -> bool:
+    """Print how far scores are from llama.cpp's, and return whether that is too far."""
+    file = GgufFile.open(path)
+    tokenizer = tokenizer_of(file.metadata)
+    texts = [tokenizer.encode(text) for text in TEXTS]
+    model = LanguageModel.from_gguf(file, exact=chosen.exact)
+    _ask(chosen.python, _PEER, {"file": path, "tokens": texts, "out": folder})
+    theirs, tiled = (
+        [np.load(Path(folder) / f"{way}-{number}.npy") for number in range(len(texts))]
+        for way in (0, 1)
+    )
     ours = [scores(model, text) for text in texts]
     found = [divergence(one, two) for one, two in zip(theirs, ours, strict=True)]
     for text, each in zip(TEXTS, found, strict=True):
@@ -105,7 +169,67 @@ def main(argv: list[str]) -> int:
     print(f"ours from ours with embeddings off by {NOISE:g}: {own:.2e}")
     least = mean_divergence(theirs, tiled)
     print(f"llama.cpp's from its own with attention by tiles: {least:.2e}")
-    return 1 if mean >= max(MOST, least) else 0
+    return mean >= max(MOST, least)
+
+
+def compare_products(path: str, folder: str, chosen: argparse.Namespace) -> bool:
+    """Print how far products of llama.cpp's numbers are from its own, and whether that is too far.
+
+    All are of the same numbers, so no difference comes from a product before.
+    """
+    file = GgufFile.open(path)
+    tokens = tokenizer_of(file.metadata).encode(TEXTS[0])
+    _ask(chosen.python, _WATCHER, {"file": path, "tokens": tokens, "out": folder})
+    source = DeviceWeights(GgufWeights(file), is_exact=chosen.exact)
+    worst, count = 0.0, 0
+    with np.load(f"{folder}/products.npz") as found:
+        for name in (key.removesuffix(":in") for key in found if key.endswith(":in")):
+            wanted = found[f"{name}:out"]
+            ours = source.weight(name).linear(Tensor(found[f"{name}:in"]), wide=True).numpy()
+            worst = max(worst, float(np.abs(ours - wanted).max() / np.abs(wanted).max()))
+            count += 1
+    print(f"{count} products of llama.cpp's numbers: off by {worst:.1e} of the largest at most")
+    return worst > SUMS or not count
+
+
+def compare_texts(path: str, chosen: argparse.Namespace) -> bool:
+    """Print where greedy texts part, and return whether one does that should not.
+
+    Where activations are rounded, llama.cpp's texts part from its own as well; so none has to stay.
+    """
+    context = 256
+    settings = EngineSettings(context=context, rows=1, cache="f16", exact=chosen.exact)
+    model = open_to_ask(path, settings, chats=False)
+    prompts = [model.tokenizer.encode(text) for text in TEXTS]
+    theirs, tiled = [], []
+    for by_tiles, texts in ((False, theirs), (True, tiled)):
+        side = LlamaCppSide(chosen.python, path, chosen.threads, context, by_tiles=by_tiles)
+        texts += [side(prompt, chosen.tokens).tokens for prompt in prompts]
+        side.close()
+    side, gaps = OurSide(model), []
+    for text, prompt, wanted in zip(TEXTS, prompts, theirs, strict=True):
+        found = side(prompt, chosen.tokens).tokens
+        if (at := parting(found, wanted)) is not None:
+            gaps.append(side.gap([*prompt, *found[:at]]))
+            print(f"parts after {at} tokens, the two best {gaps[-1]:.4f} apart: {text[:60]!r}")
+    model.close()
+    far = sum(gap > CLOSE for gap in gaps)
+    print(f"{len(TEXTS) - len(gaps)} of {len(TEXTS)} texts the same, {len(gaps) - far} part where "
+          f"scores are close, {far} elsewhere")
+    own = sum(parting(one, two) is not None for one, two in zip(theirs, tiled, strict=True))
+    print(f"of llama.cpp's own, {own} part where it attends by tiles")
+    return bool(chosen.exact and far)
+
+
+def parting(first: list[int], second: list[int]) -> int | None:
+    """After how many tokens two texts differ, None where they do not."""
+    pairs = enumerate(zip(first, second, strict=True))
+    return next((at for at, (one, two) in pairs if one != two), None)
+
+
+def _ask(python: str, program: str, job: dict[str, Any]) -> None:
+    subprocess.run([python, "-c", program], input=json.dumps(job), text=True, check=True,
+                   stderr=subprocess.DEVNULL)  # fmt: skip
 
 
 def widened(path: str, folder: str) -> str:

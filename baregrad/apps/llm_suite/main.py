@@ -172,15 +172,19 @@ class OurSide:
 
 
 class LlamaCppSide:
-    """llama.cpp in a process of its own."""
+    """llama.cpp in a process of its own. `by_tiles`: it attends to keys by tiles."""
 
-    def __init__(self, python: str, file: str, threads: int, context: int) -> None:
+    def __init__(
+        self, python: str, file: str, threads: int, context: int, *, by_tiles: bool = False
+    ) -> None:
         self._process: Any = subprocess.Popen(
             [python, peer.__file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
         try:
-            self._ask({"file": file, "threads": threads, "context": context})
+            self._ask({
+                "file": file, "threads": threads, "context": context, "by_tiles": by_tiles
+            })  # fmt: skip
         except MissingDependency:
             self.close()
             raise

@@ -14,7 +14,7 @@ from typing import Any
 def main() -> None:
     """Answer commands until the input ends; the first names the file, threads and context."""
     settings = json.loads(sys.stdin.readline())
-    side = LlamaCpp(settings["file"], settings["threads"], settings["context"])
+    side = LlamaCpp(**settings)
     _say({"ready": True})
     for line in sys.stdin:
         command = json.loads(line)
@@ -24,12 +24,12 @@ def main() -> None:
 class LlamaCpp:
     """A model loaded by llama.cpp."""
 
-    def __init__(self, file: str, threads: int, context: int) -> None:
+    def __init__(self, file: str, threads: int, context: int, by_tiles: bool) -> None:
         import llama_cpp
 
         self._model: Any = llama_cpp.Llama(
             model_path=file, n_ctx=context, n_threads=threads, n_threads_batch=threads,
-            n_batch=512, verbose=False, n_gpu_layers=0,
+            n_batch=512, verbose=False, n_gpu_layers=0, flash_attn=by_tiles,
         )  # fmt: skip
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
