@@ -21,12 +21,14 @@ from baregrad.base.errors import DTypeError, UnsupportedDType
 from baregrad.base.floats import (
     TF32_CUT,
     FloatFormat,
-    FloatInfo,
     bfloat16_codes,
     code_values,
     encode_float,
     info_of,
     round_float,
+)
+from baregrad.base.floats import (
+    FloatInfo as FloatInfo,
 )
 from baregrad.base.namespaces import namespace
 

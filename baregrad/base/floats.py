@@ -91,7 +91,8 @@ def info_of(form: FloatFormat, bits: int) -> FloatInfo:
 def round_float(value: float, form: FloatFormat) -> float:
     """Return a Python float as `form` holds it; beyond the largest, as `encode_float` does."""
     if form.powers:
-        return float(code_values(form)[int(encode_float(np.float64(value), form, False))])
+        code = encode_float(np.asarray(value, np.float64), form, False)
+        return float(code_values(form)[int(code)])
     if form.mantissa_bits == 52 or value == 0.0 or (
         math.isinf(value) and form.special == "ieee"
     ):

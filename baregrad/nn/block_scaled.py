@@ -212,8 +212,8 @@ def _scales(largest: Tensor, row: BlockFormat) -> tuple[Tensor, Tensor | None]:
     top = float(row.element.max)
     if row.whole:
         most = top * float(row.scale.max)
-        whole = largest.max() / most
-        whole = (whole == 0).where(1.0, whole).contiguous()
+        found = largest.amax() / most
+        whole = found.eq(0.0).where(1.0, found).contiguous()
         return (largest / (whole * top)).cast(row.scale).contiguous(), whole
     if row.scale is F32:
         return (largest == 0).where(1.0, largest / top).contiguous(), None
