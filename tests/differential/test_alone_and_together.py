@@ -88,6 +88,40 @@ def test_a_sum_has_the_bits_that_it_has_alone(
     check(shape, steps, sums, 1, 4)
 
 
+def short_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    made = x * 1.5 + x.abs()
+    return made, made.mean(-1)
+
+
+def across(x: Tensor) -> tuple[Tensor, Tensor]:
+    made = x.permute(1, 0).tanh()
+    return made, made.logsumexp(-1)
+
+
+def dear_columns(x: Tensor) -> tuple[Tensor, Tensor]:
+    made = x.tanh()
+    return made, made.var(0)
+
+
+def numbers(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Places are of eight bytes, and the sum is not."""
+    return x.argmax(-1), (x * 0.3).exp().sum(-1)
+
+
+@pytest.mark.parametrize(("shape", "make"), [
+    ((3, 8), short_rows), ((8, 10), short_rows), ((8, 48), across), ((33, 2), dear_columns),
+    ((17, 100), dear_columns), ((5, 300), numbers),
+], ids=lambda each: each.__name__ if callable(each) else str(each))  # fmt: skip
+def test_a_sum_has_one_order_however_its_elements_lie(
+    shape: tuple[int, int], make: Callable[[Tensor], tuple[Tensor, Tensor]]
+) -> None:
+    given = np.random.default_rng(3).standard_normal(shape).astype(np.float32)
+    alone = bits(make(Tensor(given).realize())[1])
+    beside, value = make(Tensor(given).realize())
+    beside.realize(value)
+    assert bits(value) == alone
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_random_chains_have_the_bits_that_they_have_alone(seed: int) -> None:

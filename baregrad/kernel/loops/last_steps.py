@@ -19,6 +19,7 @@ from baregrad.ir.core.substitution import substitute
 _STATEMENTS = mask_of(STATEMENTS)
 # What is written twice: loops and what is computed between them stay as they are.
 _PLAIN = frozenset((Ops.SEQ, Ops.IF, Ops.STORE))
+_AROUND = frozenset((Ops.SEQ, Ops.LOOP, Ops.KERNEL))
 
 
 def part_last_steps(kernel: Node) -> Node:
@@ -26,14 +27,16 @@ def part_last_steps(kernel: Node) -> Node:
     if not kernel.mask & Ops.IF.bit or not kernel.mask & Ops.LOOP.bit:
         return kernel
     nodes = toposort(kernel)
-    fresh = itertools.count(1 + max([one.arg.id for one in nodes if one.op is Ops.RANGE]))
+    named = [one.arg.id for one in nodes if one.op in (Ops.RANGE, Ops.ALLOC)]
+    fresh = itertools.count(1 + max(named))
+    statements = [one for one in nodes if _is_statement(one) and one.op not in _AROUND]
     # Their steps ask memory for shares of what comes next: there are to be as many steps.
     asking = {name for one in nodes if one.op is Ops.PARAM for name, _, _ in one.arg.shares}
 
     def visit(node: Node) -> Node | None:
         if node.op is not Ops.LOOP or node.src[0].arg.axis in asking:
             return None
-        return _parted(node, fresh)
+        return _parted(node, fresh, statements)
 
     return rebuild(kernel, visit, enter=_is_statement)
 
@@ -42,7 +45,7 @@ def _is_statement(node: Node) -> bool:
     return bool(node.op.bit & _STATEMENTS) or node.op is Ops.KERNEL
 
 
-def _parted(loop: Node, fresh: Iterator[int]) -> Node | None:
+def _parted(loop: Node, fresh: Iterator[int], all_statements: list[Node]) -> Node | None:
     """A loop of all steps but the last, and that one; None where they are alike."""
     axis, body = loop.src
     extent = extent_of(axis)
@@ -63,9 +66,38 @@ def _parted(loop: Node, fresh: Iterator[int]) -> Node | None:
     if not found:
         return None
     first = substitute(body, {axis: short, **found})
-    last = substitute(body, {axis: const(extent - 1, dtypes.index)})
+    apart = _own_arrays(parts, all_statements, fresh)
+    last = substitute(body, {axis: const(extent - 1, dtypes.index), **apart})
     last = rebuild(last, lambda one: _without_empty(one, fresh), enter=_is_statement)
     return make_node(Ops.SEQ, loop.dtype, (make_node(Ops.LOOP, loop.dtype, (short, first)), last))
+
+
+def _own_arrays(
+    parts: list[Node], all_statements: list[Node], fresh: Iterator[int]
+) -> dict[Node, Node]:
+    """Arrays that a loop's steps make and read and nothing else does, each with another one.
+
+    What a step keeps in registers is read until it is made again: the last one has others.
+    """
+    own: set[Node] = set()
+    for one in parts:
+        own |= _arrays(one)
+    if not own:
+        return {}
+    inside = set(parts)
+    for one in all_statements:
+        if one not in inside:
+            own -= _arrays(one)
+    ordered = sorted(own, key=lambda one: int(one.arg.id))
+    return {one: one.replace(arg=one.arg._replace(id=next(fresh))) for one in ordered}
+
+
+def _arrays(statement: Node) -> set[Node]:
+    """The arrays of the kernel that a statement reads or writes itself."""
+    own = statement.src[0] if statement.op is Ops.IF else statement
+    if statement.op in _AROUND or not own.mask & Ops.ALLOC.bit:
+        return set()
+    return {one for one in toposort(own) if one.op is Ops.ALLOC}
 
 
 def _without_empty(node: Node, fresh: Iterator[int]) -> Node | None:

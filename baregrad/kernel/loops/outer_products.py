@@ -33,10 +33,16 @@ def sums_outer(value: Node) -> bool:
         # Products of bytes are scaled where they are summed up, and their minima with them.
         return True
     product = value.src[1] if value.op is Ops.GUARD else value
+    if product.op is Ops.MUL and all(_is_half(factor) for factor in product.src):
+        return True
+    return is_outer(value)
+
+
+def is_outer(value: Node) -> bool:
+    """Whether what is summed is a product that is larger than each of its factors, if it is one."""
+    product = value.src[1] if value.op is Ops.GUARD else value
     if product.op is not Ops.MUL:
         return False
-    if all(_is_half(factor) for factor in product.src):
-        return True
     first, second = (_places(factor) for factor in product.src)
     return not _follow(second, first) and not _follow(first, second)
 

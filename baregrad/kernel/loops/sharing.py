@@ -87,6 +87,8 @@ def share_values(kernel: Node) -> Node:
                 continue
             if one in covered and not _reads_within(one):
                 continue
+            if _lies_across(one, axis, reduced):
+                continue
             stage = _staged(one, axis, first + len(replaced), axis not in paired)
             for value, where in {one: axis, **others}.items():
                 taken.add(value)
@@ -99,6 +101,31 @@ def share_values(kernel: Node) -> Node:
 def _reads_within(value: Node) -> bool:
     """Whether a value reads inside its arrays even where no guard around it holds."""
     return all(in_bounds(node) for node in toposort(value) if is_read(node))
+
+
+def _lies_across(value: Node, axis: Node, reduced: set[Node]) -> bool:
+    """Whether neighbours of what a value reads lie along results, and none along a reduced axis.
+
+    Then vectors of results compute it anew in each loop in no more time than elements would be
+    brought together from far places; and a row is summed in the order in which it is where
+    somebody stored these values.
+    """
+    wide = False
+    for node in toposort(value):
+        if not is_read(node):
+            continue
+        places = [index.linear(place)[0] for place in node.src[1:]]
+        if any(axis in place for place in places[:-1]):
+            last = places[-1]
+            if any(axis in atom.ranges for atom in last):
+                return False
+            wide = wide or any(
+                abs(scale) == 1 and atom.op is Ops.RANGE and atom not in reduced
+                and _fits(atom) for atom, scale in last.items()
+            )
+        elif any(axis in atom.ranges for place in places for atom in place):
+            return False
+    return wide
 
 
 def _staged(value: Node, axis: Node, id: int, alone: bool) -> Node:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import arg_extreme
-from baregrad.ir.core.node import Node, extent_of, make_node, range_node, toposort
+from baregrad.ir.core.node import Node, const, extent_of, make_node, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.verify.verify import verify
 from baregrad.kernel import choose_schedule, lower
@@ -69,3 +70,15 @@ def _place(array: Node, values: Node, i: Node, j: Node) -> Node:
         Reduce(arg_extreme(Ops.MAX, k.F32)),
     )
     return k.out(array, make_node(Ops.PROJ, k.I64, (both,), 1), i)
+
+
+def test_the_last_step_keeps_what_it_sums_in_registers_of_its_own() -> None:
+    """A short sum whose terms end where its place does, and differ at the last place alone."""
+    i, j, r = range_node(5, 0), range_node(2, 1), range_node(3, 2)
+    terms = k.guard(index.less(index.sub(j, r), 1), const(0.125, k.F32))
+    kernel = k.kernel(k.out(k.param(0, 5, 2), k.reduce(Ops.ADD, terms, r), i, j))
+    loop = lower(kernel, AVX512, choose_schedule(kernel, AVX512))
+    verify(loop, "loop")
+    results = [one for one in toposort(loop) if one.op is Ops.STORE and one.src[0].op is Ops.PARAM]
+    assert len(results) == 2
+    assert results[0].src[1] is not results[1].src[1]

@@ -53,6 +53,9 @@ def plan_contraction(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
     if second is None:
         return [*others, lane]
     own = plan.own()
+    if any(axis.planned for axis in own):
+        # All steps of the sum are in registers: no panel is read by a loop over them.
+        return [*others, lane, second]
     carriers = [access for access in plan.reads if lane.stride(access) != 0]
     wanted = [a for a in carriers if _worth_copy(a, own, others, lane, second, steps)]
     # A copy is named by its array: which of several reads of one it serves could not be said.

@@ -18,6 +18,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import Reduction, iterations, out_axes
 from baregrad.kernel.language.schedule import Schedule
 from baregrad.kernel.loops.loop_pieces import scoped_below
+from baregrad.kernel.loops.outer_products import is_outer
 from baregrad.kernel.planning.common.pool import choose_pool
 from baregrad.kernel.planning.common.tiling import MOST_TOGETHER, PlannedAxis, loop_names
 from baregrad.kernel.planning.cpu.byte_products import plan_byte_products
@@ -28,7 +29,12 @@ from baregrad.kernel.planning.cpu.gemm_blocked import plan_blocks
 from baregrad.kernel.planning.cpu.gemm_fallback import plan_contraction
 from baregrad.kernel.planning.cpu.lanes import FOLD_OPS, lane_axis, packed_axis
 from baregrad.kernel.planning.cpu.streams import nbytes_of, prefetch_arrays, stream_outputs
-from baregrad.kernel.planning.cpu.sum_plan import SumPlan, accesses_below, cut_rows
+from baregrad.kernel.planning.cpu.sum_plan import (
+    SumPlan,
+    accesses_below,
+    counts_order,
+    cut_rows,
+)
 
 SEVERAL = 4
 MOST_ROWS = 8
@@ -42,6 +48,10 @@ LONG_ROW = 1 << 10
 LEAST_TILES = 4
 # And at most: results of all of them are written beside each other, on as many lines.
 MOST_ROWS_OF_BLOCK = 64
+# Floats that are summed at once, without a loop: fewer than fill a register.
+FEW = 15
+# Elements between neighbours of an axis that are loaded together.
+NEAR = (1, 2)
 # Steps over the bits of the same bytes that are written out.
 PACKED_STEPS = 8
 # Bytes of the vectors of sums that may be made wider than a register.
@@ -65,6 +75,8 @@ def plan_reductions(plan: SumPlan) -> Schedule:
     if blocked is not None:
         return blocked
     lane = lane_axis(plan)
+    if lane is None or not lane.inside(plan.main.own):
+        _plan_short(plan, plan.main, lane)
     order: list[PlannedAxis] = []
     if lane is None:
         plan.because("no vectors: scalars cost the largest reduction no more")
@@ -129,6 +141,36 @@ def _names(plan: SumPlan, order: list[PlannedAxis]) -> list[str]:
     return loop_names(order) + _reduced_order(plan)
 
 
+def _plan_short(plan: SumPlan, reduction: Reduction, lane: PlannedAxis | None) -> bool:
+    """Fold a few floats at once, if that is what a reduction does and they have no lanes yet.
+
+    Items that are side by side are folded by halves, as a vector's lanes are. So a short sum has
+    the same bits whichever axis has lanes, which depends on how the operands lie.
+    lane: the axis that has lanes around it.
+    """
+    axis = _short_axis(plan, reduction)
+    if axis is None:
+        return False
+    # One after the other functions would be computed, where no axis around has lanes.
+    if lane is None and is_dear(reduction.node.src) and not plan.meets_vector(axis):
+        plan.vectorise(axis, axis.size)
+    else:
+        plan.unroll(axis, axis.size)
+    return True
+
+
+def _short_axis(plan: SumPlan, reduction: Reduction) -> PlannedAxis | None:
+    """The only axis of a reduction of a few floats, which may be planned; None of any other."""
+    if not counts_order(reduction.node) or not reduction.node.arg.monoid.commutative:
+        return None
+    own = [axis for axis in plan.axes if axis.inside(reduction.own) and axis.extent != 1]
+    if len(own) != 1 or len(own[0].nodes) != 1 or own[0].planned:
+        return None
+    if own[0].extent != own[0].size or own[0].size > FEW or is_outer(reduction.node.src[0]):
+        return None
+    return own[0]
+
+
 def _tile(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
     """Bind the register tile of the main reduction; the data axes in the order of their loops."""
     if not lane.reduced:
@@ -151,7 +193,8 @@ def _tile_inner(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
     most = STREAMED_ROWS if streamed else MOST_ROWS
     sizes = [axis.size for axis in reused] + [1] * (2 - len(reused))
     kinds = [tuple(axis.stride(access) != 0 for axis in reused) for access in plan.reads]
-    steps = max(lane.size // plan.lanes, 1)
+    lanes = plan.lanes_of(plan.main.node)
+    steps = max(lane.size // lanes, 1)
     best = (float("inf"), 1, 1)
     for first in range(min(sizes[0], most), 0, -1):
         for second in range(min(sizes[1], most), 0, -1):
@@ -164,8 +207,8 @@ def _tile_inner(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
             if cost < best[0] * 0.999:
                 best = (cost, first, second)
     products = best[1] * best[2]
-    count = 1 if products >= 6 else _accumulators(lane, plan.lanes, products)
-    plan.vectorise(lane, plan.lanes, count)
+    count = 1 if products >= 6 else _accumulators(lane, lanes, products)
+    plan.vectorise(lane, lanes, count)
     outside: list[PlannedAxis] = []
     for axis, times in zip(reused, best[1:], strict=False):
         plan.because("{} steps of {} in registers: loads are shared", times, axis.name)
@@ -213,7 +256,7 @@ def _tile_rows(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
             plan.unroll(rows, count)
             return [rows]
         lanes = _lanes_from_memory(plan)
-        if lanes < plan.lanes:
+        if lanes < plan.lanes_of(plan.main.node):
             count = _vectorise_sums(plan, plan.main, lane, lanes)
             plan.because("{} sums apart, of {} lanes: memory is read faster in narrow vectors",
                          count, lanes)
@@ -247,23 +290,24 @@ def _vectorise_sums(
     if any(lane.inside(stage.src[1:]) for stage in plan.facts.stages):
         return _vectorise_staged(plan, lane)
     node = reduction.node
+    own = plan.lanes_of(node)
     together = _side_by_side(plan, reduction)
     room = plan.target.vector_registers * 3 // 4 // together
-    count = _accumulators(lane, plan.lanes)
-    bits = plan.lanes * node.dtype.itemsize
+    count = _accumulators(lane, own)
+    bits = own * node.dtype.itemsize
     if bits >= REGISTER_NBYTES and node.arg.monoid.primitive:
         most = MOST_TOGETHER if room >= MOST_TOGETHER else max(SEVERAL * 2 // together, 2)
-        width = _wide(lane, plan.lanes, most, plan.target.masks)
+        width = _wide(lane, own, most, plan.target.masks)
         # A lone sum does too little beside a mask, where several vectors leave nothing over.
-        if width and (lane.size % width == 0 or lane.size % (plan.lanes * count) or room < count):
+        if width and (lane.size % width == 0 or lane.size % (own * count) or room < count):
             # What is dear to compute has values of its own in registers.
-            each = lanes or (plan.lanes if is_dear(node.src) else width)
+            each = lanes or (own if is_dear(node.src) else width)
             plan.vectorise_masked(lane, width, min(each, width))
-            return width // min(each, plan.lanes)
+            return width // min(each, own)
     if room < count:
-        count = _accumulators(lane, plan.lanes, together)
+        count = _accumulators(lane, own, together)
     # Two vectors or fewer are one: nothing is left over.
-    plan.vectorise(lane, plan.lanes, count if room < 2 else max(count, 2))
+    plan.vectorise(lane, own, count if room < 2 else max(count, 2))
     return count
 
 
@@ -325,7 +369,8 @@ def _lanes_from_memory(plan: SumPlan) -> int:
 
     That is where no cache holds the array: near ones answer faster than narrow vectors are added.
     """
-    node, lanes, target = plan.main.node, plan.lanes, plan.target
+    node, target = plan.main.node, plan.target
+    lanes = plan.lanes_of(node)
     if node.arg.monoid.primitive is not Ops.ADD or is_dear(node.src):
         return lanes
     if max(map(nbytes_of, plan.reads)) < target.l3_bytes:
@@ -336,7 +381,7 @@ def _lanes_from_memory(plan: SumPlan) -> int:
 
 def _short_rows(plan: SumPlan) -> PlannedAxis | None:
     """The axis of rows that are folded in one or two vectors, of which several take turns."""
-    if iterations(plan.main.own) > 2 * plan.lanes:
+    if iterations(plan.main.own) > 2 * plan.lanes_of(plan.main.node):
         return None
     for axis in reversed(plan.axes):
         # An axis that another reduction folds is planned with that one.
@@ -360,14 +405,18 @@ def _accumulators(lane: PlannedAxis, lanes: int, others: int = 1) -> int:
 def _plan_other(plan: SumPlan, reduction: Reduction, taken: PlannedAxis | None) -> None:
     """Vectorise a further reduction along its own contiguous axis, unless it has lanes already."""
     own = [axis for axis in plan.axes if axis.inside(reduction.own)]
-    if any(axis.planned for axis in own) or (taken is not None and taken.inside(reduction.free)):
+    if any(axis.planned for axis in own):
+        return
+    if taken is not None and taken.inside(reduction.free):
+        _plan_short(plan, reduction, taken)
         return
     reads = accesses_below(reduction.node)
     for axis in own:
-        near = axis.size > 1 and any(axis.stride(access) == 1 for access in reads)
+        near = axis.size > 1 and any(axis.stride(access) in NEAR for access in reads)
         if near and not plan.meets_vector(axis):
             _vectorise_sums(plan, reduction, axis)
             return
+    _plan_short(plan, reduction, taken)
 
 
 def _plan_outputs(plan: SumPlan, taken: PlannedAxis | None) -> None:

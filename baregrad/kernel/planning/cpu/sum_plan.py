@@ -38,6 +38,17 @@ class SumPlan(CpuPlan):
         """The registers that each state of the main reduction may have."""
         return self.target.vector_registers // len(self.main.node.arg.monoid.states)
 
+    def lanes_of(self, node: Node) -> int:
+        """The lanes of a register of a reduction's sums; the kernel's where order does not count.
+
+        Floats are added in an order that depends on nothing but their own dtype and number, so
+        that what is moved beside them, as numbers of columns of 8 bytes, makes no difference.
+        """
+        if not counts_order(node):
+            return self.lanes
+        states = node.arg.monoid.states
+        return max(self.target.lanes(max(4, *[dtype.itemsize for dtype in states])), 2)
+
     def cycles(self, products: int, loads: int, held: int) -> float:
         """Cycles of one step of a tile; infinite if it does not fit the registers."""
         if products + held + SPARE_REGISTERS > self.registers:
@@ -93,6 +104,13 @@ def cycles_of_tiles(
         for each, repeats in steps:
             total += times * repeats * cycles(vectors, each * width)
     return total
+
+
+def counts_order(node: Node) -> bool:
+    """Whether the bits of a reduction depend on the order in which its elements are taken."""
+    monoid = node.arg.monoid
+    ordered = monoid.primitive in (None, Ops.ADD, Ops.MUL)
+    return ordered and all(dtype.is_float for dtype in monoid.states)
 
 
 def accesses_below(node: Node) -> list[ArrayAccess]:
