@@ -8,6 +8,7 @@ from baregrad.dtypes import as_dtype
 from baregrad.ir.algebra.passes import Pass
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op
+from baregrad.kernel.gpu.early_loads import load_early
 from baregrad.kernel.gpu.group_products import group_products
 from baregrad.kernel.gpu.loop_bounds import bound_loops
 from baregrad.kernel.gpu.roles import with_roles
@@ -151,6 +152,14 @@ def _of_gpus(target: GpuTarget) -> tuple[Pass, ...]:
             "linear",
             lambda program: widen_accesses(program, target.load_bytes),
             ("linearise",),
+        ),
+        Pass(
+            "early-loads",
+            "what is used with a sum is under way before the threads meet for it",
+            "linear",
+            "linear",
+            load_early,
+            ("wide-accesses",),
         ),
     )
 

@@ -12,6 +12,7 @@ from baregrad.ir.core.node import Node
 from baregrad.kernel import choose_schedule, grid_size
 from baregrad.render import get
 from baregrad.render.ptx.fetch_ahead import BlockPlaces, joined, runs_of
+from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, lowered
 from tests.kernel.packed_products import packed_product
 
@@ -70,3 +71,14 @@ def test_blocks_that_begin_later_ask_for_nothing() -> None:
     text = get("ptx").render(program, HOPPER)
     (bound,) = re.findall(r"setp\.ge\.or\.u32 %p\d+, %r\d+, (\d+),", text)
     assert HOPPER.units <= int(bound) < blocks
+
+
+@pytest.mark.parametrize(
+    ("rows", "length", "asked"), ((1, 4096, [16384]), (1, 512, []), (8, 4096, []))
+)
+def test_small_kernels_ask_for_whole_arrays(rows: int, length: int, asked: list[int]) -> None:
+    """Before they wait, as a norm's weights are in no cache; not for what is long, or a trifle."""
+    kernel = k.row_reduce(rows, length)
+    _, program = lowered(kernel, choose_schedule(kernel, HOPPER))
+    before, _, after = get("ptx").render(program, HOPPER).partition("griddepcontrol.wait")
+    assert [int(nbytes) for nbytes in ASKED.findall(before)] == asked and not ASKED.search(after)

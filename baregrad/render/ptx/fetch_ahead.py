@@ -3,7 +3,8 @@
 A kernel that begins early waits before it touches memory, as the one in front may be writing what
 it reads. To fetch into the second cache touches none: what is written later is written there too.
 So the first thread of a block asks for what the block is going to read of packed numbers, which no
-kernel in front writes, and memory is busy while small kernels follow each other.
+kernel in front writes, and memory is busy while small kernels follow each other. These ask for
+whole arrays: of a norm's weights nothing is in the cache by the time that their turn comes.
 Source: PTX ISA, "cp.async.bulk.prefetch" and "griddepcontrol".
 """
 
@@ -22,6 +23,8 @@ from baregrad.render.ptx.text import PtxText
 # Bytes that are worth asking for, and those that are, in their order, far from that of the loads;
 # and the unit of what is asked for.
 LEAST_NBYTES, MOST_NBYTES, UNIT = 4 << 10, 64 << 10, 16
+# What threads do together for a sum.
+FOLDS = ("shfl.sync.bfly", "bar.sync")
 # Registers of a thread, about, which say how many blocks begin at once.
 REGISTERS = 64
 # The share of the second cache that all blocks at once ask for, as (part, of).
@@ -55,8 +58,9 @@ class BlockRun(NamedTuple):
 
 
 def fetch_ahead(f: PtxText) -> None:
-    """Write what asks for a block's runs, where the kernel may begin early."""
+    """Write what asks for a block's runs, or whole small arrays, where kernels may begin early."""
     if not any(map(_reads_packed, f.program.src)):
+        _fetch_small(f)
         return
     runs = [run for run in runs_of(f.program, f.signature.threads) if run.blocks > 1]
     total = sum(run.nbytes for run in runs)
@@ -85,6 +89,35 @@ def fetch_ahead(f: PtxText) -> None:
         start = f.made("%rd", "and.b64", start, str(-UNIT))
         f.emit("cp.async.bulk.prefetch.L2.global", f"[{start}]", str(nbytes), guard=inside)
     f.label(label)
+
+
+def _fetch_small(f: PtxText) -> None:
+    """Write what asks for all arrays of a kernel that folds sums of a few small ones."""
+    folds = any(node.op is Ops.MACHINE and node.arg.name in FOLDS for node in f.program.src)
+    reads = dict.fromkeys([
+        node.src[0] for node in f.program.src
+        if node.op is Ops.VLOAD and node.src[0].op is Ops.PARAM
+    ])  # fmt: skip
+    sizes = {each: _nbytes(each) for each in reads if each not in f.signature.written}
+    if not folds or not all(sizes.values()) or sum(sizes.values()) > MOST_NBYTES:
+        return
+    large = [each for each, nbytes in sizes.items() if nbytes >= LEAST_NBYTES]
+    if not large:
+        return
+    thread, block = (f.made("%r", "mov.u32", special) for special in ("%tid.x", "%ctaid.x"))
+    number = f.made("%r", "or.b32", thread, block)
+    is_first = f.made("%p", "setp.eq.u32", number, "0")
+    for each in large:
+        start = f.made("%rd", "and.b64", f.one(each), str(-UNIT))
+        nbytes = str(sizes[each] // UNIT * UNIT)
+        f.emit("cp.async.bulk.prefetch.L2.global", f"[{start}]", nbytes, guard=is_first)
+
+
+def _nbytes(array: Node) -> int:
+    """Bytes of an array; 0 where that is not known."""
+    shape = array.arg.shape
+    known = all(isinstance(size, int) for size in shape)
+    return prod(shape) * array.dtype.itemsize if known else 0
 
 
 def _reads_packed(node: Node) -> bool:

@@ -1,0 +1,155 @@
+"""Linear level of a GPU: what is read behind a fold of threads is under way before they meet.
+
+A sum's result is often used with other elements of memory, as a residual or the weights of a norm
+are. They were loaded where they are used, when threads had met, which takes as long again as the
+first loads did. Loads of arguments whose places do not hang on what was folded begin with those, as
+many as registers have room for.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import Node, instruction, make_node
+from baregrad.ir.core.op import ELEMENTWISE, Ops
+
+# What threads of a warp, or of a block, do together for a fold.
+_FOLDS = ("shfl.sync.bfly", "bar.sync")
+# Bytes of a thread that are begun early, at most: registers that are held meanwhile.
+MOST_NBYTES = 128
+
+
+def load_early(program: Node) -> Node:
+    """A PROGRAM whose loads of arguments behind its first fold stand before it where they can."""
+    code = program.src
+    fold = next((place for place, found in _outside(code) if _is_fold(found)), None)
+    if fold is None or any(map(_may_write, code[:fold])):
+        return program
+    at = _place(code, fold)
+    defined = {node for place, node in _outside(code) if place < at}
+    counts = Counter(code)
+    moved: dict[Node, None] = {}
+    renamed: dict[Node, Node] = {}
+    room = MOST_NBYTES
+    for load, tests in _candidates(code, fold):
+        nbytes = max(load.arg.width, 1) * load.dtype.itemsize
+        needed = _needed((*load.src[1:], *tests), defined, moved, counts)
+        if needed is None or nbytes > room or counts[load] > 1:
+            continue
+        room -= nbytes
+        moved.update(dict.fromkeys(needed))
+        early = _under(load, tests)
+        moved.update(dict.fromkeys(early))
+        renamed[load] = early[-1]
+    return _rewritten(program, at, moved, renamed) if renamed else program
+
+
+def _outside(code: Sequence[Node]) -> Iterator[tuple[int, Node]]:
+    """The instructions outside of loops and conditions, with their positions."""
+    depth = 0
+    for place, node in enumerate(code):
+        depth -= node.op is Ops.END
+        if not depth and node.op is not Ops.END:
+            yield place, node
+        depth += node.op in (Ops.BEGIN, Ops.TEST)
+
+
+def _is_fold(node: Node) -> bool:
+    return node.op is Ops.MACHINE and node.arg.name in _FOLDS
+
+
+def _may_write(node: Node) -> bool:
+    """Whether an instruction may write an argument, which others may be the same memory as."""
+    if node.op is Ops.MACHINE:
+        return not _is_fold(node)
+    return node.op is Ops.VSTORE and node.src[0].op is Ops.PARAM
+
+
+def _place(code: Sequence[Node], fold: int) -> int:
+    """Where loads begin: behind the last ones ahead of a fold, or the loop that those are in."""
+    at = fold
+    while at and code[at - 1].op is not Ops.END and code[at - 1].op is not Ops.VLOAD:
+        at -= 1
+    return at or fold
+
+
+def _candidates(code: Sequence[Node], fold: int) -> Iterator[tuple[Node, tuple[Node, ...]]]:
+    """Loads of arguments behind a fold, up to a loop or a store, and the conditions on each."""
+    tests: list[Node] = []
+    for node in code[fold:]:
+        if node.op is Ops.BEGIN or _may_write(node):
+            return
+        if node.op is Ops.TEST:
+            tests.append(node.src[0])
+        elif node.op is Ops.END:
+            tests.pop()
+        elif node.op is Ops.VLOAD and node.src[0].op is Ops.PARAM and not node.arg.rows:
+            yield node, tuple(tests)
+
+
+def _needed(
+    roots: Sequence[Node], defined: set[Node], moved: dict[Node, None], counts: Counter[Node]
+) -> list[Node] | None:
+    """The instructions, neither `defined` nor `moved` yet, that some values are made of, in order.
+
+    None where one of them is no arithmetic on whole numbers that nothing sets anew.
+    """
+    found: dict[Node, None] = {}
+    stack = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, is_done = stack.pop()
+        if is_done:
+            found[node] = None
+            continue
+        if node in defined or node in moved or node in found or not counts[node]:
+            if node.op is Ops.REG:
+                return None
+            continue
+        if node.op not in ELEMENTWISE or node.dtype.kind == "float" or counts[node] > 1:
+            return None
+        stack.append((node, True))
+        stack += [(child, False) for child in node.src]
+    return list(found)
+
+
+def _under(load: Node, tests: Sequence[Node]) -> list[Node]:
+    """A load that is made where all conditions hold, behind what makes one of them."""
+    if not tests:
+        return [load]
+    made: list[Node] = []
+    mask = tests[0]
+    for other in tests[1:]:
+        mask = make_node(Ops.AND, dtypes.bool, (mask, other))
+        made.append(mask)
+    buffer, place, *masks = load.src
+    width = load.arg.width
+    if width > 1:
+        mask = instruction(Ops.SPLAT, dtypes.bool, (mask,), width, (width,))
+        made.append(mask)
+    for other in masks:
+        mask = instruction(Ops.AND, dtypes.bool, (other, mask), None, mask.shape)
+        made.append(mask)
+    early = instruction(Ops.VLOAD, load.dtype, (buffer, place, mask), load.arg, load.shape)
+    return [*made, early]
+
+
+def _rewritten(
+    program: Node, at: int, moved: dict[Node, None], renamed: dict[Node, Node]
+) -> Node:
+    """The PROGRAM with what was moved ahead of the instruction at a position."""
+    memo: dict[Node, Node] = {}
+    gone = moved.keys() | renamed.keys()
+    code: list[Node] = []
+    for position, node in enumerate(program.src):
+        if position == at:
+            code += moved
+            memo |= renamed
+        if position >= at and node in gone:
+            continue
+        src = tuple([memo.get(child, child) for child in node.src])
+        new = node if src == node.src else node.replace(src=src)
+        memo[node] = new
+        code.append(new)
+    return program.replace(src=tuple(code))
