@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,9 @@ from baregrad.dtypes import DType, decode, dtypes, encode
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.target.gpu import GPU_ROWS, NvidiaTarget, gpu_row
+from tests.kernel.gpu_kernels import lowered
+from tests.kernel.instructions.test_mma_sync import product
+from tests.kernel.instructions.test_wgmma import text as groups_text
 from tests.render.gpu_harness import HOPPER, I64, INTERPRETED, Writer, alloc, run_ptx
 from tests.render.test_ptx_assembles import assemble
 from tests.render.test_ptx_assembles import pytestmark as needs_ptxas
@@ -173,3 +177,20 @@ def test_each_generation_takes_what_it_has(row: NvidiaTarget) -> None:
 def test_what_a_generation_lacks_is_named(words: str, program: Node) -> None:
     with pytest.raises(CompilerBug, match=words):
         render.get("ptx").render(program, gpu_row("sm_75"))
+
+
+def test_a_block_prepares_its_barriers_before_it_waits() -> None:
+    """Those and the maps of its boxes are the block's own; the first copy comes after the wait."""
+    steps = groups_text((False, True), "pipeline('ko', 2, 'tma')")
+    _, program = lowered(product(192, 64, 192, b_t=True), steps)
+    text = render.get("ptx").render(program, HOPPER)
+    before, wait, after = text.partition("  griddepcontrol.wait;\n")
+    assert wait and "griddepcontrol.wait" not in after
+    assert [f"prefetch.param.tensormap [m{number}]" in before for number in (0, 1, 2)] == [
+        True, True, False
+    ]  # fmt: skip
+    assert before.count("mbarrier.init") == 4 and before.count("bar.sync") == 1
+    assert "mbarrier.init" not in after and "cp.async.bulk" not in before
+    # All threads come by.
+    ends = re.findall(r"bra (E\d+);", before)
+    assert ends and all(f"{label}:\n" in before for label in ends)

@@ -28,9 +28,12 @@ from baregrad.render.ptx.text import Open, PtxText, Rule
 from baregrad.render.ptx.types import DECLARED, ptx_type
 from baregrad.target.gpu import NvidiaTarget
 
-# Arithmetic may go on while the kernel in front still runs: it touches no memory.
+# What may go on while the kernel in front still runs, since it touches no memory of the device:
+# arithmetic, what is done under a condition or in a loop, and what prepares barriers for a block.
 _ARITHMETIC = mask_of(ELEMENTWISE)
-_BEFORE_WAIT = _ARITHMETIC | Ops.SET.bit
+_OPENS, _CLOSES = Ops.TEST.bit | Ops.BEGIN.bit, Ops.END.bit
+_BEFORE_WAIT = _ARITHMETIC | Ops.SET.bit | _OPENS | _CLOSES
+_PREPARES = frozenset(("warps", "elect", "mbarrier.init", "mbarrier.fence_init", "bar.sync"))
 # Threads that a multiprocessor is to have, in blocks that are large from so many threads on;
 # registers of a thread beside the elements that it loads; and how many it may want for.
 BUSY_THREADS, LARGE_BLOCK = 1024, 512
@@ -51,19 +54,19 @@ def _module(f: PtxText) -> str:
     """The text of a module."""
     outside, inside = f.memory()
     f.prologue()
-    waits = f.target.dependent_launch
+    _prefetch_maps(f)
+    waits_at = _place_of_wait(f.program.src) if f.target.dependent_launch else -1
     f.guarded = _guarded(f.program.src)
     f.rolled = _rolled(f.program.src)
-    for node in f.program.src:
+    for place, node in enumerate(f.program.src):
         rule = _RULES.get(node.op)
         if rule is None:
             raise CompilerBug("PTX has no rule for an op", found=node)
-        if waits and not node.op.bit & _BEFORE_WAIT:
-            waits = False
+        if place == waits_at:
             fetch_ahead(f)
             f.emit(WAIT)
         rule(f, node)
-    if waits:
+    if waits_at == len(f.program.src):
         f.emit(WAIT)
     major, minor = f.target.ptx_isa
     call = f.signature.call
@@ -89,6 +92,29 @@ def _module(f: PtxText) -> str:
             "",
         )
     )
+
+
+def _place_of_wait(code: Sequence[Node]) -> int:
+    """Before which instruction all threads wait for the kernel in front: as late as may be."""
+    depth, found = 0, 0
+    for place, node in enumerate(code):
+        if not depth:
+            found = place
+        prepares = node.op is Ops.MACHINE and node.arg.name in _PREPARES
+        if not (prepares or node.op.bit & _BEFORE_WAIT):
+            return found
+        depth += bool(node.op.bit & _OPENS) - bool(node.op.bit & _CLOSES)
+    return len(code)
+
+
+def _prefetch_maps(f: PtxText) -> None:
+    """Ask for tensor maps, which are the launch's own: the first copy by each would wait for it."""
+    maps = len(f.signature.boxes)
+    if not maps:
+        return
+    first = f.made("%p", "setp.eq.u32", f.made("%r", "mov.u32", "%tid.x"), "0")
+    for number in range(maps):
+        f.emit("prefetch.param.tensormap", f"[m{number}]", guard=first)
 
 
 def _launch_bounds(f: PtxText) -> list[str]:
