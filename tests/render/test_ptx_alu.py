@@ -70,6 +70,17 @@ def test_narrow_floats_agree_as_the_machine_converts_them(
     assert (f"cvt.rn.{name}.f32" in text) == (dtype.name in target.converted_floats)
 
 
+@pytest.mark.parametrize("lanes", (1, 4))
+def test_what_is_rounded_and_widened_again_is_rounded_once(lanes: int) -> None:
+    """As the upper half of a word; stored beside that as well."""
+    x, _ = pairs(dtypes.float32)
+    functions = [
+        lambda a: cast(cast(a, dtypes.bfloat16), dtypes.float32), lambda a: cast(a, dtypes.bfloat16)
+    ]  # fmt: skip
+    text = agree(functions, (dtypes.float32,), [x], lanes=lanes, lowered_for=HOPPER)
+    assert text.count("cvt.rn.bf16x2.f32") == lanes
+
+
 @TARGETS
 @pytest.mark.parametrize("dtype", COMPUTED, ids=str)
 def test_ops_agree(dtype: DType, target: NvidiaTarget) -> None:

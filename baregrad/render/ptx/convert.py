@@ -27,6 +27,11 @@ def _cast(f: PtxText, node: Node, result: str, x: str) -> None:
     if source is target:
         f.emit(f"mov.{ptx_type(target).bits}", result, x)
         return
+    if source is dtypes.bfloat16 and target is F32 and x in f.rounded and _is_rounded(node.src[0]):
+        # Rounded to the upper half of a word, it is the float32: one fast instruction is both.
+        word = f.made("%r", "cvt.rn.bf16x2.f32", f.rounded[x], literal(0, F32))
+        f.emit("mov.b32", result, word)
+        return
     if source.is_narrow:
         x, source = _widen(f, source, x, result if target is F32 else ""), F32
         if target is F32:
@@ -52,6 +57,13 @@ def _cast(f: PtxText, node: Node, result: str, x: str) -> None:
         _to_integer(f, source, target, result, x)
     else:
         _between_integers(f, source, target, result, x)
+
+
+def _is_rounded(value: Node) -> bool:
+    """Whether a narrow float is a float32's that nothing sets anew."""
+    if value.op is not Ops.CAST or value.src[0].dtype is not F32:
+        return False
+    return value.src[0].op is not Ops.REG
 
 
 # --- integers ------------------------------------------------------------------------------------
@@ -120,6 +132,8 @@ def _to_float(f: PtxText, source: DType, target: DType, result: str, x: str) -> 
             )
         if source is not F32:
             x, kind = f.value(F32, f"cvt.rn.f32.{kind}", x), "f32"
+        if target is dtypes.bfloat16:
+            f.rounded[result] = x
     f.emit(f"cvt{'' if target is F64 and source is F32 else '.rn'}.{compute}.{kind}", result, x)
 
 
