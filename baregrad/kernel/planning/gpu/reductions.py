@@ -146,7 +146,8 @@ def _plan_columns(
         ways = {f"{down} threads": partial(lay, most=down) for down in first}
         plan.best("columns", ways)(plan)
         return
-    lanes = _column_lanes(plan, plan.whole_lanes(lanes, inner[-1]), iterations(rows), width)
+    whole = plan.whole_lanes(lanes, inner[-1])
+    lanes = _column_lanes(plan, whole, iterations(rows), width, 2 if plain else 1)
     # The order of a sum does not hang on how many columns there are.
     most = min(plan.most_lanes(inner[-1]), COLUMN_ELEMENTS)
     lanes = plan.pick("lanes", powers_from(lanes, 1, widest))
@@ -182,12 +183,16 @@ def _plan_columns(
         plan.parts([longest], [("thread_y", warps)])
 
 
-def _column_lanes(plan: GpuPlan, lanes: int, points: int, width: int) -> int:
-    """Neighbouring columns of a thread, `lanes` at most, where there are so many of a width."""
+def _column_lanes(plan: GpuPlan, lanes: int, points: int, width: int, least: int) -> int:
+    """Neighbouring columns of a thread, `lanes` at most, where there are so many of a width.
+
+    least: a machine is busy with a block for one in so many of its multiprocessors. Of states of
+    several numbers a thread computes as long as it loads.
+    """
     blocks, busy = points // plan.warp, plan.target.busy_blocks
     if lanes > COLUMN_LANES and blocks < MANY_BLOCKS * lanes * busy:
         lanes = COLUMN_LANES
-    while lanes > 1 and (lanes * plan.warp > width or 2 * blocks < lanes * busy):
+    while lanes > 1 and (lanes * plan.warp > width or least * blocks < lanes * busy):
         lanes //= 2
     return lanes
 
