@@ -64,6 +64,10 @@ _EXPORTS = (
     ("variable", "baregrad.ir.core.index", "variable"),
 )
 
+# PyTorch's windows of signals.
+_WINDOWS = (
+    "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window",
+)
 # Rooms that are not imported before somebody asks for them.
 _ROOMS = ("array_api", "autograd", "data", "func", "io")
 
@@ -103,6 +107,8 @@ def __getattr__(name: str) -> Any:
             # Kept, so that this function runs once a name.
             globals()[name] = found
             return found
+    if name in _WINDOWS:
+        return getattr(importlib.import_module("baregrad.fft.windows"), name)
     if name in _ROOMS:
         return importlib.import_module(f"baregrad.{name}")
     if name.startswith("__"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -190,30 +189,11 @@ def where(condition: Tensor, x1: Value, x2: Value, /) -> Tensor:
 def searchsorted(
     x1: Tensor, x2: Tensor, /, *, side: str = "left", sorter: Tensor | None = None
 ) -> Tensor:
-    """Return where elements of x2 would go in x1, which ascends, before or after equal ones.
-
-    Which elements those are is found by halves: log2(n) steps for all of x2 at once.
-    """
-    if side not in ("left", "right"):
-        raise ArgumentError("searchsorted has no such side", found=repr(side))
+    """Return where elements of x2 would go in x1, which ascends, before or after equal ones."""
     if x1.ndim != 1:
         raise ShapeError("searchsorted looks in one row", found=f"shape {list(x1.shape)}")
-    held, wanted = both(x1 if sorter is None else x1.index_select(0, sorter), x2)
-    count = held.shape[0]
-    low = Tensor.zeros(*wanted.shape, dtype=dtypes.int64, device=x1.device)
-    if not count or not math.prod(wanted.shape):
-        return low
-    step = 1 << (count.bit_length() - 1)
-    while step:
-        place = low + step
-        value = held[(place.clamp(max=count) - 1)]
-        goes = value < wanted if side == "left" else value <= wanted
-        if held.dtype.kind == "float":
-            # NaN comes after all numbers, as in `sort`.
-            goes = goes | (wanted.isnan() & (~value.isnan() if side == "left" else True))
-        low = ((place <= count) & goes).where(place, low)
-        step >>= 1
-    return low
+    held, wanted = both(x1, x2)
+    return held.searchsorted(wanted, side=side, sorter=sorter)
 
 
 # --- order ----------------------------------------------------------------------------------------

@@ -8,7 +8,6 @@ from typing import Any
 
 from baregrad.array_api.values import INTEGERS, Value, both, extent, scalar
 from baregrad.base.errors import DTypeError
-from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
 
 
@@ -186,12 +185,4 @@ def _bound(x: Tensor, value: Value) -> Tensor:
 def nextafter(x1: Value, x2: Value, /) -> Tensor:
     """Return the numbers next to the first in the direction of the second."""
     one, other = both(x1, x2)
-    if one.dtype not in (dtypes.float32, dtypes.float64):
-        raise DTypeError("nextafter is of float32 or float64", found=f"dtype {one.dtype}")
-    word = dtypes.int32 if one.dtype is dtypes.float32 else dtypes.int64
-    away = (other > one) == (one > 0)
-    bits = one.contiguous().bitcast(word) + away.where(1, -1).cast(word)
-    tiny = Tensor.full((), 1, dtype=word, device=one.device).bitcast(one.dtype)
-    found = (one == 0).where(tiny.copysign(other), bits.bitcast(one.dtype))
-    found = (one == other).where(other, found)
-    return (one.isnan() | other.isnan()).where(float("nan"), found)
+    return one.nextafter(other)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from baregrad import linalg as own
-from baregrad.array_api.values import axes_of, both
+from baregrad.array_api.values import both
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import DType
 from baregrad.linalg.decompositions import QR, SVD, Eigh
@@ -30,33 +29,7 @@ def matrix_transpose(x: Tensor, /) -> Tensor:
 def tensordot(x1: Tensor, x2: Tensor, /, *, axes: Any = 2) -> Tensor:
     """Return sums of products over axes: the last of x1 with the first of x2, or those named."""
     one, other = both(x1, x2)
-    if isinstance(axes, int):
-        if not 0 <= axes <= min(one.ndim, other.ndim):
-            raise ShapeError(
-                "both arrays have the axes that are summed over",
-                found=f"{axes} axes of {list(one.shape)} and {list(other.shape)}",
-            )  # fmt: skip
-        left = tuple(range(one.ndim - axes, one.ndim))
-        right = tuple(range(axes))
-    else:
-        left = axes_of(tuple(axes[0]), one.ndim)
-        right = axes_of(tuple(axes[1]), other.ndim)
-    if len(left) != len(right) or any(
-        one.shape[a] != other.shape[b] for a, b in zip(left, right, strict=True)
-    ):
-        raise ShapeError(
-            "axes that are summed over have one extent",
-            found=f"{list(one.shape)} and {list(other.shape)} over {axes}",
-        )
-    kept = [axis for axis in range(one.ndim) if axis not in left]
-    others = [axis for axis in range(other.ndim) if axis not in right]
-    rows = [one.shape[axis] for axis in kept]
-    columns = [other.shape[axis] for axis in others]
-    inner = math.prod(one.shape[axis] for axis in left)
-    a = one.permute(*kept, *left) if one.ndim else one
-    b = other.permute(*right, *others) if other.ndim else other
-    flat = a.reshape(math.prod(rows), inner) @ b.reshape(inner, math.prod(columns))
-    return flat.reshape((*rows, *columns))
+    return one.tensordot(other, axes)
 
 
 def vecdot(x1: Tensor, x2: Tensor, /, *, axis: int = -1) -> Tensor:

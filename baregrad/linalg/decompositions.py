@@ -107,11 +107,15 @@ def _complex_cholesky(A: Tensor, upper: bool) -> CholeskyEx:  # noqa: N803
 
 
 def _hermitian(A: Tensor, upper: bool) -> Tensor:  # noqa: N803
-    """The matrix whose lower or upper triangle is that of complex A, with a real diagonal."""
-    half = A.triu(1) if upper else A.tril(-1)
-    diagonal = A.real.diagonal(0, -2, -1).diag_embed()
-    found: Tensor = half + half.mH + diagonal
-    return found
+    """The matrix whose lower or upper triangle is that of complex A, with a real diagonal.
+
+    Gradients are those of a matrix that was Hermitian, and Hermitian themselves.
+    """
+    with no_grad():
+        half = A.triu(1) if upper else A.tril(-1)
+        diagonal = A.real.diagonal(0, -2, -1).diag_embed()
+        found: Tensor = half + half.mH + diagonal
+    return linked(found, (A,), lambda _, gradient: ((gradient + gradient.mH) / 2,))
 
 
 def _half_diagonal(x: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ def vector_norm(
     if ord == -math.inf:
         return size.amin(dim=axes, keepdim=keepdim)
     if ord == 0:
-        return (x != 0).cast(x.dtype).sum(dim=axes, keepdim=keepdim)
+        return (x != 0).cast(size.dtype).sum(dim=axes, keepdim=keepdim)
     return x.norm(ord, dim=axes, keepdim=keepdim)
 
 

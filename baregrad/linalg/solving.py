@@ -195,6 +195,8 @@ def det(A: Tensor) -> Tensor:  # noqa: N803
         value = (pivots.prod(dim=1) * sign).reshape(*A.shape[:-2])
 
     def pull(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
+        if 0 in A.shape:
+            return (A.zeros_like(),)
         one = Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(*A.shape)
         with no_grad():
             # Of a singular matrix the limit, by a pivot next to 0.

@@ -29,7 +29,7 @@ def _finite(x: Tensor) -> Tensor:
 def eigen_factor(x: Tensor) -> tuple[Tensor, Tensor]:
     """Eigenvalues (B, n), rising, and eigenvectors as columns (B, n, n) of symmetric x."""
     if 0 in x.shape:
-        return x[:, :, :0].sum(dim=2), x
+        return x.abs()[:, :, :0].sum(dim=2), x
     if x.shape[-1] <= SMALL and not x.is_complex():
         return eigen_by_rotations(x)
     scale = scale_of(x)

@@ -132,7 +132,7 @@ class _InstanceNorm(_BatchNorm):
                 found=list(x.shape),
                 wanted=f"{self._NDIMS[0]} axes, {self.num_features} channels along axis 1",
             )
-        y = y.instance_norm(self.weight, self.bias, self.eps)
+        y = y.instance_norm(weight=self.weight, bias=self.bias, eps=self.eps)
         return y.squeeze(0) if single else y
 
 

@@ -192,7 +192,7 @@ def logspace(
     device: str | None = None, requires_grad: bool = False,
 ) -> Tensor:
     """Return powers of `base` whose exponents are evenly spaced from start to end."""
-    exponents = Tensor.linspace(start, end, steps, dtype="float64", device=device)
+    exponents = Tensor.linspace(float(start), float(end), steps, dtype="float64", device=device)
     powers = Tensor(float(base), dtype="float64", device=device).pow(exponents)
     return powers.cast(dtype or DEFAULT_FLOAT).requires_grad_(requires_grad)
 
@@ -221,9 +221,11 @@ def _triangle_indices(
     return Tensor(np.stack(places), dtype=dtype, device=device)
 
 
-def scalar_tensor(value: Any, *, dtype: object = None, device: str | None = None) -> Tensor:
+def scalar_tensor(
+    value: Any, *, dtype: object = None, device: str | None = None, requires_grad: bool = False
+) -> Tensor:
     """Return a number as a tensor without axes, of floats unless told."""
-    return Tensor(value, dtype or DEFAULT_FLOAT, device)
+    return Tensor(value, dtype or DEFAULT_FLOAT, device, requires_grad)
 
 
 @explained
@@ -250,6 +252,23 @@ def randint_like(x: Tensor, low: int, high: int | None = None, *, dtype: object 
     return Tensor.randint(first, last, x.shape, dtype=dtype or x.dtype, device=x.device)
 
 
+@explained
+def rsub(x: Tensor, other: Tensor | bool | int | float, *, alpha: float = 1) -> Tensor:
+    """Return other - alpha * x."""
+    return other - (x if alpha == 1 else x * alpha)
+
+
+def _property(name: str) -> Any:
+    """A property of tensors, as a function."""
+
+    def function(input: Tensor) -> Any:
+        return getattr(input, name)
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Return `input.{name}`."
+    return function
+
+
 def _typed(dtype: DType) -> Any:
     """PyTorch's class of tensors of a dtype, as a function: of sizes, or of data."""
 
@@ -272,14 +291,16 @@ _OWN = frozenset({
     "as_tensor", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "broadcast_shapes",
     "broadcast_tensors", "cartesian_prod", "column_stack", "device", "dstack", "finfo",
     "get_default_dtype", "iinfo", "inference_mode", "is_tensor", "logspace", "normal",
-    "promote_types", "randint_like", "result_type", "scalar_tensor", "tensor", "tril_indices",
-    "triu_indices",
+    "promote_types", "randint_like", "result_type", "rsub", "scalar_tensor", "tensor",
+    "tril_indices", "triu_indices",
 })  # fmt: skip
 _CONSTANTS = MappingProxyType(
     {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan, "newaxis": None}
 )
 # PyTorch's functions under whose name a tensor has something else, or nothing.
-_BY_METHOD = MappingProxyType({"row_stack": "vstack", "rsub": "__rsub__"})
+_BY_METHOD = MappingProxyType({"row_stack": "vstack"})
+# What is a property of a tensor.
+_PROPERTIES = frozenset(("real", "imag"))
 _MEANT = MappingProxyType({
     "save": "safe_save", "load": "load_torch", "compile": "jit", "utils": "data",
 })  # fmt: skip
@@ -300,6 +321,8 @@ def named(name: str) -> Any:
     if not name.startswith("_"):
         if hasattr(dtypes, name) and isinstance(getattr(dtypes, name), DType):
             return getattr(dtypes, name)
+        if name in _PROPERTIES:
+            return _property(name)
         found = getattr(Tensor, _BY_METHOD.get(name, name), None)
         if callable(found):
             return found

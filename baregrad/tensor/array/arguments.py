@@ -66,7 +66,8 @@ _SYNONYMS = MappingProxyType({
     "end": "stop",
 })  # fmt: skip
 _SIZES = frozenset({"size", "shape", "sizes", "dims"})
-_FIRST = frozenset({"input", "self", "tensors", "x1", "input1", "a", "tensor", "query"})
+_FIRST = frozenset({"input", "self", "tensors", "x1", "input1", "a", "tensor", "query",
+                    "elements", "sorted_sequence", "indices"})
 
 Run = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from baregrad.base.errors import ShapeError
-from baregrad.dtypes import dtypes
+from baregrad.base.errors import DTypeError, ShapeError
+from baregrad.dtypes import dtypes, promote
 from baregrad.tensor.array.tensor_like import Operand, Tensor
 from baregrad.tensor.ops import elementwise, functions
 
@@ -129,7 +129,7 @@ def addbmm(
 ) -> Tensor:
     """Return beta*x + alpha times the sum of a batch of products of matrices."""
     a: Any = batch1
-    return _plus(x, a.bmm(batch2).sum(0), beta, alpha)  # type: ignore[no-any-return]
+    return _plus(x, a.bmm(batch2).sum(0, dtype=x.dtype), beta, alpha)  # type: ignore[no-any-return]
 
 
 def _plus(x: Tensor, other: Tensor, beta: float, alpha: float) -> Tensor:
@@ -152,7 +152,7 @@ def cov(
     aweights: Tensor | None = None,
 ) -> Tensor:
     """Return the covariances of rows, whose columns are observations, perhaps weighted."""
-    a: Any = x
+    a: Any = x if x.dtype.is_float or x.dtype.is_complex else x.float()
     a = a.reshape(1, -1) if x.ndim < 2 else a
     weights: Any = None
     for one in (fweights, aweights):
@@ -169,7 +169,7 @@ def cov(
         scale = total if aweights is None else (weights * aweights).sum() / total
         scale = total - correction * (1 if aweights is None else scale)
         found = (about * weights) @ about.conj().T / scale
-    made: Tensor = found.squeeze() if x.ndim < 2 else found
+    made: Tensor = found.squeeze() if a.shape[0] == 1 else found
     return made
 
 
@@ -192,3 +192,48 @@ def renorm(x: Tensor, p: float, dim: int, maxnorm: float) -> Tensor:
     norms = a.norm(p, axes, True)
     found: Tensor = a * (norms > maxnorm).where(maxnorm / (norms + 1e-7), 1.0)
     return found
+
+
+def gcd(x: Tensor, other: Tensor) -> Tensor:
+    """Return the greatest common divisor of integers, 0 of two zeros.
+
+    By Euclid's steps, as many as the longest pair of the dtype takes: neighbours of Fibonacci's
+    numbers.
+    """
+    a, b = _integers("gcd", x, other)
+    a, b = a.abs(), b.abs()
+    # Each step takes at least log2 of the golden ratio, 0.694 bits, off.
+    for _ in range(math.ceil(a.dtype.bits / 0.694) + 1):
+        done = b == 0
+        rest = a % done.where(1, b)
+        a, b = done.where(a, b), done.where(0, rest)
+    return a  # type: ignore[no-any-return]
+
+
+def lcm(x: Tensor, other: Tensor) -> Tensor:
+    """Return the least common multiple of integers, 0 where one of them is 0."""
+    a, b = _integers("lcm", x, other)
+    common: Any = gcd(a, b)
+    return (a // (common == 0).where(1, common) * b).abs()  # type: ignore[no-any-return]
+
+
+def _integers(what: str, x: Any, other: Any) -> tuple[Any, Any]:
+    both = promote(x.dtype, other.dtype)
+    if both.kind not in ("int", "uint"):
+        raise DTypeError(f"{what} is of integers", found=both)
+    return x.cast(both), other.cast(both)
+
+
+def nextafter(x: Tensor, other: Tensor) -> Tensor:
+    """Return the numbers next to `x` in the direction of `other`, both float32 or both float64."""
+    a: Any = x.detach()
+    b: Any = other.detach()
+    if x.dtype not in (dtypes.float32, dtypes.float64) or x.dtype is not other.dtype:
+        raise DTypeError("nextafter is of float32 or float64", found=f"{x.dtype}, {other.dtype}")
+    word = dtypes.int32 if x.dtype is dtypes.float32 else dtypes.int64
+    away = (b > a) == (a > 0)
+    bits = a.contiguous().bitcast(word) + away.where(1, -1).cast(word)
+    tiny = a.new_full((), 1, dtype=word).bitcast(x.dtype)
+    found = (a == 0).where(tiny.copysign(b), bits.bitcast(x.dtype))
+    found = (a == b).where(b, found)
+    return (a.isnan() | b.isnan()).where(math.nan, found)  # type: ignore[no-any-return]

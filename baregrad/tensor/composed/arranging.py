@@ -137,6 +137,43 @@ def sum_to_size(x: Tensor, *size: Any) -> Tensor:
     return made
 
 
+def fill_diagonal_(x: Tensor, fill_value: float, wrap: bool = False) -> Tensor:
+    """Write a value along the diagonal of `x` itself; return it.
+
+    With more than two axes all have one extent. wrap: of a tall matrix, the diagonal begins again
+    below each square and a row.
+    """
+    a: Any = x
+    if x.ndim < 2 or (x.ndim > 2 and len(set(x.shape)) > 1):
+        raise ShapeError("a diagonal is of a matrix, or of axes of one extent", found=list(x.shape))
+    places = a.arange(x.shape[0], device=x.device)
+    if x.ndim == 2 and wrap:
+        places = places % (x.shape[1] + 1)
+    lined = [axis_places(a, i) for i in range(1, x.ndim)]
+    first = places.reshape(-1, *[1] * (x.ndim - 1))
+    hit = first == lined[0]
+    for one in lined[1:]:
+        hit = hit & (first == one)
+    return a.masked_fill_(hit, fill_value)  # type: ignore[no-any-return]
+
+
+def axis_places(x: Any, axis: int) -> Any:
+    """The places along an axis, an array that broadcasts with `x`."""
+    line = x.arange(x.shape[axis], device=x.device)
+    return line.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
+
+
+def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
+    """Return `x` with values at places counted in its elements, rows after rows; see `take`."""
+    a: Any = x.reshape(-1)
+    count = a.shape[0]
+    places: Any = index
+    places = (places < 0).where(places + count, places).reshape(-1)
+    values: Any = source
+    found: Tensor = a.index_put((places,), values.reshape(-1), accumulate).reshape(x.shape)
+    return found
+
+
 def is_same_size(x: Tensor, other: Tensor) -> bool:
     """Return whether two tensors have one shape."""
     return x.shape == other.shape

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from baregrad.tensor.array.tensor_like import TensorLike
-from baregrad.tensor.composed import arithmetic, arranging
-from baregrad.tensor.ops import elementwise, functions, products, scans, special
+from baregrad.tensor.composed import arithmetic, arranging, lent, searching, summing
+from baregrad.tensor.ops import elementwise, functions, products, random, scans, special
 from baregrad.tensor.ops.inplace import in_place
 
 
@@ -56,6 +56,54 @@ class Conveniences(TensorLike):
     corrcoef = arithmetic.corrcoef
     renorm = arithmetic.renorm
 
+    gcd = arithmetic.gcd
+    lcm = arithmetic.lcm
+    nextafter = arithmetic.nextafter
+    tensordot = summing.tensordot
+    trapezoid = trapz = summing.trapezoid
+    cumulative_trapezoid = summing.cumulative_trapezoid
+    put = arranging.put
+
+    searchsorted = searching.searchsorted
+    bucketize = searching.bucketize
+    isin = searching.isin
+    histc = searching.histc
+    mode = searching.mode
+    nanmedian = searching.nanmedian
+    nanquantile = searching.nanquantile
+    unique_consecutive = searching.unique_consecutive
+    unravel_index = searching.unravel_index
+    nonzero_static = searching.nonzero_static
+    combinations = searching.combinations
+
+    cholesky = lent.cholesky
+    cholesky_inverse = lent.cholesky_inverse
+    cholesky_solve = lent.cholesky_solve
+    triangular_solve = lent.triangular_solve
+    qr = lent.qr
+    svd = lent.svd
+    logdet = lent.logdet
+    det = lent.det
+    slogdet = lent.slogdet
+    inverse = lent.inverse
+    pinverse = lent.pinverse
+    matrix_power = lent.matrix_power
+    matrix_exp = lent.matrix_exp
+    stft = lent.stft
+    istft = lent.istft
+
+    fill_diagonal_ = arranging.fill_diagonal_
+    put_ = in_place(arranging.put, "put_")
+    gcd_ = in_place(arithmetic.gcd, "gcd_")
+    lcm_ = in_place(arithmetic.lcm, "lcm_")
+    nextafter_ = in_place(arithmetic.nextafter, "nextafter_")
+    ldexp_ = in_place(arithmetic.ldexp, "ldexp_")
+    float_power_ = in_place(arithmetic.float_power, "float_power_")
+    exponential_ = random.exponential_
+    geometric_ = random.geometric_
+    cauchy_ = random.cauchy_
+    log_normal_ = random.log_normal_
+    random_ = random.random_
     clamp_min_ = in_place(arithmetic.clamp_min, "clamp_min_")
     clamp_max_ = in_place(arithmetic.clamp_max, "clamp_max_")
     renorm_ = in_place(arithmetic.renorm, "renorm_")

@@ -292,57 +292,88 @@ def empty(
 
 
 def full_like(
-    x: Tensor, fill_value: bool | int | float | complex | Tensor, *, dtype: object = None
+    x: Tensor, fill_value: bool | int | float | complex | Tensor, *, dtype: object = None,
+    device: str | None = None, requires_grad: bool = False,
 ) -> Tensor:
-    """Return a tensor of one value with the shape, device and (unless given) dtype of `x`."""
-    found = x.dtype if dtype is None else as_dtype(dtype)
+    """Return a tensor of one value with the shape and, unless given, dtype and device of `x`."""
+    made = _like(x, fill_value, x.dtype if dtype is None else as_dtype(dtype))
+    return _finished(made, device, requires_grad)
+
+
+def _like(x: Tensor, fill_value: Any, found: DType) -> Tensor:
     if found.is_complex and not isinstance(fill_value, TensorLike):
         return _full_complex(type(x), x.shape, fill_value, found, x.device)
     if x.is_paired and not isinstance(fill_value, TensorLike):
         return full(type(x)._real(), x.shape, fill_value, dtype=found, device=x.device)
     if isinstance(fill_value, TensorLike):
-        return fill_value.cast(found).expand(x.shape).clone()
+        return fill_value.cast(found).expand(x.shape).clone()  # type: ignore[return-value]
     scalar_dtype(fill_value)
     return type(x)._make(nodes.full(plain(fill_value), x.shape, found), x.device)
 
 
-def zeros_like(x: Tensor, *, dtype: object = None) -> Tensor:
-    """Return zeros with the shape, device and (unless given) dtype of `x`."""
-    return full_like(x, 0, dtype=dtype)
+def _finished(made: Tensor, device: str | None, requires_grad: bool) -> Tensor:
+    """A new tensor on the device that was asked for, as the leaf that was."""
+    made = made if device is None else made.to(device)
+    return made.requires_grad_() if requires_grad else made
 
 
-def ones_like(x: Tensor, *, dtype: object = None) -> Tensor:
-    """Return ones with the shape, device and (unless given) dtype of `x`."""
-    return full_like(x, 1, dtype=dtype)
+def zeros_like(
+    x: Tensor, *, dtype: object = None, device: str | None = None, requires_grad: bool = False
+) -> Tensor:
+    """Return zeros with the shape and, unless given, dtype and device of `x`."""
+    return full_like(x, 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def empty_like(x: Tensor, *, dtype: object = None) -> Tensor:
+def ones_like(
+    x: Tensor, *, dtype: object = None, device: str | None = None, requires_grad: bool = False
+) -> Tensor:
+    """Return ones with the shape and, unless given, dtype and device of `x`."""
+    return full_like(x, 1, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def empty_like(
+    x: Tensor, *, dtype: object = None, device: str | None = None, requires_grad: bool = False
+) -> Tensor:
     """Return a tensor shaped as `x` whose values are not to be relied on; they are zeros."""
-    return full_like(x, 0, dtype=dtype)
+    return full_like(x, 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
 def new_full(
-    x: Tensor, size: Extents, fill_value: bool | int | float | complex, *, dtype: object = None
+    x: Tensor, size: Extents, fill_value: bool | int | float | complex, *, dtype: object = None,
+    device: str | None = None, requires_grad: bool = False,
 ) -> Tensor:
-    """Return a tensor of one value, of the device and (unless given) the dtype of `x`."""
+    """Return a tensor of one value, of the dtype and device of `x` unless given."""
     found = x.dtype if dtype is None else dtype
-    made: Tensor = full(type(x)._real(), size, fill_value, dtype=found, device=x.device)
+    made: Tensor = full(
+        type(x)._real(), size, fill_value, dtype=found, requires_grad=requires_grad,
+        device=x.device if device is None else device,
+    )
     return made
 
 
-def new_zeros(x: Tensor, *size: Extents, dtype: object = None) -> Tensor:
-    """Return zeros of the device and (unless given) the dtype of `x`; the size is as of `zeros`."""
-    return new_full(x, as_shape(size), 0, dtype=dtype)
+def new_zeros(
+    x: Tensor, *size: Extents, dtype: object = None, device: str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return zeros of the dtype and device of `x` unless given; the size is as of `zeros`."""
+    return new_full(x, as_shape(size), 0, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def new_ones(x: Tensor, *size: Extents, dtype: object = None) -> Tensor:
-    """Return ones of the device and (unless given) the dtype of `x`; the size is as of `ones`."""
-    return new_full(x, as_shape(size), 1, dtype=dtype)
+def new_ones(
+    x: Tensor, *size: Extents, dtype: object = None, device: str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return ones of the dtype and device of `x` unless given; the size is as of `ones`."""
+    return new_full(x, as_shape(size), 1, dtype=dtype, device=device, requires_grad=requires_grad)
 
 
-def new_tensor(x: Tensor, data: Any, *, dtype: object = None) -> Tensor:
-    """Return a tensor of data, of the device and (unless given) the dtype of `x`."""
-    return type(x)._real()(data, x.dtype if dtype is None else dtype, x.device)
+def new_tensor(
+    x: Tensor, data: Any, *, dtype: object = None, device: str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """Return a tensor of data, of the dtype and device of `x` unless given."""
+    made = type(x)._real()(data, x.dtype if dtype is None else dtype, device or x.device)
+    return made.requires_grad_() if requires_grad else made
 
 
 # --- ranges -------------------------------------------------------------------------------------
@@ -356,6 +387,7 @@ def arange(
     *,
     dtype: object = None,
     device: str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Return start, start + step, ... before stop; one argument alone is the stop, from 0.
 
@@ -376,7 +408,8 @@ def arange(
         raise ArgumentError(f"arange from {start} to {stop} with a step of {step}: the wrong way")
     found = scalar_dtype(start + stop + step) if dtype is None else array_dtype(dtype)
     count = math.ceil((stop - start) / step)
-    return cls._make(_line(count, start, step, found), choose_device(device))
+    made = cls._make(_line(count, start, step, found), choose_device(device))
+    return made.requires_grad_() if requires_grad else made
 
 
 def _line(count: Any, start: float, step: float, dtype: DType) -> Node:
@@ -417,6 +450,7 @@ def linspace(
     *,
     dtype: object = None,
     device: str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Return `steps` evenly spaced values from start to stop, both included."""
     found = DEFAULT_FLOAT if dtype is None else array_dtype(dtype)
@@ -430,7 +464,8 @@ def linspace(
     # Counted from the nearer end, both ends are exact.
     middle = nodes.alu(Ops.CMPLT, place, const(steps // 2, dtypes.float64))
     line = nodes.where(middle, up, down) if steps > 1 else up
-    return cls._make(nodes.cast(line, found), choose_device(device))
+    made = cls._make(nodes.cast(line, found), choose_device(device))
+    return made.requires_grad_() if requires_grad else made
 
 
 def eye(
@@ -440,6 +475,7 @@ def eye(
     *,
     dtype: object = DEFAULT_FLOAT,
     device: str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """Return a matrix with ones on its diagonal, square unless `columns` is given."""
     shape = as_shape((rows, rows if columns is None else columns))
@@ -447,4 +483,5 @@ def eye(
     found = as_dtype(dtype)
     same = nodes.alu(Ops.CMPEQ, nodes.iota_along(shape, 0), nodes.iota_along(shape, 1))
     made = cls._make(nodes.cast(same, array_dtype(part_of(found))), choose_device(device))
-    return made.cast(found) if found.is_complex else made
+    made = made.cast(found) if found.is_complex else made
+    return made.requires_grad_() if requires_grad else made

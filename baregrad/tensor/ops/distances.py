@@ -11,9 +11,12 @@ from baregrad.tensor.ops.losses import check_same_shape, reduced
 
 
 def cosine_similarity(x: Tensor, other: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
-    """Return the cosine of the angle between vectors along an axis."""
-    product = (x * other).sum(dim)
-    return product / (x.norm(dim=dim).clamp(min=eps) * other.norm(dim=dim).clamp(min=eps))
+    """Return the cosine of the angle between vectors along an axis, of tensors that broadcast."""
+    both = x * other
+    # The axis is counted in the shape that they have beside each other.
+    x, other = x.expand(both.shape), other.expand(both.shape)
+    lengths = x.norm(dim=dim).clamp(min=eps) * other.norm(dim=dim).clamp(min=eps)
+    return both.sum(dim) / lengths
 
 
 def pairwise_distance(
@@ -23,11 +26,15 @@ def pairwise_distance(
     return (x - other + eps).norm(p, -1, keepdim)
 
 
-def cdist(x: Tensor, other: Tensor, p: float = 2.0) -> Tensor:
+def cdist(
+    x: Tensor, other: Tensor, p: float = 2.0,
+    compute_mode: str = "use_mm_for_euclid_dist_if_necessary",
+) -> Tensor:
     """Return the distance of each row from each other one: (..., P, M), (..., R, M) -> (..., P, R).
 
     p: of the norm, from 0 to infinity. The axes in front broadcast. Differences are taken before
-    they are summed, so near rows keep their distance; at a distance of 0 the gradient is 0. Raises
+    they are summed whatever `compute_mode` says, so near rows keep their distance; at a distance of
+    0 the gradient is 0. Raises
     ShapeError for rows of different lengths, ArgumentError for a negative p.
     """
     if x.ndim < 2 or other.ndim < 2 or x.shape[-1] != other.shape[-1]:

@@ -287,8 +287,22 @@ def triu(x: Tensor, diagonal: int | Node = 0) -> Tensor:
     return _triangle(x, diagonal, lower=False)
 
 
-def diag_embed(x: Tensor, offset: int = 0) -> Tensor:
-    """Return matrices with the last axis of `x` on a diagonal, zeros elsewhere."""
+def diag_embed(x: Tensor, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tensor:
+    """Return matrices, of two axes, with the last axis of `x` on a diagonal, zeros elsewhere."""
+    rows, columns = one_axis(dim1, x.ndim + 1), one_axis(dim2, x.ndim + 1)
+    if rows == columns:
+        raise ShapeError("a diagonal is of two axes", found=f"axes {dim1} and {dim2}")
+    made = _on_diagonal(x, offset)
+    if (rows, columns) == (x.ndim - 1, x.ndim):
+        return made
+    # The order of axes by which those two come to their places.
+    order = [*range(x.ndim - 1)]
+    for place, axis in sorted(((rows, x.ndim - 1), (columns, x.ndim))):
+        order.insert(place, axis)
+    return made.permute(*order)
+
+
+def _on_diagonal(x: Tensor, offset: int) -> Tensor:
     count, offset = x.shape[own_axis(-1, x.ndim)], plain(offset)
     side = count + abs(offset)
     row, column = max(-offset, 0), max(offset, 0)

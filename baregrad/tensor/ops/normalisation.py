@@ -191,11 +191,31 @@ def group_norm(
 
 
 def instance_norm(
-    x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5
+    x: Tensor,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
 ) -> Tensor:
-    """Return (N, C, ...) with each channel of each sample normalised."""
+    """Return (N, C, ...) with each channel of each sample normalised, then scaled and shifted.
+
+    By its own statistics, whose means over the samples move the running ones, or by the running
+    ones without `use_input_stats`.
+    """
     if x.ndim < 2:
         raise ShapeError("instance_norm is of (N, C, ...)", found=f"shape {list(x.shape)}")
+    if not use_input_stats:
+        return batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+    if running_mean is not None or running_var is not None:
+        y, axes = x.detach().cast(accumulator(x.dtype)), tuple(range(2, x.ndim))
+        mean = y.mean(axes, True)
+        variance = (y - mean).square().mean(axes)
+        _move_running(
+            running_mean, running_var, mean.mean(0), variance.mean(0), count_over(x, axes), momentum
+        )
     return group_norm(x, x.shape[1], weight, bias, eps)
 
 

@@ -193,6 +193,9 @@ def index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
 
 def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: float = 1) -> Tensor:
     """Return `x` with the slices of `source`, times alpha, added to those that indices name."""
+    if not x.ndim:
+        one = source.reshape(1)
+        return index_add(x.reshape(1), dim, index, one, alpha=alpha).reshape(())
     places = _along(x, dim, index)
     values = source if alpha == 1 else source * alpha
     return _index_write(x, places, values, Ops.ADD, index)
@@ -200,13 +203,19 @@ def index_add(x: Tensor, dim: int, index: Tensor, source: Tensor, *, alpha: floa
 
 def index_copy(x: Tensor, dim: int, index: Tensor, source: Tensor) -> Tensor:
     """Return `x` with the slices that indices name replaced by those of `source`."""
+    if not x.ndim:
+        return index_copy(x.reshape(1), dim, index, source.reshape(1)).reshape(())
     places = _along(x, dim, index)
     return _index_write(x, places, source, None, index)
 
 
-def index_fill(x: Tensor, dim: int, index: Tensor, value: bool | int | float) -> Tensor:
+def index_fill(x: Tensor, dim: int, index: Tensor, value: bool | int | float | Tensor) -> Tensor:
     """Return `x` with the slices that indices name filled with one value."""
+    if not x.ndim:
+        return index_fill(x.reshape(1), dim, index, value).reshape(())
     places = _along(x, dim, index)
+    if isinstance(value, TensorLike):
+        return _index_write(x, places, value.expand(places[0].shape), None, index)
     node = nodes.scatter(x.node, const(value, x.dtype), places, None)
     return result(node, x, index)
 

@@ -365,53 +365,73 @@ def interpolate(
     scale_factor: float | Sequence[float] | None = None,
     mode: str = "nearest",
     align_corners: bool | None = None,
+    recompute_scale_factor: bool | None = None,
+    antialias: bool = False,
 ) -> Tensor:
     """Return (N, C, ...) resampled to a size, or by a factor.
 
-    mode: nearest, nearest-exact, area, or linear in each axis (linear, bilinear, trilinear);
-    align_corners makes the first and last samples of both fall together. The linear modes are of
-    floats and of uint8, whose last axis is resampled first and rounded, then the one before it.
-    Raises DTypeError for others.
+    mode: nearest, nearest-exact, area, linear in each axis (linear, bilinear, trilinear) or
+    bicubic; align_corners makes the first and last samples of both fall together. The linear modes
+    are of floats and of uint8, whose last axis is resampled first and rounded, then the one before
+    it; bicubic is of floats. recompute_scale_factor: places go by the sizes, not by the factor.
+    Raises DTypeError for others, and ArgumentError for `antialias`.
     """
     count = x.ndim - 2
-    own = tuple(map(index, x.shape[2:]))
-    linear = mode in ("linear", "bilinear", "trilinear")
+    linear = mode in ("linear", "bilinear", "trilinear", "bicubic")
     if not linear and mode not in ("nearest", "nearest-exact", "area"):
-        raise ArgumentError(f"mode is nearest, nearest-exact, area or linear, not {mode!r}")
+        raise ArgumentError(
+            f"mode is nearest, nearest-exact, area, linear or bicubic, not {mode!r}"
+        )
+    if antialias:
+        raise ArgumentError("interpolate does not average what it skips", found="antialias=True")
+    if mode == "bicubic" and count != 2:
+        raise ShapeError("bicubic is of (N, C, H, W)", found=list(x.shape))
     if align_corners is not None and not linear:
         raise ArgumentError(f"align_corners is for the linear modes, not {mode!r}")
+    sizes, ratios = _resampled_sizes(x, size, scale_factor, bool(recompute_scale_factor))
+    if mode == "area":
+        return adaptive_avg_pool(x, count, sizes)
+    if linear and (x.dtype is not dtypes.uint8 or mode == "bicubic"):
+        check_computed(x.dtype)
+        check_float(x.dtype, f"{mode} resampling")
+    y = x
+    for i in reversed(range(count)) if x.dtype is dtypes.uint8 else range(count):
+        if mode == "bicubic":
+            y = _cubic_axis(y, 2 + i, sizes[i], ratios[i], bool(align_corners))
+        elif linear:
+            y = _linear_axis(y, 2 + i, sizes[i], ratios[i], bool(align_corners))
+        else:
+            y = _nearest_axis(y, 2 + i, sizes[i], ratios[i], 0.5 if mode != "nearest" else 0.0)
+    return y
+
+
+def _resampled_sizes(
+    x: Tensor, size: Any, scale_factor: Any, is_recomputed: bool
+) -> tuple[tuple[int, ...], list[float]]:
+    """The sizes to resample to, and how far apart their places lie in the own ones."""
+    count = x.ndim - 2
+    own = tuple(map(index, x.shape[2:]))
     if (size is None) == (scale_factor is None):
         raise ArgumentError("interpolate wants either a size or a scale_factor")
     if size is not None:
         sizes = per_axis(size, count, "size")
         _check_sizes(own, sizes)
-        ratios = [have / want for have, want in zip(own, sizes, strict=True)]
-    else:
-        scale_factor = plain(scale_factor)
-        factors = (
-            [float(scale_factor)] * count
-            if isinstance(scale_factor, int | float)
-            else [float(f) for f in scale_factor or ()]
+        return sizes, [have / want for have, want in zip(own, sizes, strict=True)]
+    scale_factor = plain(scale_factor)
+    factors = (
+        [float(scale_factor)] * count
+        if isinstance(scale_factor, int | float)
+        else [float(f) for f in scale_factor or ()]
+    )
+    if len(factors) != count:
+        raise ShapeError(
+            "interpolate wants a factor for each axis", found=f"{factors}", wanted=f"{count}"
         )
-        if len(factors) != count:
-            raise ShapeError(
-                "interpolate wants a factor for each axis", found=f"{factors}", wanted=f"{count}"
-            )
-        sizes = tuple(int(have * f) for have, f in zip(own, factors, strict=True))
-        _check_sizes(own, sizes)
-        ratios = [1 / f for f in factors]
-    if mode == "area":
-        return adaptive_avg_pool(x, count, sizes)
-    if linear and x.dtype is not dtypes.uint8:
-        check_computed(x.dtype)
-        check_float(x.dtype, f"{mode} resampling")
-    y = x
-    for i in reversed(range(count)) if x.dtype is dtypes.uint8 else range(count):
-        if linear:
-            y = _linear_axis(y, 2 + i, sizes[i], ratios[i], bool(align_corners))
-        else:
-            y = _nearest_axis(y, 2 + i, sizes[i], ratios[i], 0.5 if mode != "nearest" else 0.0)
-    return y
+    sizes = tuple(int(have * f) for have, f in zip(own, factors, strict=True))
+    _check_sizes(own, sizes)
+    if is_recomputed:
+        return sizes, [have / want for have, want in zip(own, sizes, strict=True)]
+    return sizes, [1 / f for f in factors]
 
 
 def _check_sizes(own: tuple[Any, ...], sizes: tuple[int, ...]) -> None:
@@ -478,6 +498,33 @@ def _linear_axis(x: Tensor, axis: int, wanted: int, ratio: float, corners: bool)
     y = x.cast(accumulator(x.dtype))
     mixed = _pick(y, axis, low) * (1 - weight) + _pick(y, axis, high) * weight
     return mixed.cast(x.dtype)
+
+
+def _cubic_axis(x: Tensor, axis: int, wanted: int, ratio: float, corners: bool) -> Tensor:
+    """Four neighbours weighed by a cubic; past the ends the last element stands for others.
+
+    Source: R. Keys, "Cubic convolution interpolation", 1981, with its parameter at -0.75, which is
+    PyTorch's.
+    """
+    extent, sharp = x.shape[axis], -0.75
+    line = np.arange(wanted, dtype=np.float64)
+    ratio = ((extent - 1) / (wanted - 1) if wanted > 1 else 0.0) if corners else ratio
+    source = line * ratio if corners else (line + 0.5) * ratio - 0.5
+    low = np.floor(source)
+    t = source - low
+    # From a place's left and right: of distances up to 1, and of those up to 2.
+    near = [((sharp + 2) * d - (sharp + 3)) * d * d + 1 for d in (t, 1 - t)]
+    far = [((sharp * d - 5 * sharp) * d + 8 * sharp) * d - 4 * sharp for d in (t + 1, 2 - t)]
+    y: Any = x.cast(accumulator(x.dtype))
+    beside = tuple(wanted if i == axis else 1 for i in range(x.ndim))
+    total: Any = None
+    for offset, weights in zip((-1, 0, 1, 2), (far[0], near[0], near[1], far[1]), strict=True):
+        places = type(x)(np.clip(low + offset, 0, extent - 1).astype(np.int64), device=x.device)
+        weight = type(x)(weights, device=x.device).cast(y.dtype).reshape(beside)
+        part = y.index_select(axis, places) * weight
+        total = part if total is None else total + part
+    found: Tensor = total.cast(x.dtype)
+    return found
 
 
 def _weight_bits(wanted: int, ratio: float, corners: bool) -> int:

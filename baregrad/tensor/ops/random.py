@@ -497,3 +497,50 @@ def bernoulli_(x: Tensor, p: float = 0.5) -> Tensor:
     """Write 1 with probability p, else 0, over `x`; return `x`."""
     x.copy_(bernoulli(x, p))
     return x
+
+
+def _over(x: Tensor, make: Callable[[Any], Any]) -> Tensor:
+    """Write what is made of numbers uniform in (0, 1] over `x`; return `x`."""
+    wide = x.dtype if x.dtype.is_float else DEFAULT_FLOAT
+    drawn = 1 - rand(type(x), x.shape, dtype=wide, device=x.device)
+    x.copy_(make(drawn).cast(x.dtype))
+    return x
+
+
+def exponential_(x: Tensor, lambd: float = 1.0) -> Tensor:
+    """Write exponentially distributed numbers of a rate over `x`; return `x`."""
+    if not lambd > 0:
+        raise ArgumentError("a rate is above 0", found=lambd)
+    return _over(x, lambda u: -u.log() / lambd)
+
+
+def geometric_(x: Tensor, p: float) -> Tensor:
+    """Write how many trials of probability p the first success takes over `x`; return `x`."""
+    if not 0 < p < 1:
+        raise ArgumentError(f"a probability between 0 and 1, not {p}")
+    return _over(x, lambda u: (u.log() / math.log1p(-p)).ceil().clamp(min=1))
+
+
+def cauchy_(x: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+    """Write numbers of a Cauchy distribution over `x`; return `x`."""
+    return _over(x, lambda u: (math.pi * (u - 0.5)).tan() * sigma + median)
+
+
+def log_normal_(x: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+    """Write numbers whose logarithms are normally distributed over `x`; return `x`."""
+    x.copy_(normal(type(x), mean, std, x.shape, dtype=x.dtype, device=x.device).exp())
+    return x
+
+
+def random_(x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
+    """Write integers uniform in [low, high) over `x`; `low` alone is the end, from 0 on.
+
+    Without both they are all that the dtype holds from 0 on; of floats, those that it has exactly.
+    """
+    if high is None and low == 0:
+        bits = {16: 12 if x.dtype.name == "float16" else 9, 32: 25, 64: 54}
+        top = 1 << (bits[x.dtype.bits] - 1) if x.dtype.is_float else int(x.dtype.max)
+        low, high = 0, min(top, (1 << 63) - 1)
+    first, last = (0, low) if high is None else (low, high)
+    x.copy_(randint(type(x), first, last, x.shape, device=x.device).cast(x.dtype))
+    return x

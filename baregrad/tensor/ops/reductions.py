@@ -220,7 +220,7 @@ def argmin(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Tensor:
 
 def var(
     x: Tensor,
-    dim: Axes = None,
+    dim: Axes | bool = None,
     unbiased: bool | None = None,
     keepdim: bool = False,
     *,
@@ -228,6 +228,7 @@ def var(
 ) -> Tensor:
     """Return the variance over axes: squared distances from the mean over (count - correction)."""
     check_float(x.dtype, "the variance")
+    dim, unbiased = _over(dim, unbiased)
     if unbiased is not None:
         correction = 1 if unbiased else 0
     axes = several_axes(dim, x.ndim)
@@ -245,7 +246,7 @@ def var(
 
 def std(
     x: Tensor,
-    dim: Axes = None,
+    dim: Axes | bool = None,
     unbiased: bool | None = None,
     keepdim: bool = False,
     *,
@@ -261,17 +262,26 @@ def std(
 
 
 def var_mean(
-    x: Tensor, dim: Axes = None, keepdim: bool = False, *, correction: float = 1
+    x: Tensor, dim: Axes | bool = None, unbiased: bool | None = None, keepdim: bool = False, *,
+    correction: float = 1,
 ) -> tuple[Tensor, Tensor]:
     """Return the variance and the mean over axes."""
-    return var(x, dim, None, keepdim, correction=correction), mean(x, dim, keepdim)
+    axes, unbiased = _over(dim, unbiased)
+    return var(x, axes, unbiased, keepdim, correction=correction), mean(x, axes, keepdim)
 
 
 def std_mean(
-    x: Tensor, dim: Axes = None, keepdim: bool = False, *, correction: float = 1
+    x: Tensor, dim: Axes | bool = None, unbiased: bool | None = None, keepdim: bool = False, *,
+    correction: float = 1,
 ) -> tuple[Tensor, Tensor]:
     """Return the standard deviation and the mean over axes."""
-    return std(x, dim, None, keepdim, correction=correction), mean(x, dim, keepdim)
+    axes, unbiased = _over(dim, unbiased)
+    return std(x, axes, unbiased, keepdim, correction=correction), mean(x, axes, keepdim)
+
+
+def _over(dim: Axes | bool, unbiased: bool | None) -> tuple[Axes, bool | None]:
+    """Axes, and whether the estimate is unbiased, which alone may stand first."""
+    return (None, dim) if isinstance(dim, bool) else (dim, unbiased)
 
 
 def norm(x: Tensor, p: float | str = 2, dim: Axes = None, keepdim: bool = False) -> Tensor:
@@ -351,9 +361,9 @@ def softmax(x: Tensor, dim: int, dtype: object = None) -> Tensor:
     return (weights * sum(weights, dim, True).reciprocal()).cast(target)
 
 
-def softmin(x: Tensor, dim: int) -> Tensor:
+def softmin(x: Tensor, dim: int, dtype: object = None) -> Tensor:
     """Return softmax(-x) along an axis."""
-    return softmax(-x, dim)
+    return softmax(-x, dim, dtype)
 
 
 def log_softmax(x: Tensor, dim: int, dtype: object = None) -> Tensor:

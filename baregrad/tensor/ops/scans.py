@@ -14,6 +14,7 @@ from baregrad.tensor.array.core import check_float
 from baregrad.tensor.array.operands import accumulator, result
 from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.autograd.gradients_structure import record_places
+from baregrad.tensor.ops.joining import cat
 from baregrad.tensor.ops.reductions import Extreme
 
 
@@ -75,9 +76,17 @@ def logcumsumexp(x: Tensor, dim: int) -> Tensor:
     return (result(total, y).log() + result(highest, y)).cast(x.dtype)
 
 
-def diff(x: Tensor, n: int = 1, dim: int = -1) -> Tensor:
-    """Return the n-th difference of neighbours along an axis; of bools whether they differ."""
+def diff(
+    x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None,
+    append: Tensor | None = None,
+) -> Tensor:
+    """Return the n-th difference of neighbours along an axis; of bools whether they differ.
+
+    prepend, append: what stands before and behind along that axis.
+    """
     axis = one_axis(dim, x.ndim)
+    if prepend is not None or append is not None:
+        x = cat([one for one in (prepend, x, append) if one is not None], dim=axis)
     if n < 0 or not x.ndim:
         raise ShapeError(
             "differences are of neighbours along an axis", found=f"n = {n} of {x.ndim} axes",

@@ -15,7 +15,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes, views
 from baregrad.tensor.array.axes import Axes, one_axis, own_axis, plain, several_axes
 from baregrad.tensor.array.operands import result
-from baregrad.tensor.array.tensor_like import Extents, Tensor
+from baregrad.tensor.array.tensor_like import Extents, Tensor, TensorLike
 from baregrad.tensor.ops.creation import as_shape, check_count
 
 
@@ -297,16 +297,43 @@ def tile(x: Tensor, *counts: Any) -> Tensor:
     return repeat(x, (1,) * (x.ndim - len(times)) + times)
 
 
-def repeat_interleave(x: Tensor, repeats: int, dim: int | None = None) -> Tensor:
-    """Return `x` with each element repeated along an axis, flattened for None; a copy."""
+def repeat_interleave(
+    x: Tensor, repeats: int | Tensor, dim: int | None = None, *, output_size: int | None = None
+) -> Tensor:
+    """Return `x` with each element repeated along an axis, flattened for None; a copy.
+
+    repeats: how often, or for each element (N,): then these are read, unless `output_size` says
+    what they come to.
+    """
     source, repeats = ravel(x) if dim is None else x, plain(repeats)
     axis = own_axis(0 if dim is None else dim, source.ndim)
-    (repeats,) = as_shape((repeats,))
+    if isinstance(repeats, TensorLike):
+        return _each_so_often(source, repeats, axis, output_size)
+    (times,) = as_shape((repeats,))
     shape = source.shape
     apart = nodes.unsqueeze(source.node, axis + 1)
-    spread = nodes.expand(apart, (*shape[: axis + 1], repeats, *shape[axis + 1 :]))
-    longer = index.as_dim(index.mul(shape[axis], repeats))
+    spread = nodes.expand(apart, (*shape[: axis + 1], times, *shape[axis + 1 :]))
+    longer = index.as_dim(index.mul(shape[axis], times))
     return result(nodes.reshape(spread, (*shape[:axis], longer, *shape[axis + 1 :])), x)
+
+
+def _each_so_often(source: Tensor, each: Tensor, axis: int, count: int | None) -> Tensor:
+    """Each element along an axis as often as its own number says, `count` in all."""
+    x: Any = source
+    repeats: Any = each
+    if repeats.ndim > 1 or repeats.numel() not in (1, x.shape[axis]):
+        raise ShapeError(
+            "there is a number of times for each element", found=list(repeats.shape),
+            wanted=[x.shape[axis]],
+        )
+    times = repeats.reshape(-1).cast(dtypes.int64).expand(x.shape[axis])
+    ends = times.cumsum(0)
+    if count is None:
+        count = int(ends[-1].item()) if x.shape[axis] else 0
+    # An element is the one whose predecessors are those that end at it or before.
+    begins = (ends - times).clamp(max=max(count, 0))
+    marks = times.new_zeros(count + 1).index_add(0, begins, begins.ones_like())
+    return x.index_select(axis, marks[:count].cumsum(0) - 1)  # type: ignore[no-any-return]
 
 
 def flip(x: Tensor, *dims: Any) -> Tensor:
@@ -347,7 +374,8 @@ def unfold(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
     """
     axis, size, step = one_axis(dimension, x.ndim), plain(size), plain(step)
     if x.ndim == 0:
-        return unfold(reshape(x, 1), 0, size, step)
+        # One window, as one element along no axis.
+        return reshape(unfold(reshape(x, 1), 0, size, step), size)
     for value, least, what in ((size, 0, "size"), (step, 1, "step")):
         if not isinstance(value, int) or isinstance(value, bool):
             raise ArgumentError(

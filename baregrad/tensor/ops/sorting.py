@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import DType, check_computed, dtypes
@@ -18,9 +19,9 @@ from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import one_axis, plain
-from baregrad.tensor.array.core import check_shape_is_int
+from baregrad.tensor.array.core import check_float, check_shape_is_int
 from baregrad.tensor.array.operands import result
-from baregrad.tensor.array.tensor_like import Tensor
+from baregrad.tensor.array.tensor_like import Tensor, TensorLike
 from baregrad.tensor.ops.picking import bincount, scatter
 from baregrad.tensor.ops.reductions import Extreme, extreme
 
@@ -383,8 +384,18 @@ def _check_elements(x: Tensor, count: int) -> None:
         raise ShapeError("the median of no elements", found=f"shape {list(x.shape)}")
 
 
-def quantile(x: Tensor, q: float, dim: int | None = None, keepdim: bool = False) -> Tensor:
-    """Return the q-th quantile along an axis (or of all), linear between neighbours."""
+def quantile(
+    x: Tensor, q: float | Tensor, dim: int | None = None, keepdim: bool = False, *,
+    interpolation: str = "linear",
+) -> Tensor:
+    """Return the q-th quantile along an axis (or of all); several q's (Q,) are a first axis.
+
+    interpolation: linear, lower, higher, nearest or midpoint, between the two neighbours. NaN where
+    an element is.
+    """
+    q = plain(q)
+    if isinstance(q, TensorLike) or interpolation != "linear":
+        return quantile_in_order(x, q, dim, keepdim, interpolation)
     if not 0 <= q <= 1:
         raise ArgumentError(f"a quantile is from 0 to 1, not {q}")
     axis = 0 if dim is None else one_axis(dim, x.ndim)
@@ -402,14 +413,68 @@ def quantile(x: Tensor, q: float, dim: int | None = None, keepdim: bool = False)
     return found if keepdim else found.squeeze(axis)
 
 
+def quantile_in_order(
+    x: Tensor, q: Any, dim: int | None, keepdim: bool, interpolation: str,
+    is_nan_left_out: bool = False,
+) -> Tensor:
+    """`quantile` by a sort of all, of one or several q's, with NaN as it is or left out."""
+    if interpolation not in ("linear", "lower", "higher", "nearest", "midpoint"):
+        raise ArgumentError("quantile has no such interpolation", found=repr(interpolation))
+    check_float(x.dtype, "quantile")
+    several = isinstance(q, TensorLike) and q.ndim == 1
+    if not isinstance(q, TensorLike):
+        if not 0 <= q <= 1:
+            raise ArgumentError(f"a quantile is from 0 to 1, not {q}")
+        shares: Any = x.detach().new_full((1,), q)
+    else:
+        shares = q.detach().cast(x.dtype).reshape(-1)
+    flat: Any = x.ravel() if dim is None else x
+    axis = flat.ndim - 1 if dim is None else one_axis(dim, x.ndim)
+    rows = flat.movedim(axis, -1) if flat.ndim else flat.reshape(1)
+    extent = rows.shape[-1]
+    if not extent:
+        raise ShapeError("the quantile of no elements", found=list(x.shape))
+    ordered = sort(rows)[0]
+    broken = rows.isnan()
+    count = (~broken).sum(-1, True) if is_nan_left_out else \
+        broken.any(-1, True).where(0, extent)
+    rank = (shares * (count - 1).clamp(min=0).cast(x.dtype)).detach()
+    low, high = rank.floor(), rank.ceil()
+    if interpolation == "lower":
+        high = low
+    elif interpolation == "higher":
+        low = high
+    elif interpolation == "nearest":
+        low = high = rank.round()
+    below = ordered.take_along_dim(low.cast(dtypes.int64), -1)
+    above = ordered.take_along_dim(high.cast(dtypes.int64), -1)
+    found = below if interpolation in ("lower", "higher", "nearest") else \
+        below.lerp(above, 0.5 if interpolation == "midpoint" else rank - low)
+    found = (count > 0).where(found, float("nan"))
+    if several:
+        found = found.movedim(-1, 0)
+        front: tuple[Any, ...] = (shares.shape[0],)
+    else:
+        found, front = found.squeeze(-1), ()
+    if dim is None:
+        found = found.reshape(*front, *((1,) * x.ndim if keepdim else ()))
+    elif keepdim:
+        found = found.unsqueeze(axis + len(front))
+    made: Tensor = found
+    return made
+
+
 def unique(
-    x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+    x: Tensor, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False,
+    dim: int | None = None,
 ) -> Tensor | tuple[Tensor, ...]:
     """Return the distinct elements of all, in rising order, each NaN by itself; computes them.
 
     return_inverse: also where each element of `x` stands among them, in its shape. return_counts:
-    also how often each occurs.
+    also how often each occurs. dim: the distinct parts along that axis, their first elements first.
     """
+    if dim is not None and x.ndim:
+        return _unique_parts(x, one_axis(dim, x.ndim), return_inverse, return_counts)
     flat = x.detach().ravel()
     ordered, places = sort(flat, 0)
     begins = flat[:1].ones_like(dtype=dtypes.bool).cat(ordered[1:] != ordered[:-1])
@@ -420,4 +485,27 @@ def unique(
         found.append(inverse.reshape(x.shape))
     if return_counts:
         found.append(bincount(numbers, minlength=found[0].shape[0]))
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+def _unique_parts(
+    x: Tensor, axis: int, return_inverse: bool, return_counts: bool
+) -> Tensor | tuple[Tensor, ...]:
+    moved: Any = x.detach().movedim(axis, 0)
+    count = moved.shape[0]
+    rows = moved.reshape(count, math.prod(moved.shape[1:]))
+    places = type(moved).arange(count, device=x.device)
+    # Stable sorts by the last elements first leave rows ordered by their first ones.
+    for column in reversed(range(rows.shape[1])):
+        places = places[argsort(rows[:, column][places], 0)]
+    ordered = rows[places]
+    begins = rows.new_full((min(count, 1),), True, dtype=dtypes.bool).cat(
+        (ordered[1:] != ordered[:-1]).any(1)
+    )
+    found = [moved[places[begins]].movedim(0, axis)]
+    numbers = begins.cast(dtypes.int64).cumsum(0) - 1
+    if return_inverse:
+        found.append(scatter(numbers.zeros_like(), 0, places, numbers))
+    if return_counts:
+        found.append(bincount(numbers, minlength=found[0].shape[axis]))
     return found[0] if len(found) == 1 else tuple(found)

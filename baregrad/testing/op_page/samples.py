@@ -55,12 +55,13 @@ _ARGUMENTS = MappingProxyType({
     "split_with_sizes": "[1, 1]", "hsplit": "3", "vsplit": "2", "sum_to_size": "(1, 3)",
     "unsqueeze_": "0", "float_power": "2", "clamp_min": "0.0", "clamp_max": "0.0",
     "clamp_min_": "0.0", "clamp_max_": "0.0", "fill_diagonal_": "1.0", "nanquantile": "0.5",
-    "index_reduce": "0, i, y, 'prod'", "put": "n, y", "put_": "n, y", "random_": "0, 5",
+    "index_reduce": "0, i, y, 'prod'", "put": "i, v[:2]", "put_": "i, v[:2]", "random_": "0, 5",
     "cauchy_": "", "exponential_": "", "geometric_": "0.5", "log_normal_": "",
     "cumsum_": "1", "cumprod_": "1", "swapaxes_": "0, 1", "swapdims_": "0, 1",
     "transpose_": "0, 1", "copysign_": "y", "hypot_": "y", "atan2_": "y", "arctan2_": "y",
-    "xlogy_": "y", "heaviside_": "y", "nextafter": "y", "nextafter_": "y", "histc": "4",
+    "xlogy_": "y", "heaviside_": "y", "histc": "4",
     "float_power_": "2", "ldexp_": "n", "nonzero_static": "size=4", "renorm_": "2.0, 0, 1.0",
+    "isin": "y", "tensordot": "m, 1", "bucketize": "v.sort()[0]",
 })  # fmt: skip
 _CALLS = MappingProxyType({
     "where": "x.where(b, y)", "linear": "x.linear(m.T)", "matmul": "x.matmul(m)", "mm": "x.mm(m)",
@@ -110,7 +111,7 @@ _CALLS = MappingProxyType({
     "det": "s.det()", "inverse": "s.inverse()", "logdet": "(s @ s.T).logdet()",
     "slogdet": "s.slogdet()", "cholesky": "(s @ s.T + T.eye(3)).cholesky()",
     "matrix_power": "s.matrix_power(2)", "pinverse": "s.pinverse()", "qr": "s.qr()",
-    "svd": "s.svd()", "matrix_exp": "s.matrix_exp()", "addmv": "v.addmv(s, v)",
+    "svd": "s.svd()[1]", "matrix_exp": "s.matrix_exp()", "addmv": "v.addmv(s, v)",
     "addr": "s.addr(v, v)", "addbmm": "s.addbmm(s.unsqueeze(0), s.unsqueeze(0))",
     "inner": "v.inner(v)", "vdot": "v.vdot(v)", "cross": "x.cross(y, 1)", "ger": "v.ger(v)",
     "erfinv": "(p * 0.9).erfinv()", "polygamma": "p.polygamma(1)",
@@ -119,6 +120,14 @@ _CALLS = MappingProxyType({
     "dsplit": "cube[0].dsplit(2)", "unique_consecutive": "n.unique_consecutive()",
     "diagonal_scatter": "s.diagonal_scatter(v)", "masked_scatter": "x.masked_scatter(b, y)",
     "sinc_": "x.sinc_()", "diagflat": "v.diagflat()", "cov": "x.cov()",
+    "searchsorted": "x.sort(1)[0].searchsorted(y)", "unravel_index": "n.unravel_index((2, 3))",
+    "combinations": "v.combinations(2)", "trapezoid": "x.trapezoid()", "trapz": "x.trapz()",
+    "cumulative_trapezoid": "x.cumulative_trapezoid()", "fill_diagonal_": "x.fill_diagonal_(1.0)",
+    "cholesky_inverse": "(s @ s.T + T.eye(3)).cholesky().cholesky_inverse()",
+    "cholesky_solve": "s.cholesky_solve((s @ s.T + T.eye(3)).cholesky())",
+    "triangular_solve": "s.triangular_solve(s)", "mode": "n.mode()",
+    "istft": "line[0].stft(4, return_complex=True).istft(4)", "geometric_": "p.geometric_(0.5)",
+    "nextafter": "x.detach().nextafter(y.detach())",
     "corrcoef": "x.corrcoef()", "stft": "line[0].stft(4, return_complex=True)",
 })  # fmt: skip
 
@@ -187,4 +196,9 @@ DIFFERENCES = MappingProxyType({
     "dropout": "other numbers for a seed", "rand_like": "other numbers for a seed",
     "randn_like": "other numbers for a seed", "uniform_": "other numbers for a seed",
     "normal_": "other numbers for a seed", "bernoulli_": "other numbers for a seed",
+    **dict.fromkeys(
+        ("exponential_", "geometric_", "cauchy_", "log_normal_", "random_"),
+        "other numbers for a seed",
+    ),
+    "svd": "signs of vectors, and phases, are any", "nextafter": "without gradients",
 })  # fmt: skip
