@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from baregrad.apps.diff.judging import difference, values_of
+from baregrad.apps.diff.judging import difference, tolerances, values_of
 from baregrad.apps.diff.references import DeviceReference, Reference, TorchReference, run
 from baregrad.apps.diff.smallest import unpacked
 from baregrad.engine.backends import open_backend
@@ -38,10 +38,12 @@ def differences(
     try:
         results = run(backend, backend.execute, program, raw)
         wanted = reference.wanted(program, raw)
+        allowed = tolerances(sink)
         told = [
-            difference(node.dtype, values_of(one, node), two, tolerance)
+            difference(node.dtype, values_of(one, node), two,
+                       allowed[node] if tolerance is None else tolerance)
             for node, one, two in zip(sink.src, results, wanted, strict=True)
-        ]
+        ]  # fmt: skip
     finally:
         reference.close()
         backend.close()

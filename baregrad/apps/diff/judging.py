@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from baregrad.dtypes import DType, decode, finfo
+from baregrad.dtypes import DType, decode, dtypes, finfo
 from baregrad.engine.reference import storage_of
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import MOVEMENT, Ops
 
 Array = np.ndarray[Any, Any]
-# A sum of many products may differ by so many units in the last place of its largest result.
+# A sum of many products may differ by so many units in the last place of its largest result, as it
+# is added up; one that is rounded to a narrower float by one more of those, and by one for each
+# such operation that it is made of, up to so many.
 _UNITS = 1024
+_MOST_ROUNDINGS = 16
 # Values that only sums read, and that are larger than that, are looked at as the sum alone.
 _LARGEST = 1 << 22
 LEAVES = frozenset({
@@ -53,8 +56,13 @@ def candidates(sink: Node) -> list[Node]:
     return [
         node for node in order
         if node.op not in LEAVES and node.shape is not None and node.dtype.storage is not None
-        and not _only_summed(node, readers.get(node, []))
+        and not _only_summed(node, readers.get(node, [])) and not _is_tuple(node)
     ]  # fmt: skip
+
+
+def _is_tuple(node: Node) -> bool:
+    """Whether a node is several arrays, of which others are one each."""
+    return node.op in (Ops.REDUCE, Ops.SCAN) and node.arg.monoid.arity > 1
 
 
 def _only_summed(node: Node, readers: Sequence[Node]) -> bool:
@@ -87,10 +95,33 @@ def values_of(raw: Array, node: Node) -> Array:
     return data.astype(np.float64) if node.dtype.is_float else data
 
 
-def difference(dtype: DType, found: Array, wanted: Array, tolerance: float | None) -> str:
+def tolerances(sink: Node) -> Mapping[Node, float]:
+    """Return how far results of a graph's nodes may be apart, by the largest magnitude of each.
+
+    That is by what the dtypes of the operations between the parameters and a node let them differ.
+    """
+    found: dict[Node, float] = {}
+    units: dict[Node, tuple[float, float, int]] = {}
+    for node in toposort(sink):
+        below = [units[one] for one in node.src]
+        wide, narrow, count = (max(values, default=0) for values in zip(*below, strict=True)) if (
+            below) else (0.0, 0.0, 0)  # fmt: skip
+        if node.dtype.is_float and node.op not in LEAVES:
+            own = float(finfo(node.dtype).eps)
+            accumulated = min(own, float(finfo(dtypes.float32).eps))
+            wide = max(wide, accumulated)
+            if own > accumulated:
+                narrow, count = max(narrow, own), count + 1
+        units[node] = (wide, narrow, count)
+        found[node] = _UNITS * wide + (1 + min(count, _MOST_ROUNDINGS)) * narrow
+    return found
+
+
+def difference(dtype: DType, found: Array, wanted: Array, tolerance: float) -> str:
     """Say how two arrays of a dtype differ, "" where they do not by more than the tolerance.
 
-    Integers must be equal, and what is not finite must be so in both.
+    tolerance: by the largest magnitude of the array. Integers must be equal, and what is not finite
+    must be so in both.
     """
     count = found.size
     if wanted.size != count:
@@ -102,7 +133,7 @@ def difference(dtype: DType, found: Array, wanted: Array, tolerance: float | Non
     else:
         finite = np.isfinite(wanted) & np.isfinite(found)
         scale = float(np.abs(wanted[finite]).max(initial=0.0))
-        bound = scale * (_UNITS * float(finfo(dtype).eps) if tolerance is None else tolerance)
+        bound = scale * tolerance
         with np.errstate(invalid="ignore"):
             far = np.abs(found - wanted) > bound
         same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))

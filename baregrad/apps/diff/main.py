@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import contextvars
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,7 +25,7 @@ from baregrad.apps.diff.references import (
 from baregrad.base.errors import ArgumentError, DriverError
 from baregrad.base.options import DEVICE_NAMES, options
 from baregrad.engine.script import run_to_end
-from baregrad.engine.session import Session, use_session
+from baregrad.engine.session import Session, current_session, use_session
 
 _TORCH = "torch"
 
@@ -32,6 +34,19 @@ def _observed(
     script: Path, words: Sequence[str], watch: Callable[[Session, Any], None]
 ) -> OpDifference | None:
     """Run a program with its default device watched; return the difference that ended it."""
+    # What threads of the program compute is the process's session's.
+    others = contextvars.Context().run(current_session)
+    before = others.opened
+    try:
+        return _observed_here(script, words, watch)
+    finally:
+        if others.opened != before:
+            print("# what threads of the program computed was not looked at", file=sys.stderr)
+
+
+def _observed_here(
+    script: Path, words: Sequence[str], watch: Callable[[Session, Any], None]
+) -> OpDifference | None:
     with use_session(Session()) as session, options.override(lines=True):
         # A function that is captured would be replayed, of which nothing could be compared.
         session.watching.downloads.append(lambda ref: None)
@@ -96,7 +111,7 @@ def record(script: Path, words: Sequence[str], path: Path) -> int:
             found.update(
                 zip(program.sink.src, [one.contents() for one in results], strict=True)
             )
-            recorder.take(program, found)
+            recorder.take(program, raw, found)
             return results
 
         backend.execute = execute
@@ -121,6 +136,7 @@ def main(argv: Sequence[str]) -> int:
             raise ArgumentError("what is written would replace the program", found=str(path))
     if arguments.record is not None:
         count = record(arguments.script, arguments.words, arguments.record)
+        _check_some(count, arguments.script)
         print(f"{count} computations written to {arguments.record}")
         return 0
     against = _checked(arguments.against, arguments.nan)
@@ -129,6 +145,7 @@ def main(argv: Sequence[str]) -> int:
         with_script=not arguments.no_script,
     )
     if found is None:
+        _check_some(counts["compared"], arguments.script)
         what = "nothing is born that is not finite" if arguments.nan else "nothing differs"
         print(f"{what}: {counts['compared']} computations")
         return 0
@@ -139,6 +156,15 @@ def main(argv: Sequence[str]) -> int:
         place.write_text(found.script)
         print(f"  shown by {place}")
     return 1
+
+
+def _check_some(count: int, script: Path) -> None:
+    """Raise ArgumentError for a program of which nothing was looked at."""
+    if not count:
+        raise ArgumentError(
+            "the program computes nothing that is looked at", found=str(script),
+            wanted="a program that asks for values of tensors, on its first thread",
+        )  # fmt: skip
 
 
 def _checked(against: str, nan: bool) -> str:

@@ -15,27 +15,32 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from baregrad.apps.diff.judging import Array, candidates, values_of
+from baregrad.apps.diff.judging import Array, candidates, difference, values_of
 from baregrad.apps.diff.torch_reference import torch_rules
 from baregrad.base.errors import FileFormatError
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import Canonical
 from baregrad.engine.reference import evaluate_program
 from baregrad.io.files import write_atomically
-from baregrad.ir.core.node import Node
+from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.text.dump import dump
 
-FORMAT = 1
+FORMAT = 2
 # Of a larger array so many elements are recorded, from all over it.
 _RECORDED = 4096
+# What a computation is given may be results of earlier ones, rounded otherwise on another machine:
+# by so much of its largest magnitude.
+_GIVEN_APART = 1 / 16
 
 
 class Reference(Protocol):
-    """Gives the values that are right."""
+    """Gives the values that are right. `computes`: of any program, and not of some alone."""
 
-    def begin(self, program: Canonical) -> str:
-        """Take note that a program runs; say what is wrong with that, "" where nothing is."""
+    computes: bool
+
+    def begin(self, program: Canonical, raw: Sequence[Array]) -> str:
+        """Take note that a program runs over some inputs; say what is wrong, "" for nothing."""
 
     def wanted(self, program: Canonical, raw: Sequence[Array]) -> list[Array]:
         """Return the values of a program's results over its inputs."""
@@ -71,7 +76,9 @@ def _decoded(program: Canonical, results: Sequence[Array]) -> list[Array]:
 class _AllValues:
     """A reference that computes anew whatever it is asked for."""
 
-    def begin(self, program: Canonical) -> str:
+    computes = True
+
+    def begin(self, program: Canonical, raw: Sequence[Array]) -> str:
         """Nothing is wrong with any program."""
         return ""
 
@@ -136,12 +143,17 @@ class RunRecorder:
         """How many were noted."""
         return len(self._digests)
 
-    def take(self, program: Canonical, values: Mapping[Node, Array]) -> None:
-        """Note the values, as raw codes, of what `recorded_nodes` names of a program."""
+    def take(
+        self, program: Canonical, raw: Sequence[Array], values: Mapping[Node, Array]
+    ) -> None:
+        """Note inputs and values, as raw codes, of what `recorded_nodes` names of a program."""
         number = len(self._digests)
         self._digests.append(digest_of(program))
         for place, node in enumerate(recorded_nodes(program)):
             self._arrays[f"{number}/{place}"] = _sampled(values_of(values[node], node))
+        for node in _params(program):
+            data = _sampled(values_of(raw[node.arg.slot], node))
+            self._arrays[f"{number}/given{node.arg.slot}"] = data
 
     def save(self, path: Path) -> None:
         """Write it, whole or not at all."""
@@ -149,6 +161,10 @@ class RunRecorder:
         whole = io.BytesIO()
         np.savez_compressed(whole, head=np.array(head), **self._arrays)  # type: ignore[arg-type]
         write_atomically(path, [whole.getbuffer()])
+
+
+def _params(program: Canonical) -> list[Node]:
+    return [one for one in toposort(program.sink) if one.op is Ops.PARAM]
 
 
 def recorded_nodes(program: Canonical) -> list[Node]:
@@ -161,6 +177,8 @@ class RecordedReference:
 
     Of large arrays it has a part, and that is what is compared. Raises FileFormatError.
     """
+
+    computes = False
 
     def __init__(self, path: Path) -> None:
         try:
@@ -186,23 +204,34 @@ class RecordedReference:
         self._number = -1
         self._places: dict[Node, int] = {}
 
-    def begin(self, program: Canonical) -> str:
-        """Take the next computation of the recording; it must be of the same operations."""
+    def begin(self, program: Canonical, raw: Sequence[Array]) -> str:
+        """Take the next computation of the recording; it must be of the same operations.
+
+        What it is given must be as there: what earlier ones computed was compared, so that only
+        what a program reads or draws by itself is told here.
+        """
         self._number += 1
         if self._number >= len(self._digests):
             return f"the recording ends after {len(self._digests)} computations"
         if self._digests[self._number] != digest_of(program):
             return "it computes something else there than in the recording"
+        for node in _params(program):
+            name, data = f"{self._number}/given{node.arg.slot}", raw[node.arg.slot]
+            here, there = _sampled(values_of(data, node)), self._array(name)
+            if told := difference(node.dtype, here, there, _GIVEN_APART):
+                return f"it is given other values than there (is a seed missing?): {told}"
         self._places = {node: place for place, node in enumerate(recorded_nodes(program))}
         return ""
 
     def wanted(self, program: Canonical, raw: Sequence[Array]) -> list[Array]:
         """Return the recorded values."""
-        names = [f"{self._number}/{self._places[node]}" for node in program.sink.src]
-        missing = [name for name in names if name not in self._arrays]
-        if missing:
-            raise FileFormatError("the recording lacks an array", found=f"none called {missing[0]}")
-        return [self._arrays[name] for name in names]
+        return [self._array(f"{self._number}/{self._places[node]}") for node in program.sink.src]
+
+    def _array(self, name: str) -> Array:
+        if name not in self._arrays:
+            raise FileFormatError("the recording lacks an array", found=f"none called {name}")
+        found: Array = self._arrays[name]
+        return found
 
     def picked(self, values: Array) -> Array:
         """Return those elements that are recorded of an array."""

@@ -14,13 +14,14 @@ import pytest
 
 from baregrad import graph
 from baregrad.apps.diff import main as diff
-from baregrad.apps.diff.judging import OpDifference, difference
+from baregrad.apps.diff.judging import OpDifference, difference, tolerances
 from baregrad.apps.diff.main import compare, record
 from baregrad.apps.diff.references import DeviceReference
 from baregrad.assemble.virtual_cubin import VirtualAssembler
 from baregrad.base.errors import ArgumentError, FileFormatError
 from baregrad.base.options import options
 from baregrad.dtypes import dtypes
+from baregrad.ir.core.attrs import Param
 from baregrad.ir.core.node import Node, const, rebuild
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
@@ -158,15 +159,21 @@ def test_jitted_functions_are_compared_too(
 
 def test_differences_are_judged_by_the_dtype() -> None:
     ones = np.ones(4)
-    assert not difference(dtypes.float32, ones, ones + 1e-6, None)
-    assert "4 of 4 differ" in difference(dtypes.float32, ones, ones + 1e-3, None)
-    assert not difference(dtypes.bfloat16, ones, ones + 1e-3, None)
+    single, short = (
+        tolerances(Node(Ops.SIN, dtype, (Node(Ops.PARAM, dtype, (), Param(0, (4,))),)))
+        for dtype in (dtypes.float32, dtypes.bfloat16)
+    )
+    (*_, single_), (*_, short_) = single.values(), short.values()
+    assert not difference(dtypes.float32, ones, ones + 1e-6, single_)
+    assert "4 of 4 differ" in difference(dtypes.float32, ones, ones + 1e-3, single_)
+    assert not difference(dtypes.bfloat16, ones, ones + 1e-2, short_)
+    assert "4 of 4 differ" in difference(dtypes.bfloat16, ones, ones + 3e-2, short_)
     assert not difference(dtypes.float32, ones, ones + 1e-3, 0.01)
     numbers = np.arange(4)
-    assert "1 of 4 differ" in difference(dtypes.int32, numbers, numbers + (numbers == 2), None)
+    assert "1 of 4 differ" in difference(dtypes.int32, numbers, numbers + (numbers == 2), 1)
     hole = np.array([np.nan, 1, np.inf, 2])
-    assert not difference(dtypes.float32, hole, hole.copy(), None)
-    assert "most at 0" in difference(dtypes.float32, hole, np.array([1, 1, np.inf, 2]), None)
+    assert not difference(dtypes.float32, hole, hole.copy(), 0.1)
+    assert "most at 0" in difference(dtypes.float32, hole, np.array([1, 1, np.inf, 2]), 0.1)
 
 
 def test_the_command_says_what_it_found(

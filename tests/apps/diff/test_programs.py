@@ -1,0 +1,113 @@
+"""Programs that are hard to compare: narrow floats, threads, no seeds, no results."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from baregrad import graph
+from baregrad.apps.diff import main as diff
+from baregrad.apps.diff.main import compare
+from baregrad.base.errors import ArgumentError
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import Node, const, rebuild, toposort
+from baregrad.ir.core.op import Ops
+from baregrad.tensor.array import nodes
+
+# Twelve layers whose roundings add up: floats of two widths, decisions, integers made of floats.
+MIXED = """
+import numpy as np
+from baregrad import Tensor, dtypes
+rng = np.random.default_rng(0)
+h = Tensor(rng.normal(size=(32, 64)).astype(np.float32)).cast(dtypes.{dtype})
+for _ in range(12):
+    w = Tensor((rng.normal(size=(64, 64)) / 8).astype(np.float32)).cast(dtypes.{dtype})
+    h = h + (h @ w).relu()
+    h = (h - h.mean(-1, keepdim=True)) / (h.var(-1, keepdim=True) + 1e-5).sqrt()
+print(h.softmax(-1).argmax(-1).sum().item(), (h * 100).cast(dtypes.int32).sum().item())
+"""
+
+
+def script(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "program.py"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_roundings_that_add_up_are_no_fault(dtype: str, tmp_path: Path) -> None:
+    found, counts = compare(script(tmp_path, MIXED.format(dtype=dtype)), [], "REF", None, False)
+    assert found is None and counts["compared"] == 2
+
+
+def test_a_fault_of_a_narrow_float_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A twentieth too much, which is six units in the last place of a bfloat16."""
+    original = graph.canonicalise
+
+    def wrong(sink: Node, *rest: Any, **named: Any) -> Node:
+        made = [one for one in toposort(sink) if one.op is Ops.WHERE and one.shape == (32, 64)]
+        place = made[7] if len(made) > 7 else None
+
+        def visit(node: Node) -> Node | None:
+            if node is not place:
+                return None
+            factor = nodes.broadcast(const(1.05, node.dtype), node.shape)
+            return Node(Ops.MUL, node.dtype, (node, factor))
+
+        return original(rebuild(sink, visit), *rest, **named)
+
+    monkeypatch.setattr(graph, "canonicalise", wrong)
+    text = MIXED.format(dtype="bfloat16")
+    found, counts = compare(script(tmp_path, text), [], "REF", None, False)
+    assert found is not None and found.op == f"WHERE {dtypes.bfloat16.name}[32, 64]"
+    assert found.where.endswith("program.py:8") and counts["runs"] <= 5
+
+
+def test_a_recording_of_other_random_numbers_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = script(tmp_path, (
+        "import numpy as np\nfrom baregrad import Tensor\n"
+        "print((Tensor(np.random.rand(64).astype(np.float32)) * 2).sum().item())\n"
+    ))  # fmt: skip
+    path = tmp_path / "run.npz"
+    assert diff.main(["--record", str(path), str(program)]) == 0
+    assert diff.main(["--against", str(path), str(program)]) == 1
+    assert "it is given other values than there (is a seed missing?): " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("text", [
+    "print('no tensors')",
+    "from baregrad import Tensor\nTensor([1.0, 2.0]) + 1",
+], ids=["no tensors", "no values"])  # fmt: skip
+def test_a_program_of_which_nothing_is_compared_does_not_pass(text: str, tmp_path: Path) -> None:
+    program = script(tmp_path, text)
+    for words in ([], ["--nan"], ["--record", str(tmp_path / "run.npz")]):
+        with pytest.raises(ArgumentError, match="computes nothing that is looked at"):
+            diff.main([*words, str(program)])
+
+
+def test_it_is_said_that_threads_are_not_looked_at(tmp_path: Path) -> None:
+    program = script(tmp_path, (
+        "from baregrad import Tensor\nimport threading\n"
+        "work = lambda: print((Tensor([1.0, 2.0]) * 3).sum().item())\n"
+        "one = threading.Thread(target=work)\none.start()\none.join()\nwork()\n"
+    ))  # fmt: skip
+    words = [sys.executable, "-m", "baregrad", "diff", str(program)]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "nothing differs: 1 computations" in done.stdout
+    assert "# what threads of the program computed was not looked at" in done.stderr
+
+
+def test_what_a_program_raises_is_raised(tmp_path: Path) -> None:
+    text = "from baregrad import Tensor\n(Tensor([1.0]) * 2).item()\nraise LookupError('mine')"
+    with pytest.raises(LookupError, match="mine"):
+        diff.main([str(script(tmp_path, text))])
+    with pytest.raises(SyntaxError):
+        diff.main([str(script(tmp_path, "def f(:"))])
