@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any, NamedTuple, Self
+from typing import Any, ClassVar, NamedTuple, Self
 
 from baregrad.base.errors import (
     ArgumentError,
@@ -78,6 +78,8 @@ class Module(Hooked):
     """
 
     training: bool = True
+    # Whether parameters are made by the first call alone.
+    is_unmade: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -225,6 +227,8 @@ class Module(Hooked):
 
     def _tensors(self) -> Named:
         for prefix, module in self._places(""):
+            if module.is_unmade:
+                continue
             for buffers in (False, True):
                 for name, tensor in module._own(buffers):
                     yield prefix + name, tensor

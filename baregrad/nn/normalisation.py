@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Sequence
 
-from baregrad.base.errors import ShapeError, UnsupportedError
+from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
@@ -115,12 +115,7 @@ class _InstanceNorm(_BatchNorm):
         device: str | None = None,
         dtype: object = None,
     ) -> None:
-        if track_running_stats:
-            raise UnsupportedError(
-                f"{type(self).__name__} keeps no running statistics",
-                hint="leave track_running_stats False, or use a batch normalisation",
-            )
-        super().__init__(num_features, eps, momentum, affine, False, device, dtype)
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` normalised. Raises ShapeError for another number of axes or channels."""
@@ -132,7 +127,12 @@ class _InstanceNorm(_BatchNorm):
                 found=list(x.shape),
                 wanted=f"{self._NDIMS[0]} axes, {self.num_features} channels along axis 1",
             )
-        y = y.instance_norm(weight=self.weight, bias=self.bias, eps=self.eps)
+        y = y.instance_norm(
+            self.running_mean, self.running_var, self.weight, self.bias,
+            self.training or self.running_mean is None, self.momentum, self.eps,
+        )
+        if self.training and self.running_mean is not None:
+            self._accompany()
         return y.squeeze(0) if single else y
 
 

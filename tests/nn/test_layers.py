@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from baregrad import nn
-from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
+from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
@@ -31,6 +31,8 @@ CASES: tuple[Case, ...] = (
     ("batch norm 1d", lambda n: n.BatchNorm1d(4), (6, 4)),
     ("batch norm 1d long", lambda n: n.BatchNorm1d(4), (3, 4, 5)),
     ("batch norm 2d", lambda n: n.BatchNorm2d(3, momentum=0.3), (4, 3, 3, 2)),
+    ("instance norm tracked", lambda n: n.InstanceNorm2d(3, affine=True, track_running_stats=True),
+     (4, 3, 3, 2)),
     ("batch norm untracked", lambda n: n.BatchNorm2d(3, track_running_stats=False), (4, 3, 3, 2)),
     ("layer norm", lambda n: n.LayerNorm((4, 5)), (3, 4, 5)),
     ("layer norm without bias", lambda n: n.LayerNorm(5, bias=False), (3, 5)),
@@ -352,7 +354,6 @@ def test_modules_say_what_is_wrong() -> None:
         (lambda: nn.Dropout2d()(x), ShapeError, "wanted 4 axes, or 3 without a batch"),
         (lambda: nn.InstanceNorm2d(3)(x), ShapeError, "wanted 4 axes, 3 channels"),
         (lambda: nn.LayerNorm(np.float32(2)), ShapeError, "an extent is an integer"),
-        (lambda: nn.InstanceNorm2d(3, track_running_stats=True), UnsupportedError, "statistics"),
         (lambda: nn.TransformerEncoderLayer(4, 2, activation="sin"), ArgumentError, "found sin"),
     ):
         with pytest.raises(error, match=told):

@@ -1,0 +1,59 @@
+"""Layers that take their channels from their first input, beside PyTorch's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from baregrad import Tensor, nn
+from baregrad.base.errors import ArgumentError, ShapeError
+
+CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]], ...] = (
+    ("LazyLinear", (4,), {"bias": False}, (2, 3)),
+    ("LazyConv1d", (4, 2), {"stride": 2}, (3, 6)),
+    ("LazyConv2d", (4,), {"kernel_size": 3, "padding": 1}, (2, 3, 4, 4)),
+    ("LazyConvTranspose2d", (4, 2), {}, (1, 3, 2, 2)),
+    ("LazyBatchNorm1d", (), {"momentum": 0.5}, (4, 3)),
+    ("LazyInstanceNorm2d", (), {"affine": True, "track_running_stats": False},
+     (2, 3, 4, 4)),
+)
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs", "shape"), CASES)
+def test_a_lazy_layer_becomes_a_plain_one(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    ours, theirs = getattr(nn, name)(*args, **kwargs), getattr(torch.nn, name)(*args, **kwargs)
+    assert name in repr(ours)
+    ours(Tensor(x))
+    theirs(torch.tensor(x))
+    assert type(ours) is getattr(nn, name.removeprefix("Lazy"))
+    wanted = {key: tuple(value.shape) for key, value in theirs.state_dict().items()}
+    assert {key: tuple(value.shape) for key, value in ours.state_dict().items()} == wanted
+    ours.load_state_dict({key: Tensor(value) for key, value in theirs.state_dict().items()})
+    np.testing.assert_allclose(
+        ours(Tensor(x)).numpy(), theirs(torch.tensor(x)).detach().numpy(), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_a_model_of_lazy_layers_trains_after_its_first_call() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Dropout(0.5), nn.LazyLinear(1)).eval()
+    with pytest.raises(ArgumentError, match="first call"):
+        list(model.parameters())
+    with pytest.raises(ArgumentError, match="LazyLinear"):
+        model.state_dict()
+    x = Tensor(np.ones((2, 3), np.float32))
+    first = model(x).numpy()
+    np.testing.assert_array_equal(model(x).numpy(), first)
+    assert not model[2].training and len(list(model.parameters())) == 4
+    model(x).sum().backward()
+    assert all(one.grad is not None for one in model[3].parameters())
+
+
+def test_what_has_no_channels_is_refused() -> None:
+    with pytest.raises(ShapeError, match="channels"):
+        nn.LazyConv2d(3, 1)(Tensor([1.0, 2.0]))
