@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from baregrad.runtime.nvidia.code.cubin_elf import EM_CUDA
 from baregrad.trace.memory import Read
@@ -20,14 +21,16 @@ from baregrad.trace.memory import Read
 _MAGIC = b"\x7fELF\x02\x01\x01"
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION_NBYTES, _PROGRAM_NBYTES = 64, 56
-_SECTION = struct.Struct("<IIQQQQ24x")
-_PROGBITS, _EXECUTABLE = 1, 4
+_SECTION = struct.Struct("<IIQ8xQQ4xI16x")
+_PROGBITS, _EXECUTABLE, _WITHOUT_BYTES = 1, 4, (0, 8)
+# Relocations with an addend and without, of which the place alone is asked for.
+_PLACES = MappingProxyType({4: struct.Struct("<Q16x"), 9: struct.Struct("<Q8x")})
 _MOST_MODULE = 1 << 28
 # A piece is read in 0.2 ms, for which a stop of the program may have to wait.
 _PIECE, _PAGE = 1 << 18, 1 << 12
 # Of more than so much memory each thread takes so much at a time;
 # there is one for so many processors.
-_MUCH, _SHARE, _PROCESSORS, _MOST_THREADS = 1 << 25, 1 << 23, 4, 4
+_MUCH, _SHARE, _PROCESSORS, _MOST_THREADS = 1 << 25, 1 << 23, 2, 4
 Stretch = tuple[int, int]
 Finds = Callable[[int, int, bytes], list[int]]
 
@@ -42,16 +45,52 @@ class ModuleFile:
     data: bytes
 
 
-def codes_of(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where each section of code of a file begins, and its bytes: none of a damaged one."""
+@dataclass(frozen=True, slots=True)
+class ModuleSection:
+    """A section of a module's file; `info` is the section that one of relocations is for."""
+
+    name: str
+    kind: int
+    flags: int
+    offset: int
+    nbytes: int
+    info: int
+
+    @property
+    def is_code(self) -> bool:
+        """Whether it holds instructions."""
+        return self.kind == _PROGBITS and bool(self.flags & _EXECUTABLE)
+
+    def patched(self, data: bytes) -> Iterator[tuple[int]]:
+        """Yield the places that it has addresses put into, if it is one of relocations."""
+        form = _PLACES.get(self.kind)
+        if form is None:
+            return iter(())
+        nbytes = self.nbytes // form.size * form.size
+        return form.iter_unpack(data[self.offset : self.offset + nbytes])
+
+
+def sections_of(data: bytes) -> list[ModuleSection]:
+    """Return the sections of a module's file by number: none of a damaged one."""
     header = _HEADER.unpack_from(data)
-    begin, count = header[6], header[12]
-    if begin + count * _SECTION_NBYTES > len(data):
-        return
-    for row in _SECTION.iter_unpack(data[begin : begin + count * _SECTION_NBYTES]):
-        _, kind, flags, _, offset, nbytes = row
-        if kind == _PROGBITS and flags & _EXECUTABLE and offset + nbytes <= len(data):
-            yield offset, nbytes
+    begin, count, names = header[6], header[12], header[13]
+    table = data[begin : begin + count * _SECTION_NBYTES]
+    if len(table) < count * _SECTION_NBYTES or not 0 < names < count:
+        return []
+    rows = list(_SECTION.iter_unpack(table))
+    if any(offset + nbytes > len(data) for _, kind, _, offset, nbytes, _ in rows
+           if kind not in _WITHOUT_BYTES):  # fmt: skip
+        return []
+    _, _, _, first, length, _ = rows[names]
+    strings = data[first : first + length]
+    return [
+        ModuleSection(_string(strings, name), kind, flags, offset, nbytes, info)
+        for name, kind, flags, offset, nbytes, info in rows
+    ]
+
+
+def _string(strings: bytes, at: int) -> str:
+    return strings[at : strings.find(b"\0", at)].decode(errors="replace")
 
 
 def digest_of(data: bytes) -> bytes:

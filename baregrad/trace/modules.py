@@ -14,11 +14,9 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from baregrad.base.errors import BaregradError
-from baregrad.runtime.nvidia.code.cubin_elf import read_elf
 from baregrad.runtime.nvidia.queue.push_decoder import PushDecoder, PushedWork
 from baregrad.trace.memory import Read
-from baregrad.trace.module_search import Finds, ModuleFile, ModuleSearch, codes_of, digest_of
+from baregrad.trace.module_search import Finds, ModuleFile, ModuleSearch, digest_of, sections_of
 
 # Code is looked up by the first of so many blocks into which no address is put, and a module by
 # the first blocks of its code.
@@ -26,6 +24,8 @@ _BLOCK, _BLOCKS, _FIRST_BLOCKS = 64, 16, 8
 # Of modules that share blocks with a program so many are read whole, those with the most first.
 _LIKELY = 3
 _INSTRUCTION = 16
+# What the names of sections with code and with a kernel's parameters begin with.
+_TEXT, _PARAMETERS = ".text.", ".nv.constant0."
 # Of copies so many bytes are kept, the newest, and so many of them; as many bytes of modules.
 _MOST_COPY, _MOST_KEPT, _MOST_COPIES = 1 << 25, 1 << 26, 1 << 12
 # What may be spent on reading what is copied: so many seconds, and such a part of the time.
@@ -63,16 +63,23 @@ class _Code:
 
 
 def kernels_of(data: bytes) -> Iterator[_Code]:
-    """Yield the kernels of a cubin; raise FileFormatError for what is none."""
-    elf = read_elf(data)
+    """Yield the kernels of a cubin, none of what is none.
+
+    Code of a name is a kernel's where there is a bank of constants for its parameters. Of hundreds
+    of sections few are asked for, so that nothing but these tables is read here.
+    """
+    sections = sections_of(data)
+    kernels = {one.name.removeprefix(_PARAMETERS) for one in sections
+               if one.name.startswith(_PARAMETERS)}  # fmt: skip
     holes: dict[int, set[int]] = {}
-    for one in elf.relocations:
-        holes.setdefault(one.section, set()).add(one.offset // _INSTRUCTION * _INSTRUCTION)
-    for symbol in elf.symbols:
-        section = elf.sections.get(-1 if symbol.section is None else symbol.section)
-        if symbol.is_entry and section is not None and not symbol.value:
-            places = tuple(sorted(holes.get(section.index, ())))
-            yield _Code(symbol.name, bytes(section.data), places)
+    for one in sections:
+        for (offset,) in one.patched(data):
+            holes.setdefault(one.info, set()).add(offset // _INSTRUCTION * _INSTRUCTION)
+    for index, one in enumerate(sections):
+        name = one.name.removeprefix(_TEXT)
+        if one.is_code and name != one.name and name in kernels:
+            code = data[one.offset : one.offset + one.nbytes]
+            yield _Code(name, code, tuple(sorted(holes.get(index, ()))))
 
 
 @dataclass(eq=False)
@@ -361,8 +368,9 @@ class KernelNames:
         kept = data if self._files_kept <= _MOST_KEPT else b""
         self._files[found.digest] = replace(found, data=kept)
         self._found_module = True
-        for begin, length in codes_of(data):
-            for at in range(begin, begin + min(length, _FIRST_BLOCKS * _BLOCK), _BLOCK):
+        for one in sections_of(data):
+            length = min(one.nbytes, _FIRST_BLOCKS * _BLOCK) if one.is_code else 0
+            for at in range(one.offset, one.offset + length, _BLOCK):
                 files = self._holders.setdefault(data[at : at + _BLOCK], [])
                 if not files or files[-1] != found.digest:
                     files.append(found.digest)
@@ -382,11 +390,7 @@ class KernelNames:
         data = file.data or self.read(file.address, file.nbytes)
         if digest_of(data) != file.digest:
             return
-        try:
-            kernels = list(kernels_of(data))
-        except BaregradError:
-            return
-        for one in kernels:
+        for one in kernels_of(data):
             block = one.block()
             if block >= 0:
                 self._blocks.add(block)

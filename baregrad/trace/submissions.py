@@ -397,8 +397,8 @@ class SubmissionReader:
 
     @property
     def is_busy(self) -> bool:
-        """Whether there is something to decode or to look for."""
-        return bool(self.waiting or self._held or any(one.is_searching for one in self.kernels))
+        """Whether there is something to decode or to look for, other than by threads."""
+        return bool(self.waiting or any(one.is_searching for one in self.kernels))
 
     def find_names(self) -> bool:
         """Look for kernels' names a moment, tell what waited for them; return if there was any."""

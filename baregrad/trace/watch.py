@@ -162,7 +162,8 @@ class DriverWatch:
         """Return how long to wait for a stop, in seconds; None for as long as it takes."""
         if self._taken or (self.rings is not None and self.rings.is_busy):
             return 0.0
-        return PERIOD_S if self.rings is not None and self.rings.has_rings() else None
+        looks = self.rings is not None and (self.rings.has_rings() or self.rings.left)
+        return PERIOD_S if looks else None
 
     def enter(self, thread: TracedThread, name: str, call: Syscall) -> RawCall | None:
         """Return the call so far if it is the driver's."""
