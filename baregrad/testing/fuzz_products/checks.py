@@ -14,7 +14,7 @@ from baregrad.testing.fuzz_products.cases import AttentionCase, Case, CaseLimits
 from baregrad.testing.fuzz_products.contractions import check_contraction
 from baregrad.testing.fuzz_workers import Chunk
 
-SESSION_EVERY = 200
+SESSION_EVERY = 1000
 
 
 def check_case(case: Case, seed: int) -> str | None:
@@ -30,7 +30,7 @@ def check_case(case: Case, seed: int) -> str | None:
 
 
 def check_chunk(limits: CaseLimits, chunk: Chunk) -> Iterator[tuple[int, str | None]]:
-    """Check the seeds of a chunk, in sessions of a few hundred."""
+    """Check the seeds of a chunk, in sessions of a thousand."""
     seeds = range(chunk.first, chunk.first + chunk.count)
     with options.override(device=chunk.device, cache=False):
         for start in range(0, len(seeds), SESSION_EVERY):
