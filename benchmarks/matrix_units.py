@@ -1,4 +1,4 @@
-"""Which contractions of 16-bit floats the training steps of five models leave to other units.
+"""Which contractions of 16-bit floats the training steps of six models leave to other units.
 
     python benchmarks/matrix_units.py [--target sm_90a] [--models GPT-2,LSTM] [--dtype bfloat16]
         [--deep] [--kernels] [--compile]
@@ -112,18 +112,33 @@ def contractions(kernel: Node, widened: frozenset[int] = frozenset()) -> Iterato
     for node in toposort(*kernel.src):
         if node.op is not Ops.REDUCE or node.arg.monoid.primitive is not Ops.ADD:
             continue
-        value = node.src[0]
-        while value.op in (Ops.CAST, Ops.GUARD):
-            value = value.src[-1]
-        if value.op is not Ops.MUL:
-            continue
-        left, right = value.src
         own = frozenset(child for child in node.src if child.op is Ops.RANGE)
-        sides = (left.ranges - right.ranges - own, right.ranges - left.ranges - own,
-                 own & left.ranges & right.ranges, (left.ranges & right.ranges) - own)  # fmt: skip
-        sizes = [prod(int(extent_of(axis)) for axis in axes) for axes in sides]
-        narrow = (is_narrow(left, widened), is_narrow(right, widened))
-        yield Contraction(sizes[0], sizes[1], sizes[2], sizes[3], narrow)
+        for product in _products(node.src[0], own):
+            left, right = product.src
+            both = left.ranges & right.ranges
+            sides = left.ranges - both - own, right.ranges - both - own, own & both, both - own
+            sizes = [prod(int(extent_of(axis)) for axis in axes) for axes in sides]
+            narrow = (is_narrow(left, widened), is_narrow(right, widened))
+            yield Contraction(sizes[0], sizes[1], sizes[2], sizes[3], narrow)
+
+
+def _products(value: Node, own: frozenset[Node]) -> Iterator[Node]:
+    """The products that a sum over its `own` axes adds up, each of two factors that lie along them.
+
+    They may be parts of a sum, and multiplied by what is the same for all steps.
+    """
+    pending = [value]
+    for term in pending:
+        if term.op in (Ops.CAST, Ops.GUARD):
+            pending.append(term.src[-1])
+        elif term.op in (Ops.ADD, Ops.SUB, Ops.NEG):
+            pending.extend(term.src)
+        elif term.op is Ops.MUL:
+            scaled = [factor for factor in term.src if not factor.ranges.isdisjoint(own)]
+            if len(scaled) == 1:
+                pending.extend(scaled)
+            else:
+                yield term
 
 
 def kernels_with_contractions(plan: Plan) -> Iterator[tuple[Launch, tuple[Contraction, ...]]]:

@@ -1,4 +1,4 @@
-"""Models whose training steps are typical: GPT-2, ViT, a U-Net, an LSTM of words; ResNets beside.
+"""Models whose training steps are typical: GPT-2, Llama, ViT, a U-Net, an LSTM; ResNets beside.
 
 `training_steps` names one training step of each, whatever the dtype of the parameters.
 """
@@ -75,6 +75,77 @@ class GPT(nn.Module):
         """The scores of every next word."""
         x = self.words(ids) + self.places.weight[: ids.shape[1]]
         result: Tensor = self.norm(self.blocks(x)).linear(self.words.weight)
+        return result
+
+
+class GatedBlock(nn.Module):
+    """Attention whose queries share keys, and a gated layer, as H. Touvron and others' of 2023.
+
+    Places are told by rotations; rows are divided by their root mean square first.
+    """
+
+    def __init__(self, width: int, heads: int, key_heads: int, hidden: int) -> None:
+        super().__init__()
+        each = width // heads
+        self.each = each
+        self.norm1 = nn.RMSNorm(width, eps=1e-5)
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, key_heads * each, bias=False)
+        self.value = nn.Linear(width, key_heads * each, bias=False)
+        self.mix = nn.Linear(width, width, bias=False)
+        self.norm2 = nn.RMSNorm(width, eps=1e-5)
+        self.gate = nn.Linear(width, hidden, bias=False)
+        self.up = nn.Linear(width, hidden, bias=False)
+        self.down = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+        """(N, L, width) -> (N, L, width)."""
+
+        def heads(rows: Tensor) -> Tensor:
+            return rows.unflatten(-1, (-1, self.each)).transpose(1, 2)
+
+        def turned(rows: Tensor) -> Tensor:
+            first, second = heads(rows).chunk(2, -1)
+            return Tensor.cat(
+                [first * cosines - second * sines, second * cosines + first * sines], dim=-1
+            )
+
+        h = self.norm1(x)
+        mixed = turned(self.query(h)).scaled_dot_product_attention(
+            turned(self.key(h)), heads(self.value(h)), is_causal=True, enable_gqa=True
+        )
+        x = x + self.mix(mixed.transpose(1, 2).flatten(2))
+        h = self.norm2(x)
+        result: Tensor = x + self.down(self.gate(h).silu() * self.up(h))
+        return result
+
+
+class Llama(nn.Module):
+    """A language model of gated blocks: (N, L) words -> (N, L, words) scores."""
+
+    def __init__(
+        self, depth: int = 16, width: int = 2048, heads: int = 32, key_heads: int = 8,
+        hidden: int = 8192, words: int = 32000, length: int = 1024,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.words = nn.Embedding(words, width)
+        self.blocks = nn.ModuleList(
+            [GatedBlock(width, heads, key_heads, hidden) for _ in range(depth)]
+        )
+        self.norm = nn.RMSNorm(width, eps=1e-5)
+        self.scores = nn.Linear(width, words, bias=False)
+        half = width // heads // 2
+        angles = np.outer(np.arange(length), 5e5 ** -(np.arange(half) / half))
+        self.register_buffer("cosines", Tensor(np.cos(angles).astype(np.float32)))
+        self.register_buffer("sines", Tensor(np.sin(angles).astype(np.float32)))
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The scores of every next word."""
+        x = self.words(ids)
+        length = ids.shape[1]
+        for block in self.blocks:
+            x = block(x, self.cosines[:length], self.sines[:length])
+        result: Tensor = self.scores(self.norm(x))
         return result
 
 
@@ -213,6 +284,9 @@ def training_steps(few: bool = False) -> MappingProxyType[str, TrainingStep]:
     return MappingProxyType({
         "GPT-2": TrainingStep(
             partial(GPT, depth), _adamw, (8, 1024), (8 * 1024,), 50304, 50304
+        ),
+        "Llama": TrainingStep(
+            partial(Llama, 2 if few else 16), _adamw, (8, 1024), (8 * 1024,), 32000, 32000
         ),
         "ResNet-50": TrainingStep(ResNet50, _sgd, (64, 3, 224, 224), (64,), 0, 1000),
         "ViT-S": TrainingStep(partial(ViT, depth), _adamw, (64, 3, 224, 224), (64,), 0, 1000),

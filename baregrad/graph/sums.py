@@ -126,7 +126,9 @@ def _without_factors(this: _Sum, body: Node) -> Node | None:
     inner, outer = _factors(this, body)
     if not outer or not inner:
         return None
-    return _multiplied(this.of_factors(inner), outer)
+    rest = _product(inner)
+    apart = _contractions(this, rest) if rest.op in _ADDITIVE and rest.dtype.is_float else None
+    return _multiplied(this.of_factors(inner) if apart is None else apart, outer)
 
 
 def _factors(this: _Sum, body: Node) -> tuple[list[Node], list[Node]]:
@@ -235,27 +237,55 @@ def _multiplied(value: Node, factors: list[Node]) -> Node:
 
 
 def _contractions(this: _Sum, body: Node) -> Node | None:
-    """sum(x*y + z*w) as sum(x*y) + sum(z*w), where all of these are matrix products; else None.
+    """sum(x*y*a + z*w + t) as sum(x*y)*a + sum(z*w) + sum(t); None where some term forbids it.
 
+    Terms are matrix products, or the same for several results, as a row of an unset state's zeros.
     Such is the gradient of what several matrices are multiplied by, and each sum has matrix units.
     """
     sums: dict[Node, Node] = {}
+    free = [axis for axis, e in enumerate(body.shape) if axis not in this.axes and not is_one(e)]
+    products = 0
+    # What is left of a term without what scales it: some sum or product, and its scales.
+    rests: dict[Node, tuple[Node, list[Node]]] = {}
     stack = [body]
     while stack:
         term = stack.pop()
         if term in sums:
             continue
-        if not term.op.bit & _SIGNED:
+        if term.op.bit & _SIGNED:
+            wanted = term.src
+        elif is_matrix_product(term, this.axes):
+            products += 1
             sums[term] = this.of(term)
             continue
-        missing = [child for child in term.src if child not in sums]
-        if not all(c.op.bit & _SIGNED or is_matrix_product(c, this.axes) for c in missing):
-            return None
+        else:
+            if term not in rests:
+                inner, outer = _factors(this, term) if term.op is Ops.MUL else ([], [])
+                if not inner or not outer:
+                    alike = [axis for axis in free if is_repeated(term, axis)]
+                    if not alike:
+                        return None
+                    sums[term] = _once_for_all(this, term, alike)
+                    continue
+                rests[term] = _product(inner), outer
+            wanted = rests[term][:1]
+        missing = [child for child in wanted if child not in sums]
         if missing:
             stack += [term, *missing]
-            continue
-        sums[term] = alu(term.op, *[sums[child] for child in term.src])
-    return sums[body]
+        elif term in rests:
+            sums[term] = _multiplied(sums[wanted[0]], rests[term][1])
+        else:
+            sums[term] = alu(term.op, *[sums[child] for child in wanted])
+    return sums[body] if products else None
+
+
+def _once_for_all(this: _Sum, term: Node, alike: list[int]) -> Node:
+    """The sum of a term that is the same along some axes of the results, made once along these."""
+    small = term
+    for axis in alike:
+        small = cut(small, axis, 0, 1)
+    shape = tuple([e for axis, e in enumerate(term.shape) if axis not in this.axes])
+    return expand(this.of(small), shape)
 
 
 def _added(parts: list[tuple[Node, int]]) -> Node:

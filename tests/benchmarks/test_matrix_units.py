@@ -1,4 +1,4 @@
-"""What is a contraction of 16-bit floats, and that none of five models' is outside matrix units."""
+"""What is a contraction of 16-bit floats, and that none of six models' is outside matrix units."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ import pytest
 from baregrad import nn, optim
 from baregrad.apps.models import train, training_steps
 from baregrad.base.options import options
+from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
-from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.node import Node, alu, cast, const, range_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose
 from baregrad.kernel.language.schedule import StreamTiles
@@ -22,7 +23,14 @@ from baregrad.schedule.plan import Plan
 from baregrad.target import gpu_row
 from baregrad.tensor import Tensor
 from benchmarks.kernel_digests import listening
-from benchmarks.matrix_units import kernels_with_contractions, not_compiled, outside, plans
+from benchmarks.matrix_units import (
+    contractions,
+    kernels_with_contractions,
+    not_compiled,
+    outside,
+    plans,
+)
+from tests.kernel import kernels as k
 
 TARGET = gpu_row("sm_90a")
 
@@ -125,6 +133,21 @@ def test_a_widened_copy_counts_as_what_it_holds() -> None:
     assert counted(wide.exp().contiguous() @ drawn(64, 64).float()) == []
 
 
+def test_each_product_of_a_sum_of_several_counts() -> None:
+    """As a gradient by what two matrices are multiplied by would be, were it one sum."""
+    i, j, r = range_node(64, 0), range_node(48, 1), range_node(32, 2)
+
+    def product(slot: int) -> Node:
+        first = k.at(k.param(slot, 64, 32, dtype=dtypes.bfloat16), i, r)
+        second = k.at(k.param(slot + 1, 48, 32, dtype=dtypes.bfloat16), j, r)
+        return alu(Ops.MUL, cast(first, k.F32), cast(second, k.F32))
+
+    scaled = alu(Ops.MUL, product(1), const(2.0, k.F32))
+    total = k.reduce(Ops.ADD, alu(Ops.SUB, scaled, product(3)), r)
+    kernel = k.kernel(k.out(k.param(0, 64, 48), total, i, j))
+    assert [one[:4] for one in contractions(kernel) if one.counts] == [(64, 48, 32, 1)] * 2
+
+
 def test_a_plain_product_is_inside() -> None:
     assert outside(planned(drawn(256, 256) @ drawn(256, 256)), TARGET) == []
 
@@ -137,7 +160,7 @@ def test_all_kernels_of_a_training_step_are_compiled(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [
-    "GPT-2", "ViT-S", "U-Net", "LSTM", pytest.param("ResNet-50", marks=pytest.mark.slow)
+    "GPT-2", "Llama", "ViT-S", "U-Net", "LSTM", pytest.param("ResNet-50", marks=pytest.mark.slow)
 ])  # fmt: skip
 def test_no_contraction_of_a_training_step_is_outside(name: str) -> None:
     found = [one for plan in plans_of(name) for one in outside(plan, TARGET)]

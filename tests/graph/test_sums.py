@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -123,6 +124,34 @@ def test_terms_that_others_have_as_well_are_summed_once() -> None:
         before, last = last, before + last
     made = last.sum(2)
     assert count(canonical(made), Ops.REDUCE) == 2
+
+
+@pytest.mark.parametrize("scaled", [
+    lambda a, b, s: a * 2.0 + b,
+    lambda a, b, s: (a + b) * 0.5,
+    lambda a, b, s: b - (a * 0.25 - b * 3.0) * s,
+    lambda a, b, s: (a * s + b) * 2.0,
+], ids=["one", "both", "nested", "by row"])  # fmt: skip
+def test_matrix_products_that_are_scaled_are_summed_apart(
+    scaled: Callable[[Tensor, Tensor, Tensor], Tensor]
+) -> None:
+    x, w, y, v = param(0, 6, 1, 30), param(1, 1, 5, 30), param(2, 6, 1, 30), param(3, 1, 5, 30)
+    made = scaled(x * w, y * v, param(4, 6, 1, 1)).sum(2)
+    sums = [one for one in toposort(canonical(made)) if one.op is Ops.REDUCE]
+    assert len(sums) == 2
+    assert all(one.src[0].op is Ops.MUL and len(one.src[0].src) == 2 for one in sums)
+    factors = [factor for one in sums for factor in one.src[0].src]
+    assert not any(factor.mask & (Ops.MUL.bit | Ops.ADD.bit) for factor in factors)
+    check([made], tolerance=1e-3)
+
+
+def test_a_row_beside_matrix_products_is_summed_once() -> None:
+    """As the product with the zeros that an LSTM begins with, in its weights' gradient."""
+    x, w, row = param(0, 6, 1, 30), param(1, 1, 5, 30), param(2, 6, 1, 30)
+    made = (x * w + row * 0.0).sum(2)
+    sums = [one for one in toposort(canonical(made)) if one.op is Ops.REDUCE]
+    assert sorted(one.shape for one in sums) == [(6, 1), (6, 5)]
+    check([made], tolerance=1e-3)
 
 
 def test_products_with_a_vector_are_summed_together() -> None:
