@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 
-from baregrad.base.bits import next_power_of_two
+from baregrad.base.bits import next_power_of_two, round_up
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations
@@ -33,9 +33,9 @@ MOST_WORDS = 4
 # Rows of a thread, which share the other factor, where as many warps as keep a multiprocessor busy
 # are left.
 MOST_ROWS, BUSY_WARPS = 2, 16
-# The same where words are multiplied as they are: what takes longest are loads of the other factor.
-# Of more than four warps each waits for more than it has to do.
-MOST_WORD_ROWS, MOST_WORD_WARPS, BUSY_WORD_WARPS = 4, 4, 24
+# The same where words are multiplied as they are, by instructions, not by memory: a thread has two
+# accesses of neighbours, which mostly share their scales, and as much less to fold for each number.
+MOST_WORD_ROWS, MOST_WORD_WARPS, BUSY_WORD_WARPS, WORD_ACCESSES = 4, 8, 12, 2
 
 
 def plan_packed(plan: GpuPlan) -> bool:
@@ -65,7 +65,8 @@ def plan_packed(plan: GpuPlan) -> bool:
     numbers = iterations(held) * beside
     plan.because("{} numbers in words: a thread has all of each", numbers)
     each = max(beside // WORD, 1)
-    together = _words_together(words, moving[-1], each, NEIGHBOURS // numbers)
+    most = max(MOST_WORDS // each, WORD_ACCESSES if _has_words(plan) else 1)
+    together = _words_together(words, moving[-1], each, min(most, NEIGHBOURS // numbers))
     _plan(plan, rows, moving, held, numbers, together, beside > 1)
     return True
 
@@ -120,7 +121,7 @@ def _plan(
     count = prod([int(axis.src[0].arg) for axis in moving])
     has_words = _has_words(plan)
     if has_words:
-        first, each = _shares_of_words(plan, iterations(rows), count)
+        first, each = _shares_of_words(plan, iterations(rows), -(-count // together))
     else:
         most = next_power_of_two(max(count * numbers // THREAD_NUMBERS, 1))
         first = min(max(most, min(next_power_of_two(count), plan.warp)), MOST_WARPS * plan.warp)
@@ -158,11 +159,13 @@ def _plan(
 def _shares_of_words(plan: GpuPlan, rows: int, count: int) -> tuple[int, int]:
     """Threads of a row, and rows of a thread, as many as leave a multiprocessor enough warps.
 
-    A thread has few steps, as they take as long as they do one after the other. The order of a sum
-    hangs on its length alone, not on how many rows there are. count: steps of a row.
+    A thread has few steps, as they take as long as they do one after the other, and those of all
+    threads end together. The order of a sum hangs on its length alone, not on how many rows there
+    are. count: steps of a row.
     """
     busy = BUSY_WORD_WARPS * plan.warp * plan.target.units
-    threads = min(max(next_power_of_two(count + 1) // 2, plan.warp), MOST_WORD_WARPS * plan.warp)
+    rounds = -(-count // (MOST_WORD_WARPS * plan.warp))
+    threads = round_up(-(-count // rounds), plan.warp)
     each = max(MOST_WORD_ROWS // len(plan.facts.reductions), 1)
     while each > 1 and rows // each * threads < busy:
         each //= 2
@@ -175,8 +178,8 @@ def _has_words(plan: GpuPlan) -> bool:
 
 
 def _words_together(words: Sequence[ArrayAccess], inner: Node, each: int, most: int) -> int:
-    """Neighbours of `each` words along an axis that are one access of each array, or `most`."""
-    together = max(min(MOST_WORDS // each, most), 1)
+    """Neighbours of `each` words along an axis that a thread has together, `most` at most."""
+    together = max(most, 1)
     if any(access.stride(inner) != each for access in words):
         return 1
     while int(inner.src[0].arg) % together:
