@@ -114,10 +114,14 @@ def _schedule(plan: SumPlan, found: Contraction, sizes: Blocks, numbers: int) ->
 
 
 def lies_well(found: Contraction, sizes: Blocks, numbers: int) -> bool:
-    """Whether tiles of A are as good where they lie: whole words and tiles, in different sets."""
+    """Whether tiles of A are as good where they lie: whole words and tiles, in different sets.
+
+    A last group of fewer tiles has its own masked, which no run of instructions reads past.
+    """
     a, k, m = found.a, found.steps, found.rows
     if a.guarded or k.stride(a) != 1 or len(k.nodes) != 1 or a.array is found.b.array:
         return False
-    if m.size % sizes.rows or k.size % (sizes.steps * TILE * numbers) or not in_words(a, numbers):
+    whole = sizes.group * sizes.rows
+    if m.size % whole or k.size % (sizes.steps * TILE * numbers) or not in_words(a, numbers):
         return False
     return rows_fit(found, sizes.rows)

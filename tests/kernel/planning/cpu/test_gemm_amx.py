@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -44,6 +45,17 @@ def test_rows_are_read_in_place_where_they_lie_well() -> None:
     assert copied(k.byte_product(64, 64, 2048)) == {1, 2}
     assert copied(k.byte_product(64, 64, 1000)) == {1, 2}
     assert copied(k.brain_product(64, 64, 1024)) == {1, 2}
+
+
+def test_a_group_of_fewer_tiles_than_others_is_copied_too() -> None:
+    """Its missing tiles are masked, and a run reads no masked rows where they lie."""
+    several = replace(AMX, cores=4, alone_ns=0)
+    kernel = k.byte_product(13 * 32, 32, 64)
+    schedule = choose_schedule(kernel, several)
+    check(kernel, schedule, several)
+    even = choose_schedule(k.byte_product(16 * 32, 32, 64), several).steps
+    assert [s.param for s in schedule.steps if isinstance(s, StageInput)] == [2, 1]
+    assert [s.param for s in even if isinstance(s, StageInput)] == [2]
 
 
 def test_sums_alone_are_made_where_they_are_written() -> None:
