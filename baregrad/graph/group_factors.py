@@ -4,6 +4,8 @@ Those units read 8-bit floats and integers as they are, and float32 as tfloat32,
 what is summed. So a factor that lies across is stored turned first, which many results share, and
 one of tfloat32 is rounded once, as it is stored or copied to shared memory. What was stored as
 16-bit floats, for machines that multiply no narrower ones, is read as the bytes it was made of.
+Sums of 8-bit floats' blocks that are as long as a panel, and scaled before they are added up, are
+one sum: its panels are added up by threads anyway.
 """
 
 from __future__ import annotations
@@ -188,9 +190,54 @@ def _rounds(node: Node) -> bool:
     return node.op is Ops.CAST and node.dtype is _TF32 and node.src[0].dtype is dtypes.float32
 
 
+def _scaled(node: Node) -> Node | None:
+    """A sum of scaled sums of a panel's products each, as one sum that is scaled inside.
+
+    Those are sums of 8-bit floats, whose panels threads add up: they multiply them by scales then.
+    """
+    if node.arg.monoid.primitive is not Ops.ADD or len(node.src) != 1 or len(node.arg.axes) != 1:
+        return None
+    sums, scales = list[Node](), list[Node]()
+    pending = [node.src[0]]
+    while pending:
+        factor = pending.pop()
+        if factor.op is Ops.MUL:
+            pending += reversed(factor.src)
+        else:
+            (sums if factor.op is Ops.REDUCE else scales).append(factor)
+    if len(sums) != 1 or not scales or node.dtype is not dtypes.float32:
+        return None
+    (inner,) = sums
+    (product,) = inner.src if len(inner.src) == 1 else (inner,)
+    if product.op is not Ops.MUL or inner.arg.axes != (len(inner.shape),):
+        return None
+    if any(_kind(side) not in _FLOATS for side in product.src):
+        return None
+    shape = product.shape
+    if shape[-1] != _LEAST_NBYTES or not _is_large(product, 1):
+        return None
+    scale = scales[0]
+    for other in scales[1:]:
+        scale = make_node(Ops.MUL, scale.dtype, (scale, other))
+    spread = expand(reshape(scale, (*inner.shape, 1)), shape)
+    value = make_node(Ops.MUL, product.dtype, (product, spread))
+    arg = node.arg._replace(axes=(*node.arg.axes, len(inner.shape)))
+    return Node(Ops.REDUCE, node.dtype, (value,), arg)
+
+
+def _visit(node: Node) -> Node | None:
+    found = _scaled(node)
+    return _fit(node) if found is None else found
+
+
 def _keeps_last(node: Node) -> bool:
-    """Whether a RESHAPE has the last axis of what it is of, and no other in it."""
-    return bool(node.shape and node.src[0].shape and node.shape[-1] == node.src[0].shape[-1])
+    """Whether the last axis of a RESHAPE is that of what it is of, or an inner part of it."""
+    if not node.shape or not node.src[0].shape:
+        return False
+    size, whole = node.shape[-1], node.src[0].shape[-1]
+    if not isinstance(size, int) or not isinstance(whole, int):
+        return bool(size == whole)
+    return size > 0 and whole % size == 0
 
 
 def _lies_along(node: Node) -> bool:
@@ -208,7 +255,7 @@ def _lies_along(node: Node) -> bool:
 
 
 def _walk(order: list[Node], changed: dict[Node, Node]) -> Node:
-    return rewrite(order, _fit, Ops.REDUCE.bit, changed)
+    return rewrite(order, _visit, Ops.REDUCE.bit, changed)
 
 
 GROUP_FACTORS = Traced(

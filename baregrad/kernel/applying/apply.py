@@ -33,7 +33,7 @@ from baregrad.kernel.applying.axes import table_after
 from baregrad.kernel.applying.final_axes import FinalAxes
 from baregrad.kernel.applying.input_copies import copied_places, copy_loops
 from baregrad.kernel.applying.scope import Pieces, Scope, flat_array, plain
-from baregrad.kernel.applying.staged_accumulators import kept_in_scratch
+from baregrad.kernel.applying.staged_accumulators import in_panels, kept_in_scratch
 from baregrad.kernel.applying.staging_checks import check_room
 from baregrad.kernel.applying.tighten_loop_bounds import narrowed
 from baregrad.kernel.applying.window_copies import regions_of, without_parts
@@ -107,7 +107,7 @@ def _rewritten(
 ) -> Node:
     table = table_after(facts_of(kernel), schedule, target)
     rewriter = Rewriter(table, chunked)
-    result = rewriter.kernel(kernel)
+    result = in_panels(rewriter.kernel(kernel), table)
     if table.gpu is not None:
         partial_tiles.check_threads(result)
     check_applied(table, rewriter.applied, rewriter.axes.empty, rewriter.axes.dead)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from baregrad.ir.core.attrs import StageInfo
-from baregrad.ir.core.node import Node, make_node
+from baregrad.ir.core.node import Node, make_node, rebuild
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
+from baregrad.kernel.facts.axis_table import AxisTable
+from baregrad.kernel.instructions.instruction import scaled_product
 from baregrad.kernel.instructions.mma_sync import TILE
 
 
@@ -20,6 +22,27 @@ def in_parts(node: Node, at: Node) -> Node:
     outer = [axis for axis in own if axis not in inner]
     part = make_node(Ops.REDUCE, node.dtype, (node.src[0], *inner), node.arg)
     return make_node(Ops.REDUCE, node.dtype, (part, *outer), node.arg)
+
+
+def in_panels(kernel: Node, table: AxisTable) -> Node:
+    """A KERNEL whose sums of scaled products are of panels' sums, if a matrix unit makes these."""
+    if table.gpu is None or not table.matrix:
+        return kernel
+
+    def visit(node: Node) -> Node | None:
+        if node.op is not Ops.REDUCE or node.arg.monoid.primitive is not Ops.ADD:
+            return None
+        product, scale = scaled_product(node)
+        if scale is None:
+            return None
+        own = [child for child in node.src if child.op is Ops.RANGE]
+        inner = [axis for axis in own if axis not in scale.ranges]
+        outer = [axis for axis in own if axis in scale.ranges]
+        part = make_node(Ops.REDUCE, node.dtype, (product, *inner), node.arg)
+        value = make_node(Ops.MUL, node.dtype, (part, scale))
+        return make_node(Ops.REDUCE, node.dtype, (value, *outer), node.arg)
+
+    return rebuild(kernel, visit)
 
 
 def kept_in_scratch(

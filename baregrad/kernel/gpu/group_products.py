@@ -9,10 +9,12 @@ matrix unit sees once each of them has said so, ahead of the barrier.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.node import Node, const, extent_of, make_node, rebuild
+from baregrad.ir.core.attrs import Alloc
+from baregrad.ir.core.node import Node, const, extent_of, make_node, rebuild, toposort
 from baregrad.ir.core.op import STATEMENTS, Ops, mask_of
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Done, Fence
@@ -21,10 +23,13 @@ from baregrad.kernel.gpu.parted_sums import DONE, FIRST_ID, last_parts, parts_of
 from baregrad.kernel.gpu.threads import TURNS_ID
 from baregrad.kernel.instructions.wgmma import INSTRUCTION
 
+# Beyond the ids of all other arrays: scales of panels' sums; and as many as a thread keeps of them.
+SCALES_ID, MOST_SCALES = 1 << 27, 16
 _STATEMENTS = mask_of(STATEMENTS)
 _MMA = Ops.MMA.bit
 _BODIES = mask_of((Ops.KERNEL, Ops.SEQ, Ops.LOOP, Ops.IF))
 _FENCE = Node(Ops.FENCE, dtypes.token, (), Fence("generic", "async"))
+_ANEW = const(False, dtypes.bool)
 _SLOTS = Node(Ops.DONE, dtypes.token, (), Done("slots"))
 
 
@@ -69,7 +74,9 @@ def _in_order(items: Sequence[Node]) -> list[Node]:
     keeps = [item.arg.keep for item in items if item.op is Ops.DONE and item.arg.engine == "mma"]
     # Whether an iteration leaves a group to the next one.
     waits, late = bool(keeps), any(keeps)
-    for item in items:
+    scaled: dict[Node, Node] = {}
+    for at, each in enumerate(items):
+        item = scaled.get(each, each)
         if item.op is Ops.BARRIER and found and found[-1] == _SLOTS:
             # Of what was written nothing is read next.
             found.append(item)
@@ -80,6 +87,13 @@ def _in_order(items: Sequence[Node]) -> list[Node]:
             while place and _is_copy(found[place - 1]) and not _sets(found[place - 1], group):
                 place -= 1
             begun, after = parts_of(group, late)
+            if _begins(found, group):
+                # What reads its sums comes next, and reads all else while they are made.
+                reads = []
+                if at + 1 < len(items):
+                    reads, scaled[items[at + 1]] = _read_early(items[at + 1])
+                begun = [*reads, group.replace(src=(*group.src[:3], _ANEW, *group.src[4:]))]
+                after = [DONE]
             found[place:place] = begun
             found += after
             if not waits and not after:
@@ -150,6 +164,42 @@ def _sets(statement: Node, group: Node) -> bool:
     total, left = group.src[:2]
     held = (total, left.src[0]) if left.op is Ops.CAST else (total,)
     return statement.op is Ops.STORE and any(statement.src[0] is load.src[0] for load in held)
+
+
+def _begins(statements: Sequence[Node], group: Node) -> bool:
+    """Whether some statements set what a group adds to: its sums are those of one iteration."""
+    array = group.src[0].src[0]
+    return any(
+        one.op is Ops.STORE and one.src[0] is array and one.src[1].op is Ops.CONST
+        for one in statements
+    )
+
+
+def _read_early(statement: Node) -> tuple[list[Node], Node]:
+    """What a STORE reads in memory, kept in registers, and the STORE that takes it from there.
+
+    Nothing where that is too much, or for other statements.
+    """
+    if statement.op is not Ops.STORE:
+        return [], statement
+    reads = [one for one in toposort(statement.src[1])
+             if one.op is Ops.LOAD and one.src[0].op is Ops.PARAM]  # fmt: skip
+    stores, kept, total = list[Node](), dict[Node, Node](), 0
+    for number, read in enumerate(reads):
+        axes = tuple(sorted([axis for axis in read.ranges if axis.arg.is_tile], key=_by_id))
+        shape = tuple([int(axis.src[0].arg) for axis in axes])
+        total += prod(shape)
+        where = Alloc(SCALES_ID + number, "register", shape, name=f"s{number}")
+        array = make_node(Ops.ALLOC, read.dtype, (), where)
+        stores.append(make_node(Ops.STORE, dtypes.token, (array, read, *axes)))
+        kept[read] = make_node(Ops.LOAD, read.dtype, (array, *axes))
+    if total > MOST_SCALES or any(one in kept for read in reads for one in toposort(*read.src)):
+        return [], statement
+    return stores, rebuild(statement, kept.get)
+
+
+def _by_id(axis: Node) -> int:
+    return int(axis.arg.id)
 
 
 def _is_copy(statement: Node) -> bool:

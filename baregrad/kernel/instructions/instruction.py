@@ -16,6 +16,9 @@ from baregrad.kernel.facts.analysis import Facts, is_read
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
 from baregrad.kernel.language.schedule import Tensorize, illegal
 
+# Bits of the floats of which sums of panels are added up apart, and so may be scaled.
+OCTET = 8
+
 
 class Instruction(NamedTuple):
     """An instruction as schedules ask for it by `name`.
@@ -95,8 +98,30 @@ def kept_factors(facts: Facts) -> tuple[Node, Node] | None:
     node = facts.reductions[0].node
     if node.arg.monoid.primitive is not Ops.ADD or node.src[0].op is not Ops.MUL:
         return None
-    left, right = map(_ahead_of_widening, node.src[0].src)
+    left, right = map(_ahead_of_widening, scaled_product(node)[0].src)
     return (left, right) if _is_elementwise(left) and _is_elementwise(right) else None
+
+
+def scaled_product(total: Node) -> tuple[Node, Node | None]:
+    """What a REDUCE of products sums, and a scale of whole rows of it, or None.
+
+    Those are of 8-bit floats, of which sums of a panel's products are multiplied by it.
+    """
+    value, *own = total.src
+    while value.op in (Ops.CAST, Ops.GUARD):
+        value = value.src[-1]
+    if value.op is Ops.MUL and value.dtype is dtypes.float32 and len(own) > 1:
+        for product, scale in (value.src, value.src[::-1]):
+            if product.op is Ops.MUL and all(map(_is_octet, product.src)) and not (
+                scale.has(Ops.REDUCE, Ops.SCAN, Ops.STAGE)
+            ) and any(axis not in scale.ranges for axis in own):
+                return product, scale
+    return value, None
+
+
+def _is_octet(factor: Node) -> bool:
+    found = _ahead_of_widening(factor).dtype
+    return found.is_float and found.bits == OCTET
 
 
 def _ahead_of_widening(value: Node) -> Node:

@@ -17,6 +17,7 @@ from baregrad.kernel.facts.analysis import (
     reads_in,
 )
 from baregrad.kernel.gpu.boxes import is_rounded
+from baregrad.kernel.instructions.instruction import scaled_product
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
 _FOLDED = (Ops.REDUCE, Ops.SCAN, Ops.STAGE)
@@ -72,7 +73,10 @@ class Factor:
 
 @dataclass(eq=False, slots=True)
 class GemmFactors:
-    """The factors of a product, and its axes: of the one alone, of the other, of both, summed."""
+    """The factors of a product, and its axes: of the one alone, of the other, of both, summed.
+
+    scale: what sums of whole panels are multiplied by before they are added up, if anything.
+    """
 
     left: Factor
     right: Factor
@@ -80,6 +84,7 @@ class GemmFactors:
     columns: list[Node]
     shared: list[Node]
     depth: list[Node]
+    scale: Node | None = None
 
     def sizes(self, share: int = 1) -> Sizes:
         """Rows, columns, steps, and how many such products there are.
@@ -132,7 +137,9 @@ def gemm_factors(plan: GpuPlan) -> GemmFactors | None:
         return None
     if plan.by_stride([*rows, *columns], plan.write)[-1] in rows:
         left, right, rows, columns = right, left, columns, rows
-    return GemmFactors(left, right, rows, columns, shared, depth)
+    return GemmFactors(
+        left, right, rows, columns, shared, depth, scaled_product(reduction.node)[1]
+    )
 
 
 def _factors(reduction: Reduction) -> tuple[Factor, Factor] | None:
@@ -141,8 +148,7 @@ def _factors(reduction: Reduction) -> tuple[Factor, Factor] | None:
     sums = reduction.node.arg.monoid.primitive is Ops.ADD
     if not sums or value.dtype.kind not in ("float", "int", "uint"):
         return None
-    while value.op in (Ops.CAST, Ops.GUARD):
-        value = value.src[-1]
+    value, _ = scaled_product(reduction.node)
     if value.op is not Ops.MUL:
         return None
     found = []
