@@ -6,6 +6,7 @@ import importlib
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -59,7 +60,7 @@ needs_compiler = pytest.mark.skipif(not COMPILER, reason="no C compiler is insta
 
 
 @pytest.fixture
-def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A machine without the toolkit, but for what a test puts into the folder returned."""
     root = tmp_path / "machine"
     for name in ("bin", "system", "site"):
@@ -72,7 +73,8 @@ def bare(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     importlib.invalidate_caches()
     if shutil.which("ptxas") or shutil.which("nvcc"):
         pytest.skip("the toolkit lies in the system's own folders")
-    return root
+    with options.override(cuda_home=""):
+        yield root
 
 
 def _without_wheels(paths: list[str]) -> list[str]:

@@ -61,6 +61,8 @@ def interpreted(function: Callable[[], Any]) -> tuple[int, int]:
     function()  # a capture of another function may have looked at its state
     gc.disable()
     before = sys.gettrace()
+    # Python 3.12 sends codes only where a frame asked for them before the tracer was set.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         function()
