@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
 from baregrad.base.errors import MissingDependency, UnsupportedError
@@ -207,6 +208,7 @@ def _likelihood(stream: Stream) -> tuple[float, bool]:
     return total, all(row.best[0][0] == row.token for row in rows)
 
 
+@cache
 def harness_class() -> Any:
     """Return the class of lm_eval's models that ours are, known to it as "baregrad".
 
