@@ -24,7 +24,7 @@ from baregrad.apps.diff.judging import (
 )
 from baregrad.apps.diff.references import Reference, asking, run
 from baregrad.apps.diff.smallest import ShownFault, smallest
-from baregrad.base.errors import DriverError
+from baregrad.base.errors import DriverError, IndexOutOfRange
 from baregrad.engine.canonical import Canonical
 from baregrad.engine.session import Session
 from baregrad.ir.core.node import Node, toposort
@@ -167,11 +167,9 @@ class _Finding:
             return self.stopped(error)
         values, asked = dict(zip(nodes, stored, strict=True)), self._program.sink.src
         together = self._allowed
-        self._ask_apart(values)
-        wrong = self._told(nodes, stored)
-        for node in nodes:
-            if node in wrong:
-                return self._found(node, wrong[node], values, within=False)
+        found = self._first_wrong(nodes, stored)
+        if found is not None:
+            return found
         self._allowed = together
         # An integer that is made of computed floats may be another one where these are rounded
         # otherwise, as they are in one kernel; by itself it was right.
@@ -183,14 +181,44 @@ class _Finding:
         node, told = next(iter(wrong.items()))
         return self._fused(nodes, node, told, values)
 
-    def _ask_apart(self, values: Mapping[Node, Array]) -> None:
+    def _first_wrong(self, nodes: Sequence[Node], stored: Sequence[Array]) -> OpDifference | None:
+        """Return the first difference of operations that were stored."""
+        values = dict(zip(nodes, stored, strict=True))
+        results = [] if len(nodes) < len(candidates(self._program.sink)) else self._program.sink.src
+        try:
+            self._ask_apart(values, results)
+        except IndexOutOfRange:
+            # What some indices are made of is wrong, or else it is the program's own mistake.
+            count = self._count_fine(nodes, stored)
+            found = self._first_wrong(nodes[:count], stored[:count]) if count else None
+            if found is None:
+                raise
+            return found
+        wrong = self._told(nodes, stored)
+        first = next((node for node in nodes if node in wrong), None)
+        return None if first is None else self._found(first, wrong[first], values, within=False)
+
+    def _count_fine(self, nodes: Sequence[Node], stored: Sequence[Array]) -> int:
+        """Return how many operations the reference computes before one whose indices it refuses."""
+        fine, bad = 0, len(nodes)
+        while bad - fine > 1:
+            middle = (fine + bad) // 2
+            try:
+                self._ask_apart(dict(zip(nodes[:middle], stored[:middle], strict=True)), [])
+            except IndexOutOfRange:
+                bad = middle
+            else:
+                fine = middle
+        return fine
+
+    def _ask_apart(self, values: Mapping[Node, Array], results: Sequence[Node]) -> None:
         """Have the reference compute each operation of the values that the device had before it.
 
         All at once. A recording has what it has: values of the same program from its inputs on.
         """
         reference = self._comparison._reference
         assert reference is not None
-        nodes = list(dict.fromkeys([*values, *self._program.sink.src]))
+        nodes = list(dict.fromkeys([*values, *results]))
         if not reference.computes:
             self._ask(nodes)
             return

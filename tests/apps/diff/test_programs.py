@@ -12,7 +12,7 @@ import pytest
 from baregrad import graph
 from baregrad.apps.diff import main as diff
 from baregrad.apps.diff.main import compare
-from baregrad.base.errors import ArgumentError
+from baregrad.base.errors import ArgumentError, IndexOutOfRange
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, const, rebuild, toposort
 from baregrad.ir.core.op import Ops
@@ -38,7 +38,10 @@ def script(tmp_path: Path, text: str) -> Path:
     return path
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+@pytest.mark.parametrize(
+    "dtype",
+    ["bfloat16", *(pytest.param(one, marks=pytest.mark.slow) for one in ("float16", "float32"))],
+)
 def test_roundings_that_add_up_are_no_fault(dtype: str, tmp_path: Path) -> None:
     found, counts = compare(script(tmp_path, MIXED.format(dtype=dtype)), [], "REF", None, False)
     assert found is None and counts["compared"] == 2
@@ -111,3 +114,13 @@ def test_what_a_program_raises_is_raised(tmp_path: Path) -> None:
         diff.main([str(script(tmp_path, text))])
     with pytest.raises(SyntaxError):
         diff.main([str(script(tmp_path, "def f(:"))])
+
+
+def test_an_index_of_the_program_that_is_out_of_range_is_its_own_error(tmp_path: Path) -> None:
+    program = script(tmp_path, (
+        "import numpy as np\nfrom baregrad import Tensor\n"
+        "index = Tensor(np.array([[3, 9]])) + 1\n"
+        "print(Tensor(np.ones((1, 9), np.float32)).gather(1, index).sum().item())\n"
+    ))  # fmt: skip
+    with pytest.raises(IndexOutOfRange, match="GATHER leaves axis 1"):
+        compare(program, [], "REF", None, False)
