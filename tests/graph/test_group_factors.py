@@ -11,6 +11,7 @@ import pytest
 
 from baregrad.base.options import options
 from baregrad.graph.group_factors import has_group_factors
+from baregrad.nn.block_scaled import FORMATS, BlockScaled, scaled_matmul
 from baregrad.nn.float8 import float8_linear
 from baregrad.program import Program
 from baregrad.target import gpu_row
@@ -225,3 +226,22 @@ def test_machines_that_have_such_units() -> None:
     found = {name: has_group_factors(gpu_row(name)) for name in names}
     assert found == {"sm_90a": True, "sm_80": False, "sm_100a": False, "sm_120": False}
     assert not has_group_factors(cpu_row_named("x86-64-avx512"))
+
+
+@pytest.mark.parametrize(("rows", "batch"), [(128, ()), (1, (2,))])
+def test_scaled_sums_of_panels_are_one_sum(
+    rows: int, batch: tuple[int, ...], texts: list[str]
+) -> None:
+    """Blocks' sums are made by the unit and scaled as threads add them up; nothing is stored."""
+    random = np.random.default_rng(6)
+    x, w = (random.integers(-8, 9, (*more, 128, 256)).astype(E4M3) for more in (batch, ()))
+    s = 2.0 ** random.integers(-3, 3, (*batch, 128, 2)).astype(np.float32)
+    t = 2.0 ** random.integers(-3, 3, (128 // rows, 2)).astype(np.float32)
+    with ptx_session():
+        left = BlockScaled(FORMATS["fp8"], Tensor(x), Tensor(s))
+        right = BlockScaled(FORMATS["fp8"], Tensor(w), Tensor(t), rows)
+        found = scaled_matmul(left, right).numpy()
+    a = x.astype(np.float64) * np.repeat(s, 128, -1)
+    b = w.astype(np.float64) * np.repeat(np.repeat(t, rows, 0), 128, 1)
+    np.testing.assert_array_equal(found, a @ b.T)
+    assert len(texts) == 1 and "f32.e4m3.e4m3" in texts[0]

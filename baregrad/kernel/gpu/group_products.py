@@ -89,7 +89,7 @@ def _in_order(items: Sequence[Node]) -> list[Node]:
             begun, after = parts_of(group, late)
             if _begins(found, group):
                 # What reads its sums comes next, and reads all else while they are made.
-                reads = []
+                reads = list[Node]()
                 if at + 1 < len(items):
                     reads, scaled[items[at + 1]] = _read_early(items[at + 1])
                 begun = [*reads, group.replace(src=(*group.src[:3], _ANEW, *group.src[4:]))]
