@@ -51,6 +51,17 @@ def twiddles(rows: int, columns: int, sign: int) -> Table:
 
 
 @lru_cache(1 << 6)
+def turning(rows: int, columns: int, sign: int) -> Table:
+    """`whole(columns)` with a row's factors to the next stage: (rows, 2*columns, 2*columns)."""
+    places = np.arange(columns)
+    n = rows * columns
+    each = np.outer(places, places) * rows
+    return np.stack(
+        [real_form(roots(each + row * places[None, :], n, sign)) for row in range(rows)]
+    )
+
+
+@lru_cache(1 << 6)
 def real_rows(n: int) -> Table:
     """The matrix of the first half of a transform of `n` real numbers: (n, 2*(n//2 + 1))."""
     found = roots(np.outer(np.arange(n), np.arange(n // 2 + 1)), n, -1)

@@ -1,15 +1,16 @@
 """Discrete Fourier transforms of pairs, as products with small matrices.
 
 A transform of a product n1*n2 is transforms of n1, factors, and transforms of n2 (Cooley and Tukey,
-1965). Those of few points are products with their matrix, so that all work is in matrix products
-and in elementwise steps between, which fuse. A transform of a large prime is a convolution
-(Bluestein). What is done depends on the length alone.
+1965). Those of few points are products with their matrix, so that all work is in matrix products;
+factors are part of the matrices where rows share them, else steps between. A transform of a large
+prime is a convolution (Bluestein). What is done depends on the length alone.
 """
 
 from __future__ import annotations
 
 import threading
 import weakref
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from baregrad.tensor.array.link import session
 
 # Stages are of at most so many points, which keeps the error of a sum below that of the stages.
 _STAGE = 32
+# What a further stage costs beside its products: on an H200 a pass over memory takes as long as
+# half of those of 32 points, and is what the others take longer than their products.
+_PASS = 24
 # Of primes up to this the matrix is less work than three transforms of twice the length.
 _DIRECT = 128
 
@@ -84,28 +88,57 @@ def transform(pairs: Tensor, sign: int) -> Tensor:
     n = pairs.shape[-2]
     if n <= 1:
         return pairs
-    stage = stage_of(n)
-    if stage == n:
-        return (pairs.flatten(-2) @ constant(tables.whole(n, sign), pairs)).unflatten(-1, (n, 2))
-    if not stage:
+    stages = stages_of(n)
+    if not stages:
         return _bluestein(pairs, sign)
-    rest = n // stage
-    # j = j1*rest + j2 and k = k1 + stage*k2.
-    columns = pairs.unflatten(-2, (stage, rest)).transpose(-3, -2)
-    first = columns.flatten(-2) @ constant(tables.whole(stage, sign), pairs)
-    turned = times(first.unflatten(-1, (stage, 2)), tables.twiddles(rest, stage, sign))
-    second = transform(turned.transpose(-3, -2), sign)
-    return second.transpose(-3, -2).flatten(-3, -2)
+    # What is left to transform, and the places of results so far (T. Stockham, 1966): the latter
+    # stay side by side, so that whatever is read and written lies in stretches.
+    found = pairs.unsqueeze(-2)
+    for stage in stages:
+        found = _stage(found, stage, sign)
+    return found.squeeze(-3)
 
 
-def stage_of(n: int) -> int:
-    """The points of the first stage: n for one product, 0 where no stages make the transform."""
-    if n <= _STAGE:
-        return n
-    for stage in range(_STAGE, 1, -1):
-        if n % stage == 0:
-            return stage if stage_of(n // stage) else 0
-    return n if n <= _DIRECT else 0
+def _stage(pairs: Tensor, stage: int, sign: int) -> Tensor:
+    """Transforms of `stage` points and factors: (..., m, q, 2) -> (..., m/stage, stage*q, 2)."""
+    left, done = pairs.shape[-3:-1]
+    rest = left // stage
+    # j = j1*rest + j2 are transformed into k1 and j2.
+    columns = pairs.unflatten(-3, (stage, rest)).movedim(-4, -2).flatten(-2)
+    turns = rest > 1
+    if turns and done > 1 and rest * (2 * stage) ** 2 <= _LARGEST_KEPT:
+        # Rows beside each other have one matrix, which turns as well.
+        matrices = constant(tables.turning(rest, stage, sign), pairs)
+        found, turns = columns @ matrices, False
+    else:
+        found = columns @ constant(tables.whole(stage, sign), pairs)
+    found = found.unflatten(-1, (stage, 2))
+    if turns:
+        found = times(found, tables.twiddles(rest, stage, sign).reshape(2, rest, 1, stage, 2))
+    # Stored in the order in which it is read next.
+    return found.transpose(-3, -2).contiguous().flatten(-3, -2)
+
+
+@lru_cache(1 << 10)
+def stages_of(n: int) -> tuple[int, ...]:
+    """The points of the stages, largest first; none where no stages make the transform."""
+    stages = _cheapest(n)
+    return tuple(sorted(stages, reverse=True))
+
+
+@lru_cache(1 << 10)
+def _cheapest(n: int) -> tuple[int, ...]:
+    found = (n,) if n <= _STAGE else ()
+    for stage in range(2, min(_STAGE, n // 2) + 1):
+        rest = _cheapest(n // stage) if n % stage == 0 else ()
+        if rest and (not found or _cost((stage, *rest)) < _cost(found)):
+            found = (stage, *rest)
+    return found or ((n,) if n <= _DIRECT else ())
+
+
+def _cost(stages: tuple[int, ...]) -> int:
+    """Products for each point, and what passing memory once more takes, in as many."""
+    return sum(stages) + _PASS * len(stages)
 
 
 def _bluestein(pairs: Tensor, sign: int) -> Tensor:
@@ -120,7 +153,7 @@ def real_transform(x: Tensor) -> Tensor:
     """The first half of the unscaled transform of n real numbers: (..., n//2 + 1, 2)."""
     n = x.shape[-1]
     half = n // 2 + 1
-    if n <= _STAGE or (n % 2 and stage_of(n) == n):
+    if n <= _STAGE or (n % 2 and stages_of(n) == (n,)):
         return (x @ constant(tables.real_rows(n), x)).unflatten(-1, (half, 2))
     if n % 2:
         return transform(x.unsqueeze(-1).pad((0, 1)), -1)[..., :half, :]
@@ -134,7 +167,7 @@ def real_transform(x: Tensor) -> Tensor:
 
 def real_inverse(pairs: Tensor, n: int) -> Tensor:
     """The n real numbers, unscaled, of the first half (..., n//2 + 1, 2) of their transform."""
-    if n <= _STAGE or (n % 2 and stage_of(n) == n):
+    if n <= _STAGE or (n % 2 and stages_of(n) == (n,)):
         return pairs.flatten(-2) @ constant(tables.real_columns(n), pairs)
     if n % 2:
         start = pairs[..., :1, :] * constant(tables.REAL, pairs)

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from baregrad.base.bits import previous_power_of_two
+from baregrad.ir.core import index
+from baregrad.ir.core.node import extent_of
 from baregrad.kernel.facts.analysis import itemsize
 from baregrad.kernel.instructions.instruction import kept_factors
 from baregrad.kernel.language.schedule import (
@@ -20,10 +22,11 @@ from baregrad.kernel.language.schedule import (
     Split,
     StageFactor,
     StageInput,
+    Step,
 )
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gemm_copies import copy_of
-from baregrad.kernel.planning.gpu.gemm_factors import GemmFactors
+from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 
 
@@ -53,7 +56,8 @@ class ThreadTile(NamedTuple):
 LANES = 4
 DEPTH = 16
 TILES = tuple([
-    ThreadTile(*sizes) for sizes in ((16, 8, 16, 2), (16, 4, 16, 1), (8, 4, 16, 1), (8, 4, 8, 1))
+    ThreadTile(*sizes)
+    for sizes in ((16, 8, 16, 2), (16, 4, 16, 1), (8, 4, 16, 1), (16, 8, 8, 1), (8, 4, 8, 1))
 ])
 MOST_GROUPS = 8
 # Steps of a loop that is short enough to be written out: one's reads overlap with another's sums.
@@ -64,6 +68,8 @@ MOST_THREADS = 512
 # Fewer products than this are not worth a panel.
 LEAST_PRODUCTS = 1 << 15
 LEAST_SIDE = 16
+# Rows whose results lie together, so that threads lie along them: sectors of memory are whole.
+LEAST_FOLLOWED = 8
 LEAST_DEPTH = 8
 # Bytes between rows of a panel, at most.
 ROW_GAP_NBYTES = 16
@@ -91,6 +97,10 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     rows = plan.joined(plan.by_stride(factors.rows, plan.write))
     columns = plan.joined(plan.by_stride(factors.columns, plan.write))
     depth = plan.joined(factors.depth)
+    # Results of one column lie together where those of a row do not: threads follow them.
+    follows = _follow_rows(plan, factors)
+    own = {"m_t": tile.threads_m, "m_u": tile.rows}
+    own = dict(reversed(own.items())) if follows else own
     blocks = outside * tile.covering(m, n)
     most = min(k // (2 * depth_tile), room[tile])
     groups = _groups(tile, blocks, most, plan.target.busy_threads)
@@ -100,33 +110,55 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     inner = {"k_z": groups} if groups > 1 else {}
     steps = {"k_i": depth_tile // min(STEPS, depth_tile), "k_u": min(STEPS, depth_tile)}
     for axis, parts in (
-        (rows, {"m_o": 0, "m_t": tile.threads_m, "m_u": tile.rows}),
+        (rows, {"m_o": 0, **own}),
         (columns, {"n_o": 0, **wide, "n_t": tile.threads_n, "n_v": LANES}),
         (depth, {"k_o": 0, **inner, **steps}),
     ):
         plan.steps.append(Split(axis, tuple(parts.items()), "", True))
     plan.steps.extend(Bind(name, "thread_z") for name in inner)
     plan.steps.append(Reorder(("m_o", "n_o", "m_t", "n_t", "m_u", *wide, "n_v")))
-    units = {"m_o": "grid", "n_o": "grid", "m_t": "thread_y", "n_t": "thread", "m_u": "unroll",
+    along, across = ("thread", "thread_y") if follows else ("thread_y", "thread")
+    units = {"m_o": "grid", "n_o": "grid", "m_t": along, "n_t": across, "m_u": "unroll",
              **dict.fromkeys(wide, "unroll"), "n_v": "vector"}  # fmt: skip
     plan.steps.extend(Bind(name, unit) for name, unit in units.items())
-    for factor, own, row in (
-        (factors.left, factors.rows, ("m_t", "m_u")),
+    for factor, axes, side in (
+        (factors.left, factors.rows, tuple(own)),
         (factors.right, factors.columns, (*wide, "n_t", "n_v")),
     ):
-        axes: tuple[str, ...] = (*inner, *steps, *row)
-        pad = None
-        if not copy_of(factor, plan.by_stride(own, plan.write), factors.depth).turned:
-            # Copied along the depth, whose steps are across: they lie in different banks.
-            axes = (*inner, *row[:-2], *steps, *row[-2:])
-            pad = max(ROW_GAP_NBYTES // itemsize(factor.value.dtype), 1)
-        if kept:
-            plan.steps.append(StageFactor(factor.place, axes, pad))
-        else:
-            plan.steps.append(StageInput(factor.slot, axes, pad=pad))
+        turned = copy_of(factor, plan.by_stride(axes, plan.write), factors.depth).turned
+        plan.steps.append(_panel(factor, (*inner, *steps), side, turned, kept))
     if k > depth_tile * groups:
         plan.steps.append(Pipeline("k_o", slots, "async") if ahead else Pipeline("k_o"))
     return True
+
+
+def _panel(
+    factor: Factor, depth: tuple[str, ...], side: tuple[str, ...], turned: bool, kept: bool
+) -> Step:
+    """The panel of a factor in shared memory."""
+    axes, pad = (*depth, *side), None
+    if not turned:
+        # Copied along the depth, whose steps are across: they lie in different banks.
+        *inner, coarse, fine = depth
+        axes = (*inner, *side[:-2], coarse, fine, *side[-2:])
+        pad = max(ROW_GAP_NBYTES // itemsize(factor.value.dtype), 1)
+    return StageFactor(factor.place, axes, pad) if kept else StageInput(factor.slot, axes, pad=pad)
+
+
+def _follow_rows(plan: GpuPlan, factors: GemmFactors) -> bool:
+    """Whether no more columns lie together than a thread has, and behind them rows do."""
+    run = 1
+    for axis in reversed(plan.by_stride(factors.columns, plan.write)):
+        extent = extent_of(axis)
+        if plan.write.stride(axis) != run or not isinstance(extent, int):
+            break
+        run *= extent
+    if run > LANES:
+        return False
+    return any(
+        plan.write.stride(axis) == run and index.upper(extent_of(axis)) >= LEAST_FOLLOWED
+        for axis in factors.rows
+    )
 
 
 def _tile(tiles: Sequence[ThreadTile], m: int, n: int, outside: int, busy: int) -> ThreadTile:
