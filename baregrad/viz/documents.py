@@ -17,7 +17,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, Protocol
 
-from baregrad.base.errors import ArgumentError
+from baregrad.base.errors import ArgumentError, FileFormatError
 from baregrad.engine.explain_kernel import Found, choice_lines, work_of
 from baregrad.ir.analysis.outline import outline
 from baregrad.ir.core.node import Node, toposort
@@ -218,6 +218,13 @@ class RecordedDocuments:
         return machine_document(compiler, str(rendered.result))
 
 
+# What a file that was damaged, or that is another one, may raise.
+_DAMAGES = (
+    OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, KeyError, TypeError,
+    ValueError,
+)  # fmt: skip
+
+
 class FiledDocuments:
     """The documents of a file that `save` wrote.
 
@@ -229,10 +236,7 @@ class FiledDocuments:
         try:
             self._archive = zipfile.ZipFile(path)
             form = json.loads(self._archive.read("summary.json"))["format"]
-        except (
-            OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, KeyError, TypeError,
-            ValueError,
-        ) as error:  # fmt: skip
+        except _DAMAGES as error:
             raise ArgumentError(
                 "this is no recording of a program", found=f"{path}: {error}", wanted=wanted
             ) from error
@@ -242,18 +246,28 @@ class FiledDocuments:
                 wanted=f"format {FORMAT}", hint="record the program again",
             )
         self._lock = threading.Lock()
-        self._names = [one.removesuffix(".json") for one in self._archive.namelist()]
+        self._names = [one.removesuffix(".json") for one in self._archive.namelist()
+                       if one.endswith(".json")]  # fmt: skip
 
     def names(self) -> list[str]:
         """Every document there is."""
         return list(self._names)
 
     def get(self, name: str) -> bytes | None:
-        """The JSON text of a document; None where there is none of that name."""
+        """The JSON text of a document; None where there is none of that name.
+
+        Raises FileFormatError where that part of the file is damaged.
+        """
         if name not in self._names:
             return None
-        with self._lock:
-            return self._archive.read(f"{name}.json")
+        try:
+            with self._lock:
+                return self._archive.read(f"{name}.json")
+        except _DAMAGES as error:
+            raise FileFormatError(
+                "this part of the recording is damaged", found=f"{name}: {error}",
+                hint="copy the file again, or record the program again",
+            ) from error
 
 
 def save(documents: Documents, path: Path) -> None:

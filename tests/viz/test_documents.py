@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import zipfile
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from baregrad.base.errors import ArgumentError
+from baregrad.base.errors import ArgumentError, FileFormatError
 from baregrad.ir.core.node import toposort
 from baregrad.viz.documents import Documents, FiledDocuments, RecordedDocuments, save
 from baregrad.viz.recording import Recording, record
@@ -130,6 +131,37 @@ def test_a_file_holds_what_the_recording_does(
     assert documents.get("kernel/999") is None
     assert documents.get("../secret") is None
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_damaged_file_opens_with_what_is_whole_of_it(
+    documents: RecordedDocuments, tmp_path: Path
+) -> None:
+    path, chance = tmp_path / "shown.viz", random.Random(4)
+    save(documents, path)
+    whole = path.read_bytes()
+    opened = damaged = 0
+    for turn in range(60):
+        data = bytearray(whole)
+        if turn % 4:
+            for _ in range(3):
+                data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        else:
+            del data[chance.randrange(len(data)) :]
+        path.write_bytes(data)
+        try:
+            found = FiledDocuments(path)
+        except ArgumentError:
+            continue
+        opened += 1
+        for name in found.names():
+            try:
+                text = found.get(name)
+            except FileFormatError as error:
+                damaged += 1
+                assert "this part of the recording is damaged" in str(error)
+            else:
+                assert text == documents.get(name)
+    assert opened and damaged
 
 
 def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
