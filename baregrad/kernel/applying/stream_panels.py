@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from baregrad.dtypes import DType
 from baregrad.ir.core import index
@@ -162,6 +163,44 @@ def in_panel(wide: Sequence[Node], own: Node) -> tuple[Node, ...]:
 def folded(op: Op, value: Node, *axes: Node) -> Node:
     """A value in float32 folded over axes."""
     return Node(Ops.REDUCE, value.dtype, (value, *axes), Reduce(primitive(op, value.dtype)))
+
+
+class BlockAxes(NamedTuple):
+    """The axes of blocks outside of the loop over rows and inside, each the innermost first.
+
+    places: where a block is along each axis of the batch, in terms of them.
+    """
+
+    outside: tuple[Node, ...]
+    inside: tuple[Node, ...]
+    places: tuple[Node, ...]
+
+
+def block_axes(facts: StreamFacts, step: StreamTiles) -> BlockAxes:
+    """The axes of a batch, of whose innermost ones `step.beside` members are inside."""
+    left = step.beside
+    outside, inside, places = list[Node](), list[Node](), list[Node]()
+    for axis in reversed(facts.batch):
+        extent, place = extent_of(axis), axis.replace(arg=axis.arg._replace(bind="grid"))
+        if left == 1:
+            outside.append(place)
+        elif isinstance(extent, int) and left % extent == 0:
+            inside.append(place)
+            left //= extent
+        elif isinstance(extent, int) and extent % left == 0:
+            inside.append(axis_of(5, left, "grid", "beside"))
+            outside.append(axis_of(4, extent // left, "grid", "batch"))
+            place = index.as_node(index.add(index.mul(outside[-1], left), inside[-1]))
+            left = 1
+        else:
+            break
+        places.append(place)
+    if left != 1:
+        raise illegal(
+            step, "the batch has no so many members beside each other", found=step.beside,
+            wanted="the product of its innermost extents, or a divisor of it",
+        )
+    return BlockAxes(tuple(outside), tuple(inside), tuple(reversed(places)))
 
 
 def limits_of(facts: StreamFacts, blocks: tuple[Node, ...]) -> tuple[MaskLimit, ...]:

@@ -44,6 +44,7 @@ from baregrad.kernel.applying.stream_panels import (
     DEPTH,
     Panel,
     axis_of,
+    block_axes,
     check_stream,
     flat,
     folded,
@@ -102,8 +103,7 @@ class _Builder:
             1 if facts.row is None else extent_of(facts.row), extent_of(facts.key)
         )
         count = index.floordiv(index.add(self.lengths[0], self.rows - 1), self.rows)
-        self.blocks = tuple([axis.replace(arg=axis.arg._replace(bind="grid"))
-                             for axis in facts.batch])  # fmt: skip
+        self.outside, self.inside, self.blocks = block_axes(facts, step)
         self.number = axis_of(0, count, "grid", "rows")
         self.warp = axis_of(2, step.warps, "thread_y", "w")
         self.tile, self.m = axis_of(20, step.tiles, "unroll", "u"), axis_of(40, size, TILE, "m")
@@ -221,7 +221,7 @@ class _Builder:
         statements += [self._result(out) for out in facts.kernel.src]
         body = sequence(statements)
         tiles = (self.number,) if facts.over is None else (self.column, self.number)
-        for axis in (*tiles, *reversed(self.blocks)):
+        for axis in (*self.inside, *tiles, *self.outside):
             body = make_node(Ops.LOOP, dtypes.token, (axis, body))
         info = facts.kernel.arg._replace(resident=self.step.resident)
         return make_node(Ops.KERNEL, dtypes.token, (body,), info)

@@ -93,7 +93,40 @@ def plan_stream(
     groups = step.instruction == wgmma.INSTRUCTION
     text = "a stream: blocks of {} rows for {}, keys pass {} at a time"
     who, each = ("groups of warps", wgmma.M) if groups else ("warps", M)
-    return Schedule((step,)), ((text, step.warps * step.tiles * each, who, step.keys),)
+    own = step.warps * step.tiles * each
+    reasons: list[Reason] = [(text, own, who, step.keys)]
+    beside = _beside(facts, target) if rows > own else 1
+    if beside > 1:
+        step = replace(step, beside=beside)
+        reasons.append(("blocks with most keys first, of {} of the batch by turns", beside))
+    return Schedule((step,)), tuple(reasons)
+
+
+def _beside(facts: StreamFacts, target: GpuTarget) -> int:
+    """Of how many members of the batch blocks come by turns, where some rows see more keys.
+
+    The blocks that are left at the end see few keys then. All keys that are read meanwhile are to
+    fit the second cache.
+    """
+    if not facts.limits or facts.over is not None:
+        return 1
+    keys = index.upper(extent_of(facts.key))
+    nbytes = keys * sum(facts.widths) * facts.products[0].left.dtype.itemsize
+    reads = (*[one.right for one in facts.products], *facts.values)
+    found = 1
+    for axis in reversed(facts.batch):
+        extent = extent_of(axis)
+        if not isinstance(extent, int):
+            break
+        count = extent
+        if any(axis in read.ranges for read in reads):
+            most = max(target.cache_bytes // nbytes, 1)
+            count = max(one for one in range(1, min(extent, most) + 1) if extent % one == 0)
+            nbytes *= count
+        found *= count
+        if count < extent:
+            break
+    return found
 
 
 def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamTiles]:

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import prod
+
+import numpy as np
 import pytest
 
+from baregrad.base.errors import CompilerBug
 from baregrad.graph import canonicalise
 from baregrad.ir.analysis.stream import is_chained
 from baregrad.ir.core.index import variable
-from baregrad.ir.core.node import toposort
+from baregrad.ir.core.node import extent_of, toposort
 from baregrad.ir.core.op import Ops, mask_of
 from baregrad.kernel import choose, lower
-from baregrad.kernel.facts.stream_facts import POWERS
+from baregrad.kernel.facts.stream_facts import POWERS, stream_facts
 from baregrad.kernel.language.schedule import StreamTiles
+from baregrad.kernel.planning.gpu import stream_plan
 from baregrad.schedule import make_plan
 from baregrad.target import gpu_row
 from baregrad.target.gpu import GPU_ROWS, NvidiaTarget
 from baregrad.tensor import Tensor
 from baregrad.testing.examples.nests import attended, product
+from baregrad.testing.ptx_device import ptx_session
 from tests.graph.streams.test_passes import (
     BRAIN,
     Made,
@@ -132,3 +139,43 @@ def test_no_mask_keeps_attention_off_the_units_of_groups(kind: str) -> None:
     steps = [choose(kernel, HOPPER).schedule.steps for kernel in kernels if kernel.mask & POWER]
     assert len(steps) >= 3
     assert all(isinstance(one, StreamTiles) and one.instruction == "wgmma" for (one,) in steps)
+
+
+@pytest.mark.parametrize("is_causal", (True, False))
+def test_blocks_of_several_heads_take_turns_where_some_have_more_keys(is_causal: bool) -> None:
+    given, results = differentiated(BRAIN, 640, 640, 64, attention(is_causal=is_causal))
+    made = canonicalise(graph_of(results, given), None, HOPPER)
+    kernels = [one for one in make_plan(made, target=HOPPER).kernels if one.mask & POWER]
+    assert len(kernels) >= 3
+    for kernel in kernels:
+        (step,) = choose(kernel, HOPPER).schedule.steps
+        assert isinstance(step, StreamTiles)
+        facts = stream_facts(kernel)
+        assert facts is not None
+        members = prod(int(extent_of(axis)) for axis in facts.batch)
+        assert members > 1 and step.beside == (members if is_causal else 1)
+        # A cache that holds the keys of one head, and one of two.
+        one = max(int(extent_of(facts.key)), 1) * sum(facts.widths) * 2
+        for count, nbytes in ((1, one), (2, 2 * one)):
+            small = choose(kernel, replace(HOPPER, cache_bytes=nbytes)).schedule.steps[0]
+            assert isinstance(small, StreamTiles) and small.beside == (count if is_causal else 1)
+
+
+@pytest.mark.parametrize("beside", (2, 4, 6))
+def test_whose_turn_it_is_changes_no_bit(beside: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(beside)
+    arrays = [rng.standard_normal((2, 3, 70, 16)).astype(np.float16) for _ in range(3)]
+    found = []
+    for count in (beside, 1):
+        monkeypatch.setattr(stream_plan, "_beside", lambda facts, target, count=count: count)
+        with ptx_session():
+            made = Tensor.scaled_dot_product_attention(
+                *[Tensor(one) for one in arrays], is_causal=True
+            )
+            if beside == count == 4:
+                # Six heads are not whole turns of four.
+                with pytest.raises(CompilerBug, match="members"):
+                    made.numpy()
+                return
+            found.append(made.numpy())
+    np.testing.assert_array_equal(found[0].view(np.uint16), found[1].view(np.uint16))
