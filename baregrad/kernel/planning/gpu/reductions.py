@@ -302,7 +302,8 @@ def _rows_of_thread(plan: GpuPlan, rows: Sequence[Node], threads: int) -> int:
     facts = plan.facts
     own = frozenset([axis for each in facts.reductions for axis in each.own])
     longest = max(rows, key=lambda axis: index.upper(extent_of(axis)), default=None)
-    if longest is None or not isinstance(extent_of(longest), int):
+    extent = 0 if longest is None else extent_of(longest)
+    if longest is None or not isinstance(extent, int):
         return 1
     reads = [each for each in facts.accesses if not each.write and not each.axes.isdisjoint(own)]
     along = [each for each in reads if longest in each.axes]
@@ -313,7 +314,7 @@ def _rows_of_thread(plan: GpuPlan, rows: Sequence[Node], threads: int) -> int:
     most = min(ROW_BYTES * threads // max(nbytes, 1), MOST_ROWS)
     least = TURN_WARPS * plan.warp * plan.target.units
     each = 1
-    while 2 * each <= most and extent_of(longest) % (2 * each) == 0 and (
+    while 2 * each <= most and extent % (2 * each) == 0 and (
         iterations(rows) // (2 * each) * threads >= least
     ):
         each *= 2
