@@ -225,6 +225,15 @@ def _scaled(node: Node) -> Node | None:
     return Node(Ops.REDUCE, node.dtype, (value,), arg)
 
 
+def is_scaled(value: Node) -> bool:
+    """Whether a value is a product of 8-bit floats that is scaled panel by panel."""
+    product = value.src[0] if value.op is Ops.MUL else value
+    return product.op is Ops.MUL and product is not value and (
+        product.shape[-1:] == (_LEAST_NBYTES,)
+        and all(_kind(side) in _FLOATS for side in product.src)
+    )
+
+
 def _visit(node: Node) -> Node | None:
     found = _scaled(node)
     return _fit(node) if found is None else found

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from baregrad.base.bits import greatest_divisor, round_up
 from baregrad.dtypes import dtypes
+from baregrad.graph.group_factors import is_scaled
 from baregrad.graph.repeats import is_matrix_product, is_repeated, result_order, sides_of
 from baregrad.graph.sums import once
 from baregrad.graph.traced import Part, Rule
@@ -127,6 +128,11 @@ def _cut(node: Node) -> Node | None:
     """A reduction in parts, or None where it is to stay whole."""
     value, axes = node.src[0], node.arg.axes
     length = prod([value.shape[axis] for axis in axes])
+    if is_scaled(value):
+        # Panels stay whole.
+        parts = _divided(value.shape[axes[0]], _parts(node, value.src[0], length))
+        cut = PartsOf(value.shape, axes, axes[0], parts)
+        return _in_parts(node, cut) if parts > 1 else None
     run = _odd_run(node)
     if run:
         return _in_parts(node, run)

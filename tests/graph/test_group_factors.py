@@ -10,15 +10,21 @@ import numpy.typing as npt
 import pytest
 
 from baregrad.base.options import options
+from baregrad.graph import canonicalise
 from baregrad.graph.group_factors import has_group_factors
+from baregrad.ir.core.node import toposort
+from baregrad.ir.core.op import Ops
+from baregrad.kernel import choose
 from baregrad.nn.block_scaled import FORMATS, BlockScaled, scaled_matmul
 from baregrad.nn.float8 import float8_linear
 from baregrad.program import Program
+from baregrad.schedule import make_plan
 from baregrad.target import gpu_row
 from baregrad.target.cpu import cpu_row_named
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
 from baregrad.testing.ptx_device import PtxDevice, ptx_session
+from tests.graph.streams.test_passes import graph_of
 
 E4M3, E5M2 = ml_dtypes.float8_e4m3fn, ml_dtypes.float8_e5m2
 KINDS = (
@@ -245,3 +251,19 @@ def test_scaled_sums_of_panels_are_one_sum(
     b = w.astype(np.float64) * np.repeat(np.repeat(t, rows, 0), 128, 1)
     np.testing.assert_array_equal(found, a @ b.T)
     assert len(texts) == 1 and "f32.e4m3.e4m3" in texts[0]
+
+
+def test_scaled_sums_are_cut_between_panels() -> None:
+    """As products without scales are: where there are few tiles, into parts of whole panels."""
+    target = gpu_row("sm_90a")
+    for rows, columns, steps, parts in ((128, 512, 16384, 32), (4096, 4096, 8192, 1)):
+        shapes = ((rows, steps), (columns, steps), (rows, steps // 128), (columns, steps // 128))
+        kinds = ("float8_e4m3fn", "float8_e4m3fn", "float32", "float32")
+        given = [Tensor.empty(*shape, dtype=kind).realize()
+                 for shape, kind in zip(shapes, kinds, strict=True)]  # fmt: skip
+        left, right = (BlockScaled(FORMATS["fp8"], given[at], given[at + 2]) for at in (0, 1))
+        sink = canonicalise(graph_of(scaled_matmul(left, right), given), target=target)
+        kernel = make_plan(sink, target=target).kernels[0]
+        sizes = [axis.src[0].arg for axis in toposort(*kernel.src) if axis.op is Ops.RANGE]
+        assert parts in (*sizes, 1) and sizes.count(128) == 1 + (rows == 128)
+        assert "instruction='wgmma'" in str(choose(kernel, target).schedule)
