@@ -90,8 +90,8 @@ def istft(
         raise DTypeError("a complex signal has all frequencies", hint="onesided=False")
     spectra = (x.unsqueeze(0) if x.ndim == 2 else x).mT
     spectra = spectra * n_fft**0.5 if normalized else spectra
-    frames = irfft(spectra, n_fft) if half else ifft(spectra)
-    frames = frames if return_complex or half else frames.real
+    # A real signal is that of the first half of its frequencies.
+    frames = ifft(spectra) if return_complex else irfft(spectra[..., : n_fft // 2 + 1], n_fft)
     count = frames.shape[-2]
     signal = _added(frames * window, hop)
     size = window.abs().square() if window.is_complex() else window.square()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.dtypes import DType
 from baregrad.nn.convolution import (
     Conv1d,
     Conv2d,
@@ -61,6 +62,11 @@ class _Lazy(Module):
             own.pop(name, None)
         own.update(vars(made))
         self.__class__ = self._KIND
+
+    def _make_later(self, dtype: DType | None, device: str | None) -> None:
+        named = self._given[1]
+        named |= {} if dtype is None else {"dtype": dtype}
+        named |= {} if device is None else {"device": device}
 
     def _own(self, buffers: bool) -> Named:
         raise ArgumentError(

@@ -307,11 +307,17 @@ class Module(Hooked):
         wanted = None if dtype is None else as_dtype(dtype)
         moved: dict[int, tuple[Tensor, Tensor]] = {}
         for module in self.modules():
+            if module.is_unmade:
+                module._make_later(wanted, device)
+                continue
             for name, tensor in [*module._own(False), *module._own(True)]:
                 if id(tensor) not in moved:
                     moved[id(tensor)] = (tensor, _moved(tensor, wanted, device))
                 setattr(module, name, moved[id(tensor)][1])
         return self.realize() if moved else self
+
+    def _make_later(self, dtype: DType | None, device: str | None) -> None:
+        """Note what parameters are to be made as, where there are none yet."""
 
     def cuda(self, device: int = 0) -> Self:
         """Move parameters and buffers to a GPU of the device CUDA; return the module."""

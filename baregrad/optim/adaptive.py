@@ -255,7 +255,8 @@ class Rprop(Optimizer):
         """Return the parameter after one step; see the class."""
         less, more = group["etas"]
         turned = (gradient * state["prev"]).sign()
-        factor = (turned > 0).where(more, (turned < 0).where(less, 1.0))
+        # Of the dtype of gradients, as numbers alone would not be.
+        factor = (turned > 0).where(more, (turned < 0).where(less, turned.ones_like()))
         size = (state["step_size"] * factor).clamp(*group["step_sizes"])
         size = written(state, "step_size", size)
         gradient = (turned < 0).where(0.0, gradient)

@@ -192,7 +192,10 @@ def logspace(
     device: str | None = None, requires_grad: bool = False,
 ) -> Tensor:
     """Return powers of `base` whose exponents are evenly spaced from start to end."""
-    exponents = Tensor.linspace(float(start), float(end), steps, dtype="float64", device=device)
+    first, last = float(start), float(end)
+    if dtype is not None and as_dtype(dtype).is_int:
+        first, last = int(first), int(last)
+    exponents = Tensor.linspace(first, last, steps, dtype="float64", device=device)
     powers = Tensor(float(base), dtype="float64", device=device).pow(exponents)
     return powers.cast(dtype or DEFAULT_FLOAT).requires_grad_(requires_grad)
 

@@ -10,6 +10,7 @@ import torch
 
 from baregrad import Tensor, nn
 from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.dtypes import dtypes
 
 CASES: tuple[tuple[str, tuple[Any, ...], dict[str, Any], tuple[int, ...]], ...] = (
     ("LazyLinear", (4,), {"bias": False}, (2, 3)),
@@ -52,6 +53,11 @@ def test_a_model_of_lazy_layers_trains_after_its_first_call() -> None:
     assert not model[2].training and len(list(model.parameters())) == 4
     model(x).sum().backward()
     assert all(one.grad is not None for one in model[3].parameters())
+
+
+def test_a_lazy_layer_is_made_as_it_was_sent() -> None:
+    model = nn.Sequential(nn.LazyLinear(4)).to(Tensor([0.0]).device).double()
+    assert model(Tensor(np.ones((2, 3)))).dtype is model[0].weight.dtype is dtypes.float64
 
 
 def test_what_has_no_channels_is_refused() -> None:

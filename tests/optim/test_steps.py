@@ -399,3 +399,13 @@ def test_numbers_beside_parameters_are_loaded() -> None:
     for _ in range(3):
         pair.step()
     pair.check()
+
+
+def test_rprop_grows_its_steps_in_the_parameters_dtype() -> None:
+    x = Tensor([3.0], dtype="float64", requires_grad=True)
+    optimiser = optim.Rprop([x], lr=0.1)
+    for _ in range(2):
+        optimiser.zero_grad()
+        (x * 1.0).sum().backward()
+        optimiser.step()
+    assert abs(x.item() - (3.0 - 0.1 - 0.1 * 1.2)) < 1e-14

@@ -90,6 +90,8 @@ def unflatten(x: Tensor, dim: int, sizes: Any) -> Tensor:
 
 def squeeze(x: Tensor, dim: Any = None) -> Tensor:
     """Without axes of extent 1."""
+    if isinstance(dim, list | tuple) and not dim:
+        return x
     axes = [axis for axis in axes_of(x, dim) if x.shape[axis] == 1]
     return _of(pairs_of(x).squeeze(axes)) if axes else x
 
@@ -227,9 +229,16 @@ def tile(x: Tensor, *counts: Any) -> Tensor:
     return repeat(x, *[1] * (x.ndim - len(times)), *times)
 
 
-def cat(x: Any, *others: Tensor, dim: int = 0) -> Tensor:
+def _several(x: Any, others: tuple[Any, ...], dim: int) -> tuple[list[Tensor], int]:
+    """Tensors of a call, alone or in a list, and the axis, which may come behind them."""
+    if others and not isinstance(others[-1], Tensor):
+        others, dim = others[:-1], others[-1]
+    return [*((x,) if isinstance(x, Tensor) else x), *others], dim
+
+
+def cat(x: Any, *others: Any, dim: int = 0) -> Tensor:
     """Tensors one after the other along an axis."""
-    several = [*((x,) if isinstance(x, Tensor) else x), *others]
+    several, dim = _several(x, others, dim)
     dtype = common_dtype(*several)
     kept = [one for one in several if one.shape != (0,)] or several[:1]
     axis = axis_of(kept[0], dim)
@@ -242,9 +251,9 @@ def cat(x: Any, *others: Tensor, dim: int = 0) -> Tensor:
     return _of(Tensor.cat([as_pairs(one, dtype, one.device) for one in kept], dim=axis))
 
 
-def stack(x: Any, *others: Tensor, dim: int = 0) -> Tensor:
+def stack(x: Any, *others: Any, dim: int = 0) -> Tensor:
     """Tensors along a new axis."""
-    several = [*((x,) if isinstance(x, Tensor) else x), *others]
+    several, dim = _several(x, others, dim)
     dtype = common_dtype(*several)
     axis = new_axis_of(several[0], dim)
     if any(one.shape != several[0].shape for one in several):
@@ -327,8 +336,13 @@ def cumprod(x: Tensor, dim: int, *, dtype: object = None) -> Tensor:
     return movedim(work, 0, dim)
 
 
-def diff(x: Tensor, n: int = 1, dim: int = -1) -> Tensor:
+def diff(
+    x: Tensor, n: int = 1, dim: int = -1, prepend: Tensor | None = None,
+    append: Tensor | None = None,
+) -> Tensor:
     """The differences of neighbours along an axis, n times."""
+    if n > 0 and (prepend is not None or append is not None):
+        x = cat([one for one in (prepend, x, append) if one is not None], dim=dim)
     return _of(pairs_of(x).diff(n, axis_of(x, dim)))
 
 

@@ -158,8 +158,10 @@ def cov(
     for one in (fweights, aweights):
         if one is not None:
             held: Any = one
-            held = held.cast(a.dtype)
             weights = held if weights is None else weights * held
+    if weights is not None:
+        a = a.cast(promote(a.dtype, weights.dtype))
+        weights = weights if weights.dtype.is_float else weights.cast(a.dtype)
     total: Any = a.shape[1] if weights is None else weights.sum()
     if weights is None:
         about, count = a - a.mean(1, True), total - correction

@@ -86,6 +86,7 @@ def histc(x: Tensor, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
     With both equal they are the least and the greatest element, which are read.
     """
     a: Any = x.detach().reshape(-1)
+    a = a if x.dtype.bits >= 32 else a.float()
     if not x.dtype.is_float:
         raise DTypeError("histc is of floats", found=x.dtype)
     if bins < 1 or max < min:
@@ -182,7 +183,7 @@ def unique_consecutive(
 def unravel_index(x: Tensor, shape: int | Sequence[int]) -> tuple[Tensor, ...]:
     """Return the places along each axis of a shape of places in its elements, rows after rows."""
     extents = [shape] if isinstance(shape, int) else list(shape)
-    left: Any = x
+    left: Any = x.cast(dtypes.int64)
     found = []
     for extent in reversed(extents):
         found.append(left % extent)

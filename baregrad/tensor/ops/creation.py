@@ -408,6 +408,13 @@ def arange(
         raise ArgumentError(f"arange from {start} to {stop} with a step of {step}: the wrong way")
     found = scalar_dtype(start + stop + step) if dtype is None else array_dtype(dtype)
     count = math.ceil((stop - start) / step)
+    if found.is_int and not all(isinstance(each, int) for each in (start, stop, step)):
+        # As PyTorch has it: integers are counted by integers, int64 up to one as well.
+        start, stop, step = int(start), int(stop), int(step)
+        if found is dtypes.int64:
+            if step == 0:
+                raise ArgumentError("arange with a step of 0 never ends", found=f"dtype {found}")
+            count = max(math.ceil((stop - start) / step), 0)
     made = cls._make(_line(count, start, step, found), choose_device(device))
     return made.requires_grad_() if requires_grad else made
 
@@ -454,6 +461,11 @@ def linspace(
 ) -> Tensor:
     """Return `steps` evenly spaced values from start to stop, both included."""
     found = DEFAULT_FLOAT if dtype is None else array_dtype(dtype)
+    start, stop = [
+        float(one) if isinstance(one, TensorLike) else one for one in (start, stop)
+    ]
+    if found.is_int:
+        start, stop = int(start), int(stop)
     if steps < 0:
         raise ArgumentError("linspace wants a number of values", found=steps, wanted="0 or more")
     step = (stop - start) / (steps - 1) if steps > 1 else 0.0

@@ -185,8 +185,9 @@ def group_norm(
         raise ShapeError(
             "the channels divide into groups", found=list(x.shape), wanted=f"{num_groups} groups"
         )
-    y = x.cast(accumulator(x.dtype)).reshape(x.shape[0], num_groups, -1)
-    y = _standardise(y, (2,), eps).reshape(x.shape)
+    y = x.cast(accumulator(x.dtype))
+    if 0 not in x.shape:
+        y = _standardise(y.reshape(x.shape[0], num_groups, -1), (2,), eps).reshape(x.shape)
     return _scaled(y, _channels(weight, x), _channels(bias, x)).cast(x.dtype)
 
 

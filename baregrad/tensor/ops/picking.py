@@ -295,13 +295,18 @@ def one_hot(x: Tensor, num_classes: int = -1) -> Tensor:
 
 
 def bincount(x: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
-    """Return how often each number from 0 occurs, or sums of weights; the maximum is read now."""
+    """Return how often each number from 0 occurs, or sums of weights; the maximum is read now.
+
+    Weights that are no floats are added up in float64.
+    """
     check_integer(x, "the counted values")
     longest = int(x.amax().item()) + 1 if x.numel() else 0
     if x.numel() and int(x.amin().item()) < 0:
         raise IndexOutOfRange("bincount counts from 0", found=x.amin().item())
     size = max(longest, minlength)
     values = x.ones_like(dtype=dtypes.int64) if weights is None else weights
+    if weights is not None and not weights.dtype.is_float:
+        values = weights.cast(dtypes.float64)
     base = nodes.full(0, (size,), values.dtype)
     written = nodes.scatter(base, values.node, (nodes.cast(x.node, dtypes.int64),), Ops.ADD)
     return result(written, x, values)

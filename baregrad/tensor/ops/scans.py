@@ -85,7 +85,7 @@ def diff(
     prepend, append: what stands before and behind along that axis.
     """
     axis = one_axis(dim, x.ndim)
-    if prepend is not None or append is not None:
+    if n > 0 and (prepend is not None or append is not None):
         x = cat([one for one in (prepend, x, append) if one is not None], dim=axis)
     if n < 0 or not x.ndim:
         raise ShapeError(

@@ -427,7 +427,7 @@ def quantile_in_order(
             raise ArgumentError(f"a quantile is from 0 to 1, not {q}")
         shares: Any = x.detach().new_full((1,), q)
     else:
-        shares = q.detach().cast(x.dtype).reshape(-1)
+        shares = q.cast(x.dtype).reshape(-1)
     flat: Any = x.ravel() if dim is None else x
     axis = flat.ndim - 1 if dim is None else one_axis(dim, x.ndim)
     rows = flat.movedim(axis, -1) if flat.ndim else flat.reshape(1)
@@ -438,14 +438,14 @@ def quantile_in_order(
     broken = rows.isnan()
     count = (~broken).sum(-1, True) if is_nan_left_out else \
         broken.any(-1, True).where(0, extent)
-    rank = (shares * (count - 1).clamp(min=0).cast(x.dtype)).detach()
-    low, high = rank.floor(), rank.ceil()
+    rank = shares * (count - 1).clamp(min=0).cast(x.dtype)
+    low, high = rank.detach().floor(), rank.detach().ceil()
     if interpolation == "lower":
         high = low
     elif interpolation == "higher":
         low = high
     elif interpolation == "nearest":
-        low = high = rank.round()
+        low = high = rank.detach().round()
     below = ordered.take_along_dim(low.cast(dtypes.int64), -1)
     above = ordered.take_along_dim(high.cast(dtypes.int64), -1)
     found = below if interpolation in ("lower", "higher", "nearest") else \
@@ -458,7 +458,7 @@ def quantile_in_order(
         found, front = found.squeeze(-1), ()
     if dim is None:
         found = found.reshape(*front, *((1,) * x.ndim if keepdim else ()))
-    elif keepdim:
+    elif keepdim and x.ndim:
         found = found.unsqueeze(axis + len(front))
     made: Tensor = found
     return made

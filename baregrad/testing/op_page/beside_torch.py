@@ -24,10 +24,12 @@ from baregrad.tensor import Tensor
 from baregrad.testing.op_page.facts import FLOATS, KINDS, arrays, run_call
 from baregrad.testing.op_page.samples import DIFFERENCES, call_of, operations
 
-_SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, -1e20, 1.0, -1.0, 0.5, 2.5)
+SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, -1e20, 1.0, -1.0, 0.5, 2.5)
 # By how much results may differ, beside a part of the same size of the largest of them: what each
 # dtype rounds to, and what sums of a few dozen products in another order leave.
-_TOLERANCE = MappingProxyType({"float32": 2e-5, "bfloat16": 2e-2, "complex64": 4e-5})
+_TOLERANCE = MappingProxyType({
+    "float32": 2e-5, "bfloat16": 2e-2, "complex64": 4e-5, "float64": 1e-9, "complex128": 1e-9,
+})
 # What draws numbers, or leaves memory as it is.
 _NOT_COMPARED = frozenset(
     name for name, how in DIFFERENCES.items()
@@ -81,7 +83,7 @@ def _values(case: DrawnCall) -> dict[str, Any]:
     if case.special and case.dtype == "float32":
         for name in ("x", "y"):
             places = random.random(made[name].shape) < 0.3
-            made[name][places] = random.choice(_SPECIAL, int(places.sum()))
+            made[name][places] = random.choice(SPECIAL, int(places.sum()))
     return made
 
 
@@ -102,13 +104,13 @@ def compare(case: DrawnCall) -> Told:
     elif len(wanted) < len(found):
         wanted += [("", np.zeros(np.shape(one))) for _, one in found[len(wanted) :]]
     for place, (ours, theirs) in enumerate(zip(found, wanted, strict=True)):
-        how = _difference(ours, theirs, case.dtype)
+        how = difference(ours, theirs, case.dtype)
         if how:
             return Told("different", f"result {place}: {how}")
     return Told("same")
 
 
-def _difference(ours: Any, theirs: Any, dtype: str) -> str:
+def difference(ours: Any, theirs: Any, dtype: str) -> str:
     """How two results differ, "" where they do not; the first of each pair is its dtype."""
     if ours[0] != theirs[0]:
         return f"dtype {ours[0]} for {theirs[0]}"
@@ -126,9 +128,10 @@ def _difference(ours: Any, theirs: Any, dtype: str) -> str:
     return "" if bool(same.all()) else f"{a[~same][:4].tolist()} for {b[~same][:4].tolist()}"
 
 
-def _flat(result: Any) -> list[Any]:
+def flat(result: Any) -> list[Any]:
+    """What a result holds, tuples and lists laid out."""
     if isinstance(result, tuple | list):
-        return [one for part in result for one in _flat(part)]
+        return [one for part in result for one in flat(part)]
     return [result]
 
 
@@ -145,31 +148,37 @@ def _our_results(case: DrawnCall, values: dict[str, Any]) -> list[tuple[str, Any
                 leaves.append(x)
                 x = x * 1
         made[name] = x
-    results = _flat(run_call(call_of(case.name), made, Tensor))
-    told = [(str(getattr(one, "dtype", "")), _numbers(one)) for one in results]
-    total = None if case.special else _total(results, lambda x: x.requires_grad)
-    if total is not None:
-        total.backward()
+    results = flat(run_call(call_of(case.name), made, Tensor))
+    told = [(str(getattr(one, "dtype", "")), numbers(one)) for one in results]
+    summed = None if case.special else total(results, lambda x: x.requires_grad)
+    if summed is not None:
+        summed.backward()
         told += [("", np.zeros(x.shape) if x.grad is None else x.grad.numpy()) for x in leaves]
     return told
 
 
-def _numbers(x: Any) -> Any:
-    if not isinstance(x, Tensor):
+def numbers(x: Any) -> Any:
+    """A result of either side as NumPy's."""
+    if not hasattr(x, "detach"):
         return x
-    x = x.detach()
-    return (x.cast("float32") if str(x.dtype) == "bfloat16" else x).numpy()
+    plain = x.detach()
+    if not isinstance(plain, Tensor):
+        plain = plain.resolve_conj()
+        return (plain.float() if str(plain.dtype) == "torch.bfloat16" else plain).numpy()
+    return (plain.cast("float32") if str(plain.dtype) == "bfloat16" else plain).numpy()
 
 
-def _total(results: list[Any], carries: Any) -> Any:
+def total(results: list[Any], carries: Any) -> Any:
     """A sum of results, each element with a weight of its own, for gradients."""
-    total = None
+    summed = None
     for one in results:
         if not hasattr(one, "shape") or not carries(one):
             continue
-        part = (one.abs() if "complex" in str(one.dtype) else one).sum()
-        total = part if total is None else total + part
-    return total
+        size = one.abs() if "complex" in str(one.dtype) else one
+        weights = np.cos(np.arange(size.numel())) * 0.5 + 1
+        part = (size * size.new_tensor(weights.reshape(tuple(size.shape)))).sum()
+        summed = part if summed is None else summed + part
+    return summed
 
 
 def _peer_results(case: DrawnCall, values: dict[str, Any]) -> list[tuple[str, Any]]:
@@ -192,7 +201,7 @@ def _peer_results(case: DrawnCall, values: dict[str, Any]) -> list[tuple[str, An
                 leaves.append(x)
                 x = x * 1
         made[name] = x.as_subclass(kind)
-    results = _flat(run_call(call_of(case.name), made, torch))
+    results = flat(run_call(call_of(case.name), made, torch))
     told = []
     for one in results:
         dtype = str(getattr(one, "dtype", "")).removeprefix("torch.")
@@ -200,11 +209,11 @@ def _peer_results(case: DrawnCall, values: dict[str, Any]) -> list[tuple[str, An
             plain = one.detach().as_subclass(torch.Tensor).resolve_conj()
             one = (plain.float() if dtype == "bfloat16" else plain).numpy()
         told.append((dtype, one))
-    total = None if case.special else _total(
+    summed = None if case.special else total(
         results, lambda x: isinstance(x, torch.Tensor) and x.requires_grad
     )
-    if total is not None:
-        total.backward()
+    if summed is not None:
+        summed.backward()
         told += [("", np.zeros(x.shape) if x.grad is None else x.grad.numpy()) for x in leaves]
     return told
 

@@ -180,6 +180,26 @@ CASES: dict[str, Case] = {
         t.linalg.vector_norm(t.complex(t.tensor(X), t.tensor(X)), ord=0)
     ),
     "eigvalsh of nothing": lambda t: t.linalg.eigvalsh(t.zeros(2, 0, 0, dtype=t.complex64)),
+    "arange of int64": lambda t: t.arange(-0.9, 2.1, 2.0, dtype=t.int64),
+    "arange of int32": lambda t: t.arange(0.5, 5.000001, 2.0, dtype=t.int32),
+    "linspace of integers": lambda t: t.linspace(4.3, 50, 50, dtype=t.int64),
+    "linspace between tensors": lambda t: t.linspace(t.tensor(-1.3), 1, 9, dtype=t.float64),
+    "logspace of integers": lambda t: t.logspace(0, 1.2, 4, base=5.0, dtype=t.int64),
+    "diff not taken": lambda t: t.diff(t.tensor(X), n=0, prepend=t.zeros(4, 1)),
+    "cov weighted": lambda t: t.cov(
+        t.tensor(X).bfloat16(), correction=0, aweights=t.tensor(S[0] * S[0])
+    ),
+    "istft of all frequencies": lambda t: t.istft(
+        t.complex(t.tensor(X[:, :4]), t.tensor(X[:, 3:])), 4, onesided=False,
+        window=t.hann_window(4),
+    ),
+    "cat of complex": lambda t: t.cat([t.complex(t.tensor(X), t.tensor(S))], 1),
+    "stack of complex": lambda t: t.stack([t.complex(t.tensor(X), t.tensor(S))] * 2, -1),
+    "squeeze no axis": lambda t: t.squeeze(t.complex(t.ones(1, 1), t.ones(1, 1)), []),
+    "bincount weights": lambda t: t.bincount(t.tensor([0, 2, 2]), t.tensor([1, 2, 3])),
+    "histc of bfloat16": lambda t: t.histc(t.tensor(X).bfloat16(), 10, -2, 2).float(),
+    "unravel_index of bytes": lambda t: t.unravel_index(t.tensor([3, 9]).to(t.uint8), (4, 5))[0],
+    "group_norm of nothing": lambda t: f(t).group_norm(t.zeros(0, 4, 2), 2),
     "instance_norm moves": moved_statistics,
     "zeros_like device": lambda t: t.zeros_like(t.tensor(X), device="cpu", dtype=t.float64),
     "new_full device": lambda t: t.tensor(X).new_full((2,), 3, device="cpu"),

@@ -1,0 +1,42 @@
+"""The calls of the rooms beside methods are what PyTorch makes of them."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from baregrad.base.options import options
+from baregrad.testing.op_page import rooms_beside_torch
+from baregrad.testing.op_page.rooms import CALLS
+
+FEW = 6
+
+
+@pytest.mark.differential
+@pytest.mark.parametrize("part", [
+    pytest.param(part, marks=pytest.mark.slow if part else []) for part in range(FEW)
+])  # fmt: skip
+def test_the_calls_are_what_pytorch_makes_of_them(part: int) -> None:
+    """`python -m baregrad.testing.op_page.rooms_beside_torch` draws more."""
+    told = []
+    with options.override(device="REF"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(part, len(CALLS), FEW):
+            case = rooms_beside_torch.RoomCase(
+                CALLS[number], "float64", (2, 3, 5, 4, 3), False, number % 3 == 0, number, 7
+            )
+            found = rooms_beside_torch.compare(case)
+            if found.outcome in ("different", "refused"):
+                told.append(f"{case}: {found.outcome}, {found.how}")
+    assert told == [], "\n".join(told)
+
+
+def test_a_difference_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = rooms_beside_torch.RoomCase("x[0]", "float32", (2, 3, 5, 4, 3), False, False, 0, 0)
+    with options.override(device="REF"):
+        assert rooms_beside_torch.compare(case).outcome == "same"
+        ours, theirs = rooms_beside_torch.sides()
+        mixed = (ours, type(theirs)(**{**vars(theirs), "cast": lambda x, _: x.double() + 1}))
+        monkeypatch.setattr(rooms_beside_torch, "sides", lambda: mixed)
+        assert rooms_beside_torch.compare(case).outcome == "different"
