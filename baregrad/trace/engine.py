@@ -420,6 +420,11 @@ def _become(command: Sequence[str], ready: px.SyscallFilter, begin: int, said: i
         # Python ignores these; a program expects the system's habit.
         signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execvp(command[0], list(command))
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        # An empty name, or one with a zero in it, is refused by Python itself.
         os.write(said, str(error).encode())
-        os._exit(_NO_PTRACE if error.errno in (errno.EINVAL, errno.ENOSYS) else _EXEC_FAILED)
+        refused = getattr(error, "errno", None) in (errno.EINVAL, errno.ENOSYS)
+        os._exit(_NO_PTRACE if refused else _EXEC_FAILED)
+    finally:
+        # Whatever happened, what comes behind is the parent's.
+        os._exit(_EXEC_FAILED)

@@ -123,9 +123,16 @@ def test_signals_reach_the_program(tmp_path: Path, node: str) -> None:
     assert status == 128 + signal.SIGTERM
 
 
-def test_a_command_that_is_not_there(node: str) -> None:
-    with pytest.raises(ArgumentError, match="cannot be run"):
-        ProgramFollower(Notes(node)).start([node + ".nothing"])
+def test_a_command_that_is_not_there(node: str, tmp_path: Path) -> None:
+    (tmp_path / "data").write_bytes(b"\x7fELF and no program")
+    (tmp_path / "data").chmod(0o755)
+    (tmp_path / "script").write_text("#!/there/is/none\n")
+    (tmp_path / "script").chmod(0o755)
+    here = os.getpid()
+    for name in (node + ".nothing", node, str(tmp_path), *map(str, tmp_path.iterdir()), "", "a\0b"):
+        with pytest.raises(ArgumentError, match="cannot be run"):
+            ProgramFollower(Notes(node)).start([name])
+    assert os.getpid() == here
 
 
 def test_a_running_process_is_joined_and_left_running(tmp_path: Path, node: str) -> None:
@@ -156,6 +163,47 @@ def test_a_running_process_is_joined_and_left_running(tmp_path: Path, node: str)
             state = Path(f"/proc/{child.pid}/status").read_text()
             assert "TracerPid:\t0" in state
             assert "State:\tT" not in state and "State:\tt" not in state
+        finally:
+            child.kill()
+
+
+def test_a_process_that_is_stopped_is_left_so(tmp_path: Path, node: str) -> None:
+    def state() -> str:
+        text = Path(f"/proc/{child.pid}/status").read_text()
+        return next(row.split()[1] for row in text.splitlines() if row.startswith("State:"))
+
+    def wait_for(*states: str) -> None:
+        for _ in range(3000):
+            if state() in states:
+                return
+            time.sleep(0.01)
+        raise AssertionError(f"its state is {state()}, not {states}")
+
+    with subprocess.Popen([compiled(tmp_path), node, "wait"], stdout=subprocess.PIPE) as child:
+        try:
+            assert child.stdout is not None
+            child.stdout.readline()
+            child.send_signal(signal.SIGSTOP)
+            wait_for("T")
+
+            def interrupt() -> None:
+                wait_for("t")
+                time.sleep(0.1)
+                os.kill(os.getpid(), signal.SIGINT)
+
+            stopper = threading.Thread(target=interrupt)
+            stopper.start()
+            notes = Notes(node)
+            try:
+                ProgramFollower(notes).attach(child.pid)
+            except UnsupportedError as error:
+                pytest.skip(str(error))
+            finally:
+                stopper.join()
+            assert not notes.calls
+            wait_for("T")
+            child.send_signal(signal.SIGCONT)
+            wait_for("S", "R")
         finally:
             child.kill()
 
