@@ -45,8 +45,9 @@ def whole(n: int, sign: int) -> Table:
 
 @lru_cache(1 << 6)
 def twiddles(rows: int, columns: int, sign: int) -> Table:
-    """The factors between two stages, and i times them: (2, rows, columns, 2)."""
-    found = roots(np.outer(np.arange(rows), np.arange(columns)), rows * columns, sign)
+    """The factors between two stages, and i times them: (2, rows, 1, columns, 2)."""
+    places = np.multiply.outer(np.arange(rows)[:, None], np.arange(columns))
+    found = roots(places, rows * columns, sign)
     return np.stack((_pairs(found), _pairs(1j * found)))
 
 

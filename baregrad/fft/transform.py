@@ -114,7 +114,7 @@ def _stage(pairs: Tensor, stage: int, sign: int) -> Tensor:
         found = columns @ constant(tables.whole(stage, sign), pairs)
     found = found.unflatten(-1, (stage, 2))
     if turns:
-        found = times(found, tables.twiddles(rest, stage, sign).reshape(2, rest, 1, stage, 2))
+        found = times(found, tables.twiddles(rest, stage, sign))
     # Stored in the order in which it is read next.
     return found.transpose(-3, -2).contiguous().flatten(-3, -2)
 

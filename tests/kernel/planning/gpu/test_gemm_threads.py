@@ -56,6 +56,22 @@ def test_panels_are_on_their_way_while_threads_add(kernel: Node, row: str) -> No
     check_gpu(kernel, schedule, target)
 
 
+def interleaved(rows: int, columns: int, pairs: int, r: int) -> Node:
+    """Products whose results lie by columns, a pair of them beside each other at each row."""
+    i, j, c, q = (k.range_node(n, at) for at, n in enumerate((rows, columns, pairs, r)))
+    factor = k.at(k.param(2, r, columns, pairs), q, j, c)
+    total = k.reduce(Ops.ADD, alu(Ops.MUL, k.at(k.param(1, rows, r), i, q), factor), q)
+    return k.kernel(k.out(k.param(0, columns, rows, pairs), total, j, i, c))
+
+
+@pytest.mark.parametrize(("pairs", "bound"), [(2, "m_t"), (16, "n_t")])
+def test_threads_lie_along_rows_where_their_results_do(pairs: int, bound: str) -> None:
+    kernel = interleaved(66, 32 // pairs, pairs, 24)
+    schedule = choose_schedule(kernel, HOPPER)
+    assert f"bind('{bound}', 'thread')" in str(schedule)
+    check_gpu(kernel, schedule)
+
+
 @needs_ptxas
 @pytest.mark.parametrize("turned", [(False, False), (True, True), (True, False)])
 def test_two_blocks_of_a_large_product_share_a_multiprocessor(turned: tuple[bool, bool]) -> None:
