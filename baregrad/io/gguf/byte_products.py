@@ -38,7 +38,8 @@ class Codes:
     A group has one scale. Its words lie in the order of its elements, four of them side by side.
     scale: float32 (..., groups). minimum: what a group's elements have beside, likewise. offset:
     what each byte is too large by. within: the axis of (groups, chain), counted from their end,
-    along which codes lie in the same words of a block.
+    along which codes lie in the same words of a block. units: what a code counts for as it lies in
+    its byte, float32 along that axis and those behind it; nothing where each is a number.
     """
 
     words: Tensor
@@ -46,6 +47,7 @@ class Codes:
     minimum: Tensor | None = None
     offset: int = 0
     within: int = -1
+    units: Tensor | None = None
 
 
 def words_at(blocks: Blocks, start: int, count: int) -> Tensor:
@@ -86,7 +88,20 @@ def _q4_0(blocks: Blocks) -> Codes:
     return Codes(_nibbles(blocks, 2), _one(blocks, 0), offset=8)
 
 
+def _in_place(words: Tensor, behind: int) -> tuple[Tensor, Tensor]:
+    """Low halves of bytes, and high ones where they lie, along an axis of 1; what each counts for.
+
+    A shift for each word is saved, and sums of what is 16 times as large are as exact.
+    """
+    high = _steps(2, 1, 2, *(1,) * behind)
+    units = (high == 1).where(2.0**-4, 1.0)
+    return words & (_each(4) << (high.unsqueeze(-1) * 4)), units
+
+
 def _q4_1(blocks: Blocks) -> Codes:
+    if isinstance(blocks, Planes):
+        words, units = _in_place(words_at(blocks, 4, 4).unsqueeze(-2), 0)
+        return Codes(words, _one(blocks, 0), _one(blocks, 2), units=units)
     return Codes(_nibbles(blocks, 4), _one(blocks, 0), _one(blocks, 2))
 
 
@@ -117,6 +132,10 @@ def _halves(blocks: Blocks, start: int) -> Tensor:
 
 
 def _q4_k(blocks: Blocks) -> Codes:
+    if isinstance(blocks, Planes):
+        held = words_at(blocks, 16, 32).reshape(*blocks.shape[:-1], 4, 1, 2, 4)
+        words, units = _in_place(held, 1)
+        return Codes(words, *_pairs(blocks), within=-2, units=units)
     return Codes(_halves(blocks, 16), *_pairs(blocks), within=-2)
 
 

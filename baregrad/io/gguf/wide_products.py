@@ -102,6 +102,8 @@ def wide_linear(x: Tensor, blocks: Planes, name: str) -> Tensor:
     )
     codes = [held.words[..., place] for place in range(WORDS)]
     high, low = (_dots(codes, row) for row in (above, below))
+    if held.units is not None:
+        step = step * held.units
     found = ((high << 8) + low).cast(dtypes.float32) * step
     if held.offset:
         found = found + sums
