@@ -87,11 +87,10 @@ def _in_order(items: Sequence[Node]) -> list[Node]:
             while place and _is_copy(found[place - 1]) and not _sets(found[place - 1], group):
                 place -= 1
             begun, after = parts_of(group, late)
-            if _begins(found, group):
+            follows = items[at + 1] if at + 1 < len(items) else item
+            if _reads(follows, group) and _begins(found, group):
                 # What reads its sums comes next, and reads all else while they are made.
-                reads = list[Node]()
-                if at + 1 < len(items):
-                    reads, scaled[items[at + 1]] = _read_early(items[at + 1])
+                reads, scaled[follows] = _read_early(follows)
                 begun = [*reads, group.replace(src=(*group.src[:3], _ANEW, *group.src[4:]))]
                 after = [DONE]
             found[place:place] = begun
@@ -167,12 +166,22 @@ def _sets(statement: Node, group: Node) -> bool:
 
 
 def _begins(statements: Sequence[Node], group: Node) -> bool:
-    """Whether some statements set what a group adds to: its sums are those of one iteration."""
+    """Whether a group adds to what statements have just set: its sums are those of one iteration.
+
+    Nothing has been added between, as by a loop whose last iteration the group is.
+    """
     array = group.src[0].src[0]
-    return any(
-        one.op is Ops.STORE and one.src[0] is array and one.src[1].op is Ops.CONST
-        for one in statements
-    )
+    touching = [one for one in statements if array in toposort(one)]
+    if not touching:
+        return False
+    last = touching[-1]
+    return last.op is Ops.STORE and last.src[0] is array and last.src[1].op is Ops.CONST
+
+
+def _reads(statement: Node, group: Node) -> bool:
+    """Whether a statement stores what it makes of a group's sums: nothing is done before."""
+    array = group.src[0].src[0]
+    return statement.op is Ops.STORE and array in toposort(*statement.src[1:])
 
 
 def _read_early(statement: Node) -> tuple[list[Node], Node]:
