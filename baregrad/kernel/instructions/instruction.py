@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -100,6 +100,18 @@ def kept_factors(facts: Facts) -> tuple[Node, Node] | None:
         return None
     left, right = map(_ahead_of_widening, scaled_product(node)[0].src)
     return (left, right) if _is_elementwise(left) and _is_elementwise(right) else None
+
+
+def product_of(facts: Facts, products: Container[Factors]) -> Factors | None:
+    """What a kernel's only sum multiplies and adds up, if a unit makes such products; else None.
+
+    The factors are elements of inputs, or values that the kernel rounds to their dtypes.
+    """
+    found = kept_factors(facts)
+    if found is None:
+        return None
+    what = Factors(found[0].dtype, found[1].dtype, facts.reductions[0].node.dtype)
+    return what if what in products else None
 
 
 def scaled_product(total: Node) -> tuple[Node, Node | None]:

@@ -10,16 +10,15 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from baregrad.base.errors import ScheduleError
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.words import Factors
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, const, make_node, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.protocol.attributes import Mma
-from baregrad.kernel.facts.analysis import Facts
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
-from baregrad.kernel.instructions.instruction import Instruction, kept_factors
+from baregrad.kernel.instructions.instruction import Instruction, product_of
 from baregrad.kernel.language.schedule import Tensorize, illegal
 
 INSTRUCTION = "mma"
@@ -46,7 +45,8 @@ def _check_mma(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
             step, "the lanes of a warp are taken",
             wanted="warps along thread_y and thread_z, and one such step",
         )
-    dtype, depth = operand_of(table.facts), axes[2].extent
+    what, depth = product_of(table.facts, PRODUCTS), axes[2].extent
+    dtype = None if what is None else what.left
     if table.gpu is None or dtype is None or (dtype.name, depth) not in table.gpu.warp_products:
         raise illegal(
             step, "the machine has no such instruction for this sum",
@@ -55,19 +55,6 @@ def _check_mma(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
     for axis in axes:
         axis.unit = TILE
     table.matrix = table.gpu.warp_lanes
-
-
-def operand_of(facts: Facts) -> DType | None:
-    """The 16-bit dtype of the factors of a kernel's only sum; None where it is no such sum.
-
-    The factors are elements of inputs, or values that the kernel rounds to that dtype.
-    """
-    found = kept_factors(facts)
-    if found is None:
-        return None
-    left, right = found
-    what = Factors(left.dtype, right.dtype, facts.reductions[0].node.dtype)
-    return left.dtype if what in PRODUCTS else None
 
 
 # Rows, columns, steps.

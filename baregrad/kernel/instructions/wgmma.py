@@ -25,11 +25,10 @@ from baregrad.ir.core import index
 from baregrad.ir.core.layout import Swizzle
 from baregrad.ir.core.node import Node, range_node, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.facts.analysis import Facts
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
 from baregrad.kernel.facts.stream_facts import StreamFacts, array_read
 from baregrad.kernel.instructions import mma_sync
-from baregrad.kernel.instructions.instruction import Instruction, kept_factors
+from baregrad.kernel.instructions.instruction import Instruction, product_of
 from baregrad.kernel.instructions.mma_sync import FIRST_ID, TILE, N
 from baregrad.kernel.language.schedule import Tensorize, illegal
 from baregrad.target.gpu import GpuTarget
@@ -72,15 +71,6 @@ def adds_apart(dtype: DType) -> bool:
     return dtype in _FLOATS8
 
 
-def operands_of(facts: Facts) -> Factors | None:
-    """The dtypes of a kernel's only sum, if it is one of products that groups of warps make."""
-    found = kept_factors(facts)
-    if found is None:
-        return None
-    what = Factors(found[0].dtype, found[1].dtype, facts.reductions[0].node.dtype)
-    return what if what in PRODUCTS else None
-
-
 def suits_stream(facts: StreamFacts) -> bool:
     """Whether groups of warps make the products of a stream: of rows, of whole panels."""
     even = not any(width % PANEL for width in facts.widths)
@@ -120,7 +110,7 @@ def _check(table: AxisTable, step: Tensorize, axes: list[Axis]) -> None:
             step, "the lanes of the warps are taken",
             wanted="groups of warps along thread_y and thread_z, and one such step",
         )
-    what = operands_of(table.facts)
+    what = product_of(table.facts, PRODUCTS)
     is_there = table.gpu is not None and what is not None and has_groups(table.gpu, what.left)
     if not is_there or what is None or axes[2].extent != depth_of(what.left):
         kind = "something else" if what is None else f"{what.left} and {what.right}"

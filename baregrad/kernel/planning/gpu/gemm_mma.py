@@ -23,6 +23,7 @@ from baregrad.kernel.facts.analysis import itemsize, iterations
 from baregrad.kernel.gpu.boxes import ENGINE, is_of_boxes
 from baregrad.kernel.gpu.shared_copies import VECTOR_BYTES
 from baregrad.kernel.instructions import wgmma
+from baregrad.kernel.instructions.instruction import product_of
 from baregrad.kernel.instructions.mma_sync import INSTRUCTION, PRODUCTS, M, N
 from baregrad.kernel.language.schedule import (
     Bind,
@@ -92,7 +93,7 @@ Sizes = Sequence[tuple[str, int]]
 
 def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     """Give a contraction to matrix units; False where it is none of theirs."""
-    what = wgmma.operands_of(plan.facts)
+    what = product_of(plan.facts, wgmma.PRODUCTS)
     if not plan.target.async_copies or what is None:
         return False
     if what not in PRODUCTS:
