@@ -125,11 +125,6 @@ class Session:
         """Use a backend that was opened elsewhere as the device of its name."""
         self._backends[backend.name] = backend
 
-    @property
-    def opened(self) -> tuple[str, ...]:
-        """The names of the devices that are open, first opened first."""
-        return tuple(self._backends)
-
     def close(self) -> None:
         """Close every device, last opened first."""
         self._plans.clear()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import contextvars
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,8 @@ from baregrad.apps.diff.references import (
 from baregrad.base.errors import ArgumentError, DriverError
 from baregrad.base.options import DEVICE_NAMES, options
 from baregrad.engine.script import run_to_end
-from baregrad.engine.session import Session, current_session, use_session
+from baregrad.engine.session import Session, use_session
+from baregrad.runtime.lifetime import watching_devices
 
 _TORCH = "torch"
 
@@ -34,13 +35,14 @@ def _observed(
     script: Path, words: Sequence[str], watch: Callable[[Session, Any], None]
 ) -> OpDifference | None:
     """Run a program with its default device watched; return the difference that ended it."""
-    # What threads of the program compute is the process's session's.
-    others = contextvars.Context().run(current_session)
-    before = others.opened
+    # What threads of the program compute is the process's session's, which opens devices as well.
+    opened: Counter[str] = Counter()
     try:
-        return _observed_here(script, words, watch)
+        with watching_devices(lambda one: opened.update([getattr(one, "name", "")])):
+            opened.clear()
+            return _observed_here(script, words, watch)
     finally:
-        if others.opened != before:
+        if max(opened.values(), default=0) > 1:
             print("# what threads of the program computed was not looked at", file=sys.stderr)
 
 
