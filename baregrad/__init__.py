@@ -64,9 +64,18 @@ _EXPORTS = (
     ("variable", "baregrad.ir.core.index", "variable"),
 )
 
-# PyTorch's windows of signals.
-_WINDOWS = (
-    "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window",
+# What PyTorch has at its top and we in other rooms, by the same names.
+_ELSEWHERE = (
+    ("baregrad.fft.windows", (
+        "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window",
+    )),
+    ("baregrad.linalg", ("matrix_rank",)),
+    ("baregrad.linalg.older", ("chain_matmul", "vander")),
+    ("baregrad.func", ("vmap",)),
+    ("baregrad.nn.functional", (
+        "alpha_dropout", "bilinear", "celu_", "channel_shuffle", "ctc_loss", "embedding_bag",
+        "feature_alpha_dropout", "pdist", "pixel_unshuffle", "rrelu", "selu_", "threshold_",
+    )),
 )
 # Rooms that are not imported before somebody asks for them.
 _ROOMS = ("array_api", "autograd", "data", "func", "io")
@@ -107,8 +116,9 @@ def __getattr__(name: str) -> Any:
             # Kept, so that this function runs once a name.
             globals()[name] = found
             return found
-    if name in _WINDOWS:
-        return getattr(importlib.import_module("baregrad.fft.windows"), name)
+    for module, names in _ELSEWHERE:
+        if name in names:
+            return getattr(importlib.import_module(module), name)
     if name in _ROOMS:
         return importlib.import_module(f"baregrad.{name}")
     if name.startswith("__"):

@@ -8,6 +8,8 @@ from baregrad.linalg.decompositions import QR
 from baregrad.linalg.decompositions import cholesky as lower_cholesky
 from baregrad.linalg.decompositions import qr as reduced_qr
 from baregrad.linalg.decompositions import svd as whole_svd
+from baregrad.linalg.measures import multi_dot
+from baregrad.linalg.measures import vander as increasing_vander
 from baregrad.linalg.solving import slogdet
 from baregrad.linalg.triangular import solve_triangular
 from baregrad.tensor import Tensor
@@ -26,6 +28,17 @@ class TriangularSolve(NamedTuple):
 
     solution: Tensor
     cloned_coefficient: Tensor
+
+
+def chain_matmul(*matrices: Tensor) -> Tensor:
+    """Return `linalg.multi_dot` of matrices that are arguments; of one alone itself."""
+    return matrices[0] if len(matrices) == 1 else multi_dot(matrices)
+
+
+def vander(x: Tensor, N: int | None = None, increasing: bool = False) -> Tensor:  # noqa: N803
+    """Return `linalg.vander`, whose powers fall unless `increasing`."""
+    found = increasing_vander(x, N)
+    return found if increasing else found.flip(-1)
 
 
 def cholesky(x: Tensor, upper: bool = False) -> Tensor:

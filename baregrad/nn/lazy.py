@@ -55,13 +55,14 @@ class _Lazy(Module):
             )
         given, named = self._given
         named.setdefault("device", x.device)
-        made = self._KIND(x.shape[self._AXIS], *given, **named)
+        kind: Any = self._KIND
+        made = kind(x.shape[self._AXIS], *given, **named)
         own = vars(self)
         # What parents have noted of a module whose parameters are computed is not so yet.
         for name in ("_given", "_is_ready"):
             own.pop(name, None)
         own.update(vars(made))
-        self.__class__ = self._KIND
+        self.__class__ = kind
 
     def _make_later(self, dtype: DType | None, device: str | None) -> None:
         named = self._given[1]

@@ -164,6 +164,13 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
     cast = type = convert.cast
     to = convert.to
     cpu = convert.cpu
+    cuda = convert.cuda
+    pin_memory = convert.pin_memory
+    is_cuda = property(convert.is_cuda)
+    is_signed = convert.is_signed
+    is_nonzero = convert.truth
+    ndimension = shapes.dim
+    itemsize = property(shapes.element_size)
     type_as = convert.type_as
     is_floating_point = convert.is_floating_point
     float = convert.to_float

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.base.namespaces import unknown_name
+from baregrad.base.options import options
 from baregrad.dtypes import DEFAULT_FLOAT, DType, FloatInfo, as_dtype, dtypes, promote
 from baregrad.dtypes import finfo as float_limits
 from baregrad.dtypes import result_type as joined_dtype
@@ -56,6 +57,27 @@ def device(name: str, index: int | None = None) -> str:
 def inference_mode(mode: bool = True) -> grad_mode.set_grad_enabled:
     """Return a context, or decorator, in which results do not require gradients."""
     return grad_mode.set_grad_enabled(not mode)
+
+
+def set_float32_matmul_precision(precision: str) -> None:
+    """Set the option `matmul_precision`: "highest", or "high", which "medium" is here as well."""
+    if precision not in ("highest", "high", "medium"):
+        raise ArgumentError(
+            "there is no such precision", found=repr(precision), wanted="highest, high or medium"
+        )
+    block = options.override(matmul_precision="highest" if precision == "highest" else "high")
+    block.__enter__()
+    # A block that is forgotten ends.
+    _BEGUN.append(block)
+
+
+_BEGUN: list[Any] = []
+
+
+def get_float32_matmul_precision() -> str:
+    """Return the option `matmul_precision`."""
+    found: str = options.matmul_precision
+    return found
 
 
 def get_default_dtype() -> DType:
@@ -261,6 +283,11 @@ def rsub(x: Tensor, other: Tensor | bool | int | float, *, alpha: float = 1) -> 
     return other - (x if alpha == 1 else x * alpha)
 
 
+def constant_pad_nd(x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
+    """Return `x` with a value around its last axes; see `Tensor.pad`."""
+    return x.pad(tuple(pad), value=value)
+
+
 def _property(name: str) -> Any:
     """A property of tensors, as a function."""
 
@@ -292,16 +319,18 @@ _TYPED = MappingProxyType({
 })  # fmt: skip
 _OWN = frozenset({
     "as_tensor", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "broadcast_shapes",
-    "broadcast_tensors", "cartesian_prod", "column_stack", "device", "dstack", "finfo",
-    "get_default_dtype", "iinfo", "inference_mode", "is_tensor", "logspace", "normal",
-    "promote_types", "randint_like", "result_type", "rsub", "scalar_tensor", "tensor",
+    "broadcast_tensors", "cartesian_prod", "column_stack", "constant_pad_nd", "device", "dstack",
+    "finfo", "get_default_dtype", "get_float32_matmul_precision", "iinfo", "inference_mode",
+    "is_tensor", "logspace", "normal",
+    "promote_types", "randint_like", "result_type", "rsub", "scalar_tensor",
+    "set_float32_matmul_precision", "tensor",
     "tril_indices", "triu_indices",
 })  # fmt: skip
 _CONSTANTS = MappingProxyType(
     {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan, "newaxis": None}
 )
 # PyTorch's functions under whose name a tensor has something else, or nothing.
-_BY_METHOD = MappingProxyType({"row_stack": "vstack"})
+_BY_METHOD = MappingProxyType({"row_stack": "vstack", "narrow_copy": "narrow"})
 # What is a property of a tensor.
 _PROPERTIES = frozenset(("real", "imag"))
 _MEANT = MappingProxyType({

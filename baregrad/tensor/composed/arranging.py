@@ -163,6 +163,46 @@ def axis_places(x: Any, axis: int) -> Any:
     return line.reshape([-1 if i == axis else 1 for i in range(x.ndim)])
 
 
+def as_strided(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0
+) -> Tensor:
+    """Return the elements of contiguous `x` at an offset and strides, counted in elements; a copy.
+
+    Raises ShapeError for strides of another number of axes, and for places beyond the elements.
+    """
+    a: Any = x.reshape(-1)
+    shape, steps = list(size), list(stride)
+    last = storage_offset + sum((n - 1) * s for n, s in zip(shape, steps, strict=False))
+    inside = 0 in shape or (storage_offset >= 0 and min(steps, default=0) >= 0
+                            and last < a.shape[0])  # fmt: skip
+    if len(shape) != len(steps) or not inside:
+        raise ShapeError(
+            "strides lead to elements that there are",
+            found=f"{shape} by {steps} from {storage_offset} of {a.shape[0]} elements",
+        )
+    places = a.arange(1, device=x.device).reshape([1] * len(shape)) * 0 + storage_offset
+    for axis, (extent, step) in enumerate(zip(shape, steps, strict=True)):
+        line = a.arange(extent, device=x.device) * step
+        places = places + line.reshape([-1 if i == axis else 1 for i in range(len(shape))])
+    found: Tensor = a[places]
+    return found
+
+
+def index_reduce(
+    x: Tensor, dim: int, index: Tensor, source: Tensor, reduce: str, *, include_self: bool = True
+) -> Tensor:
+    """Return `x` with slices of `source` combined into those that indices name.
+
+    reduce: "prod", "mean", "amax" or "amin". include_self: whether what was there counts.
+    """
+    a: Any = x
+    axis = own_axis(dim, x.ndim)
+    places: Any = index
+    places = places.reshape([-1 if i == axis else 1 for i in range(x.ndim)]).expand(source.shape)
+    found: Tensor = a.scatter_reduce(axis, places, source, reduce, include_self=include_self)
+    return found
+
+
 def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> Tensor:
     """Return `x` with values at places counted in its elements, rows after rows; see `take`."""
     a: Any = x.reshape(-1)

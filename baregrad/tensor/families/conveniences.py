@@ -6,6 +6,7 @@ from baregrad.tensor.array.tensor_like import TensorLike
 from baregrad.tensor.composed import arithmetic, arranging, lent, searching, summing
 from baregrad.tensor.ops import elementwise, functions, products, random, scans, special
 from baregrad.tensor.ops.inplace import in_place
+from baregrad.tensor.special import bessel, complex_numbers, gamma, normal
 
 
 class Conveniences(TensorLike):
@@ -63,6 +64,8 @@ class Conveniences(TensorLike):
     trapezoid = trapz = summing.trapezoid
     cumulative_trapezoid = summing.cumulative_trapezoid
     put = arranging.put
+    as_strided = arranging.as_strided
+    index_reduce = arranging.index_reduce
 
     searchsorted = searching.searchsorted
     bucketize = searching.bucketize
@@ -94,6 +97,14 @@ class Conveniences(TensorLike):
 
     fill_diagonal_ = arranging.fill_diagonal_
     put_ = in_place(arranging.put, "put_")
+    index_reduce_ = in_place(arranging.index_reduce, "index_reduce_")
+    lgamma_ = in_place(gamma.lgamma, "lgamma_")
+    digamma_ = in_place(gamma.digamma, "digamma_")
+    polygamma_ = in_place(gamma.nth_polygamma, "polygamma_")
+    mvlgamma_ = in_place(gamma.multigammaln, "mvlgamma_")
+    erfinv_ = in_place(normal.erfinv, "erfinv_")
+    i0_ = in_place(bessel.i0, "i0_")
+    conj_physical_ = in_place(complex_numbers.conj, "conj_physical_")
     gcd_ = in_place(arithmetic.gcd, "gcd_")
     lcm_ = in_place(arithmetic.lcm, "lcm_")
     nextafter_ = in_place(arithmetic.nextafter, "nextafter_")

@@ -69,6 +69,27 @@ def cpu(x: Tensor) -> Tensor:
     return to(x, device="CPU")
 
 
+def cuda(x: Tensor, device: int | str | None = None) -> Tensor:
+    """Return the values on a GPU of the device CUDA, the first unless given."""
+    named = device if isinstance(device, str) else f"CUDA:{device}" if device else "CUDA"
+    return to(x, device=named)
+
+
+def pin_memory(x: Tensor) -> Tensor:
+    """Return `x` itself: copies to a GPU go through pinned memory wherever they begin."""
+    return x
+
+
+def is_cuda(x: Tensor) -> bool:
+    """Whether the values lie on a GPU."""
+    return x.device.split(":")[0] in ("CUDA", "NV")
+
+
+def is_signed(x: Tensor) -> bool:
+    """Whether the dtype has numbers below 0."""
+    return x.dtype.kind not in ("uint", "bool")
+
+
 def type_as(x: Tensor, other: Tensor) -> Tensor:
     """Return the values in the dtype and on the device of another tensor."""
     return to(x, other)

@@ -461,9 +461,8 @@ def linspace(
 ) -> Tensor:
     """Return `steps` evenly spaced values from start to stop, both included."""
     found = DEFAULT_FLOAT if dtype is None else array_dtype(dtype)
-    start, stop = [
-        float(one) if isinstance(one, TensorLike) else one for one in (start, stop)
-    ]
+    # Of tensors as well.
+    start, stop = [one if isinstance(one, int) else float(one) for one in (start, stop)]
     if found.is_int:
         start, stop = int(start), int(stop)
     if steps < 0:

@@ -31,6 +31,7 @@ W = RANDOM.standard_normal(3).astype(np.float32)
 ROWS = np.array([[1, 2], [1, 2], [0, 3], [1, 2]])
 
 Case = Callable[[Any], Any]
+OURS: Any = baregrad
 
 
 def f(t: Any) -> Any:
@@ -200,6 +201,17 @@ CASES: dict[str, Case] = {
     "histc of bfloat16": lambda t: t.histc(t.tensor(X).bfloat16(), 10, -2, 2).float(),
     "unravel_index of bytes": lambda t: t.unravel_index(t.tensor([3, 9]).to(t.uint8), (4, 5))[0],
     "group_norm of nothing": lambda t: f(t).group_norm(t.zeros(0, 4, 2), 2),
+    "as_strided": lambda t: t.as_strided(t.tensor(X), (3, 2, 2), (7, 2, 1), 1),
+    "index_reduce": lambda t: t.index_reduce(
+        t.tensor(X), 1, t.tensor([0, 3, 0]), t.tensor(V), "amax", include_self=False
+    ),
+    "chain_matmul": lambda t: t.chain_matmul(t.tensor(X), t.tensor(S.T.copy()), t.tensor(V)),
+    "vmap": lambda t: t.vmap(t.dot)(t.tensor(X), t.tensor(S)),
+    "vander": lambda t: t.vander(t.tensor(W)),
+    "pixel_unshuffle": lambda t: t.pixel_unshuffle(t.tensor(IMAGE[..., :4, :]), 2),
+    "lgamma_": lambda t: t.tensor(P).abs().lgamma_(),
+    "constant_pad_nd": lambda t: t.constant_pad_nd(t.tensor(X), (1, 2), 3.0),
+    "narrow_copy": lambda t: t.narrow_copy(t.tensor(X), 1, 2, 3),
     "instance_norm moves": moved_statistics,
     "zeros_like device": lambda t: t.zeros_like(t.tensor(X), device="cpu", dtype=t.float64),
     "new_full device": lambda t: t.tensor(X).new_full((2,), 3, device="cpu"),
@@ -246,12 +258,12 @@ def test_gradients_agree(case: Callable[[Any, Any], Any]) -> None:
             weights = t.tensor(np.random.default_rng(1).random(tuple(y.shape), np.float32))
             (y * weights).sum().backward()
             gradients.append(x.grad.numpy())
-    np.testing.assert_allclose(*gradients, rtol=1e-4, atol=2e-5)
+    np.testing.assert_allclose(gradients[0], gradients[1], rtol=1e-4, atol=2e-5)
 
 
 def test_draws_in_place_follow_their_distributions() -> None:
-    baregrad.Tensor.manual_seed(3)
-    one = baregrad.zeros(20000)
+    OURS.Tensor.manual_seed(3)
+    one = OURS.zeros(20000)
     assert np.median(one.exponential_(2.0).numpy()) == pytest.approx(np.log(2) / 2, rel=0.05)
     assert abs(np.median(one.cauchy_(1.0, 0.5).numpy()) - 1.0) < 0.03
     assert np.median(one.log_normal_(0.5, 1.0).numpy()) == pytest.approx(np.exp(0.5), rel=0.05)
@@ -262,20 +274,35 @@ def test_draws_in_place_follow_their_distributions() -> None:
 
 
 def test_what_cannot_be_is_refused() -> None:
-    x = baregrad.tensor(X)
-    for case, kind in (
-        (lambda: x.searchsorted(baregrad.zeros(2, 3)), ShapeError),
+    x = OURS.tensor(X)
+    cases: tuple[tuple[Callable[[], Any], type[Exception]], ...] = (
+        (lambda: x.searchsorted(OURS.zeros(2, 3)), ShapeError),
         (lambda: x.searchsorted(x, side="middle"), ArgumentError),
         (lambda: x.tensordot(x, dims=1), ShapeError),
         (lambda: x.gcd(x), DTypeError),
         (lambda: x.quantile(0.5, interpolation="cubic"), ArgumentError),
-        (lambda: x.repeat_interleave(baregrad.tensor([1, 2]), dim=0), ShapeError),
+        (lambda: x.repeat_interleave(OURS.tensor([1, 2]), dim=0), ShapeError),
         (lambda: x.diag_embed(0, 1, 1), ShapeError),
-        (lambda: baregrad.zeros(2, 3, 4).fill_diagonal_(1.0), ShapeError),
-        (lambda: baregrad.zeros(3).exponential_(0.0), ArgumentError),
-        (lambda: baregrad.zeros(3).geometric_(1.0), ArgumentError),
-        (lambda: baregrad.hann_window(-1), ArgumentError),
+        (lambda: OURS.zeros(2, 3, 4).fill_diagonal_(1.0), ShapeError),
+        (lambda: OURS.zeros(3).exponential_(0.0), ArgumentError),
+        (lambda: OURS.zeros(3).geometric_(1.0), ArgumentError),
+        (lambda: OURS.hann_window(-1), ArgumentError),
         (lambda: functional.interpolate(x, size=3, mode="bicubic"), ShapeError),
-    ):
+    )
+    for case, kind in cases:
         with pytest.raises(kind):
             case()
+
+
+def test_the_precision_of_products_is_the_option() -> None:
+    before = OURS.get_float32_matmul_precision()
+    with options.override(matmul_precision=before):
+        OURS.set_float32_matmul_precision("medium")
+        assert options.matmul_precision == OURS.get_float32_matmul_precision() == "high"
+        OURS.set_float32_matmul_precision("highest")
+        assert options.matmul_precision == "highest"
+        with pytest.raises(ArgumentError, match="lowest"):
+            OURS.set_float32_matmul_precision("lowest")
+    with pytest.raises(ShapeError, match="strides"):
+        OURS.tensor(X).as_strided((3,), (20,))
+    assert OURS.tensor(X).is_signed() and not OURS.tensor(X).is_cuda
