@@ -45,6 +45,13 @@ def in_panels(kernel: Node, table: AxisTable) -> Node:
     return rebuild(kernel, visit)
 
 
+def is_of_panels(value: Node) -> bool:
+    """Whether a value is what a matrix unit summed of a panel, scaled: one rounding adds it up."""
+    part = value.src[0] if value.op is Ops.MUL else value
+    own = part.src[1:] if part.op is Ops.REDUCE and part is not value else ()
+    return any(axis.op is Ops.RANGE and axis.arg.bind == TILE for axis in own)
+
+
 def kept_in_scratch(
     node: Node, at: Node, axes: list[Node], first: int, matrix: tuple[Node, ...]
 ) -> Node | None:

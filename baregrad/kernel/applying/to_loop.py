@@ -33,6 +33,7 @@ from baregrad.ir.core.substitution import substitute
 from baregrad.kernel.applying.apply import NOWHERE
 from baregrad.kernel.applying.scope import is_sum_alone
 from baregrad.kernel.applying.stage_in_output import Kept, behind, kept_in_output
+from baregrad.kernel.applying.staged_accumulators import is_of_panels
 from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.gpu.pipelines import Ring, into_ring
 from baregrad.kernel.gpu.shared_copies import copied_by_threads, row_of, thread_axes
@@ -272,7 +273,7 @@ class _Builder:
             total = load(accumulators[0], places)
             update = [product(total, self.convert(values)[0], own)]
         else:
-            fma = self.sums_unrounded(node, values[0])
+            fma = self.sums_unrounded(node, values[0]) or is_of_panels(values[0])
             update = self.update(monoid, accumulators, loads, values, places, fma)
         inner[-1].items.extend(update)
         if lanes:

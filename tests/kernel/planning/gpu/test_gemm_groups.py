@@ -19,6 +19,7 @@ from baregrad.kernel.planning.gpu.gemm_groups import (
 )
 from baregrad.kernel.planning.gpu.gemm_tiles import Product
 from baregrad.target import gpu_row
+from tests.kernel.gpu.test_roles import by_experts
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
 from tests.kernel.planning.gpu.contractions import HALF, contraction, packed_convolution
 
@@ -146,3 +147,10 @@ def test_of_boxes_that_take_as_long_the_larger_tile_is_taken() -> None:
     assert sorted([*rest, first]) == sorted(ranked)
     threads = ranked_groups(HOPPER, [Product(8192, 8192, 8192, 1)], WORDS, HALF)
     assert larger_first(threads) == threads
+
+
+def test_tiles_that_may_read_one_matrix_follow_each_other() -> None:
+    """Within a few columns of each matrix, and with as many slots as there is room for."""
+    schedule = str(choose(by_experts(71, 128, 14336, 4096, 8), HOPPER).schedule)
+    assert "reorder('n_o', 'i0', 'm_o', 'n_g'" in schedule and "n_g=8" in schedule
+    assert "pipeline('k_o', depth=4, engine='tma')" in schedule
