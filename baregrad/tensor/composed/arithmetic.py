@@ -72,7 +72,10 @@ def ldexp(x: Tensor, other: Tensor) -> Tensor:
     """Return x * 2**other."""
     a: Any = x
     power: Any = other
-    two: Any = power.float() if not power.dtype.is_float else power
+    two: Any = power
+    if not power.dtype.is_float:
+        # Powers of two have no digits to lose.
+        two = power.cast(a.dtype) if a.dtype.is_float else power.float()
     return a * two.exp2()  # type: ignore[no-any-return]
 
 

@@ -331,6 +331,7 @@ def prelu(x: Tensor, weight: Tensor) -> Tensor:
             found=list(weight.shape), wanted=f"[1] or [{channels}]",
         )
     slope = weight.reshape((1, -1, *(1 for _ in x.shape[2:]))) if x.ndim > 1 else weight
+    slope = slope if x.ndim else slope.reshape(())
     return (x > 0).where(x, x * slope)
 
 
@@ -416,9 +417,19 @@ def rad2deg(x: Tensor) -> Tensor:
 @through_float32
 def sinc(x: Tensor) -> Tensor:
     """Return sin(pi*x) / (pi*x), 1 at 0."""
-    zero = x == 0
-    scaled = zero.where(1, x) * math.pi
-    return zero.where(1, sin(scaled) / scaled)
+    scaled = x * math.pi
+    near = scaled.abs() < 0.5
+    # Near 0 by its series: the quotient's derivative is a difference of near numbers there.
+    square = near.where(scaled, 0).square()
+    series = square * _SINC[-1] + _SINC[-2]
+    for term in _SINC[-3::-1]:
+        series = series * square + term
+    away = near.where(1, scaled)
+    return near.where(series, sin(away) / away)
+
+
+# (-1)**k / (2k + 1)!, up to what is below the rounding of float64 for squares of 1/4.
+_SINC = tuple([(-1) ** k / math.factorial(2 * k + 1) for k in range(8)])
 
 
 # --- a tensor and what is added to it in one step -----------------------------------------------

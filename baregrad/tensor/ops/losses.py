@@ -119,9 +119,18 @@ def gaussian_nll_loss(
 ) -> Tensor:
     """Return (log(var) + (x - target)**2 / var) / 2, of a normal distribution of mean x.
 
-    var: the variance, held above eps without that showing in its gradient; it broadcasts. full:
-    add the constant log(2*pi) / 2.
+    var: the variance, of the shape of `x`, of 1 along an axis, or without the last one; held above
+    eps without that showing in its gradient. full: add the constant log(2*pi) / 2. Raises
+    ShapeError for a variance of another shape.
     """
+    if var.ndim and var.shape == x.shape[:-1]:
+        var = var.unsqueeze(-1)
+    apart = [(a, b) for a, b in zip(x.shape, var.shape, strict=False) if a != b]
+    if var.ndim and (var.ndim != x.ndim or any(b != 1 for _, b in apart)):
+        raise ShapeError(
+            "there is a variance for each element, or for each but along an axis",
+            found=f"{list(var.shape)} for {list(x.shape)}",
+        )
     held = var + (var.clamp(min=eps) - var).detach()
     loss = (held.log() + (x - target).square() / held) * 0.5
     return reduced(loss + 0.5 * math.log(2 * math.pi) if full else loss, reduction)

@@ -212,6 +212,11 @@ CASES: dict[str, Case] = {
     "lgamma_": lambda t: t.tensor(P).abs().lgamma_(),
     "constant_pad_nd": lambda t: t.constant_pad_nd(t.tensor(X), (1, 2), 3.0),
     "narrow_copy": lambda t: t.narrow_copy(t.tensor(X), 1, 2, 3),
+    "gaussian_nll_loss of rows": lambda t: f(t).gaussian_nll_loss(
+        t.tensor(X[:, :4]), t.tensor(S[:, :4]), t.tensor(S[:, 0] ** 2 + 1)
+    ),
+    "ldexp of bfloat16": lambda t: t.ldexp(t.tensor(X).bfloat16(), t.tensor(N)).float(),
+    "prelu of a number": lambda t: f(t).prelu(t.tensor(-2.0), t.tensor([0.3])),
     "instance_norm moves": moved_statistics,
     "zeros_like device": lambda t: t.zeros_like(t.tensor(X), device="cpu", dtype=t.float64),
     "new_full device": lambda t: t.tensor(X).new_full((2,), 3, device="cpu"),
@@ -238,6 +243,7 @@ GRADIENTS: tuple[Callable[[Any, Any], Any], ...] = (
     lambda t, x: f(t).interpolate(x.reshape(1, 1, 4, 7), size=(9, 3), mode="bicubic"),
     lambda t, x: f(t).cosine_similarity(x[:, None], x[None], dim=-1),
     lambda t, x: t.mode(x, dim=1)[0],
+    lambda t, x: t.sinc(x * 0.2),
     lambda t, x: t.diff(x * x, prepend=x[:, :1]),
     lambda t, x: t.logdet(x[:, :4] @ x[:, :4].mT + t.eye(4)),
     lambda t, x: t.cholesky_solve(x, t.cholesky(x @ x.mT + t.eye(4))),
@@ -306,3 +312,18 @@ def test_the_precision_of_products_is_the_option() -> None:
     with pytest.raises(ShapeError, match="strides"):
         OURS.tensor(X).as_strided((3,), (20,))
     assert OURS.tensor(X).is_signed() and not OURS.tensor(X).is_cuda
+
+
+def test_sinc_has_its_gradient_near_0() -> None:
+    x = np.array([0.0, 1e-4, -1.2e-4, 3e-3, 0.1, 0.159, 0.16, 2.0])
+    for dtype, within in (("float32", 1e-6), ("float64", 1e-14)):
+        given = OURS.tensor(x.astype(dtype), requires_grad=True)
+        given.sinc().sum().backward()
+        y = x.astype(dtype).astype(np.float64) * np.pi
+        # The formula loses digits below, where the first terms of the series are left.
+        away = np.where(y < 0.03, 1.0, y)
+        far = (away * np.cos(away) - np.sin(away)) / away**2
+        wanted = np.where(y < 0.03, -y / 3 + y**3 / 30 - y**5 / 840, far)
+        np.testing.assert_allclose(
+            given.grad.numpy(), wanted * np.pi, atol=4 * within, rtol=within
+        )
