@@ -74,7 +74,7 @@ def _fold_points(
     """Fold a REDUCE at some points; its rule finds the results until the statement ends."""
     monoid: Monoid = node.arg.monoid
     nbytes = prod(values.block) * sum(dtype.itemsize for dtype in monoid.states)
-    most = max(TURN_NBYTES // nbytes, 1)
+    most = WARP if _is_for_lanes(values, monoid, threads) else max(TURN_NBYTES // nbytes, 1)
     found: dict[Any, Point] = {}
     for values.point in points:
         found.setdefault(values.key(node), values.point)
@@ -189,6 +189,8 @@ def fold_threads(
 
     Several states, none of vectors, are folded by themselves side by side.
     """
+    if 1 < len(states) <= WARP and _is_for_lanes(values, monoid, axes):
+        return _fold_by_lanes(values, monoid, states)
     for axis in sorted(axes, key=lambda axis: THREAD_BINDS.index(axis.arg.bind)):
         count = lanes_of(axis)
         stride = prod(values.block[: THREAD_BINDS.index(axis.arg.bind)])
@@ -222,6 +224,60 @@ def _through_lanes(
         states = [combine(values, monoid, one, other) for one, other in pairs]
         half //= 2
     return states
+
+
+def _is_for_lanes(values: Reader, monoid: Monoid, axes: list[Node]) -> bool:
+    """Whether lanes may share out numbers that a block of some whole warps folds."""
+    one, warps = monoid.states[0], prod(values.block) // WARP
+    plain = monoid.primitive is not None and monoid.commutative and not one.is_narrow
+    sizes = {axis.arg.bind: lanes_of(axis) for axis in axes}
+    whole = {bind: size for bind, size in zip(THREAD_BINDS, values.block, strict=True) if size > 1}
+    is_block = whole == sizes and sizes.get(THREAD_BINDS[0]) == WARP and warps > 1
+    return plain and is_block and one.bits == WARP
+
+
+def _fold_by_lanes(values: Reader, monoid: Monoid, states: list[Parts]) -> list[Parts]:
+    """Numbers of each thread folded by a block: lanes share them out, and show each other the sums.
+
+    Lanes whose numbers differ in a bit give each other halves of what they have: each number is
+    added up as if all lanes did, and all but the last exchanges are of fewer.
+    """
+    thread = _thread(values)
+    count, bit = len(states), WARP // 2
+    own = [parts[0] for parts in states]
+    own += own[-1:] * (next_power_of_two(count) - count)
+    tests: list[tuple[Node, int]] = []
+    while bit:
+        if len(own) > 1:
+            tests.append((_has_bit(values, thread, bit), bit))
+            pairs = zip(own[: len(own) // 2], own[len(own) // 2 :], strict=True)
+            halves = [_in_turn(values, tests[-1][0], low, high) for low, high in pairs]
+            given = [_exchanged(values, other, bit) for _, other in halves]
+            own = [
+                combine(values, monoid, (kept,), (other,))[0]
+                for (kept, _), other in zip(halves, given, strict=True)
+            ]
+        else:
+            own = [combine(values, monoid, (own[0],), (_exchanged(values, own[0], bit),))[0]]
+        bit //= 2
+    warps = prod(values.block) // WARP
+    (own,) = _through_memory(values, monoid, [tuple(own)], warps, WARP)
+    found = list(own)
+    for test, bit in reversed(tests):
+        pairs = [_in_turn(values, test, one, _exchanged(values, one, bit)) for one in found]
+        found = [low for low, _ in pairs] + [high for _, high in pairs]
+    return [(one,) for one in found[:count]]
+
+
+def _has_bit(values: Reader, thread: Node, bit: int) -> Node:
+    placed = values.apply(Ops.AND, dtypes.int32, thread, const(bit, dtypes.int32))
+    return values.apply(Ops.CMPNE, dtypes.bool, placed, const(0, dtypes.int32))
+
+
+def _in_turn(values: Reader, test: Node, low: Node, high: Node) -> tuple[Node, Node]:
+    """Two values, the other way round where a condition holds."""
+    one = values.apply(Ops.WHERE, low.dtype, test, high, low)
+    return one, values.apply(Ops.WHERE, low.dtype, test, low, high)
 
 
 def _exchanged(values: Reader, part: Node, mask: int) -> Node:

@@ -123,9 +123,8 @@ def test_folds_of_many_bytes_have_the_same_memory(lanes: int, arrays: int) -> No
     assert len(shown) == arrays
 
 
-@pytest.mark.parametrize(("rows", "meetings"), ((1, 1), (4, 1), (3, 1), (40, 5)))
-def test_sums_of_a_statement_meet_once_for_as_many_as_fit(rows: int, meetings: int) -> None:
-    """Eight sums of 256 threads are as many as take turns in memory."""
+@pytest.mark.parametrize(("rows", "meetings"), ((1, 1), (4, 1), (3, 1), (40, 2)))
+def test_sums_of_a_statement_meet_once_for_each_lane_s(rows: int, meetings: int) -> None:
     row, step = range_node(2 * rows, 0), range_node(256, 1)
     total = k.reduce(Ops.ADD, k.at(k.param(1, 2 * rows, 256), row, step), step)
     scaled = alu(Ops.MUL, total, k.at(k.param(2, 2 * rows), row))
@@ -154,3 +153,20 @@ def test_places_of_several_rows_meet_once() -> None:
     )
     barriers = [one for one in program.src if one.op is Ops.MACHINE and one.arg.name == "bar.sync"]
     assert len(barriers) <= 2
+
+
+@pytest.mark.parametrize(("rows", "warps"), ((2, 3), (7, 2), (32, 2), (16, 7)))
+@pytest.mark.parametrize(("op", "dtype"), ((Ops.ADD, F32), (Ops.MAX, F32), (Ops.ADD, I32)))
+def test_lanes_share_out_the_sums_of_rows(rows: int, warps: int, op: Any, dtype: Any) -> None:
+    """One is shown by each, and none is added up in another order."""
+    length = 32 * warps
+    row, step = range_node(rows, 0), range_node(length, 1)
+    total = k.reduce(op, k.at(k.param(1, rows, length, dtype=dtype), row, step), step)
+    node = k.kernel(k.out(k.param(0, rows, dtype=dtype), total, row))
+    program = check_gpu(
+        node,
+        "Schedule(bind('i0', 'unroll'), split('r1', outer='w', t=32), bind('w', 'thread_y'),"
+        " bind('t', 'thread'))",
+    )
+    shown = [one for one in program.src if one.op is Ops.VSTORE and one.src[0].op is Ops.ALLOC]
+    assert len(shown) == 1
