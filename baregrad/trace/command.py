@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import json
 import platform
 import re
@@ -26,6 +25,7 @@ from baregrad.trace.calls import RawCall
 from baregrad.trace.decode import DriverCall, decode
 from baregrad.trace.engine import ProgramFollower
 from baregrad.trace.exact import DoorbellTrap
+from baregrad.trace.output import TraceOutput, open_output
 from baregrad.trace.ptrace import RECORDED, WATCHED
 from baregrad.trace.submissions import PERIOD_S, Submission, SubmissionReader
 from baregrad.trace.watch import DriverWatch
@@ -33,7 +33,6 @@ from baregrad.trace.watch import DriverWatch
 _VERSION_FILE = Path("/proc/driver/nvidia/version")
 # The newest release whose headers are published, where there is no driver to ask.
 _NEWEST = "595.45.04"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 # How often it is said how much is left to decode.
 _TOLD_S = 2.0
 
@@ -44,7 +43,7 @@ class TraceSession:
 
     tables: VendorTables
     chosen: argparse.Namespace
-    out: TextIO
+    out: TextIO | TraceOutput
     counts: report.CallCounts = field(default_factory=report.CallCounts)
     tree: report.ObjectTree = field(default_factory=report.ObjectTree)
     calls: list[DriverCall] = field(default_factory=list)
@@ -222,7 +221,7 @@ def main(argv: list[str]) -> int:
     for place in (chosen.perfetto, chosen.record):
         if place:
             check_writable(Path(place), "the file cannot be written there")
-    with _output(chosen.o) as out:
+    with open_output(chosen.o) as out:
         session = TraceSession(tables, chosen, out)
         if not (chosen.json or chosen.allowlist):
             found = f"driver {version}" if version else "no driver here"
@@ -250,36 +249,23 @@ def main(argv: list[str]) -> int:
                 recorder.close()
             session.finish()
             for path in watch.unseen:
-                print(f"# {path} is a 32-bit program, whose calls are not seen", file=sys.stderr)
+                _tell(f"{path} is a 32-bit program, whose calls are not seen")
             if recorder is not None and recorder.left_out:
-                print(f"# {recorder.left_out} calls, of other processes than the one recorded "
-                      f"or by unknown descriptors, are not in {chosen.record}",
-                      file=sys.stderr)  # fmt: skip
+                _tell(f"{recorder.left_out} calls, of other processes than the one recorded "
+                      f"or by unknown descriptors, are not in {chosen.record}")  # fmt: skip
 
 
-@contextlib.contextmanager
-def _output(path: str) -> Iterator[TextIO]:
-    """Open the file of a name; without one it is standard error, which stays open."""
-    if not path:
-        yield sys.stderr
-        return
-    opened = False
-    try:
-        with Path(path).open("w", encoding="utf-8") as file:
-            opened = True
-            yield file
-    except OSError as error:
-        if opened and error.errno not in _FULL:
-            raise
-        raise ArgumentError("the output cannot be written", found=f"{path}: {error}") from error
+def _tell(text: str) -> None:
+    """Say something beside the trace, to whoever still listens."""
+    with contextlib.suppress(BrokenPipeError):
+        print(f"# {text}", file=sys.stderr, flush=True)
 
 
 def _finish(watch: DriverWatch) -> None:
     """Decode what is left, saying how much that is; an interrupt ends it."""
     with contextlib.suppress(KeyboardInterrupt):
         while watch.finish_some(_TOLD_S):
-            print(f"# {watch.left} calls and pieces of rings are left to decode",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            _tell(f"{watch.left} calls and pieces of rings are left to decode")
 
 
 def _diff(words: list[str]) -> int:

@@ -118,6 +118,14 @@ def test_two_traces_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[s
             command.main(["diff", *map(str, files)])
 
 
+def test_a_file_that_is_no_trace_is_not_taken_for_an_empty_one(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"a": 1}\nand more\n')
+    (tmp_path / "none.json").touch()
+    with pytest.raises(FileFormatError, match="no line of it is a call"):
+        command.main(["diff", str(other), str(tmp_path / "none.json")])
+
+
 def test_it_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         dispatch.main(["trace", "--help"])
@@ -140,6 +148,31 @@ def test_a_place_that_cannot_be_written(tmp_path: Path) -> None:
     if Path("/dev/full").exists():
         with pytest.raises((ArgumentError, UnsupportedError), match=r"cannot be written|trace"):
             command.main(["-o", "/dev/full", "--", "true"])
+
+
+@pytest.mark.parametrize("place", ["/dev/full", "a reader that hangs up"])
+def test_a_program_runs_to_its_end_whatever_becomes_of_the_trace(
+    place: str, tmp_path: Path
+) -> None:
+    if place == "/dev/full" and not Path(place).exists():
+        pytest.skip("there is no full device here")
+    program, node, end = compiled(tmp_path), tmp_path / "node", tmp_path / "end"
+    node.touch()
+    text = f"for n in $(seq 60); do {program} {node} plain; done; echo done > {end}; exit 6"
+    words = [sys.executable, "-m", "baregrad", "trace", "--node", f"{node}=/dev/nvidiactl"]
+    words += ["-o", place] if place == "/dev/full" else []
+    with subprocess.Popen([*words, "--", "sh", "-c", text], stderr=subprocess.PIPE) as tracer:
+        assert tracer.stderr is not None
+        if place != "/dev/full":
+            tracer.stderr.readline()
+            tracer.stderr.close()
+        told = tracer.stderr.read().decode() if place == "/dev/full" else ""
+        status = tracer.wait(120)
+    if "does not let" in told:
+        pytest.skip(told)
+    assert end.read_text() == "done\n"
+    assert status == (2 if place == "/dev/full" else 6)
+    assert ("the output cannot be written" in told) is (place == "/dev/full")
 
 
 def test_an_interrupt_ends_decoding_and_keeps_the_summary(
