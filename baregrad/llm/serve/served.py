@@ -248,7 +248,8 @@ class Served:
             for number in range(answers):
                 sampling = request.sampling
                 if seed is not None and number:
-                    sampling = replace(sampling, seed=seed + number)
+                    # Behind the largest of seeds comes 0.
+                    sampling = replace(sampling, seed=(seed + number) % (1 << 64))
                 streams.append(self.model.engine.submit(replace(request, sampling=sampling)))
         except BaseException:
             for stream in streams:

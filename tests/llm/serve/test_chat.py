@@ -173,6 +173,8 @@ def test_several_answers_with_logprobs(model: ScriptedModel) -> None:
     assert len(rows) == 7 and rows[0]["logprob"] == -0.5 and len(rows[0]["top_logprobs"]) == 2
     assert bytes(rows[0]["bytes"]).decode() == rows[0]["token"]
     assert [request.sampling.seed for request in model.engine.requests] == [5, 6, 7]
+    assert Client(model).post(PATH, {**body, "n": 2, "seed": 2**64 - 1}).status == 200
+    assert [each.sampling.seed for each in model.engine.requests[3:]] == [2**64 - 1, 0]
     events = Client(model).post(PATH, {**body, "stream": True}).events()[:-1]
     for index in range(3):
         mine = [chunk["choices"][0] for chunk in events if chunk["choices"][0]["index"] == index]
