@@ -262,7 +262,8 @@ def _contractions(this: _Sum, body: Node) -> Node | None:
             if term not in rests:
                 inner, outer = _factors(this, term) if term.op is Ops.MUL else ([], [])
                 if not inner or not outer:
-                    alike = [axis for axis in free if is_repeated(term, axis)]
+                    # A bare number has no axes to be cut along.
+                    alike = [axis for axis in free if term.shape and is_repeated(term, axis)]
                     if not alike:
                         return None
                     sums[term] = _once_for_all(this, term, alike)

@@ -207,3 +207,12 @@ def test_a_condition_that_reads_what_it_guards(place: int) -> None:
         x = Tensor(np.array([place], np.int8))
         padded = x.repeat(10).pad((bind(variable("n", 1, 8), 5), 0))
         assert padded[x % padded.shape[0]].tolist() == [0 if place < 5 else place]
+
+
+def test_products_and_a_bare_number_are_summed() -> None:
+    """A number has no axes along which what is the same could be summed once."""
+    rng = np.random.default_rng(0)
+    x, y = rng.random((4, 8)), rng.random((5, 8))
+    with options.override(device=sweep.DEVICE):
+        found = (Tensor(x).unsqueeze(1) * Tensor(y).unsqueeze(0) + 1.0).sum(-1)
+        np.testing.assert_allclose(found.numpy(), x @ y.T + 8, rtol=1e-12)
