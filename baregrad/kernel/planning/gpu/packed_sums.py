@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Sequence
 from math import prod
 
-from baregrad.base.bits import next_power_of_two, round_up
+from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations
@@ -31,11 +31,12 @@ MOST_WARPS = 8
 # Neighbouring words of a thread, which are one access.
 MOST_WORDS = 4
 # Rows of a thread, which share the other factor, where as many warps as keep a multiprocessor busy
-# are left.
-MOST_ROWS, BUSY_WARPS = 2, 16
-# The same where words are multiplied as they are, by instructions, not by memory: a thread has two
-# accesses of neighbours, which mostly share their scales, and as much less to fold for each number.
-MOST_WORD_ROWS, MOST_WORD_WARPS, BUSY_WORD_WARPS, WORD_ACCESSES = 4, 8, 12, 2
+# are left; and those of all sums together where a step has many numbers, each of which is widened
+# for all of them.
+MOST_ROWS, MANY_ROWS, BUSY_WARPS = 2, 4, 16
+# The same where words are multiplied as they are: what takes longest are loads of the other factor.
+# Of more than four warps each waits for more than it has to do.
+MOST_WORD_ROWS, MOST_WORD_WARPS, BUSY_WORD_WARPS = 4, 4, 24
 
 
 def plan_packed(plan: GpuPlan) -> bool:
@@ -65,8 +66,7 @@ def plan_packed(plan: GpuPlan) -> bool:
     numbers = iterations(held) * beside
     plan.because("{} numbers in words: a thread has all of each", numbers)
     each = max(beside // WORD, 1)
-    most = max(MOST_WORDS // each, WORD_ACCESSES if _has_words(plan) else 1)
-    together = _words_together(words, moving[-1], each, min(most, NEIGHBOURS // numbers))
+    together = _words_together(words, moving[-1], each, NEIGHBOURS // numbers)
     _plan(plan, rows, moving, held, numbers, together, beside > 1)
     return True
 
@@ -90,13 +90,7 @@ def _beside(plan: GpuPlan, words: Sequence[ArrayAccess]) -> int:
     """Neighbours of an array that a step multiplies with what is in words: all of it, or one."""
     main = words[0]
     strides = _strides(main)
-    # Those of another matrix may lie in the same array, further away than the next step is.
-    near = min([abs(stride) for _, stride in strides if stride], default=1)
-    alike = sum([
-        each.array is main.array and _strides(each) == strides
-        and abs(each.offset.constant - main.offset.constant) < near
-        for each in words
-    ])  # fmt: skip
+    alike = sum(each.array is main.array and _strides(each) == strides for each in words)
     if alike > 1:
         return alike * WORD
     counts = Counter([
@@ -127,13 +121,16 @@ def _plan(
     count = prod([int(axis.src[0].arg) for axis in moving])
     has_words = _has_words(plan)
     if has_words:
-        first, each = _shares_of_words(plan, iterations(rows), -(-count // together))
+        first, each = _shares_of_words(plan, iterations(rows), count)
     else:
         most = next_power_of_two(max(count * numbers // THREAD_NUMBERS, 1))
         first = min(max(most, min(next_power_of_two(count), plan.warp)), MOST_WARPS * plan.warp)
         first = _filled(count, together, first, plan.warp)
         busy = plan.warp * BUSY_WARPS * plan.target.units
-        each = MOST_ROWS if iterations(rows) * first // busy >= MOST_ROWS else 1
+        most = MANY_ROWS // len(plan.facts.reductions) if numbers >= TOGETHER else MOST_ROWS
+        each = max(most, MOST_ROWS)
+        while each > 1 and iterations(rows) * first // busy < each:
+            each //= 2
     threads = plan.pick("threads of a row", powers_from(first, 1, MOST_WARPS * plan.warp))
     each = plan.pick("rows of a thread", powers_from(each, 1, 2 * MOST_ROWS))
     if threads <= plan.warp:
@@ -165,13 +162,11 @@ def _plan(
 def _shares_of_words(plan: GpuPlan, rows: int, count: int) -> tuple[int, int]:
     """Threads of a row, and rows of a thread, as many as leave a multiprocessor enough warps.
 
-    A thread has few steps, as they take as long as they do one after the other, and those of all
-    threads end together. The order of a sum hangs on its length alone, not on how many rows there
-    are. count: steps of a row.
+    A thread has few steps, as they take as long as they do one after the other. The order of a sum
+    hangs on its length alone, not on how many rows there are. count: steps of a row.
     """
     busy = BUSY_WORD_WARPS * plan.warp * plan.target.units
-    rounds = -(-count // (MOST_WORD_WARPS * plan.warp))
-    threads = round_up(-(-count // rounds), plan.warp)
+    threads = min(max(next_power_of_two(count + 1) // 2, plan.warp), MOST_WORD_WARPS * plan.warp)
     each = max(MOST_WORD_ROWS // len(plan.facts.reductions), 1)
     while each > 1 and rows // each * threads < busy:
         each //= 2
@@ -184,8 +179,8 @@ def _has_words(plan: GpuPlan) -> bool:
 
 
 def _words_together(words: Sequence[ArrayAccess], inner: Node, each: int, most: int) -> int:
-    """Neighbours of `each` words along an axis that a thread has together, `most` at most."""
-    together = max(most, 1)
+    """Neighbours of `each` words along an axis that are one access of each array, or `most`."""
+    together = max(min(MOST_WORDS // each, most), 1)
     if any(access.stride(inner) != each for access in words):
         return 1
     while int(inner.src[0].arg) % together:

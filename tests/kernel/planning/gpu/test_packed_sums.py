@@ -11,7 +11,6 @@ from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
 from baregrad.io.gguf import PackedWeight, by_name, weight
-from baregrad.io.gguf.wide_products import wide_linear
 from baregrad.ir.core.node import Node
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.facts.analysis import facts_of
@@ -83,7 +82,7 @@ def test_words_of_codes_are_multiplied_by_words_of_16_bit_rows(
 
 
 @pytest.mark.parametrize(("name", "out", "width", "rows"), [
-    ("Q6_K", 512, 512, 1), ("Q6_K", 16384, 512, 2),
+    ("Q6_K", 512, 512, 1), ("Q6_K", 16384, 512, 2), ("Q6_K", 16384, 4096, 4),
     ("Q4_K", 16384, 2048, 4), ("Q4_K", 65536, 512, 4),
 ])  # fmt: skip
 def test_rows_that_keep_a_machine_busy_are_several_of_a_thread(
@@ -134,37 +133,3 @@ def test_two_products_with_one_row_are_one_kernel(name: str) -> None:
         sink = graph_of(gate.linear(x).silu() * up.linear(x), [x])
     plan = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER)
     assert len(plan.kernels) == 1
-
-
-@pytest.mark.parametrize(
-    ("width", "threads"), [(256, 32), (2048, 32), (4096, 64), (14336, 224), (28672, 224)]
-)
-def test_threads_of_words_end_together(
-    width: int, threads: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each has two accesses of neighbours a round, and no warp is idle in the last one."""
-    monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
-    asked = Decisions(noted=True)
-    found = choose(packed_product("Q4_K", 1, 16384, width, dtypes.bfloat16), HOPPER, asked)
-    assert asked.made["threads of a row"].taken == str(threads)
-    assert "w_vector=2" in str(found.schedule)
-
-
-def test_two_matrices_in_one_array_are_summed_as_one_is() -> None:
-    row = by_name("Q4_K")
-    with options.override(device="NULL", cache=False):
-        raw = Tensor.zeros(128, row.row_nbytes(4096), dtype=dtypes.uint8).contiguous().realize()
-        both = PackedWeight(row, (128, 4096), raw).in_planes()
-        x = Tensor.ones(1, 4096, dtype=dtypes.bfloat16).contiguous().realize()
-        first, second = (
-            wide_linear(x.cast(dtypes.float32).flatten(), both.planes.at(part), "Q4_K")
-            for part in (slice(0, 64), slice(64, 128))
-        )
-        sinks = [graph_of(one, [x]) for one in (first * second, first)]
-    orders = []
-    for sink in sinks:
-        asked = Decisions(noted=True)
-        kernel = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER).kernels[-1]
-        choose(kernel, HOPPER, asked)
-        orders.append((asked.made["threads of a row"].taken, asked.made["steps"].taken))
-    assert orders[0] == orders[1]

@@ -434,7 +434,7 @@ def times_vector(rows: int, length: int, dtype: Any = dtypes.float8_e4m3fn) -> N
 
 @pytest.mark.parametrize(
     ("rows", "length", "dtype", "each"),
-    ((14336, 4096, dtypes.float8_e4m3fn, 4), (14336, 4096, dtypes.bfloat16, 2),
+    ((14336, 4096, dtypes.float8_e4m3fn, 8), (14336, 4096, dtypes.bfloat16, 2),
      (14336, 4096, dtypes.float32, 1), (7169, 4096, dtypes.bfloat16, 1),
      (256, 4096, dtypes.float8_e4m3fn, 1)),
 )  # fmt: skip
