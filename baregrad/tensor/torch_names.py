@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Sequence
 from types import MappingProxyType
@@ -65,13 +66,13 @@ def set_float32_matmul_precision(precision: str) -> None:
         raise ArgumentError(
             "there is no such precision", found=repr(precision), wanted="highest, high or medium"
         )
-    block = options.override(matmul_precision="highest" if precision == "highest" else "high")
-    block.__enter__()
-    # A block that is forgotten ends.
-    _BEGUN.append(block)
+    _BEGUN.enter_context(
+        options.override(matmul_precision="highest" if precision == "highest" else "high")
+    )
 
 
-_BEGUN: list[Any] = []
+# Blocks that end with the process.
+_BEGUN = contextlib.ExitStack()
 
 
 def get_float32_matmul_precision() -> str:

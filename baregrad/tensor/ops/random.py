@@ -18,7 +18,7 @@ import numpy as np
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.base.options import options
-from baregrad.dtypes import DEFAULT_FLOAT, DType, array_dtype, dtypes
+from baregrad.dtypes import DEFAULT_FLOAT, DType, array_dtype, as_dtype, dtypes, part_of
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import BufferRef, Slice
 from baregrad.ir.core.node import Node, const
@@ -31,7 +31,7 @@ from baregrad.tensor.array.link import SessionLike, session
 from baregrad.tensor.array.put_off import put_off
 from baregrad.tensor.array.storage import Storage, buffer_node
 from baregrad.tensor.array.tensor_like import Extents, Tensor
-from baregrad.tensor.ops.creation import as_shape, choose_device
+from baregrad.tensor.ops.creation import as_shape, choose_device, complex_class
 from baregrad.tensor.ops.sorting import order, topk
 
 # Bits of randomness in a uniform number: no more than the dtype holds exactly.
@@ -306,6 +306,20 @@ def _float_shape(shape: tuple[Extents, ...], dtype: object, what: str) -> tuple[
     return as_shape(shape), found
 
 
+def _is_complex(dtype: object) -> bool:
+    return dtype is not None and as_dtype(dtype).is_complex
+
+
+def _paired_up(
+    draw: Callable[..., Tensor], cls: type[Tensor], shape: tuple[Extents, ...], dtype: object,
+    device: str | None, requires_grad: bool, scale: float,
+) -> Tensor:
+    """Complex numbers of drawn parts, times a scale."""
+    parts = draw(cls, *as_shape(shape), 2, dtype=part_of(as_dtype(dtype)), device=device) * scale
+    made = complex_class(cls)._on(parts._storage, parts._steps)
+    return made.requires_grad_() if requires_grad else made
+
+
 def rand(
     cls: type[Tensor],
     *shape: Extents,
@@ -313,7 +327,12 @@ def rand(
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return numbers uniform in [0, 1); the shape is given as (2, 3) or as 2, 3."""
+    """Return numbers uniform in [0, 1); the shape is given as (2, 3) or as 2, 3.
+
+    Of complex ones both parts are.
+    """
+    if _is_complex(dtype):
+        return _paired_up(rand, cls, shape, dtype, device, requires_grad, 1.0)
     extents, found = _float_shape(shape, dtype, "rand")
     made = _drawn(cls, choose_device(device), _draw_uniform, extents, extents, found)
     return made.requires_grad_() if requires_grad else made
@@ -326,7 +345,12 @@ def randn(
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """Return standard normal numbers; the shape is given as (2, 3) or as 2, 3."""
+    """Return standard normal numbers; the shape is given as (2, 3) or as 2, 3.
+
+    Of complex ones the parts have half of the variance each.
+    """
+    if _is_complex(dtype):
+        return _paired_up(randn, cls, shape, dtype, device, requires_grad, math.sqrt(0.5))
     extents, found = _float_shape(shape, dtype, "randn")
     draws = 2 if found is dtypes.float64 else 1
     made = _drawn(
