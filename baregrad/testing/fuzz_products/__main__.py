@@ -17,6 +17,8 @@ from baregrad.testing.fuzz_products.cases import SMALL, CaseLimits, drawn
 from baregrad.testing.fuzz_products.checks import check_chunk, crashed
 from baregrad.testing.fuzz_workers import Chunk, spread
 
+SAY_EVERY = 1000
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; see the module's docstring."""
@@ -46,6 +48,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         for seed, problem in spread(check, crashed, chunks, given.processes):
             checked += 1
             bar.advance()
+            if checked % SAY_EVERY == 0:
+                print(f"{checked} cases, {found} differ", flush=True)
             if problem is not None:
                 found += 1
                 print(f"seed {seed}: {problem}", flush=True)
