@@ -96,8 +96,12 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
 
     @property
     def data(self) -> Tensor:
-        """The same values, aliased, at which gradients stop; set, it is written over."""
-        return self.detach()
+        """The same values, aliased, at which gradients stop; set, it is written over.
+
+        What is written into it is recorded for no gradients.
+        """
+        # Two stops tell it from what `detach` gives.
+        return self.detach().detach()
 
     @data.setter
     def data(self, value: Tensor) -> None:

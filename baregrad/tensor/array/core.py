@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -216,6 +217,11 @@ class Array:
         if marks and marks[-1] is not None:
             # A parameter: left lazy, its graph would grow by one update a step.
             session().watching.companions.append(weakref.ref(storage))
+
+    def _is_data(self) -> bool:
+        """Whether it shows `data`, of which two stops are left, or a view of that."""
+        stop = (Ops.DETACH, None)
+        return any(pair == (stop, stop) for pair in pairwise(self._steps))
 
     # --- gradients --------------------------------------------------------------------------------
 

@@ -501,3 +501,14 @@ def test_gradients_of_gelu_round_once(dtype: DType, bits: int) -> None:
         ulp = np.exp2(np.floor(np.log2(np.maximum(np.abs(exact), 1e-30))) - bits)
         error = np.abs(found.cast(dtypes.float64).numpy() - exact)
         assert (error <= 0.5 * ulp + 2.0**-20).all()
+
+
+def test_what_is_written_into_data_is_recorded_for_no_gradients() -> None:
+    x, w = Tensor([1.0, 2.0]), Tensor([3.0, 4.0]).requires_grad_()
+    x.data.mul_(w).add_(w, alpha=0.5)
+    x.data[0].add_(w[0])
+    assert x.tolist() == [7.5, 10.0] and not x.requires_grad
+    (x * w).sum().backward()
+    assert w.grad is not None and w.grad.tolist() == [7.5, 10.0]
+    with pytest.raises(GradientError, match="detached"):
+        x.detach().mul_(w)
