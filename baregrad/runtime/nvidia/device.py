@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 _WRITE_NBYTES = 4096
 _READ_NBYTES = 64
+# Of all buffers of a list in one step of the interpreter: replays wait for it.
+_serial_of = attrgetter("serial")
 
 
 class Returns(deque[T]):
@@ -309,7 +312,7 @@ class NvDevice(Device):
             ):
                 # For buffers that an image is patched for: all that was checked then holds still.
                 # This is the way that programs wait for; what is written down comes after it.
-                serials = [one.serial for one in buffers]
+                serials = list(map(_serial_of, buffers))
                 for image in bound.quick:
                     if image.serials == serials and (value := work.go(image.ticket)):
                         image.value = value
