@@ -128,7 +128,7 @@ def stages_of(n: int) -> tuple[int, ...]:
 
 @lru_cache(1 << 10)
 def _cheapest(n: int) -> tuple[int, ...]:
-    found = (n,) if n <= _STAGE else ()
+    found: tuple[int, ...] = (n,) if n <= _STAGE else ()
     for stage in range(2, min(_STAGE, n // 2) + 1):
         rest = _cheapest(n // stage) if n % stage == 0 else ()
         if rest and (not found or _cost((stage, *rest)) < _cost(found)):
