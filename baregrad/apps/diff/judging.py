@@ -117,11 +117,33 @@ def tolerances(sink: Node) -> Mapping[Node, float]:
     return found
 
 
-def difference(dtype: DType, found: Array, wanted: Array, tolerance: float) -> str:
+def magnitude(node: Node) -> Node | None:
+    """Return the sum of the magnitudes that a node adds up, None for what adds up no floats.
+
+    A sum is rounded by the size of what is added, however little is left of it.
+    """
+    is_sum = node.op in (Ops.REDUCE, Ops.SCAN) and node.arg.monoid.primitive is Ops.ADD
+    if not is_sum or not node.dtype.is_float:
+        return None
+    return Node(node.op, node.dtype, (_abs(node.src[0]), *node.src[1:]), node.arg)
+
+
+def _abs(node: Node) -> Node:
+    return Node(Ops.ABS, node.dtype, (node,))
+
+
+def largest(values: Array) -> float:
+    """Return the largest magnitude among values, those that are not finite aside."""
+    return float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+
+
+def difference(
+    dtype: DType, found: Array, wanted: Array, tolerance: float, scale: float = 0.0
+) -> str:
     """Say how two arrays of a dtype differ, "" where they do not by more than the tolerance.
 
-    tolerance: by the largest magnitude of the array. Integers must be equal, and what is not finite
-    must be so in both.
+    tolerance: by the largest magnitude of the array, or by `scale` where that is larger. Integers
+    must be equal, and what is not finite must be so in both.
     """
     count = found.size
     if wanted.size != count:
@@ -132,8 +154,7 @@ def difference(dtype: DType, found: Array, wanted: Array, tolerance: float) -> s
         bound: float = 0
     else:
         finite = np.isfinite(wanted) & np.isfinite(found)
-        scale = float(np.abs(wanted[finite]).max(initial=0.0))
-        bound = scale * tolerance
+        bound = max(float(np.abs(wanted[finite]).max(initial=0.0)), scale) * tolerance
         with np.errstate(invalid="ignore"):
             far = np.abs(found - wanted) > bound
         same = (found == wanted) | (np.isnan(found) & np.isnan(wanted))

@@ -124,3 +124,20 @@ def test_an_index_of_the_program_that_is_out_of_range_is_its_own_error(tmp_path:
     ))  # fmt: skip
     with pytest.raises(IndexOutOfRange, match="GATHER leaves axis 1"):
         compare(program, [], "REF", None, False)
+
+
+def test_what_cancels_or_is_divided_by_little_is_no_fault(tmp_path: Path) -> None:
+    """A bias before a normalisation has no gradient but roundings, of which Adam makes steps."""
+    program = script(tmp_path, (
+        "import numpy as np\nfrom baregrad import Tensor, nn, optim\n"
+        "r = np.random.default_rng(0)\n"
+        "m = nn.Sequential(nn.Linear(8, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))\n"
+        "o = optim.AdamW(m.parameters(), lr=0.01)\n"
+        "x = Tensor(r.normal(size=(16, 8)).astype(np.float32))\n"
+        "y = Tensor(r.integers(0, 3, (16,)))\n"
+        "for _ in range(2):\n"
+        "    o.zero_grad()\n    loss = m(x).cross_entropy(y)\n    loss.backward()\n    o.step()\n"
+        "    print(loss.item(), m(x).argmax(-1).sum().item())\n"
+    ))  # fmt: skip
+    found, counts = compare(program, [], "REF", None, False)
+    assert found is None and counts["compared"] >= 2
