@@ -250,8 +250,10 @@ def _fold_by_lanes(values: Reader, monoid: Monoid, states: list[Parts]) -> list[
     while bit:
         if len(own) > 1:
             tests.append((_has_bit(values, thread, bit), bit))
-            pairs = zip(own[: len(own) // 2], own[len(own) // 2 :], strict=True)
-            halves = [_in_turn(values, tests[-1][0], low, high) for low, high in pairs]
+            halves = [
+                _in_turn(values, tests[-1][0], low, high)
+                for low, high in zip(own[: len(own) // 2], own[len(own) // 2 :], strict=True)
+            ]
             given = [_exchanged(values, other, bit) for _, other in halves]
             own = [
                 combine(values, monoid, (kept,), (other,))[0]
@@ -261,8 +263,8 @@ def _fold_by_lanes(values: Reader, monoid: Monoid, states: list[Parts]) -> list[
             own = [combine(values, monoid, (own[0],), (_exchanged(values, own[0], bit),))[0]]
         bit //= 2
     warps = prod(values.block) // WARP
-    (own,) = _through_memory(values, monoid, [tuple(own)], warps, WARP)
-    found = list(own)
+    (total,) = _through_memory(values, monoid, [tuple(own)], warps, WARP)
+    found = list(total)
     for test, bit in reversed(tests):
         pairs = [_in_turn(values, test, one, _exchanged(values, one, bit)) for one in found]
         found = [low for low, _ in pairs] + [high for _, high in pairs]
