@@ -22,9 +22,10 @@ def exp(x: Tensor) -> Tensor:
 
 def _exp_of(z: Parts) -> Tensor:
     size = z[0].exp()
-    # exp(-inf) is 0 whatever the angle, and a real number's power stays real.
+    # exp(-inf) is 0 whatever the angle, and a real number's power stays real. Of others the product
+    # is 0 by itself, and has a gradient.
     gone = z[0] == -math.inf
-    still = gone | (z[1] == 0)
+    still = gone | (z[1] == 0) & size.isinf()
     return paired(gone.where(0.0, size * z[1].cos()),
                   still.where(gone.where(0.0, z[1]), size * z[1].sin()))
 
@@ -159,8 +160,9 @@ def sin(x: Tensor) -> Tensor:
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:
-    """a * b, where 0 times infinity is 0."""
-    return ((a == 0) | (b == 0)).where(0.0 * a.sign() * b.sign(), a * b)
+    """a * b, where 0 times infinity is 0; other products of 0 have gradients."""
+    still = (a == 0) & b.isinf() | (b == 0) & a.isinf()
+    return still.where(0.0 * a.sign() * b.sign(), still.where(0.0, a) * still.where(0.0, b))
 
 
 def cos(x: Tensor) -> Tensor:
@@ -192,12 +194,14 @@ def _tanh(z: Parts) -> Parts:
     least, most = -math.log(finfo(a.dtype).max) / 4, math.log(finfo(a.dtype).max) / 4
     held = a.clamp(least, most)
     t, s = b.tan(), held.sinh()
-    beta = t * t + 1.0
+    # What is not chosen is of other numbers, whose quotients have derivatives.
+    steep = t.isinf()
+    flat = steep.where(0.0, t)
+    beta = flat * flat + 1.0
     rho = (s * s + 1.0).sqrt()
     under = beta * s * s + 1.0
-    steep = t.isinf()
-    real = steep.where(rho / s, beta * rho * s / under)
-    imag = steep.where(1.0 / t, t / under)
+    real = steep.where(rho / steep.where(s, 1.0), beta * rho * s / under)
+    imag = steep.where(1.0 / steep.where(t, 1.0), flat / under)
     far = (a > most) | (a < least)
     return far.where(a.sign(), real), far.where(0.0, imag)
 
@@ -252,8 +256,11 @@ def _atanh(z: Parts) -> Parts:
     # Beyond this the squares overflow, and 1 does not count.
     far = a.abs().maximum(b.abs()) > math.sqrt(finfo(a.dtype).max) / 4
     x, y = far.where(0.0, a), far.where(0.0, b)
-    size = x.abs()
+    # Next to the imaginary axis by the first term of the series: |x| has no derivative at 0.
+    beside = x == 0
+    size = beside.where(0.5, x.abs())
     real = ((size * 4.0 / ((1.0 - size) * (1.0 - size) + y * y)).log1p() * 0.25).copysign(a)
+    real = beside.where(x / (y * y + 1.0), real)
     imag = (y * 2.0).atan2((1.0 - x) * (1.0 + x) - y * y) * 0.5
     right = a.ones_like().copysign(b) * (math.pi / 2)
     return far.where(a.zeros_like().copysign(a), real), far.where(right, imag)
