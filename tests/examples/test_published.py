@@ -124,7 +124,7 @@ def compare(name: str) -> None:
 
 NAMES = sorted(programs())
 # What runs quickly enough to be run every time, by NumPy.
-QUICK = ("VAE", "graph network", "NeRF")
+QUICK = ("VAE", "graph network", "NeRF", "S4D")
 
 
 @pytest.mark.differential
@@ -144,7 +144,8 @@ def test_published_architectures_agree(name: str) -> None:
 def test_all_architectures_are_here() -> None:
     assert NAMES == sorted([
         "BERT", "DCGAN", "DiT", "EfficientNet-B0", "GPT-2", "LSTM language model", "Llama", "Mamba",
-        "NeRF", "PINN", "ResNet-18", "ResNet-50", "RetinaNet's head", "Swin-T", "T5",
-        "U-Net with attention", "VAE", "ViT-S", "WaveNet", "Whisper-tiny", "graph network",
+        "NeRF", "NeRF's sampling", "PINN", "PointNet++", "ResNet-18", "ResNet-50",
+        "RetinaNet's head", "S4D", "Swin-T", "T5", "U-Net with attention", "VAE", "VQ-VAE", "ViT-S",
+        "WaveNet", "Whisper-tiny", "graph network",
     ])  # fmt: skip
     assert all(count <= 2 for count in CHANGED.values())
