@@ -30,7 +30,7 @@ from baregrad.base.errors import DriverError, IndexOutOfRange
 from baregrad.engine.canonical import Canonical
 from baregrad.engine.session import Session
 from baregrad.ir.core.node import Node, toposort
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import CONTROL_MASK, Ops
 
 # So many times what roundings come to in one run they may come to in another.
 _NOISES = 16
@@ -126,12 +126,19 @@ class _Finding:
         reference = comparison._reference
         if reference is None:
             found = [values_of(*pair) for pair in zip(results, program.sink.src, strict=True)]
+            if program.sink.mask & CONTROL_MASK:
+                return self._born_inside(found)
             if comparison.is_fresh(program) or any(is_broken(one) for one in found):
                 return self._born(found)
             return None
         parted = reference.begin(program, self._raw)
         if parted:
             return comparison.described(program, program.sink.src[0], parted)
+        if program.sink.mask & CONTROL_MASK:
+            # Loops and choices run step by step; what is inside is computed with nothing stored.
+            wrong = self._told(program.sink.src, results)
+            first = next(iter(wrong), None)
+            return None if first is None else comparison.described(program, first, wrong[first])
         if not comparison.is_fresh(program) and not self._told(program.sink.src, results):
             return None
         return self._differs(results)
@@ -328,6 +335,16 @@ class _Finding:
         return self._comparison.described(self._program, node, text, within=within)
 
     # Values that are not finite.
+
+    def _born_inside(self, results: Sequence[Array]) -> OpDifference | None:
+        """Return the first broken result of a loop or a choice that is given whole values."""
+        params = [one for one in toposort(self._program.sink) if one.op is Ops.PARAM]
+        if any(is_broken(values_of(self._raw[one.arg.slot], one)) for one in params):
+            return None
+        for node, data in zip(self._program.sink.src, results, strict=True):
+            if is_broken(data):
+                return self._comparison.described(self._program, node, broken_text(data))
+        return None
 
     def _born(self, results: Sequence[Array]) -> OpDifference | None:
         program, sink = self._program, self._program.sink

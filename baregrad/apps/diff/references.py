@@ -20,10 +20,11 @@ from baregrad.apps.diff.torch_reference import torch_rules
 from baregrad.base.errors import FileFormatError
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import Canonical
+from baregrad.engine.control.loops import ControlExecutable
 from baregrad.engine.reference import evaluate_program
 from baregrad.io.files import write_atomically
 from baregrad.ir.core.node import Node, toposort
-from baregrad.ir.core.op import Ops
+from baregrad.ir.core.op import CONTROL_MASK, Ops
 from baregrad.ir.text.dump import dump
 
 FORMAT = 2
@@ -66,7 +67,9 @@ def run(backend: Any, execute: Any, program: Canonical, raw: Sequence[Array]) ->
             backend.device.copy_in(buffer, data)
         refs.append(ref._replace(handle=buffer, device=backend.name))
     made = replace(program, inputs=tuple(refs))
-    return [one.contents() for one in execute(backend.prepare(made, {}), made, None)]
+    loops = made.sink.mask & CONTROL_MASK
+    executable = ControlExecutable(made, backend) if loops else backend.prepare(made, {})
+    return [one.contents() for one in execute(executable, made, None)]
 
 
 def _decoded(program: Canonical, results: Sequence[Array]) -> list[Array]:

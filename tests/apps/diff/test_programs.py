@@ -141,3 +141,25 @@ def test_what_cancels_or_is_divided_by_little_is_no_fault(tmp_path: Path) -> Non
     ))  # fmt: skip
     found, counts = compare(program, [], "REF", None, False)
     assert found is None and counts["compared"] >= 2
+
+
+LOOPS = """
+import numpy as np
+from baregrad import Tensor, func
+a = Tensor(np.random.default_rng(0).normal(size=(6, 4)).astype(np.float32))
+w = Tensor(np.eye(4, dtype=np.float32) * 0.5, requires_grad=True)
+def step(c, x): return (c @ w + x).{op}(), c
+loss = func.scan(step, Tensor(np.zeros((1, 4), np.float32)), a)[0].sum()
+loss.backward()
+print(loss.item(), w.grad.sum().item())
+print(func.cond(a.sum() > 0, lambda x: x * 2, lambda x: x - 1, (a,)).sum().item())
+"""
+
+
+def test_loops_and_choices_are_compared_as_a_whole(tmp_path: Path) -> None:
+    program = script(tmp_path, LOOPS.format(op="tanh"))
+    for against, nan in (("REF", False), ("torch", False), ("REF", True)):
+        found, counts = compare(program, [], against, None, nan)
+        assert found is None and counts["compared"] >= 3
+    found, _ = compare(script(tmp_path, LOOPS.format(op="log")), [], "REF", None, True)
+    assert found is not None and found.op.startswith("REPEAT float32")
