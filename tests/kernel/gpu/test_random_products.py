@@ -10,7 +10,7 @@ import pytest
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.gpu.boxes import MOST_MAPS
 from baregrad.render.gpu import gpu_signature
-from tests.kernel.gpu.random_products import SMALL, any_product
+from tests.kernel.random_products import SMALL, any_product
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
 
 # Products whose strides and sizes look like those of boxes, and are not.
