@@ -10,8 +10,8 @@ import pytest
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.gpu.boxes import MOST_MAPS
 from baregrad.render.gpu import gpu_signature
-from tests.kernel.random_products import SMALL, any_product
 from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
+from tests.kernel.random_products import SMALL, any_product
 
 # Products whose strides and sizes look like those of boxes, and are not.
 NO_BOXES = (1787, 2015, 2757)
