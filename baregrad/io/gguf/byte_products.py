@@ -39,7 +39,7 @@ class Codes:
     scale: float32 (..., groups). minimum: what a group's elements have beside, likewise. offset:
     what each byte is too large by. within: the axis of (groups, chain), counted from their end,
     along which codes lie in the same words of a block. units: what a code counts for as it lies in
-    its byte, float32 along that axis and those behind it; nothing where each is a number.
+    its byte, float32 along that axis alone; nothing where each is a number.
     """
 
     words: Tensor
@@ -94,7 +94,7 @@ def _in_place(words: Tensor, behind: int) -> tuple[Tensor, Tensor]:
     A shift for each word is saved, and sums of what is 16 times as large are as exact.
     """
     high = _steps(2, 1, 2, *(1,) * behind)
-    units = (high == 1).where(2.0**-4, 1.0)
+    units = (high == 1).where(2.0**-4, 1.0).flatten()
     return words & (_each(4) << (high.unsqueeze(-1) * 4)), units
 
 

@@ -32,12 +32,14 @@ _NOTHING = _SCALE + 1
 _STRIDE = 12
 
 
-def split_row(runs: Tensor, offset: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def split_row(
+    runs: Tensor, offset: int = 0, units: Tensor | float = 1.0
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """High and low bytes, int32 words (..., runs, 4), of float32 (..., runs, 16), and more.
 
-    That is what an integer stands for, float32 (..., runs), and the sum of the numbers that a run's
-    integers stand for, likewise; with an `offset`, less that times it. All lie in one array, made
-    at once.
+    That is what an integer stands for times its run's `units` (runs, 1), float32 (..., runs), and
+    the sum of the numbers that a run's integers stand for, likewise; with an `offset`, less that
+    times it. All lie in one array, made at once.
     """
     *lead, count, _ = runs.shape
     parts = runs.reshape(*lead, count, WORDS, WORD)
@@ -52,7 +54,7 @@ def split_row(runs: Tensor, offset: int = 0) -> tuple[Tensor, Tensor, Tensor, Te
     total = reduce(Tensor.add, [(one * inverse).round() for one in each])
     is_step = Tensor.arange(2, dtype=dtypes.int32, device=runs.device) == 0
     share = (total * -offset if offset else total).unsqueeze(-1)
-    beside = (is_step.where(1.0, share) * step.unsqueeze(-1)).bitcast(dtypes.int32)
+    beside = (is_step.where(units, share) * step.unsqueeze(-1)).bitcast(dtypes.int32)
     size = 2 * WORDS
     found = words.pad((0, _STRIDE - size)) | beside.pad((size, _STRIDE - size - 2))
     found = found.contiguous()
@@ -96,14 +98,17 @@ def wide_linear(x: Tensor, blocks: Planes, name: str) -> Tensor:
     runs = _permuted(x.reshape(*x.shape[:-1], *axes, RUN), first, order).flatten(first, -2)
     back = sorted(range(len(axes)), key=order.__getitem__)
     sizes = tuple([axes[axis] for axis in order])
+    units: Tensor | float = 1.0
+    if held.units is not None:
+        # Beside what is made of the row anyway: where rows are many this would be a kernel more.
+        alike = held.units.unsqueeze(-1).expand(sizes[0], runs.shape[first] // sizes[0])
+        units = alike.reshape(-1, 1)
     above, below, step, sums = (
         _permuted(one.unflatten(first, sizes), first, back).unsqueeze(first)
-        for one in split_row(runs, held.offset)
+        for one in split_row(runs, held.offset, units)
     )
     codes = [held.words[..., place] for place in range(WORDS)]
     high, low = (_dots(codes, row) for row in (above, below))
-    if held.units is not None:
-        step = step * held.units
     found = ((high << 8) + low).cast(dtypes.float32) * step
     if held.offset:
         found = found + sums
