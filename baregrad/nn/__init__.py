@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
+from typing import TYPE_CHECKING
 
 from baregrad.base.namespaces import unknown_name
 from baregrad.nn import functional, init
@@ -38,7 +40,6 @@ from baregrad.nn.activations import (
     Threshold,
 )
 from baregrad.nn.attention import MultiheadAttention
-from baregrad.nn.block_scaled import BlockScaled, quantize_blocks, scaled_matmul
 from baregrad.nn.containers import (
     ModuleDict,
     ModuleList,
@@ -54,7 +55,6 @@ from baregrad.nn.convolution import (
     ConvTranspose2d,
     ConvTranspose3d,
 )
-from baregrad.nn.float8 import Float8Linear, to_float8
 from baregrad.nn.layers import (
     AlphaDropout,
     Bilinear,
@@ -69,21 +69,6 @@ from baregrad.nn.layers import (
     Identity,
     Linear,
     Unflatten,
-)
-from baregrad.nn.lazy import (
-    LazyBatchNorm1d,
-    LazyBatchNorm2d,
-    LazyBatchNorm3d,
-    LazyConv1d,
-    LazyConv2d,
-    LazyConv3d,
-    LazyConvTranspose1d,
-    LazyConvTranspose2d,
-    LazyConvTranspose3d,
-    LazyInstanceNorm1d,
-    LazyInstanceNorm2d,
-    LazyInstanceNorm3d,
-    LazyLinear,
 )
 from baregrad.nn.losses import (
     BCELoss,
@@ -176,6 +161,37 @@ from baregrad.nn.transformer import (
     TransformerDecoderLayer,
     TransformerEncoder,
     TransformerEncoderLayer,
+)
+
+if TYPE_CHECKING:
+    from baregrad.nn.block_scaled import BlockScaled as BlockScaled
+    from baregrad.nn.block_scaled import quantize_blocks as quantize_blocks
+    from baregrad.nn.block_scaled import scaled_matmul as scaled_matmul
+    from baregrad.nn.float8 import Float8Linear as Float8Linear
+    from baregrad.nn.float8 import to_float8 as to_float8
+    from baregrad.nn.lazy import LazyBatchNorm1d as LazyBatchNorm1d
+    from baregrad.nn.lazy import LazyBatchNorm2d as LazyBatchNorm2d
+    from baregrad.nn.lazy import LazyBatchNorm3d as LazyBatchNorm3d
+    from baregrad.nn.lazy import LazyConv1d as LazyConv1d
+    from baregrad.nn.lazy import LazyConv2d as LazyConv2d
+    from baregrad.nn.lazy import LazyConv3d as LazyConv3d
+    from baregrad.nn.lazy import LazyConvTranspose1d as LazyConvTranspose1d
+    from baregrad.nn.lazy import LazyConvTranspose2d as LazyConvTranspose2d
+    from baregrad.nn.lazy import LazyConvTranspose3d as LazyConvTranspose3d
+    from baregrad.nn.lazy import LazyInstanceNorm1d as LazyInstanceNorm1d
+    from baregrad.nn.lazy import LazyInstanceNorm2d as LazyInstanceNorm2d
+    from baregrad.nn.lazy import LazyInstanceNorm3d as LazyInstanceNorm3d
+    from baregrad.nn.lazy import LazyLinear as LazyLinear
+
+# What few programs use, by file: that is imported with the first of its names.
+_LATER = (
+    ("block_scaled", ("BlockScaled", "quantize_blocks", "scaled_matmul")),
+    ("float8", ("Float8Linear", "to_float8")),
+    ("lazy", (
+        "LazyBatchNorm1d", "LazyBatchNorm2d", "LazyBatchNorm3d", "LazyConv1d", "LazyConv2d",
+        "LazyConv3d", "LazyConvTranspose1d", "LazyConvTranspose2d", "LazyConvTranspose3d",
+        "LazyInstanceNorm1d", "LazyInstanceNorm2d", "LazyInstanceNorm3d", "LazyLinear",
+    )),
 )
 
 __all__ = [
@@ -352,4 +368,12 @@ sys.modules[f"{__name__}.utils"] = utils
 
 
 def __getattr__(name: str) -> object:
+    for file, names in _LATER:
+        if name in names:
+            found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{file}"), name)
+            return found
     raise unknown_name("baregrad.nn", name, __all__)
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baregrad.tensor.array.tensor_like import TensorLike
-from baregrad.tensor.composed import arithmetic, arranging, lent, searching, summing
+from baregrad.tensor.composed import arithmetic, arranging, lent, searching
 from baregrad.tensor.ops import elementwise, functions, products, random, scans, special
 from baregrad.tensor.ops.inplace import in_place
 from baregrad.tensor.special import bessel, complex_numbers, gamma, normal
@@ -60,9 +60,9 @@ class Conveniences(TensorLike):
     gcd = arithmetic.gcd
     lcm = arithmetic.lcm
     nextafter = arithmetic.nextafter
-    tensordot = summing.tensordot
-    trapezoid = trapz = summing.trapezoid
-    cumulative_trapezoid = summing.cumulative_trapezoid
+    tensordot = arithmetic.tensordot
+    trapezoid = trapz = arithmetic.trapezoid
+    cumulative_trapezoid = arithmetic.cumulative_trapezoid
     put = arranging.put
     as_strided = arranging.as_strided
     index_reduce = arranging.index_reduce

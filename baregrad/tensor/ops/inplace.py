@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from functools import wraps
 from typing import Any
 
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes, views
+from baregrad.tensor.array.arguments import named_like
 from baregrad.tensor.array.operands import F, as_node, lift, one_device
 from baregrad.tensor.array.put_off import put_off
 from baregrad.tensor.array.storage import Storage
@@ -109,10 +109,10 @@ def update(x: Tensor, value: Tensor) -> Tensor:
 def in_place(function: F, name: str) -> F:
     """The form of a function that writes its result over its first operand."""
 
-    @wraps(function)
     def method(x: TensorLike, *args: Any, **kwargs: Any) -> Any:
         return update(x, put_off(function, (x, *args), kwargs))
 
+    named_like(function, method)
     method.__name__ = method.__qualname__ = name
     what = name.strip("_")
     method.__doc__ = f"Write the result of `{what}` over `x`; return `x`."
