@@ -19,7 +19,14 @@ from typing import Any, Protocol
 
 from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.trace import ptrace as px
-from baregrad.trace.memory import ProcessMemory, parent_of, process_of, threads_of, tracer_of
+from baregrad.trace.memory import (
+    ProcessMemory,
+    filters_of,
+    parent_of,
+    process_of,
+    threads_of,
+    tracer_of,
+)
 from baregrad.trace.widening import FilterWidener, SetAside
 
 _OPTIONS = px.OPTION_SYSGOOD | px.OPTION_FORKS | px.OPTION_EXEC | px.OPTION_SECCOMP
@@ -40,6 +47,8 @@ class TracedProcess:
     # Whether its filter is the first one, and whether it is being replaced.
     narrow: bool = False
     widening: bool = False
+    # How many filters it had when it was replaced.
+    filters: int = 0
     # Whether each system call stops it, as its filter cannot be replaced.
     whole: bool = False
 
@@ -320,7 +329,7 @@ class ProgramFollower:
         aside, thread.aside = thread.aside, None
         if aside is not None and self._widener is not None:
             self._widener.end(thread.tid, aside)
-            self._widened(thread.process, call.value == 0)
+            self._widened(thread, call.value == 0)
         elif entered is not None:
             seconds = time.monotonic() - thread.began
             self.watcher.leave(thread, thread.mark, call.value, seconds)
@@ -339,11 +348,13 @@ class ProgramFollower:
         thread.aside = self._widener.begin(thread.tid, process.memory.read)
         process.widening = thread.aside is not None
         if not process.widening:
-            self._widened(process, False)
+            self._widened(thread, False)
         return process.widening
 
-    def _widened(self, process: TracedProcess, done: bool) -> None:
+    def _widened(self, thread: TracedThread, done: bool) -> None:
         """Take note of a process's new filter, or stop all of its threads at each call."""
+        process = thread.process
+        process.filters = filters_of(thread.tid)
         process.narrow = process.widening = False
         process.whole = not done
         for tid, one in self.threads.items() if not done else ():
@@ -360,8 +371,11 @@ class ProgramFollower:
         if known is None:
             parent = parent or by_pid.get(parent_of(pid))
             known = TracedProcess(pid, ProcessMemory(pid))
-            known.narrow = self._widener is not None if parent is None else parent.narrow
-            known.whole = parent is not None and parent.whole
+            known.narrow = self._widener is not None
+            if parent is not None:
+                # It may have been forked before the filter came that its parent has by now.
+                known.narrow &= parent.narrow or filters_of(tid) < parent.filters
+                known.filters, known.whole = parent.filters, parent.whole
             self.watcher.born(known, parent)
         thread = self.threads[tid] = TracedThread(tid, known)
         return thread
@@ -374,11 +388,12 @@ class ProgramFollower:
         for tid in [tid for tid, one in self.threads.items() if one.process is process]:
             if tid != thread.tid:
                 del self.threads[tid]
-        process.memory.close()
-        process.memory = ProcessMemory(process.pid)
+        former_memory, process.memory = process.memory, ProcessMemory(process.pid)
         process.execs += 1
         thread.entered, thread.aside, thread.in_call = None, None, False
         self.watcher.became(process)
+        # Only now does no thread of the watcher's read it any more.
+        former_memory.close()
 
     def _ended(self, tid: int, status: int) -> None:
         thread = self.threads.pop(tid, None)

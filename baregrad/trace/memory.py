@@ -218,6 +218,11 @@ def tracer_of(pid: int) -> int:
     return _status_number(pid, "TracerPid:", 0)
 
 
+def filters_of(tid: int) -> int:
+    """Return how many seccomp filters a thread has; 0 where the system does not say (Linux 5.9)."""
+    return _status_number(tid, "Seccomp_filters:", 0)
+
+
 def program_of(pid: int) -> tuple[str, int]:
     """Return the file of a process's program and its bits, 32 or 64; ("", 0) if it is gone."""
     try:

@@ -183,7 +183,8 @@ class ModuleSearch:
             except IndexError:
                 break
             for address in self.finds(begin, end, _MAGIC):
-                module = module_at(self.read, address)
+                # Of a file that says it is large each takes long.
+                module = None if self._given_up else module_at(self.read, address)
                 if module is not None:
                     self._found.append(module)
                     self._some.set()

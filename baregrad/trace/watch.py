@@ -35,9 +35,8 @@ _BETWEEN = ("libc.so", "libc-2", "ld-", "libpthread", "[")
 
 @dataclass
 class _Seen:
-    """What is known of a process: nodes that are open and mapped, and its libraries."""
+    """What is known of a process: where nodes are mapped, and its libraries."""
 
-    open: set[int] = field(default_factory=set)
     mapped: list[tuple[int, int]] = field(default_factory=list)
     files: list[MappedFile] = field(default_factory=list)
     files_read: float = 0.0
@@ -77,11 +76,14 @@ class DriverWatch:
         known = self._processes.get(parent.pid) if parent is not None else None
         seen = _Seen()
         if known is not None:
-            seen = _Seen(set(known.open), list(known.mapped), known.files)
+            seen = _Seen(list(known.mapped), known.files)
             if self.trap is not None and parent is not None:
                 self.trap.inherit(process.pid, parent.pid)
         self._processes[process.pid] = seen
         if parent is None:
+            # One that ran before us has some already.
+            seen.mapped = [(one.begin, one.end) for one in mappings(process.pid)
+                           if self.node(one.path)]  # fmt: skip
             self._look_at_program(process)
         if self.rings is not None:
             self._learn()
@@ -184,7 +186,7 @@ class DriverWatch:
             begin, end = arguments[0], arguments[0] + arguments[1]
             if any(begin < stop and start < end for start, stop in seen.mapped):
                 node = "memory"
-        elif name != "close" or arguments[0] in seen.open:
+        else:
             fd = arguments[4 if name == "mmap" else 0] & 0xFFFFFFFF
             if fd < 1 << 31:
                 node = self.node(node_of(thread.tid, fd))
@@ -202,7 +204,6 @@ class DriverWatch:
         now = time.monotonic() - self._began
         raw = RawCall(now, 0.0, pid, thread.tid, name, node, fd, arguments)
         if name == "ioctl":
-            seen.open.add(fd)
             found = request_of(self.tables, node, arguments[1] & 0xFFFFFFFF)
             raw.arguments = (arguments[0], arguments[1] & 0xFFFFFFFF, arguments[2])
             raw.blocks = capture(self.tables, thread.process.memory.read, found, arguments[2])
@@ -234,9 +235,6 @@ class DriverWatch:
     def _keep(self, seen: _Seen, raw: RawCall) -> None:
         if raw.call == "open":
             raw.fd = raw.value
-            seen.open.add(raw.value)
-        elif raw.call == "close":
-            seen.open.discard(raw.fd)
         elif raw.call == "mmap":
             seen.mapped.append((raw.value, raw.value + raw.arguments[1]))
         elif raw.call == "munmap":

@@ -8,12 +8,18 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from baregrad.base.errors import ArgumentError, UnsupportedError
-from baregrad.trace.engine import ProgramFollower
+from baregrad.runtime.nvidia.abi.vendor import load_tables
+from baregrad.trace.calls import RawCall
+from baregrad.trace.engine import ProgramFollower, TracedProcess
+from baregrad.trace.memory import Read
+from baregrad.trace.watch import DriverWatch
+from baregrad.trace.widening import FilterWidener, SetAside
 from tests.trace.programs import compiled
 from tests.trace.test_engine import Notes, traced
 
@@ -31,6 +37,7 @@ PROGRAM = r"""
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
@@ -65,6 +72,15 @@ static void *become(void *unused) {
     call();
     execl(words[0], words[0], words[1], "call", (char *)0);
     exit(91);
+}
+/* Forks once a file is there; the child comes to the driver a moment later. */
+static void *forks(void *unused) {
+    int status, pid;
+    while (access(words[3], F_OK)) usleep(1000);
+    pid = fork();
+    if (!pid) { usleep(100000); call(); _exit(0); }
+    waitpid(pid, &status, 0);
+    return 0;
 }
 static volatile int ready;
 static void *beside(void *path) {
@@ -142,6 +158,32 @@ int main(int count, char **all) {
         }
         return 12;
     }
+    if (!strcmp(word, "forks")) {
+        pthread_t thread;
+        pthread_create(&thread, 0, forks, 0);
+        usleep(50000);
+        call();
+        pthread_join(thread, 0);
+        return 13;
+    }
+    if (!strcmp(word, "copies")) {
+        char number[16];
+        int node = open(words[1], O_RDWR);
+        sprintf(number, "%d", dup(node));
+        close(node);
+        execl(all[0], all[0], all[1], "closes", number, (char *)0);
+    }
+    if (!strcmp(word, "closes")) { close(atoi(words[3])); return 14; }
+    if (!strcmp(word, "has")) {
+        int node = open(words[1], O_RDWR);
+        void *there = mmap(0, 4096, PROT_READ, MAP_SHARED, node, 0);
+        puts("ready");
+        fflush(stdout);
+        getchar();
+        munmap(there, 4096);
+        close(node);
+        return 15;
+    }
     if (!strcmp(word, "wait")) { puts("ready"); fflush(stdout); sleep(60); }
     return 98;
 }
@@ -188,6 +230,62 @@ def test_what_is_seen(
     assert len(notes.became_) == execs
     assert len(notes.born_) == len(notes.gone_) == processes
     assert sum(parent is None for _, parent in notes.born_) == 1
+
+
+@dataclass
+class _Joined(DriverWatch):
+    """Has a process go on once it is followed."""
+
+    child: subprocess.Popen[bytes] | None = None
+
+    def born(self, process: TracedProcess, parent: TracedProcess | None) -> None:
+        super().born(process, parent)
+        if self.child is not None and self.child.stdin is not None:
+            self.child.stdin.close()
+
+
+def _watched(program: Path, node: str, *words: str) -> list[str]:
+    """Return the names of the calls that are said to be the driver's."""
+    calls: list[RawCall] = []
+    watch = _Joined(load_tables("580.159.04"), calls.append, {node: "/dev/nvidiactl"})
+    follower = ProgramFollower(watch)
+    try:
+        if words[0] != "has":
+            assert follower.start([str(program), node, *words]) in (13, 14)
+        else:
+            with subprocess.Popen([program, node, *words], stdin=subprocess.PIPE,
+                                  stdout=subprocess.PIPE) as watch.child:  # fmt: skip
+                assert watch.child.stdout is not None
+                watch.child.stdout.readline()
+                assert follower.attach(watch.child.pid) == 15
+    except UnsupportedError as error:
+        pytest.skip(str(error))
+    while watch.finish_some(1.0):
+        pass
+    return [one.call for one in calls]
+
+
+def test_descriptors_and_mappings_that_came_by_no_open(program: Path, node: str) -> None:
+    """Copies, those that a program inherits, and those that a process had before."""
+    Path(node).write_bytes(bytes(4096))
+    assert _watched(program, node, "copies", "0") == ["open", "close", "close"]
+    assert _watched(program, node, "has") == ["munmap", "close"]
+
+
+def test_a_fork_while_the_filter_is_replaced(
+    program: Path, node: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The child has the former filter, though its parent is the first to be heard of again."""
+    begin, mark = FilterWidener.begin, tmp_path / "mark"
+
+    def late(self: FilterWidener, tid: int, read: Read) -> SetAside | None:
+        mark.touch()
+        time.sleep(0.05)
+        return begin(self, tid, read)
+
+    monkeypatch.setattr(FilterWidener, "begin", late)
+    calls = _watched(program, node, "forks", str(mark))
+    assert sorted(calls) == ["close", "close", "ioctl", "ioctl", "open", "open"]
 
 
 def test_children_are_killed_in_the_middle_of_calls(program: Path, node: str) -> None:
