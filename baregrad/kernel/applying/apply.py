@@ -124,6 +124,7 @@ class Rewriter:
         self.flat: dict[Node, Node] = {}
         self.sums: dict[tuple[object, ...], Node] = {}
         self.reduced: dict[tuple[object, ...], tuple[Node, ...]] = {}
+        self.roundings: dict[Node, Reduce] = {}
         self.scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
         self.early_scopes: dict[tuple[tuple[Node, int], ...], Scope] = {}
         self.applied: set[Staging | StageReduce | Pipeline] = set()
@@ -219,6 +220,21 @@ class Rewriter:
         else:
             found.pieces.update(pieces)
         return found
+
+    def rounding(self, node: Node) -> Reduce:
+        """What the pieces of a sum fold as: products that the whole sum takes unrounded they take.
+
+        A piece of one lane has lost the axis that makes a product larger than its factors, and
+        which axis has such a piece depends on what else the kernel computes. Of rows in registers
+        the places are only seen once they are shared out.
+        """
+        fold: Reduce = node.arg
+        is_sum = fold.monoid.primitive is Ops.ADD and node.dtype.is_float
+        if not is_sum or node.mask & Ops.STAGE.bit:
+            return fold
+        if node not in self.roundings:
+            self.roundings[node] = fold._replace(unrounded=sums_outer(node.src[0]))
+        return self.roundings[node]
 
     # --- addresses ------------------------------------------------------------------------------
 
@@ -508,7 +524,7 @@ class Rewriter:
             new, axes = narrowed(
                 node, whole, scope.pieces, lambda terms: finals_of(terms, scope), new, axes
             )
-        return make_node(Ops.REDUCE, node.dtype, (*new, *axes), _same_rounding(node, new[0]))
+        return make_node(Ops.REDUCE, node.dtype, (*new, *axes), self.rounding(node))
 
     # --- words of several numbers ----------------------------------------------------------------
 
@@ -581,18 +597,3 @@ def _has_lanes(node: Node, scope: Scope) -> bool:
     """Whether an axis of lanes moves what a node reads."""
     names = [name for axis in node.ranges for name, _ in scope.pieces[axis].terms]
     return any(scope.ranges[name].arg.bind == "vector" for name in names)
-
-
-def _same_rounding(node: Node, value: Node) -> Reduce:
-    """What a piece of a sum folds as: products that the whole sum takes unrounded it takes, too.
-
-    value: what the piece sums. A piece of one lane has lost the axis that makes a product larger
-    than its factors, and which axis has such a piece depends on what else the kernel computes. Of
-    rows in registers the places are only seen once they are shared out.
-    """
-    fold: Reduce = node.arg
-    is_sum = fold.monoid.primitive is Ops.ADD and node.dtype.is_float
-    if not is_sum or node.mask & Ops.STAGE.bit:
-        return fold
-    unrounded = sums_outer(node.src[0])
-    return fold if sums_outer(value) is unrounded else fold._replace(unrounded=unrounded)
