@@ -13,6 +13,7 @@ from baregrad.tensor.array.arguments import explain_arguments
 from baregrad.tensor.array.core import Array
 from baregrad.tensor.array.link import session
 from baregrad.tensor.array.put_off import put_off
+from baregrad.tensor.array.views import data_of
 from baregrad.tensor.autograd import backward as autograd
 from baregrad.tensor.autograd import hooks
 from baregrad.tensor.families.arithmetic import Arithmetic
@@ -100,8 +101,7 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
 
         What is written into it is recorded for no gradients.
         """
-        # Two stops tell it from what `detach` gives.
-        return self.detach().detach()
+        return type(self)._on(self._storage, data_of(self._steps))
 
     @data.setter
     def data(self, value: Tensor) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from operator import attrgetter
 from typing import Any, ClassVar, Self
 
@@ -218,11 +217,6 @@ class Array:
             # A parameter: left lazy, its graph would grow by one update a step.
             session().watching.companions.append(weakref.ref(storage))
 
-    def _is_data(self) -> bool:
-        """Whether it shows `data`, of which two stops are left, or a view of that."""
-        stop = (Ops.DETACH, None)
-        return any(pair == (stop, stop) for pair in pairwise(self._steps))
-
     # --- gradients --------------------------------------------------------------------------------
 
     @property
@@ -280,7 +274,7 @@ class Array:
 
     def detach(self) -> Self:
         """Return a tensor of the same values, aliasing this one, at which gradients stop."""
-        return type(self)._on(self._storage, (*self._steps, (Ops.DETACH, None)))
+        return type(self)._on(self._storage, views.stopped(self._steps))
 
     # --- realisation ------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from baregrad.base.errors import ShapeError
@@ -26,6 +27,7 @@ Step = tuple[Op, Any]
 Hook = Callable[[Node], Node | None]
 Dim = int | Node
 Strides = tuple[Any, ...]
+_STOP: Step = (Ops.DETACH, None)
 
 
 class Reviewed:
@@ -281,6 +283,21 @@ def is_whole(steps: tuple[Step, ...]) -> bool:
         if op is not Ops.DETACH:
             return False
     return True
+
+
+def stopped(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Steps at whose end gradients stop, once."""
+    return steps if steps and steps[-1] == _STOP else (*steps, _STOP)
+
+
+def data_of(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Steps to `Tensor.data`, told by two stops, which nothing else leaves behind each other."""
+    return (*stopped(steps), _STOP)
+
+
+def are_data(steps: tuple[Step, ...]) -> bool:
+    """Whether steps show `Tensor.data`, or a view of it."""
+    return any(pair == (_STOP, _STOP) for pair in pairwise(steps))
 
 
 def is_symbolic(steps: tuple[Step, ...]) -> bool:

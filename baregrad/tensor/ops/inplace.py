@@ -33,7 +33,7 @@ def _write(x: Tensor, value: Tensor | Scalar | Node) -> None:
             fitting_shape(value.shape, x.shape)
         _write(x.pairs(), x.pairs_like(value))
         return
-    if isinstance(value, TensorLike) and value.requires_grad and x._is_data():
+    if isinstance(value, TensorLike) and value.requires_grad and views.are_data(x._steps):
         value = value.detach()
     if isinstance(value, TensorLike) and x._write_whole(value):
         return

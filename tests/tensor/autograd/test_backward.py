@@ -510,5 +510,10 @@ def test_what_is_written_into_data_is_recorded_for_no_gradients() -> None:
     assert x.tolist() == [7.5, 10.0] and not x.requires_grad
     (x * w).sum().backward()
     assert w.grad is not None and w.grad.tolist() == [7.5, 10.0]
-    with pytest.raises(GradientError, match="detached"):
-        x.detach().mul_(w)
+    x.data.detach().mul_(w)
+    assert x.tolist() == [22.5, 40.0]
+    with Tensor.no_grad():
+        shown = w[:1]
+    for detached in (x.detach(), x.detach().detach(), shown.detach(), x.detach()[:1].detach()):
+        with pytest.raises(GradientError, match="detached"):
+            detached.mul_(w[: detached.shape[0]])
