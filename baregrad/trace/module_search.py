@@ -71,15 +71,19 @@ class ModuleSection:
 
 
 def sections_of(data: bytes) -> list[ModuleSection]:
-    """Return the sections of a module's file by number: none of a damaged one."""
+    """Return the sections of a module's file by number: none of a damaged one.
+
+    Sections share no bytes, so that a file cannot ask for more of them than it has.
+    """
     header = _HEADER.unpack_from(data)
     begin, count, names = header[6], header[12], header[13]
     table = data[begin : begin + count * _SECTION_NBYTES]
     if len(table) < count * _SECTION_NBYTES or not 0 < names < count:
         return []
     rows = list(_SECTION.iter_unpack(table))
-    if any(offset + nbytes > len(data) for _, kind, _, offset, nbytes, _ in rows
-           if kind not in _WITHOUT_BYTES):  # fmt: skip
+    there = [row[3:5] for row in rows if row[1] not in _WITHOUT_BYTES]
+    if (sum(nbytes for _, nbytes in there) > len(data)
+            or any(offset + nbytes > len(data) for offset, nbytes in there)):  # fmt: skip
         return []
     _, _, _, first, length, _ = rows[names]
     strings = data[first : first + length]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import struct
+import time
 
 from baregrad.runtime.nvidia.abi.vendor import load_tables
 from baregrad.runtime.nvidia.queue.push_decoder import PushDecoder, PushedWork
 from baregrad.trace.memory import ProcessMemory
-from baregrad.trace.module_search import ModuleSearch
+from baregrad.trace.module_search import ModuleSearch, sections_of
 from baregrad.trace.modules import KernelNames, kernels_of
 from tests.trace.observed import FOLDER, own_memory
 
@@ -80,3 +82,31 @@ def test_a_launch_is_named_by_what_threads_find_and_stopping_ends_them() -> None
         names.finish()
         assert ends or names.names == {program: kernel.name}
     memory.close()
+
+
+def test_threads_end_between_two_files() -> None:
+    """Of a stretch that seems to be full of large files as well."""
+    reads = []
+
+    def read(address: int, nbytes: int) -> bytes:
+        reads.append(address)
+        while not search._given_up:
+            time.sleep(0.001)
+        return b""
+
+    search = ModuleSearch(read, [(0, 5 * SHARE)], lambda begin, end, what: [begin] * 1000)
+    assert next(iter(search)) is None
+    search.stop()
+    assert len(reads) <= len(search._threads)
+
+
+def test_damaged_files_have_no_kernels() -> None:
+    """Cut off, with sections beyond the end, and with sections that all have the whole file."""
+    (table,) = struct.unpack_from("<Q", CUBIN, 40)
+    count = len(sections_of(CUBIN))
+    far, same = bytearray(CUBIN), bytearray(CUBIN)
+    struct.pack_into("<Q", far, table + 64 + 24, 1 << 63)
+    for at in range(1, count):
+        struct.pack_into("<QQ", same, table + 64 * at + 24, 0, len(CUBIN))
+    for data in (CUBIN[:64], CUBIN[: table + 64 * count - 1], far, same):
+        assert sections_of(bytes(data)) == list(kernels_of(bytes(data))) == []
