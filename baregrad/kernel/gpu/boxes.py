@@ -168,7 +168,9 @@ def _chosen_in(dimensions: list[_Dimension], atom: Node | None) -> bool:
             continue
         within = {**one.steps}
         del within[atom]
-        if not _below(within, step - one.constant) or one.size % step:
+        # The number may have an end of its own, so that no condition speaks of one.
+        _end(one)
+        if not _below(within, step - one.constant) or not one.size or one.size % step:
             return False
         one.chosen[atom] = one.size // step
         return True
@@ -288,12 +290,19 @@ def _part(dimensions: list[_Dimension], top: _Dimension, apart: Terms) -> bool:
     return len(dimensions) <= MOST_RANK
 
 
-def _sized(dimension: _Dimension) -> bool:
-    """Whether a dimension has a size: without conditions it is the end of the last box."""
+def _end(dimension: _Dimension) -> Node:
+    """Give a dimension without a size the end of the last box; return where boxes begin."""
     corner = _corner(dimension)
-    low, high = index.lower(corner), index.upper(corner)
+    high = index.upper(corner)
     if not dimension.size and high < INFINITE:
         dimension.size = high + dimension.box
+    return corner
+
+
+def _sized(dimension: _Dimension) -> bool:
+    """Whether a dimension has a size: without conditions it is the end of the last box."""
+    corner = _end(dimension)
+    low, high = index.lower(corner), index.upper(corner)
     is_ahead = low >= 0 or (bool(dimension.chosen) and low >= -MOST_CORNER)
     return is_ahead and high <= MOST_CORNER and 1 <= dimension.size <= MOST_SIZE
 

@@ -172,17 +172,23 @@ def test_whole_panels_of_several_runs() -> None:
     assert found.covered == 2 and found.box.box == (64, 16)
 
 
+@pytest.mark.parametrize("most", [None, 2])
 @pytest.mark.parametrize("edge", [False, True])
-def test_another_array_says_which_matrix(edge: bool) -> None:
-    """Of three matrices of 24 rows; where there is none of such a number all is zeros."""
+def test_another_array_says_which_matrix(edge: bool, most: int | None) -> None:
+    """Of three matrices of 24 rows; where there is none of such a number all is zeros.
+
+    Numbers that are none beyond the last matrix leave no condition that says how many there are.
+    """
     t, m, i, x = axes(5, 2, 16, 64)
     names = k.param(2, 5, dtype=dtypes.int32)
     which = index.as_node(make_node(Ops.CAST, dtypes.index, (make_node(
         Ops.LOAD, dtypes.int32, (names, t)),)))
+    conditions = [index.less(which, 3)] if most is None else []
+    which = which if most is None else index.as_node(index.minimum(which, most))
     row = index.add(index.mul(m, 16), i)
     rows = 24 if edge else 32
     place = index.total([index.mul(which, rows * 64), index.mul(row, 64), x])
-    conditions = [index.at_least(which, 0), index.less(which, 3)]
+    conditions.append(index.at_least(which, 0))
     if edge:
         conditions.append(index.less(row, rows))
     found = check(read(place, *conditions), [x, i], [t, m])
