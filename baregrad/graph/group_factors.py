@@ -195,30 +195,28 @@ def _scaled(node: Node) -> Node | None:
 
     Those are sums of 8-bit floats, whose panels threads add up: they multiply them by scales then.
     """
+    scaled = node.src[0]
     if node.arg.monoid.primitive is not Ops.ADD or len(node.src) != 1 or len(node.arg.axes) != 1:
         return None
-    sums, scales = list[Node](), list[Node]()
-    pending = [node.src[0]]
-    while pending:
-        factor = pending.pop()
-        if factor.op is Ops.MUL:
-            pending += reversed(factor.src)
-        else:
-            (sums if factor.op is Ops.REDUCE else scales).append(factor)
-    if len(sums) != 1 or not scales or node.dtype is not dtypes.float32:
+    if scaled.op is not Ops.MUL or scaled.dtype is not dtypes.float32:
         return None
-    (inner,) = sums
+    # Of several scales those that are multiplied first are one: in another order they may overflow.
+    inner, scale = scaled.src if scaled.src[0].op is Ops.REDUCE else scaled.src[::-1]
+    if inner.op is not Ops.REDUCE or scale.op is Ops.REDUCE or node.dtype is not dtypes.float32:
+        return None
     (product,) = inner.src if len(inner.src) == 1 else (inner,)
-    if product.op is not Ops.MUL or inner.arg.axes != (len(inner.shape),):
+    if inner.arg.monoid.primitive is not Ops.ADD or product.op is not Ops.MUL or (
+        inner.arg.axes != (len(inner.shape),)
+    ):
         return None
     if any(_kind(side) not in _FLOATS for side in product.src):
         return None
     shape = product.shape
     if shape[-1] != _LEAST_NBYTES or not _is_large(product, 1):
         return None
-    scale = scales[0]
-    for other in scales[1:]:
-        scale = make_node(Ops.MUL, scale.dtype, (scale, other))
+    # Panels of both factors are added up: what adds up rows of either is no product.
+    if not all(axis in _rows(side) for side in product.src for axis in node.arg.axes):
+        return None
     spread = expand(reshape(scale, (*inner.shape, 1)), shape)
     value = make_node(Ops.MUL, product.dtype, (product, spread))
     arg = node.arg._replace(axes=(*node.arg.axes, len(inner.shape)))

@@ -3,9 +3,9 @@
 A row's elements are divided by their block's scale, rounded to the format's elements, and kept as
 codes, two of 4 bits in a byte, the first in its lower half. Scales that are narrow themselves may
 have one for the whole array above them. Products of two such arrays are summed block by block: sums
-of a block's products are exact or rounded in float32, multiplied by both scales, and added up in
-float32. Sources: OCP Microscaling Formats 1.0, 2023 (mx); DeepSeek-V3 Technical Report, 2024,
-section 3.3 (8-bit floats by blocks of 128); "Introducing NVFP4", NVIDIA, 2025 (nvfp4).
+of a block's products are exact or rounded in float32, multiplied by the product of both scales, and
+added up in float32. Sources: OCP Microscaling Formats 1.0, 2023 (mx); DeepSeek-V3 Technical Report,
+2024, section 3.3 (8-bit floats by blocks of 128); "Introducing NVFP4", NVIDIA, 2025 (nvfp4).
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def scaled_matmul(x: BlockScaled, other: BlockScaled, dtype: DType | str = F32) 
     sums = left.matmul(right.mT, out_dtype=F32)
     rows = _spread(x.factors(), x.rows).transpose(-1, -2).unsqueeze(-1)
     columns = _spread(other.factors(), other.rows).transpose(-1, -2).unsqueeze(-2)
-    total = (sums * rows * columns).sum(-3)
+    total = (sums * (rows * columns)).sum(-3)
     for whole in wholes:
         total = total * whole
     return total.cast(target)

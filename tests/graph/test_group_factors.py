@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -234,7 +235,9 @@ def test_machines_that_have_such_units() -> None:
     assert not has_group_factors(cpu_row_named("x86-64-avx512"))
 
 
-@pytest.mark.parametrize(("rows", "batch"), [(128, ()), (1, (2,))])
+@pytest.mark.parametrize(("rows", "batch"), [
+    (128, ()), pytest.param(1, (2,), marks=pytest.mark.slow),
+])  # fmt: skip
 def test_scaled_sums_of_panels_are_one_sum(
     rows: int, batch: tuple[int, ...], texts: list[str]
 ) -> None:
@@ -265,5 +268,28 @@ def test_scaled_sums_are_cut_between_panels() -> None:
         sink = canonicalise(graph_of(scaled_matmul(left, right), given), target=target)
         kernel = make_plan(sink, target=target).kernels[0]
         sizes = [axis.src[0].arg for axis in toposort(*kernel.src) if axis.op is Ops.RANGE]
-        assert parts in (*sizes, 1) and sizes.count(128) == 1 + (rows == 128)
+        assert (parts in sizes) == (parts > 1) and sizes.count(128) == 1 + (rows == 128)
         assert "instruction='wgmma'" in str(choose(kernel, target).schedule)
+
+
+Fold = Callable[[Tensor, Tensor, Tensor], Tensor]
+FOLDS: dict[str, tuple[Fold, bool]] = {
+    "sums of panels": (lambda x, s, t: (x.sum(-1) * (s * t)).sum(0), True),
+    "scales one after the other": (lambda x, s, t: (x.sum(-1) * s * t).sum(0), False),
+    "extremes of panels": (lambda x, s, t: (x.amax(-1) * s).sum(0), False),
+    "sums of rows": (lambda x, s, t: (x.sum(-1) * s).sum(1), False),
+    "sums of columns": (lambda x, s, t: (x.sum(-1) * s).sum(2), False),
+}
+
+
+@pytest.mark.parametrize("name", FOLDS)
+def test_what_is_one_sum_of_scaled_panels(name: str) -> None:
+    """Scales keep the order in which they are multiplied, in which nothing may overflow."""
+    fold, is_one = FOLDS[name]
+    x, w = (Tensor.empty(*shape, dtype="float8_e4m3fn").realize()
+            for shape in ((2, 64, 1, 128), (2, 1, 64, 128)))  # fmt: skip
+    s, t = Tensor.empty(2, 64, 1).realize(), Tensor.empty(2, 1, 64).realize()
+    found = fold(x.cast("float32") * w.cast("float32"), s, t)
+    sink = canonicalise(graph_of(found, [x, w, s, t]), target=gpu_row("sm_90a"))
+    sums = [node for node in toposort(sink) if node.op is Ops.REDUCE]
+    assert len(sums) == (1 if is_one else 2)
