@@ -8,6 +8,7 @@ instead, for all threads of its process, and then makes its own call once more.
 
 from __future__ import annotations
 
+import errno
 import platform
 import struct
 from dataclasses import dataclass
@@ -45,14 +46,17 @@ class FilterWidener:
     def begin(self, tid: int, read: Read) -> SetAside | None:
         """Put the installation in place of the call before which a thread stands.
 
-        `read` reads its memory. Returns None, and leaves it as it is, where its stack has no room.
+        `read` reads its memory. Returns None, and leaves it as it is, where its stack has no room
+        or cannot be written.
         """
         kept = self._ptrace.registers(tid)
         address = (kept[px.RSP] - _RED_ZONE - self._nbytes) & ~15
         before = read(address, self._nbytes)
         if len(before) < self._nbytes:
             return None
-        self._write(tid, address, self._filter.as_bytes(address))
+        if not self._write(tid, address, self._filter.as_bytes(address)):
+            self._write(tid, address, before)
+            return None
         changed = list(kept)
         changed[px.ORIGINAL_RAX] = px.machine().numbers["seccomp"]
         changed[px.RDI], changed[px.RSI], changed[px.RDX] = _SET_FILTER, _ALL_THREADS, address
@@ -69,6 +73,13 @@ class FilterWidener:
         registers[px.ORIGINAL_RAX] = (1 << 64) - 1
         self._ptrace.set_registers(tid, registers)
 
-    def _write(self, tid: int, address: int, data: bytes) -> None:
-        for at, (word,) in enumerate(struct.iter_unpack("<Q", data)):
-            self._ptrace(px.POKE, tid, address + 8 * at, word)
+    def _write(self, tid: int, address: int, data: bytes) -> bool:
+        """Write to a thread's memory; return whether all of it may be written."""
+        try:
+            for at, (word,) in enumerate(struct.iter_unpack("<Q", data)):
+                self._ptrace(px.POKE, tid, address + 8 * at, word)
+        except OSError as error:
+            if error.errno not in (errno.EIO, errno.EFAULT):
+                raise
+            return False
+        return True

@@ -184,6 +184,21 @@ int main(int count, char **all) {
         close(node);
         return 15;
     }
+    if (!strcmp(word, "reads")) {
+        /* A stack that cannot be written. */
+        long node, flags = MAP_SHARED | MAP_ANONYMOUS;
+        char *there = mmap(0, 8192, PROT_READ, flags, -1, 0);
+#ifdef __x86_64__
+        __asm__ volatile("mov %%rsp, %%rbx\n mov %1, %%rsp\n syscall\n mov %%rbx, %%rsp"
+                         : "=a"(node)
+                         : "r"(there + 4096), "a"(SYS_open), "D"(words[1]), "S"(O_RDWR + 0L)
+                         : "rbx", "rcx", "r11", "memory");
+#else
+        node = open(words[1], O_RDWR);
+#endif
+        ioctl(node, 0xC020462B, there);
+        return 16;
+    }
     if (!strcmp(word, "wait")) { puts("ready"); fflush(stdout); sleep(60); }
     return 98;
 }
@@ -217,6 +232,7 @@ def node(tmp_path: Path) -> str:
     ("beside", 7, 6, 1, 1),
     ("vfork", 8, 2, 2, 2),
     pytest.param("many", 9, 10, 1, 201, id="many that live shortly"),
+    pytest.param("reads", 16, 1, 1, 1, id="a stack that cannot be written"),
     pytest.param("queue", 10, 2, 1, 1, id="a signal comes with its value"),
 ])  # fmt: skip
 def test_what_is_seen(
