@@ -98,8 +98,8 @@ class _Answers:
 class TraceRecorder:
     """Writes the calls of a traced process to a file; `close` ends it.
 
-    `left_out` counts what cannot be in it: calls of other processes, and mappings by descriptors
-    whose opening was not seen.
+    `left_out` counts what cannot be in it: calls of other processes, and mappings and closes of
+    descriptors whose opening was not seen.
     """
 
     def __init__(self, path: str, tables: VendorTables) -> None:
@@ -150,11 +150,11 @@ class TraceRecorder:
             self._fds.add(self._port.open(raw.node))
         elif raw.call == "exists":
             self._port.exists(raw.node)
+        elif raw.call in ("close", "mmap") and raw.fd >= 0 and raw.fd not in self._fds:
+            self.left_out += 1
         elif raw.call == "close":
             self._fds.discard(raw.fd)
             self._port.close(raw.fd)
-        elif raw.call == "mmap" and raw.fd >= 0 and raw.fd not in self._fds:
-            self.left_out += 1
         elif raw.call == "mmap" and raw.arguments[1] <= _MOST_MAPPED:
             nbytes = raw.arguments[1]
             here = (self._port.map_device(raw.fd, nbytes) if raw.fd >= 0
