@@ -7,18 +7,27 @@ refused when a request is made; nothing of a form is ever left out.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
 import numpy as np
 
 from baregrad.base.errors import ArgumentError, MissingDependency
+from baregrad.llm.text.gbnf import is_gbnf, lark_of_gbnf
 from baregrad.llm.text.json_schemas import with_bounded_space
 
 FORMS = ("json_schema", "json_object", "regex", "lark", "grammar")
 MOST_TEXT = 1 << 18
+_MOST_KEPT = 16
+# The library descends into a grammar by recursion: rules or references in a chain as long as
+# MOST_TEXT has room for end a process whose stack has 8 MB. They take less than 128 MB.
+_STACK = 256 << 20
+_STACK_LOCK = threading.Lock()
 
 
 class Words(Protocol):
@@ -74,9 +83,28 @@ class Constraints:
         self._tokenizer = self._library.LLTokenizer(
             wrapper, n_vocab=scores, eos_token=self._ends
         )
+        # By form, the latest last.
+        self._kept: OrderedDict[AnswerForm, Any] = OrderedDict()
+        self._lock = threading.Lock()
 
     def make(self, form: AnswerForm) -> Constraint:
-        """Return a constraint at its beginning. Raises ArgumentError for what is not supported."""
+        """Return a constraint at its beginning, from any thread.
+
+        Raises ArgumentError for what is not supported, and for what no text can be.
+        """
+        with self._lock:
+            made = self._kept.get(form)
+        if made is None:
+            made = _on_large_stack(partial(self._compiled, form))
+        with self._lock:
+            self._kept[form] = made
+            self._kept.move_to_end(form)
+            if len(self._kept) > _MOST_KEPT:
+                self._kept.popitem(last=False)
+            return Constraint(made.deep_copy(), self._scores)
+
+    def _compiled(self, form: AnswerForm) -> Any:
+        """Return a matcher that has told what may come first: the longest of its steps."""
         matcher = self._library.LLMatcher
         try:
             if form.kind == "json_schema":
@@ -89,7 +117,8 @@ class Constraints:
             elif form.kind == "regex":
                 grammar = matcher.grammar_from_regex(form.text)
             elif form.kind == "grammar":
-                grammar = matcher.grammar_from_lark(_as_lark(form.text))
+                text = lark_of_gbnf(form.text) if is_gbnf(form.text) else form.text
+                grammar = matcher.grammar_from_lark(text)
             else:
                 grammar = matcher.grammar_from_lark(form.text)
         except (ValueError, RecursionError) as error:
@@ -102,7 +131,9 @@ class Constraints:
             )
         made = matcher(self._tokenizer, grammar, log_level=0)
         _check(made, form.kind)
-        return Constraint(made, self._scores)
+        made.compute_bitmask()
+        _check(made, form.kind)
+        return made
 
 
 class Constraint:
@@ -162,23 +193,37 @@ def _of_json(matcher: Any, schema: Any) -> str:
     return grammar
 
 
-def _as_lark(text: str) -> str:
-    """Return a grammar in Lark's syntax. Raises ValueError for what is none."""
-    from llguidance.gbnf_to_lark import any_to_lark
-
-    try:
-        found: str = any_to_lark(text)
-    except Exception as error:
-        # The library raises this class itself.
-        raise ValueError(str(error)[:500] or type(error).__name__) from error
-    return found
-
-
 def _check(matcher: Any, what: str) -> None:
     if matcher.is_error():
         # Behind the reason the library tells all of its state.
         reason = matcher.get_error().partition("\n<state>")[0]
+        if reason == "NoExtensionBias":
+            reason = "no text is of this form"
         raise ArgumentError(f"the {what} cannot be enforced", found=reason[:500])
+
+
+def _on_large_stack(work: Callable[[], Any]) -> Any:
+    """Return what work returns, or raise what it raises, in a thread of _STACK bytes of stack."""
+    found: list[Any] = []
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            found.append(work())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+
+    thread = threading.Thread(target=run, name="baregrad-form", daemon=True)
+    with _STACK_LOCK:
+        before = threading.stack_size(_STACK)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    if errors:
+        raise errors[0]
+    return found[0]
 
 
 def _library() -> ModuleType:

@@ -135,7 +135,109 @@ def test_forms_that_cannot_be_enforced(form: tuple[str, str]) -> None:
         CONSTRAINTS.make(AnswerForm(*form))
 
 
-def test_what_ends_in_no_word_is_refused_by_its_reason() -> None:
-    with pytest.raises(ArgumentError) as caught:
-        CONSTRAINTS.make(AnswerForm("json_schema", '{"$ref": "#"}')).bits()
-    assert "state" not in str(caught.value)
+@pytest.mark.parametrize(
+    "form",
+    [("json_schema", '{"$ref": "#"}'), ("lark", 'start: start "a"'), ("regex", r"[^\s\S]"),
+     ("grammar", "root ::= root")],
+)
+def test_what_no_text_can_be_is_refused_when_it_is_asked_for(form: tuple[str, str]) -> None:
+    with pytest.raises(ArgumentError, match="no text is of this form"):
+        CONSTRAINTS.make(AnswerForm(*form))
+
+
+def test_long_chains_of_rules_do_not_end_the_process() -> None:
+    rules = "".join(f'r{at}: r{at + 1} "b"\n' for at in range(9000))
+    constraint = CONSTRAINTS.make(AnswerForm("lark", f'start: r0\n{rules}r9000: "a"'))
+    assert allowed(constraint) == [ord("a")]
+    links = {f"a{at}": {"properties": {"x": {"$ref": f"#/$defs/a{at + 1}"}}} for at in range(2500)}
+    schema = {"$ref": "#/$defs/a0", "$defs": {**links, "a2500": {"type": "null"}}}
+    CONSTRAINTS.make(AnswerForm("json_schema", json.dumps(schema)))
+
+
+def test_what_was_made_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Constraints(Bytes(), 300)
+    first = made.make(AnswerForm("regex", "ab"))
+    first.add(ord("a"))
+    monkeypatch.setattr(made, "_compiled", None)
+    assert allowed(made.make(AnswerForm("regex", "ab"))) == [ord("a")]
+    assert allowed(first) == [ord("b")]
+
+
+def fits(form: AnswerForm, text: str) -> bool:
+    """Whether a text may be an answer."""
+    constraint = CONSTRAINTS.make(form)
+    for token in text.encode():
+        if token not in allowed(constraint):
+            return False
+        constraint.add(token)
+    return Bytes.eos in allowed(constraint)
+
+
+def drawn(rng: random.Random, rules: list[str], depth: int) -> tuple[str, str]:
+    """A part of a GBNF grammar, and the same as a regular expression; rules are added."""
+    kind = rng.randrange(2 if depth == 0 else 6)
+    if kind == 0:
+        text = "".join(rng.choices("abc", k=rng.randint(1, 3)))
+        return f'"{text}"', text
+    if kind == 1:
+        return rng.choice([("[ab]", "[ab]"), ("[^b]", "[^b]"), (".", "."), ('[\\x61-b"]', '[ab"]')])
+    one, same = drawn(rng, rules, depth - 1)
+    if kind == 2:
+        times = rng.choice(["*", "+", "?", "{2}", "{1,}", "{0,2}"])
+        return f"({one}){times}", f"(?:{same}){times}"
+    if kind == 3:
+        rules.append(f"rule-{len(rules)} ::= {one} # {one}")
+        return f"rule-{len(rules) - 1}", same
+    two, other = drawn(rng, rules, depth - 1)
+    if kind == 4:
+        return f"({one} | {two})", f"(?:{same}|{other})"
+    return f"{one} {two}", same + other
+
+
+def test_grammars_mean_what_their_notation_says() -> None:
+    rng, found = random.Random(5), [0, 0]
+    for _ in range(60):
+        rules: list[str] = []
+        whole, pattern = drawn(rng, rules, 3)
+        form = AnswerForm("grammar", "\n".join([f"root ::= {whole}", *rules]))
+        for _ in range(12):
+            text = "".join(rng.choices("abc", k=rng.randint(0, 4)))
+            wanted = re.fullmatch(pattern, text) is not None
+            assert fits(form, text) is wanted, (form.text, text)
+            found[wanted] += 1
+    assert min(found) > 60
+    assert fits(AnswerForm("grammar", r'root ::= "\u00e9ab" [\U0001f600-] | "x"'), "éab😀")
+
+
+JSON = r"""
+root ::= object # of llama.cpp's own examples
+value ::= object | array | string | number | ("true" | "false" | "null") ws
+object ::= "{" ws (string ":" ws value ("," ws string ":" ws value)*)? "}" ws
+array ::= "[" ws (value ("," ws value)*)? "]" ws
+string ::= "\"" ([^"\\\x7F\x00-\x1F] | "\\" (["\\/bfnrt] | "u" [0-9a-fA-F]{4}))* "\"" ws
+number ::= ("-"? ([0-9] | [1-9] [0-9]{0,15})) ("." [0-9]+)? ([eE] [-+]? [0-9] [1-9]{0,15})? ws
+ws ::= | " " | "\n" [ \t]{0,20}
+"""
+
+
+def test_a_grammar_with_cycles() -> None:
+    form = AnswerForm("grammar", JSON)
+    assert fits(form, r'{"a": [1, -2.5e3, {"b\n\u00e9": null}], "c":"é" }')
+    assert not fits(form, '{"a": [1, }') and not fits(form, '{"a": 1}}')
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("root ::= a", "no rule is named a"), ("top ::= \"a\"", "named root"),
+        ("root ::= (\"a\"", "parentheses"), ("root ::= \"a\")", "parentheses"),
+        ("root ::= *", "nothing stands before"), ('root ::= "a\nroot', "line 1 of the grammar"),
+        ('root ::= "a"\nroot ::= "b"', "there twice"), (r'root ::= "\q"', "no character"),
+        ('root ::= "a"\n\n ! "b"', "line 3 of the grammar"),
+        (r'root ::= "\U00110000"', "no character"),
+        ('"a" root ::= "a"\nroot ::= "b"', "line 1 of the grammar"),
+    ],
+)
+def test_what_is_wrong_with_a_grammar_is_told(text: str, message: str) -> None:
+    with pytest.raises(ArgumentError, match=message):
+        CONSTRAINTS.make(AnswerForm("grammar", text))
