@@ -31,6 +31,11 @@ BOOKKEEPING_FIELDS = (
 FORM_FIELDS = ("response_format", "structured_outputs", "json_schema", "grammar")
 # What a regular expression needs a backslash before, where it is to stand for itself.
 _SPECIAL = frozenset(".+*?()|[]{}^$\\/#&-~")
+# What a `response_format` of each type says its form with.
+_READ_BY_TYPE: dict[str, tuple[str, ...]] = {
+    "text": (), "json_object": ("schema",), "json_schema": ("json_schema", "schema"),
+    "regex": ("pattern",), "grammar": ("grammar",),
+}
 _CHAT_FIELDS = (
     *SAMPLING_FIELDS, *BOOKKEEPING_FIELDS, "messages", "max_tokens", "max_completion_tokens",
     "logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls",
@@ -150,37 +155,47 @@ def asked_chat(body: Fields) -> AskedChat:
 
 def asked_form(body: Fields) -> AnswerForm | None:
     """Return the form that a chat or a text asks for in one of FORM_FIELDS, None for none."""
-    ways = [
+    ways = (
         form_of(body.inner("response_format")), _structure(body.inner("structured_outputs")),
         _schema(body.inner("json_schema")) if body.has("json_schema") else None,
         _grammar(body, "grammar"),
-    ]
-    found = [form for form in ways if form is not None]
+    )
+    found = {name: form for name, form in zip(FORM_FIELDS, ways, strict=True) if form is not None}
     if len(found) > 1:
-        names = " and ".join(name for name in FORM_FIELDS if body.has(name))
-        raise RequestRefused(f"an answer has one form, {names} name more", param=names.split()[-1])
-    return found[0] if found else None
+        *_, last = found
+        raise RequestRefused(
+            f"an answer has one form, {' and '.join(found)} name more", param=last
+        )
+    return next(iter(found.values()), None)
 
 
 def form_of(format: Fields) -> AnswerForm | None:
     """Return the form of a `response_format`; nothing of a schema is ever left out."""
     kind = format.text("type", "text")
+    reads = _READ_BY_TYPE.get(kind)
+    if reads is None:
+        raise format.refuse("type", "text, json_object, json_schema, regex or grammar")
+    for name in ("json_schema", "schema", "pattern", "grammar"):
+        if format.has(name) and name not in reads:
+            raise RequestRefused(
+                f"{format.name(name)} has no effect where the type is {kind}",
+                param=format.name(name),
+            )
     if kind == "text":
         return None
     if kind == "json_object" and not format.has("schema"):
         return AnswerForm("json_object")
     if kind in ("json_object", "json_schema"):
-        holder = format.inner("json_schema") if format.has("json_schema") else format
+        holder = format
+        if format.has("json_schema"):
+            if format.has("schema"):
+                name = format.name("schema")
+                raise RequestRefused(f"{name} is a second schema beside json_schema", param=name)
+            holder = format.inner("json_schema")
         return _schema(holder.inner("schema"))
-    form = None
-    if kind == "regex":
-        form = _regex(format, "pattern")
-    elif kind == "grammar":
-        form = _grammar(format, "grammar")
-    else:
-        raise format.refuse("type", "text, json_object, json_schema, regex or grammar")
+    form = _regex(format, "pattern") if kind == "regex" else _grammar(format, "grammar")
     if form is None:
-        raise format.refuse("pattern" if kind == "regex" else "grammar", "a text")
+        raise format.refuse(reads[0], "a text")
     return form
 
 

@@ -202,7 +202,7 @@ class Served:
             return AnswerForm("lark", grammar)
         if asked.form is not None:
             raise RequestRefused(
-                "an answer cannot be a call and have a form", param="response_format"
+                "an answer cannot be a call and have a form", param="tool_choice"
             )
         grammar = call_grammar(self.form, asked.tools, asked.must_call, marks, in_thought)
         if grammar is None:

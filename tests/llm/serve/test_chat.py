@@ -119,7 +119,7 @@ def test_a_call_may_be_wanted(model: ScriptedModel) -> None:
         asked = {**body, "tool_choice": {"type": kind, "name": "get"}}
         assert client.post(PATH, asked).json()["error"]["param"] == "tool_choice.type"
     both = {**body, "response_format": {"type": "json_object"}}
-    assert client.post(PATH, both).json()["error"]["param"] == "response_format"
+    assert client.post(PATH, both).json()["error"]["param"] == "tool_choice"
     reply = client.post("/v1/messages", {
         "messages": [USER], "max_tokens": 9, "tool_choice": {"type": "any"},
         "tools": [{"name": "get", "input_schema": {"type": "object"}}]})
@@ -231,6 +231,28 @@ def test_forms_are_asked_for_in_the_ways_of_others(
         return
     assert form is not None and form.kind == kind
     assert (json.loads(form.text) if isinstance(text, dict) else form.text) == text
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"response_format": {"type": "json_schema", "schema": SCHEMA,
+                              "json_schema": {"schema": SCHEMA}}}, "response_format.schema"),
+        ({"response_format": {"type": "json_object", "json_schema": {"schema": SCHEMA}}},
+         "response_format.json_schema"),
+        ({"response_format": {"type": "text", "schema": SCHEMA}}, "response_format.schema"),
+        ({"response_format": {"type": "regex", "pattern": "a", "grammar": "b"}},
+         "response_format.grammar"),
+        ({"response_format": {"type": "text"}, "json_schema": SCHEMA, "grammar": "start: A"},
+         "grammar"),
+        ({"structured_outputs": {"regex": "a", "json": SCHEMA}}, "structured_outputs"),
+    ],
+)
+def test_a_second_form_is_refused_by_name(
+    model: ScriptedModel, asked: dict[str, Any], param: str
+) -> None:
+    error = Client(model).post(PATH, {"messages": [USER], **asked}).json()["error"]
+    assert error["param"] == param and not model.engine.requests
 
 
 def test_parts_and_odd_histories(model: ScriptedModel) -> None:

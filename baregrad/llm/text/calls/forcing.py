@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -10,6 +11,8 @@ from baregrad.llm.text.calls.formats import AnswerFormat
 from baregrad.llm.text.json_schemas import with_bounded_space
 
 _ANYTHING = r"/(.|\n)*/"
+_ESCAPED = re.compile(r"\\?.", re.S)
+_IN_SLASHES = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
 
 
 class Marks(Protocol):
@@ -50,7 +53,8 @@ def grammar_behind_thought(form: AnswerFormat, kind: str, text: str, marks: Mark
     returned.
     """
     if kind == "regex":
-        pattern = text.replace("/", "\\/").replace("\n", "\\n")
+        # Two slashes with nothing between them would begin a comment.
+        pattern = _ESCAPED.sub(lambda found: _IN_SLASHES.get(found[0], found[0]), text) or "(?:)"
         return _whole(form, [f"answer: /{pattern}/"], marks, True)
     if kind not in ("json_schema", "json_object"):
         return None

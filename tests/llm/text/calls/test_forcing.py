@@ -160,6 +160,11 @@ def test_a_thought_may_come_before_a_call(metadata: Any) -> None:
     assert allows(metadata, grammar, "Hm.</think>\n\na/b\n")
     assert not allows(metadata, grammar, "Hm.</think>\n\na/b")
     assert not allows(metadata, grammar, "c")
+    for pattern, answer in ((r"a\/b/\\", "a/b/\\"), ("", ""), ("a\\\nb", "a\nb"), (r"\\/", "\\/")):
+        grammar = grammar_behind_thought(form, "regex", pattern, tokenizer)
+        assert grammar is not None
+        assert allows(metadata, grammar, f"Hm.</think>\n\n{answer}")
+        assert not allows(metadata, grammar, f"Hm.</think>\n\n{answer}/")
     assert grammar_behind_thought(form, "grammar", 'start: "a"', tokenizer) is None
 
 
