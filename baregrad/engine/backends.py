@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from baregrad.base.errors import UnsupportedDevice
 from baregrad.base.options import is_gpu, options
 from baregrad.base.tracing import span
 from baregrad.engine.canonical import Canonical
@@ -262,7 +263,10 @@ def gpu_compiler(name: str, architecture: str) -> Compiler:
 
     target = gpu_row(architecture)
     if options.gpu_instructions and not target.instructions:
-        target = target.with_instructions_of(gpu_row(options.gpu_instructions))
+        try:
+            target = target.with_instructions_of(gpu_row(options.gpu_instructions))
+        except UnsupportedDevice as error:
+            raise UnsupportedDevice(f"the option gpu_instructions: {error}") from error
     renderer = get(options.gpu_renderer)
     assembler: Any = PtxAssembler(target.architecture)
     if name.startswith("NV") and options.nv_port == "virtual":

@@ -408,5 +408,6 @@ def gpu_row(name: str) -> NvidiaTarget:
         if row.name == name:
             return row
     raise UnsupportedDevice(
-        "unknown GPU generation", found=name, wanted=", ".join(row.name for row in GPU_ROWS)
+        "unknown GPU generation", found=repr(name),
+        wanted=", ".join([row.name for row in (*GPU_ROWS, _LASTING)]),
     )

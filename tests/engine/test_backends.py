@@ -163,5 +163,5 @@ def test_the_option_chooses_instructions(instructions: str) -> None:
 
 def test_instructions_that_the_gpu_lacks() -> None:
     newer = options.override(gpu_instructions="sm_120")
-    with newer, pytest.raises(UnsupportedDevice, match="sm_80"):
+    with newer, pytest.raises(UnsupportedDevice, match="gpu_instructions.*sm_80"):
         gpu_backend("NV", PtxDevice())
