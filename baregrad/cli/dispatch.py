@@ -7,6 +7,7 @@ command line, 130 interrupted.
 from __future__ import annotations
 
 import argparse
+import errno
 import gc
 import importlib
 import os
@@ -77,9 +78,31 @@ COMMANDS = (
 )
 
 
+# Of a disk or a device that takes no more.
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the `baregrad` command with `argv` (the process's by default); return its exit status."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            # Not at exit, where Python would tell of what cannot be written in its own way.
+            sys.stdout.flush()
+    except BrokenPipeError:
+        # Whoever read our output has seen enough.
+        _drop_output()
+        return 0
+    except OSError as error:
+        if error.errno not in _FULL or _wants_traceback():
+            raise
+        _drop_output()
+        print(f"baregrad: error: nothing more can be written: {error}", file=sys.stderr)
+        return 2
+
+
+def _run(words: list[str]) -> int:
     split = next((at for at, word in enumerate(words) if not word.startswith("-")), len(words))
     chosen = _parser().parse_args(words[: split + 1]).command
     command = next(one for one in COMMANDS if one.name == chosen)
@@ -98,10 +121,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("baregrad: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # Whoever read our output has seen enough. Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+
+
+def _drop_output() -> None:
+    """Have what is left of the output go nowhere: Python would complain once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -147,3 +147,16 @@ def test_options_are_listed_with_their_values() -> None:
 def test_a_table_is_aligned() -> None:
     text = format_table(("a", "word"), [("longer", 1), ("b", "c")])
     assert text.splitlines() == ["a       word", "------  ----", "longer  1", "b       c"]
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize("words", [["dtypes"], ["info", "--json"]])
+def test_output_that_cannot_be_written(words: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "baregrad", *words], cwd=ROOT, stdout=full,
+            stderr=subprocess.PIPE, text=True, check=False,
+        )  # fmt: skip
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("baregrad: error: nothing more can be written")
