@@ -54,9 +54,8 @@ class _Lazy(Module):
                 found=f"shape {list(x.shape)}" if isinstance(x, Tensor) else type(x).__name__,
             )
         given, named = self._given
-        named.setdefault("device", x.device)
         kind: Any = self._KIND
-        made = kind(x.shape[self._AXIS], *given, **named)
+        made = kind(x.shape[self._AXIS], *given, **({"device": x.device} | named))
         own = vars(self)
         # What parents have noted of a module whose parameters are computed is not so yet.
         for name in ("_given", "_is_ready"):
@@ -65,9 +64,10 @@ class _Lazy(Module):
         self.__class__ = kind
 
     def _make_later(self, dtype: DType | None, device: str | None) -> None:
-        named = self._given[1]
-        named |= {} if dtype is None else {"dtype": dtype}
-        named |= {} if device is None else {"device": device}
+        given, named = self._given
+        told = {"dtype": dtype, "device": device}
+        # Made anew: a shallow copy has the same ones.
+        self._given = given, named | {k: v for k, v in told.items() if v is not None}
 
     def _own(self, buffers: bool) -> Named:
         raise ArgumentError(

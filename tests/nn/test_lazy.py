@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,15 @@ def test_a_model_of_lazy_layers_trains_after_its_first_call() -> None:
 def test_a_lazy_layer_is_made_as_it_was_sent() -> None:
     model = nn.Sequential(nn.LazyLinear(4)).to(Tensor([0.0]).device).double()
     assert model(Tensor(np.ones((2, 3)))).dtype is model[0].weight.dtype is dtypes.float64
+
+
+def test_what_is_made_of_a_copy_is_not_told_the_other() -> None:
+    layer = nn.LazyLinear(4)
+    twin = copy.copy(layer)
+    twin.double()
+    assert twin(Tensor(np.ones((2, 3)))).dtype is dtypes.float64
+    assert repr(layer) == "LazyLinear(4)"
+    assert layer(Tensor(np.ones((2, 5), np.float32))).dtype is dtypes.float32
 
 
 def test_what_has_no_channels_is_refused() -> None:

@@ -11,6 +11,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from baregrad.base.errors import ShapeError
@@ -27,6 +28,8 @@ Step = tuple[Op, Any]
 Hook = Callable[[Node], Node | None]
 Dim = int | Node
 Strides = tuple[Any, ...]
+# What makes views in which elements stand more than once, beside windows.
+_MADE_BY = MappingProxyType({Ops.EXPAND: "expand", Ops.SHRINK: "as_strided"})
 _STOP: Step = (Ops.DETACH, None)
 
 
@@ -213,6 +216,35 @@ class Diagonal:
         return (*nodes.whole(front), Slice(start, stop, columns + 1))
 
 
+@dataclass(frozen=True, slots=True)
+class Strided:
+    """The attribute of a SHRINK step that shows elements of one axis by strides from an offset."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    def places(self) -> Node:
+        """Where each element lies along the axis."""
+        found = nodes.broadcast(const(self.offset, dtypes.int64), self.shape)
+        for axis, stride in enumerate(self.strides):
+            line = nodes.iota_along(self.shape, axis)
+            found = nodes.alu(
+                Ops.ADD, found, nodes.alu(Ops.MUL, line, const(stride, dtypes.int64))
+            )
+        return found
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether each stride is longer than all that shorter ones span: none meets another."""
+        span = 0
+        for stride, extent in sorted(zip(self.strides, self.shape, strict=True)):
+            if extent > 1 and stride <= span:
+                return False
+            span += stride * (extent - 1)
+        return True
+
+
 def show(value: Node, step: Step) -> Node:
     """The value that one step of a view makes of `value`."""
     op, arg = step
@@ -222,6 +254,8 @@ def show(value: Node, step: Step) -> Node:
         return nodes.permute(value, arg)
     if op is Ops.EXPAND:
         return nodes.expand(value, arg)
+    if op is Ops.SHRINK and isinstance(arg, Strided):
+        return nodes.gather(value, arg.places())
     if op is Ops.SHRINK:
         return arg.of(value) if isinstance(arg, Diagonal) else nodes.shrink(value, arg)
     if op is Ops.FLIP:
@@ -258,13 +292,16 @@ def _unshow(before: Node, step: Step, value: Node) -> Node:
         flat = nodes.reshape(before, (*front, rows * columns))
         cuts = arg.slices(tuple(front), columns)
         return nodes.reshape(_overwrite(flat, cuts, value), before.shape)
-    if op is Ops.SHRINK:
+    if op is Ops.SHRINK and isinstance(arg, Strided):
+        if arg.is_apart:
+            return nodes.scatter(before, value, (arg.places(),), None)
+    elif op is Ops.SHRINK:
         return _overwrite(before, arg, value)
     if value.shape == before.shape:
         return value
     raise ShapeError(
         "cannot write through a view in which elements stand more than once",
-        found=f"a view made by {'expand' if op is Ops.EXPAND else 'unfold'}",
+        found=f"a view made by {_MADE_BY.get(op, 'unfold')}",
         wanted="a view with one place for each element",
         hint="write into clone() of it",
     )
@@ -352,6 +389,9 @@ def after(step: Step, value: Node, strides: Strides, offset: Dim) -> tuple[Strid
     if op is Ops.EXPAND:
         repeated = (old != new for old, new in zip(shape, arg, strict=True))
         return tuple(0 if again else s for again, s in zip(repeated, strides, strict=True)), offset
+    if op is Ops.SHRINK and isinstance(arg, Strided):
+        moved = index.add(offset, index.mul(strides[0], arg.offset))
+        return tuple(index.mul(strides[0], one) for one in arg.strides), index.as_dim(moved)
     if op is Ops.SHRINK and isinstance(arg, Diagonal):
         begin = index.add(index.mul(strides[-2], arg.row), index.mul(strides[-1], arg.column))
         merged = index.add(strides[-2], strides[-1])

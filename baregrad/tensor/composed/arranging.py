@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, GradientError, ShapeError
+from baregrad.ir.core.op import Ops
 from baregrad.tensor.array.axes import own_axis
 from baregrad.tensor.array.tensor_like import Tensor
-from baregrad.tensor.array.views import change_steps
+from baregrad.tensor.array.views import Strided, change_steps, row_major
 from baregrad.tensor.ops import sorting
 from baregrad.tensor.ops.creation import as_shape
 
@@ -164,27 +166,37 @@ def axis_places(x: Any, axis: int) -> Any:
 
 
 def as_strided(
-    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int = 0
+    x: Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> Tensor:
-    """Return the elements of contiguous `x` at an offset and strides, counted in elements; a copy.
+    """Return a view of the elements of `x` at an offset and strides, counted in elements.
 
-    Raises ShapeError for strides of another number of axes, and for places beyond the elements.
+    storage_offset: counted from where what `x` is a view of begins; that of `x` by default. Raises
+    ShapeError for an `x` whose elements do not lie in order, for strides of another number of axes,
+    and for places beyond the elements of `x`.
     """
-    a: Any = x.reshape(-1)
-    shape, steps = list(size), list(stride)
-    last = storage_offset + sum((n - 1) * s for n, s in zip(shape, steps, strict=False))
-    inside = 0 in shape or (storage_offset >= 0 and min(steps, default=0) >= 0
-                            and last < a.shape[0])  # fmt: skip
-    if len(shape) != len(steps) or not inside:
+    a: Any = x
+    shape, steps = tuple(map(operator.index, size)), tuple(map(operator.index, stride))
+    if a.is_paired:
+        # Of pairs, which lie side by side.
+        offset = None if storage_offset is None else 2 * storage_offset
+        pairs = as_strided(a.view_as_real(), (*shape, 2), (*[2 * one for one in steps], 1), offset)
+        whole: Any = pairs
+        return whole.view_as_complex()  # type: ignore[no-any-return]
+    strides, own = a._strides()
+    if strides != row_major(x.shape):
+        raise ShapeError(
+            "as_strided is of elements that lie in order", found=f"strides {list(strides)}",
+            hint="take it of contiguous()",
+        )
+    first, count = 0 if storage_offset is None else storage_offset - own, x.numel()
+    last = first + sum((n - 1) * s for n, s in zip(shape, steps, strict=False))
+    inside = 0 in shape or (0 <= first and min(steps, default=0) >= 0 and last < count)
+    if len(shape) != len(steps) or min(shape, default=0) < 0 or not inside:
         raise ShapeError(
             "strides lead to elements that there are",
-            found=f"{shape} by {steps} from {storage_offset} of {a.shape[0]} elements",
+            found=f"{list(shape)} by {list(steps)} from {first} of {count} elements",
         )
-    places = a.arange(1, device=x.device).reshape([1] * len(shape)) * 0 + storage_offset
-    for axis, (extent, step) in enumerate(zip(shape, steps, strict=True)):
-        line = a.arange(extent, device=x.device) * step
-        places = places + line.reshape([-1 if i == axis else 1 for i in range(len(shape))])
-    found: Tensor = a[places]
+    found: Tensor = a.reshape(count)._view(Ops.SHRINK, Strided(shape, steps, first))
     return found
 
 
@@ -195,6 +207,11 @@ def index_reduce(
 
     reduce: "prod", "mean", "amax" or "amin". include_self: whether what was there counts.
     """
+    if not x.ndim:
+        one: Any = index_reduce(
+            x.reshape(1), dim, index, source.reshape(1), reduce, include_self=include_self
+        )
+        return one.reshape(())  # type: ignore[no-any-return]
     a: Any = x
     axis = own_axis(dim, x.ndim)
     places: Any = index

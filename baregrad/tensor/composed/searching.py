@@ -130,6 +130,8 @@ def nanmedian(
     x: Tensor, dim: int | None = None, keepdim: bool = False
 ) -> Tensor | Extreme[Tensor]:
     """Return the lower median of what is not NaN, of all, or (values, indices) along an axis."""
+    if dim is None and 0 in x.shape:
+        return sorting.median(x)
     a: Any = x
     flat = a.reshape(-1) if dim is None else a
     axis = 0 if dim is None else one_axis(dim, x.ndim)
@@ -167,9 +169,8 @@ def unique_consecutive(
     rows = a.reshape(-1) if dim is None else a.movedim(one_axis(dim, x.ndim), 0)
     other: Any = rows[1:] != rows[:-1]
     if rows.ndim > 1:
-        other = other.reshape(other.shape[0], -1).any(1)
-    starts = rows[:1].reshape(rows[:1].shape[0], -1)[:, :1].reshape(-1).ones_like(dtype=dtypes.bool)
-    begins = starts.cat(other)
+        other = other.any(tuple(range(1, rows.ndim)))
+    begins = rows.new_ones(min(rows.shape[0], 1), dtype=dtypes.bool).cat(other)
     kept = rows[begins]
     numbers = begins.cast(dtypes.int64).cumsum(0) - 1
     found = [kept if dim is None else kept.movedim(0, one_axis(dim, x.ndim))]
@@ -214,10 +215,12 @@ def combinations(x: Tensor, r: int = 2, with_replacement: bool = False) -> Tenso
     """Return all choices of r elements of a vector, a row each, in order of their places."""
     if x.ndim != 1 or r < 0:
         raise ShapeError("choices of elements of a vector", found=f"{r} of {list(x.shape)}")
+    if not r:
+        return x[:0]
     import itertools
 
     choose = itertools.combinations_with_replacement if with_replacement else itertools.combinations
     rows = np.array(list(choose(range(x.shape[0]), r)), dtype=np.int64).reshape(-1, r)
     a: Any = x
-    found: Tensor = a[type(a)._real()(rows, device=x.device)] if r else a[:0]
+    found: Tensor = a[type(a)._real()(rows, device=x.device)]
     return found

@@ -51,6 +51,15 @@ def frames(t: Any) -> Any:
     )
 
 
+def _written_by_strides(t: Any) -> Any:
+    """A window of a part's elements, added to through it and a view of it."""
+    whole = t.tensor(X) * 1
+    shown = whole[1:].as_strided((2, 3), (4, 1))
+    shown.add_(100.0)
+    shown[1].mul_(2.0)
+    return whole
+
+
 CASES: dict[str, Case] = {
     "searchsorted": lambda t: t.searchsorted(t.tensor(S), t.tensor(V)),
     "searchsorted right": lambda t: t.searchsorted(t.tensor(S), t.tensor(V), right=True),
@@ -202,6 +211,17 @@ CASES: dict[str, Case] = {
     "unravel_index of bytes": lambda t: t.unravel_index(t.tensor([3, 9]).to(t.uint8), (4, 5))[0],
     "group_norm of nothing": lambda t: f(t).group_norm(t.zeros(0, 4, 2), 2),
     "as_strided": lambda t: t.as_strided(t.tensor(X), (3, 2, 2), (7, 2, 1), 1),
+    "as_strided is written through": _written_by_strides,
+    "as_strided of a part": lambda t: t.tensor(X)[1:].as_strided((3, 2), (2, 1), 8),
+    "unique_consecutive of nothing": lambda t: t.unique_consecutive(
+        t.zeros(0, 3), return_inverse=True, return_counts=True, dim=0
+    )[2],
+    "unique_consecutive of no elements": lambda t: t.unique_consecutive(t.zeros(3, 0)),
+    "nanmedian of nothing": lambda t: t.nanmedian(t.zeros(0, 3)),
+    "combinations of none": lambda t: t.combinations(t.tensor(X)[0], 0),
+    "index_reduce of no axes": lambda t: t.index_reduce(
+        t.tensor(X)[0, 0], 0, t.tensor([0]), t.tensor(X)[1, :1], "prod"
+    ),
     "index_reduce": lambda t: t.index_reduce(
         t.tensor(X), 1, t.tensor([0, 3, 0]), t.tensor(V), "amax", include_self=False
     ),
@@ -243,6 +263,7 @@ GRADIENTS: tuple[Callable[[Any, Any], Any], ...] = (
     lambda t, x: f(t).interpolate(x.reshape(1, 1, 4, 7), size=(9, 3), mode="bicubic"),
     lambda t, x: f(t).cosine_similarity(x[:, None], x[None], dim=-1),
     lambda t, x: t.mode(x, dim=1)[0],
+    lambda t, x: t.as_strided(x, (3, 4), (2, 1), 1) ** 2,
     lambda t, x: t.sinc(x * 0.2),
     lambda t, x: t.diff(x * x, prepend=x[:, :1]),
     lambda t, x: t.logdet(x[:, :4] @ x[:, :4].mT + t.eye(4)),
@@ -311,6 +332,10 @@ def test_the_precision_of_products_is_the_option() -> None:
             OURS.set_float32_matmul_precision("lowest")
     with pytest.raises(ShapeError, match="strides"):
         OURS.tensor(X).as_strided((3,), (20,))
+    with pytest.raises(ShapeError, match="in order"):
+        OURS.tensor(X).T.as_strided((3,), (1,))
+    with pytest.raises(ShapeError, match="as_strided"):
+        OURS.tensor(X).as_strided((3, 3), (1, 1)).zero_()
     assert OURS.tensor(X).is_signed() and not OURS.tensor(X).is_cuda
 
 
