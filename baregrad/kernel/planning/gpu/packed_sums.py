@@ -90,7 +90,13 @@ def _beside(plan: GpuPlan, words: Sequence[ArrayAccess]) -> int:
     """Neighbours of an array that a step multiplies with what is in words: all of it, or one."""
     main = words[0]
     strides = _strides(main)
-    alike = sum(each.array is main.array and _strides(each) == strides for each in words)
+    # Those of another matrix may lie in the same array, further away than the next step is.
+    near = min([abs(stride) for _, stride in strides if stride], default=1)
+    alike = sum([
+        each.array is main.array and _strides(each) == strides
+        and abs(each.offset.constant - main.offset.constant) < near
+        for each in words
+    ])  # fmt: skip
     if alike > 1:
         return alike * WORD
     counts = Counter([

@@ -133,3 +133,21 @@ def test_two_products_with_one_row_are_one_kernel(name: str) -> None:
         sink = graph_of(gate.linear(x).silu() * up.linear(x), [x])
     plan = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER)
     assert len(plan.kernels) == 1
+
+
+@pytest.mark.parametrize("name", ("Q6_K", "Q8_0"))
+def test_two_matrices_in_one_array_are_summed_as_one_is(name: str) -> None:
+    row = by_name(name)
+    with options.override(device="NULL", cache=False):
+        raw = Tensor.zeros(128, row.row_nbytes(4096), dtype=dtypes.uint8).contiguous().realize()
+        both = PackedWeight(row, (128, 4096), raw).in_planes()
+        x = Tensor.ones(1, 4096, dtype=dtypes.bfloat16).contiguous().realize()
+        first, second = (both.at(part).linear(x) for part in (slice(0, 64), slice(64, 128)))
+        sinks = [graph_of(one, [x]) for one in (first * second, first)]
+    orders = []
+    for sink in sinks:
+        asked = Decisions(noted=True)
+        kernel = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER).kernels[-1]
+        choose(kernel, HOPPER, asked)
+        orders.append((asked.made["threads of a row"].taken, asked.made["steps"].taken))
+    assert orders[0] == orders[1]
