@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from baregrad.base.errors import ArgumentError
+from baregrad.base.errors import ArgumentError, DTypeError
 from baregrad.dtypes import DEFAULT_FLOAT, as_dtype
 from baregrad.tensor import Tensor
 
@@ -20,6 +20,8 @@ def _made(
     values: np.ndarray[Any, Any], count: int, dtype: object, device: str | None, requires_grad: bool
 ) -> Tensor:
     found = DEFAULT_FLOAT if dtype is None else as_dtype(dtype)
+    if not found.is_float:
+        raise DTypeError("a window is of floats", found=found)
     made = Tensor(values[:count], device=device).cast(found)
     return made.requires_grad_() if requires_grad else made
 

@@ -285,11 +285,18 @@ def _areas(y: Any, x: Any, dx: float, dim: int) -> Any:
     """The areas between neighbours along an axis, which is brought behind the others."""
     if not y.ndim:
         raise ShapeError("areas are between points along an axis", found="no axes")
-    rows = y.movedim(one_axis(dim, y.ndim), -1)
+    axis = one_axis(dim, y.ndim)
+    rows = y.movedim(axis, -1)
     sides = rows[..., 1:] + rows[..., :-1]
     if x is None:
         return sides * (dx / 2)
-    widths = x if x.ndim == 1 else x.movedim(one_axis(dim, x.ndim), -1)
+    # Of fewer axes than y, they are the last ones.
+    widths = x if x.ndim == 1 else x.reshape([1] * (y.ndim - x.ndim) + list(x.shape))
+    widths = widths if x.ndim == 1 else widths.movedim(axis, -1)
+    if widths.shape[-1] != rows.shape[-1]:
+        raise ShapeError(
+            "there is a place for each point", found=widths.shape[-1], wanted=rows.shape[-1]
+        )
     return sides * (widths[..., 1:] - widths[..., :-1]) / 2
 
 

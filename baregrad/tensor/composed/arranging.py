@@ -227,6 +227,10 @@ def put(x: Tensor, index: Tensor, source: Tensor, accumulate: bool = False) -> T
     places: Any = index
     places = (places < 0).where(places + count, places).reshape(-1)
     values: Any = source
+    if index.numel() != source.numel():
+        raise ShapeError(
+            "there is a value for each place", found=source.numel(), wanted=index.numel()
+        )
     found: Tensor = a.index_put((places,), values.reshape(-1), accumulate).reshape(x.shape)
     return found
 

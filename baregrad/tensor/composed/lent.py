@@ -6,41 +6,122 @@ Such a room is imported by its name, when one of its methods is first called.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 from baregrad.tensor.array.tensor_like import Tensor
 
 
-def lent(room: str, name: str, sentence: str, method: str = "") -> Callable[..., Any]:
-    """The function `name` of a room, as a method of the same name or another one."""
-
-    def function(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        return getattr(importlib.import_module(f"baregrad.{room}"), name)(x, *args, **kwargs)
-
-    function.__name__ = function.__qualname__ = method or name
-    function.__doc__ = sentence
-    return function
+def _room(name: str) -> Any:
+    return importlib.import_module(f"baregrad.{name}")
 
 
-cholesky = lent("linalg.older", "cholesky", "Return the triangular L of x = L @ L.mH.")
-cholesky_inverse = lent(
-    "linalg.older", "cholesky_inverse", "Return the inverse of the matrix of which x is L."
-)
-cholesky_solve = lent(
-    "linalg.older", "cholesky_solve", "Return what the matrix of a Cholesky factor takes to x."
-)
-qr = lent("linalg.older", "qr", "Return orthonormal columns and an upper triangle, x = Q @ R.")
-svd = lent("linalg.older", "svd", "Return U, S and V of x = U @ diag(S) @ V.mH.")
-logdet = lent("linalg.older", "logdet", "Return the logarithm of the determinant; NaN below 0.")
-triangular_solve = lent(
-    "linalg.older", "triangular_solve", "Return what a triangle A takes to x, and A."
-)
-det = lent("linalg", "det", "Return the determinants of the last two axes.")
-slogdet = lent("linalg", "slogdet", "Return the signs of determinants, and log of their sizes.")
-inverse = lent("linalg", "inv", "Return the inverse matrices of the last two axes.", "inverse")
-pinverse = lent("linalg", "pinv", "Return the pseudoinverses of the last two axes.", "pinverse")
-matrix_power = lent("linalg", "matrix_power", "Return x multiplied n times by itself.")
-matrix_exp = lent("linalg", "matrix_exp", "Return the exponentials of square matrices.")
-stft = lent("fft", "stft", "Return the transforms of windows of a signal; see `fft.stft`.")
-istft = lent("fft", "istft", "Return the signal of such transforms; see `fft.istft`.")
+def cholesky(x: Tensor, upper: bool = False) -> Tensor:
+    """Return the triangular L of x = L @ L.mH; with `upper` the R of x = R.mH @ R."""
+    return _room("linalg.older").cholesky(x, upper)
+
+
+def cholesky_inverse(x: Tensor, upper: bool = False) -> Tensor:
+    """Return the inverse of the matrix of which x is L, or R with `upper`."""
+    return _room("linalg.older").cholesky_inverse(x, upper)
+
+
+def cholesky_solve(x: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
+    """Return what the matrix of a Cholesky factor takes to x."""
+    return _room("linalg.older").cholesky_solve(x, factor, upper)
+
+
+def triangular_solve(
+    x: Tensor,
+    A: Tensor,  # noqa: N803
+    upper: bool = True,
+    transpose: bool = False,
+    unitriangular: bool = False,
+) -> Any:
+    """Return what a triangle A takes to x, and A."""
+    return _room("linalg.older").triangular_solve(x, A, upper, transpose, unitriangular)
+
+
+def qr(x: Tensor, some: bool = True) -> Any:
+    """Return orthonormal columns and an upper triangle, x = Q @ R, reduced with `some`."""
+    return _room("linalg.older").qr(x, some)
+
+
+def svd(x: Tensor, some: bool = True, compute_uv: bool = True) -> Any:
+    """Return U, S and V of x = U @ diag(S) @ V.mH; without `compute_uv` U and V are zeros."""
+    return _room("linalg.older").svd(x, some, compute_uv)
+
+
+def logdet(x: Tensor) -> Tensor:
+    """Return the logarithm of the determinant; NaN below 0."""
+    return _room("linalg.older").logdet(x)
+
+
+def det(x: Tensor) -> Tensor:
+    """Return the determinants of the last two axes."""
+    return _room("linalg").det(x)
+
+
+def slogdet(x: Tensor) -> Any:
+    """Return the signs of determinants, and the logarithms of their sizes."""
+    return _room("linalg").slogdet(x)
+
+
+def inverse(x: Tensor) -> Tensor:
+    """Return the inverse matrices of the last two axes."""
+    return _room("linalg").inv(x)
+
+
+def pinverse(x: Tensor, rcond: float = 1e-15) -> Tensor:
+    """Return the pseudoinverses of the last two axes.
+
+    Singular values below `rcond` times the largest count as 0.
+    """
+    return _room("linalg").pinv(x, rtol=rcond)
+
+
+def matrix_power(x: Tensor, n: int) -> Tensor:
+    """Return x multiplied n times by itself."""
+    return _room("linalg").matrix_power(x, n)
+
+
+def matrix_exp(x: Tensor) -> Tensor:
+    """Return the exponentials of square matrices."""
+    return _room("linalg").matrix_exp(x)
+
+
+def stft(
+    x: Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Tensor | None = None,
+    center: bool = True,
+    pad_mode: str = "reflect",
+    normalized: bool = False,
+    onesided: bool | None = None,
+    return_complex: bool = True,
+) -> Tensor:
+    """Return the transforms of windows of a signal; see `fft.stft`."""
+    return _room("fft").stft(
+        x, n_fft, hop_length, win_length, window, center, pad_mode, normalized, onesided,
+        return_complex,
+    )  # fmt: skip
+
+
+def istft(
+    x: Tensor,
+    n_fft: int,
+    hop_length: int | None = None,
+    win_length: int | None = None,
+    window: Tensor | None = None,
+    center: bool = True,
+    normalized: bool = False,
+    onesided: bool | None = None,
+    length: int | None = None,
+    return_complex: bool = False,
+) -> Tensor:
+    """Return the signal of such transforms; see `fft.istft`."""
+    return _room("fft").istft(
+        x, n_fft, hop_length, win_length, window, center, normalized, onesided, length,
+        return_complex,
+    )  # fmt: skip

@@ -28,6 +28,8 @@ def searchsorted(
     """
     if side not in (None, "left", "right"):
         raise ArgumentError("searchsorted has no such side", found=repr(side))
+    if right and side == "left":
+        raise ArgumentError("one side, not both", found="right=True and side='left'")
     behind = right if side is None else side == "right"
     held: Any = x if sorter is None else picking.take_along_dim(x, sorter, -1)
     wanted: Any = values if hasattr(values, "cast") else held.new_tensor(
@@ -184,6 +186,8 @@ def unique_consecutive(
 def unravel_index(x: Tensor, shape: int | Sequence[int]) -> tuple[Tensor, ...]:
     """Return the places along each axis of a shape of places in its elements, rows after rows."""
     extents = [shape] if isinstance(shape, int) else list(shape)
+    if x.dtype.kind not in ("int", "uint"):
+        raise DTypeError("places are integers", found=x.dtype)
     left: Any = x.cast(dtypes.int64)
     found = []
     for extent in reversed(extents):

@@ -326,10 +326,14 @@ def _each_so_often(source: Tensor, each: Tensor, axis: int, count: int | None) -
             "there is a number of times for each element", found=list(repeats.shape),
             wanted=[x.shape[axis]],
         )
+    if repeats.dtype.kind not in ("int", "uint"):
+        raise DTypeError("numbers of times are integers", found=repeats.dtype)
     times = repeats.reshape(-1).cast(dtypes.int64).expand(x.shape[axis])
     ends = times.cumsum(0)
     if count is None:
-        count = int(ends[-1].item()) if x.shape[axis] else 0
+        count, least = ends[-1:].cat(times.amin(0, True)).tolist() if x.shape[axis] else (0, 0)
+        if least < 0:
+            raise ArgumentError("nothing is repeated fewer than 0 times", found=least)
     # An element is the one whose predecessors are those that end at it or before.
     begins = (ends - times).clamp(max=max(count, 0))
     marks = times.new_zeros(count + 1).index_add(0, begins, begins.ones_like())

@@ -220,7 +220,10 @@ CASES: dict[str, Case] = {
     "nanmedian of nothing": lambda t: t.nanmedian(t.zeros(0, 3)),
     "combinations of none": lambda t: t.combinations(t.tensor(X)[0], 0),
     "index_reduce of no axes": lambda t: t.index_reduce(
-        t.tensor(X)[0, 0], 0, t.tensor([0]), t.tensor(X)[1, :1], "prod"
+        t.tensor(X)[0, 0], 0, t.tensor([0]), t.tensor(X)[1, 0], "prod"
+    ),
+    "trapezoid at places of the last axes": lambda t: t.trapezoid(
+        t.tensor(IMAGE), t.tensor(IMAGE[0]), dim=-2
     ),
     "index_reduce": lambda t: t.index_reduce(
         t.tensor(X), 1, t.tensor([0, 3, 0]), t.tensor(V), "amax", include_self=False
@@ -309,6 +312,13 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: x.gcd(x), DTypeError),
         (lambda: x.quantile(0.5, interpolation="cubic"), ArgumentError),
         (lambda: x.repeat_interleave(OURS.tensor([1, 2]), dim=0), ShapeError),
+        (lambda: x.repeat_interleave(OURS.tensor([1, -1, 0, 2]), dim=0), ArgumentError),
+        (lambda: x.repeat_interleave(OURS.tensor([1.5]), dim=0), DTypeError),
+        (lambda: x.searchsorted(x, right=True, side="left"), ArgumentError),
+        (lambda: x.unravel_index((3, 4)), DTypeError),
+        (lambda: x.put(OURS.tensor([0, 1]), OURS.tensor([1.0])), ShapeError),
+        (lambda: x[:, :2].trapezoid(x[0, :3]), ShapeError),
+        (lambda: OURS.hann_window(4, dtype=OURS.int64), DTypeError),
         (lambda: x.diag_embed(0, 1, 1), ShapeError),
         (lambda: OURS.zeros(2, 3, 4).fill_diagonal_(1.0), ShapeError),
         (lambda: OURS.zeros(3).exponential_(0.0), ArgumentError),
