@@ -214,7 +214,9 @@ def _scales(largest: Tensor, row: BlockFormat) -> tuple[Tensor, Tensor | None]:
         most = top * float(row.scale.max)
         found = largest.amax() / most
         whole = found.eq(0.0).where(1.0, found).contiguous()
-        return (largest / (whole * top)).cast(row.scale).contiguous(), whole
+        # One of few digits, as of numbers that are hardly any, may be too small for the largest.
+        found = (largest / (whole * top)).minimum(float(row.scale.max))
+        return found.cast(row.scale).contiguous(), whole
     if row.scale is F32:
         return (largest == 0).where(1.0, largest / top).contiguous(), None
     exponent = (largest.view(dtypes.int32) >> 23) & 255

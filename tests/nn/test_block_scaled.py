@@ -116,6 +116,14 @@ def test_infinities_and_nan_are_nan_in_their_block() -> None:
     assert np.isnan(quantize_blocks(Tensor(x), "nvfp4").dequantize().numpy()).all()
 
 
+def test_numbers_that_are_hardly_any_stay_numbers() -> None:
+    """Of some the scale of the array has two digits, and is a quarter too small for the largest."""
+    sizes = (np.arange(1, 64) * 1e-43).astype(np.float32)
+    for size in sizes:
+        found = quantize_blocks(Tensor(np.full((1, 16), size)), "nvfp4").dequantize().numpy()
+        assert np.isfinite(found).all() and (found <= 2 * size).all()
+
+
 PAIRS = (
     ("fp8", "fp8", 128, "NV"), ("mxfp4", "mxfp8", 1, "NV"),
     pytest.param("nvfp4", "nvfp4", 1, "NV", marks=pytest.mark.slow),
