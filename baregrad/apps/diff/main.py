@@ -119,6 +119,8 @@ def record(script: Path, words: Sequence[str], path: Path) -> int:
         backend.execute = execute
 
     _observed(script, words, watch)
+    # Nothing replaces an older recording with none.
+    _check_some(recorder.computations, script)
     recorder.save(path)
     return recorder.computations
 
@@ -126,6 +128,7 @@ def record(script: Path, words: Sequence[str], path: Path) -> int:
 def main(argv: Sequence[str]) -> int:
     """Compare a program on its device with a reference; return 1 where they differ."""
     arguments = _parser().parse_args(argv)
+    _check_together(arguments)
     if arguments.tolerance is not None and not 0 <= arguments.tolerance < math.inf:
         raise ArgumentError(
             "no difference can be judged by this tolerance", found=arguments.tolerance,
@@ -138,10 +141,9 @@ def main(argv: Sequence[str]) -> int:
             raise ArgumentError("what is written would replace the program", found=str(path))
     if arguments.record is not None:
         count = record(arguments.script, arguments.words, arguments.record)
-        _check_some(count, arguments.script)
         print(f"{count} computations written to {arguments.record}")
         return 0
-    against = _checked(arguments.against, arguments.nan)
+    against = _checked("REF" if arguments.against is None else arguments.against, arguments.nan)
     found, counts = compare(
         arguments.script, arguments.words, against, arguments.tolerance, arguments.nan,
         with_script=not arguments.no_script,
@@ -158,6 +160,17 @@ def main(argv: Sequence[str]) -> int:
         place.write_text(found.script)
         print(f"  shown by {place}")
     return 1
+
+
+def _check_together(arguments: argparse.Namespace) -> None:
+    """Raise ArgumentError for an option that would have no effect beside another."""
+    chosen = "record" if arguments.record is not None else "nan" if arguments.nan else ""
+    for name in ("against", "tolerance", "write", "nan"):
+        given = getattr(arguments, name)
+        if chosen and name != chosen and given is not None and given is not False:
+            raise ArgumentError(
+                "an option has no effect", found=f"--{name} beside --{chosen}", wanted="one of them"
+            )
 
 
 def _check_some(count: int, script: Path) -> None:
@@ -194,8 +207,8 @@ def _parser() -> argparse.ArgumentParser:
         "as well, and say which operation differs first. The exit status is 1 where one does.",
     )
     parser.add_argument(
-        "--against", default="REF", metavar="R",
-        help="a device (REF, CPU, NV, CUDA), torch, or a recording of another run",
+        "--against", metavar="R",
+        help="a device (REF, CPU, NV, CUDA), torch, or a recording of another run; REF without",
     )
     parser.add_argument(
         "--tolerance", type=float, metavar="R",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import runpy
@@ -210,6 +211,16 @@ def test_a_tolerance_that_judges_nothing_is_refused(tolerance: str, tmp_path: Pa
         diff.main([f"--tolerance={tolerance}", str(script)])
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["--nan", "--against", "torch"], ["--nan", "--tolerance", "0"], ["--record", "r", "--nan"],
+     ["--record", "r", "--write", "w.py"], ["--record", "r", "--against", "CPU"]],
+)
+def test_options_without_effect_are_refused(words: list[str], tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="no effect"):
+        diff.main([*words, str(tmp_path / "none.py")])
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_pytorch_finds_the_same_faults(
     fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -282,6 +293,10 @@ def test_a_recording_whose_arrays_are_others_does_not_pass_for_equal(tmp_path: P
     del arrays["0/0"]
     np.savez(path, **arrays)
     with pytest.raises(FileFormatError, match="none called 0/0"):
+        compare(script, [], str(path), None, False)
+    head = json.loads(str(arrays["head"]))
+    np.savez(path, head=np.array(json.dumps({**head, "format": 1})))
+    with pytest.raises(FileFormatError, match="another format: found 1, wanted 2"):
         compare(script, [], str(path), None, False)
 
 

@@ -91,9 +91,11 @@ def test_a_recording_of_other_random_numbers_is_said(
 ], ids=["no tensors", "no values"])  # fmt: skip
 def test_a_program_of_which_nothing_is_compared_does_not_pass(text: str, tmp_path: Path) -> None:
     program = script(tmp_path, text)
-    for words in ([], ["--nan"], ["--record", str(tmp_path / "run.npz")]):
+    (older := tmp_path / "run.npz").write_text("an older one")
+    for words in ([], ["--nan"], ["--record", str(older)]):
         with pytest.raises(ArgumentError, match="computes nothing that is looked at"):
             diff.main([*words, str(program)])
+    assert older.read_text() == "an older one"
 
 
 def test_it_is_said_that_threads_are_not_looked_at(tmp_path: Path) -> None:
