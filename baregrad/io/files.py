@@ -39,10 +39,16 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
 def write_atomically(path: str | os.PathLike[str], chunks: Iterable[memoryview]) -> None:
     """Write `chunks` one after the other to `path` through a temporary file and a rename.
 
-    On any failure the temporary file is removed and what stood at `path` stays. Raises OSError.
+    On any failure the temporary file is removed and what stood at `path` stays. A device or a pipe
+    is written to as it is: renaming would put a file in its place. Raises OSError.
     """
     # A link keeps pointing at the file that it names.
     target = Path(path).resolve()
+    if target.exists() and not target.is_file():
+        with target.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+        return
     temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:

@@ -398,3 +398,18 @@ def test_random_bytes_raise_only_our_error(tmp_path, header, data, framed):
         SafetensorsFile(path)
     except FileFormatError as error:
         assert str(error)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
+def test_a_pipe_is_written_to_and_stays_one(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    array = np.arange(5, dtype=np.int32)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        write(pipe, {"a": ("int32", (5,), array.tobytes())})
+        found = os.read(reader, 1 << 16)
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo() and len(list(tmp_path.iterdir())) == 1
+    np.testing.assert_array_equal(safetensors.numpy.load(found)["a"], array)
