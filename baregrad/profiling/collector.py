@@ -65,6 +65,7 @@ class Collector:
         self._lists.clear()
         self.calls.clear()
         self.threads.clear()
+        self.memory.begin_in_child()
         self.recorder.spans[:] = [one for one in self.recorder.spans if one.end != one.end]
 
     def forget(self) -> list[Device]:

@@ -52,6 +52,13 @@ class MemoryLog:
 
         memory._release = released
 
+    def begin_in_child(self) -> None:
+        """In a forked child: forget what had come and gone; what is held, the child holds too."""
+        gone = {number for _, number, held in self._events if held is None}
+        kept = [one for one in self._events if one[1] not in gone]
+        self._events.clear()
+        self._events.extend(kept)
+
     def changes(self) -> Iterable[tuple[int, Held, int]]:
         """Yield each change: when, of what, and by how many bytes."""
         live: dict[int, Held] = {}

@@ -288,6 +288,9 @@ def test_a_child_forked_within_a_block_tells_its_own_work_alone(tmp_path: Path) 
     kernels = Counter(row["pid"] for row in rows if row.get("cat") == "kernels")
     assert sorted(kernels.values()) == [2, 4]
     assert sum(row.get("name") == "both" for row in rows) == 2
+    held = Counter(row["pid"] for row in rows if row["name"] == "CPU memory" and row["ph"] == "C")
+    child, parent = sorted(kernels, key=lambda pid: kernels[pid])
+    assert 0 < held[child] < held[parent]
 
 
 def test_an_error_of_the_block_is_not_hidden_by_a_file_that_cannot_be_written(
