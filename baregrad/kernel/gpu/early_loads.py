@@ -103,7 +103,8 @@ def _needed(
         if is_done:
             found[node] = None
             continue
-        if node in defined or node in moved or node in found or not counts[node]:
+        is_known = node in defined and counts[node] == 1
+        if is_known or node in moved or node in found or not counts[node]:
             if node.op is Ops.REG:
                 return None
             continue

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.attrs import Machine
-from baregrad.ir.core.node import Node, alu, range_node
+from baregrad.ir.core.attrs import Machine, Reg
+from baregrad.ir.core.node import Node, alu, const, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.gpu.early_loads import MOST_NBYTES, load_early
 from tests.kernel import kernels as k
@@ -97,3 +97,23 @@ def test_stores_ahead_of_a_fold_hold_everything_back() -> None:
     for first in (write, atom):
         changed = program.replace(src=(first, *code))
         assert load_early(changed) is changed
+
+
+@pytest.mark.parametrize("again", (False, True))
+def test_a_place_that_is_read_anew_is_not_known_before(again: bool) -> None:
+    """What a register holds then may be another number."""
+    program = check_gpu(with_residual(4, 64), f"Schedule(bind('i0', 'grid'), {BLOCK})")
+    code = list(program.src)
+    write = next(place for place, one in enumerate(code)
+                 if one.op is Ops.VSTORE and one.src[0].op is Ops.PARAM)  # fmt: skip
+    loads = [one for one in code if one.op is Ops.VLOAD and one.src[0].op is Ops.PARAM]
+    (one,) = [one for one in loads if one.src[0].arg.slot == 2]
+    register = Node(Ops.REG, dtypes.int32, (), Reg(1 << 20, 1))
+    read = Node(Ops.READ, dtypes.int32, (register,))
+    zero, other = (
+        Node(Ops.SET, dtypes.token, (register, const(place, dtypes.int32))) for place in (0, 1)
+    )
+    load = Node(Ops.VLOAD, dtypes.float32, (one.src[0], read), one.arg)
+    late = (other, read, load) if again else (load,)
+    changed = program.replace(src=(zero, read, *code[:write], *late, *code[write:]))
+    assert (load in behind(load_early(changed))) == again
