@@ -176,7 +176,9 @@ class Array:
         if value._steps or not views.is_whole(self._steps):
             return False
         form = deferred.form
-        if form.grad and not grad_enabled():
+        if (form.grad or self._storage.grad) and not grad_enabled():
+            return False
+        if self._storage.grad and self._steps:
             return False
         if form.shape != self.shape or form.dtype is not self.dtype or form.device != self.device:
             return False
@@ -212,6 +214,9 @@ class Array:
         partial = any(op is Ops.SHRINK for op, _ in self._steps)
         if isinstance(value, Node):
             value = views.write(storage.node, self._present_steps(), value)
+            if storage.grad and not (grad_enabled() and not marks):
+                # Unrecorded: gradients go on to what was written over, as if it were not.
+                value, grad = views.passed_on(value, storage.node), True
         storage.put(value, grad or (partial and storage.grad))
         if marks and marks[-1] is not None:
             # A parameter: left lazy, its graph would grow by one update a step.

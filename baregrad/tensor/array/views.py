@@ -154,6 +154,13 @@ class Pulled:
         return "pulled"
 
 
+def passed_on(value: Node, source: Node) -> Node:
+    """A value whose gradient is that of another one, which it took the place of."""
+    if value.dtype.kind != "float" or not source.mask & Ops.DETACH.bit:
+        return value
+    return Node(Ops.DETACH, value.dtype, (value,), Pulled((source,), lambda gradient: (gradient,)))
+
+
 def twin(node: Node) -> Node:
     """The value of a node that another tensor has, for a tensor made of that one."""
     return Node(Ops.DETACH, node.dtype, (node,), Twin())

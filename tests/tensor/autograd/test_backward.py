@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+import baregrad
 from baregrad.base.errors import DTypeError, GradientError, ShapeError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.op import Ops, all_ops
@@ -501,6 +502,32 @@ def test_gradients_of_gelu_round_once(dtype: DType, bits: int) -> None:
         ulp = np.exp2(np.floor(np.log2(np.maximum(np.abs(exact), 1e-30))) - bits)
         error = np.abs(found.cast(dtypes.float64).numpy() - exact)
         assert (error <= 0.5 * ulp + 2.0**-20).all()
+
+
+def _in_no_grad(y: Any, t: Any) -> None:
+    with t.no_grad():
+        y.mul_(3.0)
+
+
+WRITES: tuple[Callable[[Any, Any], Any], ...] = (
+    _in_no_grad,
+    lambda y, _: y.data.mul_(3.0),
+    lambda y, _: y.detach()[:1].add_(3.0),
+    lambda y, t: y.data.copy_(t.tensor([4.0, 5.0]) + 1.0),
+    lambda y, _: y.data[1].fill_(0.5),
+)
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_gradients_pass_what_is_written_unrecorded(write: Callable[[Any, Any], Any]) -> None:
+    found = []
+    for t in (baregrad, torch):
+        x = t.tensor([1.0, 2.0], requires_grad=True)
+        y = x * x
+        write(y, t)
+        (y * y + x).sum().backward()
+        found.append((y.tolist(), x.grad.tolist()))
+    assert found[0] == found[1]
 
 
 def test_what_is_written_into_data_is_recorded_for_no_gradients() -> None:
