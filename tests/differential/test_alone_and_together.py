@@ -122,6 +122,17 @@ def test_a_sum_has_one_order_however_its_elements_lie(
     assert bits(value) == alone
 
 
+@pytest.mark.parametrize("extent", [2, 7, 8, 15])
+def test_a_short_sum_of_negative_zeros_is_zero(extent: int) -> None:
+    """As on the reference device: a sum begins with 0, though 0 is added to the sum of all last."""
+    given = np.full((3, extent), -0.0, np.float32)
+    for device in ("REF", "CPU"):
+        for rows in (Tensor(given, device=device), Tensor(given.T.copy(), device=device).T):
+            value = rows.realize().sum(-1)
+            assert value.tolist() == [0.0] * 3
+            assert not np.signbit(value.numpy()).any()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(60))
 def test_random_chains_have_the_bits_that_they_have_alone(seed: int) -> None:

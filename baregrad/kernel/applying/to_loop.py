@@ -51,6 +51,7 @@ from baregrad.kernel.loops.loop_blocks import (
 from baregrad.kernel.loops.loop_pieces import (
     SCOPED,
     Masks,
+    added_once,
     cleared,
     guarded,
     is_carried,
@@ -264,21 +265,24 @@ class _Builder:
         below = scoped_below(values)
         needs = self.needs(behind(below, values, own), block)
         inner = list(path)
+        once = not loops and not conditions and added_once(monoid, values[0], lanes)
         start = [
             store(buffer, identity, places)
             for buffer, identity in zip(accumulators, monoid.identity, strict=True)
         ]
-        self.open(inner, loops, conditions, below, needs, start)
+        self.open(inner, loops, conditions, below, needs, [] if once else start)
         if matrix:
             total = load(accumulators[0], places)
             update = [product(total, self.convert(values)[0], own)]
+        elif once:
+            update = [store(accumulators[0], self.convert(values)[0], places)]
         else:
             fma = self.sums_unrounded(node, values[0]) or is_of_panels(values[0])
             update = self.update(monoid, accumulators, loads, values, places, fma)
         inner[-1].items.extend(update)
         if lanes:
             fold = make_node(Ops.REDUCE, monoid.states[0], (*loads, *lanes), Reduce(monoid))
-            loads = self.held(fold, monoid, tiles, block)
+            loads = self.held(fold, monoid, tiles, block, once)
         position = len(block.items) - 1 if lanes else nest_position(block, inner, path)
         parts = narrowed(loads, node.arg.monoid)
         self.place(node, Placed(parts, block, position))
@@ -380,12 +384,17 @@ class _Builder:
         return first + [store(buffer, load(s, places), places) for buffer, s in pairs]
 
     def held(
-        self, fold: Node, monoid: Monoid, tiles: tuple[Node, ...], block: StatementBlock
+        self, fold: Node, monoid: Monoid, tiles: tuple[Node, ...], block: StatementBlock,
+        starts: bool = False,
     ) -> tuple[Node, ...]:
-        """The states of a fold of lanes or tiles, in accumulators over the free tile axes."""
+        """The states of a fold of lanes or tiles, in accumulators over the free tile axes.
+
+        starts: nothing was added to an identity before, so that the result is.
+        """
         results = self.accumulators(monoid, tiles)
         for result, part in zip(results, state_parts(fold, monoid), strict=True):
-            block.items.append(store(result, part, tiles))
+            found = stepped(monoid, monoid.identity[0], part, False) if starts else part
+            block.items.append(store(result, found, tiles))
         return tuple([load(result, tiles) for result in results])
 
     def scan(self, node: Node, path: list[StatementBlock]) -> None:

@@ -111,6 +111,16 @@ def stepped(monoid: Monoid, state: Node, value: Node, fma: bool) -> Node:
     return scalar(monoid.primitive, value.dtype, (state, value))
 
 
+def added_once(monoid: Monoid, value: Node, lanes: tuple[Node, ...]) -> bool:
+    """Whether elements side by side, all of a sum of floats, are folded before 0 is added.
+
+    0 + x is x, but for a zero's sign: it is the same if 0 is added to the sum of all.
+    """
+    if monoid.primitive is not Ops.ADD or not monoid.states[0].is_float or not lanes:
+        return False
+    return all(axis.arg.bind == "unroll" for axis in lanes) and not value.mask & _BYTES
+
+
 def factor_where(condition: Node, factor: Node) -> Node:
     """A factor that is 0 where the condition is false; a finite constant needs no guard."""
     if factor.op is Ops.CONST and math.isfinite(factor.arg):

@@ -129,3 +129,13 @@ def test_a_kernel_has_one_parallel_axis() -> None:
     kernel = k.kernel(k.out(k.param(0, 16), k.at(k.param(1, 16), place), place))
     with pytest.raises(CompilerBug, match="several parallel axes"):
         to_loop(kernel, True)
+
+
+def test_what_is_folded_at_once_is_added_to_0_once() -> None:
+    """Not each element: 0 is added to the sum of all, so that one of -0 is 0."""
+    i, j = range_node(5, 0), range_node(8, 1)
+    total = k.reduce(Ops.ADD, k.at(k.param(1, 5, 8), i, j), j)
+    kernel = k.kernel(k.out(k.param(0, 5), total, i))
+    loop = check(kernel, parse_schedule("Schedule(bind('r1', 'unroll'))"))
+    (added,) = [node for node in toposort(loop) if node.op is Ops.ADD and node.dtype == k.F32]
+    assert Ops.REDUCE in [operand.op for operand in added.src]

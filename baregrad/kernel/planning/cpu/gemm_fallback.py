@@ -27,12 +27,17 @@ MOST_STEPS = 14
 TAIL_PENALTY = 0.02
 MOST_PANELS = 16
 COLUMN_VECTORS = 4
+# Vectors of results whose few elements each are all in registers.
+STEPS_VECTORS = 4
 ROWS_AT_ONCE = 8
 
 
 def plan_contraction(plan: SumPlan, lane: PlannedAxis) -> list[PlannedAxis]:
     """Bind the register tile and copies of operands; data axes in the order of their loops."""
     second, vectors, steps = choose_tile(plan, lane)
+    if second is None and any(axis.planned for axis in plan.own()):
+        # All steps of the sum are in registers: more vectors of as many steps do not fit.
+        vectors = min(vectors, STEPS_VECTORS)
     if second is None and plan_columns(plan, lane):
         plan.because("stretches of rows: accumulators stay in the first cache, rows stream past")
         return [axis for axis in plan.axes if not axis.reduced and axis is not lane] + [lane]

@@ -151,8 +151,10 @@ def _plan_short(plan: SumPlan, reduction: Reduction, lane: PlannedAxis | None) -
     axis = _short_axis(plan, reduction)
     if axis is None:
         return False
-    # One after the other functions would be computed, where no axis around has lanes.
-    if lane is None and is_dear(reduction.node.src) and not plan.meets_vector(axis):
+    # One after the other functions would be computed, where no axis around has lanes; and a row
+    # that other reductions fold as well is read in one vector.
+    wide = is_dear(reduction.node.src) or len(plan.facts.reductions) > 1
+    if lane is None and wide and not plan.meets_vector(axis):
         plan.vectorise(axis, axis.size)
     else:
         plan.unroll(axis, axis.size)
