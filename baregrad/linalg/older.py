@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from baregrad.linalg.checking import check_matrices
 from baregrad.linalg.decompositions import QR
 from baregrad.linalg.decompositions import cholesky as lower_cholesky
 from baregrad.linalg.decompositions import qr as reduced_qr
@@ -77,6 +78,7 @@ def cholesky_solve(x: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
 
 def cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
     """Return the inverse of A = L @ L.mH of a factor L, or of R.mH @ R with `upper`."""
+    check_matrices("cholesky_inverse", factor, square=True, also_complex=True)
     one = Tensor.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
     return cholesky_solve(one.expand(factor.shape), factor, upper)
 

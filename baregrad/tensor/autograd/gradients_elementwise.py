@@ -154,7 +154,9 @@ def _cast(node: Node, gradient: Node) -> Gradients:
     if x.dtype is dtypes.tfloat32:
         # Sums are kept as they are: it is factors that are rounded.
         return (gradient,)
-    return (cast(gradient, x.dtype) if x.dtype.kind == "float" else None,)
+    # Powers of 2 alone hold no gradient, which may be 0 or negative.
+    holds = x.dtype.kind == "float" and x.dtype is not dtypes.float8_e8m0fnu
+    return (cast(gradient, x.dtype) if holds else None,)
 
 
 def _zero(node: Node, gradient: Node) -> Gradients:

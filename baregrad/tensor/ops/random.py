@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.base.options import options
 from baregrad.dtypes import DEFAULT_FLOAT, DType, array_dtype, as_dtype, dtypes, part_of
 from baregrad.ir.core import index
@@ -562,6 +562,11 @@ def random_(x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
     Without both they are all that the dtype holds from 0 on; of floats, those that it has exactly.
     """
     if high is None and low == 0:
+        if x.dtype.is_float and x.dtype.bits < 16:
+            raise DTypeError(
+                "integers of floats of few bits need an end", found=x.dtype,
+                hint="give it: x.random_(4)",
+            )
         bits = {16: 12 if x.dtype.name == "float16" else 9, 32: 25, 64: 54}
         top = 1 << (bits[x.dtype.bits] - 1) if x.dtype.is_float else int(x.dtype.max)
         low, high = 0, min(top, (1 << 63) - 1)
