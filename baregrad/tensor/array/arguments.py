@@ -129,7 +129,7 @@ def _run_by(run: Run, function: F) -> F:
     def method(*args: Any, **kwargs: Any) -> Any:
         return run(function, args, kwargs)
 
-    return named_like(function, method)
+    return _named_like(function, method)
 
 
 def explained(function: F, name: str = "", run: Run | None = None) -> F:
@@ -154,7 +154,7 @@ def explained(function: F, name: str = "", run: Run | None = None) -> F:
                 blame_arguments(error, function, name, args, kwargs)
             raise
 
-    return named_like(function, method)
+    return _named_like(function, method)
 
 
 def by_our_names(
@@ -192,7 +192,7 @@ def by_our_names(
     return args, renamed
 
 
-def named_like(function: F, method: Callable[..., Any]) -> F:
+def _named_like(function: F, method: Callable[..., Any]) -> F:
     """`method` under the name of `function`, which it calls.
 
     That is what `functools.wraps` does, which takes five times as long for each of the hundreds of

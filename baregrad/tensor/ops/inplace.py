@@ -7,7 +7,6 @@ from typing import Any
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes, views
-from baregrad.tensor.array.arguments import named_like
 from baregrad.tensor.array.operands import F, as_node, lift, one_device
 from baregrad.tensor.array.put_off import put_off
 from baregrad.tensor.array.storage import Storage
@@ -112,7 +111,9 @@ def in_place(function: F, name: str) -> F:
     def method(x: TensorLike, *args: Any, **kwargs: Any) -> Any:
         return update(x, put_off(function, (x, *args), kwargs))
 
-    named_like(function, method)
+    # What `named_like` does of it: names and words are other ones.
+    method.__module__, method.__annotations__ = function.__module__, function.__annotations__
+    method.__wrapped__ = function  # type: ignore[attr-defined]
     method.__name__ = method.__qualname__ = name
     what = name.strip("_")
     method.__doc__ = f"Write the result of `{what}` over `x`; return `x`."
