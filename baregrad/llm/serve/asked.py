@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from baregrad.llm.generation.constraints import AnswerForm
@@ -32,10 +33,10 @@ FORM_FIELDS = ("response_format", "structured_outputs", "json_schema", "grammar"
 # What a regular expression needs a backslash before, where it is to stand for itself.
 _SPECIAL = frozenset(".+*?()|[]{}^$\\/#&-~")
 # What a `response_format` of each type says its form with.
-_READ_BY_TYPE: dict[str, tuple[str, ...]] = {
+_READ_BY_TYPE: Mapping[str, tuple[str, ...]] = MappingProxyType({
     "text": (), "json_object": ("schema",), "json_schema": ("json_schema", "schema"),
     "regex": ("pattern",), "grammar": ("grammar",),
-}
+})
 _CHAT_FIELDS = (
     *SAMPLING_FIELDS, *BOOKKEEPING_FIELDS, "messages", "max_tokens", "max_completion_tokens",
     "logprobs", "top_logprobs", "tools", "tool_choice", "parallel_tool_calls",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 
 _BEGIN = re.compile(r"^[ \t]*[\w-]+\s*::=", re.M)
 _TOKEN = re.compile(
@@ -23,7 +24,7 @@ _CHARACTER = re.compile(
     | ([^\\])""",
     re.X | re.S,
 )
-_ESCAPES = {"n": "\n", "r": "\r", "t": "\t"}
+_ESCAPES = MappingProxyType({"n": "\n", "r": "\r", "t": "\t"})
 
 
 def is_gbnf(text: str) -> bool:

@@ -6,7 +6,6 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -104,7 +103,7 @@ def explain_constructor(owner: type) -> None:
     made = vars(owner).get("__init__")
     if not inspect.isfunction(made) or not is_ours(made.__code__):
         return
-    @wraps(made)
+
     def constructor(*args: Any, **kwargs: Any) -> None:
         if is_ours(sys._getframe(1).f_code):
             made(*args, **kwargs)
@@ -119,7 +118,7 @@ def explain_constructor(owner: type) -> None:
             raise
         _check(None, made, name, args, kwargs)
 
-    owner.__init__ = constructor  # type: ignore[misc]
+    owner.__init__ = _named_like(made, constructor)  # type: ignore[misc]
 
 
 F = TypeVar("F", bound=Callable[..., Any])

@@ -6,7 +6,7 @@ Such a room is imported by its name, when one of its methods is first called.
 from __future__ import annotations
 
 import importlib
-from typing import Any
+from typing import Any, cast
 
 from baregrad.tensor.array.tensor_like import Tensor
 
@@ -17,17 +17,17 @@ def _room(name: str) -> Any:
 
 def cholesky(x: Tensor, upper: bool = False) -> Tensor:
     """Return the triangular L of x = L @ L.mH; with `upper` the R of x = R.mH @ R."""
-    return _room("linalg.older").cholesky(x, upper)
+    return cast("Tensor", _room("linalg.older").cholesky(x, upper))
 
 
 def cholesky_inverse(x: Tensor, upper: bool = False) -> Tensor:
     """Return the inverse of the matrix of which x is L, or R with `upper`."""
-    return _room("linalg.older").cholesky_inverse(x, upper)
+    return cast("Tensor", _room("linalg.older").cholesky_inverse(x, upper))
 
 
 def cholesky_solve(x: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
     """Return what the matrix of a Cholesky factor takes to x."""
-    return _room("linalg.older").cholesky_solve(x, factor, upper)
+    return cast("Tensor", _room("linalg.older").cholesky_solve(x, factor, upper))
 
 
 def triangular_solve(
@@ -53,12 +53,12 @@ def svd(x: Tensor, some: bool = True, compute_uv: bool = True) -> Any:
 
 def logdet(x: Tensor) -> Tensor:
     """Return the logarithm of the determinant; NaN below 0."""
-    return _room("linalg.older").logdet(x)
+    return cast("Tensor", _room("linalg.older").logdet(x))
 
 
 def det(x: Tensor) -> Tensor:
     """Return the determinants of the last two axes."""
-    return _room("linalg").det(x)
+    return cast("Tensor", _room("linalg").det(x))
 
 
 def slogdet(x: Tensor) -> Any:
@@ -68,7 +68,7 @@ def slogdet(x: Tensor) -> Any:
 
 def inverse(x: Tensor) -> Tensor:
     """Return the inverse matrices of the last two axes."""
-    return _room("linalg").inv(x)
+    return cast("Tensor", _room("linalg").inv(x))
 
 
 def pinverse(x: Tensor, rcond: float = 1e-15) -> Tensor:
@@ -76,17 +76,17 @@ def pinverse(x: Tensor, rcond: float = 1e-15) -> Tensor:
 
     Singular values below `rcond` times the largest count as 0.
     """
-    return _room("linalg").pinv(x, rtol=rcond)
+    return cast("Tensor", _room("linalg").pinv(x, rtol=rcond))
 
 
 def matrix_power(x: Tensor, n: int) -> Tensor:
     """Return x multiplied n times by itself."""
-    return _room("linalg").matrix_power(x, n)
+    return cast("Tensor", _room("linalg").matrix_power(x, n))
 
 
 def matrix_exp(x: Tensor) -> Tensor:
     """Return the exponentials of square matrices."""
-    return _room("linalg").matrix_exp(x)
+    return cast("Tensor", _room("linalg").matrix_exp(x))
 
 
 def stft(
@@ -102,10 +102,11 @@ def stft(
     return_complex: bool = True,
 ) -> Tensor:
     """Return the transforms of windows of a signal; see `fft.stft`."""
-    return _room("fft").stft(
+    found: Tensor = _room("fft").stft(
         x, n_fft, hop_length, win_length, window, center, pad_mode, normalized, onesided,
         return_complex,
     )  # fmt: skip
+    return found
 
 
 def istft(
@@ -121,7 +122,8 @@ def istft(
     return_complex: bool = False,
 ) -> Tensor:
     """Return the signal of such transforms; see `fft.istft`."""
-    return _room("fft").istft(
+    found: Tensor = _room("fft").istft(
         x, n_fft, hop_length, win_length, window, center, normalized, onesided, length,
         return_complex,
     )  # fmt: skip
+    return found

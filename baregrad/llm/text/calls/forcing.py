@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Protocol
 
 from baregrad.llm.text.calls.formats import AnswerFormat
@@ -12,7 +13,7 @@ from baregrad.llm.text.json_schemas import with_bounded_space
 
 _ANYTHING = r"/(.|\n)*/"
 _ESCAPED = re.compile(r"\\?.", re.S)
-_IN_SLASHES = {"/": r"\/", "\n": r"\n", "\\\n": r"\n"}
+_IN_SLASHES = MappingProxyType({"/": r"\/", "\n": r"\n", "\\\n": r"\n"})
 
 
 class Marks(Protocol):
