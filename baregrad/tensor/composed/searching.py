@@ -10,7 +10,7 @@ import numpy as np
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes, promote
-from baregrad.tensor.array.axes import one_axis
+from baregrad.tensor.array.axes import one_axis, plain
 from baregrad.tensor.array.tensor_like import Operand, Tensor
 from baregrad.tensor.ops import picking, sorting
 from baregrad.tensor.ops.reductions import Extreme
@@ -156,11 +156,11 @@ def nanmedian(
 
 
 def nanquantile(
-    x: Tensor, q: Any, dim: int | None = None, keepdim: bool = False, *,
+    x: Tensor, q: float | Tensor, dim: int | None = None, keepdim: bool = False, *,
     interpolation: str = "linear",
 ) -> Tensor:
     """Return `quantile` of what is not NaN; NaN where nothing is."""
-    return sorting.quantile_in_order(x, q, dim, keepdim, interpolation, True)
+    return sorting.quantile_in_order(x, plain(q), dim, keepdim, interpolation, True)
 
 
 def unique_consecutive(
