@@ -129,6 +129,9 @@ def task_of(row: GpuRow, is_tiny: bool) -> RowTask:
     question = {"module": "baregrad.apps.gpu_suite.rows", "row": row.name, "tiny": is_tiny}
     copied = (COPIED_TINY if is_tiny else COPIED) if row.against == COPY else 0
     limit_s = row.limit_s * (PATIENCE if is_tiny else 1.0)
+    if options.beam:
+        # A search takes its time before a row is timed; one without a limit gets an hour.
+        limit_s += options.beam_seconds or 3600
     return RowTask(
         row.name, question, row.tolerance, limit_s=limit_s, peer_limit_s=row.peer_limit_s,
         copied=copied, is_brief=is_tiny,

@@ -153,3 +153,11 @@ def test_pytorch_may_take_minutes_where_it_compiles() -> None:
                     for told in (True, False))  # fmt: skip
     assert min(suite.task_of(row, False).peer_limit_s for row in slow) >= 180
     assert max(suite.task_of(row, False).peer_limit_s for row in others) <= 90
+
+
+def test_a_row_waits_for_its_search() -> None:
+    alone = suite.task_of(ROWS[0], False).limit_s
+    with options.override(beam=4, beam_seconds=100):
+        assert suite.task_of(ROWS[0], False).limit_s == alone + 100
+    with options.override(beam=0, beam_seconds=100):
+        assert suite.task_of(ROWS[0], False).limit_s == alone
