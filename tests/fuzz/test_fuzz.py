@@ -30,7 +30,9 @@ pytestmark = pytest.mark.differential
 KNOWN: dict[int, str] = {}
 
 
-@pytest.mark.parametrize("chunk", range(10))
+@pytest.mark.parametrize(
+    "chunk", [pytest.param(one, marks=[pytest.mark.slow] if one > 6 else []) for one in range(10)]
+)
 def test_programs_agree(chunk: int) -> None:
     with options.override(verify=False):
         found = [f for f in fuzz(200, seed=200 * chunk, kind="mixed") if f.seed not in KNOWN]

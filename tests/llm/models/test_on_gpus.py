@@ -26,7 +26,9 @@ PACKED = replace(FAMILIES["mixtral"], width=64, head=16, hidden=96, experts=Expe
 @pytest.mark.parametrize(("plain", "kind", "dtype", "error"), [
     pytest.param(FAMILIES["gemma2"], None, "float32", 2e-5, id="gemma2"),
     pytest.param(FAMILIES["deepseek3"], None, "float32", 2e-5, id="deepseek3"),
-    pytest.param(PACKED, "Q4_1", "float16", 0.02, id="packed experts"),
+    pytest.param(
+        PACKED, "Q4_1", "float16", 0.02, id="packed experts", marks=pytest.mark.slow
+    ),
 ])  # fmt: skip
 def test_scores_are_those_of_pytorch(
     plain: object, kind: str | None, dtype: str, error: float, tmp_path: Path
