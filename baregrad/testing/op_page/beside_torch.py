@@ -24,7 +24,7 @@ from baregrad.tensor import Tensor
 from baregrad.testing.op_page.facts import FLOATS, KINDS, arrays, run_call
 from baregrad.testing.op_page.samples import DIFFERENCES, call_of, operations
 
-SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, -1e20, 1.0, -1.0, 0.5, 2.5)
+_SPECIAL = (0.0, -0.0, np.inf, -np.inf, np.nan, 1e-30, -1e20, 1.0, -1.0, 0.5, 2.5)
 # By how much results may differ, beside a part of the same size of the largest of them: what each
 # dtype rounds to, and what sums of a few dozen products in another order leave.
 _TOLERANCE = MappingProxyType({
@@ -81,10 +81,15 @@ def _values(case: DrawnCall) -> dict[str, Any]:
     random = np.random.default_rng((case.seed, case.number, 1))
     made = arrays(random, case.dtype)
     if case.special and case.dtype == "float32":
-        for name in ("x", "y"):
-            places = random.random(made[name].shape) < 0.3
-            made[name][places] = random.choice(SPECIAL, int(places.sum()))
+        strew(random, made)
     return made
+
+
+def strew(random: np.random.Generator, made: dict[str, Any]) -> None:
+    """Put special numbers into some elements of the arrays `x` and `y`."""
+    for name in ("x", "y"):
+        places = random.random(made[name].shape) < 0.3
+        made[name][places] = random.choice(_SPECIAL, int(places.sum()))
 
 
 def compare(case: DrawnCall) -> Told:
@@ -205,10 +210,8 @@ def _peer_results(case: DrawnCall, values: dict[str, Any]) -> list[tuple[str, An
     told = []
     for one in results:
         dtype = str(getattr(one, "dtype", "")).removeprefix("torch.")
-        if isinstance(one, torch.Tensor):
-            plain = one.detach().as_subclass(torch.Tensor).resolve_conj()
-            one = (plain.float() if dtype == "bfloat16" else plain).numpy()
-        told.append((dtype, one))
+        plain = one.as_subclass(torch.Tensor) if isinstance(one, torch.Tensor) else one
+        told.append((dtype, numbers(plain)))
     summed = None if case.special else total(
         results, lambda x: isinstance(x, torch.Tensor) and x.requires_grad
     )

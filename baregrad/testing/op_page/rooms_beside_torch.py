@@ -24,7 +24,7 @@ from baregrad import fft, linalg, nn, optim, special
 from baregrad.base.errors import BaregradError, MissingDependency
 from baregrad.base.options import options
 from baregrad.nn import functional
-from baregrad.testing.op_page.beside_torch import SPECIAL, Told, difference, flat, numbers, total
+from baregrad.testing.op_page.beside_torch import Told, difference, flat, numbers, strew, total
 from baregrad.testing.op_page.rooms import CALLS
 
 _SIZES = (1, 2, 3, 5, 8)
@@ -94,9 +94,7 @@ def arrays(case: RoomCase) -> dict[str, Any]:
     made["p"] = np.abs(made["p"]) + 0.1
     made["u"] = random.random((a, b, c)) * 0.9 + 0.05
     if case.special:
-        for name in ("x", "y"):
-            places = random.random(made[name].shape) < 0.3
-            made[name][places] = random.choice(SPECIAL, int(places.sum()))
+        strew(random, made)
     made["e"] = np.eye(b)
     made["n"] = random.integers(-3, 4, (a, b, c))
     made["k"] = random.random((a, b, c)) < 0.5
@@ -197,17 +195,17 @@ def compare(case: RoomCase) -> Told:
     if len(found) < len(wanted):
         found += [("", None)] * (len(wanted) - len(found))
     for place, (mine, other) in enumerate(zip(found, wanted, strict=False)):
-        pair = [(dtype, value) for dtype, value in (mine, other)]
-        if pair[0][1] is None or pair[1][1] is None:
-            # No gradient is one of zeros.
-            shape = np.shape(pair[0][1] if pair[1][1] is None else pair[1][1])
-            if pair[0][1] is None and pair[1][1] is None:
-                continue
-            pair = [(dtype, np.zeros(shape) if value is None else value) for dtype, value in pair]
-        how = difference(pair[0], pair[1], case.dtype)
+        if mine[1] is None and other[1] is None:
+            continue
+        how = difference(_filled(mine, other), _filled(other, mine), case.dtype)
         if how:
             return Told("different", f"result {place}: {how}")
     return Told("same")
+
+
+def _filled(one: tuple[str, Any], other: tuple[str, Any]) -> tuple[str, Any]:
+    """A result; where it is no gradient, zeros, as many as the other side has."""
+    return one if one[1] is not None else (one[0], np.zeros(np.shape(other[1])))
 
 
 def main() -> None:
