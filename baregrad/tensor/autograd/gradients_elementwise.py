@@ -154,8 +154,8 @@ def _cast(node: Node, gradient: Node) -> Gradients:
     if x.dtype is dtypes.tfloat32:
         # Sums are kept as they are: it is factors that are rounded.
         return (gradient,)
-    # Powers of 2 alone hold no gradient, which may be 0 or negative.
-    holds = x.dtype.kind == "float" and x.dtype is not dtypes.float8_e8m0fnu
+    # Scales, which have no sign, hold no gradient: that may be 0 or negative.
+    holds = x.dtype.kind == "float" and x.dtype.is_signed
     return (cast(gradient, x.dtype) if holds else None,)
 
 
