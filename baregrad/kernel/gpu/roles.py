@@ -4,9 +4,9 @@ An iteration of a pipeline's loop copies boxes, waits for them, and multiplies. 
 told apart into two: a warp that is there for nothing else has the copies, all other threads have
 the rest. Between them is the ring of slots, each guarded by two barriers that count phases. The one
 who copies waits until a slot is empty, says how many bytes are coming, and begins them; the others
-wait until all are there, and say that a slot is empty once their products of it are done, one
-iteration later. Slots are taken in turns over all tiles of a block, so that the copies for a tile
-begin while the one before is still multiplied, or stored.
+wait until all are there, and say that a slot is empty as soon as they have waited for their products
+of it, mostly one iteration later. Slots are taken in turns over all tiles of a block, so that the
+copies for a tile begin while the one before is still multiplied, or stored.
 
 What is true of the ring: (1) all bytes that are announced for a filling are those of the boxes, (2)
 each warp says once per iteration that a slot is empty, (3) every slot is written behind the wait
@@ -242,10 +242,11 @@ def _computing(statements: Sequence[Node], ring: _Ring, turn: Node | None) -> li
             found += _computing(node.src, ring, turn)
         elif node is ring.loop:
             axis, body = node.src
-            inside = sequence(_iteration(_items(body), ring, ring.number(axis, turn), axis))
-            found.append(make_node(node.op, dtypes.token, (axis, inside)))
-            last = ring.number(index.sub(extent_of(axis), 1), turn)
-            releases = ring.step(Ops.RELEASE, last)
+            inside, is_left = _iteration(_items(body), ring, ring.number(axis, turn), axis)
+            found.append(make_node(node.op, dtypes.token, (axis, sequence(inside))))
+            if is_left:
+                last = ring.number(index.sub(extent_of(axis), 1), turn)
+                releases = ring.step(Ops.RELEASE, last)
         elif node.op in _STATEMENTS:
             inner = _inside(node, ring, turn, _computing)
             found.append(make_node(node.op, dtypes.token, (node.src[0], sequence(inner))))
@@ -262,18 +263,33 @@ def _computing(statements: Sequence[Node], ring: _Ring, turn: Node | None) -> li
 
 def _iteration(
     items: Sequence[Node], ring: _Ring, number: Dim, axis: Node
-) -> list[Node]:
-    """An iteration of the ring's loop without its copies."""
-    found: list[Node] = []
-    for node in items:
+) -> tuple[list[Node], bool]:
+    """An iteration of the ring's loop without its copies; whether its slot is left to the next one.
+
+    The slot is empty behind the first wait for all products that read it: at the end of its own
+    iteration, at the beginning of the next one, or where that has begun its products.
+    """
+    multiplies = [place for place, node in enumerate(items) if node.mask & Ops.MMA.bit]
+    found, waits, is_left, is_due = list[Node](), list[Node](), True, True
+    for place, node in enumerate(items):
         if is_box(node):
             continue
         if node.op is Ops.DONE and node.arg.engine == ENGINE:
-            found.append(ring.step(Ops.WAIT, number))
+            waits.append(ring.step(Ops.WAIT, number))
             continue
+        is_done = node.op is Ops.DONE and node.arg.engine == "mma"
+        if not is_done or node.arg.keep:
+            # What copies need not wait for, ahead of the wait for copies.
+            found += waits
+            waits = []
         found.append(_MEETING if node == BARRIER else node)
-        if node.op is Ops.DONE and node.arg.engine == "mma" and node.arg.keep:
-            # Products of the iteration before are done.
+        if not is_done or not is_due:
+            continue
+        if not node.arg.keep and place > multiplies[-1]:
+            found.append(ring.step(Ops.RELEASE, number))
+            is_left = is_due = False
+        elif node.arg.keep or place < multiplies[0]:
             before = ring.step(Ops.RELEASE, index.sub(number, 1))
             found.append(make_node(Ops.IF, dtypes.token, (index.less(0, axis), before)))
-    return found
+            is_due = False
+    return found, is_left
