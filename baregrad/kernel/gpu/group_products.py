@@ -19,7 +19,7 @@ from baregrad.ir.core.op import STATEMENTS, Ops, mask_of
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Done, Fence
 from baregrad.kernel.gpu.barriers import BARRIER, sequence
-from baregrad.kernel.gpu.parted_sums import DONE, FIRST_ID, last_parts, parts_of
+from baregrad.kernel.gpu.parted_sums import DONE, FIRST_ID, last_parts, parts_of, read_by_rows
 from baregrad.kernel.gpu.threads import TURNS_ID
 from baregrad.kernel.instructions.wgmma import INSTRUCTION
 
@@ -29,7 +29,6 @@ _STATEMENTS = mask_of(STATEMENTS)
 _MMA = Ops.MMA.bit
 _BODIES = mask_of((Ops.KERNEL, Ops.SEQ, Ops.LOOP, Ops.IF))
 _FENCE = Node(Ops.FENCE, dtypes.token, (), Fence("generic", "async"))
-_ANEW = const(False, dtypes.bool)
 _SLOTS = Node(Ops.DONE, dtypes.token, (), Done("slots"))
 
 
@@ -74,9 +73,10 @@ def _in_order(items: Sequence[Node]) -> list[Node]:
     keeps = [item.arg.keep for item in items if item.op is Ops.DONE and item.arg.engine == "mma"]
     # Whether an iteration leaves a group to the next one.
     waits, late = bool(keeps), any(keeps)
-    scaled: dict[Node, Node] = {}
-    for at, each in enumerate(items):
-        item = scaled.get(each, each)
+    read: Node | None = None
+    for at, item in enumerate(items):
+        if item is read:
+            continue
         if item.op is Ops.BARRIER and found and found[-1] == _SLOTS:
             # Of what was written nothing is read next.
             found.append(item)
@@ -88,11 +88,12 @@ def _in_order(items: Sequence[Node]) -> list[Node]:
                 place -= 1
             begun, after = parts_of(group, late)
             follows = items[at + 1] if at + 1 < len(items) else item
-            if _reads(follows, group) and _begins(found, group):
+            if _reads(follows, group) and (clears := _begins(found, group)) is not None:
                 # What reads its sums comes next, and reads all else while they are made.
-                reads, scaled[follows] = _read_early(follows)
-                begun = [*reads, group.replace(src=(*group.src[:3], _ANEW, *group.src[4:]))]
-                after = [DONE]
+                reads, reader = _read_early(follows)
+                found.pop(clears)
+                place -= clears < place
+                read, begun, after = follows, reads, read_by_rows(group, reader)
             found[place:place] = begun
             found += after
             if not waits and not after:
@@ -165,17 +166,18 @@ def _sets(statement: Node, group: Node) -> bool:
     return statement.op is Ops.STORE and any(statement.src[0] is load.src[0] for load in held)
 
 
-def _begins(statements: Sequence[Node], group: Node) -> bool:
-    """Whether a group adds to what statements have just set: its sums are those of one iteration.
+def _begins(statements: Sequence[Node], group: Node) -> int | None:
+    """Which statement has just set what a group adds to: its sums are those of one iteration.
 
-    Nothing has been added between, as by a loop whose last iteration the group is.
+    None where something has been added between, as by a loop whose last iteration the group is.
     """
     array = group.src[0].src[0]
-    touching = [one for one in statements if array in toposort(one)]
+    touching = [place for place, one in enumerate(statements) if array in toposort(one)]
     if not touching:
-        return False
-    last = touching[-1]
-    return last.op is Ops.STORE and last.src[0] is array and last.src[1].op is Ops.CONST
+        return None
+    last = statements[touching[-1]]
+    sets = last.op is Ops.STORE and last.src[0] is array and last.src[1].op is Ops.CONST
+    return touching[-1] if sets else None
 
 
 def _reads(statement: Node, group: Node) -> bool:

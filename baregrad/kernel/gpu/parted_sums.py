@@ -29,24 +29,15 @@ def parts_of(group: Node, late: bool) -> tuple[list[Node], list[Node]]:
     late: whether the group before is still there to be added up. Sums of their own are made for one
     tile of rows after the other, so that they share registers.
     """
-    total, left = group.src[:2]
     if not adds_apart(group.arg.operand):
         return [group], []
-    axes = [axis for axis in total.src[1:] if axis in left.ranges and axis.arg.bind == "unroll"]
-    array, *places = total.src
-    shape = [1 if place in axes else size for place, size in zip(places, array.shape, strict=True)]
-    where = array.arg._replace(id=FIRST_ID + array.arg.id, shape=tuple(shape), name=_NAME)
-    zero = const(0, dtypes.index)
-    at = [zero if place in axes else place for place in places]
-    part = total.replace(src=(array.replace(arg=where), *at))
+    part, rows = _by_rows(group)
     begins, adds = list[list[Node]](), list[list[Node]]()
-    for point in product(*[range(int(axis.src[0].arg)) for axis in axes]):
-        values = [const(place, dtypes.index) for place in point]
-        row = substitute(group, dict(zip(axes, values, strict=True)))
-        anew = (part, *row.src[1:3], const(False, dtypes.bool), *row.src[4:])
-        begins.append([_cleared(part), row.replace(src=anew)])
+    for row, _ in rows:
+        begins.append([_cleared(part), _anew(row, part)])
+        array, *places = row.src[0].src
         more = alu(Ops.ADD, row.src[0], part)
-        adds.append([DONE, make_node(Ops.STORE, dtypes.token, (array, more, *row.src[0].src[1:]))])
+        adds.append([DONE, make_node(Ops.STORE, dtypes.token, (array, more, *places))])
     if late:
         adds.insert(0, adds.pop())
         (first, *others), last = zip(adds, begins, strict=True), []
@@ -55,6 +46,40 @@ def parts_of(group: Node, late: bool) -> tuple[list[Node], list[Node]]:
         steps, others, last = begins[0], list(zip(adds, begins[1:], strict=False)), adds[-1]
     after = [one for add, begin in others for one in (*add, *begin)]
     return steps, after + last
+
+
+def read_by_rows(group: Node, reader: Node) -> list[Node]:
+    """A group whose sums begin anew, and the STORE that alone reads them: a tile of rows at a time.
+
+    Tiles share registers; of the reader's axes those of tiles of rows are among the group's.
+    """
+    part, rows = _by_rows(group)
+    found = [_cleared(part)]
+    for row, places in rows:
+        there = substitute(reader, places)
+        found += [_anew(row, part), DONE, substitute(there, {row.src[0]: part})]
+    return found
+
+
+def _by_rows(group: Node) -> tuple[Node, list[tuple[Node, dict[Node, Node]]]]:
+    """Registers of the sums of one tile of rows; the group of each, and where its axes are then."""
+    total, left = group.src[:2]
+    axes = [axis for axis in total.src[1:] if axis in left.ranges and axis.arg.bind == "unroll"]
+    array, *places = total.src
+    shape = [1 if place in axes else size for place, size in zip(places, array.shape, strict=True)]
+    where = array.arg._replace(id=FIRST_ID + array.arg.id, shape=tuple(shape), name=_NAME)
+    zero = const(0, dtypes.index)
+    at = [zero if place in axes else place for place in places]
+    rows = list[tuple[Node, dict[Node, Node]]]()
+    for point in product(*[range(int(axis.src[0].arg)) for axis in axes]):
+        values = dict(zip(axes, [const(place, dtypes.index) for place in point], strict=True))
+        rows.append((substitute(group, values), values))
+    return total.replace(src=(array.replace(arg=where), *at)), rows
+
+
+def _anew(row: Node, part: Node) -> Node:
+    """A group whose sums lie in registers of a part, of which it begins anew."""
+    return row.replace(src=(part, *row.src[1:3], const(False, dtypes.bool), *row.src[4:]))
 
 
 def _cleared(part: Node) -> Node:

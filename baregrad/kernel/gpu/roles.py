@@ -4,8 +4,8 @@ An iteration of a pipeline's loop copies boxes, waits for them, and multiplies. 
 told apart into two: a warp that is there for nothing else has the copies, all other threads have
 the rest. Between them is the ring of slots, each guarded by two barriers that count phases. The one
 who copies waits until a slot is empty, says how many bytes are coming, and begins them; the others
-wait until all are there, and say that a slot is empty as soon as they have waited for their products
-of it, mostly one iteration later. Slots are taken in turns over all tiles of a block, so that the
+wait until all are there, and say that a slot is empty once they have waited for their products of
+it, mostly one iteration later. Slots are taken in turns over all tiles of a block, so that the
 copies for a tile begin while the one before is still multiplied, or stored.
 
 What is true of the ring: (1) all bytes that are announced for a filling are those of the boxes, (2)

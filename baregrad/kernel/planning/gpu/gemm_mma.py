@@ -164,8 +164,6 @@ def _plan_along(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
         if extent_of(orders.depth[-1]) != panel or orders.depth[-1] in factors.scale.ranges:
             plan.because("scales are not those of whole panels: no products by groups")
             return False
-        # A panel's sums are all there at once.
-        ranked = [one for one in ranked if one.tile.tiles_m == 1]
     product = _Tiled(factors, orders, (panel, depth), words, products[0])
     choice = _picked(plan, product, ranked)
     if choice is None:
