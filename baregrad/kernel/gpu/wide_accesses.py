@@ -18,13 +18,15 @@ from baregrad.ir.core.op import Ops
 
 _ENDS = frozenset((Ops.BEGIN, Ops.TEST, Ops.END, Ops.MACHINE))
 _VLOAD, _VSTORE = Ops.VLOAD, Ops.VSTORE
+# What does more than compute a value, or reads what others do.
+_ACTS = _ENDS | {_VLOAD, _VSTORE, Ops.SET}
 # Accesses that may be one, by the element at which each is: their positions in the code.
 Group = dict[int, int]
 
 
 def widen_accesses(program: Node, most: int) -> Node:
     """A PROGRAM with scalar accesses of neighbours joined to accesses of `most` bytes at most."""
-    code = program.src
+    code = _with_shared_tests(program.src)
     # What is run ahead of the instruction at a position, and what in its place.
     ahead: dict[int, list[Node]] = {}
     instead: dict[int, Node | None] = {}
@@ -38,7 +40,39 @@ def widen_accesses(program: Node, most: int) -> Node:
                 _load(code, positions, access, ahead, instead)
             else:
                 _store(code, positions, access, ahead, instead)
-    return program.replace(src=tuple(_rewritten(code, ahead, instead))) if ahead else program
+    return program.replace(src=tuple(_rewritten(code, ahead, instead)))
+
+
+def _with_shared_tests(code: Sequence[Node]) -> Sequence[Node]:
+    """Code in which stores under one condition, with nothing but values between, are one block."""
+    done = list[Node]()
+    # The block of stores that is the last one, by its positions in `done`.
+    block: tuple[int, int] | None = None
+    position = 0
+    while position < len(code):
+        node = code[position]
+        end = _end_of_stores(code, position) if node.op is Ops.TEST else position
+        if end == position:
+            block = None if node.op in _ACTS else block
+            done.append(node)
+        elif block is not None and done[block[0]] is node:
+            begin, last = block
+            values, body = done[last + 1 :], code[position + 1 : end]
+            done[begin:] = [*values, *done[begin:last], *body, code[end]]
+            block = begin + len(values), len(done) - 1
+        else:
+            block = len(done), len(done) + end - position
+            done += code[position : end + 1]
+        position = max(end, position) + 1
+    return done
+
+
+def _end_of_stores(code: Sequence[Node], begin: int) -> int:
+    """Where a block ends that has nothing but stores and values; where it begins for others."""
+    position = begin + 1
+    while code[position].op is _VSTORE or code[position].op not in _ACTS:
+        position += 1
+    return position if code[position].op is Ops.END else begin
 
 
 # --- which --------------------------------------------------------------------------------------
