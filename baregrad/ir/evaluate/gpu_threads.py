@@ -326,6 +326,22 @@ def _pack(machine: Threads, node: Node) -> None:
     machine.values[word] = codes[:, 0] | codes[:, 1] << np.uint32(16)
 
 
+def _widen(machine: Threads, node: Node) -> None:
+    """The four 8-bit floats of a word as 16-bit ones, two in each of two words.
+
+    Turned, the second and the third change places.
+    """
+    word, *found = node.src
+    source, target, turned = node.arg.immediates
+    words = np.broadcast_to(machine.use(word), machine.threads.shape).astype(np.uint32)
+    octets = words[:, None] >> np.arange(0, 32, 8, dtype=np.uint32) & np.uint32(255)
+    codes = to_raw(to_array(octets.astype(np.uint8), as_dtype(source)), as_dtype(target))
+    codes = codes.view(np.uint16).astype(np.uint32)[:, [0, 2, 1, 3] if turned else [0, 1, 2, 3]]
+    for place, register in enumerate(found):
+        low, high = codes[:, 2 * place], codes[:, 2 * place + 1]
+        machine.values[register] = low | high << np.uint32(16)
+
+
 def _atomic(machine: Threads, node: Node) -> None:
     """Combine with elements of an argument array; nobody asks for what they were."""
     array, index, value, *mask = node.src
@@ -355,6 +371,7 @@ INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = MappingPr
     "mma.sync": _multiply_matrices,
     **dict.fromkeys(("wgmma", "wgmma.held"), _multiply_groups),
     "cvt.pack": _pack,
+    "cvt.widen": _widen,
     **HOPPER_INSTRUCTIONS,
     **ROLE_INSTRUCTIONS,
 })  # fmt: skip

@@ -512,7 +512,10 @@ def _copy_to(node: Node, level: str) -> str | None:
 
 def _warp_mma(node: Node) -> str | None:
     total, a, b = node.src[:3]
-    held = node.arg.a_space == "register"
+    held, beside, operand = node.arg.a_space == "register", node.arg.beside, node.arg.operand
+    if beside is not None and b.op is Ops.LOAD and operand.bits == 2 * b.dtype.bits:
+        # 8-bit floats are widened on their way to the unit.
+        b = b.replace(dtype=operand if a.op is Ops.CAST else a.dtype)
     if held and a.op is Ops.CAST and a.src[0].dtype is node.arg.accumulator:
         # Results of another product, rounded on the way.
         held, a = False, a.src[0].replace(dtype=b.dtype)

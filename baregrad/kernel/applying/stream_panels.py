@@ -2,6 +2,11 @@
 
 A warp reads matrices of 8 x 8, of rows that lie a chunk further apart than they are long. Groups of
 four warps read rows of 128 bytes whose chunks are exchanged: a panel for each 64 elements.
+
+Keys and values of 8-bit floats may lie there as they do elsewhere: lanes get four neighbours of a
+row where they would get two, and widen them. So a lane's four steps of a product are neighbours,
+two for each half of an instruction's steps, and rows lie there in that order (`in_quads`). Of
+values a lane gets two columns side by side, one for each of two tiles of columns (`in_panel`).
 """
 
 from __future__ import annotations
@@ -19,7 +24,7 @@ from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, cast, extent_of, make_node, range_node, rebuild
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.substitution import substitute
-from baregrad.kernel.facts.stream_facts import MaskLimit, StreamFacts, array_read
+from baregrad.kernel.facts.stream_facts import CHUNK_NBYTES, MaskLimit, StreamFacts, lies_together
 from baregrad.kernel.instructions import mma_sync, wgmma
 from baregrad.kernel.instructions.mma_sync import N
 from baregrad.kernel.instructions.wgmma import EXCHANGED, PANEL
@@ -27,10 +32,8 @@ from baregrad.kernel.language.schedule import StreamTiles, illegal
 from baregrad.kernel.loops.loop_pieces import guarded, load
 from baregrad.target import AnyTarget
 
-# Elements of a chunk of 16 bytes.
-CHUNK = 8
-# Steps of a product.
-DEPTH = 16
+# Steps of a product, and neighbours of 16 bits in a lane's register.
+DEPTH, PAIR = 16, 2
 
 
 # Beyond the ids of a kernel's own axes and of its copies' axes.
@@ -39,11 +42,15 @@ FIRST_ID = 1 << 22
 
 @dataclass(slots=True)
 class Panel:
-    """An input's tile in shared memory: `read` along rows or keys, and across the other axis."""
+    """An input's tile in shared memory: `read` along rows or keys, and across the other axis.
+
+    quads: columns lie there in the order in which steps of 8-bit floats are multiplied.
+    """
 
     array: Node
     read: Node
     across: Node
+    quads: bool = False
 
     @property
     def width(self) -> int:
@@ -56,11 +63,19 @@ class Panel:
         rows: int = self.array.arg.shape[-2]
         return rows
 
+    @property
+    def lanes(self) -> int:
+        """Neighbours that a thread copies at once."""
+        count = chunk_of(self.array.dtype)
+        if not lies_together(self.read, self.across, count):
+            return 1
+        return PAIR if self.quads else count
+
     def places(self, at: Dim, *column: Dim) -> tuple[Dim, ...]:
         """Where an element lies: its row, and across its column, or its panel and column there."""
         if self.array.arg.layout is None:
             (place,) = column
-            return at, place
+            return at, in_quads(place) if self.quads else place
         if len(column) == 1:
             column = index.floordiv(column[0], PANEL), index.mod(column[0], PANEL)
         return column[0], at, column[1]
@@ -79,7 +94,7 @@ def panel_array(
     """The ALLOC of a tile of so many rows; `number` distinguishes arrays."""
     name = f"s{number}"
     if not is_exchanged:
-        where = Alloc(number, "shared", (count, width + CHUNK), depth=slots, name=name)
+        where = Alloc(number, "shared", (count, width + chunk_of(dtype)), depth=slots, name=name)
         return make_node(Ops.ALLOC, dtype, (), where)
     shape = (width // PANEL, count, PANEL)
     plain = row_major(dtype.bits, ("panel", shape[0]), ("row", count), ("column", PANEL))
@@ -88,13 +103,21 @@ def panel_array(
     return make_node(Ops.ALLOC, dtype, (), where)
 
 
-def is_chunked(panel: Panel) -> bool:
-    """Whether elements across a panel lie together, in chunks of 16 bytes."""
-    read = array_read(panel.read)
-    assert read is not None
-    terms, constant = index.linear(index.flatten(read.src[1:], read.src[0].shape))
-    others = [scale for atom, scale in terms.items() if atom is not panel.across]
-    return terms.get(panel.across) == 1 and not any(s % CHUNK for s in (constant, *others))
+def chunk_of(dtype: DType) -> int:
+    """Elements of a chunk."""
+    return CHUNK_NBYTES // dtype.itemsize
+
+
+def in_quads(column: Dim) -> Dim:
+    """Where a column lies among the steps of instructions, whose lanes have four neighbours each.
+
+    The first two of four are steps of an instruction's first half, the others of its second half.
+    """
+    pair = index.floordiv(column, PAIR)
+    half, quad = index.mod(pair, 2), index.mod(index.floordiv(pair, 2), DEPTH // 4)
+    first = index.mul(index.floordiv(pair, DEPTH // PAIR), DEPTH)
+    place = index.add(first, index.add(index.mul(half, DEPTH // 2), index.mul(quad, PAIR)))
+    return index.add(place, index.mod(column, PAIR))
 
 
 def whole(places: Sequence[Dim]) -> tuple[Node, ...]:
@@ -108,12 +131,11 @@ def flat(array: Node) -> Node:
     return make_node(Ops.PARAM, array.dtype, (), array.arg._replace(shape=shape))
 
 
-def read_where(read: Node, places: dict[Node, Dim], there: Node) -> Node:
-    """An element of an input, at places along some axes, where it is there, else 0.
+def read_where(read: Node, places: dict[Node, Dim], there: Node, dtype: DType) -> Node:
+    """An element of an input in some dtype, at places along some axes, where it is there, else 0.
 
     Places that are read as well are read only where all other conditions hold.
     """
-    dtype = read.dtype
     read = substitute(read, {axis: index.as_node(place) for axis, place in places.items()})
     conditions = list[Node]()
     while read.op is not Ops.INDEX:
@@ -154,9 +176,16 @@ def tiles_of(wide: int, groups: bool) -> tuple[Node, ...]:
     return axis_of(31, wide // PANEL, "unroll", "p"), axis_of(32, tiles, "unroll", "d")
 
 
-def in_panel(wide: Sequence[Node], own: Node) -> tuple[Node, ...]:
-    """A column of sums, or its panel and its column there, of the axes of tiles and of its own."""
+def in_panel(wide: Sequence[Node], own: Node, octets: bool = False) -> tuple[Node, ...]:
+    """A column of sums, or its panel and its column there, of the axes of tiles and of its own.
+
+    octets: of values of 8-bit floats, of which two tiles take turns.
+    """
     *panel, tile = wide
+    if octets:
+        first = index.mul(index.floordiv(tile, 2), 2 * N)
+        place = index.add(index.mul(own, 2), index.mod(tile, 2))
+        return (*panel, index.as_node(index.add(first, place)))
     return (*panel, index.as_node(index.add(index.mul(tile, N), own)))
 
 

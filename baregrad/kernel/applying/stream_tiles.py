@@ -40,7 +40,6 @@ from baregrad.kernel.applying.stream_ahead import (
     one_ahead,
 )
 from baregrad.kernel.applying.stream_panels import (
-    CHUNK,
     DEPTH,
     Panel,
     axis_of,
@@ -49,7 +48,6 @@ from baregrad.kernel.applying.stream_panels import (
     flat,
     folded,
     in_panel,
-    is_chunked,
     limits_of,
     panel_array,
     read_where,
@@ -59,7 +57,12 @@ from baregrad.kernel.applying.stream_panels import (
     width_of,
 )
 from baregrad.kernel.applying.stream_states import LOWEST, ZERO, RowArrays, RowStates, less
-from baregrad.kernel.facts.stream_facts import StreamFacts, holds_between, stream_facts
+from baregrad.kernel.facts.stream_facts import (
+    StreamFacts,
+    array_read,
+    holds_between,
+    stream_facts,
+)
 from baregrad.kernel.gpu.barriers import sequence
 from baregrad.kernel.instructions import mma_sync, wgmma
 from baregrad.kernel.instructions.mma_sync import TILE, N
@@ -88,13 +91,13 @@ def stream_to_loop(kernel: Node, schedule: Schedule, target: AnyTarget) -> Node:
     if facts is None or len(schedule.steps) != 1:
         raise illegal(step, "it is the only step of a kernel that is one stream over keys")
     check_stream(step, facts, target)
-    return _Builder(facts, step).kernel()
+    return _Builder(facts, step, target).kernel()
 
 
 class _Builder:
     """The axes and arrays of one kernel, and its statements."""
 
-    def __init__(self, facts: StreamFacts, step: StreamTiles) -> None:
+    def __init__(self, facts: StreamFacts, step: StreamTiles, target: AnyTarget) -> None:
         self.facts, self.step = facts, step
         self.dtype: DType = facts.products[0].left.dtype
         self.groups, size = step.instruction == wgmma.INSTRUCTION, rows_of(step)
@@ -132,9 +135,13 @@ class _Builder:
         self.own: Places = (self.warp, self.tile, self.m)
         self.allocs = 0
         shape = (step.warps, step.tiles, size)
-        self.slots = facts.slots(self.groups)
+        self.slots = facts.slots(target, self.groups)
+        self.octets = facts.octets(target, self.groups)
+        self.turned = not self.octets.isdisjoint(facts.values)
         slots = 1 if facts.over is None else self.slots
         self.left = [self._panel(one.left, one.depth, self.rows, slots) for one in facts.products]
+        for panel, one in zip(self.left, facts.products, strict=True):
+            panel.quads = one.right in self.octets
         self.right: list[Panel] = []
         factors = [(one.right, one.depth) for one in facts.products]
         factors += [(values, facts.column) for values in facts.values if facts.column is not None]
@@ -169,8 +176,9 @@ class _Builder:
             if substitute(read, {across: panel.across}) is panel.read:
                 return Panel(panel.array, read, across)
         self.allocs += 1
-        width = width_of(across)
-        array = panel_array(self.allocs, count, width, self.dtype, slots, self.groups)
+        width, found = width_of(across), array_read(read) if read in self.octets else None
+        dtype = self.dtype if found is None else found.dtype
+        array = panel_array(self.allocs, count, width, dtype, slots, self.groups)
         return Panel(array, read, across)
 
     def _span(self) -> tuple[Dim, Dim]:
@@ -305,7 +313,7 @@ class _Builder:
         count, width = panel.count, panel.width
         each_warp = int(self.lanes.src[0].arg)
         threads = self.step.warps * each_warp
-        lanes = CHUNK if is_chunked(panel) else 1
+        lanes = panel.lanes
         first = self.start if is_of_rows or tile is None else self._first_key(tile)
         vector = axis_of(number, lanes, "vector")
         place: Dim = index.add(index.mul(self.warp, each_warp), self.lanes)
@@ -319,7 +327,7 @@ class _Builder:
         if along is not None:
             places[along] = row
         limit = self.lengths[0 if is_of_rows else 1]
-        found = read_where(panel.read, places, index.less(row, limit))
+        found = read_where(panel.read, places, index.less(row, limit), array.dtype)
         to = whole((*slot, *panel.places(at, column)))
         if lanes == 1 or found.op is Ops.CAST:
             done = store(array, found, to)
@@ -457,7 +465,7 @@ class _Builder:
         part = index.add(index.mul(self.turn, DEPTH // N), index.floordiv(self.j, N))
         held = load(array, (*self.own, *whole((part, index.mod(self.j, N)))))
         step = index.add(index.mul(self.turn, DEPTH), self.j)
-        places = panel.places(step, *in_panel(self.wide, self.c))
+        places = panel.places(step, *in_panel(self.wide, self.c, self.turned))
         there = load(panel.array, whole((*self._slot(self.loop), *places)))
         return cast(held, self.dtype), there
 
@@ -468,7 +476,8 @@ class _Builder:
         columns = self.n if major == "k" else self.c
         space = "shared" if major == "k" else "register"
         name, rows = ("wgmma", wgmma.M) if self.groups else ("mma.sync", mma_sync.M)
-        info = Mma(name, (rows, N, DEPTH), self.dtype, F32, space, major)
+        beside = None if right.dtype is self.dtype else right.dtype
+        info = Mma(name, (rows, N, DEPTH), self.dtype, F32, space, major, beside=beside)
         # Scores begin anew; what they are set to before is for products of single warps.
         keep = const(major != "k" or not self.groups, dtypes.bool)
         src = (total, left, right, keep, self.m, columns, *summed)
@@ -556,7 +565,8 @@ class _Builder:
             states.insert(0, load(self.states.row.top, self.own))
         memo = self._axes(None)
         if facts.column is not None:
-            column = index.flatten(in_panel(self.wide, self.c), [0, wgmma.PANEL][-len(self.wide):])
+            places = in_panel(self.wide, self.c, self.turned)
+            column = index.flatten(places, [0, wgmma.PANEL][-len(self.wide):])
             memo[facts.column] = index.as_node(column)
         if facts.row is not None:
             memo[facts.row] = index.as_node(self.row)

@@ -33,7 +33,10 @@ from baregrad.ir.core.node import (
 )
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
+from baregrad.target import AnyTarget
 
+# Bytes of a chunk that threads copy to shared memory at once.
+CHUNK_NBYTES = 16
 _LOWEST = float("-inf")
 POWERS = (Ops.EXP, Ops.EXP_NEAR, Ops.EXP2_NEAR)
 _LINEAR = (Ops.CAST, Ops.NEG, Ops.ADD, Ops.SUB)
@@ -110,19 +113,36 @@ class StreamFacts:
         assert all(isinstance(size, int) for size in sizes)
         return tuple([int(size) for size in sizes if isinstance(size, int)])
 
-    @property
-    def is_widened(self) -> bool:
-        """Whether keys or values are made of 8-bit floats as they are read."""
-        reads = [*[each.right for each in self.products], *self.values]
+    def octets(self, target: AnyTarget, has_groups: bool) -> frozenset[Node]:
+        """The keys and values of 8-bit floats that lie in shared memory as they do elsewhere.
+
+        The matrix unit of a warp takes them from there if the machine widens such floats, and they
+        lie together in whole chunks. It sees columns of values in an order of its own: that is one
+        for all values.
+        """
+        if has_groups or self.over is not None or target.kind != "gpu":
+            return frozenset()
+        keys = {one.right for one in self.products if _are_octets(one.right, one.depth, target)}
+        column = self.column
+        are_values = column is not None and all(
+            _are_octets(value, column, target) for value in self.values
+        )
+        return frozenset((*keys, *self.values)) if are_values else frozenset(keys)
+
+    def is_widened(self, target: AnyTarget, has_groups: bool = False) -> bool:
+        """Whether threads make keys or values of 8-bit floats as they read them."""
+        reads = {*[each.right for each in self.products], *self.values}
+        reads -= self.octets(target, has_groups)
         return any(is_of_bytes(node) for read in reads for node in toposort(read))
 
-    def slots(self, has_groups: bool) -> int:
+    def slots(self, target: AnyTarget, has_groups: bool) -> int:
         """Tiles of keys in shared memory: one is multiplied as the next is copied.
 
         Threads wait for what they widen themselves. A second tile hides nothing of that, unless
         groups of warps multiply meanwhile; without it there is room for twice as many blocks.
         """
-        return 1 if self.is_widened and self.over is None and not has_groups else 2
+        waits = not has_groups and self.over is None and self.is_widened(target)
+        return 1 if waits else 2
 
     @property
     def limits(self) -> tuple[MaskLimit, ...]:
@@ -419,6 +439,26 @@ def array_read(read: Node) -> Node | None:
     while read.op is Ops.GUARD or is_of_bytes(read):
         read = read.src[-1]
     return read if read.op is Ops.INDEX else None
+
+
+def lies_together(read: Node, across: Node, count: int) -> bool:
+    """Whether what is read lies in whole chunks of so many elements across a tile."""
+    found = array_read(read)
+    assert found is not None
+    terms, constant = index.linear(index.flatten(found.src[1:], found.src[0].shape))
+    others = [scale for atom, scale in terms.items() if atom is not across]
+    return terms.get(across) == 1 and not any(scale % count for scale in (constant, *others))
+
+
+def _are_octets(read: Node, across: Node, target: AnyTarget) -> bool:
+    """Whether 8-bit floats that a machine widens lie in whole chunks across a tile."""
+    found = array_read(read)
+    if found is None or not found.dtype.is_float or found.dtype.name not in target.widened_floats:
+        return False
+    width = extent_of(across)
+    count = CHUNK_NBYTES // found.dtype.itemsize
+    whole = isinstance(width, int) and width % count == 0
+    return found.dtype.bits == 8 and whole and lies_together(read, across, count)
 
 
 def _narrow(operand: Node) -> Node:

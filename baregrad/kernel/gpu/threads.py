@@ -261,7 +261,7 @@ class _Threads:
         beside = int(self.registers.columns.src[0].arg) // 2
         axis = None if groups else paired_axis(found[0], found[1], beside, node.arg.shape[2])
         if axis is not None:
-            found[2] = substitute(found[2], {axis: paired_place(axis, lane)})
+            found[2] = substitute(found[2], {axis: paired_place(node.arg, axis, lane)})
         own = (HALVES, self.registers.columns, summed, *outer)
         info = replace(node.arg, exchanged=self.exchanged)
         return make_node(node.op, node.dtype, (*found, keep, *own), info)

@@ -133,10 +133,13 @@ def lane_places(mma: Mma, lane: Dim) -> tuple[tuple[Dim, Dim], tuple[Dim, Dim]]:
     """Where a lane's address points in the first factor (row, step) and the second (column, step).
 
     Lane 8 i + r gives row r of matrix i. Where steps are not neighbours, matrices come turned, and
-    a lane's row is one of steps.
+    a lane's row is one of steps. Of 8-bit floats a row of a matrix is all 16 steps, or the columns
+    of two tiles; the first factor's lie in the order in which lanes have those steps.
     """
     low, second = index.mod(lane, ROW), index.mod(index.floordiv(lane, ROW), 2)
     third = index.mod(index.floordiv(lane, 2 * ROW), 2) if mma.shape[2] == 16 else 0
+    if of_octets(mma) and mma.b_major == "k":
+        return (index.add(low, index.mul(second, ROW)), index.mul(third, 2)), (low, 0)
     if mma.a_major == "k":
         a = (index.add(low, index.mul(second, ROW)), index.mul(third, ROW))
     else:
@@ -145,6 +148,11 @@ def lane_places(mma: Mma, lane: Dim) -> tuple[tuple[Dim, Dim], tuple[Dim, Dim]]:
     if mma.b_major == "k":
         return a, (low, index.mul(half, ROW))
     return a, (0, index.add(low, index.mul(half, ROW)))
+
+
+def of_octets(mma: Mma) -> bool:
+    """Whether the second factor of a warp's 16-bit floats is one of 8-bit floats."""
+    return mma.beside is not None and mma.operand.bits == 2 * mma.beside.bits
 
 
 def paired_axis(total: Node, left: Node, beside: int, depth: int) -> Node | None:
@@ -164,10 +172,15 @@ def paired_axis(total: Node, left: Node, beside: int, depth: int) -> Node | None
     return max(axes, key=lambda axis: int(axis.arg.id), default=None)
 
 
-def paired_place(axis: Node, lane: Dim) -> Node:
+def paired_place(mma: Mma, axis: Node, lane: Dim) -> Node:
     """The tile along a `paired_axis` that a lane points to."""
     first = index.mul(index.floordiv(axis, 2), 2)
-    return index.as_node(index.add(first, index.mod(index.floordiv(lane, 2 * ROW), 2)))
+    if of_octets(mma):
+        # Turned ones have columns of both tiles in each row, from the first of them on.
+        second = index.floordiv(lane, ROW) if mma.b_major == "k" else 0
+    else:
+        second = index.floordiv(lane, 2 * ROW)
+    return index.as_node(index.add(first, index.mod(second, 2)))
 
 
 class LaneRegisters(NamedTuple):

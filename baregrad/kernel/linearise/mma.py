@@ -11,7 +11,14 @@ from baregrad.ir.analysis.words import PRODUCTS
 from baregrad.ir.core.attrs import Machine
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import Ops
-from baregrad.kernel.instructions.mma_sync import DEEP, HALVES, ROW, paired_axis, registers_of
+from baregrad.kernel.instructions.mma_sync import (
+    DEEP,
+    HALVES,
+    ROW,
+    of_octets,
+    paired_axis,
+    registers_of,
+)
 from baregrad.kernel.instructions.wgmma import INSTRUCTION
 from baregrad.kernel.linearise.group_products import Registers, multiply_group, rounded
 from baregrad.kernel.linearise.values import Values
@@ -45,7 +52,9 @@ def multiply(values: Values, node: Node) -> None:
             a = rounded(values, known, left)
         else:
             a = _matrices(values, known, left, 2 * deep, mma.a_major != "k")
-        if paired is None:
+        if of_octets(mma):
+            b = _widened(values, known, node, paired)
+        elif paired is None:
             b = _matrices(values, known, right, deep, mma.b_major != "k")
         else:
             both = _matrices(values, known, right, 2 * deep, mma.b_major != "k", paired)
@@ -60,6 +69,29 @@ def multiply(values: Values, node: Node) -> None:
         values.scopes.append(make_node(Ops.MACHINE, dtypes.token, (*a, *b, *c), what))
     values.point = {}
     values.scopes.end_statement()
+
+
+def _widened(
+    values: Values, known: dict[Any, Registers], node: Node, paired: Node | None
+) -> Registers:
+    """The words of the second factor's present tile, of two tiles of 8-bit floats at once.
+
+    Each word of those has two neighbours in steps, or columns of both tiles, for each of two words.
+    """
+    right, mma = node.src[2], node.arg
+    if paired is None:
+        raise CompilerBug("8-bit floats of one tile of columns", found=node)
+    turned, odd = mma.b_major != "k", values.point[paired] % 2
+    words = _matrices(values, known, right, 2, turned, paired)
+    made = known.get(words)
+    if made is None:
+        what = Machine("cvt.widen", (mma.beside.name, mma.operand.name, int(turned)))
+        fresh = [values.fresh_register(dtypes.uint32, 1) for _ in range(2 * len(words))]
+        made = known[words] = tuple(fresh)
+        for place, word in enumerate(words):
+            src = (word, *made[2 * place : 2 * place + 2])
+            values.scopes.append(make_node(Ops.MACHINE, dtypes.token, src, what))
+    return made[odd::2] if turned else made[2 * odd : 2 * odd + 2]
 
 
 def _multiply_words(values: Values, node: Node) -> None:

@@ -490,6 +490,28 @@ def _pack(f: CText, node: Node) -> None:
     f.line(f'asm("{opcode} %0, %1, %2;" : "=r"({target}) : "f"({high}), "f"({low}));')
 
 
+def _widen(f: CText, node: Node) -> None:
+    """The four 8-bit floats of a word as two 16-bit ones in each of two words."""
+    word, *targets = node.src
+    source, target, turned = node.arg.immediates
+    kind, short = {"float8_e4m3fn": "e4m3", "float8_e5m2": "e5m2"}[source], _SHORT[target]
+    (given,) = _cells(f, word)
+    order = "prmt.b32 w, %2, 0, 0x3120; " if turned else "mov.b32 w, %2; "
+    lines = "mov.b32 {l, h}, w; " + "".join(
+        f"cvt.rn.f16x2.{kind}x2 {pair}, {half}; " for pair, half in (("p", "l"), ("q", "h"))
+    )
+    if short == "f16":
+        lines += "mov.b32 %0, p; mov.b32 %1, q; "
+    else:
+        lines += "".join(
+            f"mov.b32 {{l, h}}, {pair}; cvt.f32.f16 x, l; cvt.f32.f16 y, h; "
+            f"cvt.rn.{short}x2.f32 {place}, y, x; " for pair, place in (("p", "%0"), ("q", "%1"))
+        )
+    first, second = (_cells(f, one)[0] for one in targets)
+    names = ".reg .b32 w, p, q; .reg .b16 l, h; .reg .f32 x, y; "
+    f.line(f'asm("{{ {names}{order}{lines}}}" : "=&r"({first}), "=&r"({second}) : "r"({given}));')
+
+
 _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyType(
     {
         "bar.sync": _barrier,
@@ -505,6 +527,7 @@ _MACHINE: MappingProxyType[str, Callable[[CText, Node], None]] = MappingProxyTyp
         "ldmatrix": _load_matrices,
         "mma.sync": _multiply,
         "cvt.pack": _pack,
+        "cvt.widen": _widen,
         "fence.proxy.async": _plain("fence.proxy.async.shared::cta"),
         **dict.fromkeys(("wgmma", "wgmma.held"), _multiply_groups),
         "wgmma.fence": _plain("wgmma.fence.sync.aligned"),

@@ -10,6 +10,9 @@ immediates in brackets and their sources:
                                                into the registers W; lane 8i + r gives row r of
                                                matrix i, `first` elements behind the offset
     cvt.pack (type) pair, W                    two floats rounded to 16 bits each, as one word
+    cvt.widen (type, type, turned) W, W, W     the four 8-bit floats of a word as two 16-bit ones in
+                                               each of two words; turned, the second and the third
+                                               change places
     cp.async (bytes[, at, first]) shared, offset, array, offset[, mask]   zeros where the mask is
                                                false; `at` and `first` elements behind the offsets
     cp.async.commit    cp.async.wait (keep)    copies in groups; all but the last `keep` are there
@@ -24,9 +27,11 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import as_dtype
 from baregrad.ir.core.node import Node
 from baregrad.render.ptx.memory import place_of
 from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule, braces
+from baregrad.render.ptx.types import ptx_type
 
 # Of each type of A and B: its name in PTX, its bytes, and the name of that of C.
 _ELEMENTS: MappingProxyType[str, tuple[str, int, str]] = MappingProxyType(
@@ -87,6 +92,26 @@ def _pack(f: PtxText, node: Node) -> None:
     f.emit(f"cvt.rn.{kind}x2.f32", f.one(word), high, low)
 
 
+def _widen(f: PtxText, node: Node) -> None:
+    """By way of float16, which such floats are as well; one instruction takes two of them."""
+    source, kind, turned = node.arg.immediates
+    word = f.one(node.src[0])
+    if turned:
+        word = f.made("%r", "prmt.b32", word, word, "0x3120")
+    halves = [f.fresh("%h") for _ in range(2)]
+    f.emit("mov.b32", braces(halves), word)
+    opcode = f"cvt.rn.f16x2.{ptx_type(as_dtype(source)).compute}x2"
+    for half, target in zip(halves, node.src[1:], strict=True):
+        if kind == "float16":
+            f.emit(opcode, f.one(target), half)
+            continue
+        pair = f.made("%r", opcode, half)
+        parts = [f.fresh("%h") for _ in range(2)]
+        f.emit("mov.b32", braces(parts), pair)
+        low, high = (f.made("%f", "cvt.f32.f16", part) for part in parts)
+        f.emit(f"cvt.rn.{_ELEMENTS[kind][0]}x2.f32", f.one(target), high, low)
+
+
 def _copy(f: PtxText, node: Node) -> None:
     nbytes, to, first = (*node.arg.immediates, 0, 0)[:3]
     shared, at, array, offset, *mask = node.src
@@ -127,6 +152,7 @@ WARP_RULES: MappingProxyType[str, Rule] = MappingProxyType(
         "mma.sync": _multiply,
         "ldmatrix": _load_matrices,
         "cvt.pack": _pack,
+        "cvt.widen": _widen,
         "cp.async": _copy,
         "cp.async.commit": _group,
         "cp.async.wait": _group,

@@ -76,7 +76,7 @@ def plan_stream(
     most = MOST_OF_GRADIENTS if is_gradient else MOST_HELD
     # Of what is widened as it is read, threads wait for loads: more blocks ask for more at once. An
     # H200 decodes from 8-bit floats 1.25 times as fast by 16 keys as by 32.
-    waits = facts.is_widened * (2 if rows <= M else 1)
+    waits = facts.is_widened(target) * (2 if rows <= M else 1)
     # Beside few keys, as of a part of them, others would be copied for nothing.
     keys_at_most = max(next_power_of_two(index.upper(extent_of(facts.key))), KEYS[-1])
     found = _of_groups(facts, target, rows) + [
@@ -85,7 +85,7 @@ def plan_stream(
         for tiles in ((1,) if is_one else (2, 1))
         for keys in KEYS[waits or (is_gradient and tiles > 1) :]
         if keys <= keys_at_most and tiles * (held + keys * sums) // 2 <= most
-        and _shared_nbytes(facts, warps * tiles * M, keys) <= target.shared_bytes_per_block
+        and _shared_nbytes(facts, target, warps * tiles * M, keys) <= target.shared_bytes_per_block
     ]
     if not found:
         return None
@@ -139,7 +139,7 @@ def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamT
     found = list[tuple[float, StreamTiles]]()
     for groups in range(min(GROUPS, rows // wgmma.M), 0, -1):
         for keys in KEYS_OF_GROUPS:
-            shared = _shared_nbytes(facts, groups * wgmma.M, keys, has_groups=True)
+            shared = _shared_nbytes(facts, target, groups * wgmma.M, keys, has_groups=True)
             for ahead in (0, 1) if wgmma.goes_ahead(facts) else (0,):
                 step = StreamTiles(groups, 1, keys, wgmma.INSTRUCTION, ahead)
                 if shared > target.shared_bytes_per_block or registers_of(facts, step) > most:
@@ -149,19 +149,27 @@ def _of_groups(facts: StreamFacts, target: GpuTarget, rows: int) -> list[StreamT
     return [step for _, step in sorted(found, key=itemgetter(0))]
 
 
-def _shared_nbytes(facts: StreamFacts, rows: int, keys: int, has_groups: bool = False) -> int:
+def _shared_nbytes(
+    facts: StreamFacts, target: GpuTarget, rows: int, keys: int, has_groups: bool = False
+) -> int:
     """What a block keeps of its rows, of keys and of values, at most."""
-    widths = [width * facts.products[0].left.dtype.itemsize + APART for width in facts.widths]
-    count = len(facts.products)
+    octets, itemsize = facts.octets(target, has_groups), facts.products[0].left.dtype.itemsize
+
+    def row_of(read: Node, width: int) -> int:
+        return width * (1 if read in octets else itemsize) + APART
+
     # Values that are a product's factor as well lie there once.
     factors = [(each.right, each.depth) for each in facts.products]
-    apart = sum(
-        not any(_is_alike(facts, value, *factor) for factor in factors) for value in facts.values
-    )
-    values = sum(widths[count:]) * apart
-    slots = facts.slots(has_groups)
+    apart = [
+        value for value in facts.values
+        if not any(_is_alike(facts, value, *factor) for factor in factors)
+    ]
+    slots = facts.slots(target, has_groups)
     own = rows * (1 if facts.over is None else slots)
-    return own * sum(widths[:count]) + slots * keys * (sum(widths[:count]) + values)
+    products = list(zip(facts.products, facts.widths, strict=False))
+    lines = sum(row_of(one.right, width) for one, width in products)
+    lines += sum(row_of(value, facts.widths[-1]) for value in apart)
+    return own * sum(row_of(one.left, width) for one, width in products) + slots * keys * lines
 
 
 def _is_alike(facts: StreamFacts, value: Node, factor: Node, depth: Node) -> bool:
