@@ -279,11 +279,16 @@ def __dlpack__(  # noqa: N807 - the array API's protocol
 ) -> Any:
     """Return a DLPack capsule of a copy of the values: of a tensor of CUDA on its GPU, else here.
 
-    The copy is done when this returns, whatever the `stream`. Raises ArgumentError for
-    `copy=False`, and for another device than the tensor's own and the CPU's, (1, 0).
+    A consumer that names its version and neither a stream nor a device, as `np.from_dlpack` does,
+    reads the CPU's memory alone and is given a copy there. The copy is done when this returns,
+    whatever the `stream`. Raises ArgumentError for `copy=False`, and for another device than the
+    tensor's own and the CPU's, (1, 0).
     """
     place = __dlpack_device__(x)
-    wanted = place if dl_device is None else (int(dl_device[0]), int(dl_device[1]))
+    # One that takes a GPU's memory has to name its stream: the array API's page of `__dlpack__`.
+    is_host = dl_device is None and stream is None and max_version is not None
+    device = (1, 0) if is_host else place if dl_device is None else dl_device
+    wanted = int(device[0]), int(device[1])
     if copy is False or wanted not in (place, (1, 0)):
         raise ArgumentError(
             "a tensor gives other libraries a copy", found=f"copy={copy}, dl_device={dl_device}",

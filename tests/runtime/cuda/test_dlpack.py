@@ -98,17 +98,25 @@ def test_what_is_elsewhere_is_refused(device: CudaDevice) -> None:
         x.__dlpack__(dl_device=(2, 3))
     with pytest.raises(DTypeError):
         Tensor([1, 2]).cast("int4").__dlpack__()
-    assert np.from_dlpack(HostSide(x)).tolist() == [1.0]
+    assert np.from_dlpack(HostSide(x, dl_device=(1, 0))).tolist() == [1.0]
+
+
+def test_who_names_a_version_alone_reads_the_host(device: CudaDevice) -> None:
+    """As NumPy's `from_dlpack` asks: one that takes a GPU's memory names its stream."""
+    x = Tensor([[1.0, 2.0]]) + 1
+    assert np.from_dlpack(HostSide(x, max_version=(1, 0))).tolist() == [[2.0, 3.0]]
+    capsule = x.__dlpack__(max_version=(1, 0), stream=1)
+    assert copied_from(capsule, device, 0).shape == (1, 2)
 
 
 class HostSide:
-    """What asks a tensor for a copy on the host."""
+    """What asks a tensor for a copy on the host, in the words of `asked`."""
 
-    def __init__(self, x: Tensor) -> None:
-        self.x = x
+    def __init__(self, x: Tensor, **asked: Any) -> None:
+        self.x, self.asked = x, asked
 
     def __dlpack__(self, **given: Any) -> Any:
-        return self.x.__dlpack__(dl_device=(1, 0))
+        return self.x.__dlpack__(**self.asked)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return (1, 0)
