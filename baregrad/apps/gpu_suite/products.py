@@ -10,6 +10,7 @@ from baregrad.apps.beside.draws import Draw
 from baregrad.apps.beside.tensor_case import TensorCase
 from baregrad.apps.gpu_suite.row import COPY, FLOAT32, TFLOAT32, GpuRow
 from baregrad.base.options import options
+from baregrad.nn.block_scaled import FORMATS, BlockScaled, scaled_matmul
 from baregrad.tensor import Tensor
 
 _TINY = (48, 40, 32)
@@ -50,6 +51,47 @@ def _tfloat32(size: int) -> TensorCase:
 
     draw = Draw((size, size), "float32")
     return TensorCase((draw, draw), ours, theirs, flops=2.0 * size**3, traffic=2 * draw.nbytes)
+
+
+def _octets(size: int) -> TensorCase:
+    """A product of 8-bit floats, of rows of both factors."""
+
+    def theirs(torch: Any, a: Any, b: Any) -> Any:
+        if a.dtype.itemsize > 1 or not a.is_cuda:
+            return a.float() @ b.float().T
+        one = torch.ones((), device=a.device)
+        # Where sums keep but 14 bits it takes 1 % less.
+        return torch._scaled_mm(a, b.T, one, one, out_dtype=torch.bfloat16)
+
+    draw = Draw((size, size), "float8_e4m3fn")
+    return TensorCase(
+        (draw, draw), lambda a, b: a.matmul(b.T, out_dtype="bfloat16"), theirs, exact="float32",
+        flops=2.0 * size**3, traffic=2 * draw.nbytes,
+    )
+
+
+def _scaled_octets(size: int) -> TensorCase:
+    """As much, of factors with a scale for 128 numbers of a row, and for blocks of 128 x 128."""
+    block, kind = 128, FORMATS["fp8"]
+
+    def ours(a: Any, b: Any, rows: Any, blocks: Any) -> Any:
+        factors = BlockScaled(kind, a, rows.T), BlockScaled(kind, b, blocks, block)
+        return scaled_matmul(*factors, "bfloat16")
+
+    def theirs(torch: Any, a: Any, b: Any, rows: Any, blocks: Any) -> Any:
+        if a.dtype.itemsize > 1 or not a.is_cuda:
+            left = a.float() * rows.T.repeat_interleave(block, 1)
+            spread = blocks.repeat_interleave(block, 0).repeat_interleave(block, 1)
+            return left @ (b.float() * spread).T
+        return torch._scaled_mm(a, b.T, rows.T, blocks.T, out_dtype=torch.bfloat16)
+
+    draw = Draw((size, size), "float8_e4m3fn")
+    scales = [Draw(shape, "float32", 0.1, 1.0)
+              for shape in ((size // block, size), (size // block, size // block))]  # fmt: skip
+    return TensorCase(
+        (draw, draw, *scales), ours, theirs, exact="float32",
+        flops=2.0 * size**3, traffic=2 * draw.nbytes,
+    )
 
 
 def _chain(size: int, length: int) -> TensorCase:
@@ -120,6 +162,9 @@ PRODUCTS = (
     _matmul_row("16x8192x8192", 0.85, (16, 8192, 8192), tiny=(16, 40, 48)),
     _matmul_row("1x8192x8192", 0.95, (1, 8192, 8192), tiny=(1, 40, 48)),
     GpuRow("matmul 64 of 128x128x64", 0.7, _of(_batched, (64, 128, 128, 64), (3, 16, 16, 8))),
+    GpuRow("matmul fp16 4096", 0.95, _of(partial(_matmul, dtype="float16"), (4096,) * 3, _TINY)),
+    GpuRow("matmul fp8 8192", 0.93, _of(_octets, (8192,), (64,))),
+    GpuRow("matmul fp8 8192, scaled by blocks", 0.93, _of(_scaled_octets, (8192,), (256,))),
     GpuRow("matmul tf32 4096", 0.93, _of(_tfloat32, (4096,), (64,)), tolerance=TFLOAT32),
     GpuRow(
         "matmul 4096 fp32", 0.8,

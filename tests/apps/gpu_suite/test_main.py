@@ -21,6 +21,7 @@ WANTED = (
     ("matmul 1024", 1, 0.5), ("matmul 2048", 1, 0.5), ("matmul 4096", 4, 0.5),
     ("matmul 8192", 2, 0.5), ("linear", 2, 0.45), ("matmul 16x", 1, 0.85), ("matmul 1x", 1, 0.95),
     ("matmul 64 of", 1, 0.7), ("fp32", 1, 0.8), ("matmul tf32", 1, 0.93),
+    ("matmul fp16 4096", 1, 0.95), ("matmul fp8 8192", 2, 0.93),
     ("conv 3x3", 12, 0.4), ("conv 1x1", 6, 0.4),
     ("conv 7x7", 3, 0.4), ("depthwise", 3, 1.0), ("attention", 5, 0.9), ("attention", 5, 0.8),
     ("of 2^28", 4, 0.97), ("column sum", 1, 0.97), ("16384x8192", 3, 0.9), ("transpose", 1, 0.85),
