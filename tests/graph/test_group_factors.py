@@ -16,6 +16,8 @@ from baregrad.graph.group_factors import has_group_factors
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose
+from baregrad.kernel.planning.gpu import gemm_groups
+from baregrad.kernel.planning.gpu.gemm_groups import TILES, GroupTile
 from baregrad.nn.block_scaled import FORMATS, BlockScaled, scaled_matmul
 from baregrad.nn.float8 import float8_linear
 from baregrad.program import Program
@@ -235,13 +237,18 @@ def test_machines_that_have_such_units() -> None:
     assert not has_group_factors(cpu_row_named("x86-64-avx512"))
 
 
-@pytest.mark.parametrize(("rows", "batch"), [
-    (128, ()), pytest.param(1, (2,), marks=pytest.mark.slow),
+@pytest.mark.parametrize(("rows", "batch", "tiles"), [
+    (128, (), (GroupTile(1, 2, 1, 64),)), pytest.param(1, (2,), TILES, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_scaled_sums_of_panels_are_one_sum(
-    rows: int, batch: tuple[int, ...], texts: list[str]
-) -> None:
-    """Blocks' sums are made by the unit and scaled as threads add them up; nothing is stored."""
+    rows: int, batch: tuple[int, ...], tiles: tuple[GroupTile, ...], texts: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Blocks' sums are made by the unit and scaled as threads add them up; nothing is stored.
+
+    Two tiles of rows are scaled by their own numbers, out of the same registers.
+    """
+    monkeypatch.setattr(gemm_groups, "TILES", tiles)
     random = np.random.default_rng(6)
     x, w = (random.integers(-8, 9, (*more, 128, 256)).astype(E4M3) for more in (batch, ()))
     s = 2.0 ** random.integers(-3, 3, (*batch, 128, 2)).astype(np.float32)
@@ -254,6 +261,7 @@ def test_scaled_sums_of_panels_are_one_sum(
     b = w.astype(np.float64) * np.repeat(np.repeat(t, rows, 0), 128, 1)
     np.testing.assert_array_equal(found, a @ b.T)
     assert len(texts) == 1 and "f32.e4m3.e4m3" in texts[0]
+    assert len(tiles) > 1 or texts[0].count("wgmma.commit_group") == tiles[0].tiles_m
 
 
 def test_scaled_sums_are_cut_between_panels() -> None:

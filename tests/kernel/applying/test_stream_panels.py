@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.node import range_node
-from baregrad.kernel.applying.stream_panels import Panel, panel_array
+from baregrad.ir.core.node import const, range_node
+from baregrad.ir.core.substitution import substitute
+from baregrad.kernel.applying.stream_panels import Panel, in_panel, in_quads, panel_array
 from baregrad.tensor import Tensor
 from baregrad.testing.ptx_device import PtxDevice, ptx_session
 
@@ -23,6 +24,59 @@ def test_panels_have_64_columns_each() -> None:
     assert exchanged.count == padded.count == 32 and exchanged.width == padded.width == 192
     assert exchanged.places(5, 130) == (2, 5, 2) == exchanged.places(5, 2, 2)
     assert padded.places(5, 130) == (5, 130)
+
+
+def test_lanes_have_four_steps_of_octets_side_by_side() -> None:
+    """The first factor's steps, and the second one's columns, are those of the PTX ISA's tables.
+
+    A lane l has steps 2 (l % 4) and the next, and those 8 on, in 16 bits each: of 8-bit floats the
+    word that it has of a row of as many.
+    """
+    for lane in range(4):
+        steps = [2 * lane, 2 * lane + 1, 2 * lane + 8, 2 * lane + 9]
+        assert [in_quads(16 + 4 * lane + place) for place in range(4)] == [16 + s for s in steps]
+    tile, own = range_node(4, 1), range_node(8, 2)
+    (column,) = in_panel((tile,), own, octets=True)
+    columns = np.array([
+        [substitute(column, {tile: const(t, dtypes.index), own: const(c, dtypes.index)}).arg
+         for c in range(8)] for t in range(4)
+    ])  # fmt: skip
+    # A row of a turned matrix has eight times two columns, of which a lane's word has one pair.
+    np.testing.assert_array_equal(columns.reshape(2, 2, 8).swapaxes(1, 2).ravel(), np.arange(32))
+
+
+@pytest.mark.parametrize(("row", "is_there"), [(48, True), (40, False)])
+def test_octets_lie_as_they_are_where_chunks_are_whole(
+    row: int, is_there: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values in chunks of 16 are copied, a tile ahead; others threads widen on their way.
+
+    Beside float64, of all that e4m3 has but NaN.
+    """
+    texts: list[str] = []
+    load = PtxDevice.load
+    monkeypatch.setattr(
+        PtxDevice, "load", lambda self, program: texts.append(program.source) or load(self, program)
+    )
+    random = np.random.default_rng(row)
+    codes = random.permutation(np.arange(2 * 2 * 75 * row) % 256).astype(np.uint8)
+    codes[codes & 127 == 127] = 0
+    octets = torch.tensor(codes.reshape(2, 2, 75, row)).view(torch.float8_e4m3fn)
+    query = torch.tensor(random.standard_normal((2, 4, 1, 32)) / 64).bfloat16()
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        query.double(), octets.double()[..., :32], octets.double().flip(2)[..., :32],
+        enable_gqa=True,
+    ).numpy()
+    with ptx_session():
+        q = Tensor(query.float().numpy()).cast("bfloat16").realize()
+        k, v = (
+            Tensor(each.float().numpy()).cast("float8_e4m3fn").contiguous().realize()
+            for each in (octets, octets.view(torch.uint8).flip(2).view(torch.float8_e4m3fn))
+        )
+        k, v = (each[..., :32].cast("bfloat16") for each in (k, v))
+        found = q.scaled_dot_product_attention(k, v, enable_gqa=True).cast("float32").numpy()
+    assert np.abs(found - wanted).max() < 2.0**-7 * np.abs(wanted).max()
+    assert any("0x3120" in text for text in texts) == is_there
 
 
 @pytest.mark.parametrize(("queries", "keys", "heads", "shared", "causal"), [

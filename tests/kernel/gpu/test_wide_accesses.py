@@ -118,3 +118,21 @@ def test_code_without_neighbours_is_the_same_node() -> None:
     program = Node(Ops.PROGRAM, dtypes.token, tuple(copies(times(8), [0, 3])), KernelInfo("k"))
     assert widen_accesses(program, 16) is program
     assert Counter(node.op for node in program.src)[Ops.VLOAD] == 2
+
+
+def test_stores_under_one_condition_share_a_branch() -> None:
+    """What is computed between them is so ahead of it; loads, and other conditions, part them."""
+    base = times(4)
+    other = Node(Ops.TEST, dtypes.token, (alu(Ops.CMPLT, N, const(1, I64)),))
+    values = [instruction(Ops.ADD, F32, (load(base, at), const(1.0, F32))) for at in range(4)]
+    code = [TEST.src[0], other.src[0], base, *[load(base, at) for at in range(4)], values[0]]
+    for at, value in enumerate(values):
+        code += [*([value] if at else []), TEST, store(base, at, value), END]
+    assert widths(code) == ([4], [4])
+    # A load between the second and the third.
+    late = load(base, 9)
+    parted = [*code[:-4], late, instruction(Ops.ADD, F32, (late, const(1.0, F32)))]
+    parted += [TEST, store(base, 3, parted[-1]), END]
+    assert sorted(widths(parted)[1]) == [1, 1, 2]
+    under = [other if one is TEST and place > 14 else one for place, one in enumerate(code)]
+    assert sorted(widths(under)[1]) == [2, 2]
