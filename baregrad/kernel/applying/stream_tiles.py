@@ -57,12 +57,7 @@ from baregrad.kernel.applying.stream_panels import (
     width_of,
 )
 from baregrad.kernel.applying.stream_states import LOWEST, ZERO, RowArrays, RowStates, less
-from baregrad.kernel.facts.stream_facts import (
-    StreamFacts,
-    array_read,
-    holds_between,
-    stream_facts,
-)
+from baregrad.kernel.facts.stream_facts import StreamFacts, array_read, holds_between, stream_facts
 from baregrad.kernel.gpu.barriers import sequence
 from baregrad.kernel.instructions import mma_sync, wgmma
 from baregrad.kernel.instructions.mma_sync import TILE, N
@@ -138,15 +133,8 @@ class _Builder:
         self.slots = facts.slots(target, self.groups)
         self.octets = facts.octets(target, self.groups)
         self.turned = not self.octets.isdisjoint(facts.values)
-        slots = 1 if facts.over is None else self.slots
-        self.left = [self._panel(one.left, one.depth, self.rows, slots) for one in facts.products]
-        for panel, one in zip(self.left, facts.products, strict=True):
-            panel.quads = one.right in self.octets
-        self.right: list[Panel] = []
-        factors = [(one.right, one.depth) for one in facts.products]
-        factors += [(values, facts.column) for values in facts.values if facts.column is not None]
-        for read, across in factors:
-            self.right.append(self._panel(read, across, step.keys, self.slots))
+        self.left, self.right = list[Panel](), list[Panel]()
+        self._lay_out()
         self.s = [self._array("register", (*shape, step.keys // N, N)) for _ in facts.products]
         sums = *shape, *map(width_of, self.wide), N
         self.acc = [self._array("register", sums) for _ in facts.values]
@@ -161,6 +149,19 @@ class _Builder:
             facts, self.own, self.part, self.n, self.s[0], self.powers, RowArrays(*each), self.sums
         )
 
+    def _lay_out(self) -> None:
+        """The tiles of all inputs in shared memory."""
+        facts = self.facts
+        slots = 1 if facts.over is None else self.slots
+        for one in facts.products:
+            panel = self._panel(one.left, one.depth, self.rows, slots)
+            panel.quads = one.right in self.octets
+            self.left.append(panel)
+        factors = [(one.right, one.depth) for one in facts.products]
+        factors += [(values, facts.column) for values in facts.values if facts.column is not None]
+        for read, across in factors:
+            self.right.append(self._panel(read, across, self.step.keys, self.slots))
+
     def _array(
         self, space: str, shape: tuple[int, ...], dtype: DType = F32, slots: int = 1
     ) -> Node:
@@ -171,8 +172,7 @@ class _Builder:
 
     def _panel(self, read: Node, across: Node, count: int, slots: int) -> Panel:
         """The tile of an input; the one that is there already where it holds the same."""
-        known = getattr(self, "right", [])
-        for panel in known if slots > 1 else ():
+        for panel in self.right if slots > 1 else ():
             if substitute(read, {across: panel.across}) is panel.read:
                 return Panel(panel.array, read, across)
         self.allocs += 1
