@@ -91,6 +91,19 @@ def test_panels_of_8_bit_floats_are_sums_of_their_own() -> None:
     np.testing.assert_array_equal(*found)
 
 
+def test_slots_are_empty_as_soon_as_their_products_were_waited_for() -> None:
+    """Parts are waited for ahead of the next panel's products: there is room for another panel."""
+    kernel = bytes_product(128, 64, 512, (dtypes.float8_e4m3fn, dtypes.float8_e4m3fn))
+    _, program = lowered(kernel, text_of_bytes(TMA.format(3), tiles=2))
+    code = get("ptx").render(program, HOPPER)
+    others = code[code.index("setmaxnreg.inc") :]
+    names = re.findall("wait_group|mbarrier.arrive|try_wait|mma_async", others)
+    steps = [one for one, before in zip(names, ["", *names], strict=False) if one != before]
+    assert steps[:6] == [
+        "wait_group", "mbarrier.arrive", "try_wait", "mma_async", "wait_group", "mma_async",
+    ]  # fmt: skip
+
+
 def test_results_are_stored_while_boxes_come() -> None:
     kernel = product(320, 64, 192, b_t=True, bias=True)
     pipes = [pipe.format(3) for pipe in (ASYNC, TMA)]
