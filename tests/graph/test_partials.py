@@ -36,6 +36,22 @@ def test_longer_sums_have_more_parts(shape: tuple[int, ...], parts: int) -> None
     assert stored.shape == (parts,)
 
 
+@pytest.mark.parametrize("shape", [(524309,), (3, 262147), (2, 3, 174763)])
+@pytest.mark.parametrize("dtype", ["int64", "float32"])
+def test_lengths_that_few_numbers_divide_are_cut_too(shape: tuple[int, ...], dtype: str) -> None:
+    """Without parts one thread would do all of it; the last one is filled up."""
+    made = canonicalise(sink(param(0, *shape).sum()))
+    assert [node.shape for node in toposort(made) if node.op is Ops.CONTIGUOUS] == [(64,)]
+    rng = np.random.default_rng(0)
+    x = -1 - rng.integers(0, 1000, shape).astype(dtype)
+    t = Tensor(x, device="CPU")
+    for name in ("sum", "amax", "amin"):
+        exact = getattr(np, name)(x.astype(np.float64))
+        assert getattr(t, name)().item() == pytest.approx(exact, rel=1e-5 * (x.dtype.kind == "f"))
+    assert t.sign().prod().item() == np.sign(x).prod()
+    assert ((t < 0).all().item(), (t >= 0).any().item()) == (True, False)
+
+
 @pytest.mark.parametrize(
     "shape",
     [(70001, 17), (2, 1 << 16, 3, 6), pytest.param((1 << 22, 16), marks=pytest.mark.slow)],
