@@ -60,8 +60,10 @@ from baregrad.kernel.loops.loop_pieces import (
     narrowed,
     peeled_guards,
     peeled_masks,
+    places_of_states,
     register_places,
     scoped_below,
+    shape_of,
     split_by_tiles,
     state_parts,
     stepped,
@@ -255,8 +257,9 @@ class _Builder:
         below = scoped_below(values)
         self.reductions(below, path)
         places = register_places(lanes + tiles)
-        accumulators = self.accumulators(monoid, places)
-        loads = tuple([load(buffer, places) for buffer in accumulators])
+        every = places_of_states(monoid, values, places, lanes)
+        accumulators = tuple(map(self.buffer, monoid.states, map(shape_of, every)))
+        loads = tuple(map(load, accumulators, every))
         conditions, values = peeled_guards(monoid, values)
         if lanes and self.masks:
             masks, values = peeled_masks(monoid, values, frozenset(lanes), self.known_masks)
@@ -266,10 +269,7 @@ class _Builder:
         needs = self.needs(behind(below, values, own), block)
         inner = list(path)
         once = not loops and not conditions and added_once(monoid, values[0], lanes)
-        start = [
-            store(buffer, identity, places)
-            for buffer, identity in zip(accumulators, monoid.identity, strict=True)
-        ]
+        start = list(map(store, accumulators, monoid.identity, every))
         self.open(inner, loops, conditions, below, needs, [] if once else start)
         if matrix:
             total = load(accumulators[0], places)
@@ -278,7 +278,7 @@ class _Builder:
             update = [store(accumulators[0], self.convert(values)[0], places)]
         else:
             fma = self.sums_unrounded(node, values[0]) or is_of_panels(values[0])
-            update = self.update(monoid, accumulators, loads, values, places, fma)
+            update = self.update(monoid, accumulators, loads, values, every, fma)
         inner[-1].items.extend(update)
         if lanes:
             fold = make_node(Ops.REDUCE, monoid.states[0], (*loads, *lanes), Reduce(monoid))
@@ -357,8 +357,7 @@ class _Builder:
 
     def accumulators(self, monoid: Monoid, places: tuple[Node, ...]) -> tuple[Node, ...]:
         """One register array per state."""
-        shape = tuple([int(axis.src[0].arg) for axis in places])
-        return tuple([self.buffer(dtype, shape) for dtype in monoid.states])
+        return tuple([self.buffer(dtype, shape_of(places)) for dtype in monoid.states])
 
     def update(
         self,
@@ -366,22 +365,20 @@ class _Builder:
         buffers: tuple[Node, ...],
         states: tuple[Node, ...],
         values: tuple[Node, ...],
-        places: tuple[Node, ...],
+        places: list[Ranges],
         fma: bool,
     ) -> list[Node]:
-        """What adds an element, by `fma` unrounded, to accumulators that hold `states`."""
+        """What adds an element, by `fma` unrounded, to accumulators of `states` at their places."""
         inputs = self.convert(values)
         if monoid.primitive is not None:
-            return [store(buffers[0], stepped(monoid, states[0], inputs[0], fma), places)]
+            return [store(buffers[0], stepped(monoid, states[0], inputs[0], fma), places[0])]
         lifted = filled(monoid.lift, inputs)
         after = filled(monoid.combine, states + lifted)
         if monoid.arity == 1:
-            return [store(buffers[0], after[0], places)]
-        shape = buffers[0].arg.shape
-        spare = tuple(self.buffer(dtype, shape) for dtype in monoid.states)
-        first = [store(s, value, places) for s, value in zip(spare, after, strict=True)]
-        pairs = zip(buffers, spare, strict=True)
-        return first + [store(buffer, load(s, places), places) for buffer, s in pairs]
+            return [store(buffers[0], after[0], places[0])]
+        spare = [self.buffer(buffer.dtype, buffer.arg.shape) for buffer in buffers]
+        first = list(map(store, spare, after, places))
+        return first + list(map(store, buffers, map(load, spare, places), places))
 
     def held(
         self, fold: Node, monoid: Monoid, tiles: tuple[Node, ...], block: StatementBlock,
@@ -421,7 +418,8 @@ class _Builder:
         block = path[-1]
         states = tuple([load(buffer, tiles) for buffer in buffers])
         fma = self.fma and sums_outer(values[0])
-        block.items.extend(self.update(monoid, buffers, states, values, tiles, fma))
+        every = [tiles] * len(buffers)
+        block.items.extend(self.update(monoid, buffers, states, values, every, fma))
         parts = narrowed(states, node.arg.monoid)
         self.place(node, Placed(parts, block, len(block.items) - 1))
 

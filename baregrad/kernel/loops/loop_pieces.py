@@ -18,6 +18,7 @@ from baregrad.ir.core.node import (
     instruction,
     make_node,
     scalar,
+    toposort,
     toposort_having,
 )
 from baregrad.ir.core.op import Ops, mask_of
@@ -61,6 +62,35 @@ def register_places(tiles: tuple[Node, ...]) -> tuple[Node, ...]:
     if len(tiles) < 2:
         return tiles
     return tuple(sorted(tiles, key=lambda axis: bool(axis.arg.bind == "vector")))
+
+
+def shape_of(places: tuple[Node, ...]) -> tuple[int, ...]:
+    """The shape of a register array over tile axes."""
+    return tuple([int(axis.src[0].arg) for axis in places])
+
+
+def places_of_states(
+    monoid: Monoid, values: tuple[Node, ...], places: tuple[Node, ...], own: tuple[Node, ...]
+) -> list[tuple[Node, ...]]:
+    """The places, of some, that each state of a sum of values is kept at; at those of `own` all.
+
+    Where a block's threads share a sum of several states, none of them is kept along an axis that
+    nothing it is made of differs along: of a maximum and sums relative to it, the maximum is one
+    for all columns.
+    """
+    count = len(monoid.states)
+    if count == 1 or not any(axis.arg.is_thread for axis in own):
+        return [places] * count
+    made = [
+        {n} | {one.arg % count for one in toposort(*parts) if one.op is Ops.SLOT}
+        for n, parts in enumerate(zip(monoid.combine, monoid.lift, strict=True))
+    ]
+    for _ in range(count):
+        made = [set[int]().union(*[made[other] for other in each]) for each in made]
+    return [
+        tuple([a for a in places if a in own or any(a in values[n].ranges for n in each)])
+        for each in made
+    ]
 
 
 def looped(axes: Iterable[Node]) -> list[Node]:

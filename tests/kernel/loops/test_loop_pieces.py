@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import dtypes
+from baregrad.ir.analysis.stream import stream
 from baregrad.ir.core import index
+from baregrad.ir.core.attrs import Param
 from baregrad.ir.core.monoid import arg_extreme, filled, primitive
 from baregrad.ir.core.node import Node, alu, const, range_node, toposort
 from baregrad.ir.core.op import Ops
@@ -32,6 +34,7 @@ from baregrad.kernel.loops.loop_pieces import (
     narrowed,
     peeled_guards,
     peeled_masks,
+    places_of_states,
     register_places,
     scoped_below,
     widened,
@@ -166,3 +169,19 @@ def test_plain_kernels_are_noted() -> None:
     for kernel, plain in ((k.matmul(3, 4, 5), True), (k.arg_max(3, 4), False),
                           (k.elementwise(3, dtype=dtypes.bool), False)):
         assert is_plain(lower(kernel, AVX, Schedule())) == plain
+
+
+def test_states_are_kept_where_they_differ() -> None:
+    """A maximum and the sum of powers are one for all columns, where a block's threads fold."""
+    part, column = range_node(4, 1, "p", "thread"), range_node(4, 2, "c", "vector")
+    top, total, summed = (
+        load(Node(Ops.PARAM, dtypes.float32, (), Param(slot, shape)), places)
+        for slot, (shape, places) in enumerate([((4,), (part,))] * 2 + [((4, 4), (part, column))])
+    )
+    monoid, places = stream(dtypes.float32, 2), (part, column)
+    values = top, total, summed
+    assert places_of_states(monoid, values, places, (part,)) == [(part,), (part,), places]
+    # What a sum is relative to differs along columns: so does it.
+    assert places_of_states(monoid, (summed, total, top), places, (part,)) == [places] * 3
+    # One thread has all.
+    assert places_of_states(monoid, values, places, ()) == [places] * 3
