@@ -262,7 +262,8 @@ def _groups(
     found = ranked_groups(plan.target, products, words, dtype)
     if _in_boxes(plan, factors, orders, CHUNK_NBYTES // dtype.itemsize):
         by_boxes = ranked_groups(plan.target, products, words, dtype, True)
-        if _chosen(plan, factors):
+        if _chosen(plan, factors) or wgmma.adds_apart(dtype):
+            # Panels come unevenly, or are read so.
             most = {one.tile: max(each.slots for each in by_boxes if each.tile == one.tile)
                     for one in by_boxes}  # fmt: skip
             by_boxes = [one for one in by_boxes if one.slots == most[one.tile]]
