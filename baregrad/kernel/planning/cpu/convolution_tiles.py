@@ -223,7 +223,7 @@ def _share(found: Windows, tile: WindowTile, work: _Work) -> Share:
     if total < ALONE_CYCLES:
         return best
     carried = carries(work.steps, found, tile.vectors)
-    trips = _trips(found, tile, width)
+    trips = _trips(found, tile, width, carried)
     # Good on two cores and on as many as the machine's family has.
     machines = (2, max(plan.target.cores, 2))
     for axis, count, repeats in trips:
@@ -248,16 +248,22 @@ def _share(found: Windows, tile: WindowTile, work: _Work) -> Share:
     return best
 
 
-def _trips(found: Windows, tile: WindowTile, width: int) -> list[tuple[PlannedAxis, int, bool]]:
+def _trips(
+    found: Windows, tile: WindowTile, width: int, carried: bool
+) -> list[tuple[PlannedAxis, int, bool]]:
     """The loops of several trips that threads could share, and whether filters are copied anew."""
     trips: list[tuple[PlannedAxis, int, bool]] = []
     filters = (*found.moves_both, *found.moves_filter)
+    # Sums that wait between panels do so for all steps along the second axis.
+    fixed = carried or found.copied is not None
     for axis in (*filters, *found.moves_image):
         count = axis.size
         if axis is found.lane:
             count //= min(width, count)
-        elif axis is tile.second or axis is tile.third:
+        elif axis is tile.third or (fixed and axis is tile.second):
             continue
+        elif axis is tile.second:
+            count //= tile.steps
         elif found.copied is not None:
             count = found.copied.trips(axis)
         if count > 1:

@@ -133,7 +133,9 @@ def plan_windows(plan: SumPlan, found: Windows) -> tuple[list[PlannedAxis], Bind
     waiting = [axis for axis in inside if axis is not share.axis]
     _stage_filter(plan, found, tile, waiting)
     order = [*outside, lane, *inside, second]
-    return _shared_out(plan, share, order, inside, "waiting and copied filters cost least")
+    return _shared_out(
+        plan, share, order, [*inside, second], "waiting and copied filters cost least"
+    )
 
 
 def _loops_around(

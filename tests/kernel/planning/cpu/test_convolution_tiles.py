@@ -9,6 +9,7 @@ from baregrad.kernel.planning.first_schedule import choose_schedule
 from baregrad.target.cpu import cpu_row_named
 from tests.kernel import kernels as k
 from tests.kernel.planning.cpu.test_convolutions import is_shared
+from tests.kernel.test_lowering import check
 
 AVX512 = cpu_row_named("x86-64-avx512")
 
@@ -42,3 +43,16 @@ def test_threads_share_images_that_are_in_memory_and_read_once_for_each_panel() 
     # One that the second cache holds may be read again for each of another thread's channels.
     schedule = choose_schedule(k.conv(2, 64, 128, 28, 28, 1, 2), two)
     assert [step.axis for step in schedule.steps if is_shared(step)] == ["i1o"]
+
+
+def test_threads_share_the_steps_of_one_long_row() -> None:
+    """A sequence has no other axis: its tiles are shared where no sums wait between panels."""
+    kernel = k.conv(1, 17, 16, 3, 2050, 3)
+    schedule = choose_schedule(kernel, replace(AVX512, cores=8))
+    (shared,) = [step.axis for step in schedule.steps if is_shared(step)]
+    (row,) = [
+        step for step in schedule.steps
+        if isinstance(step, Split) and shared in [name for name, _ in step.parts]
+    ]
+    assert row.axis == "i3" and row.parts[0] == (shared, 0)
+    check(kernel, schedule, AVX512)
