@@ -75,8 +75,9 @@ def plan_stream(
     is_gradient = len(facts.products) > 1 and held > 0
     most = MOST_OF_GRADIENTS if is_gradient else MOST_HELD
     # Of what is widened as it is read, threads wait for loads: more blocks ask for more at once. An
-    # H200 decodes from 8-bit floats 1.25 times as fast by 16 keys as by 32.
-    waits = facts.is_widened(target) * (2 if rows <= M else 1)
+    # H200 decodes from 8-bit floats 1.25 times as fast by 16 keys as by 32. Of those that come by
+    # themselves 64 keys leave room for half as many warps, and take registers: 1.02 times as long.
+    waits = facts.is_widened(target) * (2 if rows <= M else 1) or bool(facts.octets(target, False))
     # Beside few keys, as of a part of them, others would be copied for nothing.
     keys_at_most = max(next_power_of_two(index.upper(extent_of(facts.key))), KEYS[-1])
     found = _of_groups(facts, target, rows) + [
