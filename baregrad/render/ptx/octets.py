@@ -18,6 +18,8 @@ BYTE = 255
 # The bytes of the second operand, each of four bits.
 SELECTOR = 0x7654
 _PLACES = (0, 8, 16, 24)
+# Where a byte is none of a word's.
+_MANY = -1
 _KNOWN: MappingProxyType[Op, Callable[[int, int], int]] = MappingProxyType({
     Ops.MUL: lambda x, y: x * y, Ops.ADD: lambda x, y: x + y,
 })  # fmt: skip
@@ -50,6 +52,55 @@ def replace_octet(f: PtxText, node: Node) -> bool:
         choice = others | octet << target // 2
         f.emit("prmt.b32", result, words[lane], f.constant(lead), str(choice))
     return True
+
+
+def join_octets(f: PtxText, node: Node) -> bool:
+    """Write an OR if each of its bytes is one of two words' bytes; whether it is."""
+    if node.op is not Ops.OR or node.dtype not in (dtypes.int32, dtypes.uint32):
+        return False
+    (first, left), (second, right) = map(_octets, node.src)
+    if any(word.op in (Ops.CONST, Ops.REG) for word in (first, second)):
+        return False
+    choice = 0
+    for at, (own, other) in enumerate(zip(left, right, strict=True)):
+        if own is not None and other is None:
+            choice |= own << 4 * at
+        elif own is None and other is not None:
+            choice |= other + len(_PLACES) << 4 * at
+        else:
+            return False
+        if _MANY in (own, other):
+            return False
+    count = f.width(node)
+    words = [f.lanes(word, count) for word in (first, second)]
+    for lane, result in enumerate(f.define(node)):
+        f.emit("prmt.b32", result, words[0][lane], words[1][lane], str(choice))
+    return True
+
+
+def _octets(node: Node) -> tuple[Node, tuple[int | None, ...]]:
+    """A word, and which of its bytes each byte of what it is shifted and masked to is.
+
+    None stands for 0, `_MANY` for what is no byte of it.
+    """
+    whole = tuple(range(len(_PLACES)))
+    if node.op not in (Ops.AND, Ops.SHL, Ops.SHR) or node.src[1].op is not Ops.CONST:
+        return node, whole
+    word, places = _octets(node.src[0])
+    number = int(node.src[1].arg)
+    if node.op is Ops.AND:
+        octets = [number >> shift & BYTE for shift in _PLACES]
+        if set(octets) <= {0, BYTE}:
+            kept = zip(places, octets, strict=True)
+            return word, tuple([place if octet else None for place, octet in kept])
+    elif number in _PLACES:
+        gone = number // 8
+        if node.op is Ops.SHL:
+            return word, ((None,) * gone + places)[: len(whole)]
+        # What comes in of a signed number are copies of its sign.
+        more = _MANY if node.dtype is dtypes.int32 else None
+        return word, places[gone:] + (more,) * gone
+    return node, whole
 
 
 def _known(node: Node) -> tuple[int, ...] | None:

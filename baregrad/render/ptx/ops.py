@@ -19,7 +19,7 @@ from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import COMPARE, Op, Ops, mask_of
 from baregrad.render.interface import BOOL_OPS
 from baregrad.render.ptx.convert import CONVERSIONS, narrow, widen_pairs
-from baregrad.render.ptx.octets import replace_octet
+from baregrad.render.ptx.octets import join_octets, replace_octet
 from baregrad.render.ptx.text import PtxText
 from baregrad.render.ptx.types import literal, ptx_type
 
@@ -29,7 +29,7 @@ LaneRule = Callable[..., None]
 
 def elementwise(f: PtxText, node: Node) -> None:
     """An elementwise instruction, for each of its lanes."""
-    if replace_octet(f, node) or widen_pairs(f, node):
+    if replace_octet(f, node) or join_octets(f, node) or widen_pairs(f, node):
         return
     rule = LANE_RULES.get(node.op)
     if rule is None or node.dtype.kind in ("index", "token"):
