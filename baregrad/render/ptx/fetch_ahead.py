@@ -28,7 +28,7 @@ FOLDS = ("shfl.sync.bfly", "bar.sync")
 # Registers of a thread, about, which say how many blocks begin at once.
 REGISTERS = 64
 # The share of the second cache that all blocks at once ask for, as (part, of).
-SHARE = (3, 4)
+SHARE = (1, 4)
 
 
 class BlockPlaces(NamedTuple):
@@ -66,11 +66,12 @@ def fetch_ahead(f: PtxText) -> None:
     total = sum(run.nbytes for run in runs)
     if any(run.buffer in f.signature.written for run in runs):
         return
-    if not LEAST_NBYTES <= total <= MOST_NBYTES:
+    if total < LEAST_NBYTES:
         return
     warps = -(-f.signature.threads // f.target.warp_lanes)
     resident = f.target.units * max(f.target.resident_blocks(warps, REGISTERS, 0), 1)
     most = f.target.cache_bytes * SHARE[0] // SHARE[1] // min(resident, runs[0].blocks)
+    most = min(most, MOST_NBYTES)
     thread, block = (f.made("%r", "mov.u32", special) for special in ("%tid.x", "%ctaid.x"))
     # Those that begin when others have ended wait for nothing: what they asked for, they would only
     # read twice. Others than the first thread do not even find out where.

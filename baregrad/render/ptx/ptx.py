@@ -14,6 +14,7 @@ from types import MappingProxyType
 
 from baregrad.base.errors import CompilerBug
 from baregrad.ir.analysis.rows import by_rows
+from baregrad.ir.analysis.words import WORD_NBYTES
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops, mask_of
 from baregrad.render.gpu import WAIT, gpu_signature
@@ -123,6 +124,8 @@ def _launch_bounds(f: PtxText) -> list[str]:
     lines = [f".reqntid {f.signature.threads}, 1, 1"]
     if _shares_registers(f):
         lines.append(f".minnctapersm {BUSY_THREADS // f.signature.threads}")
+    elif blocks := _blocks_of_words(f):
+        lines.append(f".minnctapersm {blocks}")
     elif (blocks := _blocks(f)) > (not f.program.arg.copiers):
         # Registers change hands where it is said how many there are.
         lines.append(f".minnctapersm {blocks}")
@@ -136,6 +139,20 @@ def _launch_bounds(f: PtxText) -> list[str]:
 
 def _blocks(f: PtxText) -> int:
     return blocks_of_groups(f.program, f.signature, f.target)
+
+
+def _blocks_of_words(f: PtxText) -> int:
+    """How many blocks whose threads multiply words have registers for all that these load; or 0.
+
+    Untold, the assembler leaves room for more blocks, and has loads wait behind arithmetic.
+    """
+    code = f.program.src
+    if not any(node.op is Ops.DOT4 for node in code):
+        return 0
+    loads = [node for node in code if node.op is Ops.VLOAD and node.src[0].op is Ops.PARAM]
+    nbytes: int = sum([max(node.arg.width, 1) * node.dtype.itemsize for node in loads])
+    warps = -(-f.signature.threads // f.target.warp_lanes)
+    return f.target.resident_blocks(warps, nbytes // WORD_NBYTES + OTHER_REGISTERS, 0)
 
 
 def _shares_registers(f: PtxText) -> bool:
