@@ -12,6 +12,7 @@ from baregrad.schedule.access import VIEWS, Idx, through_fold
 from baregrad.schedule.draft import Part, Request, hoisted
 from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.survey import COSTLY
+from baregrad.schedule.traffic import is_half
 
 _CONST = Ops.CONST
 _INDEX = dtypes.index
@@ -161,6 +162,10 @@ def expand(fusion: Fusion, request: Request) -> None:
     draft = request.draft
     draft.pending -= 1
     op = request.node.op
-    # A sine is dozens of instructions: kernels are bounded by those, not by nodes.
-    draft.count += _count_of(op, 1)
+    if request.node in fusion.row_factors:
+        # Made once for many rows: neither that nor what it reads bounds a kernel.
+        draft.loads -= sum(map(is_half, request.node.src))
+    else:
+        # A sine is dozens of instructions: kernels are bounded by those, not by nodes.
+        draft.count += _count_of(op, 1)
     _expansion_of(op)(fusion, request)

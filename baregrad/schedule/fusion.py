@@ -30,7 +30,7 @@ from baregrad.schedule.draft import (
     scope_points,
     token,
 )
-from baregrad.schedule.packed_factors import packed_factors
+from baregrad.schedule.packed_factors import packed_factors, row_factors
 from baregrad.schedule.plan import Decision
 from baregrad.schedule.survey import (
     Survey,
@@ -122,7 +122,13 @@ class Fusion:
     @cached_property
     def packed(self) -> frozenset[Node]:
         """What the numbers of packed factors are made of, which is never stored."""
-        return packed_factors(self.order, self.survey, self.traffic, self.matrix_units)
+        found = packed_factors(self.order, self.survey, self.traffic, self.matrix_units)
+        return found | self.row_factors
+
+    @cached_property
+    def row_factors(self) -> frozenset[Node]:
+        """What a GPU's threads make of the rows that they multiply by packed factors."""
+        return row_factors(self.order) if self.gpu else frozenset()
 
     def store(self, node: Node, draft: Draft, readers: list[Request]) -> None:
         """Note that `draft` writes `node`, which the other requests read from memory."""

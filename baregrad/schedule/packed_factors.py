@@ -17,7 +17,7 @@ from baregrad.ir.analysis.words import byte_products
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
 from baregrad.schedule.survey import VIEWED, Survey
-from baregrad.schedule.traffic import Traffic
+from baregrad.schedule.traffic import Traffic, is_half
 
 # How many times as many bytes the numbers take, at least.
 LEAST_RATIO = 2.0
@@ -33,6 +33,7 @@ _BYTES = (dtypes.uint8, dtypes.int8)
 _NUMBERS = Ops.CONST.bit | Ops.IOTA.bit
 _SHOWN = VIEWED | Ops.GATHER.bit
 _INSIDE = _ELEMENTWISE | _SHOWN
+_ROW = _ELEMENTWISE | VIEWED
 
 
 def packed_factors(
@@ -59,6 +60,18 @@ def packed_factors(
                 continue
             if _is_packed(factor, survey, traffic):
                 found |= _inside(factor)
+    return frozenset(found)
+
+
+def row_factors(order: Iterable[Node]) -> frozenset[Node]:
+    """What sums of products of bytes make of 16-bit floats alone, which are in memory by then.
+
+    A GPU's threads make it once for all of their rows, in less time than a launch takes.
+    """
+    found: set[Node] = set()
+    for node in order:
+        if node.op is Ops.REDUCE and byte_products(node.src[0]):
+            found |= _made_of_halves(node.src[0])
     return frozenset(found)
 
 
@@ -110,6 +123,20 @@ def _made_of_bytes(body: Node) -> set[Node]:
             for child in node.src
         )):  # fmt: skip
             found.add(node)
+    return found
+
+
+def _made_of_halves(body: Node) -> set[Node]:
+    found: set[Node] = set()
+    plain: set[Node] = set()
+    for node in toposort(body, enter=lambda one: bool(one.op.bit & _ROW) and not is_half(one)):
+        if node.op.bit & _NUMBERS:
+            plain.add(node)
+        elif node.op.bit & _ROW and not is_half(node):
+            if all(child in plain for child in node.src):
+                plain.add(node)
+            elif all(child in plain or child in found or is_half(child) for child in node.src):
+                found.add(node)
     return found
 
 

@@ -88,14 +88,14 @@ class Traffic:
 
 def is_little(node: Node) -> bool:
     """Whether a value is a few operations on one array, of 16 bits or asked for in memory."""
-    if _is_half(node):
+    if is_half(node):
         return False
     arrays, found, waiting = set[Node](), {node}, [node]
     while waiting:
         value = waiting.pop()
         if value.op is Ops.CONST:
             continue
-        if value.op in _HELD or _is_half(value):
+        if value.op in _HELD or is_half(value):
             while value.op.bit & VIEWED:
                 value = value.src[0]
             arrays.add(value)
@@ -110,5 +110,6 @@ def is_little(node: Node) -> bool:
     return len(arrays) == 1
 
 
-def _is_half(value: Node) -> bool:
+def is_half(value: Node) -> bool:
+    """Whether a value is of 16-bit floats."""
     return value.dtype.is_float and value.dtype.bits == 16

@@ -11,7 +11,7 @@ from baregrad import dtypes
 from baregrad.ir.core.node import Node
 from baregrad.kernel import choose_schedule, grid_size
 from baregrad.render import get
-from baregrad.render.ptx.fetch_ahead import BlockPlaces, joined, runs_of
+from baregrad.render.ptx.fetch_ahead import MOST_NBYTES, BlockPlaces, joined, runs_of
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER, lowered
 from tests.kernel.packed_products import packed_product
@@ -29,7 +29,7 @@ def product(name: str, out: int, width: int, rows: int = 1) -> tuple[Node, int]:
 
 @pytest.mark.parametrize(("name", "rows"), [("Q4_0", 1), ("Q6_K", 1), ("Q8_0", 1), ("Q6_K", 16)])
 def test_blocks_ask_for_all_words_and_for_each_once(name: str, rows: int) -> None:
-    program, blocks = product(name, 64, 1024, rows)
+    program, blocks = product(name, 64, 512 if rows > 1 else 1024, rows)
     runs = list(runs_of(program, prod(program.arg.block)))
     assert any(run.buffer.dtype is dtypes.uint32 for run in runs)
     for run in runs:
@@ -67,10 +67,19 @@ def test_matrices_in_one_array_are_asked_for_apart() -> None:
 
 
 def test_blocks_that_begin_later_ask_for_nothing() -> None:
-    program, blocks = product("Q4_K", 131072, 1024)
+    program, blocks = product("Q6_K", 131072, 1024)
     text = get("ptx").render(program, HOPPER)
     (bound,) = re.findall(r"setp\.ge\.or\.u32 %p\d+, %r\d+, (\d+),", text)
     assert HOPPER.units <= int(bound) < blocks
+
+
+def test_blocks_ask_for_a_share_of_the_cache_together() -> None:
+    program, blocks = product("Q4_K", 131072, 4096)
+    runs = list(runs_of(program, prod(program.arg.block)))
+    asked = [int(nbytes) for nbytes in ASKED.findall(get("ptx").render(program, HOPPER))]
+    assert len(asked) == len(runs) and all(asked)
+    assert sum(run.nbytes for run in runs) > MOST_NBYTES > sum(asked)
+    assert HOPPER.cache_bytes // 5 < blocks * sum(asked) < HOPPER.cache_bytes // 3
 
 
 @pytest.mark.parametrize(

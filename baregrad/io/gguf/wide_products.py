@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from functools import reduce
 
 from baregrad.dtypes import dtypes
-from baregrad.io.gguf.byte_products import CODES, WORD, WORDS
+from baregrad.io.gguf.byte_products import CODES, EACH, WORD, WORDS
 from baregrad.io.gguf.planes import Planes
 from baregrad.tensor import Tensor
 
@@ -28,8 +28,10 @@ _SCALE = 13
 BY_INTEGERS = ("Q4_1", "Q2_K", "Q4_K", "Q5_K")
 # The exponent, as it lies there, below which all of a run is 0: what a step stands for is a number.
 _NOTHING = _SCALE + 1
-# Words of a run in memory: a multiple of the widest load's, and neighbours in banks of their own.
-_STRIDE = 12
+# What a float32 is added to, to be rounded to an integer: 1.5 * 2**23, which has room for a sign.
+_ROUNDING = 12582912.0
+# The first and the third byte of a word.
+_EVEN = 0x00FF00FF
 
 
 def split_row(
@@ -37,30 +39,23 @@ def split_row(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """High and low bytes, int32 words (..., runs, 4), of float32 (..., runs, 16), and more.
 
-    That is what an integer stands for times its run's `units` (runs, 1), float32 (..., runs), and
+    That is what an integer stands for times its run's `units` (runs,), float32 (..., runs), and
     the sum of the numbers that a run's integers stand for, likewise; with an `offset`, less that
-    times it. All lie in one array, made at once.
+    times it. All are lazy: on a GPU the threads of a product make them for all of their rows.
     """
     *lead, count, _ = runs.shape
     parts = runs.reshape(*lead, count, WORDS, WORD)
     each = [parts[..., word, place] for word in range(WORDS) for place in range(WORD)]
     inverse, step = _scales(reduce(Tensor.maximum, [one.abs() for one in each]))
-    # High bytes, then low ones: the same operations on both.
-    shift = 8 - 8 * Tensor.arange(2, dtype=dtypes.int32, device=runs.device).reshape(2, 1)
-    places = [(parts[..., place] * inverse.unsqueeze(-1)).round() for place in range(WORD)]
-    places = [one.cast(dtypes.int32).unsqueeze(-2) for one in places]
-    words = _joined([(one + (shift << 4)) >> shift for one in places]).flatten(-2)
-    # As floats these are summed as exactly.
-    total = reduce(Tensor.add, [(one * inverse).round() for one in each])
-    is_step = Tensor.arange(2, dtype=dtypes.int32, device=runs.device) == 0
-    share = (total * -offset if offset else total).unsqueeze(-1)
-    beside = (is_step.where(units, share) * step.unsqueeze(-1)).bitcast(dtypes.int32)
-    size = 2 * WORDS
-    found = words.pad((0, _STRIDE - size)) | beside.pad((size, _STRIDE - size - 2))
-    found = found.contiguous()
-    above, below = found[..., :WORDS], found[..., WORDS:size]
-    step, share = (found[..., at].bitcast(dtypes.float32) for at in (size, size + 1))
-    return above, below, step, share
+    # The last bits of such a float are those of the integer that it was rounded to.
+    scale = inverse.unsqueeze(-1)
+    below = _joined([_rounded(parts[..., place], scale) for place in range(WORD)])
+    lifted = [_rounded(parts[..., place], scale, 128.0) for place in range(WORD)]
+    above = _joined(lifted, 8)
+    ones = [Tensor.full_like(above[..., 0], EACH)] * WORDS
+    total = ((_dots(ones, above) << 8) + _dots(ones, below)).cast(dtypes.float32)
+    share = total * step
+    return above, below, step * units, share * -offset if offset else share
 
 
 def _scales(largest: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,12 +71,20 @@ def _scales(largest: Tensor) -> tuple[Tensor, Tensor]:
     return inverse.bitcast(dtypes.float32), step.bitcast(dtypes.float32)
 
 
-def _joined(octets: list[Tensor]) -> Tensor:
-    """Words of four bytes, lowest first."""
-    found = octets[0] & 255
-    for place, one in enumerate(octets[1:], 1):
-        found = found | ((one & 255) << 8 * place)
-    return found
+def _rounded(values: Tensor, inverse: Tensor, more: float = 0.0) -> Tensor:
+    """What becomes integers, and `more`, after the first bits of a float32."""
+    found = values.fma(inverse, Tensor.full_like(inverse, _ROUNDING))
+    return found + more if more else found
+
+
+def _joined(numbers: list[Tensor], first: int = 0) -> Tensor:
+    """Words of a byte of each of four float32, from bit `first`, 0 or 8, on."""
+    codes = [one.bitcast(dtypes.int32) for one in numbers]
+    # Two by two first, which is one permutation each.
+    even, odd = ((codes[at] & 0xFFFF) | (codes[at + 2] << 16) for at in range(2))
+    if first:
+        return ((even >> 8) & _EVEN) | (odd & ~_EVEN)
+    return (even & _EVEN) | ((odd & _EVEN) << 8)
 
 
 def wide_linear(x: Tensor, blocks: Planes, name: str) -> Tensor:
@@ -100,9 +103,8 @@ def wide_linear(x: Tensor, blocks: Planes, name: str) -> Tensor:
     sizes = tuple([axes[axis] for axis in order])
     units: Tensor | float = 1.0
     if held.units is not None:
-        # Beside what is made of the row anyway: where rows are many this would be a kernel more.
         alike = held.units.unsqueeze(-1).expand(sizes[0], runs.shape[first] // sizes[0])
-        units = alike.reshape(-1, 1)
+        units = alike.flatten()
     above, below, step, sums = (
         _permuted(one.unflatten(first, sizes), first, back).unsqueeze(first)
         for one in split_row(runs, held.offset, units)

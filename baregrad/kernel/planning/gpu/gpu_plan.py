@@ -171,7 +171,7 @@ class GpuPlan:
         if outer != "loop":
             self.steps.append(Bind(f"{name}_o", outer))
         for (part, size), (unit, _) in zip(spelled, units, strict=True):
-            if size > 1:
+            if size > 1 and unit != "loop":
                 self.steps.append(Bind(part, unit))
 
     def meets(self, axes: Sequence[Node], dims: frozenset[str]) -> bool:
@@ -207,15 +207,18 @@ class GpuPlan:
             units.append(("vector", lanes))
         self.parts(fixed, units, "grid")
 
-    def spread_rows(self, rows: Sequence[Node], together: int = WARPS, each: int = 1) -> None:
-        """A part of a block for `each` rows in turn, `together` of them in a block."""
+    def spread_rows(
+        self, rows: Sequence[Node], together: int = WARPS, each: int = 1, turns: int = 1
+    ) -> None:
+        """A part of a block for `each` rows at once, `together` of them in a block, and `turns`."""
         axes = [axis for axis in rows if extent_of(axis) != 1]
         if not axes:
             return
         longest = max(axes, key=lambda axis: index.upper(extent_of(axis)))
         self.grid([axis for axis in axes if axis is not longest])
         units = [("thread_y", together), ("unroll", each)]
-        self.parts([longest], units[: 2 if each > 1 else 1], "grid")
+        units = units[: 2 if each > 1 else 1]
+        self.parts([longest], [("loop", turns), *units] if turns > 1 else units, "grid")
 
     def together(self, ordered: Sequence[Node]) -> list[Node]:
         """The innermost of some axes that all accesses see as one, outermost first."""

@@ -34,9 +34,10 @@ MOST_WORDS = 4
 # are left; and those of all sums together where a step has many numbers, each of which is widened
 # for all of them.
 MOST_ROWS, MANY_ROWS, BUSY_WARPS = 2, 4, 16
-# The same where words are multiplied as they are: what takes longest are loads of the other factor.
-# Of more than four warps each waits for more than it has to do.
-MOST_WORD_ROWS, MOST_WORD_WARPS, BUSY_WORD_WARPS = 4, 4, 24
+# The same where words are multiplied as they are: rows at once, threads of a row at most, and warps
+# of a multiprocessor that all begin at once, which have their rows in turn.
+MOST_WORD_ROWS, MOST_WORD_THREADS, WORD_WARPS = 4, 1024, 32
+MOST_TURNS = 64
 
 
 def plan_packed(plan: GpuPlan) -> bool:
@@ -126,8 +127,9 @@ def _plan(
     plan.taken.update((*held, *moving))
     count = prod([int(axis.src[0].arg) for axis in moving])
     has_words = _has_words(plan)
+    turns = 1
     if has_words:
-        first, each = _shares_of_words(plan, iterations(rows), count)
+        first, each, turns = _shares_of_words(plan, iterations(rows), count)
     else:
         most = next_power_of_two(max(count * numbers // THREAD_NUMBERS, 1))
         first = min(max(most, min(next_power_of_two(count), plan.warp)), MOST_WARPS * plan.warp)
@@ -139,14 +141,15 @@ def _plan(
             each //= 2
     threads = plan.pick("threads of a row", powers_from(first, 1, MOST_WARPS * plan.warp))
     each = plan.pick("rows of a thread", powers_from(each, 1, 2 * MOST_ROWS))
+    turns = plan.pick("rows in turn", powers_from(turns, 1, MOST_TURNS))
     if threads <= plan.warp:
         units = [("thread", threads)]
         most = plan.target.threads_per_block // threads
         blocks = powers_from(WARPS * plan.warp // threads, 1, most)
-        plan.spread_rows(rows, plan.pick("rows of a block", blocks), each)
+        plan.spread_rows(rows, plan.pick("rows of a block", blocks), each, turns)
     else:
         units = [("thread_y", threads // plan.warp), ("thread", plan.warp)]
-        plan.spread_rows(rows, 1, each)
+        plan.spread_rows(rows, 1, each, turns)
     most = 1 if has_words else max(min(count // threads, TOGETHER // numbers) // together, 1)
     while -(-count // (threads * together)) % most:
         most -= 1
@@ -165,18 +168,21 @@ def _plan(
             plan.steps.append(Bind(part, unit))
 
 
-def _shares_of_words(plan: GpuPlan, rows: int, count: int) -> tuple[int, int]:
-    """Threads of a row, and rows of a thread, as many as leave a multiprocessor enough warps.
+def _shares_of_words(plan: GpuPlan, rows: int, count: int) -> tuple[int, int, int]:
+    """Threads of a row, rows of a thread at once, and how many times as many it has in turn.
 
-    A thread has few steps, as they take as long as they do one after the other. The order of a sum
-    hangs on its length alone, not on how many rows there are. count: steps of a row.
+    A thread has one step of a row if it can: what it makes of the other factor is then the same for
+    all of its rows. It has as many as let all blocks begin at once, which makes that seldom, and
+    lets the next kernel begin. The order of a sum hangs on its length alone. count: steps of a row.
     """
-    busy = BUSY_WORD_WARPS * plan.warp * plan.target.units
-    threads = min(max(next_power_of_two(count + 1) // 2, plan.warp), MOST_WORD_WARPS * plan.warp)
+    warp = plan.warp
+    steps = -(-count // MOST_WORD_THREADS)
+    threads = -(-count // (steps * warp)) * warp
+    most = WORD_WARPS * warp * plan.target.units // threads
     each = max(MOST_WORD_ROWS // len(plan.facts.reductions), 1)
-    while each > 1 and rows // each * threads < busy:
+    while each > 1 and 2 * (rows // each) < most:
         each //= 2
-    return threads, each
+    return threads, each, max(-(-rows // (each * most)), 1)
 
 
 def _has_words(plan: GpuPlan) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import prod
 
 import pytest
 
@@ -22,7 +23,7 @@ from baregrad.kernel.planning.gpu.gpu_schedule import choose_gpu_schedule
 from baregrad.render import get
 from baregrad.schedule import make_plan
 from tests.graph.streams.test_passes import graph_of
-from tests.kernel.gpu_kernels import HOPPER, check_gpu
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
 from tests.kernel.packed_products import packed_product
 
 
@@ -93,6 +94,36 @@ def test_rows_that_keep_a_machine_busy_are_several_of_a_thread(
     assert asked.made["rows of a thread"].taken == str(rows)
 
 
+@pytest.mark.parametrize(("out", "width", "threads", "rows", "turns"), [
+    (14336, 4096, 128, 4, 4), (4096, 14336, 448, 4, 4), (4096, 4096, 128, 4, 1),
+    (1024, 4096, 128, 1, 1), (128256, 4096, 128, 4, 31), (65536, 1024, 32, 4, 4),
+])  # fmt: skip
+def test_all_blocks_of_words_begin_at_once(
+    out: int, width: int, threads: int, rows: int, turns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
+    asked = Decisions(noted=True)
+    kernel = packed_product("Q4_K", 1, out, width, dtypes.bfloat16)
+    _, program = lowered(kernel, choose(kernel, HOPPER, asked).schedule)
+    names = ("threads of a row", "rows of a thread", "rows in turn")
+    assert [asked.made[name].taken for name in names] == [str(n) for n in (threads, rows, turns)]
+    text = get("ptx").render(program, HOPPER)
+    (least,) = re.findall(r"\.minnctapersm (\d+)", text)
+    # What a thread makes of the row it makes ahead of the loop over its rows.
+    assert int(least) * prod(program.arg.block) >= 28 * 32
+    before, _, loop = text.partition("\nL")
+    assert bool(loop) == (turns > 1)
+    assert before.count("max.NaN.f32") == 30 and "max.NaN.f32" not in loop
+    assert len(re.findall(r"ld\.global\.v4\.b32", loop or before)) == rows + 4 * (turns == 1)
+
+
+def test_products_in_turn_are_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight, "LARGE_NBYTES", 1)
+    kernel = packed_product("Q4_K", 1, 37, 1024, dtypes.bfloat16)
+    wanted = Decisions({"rows in turn": "4", "rows of a thread": "2"})
+    check_gpu(kernel, choose(kernel, HOPPER, wanted).schedule)
+
+
 @pytest.mark.parametrize("name", ["Q4_K", "Q6_K"])
 def test_the_order_of_a_sum_hangs_on_its_length_alone(
     name: str, monkeypatch: pytest.MonkeyPatch
@@ -121,7 +152,11 @@ def test_matrix_units_take_four_numbers_of_a_word_at_once(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["Q6_K", "Q4_K", "Q8_0"])
-def test_two_products_with_one_row_are_one_kernel(name: str) -> None:
+@pytest.mark.parametrize("least", [1, weight.LARGE_NBYTES])
+def test_two_products_with_one_row_are_one_kernel(
+    name: str, least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight, "LARGE_NBYTES", least)
     row = by_name(name)
     with options.override(device="NULL", cache=False):
         arrays = [
