@@ -4,7 +4,8 @@ A matrix unit takes eight neighbours at once, and a window's neighbours are no s
 element after the other. With the channels innermost all of a convolution's steps are whole chunks,
 for its gradients as well, and each of them is of the image or of the zeros around it, which are
 stored only where there is much to multiply. The copy takes a few bytes for each of the many
-products of an element; what computes the image writes it in that order at once.
+products of an element; what computes the image writes it in that order at once. An array that lies
+so in memory, as one that PyTorch calls channels-last, is read where it is.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from baregrad.target import AnyTarget
 
 _VIEWS = mask_of((Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.WINDOW))
 _PAD = Ops.PAD.bit
+_IN_MEMORY = (Ops.PARAM, Ops.BUFFER)
 # Elements that are copied together, at least where they lie so, and steps of a sum that are worth a
 # matrix unit.
 CHUNK = 8
@@ -171,17 +173,20 @@ def _packed(factor: _Factor, other: _Factor, uses: int, walks: bool) -> Node:
     order = _order(stored.shape, factor, other)
     if order is None and not inside:
         return whole
+    is_stored = order is not None or factor.windows > 0
+    order = order or tuple(range(len(stored.shape)))
     products = uses * prod([view.arg.taps / view.arg.stride for view in factor.views
                             if view.op is Ops.WINDOW])  # fmt: skip
-    beside = order is not None and all(_is_beside(pad, order[-1]) for pad in inside)
-    is_walk = walks and order is not None and stored.shape[order[-1]] % WALK_CHANNELS == 0
+    turns = _turns(inside)
+    pads = inside[: len(inside) - len(turns)]
+    is_walk = walks and stored.shape[order[-1]] % WALK_CHANNELS == 0
     is_few = products < (MANY_ALONG if factor.along else MANY_PRODUCTS)
-    if order is not None and beside and (is_walk or is_few):
+    if is_stored and (is_walk or is_few) and all(_is_beside(pad, order[-1]) for pad in pads):
         # Zeros are part of no chunk: what is copied is there or not.
-        stored = permute(_in_order(narrow.src[0], order), _places(order))
-        return cast(_over([*factor.views, *inside], stored), base.dtype)
-    if order is not None or factor.windows or factor.base.op is Ops.WINDOW:
-        order = order or tuple(range(len(stored.shape)))
+        image = _over(turns, narrow.src[0])
+        stored = permute(_in_order(image, order), _places(order))
+        return cast(_over([*factor.views, *pads], stored), base.dtype)
+    if is_stored or factor.base.op is Ops.WINDOW:
         stored = permute(_in_order(stored, order), _places(order))
     return cast(_over(factor.views, stored), base.dtype)
 
@@ -193,9 +198,20 @@ def _is_beside(pad: Node, axis: int) -> bool:
     return not (pad.arg[axis].lo or pad.arg[axis].hi)
 
 
+def _turns(views: Sequence[Node]) -> list[Node]:
+    """The last of some views that only put axes in another order."""
+    found = list[Node]()
+    for view in reversed(views):
+        if view.op is not Ops.PERMUTE:
+            break
+        found.insert(0, view)
+    return found
+
+
 def _in_order(value: Node, order: tuple[int, ...]) -> Node:
-    """A value that is stored with its axes in an order."""
-    return Node(Ops.CONTIGUOUS, value.dtype, (permute(value, order),))
+    """A value that is stored with its axes in an order; an array itself that lies so."""
+    turned = permute(value, order)
+    return turned if turned.op in _IN_MEMORY else Node(Ops.CONTIGUOUS, value.dtype, (turned,))
 
 
 def _places(order: tuple[int, ...]) -> tuple[int, ...]:

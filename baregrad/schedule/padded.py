@@ -78,15 +78,16 @@ def is_shared_by_threads(fusion: Fusion, node: Node, requests: list[Request]) ->
 def is_read_in_chunks(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
     """Whether `node`, a PAD on a GPU, is of what products of matrices read in whole chunks.
 
-    That is stored with an axis innermost that is not padded: of each chunk that is copied for a
-    matrix unit one condition says whether it is there.
+    That is stored with an axis innermost that is not padded, or an array that lies so: of each
+    chunk that is copied for a matrix unit one condition says whether it is there.
     """
     below = node.src[0]
     inner = len(node.shape) - 1
     if below.op is Ops.PERMUTE:
         inner = below.arg.index(inner)
         below = below.src[0]
-    if not fusion.gpu or below.op is not Ops.CONTIGUOUS or any(p.interior for p in node.arg):
+    is_stored = below.op is Ops.CONTIGUOUS or below.op in LEAVES
+    if not fusion.gpu or not is_stored or any(p.interior for p in node.arg):
         return False
     extent, pad = node.shape[inner], node.arg[inner]
     if extent.__class__ is not int or extent % CHUNK or pad.lo or pad.hi:

@@ -187,6 +187,22 @@ CASES: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
 )
 
 
+@pytest.mark.parametrize("padding", [0, 1])
+def test_what_lies_with_its_channels_innermost_is_stored_nowhere(padding: int) -> None:
+    rng = np.random.default_rng(0)
+    x, w = (rng.standard_normal(shape).astype(np.float16)
+            for shape in ((2, 5, 6, 64), (16, 3, 3, 64)))  # fmt: skip
+    left, right = (torch.tensor(one.astype(np.float64)).permute(0, 3, 1, 2) for one in (x, w))
+    wanted = torch.nn.functional.conv2d(left, right, padding=padding).numpy()
+    with ptx_session():
+        a, b = (Tensor(one).realize().permute(0, 3, 1, 2) for one in (x, w))
+        y = a.conv2d(b, padding=padding)
+        sink = Node(Ops.SINK, dtypes.token, (y.node,))
+        assert stored(canonicalise(sink, target=HOPPER)) == []
+        found = y.numpy()
+    assert np.abs(found - wanted).max() < 2.0**-9 * float(np.abs(wanted).max())
+
+
 @pytest.mark.parametrize(("image", "filters", "how"), CASES)
 def test_convolutions_and_their_gradients(
     image: tuple[int, ...], filters: tuple[int, ...], how: dict[str, Any]

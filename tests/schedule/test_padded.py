@@ -58,3 +58,13 @@ def test_a_gpu_s_matrix_units_read_images_between_zeros_that_nobody_stores() -> 
     assert len(turned) == 2
     assert largest_buffer(plan) == 2 * 64 * 64 * 56 * 56
     assert any("copies of 8 and 8 elements" in why for why in choose(product, target).why())
+
+
+def test_images_and_filters_whose_channels_lie_innermost_are_not_copied() -> None:
+    target = gpu_row("sm_90a")
+    x, k = (param(slot, *shape, dtype=dtypes.bfloat16).permute(0, 3, 1, 2).cast(dtypes.float32)
+            for slot, shape in enumerate(((64, 56, 56, 64), (64, 3, 3, 64))))  # fmt: skip
+    y = convolve(x, k).cast(dtypes.bfloat16)
+    plan = make_plan(canonicalise(sink(y), None, target), donate={}, target=target)
+    (product,) = plan.kernels
+    assert any("copies of 8 and 8 elements" in why for why in choose(product, target).why())
