@@ -21,7 +21,7 @@ from baregrad.ir.protocol.attributes import Done, Fence
 from baregrad.kernel.gpu.barriers import BARRIER, sequence
 from baregrad.kernel.gpu.parted_sums import DONE, FIRST_ID, last_parts, parts_of, read_by_rows
 from baregrad.kernel.gpu.threads import TURNS_ID
-from baregrad.kernel.instructions.wgmma import INSTRUCTION
+from baregrad.kernel.instructions.wgmma import INSTRUCTION, adds_apart
 
 # Beyond the ids of all other arrays: scales of panels' sums; and as many as a thread keeps of them.
 SCALES_ID, MOST_SCALES = 1 << 27, 16
@@ -29,6 +29,7 @@ _STATEMENTS = mask_of(STATEMENTS)
 _MMA = Ops.MMA.bit
 _BODIES = mask_of((Ops.KERNEL, Ops.SEQ, Ops.LOOP, Ops.IF))
 _FENCE = Node(Ops.FENCE, dtypes.token, (), Fence("generic", "async"))
+_ANEW = const(False, dtypes.bool)
 _SLOTS = Node(Ops.DONE, dtypes.token, (), Done("slots"))
 
 
@@ -91,9 +92,12 @@ def _in_order(items: Sequence[Node]) -> list[Node]:
             if _reads(follows, group) and (clears := _begins(found, group)) is not None:
                 # What reads its sums comes next, and reads all else while they are made.
                 reads, reader = _read_early(follows)
-                found.pop(clears)
-                place -= clears < place
-                read, begun, after = follows, reads, read_by_rows(group, reader)
+                read, after = follows, [DONE, reader]
+                begun = [*reads, group.replace(src=(*group.src[:3], _ANEW, *group.src[4:]))]
+                if adds_apart(group.arg.operand):
+                    found.pop(clears)
+                    place -= clears < place
+                    begun, after = reads, read_by_rows(group, reader)
             found[place:place] = begun
             found += after
             if not waits and not after:
