@@ -120,6 +120,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
     narrow = min(orders.left.lanes, orders.right.lanes) < CHUNK
     products = _products(plan, factors)
     ranked: list[_AnyChoice] = []
+    engine: Orders | None = None
     operations = operations_of(factors.left), operations_of(factors.right)
     if any(operations) and any(words):
         ranked += ranked_unpacked(plan.target, products, operations, CHUNK, words)
@@ -128,10 +129,11 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         # Of fewer rows or columns the unit would multiply zeros.
         is_wide = min(m, n) >= wgmma.M and panel == wgmma.row_of(what.left)
         if is_wide and wgmma.has_groups(plan.target, what.left):
-            ranked += _groups(plan, factors, orders, products, words, what.left)
+            engine = _of_engine(plan, factors, orders)
+            ranked += _groups(plan, factors, engine, products, words, what.left)
             ranked.sort(key=lambda each: each.cycles)
             ranked = larger_first(ranked)
-    product = _Tiled(factors, orders, (panel, DEPTH), words, products[0])
+    product = _Tiled(factors, orders, (panel, DEPTH), words, products[0], engine)
     choice = _picked(plan, product, ranked)
     if isinstance(choice, UnpackedChoice):
         product = product._replace(steps=(choice.panel, DEPTH))
@@ -159,12 +161,13 @@ def _plan_along(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
         plan.because("what is summed does not lie together: no products of {} by groups", dtype)
         return False
     products = _products(plan, factors)
-    ranked = _groups(plan, factors, orders, products, words, dtype)
+    engine = _of_engine(plan, factors, orders)
+    ranked = _groups(plan, factors, engine, products, words, dtype)
     if factors.scale is not None:
         if extent_of(orders.depth[-1]) != panel or orders.depth[-1] in factors.scale.ranges:
             plan.because("scales are not those of whole panels: no products by groups")
             return False
-    product = _Tiled(factors, orders, (panel, depth), words, products[0])
+    product = _Tiled(factors, orders, (panel, depth), words, products[0], engine)
     choice = _picked(plan, product, ranked)
     if choice is None:
         plan.because("no tile of {} has room: no products by groups", dtype)
@@ -176,7 +179,8 @@ def _plan_along(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
 class _Tiled(NamedTuple):
     """A product whose tile is chosen.
 
-    steps: those of a panel, and of an instruction. words: as of `ranked_tiles`.
+    steps: those of a panel, and of an instruction. words: as of `ranked_tiles`. engine: as of
+    `_of_engine`.
     """
 
     factors: GemmFactors
@@ -184,6 +188,7 @@ class _Tiled(NamedTuple):
     steps: tuple[int, int]
     words: tuple[bool, bool]
     largest: Product
+    engine: Orders | None
 
 
 def _picked(plan: GpuPlan, product: _Tiled, ranked: Sequence[_AnyChoice]) -> Any:
@@ -211,9 +216,10 @@ def _are_boxes(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> bool:
 
 def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
     """The steps of a schedule."""
-    factors, orders, (panel, depth), words, largest = product
+    factors, orders, (panel, depth), words, largest, engine = product
     if isinstance(choice, GroupChoice) and choice.boxes:
-        orders = _walking(factors, orders)
+        assert engine is not None
+        orders = engine
     beside = _beside(plan, orders, choice.tile)
     chosen = _chosen(plan, factors)
     plan.grid([axis for axis in factors.shared if axis not in chosen])
@@ -231,8 +237,8 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
     if isinstance(choice, GroupChoice) and choice.boxes:
         plan.steps.append(Pipeline("k_o", choice.slots, ENGINE))
     elif choice.slots > 1:
-        engine = "async" if any(words) else "lanes"
-        plan.steps.append(Pipeline("k_o", choice.slots, engine))
+        copier = "async" if any(words) else "lanes"
+        plan.steps.append(Pipeline("k_o", choice.slots, copier))
     plan.because(
         "matrix units: {} x {} results for {} {}, {} panels of {} steps at once, "
         "copies of {} and {} elements",
@@ -246,29 +252,29 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
             ", or walks along places of an image" if walks else "",
         )
     elif isinstance(choice, GroupChoice) and plan.target.bulk_copies:
-        chunk = CHUNK_NBYTES // _element_nbytes(factors.left)
-        suits = _in_boxes(plan, factors, orders, chunk)
         plan.because(
-            "threads copy panels: {}", "that takes less time than boxes would" if suits
+            "threads copy panels: {}", "that takes less time than boxes would" if engine
             else "not both are boxes of arrays of known sizes",
         )
 
 
 def _groups(
-    plan: GpuPlan, factors: GemmFactors, orders: Orders, products: Sequence[Product],
+    plan: GpuPlan, factors: GemmFactors, engine: Orders | None, products: Sequence[Product],
     words: tuple[bool, bool], dtype: DType,
 ) -> list[GroupChoice]:  # fmt: skip
-    """Tiles for groups of warps, whose panels threads copy, or an engine where boxes suit."""
+    """Tiles for groups of warps, whose panels threads copy, or an engine where boxes suit.
+
+    engine: as of `_of_engine`.
+    """
     found = ranked_groups(plan.target, products, words, dtype)
-    if _in_boxes(plan, factors, orders, CHUNK_NBYTES // dtype.itemsize):
+    if engine is not None:
         by_boxes = ranked_groups(plan.target, products, words, dtype, True)
         if _chosen(plan, factors) or wgmma.adds_apart(dtype):
             # Panels come unevenly, or are read so.
             most = {one.tile: max(each.slots for each in by_boxes if each.tile == one.tile)
                     for one in by_boxes}  # fmt: skip
             by_boxes = [one for one in by_boxes if one.slots == most[one.tile]]
-        walking = _walking(factors, orders)
-        if any(copy.walks and not copy.turned for copy in (walking.left, walking.right)):
+        if any(copy.walks and not copy.turned for copy in (engine.left, engine.right)):
             by_boxes = [one._replace(cycles=WALKED * one.cycles) for one in by_boxes]
         # What the engine rounds on its way threads would hold, round and store instead.
         rounds = factors.left.is_rounded or factors.right.is_rounded
@@ -278,27 +284,14 @@ def _groups(
     return larger_first(sorted(found, key=lambda choice: choice.cycles))
 
 
-def _in_boxes(plan: GpuPlan, factors: GemmFactors, orders: Orders, chunk: int) -> bool:
-    """Whether panels of both factors are copied as boxes.
+def _of_engine(plan: GpuPlan, factors: GemmFactors, orders: Orders) -> Orders | None:
+    """The orders in which an engine copies panels of both factors; None where it does not.
 
-    Columns that take turns are dimensions of their own: the edge must not part them.
+    As boxes, or along places of an image where they are none. Columns that take turns are
+    dimensions of their own: the edge must not part them.
     """
     if not plan.target.bulk_copies:
-        return False
-    orders = _walking(factors, orders)
-    for factor, copy, own in (
-        (factors.left, orders.left, orders.rows), (factors.right, orders.right, orders.columns),
-    ):  # fmt: skip
-        if not (copy.walks or in_boxes(factor, own, orders.depth, copy, chunk)):
-            return False
-    if orders.right.is_in_order:
-        return True
-    turns = N * _beside(plan, orders, GroupTile(1, 1, 1, wgmma.PANEL))
-    return iterations(orders.columns) % turns == 0
-
-
-def _walking(factors: GemmFactors, orders: Orders) -> Orders:
-    """Orders where an engine copies: along places of an image, of factors that are no boxes."""
+        return None
     found = []
     for factor, copy, own in (
         (factors.left, orders.left, orders.rows), (factors.right, orders.right, orders.columns),
@@ -306,8 +299,14 @@ def _walking(factors: GemmFactors, orders: Orders) -> Orders:
         chunk = CHUNK_NBYTES // _element_nbytes(factor)
         is_box = in_boxes(factor, own, orders.depth, copy, chunk)
         walks = not is_box and in_walks(factor, own, orders.depth, copy, chunk)
+        if not (is_box or walks):
+            return None
         found.append(copy._replace(walks=walks))
-    return orders._replace(left=found[0], right=found[1])
+    orders = orders._replace(left=found[0], right=found[1])
+    if orders.right.is_in_order:
+        return orders
+    turns = N * _beside(plan, orders, GroupTile(1, 1, 1, wgmma.PANEL))
+    return orders if iterations(orders.columns) % turns == 0 else None
 
 
 def _chosen(plan: GpuPlan, factors: GemmFactors) -> list[Node]:
