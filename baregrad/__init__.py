@@ -70,6 +70,7 @@ _ELSEWHERE = (
         "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window",
     )),
     ("baregrad.linalg", ("matrix_rank",)),
+    ("baregrad.linalg.elimination", ("lu_unpack",)),
     ("baregrad.linalg.older", ("chain_matmul", "vander")),
     ("baregrad.func", ("vmap",)),
     ("baregrad.nn.functional", (

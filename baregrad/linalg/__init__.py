@@ -1,9 +1,8 @@
 """Linear algebra: factors, systems of equations, determinants and norms, named as PyTorch's.
 
-Matrices are the last two axes of float32, float64 or, but for `lu` and `matrix_exp`, complex
-tensors, the axes before them a batch. All of it runs as kernels on the tensors' device, in blocks
-whose programs are captured once, and has gradients. A file is imported when one of its names is
-first asked for.
+Matrices are the last two axes of float32, float64 or complex tensors, the axes before them a
+batch. All of it runs as kernels on the tensors' device, in blocks whose programs are captured once,
+and has gradients. A file is imported when one of its names is first asked for.
 """
 
 from __future__ import annotations
@@ -19,10 +18,13 @@ if TYPE_CHECKING:
     from baregrad.linalg.decompositions import cholesky_ex as cholesky_ex
     from baregrad.linalg.decompositions import eigh as eigh
     from baregrad.linalg.decompositions import eigvalsh as eigvalsh
-    from baregrad.linalg.decompositions import lu as lu
     from baregrad.linalg.decompositions import qr as qr
     from baregrad.linalg.decompositions import svd as svd
     from baregrad.linalg.decompositions import svdvals as svdvals
+    from baregrad.linalg.elimination import lu as lu
+    from baregrad.linalg.elimination import lu_factor as lu_factor
+    from baregrad.linalg.elimination import lu_factor_ex as lu_factor_ex
+    from baregrad.linalg.elimination import lu_solve as lu_solve
     from baregrad.linalg.measures import cond as cond
     from baregrad.linalg.measures import cross as cross
     from baregrad.linalg.measures import diagonal as diagonal
@@ -46,7 +48,10 @@ if TYPE_CHECKING:
 
 _HOMES = MappingProxyType({
     "decompositions": (
-        "cholesky", "cholesky_ex", "eigh", "eigvalsh", "lu", "qr", "svd", "svdvals",
+        "cholesky", "cholesky_ex", "eigh", "eigvalsh", "qr", "svd", "svdvals",
+    ),
+    "elimination": (
+        "lu", "lu_factor", "lu_factor_ex", "lu_solve",
     ),
     "measures": (
         "cond", "cross", "diagonal", "matrix_exp", "matrix_norm", "matrix_power", "multi_dot",
@@ -60,9 +65,9 @@ _HOMES = MappingProxyType({
     ),
 })
 _NEAREST = MappingProxyType({
-    "eig": "eigh", "eigvals": "eigvalsh", "lu_factor": "lu", "lu_factor_ex": "lu",
-    "lu_solve": "solve", "ldl_factor": "cholesky", "ldl_solve": "solve", "solve_ex": "solve",
-    "householder_product": "qr", "tensorinv": "inv", "tensorsolve": "solve", "inverse": "inv",
+    "eig": "eigh", "eigvals": "eigvalsh", "ldl_factor": "cholesky", "ldl_solve": "solve",
+    "solve_ex": "solve", "householder_product": "qr", "tensorinv": "inv",
+    "tensorsolve": "solve", "inverse": "inv",
 })
 
 __all__ = [
@@ -78,6 +83,9 @@ __all__ = [
     "inv_ex",
     "lstsq",
     "lu",
+    "lu_factor",
+    "lu_factor_ex",
+    "lu_solve",
     "matrix_exp",
     "matrix_norm",
     "matrix_power",

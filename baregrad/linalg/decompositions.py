@@ -1,4 +1,4 @@
-"""Factors of matrices, with gradients: Cholesky, LU, QR, eigenvalues, singular values.
+"""Factors of matrices, with gradients: Cholesky, QR, eigenvalues, singular values.
 
 Names, arguments and results are those of `torch.linalg`; matrices are the last two axes of float32,
 float64 or complex tensors, the axes before them a batch. Where a matrix is complex its adjoint
@@ -15,7 +15,7 @@ from baregrad.base.errors import ArgumentError, GradientError
 from baregrad.dtypes import dtypes
 from baregrad.linalg.checking import batch, check_matrices, linked, refuse_if
 from baregrad.linalg.embedding import embedded, extracted
-from baregrad.linalg.factoring import cholesky_factor, lu_factor
+from baregrad.linalg.factoring import cholesky_factor
 from baregrad.linalg.orthogonal import qr_factor, signed
 from baregrad.linalg.spectra import complex_singular_factor, eigen_factor, singular_factor
 from baregrad.linalg.triangular import solve_triangular
@@ -28,14 +28,6 @@ class CholeskyEx(NamedTuple):
 
     L: Tensor
     info: Tensor
-
-
-class LU(NamedTuple):
-    """A permutation matrix, a unit lower and an upper triangle: A = P @ L @ U."""
-
-    P: Tensor
-    L: Tensor
-    U: Tensor
 
 
 class QR(NamedTuple):
@@ -120,53 +112,6 @@ def _hermitian(A: Tensor, upper: bool) -> Tensor:  # noqa: N803
 
 def _half_diagonal(x: Tensor) -> Tensor:
     return x - x.diagonal(0, -2, -1).diag_embed() / 2
-
-
-# --- LU -------------------------------------------------------------------------------------------
-
-
-def lu(A: Tensor) -> LU:  # noqa: N803
-    """Return P (..., m, m), L (..., m, k) and U (..., k, n) of A = P @ L @ U, k = min(m, n).
-
-    Pivots are the largest of their column.
-    """
-    check_matrices("lu", A)
-    rows, columns = A.shape[-2:]
-    count = min(rows, columns)
-    with no_grad():
-        lower, upper, order = lu_factor(batch(A))
-        places = Tensor.arange(rows, device=A.device).unsqueeze(1)
-        permutation = (order.unsqueeze(1) == places).cast(A.dtype).reshape(*A.shape[:-1], rows)
-        lower = lower.reshape(*A.shape[:-1], count)
-        upper = upper.reshape(*A.shape[:-2], count, columns)
-    made: list[Tensor] = []
-
-    def pull(to_lower: Tensor, to_upper: Tensor) -> Tensor:
-        """The gradient of A by those of L and U."""
-        low, up = made
-        first, second = low[..., :count, :], up[..., :, :count]
-        below = first.mT @ to_lower[..., :count, :]
-        above = to_upper[..., :, :count] @ second.mT
-        if columns > rows:
-            below = below - to_upper[..., count:] @ up[..., count:].mT
-        if rows > columns:
-            above = above - low[..., count:, :].mT @ to_lower[..., count:, :]
-        inner = solve_triangular(first.mT, below.tril(-1) + above.triu(), upper=True)
-        inner = solve_triangular(second.mT, inner, upper=False, left=False)
-        if columns > rows:
-            more = solve_triangular(first.mT, to_upper[..., count:], upper=True)
-            inner = Tensor.cat(inner, more, dim=-1)
-        if rows > columns:
-            rest = to_lower[..., count:, :]
-            more = solve_triangular(second.mT, rest, upper=False, left=False)
-            inner = Tensor.cat(inner, more, dim=-2)
-        return permutation @ inner
-
-    made += [
-        linked(lower, (A,), lambda _, gradient: (pull(gradient, made[1].zeros_like()),)),
-        linked(upper, (A,), lambda _, gradient: (pull(made[0].zeros_like(), gradient),)),
-    ]
-    return LU(permutation, made[0], made[1])
 
 
 # --- QR -------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Every step works on arrays of one shape: what is left to factor moves to the upper left corner, so
 one captured program serves all steps, and for half of the columns that are left a smaller one.
-Matrices here are of shape (B, n, n), float32 or float64.
+Matrices here are of shape (B, n, n), float32, float64 or, for LU and triangles, complex.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _lu_step(
     """
     panel, columns, pivots = left[:, :, :width], [], []
     for _ in range(width):
-        size = free.where(panel[:, :, 0].abs(), -1.0)
+        size = free.where(_sizes(panel[:, :, 0]), -1.0)
         pivot = stored(size.argmax(dim=1, keepdim=True))
         row = stored(take_rows(panel, pivot))
         places = Tensor.arange(left.shape[1], device=left.device)
@@ -110,6 +110,12 @@ def _lu_step(
     unit = take_rows(lower, chosen) + Tensor.eye(width, dtype=left.dtype, device=left.device)
     upper = stored(inverse_lower(unit) @ take_rows(left, chosen))
     return lower, upper, chosen, shifted(left - lower @ upper, 0, width), free
+
+
+def _sizes(x: Tensor) -> Tensor:
+    """What pivots are compared by: |x|, of complex numbers the sum of their parts', as LAPACK's."""
+    found: Tensor = x.real.abs() + x.imag.abs() if x.is_complex() else x.abs()
+    return found
 
 
 def take_rows(x: Tensor, places: Tensor) -> Tensor:
@@ -153,12 +159,48 @@ def _lu_whole(
     batch, high, size = lower.shape
     places = Tensor.arange(high, device=lower.device).expand(batch, high)
     turns = Tensor.arange(size, device=lower.device).expand(batch, size)
-    order = (places + size).scatter(1, pivots, turns).argsort(dim=1)
     rows, columns = shape
     count = min(shape)
+    if rows > columns:
+        # Rows that no pivot chose are where the swaps leave them.
+        pivots, turns = pivots[:, :count], turns[:, :count]
+        ends = _next_at_least(pivots, high, places, places.zeros_like() + count)
+        order = ends.scatter(1, pivots, turns).argsort(dim=1)
+    else:
+        order = (places + size).scatter(1, pivots, turns).argsort(dim=1)
     unit = Tensor.eye(high, size, dtype=lower.dtype, device=lower.device)
     lower = (take_rows(lower, order) + unit)[:, :rows, :count]
     return lower, upper.triu()[:, :count, :columns], order[:, :rows]
+
+
+def row_swaps(chosen: Tensor, rows: int) -> Tensor:
+    """With which place each of the first k places swaps, in turn, so that row chosen[i] comes to i.
+
+    chosen: (B, k) of `rows` rows. The row was moved to the place that its own place swapped with,
+    if that had its turn already, from there on likewise, and so to the first place on the path
+    i, chosen[i], chosen[chosen[i]], ... whose turn has not yet been.
+    """
+    turns = Tensor.arange(chosen.shape[1], device=chosen.device).expand(*chosen.shape)
+    return _next_at_least(chosen, rows, turns, turns)
+
+
+def _next_at_least(chosen: Tensor, rows: int, starts: Tensor, least: Tensor) -> Tensor:
+    """The first place that is not below `least` behind each start on the path of `row_swaps`.
+
+    chosen: (B, k), of which places from k to `rows` follow themselves; starts, least: (B, c).
+    """
+    batch, count = chosen.shape
+    rest = Tensor.arange(count, rows, device=chosen.device).expand(batch, rows - count)
+    # Where 1, 2, 4, ... steps lead, and the last place on the way there.
+    leads = [(step := stored(Tensor.cat(chosen, rest, dim=1)), step)]
+    for _ in range(1, count.bit_length()):
+        step, top = leads[-1]
+        further = stored(top.maximum(top.gather(1, step)))
+        leads.append((stored(step.gather(1, step)), further))
+    found = starts
+    for step, top in reversed(leads):
+        found = stored((top.gather(1, found) < least).where(step.gather(1, found), found))
+    return leads[0][0].gather(1, found)
 
 
 # --- triangles ------------------------------------------------------------------------------------

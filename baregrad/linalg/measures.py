@@ -149,7 +149,7 @@ def matrix_exp(A: Tensor) -> Tensor:  # noqa: N803
     are below the rounding of float64. What is not finite gives NaN, and so does a matrix with a
     row's sum above 2**15 in a captured function, which cannot ask how many squares it needs.
     """
-    check_matrices("matrix_exp", A, square=True)
+    check_matrices("matrix_exp", A, square=True, also_complex=True)
     if 0 in A.shape:
         return A.clone()
     one = Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(*A.shape)

@@ -9,6 +9,7 @@ from baregrad.linalg.decompositions import QR
 from baregrad.linalg.decompositions import cholesky as lower_cholesky
 from baregrad.linalg.decompositions import qr as reduced_qr
 from baregrad.linalg.decompositions import svd as whole_svd
+from baregrad.linalg.elimination import lu_solve as solve_factored
 from baregrad.linalg.measures import multi_dot
 from baregrad.linalg.measures import vander as increasing_vander
 from baregrad.linalg.solving import slogdet
@@ -81,6 +82,11 @@ def cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
     check_matrices("cholesky_inverse", factor, square=True, also_complex=True)
     one = Tensor.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
     return cholesky_solve(one.expand(factor.shape), factor, upper)
+
+
+def lu_solve(x: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:  # noqa: N803
+    """Return `linalg.lu_solve`, of which what the product is to be comes first."""
+    return solve_factored(LU, pivots, x)
 
 
 def triangular_solve(

@@ -30,6 +30,11 @@ def cholesky_solve(x: Tensor, factor: Tensor, upper: bool = False) -> Tensor:
     return cast("Tensor", _room("linalg.older").cholesky_solve(x, factor, upper))
 
 
+def lu_solve(x: Tensor, LU: Tensor, pivots: Tensor) -> Tensor:  # noqa: N803
+    """Return what the matrix that `linalg.lu_factor` made LU and pivots of takes to x."""
+    return cast("Tensor", _room("linalg.older").lu_solve(x, LU, pivots))
+
+
 def triangular_solve(
     x: Tensor,
     A: Tensor,  # noqa: N803

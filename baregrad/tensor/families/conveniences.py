@@ -82,6 +82,7 @@ class Conveniences(TensorLike):
     cholesky = lent.cholesky
     cholesky_inverse = lent.cholesky_inverse
     cholesky_solve = lent.cholesky_solve
+    lu_solve = lent.lu_solve
     triangular_solve = lent.triangular_solve
     qr = lent.qr
     svd = lent.svd
