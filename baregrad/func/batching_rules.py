@@ -12,6 +12,7 @@ from typing import Any
 
 from baregrad.base.errors import UnsupportedError
 from baregrad.dtypes import dtypes
+from baregrad.engine.session import current_session
 from baregrad.func.stand_ins import stand_in
 from baregrad.ir.core.attrs import Choose, Pad, Repeat, Slice
 from baregrad.ir.core.control import body_params, choose_form, repeat_form, result
@@ -152,7 +153,8 @@ def _detach(batch: Mapped, node: Node) -> Node:
         }
         one = handed_over(ones) if ones else stand_in(node.shape, gradient.dtype, device)
         given = {ones[place]: part for place, part in handed.items()} or {one: gradient}
-        parts = mark.rule(one)
+        with current_session().watching.standing_in():
+            parts = mark.rule(one)
         inner = Mapped(batch.extent, {**batch.done, **given})
         inner.rewrite([part for part in parts if part is not None])
         return tuple([part if part is None else inner.of(part) for part in parts])

@@ -126,7 +126,9 @@ def _pulled(
         # By something outside it may be as well.
         own = {mark: nodes.zeros_like(mark) for mark in traced.marks}
         again = any(map(carries, (*put_in(roots, own), *[x.node for x in traced.inputs])))
-    found = pull_back(roots, [s for _, s in pairs], traced.marks, again)
+    # Seeds may be stand-ins, and so may be what the function was called on.
+    with current_session().watching.standing_in():
+        found = pull_back(roots, [s for _, s in pairs], traced.marks, again)
     return [found.get(mark, nodes.zeros_like(mark)) for mark in traced.marks]
 
 
@@ -232,7 +234,8 @@ def _pushed(traced: _Traced, tangents: Sequence[Node]) -> list[Node]:
     seeds = [stand_in(y.shape, y.dtype, x.device)
              for y, x in zip(outputs, traced.outputs, strict=True)]
     parts = _pulled(traced, outputs, seeds)
-    found = pull_back(parts, tangents, seeds, True)
+    with current_session().watching.standing_in():
+        found = pull_back(parts, tangents, seeds, True)
     return without_seeds([found.get(seed, nodes.zeros_like(seed)) for seed in seeds], seeds)
 
 

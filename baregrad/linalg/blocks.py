@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
+from baregrad.func.stand_ins import reads_stand_ins, tensors_of
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.link import session
 from baregrad.tensor.jit.jit import jit
@@ -15,22 +16,30 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def is_captured() -> bool:
-    """Whether a function is being captured, in which no number can be looked at."""
-    return bool(session().watching.downloads)
+def is_captured(*values: Tensor) -> bool:
+    """Whether nobody can look at the numbers of values.
+
+    So it is in a function that is being captured, and where what they are made of is not there yet,
+    as in one under `vmap`.
+    """
+    watching = session().watching
+    if watching.downloads or not watching.transforming:
+        return bool(watching.downloads)
+    return reads_stand_ins([x.node for x in tensors_of(values)])
 
 
 def block(function: Callable[P, R]) -> Callable[P, R]:
     """A function of tensors, without gradients, as one program that is replayed.
 
-    In a captured function it is part of that one, with arguments and results in memory as they are
-    between replays, so that both compute the same bits.
+    In a captured function, or one that is transformed, it is part of that one, with arguments and
+    results in memory as they are between replays, so that both compute the same bits.
     """
     replayed = jit(function)
 
     @wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not is_captured():
+        watching = session().watching
+        if not watching.downloads and not watching.transforming:
             return replayed(*args, **kwargs)
         given: Any = tuple(_in_memory(each) for each in args)
         found = function(*given, **kwargs)

@@ -3,8 +3,8 @@
 Names, arguments and results are those of `torch.linalg`; matrices are the last two axes of float32,
 float64 or complex tensors, the axes before them a batch. Where a matrix is complex its adjoint
 stands in the place of its transpose, and gradients need a loss that phases of vectors do not
-change. What a factor is computed of is computed at the call. A captured function looks at no
-numbers, so that what has no factor gives NaN there.
+change. What a factor is computed of is computed at the call. A function that is captured, or under
+`vmap`, looks at no numbers, so that what has no factor gives NaN there.
 """
 
 from __future__ import annotations

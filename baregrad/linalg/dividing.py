@@ -78,7 +78,7 @@ def divided(diagonal: Tensor, beside: Tensor) -> tuple[Tensor, Tensor]:
         between = cuts[:, width - 1 :: 2 * width].reshape(-1, 1)
         values, vectors = _joined(values.reshape(-1, 2 * width), vectors, between)
         width *= 2
-    if not is_captured():
+    if not is_captured(values):
         return _in_order(values, vectors, count)
     # A value that was not found stayed NaN when halves were joined.
     is_found = values.reshape(batch, size).isnan().logical_not().all(dim=1).reshape(batch, 1, 1)
@@ -114,7 +114,7 @@ def _joined(values: Tensor, vectors: Tensor, between: Tensor) -> tuple[Tensor, T
     """
     found = _Poles(*_poles(values, vectors, between))
     search = _Search(*_begun(found.poles, found.weights))
-    captured = is_captured()
+    captured = is_captured(values)
     for _ in range(_REPLAYS_CAPTURED if captured else _MOST_REPLAYS):
         search = _Search(*_searched(found.poles, found.weights, *search))
         # A zero that is found stays as it is in other steps.

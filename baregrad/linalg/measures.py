@@ -156,7 +156,7 @@ def matrix_exp(A: Tensor) -> Tensor:  # noqa: N803
     with no_grad():
         size = A.detach().abs().sum(dim=-1).amax(dim=-1).reshape(*A.shape[:-2], 1, 1)
         times = size.clamp(min=0.5).log2().ceil() + 1
-        if is_captured():
+        if is_captured(times):
             most = _SQUARES_CAPTURED
         else:
             most = int(times.isfinite().where(times, 0.0).amax().item())

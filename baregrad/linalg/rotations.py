@@ -81,7 +81,7 @@ def rotated(x: Tensor, length: int) -> Tensor:
     x = x.pad((0, 0, 0, rows - count))
     # Sums of products are rounded by about so much.
     limit = finfo(x.dtype).eps * max(4.0, math.sqrt(length))
-    captured = is_captured()
+    captured = is_captured(x)
     rounds = 0
     for _ in range(_SWEEPS_CAPTURED if captured else _MOST_SWEEPS):
         off = Tensor.zeros(batch, rows // 2, dtype=x.dtype, device=x.device)
