@@ -213,15 +213,3 @@ def test_a_multiprocessor_holds_as_many_blocks_as_the_plan_counts_on() -> None:
     assert f".minnctapersm {step.resident}" in written
     registers, _ = assembled(written, HOPPER.name)
     assert HOPPER.resident_blocks(4 * step.warps, registers, 0) >= step.resident
-
-
-@pytest.mark.parametrize(("rows", "is_alone"), [(16, True), (40, False)])
-def test_keys_that_one_block_reads_need_no_cache(rows: int, is_alone: bool) -> None:
-    """Blocks of other rows find them in the second cache."""
-    _, program = lowered(attended(rows, 48, 16, False), text((1, 1, 16)))
-    found = get("ptx").render(program, HOPPER)
-    assert ("createpolicy.fractional.L2::evict_first" in found) == is_alone
-    copies = re.findall(r"cp\.async\.cg\S* \[[^]]*\]", found)
-    assert any("cache_hint" in one for one in copies) == is_alone
-    # Queries are read by all blocks of the same rows.
-    assert any("cache_hint" not in one for one in copies)
