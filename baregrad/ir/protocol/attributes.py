@@ -105,13 +105,11 @@ class CopyTo:
     memory to shared memory; completes with the group that COMMIT closes).
     multicast: the tile lands in every block of the cluster. box: that of a `tma` whose sources are
     an array, an input, a slot, a place in it, and where the box begins along each dimension.
-    once: of `async`, nobody reads these elements again, so that no cache need keep them.
     """
 
     engine: str
     multicast: bool = False
     box: TensorBox | None = None
-    once: bool = False
 
 
 def is_box(statement: Node) -> bool:

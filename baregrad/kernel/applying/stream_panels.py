@@ -24,13 +24,7 @@ from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, cast, extent_of, make_node, range_node, rebuild
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.substitution import substitute
-from baregrad.kernel.facts.stream_facts import (
-    CHUNK_NBYTES,
-    MaskLimit,
-    StreamFacts,
-    array_read,
-    lies_together,
-)
+from baregrad.kernel.facts.stream_facts import CHUNK_NBYTES, MaskLimit, StreamFacts, lies_together
 from baregrad.kernel.instructions import mma_sync, wgmma
 from baregrad.kernel.instructions.mma_sync import N
 from baregrad.kernel.instructions.wgmma import EXCHANGED, PANEL
@@ -124,16 +118,6 @@ def in_quads(column: Dim) -> Dim:
     first = index.mul(index.floordiv(pair, DEPTH // PAIR), DEPTH)
     place = index.add(first, index.add(index.mul(half, DEPTH // 2), index.mul(quad, PAIR)))
     return index.add(place, index.mod(column, PAIR))
-
-
-def is_read_once(facts: StreamFacts, read: Node, rows: Node) -> bool:
-    """Whether keys are read by one block alone: of all rows, at places that nothing else says.
-
-    rows: the axis of blocks along rows.
-    """
-    found = array_read(read)
-    alone = facts.over is None and extent_of(rows) == 1 and read.ranges.issuperset(facts.batch)
-    return alone and found is not None and not any(one.has(Ops.INDEX) for one in found.src[1:])
 
 
 def whole(places: Sequence[Dim]) -> tuple[Node, ...]:

@@ -48,7 +48,6 @@ from baregrad.kernel.applying.stream_panels import (
     flat,
     folded,
     in_panel,
-    is_read_once,
     limits_of,
     panel_array,
     read_where,
@@ -334,8 +333,7 @@ class _Builder:
             done = store(array, found, to)
         else:
             target = (array, found, *to)
-            once = not is_of_rows and is_read_once(self.facts, panel.read, self.number)
-            done = make_node(Ops.COPYTO, dtypes.token, target, CopyTo("async", once=once))
+            done = make_node(Ops.COPYTO, dtypes.token, target, CopyTo("async"))
         if count * width % (threads * lanes):
             done = make_node(Ops.IF, dtypes.token, (index.less(at, count), done))
         return make_node(Ops.LOOP, dtypes.token, (each, done)) if lanes == 1 else done

@@ -27,7 +27,6 @@ from baregrad.render.ptx.memory import MEMORY_RULES
 from baregrad.render.ptx.ops import across, elementwise
 from baregrad.render.ptx.text import Open, PtxText, Rule
 from baregrad.render.ptx.types import DECLARED, ptx_type
-from baregrad.render.ptx.warp import begin_copies
 from baregrad.target.gpu import NvidiaTarget
 
 # What may go on while the kernel in front still runs, since it touches no memory of the device:
@@ -57,7 +56,6 @@ def _module(f: PtxText) -> str:
     outside, inside = f.memory()
     f.prologue()
     _prefetch_maps(f)
-    begin_copies(f)
     waits_at = _place_of_wait(f.program.src) if f.target.dependent_launch else -1
     f.guarded = _guarded(f.program.src)
     f.rolled = _rolled(f.program.src)

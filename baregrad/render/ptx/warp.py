@@ -13,9 +13,8 @@ immediates in brackets and their sources:
     cvt.widen (type, type, turned) W, W, W     the four 8-bit floats of a word as two 16-bit ones in
                                                each of two words; turned, the second and the third
                                                change places
-    cp.async (bytes[, at, first[, once]]) shared, offset, array, offset[, mask]   zeros where the
-                                               mask is false; `at` and `first` elements behind the
-                                               offsets; once: nobody reads that again
+    cp.async (bytes[, at, first]) shared, offset, array, offset[, mask]   zeros where the mask is
+                                               false; `at` and `first` elements behind the offsets
     cp.async.commit    cp.async.wait (keep)    copies in groups; all but the last `keep` are there
     elect                                      whether this is the one lane that a warp sends
 
@@ -30,7 +29,6 @@ from types import MappingProxyType
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import as_dtype
 from baregrad.ir.core.node import Node
-from baregrad.ir.core.op import Ops
 from baregrad.render.ptx.memory import place_of
 from baregrad.render.ptx.text import ALL_LANES, PtxText, Rule, braces
 from baregrad.render.ptx.types import ptx_type
@@ -45,10 +43,6 @@ _ELEMENTS: MappingProxyType[str, tuple[str, int, str]] = MappingProxyType(
         "uint8": ("u8", 1, "s32"),
     }
 )
-
-
-# What the policy of copies that are read once is remembered by.
-ONCE = ("once",)
 
 
 def _need(f: PtxText, node: Node, there: bool) -> None:
@@ -118,16 +112,8 @@ def _widen(f: PtxText, node: Node) -> None:
         f.emit(f"cvt.rn.{_ELEMENTS[kind][0]}x2.f32", f.one(target), high, low)
 
 
-def begin_copies(f: PtxText) -> None:
-    """Say once, ahead of all else, what caches do of what nobody reads again."""
-    copies = [one for one in f.program.src if one.op is Ops.MACHINE and one.arg.name == "cp.async"]
-    if any(one.arg.immediates[3:] == (1,) for one in copies):
-        policy = f.made("%rd", "createpolicy.fractional.L2::evict_first.b64", "1.0")
-        f.remember((f.program, ONCE), policy)
-
-
 def _copy(f: PtxText, node: Node) -> None:
-    nbytes, to, first, once = (*node.arg.immediates, 0, 0, 0)[:4]
+    nbytes, to, first = (*node.arg.immediates, 0, 0)[:3]
     shared, at, array, offset, *mask = node.src
     _need(f, node, f.target.async_copies)
     if nbytes not in (4, 8, 16):
@@ -140,9 +126,6 @@ def _copy(f: PtxText, node: Node) -> None:
         operands.append(f.made("%r", "selp.b32", str(nbytes), "0", f.one(mask[0])))
     guard = f.open[-1].guard if f.open else ""
     opcode = f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global"
-    if once:
-        opcode += ".L2::cache_hint"
-        operands.append(f.addresses[f.program, ONCE])
     f.emit(opcode, *operands, guard=guard)
 
 
