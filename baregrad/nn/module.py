@@ -6,8 +6,8 @@ recorded operations. `register_buffer` makes it a buffer instead: part of the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import FunctionType
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from types import FunctionType, MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
 from baregrad.base.errors import (
@@ -30,6 +30,7 @@ from baregrad.tensor.array.core import realize_storages
 
 _SHOWN = 6  # names of one kind in an error
 Named = Iterator[tuple[str, Tensor]]
+NOTHING: Mapping[int, Any] = MappingProxyType({})
 
 
 class IncompatibleKeys(NamedTuple):
@@ -316,6 +317,14 @@ class Module(Hooked):
                 setattr(module, name, moved[id(tensor)][1])
         return self.realize() if moved else self
 
+    def _fitting(self, state: Mapping[str, Tensor], prefix: str, strict: bool) -> Module | None:
+        """For a module without parameters yet: one with those that a state has below a path."""
+        raise NotImplementedError
+
+    def _turn_into(self, plain: Module) -> None:
+        """For a module without parameters yet: become such a one."""
+        raise NotImplementedError
+
     def _make_later(self, dtype: DType | None, device: str | None) -> None:
         """Note what parameters are to be made as, where there are none yet."""
 
@@ -352,9 +361,18 @@ class Module(Hooked):
         """
         return {name: tensor.detach() for name, tensor in self._state().items()}
 
-    def _state(self) -> dict[str, Tensor]:
+    def _state(
+        self, instead: Mapping[int, Module] = NOTHING, but: Collection[int] = ()
+    ) -> dict[str, Tensor]:
+        """What `state_dict` shows. instead: modules in others' places, by the ids of those.
+
+        but: ids of modules that do not count if nothing stands in their place.
+        """
         found: dict[str, Tensor] = {}
-        for prefix, module in self._places(""):
+        for prefix, place in self._places(""):
+            module = instead.get(id(place), place)
+            if module is place and id(place) in but:
+                continue
             kept: Mapping[str, bool] = module.__dict__.get("_buffer_names", {})
             found.update((prefix + name, tensor) for name, tensor in module._own(False))
             for name, tensor in module._own(True):
@@ -366,9 +384,18 @@ class Module(Hooked):
         """Put the values of `state` into parameters and buffers, cast to their dtypes.
 
         Memory is shared where dtype and device agree. Nothing is changed when it raises: ShapeError
-        naming what is missing, unexpected (both only if `strict`) or of another shape.
+        naming what is missing, unexpected (both only if `strict`) or of another shape. Lazy layers
+        that the state has tensors for become the plain ones that it is of.
         """
-        return load_into(self._state(), state, strict, type(self).__name__)
+        unmade = {id(m): (prefix, m) for prefix, m in self._places("") if m.is_unmade}
+        made = {key: m._fitting(state, prefix, strict) for key, (prefix, m) in unmade.items()}
+        own = self._state({key: m for key, m in made.items() if m is not None}, set(unmade))
+        found = load_into(own, state, strict, type(self).__name__)
+        for key, (_, module) in unmade.items():
+            plain = made[key]
+            if plain is not None:
+                module._turn_into(plain)
+        return found
 
     def __repr__(self) -> str:
         inner = [f"({name}): {module!r}".replace("\n", "\n  ")

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from baregrad import Tensor, nn
+from baregrad import Tensor, nn, optim
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
 
@@ -73,3 +74,54 @@ def test_what_is_made_of_a_copy_is_not_told_the_other() -> None:
 def test_what_has_no_channels_is_refused() -> None:
     with pytest.raises(ShapeError, match="channels"):
         nn.LazyConv2d(3, 1)(Tensor([1.0, 2.0]))
+
+
+@pytest.mark.parametrize(("name", "args", "kwargs", "shape"), [
+    *CASES, ("LazyConv2d", (4, 1), {"groups": 2}, (2, 6, 3, 3)),
+    ("LazyConvTranspose1d", (4, 2), {"groups": 2}, (1, 6, 3)),
+    ("LazyBatchNorm1d", (), {"affine": False}, (4, 3)),
+])  # fmt: skip
+def test_a_state_makes_a_lazy_layer(
+    name: str, args: tuple[Any, ...], kwargs: dict[str, Any], shape: tuple[int, ...]
+) -> None:
+    theirs = getattr(torch.nn, name)(*args, **kwargs)
+    x = torch.tensor(np.random.default_rng(0).standard_normal(shape).astype(np.float32))
+    theirs(x)
+    layer = getattr(nn, name)(*args, **kwargs)
+    model = nn.ModuleDict({"a": layer, "b": layer})
+    state = {key: Tensor(value) for key, value in theirs.state_dict().items()}
+    model.load_state_dict({f"{place}.{key}": value for place in "ab"
+                           for key, value in state.items()})
+    assert type(model["b"]) is getattr(nn, name.removeprefix("Lazy"))
+    np.testing.assert_allclose(
+        model["a"].eval()(Tensor(x.numpy())).numpy(), theirs.eval()(x).detach().numpy(),
+        rtol=1e-4, atol=1e-5,
+    )
+
+
+def test_a_state_that_does_not_fit_changes_no_lazy_layer() -> None:
+    model = nn.Sequential(nn.LazyLinear(4), nn.Linear(4, 1))
+    whole = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1)).state_dict()
+    for wrong, message in (
+        ({**whole, "0.weight": Tensor.zeros(5, 3)}, r"0.weight \(\[5, 3\] for \[4, 3\]\)"),
+        ({key: whole[key] for key in ("1.weight", "1.bias")}, "missing: 0.weight, 0.bias"),
+        ({key: whole[key] for key in ("0.bias", "1.weight", "1.bias")}, "missing: 0.weight"),
+    ):
+        with pytest.raises(ShapeError, match=message):
+            model.load_state_dict(wrong)
+        assert type(model[0]) is nn.LazyLinear
+    found = model.load_state_dict({"1.bias": whole["1.bias"]}, strict=False)
+    assert found.missing_keys == ["1.weight"] and type(model[0]) is nn.LazyLinear
+    model.load_state_dict(whole)
+    np.testing.assert_array_equal(model[0].weight.numpy(), whole["0.weight"].numpy())
+
+
+def test_copies_and_pickles_have_parameters_of_their_own() -> None:
+    layer = nn.LazyLinear(4)
+    for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
+        assert twin(Tensor(np.ones((2, 3), np.float32))).shape == (2, 4)
+        assert type(twin) is nn.Linear and type(layer) is nn.LazyLinear
+    with pytest.raises(AttributeError, match="before its first call"):
+        layer.weight  # noqa: B018
+    with pytest.raises(ArgumentError, match="first call"):
+        optim.SGD(layer.parameters(), 0.1)
