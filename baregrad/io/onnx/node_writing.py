@@ -416,16 +416,17 @@ def _scatter(writer: GraphWriter, node: Node) -> str:
 
 
 def _repeat(writer: GraphWriter, node: Node) -> str:
-    """A loop as a Scan; the writer of each of its results finds the one that is there."""
+    """A loop as a Scan, or a Loop with a condition; its results find the one that is there."""
     form = node.arg
-    if form.conditional:
-        raise UnsupportedNode("REPEAT by a condition")
+    if form.adjoint is not None:
+        raise UnsupportedNode("REPEAT of a derivative")
     if form.part >= len(form.body.src):
         raise UnsupportedNode("REPEAT of what steps begin with")
     key = (node.src, form_of(node))
     names = writer.loops.get(key)
     if names is None:
-        names = writer.loops[key] = _scan_of(writer, node)
+        made = _loop_of if form.conditional else _scan_of
+        names = writer.loops[key] = made(writer, node)
     found: str = names[form.part]
     return found
 
@@ -448,17 +449,8 @@ def _scan_of(writer: GraphWriter, node: Node) -> list[str]:
         inputs.append(onnx.helper.make_tensor_value_info(
             f"{inner.prefix}i", onnx.TensorProto.FLOAT, []
         ))
-    missing = write_all(inner, form.body.src)
-    if missing:
-        raise UnsupportedNode(", ".join(missing))
-    outputs = []
-    for part, root in enumerate(form.body.src):
-        name = f"{inner.prefix}o{part}"
-        inner.node("Expand", [inner.name(root), inner.ints(root.shape)], output=name)
-        outputs.append(declared(onnx, name, root))
-    graph = onnx.helper.make_graph(
-        inner.nodes, f"{inner.prefix}body", inputs, outputs, inner.constants
-    )
+    outputs = _body_outputs(inner, form.body.src)
+    graph = _body_of(inner, inputs, outputs)
     names = [f"{writer.prefix}v{number}_{part}" for part in range(len(outputs))]
     read, stacked = len(given) - first, len(outputs) - first
     ways = {"scan_input_directions": [1] * read, "scan_output_directions": [1] * stacked}
@@ -467,6 +459,48 @@ def _scan_of(writer: GraphWriter, node: Node) -> list[str]:
         **{name: way for name, way in ways.items() if way and form.backwards},
     ))
     return names
+
+
+def _loop_of(writer: GraphWriter, node: Node) -> list[str]:
+    """A loop that goes on while its last carried value, a flag that no step reads, is true."""
+    onnx, form, number = writer.onnx, node.arg, len(writer.nodes)
+    inner = GraphWriter(onnx, writer.device, f"{writer.prefix}b{number}_")
+    flag = form.carried - 1
+    given = [_whole(writer, value) for value in node.src[:flag]]
+    most = "" if form.length is None else writer.constant(np.array(form.length, np.int64))
+    goes_on = writer.name(node.src[flag])
+    step = onnx.helper.make_tensor_value_info(f"{inner.prefix}i", onnx.TensorProto.INT64, [])
+    inputs = []
+    for slot, param in enumerate(body_params(form, node.src)):
+        if slot > flag:
+            inner.names[param] = writer.name(node.src[slot])
+            continue
+        name = inner.names[param] = f"{inner.prefix}i{slot}"
+        inputs.append(declared(onnx, name, param))
+    outputs = _body_outputs(inner, form.body.src)
+    graph = _body_of(inner, [step, inputs[flag], *inputs[:flag]], [outputs[flag], *outputs[:flag]])
+    names = [f"{writer.prefix}v{number}_{part}" for part in range(flag)]
+    writer.nodes.append(onnx.helper.make_node("Loop", [most, goes_on, *given], names, body=graph))
+    return names
+
+
+def _body_outputs(inner: GraphWriter, roots: Sequence[Node]) -> list[Any]:
+    """Write what a loop's body makes; the declarations of its results."""
+    missing = write_all(inner, roots)
+    if missing:
+        raise UnsupportedNode(", ".join(missing))
+    outputs = []
+    for part, root in enumerate(roots):
+        name = f"{inner.prefix}o{part}"
+        inner.node("Expand", [inner.name(root), inner.ints(root.shape)], output=name)
+        outputs.append(declared(inner.onnx, name, root))
+    return outputs
+
+
+def _body_of(inner: GraphWriter, inputs: Sequence[Any], outputs: Sequence[Any]) -> Any:
+    return inner.onnx.helper.make_graph(
+        inner.nodes, f"{inner.prefix}body", inputs, outputs, inner.constants
+    )
 
 
 def declared(onnx: Any, name: str, value: Node) -> Any:

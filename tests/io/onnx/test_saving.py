@@ -107,6 +107,31 @@ def test_loops_are_scans(tmp_path) -> None:
     agree(loops, tmp_path / "loops.onnx", array(2, 4), array(6, 2, 4), array(4))
 
 
+@pytest.mark.parametrize("limit", [4, None])
+def test_loops_by_a_condition(tmp_path, limit: int | None) -> None:
+    weight = Tensor(array(3, 3) / 9)
+
+    def loops(x: Tensor, most: Tensor) -> tuple[Tensor, ...]:
+        x, most = x * 0.5, most + 1
+
+        def step(x, count):
+            return x + (x @ weight).abs() + 1, count + 1
+
+        def goes_on(x, count):
+            return x.sum() < most.sum()
+
+        def nested(total, count):
+            return total + func.while_loop(goes_on, step, (x, count), limit)[0].sum(), count + 1
+
+        end = func.while_loop(goes_on, step, (x, Tensor(0)), limit)
+        return (*end, *func.while_loop(lambda _, count: count < 3, nested, (x[0, 0], end[1] * 0),
+                                       limit))
+
+    for most in (0.0, 12.0, 1e3 if limit else 40.0):
+        model = agree(loops, tmp_path / "while.onnx", np.abs(array(2, 3)), np.full(2, most, "f4"))
+        assert [one.op_type for one in model.graph.node].count("Loop") == 2
+
+
 def test_inputs_and_outputs_by_name(tmp_path) -> None:
     path = tmp_path / "named.onnx"
     io.save_onnx(lambda left, right: {"total": left + right}, {
