@@ -1,7 +1,8 @@
 """Functions of complex numbers, by real functions of their parts.
 
-The branch cuts and their sides are C99's, as NumPy's; the inverse functions follow Kahan, "Branch
-cuts for complex elementary functions" (1987).
+The branch cuts and their sides are C99's, as NumPy's, and so are values at infinities, NaN and
+signed zeros (annex G.6); the inverse functions follow Kahan, "Branch cuts for complex elementary
+functions" (1987). What stands at infinities is constant there: it has no gradient.
 """
 
 from __future__ import annotations
@@ -25,9 +26,28 @@ def _exp_of(z: Parts) -> Tensor:
     # exp(-inf) is 0 whatever the angle, and a real number's power stays real. Of others the product
     # is 0 by itself, and has a gradient.
     gone = z[0] == -math.inf
-    still = gone | (z[1] == 0) & size.isinf()
-    return paired(gone.where(0.0, size * z[1].cos()),
-                  still.where(gone.where(0.0, z[1]), size * z[1].sin()))
+    cos, sin = z[1].cos(), z[1].sin()
+    still = (z[1] == 0) & ~size.isfinite()
+    wild = ~z[1].isfinite()
+    real = _where(gone, _zero_of(wild.where(1.0, cos)), size * cos)
+    real = _where(wild & (z[0] == math.inf), z[0], real)
+    imag = _where(gone, _zero_of(wild.where(z[1], sin)), still.where(z[1], size * sin))
+    return paired(real, imag)
+
+
+def _where(chosen: Tensor, value: Tensor, other: Tensor) -> Tensor:
+    """A value where it is chosen, which has no gradient, and another elsewhere."""
+    return chosen.where(value.detach(), other)
+
+
+def _zero_of(x: Tensor) -> Tensor:
+    """0 with the sign of x."""
+    return x.zeros_like().copysign(x).detach()
+
+
+def _endless(z: Parts) -> Tensor:
+    """Where a part is infinite, whatever the other one is."""
+    return z[0].isinf() | z[1].isinf()
 
 
 def expm1(x: Tensor) -> Tensor:
@@ -156,31 +176,37 @@ def _power_of(base: Parts, up: Parts) -> Tensor:
 def sin(x: Tensor) -> Tensor:
     """The sine."""
     a, b = parts(x)
-    return paired(_times(a.sin(), b.cosh()), _times(a.cos(), b.sinh()))
+    imag = _times(a.cos(), b.sinh())
+    return paired(_times(a.sin(), b.cosh()), _where(b.isinf() & ~a.isfinite(), b, imag))
 
 
 def _times(a: Tensor, b: Tensor) -> Tensor:
-    """a * b, where 0 times infinity is 0; other products of 0 have gradients."""
-    still = (a == 0) & b.isinf() | (b == 0) & a.isinf()
-    return still.where(0.0 * a.sign() * b.sign(), still.where(0.0, a) * still.where(0.0, b))
+    """a * b, where 0 times infinity or NaN is 0; other products of 0 have gradients."""
+    of_a, of_b = (a == 0) & ~b.isfinite(), (b == 0) & ~a.isfinite()
+    zero, other, still = of_a.where(a, b), of_a.where(b, a), of_a | of_b
+    product = still.where(0.0, a) * still.where(0.0, b)
+    return _where(still, (other < 0).where(-zero, zero), product)
 
 
 def cos(x: Tensor) -> Tensor:
     """The cosine."""
     a, b = parts(x)
-    return paired(a.cos() * b.cosh(), -_times(a.sin(), b.sinh()))
+    real = _where(b.isinf() & ~a.isfinite(), b.abs(), a.cos() * b.cosh())
+    return paired(real, -_times(a.sin(), b.sinh()))
 
 
 def sinh(x: Tensor) -> Tensor:
     """The hyperbolic sine."""
     a, b = parts(x)
-    return paired(_times(a.sinh(), b.cos()), _times(a.cosh(), b.sin()))
+    real = _times(a.sinh(), b.cos())
+    return paired(_where(a.isinf() & ~b.isfinite(), a, real), _times(a.cosh(), b.sin()))
 
 
 def cosh(x: Tensor) -> Tensor:
     """The hyperbolic cosine."""
     a, b = parts(x)
-    return paired(a.cosh() * b.cos(), _times(a.sinh(), b.sin()))
+    real = _where(a.isinf() & ~b.isfinite(), a.abs(), a.cosh() * b.cos())
+    return paired(real, _times(a.sinh(), b.sin()))
 
 
 def tanh(x: Tensor) -> Tensor:
@@ -203,7 +229,10 @@ def _tanh(z: Parts) -> Parts:
     real = steep.where(rho / steep.where(s, 1.0), beta * rho * s / under)
     imag = steep.where(1.0 / steep.where(t, 1.0), flat / under)
     far = (a > most) | (a < least)
-    return far.where(a.sign(), real), far.where(0.0, imag)
+    wild = ~b.isfinite()
+    real = _where((a == 0) & wild, a, far.where(a.sign(), real))
+    imag = _where(a.isnan() & (b == 0), b, imag)
+    return real, _where(far, _zero_of(wild.where(1.0, (b * 2.0).sin())), imag)
 
 
 def tan(x: Tensor) -> Tensor:
@@ -221,7 +250,16 @@ def _roots_beside_one(z: Parts) -> tuple[Parts, Parts]:
 def _asin(z: Parts) -> Parts:
     down, up = _roots_beside_one(z)
     real = z[0].atan2(down[0] * up[0] - down[1] * up[1])
-    return real, (down[0] * up[1] - down[1] * up[0]).asinh()
+    imag = (down[0] * up[1] - down[1] * up[0]).asinh()
+    endless = _endless(z)
+    real = _where(endless, z[0].atan2(z[1].abs()), real)
+    real = _where((z[0] == 0) & z[1].isnan(), z[0], real)
+    return real, _where(endless, _infinity_of(z[1]), imag)
+
+
+def _infinity_of(x: Tensor) -> Tensor:
+    """Infinity with the sign of x."""
+    return (x.zeros_like() + math.inf).copysign(x)
 
 
 def asin(x: Tensor) -> Tensor:
@@ -231,9 +269,13 @@ def asin(x: Tensor) -> Tensor:
 
 def acos(x: Tensor) -> Tensor:
     """The inverse cosine."""
-    down, up = _roots_beside_one(parts(x))
-    real = down[0].atan2(up[0]) * 2.0
-    return paired(real, (up[0] * down[1] - up[1] * down[0]).asinh())
+    z = a, b = parts(x)
+    down, up = _roots_beside_one(z)
+    real, imag = down[0].atan2(up[0]) * 2.0, (up[0] * down[1] - up[1] * down[0]).asinh()
+    endless = _endless(z)
+    real = _where(endless, b.abs().atan2(a), real)
+    real = _where((a == 0) & b.isnan(), a.zeros_like() + math.pi / 2, real)
+    return paired(real, _where(endless, -_infinity_of(b), imag))
 
 
 def asinh(x: Tensor) -> Tensor:
@@ -247,14 +289,17 @@ def acosh(x: Tensor) -> Tensor:
     """The inverse hyperbolic cosine."""
     a, b = parts(x)
     down, up = _root((a - 1.0, b)), _root((a + 1.0, b))
-    real = (down[0] * up[0] + down[1] * up[1]).asinh()
-    return paired(real, down[1].atan2(up[0]) * 2.0)
+    real, imag = (down[0] * up[0] + down[1] * up[1]).asinh(), down[1].atan2(up[0]) * 2.0
+    endless = _endless((a, b))
+    imag = _where(endless, b.atan2(a), imag)
+    imag = _where((a == 0) & b.isnan(), a.zeros_like() + math.pi / 2, imag)
+    return paired(endless.where(math.inf, real), imag)
 
 
 def _atanh(z: Parts) -> Parts:
     a, b = z
     # Beyond this the squares overflow, and 1 does not count.
-    far = a.abs().maximum(b.abs()) > math.sqrt(finfo(a.dtype).max) / 4
+    far = (a.abs().maximum(b.abs()) > math.sqrt(finfo(a.dtype).max) / 4) | _endless(z)
     x, y = far.where(0.0, a), far.where(0.0, b)
     # Next to the imaginary axis by the first term of the series: |x| has no derivative at 0.
     beside = x == 0
@@ -262,8 +307,9 @@ def _atanh(z: Parts) -> Parts:
     real = ((size * 4.0 / ((1.0 - size) * (1.0 - size) + y * y)).log1p() * 0.25).copysign(a)
     real = beside.where(x / (y * y + 1.0), real)
     imag = (y * 2.0).atan2((1.0 - x) * (1.0 + x) - y * y) * 0.5
-    right = a.ones_like().copysign(b) * (math.pi / 2)
-    return far.where(a.zeros_like().copysign(a), real), far.where(right, imag)
+    real = _where((a == 0) & b.isnan(), a, _where(far, _zero_of(a), real))
+    right = b.isnan().where(math.nan, a.ones_like().copysign(b) * (math.pi / 2))
+    return real, _where(far, right, imag)
 
 
 def atanh(x: Tensor) -> Tensor:

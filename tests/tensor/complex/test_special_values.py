@@ -1,0 +1,49 @@
+"""Complex functions of infinities, NaN and signed zeros, against NumPy's, which are C99's."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from baregrad import Tensor
+
+PARTS = (0.0, -0.0, 1.0, -0.5, np.inf, -np.inf, np.nan)
+GIVEN = np.array([complex(*pair) for pair in itertools.product(PARTS, PARTS)])
+INVERSE = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
+           "acosh": "arccosh", "atanh": "arctanh"}  # fmt: skip
+FUNCTIONS = ("exp", "expm1", "log", "log1p", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh",
+             *INVERSE)  # fmt: skip
+
+
+def split(x: np.ndarray) -> np.ndarray:
+    return np.stack([x.real, x.imag])
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+@pytest.mark.parametrize("dtype", [
+    "complex128", pytest.param("complex64", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_special_values(name: str, dtype: str) -> None:
+    with np.errstate(all="ignore"):
+        wanted = split(getattr(np, INVERSE.get(name, name))(GIVEN.astype(dtype)))
+    found = split(getattr(Tensor(GIVEN.astype(dtype)), name)().numpy())
+    rounding = 64 * np.finfo(dtype).eps
+    np.testing.assert_allclose(np.abs(found), np.abs(wanted), rtol=rounding, atol=rounding / 64)
+    # Signs are open beside NaN, and where hyperbolic functions have an angle that is none.
+    is_open = np.isnan(wanted).any(0)
+    if name not in ("log", "log1p", "sqrt", *INVERSE):
+        is_open |= ~np.isfinite(GIVEN.real) & ~np.isfinite(GIVEN.imag)
+    np.testing.assert_array_equal(
+        np.signbit(found)[:, ~is_open], np.signbit(wanted)[:, ~is_open], err_msg=name
+    )
+
+
+def test_zeros_beside_nan_are_kept() -> None:
+    """Where a part is NaN the other is told by symmetry alone."""
+    still = Tensor(np.array([complex(np.nan, 0.0), complex(np.nan, -0.0)]))
+    for name in ("exp", "sinh", "tanh", "asinh"):
+        found = getattr(still, name)().numpy()
+        np.testing.assert_array_equal(np.isnan(found.real), True)
+        np.testing.assert_array_equal(np.signbit(found.imag), [False, True], err_msg=name)
