@@ -23,9 +23,10 @@ RUN = WORD * WORDS
 _EXPONENT, _PLACE, _BIAS = 0x7F800000, 23, 127
 # The largest number is from 2**13 on and below 2**14: its high byte has room for what is rounded.
 _SCALE = 13
-# Types with minima, of which a word has many codes. Codes of others are floats sooner than integers
-# are made of a row.
-BY_INTEGERS = ("Q4_1", "Q2_K", "Q4_K", "Q5_K")
+# Types with minima, of which a word has many codes, and of six bits: a step of a model of a billion
+# weights took 735 us by floats and 683 by integers on an H200. Codes of others are floats sooner
+# than integers are made of a row.
+BY_INTEGERS = ("Q4_1", "Q2_K", "Q4_K", "Q5_K", "Q6_K")
 # The exponent, as it lies there, below which all of a run is 0: what a step stands for is a number.
 _NOTHING = _SCALE + 1
 # What a float32 is added to, to be rounded to an integer: 1.5 * 2**23, which has room for a sign.
