@@ -47,14 +47,14 @@ def _visit(node: Node) -> Node | None:
     if results >= FEW:
         return _of_short_sums(node, value)
     most = min(max(elements // PART, PARTS), MOST_PARTS)
+    least = max(-(-FEW // (2 * results)), 2)
     # The outermost reduced axis that is long enough is cut: a part's elements lie near each other.
-    long = (i for i in sorted(node.arg.axes) if value.shape[i] * max(results, 1) >= FEW // 2)
-    axis = next(long, None)
+    axis = next((i for i in sorted(node.arg.axes) if value.shape[i] >= least), None)
     if axis is None:
         return None
     extent = value.shape[axis]
     parts = extent if extent <= most else greatest_divisor(extent, most)
-    if parts * max(results, 1) < FEW // 2:
+    if parts < least:
         # Few numbers divide it: the last part is filled up with what changes no result.
         parts = most
         value = lengthened(value, axis, round_up(extent, parts), node.arg.monoid.identity[0])
