@@ -52,6 +52,16 @@ def test_lengths_that_few_numbers_divide_are_cut_too(shape: tuple[int, ...], dty
     assert ((t < 0).all().item(), (t >= 0).any().item()) == (True, False)
 
 
+@pytest.mark.parametrize("shape", [(524309, 8), (262147, 9), (174763, 1, 15)])
+def test_parts_are_several_where_results_are(shape: tuple[int, ...]) -> None:
+    made = canonicalise(sink(param(0, *shape).sum(0)))
+    (stored,) = [node for node in toposort(made) if node.op is Ops.CONTIGUOUS]
+    assert stored.shape[0] >= 64
+    x = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    found = Tensor(x, device="CPU").sum(0).numpy()
+    assert np.abs(found - x.sum(0, dtype=np.float64)).max() < 1e-2
+
+
 @pytest.mark.parametrize(
     "shape",
     [(70001, 17), (2, 1 << 16, 3, 6), pytest.param((1 << 22, 16), marks=pytest.mark.slow)],
