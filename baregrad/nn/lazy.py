@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any, ClassVar
 
 from baregrad.base.errors import ArgumentError, ShapeError
@@ -27,6 +28,7 @@ from baregrad.nn.normalisation import (
     InstanceNorm3d,
 )
 from baregrad.tensor import Tensor
+from baregrad.tensor.ops.random import unmoved
 
 
 class _Lazy(Module):
@@ -68,17 +70,21 @@ class _Lazy(Module):
         given, named = self._given
         told = inspect.signature(self._KIND).bind(1, *given, **named).arguments
         groups = told.get("groups", 1)
-        least = self._plain(groups)
+        with unmoved():
+            least = self._plain(groups)
         tensors = least._state()
-        if not strict and not any(prefix + name in state for name in tensors):
+        if not tensors:
             return None
+        whole = all(prefix + name in state for name in tensors)
         for name, own in tensors.items():
             found = state.get(prefix + name)
             # The weight, or what a layer without one notes of each channel.
             if name != "bias" and isinstance(found, Tensor) and found.ndim == own.ndim > self._SIDE:
                 extent = found.shape[self._SIDE]
-                return self._plain(extent * groups if self._SIDE else extent)
-        return least
+                # Initial values that the state takes the place of are not drawn.
+                with unmoved() if strict or whole else nullcontext():
+                    return self._plain(extent * groups if self._SIDE else extent)
+        return least if strict else None
 
     def _turn_into(self, plain: Module) -> None:
         own = vars(self)

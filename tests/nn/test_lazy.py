@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from baregrad import Tensor, nn, optim
+from baregrad import Tensor, manual_seed, nn, optim
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
 
@@ -114,6 +114,24 @@ def test_a_state_that_does_not_fit_changes_no_lazy_layer() -> None:
     assert found.missing_keys == ["1.weight"] and type(model[0]) is nn.LazyLinear
     model.load_state_dict(whole)
     np.testing.assert_array_equal(model[0].weight.numpy(), whole["0.weight"].numpy())
+
+
+def test_loading_draws_nothing_and_guesses_no_channels() -> None:
+    state = {"weight": Tensor.zeros(4, 3), "bias": Tensor.zeros(4)}
+    drawn = []
+    for fits in (None, state, {"bias": state["bias"]}):
+        manual_seed(3)
+        layer = nn.LazyLinear(4)
+        if fits is not None:
+            layer.load_state_dict(fits, strict=False)
+        drawn.append(Tensor.rand(2).tolist())
+    assert drawn[0] == drawn[1] == drawn[2]
+    # A bias alone does not say how many channels there are, nor does a layer without parameters.
+    assert type(layer) is nn.LazyLinear
+    assert layer(Tensor(np.ones((2, 7), np.float32))).shape == (2, 4)
+    model = nn.Sequential(nn.LazyInstanceNorm1d(), nn.Linear(3, 1))
+    model.load_state_dict({"1." + key: value for key, value in model[1].state_dict().items()})
+    assert model(Tensor(np.ones((2, 5, 3), np.float32))).shape == (2, 5, 1)
 
 
 def test_copies_and_pickles_have_parameters_of_their_own() -> None:

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -180,6 +181,25 @@ def manual_seed(seed: int) -> None:
             known.note_leaf()
         else:
             owner.random_states[device] = fresh
+
+
+@contextmanager
+def unmoved() -> Iterator[None]:
+    """Draws inside the block take no values: those after it are as if nobody had drawn."""
+    owner = session()
+    with owner.lock:
+        states = dict(owner.random_states)
+        before = [(one, one.storage.node, one.key, one.counter, one._leaf)
+                  for one in states.values()]
+        try:
+            yield
+        finally:
+            for device in owner.random_states.keys() - states.keys():
+                del owner.random_states[device]
+            for one, node, key, counter, leaf in before:
+                if one.storage.node is not node:
+                    one.storage.put(node)
+                    one.key, one.counter, one._leaf, one._step = key, counter, leaf, -1
 
 
 # --- bits ---------------------------------------------------------------------------------------
