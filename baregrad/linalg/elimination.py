@@ -62,7 +62,8 @@ def _check_pivot(what: str, pivot: bool) -> None:
 def lu(A: Tensor, *, pivot: bool = True) -> LUParts:  # noqa: N803 - PyTorch's name
     """Return P (..., m, m), L (..., m, k) and U (..., k, n) of A = P @ L @ U, k = min(m, n).
 
-    Pivots are the largest of their column, by |real part| + |imaginary part| where A is complex.
+    Pivots are the largest of their column, by |real part| + |imaginary part| where A is complex; of
+    several as large the one that is uppermost in A, where LAPACK takes what swaps put uppermost.
     """
     permutation, lower, upper, _ = _lu("lu", A, pivot)
     return LUParts(permutation, lower, upper)

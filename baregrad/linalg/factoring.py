@@ -113,9 +113,12 @@ def _lu_step(
 
 
 def _sizes(x: Tensor) -> Tensor:
-    """What pivots are compared by: |x|, of complex numbers the sum of their parts', as LAPACK's."""
+    """What pivots are compared by: |x|, of complex numbers the sum of their parts', as LAPACK's.
+
+    NaN counts as 0: a row of the padding that infinity makes NaN is not chosen before a real one.
+    """
     found: Tensor = x.real.abs() + x.imag.abs() if x.is_complex() else x.abs()
-    return found
+    return found.isnan().where(0.0, found)
 
 
 def take_rows(x: Tensor, places: Tensor) -> Tensor:

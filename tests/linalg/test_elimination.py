@@ -94,6 +94,18 @@ def test_zero_pivots_are_told() -> None:
         linalg.lu_factor_ex(Tensor(x), check_errors=True)
 
 
+@pytest.mark.parametrize("name", ["inf", "nan"])
+def test_rows_of_the_padding_are_no_pivots(name: str) -> None:
+    """33 rows are padded to whole blocks, and what is not finite reaches all rows below it."""
+    x = given(33, 33).real
+    x[0, :3] = 100, float(name), 1
+    found = linalg.lu_factor_ex(Tensor(x))
+    permutation, _, upper = baregrad.lu_unpack(found.LU, found.pivots)
+    assert found.pivots.numpy().max() <= 33
+    np.testing.assert_array_equal(permutation.numpy().sum((0)), np.ones(33))
+    assert np.isnan(upper.numpy()).any()
+
+
 def test_what_is_refused() -> None:
     x = Tensor(given(3, 3))
     lu, pivots = linalg.lu_factor(x)
