@@ -21,6 +21,8 @@ from baregrad.tensor import Tensor
 RUN = WORD * WORDS
 # Where the exponent of a float32 lies, and what it is too large by.
 _EXPONENT, _PLACE, _BIAS = 0x7F800000, 23, 127
+# Whatever that is multiplied by: a machine's integers of infinity and of NaN may be any.
+_NO_NUMBER = 0x7FC00000
 # The largest number is from 2**13 on and below 2**14: its high byte has room for what is rounded.
 _SCALE = 13
 # Types with minima, of which a word has many codes, and of six bits: a step of a model of a billion
@@ -62,13 +64,13 @@ def split_row(
 def _scales(largest: Tensor) -> tuple[Tensor, Tensor]:
     """What numbers up to a positive one are multiplied by to become integers, and its inverse.
 
-    Of what is no number the inverse is infinite, and so is nothing that it is multiplied by finite.
+    Of what is no number the inverse is none, and so is nothing that it is multiplied by.
     """
     exponent = largest.bitcast(dtypes.int32) & _EXPONENT
     is_nothing = exponent < (_NOTHING << _PLACE)
     inverse = is_nothing.where(0, (2 * _BIAS + _SCALE << _PLACE) - exponent)
     step = is_nothing.where(0, exponent - (_SCALE << _PLACE))
-    step = (exponent == _EXPONENT).where(exponent, step)
+    step = (exponent == _EXPONENT).where(_NO_NUMBER, step)
     return inverse.bitcast(dtypes.float32), step.bitcast(dtypes.float32)
 
 
