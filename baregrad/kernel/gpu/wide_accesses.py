@@ -57,13 +57,27 @@ def _with_shared_tests(code: Sequence[Node]) -> Sequence[Node]:
             done.append(node)
         elif block is not None and done[block[0]] is node:
             begin, last = block
-            values, body = done[last + 1 :], code[position + 1 : end]
-            done[begin:] = [*values, *done[begin:last], *body, code[end]]
+            values, body = done[last + 1 :], (*done[begin + 1 : last], *code[position + 1 : end])
+            done[begin:] = [*values, node, *_once(body, values), code[end]]
             block = begin + len(values), len(done) - 1
         else:
             block = len(done), len(done) + end - position
             done += code[position : end + 1]
         position = max(end, position) + 1
+    return done
+
+
+def _once(body: Sequence[Node], known: Sequence[Node]) -> list[Node]:
+    """The instructions of a block of stores: each value once, and those that are known not at all.
+
+    One that was known and is computed inside again would be gone behind the block.
+    """
+    done, seen = list[Node](), set(known)
+    for node in body:
+        if node not in seen:
+            done.append(node)
+        if node.op is not _VSTORE:
+            seen.add(node)
     return done
 
 

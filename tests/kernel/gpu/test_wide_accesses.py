@@ -136,3 +136,15 @@ def test_stores_under_one_condition_share_a_branch() -> None:
     assert sorted(widths(parted)[1]) == [1, 1, 2]
     under = [other if one is TEST and place > 14 else one for place, one in enumerate(code)]
     assert sorted(widths(under)[1]) == [2, 2]
+
+
+def test_values_of_shared_branches_are_computed_once() -> None:
+    """What a branch computes and what follows it, too, is computed ahead of the one they share."""
+    base = times(4)
+    first = load(base, 0)
+    value, more = (instruction(Ops.ADD, F32, (first, const(by, F32))) for by in (1.0, 2.0))
+    code = [TEST.src[0], base, first, TEST, value, store(base, 0, value), END, value]
+    code += [TEST, more, store(base, 1, value), END, TEST, more, store(base, 0, more), END]
+    assert widths([*code, store(base, 2, value)])[1] == [2, 1, 1]
+    wide = widen_accesses(Node(Ops.PROGRAM, dtypes.token, tuple(code), KernelInfo("k")), 16)
+    assert max(Counter(node for node in wide.src if node.op is Ops.ADD).values()) == 1
