@@ -215,7 +215,6 @@ def tanh(x: Tensor) -> Tensor:
 
 
 def _tanh(z: Parts) -> Parts:
-    # Where the real part is large the imaginary one is below all numbers.
     a, b = z
     least, most = -math.log(finfo(a.dtype).max) / 4, math.log(finfo(a.dtype).max) / 4
     held = a.clamp(least, most)
@@ -232,7 +231,10 @@ def _tanh(z: Parts) -> Parts:
     wild = ~b.isfinite()
     real = _where((a == 0) & wild, a, far.where(a.sign(), real))
     imag = _where(a.isnan() & (b == 0), b, imag)
-    return real, _where(far, _zero_of(wild.where(1.0, (b * 2.0).sin())), imag)
+    # Where the real part is large: 2 sin(2b) exp(-2|a|), the rest is below rounding.
+    turn = wild.where(0.25, b.sin() * b.cos())
+    shrunk = (a.abs().maximum(most) * -1.0).exp()
+    return real, far.where(turn * 4.0 * shrunk * shrunk, imag)
 
 
 def tan(x: Tensor) -> Tensor:

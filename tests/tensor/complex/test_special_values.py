@@ -47,3 +47,14 @@ def test_zeros_beside_nan_are_kept() -> None:
         found = getattr(still, name)().numpy()
         np.testing.assert_array_equal(np.isnan(found.real), True)
         np.testing.assert_array_equal(np.signbit(found.imag), [False, True], err_msg=name)
+
+
+def test_small_parts_of_tangents_far_from_the_axis() -> None:
+    z = np.array([30 + 1j, -25 + 2j, 43 - 40j, 60 + 0.5j, 1e30 - 3j], np.complex64)
+    for name, given in (("tanh", z), ("tan", 1j * z)):
+        wanted = split(getattr(np, name)(given.astype(np.complex128)).astype(np.complex64))
+        found = split(getattr(Tensor(given), name)().numpy())
+        assert (wanted[:, :3] != 0).all()
+        # Below the smallest normal number bits are lost.
+        np.testing.assert_allclose(found, wanted, rtol=2e-6, atol=1e-38)
+        np.testing.assert_array_equal(np.signbit(found), np.signbit(wanted))
