@@ -107,7 +107,7 @@ def test_loops_are_scans(tmp_path) -> None:
     agree(loops, tmp_path / "loops.onnx", array(2, 4), array(6, 2, 4), array(4))
 
 
-@pytest.mark.parametrize("limit", [4, None])
+@pytest.mark.parametrize("limit", [4, pytest.param(None, marks=pytest.mark.slow)])
 def test_loops_by_a_condition(tmp_path, limit: int | None) -> None:
     weight = Tensor(array(3, 3) / 9)
 
