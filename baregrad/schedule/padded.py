@@ -26,8 +26,9 @@ MOST_NBYTES = 1 << 18
 MOST_SHARED, LEAST_OTHERS = 64, 8
 # Taps of all residues of a place.
 MOST_TAPS = 8
-# Elements that are copied together for a matrix unit.
-CHUNK = 8
+# Elements that are copied together for a matrix unit, and results of each that pay for storing the
+# zeros beside it: an engine copies whole panels of what is stored, threads of what is not.
+CHUNK, MANY_RESULTS = 8, 1 << 13
 
 
 def is_copied_in_bands(fusion: Fusion, node: Node, requests: list[Request]) -> bool:
@@ -93,7 +94,15 @@ def is_read_in_chunks(fusion: Fusion, node: Node, requests: list[Request]) -> bo
     if extent.__class__ is not int or extent % CHUNK or pad.lo or pad.hi:
         return False
     products = fusion.matrix_products
-    return all(request.draft.contraction in products for request in requests)
+    if not all(request.draft.contraction in products for request in requests):
+        return False
+    # Of what was stored for windows the graph decided that, by their taps.
+    return below.op is Ops.CONTIGUOUS or all(_results(one) < MANY_RESULTS for one in requests)
+
+
+def _results(request: Request) -> float:
+    """The results of a kernel that each element of what is requested is multiplied for."""
+    return points_of(frozenset(request.draft.loops) - ranges_of(request.idx))
 
 
 def _is_known(pad: Pad) -> bool:

@@ -68,3 +68,20 @@ def test_images_and_filters_whose_channels_lie_innermost_are_not_copied() -> Non
     plan = make_plan(canonicalise(sink(y), None, target), donate={}, target=target)
     (product,) = plan.kernels
     assert any("copies of 8 and 8 elements" in why for why in choose(product, target).why())
+
+
+@pytest.mark.parametrize(("results", "kernels"), [(4096, 1), (16384, 2)])
+def test_padded_rows_of_very_many_results_are_stored_for_an_engine(
+    results: int, kernels: int
+) -> None:
+    target = gpu_row("sm_90a")
+    x, w = (param(slot, *shape, dtype=dtypes.bfloat16)
+            for slot, shape in enumerate(((500, 1024), (1024, results))))  # fmt: skip
+    left = x.pad((4, 8), (0, 0)).cast(dtypes.float32).reshape(512, 1024, 1)
+    right = w.cast(dtypes.float32).reshape(1, 1024, results)
+    shape = (512, 1024, results)
+    y = (left.expand(*shape) * right.expand(*shape)).sum(1).cast(dtypes.bfloat16)
+    plan = make_plan(canonicalise(sink(y), None, target), donate={}, target=target)
+    assert len(plan.kernels) == kernels
+    why = choose(plan.kernels[-1], target).why()
+    assert any("as boxes" in one for one in why) == (kernels == 2)
