@@ -2,16 +2,16 @@
 
 Each panel of 8-bit floats is a sum of its own (`adds_apart`). Where an iteration leaves its group
 to the next one, that adds up what the group made before it begins another one with the same
-registers:
-meanwhile another group of warps has the unit.
+registers: meanwhile another group of warps has the unit.
 """
 
 from __future__ import annotations
 
 from itertools import product
 
+from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.node import Node, alu, const, make_node
+from baregrad.ir.core.node import Node, alu, const, make_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Done
@@ -56,8 +56,10 @@ def read_by_rows(group: Node, reader: Node) -> list[Node]:
     part, rows = _by_rows(group)
     found = [_cleared(part)]
     for row, places in rows:
-        there = substitute(reader, places)
-        found += [_anew(row, part), DONE, substitute(there, {row.src[0]: part})]
+        there = substitute(substitute(reader, places), {row.src[0]: part})
+        if group.src[0].src[0] in toposort(there):
+            raise CompilerBug("sums are read elsewhere than they are made", found=reader)
+        found += [_anew(row, part), DONE, there]
     return found
 
 

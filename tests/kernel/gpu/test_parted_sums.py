@@ -5,7 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from baregrad.base.errors import CompilerBug
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.attrs import Alloc
+from baregrad.ir.core.node import Node, const, make_node, range_node, toposort
+from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import to_array
+from baregrad.kernel.gpu.parted_sums import read_by_rows
+from baregrad.kernel.loops.loop_pieces import load, store
 from tests.kernel import kernels as k
 from tests.kernel.gpu.test_group_products import names
 from tests.kernel.gpu_kernels import lowered, run_text, run_threads
@@ -42,3 +49,19 @@ def test_blocks_that_do_several_tiles_begin_each_anew(
     np.testing.assert_array_equal(found, run_threads(loop, program, arrays)[0])
     bound = shape[2] * 2.0**-24 * (np.abs(left) @ np.abs(right).T)
     assert (np.abs(found - left @ right.T) <= bound).all()
+
+
+def test_sums_are_read_where_they_are_made() -> None:
+    """Another element of them than a tile of rows gives would be one that nobody set."""
+    row, column = range_node(2, 1, "u", "unroll"), range_node(4, 2, "n", "unroll")
+    sums, total = (
+        make_node(Ops.ALLOC, k.F32, (), Alloc(n, "register", (2, 4), name="s")) for n in (1, 2)
+    )
+    first = const(0, column.dtype)
+    made, other = load(sums, (row, column)), load(sums, (row, first))
+    left = load(total, (row, first))
+    group = Node(Ops.MMA, dtypes.token, (made, left, left, const(True, dtypes.bool)), None)
+    found = read_by_rows(group, store(total, made, (row, column)))
+    assert not any(sums in toposort(each) for each in found) and len(found) == 7
+    with pytest.raises(CompilerBug, match="elsewhere"):
+        read_by_rows(group, store(total, other, (row, column)))
