@@ -67,7 +67,7 @@ def test_matrices_in_one_array_are_asked_for_apart() -> None:
 
 
 def test_blocks_that_begin_later_ask_for_nothing() -> None:
-    program, blocks = product("Q6_K", 131072, 1024)
+    program, blocks = product("Q8_0", 131072, 1024)
     text = get("ptx").render(program, HOPPER)
     (bound,) = re.findall(r"setp\.ge\.or\.u32 %p\d+, %r\d+, (\d+),", text)
     assert HOPPER.units <= int(bound) < blocks
