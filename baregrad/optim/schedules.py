@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, JitError
@@ -309,6 +309,10 @@ class ChainedScheduler:
     def __init__(
         self, schedulers: Sequence[LRScheduler], optimizer: Optimizer | None = None
     ) -> None:
+        if not isinstance(schedulers, Iterable):
+            raise ArgumentError(
+                "a chain is of schedules", found=type(schedulers).__name__, wanted="a list of them"
+            )
         given = list(schedulers)
         if not given:
             raise ArgumentError("a chain of schedules has some", found="none")

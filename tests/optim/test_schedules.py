@@ -249,3 +249,8 @@ def test_a_python_schedule_is_refused_inside_a_captured_function() -> None:
 
     with pytest.raises(JitError, match="LambdaLR"):
         Jit(step)(Tensor([1.0]))
+
+
+def test_a_chain_of_no_list_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="a chain is of schedules"):
+        optim.ChainedScheduler(np.float16(1.0))  # type: ignore[arg-type]
