@@ -52,13 +52,7 @@ def _visit(node: Node) -> Node | None:
     axis = next((i for i in sorted(node.arg.axes) if value.shape[i] >= least), None)
     if axis is None:
         return None
-    extent = value.shape[axis]
-    parts = extent if extent <= most else greatest_divisor(extent, most)
-    if parts < least:
-        # Few numbers divide it: the last part is filled up with what changes no result.
-        parts = most
-        value = lengthened(value, axis, round_up(extent, parts), node.arg.monoid.identity[0])
-    return _in_parts(node, value, axis, parts)
+    return _in_parts(node, value, axis, most, least)
 
 
 def _of_short_sums(node: Node, value: Node) -> Node | None:
@@ -72,16 +66,20 @@ def _of_short_sums(node: Node, value: Node) -> Node | None:
     if in_order <= IN_ORDER:
         return None
     axis = max(axes, key=lambda axis: (value.shape[axis], -axis))
+    most = min(in_order // SHORT, value.shape[axis])
+    return _in_parts(node, value, axis, most, most // 2)
+
+
+def _in_parts(node: Node, value: Node, axis: int, most: int, least: int) -> Node:
+    """A reduction cut along an axis into parts, `most` of them at most, and `least` at least.
+
+    Where few numbers divide its extent the last part is filled up with what changes no result.
+    """
     extent = value.shape[axis]
-    most = min(in_order // SHORT, extent)
-    parts = greatest_divisor(extent, most)
-    if parts < most // 2:
+    parts = extent if extent <= most else greatest_divisor(extent, most)
+    if parts < least:
         parts = most
         value = lengthened(value, axis, round_up(extent, parts), node.arg.monoid.identity[0])
-    return _in_parts(node, value, axis, parts)
-
-
-def _in_parts(node: Node, value: Node, axis: int, parts: int) -> Node:
     shape = value.shape
     length = shape[axis] // parts
     split = reshape(value, (*shape[:axis], parts, length, *shape[axis + 1 :]))
