@@ -129,10 +129,10 @@ class StreamFacts:
         )
         return frozenset((*keys, *self.values)) if are_values else frozenset(keys)
 
-    def is_widened(self, target: AnyTarget, has_groups: bool = False) -> bool:
-        """Whether threads make keys or values of 8-bit floats as they read them."""
+    def is_widened(self, target: AnyTarget) -> bool:
+        """Whether threads of warps make keys or values of 8-bit floats as they read them."""
         reads = {*[each.right for each in self.products], *self.values}
-        reads -= self.octets(target, has_groups)
+        reads -= self.octets(target, False)
         return any(is_of_bytes(node) for read in reads for node in toposort(read))
 
     def slots(self, target: AnyTarget, has_groups: bool) -> int:
