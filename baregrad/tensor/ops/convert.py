@@ -285,7 +285,8 @@ def __dlpack__(  # noqa: N807 - the array API's protocol
     tensor's own and the CPU's, (1, 0).
     """
     place = __dlpack_device__(x)
-    # One that takes a GPU's memory has to name its stream: the array API's page of `__dlpack__`.
+    # The array API lets one that takes a GPU's memory leave its stream out, too; the capsule then
+    # says that it is of the CPU.
     is_host = dl_device is None and stream is None and max_version is not None
     device = (1, 0) if is_host else place if dl_device is None else dl_device
     wanted = int(device[0]), int(device[1])
