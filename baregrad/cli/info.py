@@ -58,7 +58,11 @@ def gpu_lines(version: str, cards: list[CardStatus]) -> list[str]:
             ("VBIOS", one.vbios),
             ("memory", _memory_text(one)),
             ("temperature", None if one.temperature_c is None else f"{one.temperature_c} C"),
-            ("state", one.performance_state),
+            ("state", _state_text(one)),
+            ("clocks", _clocks_text(one)),
+            ("power", _power_text(one)),
+            ("load", _load_text(one)),
+            ("fans", _fans_text(one)),
             ("link", _link_text(one)),
             ("ECC", _ecc_text(one)),
             ("errors", None if one.errors is None else f"{one.errors} in its log"),
@@ -82,6 +86,44 @@ def _memory_text(one: CardStatus) -> str | None:
     reserved = human_bytes(one.total_nbytes - one.usable_nbytes)
     free = human_bytes(one.free_nbytes)
     return f"{human_bytes(one.total_nbytes)}: {used} used, {reserved} reserved, {free} free"
+
+
+def _state_text(one: CardStatus) -> str | None:
+    held = one.held_back
+    if not held or one.performance_state is None:
+        return one.performance_state
+    return f"{one.performance_state}, held back by: {', '.join(held)}"
+
+
+def _clocks_text(one: CardStatus) -> str | None:
+    clocks = one.clocks
+    if clocks is None:
+        return None
+    return (
+        f"{clocks.graphics_mhz} MHz graphics, {clocks.sm_mhz} MHz SM, "
+        f"{clocks.memory_mhz} MHz memory, {clocks.video_mhz} MHz video"
+    )
+
+
+def _power_text(one: CardStatus) -> str | None:
+    power = one.power
+    if power is None:
+        return None
+    rows = (("on average", power.average_w), ("now", power.now_w), ("memory", power.memory_w),
+            ("at most", power.limit_w))  # fmt: skip
+    return ", ".join(f"{watts:.2f} W {word}" for word, watts in rows if watts is not None)
+
+
+def _load_text(one: CardStatus) -> str | None:
+    if one.load is None:
+        return None
+    return f"{one.load.gpu_percent}% GPU, {one.load.memory_percent}% memory"
+
+
+def _fans_text(one: CardStatus) -> str | None:
+    if one.fans_rpm is None:
+        return None
+    return ", ".join(f"{rpm} rpm" for rpm in one.fans_rpm) or "none turns"
 
 
 def _link_text(one: CardStatus) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,7 +19,11 @@ def test_gpus_are_told_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "NVIDIA Virtual GPU, /dev/nvidia0" in out
     assert "  temperature   34 C\n" in out
     assert "  memory        16.0 GiB: 0 B used" in out
-    assert "  power         not known: the vendor publishes no call" in out
+    assert "  state         P0, held back by: power cap\n" in out
+    assert "  clocks        1980 MHz graphics, 1965 MHz SM, 3201 MHz memory, 1545 MHz" in out
+    assert "  power         121.33 W on average, 81.57 W now, 37.80 W memory, 650.00 W" in out
+    assert "  load          97% GPU, 41% memory\n" in out
+    assert "  fans_rpm      not known: the driver gave no reading" in out
 
 
 def test_gpus_are_told_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
@@ -50,7 +55,7 @@ def test_watching_goes_on_until_it_is_interrupted(
         if len(slept) == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(info.time, "sleep", sleep)
+    monkeypatch.setattr(info, "time", SimpleNamespace(sleep=sleep))
     with options.override(nv_port="virtual"), pytest.raises(KeyboardInterrupt):
         info.main(["--watch", "0.5"])
     assert slept == [0.5] * 3 and capsys.readouterr().out.count("GPU 0 ") == 3

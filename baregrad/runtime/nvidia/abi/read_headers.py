@@ -64,7 +64,8 @@ ESCAPES = MappingProxyType({
     215: "nv_ioctl_numa_info_t", 216: "nv_ioctl_set_numa_status_t",
     217: "nv_ioctl_export_to_dma_buf_fd_t", 218: "nv_ioctl_wait_open_complete_t",
 })  # fmt: skip
-_ALSO = ("NVOS64_PARAMETERS",)
+# Structs that no number stands for: the longer form of an allocation, memory that is read.
+_ALSO = ("NVOS64_PARAMETERS", "NV00DE_SHARED_DATA")
 
 _UNITS = (("compute", "compute", "clc[5-9a-f]c0.h"), ("copy", "dma-copy", "clc[5-9a-f]b5.h"),
           ("host", "host", "clc[3-9]6f.h"))  # fmt: skip

@@ -114,7 +114,8 @@ _TREE = (
         (535, 86, 5),
         {
             "memory": rm.MEMORY_128, "all_copy_caps": rm.ALL_COPY_CAPS,
-            "gpu_info": status.GPU_INFO_65,
+            "gpu_info": status.GPU_INFO_65, "shared_data": status.SHARED_DATA,
+            "shared_data_poll": status.SHARED_DATA_POLL,
         },
     ),
     _Node(

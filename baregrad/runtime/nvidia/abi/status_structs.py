@@ -90,6 +90,14 @@ PROCESSES = struct("NV2080_CTRL_GPU_GET_PIDS_PARAMS", "ctrl/ctrl2080/ctrl2080gpu
     12 bytes[3800] pidTbl
 """)
 
+# The sections are in `NV00DE_SHARED_DATA`, whose layout the vendor's table has by release.
+SHARED_DATA = struct("NV00DE_ALLOC_PARAMETERS", "class/cl00de.h:428", 8, """
+    0  u64 polledDataMask
+""")
+SHARED_DATA_POLL = struct("NV00DE_CTRL_REQUEST_DATA_POLL_PARAMS", "ctrl/ctrl00de.h:55", 8, """
+    0  u64 polledDataMask
+""")
+
 # The first of at most 200 processes that are asked for in one call.
 PROCESS = struct("NV2080_CTRL_GPU_GET_PID_INFO_PARAMS",
                  "ctrl/ctrl2080/ctrl2080gpu.h:3634", 14408, """

@@ -6,6 +6,7 @@ programs. `read_headers` writes them from the published source, and a test compa
 
 from __future__ import annotations
 
+import functools
 import gzip
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -110,6 +111,7 @@ class VendorTables:
         return found.nbytes if found else 0
 
 
+@functools.lru_cache(maxsize=2)
 def load_tables(version: str) -> VendorTables:
     """Return the tables of a release such as `580.95.05`: of the nearest one not newer."""
     names: dict[str, dict[int, VendorName]] = {

@@ -1,8 +1,8 @@
 """How a GPU is: what `nvidia-smi` shows and the vendor has published calls for.
 
 A card is opened, asked and closed again, so that whoever looks stands in the way of no reset. What
-a driver does not answer stays unknown, with its reason. For clocks, power and the fan no call is
-published.
+a driver does not answer stays unknown, with its reason. Clocks, power and the load are answered by
+no call: they lie in memory that the driver shares (`shared_status.py`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import struct
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, TypeVar
 
 from baregrad.base.errors import BaregradError, UnsupportedError
@@ -20,6 +19,13 @@ from baregrad.runtime.nvidia.abi import numbers as nv
 from baregrad.runtime.nvidia.driver.card import Card
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.port import Port, open_port
+from baregrad.runtime.nvidia.driver.shared_status import (
+    Clocks,
+    Load,
+    Power,
+    SharedStatus,
+    shared_status,
+)
 from baregrad.target.nvidia import nvidia_row
 
 T = TypeVar("T")
@@ -29,9 +35,7 @@ _INSTRUCTION_NBYTES = 44
 _MIG_MODES = ("not offered", "on", "off", "on after a reset", "off after a reset")
 _COMPUTE_MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
 _RECOVERY = ("None", "Reset", "Reboot", "Drain P2P", "Drain and Reset")
-UNPUBLISHED: Mapping[str, str] = MappingProxyType(dict.fromkeys(
-    ("clocks", "power", "fan"), "the vendor publishes no call for it; nvidia-smi shows it"
-))  # fmt: skip
+_SHARED = ("clocks", "held_back", "power", "load", "fans_rpm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,11 @@ class CardStatus:
     compute_mode: str | None
     recovery: str | None
     processes: tuple[Process, ...] | None
+    clocks: Clocks | None
+    held_back: tuple[str, ...] | None
+    power: Power | None
+    load: Load | None
+    fans_rpm: tuple[int, ...] | None
     unknown: Mapping[str, str] = field(default_factory=dict)
 
     def plain(self) -> dict[str, Any]:
@@ -107,7 +116,7 @@ def card_status(client: Client, index: int) -> CardStatus:
     """Return how one GPU is."""
     card = Card(client, index)
     try:
-        unknown: dict[str, str] = dict(UNPUBLISHED)
+        unknown: dict[str, str] = {}
 
         def told(name: str, ask: Callable[[Card], T]) -> T | None:
             try:
@@ -118,6 +127,9 @@ def card_status(client: Client, index: int) -> CardStatus:
                 return None
 
         memory = told("memory", _memory) or (None, None, None)
+        shared = told("clocks", shared_status) or SharedStatus(None, None, None, None, None)
+        reason = unknown.get("clocks", "the driver gave no reading of it")
+        unknown |= {name: reason for name in _SHARED if getattr(shared, name) is None}
         return CardStatus(
             index, card.node,
             name=told("name", _name),
@@ -135,6 +147,8 @@ def card_status(client: Client, index: int) -> CardStatus:
             compute_mode=told("compute_mode", _compute_mode),
             recovery=told("recovery", _recovery),
             processes=told("processes", _processes),
+            clocks=shared.clocks, held_back=shared.held_back, power=shared.power,
+            load=shared.load, fans_rpm=shared.fans_rpm,
             unknown=unknown,
         )  # fmt: skip
     finally:

@@ -221,11 +221,14 @@ class MemoryManager:
         client, device = self._client, self._card.device
         return client.make(teardown, "the memory", device, kind, params)
 
-    def map_for_host(self, teardown: Teardown, handle: int, nbytes: int, *, node: str) -> int:
+    def map_for_host(
+        self, teardown: Teardown, handle: int, nbytes: int, *, node: str, read_only: bool = False
+    ) -> int:
         """Map an object's memory into this process and return where.
 
         The driver keeps one mapping for each descriptor, so each gets its own: of the GPU's node
-        for its memory and registers, of the control node for host memory.
+        for its memory and registers, of the control node for host memory. Memory that programs may
+        read alone is refused unless it is mapped `read_only`.
         """
         client, card, port = self._client, self._card, self._client.port
         fd = client.open_node(node, teardown)
@@ -237,6 +240,7 @@ class MemoryManager:
         record["params.hDevice"] = parent
         record["params.hMemory"] = handle
         record["params.length"] = nbytes
+        record["params.flags"] = nv.MAP_READ_ONLY if read_only else 0
         client.resource_manager(
             nv.NV_ESC_RM_MAP_MEMORY, record, f"to map {nbytes} bytes for the host",
             status="params.status",

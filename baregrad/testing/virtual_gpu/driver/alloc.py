@@ -125,6 +125,16 @@ class Allocator:
             **request.fields, backing=backing, gpu=found.gpu, is_system=False, is_registers=True
         )
 
+    def shared_data(self, request: AllocationRequest) -> DriverObject:
+        """RM_USER_SHARED_DATA, below a subdevice: memory that the host may read."""
+        found = expect(request.parent, DeviceObject, "INVALID_OBJECT_PARENT")
+        if found.kind != nv.NV20_SUBDEVICE_0:
+            raise Refusal("INVALID_OBJECT_PARENT", "the parent is no subdevice")
+        backing = Backing(fresh_pages(4096), 4096, None, tracked=False, label="shared data")
+        return MemoryObject(
+            **request.fields, backing=backing, gpu=found.gpu, is_system=True, is_read_only=True
+        )
+
     def _listed(self, request: AllocationRequest, device: DeviceObject) -> None:
         if request.kind not in device.gpu.classes:
             raise Refusal("INVALID_CLASS", f"this GPU has no class {request.kind:#x}")
@@ -288,6 +298,7 @@ _STRUCTS = MappingProxyType({
     nv.KEPLER_CHANNEL_GROUP_A: "channel_group",
     nv.FERMI_CONTEXT_SHARE_A: "context_share",
     nv.GT200_DEBUGGER: "debugger",
+    nv.RM_USER_SHARED_DATA: "shared_data",
 })
 Maker = Callable[[Allocator, AllocationRequest], DriverObject]
 _MAKERS: MappingProxyType[int, Maker] = MappingProxyType({
@@ -299,6 +310,7 @@ _MAKERS: MappingProxyType[int, Maker] = MappingProxyType({
     nv.KEPLER_CHANNEL_GROUP_A: Allocator.group,
     nv.FERMI_CONTEXT_SHARE_A: Allocator.share,
     nv.GT200_DEBUGGER: Allocator.debugger,
+    nv.RM_USER_SHARED_DATA: Allocator.shared_data,
 })
 _FAMILIES: MappingProxyType[int, Maker] = MappingProxyType({
     0x61: Allocator.usermode,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+import time
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
 from baregrad.runtime.nvidia.abi import Release
 from baregrad.runtime.nvidia.abi import numbers as nv
+from baregrad.runtime.nvidia.abi.vendor import load_tables
 from baregrad.testing.virtual_gpu.driver.calls import Arguments, Refusal
 from baregrad.testing.virtual_gpu.driver.objects import (
     ChannelObject,
@@ -15,9 +17,10 @@ from baregrad.testing.virtual_gpu.driver.objects import (
     DeviceObject,
     DriverObject,
     GroupObject,
+    MemoryObject,
     expect,
 )
-from baregrad.testing.virtual_gpu.driver.status_controls import STATUS_COMMANDS
+from baregrad.testing.virtual_gpu.driver.status_controls import SHARED, STATUS_COMMANDS
 from baregrad.testing.virtual_gpu.driver.user_memory import UserMemory
 from baregrad.testing.virtual_gpu.machine.machine import HardwareMachine
 
@@ -153,6 +156,23 @@ class Controls:
         params["faultString"] = fault.kind.encode()
         params["shaderProgramVA[6]"] = fault.program
 
+    def shared_data(self, target: DriverObject, params: Arguments) -> None:
+        """Fill in the sections of shared memory that are asked for, with this moment's stamp."""
+        data = expect(target, MemoryObject).backing.data
+        tables = load_tables(self._version)
+        for section, (bit, fields) in SHARED.items():
+            found = tables.place("NV00DE_SHARED_DATA", section)
+            if found is None or not params["polledDataMask"] & bit:
+                continue
+            stamp = time.monotonic_ns()
+            for field, values in {"lastModifiedTimestamp": (stamp,), **fields}.items():
+                place = tables.place("NV00DE_SHARED_DATA", f"{section}.{field}")
+                assert place is not None
+                each = tables.nbytes(place[1])
+                for at, value in enumerate(values):
+                    begin = place[0] + at * each
+                    data[begin : begin + each] = list(value.to_bytes(each, "little"))
+
     def token(self, target: DriverObject, params: Arguments) -> None:
         """What to write to the doorbell."""
         params["workSubmitToken"] = expect(target, ChannelObject).token
@@ -180,6 +200,7 @@ _COMMANDS: MappingProxyType[
     nv.NV0000_CTRL_CMD_SYSTEM_GET_BUILD_VERSION_V2: ("build_version", Controls.version),
     nv.NV0000_CTRL_CMD_GPU_GET_ID_INFO_V2: ("id_info", Controls.id_info),
     nv.NV0080_CTRL_CMD_GPU_GET_CLASSLIST: ("class_list", Controls.class_list),
+    nv.NV00DE_CTRL_CMD_REQUEST_DATA_POLL: ("shared_data_poll", Controls.shared_data),
     nv.NV2080_CTRL_CMD_GPU_GET_GID_INFO: ("gid_info", Controls.uuid),
     nv.NV2080_CTRL_CMD_GR_GET_INFO: ("gr_info_list", Controls.facts),
     nv.NV2080_CTRL_CMD_FB_GET_INFO: ("fb_info_list", Controls.heap),

@@ -47,6 +47,7 @@ class MemoryObject(DriverObject):
     is_system: bool = field(kw_only=True)
     is_pinned: bool = False
     is_registers: bool = False
+    is_read_only: bool = False
     # Mappings into the process by the linear address that the driver made up for each.
     mappings: dict[int, int] = field(default_factory=dict)
 

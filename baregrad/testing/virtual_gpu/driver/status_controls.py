@@ -13,6 +13,18 @@ from baregrad.testing.virtual_gpu.driver.objects import DeviceObject, DriverObje
 
 NAME = "NVIDIA Virtual GPU"
 TEMPERATURE_C = 34
+# What its shared memory says, by section: the bit that asks for it, and the fields' values. It has
+# no fan, and what holds it back is its power cap alone.
+SHARED: MappingProxyType[str, tuple[int, dict[str, tuple[int, ...]]]] = MappingProxyType({
+    "clkPublicDomainInfos": (1, {"info": (1980, 3201, 1545, 1965)}),
+    "clkThrottleInfo": (2, {"reasonMask": (4,)}),
+    "clkThrottleReason": (2, {"reasonMask": (4,)}),
+    "perfDevUtil": (2, {"info.gpuPercentBusy": (97,), "info.memoryPercentBusy": (41,)}),
+    "powerLimitGpu": (8, {"info.requestedmW": (700_000,), "info.enforcedmW": (650_000,)}),
+    "avgPowerUsage":
+        (8, {"info.averageGpuPower": (121_330,), "info.averageMemoryPower": (37_800,)}),
+    "instPowerUsage": (8, {"info.instGpuPower": (81_570,)}),
+})  # fmt: skip
 _SENSOR = "instructionList[0].operands.getStatusSensorReading"
 
 

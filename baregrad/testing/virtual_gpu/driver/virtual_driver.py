@@ -315,6 +315,8 @@ class VirtualDriver:
         offset, nbytes = call["params.offset"], call["params.length"]
         if memory.is_pinned or device.gpu is not memory.gpu:
             raise Refusal("INVALID_ARGUMENT", "memory that the driver does not map")
+        if memory.is_read_only and call["params.flags"] & 3 != nv.MAP_READ_ONLY:
+            raise Refusal("INVALID_ARGUMENT", "memory that programs may read alone")
         if not nbytes or offset % _PAGE or offset + nbytes > memory.backing.nbytes:
             raise Refusal("INVALID_LIMIT", f"{nbytes} bytes at {offset} of the memory")
         target = self.files.get(call["fd"])
