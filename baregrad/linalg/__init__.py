@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from baregrad.linalg.elimination import lu_factor as lu_factor
     from baregrad.linalg.elimination import lu_factor_ex as lu_factor_ex
     from baregrad.linalg.elimination import lu_solve as lu_solve
+    from baregrad.linalg.householder import householder_product as householder_product
+    from baregrad.linalg.indefinite import ldl_factor as ldl_factor
+    from baregrad.linalg.indefinite import ldl_factor_ex as ldl_factor_ex
+    from baregrad.linalg.indefinite import ldl_solve as ldl_solve
     from baregrad.linalg.measures import cond as cond
     from baregrad.linalg.measures import cross as cross
     from baregrad.linalg.measures import diagonal as diagonal
@@ -44,6 +48,9 @@ if TYPE_CHECKING:
     from baregrad.linalg.solving import pinv as pinv
     from baregrad.linalg.solving import slogdet as slogdet
     from baregrad.linalg.solving import solve as solve
+    from baregrad.linalg.solving import solve_ex as solve_ex
+    from baregrad.linalg.solving import tensorinv as tensorinv
+    from baregrad.linalg.solving import tensorsolve as tensorsolve
     from baregrad.linalg.triangular import solve_triangular as solve_triangular
 
 _HOMES = MappingProxyType({
@@ -53,21 +60,26 @@ _HOMES = MappingProxyType({
     "elimination": (
         "lu", "lu_factor", "lu_factor_ex", "lu_solve",
     ),
+    "householder": (
+        "householder_product",
+    ),
+    "indefinite": (
+        "ldl_factor", "ldl_factor_ex", "ldl_solve",
+    ),
     "measures": (
         "cond", "cross", "diagonal", "matrix_exp", "matrix_norm", "matrix_power", "multi_dot",
         "norm", "vander", "vecdot", "vector_norm",
     ),
     "solving": (
         "det", "inv", "inv_ex", "lstsq", "matrix_rank", "pinv", "slogdet", "solve",
+        "solve_ex", "tensorinv", "tensorsolve",
     ),
     "triangular": (
         "solve_triangular",
     ),
 })
 _NEAREST = MappingProxyType({
-    "eig": "eigh", "eigvals": "eigvalsh", "ldl_factor": "cholesky", "ldl_solve": "solve",
-    "solve_ex": "solve", "householder_product": "qr", "tensorinv": "inv",
-    "tensorsolve": "solve", "inverse": "inv",
+    "eig": "eigh", "eigvals": "eigvalsh", "inverse": "inv",
 })
 
 __all__ = [
@@ -79,8 +91,12 @@ __all__ = [
     "diagonal",
     "eigh",
     "eigvalsh",
+    "householder_product",
     "inv",
     "inv_ex",
+    "ldl_factor",
+    "ldl_factor_ex",
+    "ldl_solve",
     "lstsq",
     "lu",
     "lu_factor",
@@ -96,9 +112,12 @@ __all__ = [
     "qr",
     "slogdet",
     "solve",
+    "solve_ex",
     "solve_triangular",
     "svd",
     "svdvals",
+    "tensorinv",
+    "tensorsolve",
     "vander",
     "vecdot",
     "vector_norm",

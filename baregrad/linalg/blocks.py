@@ -50,5 +50,26 @@ def block(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def repeated(
+    step: Callable[..., tuple[Tensor, ...]], count: int, state: tuple[Tensor, ...],
+    facts: tuple[Any, ...] = (),
+) -> tuple[Tensor, ...]:
+    """What a state is after so many calls of a block, step(*state, *facts).
+
+    In a captured function they are a loop of the graph, planned and compiled once. facts: tensors
+    that stay what they are, and numbers.
+    """
+    if not is_captured(*state):
+        for _ in range(count):
+            state = step(*state, *facts)
+        return state
+    from baregrad.func.loops import scan
+
+    found: tuple[Tensor, ...] = scan(
+        lambda carried, _: (tuple(step(*carried, *facts)), None), tuple(state), length=count
+    )[0]
+    return found
+
+
 def _in_memory(value: Any) -> Any:
     return stored(value) if isinstance(value, Tensor) else value

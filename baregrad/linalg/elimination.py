@@ -20,8 +20,8 @@ from baregrad.linalg.checking import (
     linked,
     refuse_if,
 )
+from baregrad.linalg.factoring import first_zero, row_swaps
 from baregrad.linalg.factoring import lu_factor as pivoted_lu
-from baregrad.linalg.factoring import row_swaps
 from baregrad.linalg.triangular import solve_triangular
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import no_grad
@@ -139,11 +139,7 @@ def lu_factor_ex(
     with no_grad():
         swaps = _swaps_of(stored(order[:, :count]), rows) if count else order[:, :0]
         pivots = (swaps + 1).cast(dtypes.int32).reshape(*A.shape[:-2], count)
-        is_zero = upper.detach().diagonal(0, -2, -1) == 0
-        places = Tensor.arange(1, count + 1, dtype=dtypes.int32, device=A.device)
-        found = is_zero.where(places, count + 1)
-        least = found.amin(dim=-1) if count else found.sum(dim=-1) + 1
-        info = (least > count).where(0, least).cast(dtypes.int32)
+        info = first_zero(batch(upper)).reshape(*A.shape[:-2])
     if check_errors:
         refuse_if(lambda: info != 0, "a pivot is 0", "use lu, which takes such a matrix")
     return LUFactorEx(both, pivots, info)
@@ -234,11 +230,11 @@ def lu_solve(
     if adjoint:
         half = solve_triangular(LU.mH, B, upper=False)
         found = solve_triangular(LU.mH, half, upper=True, unitriangular=True)
-        return _rows(found, order.argsort(dim=-1))
-    half = solve_triangular(LU, _rows(B, order), upper=False, unitriangular=True)
+        return in_order(found, order.argsort(dim=-1))
+    half = solve_triangular(LU, in_order(B, order), upper=False, unitriangular=True)
     return solve_triangular(LU, half, upper=True)
 
 
-def _rows(x: Tensor, order: Tensor) -> Tensor:
+def in_order(x: Tensor, order: Tensor) -> Tensor:
     """Rows of x (..., n, k) in orders (..., n)."""
     return x.gather(-2, order.unsqueeze(-1).expand(*x.shape))

@@ -176,6 +176,17 @@ def _lu_whole(
     return lower, upper.triu()[:, :count, :columns], order[:, :rows]
 
 
+def first_zero(upper: Tensor) -> Tensor:
+    """Where the first zero on the diagonals of (B, m, n) is, from 1 on, or 0: (B,), int32."""
+    is_zero = upper.diagonal(0, 1, 2) == 0
+    count = is_zero.shape[1]
+    if not count:
+        return Tensor.zeros(upper.shape[0], dtype=dtypes.int32, device=upper.device)
+    places = Tensor.arange(1, count + 1, dtype=dtypes.int32, device=upper.device)
+    least = is_zero.where(places, count + 1).amin(dim=1)
+    return (least > count).where(0, least).cast(dtypes.int32)
+
+
 def row_swaps(chosen: Tensor, rows: int) -> Tensor:
     """With which place each of the first k places swaps, in turn, so that row chosen[i] comes to i.
 

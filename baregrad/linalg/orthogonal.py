@@ -110,16 +110,12 @@ def turned_back(x: Tensor, steps: Sequence[Reflections], size: int) -> Tensor:
     return Tensor.cat(above, x, dim=1)[:, :count]
 
 
-def qr_factor(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Q (B, m, width) and R (B, width, n), of which x = Q @ R: `width` is min(m, n), or m.
+def _reflected(x: Tensor) -> tuple[Tensor, list[Reflections], int]:
+    """R (B, k, n) of x (B, m, n), none of whose extents is 0, and reflections of so many rows.
 
-    Signs are those of LAPACK; of complex x, R's diagonal has phases.
+    k is at least min(m, n), and what is behind that is zeros.
     """
-    batch, rows, columns = x.shape
-    if 0 in x.shape:
-        one = Tensor.eye(rows, width, dtype=x.dtype, device=x.device)
-        upper = Tensor.zeros(batch, width, columns, dtype=x.dtype, device=x.device)
-        return one.expand(batch, rows, width), upper
+    rows, columns = x.shape[1:]
     scale = scale_of(x)
     count = min(rows, columns)
     block = block_of(count)
@@ -133,8 +129,40 @@ def qr_factor(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
         vectors, turns, upper, left = _qr_step(left, block)
         steps.append(windowed(vectors, turns, first, high))
         uppers.append(upper[:, :, : wide - first].pad((first, 0)))
-    upper = (Tensor.cat(*uppers, dim=1).triu() * scale)[:, :width, :columns]
+    return (Tensor.cat(*uppers, dim=1).triu() * scale)[:, :, :columns], steps, high
+
+
+def qr_factor(x: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Q (B, m, width) and R (B, width, n), of which x = Q @ R: `width` is min(m, n), or m.
+
+    Signs are those of LAPACK; of complex x, R's diagonal has phases.
+    """
+    batch, rows, columns = x.shape
+    if 0 in x.shape:
+        one = Tensor.eye(rows, width, dtype=x.dtype, device=x.device)
+        upper = Tensor.zeros(batch, width, columns, dtype=x.dtype, device=x.device)
+        return one.expand(batch, rows, width), upper
+    upper, steps, high = _reflected(x)
+    upper = upper[:, :width]
     if upper.shape[1] < width:
         upper = upper.pad((0, 0, 0, width - upper.shape[1]))
     found = Tensor.eye(high, width, dtype=x.dtype, device=x.device).expand(batch, high, width)
     return turned_back(found, steps, high)[:, :rows], upper
+
+
+def packed_qr(x: Tensor) -> tuple[Tensor, Tensor]:
+    """R of real x (B, m, n), below it vectors w, and tau (B, min(m, n)): I - tau * w @ w.T each.
+
+    The first element of w, on the diagonal, is 1; where nothing is to be done tau is 0.
+    """
+    rows, columns = x.shape[1:]
+    count = min(rows, columns)
+    if 0 in x.shape:
+        return x, x.new_zeros(x.shape[0], count)
+    upper, steps, high = _reflected(x)
+    columns_of = [placed(step.vectors, high - step.vectors.shape[1], high) for step in steps]
+    vectors = stored(Tensor.cat(*columns_of, dim=2)[:, :rows, :count])
+    first = vectors.diagonal(0, 1, 2)
+    below = (vectors / (first == 0).where(1.0, first).unsqueeze(1)).tril(-1)
+    upper = upper[:, :count].pad((0, 0, 0, rows - count))
+    return upper + below.pad((0, columns - count)), first.square()

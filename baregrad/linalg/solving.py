@@ -7,9 +7,11 @@ tensors.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from baregrad.base.errors import ArgumentError
+from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes, finfo
 from baregrad.linalg.blocks import block
 from baregrad.linalg.checking import (
@@ -21,7 +23,7 @@ from baregrad.linalg.checking import (
     refuse_if,
 )
 from baregrad.linalg.decompositions import eigh, qr, svd, svdvals
-from baregrad.linalg.factoring import inverse_lower, lu_factor, take_rows
+from baregrad.linalg.factoring import first_zero, inverse_lower, lu_factor, take_rows
 from baregrad.linalg.orthogonal import squares
 from baregrad.linalg.triangular import solve_triangular
 from baregrad.tensor import Tensor
@@ -37,9 +39,16 @@ class SLogDet(NamedTuple):
 
 
 class InverseEx(NamedTuple):
-    """The inverse, and for each matrix 0, or 1 where it has none."""
+    """The inverse, and for each matrix 0, or where its first pivot that is 0 stands, from 1 on."""
 
     inverse: Tensor
+    info: Tensor
+
+
+class SolveEx(NamedTuple):
+    """The solution, and for each matrix 0, or where its first pivot that is 0 stands, from 1 on."""
+
+    result: Tensor
     info: Tensor
 
 
@@ -110,11 +119,6 @@ def _solve(
     return linked(value, (matrix, right), pull)
 
 
-def _has_zero(upper: Tensor) -> Tensor:
-    """Which triangles have a zero on their diagonal, (B,)."""
-    return (upper.diagonal(0, 1, 2) == 0).any(dim=1)
-
-
 def _are_vectors(what: str, a: Tensor, b: Tensor) -> bool:
     """Whether b is one vector, or one for each matrix of a."""
     check_tensors(what, a, b)
@@ -141,39 +145,102 @@ def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:  # noqa: N803 -
 
     B may be one vector for each matrix, (..., n). Raises LinAlgError for a singular matrix.
     """
+    return solve_ex(A, B, left=left, check_errors=True).result
+
+
+def solve_ex(
+    A: Tensor, B: Tensor, *, left: bool = True, check_errors: bool = False  # noqa: N803
+) -> SolveEx:
+    """Return `solve(A, B)`, no numbers where there is no solution, and which matrices those are.
+
+    With `check_errors` it raises LinAlgError as `solve` does.
+    """
     if _are_vectors("solve", A, B):
-        return solve(A, B.unsqueeze(-1)).squeeze(-1)
+        found = solve_ex(A, B.unsqueeze(-1), check_errors=check_errors)
+        return found._replace(result=found.result.squeeze(-1))
     A, B = _of_one_kind(A, B)  # noqa: N806
     check_matrices("solve", A, B, square=True, also_complex=True)
     if not left:
-        turned: Tensor = solve(A.mT, B.mT).mT
-        return turned
+        found = solve_ex(A.mT, B.mT, check_errors=check_errors)
+        return found._replace(result=found.result.mT)
+    shape = A.shape[:-2]
     A, B = check_equations(A, B)  # noqa: N806
     with no_grad():
         given = batch(A)
         lower, upper, order = lu_factor(given)
-        refuse_if(lambda: _has_zero(upper), *_SINGULAR)
+        info = first_zero(upper)
+        if check_errors:
+            refuse_if(lambda: info != 0, *_SINGULAR)
         factors = _factors(given, lower, upper, order)
-    return _solve(A, B, factors)
+        # Of matrices that are broadcast, each once.
+        info = info.reshape(*A.shape[:-2])
+        for axis, (extent, own) in enumerate(zip(A.shape[-3::-1], shape[::-1], strict=False)):
+            info = info if extent == own else info.narrow(-1 - axis, 0, 1)
+        info = info[(0,) * (info.ndim - len(shape))]
+    return SolveEx(_solve(A, B, factors), info)
 
 
 def inv(A: Tensor) -> Tensor:  # noqa: N803
     """Return the inverse: (..., n, n) -> (..., n, n). Raises LinAlgError for a singular matrix."""
-    found = inv_ex(A)
-    refuse_if(lambda: found.info != 0, *_SINGULAR)
-    return found.inverse
+    return inv_ex(A, check_errors=True).inverse
 
 
-def inv_ex(A: Tensor) -> InverseEx:  # noqa: N803
-    """Return `inv(A)`, with no numbers where there is none, and which matrices those are."""
+def inv_ex(A: Tensor, *, check_errors: bool = False) -> InverseEx:  # noqa: N803
+    """Return `inv(A)`, with no numbers where there is none, and which matrices those are.
+
+    With `check_errors` it raises LinAlgError as `inv` does.
+    """
     check_matrices("inv", A, square=True, also_complex=True)
     with no_grad():
         given = batch(A)
         lower, upper, order = lu_factor(given)
-        info = _has_zero(upper).cast(dtypes.int32).reshape(*A.shape[:-2])
+        info = first_zero(upper).reshape(*A.shape[:-2])
+        if check_errors:
+            refuse_if(lambda: info != 0, *_SINGULAR)
         factors = _factors(given, lower, upper, order)
     one = Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device)
     return InverseEx(_solve(A, one.expand(*A.shape), factors), info)
+
+
+def tensorinv(A: Tensor, ind: int = 2) -> Tensor:  # noqa: N803
+    """Return the X for which sums of A * X over A's axes from `ind` on are one matrix's identity.
+
+    A's first `ind` axes have as many elements as the others: X has those first. Raises LinAlgError
+    for what has no inverse.
+    """
+    check_tensors("tensorinv", A)
+    if ind.__class__ is not int or ind < 1:
+        raise ArgumentError(
+            "tensorinv counts axes, of which there is one at least", found=repr(ind)
+        )
+    before, behind = A.shape[:ind], A.shape[ind:]
+    if math.prod(before) != math.prod(behind):
+        raise ShapeError(
+            "the axes of tensorinv before and from `ind` on have as many elements",
+            found=f"{list(before)} and {list(behind)}",
+        )
+    return inv(A.reshape(math.prod(before), math.prod(behind))).reshape(*behind, *before)
+
+
+def tensorsolve(
+    A: Tensor, B: Tensor, dims: Sequence[int] | None = None  # noqa: N803
+) -> Tensor:
+    """Return the X whose products with A, summed over all its axes, are B.
+
+    A has B's axes, then those of X; `dims` are axes of A that are moved behind the others first.
+    Raises LinAlgError for a singular matrix.
+    """
+    check_tensors("tensorsolve", A, B)
+    if dims is not None:
+        A = A.movedim(tuple(dims), tuple(range(-len(dims), 0)))  # noqa: N806
+    shape = A.shape[B.ndim :]
+    if math.prod(shape) != B.numel() or math.prod(A.shape) != B.numel() ** 2:
+        raise ShapeError(
+            "tensorsolve is of as many equations as unknowns",
+            found=f"{list(A.shape)} and {list(B.shape)}",
+        )
+    matrix = A.reshape(B.numel(), B.numel())
+    return solve(matrix, B.reshape(-1)).reshape(*shape)
 
 
 def _signs(order: Tensor) -> Tensor:

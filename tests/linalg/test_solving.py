@@ -96,7 +96,15 @@ def test_singular_matrices() -> None:
     for call in (linalg.inv, lambda x: linalg.solve(x, Tensor([1.0, 1.0], dtype="float64"))):
         with pytest.raises(LinAlgError, match="singular"):
             call(Tensor(a))
-    assert linalg.inv_ex(Tensor(np.stack([a, np.eye(2)]))).info.tolist() == [1, 0]
+    both = np.stack([a, np.eye(2)])
+    wanted = torch.linalg.inv_ex(torch.tensor(both)).info.tolist()
+    assert linalg.inv_ex(Tensor(both)).info.tolist() == wanted
+    solved = linalg.solve_ex(Tensor(both), Tensor(np.ones((2, 2))))
+    assert solved.info.tolist() == wanted
+    np.testing.assert_array_equal(solved.result.numpy()[1], np.ones(2))
+    wide = linalg.solve_ex(Tensor(a), Tensor(np.ones((3, 2, 1))), left=True)
+    theirs = torch.linalg.solve_ex(torch.tensor(a), torch.ones(3, 2, 1, dtype=torch.float64))
+    assert wide.info.tolist() == theirs.info.tolist()
     assert linalg.det(Tensor(a)).item() == 0
     sign, log = linalg.slogdet(Tensor(a))
     assert sign.item() == 0 and log.item() == -np.inf
@@ -183,6 +191,27 @@ def test_ranks() -> None:
     np.testing.assert_allclose(
         linalg.pinv(Tensor(square), hermitian=True).numpy(), np.linalg.inv(square), atol=1e-11
     )
+
+
+def test_equations_of_tensors() -> None:
+    a, b = given((2, 3, 6)), given((2, 3), seed=1)
+    found = linalg.tensorinv(Tensor(a)).numpy()
+    np.testing.assert_allclose(found, np.linalg.tensorinv(a), rtol=1e-11)
+    moved = a.transpose(2, 0, 1)
+    found = linalg.tensorsolve(Tensor(moved), Tensor(b), dims=(0,)).numpy()
+    np.testing.assert_allclose(found, np.linalg.tensorsolve(moved, b, (0,)), rtol=1e-11)
+    with pytest.raises(ShapeError, match="as many elements"):
+        linalg.tensorinv(Tensor(a), 1)
+    with pytest.raises(ShapeError, match="as many equations"):
+        linalg.tensorsolve(Tensor(a), Tensor(b[:1]))
+
+
+@pytest.mark.slow
+def test_gradients_of_equations_of_tensors() -> None:
+    a, b = given((2, 3, 6)), given((2, 3), seed=1)
+    same_gradients(linalg.tensorinv, torch.linalg.tensorinv, a)
+    same_gradients(lambda x: linalg.tensorsolve(x, Tensor(b)),
+                   lambda x: torch.linalg.tensorsolve(x, torch.tensor(b)), a)  # fmt: skip
 
 
 def test_bad_arguments_are_refused() -> None:
