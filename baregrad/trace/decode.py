@@ -41,7 +41,8 @@ class FieldChange:
 class DriverCall:
     """A call understood. `verb` is the outer name, `subject` the control's or class's if any.
 
-    `known` says whether all of its names were found; `params_known` whether its struct was.
+    `known` says whether all of its names were found; `params_known` whether its struct was;
+    `measured` whether the name is ours, for what it was measured to answer.
     """
 
     raw: RawCall
@@ -53,6 +54,7 @@ class DriverCall:
     handles: tuple[int, int, int]
     known: bool
     params_known: bool
+    measured: bool = False
 
     @property
     def name(self) -> str:
@@ -89,6 +91,7 @@ def decode(tables: VendorTables, raw: RawCall) -> DriverCall:
     subject, known = "", found.named is not None
     struct = argument.struct
     params_known = tables.struct(struct) is not None if argument.before else known
+    measured = False
     if found.kind == "rm" and found.number in (RM_CONTROL, RM_ALLOC):
         control = found.number == RM_CONTROL
         name = "cmd" if control else "hClass"
@@ -97,7 +100,7 @@ def decode(tables: VendorTables, raw: RawCall) -> DriverCall:
         subject = entry.name if entry else f"{'control' if control else 'class'} {number:#x}"
         if entry is None and control and (category := tables.category(number)):
             subject += f" of {category}"
-        known = known and entry is not None
+        known, measured = known and entry is not None, entry is not None and entry.measured
         params = next((one for one in blocks if one.role == "params"), None)
         if params is not None:
             struct = params.struct
@@ -107,7 +110,7 @@ def decode(tables: VendorTables, raw: RawCall) -> DriverCall:
     answers = (integer(tables, argument.struct, after, name) for name in _STATUS_FIELDS)
     status = next((one for one in answers if one is not None), None)
     return DriverCall(raw, found.name, subject, struct, tuple(changes), status,
-                _handles(tables, argument), known, params_known)  # fmt: skip
+                _handles(tables, argument), known, params_known, measured)  # fmt: skip
 
 
 def _plain(raw: RawCall) -> DriverCall:
@@ -166,11 +169,29 @@ def _struct_changes(
 ) -> Iterator[FieldChange]:
     layout = tables.struct(name)
     for row in layout.members if layout else ():
-        yield from _member_changes(tables, row, base, prefix, before, after)
+        used = row.count
+        if used > 1 and row.kind not in SCALARS:
+            used = _used(tables, name, row, before[base:], after[base:])
+        yield from _member_changes(tables, row, base, prefix, before, after, used)
+
+
+def _used(
+    tables: VendorTables, struct: str, row: VendorMember, before: bytes, after: bytes
+) -> int:
+    """Return how many elements of a list are meant, where a field beside it says so.
+
+    What lies behind them is whatever the caller's memory held.
+    """
+    for end in ("Size", "Count"):
+        said = [integer(tables, struct, data, row.name + end) or 0 for data in (before, after)]
+        if 0 < max(said) < row.count:
+            return max(said)
+    return row.count
 
 
 def _member_changes(
-    tables: VendorTables, row: VendorMember, base: int, prefix: str, before: bytes, after: bytes
+    tables: VendorTables, row: VendorMember, base: int, prefix: str, before: bytes, after: bytes,
+    used: int | None = None,
 ) -> Iterator[FieldChange]:
     begin, each = base + row.offset, tables.nbytes(row.kind)
     end = begin + each * row.count
@@ -185,7 +206,7 @@ def _member_changes(
             yield FieldChange(name, _values(row, one), _values(row, two))
         return
     shown = 0
-    for index in range(row.count):
+    for index in range(row.count if used is None else used):
         place = begin + index * each
         if not any(before[place : place + each]) and not any(after[place : place + each]):
             continue

@@ -58,6 +58,7 @@ class CallCounts:
     failures: Counter[str] = field(default_factory=Counter)
     seconds: dict[str, float] = field(default_factory=dict)
     unknown: Counter[str] = field(default_factory=Counter)
+    measured: int = 0
     without_struct: Counter[str] = field(default_factory=Counter)
 
     def add(self, call: DriverCall) -> None:
@@ -65,6 +66,7 @@ class CallCounts:
         self.calls[call.name] += 1
         self.seconds[call.name] = self.seconds.get(call.name, 0.0) + call.raw.seconds
         self.failures[call.name] += call.failed
+        self.measured += call.measured
         if not call.known:
             self.unknown[call.name] += 1
         elif not call.params_known:
@@ -93,6 +95,9 @@ class CallCounts:
                      if name.startswith("NV_ESC_RM_CONTROL") and " of " in name)  # fmt: skip
         rows = [f"{total} calls, {named} by name ({named * share:.2f} %), "
                 f"{whole} with their fields ({whole * share:.2f} %)"]  # fmt: skip
+        if self.measured:
+            rows[0] += (f", {self.measured} of them by names of ours for what they were measured "
+                        "to answer, which no published source names")  # fmt: skip
         if parted:
             rows[0] += f", {parted} more by their number and category ({parted * share:.2f} %)"
         rows += [f"no name: {name}: {count}" for name, count in self.unknown.most_common()]
@@ -217,6 +222,9 @@ def explained(call: DriverCall) -> str:
         number = int(call.subject.split()[1], 16)
         sentence = "Asks the GPU's firmware, through the driver" if number & _FIRMWARE else "Asks"
         sentence += f" by a control that no published header names: {call.subject}."
+    elif call.measured:
+        sentence = f"Asks the GPU's firmware, through the driver: {call.subject}, which no "
+        sentence += "published header names."
     elif words:
         who = next((name for key, name in _ASKED if call.subject.startswith(key)), "the channel")
         verb = "Asks" if " get " in f" {words} " or "query" in words else "Tells"

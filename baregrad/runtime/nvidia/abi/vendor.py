@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 
+from baregrad.runtime.nvidia.abi import measured
 from baregrad.runtime.nvidia.abi.releases import parse_version
 
 FILE = Path(__file__).with_name("vendor.txt.gz")
@@ -44,10 +45,14 @@ class VendorStruct:
 
 @dataclass(frozen=True)
 class VendorName:
-    """What a number stands for: its name, and the struct that goes with it, if any."""
+    """What a number stands for: its name, and the struct that goes with it, if any.
+
+    `measured`: no header has it; it is called by what it was measured to answer.
+    """
 
     name: str
     struct: str = ""
+    measured: bool = False
 
 
 @dataclass
@@ -131,6 +136,10 @@ def load_tables(version: str) -> VendorTables:
             elif kind in names:
                 number, *words = rest.split()
                 names[kind][int(number, 16)] = VendorName(*words)
+    for control, (said, struct) in measured.CONTROLS.items():
+        unnamed = VendorName(f'control {control:#x} "{said}"', struct, measured=True)
+        names["control"].setdefault(control, unnamed)
+    rows |= {struct: [((0,), text)] for struct, text in measured.STRUCTS.items()}
     return VendorTables(
         version, names["control"], names["class"], names["uvm"], names["escape"], methods,
         names["category"], rows,
