@@ -135,7 +135,7 @@ def load_tables(version: str) -> VendorTables:
                 _add_method(methods[unit], int(address, 16), name, int(step[0]) if step else 0)
             elif kind in names:
                 number, *words = rest.split()
-                names[kind][int(number, 16)] = VendorName(*words)
+                names[kind][int(number, 16)] = VendorName(words[0], words[1] if len(words) > 1 else "")
     for control, (said, struct) in measured.CONTROLS.items():
         unnamed = VendorName(f'control {control:#x} "{said}"', struct, measured=True)
         names["control"].setdefault(control, unnamed)
