@@ -134,12 +134,12 @@ def load_tables(version: str) -> VendorTables:
                 unit, address, name, *step = rest.split()
                 _add_method(methods[unit], int(address, 16), name, int(step[0]) if step else 0)
             elif kind in names:
-                number, *words = rest.split()
-                names[kind][int(number, 16)] = VendorName(words[0], words[1] if len(words) > 1 else "")
-    for control, (said, struct) in measured.CONTROLS.items():
-        unnamed = VendorName(f'control {control:#x} "{said}"', struct, measured=True)
+                number, name, *struct = rest.split()
+                names[kind][int(number, 16)] = VendorName(name, "".join(struct))
+    for control, (said, layout) in measured.CONTROLS.items():
+        unnamed = VendorName(f'control {control:#x} "{said}"', layout, measured=True)
         names["control"].setdefault(control, unnamed)
-    rows |= {struct: [((0,), text)] for struct, text in measured.STRUCTS.items()}
+    rows |= {layout: [((0,), text)] for layout, text in measured.STRUCTS.items()}
     return VendorTables(
         version, names["control"], names["class"], names["uvm"], names["escape"], methods,
         names["category"], rows,
