@@ -25,6 +25,7 @@ from baregrad.engine.report import REWRITES, print_graph_rewrites, print_kernels
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import CONTROL_MASK
 from baregrad.runtime.buffers import Buffer
+from baregrad.runtime.commands import Kernel
 from baregrad.runtime.interface import Device
 
 if TYPE_CHECKING:
@@ -72,6 +73,8 @@ class CompiledBackend:
         self.name = name
         self.device = device
         self.compiler = compiler
+        # Kernels whose text somebody wrote, by all that they are made of.
+        self.texts: dict[Any, Kernel] = {}
 
     def setting(self) -> tuple[Any, ...]:
         """Options that change what `prepare` makes."""
@@ -89,6 +92,11 @@ class CompiledBackend:
                     self._plans.keep(key, plan)
         with span("compile"):
             return Executable(plan, self.device, self.compiler)
+
+    @property
+    def kept_environment(self) -> str:
+        """Everything but the program that decides what a plan and its kernels are, as one text."""
+        return self._plans.environment
 
     @cached_property
     def _plans(self) -> KeptPlans:

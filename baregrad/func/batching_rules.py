@@ -14,7 +14,7 @@ from baregrad.base.errors import UnsupportedError
 from baregrad.dtypes import dtypes
 from baregrad.engine.session import current_session
 from baregrad.func.stand_ins import stand_in
-from baregrad.ir.core.attrs import Choose, Pad, Repeat, Slice
+from baregrad.ir.core.attrs import Choose, Pad, Param, Repeat, Slice, TextKernel
 from baregrad.ir.core.control import body_params, choose_form, repeat_form, result
 from baregrad.ir.core.node import Node, make_node
 from baregrad.ir.core.op import ELEMENTWISE, Op, Ops
@@ -166,10 +166,12 @@ def _detach(batch: Mapped, node: Node) -> Node:
 
 
 def _control(batch: Mapped, node: Node) -> Node:
-    """The same result of the loop or the choice of a whole batch."""
+    """The same result of the loop, the choice or the kernel of a whole batch."""
     form = node.arg
     if isinstance(form, Choose):
         return _chosen(batch, node, form)
+    if isinstance(form, TextKernel):
+        return _one_by_one(batch, node, form)
     if form.conditional:
         return _until_none_goes_on(batch, node, form)
     values = node.src
@@ -272,6 +274,20 @@ def _until_none_goes_on(batch: Mapped, node: Node, form: Repeat) -> Node:
     return result(other, [*carried, flag, *rest], form.part)
 
 
+def _one_by_one(batch: Mapped, node: Node, form: TextKernel) -> Node:
+    """A kernel of text, which knows one example: a loop over those of the batch."""
+    values = node.src
+    order = sorted(range(len(values)), key=lambda i: values[i] not in batch.done)
+    rows = [batch.of(values[i]) for i in order if values[i] in batch.done]
+    params: list[Any] = [None] * len(values)
+    for slot, i in enumerate(order):
+        params[i] = Node(Ops.PARAM, values[i].dtype, (), Param(slot, values[i].shape))
+    made = [result(form, params, part) for part in range(len(form.body.src))]
+    body = Node(Ops.SINK, dtypes.token, tuple(made))
+    sources = [*rows, *[values[i] for i in order[len(rows) :]]]
+    return result(repeat_form(body, 0, len(rows), batch.extent), sources, form.part)
+
+
 RULES: Mapping[Op, Rule] = MappingProxyType(
     {
         **dict.fromkeys(ELEMENTWISE, _elementwise),
@@ -294,5 +310,6 @@ RULES: Mapping[Op, Rule] = MappingProxyType(
         Ops.DETACH: _detach,
         Ops.REPEAT: _control,
         Ops.CHOOSE: _control,
+        Ops.CALL: _control,
     }
 )

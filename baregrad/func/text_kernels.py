@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,24 +18,19 @@ from baregrad.base.errors import (
     UnsupportedError,
 )
 from baregrad.dtypes import DType, as_dtype
+from baregrad.engine.control.texts import loaded
 from baregrad.engine.session import current_session
 from baregrad.func.custom import custom_gradient
-from baregrad.func.regions import are_there, stored
-from baregrad.ir.core.attrs import BufferRef
-from baregrad.program import CPU_OBJECT, CUBIN, GpuLaunch, ParamSpec, Program
-from baregrad.runtime.commands import Kernel
+from baregrad.func.loops import body_of, made_tensors
+from baregrad.func.regions import are_there, traced_region
+from baregrad.func.stand_ins import drawing, results_of
+from baregrad.ir.core.control import call_form
+from baregrad.ir.core.node import Node
 from baregrad.tensor.array.arguments import explained
-from baregrad.tensor.array.grad_mode import enable_grad, no_grad
-from baregrad.tensor.array.storage import buffer_node
-from baregrad.tensor.autograd.backward import gradients
+from baregrad.tensor.array.grad_mode import no_grad
 from baregrad.tensor.tensor import Tensor
 
 _ARRAY = re.compile(r"\s*(\w+)\s*:\s*(\w+)\s*\[([^\]]*)\]\s*")
-_C_TYPES = MappingProxyType({
-    "float32": "float", "float64": "double", "int8": "int8_t", "int16": "int16_t",
-    "int32": "int32_t", "int64": "int64_t", "uint8": "uint8_t", "uint16": "uint16_t",
-    "uint32": "uint32_t", "uint64": "uint64_t", "bool": "uint8_t",
-})  # fmt: skip
 _LANGUAGES = ("c", "cuda", "ptx")
 _CHECKS = ("first", "always", "never")
 
@@ -99,40 +93,77 @@ class CustomKernel:
         self.rtol, self.atol = rtol, atol
         self._check = check
         self._checked: set[tuple[Any, ...]] = set()
-        self._loaded: dict[tuple[Any, ...], tuple[Kernel, Any]] = {}
 
     def __call__(self, *tensors: Tensor) -> Any:
         """Return what the kernel makes of tensors, and gradients by the reference's.
 
-        Raises DTypeError or ShapeError for what the signature does not say, and DeviceError for
-        tensors of a device that does not run the language.
+        Raises DTypeError or ShapeError for what the signature does not say, DeviceError for
+        tensors of a device that does not run the language, CompileError for a text that does not
+        compile or does not give what the reference does.
         """
-        self._sizes(tensors)
-        return custom_gradient(self._called)(*tensors)
+        sizes = self._sizes(tensors)
+        made: Any
+        if self.gradient is None:
+            made = self._made(tensors, sizes)
+        else:
+            made = custom_gradient(self._with_gradient)(*tensors)
+        key = (tensors[0].device, tuple(sorted(sizes.items())))
+        if self._check == "never" or (self._check == "first" and key in self._checked):
+            return made
+        if current_session().watching.downloads or not are_there([x._value() for x in tensors]):
+            if self._check == "always":
+                raise JitError(
+                    f"{self.entry} is compared with its reference at each call, and nothing can be "
+                    "compared in captured or transformed functions", hint='check="first"',
+                )
+            return made
+        self._compare(tensors, _several(made))
+        self._checked.add(key)
+        return made
 
-    def _called(self, *tensors: Tensor) -> tuple[Any, Callable[..., Any]]:
-        def backward(*grads: Tensor) -> Any:
-            if self.gradient is not None:
-                return self.gradient(tensors, grads)
-            return self._of_reference(tensors, grads)
+    def _with_gradient(self, *tensors: Tensor) -> tuple[Any, Callable[..., Any]]:
+        with no_grad():
+            made = self._made(tensors, self._sizes(tensors))
+        return made, lambda *grads: self.gradient(tensors, grads)  # type: ignore[misc]
 
-        return self._run(tensors), backward
+    def _made(self, tensors: Sequence[Tensor], sizes: Mapping[str, int]) -> Any:
+        """The results, nodes of the graph whose reference goes along with them."""
+        device, values = tensors[0].device, [x.node for x in tensors]
 
-    def _of_reference(
-        self, tensors: Sequence[Tensor], grads: Sequence[Tensor]
-    ) -> tuple[Tensor | None, ...]:
-        """The gradients of the reference at the same values."""
-        with enable_grad():
-            leaves = [x.detach().requires_grad_(x.dtype.is_float) for x in tensors]
-            made = _several(self.reference(*leaves))
-            wanted = [x for x in leaves if x.requires_grad]
-            pairs = [(y, g) for y, g in zip(made, grads, strict=True) if y.requires_grad]
-            if not pairs or not wanted:
-                return tuple([None] * len(leaves))
-            found = iter(gradients(
-                [y for y, _ in pairs], wanted, [g for _, g in pairs], False, True
-            ))  # fmt: skip
-        return tuple([next(found) if x.requires_grad else None for x in leaves])
+        def call(ones: list[Tensor]) -> tuple[Any, list[Tensor]]:
+            found = self.reference(*ones)
+            return found, results_of(found, what)
+
+        what = f"custom_kernel {self.entry}"
+        with drawing("error", what):
+            traced = traced_region(call, values, device, what)
+        body = body_of(traced, what)
+        self._check_results(body.src, sizes)
+        names = tuple([array.name for array in (*self.outputs, *self.inputs)])
+        grid = (1,) if self.grid is None else self.grid(**sizes)
+        form = call_form(
+            body, len(tensors), self.language, self.entry, self.text, names,
+            tuple(sorted(sizes.items())), _three(grid), _three(self.block), self.shared_nbytes,
+        )
+        sources = [*values, *traced.captured]
+        # A text that does not compile is told here, and not where results are asked for.
+        loaded(current_session().backend(device), form, sources)
+        made = made_tensors(form, sources, tensors, len(body.src), device)
+        return made[0] if len(made) == 1 else tuple(made)
+
+    def _check_results(self, results: Sequence[Node], sizes: Mapping[str, int]) -> None:
+        """Raise where the reference gives other results than the signature says."""
+        if len(results) != len(self.outputs):
+            raise ArgumentError(
+                f"the reference of {self.entry} gives as many results as its signature has",
+                found=len(results), wanted=len(self.outputs),
+            )
+        for array, one in zip(self.outputs, results, strict=True):
+            what = f"the reference of {self.entry} gives another {array.name}"
+            if one.dtype is not array.dtype:
+                raise DTypeError(what, found=one.dtype, wanted=array.dtype)
+            if one.shape != array.shape(sizes):
+                raise ShapeError(what, found=list(one.shape), wanted=list(array.shape(sizes)))
 
     def _sizes(self, tensors: Sequence[Any]) -> dict[str, int]:
         """What the names of extents stand for. Raises where tensors do not fit the signature."""
@@ -163,55 +194,16 @@ class CustomKernel:
                                   wanted=tensors[0].device)
         return sizes
 
-    def _run(self, tensors: Sequence[Tensor]) -> Any:
-        session, device = current_session(), tensors[0].device
-        nodes = [x._value() for x in tensors]
-        if session.watching.downloads or not are_there(nodes):
-            raise JitError(
-                f"{self.entry} is a kernel of text, which runs when it is called: it is no part of "
-                "captured or transformed functions",
-                hint="call it outside, or use its reference inside",
-            )
-        sizes = self._sizes(tensors)
-        held = stored(nodes, device)
-        kernel, target = self._kernel(device, sizes)
-        shapes = [array.shape(sizes) for array in self.outputs]
-        made = [
-            target.allocate(int(np.prod(shape)) * array.dtype.itemsize)
-            for shape, array in zip(shapes, self.outputs, strict=True)
-        ]
-        with session.lock:
-            target.run(kernel, [*made, *[node.arg.handle for node in held]])
-        results = [
-            Tensor._make(buffer_node(BufferRef(buffer, shape, device), array.dtype), device)
-            for buffer, shape, array in zip(made, shapes, self.outputs, strict=True)
-        ]
-        key = (device, tuple(sorted(sizes.items())))
-        if self._check == "always" or (self._check == "first" and key not in self._checked):
-            self._compare(tensors, results)
-            self._checked.add(key)
-        return results[0] if len(results) == 1 else tuple(results)
-
     def check(self, *tensors: Tensor) -> None:
         """Run the kernel and compare with the reference. Raises CompileError where they differ."""
         with no_grad():
-            self._compare(tensors, _several(self._run(tensors)))
+            self._compare(tensors, _several(self._made(tensors, self._sizes(tensors))))
 
     def _compare(self, tensors: Sequence[Tensor], results: Sequence[Tensor]) -> None:
         with no_grad():
             wanted = _several(self.reference(*[x.detach() for x in tensors]))
-        if len(wanted) != len(results):
-            raise ArgumentError(
-                f"the reference of {self.entry} gives as many results as its signature has",
-                found=len(wanted), wanted=len(results),
-            )
         for array, ours, theirs in zip(self.outputs, results, wanted, strict=True):
-            if ours.shape != theirs.shape:
-                raise ShapeError(
-                    f"the reference of {self.entry} gives another {array.name}",
-                    found=list(theirs.shape), wanted=list(ours.shape),
-                )
-            a, b = ours.numpy(), theirs.numpy()
+            a, b = ours.detach().numpy(), theirs.numpy()
             same = np.isclose(a, b, rtol=self.rtol, atol=self.atol, equal_nan=True)
             if not same.all():
                 place = tuple(int(i) for i in np.argwhere(~np.atleast_1d(same))[0])
@@ -221,73 +213,6 @@ class CustomKernel:
                     f"{np.atleast_1d(b)[place]} ({int((~same).sum())} of {same.size} differ)",
                     source=self.text,
                 )
-
-    # --- the program ------------------------------------------------------------------------------
-
-    def _kernel(self, device: str, sizes: Mapping[str, int]) -> tuple[Kernel, Any]:
-        key = (device, id(current_session()), tuple(sorted(sizes.items())))
-        found = self._loaded.get(key)
-        if found is None:
-            backend: Any = current_session().backend(device)
-            program = self._program(device, backend, sizes)
-            found = self._loaded[key] = (backend.device.load(program), backend.device)
-        return found
-
-    def _program(self, device: str, backend: Any, sizes: Mapping[str, int]) -> Program:
-        on_cpu = self.language == "c"
-        if on_cpu != (device.partition(":")[0] == "CPU"):
-            raise DeviceError(
-                f"{self.entry} is written in {self.language}", found=f"tensors on {device}",
-                wanted="tensors on the CPU" if on_cpu else "tensors on an NVIDIA GPU",
-            )
-        params = [
-            ParamSpec(array.name, array.dtype.name, int(np.prod(array.shape(sizes)))
-                      * array.dtype.itemsize, access)
-            for access, side in (("w", self.outputs), ("r", self.inputs)) for array in side
-        ]
-        if on_cpu:
-            from baregrad.assemble.cc import CAssembler
-
-            source, entry = self._c_text(sizes)
-            code = CAssembler(None).assemble(source)
-            return Program(self.entry, CPU_OBJECT, code, entry, tuple(params), source=source)
-        source = self.text
-        assembler = backend.compiler.assembler
-        if self.language == "cuda":
-            from baregrad.assemble.nvrtc import CudaAssembler
-
-            assembler = CudaAssembler(backend.device.architecture)
-            source = "\n".join((*_constants(sizes), self.text))
-        assert self.grid is not None
-        grid, block = (_three(one) for one in (self.grid(**sizes), self.block))
-        return Program(
-            self.entry, CUBIN, assembler.assemble(source), self.entry, tuple(params),
-            source=source, launch=GpuLaunch(grid, block, shared_nbytes=self.shared_nbytes),
-        )
-
-    def _c_text(self, sizes: Mapping[str, int]) -> tuple[str, str]:
-        """The author's text with what calls it as kernels of the CPU are called."""
-        types = _C_TYPES
-        arguments = []
-        for place, array in enumerate((*self.outputs, *self.inputs)):
-            if array.dtype.name not in types:
-                raise DTypeError(f"C has no type for {array.name}", found=array.dtype,
-                                 wanted=", ".join(types))
-            const = "const " if place >= len(self.outputs) else ""
-            arguments.append(f"({const}{types[array.dtype.name]} *)buffers[{place}]")
-        entry = f"baregrad_{self.entry}"
-        call = (
-            f"void {entry}(void **buffers, const int64_t *variables, int64_t chunk_begin, "
-            "int64_t chunk_end, void *scratch) {\n"
-            f"  {self.entry}({', '.join(arguments)});\n}}\n"
-        )
-        lines = ("#include <stdint.h>", *_constants(sizes), self.text, call)
-        return "\n".join(lines), entry
-
-
-def _constants(sizes: Mapping[str, int]) -> list[str]:
-    """The names of extents as constants of C."""
-    return [f"enum {{ {name} = {value} }};" for name, value in sorted(sizes.items())]
 
 
 def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
@@ -318,8 +243,9 @@ def custom_kernel(
     "ptx". GPUs want `grid`, a function of the extents by name, and `block`. `reference` computes
     the same with tensors: results are compared with its at the first call of each set of sizes
     (check "first"), "always" or "never", and gradients are its own, unless `gradient(inputs,
-    gradients of outputs)` gives them. A kernel runs when it is called, so inside `jit`, `vmap` and
-    their like it is refused. Raises ArgumentError for what is no signature.
+    gradients of outputs)` gives them. The kernel is a node of the graph: it is part of captured
+    functions, and of transformed ones, in which there is nothing to compare yet; under `vmap` it is
+    launched for each example. Raises ArgumentError for what is no signature.
     """
     if language not in _LANGUAGES or check not in _CHECKS:
         raise ArgumentError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,10 @@ from baregrad.base.errors import (
     ShapeError,
 )
 from baregrad.base.options import options
+from baregrad.engine.session import current_session
+from baregrad.ir.text.dump import dump, parse
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.grad_mode import no_grad
 from baregrad.tensor.jit.jit import jit
 from baregrad.testing.ptx_device import ptx_session
 
@@ -55,6 +60,23 @@ PTX = """
 needs_cc = pytest.mark.skipif(
     not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="C wants an installed compiler"
 )
+
+
+@contextmanager
+def launches_of_cpu(seen: list[list[str]]) -> Iterator[None]:
+    """Add the labels of each command list that the CPU is given inside the block."""
+    device: Any = current_session().backend("CPU").device
+    submit = device.submit
+
+    def noted(commands: Any, *rest: Any, **named: Any) -> Any:
+        seen.append([one.label for one in commands.commands])
+        return submit(commands, *rest, **named)
+
+    device.submit = noted
+    try:
+        yield
+    finally:
+        del device.submit
 
 
 def reference(x: Tensor, v: Tensor) -> Tensor:
@@ -113,14 +135,110 @@ def test_what_does_not_fit_the_signature_is_told() -> None:
             kernel(Tensor(x), Tensor(v[:3]))
         with pytest.raises(ArgumentError, match="takes 2 tensors"):
             kernel(Tensor(x))
-        with pytest.raises(JitError, match="runs when it is called"):
-            jitted = jit(lambda a, b: kernel(a, b))
-            for _ in range(3):
-                jitted(Tensor(x), Tensor(v))
-        with pytest.raises(JitError, match="runs when it is called"):
-            func.vmap(lambda a: kernel(a, Tensor(v)))(Tensor(np.stack([x, x])))
+        always = func.custom_kernel(ROWS, SIGNATURE, reference, check="always")
+        with pytest.raises(JitError, match="compared with its reference at each call"):
+            func.vmap(lambda a: always(a, Tensor(v)))(Tensor(np.stack([x, x])))
+        other = func.custom_kernel(ROWS, SIGNATURE, lambda x, v: (x @ v).double())
+        with pytest.raises(DTypeError, match="gives another out"):
+            other(Tensor(x), Tensor(v))
     with options.override(device="REF"), pytest.raises(DeviceError, match="tensors on the CPU"):
         kernel(Tensor(x), Tensor(v))
+
+
+@needs_cc
+def test_a_kernel_is_part_of_a_captured_training_step() -> None:
+    """Values, gradients and states of a jitted step are those of the reference's, for new data."""
+    kernel = func.custom_kernel(ROWS, SIGNATURE, reference)
+    rng = np.random.default_rng(1)
+    with options.override(device="CPU"):
+        weight = Tensor(rng.standard_normal(4).astype("f4"), requires_grad=True)
+        wanted = weight.numpy().copy()
+        seen: list[list[str]] = []
+
+        @jit
+        def step(x: Tensor) -> Tensor:
+            weight.grad = None
+            y = kernel(x.relu() + 1, weight) * 2
+            (y * y).sum().backward()
+            assert weight.grad is not None
+            with no_grad():
+                weight.sub_(weight.grad * 1e-3)
+            return y
+
+        for _ in range(5):
+            x = rng.standard_normal((3, 4)).astype("f4")
+            rows = np.maximum(x, 0) + 1
+            with launches_of_cpu(seen):
+                y = step(Tensor(x)).numpy()
+            np.testing.assert_allclose(y, 2 * rows @ wanted, rtol=1e-4)
+            wanted -= 1e-3 * 2 * 4 * rows.T @ (rows @ wanted)
+            np.testing.assert_allclose(weight.numpy(), wanted, rtol=1e-4)
+        assert seen[-1].count("weighted") == 1, "the kernel itself is in the replayed list"
+
+
+@needs_cc
+def test_a_kernel_in_functions_that_are_transformed() -> None:
+    kernel = func.custom_kernel(ROWS, SIGNATURE, reference)
+    x, v = arrays(3, 4)
+    xs = np.stack([x, 2 * x, -x])
+    with options.override(device="CPU"):
+        each: list[list[str]] = []
+        with launches_of_cpu(each):
+            mapped = func.vmap(lambda a: kernel(a, Tensor(v)))(Tensor(xs)).numpy()
+        np.testing.assert_allclose(mapped, xs @ v, rtol=1e-5)
+        assert sum(one.count("weighted") for one in each) == 3
+
+        def loss(a: Tensor, b: Tensor) -> Tensor:
+            return (kernel(a, b) ** 3).sum()
+
+        def plain(a: Tensor, b: Tensor) -> Tensor:
+            return (reference(a, b) ** 3).sum()
+
+        given = Tensor(x), Tensor(v)
+        transformations: list[Callable[..., Tensor]] = [
+            lambda f: func.grad(f, argnums=1)(*given),
+            lambda f: func.jvp(f, given, given)[1],
+            lambda f: func.hessian(f, argnums=1)(*given),
+        ]
+        for made in transformations:
+            np.testing.assert_allclose(made(loss).numpy(), made(plain).numpy(), rtol=1e-4)
+
+        def advance(carry: Tensor, a: Tensor) -> tuple[Tensor, Tensor]:
+            y = kernel(a, carry)
+            return carry + y.sum(), y
+
+        for run in (func.scan, jit(lambda *given: func.scan(*given))):
+            for _ in range(3):
+                end, rows = run(advance, Tensor(v), Tensor(xs))
+            now = v.copy()
+            for step, a in enumerate(xs):
+                np.testing.assert_allclose(rows.numpy()[step], a @ now, rtol=1e-4, atol=1e-4)
+                now = now + (a @ now).sum()
+            np.testing.assert_allclose(end.numpy(), now, rtol=1e-4)
+
+
+@needs_cc
+def test_of_several_results_those_nobody_wants_are_written_beside() -> None:
+    both = func.custom_kernel(
+        "void both(float *sums, int32_t *counts, const float *x) {\n"
+        "  for (int64_t i = 0; i < n; i++) { sums[i] = x[i] + x[i]; counts[i] = x[i] > 0; }\n}",
+        "x: float32[n] -> sums: float32[n], counts: int32[n]",
+        lambda x: (x + x, (x > 0).int()), check="never",
+    )
+    with options.override(device="CPU"):
+        x = Tensor([1.0, -2.0, 3.0])
+        np.testing.assert_array_equal((both(x)[1] + 1).numpy(), [2, 1, 2])
+        sums, counts = both(x * 2)
+        np.testing.assert_array_equal((sums * counts).numpy(), [4, 0, 12])
+        shift = Tensor([9.0])
+        moved = func.custom_kernel(
+            "void moved(float *out, const float *x) {\n"
+            "  for (int64_t i = 0; i < n; i++) out[i] = x[i] + 9;\n}",
+            "x: float32[n] -> out: float32[n]", lambda x: x + shift, check="never",
+        )
+        text = dump(moved(x).node)
+        assert dump(parse(text)) == text and "void moved" in text
+        np.testing.assert_array_equal(moved(x).numpy(), [10, 7, 12])
 
 
 @pytest.mark.parametrize("words,error", [
@@ -148,3 +266,7 @@ def test_a_kernel_of_ptx() -> None:
         np.testing.assert_array_equal(y.numpy(), 2 * np.arange(32))
         y.sum().backward()
         assert x.grad is not None and (x.grad.numpy() == 2).all()
+        step = jit(lambda a: kernel(a + 1) * 3)
+        for first in range(4):
+            given = np.arange(first, first + 32, dtype="f4")
+            np.testing.assert_array_equal(step(Tensor(given)).numpy(), 6 * (given + 1))

@@ -1,1 +1,1 @@
-"""Loops and choices of a graph: their bodies planned once, and run as often as there are steps."""
+"""Loops, choices and kernels of text: bodies planned once, and run as often as there are steps."""

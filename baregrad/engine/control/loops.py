@@ -15,6 +15,7 @@ from typing import Any
 from baregrad.base.bits import round_up
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import Canonical
+from baregrad.engine.control.texts import call_work
 from baregrad.engine.control.works import (
     NOTHING,
     AtOnce,
@@ -29,7 +30,7 @@ from baregrad.engine.control.works import (
 from baregrad.engine.executor import Executable, Resolve, Where
 from baregrad.engine.launch import launch_expr
 from baregrad.ir.analysis.liveness import ALIGNMENT
-from baregrad.ir.core.attrs import Choose, Param, Repeat
+from baregrad.ir.core.attrs import Choose, Param, Repeat, TextKernel
 from baregrad.ir.core.control import no_gradient
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import CONTROL_MASK, Ops
@@ -45,8 +46,10 @@ MOST_COMMANDS = 1 << 14
 
 
 def work_of(backend: Any, results: Sequence[Node]) -> BodyWork:
-    """The work of a loop or a choice, of which some results are wanted."""
+    """The work of a loop, a choice or a kernel of text, of which some results are wanted."""
     form = results[0].arg
+    if isinstance(form, TextKernel):
+        return call_work(backend, results)
     return ChoiceWork(backend, results) if isinstance(form, Choose) else LoopWork(backend, results)
 
 
@@ -304,7 +307,7 @@ def _row_nbytes(stack: Node) -> LaunchExpr:
 
 
 class ControlExecutable(Executable):
-    """A loop or a choice, ready to run any number of times."""
+    """A loop, a choice or a kernel of text, ready to run any number of times."""
 
     def __init__(self, program: Canonical, backend: Any) -> None:
         results = program.sink.src

@@ -1,4 +1,4 @@
-"""Loops and choices over arrays: what they read computed, and their bodies without marks."""
+"""Loops, choices and kernels over arrays: what they read computed, their bodies without marks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from baregrad.engine.canonical import take_value, unbind, unbound_graph
-from baregrad.ir.core.attrs import BufferRef, Choose
+from baregrad.ir.core.attrs import BufferRef, Choose, Repeat
 from baregrad.ir.core.control import Form, computed_with, form_of, groups, result
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import MOVEMENT, Ops, mask_of
@@ -21,7 +21,7 @@ def run_control(
     nodes: Sequence[Node], known: Callable[[Node], BufferRef | None],
     realize: Callable[..., list[BufferRef]], remember: Callable[[Node, BufferRef], None],
 ) -> None:
-    """Have the results of the loops and choices in a graph computed, each by its program.
+    """Have the results of the loops, choices and kernels in a graph computed, each by its program.
 
     known: where a value lies. realize: computes values, given those of `variables`. remember: notes
     where one lies.
@@ -54,7 +54,7 @@ def run_control(
 
 
 class Ready(NamedTuple):
-    """Results of a loop or a choice, and the same ones over arrays, a program by themselves.
+    """Results of a form, and the same ones over arrays, a program by themselves.
 
     variables: the values of those in its bodies.
     """
@@ -65,7 +65,7 @@ class Ready(NamedTuple):
 
 
 def ready_to_run(group: Sequence[Node], arrays: Callable[[Sequence[Node]], list[Node]]) -> Ready:
-    """Results of a loop or a choice over arrays, and with each what is kept along with it.
+    """Results of a form over arrays, and with each what is kept along with it.
 
     group: some results of one. arrays: gives those in which values lie.
     """
@@ -80,10 +80,12 @@ def ready_to_run(group: Sequence[Node], arrays: Callable[[Sequence[Node]], list[
     if isinstance(form, Choose):
         plain = form._replace(body=_plain(form.body, variables),
                               other=_plain(form.other, variables))
-    else:
+    elif isinstance(form, Repeat):
         # Where nothing is stacked no shape has the length.
         (length,) = unbind((form.length,), variables)
         plain = form._replace(body=_plain(form.body, variables), length=length)
+    else:
+        plain = form._replace(body=_plain(form.body, variables))
     sources = arrays(first.src)
     results = [result(plain, sources, node.arg.part) for node in wanted]
     return Ready(list(wanted), results, variables)

@@ -1,4 +1,6 @@
-"""What a loop or a choice runs: programs over places, on a device at once or into a command list.
+"""What a loop, a choice or a kernel of text runs: programs over places.
+
+It is run on a device at once, or into a command list.
 
 A place is a buffer or a slot of a list. A work is planned once: of a body of plain operations it is
 an executable, of one with loops in it several works in order. It is played over the places of its
@@ -26,7 +28,7 @@ from baregrad.ir.core.node import Node, make_node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.program import LaunchExpr, evaluate
 from baregrad.runtime.buffers import Buffer
-from baregrad.runtime.commands import CommandList, Operand, Slot
+from baregrad.runtime.commands import CommandList, Kernel, Operand, Slot
 from baregrad.schedule.memory import nbytes_of
 
 Places = Sequence[Operand]
@@ -55,6 +57,10 @@ class Player(Protocol):
         """Copy bytes from place to place."""
         ...
 
+    def run(self, kernel: Kernel, operands: Places) -> None:
+        """Run one kernel over places."""
+        ...
+
     def holds(self, place: Operand) -> bool:
         """Whether the bool at a place is true."""
         ...
@@ -71,6 +77,7 @@ class AtOnce:
         self.variables = variables
         self._where = where
         self._copies: dict[int, CommandList] = {}
+        self._kernels: dict[Kernel, CommandList] = {}
 
     def launch(
         self, executable: Executable, params: Places, written: Places, scratch: Operand | None
@@ -96,6 +103,14 @@ class AtOnce:
             commands = self._copies[nbytes] = self.device.command_list()
             commands.copy(Slot(0), Slot(1), nbytes)
         self.device.submit(commands, [target, source])
+
+    def run(self, kernel: Kernel, operands: Places) -> None:
+        """Submit a list of one kernel, which is made once."""
+        commands = self._kernels.get(kernel)
+        if commands is None:
+            commands = self._kernels[kernel] = self.device.command_list()
+            commands.exec(kernel, [Slot(place) for place in range(len(operands))])
+        self.device.submit(commands, operands)
 
     def holds(self, place: Operand) -> bool:
         """Read a bool, once all that was submitted is done."""
@@ -138,6 +153,10 @@ class IntoList:
         """Record a copy."""
         if nbytes:
             self.commands.copy(target, source, nbytes)
+
+    def run(self, kernel: Kernel, operands: Places) -> None:
+        """Record one kernel."""
+        self.commands.exec(kernel, operands)
 
     def holds(self, place: Operand) -> bool:
         """Nothing can be read."""

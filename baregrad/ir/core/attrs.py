@@ -146,6 +146,29 @@ class Choose(NamedTuple):
     shape: tuple[int | Node, ...]
 
 
+@ATTRIBUTES(Ops.CALL)
+class TextKernel(NamedTuple):
+    """Result `part` of a kernel whose text somebody wrote, over the first `taken` sources.
+
+    body: its reference, a SINK of like results over PARAMs; slot i is source i. language: c, cuda
+    or ptx. names: those of the kernel's arrays, results first. sizes: extents that the text names.
+    grid, block: of a GPU's, three sizes each.
+    """
+
+    body: Node
+    taken: int
+    language: str
+    entry: str
+    text: str
+    names: tuple[str, ...]
+    sizes: tuple[tuple[str, int], ...]
+    grid: tuple[int, ...]
+    block: tuple[int, ...]
+    shared_nbytes: int
+    part: int
+    shape: tuple[int | Node, ...]
+
+
 @ATTRIBUTES(Ops.SCATTER)
 class Scatter(NamedTuple):
     """How a SCATTER combines with what is there: a monoid, or None to overwrite (last one wins).

@@ -1,4 +1,4 @@
-"""Loops and choices in a graph: each of their results is a node over the same sources."""
+"""Loops, choices and kernels of text: each of their results is a node over the same sources."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from baregrad.base.errors import CompilerBug, GradientError
-from baregrad.ir.core.attrs import Choose, Param, Repeat
+from baregrad.ir.core.attrs import Choose, Param, Repeat, TextKernel
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, make_node, toposort
 from baregrad.ir.core.op import CONTROL, CONTROL_MASK, Ops
 
-Form = Repeat | Choose
+Form = Repeat | Choose | TextKernel
 _TOGETHER = "results together"
 
 
@@ -29,14 +29,23 @@ def choose_form(body: Node, other: Node) -> Choose:
     return Choose(body, other, 0, ())
 
 
+def call_form(
+    body: Node, taken: int, language: str, entry: str, text: str, names: tuple[str, ...],
+    sizes: tuple[tuple[str, int], ...], grid: tuple[int, ...], block: tuple[int, ...],
+    shared_nbytes: int,
+) -> TextKernel:
+    """A kernel of text as what its results' attributes have in common."""
+    return TextKernel(
+        body, taken, language, entry, text, names, sizes, grid, block, shared_nbytes, 0, ()
+    )
+
+
 def result(form: Form, src: Sequence[Node], part: int) -> Node:
-    """One result of a loop or a choice over sources; of a loop also what each step began with."""
+    """One result of a form over sources; of a loop also what each step began with."""
     roots = form.body.src
-    if isinstance(form, Choose):
-        root = roots[part]
-        return make_node(
-            Ops.CHOOSE, root.dtype, tuple(src), form._replace(part=part, shape=root.shape)
-        )
+    if not isinstance(form, Repeat):
+        root, op = roots[part], Ops.CHOOSE if isinstance(form, Choose) else Ops.CALL
+        return make_node(op, root.dtype, tuple(src), form._replace(part=part, shape=root.shape))
     if form.adjoint is not None:
         shape, dtype = src[part].shape, src[part].dtype
     else:
@@ -50,7 +59,7 @@ def result(form: Form, src: Sequence[Node], part: int) -> Node:
 
 
 def results(form: Form, src: Sequence[Node], parts: Iterable[int]) -> list[Node]:
-    """Some results of a loop or a choice, which are computed together while anybody has them."""
+    """Some results of one form, which are computed together while anybody has them."""
     found = [result(form, src, part) for part in parts]
     known = tuple([weakref.ref(one) for one in found])
     for one in found:
@@ -65,14 +74,14 @@ def computed_with(node: Node) -> list[Node]:
 
 
 def form_of(node: Node) -> Form:
-    """What all results of a node's loop or choice have in common, beside their sources."""
+    """What all results of a node's loop, choice or kernel have in common, beside their sources."""
     form: Form = node.arg._replace(part=0, shape=())
     return form
 
 
 def input_shapes(form: Form, src: Sequence[Node]) -> list[tuple[Any, ...]]:
     """The shapes of a body's PARAMs."""
-    if isinstance(form, Choose):
+    if not isinstance(form, Repeat):
         return [value.shape for value in src]
     first, last = form.carried, form.carried + form.read
     return [x.shape[1:] if first <= i < last else x.shape for i, x in enumerate(src)]
@@ -98,7 +107,9 @@ def no_gradient() -> GradientError:
 def groups(
     roots: Iterable[Node], enter: Callable[[Node], bool] = lambda node: True
 ) -> list[list[Node]]:
-    """The loops and choices below some roots, those that others read first: the results of each.
+    """The loops, choices and kernels of text below some roots: the results of each.
+
+    Those that others read come first.
 
     enter: whether what a node is made of is looked at.
     """

@@ -236,6 +236,8 @@ class _Table:
     REPEAT = _r("control", T, (1, MANY), "one result of a loop, whose body is a SINK over PARAMs")
     CHOOSE = _r("control", T, (1, MANY),
         "one result of one of two bodies; the first source says whether it is the first's")
+    CALL = _r("control", T, (1, MANY),
+        "one result of a kernel of text; a SINK over PARAMs computes the same")
 
     # kernel level
     INDEX = _r("memory", KL, (1, MANY), "one element of an array, by one index per axis")
@@ -342,7 +344,7 @@ ALU = UNARY | BINARY | TERNARY
 ELEMENTWISE = ALU | frozenset((Ops.CAST, Ops.BITCAST, Ops.LOOKUP))
 MOVEMENT = frozenset(row for row in all_ops() if row.family == "movement")
 STATEMENTS = frozenset(row for row in all_ops() if row.family == "statement")
-CONTROL = frozenset((Ops.REPEAT, Ops.CHOOSE))
+CONTROL = frozenset((Ops.REPEAT, Ops.CHOOSE, Ops.CALL))
 CONTROL_MASK = mask_of(CONTROL)
 # Nodes of these alone are spelled out wherever they stand: an equal constant that somebody computed
 # is no reason to read memory, and what was computed before must not change a graph's kernels.

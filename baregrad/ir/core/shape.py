@@ -15,7 +15,7 @@ from baregrad.ir.core.shape_table import INTS, SHAPES, Operands, Shape, like_ope
 SHAPES.add(like_source, Ops.SCATTER, Ops.SORT)
 SHAPES.add(
     lambda op, src, arg: tuple(arg.shape),
-    Ops.BUFFER, Ops.PARAM, Ops.ALLOC, Ops.REPEAT, Ops.CHOOSE,
+    Ops.BUFFER, Ops.PARAM, Ops.ALLOC, Ops.REPEAT, Ops.CHOOSE, Ops.CALL,
 )
 SHAPES.add(lambda op, src, arg: (src[0],) if src else (arg,), Ops.IOTA)
 SHAPES.add(lambda op, src, arg: src[0].shape if arg.axis >= 0 else (), Ops.SCAN)

@@ -336,8 +336,14 @@ def _choose(node: Node, operands: list[Array], inputs: Inputs) -> Array:
     return found
 
 
+def _call(node: Node, operands: list[Array], inputs: Inputs) -> Array:
+    """What a kernel of text is to compute: its reference says it."""
+    found: Array = _body(node.arg.body, node, operands, inputs)[node.arg.part]
+    return found
+
+
 def _body(body: Node, node: Node, values: list[Array], inputs: Inputs) -> list[Array]:
-    """The results of a loop's body, or of one of two, over values."""
+    """The results of a form's body over values."""
     params = {slot: to_raw(value, source.dtype)
               for slot, (value, source) in enumerate(zip(values, node.src, strict=True))}
     return evaluate_all(body.src, params, inputs.variables, inputs.read)
@@ -378,5 +384,6 @@ TENSOR_RULES: MappingProxyType[Op, TensorRule] = MappingProxyType({
     Ops.SORT: _sort,
     Ops.REPEAT: _repeat,
     Ops.CHOOSE: _choose,
+    Ops.CALL: _call,
     Ops.SINK: lambda node, operands, inputs: tuple(operands),
 })  # fmt: skip

@@ -343,7 +343,7 @@ def _project(node: Node, level: str) -> str | None:
 # --- memory ------------------------------------------------------------------------------------
 
 
-@NODE_RULES(Ops.REPEAT, Ops.CHOOSE)
+@NODE_RULES(Ops.REPEAT, Ops.CHOOSE, Ops.CALL)
 def _control(node: Node, level: str) -> str | None:
     form, other = node.arg, getattr(node.arg, "other", node.arg.body)
     if form.body.op is not Ops.SINK or other.op is not Ops.SINK:
@@ -351,7 +351,7 @@ def _control(node: Node, level: str) -> str | None:
     kinds = [[(root.dtype, root.shape) for root in body.src] for body in (form.body, other)]
     if kinds[0] != kinds[1]:
         return "the bodies of CHOOSE have other results"
-    if node.op is Ops.CHOOSE:
+    if node.op is not Ops.REPEAT:
         return None if node.dtype is form.body.src[form.part].dtype else "another dtype's result"
     carried = [(value.dtype, value.shape) for value in node.src[: form.carried]]
     if form.adjoint is None and carried != kinds[0][: form.carried]:

@@ -63,6 +63,7 @@ NO_GRADIENT: Mapping[Op, str] = MappingProxyType(
         Ops.SINK: "it has no value",
         Ops.REPEAT: "all results of a loop are pulled back together, see `gradients_control`",
         Ops.CHOOSE: "all results of a choice are pulled back together, see `gradients_control`",
+        Ops.CALL: "all results of a kernel are pulled back together, see `gradients_control`",
     }
 )
 

@@ -1,4 +1,4 @@
-"""Gradients of loops and choices: a loop the other way round, and a choice of gradients.
+"""Gradients of what has a body: a loop the other way round, a choice of gradients, a reference's.
 
 A loop's gradient reads what each step began with, which the loop keeps where that is asked for, and
 computes the rest of a step again. One that ends by a condition has none, but its derivative goes
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.attrs import Choose, Param, Repeat
+from baregrad.ir.core.attrs import Choose, Param, Repeat, TextKernel
 from baregrad.ir.core.control import (
     body_params,
     choose_form,
@@ -51,6 +51,8 @@ def pulled_through(
     form = node.arg
     if isinstance(form, Choose):
         return _of_choice(node, seeds, wanted, pull_back)
+    if isinstance(form, TextKernel):
+        return _of_reference(node, seeds, wanted, pull_back)
     if form.adjoint is not None:
         return _of_adjoint(node, seeds, pull_back)
     if form.conditional:
@@ -220,6 +222,24 @@ def _of_choice(
     for place, one in zip(reached, made, strict=True):
         found[place] = one
     return found
+
+
+# --- kernels of text ------------------------------------------------------------------------------
+
+
+def _of_reference(
+    node: Node, seeds: Mapping[int, Node], wanted: Sequence[bool], pull_back: PullBack
+) -> Sequence[Node | None]:
+    """The gradients of what a kernel of text is compared with, at the kernel's arguments."""
+    form, values = node.arg, node.src
+    params, parts = body_params(form, values), tuple(sorted(seeds))
+    given = _params([form.body.src[part] for part in parts], len(params))
+    targets = [one for one, is_wanted in zip(params, wanted, strict=True) if is_wanted]
+    by = _gradients(form.body, parts, given, targets, pull_back)
+    places = dict(zip(params, values, strict=True))
+    places.update(zip(given, [seeds[part] for part in parts], strict=True))
+    made = dict(zip(by, put_in(list(by.values()), places), strict=True))
+    return [made.get(slot) for slot in range(len(values))]
 
 
 # --- loops that end by a condition ---------------------------------------------------------------
