@@ -182,6 +182,8 @@ if TYPE_CHECKING:
     from baregrad.nn.lazy import LazyInstanceNorm2d as LazyInstanceNorm2d
     from baregrad.nn.lazy import LazyInstanceNorm3d as LazyInstanceNorm3d
     from baregrad.nn.lazy import LazyLinear as LazyLinear
+    from baregrad.nn.lazy import UninitializedBuffer as UninitializedBuffer
+    from baregrad.nn.lazy import UninitializedParameter as UninitializedParameter
 
 # What few programs use, by file: that is imported with the first of its names.
 _LATER = (
@@ -191,6 +193,7 @@ _LATER = (
         "LazyBatchNorm1d", "LazyBatchNorm2d", "LazyBatchNorm3d", "LazyConv1d", "LazyConv2d",
         "LazyConv3d", "LazyConvTranspose1d", "LazyConvTranspose2d", "LazyConvTranspose3d",
         "LazyInstanceNorm1d", "LazyInstanceNorm2d", "LazyInstanceNorm3d", "LazyLinear",
+        "UninitializedBuffer", "UninitializedParameter",
     )),
 )
 
@@ -345,6 +348,8 @@ __all__ = [
     "TripletMarginWithDistanceLoss",
     "Unflatten",
     "Unfold",
+    "UninitializedBuffer",
+    "UninitializedParameter",
     "Upsample",
     "UpsamplingBilinear2d",
     "UpsamplingNearest2d",

@@ -388,7 +388,15 @@ class Module(Hooked):
         that the state has tensors for become the plain ones that it is of.
         """
         unmade = {id(m): (prefix, m) for prefix, m in self._places("") if m.is_unmade}
-        made = {key: m._fitting(state, prefix, strict) for key, (prefix, m) in unmade.items()}
+        made: dict[int, Module | None] = {}
+        for key, (prefix, module) in unmade.items():
+            names = [prefix + name for name, _ in (*module._own(False), *module._own(True))]
+            if any(getattr(state.get(name), "is_unmade", False) for name in names):
+                # Without values on either side: it is what it was.
+                state = {name: value for name, value in state.items() if name not in names}
+                made[key] = None
+            else:
+                made[key] = module._fitting(state, prefix, strict)
         own = self._state({key: m for key, m in made.items() if m is not None}, set(unmade))
         found = load_into(own, state, strict, type(self).__name__)
         for key, (_, module) in unmade.items():

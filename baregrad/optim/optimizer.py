@@ -58,8 +58,9 @@ class Optimizer:
     from `defaults`. Parameters of narrow floats are kept in float32 as well (the state
     "master"), where updates too small for them add up, and so are their other states. Not so with
     the setting `master_weights` false: then all are of the parameter's dtype, half the memory, and
-    each step is computed in float32 and rounded once. Raises ShapeError for no parameters,
-    GradientError for tensors that are no leaves.
+    each step is computed in float32 and rounded once. Parameters of lazy layers may be without
+    values until these are called. Raises ShapeError for no parameters, GradientError for tensors
+    that are no leaves.
     """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
@@ -78,7 +79,7 @@ class Optimizer:
         self._states: dict[int, State] = {}  # by id of the parameter, which a group holds
         for group in groups:
             self.add_param_group(group)
-        realize_storages(p._storage for group in self.param_groups for p in group["params"])
+        realize_storages(self._held())
 
     def add_param_group(self, group: Mapping[str, Any]) -> None:
         """Add parameters with settings of their own."""
@@ -193,8 +194,13 @@ class Optimizer:
         if target is not p:
             p.copy_(value)
 
+    def _held(self) -> list[Any]:
+        """The storages of the parameters that have values: those of lazy layers may not yet."""
+        params = (p for group in self.param_groups for p in group["params"])
+        return [p._storage for p in params if not p.is_unmade]
+
     def _realize(self) -> None:
-        changed = [p._storage for group in self.param_groups for p in group["params"]]
+        changed = self._held()
         changed += [t._storage for state in self._states.values() for t in state.values()]
         changed += [group["lr"]._storage for group in self.param_groups]
         realize_storages(dict.fromkeys(changed))

@@ -45,10 +45,8 @@ def test_a_lazy_layer_becomes_a_plain_one(
 
 def test_a_model_of_lazy_layers_trains_after_its_first_call() -> None:
     model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.Dropout(0.5), nn.LazyLinear(1)).eval()
-    with pytest.raises(ArgumentError, match="first call"):
-        list(model.parameters())
-    with pytest.raises(ArgumentError, match="LazyLinear"):
-        model.state_dict()
+    assert len(list(model.parameters())) == len(model.state_dict()) == 4
+    assert all(isinstance(one, nn.UninitializedParameter) for one in model.parameters())
     x = Tensor(np.ones((2, 3), np.float32))
     first = model(x).numpy()
     np.testing.assert_array_equal(model(x).numpy(), first)
@@ -139,7 +137,69 @@ def test_copies_and_pickles_have_parameters_of_their_own() -> None:
     for twin in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert twin(Tensor(np.ones((2, 3), np.float32))).shape == (2, 4)
         assert type(twin) is nn.Linear and type(layer) is nn.LazyLinear
-    with pytest.raises(AttributeError, match="before its first call"):
-        layer.weight  # noqa: B018
-    with pytest.raises(ArgumentError, match="first call"):
-        optim.SGD(layer.parameters(), 0.1)
+    with pytest.raises(AttributeError, match="'weights' before its first call"):
+        layer.weights  # noqa: B018
+
+
+def test_an_optimiser_may_be_made_before_the_first_call() -> None:
+    """Beside PyTorch's: the parameters that it was given are those that are trained."""
+    kinds: list[Any] = [nn, torch.nn]
+    x = np.random.default_rng(0).standard_normal((4, 3)).astype(np.float32)
+    start = np.random.default_rng(1).standard_normal((2, 3)).astype(np.float32)
+    ends = []
+    for kind, made, opt in zip(kinds, (Tensor, torch.tensor), (optim, torch.optim), strict=True):
+        model = kind.Sequential(kind.LazyLinear(2, bias=False))
+        held = list(model.parameters())
+        sgd = opt.SGD(held, 0.1, momentum=0.9)
+        sgd.zero_grad()
+        sgd.step()
+        model(made(x))
+        assert held[0] is model[0].weight and type(held[0]) is not kind.UninitializedParameter
+        model.load_state_dict({**model.state_dict(), "0.weight": made(start)})
+        for _ in range(2):
+            sgd.zero_grad()
+            (model(made(x)) ** 2).sum().backward()
+            sgd.step()
+        ends.append({key: value.numpy() for key, value in model.state_dict().items()})
+    for key, value in ends[1].items():
+        np.testing.assert_allclose(ends[0][key], value, rtol=1e-4, atol=1e-5, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ["LazyLinear", "LazyBatchNorm1d"])
+def test_what_stands_for_parameters_is_as_pytorch_has_it(name: str) -> None:
+    args: tuple[int, ...] = (4,) if name == "LazyLinear" else ()
+    facts = []
+    for kind in (nn, torch.nn):
+        layer: Any = getattr(kind, name)(*args)
+        layer.half()
+        assert layer.has_uninitialized_params()
+        facts.append((
+            layer.cls_to_become.__name__, [key for key, _ in layer.named_parameters()],
+            list(layer.state_dict()),
+            {key: isinstance(value, torch.nn.UninitializedBuffer | nn.UninitializedBuffer)
+             for key, value in layer.named_buffers()},
+            str(layer.weight.dtype).removeprefix("torch."), layer.weight.requires_grad,
+            isinstance(layer.weight, kind.Parameter), layer.weight.is_leaf, repr(layer.weight),
+        ))
+    assert facts[0] == facts[1]
+
+
+def test_parameters_without_values_say_so() -> None:
+    layer = nn.LazyLinear(4)
+    frozen = layer.requires_grad_(False).weight
+    for wrong in (
+        lambda: frozen.shape, lambda: frozen + 1, lambda: len(frozen), lambda: frozen.numpy(),
+        lambda: frozen.numel(), lambda: nn.init.ones_(frozen), lambda: Tensor.ones(2) * frozen,
+        lambda: nn.Linear(3, 4).load_state_dict(layer.state_dict()),
+    ):
+        with pytest.raises(ArgumentError, match="before the layer's first call"):
+            wrong()
+    state = nn.LazyLinear(4).state_dict()
+    assert not any(layer.load_state_dict(state)) and type(layer) is nn.LazyLinear
+    for twin in (copy.deepcopy(frozen), pickle.loads(pickle.dumps(frozen))):
+        assert isinstance(twin, nn.UninitializedParameter) and not twin.requires_grad
+    layer.initialize_parameters(Tensor.ones(2, 5))
+    assert frozen is layer.weight and frozen.shape == (4, 5) and not frozen.requires_grad
+    alone = nn.UninitializedParameter(dtype=dtypes.float64)
+    alone.materialize((2, 3))
+    assert type(alone) is Tensor and alone.dtype is dtypes.float64 and alone.requires_grad

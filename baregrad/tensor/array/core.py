@@ -40,6 +40,8 @@ class Array:
     )  # fmt: skip
     # Whether the last axis of what is shown is pairs, each of which is one complex number.
     is_paired: ClassVar[bool] = False
+    # Whether there are no values yet, as of a parameter whose layer has seen no input.
+    is_unmade: ClassVar[bool] = False
     _storage: Storage
     _steps: tuple[Step, ...]
     _cached: tuple[Node, Node] | None
