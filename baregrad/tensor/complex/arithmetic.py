@@ -106,11 +106,15 @@ def _quotient(a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor]) -> Tensor:
     """a / b by Smith's way, which neither overflows nor underflows before the quotient does."""
     larger = b[0].abs() >= b[1].abs()
     big, small = larger.where(*b), larger.where(b[1], b[0])
+    nothing = (big == 0) & (small == 0)
     ratio = small / (big == 0).where(1.0, big)
-    divisor = big + small * ratio
+    divisor = nothing.where(1.0, big + small * ratio)
     first, second = larger.where(*a), larger.where(a[1], a[0])
     imag = (second - first * ratio) / divisor
-    return paired((first + second * ratio) / divisor, larger.where(imag, -imag))
+    real, imag = (first + second * ratio) / divisor, larger.where(imag, -imag)
+    # By 0 each part is endless by itself, or NaN.
+    zero = big.detach().abs()
+    return paired(nothing.where(a[0] / zero, real), nothing.where(a[1] / zero, imag))
 
 
 def div(x: Tensor, other: Any, *, rounding_mode: str | None = None) -> Tensor:

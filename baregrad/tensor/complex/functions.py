@@ -166,11 +166,30 @@ def rpower(x: Tensor, base: Any) -> Tensor:
 def _power_of(base: Parts, up: Parts) -> Tensor:
     nothing = (base[0] == 0) & (base[1] == 0)
     z = paired(nothing.where(1.0, base[0]), base[1])
-    made = exp(arithmetic.mul(log(z), paired(*up)))
+    made = _exp_of(_product(parts(log(z)), up))
     # 0 to 0 is 1, to what has a positive real part 0; else it has no value.
     at_zero = (up[0] > 0).where(0.0, ((up[0] == 0) & (up[1] == 0)).where(1.0, math.nan))
     still = ((up[0] > 0) | (up[0] == 0) & (up[1] == 0)).where(0.0, math.nan)
     return arithmetic.where(nothing, paired(at_zero, still), made)
+
+
+def _product(z: Parts, w: Parts) -> Parts:
+    """A product that is endless where a factor is, and the other one is no NaN or 0 (annex G.5)."""
+    real, imag = z[0] * w[0] - z[1] * w[1], z[0] * w[1] + z[1] * w[0]
+    lost = real.isnan() & imag.isnan() & (_endless(z) | _endless(w))
+    a, b = _directions(z)
+    c, d = _directions(w)
+    return (_where(lost, (a * c - b * d) * math.inf, real),
+            _where(lost, (a * d + b * c) * math.inf, imag))
+
+
+def _directions(z: Parts) -> Parts:
+    """Where an endless number lies: its infinite parts as 1; another one with 0 for NaN."""
+    endless = _endless(z)
+    first, second = [
+        endless.where(x.isinf().where(1.0, 0.0), x.isnan().where(0.0, x)).copysign(x) for x in z
+    ]
+    return first, second
 
 
 def sin(x: Tensor) -> Tensor:
@@ -229,12 +248,14 @@ def _tanh(z: Parts) -> Parts:
     imag = steep.where(1.0 / steep.where(t, 1.0), flat / under)
     far = (a > most) | (a < least)
     wild = ~b.isfinite()
-    real = _where((a == 0) & wild, a, far.where(a.sign(), real))
+    # An angle without a value counts unless the real part is endless.
+    lost = wild & a.isfinite() & (a != 0)
+    real = _where((a == 0) & wild, a, far.where(lost.where(math.nan, a.sign()), real))
     imag = _where(a.isnan() & (b == 0), b, imag)
     # Where the real part is large: 2 sin(2b) exp(-2|a|), the rest is below rounding.
     turn = wild.where(0.25, b.sin() * b.cos())
     shrunk = (a.abs().maximum(most) * -1.0).exp()
-    return real, far.where(turn * 4.0 * shrunk * shrunk, imag)
+    return real, far.where(lost.where(math.nan, turn * 4.0 * shrunk * shrunk), imag)
 
 
 def tan(x: Tensor) -> Tensor:
@@ -300,8 +321,13 @@ def acosh(x: Tensor) -> Tensor:
 
 def _atanh(z: Parts) -> Parts:
     a, b = z
-    # Beyond this the squares overflow, and 1 does not count.
-    far = (a.abs().maximum(b.abs()) > math.sqrt(finfo(a.dtype).max) / 4) | _endless(z)
+    # Beyond this the squares overflow, and 1 does not count: it is 1/z, and a quarter of a turn.
+    endless = _endless(z)
+    size = endless.where(1.0, a.abs().maximum(b.abs()))
+    far = (size > math.sqrt(finfo(a.dtype).max) / 4) | endless
+    unit = far.where(size, 1.0)
+    p, q = far.where(a / unit, 1.0), far.where(b / unit, 1.0)
+    small = p / (p * p + q * q) / unit
     x, y = far.where(0.0, a), far.where(0.0, b)
     # Next to the imaginary axis by the first term of the series: |x| has no derivative at 0.
     beside = x == 0
@@ -309,7 +335,8 @@ def _atanh(z: Parts) -> Parts:
     real = ((size * 4.0 / ((1.0 - size) * (1.0 - size) + y * y)).log1p() * 0.25).copysign(a)
     real = beside.where(x / (y * y + 1.0), real)
     imag = (y * 2.0).atan2((1.0 - x) * (1.0 + x) - y * y) * 0.5
-    real = _where((a == 0) & b.isnan(), a, _where(far, _zero_of(a), real))
+    real = far.where(endless.where(_zero_of(a), small), real)
+    real = _where((a == 0) & b.isnan(), a, real)
     right = b.isnan().where(math.nan, a.ones_like().copysign(b) * (math.pi / 2))
     return real, _where(far, right, imag)
 

@@ -6,10 +6,11 @@ import itertools
 
 import numpy as np
 import pytest
+import torch
 
 from baregrad import Tensor
 
-PARTS = (0.0, -0.0, 1.0, -0.5, np.inf, -np.inf, np.nan)
+PARTS = (0.0, -0.0, 1.0, -0.5, 1e30, np.inf, -np.inf, np.nan)
 GIVEN = np.array([complex(*pair) for pair in itertools.product(PARTS, PARTS)])
 INVERSE = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh",
            "acosh": "arccosh", "atanh": "arctanh"}  # fmt: skip
@@ -38,6 +39,24 @@ def test_special_values(name: str, dtype: str) -> None:
     np.testing.assert_array_equal(
         np.signbit(found)[:, ~is_open], np.signbit(wanted)[:, ~is_open], err_msg=name
     )
+
+
+def test_quotients_and_powers() -> None:
+    """Beside NumPy's and PyTorch's, either of which will do: they differ at infinities."""
+    one, other = np.repeat(GIVEN, GIVEN.size), np.tile(GIVEN, GIVEN.size)
+    ours = (Tensor(one), Tensor(other))
+    theirs = (torch.from_numpy(one), torch.from_numpy(other))
+    for name, made in (("quotient", lambda a, b: a / b), ("power", lambda a, b: a ** b),
+                       ("reciprocal", lambda a, b: 1 / b)):
+        with np.errstate(all="ignore"):
+            wanted = made(one, other), made(*theirs).resolve_conj().numpy()
+        found = split(made(*ours).numpy())
+        close = [np.isclose(found, split(each), 1e-12, 0, equal_nan=True).all(0) for each in wanted]
+        lost = ~(close[0] | close[1])
+        if name == "power":
+            # Of angles of 1e30 times a logarithm no digit is left.
+            lost &= ~(np.abs(split(np.stack([one, other]))) == 1e30).any((0, 1))
+        assert not lost.any(), f"{name}: {one[lost][:4]}, {other[lost][:4]}"
 
 
 def test_zeros_beside_nan_are_kept() -> None:
