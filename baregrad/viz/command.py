@@ -17,10 +17,8 @@ from zipfile import is_zipfile
 from baregrad.base.errors import ArgumentError, OptionError
 from baregrad.base.places import check_writable
 from baregrad.target.gpu import GPU_ROWS
-from baregrad.viz.documents import Documents, FiledDocuments, RecordedDocuments, save
-from baregrad.viz.recording import record
+from baregrad.viz.filed import Documents, FiledDocuments, save
 from baregrad.viz.server import PageServer
-from baregrad.viz.timeline import TimelineDocuments
 
 
 def parser() -> argparse.ArgumentParser:
@@ -102,7 +100,15 @@ def open_documents(path: Path, gpu: str | None = None) -> Documents:
                 "a saved recording has the target that it was made for", found=f"--target {gpu}",
                 hint="record the program again",
             )
-        return FiledDocuments(path) if is_zipfile(path) else TimelineDocuments(path)
+        if is_zipfile(path):
+            return FiledDocuments(path)
+        from baregrad.viz.timeline import TimelineDocuments
+
+        return TimelineDocuments(path)
+    # The compiler is imported for a program alone: what was recorded opens without it.
+    from baregrad.viz.documents import RecordedDocuments
+    from baregrad.viz.recording import record
+
     recording = record(path, gpu)
     if not recording.computations:
         raise ArgumentError(

@@ -1,4 +1,4 @@
-"""A recording as JSON documents, made when somebody asks for them, or all at once for a file.
+"""A recording as JSON documents, each made when somebody asks for it.
 
 Names of documents: `summary`; `graph/C/P`, the graph of computation C after its pass P; `plan/C`,
 its launches, decisions and rewrites; `kernel/K`, all there is to tell about a kernel; `machine/K`,
@@ -8,16 +8,12 @@ numbered, so that one that two passes share has one number in both graphs.
 
 from __future__ import annotations
 
-import io
 import json
 import threading
-import zipfile
-import zlib
 from collections import Counter
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from baregrad.base.errors import ArgumentError, FileFormatError
 from baregrad.engine.explain_kernel import Found, choice_lines, work_of
 from baregrad.ir.analysis.outline import outline
 from baregrad.ir.core.node import Node, toposort
@@ -25,23 +21,12 @@ from baregrad.ir.text.dump import dump
 from baregrad.kernel import choose, lower
 from baregrad.target.gpu import GpuTarget
 from baregrad.viz.command_words import words_document
+from baregrad.viz.filed import FORMAT
 from baregrad.viz.machine import machine_document
 from baregrad.viz.recording import Computation, Recording, ShownLaunch
 
 # Attributes are shown up to this length; what is longer is cut, with a mark.
 _ATTRIBUTE = 400
-# The version of the documents in a file.
-FORMAT = 2
-
-
-class Documents(Protocol):
-    """Where documents come from: a recording, or a file that one was written to."""
-
-    def names(self) -> list[str]:
-        """Every document there is."""
-
-    def get(self, name: str) -> bytes | None:
-        """The JSON text of a document; None where there is none of that name."""
 
 
 class RecordedDocuments:
@@ -216,69 +201,6 @@ class RecordedDocuments:
         compiler = self.recording.backend.compiler
         (*_, rendered) = compiler.stages(found.kernel)
         return machine_document(compiler, str(rendered.result))
-
-
-# What a file that was damaged, or that is another one, may raise.
-_DAMAGES = (
-    OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error, KeyError, TypeError,
-    ValueError,
-)  # fmt: skip
-
-
-class FiledDocuments:
-    """The documents of a file that `save` wrote.
-
-    Raises ArgumentError where it is no such file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        wanted = "a file that `baregrad viz PROGRAM --save FILE` wrote"
-        try:
-            self._archive = zipfile.ZipFile(path)
-            form = json.loads(self._archive.read("summary.json"))["format"]
-        except _DAMAGES as error:
-            raise ArgumentError(
-                "this is no recording of a program", found=f"{path}: {error}", wanted=wanted
-            ) from error
-        if form != FORMAT:
-            raise ArgumentError(
-                "the recording was written by another version", found=f"format {form}",
-                wanted=f"format {FORMAT}", hint="record the program again",
-            )
-        self._lock = threading.Lock()
-        self._names = [one.removesuffix(".json") for one in self._archive.namelist()
-                       if one.endswith(".json")]  # fmt: skip
-
-    def names(self) -> list[str]:
-        """Every document there is."""
-        return list(self._names)
-
-    def get(self, name: str) -> bytes | None:
-        """The JSON text of a document; None where there is none of that name.
-
-        Raises FileFormatError where that part of the file is damaged.
-        """
-        if name not in self._names:
-            return None
-        try:
-            with self._lock:
-                return self._archive.read(f"{name}.json")
-        except _DAMAGES as error:
-            raise FileFormatError(
-                "this part of the recording is damaged", found=f"{name}: {error}",
-                hint="copy the file again, or record the program again",
-            ) from error
-
-
-def save(documents: Documents, path: Path) -> None:
-    """Write every document into one compressed file, whole or not at all."""
-    from baregrad.io.files import write_atomically
-
-    whole = io.BytesIO()
-    with zipfile.ZipFile(whole, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name in documents.names():
-            archive.writestr(f"{name}.json", documents.get(name) or b"null")
-    write_atomically(path, [whole.getbuffer()])
 
 
 def _read_file(where: str, files: dict[str, list[str]]) -> None:

@@ -18,7 +18,8 @@ from baregrad.profiling import Profile
 from baregrad.profiling.events import events_of
 from baregrad.runtime.cpu.device import CpuDevice
 from baregrad.viz.command import check_place, show
-from baregrad.viz.documents import RecordedDocuments, save
+from baregrad.viz.documents import RecordedDocuments
+from baregrad.viz.filed import save
 from baregrad.viz.recording import Recording
 from baregrad.viz.timeline import timeline_document
 

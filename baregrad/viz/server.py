@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 
-from baregrad.viz.documents import Documents
+from baregrad.viz.filed import Documents
 
 _TYPES = MappingProxyType({
     "html": "text/html; charset=utf-8",

@@ -3,6 +3,8 @@ from __future__ import annotations
 import json
 import random
 import re
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,8 @@ import pytest
 
 from baregrad.base.errors import ArgumentError, FileFormatError
 from baregrad.ir.core.node import toposort
-from baregrad.viz.documents import Documents, FiledDocuments, RecordedDocuments, save
+from baregrad.viz.documents import RecordedDocuments
+from baregrad.viz.filed import Documents, FiledDocuments, save
 from baregrad.viz.recording import Recording, record
 
 
@@ -181,3 +184,20 @@ def test_other_files_are_refused_by_name(tmp_path: Path) -> None:
             FiledDocuments(path)
     with pytest.raises(ArgumentError, match="another version"):
         FiledDocuments(old)
+
+
+def test_what_was_recorded_opens_without_the_compiler(
+    documents: RecordedDocuments, tmp_path: Path
+) -> None:
+    save(documents, tmp_path / "shown.viz")
+    text = (
+        "import sys; from pathlib import Path\n"
+        "from baregrad.viz.command import open_documents\n"
+        "assert open_documents(Path(sys.argv[1])).get('summary')\n"
+        "print([name for name in sys.modules if name.startswith('baregrad.kernel')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", text, str(tmp_path / "shown.viz")],
+        capture_output=True, text=True, check=True,
+    )
+    assert done.stdout == "[]\n"

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from baregrad.viz import server
-from baregrad.viz.documents import Documents, RecordedDocuments
+from baregrad.viz.documents import RecordedDocuments
+from baregrad.viz.filed import Documents
 from tests.viz.test_page import BROWSER, page, profile_of, served
 
 pytestmark = pytest.mark.skipif(BROWSER is None, reason="there is no chromium to show the page in")

@@ -13,7 +13,7 @@ import pytest
 
 import baregrad
 from baregrad.base.options import options, parse_environment
-from baregrad.viz.documents import FiledDocuments
+from baregrad.viz.filed import FiledDocuments
 
 PROGRAM = """\
 import subprocess, sys

@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from baregrad.viz.documents import Documents, RecordedDocuments
+from baregrad.viz.documents import RecordedDocuments
+from baregrad.viz.filed import Documents
 from baregrad.viz.server import PageServer
 from baregrad.viz.timeline import TimelineDocuments
 

@@ -340,7 +340,7 @@ function drawStretches(graph) {
       if (from !== undefined && from !== to) arrows.set(`${from} ${to}`, [from, to]);
     }
   }
-  picture = draw(find("middle"), boxes, [...arrows.values()], (key) => go({ stretch: key, node: "" }));
+  picture = draw(find("middle"), boxes, [...arrows.values()], (key) => go({ stretch: key, node: "" }), layInOrder);
   addKey(`${own.length} nodes of this line, in stretches: choose one to open it`, true);
 }
 
