@@ -99,10 +99,9 @@ def _clocks_text(one: CardStatus) -> str | None:
     clocks = one.clocks
     if clocks is None:
         return None
-    return (
-        f"{clocks.graphics_mhz} MHz graphics, {clocks.sm_mhz} MHz SM, "
-        f"{clocks.memory_mhz} MHz memory, {clocks.video_mhz} MHz video"
-    )
+    rows = (("graphics", clocks.graphics_mhz), ("SM", clocks.sm_mhz),
+            ("memory", clocks.memory_mhz), ("video", clocks.video_mhz))  # fmt: skip
+    return ", ".join(f"{clock} MHz {word}" for word, clock in rows if clock is not None)
 
 
 def _power_text(one: CardStatus) -> str | None:

@@ -1,4 +1,4 @@
-"""Controls that no published source names, by what they were measured to answer.
+"""What no published source has, by what it was measured to be: names of controls, and a layout.
 
 The names are ours, in plain words, and so are those of the fields. What is known of each was seen
 on an H200 with driver 580.159.04, in what `libcudart` and `nvidia-smi` asked beside what they
@@ -34,3 +34,25 @@ STRUCTS = MappingProxyType({
         "20 measured_highest_clock 32 list",
     "measured_highest_clock": "16;0 u32 1 domain;4 u32 1 word1;8 u32 1 kHz;12 u32 1 word3",
 })  # fmt: skip
+# Layouts of a release whose headers were not read, by the first release that has them. In
+# 580.159.04 what tells of remapped rows is eight bytes longer than in 580.142 and in 595.45.04:
+# nvidia-smi maps 2608 bytes, and behind that section each has its time eight bytes later, with the
+# power, in milliwatts, that nvidia-smi showed.
+LAYOUTS = MappingProxyType({
+    "RUSD_MEM_ROW_REMAP": (
+        "580.159.04", "48;0 u64 1 lastModifiedTimestamp;8 RUSD_MEM_ROW_REMAP_INFO 1 info",
+    ),
+    "NV00DE_SHARED_DATA": (
+        "580.159.04",
+        "2608;0 RUSD_BAR1_MEMORY_INFO 1 bar1MemoryInfo;16 RUSD_PMA_MEMORY_INFO 1 pmaMemoryInfo;"
+        "40 RUSD_SHADOW_ERR_CONT 1 shadowErrCont;56 RUSD_GR_INFO 1 grInfo;"
+        "72 RUSD_CLK_PUBLIC_DOMAIN_INFOS 1 clkPublicDomainInfos;"
+        "96 RUSD_CLK_THROTTLE_INFO 1 clkThrottleInfo;"
+        "1976 RUSD_PERF_DEVICE_UTILIZATION 1 perfDevUtil;2024 RUSD_MEM_ECC 1 memEcc;"
+        "2264 RUSD_PERF_CURRENT_PSTATE 1 perfCurrentPstate;2280 RUSD_POWER_LIMITS 1 powerLimitGpu;"
+        "2296 RUSD_TEMPERATURE 5 temperatures;2376 RUSD_MEM_ROW_REMAP 1 memRowRemap;"
+        "2424 RUSD_AVG_POWER_USAGE 1 avgPowerUsage;2448 RUSD_INST_POWER_USAGE 1 instPowerUsage;"
+        "2472 RUSD_POWER_POLICY_STATUS 1 powerPolicyStatus;2488 RUSD_PCIE_DATA 1 pciBusData;"
+        "2536 RUSD_FAN_COOLER_STATUS 1 fanCoolerStatus",
+    ),
+})

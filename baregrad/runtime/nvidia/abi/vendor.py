@@ -140,6 +140,8 @@ def load_tables(version: str) -> VendorTables:
         unnamed = VendorName(f'control {control:#x} "{said}"', layout, measured=True)
         names["control"].setdefault(control, unnamed)
     rows |= {layout: [((0,), text)] for layout, text in measured.STRUCTS.items()}
+    for layout, (first, text) in measured.LAYOUTS.items():
+        rows[layout] = sorted([*rows[layout], (parse_version(first), text)])
     return VendorTables(
         version, names["control"], names["class"], names["uvm"], names["escape"], methods,
         names["category"], rows,

@@ -25,12 +25,13 @@ _PATIENCE_S = 1.5
 _SETTLE_S = 0.02
 _PAUSE_S = 0.002
 _TRIES = 10
+# A round fills in all sections in a few milliseconds: what is further from the clocks' stamp is no
+# stamp, but something else that lies there in a release whose layout is not known.
+_ROUND_NS = 10 * 10**9
 # A time stamp from here on counts writes instead, of sections that are not asked for; the highest
 # means that one is being written. cl00de.h, RUSD_SEQ_START.
 _COUNTS = 0xFF << 56
 _NOT_KNOWN = 0xFFFFFFFF
-# The order of enum RUSD_CLK_PUBLIC_DOMAIN.
-_DOMAINS = ("graphics", "memory", "video", "sm")
 # The bits of enum RUSD_CLK_THROTTLE_REASON.
 _HELD_BACK = (
     "idle", "application clocks", "power cap", "hardware slowdown", "sync boost",
@@ -41,12 +42,12 @@ _HELD_BACK = (
 
 @dataclass(frozen=True, slots=True)
 class Clocks:
-    """The clocks of a GPU's parts in MHz."""
+    """The clocks of a GPU's parts in MHz; older releases tell of no multiprocessors."""
 
     graphics_mhz: int
     memory_mhz: int
     video_mhz: int
-    sm_mhz: int
+    sm_mhz: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,10 +144,7 @@ class _Sections:
         load = self._section("perfDevUtil", before)
         fans = self._section("fanCoolerStatus", before)
         return SharedStatus(
-            clocks=None if clocks is None else Clocks(**{
-                f"{domain}_mhz": clocks(f"info[{at}].targetClkMHz")
-                for at, domain in enumerate(_DOMAINS)
-            }),
+            clocks=None if clocks is None else _clocks(clocks),
             held_back=None if reasons is None else tuple(
                 word for bit, word in enumerate(_HELD_BACK) if reasons("reasonMask") >> bit & 1
             ),
@@ -183,7 +181,9 @@ class _Sections:
         for _ in range(_TRIES):
             stamp = self._integer(place, 8)
             copy = bytes(self._view[place : place + self._tables.nbytes(kind)])
-            if self._integer(place, 8) == stamp and _fresh(stamp, before[name]):
+            clocks = self._integer(self._places[_NAMES[0]], 8)
+            fresh = _fresh(stamp, before[name]) and abs(stamp - clocks) < _ROUND_NS
+            if self._integer(place, 8) == stamp and fresh:
                 return lambda field: self._field(kind, copy, field)
             time.sleep(_PAUSE_S)
         return None
@@ -222,6 +222,12 @@ _NAMES = (
 
 def _fresh(stamp: int, before: int) -> bool:
     return stamp != before and 0 < stamp < _COUNTS
+
+
+def _clocks(section: Callable[[str], int]) -> Clocks:
+    """Read the clocks, which are in the order of enum RUSD_CLK_PUBLIC_DOMAIN."""
+    graphics, memory, video, sm = (section(f"info[{at}].targetClkMHz") for at in range(4))
+    return Clocks(graphics, memory, video, sm or None)
 
 
 def _watts(section: Callable[[str], int] | None, field: str) -> float | None:

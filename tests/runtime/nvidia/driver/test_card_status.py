@@ -79,10 +79,11 @@ def test_structs_of_other_releases_are_taken(release: str) -> None:
 
 
 def test_sections_lie_where_a_compiler_puts_them() -> None:
-    # offsetof in class/cl00de.h of each release.
+    # offsetof in class/cl00de.h of each release; that of 580.159.04 was seen on a card.
     places = {
         "545.23.06": (16, 40, 56, 192, 264, 288),
-        "580.159.04": (72, 96, 1976, 2280, 2416, 2440),
+        "580.142": (72, 96, 1976, 2280, 2416, 2440),
+        "580.159.04": (72, 96, 1976, 2280, 2424, 2448),
         "595.45.04": (72, 112, 1992, 2296, 2432, 2456),
     }
     for release, wanted in places.items():
@@ -109,3 +110,12 @@ def test_what_was_written_before_is_not_taken_for_new(monkeypatch: pytest.Monkey
 def test_identities_are_spelled_as_the_vendor_does() -> None:
     text = uuid_text(bytes(range(16)))
     assert text == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f"
+
+
+def test_what_lies_where_a_stamp_should_is_told_from_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A layout that nobody knows: the sections of power lie eight bytes further than is taken.
+    monkeypatch.setattr(shared_status, "load_tables", lambda version: load_tables("580.142"))
+    _, (first, *_) = driver_status(VirtualPort())
+    assert first.clocks is not None and first.load == Load(97, 41)
+    assert first.power is not None and first.power.limit_w == 650.0
+    assert first.power.average_w is first.power.now_w is None
