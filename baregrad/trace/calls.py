@@ -10,6 +10,8 @@ from typing import Any
 from baregrad.runtime.nvidia.abi.vendor import SCALARS, VendorName, VendorTables
 from baregrad.trace.memory import Read
 
+# The kinds of calls that may be asked for alone.
+CATEGORIES = ("alloc", "map", "uvm", "channel", "copy", "launch")
 _MOST_NBYTES = 1 << 16
 _SECOND_ALLOC_NBYTES = 48  # of NVOS64_PARAMETERS, which RM_ALLOC also takes
 RM_CONTROL, RM_ALLOC, XFER = 0x2A, 0x2B, 211

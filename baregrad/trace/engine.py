@@ -107,6 +107,63 @@ class Watcher(Protocol):
 
 
 @dataclass
+class BegunProgram:
+    """A program that runs, traced by the thread that began it, up to the first of its stops.
+
+    `said` is the reading end of a pipe that tells why it could not be run, if so.
+    """
+
+    pid: int
+    command: Sequence[str]
+    said: int
+    widener: FilterWidener | None
+
+    def end(self) -> None:
+        """Kill it, where nobody followed it to its end."""
+        if self.said < 0:
+            return
+        os.close(self.said)
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, signal.SIGKILL)
+            os.waitpid(self.pid, px.WAIT_ALL)
+
+
+def begin(
+    command: Sequence[str], names: tuple[str, ...] = px.WATCHED, *, early: bool = False
+) -> BegunProgram:
+    """Run a command, for the same thread to follow.
+
+    early: stop at all calls of `names` from the beginning, at which it otherwise begins when
+    a call of the driver was seen; until then files that are opened for reading alone are not.
+    Raises UnsupportedError where nothing may be traced.
+    """
+    ptrace, widener = px.Ptrace(), None
+    begin_r, begin_w = os.pipe()
+    said_r, said_w = os.pipe()
+    if not early and FilterWidener.works():
+        widener = FilterWidener(ptrace, names)
+    ready = px.SyscallFilter(names if widener is None else px.FIRST)
+    pid = os.fork()
+    if pid == 0:
+        os.close(begin_w)
+        _become(command, ready, begin_r, said_w)
+    os.close(begin_r)
+    os.close(said_w)
+    try:
+        ptrace(px.SEIZE, pid, 0, _OPTIONS | px.OPTION_EXITKILL)
+    except OSError as error:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        raise UnsupportedError(
+            "this system does not let programs be traced", found=str(error),
+            hint="in a container, allow it: docker run --cap-add SYS_PTRACE",
+        ) from error  # fmt: skip
+    finally:
+        os.close(begin_w)
+    return BegunProgram(pid, command, said_r, widener)
+
+
+@dataclass
 class ProgramFollower:
     """Follows one program, and all that it starts, until the end."""
 
@@ -129,36 +186,16 @@ class ProgramFollower:
     def start(
         self, command: Sequence[str], names: tuple[str, ...] = px.WATCHED, *, early: bool = False
     ) -> int:
-        """Run a command to its end; return its exit status, 128 + n where signal n ended it.
+        """Run a command to its end, as `begin` and `follow` do."""
+        return self.follow(begin(command, names, early=early))
 
-        early: stop at all calls of `names` from the beginning, at which it otherwise begins when
-        a call of the driver was seen; until then files that are opened for reading alone are not.
-        Raises ArgumentError where it cannot be run, UnsupportedError where nothing may be traced.
+    def follow(self, begun: BegunProgram) -> int:
+        """Follow a program that was begun to its end; return its exit status.
+
+        128 + n where signal n ended it. Raises ArgumentError where it cannot be run.
         """
-        begin_r, begin_w = os.pipe()
-        said_r, said_w = os.pipe()
-        if not early and FilterWidener.works():
-            self._widener = FilterWidener(self._ptrace, names)
-        ready = px.SyscallFilter(names if self._widener is None else px.FIRST)
-        pid = os.fork()
-        if pid == 0:
-            os.close(begin_w)
-            _become(command, ready, begin_r, said_w)
-        os.close(begin_r)
-        os.close(said_w)
-        try:
-            self._ptrace(px.SEIZE, pid, 0, _OPTIONS | px.OPTION_EXITKILL)
-            self._first = pid
-            self._add(pid, None)
-        except OSError as error:
-            os.kill(pid, signal.SIGKILL)
-            os.waitpid(pid, 0)
-            raise UnsupportedError(
-                "this system does not let programs be traced", found=str(error),
-                hint="in a container, allow it: docker run --cap-add SYS_PTRACE",
-            ) from error  # fmt: skip
-        finally:
-            os.close(begin_w)
+        self._first, self._widener = begun.pid, begun.widener
+        self._add(begun.pid, None)
         # The terminal gives an interrupt to the program as well; that is for it to end by.
         # What ends us is passed on, so that nothing of the trace is lost.
         ends = [one for one in (signal.SIGTERM, signal.SIGHUP)
@@ -168,12 +205,13 @@ class ProgramFollower:
             _handled(self._pass_on, *ends),
         ):
             self._loop()
-        said = os.read(said_r, 4096).decode(errors="replace")
-        os.close(said_r)
+        said = os.read(begun.said, 4096).decode(errors="replace")
+        os.close(begun.said)
+        begun.said = -1
         if said:
             if said.startswith("seccomp"):
                 raise UnsupportedError("this system does not let calls be filtered", found=said)
-            raise ArgumentError("the command cannot be run", found=f"{command[0]}: {said}")
+            raise ArgumentError("the command cannot be run", found=f"{begun.command[0]}: {said}")
         return self._status
 
     def _pass_on(self, number: int, _frame: object) -> None:

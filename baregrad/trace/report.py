@@ -9,7 +9,6 @@ from types import MappingProxyType
 
 from baregrad.trace.decode import DriverCall
 
-CATEGORIES = ("alloc", "map", "uvm", "channel", "copy", "launch")
 # Such controls the driver hands to the firmware as they are: rmapi_deprecated.h:41.
 _FIRMWARE = 0x8000
 _ALLOC = ("RM_ALLOC", "RM_FREE", "RM_DUP_OBJECT", "RM_VID_HEAP")

@@ -15,6 +15,7 @@ import pytest
 from baregrad.base.errors import ArgumentError, FileFormatError, UnsupportedError
 from baregrad.cli import dispatch
 from baregrad.trace import command
+from baregrad.trace.engine import BegunProgram
 from baregrad.trace.watch import DriverWatch
 from tests.trace.programs import compiled
 
@@ -202,3 +203,18 @@ def test_it_is_said_how_much_is_left(
 def test_a_node_needs_a_name() -> None:
     with pytest.raises(ArgumentError, match="--node has no node"):
         command.main(["--node", "/tmp/x", "--", "true"])
+
+
+def test_what_was_begun_ends_where_it_cannot_be_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = []
+
+    def fails(_chosen: object, _version: str, _out: object, program: BegunProgram) -> int:
+        begun.append(program.pid)
+        raise RuntimeError("no table")
+
+    monkeypatch.setattr(command, "_follow", fails)
+    with pytest.raises(RuntimeError, match="no table"):
+        command.main(["-o", str(tmp_path / "out"), "--", "sleep", "600"])
+    assert not Path(f"/proc/{begun[0]}").exists()
