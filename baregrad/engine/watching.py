@@ -78,6 +78,15 @@ class Watching(threading.local):
             self.transforming -= 1
 
     @contextmanager
+    def standing_for_itself(self) -> Iterator[None]:
+        """Inside the block all values are there, and are computed and replayed as usual."""
+        held, self.transforming = self.transforming, 0
+        try:
+            yield
+        finally:
+            self.transforming = held
+
+    @contextmanager
     def nobody(self) -> Iterator[None]:
         """Inside the block the thread has no watchers."""
         held = (self.observers, self.uploads, self.downloads, self.writes)
