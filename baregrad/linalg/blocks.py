@@ -31,8 +31,8 @@ def is_captured(*values: Tensor) -> bool:
 def block(function: Callable[P, R]) -> Callable[P, R]:
     """A function of tensors, without gradients, as one program that is replayed.
 
-    In a captured function, or one that is transformed, it is part of that one, with arguments and
-    results in memory as they are between replays, so that both compute the same bits.
+    In a captured function, or of what stands for other values, it is part of a larger one, with
+    arguments and results in memory as they are between replays, so that both compute the same bits.
     """
     replayed = jit(function)
 
@@ -41,6 +41,10 @@ def block(function: Callable[P, R]) -> Callable[P, R]:
         watching = session().watching
         if not watching.downloads and not watching.transforming:
             return replayed(*args, **kwargs)
+        if not is_captured(*[each for each in args if isinstance(each, Tensor)]):
+            # A function is transformed, but what it takes here is there.
+            with watching.standing_for_itself():
+                return replayed(*args, **kwargs)
         given: Any = tuple(_in_memory(each) for each in args)
         found = function(*given, **kwargs)
         if isinstance(found, tuple):

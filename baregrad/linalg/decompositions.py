@@ -17,7 +17,7 @@ from baregrad.linalg.checking import batch, check_matrices, linked, refuse_if
 from baregrad.linalg.embedding import embedded, extracted
 from baregrad.linalg.factoring import cholesky_factor
 from baregrad.linalg.orthogonal import qr_factor, signed
-from baregrad.linalg.spectra import complex_singular_factor, eigen_factor, singular_factor
+from baregrad.linalg.spectral.spectra import complex_singular_factor, eigen_factor, singular_factor
 from baregrad.linalg.triangular import solve_triangular
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import no_grad

@@ -11,7 +11,7 @@ import torch
 
 from baregrad import Tensor, jit, linalg
 from baregrad.base.errors import DTypeError, GradientError, LinAlgError, ShapeError
-from baregrad.linalg import dividing, rotations
+from baregrad.linalg.spectral import rotations, secular
 
 
 def cases(*shapes: tuple[int, ...]) -> list[Any]:
@@ -255,6 +255,29 @@ def test_hostile_matrices_have_small_residuals(name: str, dtype: str) -> None:
     close(s, np.linalg.svd(x.astype("float64"), compute_uv=False), scale, dtype)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(33, 33), (65, 65), (200, 150), (2, 67, 90)])
+def test_singular_vectors_of_matrices_that_are_divided_often(
+    shape: tuple[int, ...], dtype: str
+) -> None:
+    x = given(shape, "float64")
+    u, _, vh = np.linalg.svd(x, full_matrices=False)
+    count = min(shape[-2:])
+    places = np.arange(count)
+    for values in (np.ones(count), np.geomspace(1, 1e-20, count), 1.0 * (places < 5),
+                   1 + 1e-9 * places, np.repeat(places, 3)[:count] + 0.0):
+        made = ((u * values) @ vh).astype(dtype)
+        found = linalg.svd(Tensor(made), full_matrices=False)
+        left, size, right = (part.numpy() for part in found)
+        orthonormal(found.U, dtype)
+        orthonormal(found.Vh.mT, dtype)
+        assert (size >= 0).all() and (np.diff(size) <= 0).all()
+        close((left * size[..., None, :]) @ right, made, float(np.abs(made).max()), dtype)
+        wanted = np.linalg.svd(made.astype("float64"), compute_uv=False)
+        close(size, wanted, float(wanted.max()), dtype, 2.0)
+
+
 def test_columns_of_all_sizes_have_orthonormal_factors() -> None:
     x = given((40, 40), "float32") * np.geomspace(1, 1e-30, 40).astype("float32")
     q, r = linalg.qr(Tensor(x))
@@ -295,7 +318,7 @@ def test_large_factors_in_a_captured_function(call: Any) -> None:
 def test_a_captured_search_that_does_not_end_gives_no_numbers(
     call: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dividing, "_REPLAYS_CAPTURED", 0)
+    monkeypatch.setattr(secular, "_REPLAYS_CAPTURED", 0)
     x = np.stack([given((34, 34), "float32"), np.zeros((34, 34), "float32")])
     for part in jit(call)(Tensor(x + x.mT)):
         assert np.isnan(part.numpy()[0]).all()

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 
-from baregrad.linalg.bidiagonal import made_bidiagonal
-from baregrad.linalg.blocks import block
 from baregrad.linalg.checking import refuse_if
-from baregrad.linalg.dividing import SMALL, divided
 from baregrad.linalg.factoring import take_rows
 from baregrad.linalg.orthogonal import qr_factor, scale_of, signed, turned_back
-from baregrad.linalg.rotations import NOT_FINITE, eigen_by_rotations, singular_by_rotations
-from baregrad.linalg.tridiagonal import made_tridiagonal
+from baregrad.linalg.spectral.bidiagonal import made_bidiagonal
+from baregrad.linalg.spectral.dividing import SMALL, divided
+from baregrad.linalg.spectral.dividing_rows import divided_rows
+from baregrad.linalg.spectral.rotations import NOT_FINITE, eigen_by_rotations, singular_by_rotations
+from baregrad.linalg.spectral.tridiagonal import made_tridiagonal
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.shapes import stored
 
@@ -97,37 +97,12 @@ def singular_factor(x: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
         outer, square = qr_factor(square, width)
         square = stored(square[:, :count])
     made = made_bidiagonal(_finite(square))
-    values, vectors = divided(*_both_ways(made.diagonal, made.above))
-    # Vectors of a pair of values, of which one is the other's negative, hold those of both sides.
-    # Where a value is next to 0 its vectors are mixed with those of its pair, but not with those of
-    # larger values: they are made orthogonal, the large ones first, and the others with them.
-    right = turned_back(stored(vectors[:, ::2].flip(2)[:, :, :count]), made.right, made.size)
-    right, _ = qr_factor(right, count)
-    left, upper = qr_factor(square @ right, count)
-    left, values, right = _signed(left, upper, right)
+    left, values, right = divided_rows(made.diagonal, made.above)
+    left = turned_back(left, made.left, made.size)
+    right = turned_back(right, made.right, made.size)
     if outer is not None:
         left = outer[:, :, :count] @ left
         if width > count:
             left = left.cat(outer[:, :, count:], dim=2)
     return left, values * scale.squeeze(2), right.mT
 
-
-@block
-def _both_ways(diagonal: Tensor, above: Tensor) -> tuple[Tensor, Tensor]:
-    """The tridiagonal matrix (B, 2n) whose eigenvalues are singular values and their negatives.
-
-    Its vectors are those of both sides, element by element (Golub and Kahan, 1965).
-    """
-    beside = stored(Tensor.stack(diagonal, above, dim=2)).reshape(diagonal.shape[0], -1)
-    return stored(beside.zeros_like()), stored(beside)
-
-
-@block
-def _signed(left: Tensor, upper: Tensor, right: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Vectors of both sides in the order of their values, which are not negative."""
-    values = stored(upper.diagonal(0, 1, 2))
-    left = stored(left * (values < 0).where(-1.0, 1.0).unsqueeze(1))
-    values = stored(values.abs())
-    order = stored(values.argsort(dim=1, descending=True))
-    columns = [take_rows(stored(part.mT), order).mT for part in (left, right)]
-    return columns[0], values.gather(1, order), columns[1]

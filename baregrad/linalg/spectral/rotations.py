@@ -9,7 +9,7 @@ import math
 
 from baregrad.base.errors import LinAlgError
 from baregrad.dtypes import finfo
-from baregrad.linalg.blocks import block, is_captured
+from baregrad.linalg.blocks import block, is_captured, repeated
 from baregrad.linalg.factoring import take_rows
 from baregrad.linalg.orthogonal import qr_factor, scale_of
 from baregrad.tensor import Tensor
@@ -81,24 +81,25 @@ def rotated(x: Tensor, length: int) -> Tensor:
     x = x.pad((0, 0, 0, rows - count))
     # Sums of products are rounded by about so much.
     limit = finfo(x.dtype).eps * max(4.0, math.sqrt(length))
-    captured = is_captured(x)
-    rounds = 0
-    for _ in range(_SWEEPS_CAPTURED if captured else _MOST_SWEEPS):
-        off = Tensor.zeros(batch, rows // 2, dtype=x.dtype, device=x.device)
-        for _ in range(math.ceil((rows - 1) / _ROUNDS)):
-            x, off = _rotate(x, off, length, limit)
-            rounds += _ROUNDS
-        # Where no row was turned, none would be in another sweep.
-        if not captured and _has_settled(off.amax().item(), limit):
-            break
+    replays = math.ceil((rows - 1) / _ROUNDS)
+    none = Tensor.zeros(batch, rows // 2, dtype=x.dtype, device=x.device)
+    if is_captured(x):
+        sweeps = _SWEEPS_CAPTURED
+        x, _ = repeated(_rotate, (sweeps - 1) * replays, (x, none), (length, limit))
+        x, off = repeated(_rotate, replays, (x, none), (length, limit))
+        x = (off.amax(dim=1).reshape(batch, 1, 1) <= limit).where(x, math.nan)
     else:
-        if not captured:
-            raise LinAlgError(
-                "rotations of rows did not make them orthogonal", found=f"{_MOST_SWEEPS} sweeps",
-                hint="scale rows and columns to sizes that are closer together",
-            )  # fmt: skip
-        settled = off.amax(dim=1).reshape(batch, 1, 1) <= limit
-        x = settled.where(x, math.nan)
+        sweeps = 0
+        # Where no row was turned, none would be in another sweep.
+        while not sweeps or not _has_settled(off.amax().item(), limit):
+            if sweeps == _MOST_SWEEPS:
+                raise LinAlgError(
+                    "rotations of rows did not make them orthogonal", found=f"{sweeps} sweeps",
+                    hint="scale rows and columns to sizes that are closer together",
+                )  # fmt: skip
+            x, off = repeated(_rotate, replays, (x, none), (length, limit))
+            sweeps += 1
+    rounds = sweeps * replays * _ROUNDS
     # Where each row began, so that equal values come in one order after any number of sweeps.
     return x[:, Tensor(_places_after(rounds, rows), device=x.device)]
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from baregrad.linalg.blocks import block
 from baregrad.linalg.factoring import BLOCK, shifted
 from baregrad.linalg.orthogonal import Reflections, windowed
-from baregrad.linalg.tridiagonal import (
+from baregrad.linalg.spectral.tridiagonal import (
     moved_on,
     pushed,
     reflection,
