@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import Node, alu, cast
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
+from baregrad.kernel.language.schedule import Schedule, Split
 from baregrad.render import get
 from baregrad.target import gpu_row
 from baregrad.testing.virtual_gpu.ptx.block import Block
@@ -54,6 +56,36 @@ def test_panels_are_on_their_way_while_threads_add(kernel: Node, row: str) -> No
     assert "stage_factor(0" in str(schedule)
     assert engine in str(schedule).partition("pipeline('k_o'")[2]
     check_gpu(kernel, schedule, target)
+
+
+def sides(schedule: Schedule) -> tuple[int, int]:
+    """Rows and columns of a thread's, 0 where threads lie along them."""
+    sizes = {name: size for step in schedule.steps if isinstance(step, Split)
+             for name, size in step.parts}  # fmt: skip
+    columns = sizes.get("n_u", 1) * sizes["n_v"]
+    return sizes["m_u"] * (sizes["m_t"] == 1), columns * (sizes["n_t"] == 1)
+
+
+@pytest.mark.parametrize("kernel", [
+    k.matmul(7, 72, 66),
+    *[pytest.param(kernel, marks=pytest.mark.slow) for kernel in (
+        k.matmul(3, 200, 64, True), k.matmul(150, 4, 65, True, False),
+        k.matmul(200, 8, 64, True, True), k.conv(1, 8, 6, 11, 13, 3, 1, 1),
+    )],
+])  # fmt: skip
+def test_few_rows_or_columns_are_all_in_each_thread(kernel: Node) -> None:
+    target = replace(HOPPER, busy_blocks=1)
+    schedule = choose_schedule(kernel, target)
+    assert sides(schedule) in ((4, 0), (0, 4))
+    assert "pipeline('k_o'" in str(schedule)
+    check_gpu(kernel, schedule, target)
+
+
+def test_few_results_and_what_lies_along_long_sums_are_shared_out_among_threads() -> None:
+    for kernel in (k.matmul(8, 4096, 512), k.matmul(1 << 18, 8, 512), k.matmul(8, 1 << 18, 32)):
+        assert "stage_factor" not in str(choose_schedule(kernel, HOPPER))
+    assert sides(choose_schedule(k.matmul(8, 1 << 18, 512), HOPPER)) == (8, 0)
+    assert sides(choose_schedule(k.matmul(1 << 18, 8, 512, True), HOPPER)) == (0, 8)
 
 
 def interleaved(rows: int, columns: int, pairs: int, r: int) -> Node:
