@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import os
 import signal
 import sys
@@ -63,11 +64,37 @@ def _no_process_is_left() -> Iterator[None]:
             gc.collect()
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Refuse names that differ from process to process, with which tests cannot be shared out."""
+    """Refuse names that differ from process to process, with which tests cannot be shared out.
+
+    Of a test that is marked `few(count)`, all cases but `count` become slow: those whose names'
+    digests come last, so that the choice is the same everywhere and favours no parameter.
+    """
+    cases: dict[str, list[pytest.Item]] = {}
     for item in items:
         if " at 0x" in item.nodeid:
             raise pytest.UsageError(f"give the parameters of {item.nodeid} names (ids=...)")
+        if item.get_closest_marker("few"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for same in cases.values():
+        (count,) = same[0].get_closest_marker("few").args  # type: ignore[union-attr]
+        same.sort(key=lambda item: hashlib.blake2b(item.nodeid.encode()).digest())
+        for item in same[count:]:
+            item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(scope="module")
+def earlier_objects_rest() -> Iterator[None]:
+    """Let collections of garbage pass over what lay in memory before the file's tests.
+
+    A worker that has run thousands of tests holds millions of objects, and going through them
+    takes a second or more.
+    """
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 # --- packages that are away -----------------------------------------------------------------------

@@ -109,6 +109,7 @@ def test_gradients_agree_with_pytorch(
             assert error < 4 * unit * np.abs(true).max()
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("causal", (False, True))
 @pytest.mark.parametrize("shape", ((1, 2, 70, 70), (70, 70), (2, 1, 1, 70)), ids=str)
 def test_gradients_of_addends_agree_with_pytorch(
@@ -173,6 +174,7 @@ def by_hand(q: Any, k: Any, v: Any, hidden: Any, how: str) -> Any:
     return (weights.dropout(0.25) if how == "dropout" else weights) @ v
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("dtype", ("bfloat16", "float16"))
 @pytest.mark.parametrize("how", ("plain", "capped", "dropout", "shared"))
 def test_attention_by_hand_has_the_numbers_of_the_cpu(how: str, dtype: str) -> None:

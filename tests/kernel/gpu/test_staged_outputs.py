@@ -37,6 +37,7 @@ CASES: tuple[tuple[tuple[int, int, int], tuple[bool, bool], int, Sizes], ...] = 
 )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("shape", "turned", "blocks", "sizes"), CASES, ids=str)
 def test_results_are_those_that_are_stored_at_once(
     shape: tuple[int, int, int], turned: tuple[bool, bool], blocks: int, sizes: Sizes

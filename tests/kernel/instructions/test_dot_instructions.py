@@ -50,6 +50,7 @@ def test_four_bytes_at_a_time_without_copies(types: tuple[DType, DType], inner: 
     assert count(loop, Ops.DOT4) == (2 if types[0] is types[1] else 1)
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("types", [(I8, I8), (U8, U8)], ids=str)
 @pytest.mark.parametrize(
     ("m", "n", "inner", "a", "b", "batch"),
@@ -76,6 +77,7 @@ def test_two_halves_at_a_time_without_copies(inner: int) -> None:
     assert count(loop, Ops.DOT2) == 1
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("dtype", [BRAIN, F32], ids=str)
 @pytest.mark.parametrize(
     ("m", "n", "inner", "a_t", "b_t"),

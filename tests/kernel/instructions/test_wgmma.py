@@ -91,6 +91,7 @@ PERSISTENT = (
 )
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("shape", "turned", "pipe", "blocks"), PERSISTENT, ids=str)
 def test_blocks_that_do_several_tiles(
     shape: tuple[int, int, int], turned: tuple[bool, bool], pipe: str, blocks: int

@@ -58,12 +58,14 @@ def check(kernel: Node, schedule: Schedule | None = None) -> None:
         k.assert_equal(wanted, dict(enumerate(found)))
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("shape", [(96, 512), (97, 512), (3, 65536), (40, 1056), (16, 4100)])
 @pytest.mark.parametrize("make", [k.softmax, log_softmax, k.layer_norm])
 def test_rows_are_what_they_were(make: Any, shape: tuple[int, int]) -> None:
     check(make(*shape))
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(
     "steps",
     [

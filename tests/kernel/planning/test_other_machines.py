@@ -68,6 +68,7 @@ def awkward() -> Iterator[Node]:
         yield k.cumsum(m, n, along=0)
 
 
+@pytest.mark.few(8)
 @ROWS
 @pytest.mark.parametrize("cores", [1, 3, 4, 16, 64])
 def test_what_is_chosen_is_legal(row: CpuTarget, cores: int) -> None:
@@ -92,6 +93,7 @@ def test_what_is_chosen_is_legal_on_gpus(row: GpuTarget) -> None:
         verify(to_linear(loop, row), "linear")
 
 
+@pytest.mark.few(8)
 @ROWS
 @pytest.mark.parametrize("by_columns", [False, True])
 @pytest.mark.parametrize(("n", "depth"), [(33, 68), (17, 130), (25, 9)])

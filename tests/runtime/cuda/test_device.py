@@ -34,6 +34,8 @@ from tests.runtime.nvidia import device_tools
 from tests.runtime.nvidia.random_lists import random_lists
 from tests.testing.virtual_gpu.virtual_tools import data_cubin
 
+pytestmark = pytest.mark.usefixtures("earlier_objects_rest")
+
 
 def test_structs_have_the_sizes_of_the_header() -> None:
     import ctypes

@@ -21,6 +21,8 @@ from tests.runtime.nvidia.random_lists import ramp
 from tests.runtime.pretended_clock import PretendedClock
 from tests.testing.virtual_gpu.virtual_tools import data_cubin
 
+pytestmark = pytest.mark.usefixtures("earlier_objects_rest")
+
 
 def load(device: NvDevice, name: str) -> Kernel:
     return device.load(dataclasses.replace(device_tools.program(name), code=data_cubin("device")))

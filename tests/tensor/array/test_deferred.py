@@ -15,6 +15,8 @@ from baregrad.engine.session import Session, use_session
 from baregrad.tensor import Tensor
 from tests.tensor.array.known_calls import Work, drawn, held
 
+pytestmark = pytest.mark.usefixtures("earlier_objects_rest")
+
 VIEWS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
     ("slice", lambda x: x[1:, ::2]),
     ("integer", lambda x: x[2]),

@@ -21,6 +21,8 @@ from baregrad.tensor.array import put_off
 from baregrad.tensor.jit.jit import jit
 from tests.tensor.array.known_calls import Work, drawn, held
 
+pytestmark = pytest.mark.usefixtures("earlier_objects_rest")
+
 
 def softmax(x: torch.Tensor) -> torch.Tensor:
     return torch.softmax(x, -1)

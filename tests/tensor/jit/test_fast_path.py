@@ -17,6 +17,8 @@ from baregrad.tensor.jit.jit import jit
 from tests.tensor.array.known_calls import Work, held
 from tests.tensor.array.known_calls import drawn as numbers
 
+pytestmark = pytest.mark.usefixtures("earlier_objects_rest")
+
 SCALE = 2.0
 
 

@@ -191,6 +191,7 @@ def test_elsewhere_two_columns_are_neighbours_and_no_more(monkeypatch: pytest.Mo
         assert "n_v" not in str(schedule)
 
 
+@pytest.mark.few(40)
 @pytest.mark.parametrize("deep", [16, 64, 128])
 @pytest.mark.parametrize("arrays", ["ax nx", "ax xn", "xa nx", "xa xn"])
 @pytest.mark.parametrize("tile", TILES, ids=str)
@@ -218,6 +219,7 @@ def test_rows_of_a_matrix_lie_in_different_banks(
         assert (np.sort(chunks, axis=1) == np.arange(8)).all()
 
 
+@pytest.mark.few(10)
 @pytest.mark.parametrize("arrays", ["ax nx", "ax xn", "xa nx", "xa xn"])
 @pytest.mark.parametrize("tile", [one for one in TILES if one.m % 64 == one.n % 64 == 0], ids=str)
 def test_eight_lanes_copy_a_line_of_all_banks(

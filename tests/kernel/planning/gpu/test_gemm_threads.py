@@ -125,6 +125,7 @@ def test_panels_of_a_large_product_fit_shared_memory(row: str, dtype: DType, tur
     lowered(kernel, schedule, target)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("turned", [(False, False), (True, False), (False, True), (True, True)])
 def test_few_words_of_a_copy_meet_in_a_bank(
     turned: tuple[bool, bool], monkeypatch: pytest.MonkeyPatch

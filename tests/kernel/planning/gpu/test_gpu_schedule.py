@@ -81,6 +81,7 @@ def test_what_has_an_order_is_spread_along_other_axes() -> None:
     assert units == {"grid", "thread"}
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     "dtype", (dtypes.int32, dtypes.uint32, dtypes.int64, dtypes.uint64), ids=str
 )
