@@ -44,9 +44,11 @@ def _cache_folder() -> Iterator[None]:
 def _plans_are_made() -> Iterator[None]:
     """Keep no plans on disk: a test that changes how things are planned sees what it changed."""
     from baregrad.engine.kept import plans
+    from baregrad.tensor.jit import kept
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "KEPT_FROM", sys.maxsize)
+        patch.setattr(kept, "IS_KEPT", False)
         yield
 
 

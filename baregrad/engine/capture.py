@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -137,6 +137,24 @@ def _twin(source: Buffer) -> Buffer:
     return source.device.duplicate(source)
 
 
+class ReplayWork(NamedTuple):
+    """What a replay does, as `Replay` has it, once it is known what is written where state lies.
+
+    in_place: by the id of a new value's handle where it is written. asked: what values of the
+    variables have to satisfy.
+    """
+
+    runs: Sequence[Run]
+    in_place: Mapping[int, Buffer]
+    inputs: Sequence[BufferRef]
+    outputs: Sequence[BufferRef]
+    updates: Sequence[tuple[Buffer, Buffer]]
+    kept: Collection[int]
+    shapes: Sequence[tuple[Any, ...]]
+    asked: Sequence[Requirement]
+    variables: Collection[str]
+
+
 class Replay:
     """The captured runs over other arguments.
 
@@ -162,37 +180,55 @@ class Replay:
 
         result = {id(ref.handle) for ref in outputs}
         # By the ids of their handles, where new values of state are written at once.
-        self.runs, self.in_place = written_in_place(capture.runs, updates, result, seen)
-        self.inputs = tuple(inputs)
-        self.outputs = tuple(outputs)
-        self.updates = tuple(updates)
+        runs, in_place = written_in_place(capture.runs, updates, result, seen)
+        asked = capture.requirements(variables)
+        self._prepare(
+            capture.session,
+            ReplayWork(runs, in_place, inputs, outputs, updates, kept, shapes, asked, variables),
+        )
+
+    @classmethod
+    def of(cls, session: Session, work: ReplayWork) -> Replay:
+        """The replay of work that was captured before, perhaps by another process."""
+        self = object.__new__(cls)
+        self._prepare(session, work)
+        return self
+
+    def _prepare(self, session: Session, work: ReplayWork) -> None:
+        """Sort the buffers of the work, and record it."""
+        self.work = work
+        self.runs, self.in_place = work.runs, work.in_place
+        self.inputs = tuple(work.inputs)
+        self.outputs = tuple(work.outputs)
+        self.updates = tuple(work.updates)
         self._position = {id(ref.handle): i for i, ref in enumerate(self.inputs)}
         self._fresh: list[tuple[Run, int, int]] = []  # run, plan buffer, id of captured handle
-        self._result = result
+        self._result = {id(ref.handle) for ref in self.outputs}
         made = made_by(self.runs)
         # Results that no run makes: copies of what was read, taken before anything is changed.
         unmade = (ref.handle for ref in self.outputs if id(ref.handle) not in made)
         self._unmade = list(dict.fromkeys(unmade))
         # Results that lie where state is: copies taken last, before other state is updated.
         late = (ref.handle for ref in self.outputs if id(ref.handle) in made)
-        self._late = [handle for handle in dict.fromkeys(late) if id(handle) in kept]
+        self._late = [handle for handle in dict.fromkeys(late) if id(handle) in work.kept]
         devices = [ref.device for ref in self.outputs]
-        self._forms = list(zip(shapes, devices, strict=True))
+        self._forms = list(zip(work.shapes, devices, strict=True))
         self._is_symbolic = any(not is_plain(shape) for shape, _ in self._forms)
         # Whether DEBUG asks for a line a kernel; what is not run takes no time.
         self._is_reported = bool(
             self.runs and options.debug >= 1 and self.runs[0].backend.name != "NULL"
         )
-        self._variables = frozenset(variables)
-        asked = capture.requirements(variables)
-        self._requirements = [(one, launch_expr(one.left), launch_expr(one.right)) for one in asked]
+        self._variables = frozenset(work.variables)
+        self._requirements = [
+            (one, launch_expr(one.left), launch_expr(one.right)) for one in work.asked
+        ]
         self._list: CommandList | None = None
         self._arena: Buffer | None = None
         # Those of the unmade that the list copies.
         self._copied: list[Buffer] = []
         # Who copies on a device where runs are no lists.
         self._players: dict[str, Any] = {}
-        device = self._recording_device(capture.session)
+        device = self._recording_device(session)
         if device is not None:
             self._record(device)
 

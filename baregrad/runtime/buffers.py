@@ -178,6 +178,13 @@ class MemoryDevice(ABC):
         Raises OutOfMemory.
         """
 
+    def allocate_zeroed(self, nbytes: int) -> Buffer:
+        """Return a buffer of `nbytes` zeros. Raises OutOfMemory."""
+        buffer = self.allocate(nbytes)
+        if nbytes:
+            self.copy_in(buffer, np.zeros(nbytes, np.uint8))
+        return buffer
+
     @abstractmethod
     def memory_stats(self) -> MemoryStats:
         """Return how much memory is in use."""

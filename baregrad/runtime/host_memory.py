@@ -17,7 +17,7 @@ import numpy as np
 
 from baregrad.base.bits import round_up
 from baregrad.base.errors import OutOfMemory
-from baregrad.runtime.buffers import Memory, MemoryStats
+from baregrad.runtime.buffers import Memory, MemoryStats, host_array
 
 ALIGNMENT = 64
 _SLAB_NBYTES = 2 << 20
@@ -90,6 +90,23 @@ class HostAllocator:
                 self._peak_nbytes = self._in_use_nbytes
         # The release runs inside garbage collections: appending to a deque is all that it may do.
         return Memory(block.address, nbytes, returned.append, block)
+
+    def allocate_zeroed(self, nbytes: int) -> Memory:
+        """Return `nbytes` bytes of zeros; raise OutOfMemory.
+
+        Large pieces are fresh pages, which the system clears when each is first touched.
+        """
+        size = size_class(nbytes)
+        if size <= _SMALL_NBYTES:
+            memory = self.allocate(nbytes)
+            host_array(memory, memory.address, nbytes)[...] = 0
+            return memory
+        with self._lock:
+            mapping = self._map(size)
+            self._in_use_nbytes += size
+            self._peak_nbytes = max(self._peak_nbytes, self._in_use_nbytes)
+        block = _Block(address_of(mapping), size, mapping, False)
+        return Memory(block.address, nbytes, self._returned.append, block)
 
     def stats(self) -> MemoryStats:
         """Return the bytes in use, at most, and reserved (size classes rounded up)."""

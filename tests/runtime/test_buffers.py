@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from baregrad.base.errors import DeviceError, OutOfMemory
 from baregrad.runtime import open_device
-from baregrad.runtime.buffers import Memory
+from baregrad.runtime.buffers import Memory, host_array
 from baregrad.runtime.host_memory import HostAllocator, size_class
 from baregrad.runtime.interface import Device
 from tests.runtime.kernels import open_cpu
@@ -135,6 +135,22 @@ def test_spare_memory_is_bounded_and_can_be_given_back() -> None:
     assert allocator.stats().reserved_nbytes <= 16 * MIB
     allocator.trim()
     assert allocator.stats().reserved_nbytes == 0
+
+
+@pytest.mark.parametrize("nbytes", [0, 100, 3 * MIB])
+def test_zeros_are_zeros_where_something_else_was(nbytes: int) -> None:
+    device = open_cpu()
+    for _ in range(2):
+        used = [device.allocate(nbytes) for _ in range(3)]
+        for each in used:
+            host_array(each.memory, each.address, nbytes)[...] = 255
+        del used, each
+    found = [device.allocate_zeroed(nbytes) for _ in range(3)]
+    assert not any(host_array(each.memory, each.address, nbytes).any() for each in found)
+    assert len({each.address for each in found}) == (3 if nbytes else len(found))
+    assert device.memory_stats().in_use_nbytes == 3 * size_class(nbytes)
+    del found
+    assert device.memory_stats().in_use_nbytes == 0
 
 
 def test_a_size_that_no_machine_has_is_out_of_memory(device: Device) -> None:

@@ -46,7 +46,7 @@ class KeptPlans:
         if self._cache is None or len(program.made) < KEPT_FROM:
             return None
         taken = json.dumps(sorted(donated.items()))
-        return key_of("plan-2", self._environment, whole_digest(program.order()), taken)
+        return key_of("plan-2", self.environment, whole_digest(program.order()), taken)
 
     def find(self, key: str) -> Plan | None:
         """The plan of a key, without what explains it."""
@@ -64,7 +64,7 @@ class KeptPlans:
         self._cache.put(key, plan_to_bytes(plan))
 
     @cached_property
-    def _environment(self) -> str:
+    def environment(self) -> str:
         """Everything but the program that decides what a plan is."""
         return f"{self._compiler.environment}|{source_fingerprint(_PLANNING)}"
 

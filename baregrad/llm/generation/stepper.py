@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 import numpy as np
 
@@ -31,7 +31,10 @@ from baregrad.llm.generation.sampling import MOST_LOGPROBS, Sampling
 from baregrad.llm.models.cache import LayerCache
 from baregrad.llm.models.traits import CacheRow
 from baregrad.tensor import Tensor
-from baregrad.tensor.jit.jit import jit
+from baregrad.tensor.jit.jit import Jit
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _EDIT_SIZES = (64, 4096, 1 << 18)  # changes of scores that a step's arrays have room for
 SCORED = 64  # tokens of a prompt that are scored at once: each takes a row of all words
@@ -124,10 +127,10 @@ class Stepper:
         self._page_count = variable("pages", 1, self.table_width)
         self._table: tuple[Any, Tensor] | None = None
         self._every_bit = np.full((rows, -(-words // 32)), -1, np.int32)
-        self._row_steps = {mode: jit(self._row_function(mode)) for mode in Mode}
-        self._last_steps = {mode: jit(self._last_function(mode)) for mode in Mode}
-        self._chunk_step = jit(self._chunk_function())
-        self._score_steps = {most: jit(self._score_function(most)) for most in (1, MOST_LOGPROBS)}
+        self._row_steps = {mode: _jit(self._row_function(mode)) for mode in Mode}
+        self._last_steps = {mode: _jit(self._last_function(mode)) for mode in Mode}
+        self._chunk_step = _jit(self._chunk_function())
+        self._score_steps = {most: _jit(self._score_function(most)) for most in (1, MOST_LOGPROBS)}
 
     def run_rows(self, rows: Sequence[TokenRow]) -> StepResult:
         """Choose the token after each of some rows, and keep their tokens in the cache.
@@ -298,6 +301,10 @@ class Stepper:
 
     def _tensor(self, array: Any) -> Tensor:
         return Tensor(array, device=self._device)
+
+
+def _jit(function: Callable[P, R]) -> Jit[P, R]:
+    return Jit(function, is_ours=True)
 
 
 def _choose(

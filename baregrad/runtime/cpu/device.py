@@ -80,6 +80,10 @@ class CpuDevice(Device):
             raise DeviceError("a buffer cannot have a negative size", found=nbytes)
         return Buffer(self, self.allocator.allocate(nbytes), 0, nbytes)
 
+    def allocate_zeroed(self, nbytes: int) -> Buffer:
+        """Return a buffer of `nbytes` zeros, which take no time before they are touched."""
+        return Buffer(self, self.allocator.allocate_zeroed(nbytes), 0, nbytes)
+
     def load(self, program: Program) -> Kernel:
         """Return the program in executable memory; raise CompileError if its code is broken."""
         if program.kind != CPU_OBJECT:

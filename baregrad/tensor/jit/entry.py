@@ -18,7 +18,7 @@ from baregrad.tensor.jit.closure import Surroundings
 from baregrad.tensor.jit.constants import differing_constant
 from baregrad.tensor.jit.gradients import Gradients
 from baregrad.tensor.jit.parts import Call, Histories, part_shared
-from baregrad.tensor.jit.results import Outlet, settled_view, sort_results
+from baregrad.tensor.jit.results import Outlet, Results, settled_view, sort_results
 from baregrad.tensor.jit.state import (
     States,
     changed_state,
@@ -68,6 +68,23 @@ class Entry:
         self.sinks = [run.program.sink for run in runs]
         self.first_surroundings = self.surroundings
         return result
+
+    def take(self, call: Call, replay: Replay, state: States, results: Results) -> None:
+        """Be as if this entry had captured what another process did."""
+        self.calls += 1
+        self.replay, self.state, self.results = replay, state, results
+        self.changed: list[int] = []
+        self.gradients = Gradients(call, call.tensors, [])
+        self.gradients.watched([one.look for one in state.every], self.surroundings.tensors)
+        for one in state.every[: state.changing]:
+            storage = one.look()
+            if storage is not None:
+                self.written.add(id(storage))
+                self.states.add(storage)
+        self.closed = frozenset(id(t._storage) for t in self.surroundings.tensors)
+        self.state.renew()
+        self.outlets = self._make_outlets(replay, [])
+        self.is_plain = self._is_plain(replay, len(call.tensors))
 
     def run(self, call: Call, uploads: list[bytes]) -> Any:
         """Run as usual, and compute together what is returned and changed, as a replay does."""
@@ -123,7 +140,7 @@ class Entry:
     def _settle_written(self, changed: Sequence[Storage]) -> None:
         """Let what the function changed hold its value alone, without gradients."""
         for storage in changed:
-            ref = cast(BufferRef, self._ref_of(storage.node))
+            ref = cast(BufferRef, _ref_of(self.session, storage.node))
             storage.hold(buffer_node(ref, storage.node.dtype))
             storage.grad = False
 
@@ -136,9 +153,6 @@ class Entry:
             else:
                 self.written.add(id(storage))
                 self.states.add(storage)
-
-    def _ref_of(self, node: Node) -> BufferRef | None:
-        return leaf_of(node) or self.session.realised(node)
 
     def is_tangled(self, call: Call) -> bool:
         """Whether an argument is also closed over, and is changed as one or the other.
@@ -269,7 +283,7 @@ class Entry:
         self._note_written(clones, list(written))
         looks = self.gradients.looks
         updates, state = changed_state(written, own, looks)
-        fresh_refs = [cast(BufferRef, self._ref_of(s.node)) for s in self.results.fresh]
+        fresh_refs = [cast(BufferRef, _ref_of(self.session, s.node)) for s in self.results.fresh]
         self.changed = [
             i for i, clone in enumerate(clones)
             if clone._storage in written and clone._storage not in {c._storage for c in clones[:i]}
@@ -282,7 +296,7 @@ class Entry:
         copies = copies_of_others(capture, results, kept)
         made = self.gradients.made()
         shapes = self._take_shapes([clones[i] for i in self.changed], made)
-        gradients = [cast(BufferRef, self._ref_of(g._storage.node)) for g in made]
+        gradients = [cast(BufferRef, _ref_of(self.session, g._storage.node)) for g in made]
         read = [*capture.reads(), *(ref for ref, _ in updates), *results, *gradients]
         known = {id(ref.handle) for ref in refs} | capture.own()
         outside = [ref for ref in read if id(ref.handle) not in known]
@@ -458,6 +472,11 @@ def _compute(
     """
     realize_storages((*(tensor._storage for tensor in tensors), *others))
     realize_storages([each._storage for each in shown])
+
+
+def _ref_of(session: Session, node: Node) -> BufferRef | None:
+    """Where the value of a node lies."""
+    return leaf_of(node) or session.realised(node)
 
 
 def _ignore(ref: BufferRef) -> None:

@@ -37,6 +37,8 @@ class Jit(Generic[P, R]):
     """A jitted function; `captures` and `replays` count how often each happened.
 
     `beam` is the width of the search for its kernels' schedules, None for what the option says.
+    `is_ours`: all that its first calls run is code of this package that makes the same each time:
+    the first one is captured, and kept on disk for other processes.
 
     Threads may share it: one of them learns it while the others wait, and each replay is a whole.
     A capture is of what its own thread does.
@@ -44,8 +46,11 @@ class Jit(Generic[P, R]):
 
     lock: threading.RLock
 
-    def __init__(self, function: Callable[P, R], beam: int | None = None) -> None:
+    def __init__(
+        self, function: Callable[P, R], beam: int | None = None, *, is_ours: bool = False
+    ) -> None:
         give_lock(self)
+        self.is_ours = is_ours
         self.function = function
         self.beam = beam
         self.captures = 0
@@ -64,7 +69,7 @@ class Jit(Generic[P, R]):
         name = f"_jit_{self.function.__name__}"
         found = vars(instance).get(name)
         if found is None:
-            made = Jit(self.function.__get__(instance, owner), self.beam)
+            made = Jit(self.function.__get__(instance, owner), self.beam, is_ours=self.is_ours)
             found = vars(instance).setdefault(name, made)
         return cast(Callable[..., Any], found)
 
@@ -125,6 +130,10 @@ class Jit(Generic[P, R]):
     def _learn(self, entry: Entry, call: Call) -> R:
         """A call that is not replayed: the first, the captured one, or one that cannot be."""
         with uncollected, self._searching():
+            if self.is_ours and entry.calls == 0:
+                from baregrad.tensor.jit.kept import first_call
+
+                return cast(R, first_call(entry, call))
             if entry.calls == 0 or entry.is_tangled(call):
                 return cast(R, entry.first(call))
             self.captures += 1

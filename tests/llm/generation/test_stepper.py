@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from baregrad.base.errors import ArgumentError
+from baregrad.base.options import options
+from baregrad.engine.session import Session, use_session
 from baregrad.llm.generation.choosing import NOTHING
 from baregrad.llm.generation.paged_cache import PagedCache
 from baregrad.llm.generation.sampling import Sampling
 from baregrad.llm.generation.stepper import Stepper, TokenChoice, TokenRow
+from baregrad.tensor.jit import identity, kept
 from tests.llm.generation.stand_in import WORDS, SmallDecoder
 
 GREEDY = TokenChoice(Sampling(temperature=0.0), 0)
@@ -49,6 +53,45 @@ def test_scores_are_those_of_the_whole_text(decoder: SmallDecoder, stepper: Step
         np.testing.assert_allclose(truth[found.best[0]], found.best_logprobs[0], atol=2e-5)
         tokens.append(int(found.tokens[0]))
         found = stepper.run_rows([TokenRow(tokens[-1], len(tokens) - 1, pages, TOLD)])
+
+
+@pytest.mark.slow
+def test_a_later_process_finds_its_steps(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It builds no graph, and chooses the same bit by bit; other caches are other steps."""
+    monkeypatch.setattr(kept, "IS_KEPT", True)
+    monkeypatch.setattr(identity, "_OURS", (*identity._OURS, f"{SmallDecoder.__module__}."))
+    built: list[int] = []
+    call = SmallDecoder.__call__
+
+    def counted(self: SmallDecoder, *given: Any) -> Any:
+        built.append(1)
+        return call(self, *given)
+
+    monkeypatch.setattr(SmallDecoder, "__call__", counted)
+
+    def process(kind: str) -> list[Any]:
+        with use_session(Session()) as session:
+            decoder = SmallDecoder()
+            cache = PagedCache(decoder.cache_rows(), 40, kind)
+            stepper = Stepper(decoder, cache, WORDS, rows=6, chunk=32, context=160)
+            stepper.run_chunk(range(32), 0, [1, 2, 3], None)
+            found = stepper.run_chunk(range(7), 32, [1, 2, 3], TOLD)
+            told = [found]
+            for at in range(39, 42):
+                row = TokenRow(int(told[-1].tokens[0]), at, [1, 2, 3], TOLD)
+                told.append(stepper.run_rows([row]))
+            told.append(stepper.run_rows([row, row]))
+            session.close()
+        return [(each.tokens.tolist(), each.logprobs.tobytes()) for each in told]
+
+    with options.override(cache_dir=tmp_path / "cache"):
+        first = process("f16")
+        assert len(built) == 3
+        assert process("f16") == first and len(built) == 3
+        process("bf16")
+        assert len(built) == 6
 
 
 def test_rows_of_one_sequence_are_as_if_one_by_one(stepper: Stepper) -> None:
