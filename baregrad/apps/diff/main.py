@@ -127,7 +127,7 @@ def record(script: Path, words: Sequence[str], path: Path) -> int:
 
 def main(argv: Sequence[str]) -> int:
     """Compare a program on its device with a reference; return 1 where they differ."""
-    arguments = _parser().parse_args(argv)
+    arguments = _parsed(argv)
     _check_together(arguments)
     if arguments.tolerance is not None and not 0 <= arguments.tolerance < math.inf:
         raise ArgumentError(
@@ -202,9 +202,11 @@ def _checked(against: str, nan: bool) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="baregrad diff",
+        prog="baregrad diff", usage="%(prog)s [options] script [options] [words] [-- words]",
+        allow_abbrev=False,
         description="Run a Python program on the default device, compute all of it by a reference "
-        "as well, and say which operation differs first. The exit status is 1 where one does.",
+        "as well, and say which operation differs first. The exit status is 1 where one does. "
+        "Words that are no options of ours are the program's, and so is all that follows --.",
     )
     parser.add_argument(
         "--against", metavar="R",
@@ -227,5 +229,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--no-script", action="store_true", help="write no such script")
     parser.add_argument("script", type=Path, help="the program")
-    parser.add_argument("words", nargs=argparse.REMAINDER, help="its command line")
     return parser
+
+
+def _parsed(argv: Sequence[str]) -> argparse.Namespace:
+    """Return our options, before the script or behind it, and the program's own words.
+
+    A program that had been handed `--nan` of ours would be compared, and would pass.
+    """
+    parser = _parser()
+    at = argv.index("--") if "--" in argv else len(argv)
+    ours, theirs = list(argv[:at]), list(argv[at + 1 :])
+    arguments, words = parser.parse_known_args(ours)
+    for word in words:
+        if ours.index(word) < ours.index(str(arguments.script)):
+            parser.error(f"unrecognized arguments: {word}")
+    arguments.words = words + theirs
+    return arguments

@@ -165,3 +165,19 @@ def test_loops_and_choices_are_compared_as_a_whole(tmp_path: Path) -> None:
         assert found is None and counts["compared"] >= 3
     found, _ = compare(script(tmp_path, LOOPS.format(op="log")), [], "REF", None, True)
     assert found is not None and found.op.startswith("REPEAT float32")
+
+
+def test_options_behind_the_program_are_not_the_programs(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    program = script(tmp_path, (
+        "import sys\nimport numpy as np\nfrom baregrad import Tensor\n"
+        "print(sys.argv[1:], flush=True)\nx = Tensor(np.arange(8, dtype=np.float32))\n"
+        "print((x - x).log().sum().item())\n"
+    ))  # fmt: skip
+    assert diff.main([str(program), "10", "--lr", "3", "--nan", "--no-script"]) == 1
+    assert "LOG float32[8]" in (told := capfd.readouterr().out) and "['10', '--lr', '3']" in told
+    assert diff.main(["--no-script", str(program), "10", "--", "--nan"]) == 0
+    assert "['10', '--nan']" in capfd.readouterr().out
+    with pytest.raises(SystemExit):
+        diff.main(["--lr", str(program)])
