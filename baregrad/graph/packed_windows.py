@@ -5,7 +5,8 @@ element after the other. With the channels innermost all of a convolution's step
 for its gradients as well, and each of them is of the image or of the zeros around it, which are
 stored only where there is much to multiply. The copy takes a few bytes for each of the many
 products of an element; what computes the image writes it in that order at once. An array that lies
-so in memory, as one that PyTorch calls channels-last, is read where it is.
+so in memory, as one that PyTorch calls channels-last, is read where it is. Many channels are summed
+in parts, outside the taps: what a tap reads of a part its neighbours read right after it.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from baregrad.graph.repeats import (
     sides_of,
 )
 from baregrad.graph.traced import Part, Rule
-from baregrad.graph.views import permute
+from baregrad.graph.views import permute, reshape
 from baregrad.ir.analysis.stream import is_chained
 from baregrad.ir.core import index
 from baregrad.ir.core.index import Dim
-from baregrad.ir.core.node import Node, cast
+from baregrad.ir.core.node import Node, cast, make_node
 from baregrad.ir.core.op import Ops, mask_of
 from baregrad.target import AnyTarget
 
@@ -94,7 +95,9 @@ def _visit(node: Node, known: dict[Node, int], walks: bool) -> Node | None:
         is_whole = any(neighbours(side, axis) % CHUNK == 0 for axis in along)
         is_worth = factor.windows or (uses >= MANY_USES and not is_whole)
         packed.append(_packed(factor, other, uses, walks) if is_worth else side)
-    return None if packed == [left, right] else _summed(node, value, packed)
+    found = node if packed == [left, right] else _summed(node, value, packed)
+    found = _taps_inside(found) if walks and any(one.windows for one in factors) else found
+    return None if found is node else found
 
 
 def _sides(node: Node) -> tuple[int, int] | None:
@@ -113,6 +116,40 @@ def _sides(node: Node) -> tuple[int, int] | None:
 
 def _summed(node: Node, value: Node, factors: list[Node]) -> Node:
     return node.replace(src=(value.replace(src=tuple(factors)),))
+
+
+def _taps_inside(node: Node) -> Node:
+    """A sum over channels and taps as one over parts of the channels, taps, and a part's channels.
+
+    What a tap reads of an image its neighbours read again. With all channels inside the taps that
+    is long gone from a first cache by then.
+    """
+    value, axes = node.src[0], node.arg.axes
+    shape = value.shape
+    long = [axis for axis in axes if any(_is_of_parts(side, axis) for side in value.src)]
+    if len(long) != 1 or all(shape[axis] == 1 for axis in axes if axis not in long):
+        return node
+    (channels,) = long
+    kept = [axis for axis in range(len(shape)) if axis not in axes]
+    order = (*kept, *[axis for axis in axes if axis != channels], channels)
+    taps = len(order) - 1
+    sides = []
+    for side in value.src:
+        turned = permute(side, order)
+        parts = turned.shape[taps] // WALK_CHANNELS, WALK_CHANNELS
+        split = reshape(turned, (*turned.shape[:taps], *parts))
+        sides.append(permute(split, (*range(len(kept)), taps, *range(len(kept), taps), taps + 1)))
+    product = make_node(Ops.MUL, value.dtype, tuple(sides))
+    arg = node.arg._replace(axes=tuple(range(len(kept), taps + 2)))
+    return Node(Ops.REDUCE, node.dtype, (product,), arg)
+
+
+def _is_of_parts(side: Node, axis: int) -> bool:
+    """Whether a factor has several whole parts of neighbouring channels along an axis."""
+    extent = side.shape[axis]
+    if not isinstance(extent, int) or extent <= WALK_CHANNELS:
+        return False
+    return neighbours(side, axis, True) % WALK_CHANNELS == 0
 
 
 def _factor(side: Node, own: Sequence[int], axes: Sequence[int]) -> _Factor:

@@ -109,6 +109,8 @@ def neighbours(node: Node, axis: int, with_zeros: bool = False) -> int:
             axis, count = (0, 1) if found is None else (found, gcd(count, shape[found]))
         elif node.op is Ops.WINDOW:
             count = 1 if axis in (node.arg.axis, len(node.shape) - 1) else count
+        elif node.op is Ops.FLIP:
+            count = 1 if axis in node.arg else count
         elif node.op is Ops.PAD and with_zeros:
             count = count if shape[axis] == count and not node.arg[axis].lo else 1
         elif node.op is not Ops.EXPAND or shape[axis] != count:

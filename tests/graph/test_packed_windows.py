@@ -166,6 +166,29 @@ def test_what_both_factors_share_is_not_brought_innermost() -> None:
         assert stored(canonicalise(sink, target=HOPPER)) == []
 
 
+@pytest.mark.parametrize("by_image", [False, True])
+def test_parts_of_many_channels_are_summed_outside_the_taps(by_image: bool) -> None:
+    """What taps read again is near then; of one part, and on other machines, nothing changes."""
+
+    def summed(channels: int, target: AnyTarget = HOPPER) -> tuple[Any, ...]:
+        before, after = (64, channels) if by_image else (channels, 64)
+        shapes = (64, before, 8, 8), (after, before, 3, 3), (64, after, 8, 8)
+        with options.override(device="NULL"), use_session(Session()):
+            x, w, seed = (Tensor.rand(*shape).bfloat16().realize() for shape in shapes)
+            made: Any = x.requires_grad_(by_image).conv2d(w, padding=1)
+            if by_image:
+                made.backward(seed)
+                made = x.grad
+            graph = canonicalise(Node(Ops.SINK, dtypes.token, (made.node,)), target=target)
+        (total,) = [node for node in toposort(graph) if node.op is Ops.REDUCE]
+        shape = total.src[0].shape
+        return tuple([shape[axis] for axis in total.arg.axes])
+
+    assert summed(256) == (4, 3, 3, 64)
+    assert sorted(summed(64)) == [3, 3, 64]
+    assert sorted(summed(256, gpu_row("sm_80"))) == [3, 3, 256]
+
+
 def test_what_has_no_windows_or_no_matrix_unit_is_left_alone() -> None:
     small = ((2, 32, 8, 8), (16, 32, 3, 3))
     assert convolved((2, 32, 8, 8), (16, 32, 1, 1)) == []
@@ -184,6 +207,7 @@ CASES: tuple[tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] = (
     ((1, 32, 5, 5), (16, 16, 3, 3), {"padding": 1, "groups": 2}),
     ((2, 3, 8, 8), (16, 3, 5, 5), {"padding": 2, "stride": 2}),
     ((2, 16, 7, 7), (16, 16, 2, 3), {"dilation": 2}),
+    ((1, 128, 3, 4), (64, 128, 3, 3), {"padding": 1}),
 )
 
 
