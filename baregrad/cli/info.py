@@ -64,6 +64,7 @@ def gpu_lines(version: str, cards: list[CardStatus]) -> list[str]:
             ("load", _load_text(one)),
             ("fans", _fans_text(one)),
             ("link", _link_text(one)),
+            ("NVLink", _nvlink_text(one)),
             ("ECC", _ecc_text(one)),
             ("errors", None if one.errors is None else f"{one.errors} in its log"),
             ("MIG", one.mig),
@@ -130,6 +131,16 @@ def _link_text(one: CardStatus) -> str | None:
     if link is None:
         return None
     return f"PCIe {link.generation} x{link.lanes} of {link.most_generation} x{link.most_lanes}"
+
+
+def _nvlink_text(one: CardStatus) -> str | None:
+    links = one.nvlinks
+    if links is None:
+        return None
+    if not links.enabled:
+        return "none switched on"
+    rate = f", {links.nbytes_per_s / 1e9:.1f} GB/s each" if links.nbytes_per_s else ""
+    return f"{links.active} of {links.enabled} links work{rate}"
 
 
 def _ecc_text(one: CardStatus) -> str | None:

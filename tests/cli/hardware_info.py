@@ -11,6 +11,7 @@ GPU busy.
 from __future__ import annotations
 
 import argparse
+import re
 import subprocess
 import sys
 from collections import Counter
@@ -63,6 +64,11 @@ def of_smi() -> list[dict[str, Value]]:
             for one in gpu.iterfind("processes/process_info")
         ))  # fmt: skip
         found.append(row)
+    links = subprocess.run(["nvidia-smi", "nvlink", "-s"], capture_output=True, text=True,
+                           check=False).stdout  # fmt: skip
+    for row, text in zip(found, re.split(r"^GPU \d+:", links, flags=re.M)[1:], strict=False):
+        rates = [float(rate) for rate in re.findall(r"Link \d+: ([\d.]+) GB/s", text)]
+        row["NVLinks"], row["NVLink GB/s"] = float(len(rates)), max(rates, default=0.0)
     return found
 
 
@@ -106,6 +112,8 @@ def of_ours(version: str, one: CardStatus) -> dict[str, Value]:
         "temperature": one.temperature_c,
         "link": link and link.generation, "most link": link and link.most_generation,
         "lanes": link and link.lanes, "most lanes": link and link.most_lanes,
+        "NVLinks": one.nvlinks and one.nvlinks.active,
+        "NVLink GB/s": one.nvlinks and one.nvlinks.nbytes_per_s / 1e9,
         "ECC": None if one.ecc is None else "Enabled" if one.ecc else "Disabled",
         "SRAM corrected": ecc and ecc.sram_corrected, "DRAM corrected": ecc and ecc.dram_corrected,
         "DRAM uncorrected": ecc and ecc.dram_uncorrected,
@@ -134,6 +142,8 @@ def agrees(name: str, ours: Value, before: Value, after: Value) -> bool:
     if name in _MOVING:
         slack = max(SLACK * high, 1.0)
         return low - slack <= ours <= high + slack
+    if name == "NVLink GB/s":
+        return abs(ours - low) <= 0.01 * low
     # Sizes in MiB are rounded, each tool in its own way.
     return name in ("total", "reserved", "used", "free") and low - 1 <= ours <= high + 1
 

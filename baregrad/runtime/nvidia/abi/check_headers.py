@@ -43,6 +43,7 @@ _HEADERS = (
     "ctrl/ctrl2080/ctrl2080bios.h", "ctrl/ctrl2080/ctrl2080bus.h",
     "ctrl/ctrl2080/ctrl2080perf.h", "ctrl/ctrl2080/ctrl2080rc.h",
     "ctrl/ctrl2080/ctrl2080ecc.h", "ctrl/ctrl2080/ctrl2080thermal.h",
+    "ctrl/ctrl2080/ctrl2080nvlink.h", "ctrl/ctrl00de.h", "class/cl00de.h",
     "ctrl/ctrlc36f.h", "ctrl/ctrla06f/ctrla06fgpfifo.h",
     "ctrl/ctrla06c.h",
 )  # fmt: skip
@@ -82,6 +83,7 @@ _COMPOSED = MappingProxyType({
         " | NV_VASPACE_ALLOCATION_FLAGS_ENABLE_PAGE_FAULTING",
     "CONTEXT_SHARE_ASYNC": "DRF_DEF(_CTXSHARE,_ALLOCATION_FLAGS,_SUBCONTEXT,_ASYNC)",
     "GID_FORMAT_BINARY": "DRF_DEF(2080_GPU_CMD,_GPU_GET_GID_FLAGS,_FORMAT,_BINARY)",
+    "MAP_READ_ONLY": "DRF_DEF(OS33,_FLAGS,_ACCESS,_READ_ONLY)",
     "MAPPING_READ_WRITE_ATOMIC": "UvmGpuMappingTypeReadWriteAtomic",
     "COPY_ENGINE_VERSION": "NVB0B5_ALLOCATION_PARAMETERS_VERSION_1",
 })  # fmt: skip

@@ -81,6 +81,7 @@ _ROOT: Mapping[str, Struct] = MappingProxyType({
     "error_count": status.ERROR_COUNT,
     "processes": status.PROCESSES,
     "process": status.PROCESS,
+    "nvlinks": status.NVLINKS_5896,
     "uvm_initialize": uvm.INITIALIZE,
     "uvm_mm_initialize": uvm.MM_INITIALIZE,
     "uvm_register_gpu": uvm.REGISTER_GPU,
@@ -126,13 +127,17 @@ _TREE = (
             "performance_state": status.PERFORMANCE_STATE,
         },
     ),
-    _Node((560, 28, 3), (550, 40, 53), {"build_version": rm.BUILD_VERSION}),
+    _Node((555, 42, 2), (550, 40, 53), {"nvlinks": status.NVLINKS_6152}),
+    _Node((560, 28, 3), (555, 42, 2), {"build_version": rm.BUILD_VERSION}),
     _Node(
         (565, 57, 1),
         (560, 28, 3),
         {"recovery_action": status.RECOVERY_ACTION, "ecc_counts": status.ECC_COUNTS},
     ),
-    _Node((570, 86, 15), (565, 57, 1), {"channel": rm.CHANNEL_368}),
+    _Node(
+        (570, 86, 15), (565, 57, 1),
+        {"channel": rm.CHANNEL_368, "nvlinks": status.NVLINKS_13320},
+    ),
     _Node(
         (575, 51, 2),
         (570, 86, 15),
@@ -144,12 +149,18 @@ _TREE = (
     _Node(
         (580, 65, 6),
         (575, 51, 2),
-        {"va_space": rm.VA_SPACE_56, "gpu_info": status.GPU_INFO_70},
+        {
+            "va_space": rm.VA_SPACE_56, "gpu_info": status.GPU_INFO_70,
+            "nvlinks": status.NVLINKS_13344,
+        },
     ),
     _Node(
         (590, 44, 1),
         (580, 65, 6),
-        {"uvm_free": uvm.FREE_16, "uvm_unregister_channel": uvm.UNREGISTER_CHANNEL_12},
+        {
+            "uvm_free": uvm.FREE_16, "uvm_unregister_channel": uvm.UNREGISTER_CHANNEL_12,
+            "nvlinks": status.NVLINKS_13864,
+        },
     ),
     _Node((595, 44, 2), (590, 44, 1), {"name_string": status.NAME_STRING_68}),
     _Node((610, 43, 2), (595, 44, 2), {"channel": rm.CHANNEL_376}),

@@ -5,6 +5,8 @@ Lines are those of release 580.95.05. Each is as of the first release that decla
 
 from __future__ import annotations
 
+from types import MappingProxyType
+
 from baregrad.runtime.nvidia.abi.layout import Struct, struct
 
 NAME_STRING_132 = struct("NV2080_CTRL_GPU_GET_NAME_STRING_PARAMS",
@@ -121,3 +123,19 @@ def _gpu_info(count: int) -> Struct:
 
 
 GPU_INFO_64, GPU_INFO_65, GPU_INFO_66, GPU_INFO_70 = map(_gpu_info, (64, 65, 66, 70))
+
+
+def _nvlinks(nbytes: int, begin: int, count: int, each: int) -> Struct:
+    """Return the struct of a release with so many links of so many bytes."""
+    return struct("NV2080_CTRL_CMD_NVLINK_GET_NVLINK_STATUS_PARAMS",
+                  "ctrl/ctrl2080/ctrl2080nvlink.h:438", nbytes, f"""
+        0  u32 enabledLinkMask
+        {begin} bytes[{count * each}] linkInfo
+    """)
+
+
+NVLINKS_5896, NVLINKS_6152 = _nvlinks(5896, 8, 32, 184), _nvlinks(6152, 8, 32, 192)
+NVLINKS_13320, NVLINKS_13344 = _nvlinks(13320, 8, 64, 208), _nvlinks(13344, 32, 64, 208)
+NVLINKS_13864 = _nvlinks(13864, 32, 64, 216)
+# How many links the lists have room for, by their sizes.
+NVLINK_ROOM = MappingProxyType({32 * 184: 32, 32 * 192: 32, 64 * 208: 64, 64 * 216: 64})

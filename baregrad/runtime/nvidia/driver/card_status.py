@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from baregrad.base.errors import BaregradError, UnsupportedError
 from baregrad.runtime.nvidia.abi import Record
 from baregrad.runtime.nvidia.abi import numbers as nv
+from baregrad.runtime.nvidia.abi.status_structs import NVLINK_ROOM
 from baregrad.runtime.nvidia.driver.card import Card
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.port import Port, open_port
@@ -58,6 +59,15 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
+class NvLinks:
+    """A GPU's links to others: those that are switched on, that work, and bytes a second of one."""
+
+    enabled: int
+    active: int
+    nbytes_per_s: int
+
+
+@dataclass(frozen=True, slots=True)
 class EccCounts:
     """Errors of memory since the driver was loaded, that were corrected and that were not."""
 
@@ -86,6 +96,7 @@ class CardStatus:
     performance_state: str | None
     temperature_c: int | None
     link: Link | None
+    nvlinks: NvLinks | None
     ecc: bool | None
     ecc_counts: EccCounts | None
     errors: int | None
@@ -139,7 +150,7 @@ def card_status(client: Client, index: int) -> CardStatus:
             total_nbytes=memory[0], usable_nbytes=memory[1], free_nbytes=memory[2],
             performance_state=told("performance_state", _performance_state),
             temperature_c=told("temperature_c", _temperature),
-            link=told("link", _link),
+            link=told("link", _link), nvlinks=told("nvlinks", _nvlinks),
             ecc=told("ecc", _ecc),
             ecc_counts=told("ecc_counts", _ecc_counts),
             errors=told("errors", _errors),
@@ -237,6 +248,22 @@ def _link(card: Card) -> Link:
     ))  # fmt: skip
     # MAX_SPEED 3:0 and MAX_WIDTH 9:4; LINK_SPEED 19:16 and LINK_WIDTH 25:20.
     return Link(now >> 16 & 15, now >> 20 & 63, most & 15, most >> 4 & 63)
+
+
+def _nvlinks(card: Card) -> NvLinks:
+    record = _ask(card, nv.NV2080_CTRL_CMD_NVLINK_GET_NVLINK_STATUS, "nvlinks")
+    told = record.data("linkInfo")
+    each = len(told) // NVLINK_ROOM[len(told)]
+    active = rate = 0
+    for number in range(32):
+        at = number * each
+        # linkState, connected and nvlinkLinkDataRateKiBps lie there in every release.
+        state, connected = int.from_bytes(told[at + 8 : at + 12], "little"), told[at + 56]
+        works = state == nv.NV2080_CTRL_NVLINK_STATUS_LINK_STATE_ACTIVE and connected == 1
+        if record["enabledLinkMask"] >> number & 1 and works:
+            active += 1
+            rate = max(rate, int.from_bytes(told[at + 48 : at + 52], "little") << 10)
+    return NvLinks(record["enabledLinkMask"].bit_count(), active, rate)
 
 
 def _ecc(card: Card) -> bool:

@@ -10,7 +10,7 @@ import pytest
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi.vendor import load_tables
 from baregrad.runtime.nvidia.driver import shared_status
-from baregrad.runtime.nvidia.driver.card_status import driver_status, uuid_text
+from baregrad.runtime.nvidia.driver.card_status import NvLinks, driver_status, uuid_text
 from baregrad.runtime.nvidia.driver.shared_status import Clocks, Load, Power
 from baregrad.testing.virtual_gpu.driver import control
 from baregrad.testing.virtual_gpu.driver.status_controls import NAME, TEMPERATURE_C
@@ -29,6 +29,7 @@ def test_everything_that_is_published_is_told_of_each_gpu() -> None:
     assert first.total_nbytes == GpuModel().memory_nbytes
     assert first.free_nbytes == first.usable_nbytes
     assert first.link is not None and (first.link.generation, first.link.most_lanes) == (5, 16)
+    assert first.nvlinks == NvLinks(4, 3, 25_781_250 * 1024)
     assert (first.performance_state, first.ecc, first.errors) == ("P0", True, 0)
     assert (first.mig, first.compute_mode, first.recovery) == ("off", "Default", "None")
     assert first.processes is not None and [one.pid for one in first.processes] == [os.getpid()]
@@ -76,6 +77,7 @@ def test_structs_of_other_releases_are_taken(release: str) -> None:
     assert first.name == NAME and first.mig == "off" and first.compute_mode == "Default"
     assert first.clocks == Clocks(1980, 3201, 1545, 1965) and first.load == Load(97, 41)
     assert first.power == Power(121.33, 81.57, 37.8, 650.0) and first.held_back == ("power cap",)
+    assert first.nvlinks is not None and first.nvlinks.active == 3
 
 
 def test_sections_lie_where_a_compiler_puts_them() -> None:
