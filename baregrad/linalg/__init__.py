@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from baregrad.linalg.elimination import lu_factor as lu_factor
     from baregrad.linalg.elimination import lu_factor_ex as lu_factor_ex
     from baregrad.linalg.elimination import lu_solve as lu_solve
+    from baregrad.linalg.general import eig as eig
+    from baregrad.linalg.general import eigvals as eigvals
     from baregrad.linalg.householder import householder_product as householder_product
     from baregrad.linalg.indefinite import ldl_factor as ldl_factor
     from baregrad.linalg.indefinite import ldl_factor_ex as ldl_factor_ex
@@ -60,6 +62,9 @@ _HOMES = MappingProxyType({
     "elimination": (
         "lu", "lu_factor", "lu_factor_ex", "lu_solve",
     ),
+    "general": (
+        "eig", "eigvals",
+    ),
     "householder": (
         "householder_product",
     ),
@@ -79,7 +84,7 @@ _HOMES = MappingProxyType({
     ),
 })
 _NEAREST = MappingProxyType({
-    "eig": "eigh", "eigvals": "eigvalsh", "inverse": "inv",
+    "inverse": "inv",
 })
 
 __all__ = [
@@ -89,7 +94,9 @@ __all__ = [
     "cross",
     "det",
     "diagonal",
+    "eig",
     "eigh",
+    "eigvals",
     "eigvalsh",
     "householder_product",
     "inv",

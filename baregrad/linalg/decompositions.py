@@ -215,13 +215,13 @@ def eigh(A: Tensor, UPLO: str = "L") -> Eigh:  # noqa: N803
     def pull_vectors(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
         values = made[0]
         gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
-        return (found @ (_over_gaps(found.mH @ gradient, gaps) @ found.mH),)
+        return (found @ (over_gaps(found.mH @ gradient, gaps) @ found.mH),)
 
     made += [linked(values, (A,), pull_values), linked(vectors, (A,), pull_vectors)]
     return Eigh(made[0], made[1])
 
 
-def _over_gaps(x: Tensor, gaps: Tensor) -> Tensor:
+def over_gaps(x: Tensor, gaps: Tensor) -> Tensor:
     """x / gaps off the diagonal, 0 on it."""
     one = Tensor.eye(x.shape[-1], dtype=dtypes.bool, device=x.device)
     return one.where(0.0, x / one.where(1.0, gaps))
@@ -260,7 +260,7 @@ def svd(A: Tensor, full_matrices: bool = True) -> SVD:  # noqa: N803
     def pull_left(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
         s, vh = made[1], made[2]
         inner = found.mH @ gradient
-        mixed = _symmetric_over_gaps(inner, s) * s.unsqueeze(-2)
+        mixed = _symmetricover_gaps(inner, s) * s.unsqueeze(-2)
         if A.is_complex():
             mixed = mixed + _turns(inner, s)
         beside = gradient / s.unsqueeze(-2)
@@ -273,7 +273,7 @@ def svd(A: Tensor, full_matrices: bool = True) -> SVD:  # noqa: N803
     def pull_right(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
         u, s = made[0], made[1]
         inner = found @ gradient.mH
-        mixed = s.unsqueeze(-1) * _symmetric_over_gaps(inner, s)
+        mixed = s.unsqueeze(-1) * _symmetricover_gaps(inner, s)
         if A.is_complex():
             mixed = mixed - _turns(inner, s)
         return (u @ (mixed @ found),)
@@ -288,10 +288,10 @@ def svd(A: Tensor, full_matrices: bool = True) -> SVD:  # noqa: N803
     return SVD(u, made[1], made[2])
 
 
-def _symmetric_over_gaps(x: Tensor, values: Tensor) -> Tensor:
+def _symmetricover_gaps(x: Tensor, values: Tensor) -> Tensor:
     """J + J.mH of J = x / (s_j**2 - s_i**2) off the diagonal."""
     column, row = values.unsqueeze(-2), values.unsqueeze(-1)
-    made = _over_gaps(x, (column - row) * (column + row))
+    made = over_gaps(x, (column - row) * (column + row))
     both: Tensor = made + made.mH
     return both
 

@@ -19,7 +19,7 @@ from baregrad.tensor import Tensor
 from baregrad.tensor.ops.shapes import stored
 
 
-def _finite(x: Tensor) -> Tensor:
+def finite(x: Tensor) -> Tensor:
     """X (B, m, n), all NaN where an element is not finite. Raises LinAlgError if it may look."""
     is_finite = x.isfinite().all(dim=(1, 2), keepdim=True)
     refuse_if(lambda: ~is_finite, NOT_FINITE, "look at where infinities, NaN or overflow come from")
@@ -33,7 +33,7 @@ def eigen_factor(x: Tensor) -> tuple[Tensor, Tensor]:
     if x.shape[-1] <= SMALL and not x.is_complex():
         return eigen_by_rotations(x)
     scale = scale_of(x)
-    made = made_tridiagonal(_finite(stored(x / scale)))
+    made = made_tridiagonal(finite(stored(x / scale)))
     if x.is_complex():
         values, vectors = _divided_phases(made.diagonal, made.beside)
     else:
@@ -96,7 +96,7 @@ def singular_factor(x: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
     if rows > count:
         outer, square = qr_factor(square, width)
         square = stored(square[:, :count])
-    made = made_bidiagonal(_finite(square))
+    made = made_bidiagonal(finite(square))
     left, values, right = divided_rows(made.diagonal, made.above)
     left = turned_back(left, made.left, made.size)
     right = turned_back(right, made.right, made.size)
