@@ -6,10 +6,11 @@ their text, as files often name one of several.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
+from typing import cast
 
 from baregrad.base.errors import FileFormatError, UnsupportedError
 
@@ -212,13 +213,15 @@ def _texts(metadata: Mapping[str, object]) -> list[str]:
     found = _array(metadata, "tokens")
     if not found:
         raise FileFormatError("the file has no tokens", wanted=f"the array {PREFIX}tokens")
-    texts = [text for text in found if isinstance(text, str)]
-    if len(texts) < len(found):
+    if not all(issubclass(kind, str) for kind in set(map(type, found))):
         raise FileFormatError(f"{PREFIX}tokens holds something else than texts")
-    for index, text in enumerate(texts):
-        # Readers hand on what is no UTF-8 as halves of surrogate pairs.
-        if not text.isascii() and not _is_sound(text):
-            raise FileFormatError(f"token {index} is no UTF-8", found=repr(text))
+    texts = cast(Sequence[str], found)
+    # Readers hand on what is no UTF-8 as halves of surrogate pairs.
+    if not _is_sound("".join(texts)):
+        index = next(index for index, text in enumerate(texts) if not _is_sound(text))
+        raise FileFormatError(f"token {index} is no UTF-8", found=repr(texts[index]))
+    if all(texts):
+        return list(texts)
     return [text or f"[EMPTY_{index}]" for index, text in enumerate(texts)]
 
 
@@ -273,9 +276,14 @@ def _merges(metadata: Mapping[str, object]) -> list[tuple[str, str]]:
     found = _array(metadata, "merges")
     if found is None:
         raise FileFormatError("the file has no merges", wanted=f"the array {PREFIX}merges")
-    merges = []
     # The first of equal pairs counts.
-    for text in dict.fromkeys(found):
+    once = dict.fromkeys(found)
+    if set(map(type, found)) <= {str}:
+        pairs = [text.partition(" ") for text in cast(Iterable[str], once)]
+        if all(left and space for left, space, _ in pairs):
+            return [(left, right) for left, _, right in pairs]
+    merges = []
+    for text in once:
         left, space, right = text.partition(" ") if isinstance(text, str) else ("", "", "")
         if not left and space:
             left, space, right = right.partition(" ")

@@ -27,6 +27,7 @@ from baregrad.io.gguf import (
     by_name,
     write_gguf,
 )
+from baregrad.io.gguf.values import Cursor
 from tests.io.gguf.packed import PACKED, random_rows, reference
 
 METADATA = {
@@ -137,6 +138,31 @@ def test_strings_of_arrays_keep_bytes_that_are_no_text(tmp_path: Path) -> None:
         tokens = file.metadata["tokens"]
     assert isinstance(tokens, list)
     assert str(tokens[0]).encode("utf-8", "surrogateescape") == b"a\xff\xc3"
+
+
+def long_arrays() -> list[list[bytes]]:
+    """Strings that are short, with some that are not, with zeros, empty, and that are no UTF-8."""
+    rng = np.random.default_rng(7)
+    short = [bytes(rng.integers(33, 127, rng.integers(1, 30), np.uint8)) for _ in range(30000)]
+    odd = [b"", b"\0", b"\0" * 7, b"x" * 255, b"x" * 256, b"x" * 300, b"\xff\xfe", "ß".encode(),
+           b"a\0\0\0\0\0\0\0", b"\7" + b"\0" * 7 + b"abcdefg"]  # fmt: skip
+    mixed = [odd[int(at)] if at < len(odd) else short[int(at)] for at in rng.permutation(3000)]
+    late = [*short[:9000], *odd, *short[9000:18000]]
+    return [short, mixed, late, short[:1025], short[:1024], [b"\xff"] * 2000, [b"\0"] * 2000,
+            [b"x" * 255] * 3000, [b"y" * 256] * 1500, [b""] * 1500]  # fmt: skip
+
+
+@pytest.mark.parametrize("tail", [b"", b"\0" * 40, b"\5" + b"\0" * 7 + b"later" + b"\0" * 9])
+def test_long_arrays_of_strings_are_read_one_by_one(tail: bytes) -> None:
+    for texts in long_arrays():
+        data = b"".join(struct.pack("<Q", len(each)) + each for each in texts)
+        cursor = Cursor("a.gguf", memoryview(b"abc" + data + tail))
+        cursor.place = 3
+        found = cursor.texts(len(texts), "words")
+        assert [each.encode("utf-8", "surrogateescape") for each in found] == texts
+        assert cursor.place == 3 + len(data)
+        with pytest.raises(FileFormatError, match="the file ends within"):
+            Cursor("a.gguf", memoryview(data[:-1])).texts(len(texts), "words")
 
 
 def split(folder: Path, count: int = 3, **more: object) -> Path:
