@@ -24,8 +24,8 @@ class Watching(threading.local):
     values that count as realised in this thread alone, while a function is captured in it. at_once:
     how many operations are being run that put off none of what they call. transforming: how many
     functions are being called on what stands for other values, so that nothing is to be computed
-    or replayed. touched: how often
-    something was uploaded, read, written or computed so far.
+    or replayed. keeps_choices: a condition becomes a choice of the graph even where it could be
+    read. touched: how often something was uploaded, read, written or computed so far.
     """
 
     def __init__(self) -> None:
@@ -37,13 +37,14 @@ class Watching(threading.local):
         self.isolated: Realised | None = None
         self.at_once = 0
         self.transforming = 0
+        self.keeps_choices = False
         self.touched = 0
 
     def held(self) -> tuple[Any, ...]:
         """Who watches this thread now, for `put_back`."""
         lists = (self.observers, self.uploads, self.downloads, self.writes)
         return (*[(one, list(one)) for one in lists], self.isolated, self.at_once,
-                self.transforming, noted())
+                self.transforming, self.keeps_choices, noted())
 
     def put_back(self, held: tuple[Any, ...]) -> None:
         """Let those watch again that did so when `held` was asked for, and nobody else.
@@ -51,7 +52,7 @@ class Watching(threading.local):
         An interruption may come between two steps of entering or leaving a block, whose other steps
         are not taken then.
         """
-        *lists, self.isolated, self.at_once, self.transforming, notes = held
+        *lists, self.isolated, self.at_once, self.transforming, self.keeps_choices, notes = held
         self.observers, self.uploads, self.downloads, self.writes = [one for one, _ in lists]
         for one, members in lists:
             one[:] = members

@@ -56,7 +56,7 @@ def cond(
             )
         return true_fn(*operands) if pred else false_fn(*operands)
     pred = _decision(pred, "cond")
-    if _is_readable([pred]):
+    if _is_readable([pred]) and not current_session().watching.keeps_choices:
         return true_fn(*operands) if pred.item() else false_fn(*operands)
     return chosen(pred, true_fn, false_fn, tuple(operands))
 

@@ -12,10 +12,11 @@ import numpy as np
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import DType, dtypes
 from baregrad.io.onnx.values import array_of
-from baregrad.ir.core.control import body_params, form_of
+from baregrad.ir.core.control import body_params, form_of, result
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor import Tensor
+from baregrad.tensor.autograd.putting_in import put_in
 
 OPSET = 20
 
@@ -44,6 +45,8 @@ class GraphWriter:
         self.names: dict[Node, str] = {}
         # Of loops, by their sources and what they have in common: the names of their results.
         self.loops: dict[Any, list[str]] = {}
+        # Those of which is read what steps begin with, as gradients do.
+        self.kept: set[Any] = set()
         # Of running folds of several states: the name of each.
         self.runs: dict[Node, list[str]] = {}
         self.nodes: list[Any] = []
@@ -420,15 +423,49 @@ def _repeat(writer: GraphWriter, node: Node) -> str:
     form = node.arg
     if form.adjoint is not None:
         raise UnsupportedNode("REPEAT of a derivative")
-    if form.part >= len(form.body.src):
-        raise UnsupportedNode("REPEAT of what steps begin with")
     key = (node.src, form_of(node))
     names = writer.loops.get(key)
     if names is None:
+        if key in writer.kept:
+            # Behind what steps stack stands what they begin with, as further stacks.
+            also = body_params(form, node.src)[: form.carried]
+            body = Node(Ops.SINK, dtypes.token, (*form.body.src, *also))
+            node = result(key[1]._replace(body=body), node.src, form.part)
         made = _loop_of if form.conditional else _scan_of
         names = writer.loops[key] = made(writer, node)
     found: str = names[form.part]
     return found
+
+
+def _choose(writer: GraphWriter, node: Node) -> str:
+    """A choice as an If, whose branches read what is around it."""
+    form, number = node.arg, len(writer.nodes)
+    key = (node.src, form_of(node))
+    names = writer.loops.get(key)
+    if names is None:
+        graphs = []
+        for body, side in ((form.body, "t"), (form.other, "e")):
+            inner = GraphWriter(writer.onnx, writer.device, f"{writer.prefix}b{number}{side}_")
+            for param, value in zip(body_params(form, node.src), node.src, strict=True):
+                inner.names[param] = writer.name(value)
+            graphs.append(_body_of(inner, [], _body_outputs(inner, body.src)))
+        names = [f"{writer.prefix}v{number}_{part}" for part in range(len(form.body.src))]
+        writer.nodes.append(writer.onnx.helper.make_node(
+            "If", [writer.name(node.src[0])], names, then_branch=graphs[0], else_branch=graphs[1],
+        ))
+        writer.loops[key] = names
+    found: str = names[form.part]
+    return found
+
+
+def _reference(writer: GraphWriter, node: Node) -> str:
+    """A kernel of text as what it is to compute."""
+    places = dict(zip(body_params(node.arg, node.src), node.src, strict=True))
+    (made,) = put_in([node.arg.body.src[node.arg.part]], places)
+    missing = write_all(writer, [made])
+    if missing:
+        raise UnsupportedNode(", ".join(missing))
+    return writer.name(made)
 
 
 def _scan_of(writer: GraphWriter, node: Node) -> list[str]:
@@ -517,7 +554,10 @@ def write_all(writer: GraphWriter, roots: Sequence[Node]) -> dict[str, int]:
     """
     missing: dict[str, int] = {}
     dependent = set(writer.names)
-    for node in toposort(*roots):
+    order = list(toposort(*roots))
+    writer.kept |= {(node.src, form_of(node)) for node in order if node.op is Ops.REPEAT
+                    and len(node.arg.body.src) <= node.arg.part}
+    for node in order:
         if node in dependent or not any(source in dependent for source in node.src):
             continue
         dependent.add(node)
@@ -555,5 +595,5 @@ WRITERS: MappingProxyType[Op, Writer] = MappingProxyType({
     Ops.RESHAPE: _reshape, Ops.PERMUTE: _permute, Ops.EXPAND: _expand, Ops.PAD: _pad,
     Ops.SHRINK: _shrink, Ops.FLIP: _flip, Ops.WINDOW: _window,
     Ops.REDUCE: _reduce, Ops.PROJ: _part, Ops.SCAN: _scan, Ops.GATHER: _gather,
-    Ops.SCATTER: _scatter, Ops.REPEAT: _repeat,
+    Ops.SCATTER: _scatter, Ops.REPEAT: _repeat, Ops.CHOOSE: _choose, Ops.CALL: _reference,
 })  # fmt: skip

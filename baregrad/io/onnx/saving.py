@@ -55,7 +55,9 @@ def _traced(
     """The outputs by name, as the graphs that compute them."""
     runs: list[Any] = []
     session = current_session()
-    session.watching.observers.append(runs.append)
+    watching = session.watching
+    watching.observers.append(runs.append)
+    held, watching.keeps_choices = watching.keeps_choices, True
     try:
         with no_grad():
             result = function(**leaves) if by_name else function(*leaves.values())
@@ -69,7 +71,8 @@ def _traced(
                     raise ArgumentError("a result is a tensor", found=f"{name}: {one!r:.60}")
                 _ = one.node
     finally:
-        session.watching.observers.remove(runs.append)
+        watching.observers.remove(runs.append)
+        watching.keeps_choices = held
     given = {id(one._ref().handle) for one in leaves.values()}
     if any(id(ref.handle) in given for run in runs for ref in run.program.inputs):
         raise ArgumentError(

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+import shutil
+
 import numpy as np
 import onnx
 import pytest
 
 from baregrad import Tensor, bind, func, io, nn, variable
 from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
+from baregrad.base.options import options
 from tests.io.onnx.models import by_onnxruntime
 
 rng = np.random.default_rng(0)
@@ -105,6 +108,41 @@ def test_loops_are_scans(tmp_path) -> None:
         return (end, count, sums, rows, halves, *func.scan(nested, end[0], x))
 
     agree(loops, tmp_path / "loops.onnx", array(2, 4), array(6, 2, 4), array(4))
+
+
+def test_gradients_of_loops_are_scans(tmp_path) -> None:
+    weight = Tensor(array(4, 4))
+
+    def gradients(h: Tensor, x: Tensor) -> tuple[Tensor, ...]:
+        def loss(h: Tensor, x: Tensor) -> Tensor:
+            end, rows = func.scan(lambda c, row: ((c @ weight + row).tanh(), c.sum()), h, x)
+            return (end * end).sum() + rows.sum()
+
+        return (*func.grad(loss, argnums=(0, 1))(h, x), loss(h, x))
+
+    model = agree(gradients, tmp_path / "back.onnx", array(2, 4), array(5, 2, 4))
+    assert [one.op_type for one in model.graph.node].count("Scan") == 2
+
+
+def test_choices_are_ifs(tmp_path) -> None:
+    def chosen(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        found = func.cond(x.sum() > 0, lambda a, b: (a * 2, a @ b), lambda a, b: (b + 1, b @ a),
+                          (x * 3, y))
+        return found[0], found[1] + 1, x + 1
+
+    for sign in (1.0, -1.0):
+        model = agree(chosen, tmp_path / "if.onnx", np.abs(array(3, 3)) * sign, array(3, 3))
+        assert [one.op_type for one in model.graph.node].count("If") == 1
+
+
+@pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="wants a compiler")
+def test_kernels_of_text_are_their_references(tmp_path) -> None:
+    twice = func.custom_kernel(
+        "void twice(float *out, const float *x) { for (int i = 0; i < n; i++) out[i] = 2 * x[i]; }",
+        "x: float32[n] -> out: float32[n]", lambda x: x * 2,
+    )
+    with options.override(device="CPU"):
+        agree(lambda x: twice(x + 1) * x, tmp_path / "text.onnx", array(5))
 
 
 @pytest.mark.parametrize("limit", [4, pytest.param(None, marks=pytest.mark.slow)])
