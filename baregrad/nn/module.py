@@ -14,6 +14,7 @@ from baregrad.base.errors import (
     ArgumentError,
     BaregradError,
     DTypeError,
+    GradientError,
     ShapeError,
     is_ours,
 )
@@ -43,6 +44,12 @@ class IncompatibleKeys(NamedTuple):
 @explained
 def parameter(data: Tensor, requires_grad: bool = True) -> Tensor:
     """Return a leaf of the values of `data` that a module can hold as a parameter."""
+    if requires_grad and not (data.dtype.is_float or data.dtype.is_complex):
+        raise GradientError(
+            "a parameter is of floats", found=f"{data.dtype}, shape {list(data.shape)}",
+            hint="cast it first; of a size it is made by Tensor.empty(n): Tensor(n) is the number n"
+            if not data.ndim else "cast it first, for example with float()",
+        )
     return data.detach().clone().requires_grad_(requires_grad)
 
 

@@ -38,7 +38,8 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
 
     Tensor(data) copies data: numbers, nested lists, NumPy arrays, PyTorch tensors, buffers. Python
     ints become int64, floats float32; arrays keep their dtype. `device` is a name such as "CPU".
-    With `requires_grad` gradients are accumulated in `grad` by `backward()`.
+    With `requires_grad` gradients are accumulated in `grad` by `backward()`. Two to four integers
+    are sizes, as PyTorch has it: Tensor(2, 3) holds floats that are not to be relied on.
     """
 
     __slots__ = ()
@@ -52,7 +53,14 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
         device: str | None = None,
         requires_grad: bool = False,
     ) -> None:
-        made = creation.build(type(self)._real(), data, dtype, device)
+        real = type(self)._real()
+        if data.__class__ is int and dtype.__class__ is int:
+            given: list[Any] = [data, dtype, device, requires_grad]
+            sizes = [one for one in given if one.__class__ is int]
+            made = real.empty(*sizes, device=None if device.__class__ is int else device)
+            requires_grad = requires_grad is True
+        else:
+            made = creation.build(real, data, dtype, device)
         if self.is_paired and not made.is_paired:
             made = made.cast(complex_of(made.dtype))
         if made.is_paired:
@@ -171,6 +179,8 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
     cuda = convert.cuda
     pin_memory = convert.pin_memory
     is_cuda = property(convert.is_cuda)
+    is_cpu = property(convert.is_cpu)
+    is_meta = is_mps = is_xpu = is_sparse = is_quantized = property(convert.is_not)
     is_signed = convert.is_signed
     is_nonzero = convert.truth
     ndimension = shapes.dim

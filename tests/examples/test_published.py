@@ -21,7 +21,7 @@ from baregrad.tensor import Tensor
 FOLDER = Path(__file__).with_name("published")
 # How lines that import are translated; a line that none of these change stays as it is.
 IMPORTS = (
-    (r"^import torch\.(nn|nn\.functional) as (\w+)$", r"import baregrad.\1 as \2"),
+    (r"^import torch\.(\S+) as (\w+)$", r"import baregrad.\1 as \2"),
     (r"^from torch\.nn\.parameter import", "from baregrad.nn import"),
     (r"^from torch\.(\S+) import", r"from baregrad.\1 import"),
     (r"^from torch import", "from baregrad import"),

@@ -9,7 +9,13 @@ import numpy as np
 import pytest
 
 from baregrad import nn, optim
-from baregrad.base.errors import ArgumentError, DTypeError, IndexOutOfRange, ShapeError
+from baregrad.base.errors import (
+    ArgumentError,
+    DTypeError,
+    GradientError,
+    IndexOutOfRange,
+    ShapeError,
+)
 from baregrad.tensor import Tensor
 
 
@@ -189,6 +195,8 @@ def test_modules_and_parameters_are_found_by_path() -> None:
 def test_parameters_are_told_by_what_they_are() -> None:
     layer = nn.Module()
     layer.scale = nn.Parameter(Tensor.ones(2))
+    with pytest.raises(GradientError, match=r"Tensor\.empty\(n\)"):
+        nn.Parameter(Tensor(4))
     layer.register_parameter("bias", None)
     layer.add_module("inner", nn.Linear(2, 2))
     assert isinstance(layer.scale, nn.Parameter) and isinstance(layer.scale, Tensor)

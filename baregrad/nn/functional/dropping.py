@@ -23,6 +23,10 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True, inplace: bool = Fa
 def _channels(x: Tensor, p: float, training: bool, inplace: bool, axes: int, name: str) -> Tensor:
     if not 0 <= p <= 1:
         raise ArgumentError(f"a probability is from 0 to 1, not {p}")
+    if x.ndim == 2 and axes > 1:
+        # Channels without places, of which PyTorch says that it is to end.
+        made = x.dropout(p, training)
+        return update(x, made) if inplace and made is not x else made
     if x.ndim not in (axes + 1, axes + 2):
         raise ShapeError(
             f"{name} wants another number of axes", found=list(x.shape),

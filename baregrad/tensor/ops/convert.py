@@ -85,6 +85,16 @@ def is_cuda(x: Tensor) -> bool:
     return x.device.split(":")[0] in ("CUDA", "NV")
 
 
+def is_not(x: Tensor) -> bool:
+    """False: no tensor is of that kind of device or layout."""
+    return False
+
+
+def is_cpu(x: Tensor) -> bool:
+    """Whether the values lie in the host's memory."""
+    return x.device.split(":")[0] in ("CPU", "REF")
+
+
 def is_signed(x: Tensor) -> bool:
     """Whether the dtype has numbers below 0."""
     return x.dtype.kind not in ("uint", "bool")

@@ -20,6 +20,7 @@ from baregrad.base.errors import (
     UnsupportedDevice,
     UnsupportedDType,
 )
+from baregrad.base.options import options
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
 from tests.tensor.oracle import THEIRS, compare, same
@@ -156,6 +157,23 @@ def test_out() -> None:
     assert Tensor([1.5, 2], dtype=dtypes.bfloat16).tolist() == [1.5, 2.0]
     assert torch.from_dlpack(x).tolist() == [[1.5, -2.0]]
     assert np.from_dlpack(x).tolist() == [[1.5, -2.0]]
+
+
+@pytest.mark.parametrize("name", [
+    "is_cpu", "is_cuda", "is_meta", "is_mps", "is_quantized", "is_sparse", "is_xpu",
+])  # fmt: skip
+def test_what_tensors_are_not(name: str) -> None:
+    with options.override(device="REF"):
+        assert getattr(Tensor([1.0]), name) is getattr(torch.tensor([1.0]), name)
+
+
+@pytest.mark.parametrize("sizes", [(2, 3), (4, 0), (1, 2, 3), (2, 1, 3, 2)])
+def test_integers_are_sizes(sizes: tuple[int, ...]) -> None:
+    made, wanted = Tensor(*sizes), torch.Tensor(*sizes)
+    assert made.shape == tuple(wanted.shape) and made.dtype is dtypes.float32
+    assert not made.requires_grad
+    with pytest.raises(DTypeError, match="not a dtype"):
+        Tensor(True, 3)
 
 
 @pytest.mark.parametrize("lazily", [False, True])
