@@ -58,10 +58,6 @@ _NUMPY: Mapping[Kind, np.dtype] = MappingProxyType({
     Kind.BOOL: np.dtype("u1"),
 })  # fmt: skip
 _LENGTH = struct.Struct("<Q")
-# The last bytes of the length of a string of less than 256 bytes.
-_SHORT = b"\0" * 7
-# Bytes that are looked at for short strings, and how many of them make another look worth while.
-_WINDOW_NBYTES, _MANY = 1 << 18, 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,24 +151,6 @@ class Cursor:
             raise self.error(f"{what} is no array of bools", found=numbers.max(), wanted="0 and 1")
         return TypedValue(numbers.astype(bool).tolist(), kind, element)
 
-    def _short_texts(self, length: int) -> list[str]:
-        """Return the next strings as long as most are of 1 to 255 bytes, `length` at most.
-
-        The other seven bytes of such a length are zeros, at which many are cut at once.
-        """
-        found: list[str] = []
-        while len(found) < length:
-            texts = _whole(bytes(self.data[self.place : self.place + _WINDOW_NBYTES]))
-            texts = texts[: length - len(found)]
-            if len(texts) < min(_MANY, length - len(found)):
-                break
-            self.place += sum(map(len, texts)) + 8 * len(texts)
-            try:
-                found += map(bytes.decode, texts)
-            except UnicodeDecodeError:
-                found += [str(text, "utf-8", "surrogateescape") for text in texts]
-        return found
-
     def texts(self, length: int, what: str) -> list[str]:
         """Return the next strings; bytes that are not UTF-8 come as lone surrogates (PEP 383)."""
         self._texts += length
@@ -180,10 +158,10 @@ class Cursor:
             raise self.error(
                 f"{what} is too long", found=f"{self._texts} strings", wanted=f"at most {MAX_TEXTS}"
             )
-        # Vocabularies are long: this is most of the time that opening a file takes.
-        found = self._short_texts(length)
         data, place, end = self.data, self.place, len(self.data)
-        for _ in range(length - len(found)):
+        found = []
+        # Vocabularies are long: this loop is most of the time that opening a file takes.
+        for _ in range(length):
             start = place + 8
             if start > end:
                 break
@@ -199,21 +177,6 @@ class Cursor:
             found=f"{len(found)} strings",
             wanted=f"{length}",
         )
-
-
-def _whole(window: bytes) -> list[bytes]:
-    """The strings at the beginning of a window that are seen to be short, and whole."""
-    pieces = window.split(_SHORT)
-    # A piece is a string and the first byte of the next one's length, the first piece that alone.
-    if len(pieces) < 3 or len(pieces[0]) != 1 or not all(pieces[:-1]):
-        return []
-    texts = [piece[:-1] for piece in pieces[1:-1]]
-    told = [piece[-1] for piece in pieces[:-2]]
-    nbytes = [*map(len, texts)]
-    if nbytes == told:
-        return texts
-    return texts[: next(at for at, pair in enumerate(zip(nbytes, told, strict=True))
-                        if pair[0] != pair[1])]  # fmt: skip
 
 
 def typed(key: str, value: Value | TypedValue) -> TypedValue:

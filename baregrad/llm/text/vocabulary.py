@@ -6,7 +6,7 @@ their text, as files often name one of several.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
@@ -276,14 +276,9 @@ def _merges(metadata: Mapping[str, object]) -> list[tuple[str, str]]:
     found = _array(metadata, "merges")
     if found is None:
         raise FileFormatError("the file has no merges", wanted=f"the array {PREFIX}merges")
-    # The first of equal pairs counts.
-    once = dict.fromkeys(found)
-    if set(map(type, found)) <= {str}:
-        pairs = [text.partition(" ") for text in cast(Iterable[str], once)]
-        if all(left and space for left, space, _ in pairs):
-            return [(left, right) for left, _, right in pairs]
     merges = []
-    for text in once:
+    # The first of equal pairs counts.
+    for text in dict.fromkeys(found):
         left, space, right = text.partition(" ") if isinstance(text, str) else ("", "", "")
         if not left and space:
             left, space, right = right.partition(" ")
