@@ -137,7 +137,12 @@ class Module(Hooked):
         return self
 
     def __getattr__(self, name: str) -> Any:
-        """A weight that is made of others, by `utils.weight_norm` for instance."""
+        """A weight that is made of others, by `utils.weight_norm` for instance.
+
+        Programs that call this themselves get what is held by that name, as in PyTorch.
+        """
+        if name in vars(self):
+            return vars(self)[name]
         made = vars(self).get("_made_weights")
         if made is not None and name in made:
             return made[name].made(self)

@@ -200,6 +200,7 @@ def test_parameters_are_told_by_what_they_are() -> None:
     layer.register_parameter("bias", None)
     layer.add_module("inner", nn.Linear(2, 2))
     assert isinstance(layer.scale, nn.Parameter) and isinstance(layer.scale, Tensor)
+    assert layer.__getattr__("inner") is layer.inner
     assert not isinstance(layer.scale * 2, nn.Parameter)
     assert not isinstance(Tensor.ones(2), nn.Parameter)
     assert sorted(layer.state_dict()) == ["inner.bias", "inner.weight", "scale"]
