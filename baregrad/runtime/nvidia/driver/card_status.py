@@ -1,7 +1,7 @@
 """How a GPU is: what `nvidia-smi` shows and the vendor has published calls for.
 
 A card is opened, asked and closed again, so that whoever looks stands in the way of no reset. What
-a driver does not answer stays unknown, with its reason. Clocks, power and the load are answered by
+a driver does not answer stays unknown, with its reason. CardClocks, power and the load are answered by
 no call: they lie in memory that the driver shares (`shared_status.py`).
 """
 
@@ -21,7 +21,7 @@ from baregrad.runtime.nvidia.driver.card import Card
 from baregrad.runtime.nvidia.driver.client import Client
 from baregrad.runtime.nvidia.driver.port import Port, open_port
 from baregrad.runtime.nvidia.driver.shared_status import (
-    Clocks,
+    CardClocks,
     Load,
     Power,
     SharedStatus,
@@ -104,7 +104,7 @@ class CardStatus:
     compute_mode: str | None
     recovery: str | None
     processes: tuple[Process, ...] | None
-    clocks: Clocks | None
+    clocks: CardClocks | None
     held_back: tuple[str, ...] | None
     power: Power | None
     load: Load | None

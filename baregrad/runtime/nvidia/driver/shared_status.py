@@ -41,7 +41,7 @@ _HELD_BACK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Clocks:
+class CardClocks:
     """The clocks of a GPU's parts in MHz; older releases tell of no multiprocessors."""
 
     graphics_mhz: int
@@ -72,7 +72,7 @@ class Load:
 class SharedStatus:
     """What the sections hold; None for one that the driver fills in not at all."""
 
-    clocks: Clocks | None
+    clocks: CardClocks | None
     held_back: tuple[str, ...] | None
     power: Power | None
     load: Load | None
@@ -224,10 +224,10 @@ def _fresh(stamp: int, before: int) -> bool:
     return stamp != before and 0 < stamp < _COUNTS
 
 
-def _clocks(section: Callable[[str], int]) -> Clocks:
+def _clocks(section: Callable[[str], int]) -> CardClocks:
     """Read the clocks, which are in the order of enum RUSD_CLK_PUBLIC_DOMAIN."""
     graphics, memory, video, sm = (section(f"info[{at}].targetClkMHz") for at in range(4))
-    return Clocks(graphics, memory, video, sm or None)
+    return CardClocks(graphics, memory, video, sm or None)
 
 
 def _watts(section: Callable[[str], int] | None, field: str) -> float | None:

@@ -11,7 +11,7 @@ from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi.vendor import load_tables
 from baregrad.runtime.nvidia.driver import shared_status
 from baregrad.runtime.nvidia.driver.card_status import NvLinks, driver_status, uuid_text
-from baregrad.runtime.nvidia.driver.shared_status import Clocks, Load, Power
+from baregrad.runtime.nvidia.driver.shared_status import CardClocks, Load, Power
 from baregrad.testing.virtual_gpu.driver import control
 from baregrad.testing.virtual_gpu.driver.status_controls import NAME, TEMPERATURE_C
 from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
@@ -34,7 +34,7 @@ def test_everything_that_is_published_is_told_of_each_gpu() -> None:
     assert (first.mig, first.compute_mode, first.recovery) == ("off", "Default", "None")
     assert first.processes is not None and [one.pid for one in first.processes] == [os.getpid()]
     # The power cap holds the clocks back, and there is no fan.
-    assert first.clocks == Clocks(1980, 3201, 1545, 1965) and first.held_back == ("power cap",)
+    assert first.clocks == CardClocks(1980, 3201, 1545, 1965) and first.held_back == ("power cap",)
     assert first.power == Power(121.33, 81.57, 37.8, 650.0) and first.load == Load(97, 41)
     assert set(first.unknown) == {"fans_rpm"}
     json.dumps(first.plain())
@@ -75,7 +75,7 @@ def test_a_call_that_fails_leaves_the_others_standing(monkeypatch: pytest.Monkey
 def test_structs_of_other_releases_are_taken(release: str) -> None:
     _, (first, *_) = driver_status(VirtualPort(release=release))
     assert first.name == NAME and first.mig == "off" and first.compute_mode == "Default"
-    assert first.clocks == Clocks(1980, 3201, 1545, 1965) and first.load == Load(97, 41)
+    assert first.clocks == CardClocks(1980, 3201, 1545, 1965) and first.load == Load(97, 41)
     assert first.power == Power(121.33, 81.57, 37.8, 650.0) and first.held_back == ("power cap",)
     assert first.nvlinks is not None and first.nvlinks.active == 3
 
@@ -99,7 +99,7 @@ def test_sections_lie_where_a_compiler_puts_them() -> None:
         assert tuple(found[name] for name in names) == wanted
 
 
-def test_what_was_written_before_is_not_taken_for_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_written_days_ago_is_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
     # The firmware writes nothing: what the memory holds may be days old.
     monkeypatch.setattr(control, "SHARED", {})
     monkeypatch.setattr(shared_status, "_PATIENCE_S", 0.02)
