@@ -1,7 +1,7 @@
 """How a GPU is: what `nvidia-smi` shows and the vendor has published calls for.
 
 A card is opened, asked and closed again, so that whoever looks stands in the way of no reset. What
-a driver does not answer stays unknown, with its reason. CardClocks, power and the load are answered by
+a driver does not answer stays unknown, with its reason. Clocks, power and the load are answered by
 no call: they lie in memory that the driver shares (`shared_status.py`).
 """
 
