@@ -227,7 +227,7 @@ def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> 
     sides: tuple[float, float] = min(tile.m, size.m), min(tile.n, size.n)
     if not boxes:
         room = FIRST_CACHE // here - ROW_NBYTES * slots * (tile.m + tile.n)
-        sides = _new(sides[0], slides[0], room), _new(sides[1], slides[1], room)
+        sides = _rows_anew(sides[0], slides[0], room), _rows_anew(sides[1], slides[1], room)
     latency = BOX_LATENCY if boxes else LATENCY
     moved = ROW_NBYTES * sum(sides) / (SHARED * target.cache_bytes_per_cycle)
     work = multiplied, max(moved, latency / (here * lead))
@@ -242,7 +242,7 @@ def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> 
     return each * (busy + ends)
 
 
-def _new(rows: float, slide: Sequence[tuple[int, int]], room: int) -> float:
+def _rows_anew(rows: float, slide: Sequence[tuple[int, int]], room: int) -> float:
     """Rows of a panel that come from the second cache; the first keeps others, in `room` bytes."""
     reached, panels = rows, 1
     for step, taps in slide:
