@@ -75,5 +75,49 @@ def repeated(
     return found
 
 
+def runs(wide: int, size: int, width: int) -> list[tuple[int, int, int]]:
+    """Steps of `width` columns of `size` in runs: the first column, how many steps, of what extent.
+
+    What is left of `wide` columns moves to the upper left corner of one array, until half of it is
+    left, and then to that of a smaller one.
+    """
+    found: list[tuple[int, int, int]] = []
+    extent = wide
+    for first in range(0, size, width):
+        extent = wide - first if 2 * (wide - first) <= extent else extent
+        if found and found[-1][2] == extent:
+            start, count, _ = found.pop()
+            found.append((start, count + 1, extent))
+        else:
+            found.append((first, 1, extent))
+    return found
+
+
+def stepped(
+    step: Callable[..., tuple[Tensor, ...]], count: int, state: tuple[Tensor, ...],
+    facts: tuple[Any, ...] = (),
+) -> tuple[list[tuple[Tensor, ...]], tuple[Tensor, ...]]:
+    """What each of so many calls of a block made, and the state after them.
+
+    (*made, *state) = step(*state, *facts); in a captured function as in `repeated`.
+    """
+    kept = len(state)
+    if count == 1 or not is_captured(*state):
+        made = []
+        for _ in range(count):
+            found = step(*state, *facts)
+            made.append(tuple(found[:-kept]))
+            state = tuple(found[-kept:])
+        return made, state
+    from baregrad.func.loops import scan
+
+    def turn(carried: tuple[Tensor, ...], _: None) -> tuple[Any, Any]:
+        found = step(*carried, *facts)
+        return tuple(found[-kept:]), tuple(found[:-kept])
+
+    end, parts = scan(turn, tuple(state), length=count)
+    return [tuple([part[place] for part in parts]) for place in range(count)], end
+
+
 def _in_memory(value: Any) -> Any:
     return stored(value) if isinstance(value, Tensor) else value

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 
 from baregrad.dtypes import dtypes
-from baregrad.linalg.blocks import block
+from baregrad.linalg.blocks import block, runs, stepped
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.shapes import stored
 
@@ -26,6 +26,12 @@ def block_of(count: int) -> int:
 def shifted(x: Tensor, rows: int, columns: int) -> Tensor:
     """What is left without the first rows and columns, zeros after it: (B, m, n) -> (B, m, n)."""
     return x[:, rows:, columns:].pad((0, columns, 0, rows))
+
+
+def corner_of(x: Tensor, rows: int, columns: int) -> Tensor:
+    """The upper left corner of x (B, m, n), an array of its own: (B, rows, columns)."""
+    is_whole = x.shape[1:] == (rows, columns)
+    return x if is_whole else stored(x[:, :rows, :columns])
 
 
 def placed(x: Tensor, first: int, rows: int) -> Tensor:
@@ -73,11 +79,10 @@ def cholesky_factor(x: Tensor) -> Tensor:
     lower = x.tril()
     left = padded(lower + x.tril(-1).mT, size)
     parts = []
-    for first in range(0, size, width):
-        if 2 * (size - first) <= left.shape[-1]:
-            left = stored(left[:, : size - first, : size - first])
-        found, left = _cholesky_step(left)
-        parts.append(placed(found, first, size))
+    for first, number, extent in runs(size, size, width):
+        left = corner_of(left, extent, extent)
+        made, (left,) = stepped(_cholesky_step, number, (left,))
+        parts += [placed(one, first + at * width, size) for at, (one,) in enumerate(made)]
     return Tensor.cat(*parts, dim=2)[:, :count, :count]
 
 
@@ -144,13 +149,14 @@ def lu_factor(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     high, wide = left.shape[1:]
     free = Tensor.ones(batch, high, dtype=dtypes.bool, device=x.device)
     lowers, uppers, pivots = [], [], []
-    for first in range(0, size, width):
-        if 2 * (wide - first) <= left.shape[-1]:
-            left = stored(left[:, :, : wide - first])
-        lower, upper, pivot, left, free = _lu_step(left, free, width)
-        lowers.append(lower)
-        uppers.append(upper[:, :, : wide - first].pad((first, 0)))
-        pivots.append(pivot)
+    for first, number, extent in runs(wide, size, width):
+        left = corner_of(left, high, extent)
+        made, (left, free) = stepped(_lu_step, number, (left, free), (width,))
+        for place, (lower, upper, pivot) in enumerate(made):
+            at = first + place * width
+            lowers.append(lower)
+            uppers.append(upper[:, :, : wide - at].pad((at, 0)))
+            pivots.append(pivot)
     return _lu_whole(Tensor.cat(*lowers, dim=2), Tensor.cat(*uppers, dim=1),
                      Tensor.cat(*pivots, dim=1), (rows, columns))
 

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.linalg.blocks import block
-from baregrad.linalg.factoring import block_of, inverse_lower, placed, shifted
+from baregrad.linalg.blocks import block, runs, stepped
+from baregrad.linalg.factoring import block_of, corner_of, inverse_lower, placed, shifted
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.shapes import stored
 
@@ -118,17 +118,18 @@ def _reflected(x: Tensor) -> tuple[Tensor, list[Reflections], int]:
     rows, columns = x.shape[1:]
     scale = scale_of(x)
     count = min(rows, columns)
-    block = block_of(count)
-    size = math.ceil(count / block) * block
+    width = block_of(count)
+    size = math.ceil(count / width) * width
     left = (x / scale).pad((0, max(size - columns, 0), 0, max(size - rows, 0)))
     high, wide = left.shape[1:]
     uppers, steps = [], []
-    for first in range(0, size, block):
-        if 2 * (wide - first) <= left.shape[-1]:
-            left = stored(left[:, : high - first, : wide - first])
-        vectors, turns, upper, left = _qr_step(left, block)
-        steps.append(windowed(vectors, turns, first, high))
-        uppers.append(upper[:, :, : wide - first].pad((first, 0)))
+    for first, number, extent in runs(wide, size, width):
+        left = corner_of(left, high - wide + extent, extent)
+        made, (left,) = stepped(_qr_step, number, (left,), (width,))
+        for place, (vectors, turns, upper) in enumerate(made):
+            at = first + place * width
+            steps.append(windowed(vectors, turns, at, high))
+            uppers.append(upper[:, :, : wide - at].pad((at, 0)))
     return (Tensor.cat(*uppers, dim=1).triu() * scale)[:, :, :columns], steps, high
 
 

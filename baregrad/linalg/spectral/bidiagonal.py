@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from baregrad.linalg.blocks import block
-from baregrad.linalg.factoring import BLOCK, shifted
+from baregrad.linalg.blocks import block, runs, stepped
+from baregrad.linalg.factoring import BLOCK, corner_of, shifted
 from baregrad.linalg.orthogonal import Reflections, windowed
 from baregrad.linalg.spectral.tridiagonal import (
     moved_on,
@@ -39,7 +39,7 @@ class Bidiagonal(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """Vectors (B, n, w) and turns (B, w, w) of both sides, diagonals (B, w), and what is left."""
+    """Vectors (B, n, w) and turns (B, w, w) of both sides, and diagonals (B, w)."""
 
     left_vectors: Tensor
     left_turns: Tensor
@@ -47,12 +47,11 @@ class _Step(NamedTuple):
     right_turns: Tensor
     diagonal: Tensor
     above: Tensor
-    rest: Tensor
 
 
 @block
 def _step(left: Tensor) -> tuple[Tensor, ...]:
-    """Some columns and rows of what is left (B, n, n), as `_Step`."""
+    """Some columns and rows of what is left (B, n, n), as `_Step`, then what is left."""
     places = Tensor.arange(left.shape[1], device=left.device).unsqueeze(0)
     corner, behind = stored((places == 0).cast(left.dtype)), stored((places > 0).cast(left.dtype))
     rows, columns = stored(left[:, :BLOCK]), stored(left[:, :, :BLOCK].mT)
@@ -87,11 +86,10 @@ def made_bidiagonal(x: Tensor) -> Bidiagonal:
     size = math.ceil(count / BLOCK) * BLOCK
     rest = x.pad((0, size - count, 0, size - count))
     steps: list[tuple[_Step, int]] = []
-    for first in range(0, size, BLOCK):
-        if 2 * (size - first) <= rest.shape[-1]:
-            rest = stored(rest[:, : size - first, : size - first])
-        steps.append((_Step(*_step(rest)), first))
-        rest = steps[-1][0].rest
+    for first, number, extent in runs(size, size, BLOCK):
+        rest = corner_of(rest, extent, extent)
+        made, (rest,) = stepped(_step, number, (rest,))
+        steps += [(_Step(*parts), first + place * BLOCK) for place, parts in enumerate(made)]
 
     return Bidiagonal(
         Tensor.cat(*(step.diagonal for step, _ in steps), dim=1)[:, :count],

@@ -11,8 +11,8 @@ import math
 from typing import NamedTuple
 
 from baregrad.dtypes import finfo
-from baregrad.linalg.blocks import block
-from baregrad.linalg.factoring import BLOCK, inverse_lower, shifted
+from baregrad.linalg.blocks import block, runs, stepped
+from baregrad.linalg.factoring import BLOCK, corner_of, inverse_lower, shifted
 from baregrad.linalg.orthogonal import Reflections, signed, squares, windowed
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.shapes import stored
@@ -119,12 +119,12 @@ def made_tridiagonal(x: Tensor) -> Tridiagonal:
     size = math.ceil(count / BLOCK) * BLOCK
     left = x.pad((0, size - count, 0, size - count))
     diagonals, besides, steps = [], [], []
-    for first in range(0, size, BLOCK):
-        if 2 * (size - first) <= left.shape[-1]:
-            left = stored(left[:, : size - first, : size - first])
-        vectors, turns, diagonal, beside, left = _step(left)
-        steps.append(windowed(vectors, turns, first, size))
-        diagonals.append(diagonal)
-        besides.append(beside)
+    for first, number, extent in runs(size, size, BLOCK):
+        left = corner_of(left, extent, extent)
+        made, (left,) = stepped(_step, number, (left,))
+        for place, (vectors, turns, diagonal, beside) in enumerate(made):
+            steps.append(windowed(vectors, turns, first + place * BLOCK, size))
+            diagonals.append(diagonal)
+            besides.append(beside)
     diagonal, beside = Tensor.cat(*diagonals, dim=1), Tensor.cat(*besides, dim=1)
     return Tridiagonal(diagonal[:, :count], beside[:, :count], tuple(steps), size)
