@@ -42,6 +42,12 @@ def _empty_permuted(size: Sequence[int], order: Sequence[int], **named: Any) -> 
     return _made(0)(size, **named)
 
 
+def _empty_strided(
+    x: Tensor, size: Sequence[int], stride: Sequence[int], *, dtype: Any = None, **_: Any
+) -> Tensor:
+    return Tensor.full(tuple(size), 0, dtype=_of(dtype, x.dtype))
+
+
 def _scalar_tensor(value: Any, *, dtype: Any = None, **_: Any) -> Tensor:
     import torch
 
@@ -134,7 +140,8 @@ SHAPES: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     "expand": lambda x, size, implicit=False: x.expand(*size),
     "full": _full, "full_like": _full_like, "zeros_like": _filled(0), "ones_like": _filled(1),
     "zeros": _made(0), "ones": _made(1), "empty.memory_format": _made(0),
-    "empty_permuted": _empty_permuted, "empty_like": _filled(0),
+    "empty_permuted": _empty_permuted, "new_empty_strided": _empty_strided,
+    "empty_like": _filled(0),
     "scalar_tensor": _scalar_tensor, "arange.start_step": _arange,
     "arange.start": _arange, "arange.default": _arange_to, "squeeze": _squeeze,
     "slice": _slice, "select": _select, "slice_scatter": _slice_scatter,

@@ -27,6 +27,11 @@ PLAIN = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
         ("max_pool2d_with_indices", "default", (X, [3, 3], [2, 2], [1, 1])),
         ("avg_pool2d", "default", (X, [2, 2])),
         ("_adaptive_avg_pool2d", "default", (X, [3, 2])),
+        ("adaptive_max_pool2d", "default", (X, [3, 2])),
+        ("adaptive_max_pool2d", "default", (X, [4, 5])),
+        ("max_pool3d_with_indices_backward", "default",
+         (draw(4, 1, 1, 2), draw(4, 2, 2, 4), [2, 2, 2], [], [0, 0, 0], [1, 1, 1], False,
+          torch.tensor([[[[1, 7]]], [[[0, 2]]], [[[9, 3]]], [[[13, 15]]]]))),
         ("_adaptive_avg_pool2d_backward", "default", (draw(2, 4, 3, 2), X)),
         ("native_layer_norm", "default", (X, [6, 6], draw(6, 6), draw(6, 6), 1e-5)),
         ("native_group_norm", "default", (X, draw(4), draw(4), 2, 4, 36, 2, 1e-5)),
@@ -47,6 +52,11 @@ def test_max_pool_backward_adds_where_windows_meet() -> None:
     grad = torch.ones_like(result)
     window = ([3, 3], [1, 1], [1, 1], [1, 1], False)
     check("max_pool2d_with_indices_backward", grad, X, *window, places)
+
+
+def test_adaptive_max_pool_backward() -> None:
+    result, places = torch.ops.aten.adaptive_max_pool2d.default(X, [4, 5])
+    check("adaptive_max_pool2d_backward", draw(*result.shape), X, places)
 
 
 def test_attention_backward() -> None:
