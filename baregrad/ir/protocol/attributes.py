@@ -104,14 +104,12 @@ class CopyTo:
     whose stores one lane of each warp begins) or `async` (each thread its own elements, from device
     memory to shared memory; completes with the group that COMMIT closes).
     multicast: the tile lands in every block of the cluster. box: that of a `tma` whose sources are
-    an array, an input, a slot, a place in it, and where the box begins along each dimension. again:
-    of `async`, the block copies most of these elements soon again, as those of windows.
+    an array, an input, a slot, a place in it, and where the box begins along each dimension.
     """
 
     engine: str
     multicast: bool = False
     box: TensorBox | None = None
-    again: bool = False
 
 
 def is_box(statement: Node) -> bool:

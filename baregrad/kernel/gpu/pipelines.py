@@ -15,7 +15,7 @@ a warp of its own make the copies ahead.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import lcm, prod
+from math import prod
 
 from baregrad.base.errors import CompilerBug, ScheduleError
 from baregrad.dtypes import dtypes
@@ -277,12 +277,11 @@ def _add_copy(ring: Ring, buffer: Node, copy: SharedCopy, first: int) -> int:
     read, and what is computed of it is computed once it is stored.
     """
     alone = ring.engine == "async" and _is_of_words(buffer, copy)
-    how = CopyTo("async", again=_slides(copy.value, ring.axis)) if alone else None
     for iteration, block in ring.ahead:
-        _fill(ring, block, buffer, copy, iteration, how)
+        _fill(ring, block, buffer, copy, iteration, alone)
     later = index.add(ring.axis, ring.lead)
     if alone:
-        _fill(ring, ring.copied, buffer, copy, later, how)
+        _fill(ring, ring.copied, buffer, copy, later, alone)
         return 0
     value = substitute(copy.value, {ring.axis: index.as_node(later)})
     arrays = _held(value, copy, first)
@@ -301,15 +300,14 @@ def _slot(ring: Ring, iteration: Dim) -> Node:
 
 
 def _fill(
-    ring: Ring, block: StatementBlock, buffer: Node, copy: SharedCopy, iteration: Dim,
-    how: CopyTo | None,
-) -> None:  # fmt: skip
-    """Copy what one iteration reads; `how` it goes without the threads waiting, if it does."""
+    ring: Ring, block: StatementBlock, buffer: Node, copy: SharedCopy, iteration: Dim, alone: bool
+) -> None:
+    """Copy what one iteration reads; `alone`: without the threads waiting for it."""
     value = substitute(copy.value, {ring.axis: index.as_node(iteration)})
     places = (_slot(ring, iteration), *copy.places)
-    if how is not None and value.op is not Ops.CONST:
+    if alone and value.op is not Ops.CONST:
         target = (buffer, value, *places)
-        _put(block, copy, make_node(Ops.COPYTO, dtypes.token, target, how))
+        _put(block, copy, make_node(Ops.COPYTO, dtypes.token, target, CopyTo("async")))
     else:
         _put(block, copy, store(buffer, value, places))
 
@@ -379,24 +377,6 @@ def _reads_of(value: Node) -> dict[Node, Node]:
                 seen.add((child, condition))
                 stack.append((child, condition))
     return found or {value: value}
-
-
-def _slides(value: Node, axis: Node) -> bool:
-    """Whether iterations move a copy by steps within it, as taps move a window: they overlap."""
-    read = value.src[1] if value.op is Ops.GUARD else value
-    if read.op is not Ops.LOAD or len(read.src) != 2:
-        return False
-    moves, own = list[tuple[int, int]](), list[tuple[int, int]]()
-    terms, _ = index.linear(read.src[1])
-    for atom, scale in terms.items():
-        reach = abs(scale), index.upper(atom) * abs(scale)
-        if axis in atom.ranges:
-            moves.append(reach)
-        elif any(one.arg.bind != "grid" for one in atom.ranges):
-            own.append(reach)
-    return any(
-        lcm(step, move) <= min(most, reach) for move, reach in moves for step, most in own
-    )
 
 
 def _is_element(value: Node) -> bool:

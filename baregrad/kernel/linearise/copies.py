@@ -62,8 +62,7 @@ def copy_to(values: Values, node: Node) -> None:
             access = access_of(lanes, 1, at, lanes * target.dtype.itemsize)
             scopes.append(make_node(Ops.VSTORE, dtypes.token, (target, shared, zeros), access))
         else:
-            again = (1,) if node.arg.again else ()
-            one = Machine("cp.async", (lanes * target.dtype.itemsize, at, first, *again))
+            one = Machine("cp.async", (lanes * target.dtype.itemsize, at, first))
             src = (target, shared, value.src[0], array, *(() if taken is None else (taken,)))
             scopes.append(make_node(Ops.MACHINE, dtypes.token, src, one))
         if test is not None:

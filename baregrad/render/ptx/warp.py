@@ -13,9 +13,8 @@ immediates in brackets and their sources:
     cvt.widen (type, type, turned) W, W, W     the four 8-bit floats of a word as two 16-bit ones in
                                                each of two words; turned, the second and the third
                                                change places
-    cp.async (bytes[, at, first[, again]]) shared, offset, array, offset[, mask]   zeros where the
-                                               mask is false; `at` and `first` elements behind the
-                                               offsets; again: most of it is copied soon again
+    cp.async (bytes[, at, first]) shared, offset, array, offset[, mask]   zeros where the mask is
+                                               false; `at` and `first` elements behind the offsets
     cp.async.commit    cp.async.wait (keep)    copies in groups; all but the last `keep` are there
     elect                                      whether this is the one lane that a warp sends
 
@@ -114,19 +113,19 @@ def _widen(f: PtxText, node: Node) -> None:
 
 
 def _copy(f: PtxText, node: Node) -> None:
-    nbytes, to, first, again = (*node.arg.immediates, 0, 0, 0)[:4]
+    nbytes, to, first = (*node.arg.immediates, 0, 0)[:3]
     shared, at, array, offset, *mask = node.src
     _need(f, node, f.target.async_copies)
     if nbytes not in (4, 8, 16):
         raise CompilerBug("a copy of a wrong number of bytes", found=nbytes, wanted="4, 8 or 16")
     target = place_of(f, shared, at, 0, to).text()
     source = place_of(f, array, offset, 0, first).text()
-    # Whole sectors need not pass through the first level cache, unless it is to keep them.
+    # Whole sectors need not pass through the first level cache.
     operands = [target, source, str(nbytes)]
     if mask:
         operands.append(f.made("%r", "selp.b32", str(nbytes), "0", f.one(mask[0])))
     guard = f.open[-1].guard if f.open else ""
-    opcode = f"cp.async.{'cg' if nbytes == 16 and not again else 'ca'}.shared.global"
+    opcode = f"cp.async.{'cg' if nbytes == 16 else 'ca'}.shared.global"
     f.emit(opcode, *operands, guard=guard)
 
 

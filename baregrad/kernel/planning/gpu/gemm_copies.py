@@ -190,34 +190,6 @@ def in_walks(
     return window_of(read, own, depth[-1]) is not None
 
 
-def slides_of(
-    factor: Factor, own: Sequence[Node], depth: Sequence[Node]
-) -> list[tuple[int, int]]:
-    """By how many places along its own axes each of the taps inside all else moves a window.
-
-    And how many taps there are, the nearest first. Those are the axes of the depth outside the
-    innermost one, in which a panel lies, that move a read as its own axes do.
-    """
-    found: list[tuple[int, int]] = []
-    (read, *others) = factor.reads
-    if others or not factor.is_plain or extent_of(depth[-1]) != PANEL:
-        return found
-    places: dict[int, int] = {}
-    count = 1
-    for axis in reversed(own):
-        extent = extent_of(axis)
-        places.setdefault(abs(read.stride(axis) or 0), count)
-        if not isinstance(extent, int):
-            break
-        count *= extent
-    for axis in reversed(depth[:-1]):
-        step, taps = places.get(abs(read.stride(axis) or 0)), extent_of(axis)
-        if step is None or not read.stride(axis) or not isinstance(taps, int):
-            break
-        found.append((step, taps))
-    return found
-
-
 def _is_of_panels(read: ArrayAccess, axes: Sequence[Node], panel: int) -> bool:
     """Whether joined axes are neighbours of one stride, at least within whole panels."""
     stride, count = read.stride(axes[-1]) or 0, 1

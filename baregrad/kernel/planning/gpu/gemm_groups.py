@@ -61,18 +61,9 @@ BOX_NEAR = 1.05
 # What operations on results take of what they take by themselves, in blocks of many warps; in those
 # of so many it is twice that.
 OPERATIONS, FEW_WARPS = 0.6, 4
-# Bytes of shared memory, which is set up in steps, and of the first cache, which has what is left.
-# Where that keeps an image's rows for the next taps, a convolution 3x3 of 64x256x56x56 took 321 us
-# on an H200 by 128 x 256, of 256 places each, and 344 by 256 x 128; else 333 and 325.
-FIRST_CACHE = 252 << 10
 # Cycles of the narrowest instruction for 16 rows that are read of shared memory, and what of the
 # rate is left then for columns.
 LEAST_CYCLES, COLUMNS_PER_CYCLE = 16, 4
-
-
-# For each factor by how many of its rows a panel lies behind another one that overlaps it, and how
-# many such panels follow each other: of the taps of a window.
-Slides = tuple[Sequence[tuple[int, int]], Sequence[tuple[int, int]]]
 
 
 class GroupTile(NamedTuple):
@@ -136,12 +127,14 @@ TILES = tuple([
 
 def ranked_groups(
     target: GpuTarget, sizes: Sequence[Product], words: tuple[bool, bool], dtype: DType,
-    boxes: bool = False, slides: Slides = ((), ()),
+    boxes: bool = False, asked: tuple[bool, bool] = (False, False),
 ) -> list[GroupChoice]:  # fmt: skip
     """Tiles and panels that a multiprocessor holds, that of the least time first.
 
     sizes, words: as of `ranked_tiles`. dtype: that of the factors. boxes: as of `GroupChoice`.
-    slides: how panels of both factors that threads copy overlap.
+    asked: which factors' chunks have conditions: of tiles that take as long those with fewer of
+    them come first. A convolution 3x3 of 64x256x56x56 took 325 us on an H200 by 128 places of the
+    image and 256 filters, 333 by 256 and 128, on an H100 326 and 340.
     """
     panels = -(-sizes[0].k // row_of(dtype))
     # There is no ring of one panel.
@@ -153,13 +146,15 @@ def ranked_groups(
     found = []
     for tile in TILES:
         for slots in range(1 if most == 1 else 2, most + 1):
-            how = _Copied(slots, words, dtype, boxes, slides)
+            how = _Copied(slots, words, dtype, boxes)
             times = [_cycles(target, size, tile, how) for size in sizes]
             time = expected(sizes, times)
             if time is not None:
                 resident = _resident(target, tile, how)
                 found.append(GroupChoice(tile, slots, time, resident, boxes))
-    return sorted(found, key=_order)
+    return sorted(found, key=lambda one: (
+        *_order(one), one.tile.m * asked[0] + one.tile.n * asked[1],
+    ))  # fmt: skip
 
 
 def _order(choice: GroupChoice) -> tuple[float, int]:
@@ -181,16 +176,12 @@ def larger_first(ranked: list[Any]) -> list[Any]:
 
 
 class _Copied(NamedTuple):
-    """How panels come: how many at once, which factors by words, of a dtype, or all as boxes.
-
-    slides: as of `ranked_groups`.
-    """
+    """How panels come: how many at once, which factors by words, of a dtype, or all as boxes."""
 
     slots: int
     words: tuple[bool, bool]
     dtype: DType
     boxes: bool
-    slides: Slides
 
 
 def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
@@ -208,7 +199,7 @@ def _resident(target: GpuTarget, tile: GroupTile, how: _Copied) -> int:
 
 def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> float | None:
     """What a product takes with a tile; None where a multiprocessor does not hold the tile."""
-    slots, _, dtype, boxes, slides = how
+    slots, _, dtype, boxes = how
     resident = _resident(target, tile, how)
     if not resident:
         return None
@@ -224,13 +215,10 @@ def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> 
     if adds_apart(dtype) and groups * here == 1:
         # While threads add up, nobody has the unit.
         multiplied += M * tile.tiles_m * tile.columns // LANES
-    sides: tuple[float, float] = min(tile.m, size.m), min(tile.n, size.n)
-    if not boxes:
-        room = FIRST_CACHE // here - ROW_NBYTES * slots * (tile.m + tile.n)
-        sides = _rows_anew(sides[0], slides[0], room), _rows_anew(sides[1], slides[1], room)
+    moved = ROW_NBYTES * (min(tile.m, size.m) + min(tile.n, size.n))
     latency = BOX_LATENCY if boxes else LATENCY
-    moved = ROW_NBYTES * sum(sides) / (SHARED * target.cache_bytes_per_cycle)
-    work = multiplied, max(moved, latency / (here * lead))
+    rate = min(SHARED * target.cache_bytes_per_cycle, here * lead * moved / latency)
+    work = multiplied, moved / rate
     busy = panels * (max(work) + BESIDE * sum(work))
     if slots < 2 and here == 1:
         # Nothing is multiplied while threads wait, nor brought while it is.
@@ -240,15 +228,6 @@ def _cycles(target: GpuTarget, size: Product, tile: GroupTile, how: _Copied) -> 
         return each * (busy - gain) + _cycles_between(target, size, tile, each)
     ends = (BEGIN - gain + cycles_after(target, size, tile)) * (0.5 if here > 1 else 1.0)
     return each * (busy + ends)
-
-
-def _rows_anew(rows: float, slide: Sequence[tuple[int, int]], room: int) -> float:
-    """Rows of a panel that come from the second cache; the first keeps others, in `room` bytes."""
-    reached, panels = rows, 1
-    for step, taps in slide:
-        reached += (taps - 1) * min(step, reached)
-        panels *= taps
-    return reached / panels if reached * ROW_NBYTES <= room else rows
 
 
 def _cycles_between(target: GpuTarget, size: Product, tile: GroupTile, each: int) -> float:

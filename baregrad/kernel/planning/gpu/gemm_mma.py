@@ -44,7 +44,6 @@ from baregrad.kernel.planning.gpu.gemm_copies import (
     in_walks,
     orders_of,
     run_of,
-    slides_of,
 )
 from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
 from baregrad.kernel.planning.gpu.gemm_groups import (
@@ -131,7 +130,7 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
         is_wide = min(m, n) >= wgmma.M and panel == wgmma.row_of(what.left)
         if is_wide and wgmma.has_groups(plan.target, what.left):
             engine = _of_engine(plan, factors, orders)
-            ranked += _groups(plan, factors, orders, engine, products, words, what.left)
+            ranked += _groups(plan, factors, engine, products, words, what.left)
             ranked.sort(key=lambda each: each.cycles)
             ranked = larger_first(ranked)
     product = _Tiled(factors, orders, (panel, DEPTH), words, products[0], engine)
@@ -163,7 +162,7 @@ def _plan_along(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
         return False
     products = _products(plan, factors)
     engine = _of_engine(plan, factors, orders)
-    ranked = _groups(plan, factors, orders, engine, products, words, dtype)
+    ranked = _groups(plan, factors, engine, products, words, dtype)
     if factors.scale is not None:
         if extent_of(orders.depth[-1]) != panel or orders.depth[-1] in factors.scale.ranges:
             plan.because("scales are not those of whole panels: no products by groups")
@@ -260,17 +259,18 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
 
 
 def _groups(
-    plan: GpuPlan, factors: GemmFactors, orders: Orders, engine: Orders | None,
-    products: Sequence[Product], words: tuple[bool, bool], dtype: DType,
+    plan: GpuPlan, factors: GemmFactors, engine: Orders | None, products: Sequence[Product],
+    words: tuple[bool, bool], dtype: DType,
 ) -> list[GroupChoice]:  # fmt: skip
     """Tiles for groups of warps, whose panels threads copy, or an engine where boxes suit.
 
     engine: as of `_of_engine`.
     """
-    slides = slides_of(factors.left, orders.rows, orders.depth), slides_of(
-        factors.right, orders.columns, orders.depth
+    left, right = (
+        any(read.guard is not None for read in factor.reads)
+        for factor in (factors.left, factors.right)
     )
-    found = ranked_groups(plan.target, products, words, dtype, False, slides)
+    found = ranked_groups(plan.target, products, words, dtype, asked=(left, right))
     if engine is not None:
         by_boxes = ranked_groups(plan.target, products, words, dtype, True)
         if _chosen(plan, factors) or wgmma.adds_apart(dtype):

@@ -10,18 +10,12 @@ from baregrad.ir.core.index import variable
 from baregrad.ir.core.node import Node, alu, cast, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import facts_of
-from baregrad.kernel.planning.gpu.gemm_copies import (
-    FactorCopy,
-    Orders,
-    in_boxes,
-    orders_of,
-    slides_of,
-)
+from baregrad.kernel.planning.gpu.gemm_copies import FactorCopy, Orders, in_boxes, orders_of
 from baregrad.kernel.planning.gpu.gemm_factors import gemm_factors
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan
 from tests.kernel import kernels as k
 from tests.kernel.gpu_kernels import HOPPER
-from tests.kernel.planning.gpu.contractions import contraction, convolution, packed_convolution
+from tests.kernel.planning.gpu.contractions import contraction, convolution
 
 F16, F32 = dtypes.float16, dtypes.float32
 
@@ -42,18 +36,6 @@ def test_neighbours_are_copied_along_or_across() -> None:
     assert (found.left, found.right) == (FactorCopy(False, 8), FactorCopy(True, 8))
     found = orders(contraction((32,), (64,), (48,), "xa", "nx", "an"))
     assert (found.left, found.right) == (FactorCopy(True, 8), FactorCopy(False, 8))
-
-
-@pytest.mark.parametrize("channels", [64, 128])
-def test_taps_move_a_window_by_places_of_its_own(channels: int) -> None:
-    """Of one panel's channels: between others a tap's places are long gone."""
-    plan = GpuPlan(facts_of(packed_convolution(4, channels, 14, 64, 3)), HOPPER)
-    factors = gemm_factors(plan)
-    assert factors is not None
-    found = orders_of(plan, factors)
-    taps = slides_of(factors.right, found.columns, found.depth)
-    assert taps == ([(1, 3), (14, 3)] if channels == 64 else [])
-    assert slides_of(factors.left, found.rows, found.depth) == []
 
 
 def test_symbolic_numbers_of_neighbours_make_no_chunks() -> None:

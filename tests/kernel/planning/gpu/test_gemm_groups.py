@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 
 import pytest
 
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose, lower
-from baregrad.kernel.language.schedule import Persist, Pipeline, Tensorize
+from baregrad.kernel.language.schedule import Persist, Pipeline, Split, Tensorize
 from baregrad.kernel.planning.common.decisions import Decisions
 from baregrad.kernel.planning.gpu.gemm_groups import (
     TILES,
@@ -18,7 +19,6 @@ from baregrad.kernel.planning.gpu.gemm_groups import (
     ranked_groups,
 )
 from baregrad.kernel.planning.gpu.gemm_tiles import Product
-from baregrad.render import get
 from baregrad.target import gpu_row
 from tests.kernel.gpu.test_roles import by_experts
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
@@ -117,32 +117,19 @@ def test_chunks_of_an_image_are_there_or_zeros() -> None:
     by_threads = replace(HOPPER, barrier_transfer_bytes=0)
     program = check_gpu(kernel, choose(kernel, by_threads).schedule)
     copies = [n for n in program.src if n.op is Ops.MACHINE and n.arg.name == "cp.async"]
-    # Those of the image have a condition beside their places, but for the tap in the middle.
+    # Those of the image have a condition beside their places.
     assert {len(node.src) for node in copies} == {4, 5}
-    # What they read other taps read again: the first cache keeps that, and nothing of the filters.
-    again = [node for node in copies if node.arg.immediates[3:]]
-    assert {node for node in copies if len(node.src) == 5} <= set(again)
-    assert {node.src[2] for node in again} == {node.src[2] for node in copies if len(node.src) == 5}
-    text = get("ptx").render(program, HOPPER)
-    assert text.count("cp.async.ca.shared.global") == len(again)
-    assert text.count("cp.async.cg.shared.global") == len(copies) - len(again) > 0
 
 
-def test_more_places_of_an_image_are_in_a_tile_than_filters() -> None:
-    """What taps read again is in the first cache, as far as that has room."""
-    taps = ((1, 3), (56, 3))
-    for sizes, slides, first in (
-        ((256, 200704), ((), taps), (128, 256)), ((200704, 256), (taps, ()), (256, 128)),
-    ):  # fmt: skip
-        product = [Product(*sizes, 2304, 1)]
-        plain, found = (
-            ranked_groups(HOPPER, product, WORDS, HALF, False, each) for each in (((), ()), slides)
-        )
-        assert (found[0].tile.m, found[0].tile.n) == first
-        assert found[0].cycles < plain[0].cycles
-    # Rows of a wide image are too far apart.
-    far = ranked_groups(HOPPER, product, WORDS, HALF, False, (((4096, 9),), ()))
-    assert far == plain
+def test_fewer_places_of_an_image_are_in_a_tile_than_filters() -> None:
+    """Of tiles that take as long: each chunk of an image has a condition."""
+    product = [Product(200704, 256, 2304, 1)]
+    for asked, sizes in (((True, False), (128, 256)), ((False, True), (256, 128))):
+        found = ranked_groups(HOPPER, product, WORDS, HALF, asked=asked)
+        assert (found[0].tile.m, found[0].tile.n) == sizes
+    schedule = choose(packed_convolution(64, 256, 56, 256, 3), HOPPER).schedule
+    (rows,) = [step for step in schedule.steps if isinstance(step, Split) and step.axis == "i1"]
+    assert prod([size for _, size in rows.parts[1:]]) == 256
 
 
 def test_an_engine_copies_what_is_a_box() -> None:
