@@ -57,7 +57,7 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
         if data.__class__ is int and dtype.__class__ is int:
             given: list[Any] = [data, dtype, device, requires_grad]
             sizes = [one for one in given if one.__class__ is int]
-            made = real.empty(*sizes, device=None if device.__class__ is int else device)
+            made = real.empty(*sizes, device=device if isinstance(device, str) else None)
             requires_grad = requires_grad is True
         else:
             made = creation.build(real, data, dtype, device)
