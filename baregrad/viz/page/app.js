@@ -12,6 +12,8 @@ const MOST_ROWS = 500;
 const MOST_STRETCHES = 60;
 // Graphs of so many nodes in all are fetched before somebody asks for them.
 const MOST_AHEAD = 200000;
+// And kernels, of which there are up to so many: one's document has a tenth of a megabyte.
+const MOST_KERNELS_AHEAD = 100;
 const MACHINE = "machine code";
 let spot = { ...DEFAULTS }, summary = null, picture = null, asked = 0;
 
@@ -62,20 +64,37 @@ async function show() {
   }
 }
 
-// Rows of the list, of which those that hold the searched words are shown.
+// Rows of the list, of which those that hold the searched words are shown. Where they are those that are there
+// already, only the chosen one is another: making and placing hundreds of rows takes longer than a click may.
+let rowsShown = "";
 function fillList(rows, heading) {
   const words = find("search").value.toLowerCase().split(/\s+/).filter(Boolean);
   const kept = rows.filter((row) => words.every((word) => row.text.toLowerCase().includes(word)));
-  const most = kept.slice(0, MOST_ROWS).map((row) => row.made ? { ...row, ...row.made() } : row).map((row) => make("button", {
-    class: "row", "aria-current": String(Boolean(row.current)), onclick: row.choose,
-  }, row.title, make("small", {}, row.note), ...(row.share === undefined ? [] : [
-    make("span", { class: "bar", style: `width:${(100 * row.share).toFixed(2)}%` })])));
+  const most = kept.slice(0, MOST_ROWS).map((row) => row.made ? { ...row, ...row.made() } : row);
   const tail = kept.length > most.length ? [`${kept.length - most.length} more: search for them`] : [];
   const found = words.length ? ` (${kept.length} of ${rows.length})` : "";
+  const list = find("list"), asked = JSON.stringify([heading + found, tail, most.map((row) => [row.title, row.note, row.share])]);
+  if (asked === rowsShown) {
+    list.querySelectorAll(".row").forEach((button, number) => {
+      const isCurrent = String(Boolean(most[number].current));
+      if (button.getAttribute("aria-current") !== isCurrent) button.setAttribute("aria-current", isCurrent);
+      button.onclick = most[number].choose;
+    });
+    list.querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
+    return;
+  }
+  rowsShown = asked;
+  const buttons = most.map((row) => {
+    const button = make("button", { class: "row", "aria-current": String(Boolean(row.current)) },
+      row.title, make("small", {}, row.note), ...(row.share === undefined ? [] : [
+        make("span", { class: "bar", style: `width:${(100 * row.share).toFixed(2)}%` })]));
+    button.onclick = row.choose;
+    return button;
+  });
   // Rows are made anew: who was among them by keyboard stays there.
-  const wasInside = find("list").contains(document.activeElement) && document.activeElement.matches(".row");
-  find("list").replaceChildren(make("h2", {}, heading + found), ...most, ...tail);
-  const current = find("list").querySelector("[aria-current=true]");
+  const wasInside = list.contains(document.activeElement) && document.activeElement.matches(".row");
+  list.replaceChildren(make("h2", {}, heading + found), ...buttons, ...tail);
+  const current = list.querySelector("[aria-current=true]");
   current?.scrollIntoView({ block: "nearest" });
   if (wasInside) current?.focus();
 }
@@ -418,14 +437,24 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// Fetches the graphs of every pass, and places the boxes of their lines, while nobody waits for anything.
+// Fetches the graphs of every pass, places the boxes of their lines, and fetches kernels, while nobody waits for
+// anything. What cannot be had is told when somebody asks for it.
 async function fetchAhead() {
   const passes = summary.computations?.[computation()].passes || [];
-  if (passes.reduce((sum, one) => sum + one.nodes, 0) > MOST_AHEAD) return;
-  for (const pass of passes.keys()) {
-    await new Promise((done) => window.requestIdleCallback ? requestIdleCallback(done, { timeout: 50 }) : setTimeout(done, 50));
-    const { boxes, arrows } = boxesOfLines(await model.graph(computation(), pass));
-    lay(boxes, arrows);
+  const idle = () => new Promise((done) => window.requestIdleCallback ? requestIdleCallback(done, { timeout: 50 }) : setTimeout(done, 50));
+  if (passes.reduce((sum, one) => sum + one.nodes, 0) <= MOST_AHEAD) {
+    for (const pass of passes.keys()) {
+      await idle();
+      const { boxes, arrows } = boxesOfLines(await model.graph(computation(), pass));
+      lay(boxes, arrows);
+    }
+  }
+  if (!passes.length) return;
+  const kernels = new Set((await model.get("plan/" + computation())).steps.map((one) => one.kernel));
+  if (kernels.size > MOST_KERNELS_AHEAD) return;
+  for (const kernel of kernels) {
+    await idle();
+    await model.get("kernel/" + kernel).catch(() => null);
   }
 }
 
