@@ -28,6 +28,7 @@ from baregrad.tensor.array.arguments import (
     explained,
 )
 from baregrad.tensor.array.core import realize_storages
+from baregrad.tensor.ops.shapes import MemoryFormat, as_format, laid_out, preserve_format
 
 _SHOWN = 6  # names of one kind in an error
 Named = Iterator[tuple[str, Tensor]]
@@ -306,12 +307,17 @@ class Module(Hooked):
             function(module)
         return self
 
-    def to(self, *args: Any, dtype: object = None, device: str | None = None) -> Self:
+    def to(
+        self, *args: Any, dtype: object = None, device: str | None = None,
+        memory_format: object = preserve_format,
+    ) -> Self:
         """Move parameters and buffers to a device, a dtype (floating-point ones), or both.
 
-        The tensors are replaced, so optimisers are made afterwards. Raises DTypeError unless the
-        dtype is a floating-point one.
+        The tensors are replaced, so optimisers are made afterwards. memory_format: how those with
+        as many axes as it is for lie afterwards. Raises DTypeError unless the dtype is a
+        floating-point one.
         """
+        layout = as_format(memory_format)
         for arg in args:
             if isinstance(arg, str) and not hasattr(dtypes, arg):
                 device = arg
@@ -325,7 +331,7 @@ class Module(Hooked):
                 continue
             for name, tensor in [*module._own(False), *module._own(True)]:
                 if id(tensor) not in moved:
-                    moved[id(tensor)] = (tensor, _moved(tensor, wanted, device))
+                    moved[id(tensor)] = (tensor, _moved(tensor, wanted, device, layout))
                 setattr(module, name, moved[id(tensor)][1])
         return self.realize() if moved else self
 
@@ -430,11 +436,15 @@ class Module(Hooked):
         return ""
 
 
-def _moved(tensor: Tensor, dtype: DType | None, device: str | None) -> Tensor:
+def _moved(
+    tensor: Tensor, dtype: DType | None, device: str | None, layout: MemoryFormat
+) -> Tensor:
     if dtype is not None and dtype.kind != "float":
         raise DTypeError("a module's parameters are of floating-point dtypes", found=dtype)
     cast_to = dtype if tensor.dtype.kind == "float" else None
     made = tensor.detach().to(dtype=cast_to, device=device)
+    if layout.ndim in (0, made.ndim):
+        made = laid_out(made, layout)
     return made.requires_grad_() if tensor.requires_grad else made
 
 

@@ -233,8 +233,8 @@ _OTHER_MAKERS: frozenset[Callable[..., Any]] = frozenset({
 })  # fmt: skip
 # What looks at a shape alone.
 _LOOKS: frozenset[Callable[..., Any]] = frozenset({
-    complex_numbers.is_complex, shapes.dim, shapes.element_size, shapes.is_contiguous,
-    shapes.numel, shapes.size, shapes.stride,
+    complex_numbers.is_complex, shapes.dim, shapes.element_size, shapes.numel, shapes.size,
+    shapes.stride, shapes.is_contiguous, shapes.as_format,
 })  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from baregrad.dtypes import result_type as joined_dtype
 from baregrad.tensor.array import grad_mode
 from baregrad.tensor.array.arguments import explained
 from baregrad.tensor.ops import creation
+from baregrad.tensor.ops.shapes import LAYOUTS, MemoryFormat
 from baregrad.tensor.tensor import Tensor
 
 
@@ -329,7 +330,9 @@ _OWN = frozenset({
 })  # fmt: skip
 _CONSTANTS = MappingProxyType(
     {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan, "newaxis": None}
+    | {one.name: one for one in LAYOUTS}
 )
+_CLASSES = MappingProxyType({"Size": tuple, "dtype": DType, "memory_format": MemoryFormat})
 # PyTorch's functions under whose name a tensor has something else, or nothing.
 _BY_METHOD = MappingProxyType({"row_stack": "vstack", "narrow_copy": "narrow"})
 # What is a property of a tensor.
@@ -345,8 +348,8 @@ def named(name: str) -> Any:
         return globals()[name]
     if name in _CONSTANTS:
         return _CONSTANTS[name]
-    if name in ("Size", "dtype"):
-        return tuple if name == "Size" else DType
+    if name in _CLASSES:
+        return _CLASSES[name]
     if name == "asarray":
         return as_tensor
     if name in _TYPED:

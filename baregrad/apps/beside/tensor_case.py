@@ -16,6 +16,8 @@ from baregrad.apps.beside.draws import Draw
 from baregrad.apps.beside.ours import Ours
 from baregrad.apps.beside.peer import Peer
 from baregrad.apps.beside.work import SideWork
+from baregrad.tensor import Tensor
+from baregrad.tensor.ops.shapes import channels_last
 
 # Sets of inputs take so much together that no cache holds what the next call reads.
 ROTATED_NBYTES = 1 << 28
@@ -30,10 +32,10 @@ class TensorCase:
     gradient of the result, unless `is_scalar`. With `alone`, gradients are the only results.
     `shown` makes of inputs and results what is compared, by methods that both sides have.
     `exact`: the dtype in which PyTorch computes the exact result, "" where results are compared
-    with PyTorch's own. `channels_last`: how PyTorch's inputs of four axes lie. `is_eager`:
-    nothing is replayed. `is_compiled`: PyTorch compiles its function. `sets`: over how many sets of
-    inputs a run goes, 0 for as many as no cache holds. `flops` and
-    `traffic`: operations and bytes of one call at least.
+    with PyTorch's own. `channels_last`: whose inputs of four axes lie so, of "", "torch" and
+    "both". `is_eager`: nothing is replayed. `is_compiled`: PyTorch compiles its function. `sets`:
+    over how many sets of inputs a run goes, 0 for as many as no cache holds. `flops` and `traffic`:
+    operations and bytes of one call at least.
     """
 
     inputs: tuple[Draw, ...]
@@ -44,7 +46,7 @@ class TensorCase:
     alone: bool = False
     shown: Callable[..., Any] | None = None
     exact: str = "float64"
-    channels_last: bool = False
+    channels_last: str = ""
     is_eager: bool = False
     is_compiled: bool = False
     sets: int = 0
@@ -68,7 +70,8 @@ class TensorCase:
         if self.wanted:
             function = our_side.with_gradients(function, self.wanted, self.is_scalar, self.alone)
         sets = [
-            [side.tensor(draw, random) for draw in self.inputs] for random in self._seeds()
+            [self._ours_laid_out(side.tensor(draw, random)) for draw in self.inputs]
+            for random in self._seeds()
         ]
         return replace(side.repeated(function, sets, self.shown, self.is_eager), facts=self.facts)
 
@@ -114,6 +117,11 @@ class TensorCase:
     def _laid_out(self, side: Peer, tensor: Any) -> Any:
         if self.channels_last and tensor.ndim == 4:
             return tensor.to(memory_format=side.torch.channels_last)
+        return tensor
+
+    def _ours_laid_out(self, tensor: Tensor) -> Tensor:
+        if self.channels_last == "both" and tensor.ndim == 4:
+            return tensor.to(memory_format=channels_last).realize()
         return tensor
 
     def _seeds(self) -> list[np.random.Generator]:

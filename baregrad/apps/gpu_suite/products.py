@@ -180,7 +180,7 @@ FORWARD, BY_INPUT, BY_FILTER = "forward", "gradient by input", "gradient by filt
 
 def _convolution(
     what: str, batch: int, before: int, after: int, size: int, filter_size: int, stride: int,
-    groups: int = 1,
+    groups: int = 1, channels_last: str = "torch",
 ) -> TensorCase:
     """A convolution padded by half its filter, or one of its gradients."""
     padding = filter_size // 2
@@ -197,7 +197,7 @@ def _convolution(
     return TensorCase(
         tuple(draws), lambda x, w: x.conv2d(w, **settings),
         lambda torch, x, w: torch.nn.functional.conv2d(x, w, **settings), wanted,
-        alone=what != FORWARD, exact="float32", channels_last=True,
+        alone=what != FORWARD, exact="float32", channels_last=channels_last,
         flops=2.0 * batch * after * out * out * fan_in,
         traffic=sum(draw.nbytes for draw in draws[:2]),
     )
@@ -215,13 +215,23 @@ def _convolutions() -> list[GpuRow]:
         ("3x3 64x512x7x7", (64, 512, 512, 7, 3, 1), (2, 16, 16, 5, 3, 1)),
         ("depthwise 3x3 64x256x56x56", (64, 256, 256, 56, 3, 1, 256), (2, 16, 16, 6, 3, 1, 16)),
     )
-    return [
+    what_is_asked = (FORWARD, BY_INPUT, BY_FILTER)
+    rows = [
         GpuRow(
             f"conv {name}, {what}", 1.0 if "depthwise" in name else 0.4,
             _of(_convolution, (what, *full), (what, *tiny)),
         )
         for name, full, tiny in table
-        for what in (FORWARD, BY_INPUT, BY_FILTER)
+        for what in what_is_asked
+    ]
+    # The same arrays for both: above, PyTorch's lie as it likes them and ours in row-major order.
+    name, full, tiny = table[0]
+    return rows + [
+        GpuRow(
+            f"conv {name}, channels last, {what}", 0.4,
+            _of(_convolution, (what, *full, 1, "both"), (what, *tiny, 1, "both")),
+        )
+        for what in what_is_asked
     ]
 
 

@@ -18,6 +18,7 @@ from baregrad.tensor.complex.pairs import (
     together,
     turned,
 )
+from baregrad.tensor.ops.shapes import as_format, laid_out, preserve_format
 from baregrad.tensor.tensor import Tensor
 
 
@@ -51,10 +52,10 @@ def to_bool(x: Tensor) -> Tensor:
     return ne(x, 0)
 
 
-def clone(x: Tensor) -> Tensor:
+def clone(x: Tensor, memory_format: object = preserve_format) -> Tensor:
     """The same value with a storage of its own."""
     assert isinstance(x, ComplexTensor)
-    return _of(x.pairs().clone())
+    return laid_out(_of(x.pairs().clone()), as_format(memory_format))
 
 
 # --- arithmetic -----------------------------------------------------------------------------------

@@ -95,9 +95,6 @@ class ComplexTensor(Tensor):
         found = tuple([each // 2 for each in self.pairs().stride()[:-1]])
         return found if dim is None else found[dim]
 
-    def is_contiguous(self) -> bool:
-        """Return whether the elements lie in row-major order without gaps."""
-        return self.pairs().is_contiguous()
 
     def __float__(self) -> float:
         """Refuse: a complex number is no real one."""

@@ -21,6 +21,7 @@ from baregrad.tensor.complex.pairs import (
     turned,
 )
 from baregrad.tensor.ops import indexing
+from baregrad.tensor.ops.shapes import as_format, contiguous_format, laid_out
 from baregrad.tensor.tensor import Tensor
 
 
@@ -179,9 +180,14 @@ def flip(x: Tensor, *dims: Any) -> Tensor:
     return _of(pairs_of(x).flip(*axes)) if axes else x
 
 
-def contiguous(x: Tensor) -> Tensor:
-    """The elements in row-major order."""
-    return _of(pairs_of(x).contiguous())
+def contiguous(x: Tensor, memory_format: object = contiguous_format) -> Tensor:
+    """The elements in row-major order, or in that of a layout."""
+    wanted = as_format(memory_format)
+    if wanted is not contiguous_format:
+        return laid_out(x, wanted)
+    pairs = pairs_of(x)
+    stored = pairs.contiguous()
+    return x if stored is pairs else _of(stored)
 
 
 def parted(function: Callable[..., tuple[Tensor, ...]]) -> Callable[..., tuple[Tensor, ...]]:

@@ -26,6 +26,7 @@ from baregrad.tensor.array.operands import result
 from baregrad.tensor.array.storage import buffer_node
 from baregrad.tensor.array.tensor_like import Tensor, TensorLike
 from baregrad.tensor.ops.creation import as_raw, choose_device
+from baregrad.tensor.ops.shapes import as_format, laid_out, preserve_format
 
 PRINTED = 1000  # elements from which printing shortens
 
@@ -41,10 +42,14 @@ def cast(x: Tensor, dtype: object) -> Tensor:
     return result(nodes.cast(x.node, wanted), x)
 
 
-def to(x: Tensor, *args: Any, dtype: object = None, device: str | None = None) -> Tensor:
+def to(
+    x: Tensor, *args: Any, dtype: object = None, device: str | None = None,
+    memory_format: object = preserve_format,
+) -> Tensor:
     """Return the values in another dtype, on another device, or both; `x` itself if it fits.
 
-    Positional arguments may be a dtype, a device's name, or a tensor to be like.
+    Positional arguments may be a dtype, a device's name, or a tensor to be like. memory_format: how
+    the result lies, such as baregrad.channels_last.
     """
     for arg in args:
         if isinstance(arg, TensorLike):
@@ -61,7 +66,8 @@ def to(x: Tensor, *args: Any, dtype: object = None, device: str | None = None) -
             return type(x)._on(moved._storage, moved._steps).to(dtype or x.dtype)
         node = Node(Ops.COPY, x.dtype, (x.node,), where)
         y = type(x)._make(node, where, x.requires_grad)
-    return y if dtype is None else y.cast(dtype)
+    y = y if dtype is None else y.cast(dtype)
+    return laid_out(y, as_format(memory_format))
 
 
 def cpu(x: Tensor) -> Tensor:
@@ -126,9 +132,13 @@ to_short, to_char = _to_dtype(dtypes.int16), _to_dtype(dtypes.int8)
 to_byte, to_bool = _to_dtype(dtypes.uint8), _to_dtype(dtypes.bool)
 
 
-def clone(x: Tensor) -> Tensor:
-    """Return a tensor of the same value with a storage of its own; gradients pass."""
-    return result(x.node, x)
+def clone(x: Tensor, memory_format: object = preserve_format) -> Tensor:
+    """Return a tensor of the same value with a storage of its own; gradients pass.
+
+    memory_format: how it lies, such as baregrad.channels_last; in row-major order unless given.
+    """
+    made = result(x.node, x)
+    return laid_out(made, as_format(memory_format))
 
 
 # --- out ----------------------------------------------------------------------------------------

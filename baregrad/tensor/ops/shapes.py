@@ -440,17 +440,90 @@ def stored(x: Tensor) -> Tensor:
     return result(Node(Ops.CONTIGUOUS, x.dtype, (x.node,), True), x)
 
 
-def contiguous(x: Tensor) -> Tensor:
-    """Return `x` itself when it lies whole and in row-major order, else a copy that does."""
+class MemoryFormat:
+    """A layout of tensors of `ndim` axes, 0 for any number; values never depend on it.
+
+    It is a view: images (N, C, H, W) whose channels are neighbours in memory are (N, H, W, C) in
+    row-major order, permuted.
+    """
+
+    __slots__ = ("name", "ndim")
+
+    def __init__(self, name: str, ndim: int = 0) -> None:
+        self.name = name
+        self.ndim = ndim
+
+    def __repr__(self) -> str:
+        return f"baregrad.{self.name}"
+
+
+contiguous_format = MemoryFormat("contiguous_format")
+preserve_format = MemoryFormat("preserve_format")
+channels_last = MemoryFormat("channels_last", 4)
+channels_last_3d = MemoryFormat("channels_last_3d", 5)
+LAYOUTS = (contiguous_format, preserve_format, channels_last, channels_last_3d)
+
+
+def as_format(given: object) -> MemoryFormat:
+    """Return a layout that was given. Raises ArgumentError for what is none."""
+    if isinstance(given, MemoryFormat):
+        return given
+    raise ArgumentError(
+        "memory_format is a layout", found=f"{type(given).__name__} {given!r:.40}",
+        wanted="one of " + ", ".join(repr(one) for one in LAYOUTS),
+    )
+
+
+def laid_out(x: Tensor, memory_format: MemoryFormat) -> Tensor:
+    """Return `x` itself when it lies so, else a copy that does; gradients pass.
+
+    Raises ShapeError for channels_last of a tensor without 4 axes, channels_last_3d without 5.
+    """
+    if memory_format is preserve_format:
+        return x
+    _check_axes(x, memory_format)
+    if not memory_format.ndim:
+        return x.contiguous()
+    last = (0, *range(2, x.ndim), 1)
+    back = (0, x.ndim - 1, *range(1, x.ndim - 1))
+    turned = x.permute(last)
+    stored = turned.contiguous()
+    return x if stored is turned else stored.permute(back)
+
+
+def _check_axes(x: Tensor, memory_format: MemoryFormat) -> None:
+    if memory_format.ndim not in (0, x.ndim):
+        raise ShapeError(
+            f"{memory_format!r} is a layout of tensors of {memory_format.ndim} axes",
+            found=f"{x.ndim} axes, {list(x.shape)}",
+        )
+
+
+def contiguous(x: Tensor, memory_format: object = contiguous_format) -> Tensor:
+    """Return `x` itself when it lies whole and in row-major order, else a copy that does.
+
+    memory_format: another order, such as baregrad.channels_last for images (N, C, H, W), in which a
+    convolution on a GPU reads them without turning them first. Raises ArgumentError for what is no
+    layout, ShapeError for one of another number of axes.
+    """
+    wanted = as_format(memory_format)
+    if wanted is not contiguous_format:
+        return laid_out(x, wanted)
     strides, offset = x._strides()
     if strides == views.row_major(x.shape) and offset.__class__ is int and offset == 0:
         return x
     return result(Node(Ops.CONTIGUOUS, x.dtype, (x.node,)), x)
 
 
-def is_contiguous(x: Tensor) -> bool:
-    """Return whether the elements lie in row-major order."""
-    return x._strides()[0] == views.row_major(x.shape)
+def is_contiguous(x: Tensor, memory_format: object = contiguous_format) -> bool:
+    """Return whether the elements lie in row-major order, or in that of a layout."""
+    wanted = as_format(memory_format)
+    if not wanted.ndim:
+        return bool(x.stride() == views.row_major(x.shape))
+    if wanted.ndim != x.ndim:
+        return False
+    shape, strides = ([each[0], *each[2:], each[1]] for each in (x.shape, x.stride()))
+    return tuple(strides) == views.row_major(tuple(shape))
 
 
 def stride(x: Tensor, dim: int | None = None) -> Any:
