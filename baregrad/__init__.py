@@ -71,7 +71,6 @@ _ELSEWHERE = (
     )),
     ("baregrad.linalg", ("matrix_rank",)),
     ("baregrad.linalg.elimination", ("lu_unpack",)),
-    ("baregrad.linalg.householder", ("geqrf", "orgqr", "ormqr")),
     ("baregrad.linalg.older", ("chain_matmul", "vander")),
     ("baregrad.func", ("vmap",)),
     ("baregrad.nn.functional", (

@@ -46,6 +46,23 @@ def triangular_solve(
     return _room("linalg.older").triangular_solve(x, A, upper, transpose, unitriangular)
 
 
+def geqrf(x: Tensor) -> Any:
+    """Return R and what it left of QR's reflections in one matrix, and their factors."""
+    return _room("linalg.householder").geqrf(x)
+
+
+def orgqr(x: Tensor, tau: Tensor) -> Tensor:
+    """Return the first columns of a product of reflections, as `geqrf` gives them."""
+    return cast("Tensor", _room("linalg.householder").orgqr(x, tau))
+
+
+def ormqr(
+    x: Tensor, tau: Tensor, other: Tensor, left: bool = True, transpose: bool = False
+) -> Tensor:
+    """Return a product of reflections times another matrix, or behind it without `left`."""
+    return cast("Tensor", _room("linalg.householder").ormqr(x, tau, other, left, transpose))
+
+
 def qr(x: Tensor, some: bool = True) -> Any:
     """Return orthonormal columns and an upper triangle, x = Q @ R, reduced with `some`."""
     return _room("linalg.older").qr(x, some)

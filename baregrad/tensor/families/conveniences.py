@@ -84,6 +84,9 @@ class Conveniences(TensorLike):
     cholesky_solve = lent.cholesky_solve
     lu_solve = lent.lu_solve
     triangular_solve = lent.triangular_solve
+    geqrf = lent.geqrf
+    orgqr = lent.orgqr
+    ormqr = lent.ormqr
     qr = lent.qr
     svd = lent.svd
     logdet = lent.logdet

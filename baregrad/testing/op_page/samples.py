@@ -128,6 +128,7 @@ _CALLS = MappingProxyType({
     "combinations": "v.combinations(2)", "trapezoid": "x.trapezoid()", "trapz": "x.trapz()",
     "cumulative_trapezoid": "x.cumulative_trapezoid()", "fill_diagonal_": "x.fill_diagonal_(1.0)",
     "cholesky_inverse": "(s @ s.T + T.eye(3)).cholesky().cholesky_inverse()",
+    "geqrf": "x.detach().geqrf()", "orgqr": "s.orgqr(v)", "ormqr": "m[:, :3].ormqr(v, s)",
     "lu_solve": "s.lu_solve(s + 2 * T.eye(3), T.arange(1, 4).int())",
     "cholesky_solve": "s.cholesky_solve((s @ s.T + T.eye(3)).cholesky())",
     "triangular_solve": "s.triangular_solve(s)", "mode": "n.mode()",
