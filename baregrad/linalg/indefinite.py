@@ -120,10 +120,9 @@ def _chosen(state: _State, hermitian: bool) -> _State:
     )
     first = stored(is_behind.where(first, 0.0))
     then = stored((is_behind & is_two).where(then, 0.0))
-    turn = (lambda x: x.conj()) if hermitian else (lambda x: x)
+    rows = [part.conj() if hermitian else part for part in (column, second)]
     left = stored(
-        left - first.unsqueeze(2) * turn(column).unsqueeze(1)
-        - then.unsqueeze(2) * turn(second).unsqueeze(1)
+        left - first.unsqueeze(2) * rows[0].unsqueeze(1) - then.unsqueeze(2) * rows[1].unsqueeze(1)
     )
     # What LD has in these columns.
     kept = is_zero & (places > at)
@@ -199,7 +198,7 @@ def ldl_factor_ex(
         whole = low + (low.mH if hermitian else low.mT).triu(1)
         pivots = Tensor.zeros(whole.shape[0], count, dtype=dtypes.int64, device=A.device)
         zero = pivots[:, :1] if count else pivots.sum(dim=1, keepdim=True)
-        state = (whole, whole.zeros_like(), pivots, zero, zero)
+        state: tuple[Tensor, ...] = (whole, whole.zeros_like(), pivots, zero, zero)
         if 0 not in A.shape:
             state = repeated(_step, math.ceil(count / _ROUNDS), state, (hermitian,))
         found = state[1].reshape(*A.shape)

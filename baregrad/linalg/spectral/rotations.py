@@ -90,15 +90,17 @@ def rotated(x: Tensor, length: int) -> Tensor:
         x = (off.amax(dim=1).reshape(batch, 1, 1) <= limit).where(x, math.nan)
     else:
         sweeps = 0
-        # Where no row was turned, none would be in another sweep.
-        while not sweeps or not _has_settled(off.amax().item(), limit):
-            if sweeps == _MOST_SWEEPS:
-                raise LinAlgError(
-                    "rotations of rows did not make them orthogonal", found=f"{sweeps} sweeps",
-                    hint="scale rows and columns to sizes that are closer together",
-                )  # fmt: skip
-            x, off = repeated(_rotate, replays, (x, none), (length, limit))
+        for _ in range(_MOST_SWEEPS):
             sweeps += 1
+            x, off = repeated(_rotate, replays, (x, none), (length, limit))
+            # Where no row was turned, none would be in another sweep.
+            if _has_settled(off.amax().item(), limit):
+                break
+        else:
+            raise LinAlgError(
+                "rotations of rows did not make them orthogonal", found=f"{_MOST_SWEEPS} sweeps",
+                hint="scale rows and columns to sizes that are closer together",
+            )  # fmt: skip
     rounds = sweeps * replays * _ROUNDS
     # Where each row began, so that equal values come in one order after any number of sweeps.
     return x[:, Tensor(_places_after(rounds, rows), device=x.device)]

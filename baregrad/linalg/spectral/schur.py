@@ -73,8 +73,9 @@ def _hessenberg(left: Tensor, turns: Tensor) -> tuple[Tensor, Tensor]:
     places = Tensor.arange(count, device=left.device)
     column = Tensor.arange(count - 2, device=left.device).reshape(-1, 1, 1)
     real = left.real.dtype
-    masks = [(mask).cast(real) for mask in (places == column, places == column + 1,
-                                            places > column + 1)]
+    masks = [mask.cast(real) for mask in (
+        places == column, places == column + 1, places > column + 1
+    )]
 
     def step(carried: tuple[Tensor, Tensor], read: list[Tensor]) -> tuple[object, None]:
         left, turns = carried
@@ -154,7 +155,8 @@ def _shift(left: Tensor, place: Tensor, is_unusual: Tensor) -> Tensor:
     larger = (sum_.abs() >= difference.abs()).where(sum_, difference)
     is_none = larger == 0
     usual = d - is_none.where(0.0, product / is_none.where(1.0, larger))
-    return stored(is_unusual.where(d + 0.75 * c.abs(), usual))
+    found: Tensor = stored(is_unusual.where(d + 0.75 * c.abs(), usual))
+    return found
 
 
 def _rows_turned(left: Tensor, is_turned: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -205,7 +207,8 @@ def _columns_turned(x: Tensor, one: Tensor, other: Tensor, is_turned: Tensor) ->
     columns = stored(x.movedim(2, 0))
     masks = is_turned.mT.unsqueeze(2)
     end, found = scan(step, columns[0], (columns[1:], one, other, masks))
-    return stored(Tensor.cat(found, end.unsqueeze(0), dim=0).movedim(0, 2))
+    whole: Tensor = stored(Tensor.cat(found, end.unsqueeze(0), dim=0).movedim(0, 2))
+    return whole
 
 
 def _substituted(upper: Tensor) -> Tensor:
