@@ -11,7 +11,7 @@ from typing import Any
 
 from baregrad.base.errors import ArgumentError
 from baregrad.dtypes import dtypes
-from baregrad.optim.optimizer import Optimizer, ParamGroup, State
+from baregrad.optim.optimizer import Optimizer, ParamGroup, State, zeros_beside
 from baregrad.tensor import Tensor
 
 
@@ -53,7 +53,7 @@ class Adam(Optimizer):
     def initial_state(self, p: Tensor, group: ParamGroup) -> State:
         """Return zeros for the running means."""
         names = ["exp_avg", "exp_avg_sq"] + ["max_exp_avg_sq"] * bool(group["amsgrad"])
-        return {name: p.zeros_like() for name in names}
+        return {name: zeros_beside(p) for name in names}
 
     def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
         """Return the parameter after one step; see the class."""

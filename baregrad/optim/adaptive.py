@@ -12,7 +12,7 @@ from typing import Any
 
 from baregrad.base.errors import ArgumentError
 from baregrad.dtypes import dtypes
-from baregrad.optim.optimizer import Optimizer, ParamGroup, State
+from baregrad.optim.optimizer import Optimizer, ParamGroup, State, zeros_beside
 from baregrad.tensor import Tensor
 
 Params = Iterable[Tensor] | Iterable[Mapping[str, Any]]
@@ -96,7 +96,7 @@ class Adadelta(Optimizer):
 
     def initial_state(self, p: Tensor, group: ParamGroup) -> State:
         """Return zeros for the running means."""
-        return {"square_avg": p.zeros_like(), "acc_delta": p.zeros_like()}
+        return {"square_avg": zeros_beside(p), "acc_delta": zeros_beside(p)}
 
     def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
         """Return the parameter after one step; see the class."""
@@ -129,7 +129,7 @@ class Adamax(Optimizer):
 
     def initial_state(self, p: Tensor, group: ParamGroup) -> State:
         """Return zeros for the mean and the largest gradient."""
-        return {"exp_avg": p.zeros_like(), "exp_inf": p.zeros_like()}
+        return {"exp_avg": zeros_beside(p), "exp_inf": zeros_beside(p)}
 
     def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
         """Return the parameter after one step; see the class."""
@@ -162,7 +162,7 @@ class NAdam(Optimizer):
     def initial_state(self, p: Tensor, group: ParamGroup) -> State:
         """Return zeros for the running means; the product of momenta begins as one."""
         one = Tensor(1.0, dtype=dtypes.float64, device=p.device)
-        return {"exp_avg": p.zeros_like(), "exp_avg_sq": p.zeros_like(), "mu_product": one}
+        return {"exp_avg": zeros_beside(p), "exp_avg_sq": zeros_beside(p), "mu_product": one}
 
     def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
         """Return the parameter after one step; see the class."""
@@ -204,7 +204,7 @@ class RAdam(Optimizer):
 
     def initial_state(self, p: Tensor, group: ParamGroup) -> State:
         """Return zeros for the running means."""
-        return {"exp_avg": p.zeros_like(), "exp_avg_sq": p.zeros_like()}
+        return {"exp_avg": zeros_beside(p), "exp_avg_sq": zeros_beside(p)}
 
     def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
         """Return the parameter after one step; see the class."""
@@ -249,7 +249,7 @@ class Rprop(Optimizer):
     def initial_state(self, p: Tensor, group: ParamGroup) -> State:
         """Return the step sizes to begin with, and no gradient before."""
         size = (p.zeros_like() + group["lr"]).cast(p.dtype)
-        return {"prev": p.zeros_like(), "step_size": size}
+        return {"prev": zeros_beside(p), "step_size": size}
 
     def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
         """Return the parameter after one step; see the class."""
@@ -284,7 +284,7 @@ class ASGD(Optimizer):
 
     def initial_state(self, p: Tensor, group: ParamGroup) -> State:
         """Return zeros for the mean."""
-        return {"ax": p.zeros_like()}
+        return {"ax": zeros_beside(p)}
 
     def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
         """Return the parameter after one step; see the class."""

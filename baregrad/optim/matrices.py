@@ -7,7 +7,7 @@ import math
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes, finfo
 from baregrad.optim.adaptive import Params, check_settings, step_of, written
-from baregrad.optim.optimizer import Optimizer, ParamGroup, State
+from baregrad.optim.optimizer import Optimizer, ParamGroup, State, zeros_beside
 from baregrad.tensor import Tensor
 
 # The quintic that brings singular values near 1 in five rounds (K. Jordan, 2024).
@@ -51,7 +51,7 @@ class Muon(Optimizer):
 
     def initial_state(self, p: Tensor, group: ParamGroup) -> State:
         """Return zeros for the momentum."""
-        return {"momentum_buffer": p.zeros_like()}
+        return {"momentum_buffer": zeros_beside(p)}
 
     def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
         """Return the parameter after one step; see the class."""
@@ -114,7 +114,7 @@ class Adafactor(Optimizer):
     def initial_state(self, p: Tensor, group: ParamGroup) -> State:
         """Return zeros for the mean squares."""
         if p.ndim < 2:
-            return {"variance": p.zeros_like()}
+            return {"variance": zeros_beside(p)}
         *lead, rows, columns = p.shape
         return {"row_var": p.new_zeros(*lead, rows, 1), "col_var": p.new_zeros(*lead, 1, columns)}
 

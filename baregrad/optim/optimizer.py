@@ -7,9 +7,13 @@ from typing import Any
 
 from baregrad.base.errors import ArgumentError, DTypeError, GradientError, ShapeError
 from baregrad.dtypes import DType, dtypes
+from baregrad.engine.session import current_session
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explain_arguments, explain_constructor
 from baregrad.tensor.array.core import realize_storages
+from baregrad.tensor.array.storage import Storage, buffer_node
+from baregrad.tensor.jit.parts import part_shared
+from baregrad.tensor.ops.creation import stored_zeros
 
 State = dict[str, Tensor]
 
@@ -42,6 +46,16 @@ def has_momentum(group: ParamGroup) -> bool:
     """Whether steps of a group have momentum: a number above 0, or a schedule's tensor."""
     momentum = group["momentum"]
     return isinstance(momentum, Tensor) or momentum > 0
+
+
+def zeros_beside(p: Tensor) -> Tensor:
+    """Zeros of the shape of a parameter, in memory of their own."""
+    shape = p.shape
+    if p.is_paired or current_session().watching.transforming:
+        return p.zeros_like()
+    if not all(isinstance(extent, int) for extent in shape) or p.dtype.bits < 8:
+        return p.zeros_like()
+    return stored_zeros(Tensor, shape, p.dtype, p.device)
 
 
 def _number(value: Any) -> Any:
@@ -133,13 +147,37 @@ class Optimizer:
     def begin(self) -> list[tuple[Tensor, State, ParamGroup]]:
         """The parameters that have gradients, with states, made where a first step finds none."""
         clocks: dict[str, Tensor] = {}
+        known = len(self._states)
         with Tensor.no_grad():
-            return [
+            found = [
                 (p, self._state_of(p, group, clocks), group)
                 for group in self.param_groups
                 for p in group["params"]
                 if p.grad is not None
             ]
+            if len(self._states) > known and not current_session().watching.transforming:
+                self._settle(found)
+        return found
+
+    def _settle(self, active: Sequence[tuple[Tensor, State, ParamGroup]]) -> None:
+        """Have parameters and their states in memory, each in its own.
+
+        So a first step is one like all others, and is not planned and compiled for itself.
+        """
+        groups = {id(group): group for _, _, group in active}
+        settled = [t for p, state, _ in active for t in (p, *state.values())]
+        settled += [group["lr"] for group in groups.values()]
+        storages = dict.fromkeys(tensor._storage for tensor in settled)
+        pending: dict[str, list[Storage]] = {}
+        for storage in storages:
+            if storage.is_pending and not storage.grad:
+                pending.setdefault(storage.device, []).append(storage)
+        for device, held in pending.items():
+            # By themselves: nothing of the loss and its gradients is computed along.
+            refs = current_session().realize([storage.node for storage in held], device)
+            for storage, ref in zip(held, refs, strict=True):
+                storage.hold(buffer_node(ref, storage.node.dtype))
+        part_shared(storages)
 
     def initial_state(self, p: Tensor, group: ParamGroup) -> State:
         """Return the tensors that an update of `p` wants beside it."""

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from baregrad.base.errors import ArgumentError
-from baregrad.optim.optimizer import Optimizer, ParamGroup, State, has_momentum
+from baregrad.optim.optimizer import Optimizer, ParamGroup, State, has_momentum, zeros_beside
 from baregrad.tensor import Tensor
 
 
@@ -47,7 +47,7 @@ class RMSprop(Optimizer):
         """Return zeros for the running means."""
         names = ["square_avg"] + ["momentum_buffer"] * has_momentum(group)
         names += ["grad_avg"] * bool(group["centered"])
-        return {name: p.zeros_like() for name in names}
+        return {name: zeros_beside(p) for name in names}
 
     def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
         """Return the parameter after one step; see the class."""

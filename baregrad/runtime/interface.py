@@ -15,6 +15,9 @@ from baregrad.program import Program
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import CommandDevice, CommandList, Kernel
 
+# Zeros that come from the host.
+_ZEROS_NBYTES = 1 << 16
+
 
 class Device(CommandDevice):
     """A place with memory that runs programs."""
@@ -51,6 +54,21 @@ class Device(CommandDevice):
         commands.copy(fresh, source, source.nbytes)
         self.submit(commands)
         return fresh
+
+    def allocate_zeroed(self, nbytes: int) -> Buffer:
+        """Return a buffer of `nbytes` zeros, which the device copies from the first of them."""
+        done = min(nbytes, _ZEROS_NBYTES)
+        if self.host_visible or done == nbytes:
+            return super().allocate_zeroed(nbytes)
+        buffer = self.allocate(nbytes)
+        self.copy_in(buffer.view(0, done), bytes(done))
+        commands = self.command_list()
+        while done < nbytes:
+            count = min(done, nbytes - done)
+            commands.copy(buffer.view(done, count), buffer.view(0, count), count)
+            done += count
+        self.submit(commands)
+        return buffer
 
     def _peer_of(self, target: Buffer, source: Buffer) -> Self:
         """The device of `source`, whose bytes `target` here is to get from it.

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from baregrad.base.errors import CompileError, DeviceError, UnsupportedDevice
+from baregrad.base.options import options
 from baregrad.program import CPU_OBJECT, ParamSpec, Program
 from baregrad.runtime import open_device
 from baregrad.runtime.commands import Slot
@@ -88,3 +89,18 @@ def test_the_host_is_described() -> None:
     assert host.l1_nbytes <= host.l2_nbytes or host.l2_nbytes == 0
     assert host.line_nbytes in (32, 64, 128, 256)
     assert cpu_row(host.features).vector_bytes == host.vector_nbytes
+
+
+@pytest.mark.parametrize("nbytes", [100, 1 << 16, 300_001])
+def test_a_gpu_has_zeros_where_something_else_was(nbytes: int) -> None:
+    with options.override(nv_port="virtual"):
+        gpu = open_device("NV")
+        try:
+            used = gpu.allocate(nbytes)
+            gpu.copy_in(used, b"\xff" * nbytes)
+            del used
+            found = bytearray(nbytes)
+            gpu.copy_out(gpu.allocate_zeroed(nbytes), found)
+            assert not any(found)
+        finally:
+            gpu.close()

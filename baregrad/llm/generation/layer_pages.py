@@ -7,20 +7,16 @@ gathered nor on how many other tokens are computed beside it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 from baregrad.base.errors import ArgumentError
-from baregrad.dtypes import DType, dtypes
-from baregrad.engine.session import current_session
-from baregrad.ir.core.attrs import BufferRef
+from baregrad.dtypes import dtypes
 from baregrad.llm.models.traits import CacheRow
 from baregrad.tensor import Tensor
-from baregrad.tensor.array.storage import buffer_node
-from baregrad.tensor.ops.creation import choose_device
+from baregrad.tensor.ops.creation import stored_zeros
 
 PAGE = 16  # tokens of a page
 BLOCK = 32  # elements that share a scale in a page of q8_0
@@ -53,9 +49,10 @@ class StoredPages:
         self.kind = kind
         shape = (pages, PAGE, heads)
         stored = dtypes.int8 if kind == "q8_0" else _STORED[kind]
-        self.arrays = [_stored_zeros((*shape, width), stored, device)]
+        self.arrays = [stored_zeros(Tensor, (*shape, width), stored, device)]
         if kind == "q8_0":
-            self.arrays.append(_stored_zeros((*shape, width // BLOCK), dtypes.float16, device))
+            scales = (*shape, width // BLOCK)
+            self.arrays.append(stored_zeros(Tensor, scales, dtypes.float16, device))
 
     def write(self, page: Tensor, place: Tensor, rows: Tensor) -> None:
         """Write rows (T, heads, width) at places (T,) of pages (T,), in place."""
@@ -78,16 +75,6 @@ class StoredPages:
         scales = self.arrays[1][table].cast(dtypes.float32)
         blocks = rows.cast(dtypes.float32).unflatten(-1, (-1, BLOCK))
         return (blocks * scales[..., None]).flatten(-2)
-
-
-def _stored_zeros(shape: tuple[int, ...], dtype: DType, device: str | None) -> Tensor:
-    """Zeros in memory of their own, which takes no time before it is touched where hosts see it."""
-    where = choose_device(device)
-    target = current_session().backend(where).device
-    if not target.host_visible:
-        return Tensor.zeros(*shape, dtype=dtype, device=where).contiguous().realize()
-    buffer = target.allocate_zeroed(math.prod(shape) * dtype.itemsize)
-    return Tensor._make(buffer_node(BufferRef(buffer, shape, where), dtype), where)
 
 
 class LayerPages:

@@ -60,6 +60,8 @@ class Entry:
         realize_storages(
             tensor._storage for tensor in call.tensors if is_plain(tensor._storage.node.shape)
         )
+        if not self.session.watching.observers:
+            _settle_closed(self.surroundings)
         seen: list[bytes] = []
         runs: list[Run] = []
         with self.session.watching.observing(runs.append):
@@ -477,6 +479,16 @@ def _compute(
 def _ref_of(session: Session, node: Node) -> BufferRef | None:
     """Where the value of a node lies."""
     return leaf_of(node) or session.realised(node)
+
+
+def _settle_closed(surroundings: Surroundings) -> None:
+    """Have what a function reaches in memory, each in its own, as it will be for a capture.
+
+    So its first two calls are one program, which is planned and compiled once.
+    """
+    closed = dict.fromkeys(tensor._storage for tensor in surroundings.tensors)
+    realize_storages(closed)
+    part_shared(closed)
 
 
 def _ignore(ref: BufferRef) -> None:

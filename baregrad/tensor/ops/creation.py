@@ -23,6 +23,7 @@ from baregrad.dtypes import (
     part_of,
     scalar_dtype,
 )
+from baregrad.engine.session import current_session
 from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
@@ -267,6 +268,19 @@ def zeros(
 ) -> Tensor:
     """Return a tensor of zeros; the shape is given as (2, 3) or as 2, 3."""
     return full(cls, as_shape(shape), 0, dtype=dtype, device=device, requires_grad=requires_grad)
+
+
+def stored_zeros(
+    cls: type[Tensor], shape: tuple[int, ...], dtype: DType, device: str | None = None
+) -> Tensor:
+    """Return a tensor of zeros in memory of its own, to be written there.
+
+    Where the host sees the device's memory, that takes no time before it is touched.
+    """
+    where = choose_device(device)
+    device_of = current_session().backend(where).device
+    buffer = device_of.allocate_zeroed(math.prod(shape) * dtype.itemsize)
+    return cls._make(buffer_node(BufferRef(buffer, shape, where), dtype), where)
 
 
 def ones(
