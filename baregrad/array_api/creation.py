@@ -124,7 +124,8 @@ def eye(
     columns = n_rows if n_cols is None else n_cols
     rows = Tensor.arange(n_rows, device=device).unsqueeze(1)
     places = Tensor.arange(columns, device=device)
-    return (places - rows == k).cast(dtype or dtypes.float32)
+    # A diagonal outside of the matrix may have any number.
+    return (places - rows == max(-n_rows, min(k, columns))).cast(dtype or dtypes.float32)
 
 
 def full(
@@ -204,12 +205,12 @@ def meshgrid(*arrays: Tensor, indexing: str = "xy") -> list[Tensor]:
 
 def tril(x: Tensor, /, *, k: int = 0) -> Tensor:
     """Return what is on and below the k-th diagonal, zeros above it."""
-    return x.tril(k)
+    return x.tril(max(-_FAR, min(k, _FAR)))
 
 
 def triu(x: Tensor, /, *, k: int = 0) -> Tensor:
     """Return what is on and above the k-th diagonal, zeros below it."""
-    return x.triu(k)
+    return x.triu(max(-_FAR, min(k, _FAR)))
 
 
 def default_device() -> str:
@@ -217,4 +218,6 @@ def default_device() -> str:
     return choose_device(None)
 
 
+# A diagonal that is outside of any matrix.
+_FAR = 1 << 62
 pi, e, inf, nan, newaxis = math.pi, math.e, math.inf, math.nan, None

@@ -237,3 +237,18 @@ def test_an_array_knows_its_namespace() -> None:
     assert xp.finfo(xp.float32).bits == 32 and xp.iinfo(xp.int8).min == -128
     with pytest.raises(DTypeError, match="complex"):
         xp.imag(x)
+
+
+@pytest.mark.parametrize("k", [1 << 64, -(1 << 64), (1 << 63) + 1])
+def test_diagonals_outside_of_any_matrix(k: int) -> None:
+    near = max(-9, min(k, 9))
+    same(xp.eye(2, 3, k=k), np.eye(2, 3, near, np.float32))
+    same(xp.tril(Tensor(WHOLE), k=k), np.tril(WHOLE, near))
+    same(xp.triu(Tensor(WHOLE), k=k), np.triu(WHOLE, near))
+
+
+@pytest.mark.parametrize("number", [1 << 64, -(1 << 63) - 1])
+def test_integers_that_no_dtype_has_are_refused(number: int) -> None:
+    for made in (lambda x: x == number, lambda x: x + number, lambda x: number < x):
+        with pytest.raises(ArgumentError, match="an operand that int64 has not"):
+            made(Tensor([0, 1]))

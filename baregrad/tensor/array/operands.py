@@ -76,6 +76,8 @@ def common_dtype(operands: Sequence[Tensor | Scalar | Node]) -> DType:
     return _promoted(operands)
 
 
+# The integers that some dtype has.
+_LEAST, _MOST = -(1 << 63), (1 << 64) - 1
 _CATEGORY = MappingProxyType(
     {"bool": 0, "uint": 1, "int": 1, "index": 1, "float": 2, "complex": 3}
 )
@@ -95,6 +97,10 @@ def as_node(value: Tensor | Scalar | Node, dtype: DType) -> Node:
     if isinstance(value, Node):
         return nodes.cast(value, dtype)
     assert isinstance(value, bool | int | float)
+    if value.__class__ is int and not _LEAST <= value <= _MOST and dtype.kind in ("int", "uint"):
+        raise ArgumentError(
+            f"an operand that {dtype} has not", found=value, wanted=f"{_LEAST} to {_MOST}"
+        )
     try:
         return const(value, dtype)
     except OverflowError as error:
