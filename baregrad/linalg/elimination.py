@@ -20,7 +20,7 @@ from baregrad.linalg.checking import (
     linked,
     refuse_if,
 )
-from baregrad.linalg.factoring import first_zero, row_swaps
+from baregrad.linalg.factoring import first_zero
 from baregrad.linalg.factoring import lu_factor as pivoted_lu
 from baregrad.linalg.triangular import solve_triangular
 from baregrad.tensor import Tensor
@@ -63,20 +63,20 @@ def lu(A: Tensor, *, pivot: bool = True) -> LUParts:  # noqa: N803 - PyTorch's n
     """Return P (..., m, m), L (..., m, k) and U (..., k, n) of A = P @ L @ U, k = min(m, n).
 
     Pivots are the largest of their column, by |real part| + |imaginary part| where A is complex; of
-    several as large the one that is uppermost in A, where LAPACK takes what swaps put uppermost.
+    several as large the one that swaps put uppermost, as in LAPACK.
     """
     permutation, lower, upper, _ = _lu("lu", A, pivot)
     return LUParts(permutation, lower, upper)
 
 
 def _lu(what: str, A: Tensor, pivot: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # noqa: N803
-    """P, L and U, and the order of rows (B, m) that P puts back."""
+    """P, L and U, and with which place each row swapped, (B, k)."""
     check_matrices(what, A, also_complex=True)
     _check_pivot(what, pivot)
     rows, columns = A.shape[-2:]
     count = min(rows, columns)
     with no_grad():
-        lower, upper, order = pivoted_lu(batch(A))
+        lower, upper, order, swaps = pivoted_lu(batch(A))
         places = Tensor.arange(rows, device=A.device).unsqueeze(1)
         permutation = (order.unsqueeze(1) == places).cast(A.dtype).reshape(*A.shape[:-1], rows)
         lower = lower.reshape(*A.shape[:-1], count)
@@ -108,10 +108,7 @@ def _lu(what: str, A: Tensor, pivot: bool) -> tuple[Tensor, Tensor, Tensor, Tens
         linked(lower, (A,), lambda _, gradient: (pull(gradient, made[1].zeros_like()),)),
         linked(upper, (A,), lambda _, gradient: (pull(made[0].zeros_like(), gradient),)),
     ]
-    return permutation, made[0], made[1], order
-
-
-_swaps_of = block(row_swaps)
+    return permutation, made[0], made[1], swaps
 
 
 def lu_factor(A: Tensor, *, pivot: bool = True) -> LUFactor:  # noqa: N803
@@ -131,13 +128,12 @@ def lu_factor_ex(
     A: Tensor, *, pivot: bool = True, check_errors: bool = False  # noqa: N803
 ) -> LUFactorEx:
     """Return `lu_factor(A)` and which pivot is 0; with `check_errors` as `lu_factor` does."""
-    _, lower, upper, order = _lu("lu_factor", A, pivot)
+    _, lower, upper, swaps = _lu("lu_factor", A, pivot)
     rows, columns = A.shape[-2:]
     count = min(rows, columns)
     below = lower.tril(-1).pad((0, columns - count))
     both = below + upper.pad((0, 0, 0, rows - count))
     with no_grad():
-        swaps = _swaps_of(stored(order[:, :count]), rows) if count else order[:, :0]
         pivots = (swaps + 1).cast(dtypes.int32).reshape(*A.shape[:-2], count)
         info = first_zero(batch(upper)).reshape(*A.shape[:-2])
     if check_errors:

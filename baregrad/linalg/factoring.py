@@ -8,6 +8,7 @@ Matrices here are of shape (B, n, n), float32, float64 or, for LU and triangles,
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
 from baregrad.linalg.blocks import block, runs, stepped
@@ -89,32 +90,51 @@ def cholesky_factor(x: Tensor) -> Tensor:
 # --- LU -------------------------------------------------------------------------------------------
 
 
+class LUParts(NamedTuple):
+    """L (B, m, k), U (B, k, n) and the order of rows (B, m) by which x[order] = L @ U.
+
+    swaps: (B, k), with which place each of the first ones swapped rows, in turn.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    order: Tensor
+    swaps: Tensor
+
+
 @block
 def _lu_step(
-    left: Tensor, free: Tensor, width: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Some columns of L, rows of U and pivots of what is left (B, m, n), whose rows are `free`.
+    left: Tensor, free: Tensor, order: Tensor, turn: Tensor, width: int
+) -> tuple[Tensor, ...]:
+    """Some columns of L, rows of U and places of pivots of what is left (B, m, n).
 
     Rows stay where they are, those of earlier pivots too: (B, m, w), (B, w, n), (B, w), then what
-    is left and which rows are free.
+    is left, which rows are free, which row swaps brought to each place, and the next place.
     """
-    panel, columns, pivots = left[:, :, :width], [], []
+    panel, columns, pivots, swaps = left[:, :, :width], [], [], []
+    places = Tensor.arange(left.shape[1], device=left.device)
     for _ in range(width):
-        size = free.where(_sizes(panel[:, :, 0]), -1.0)
-        pivot = stored(size.argmax(dim=1, keepdim=True))
+        size = stored(_sizes(panel[:, :, 0])).gather(1, order)
+        # Of several as large the one that swaps put uppermost, as in LAPACK.
+        place = stored((places >= turn).where(size, -1.0).argmax(dim=1, keepdim=True))
+        pivot = stored(order.gather(1, place))
+        own = order.gather(1, turn.expand(*place.shape))
+        order = stored((places == turn).where(pivot, (places == place).where(own, order)))
+        turn = stored(turn + 1)
         row = stored(take_rows(panel, pivot))
-        places = Tensor.arange(left.shape[1], device=left.device)
         free = stored(free & (places != pivot))
         divisor = (row[:, :, :1] == 0).where(1.0, row[:, :, :1])
         factor = stored(free.unsqueeze(2).where(panel[:, :, :1] / divisor, 0.0))
         panel = stored(shifted(panel - factor * row, 0, 1))
         columns.append(factor)
         pivots.append(pivot)
+        swaps.append(place)
     chosen = stored(Tensor.cat(*pivots, dim=1))
     lower = stored(Tensor.cat(*columns, dim=2))
     unit = take_rows(lower, chosen) + Tensor.eye(width, dtype=left.dtype, device=left.device)
     upper = stored(inverse_lower(unit) @ take_rows(left, chosen))
-    return lower, upper, chosen, shifted(left - lower @ upper, 0, width), free
+    rest = shifted(left - lower @ upper, 0, width)
+    return lower, upper, stored(Tensor.cat(*swaps, dim=1)), rest, free, order, turn
 
 
 def _sizes(x: Tensor) -> Tensor:
@@ -132,54 +152,36 @@ def take_rows(x: Tensor, places: Tensor) -> Tensor:
     return x.gather(1, index)
 
 
-def lu_factor(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """L (B, m, k), U (B, k, n) and the order of rows (B, m) by which x[order] = L @ U.
-
-    k is min(m, n). Pivots are the largest of their column.
-    """
+def lu_factor(x: Tensor) -> LUParts:
+    """Factors of x (B, m, n), k = min(m, n), whose pivots are the largest of their column."""
     batch, rows, columns = x.shape
     count = min(rows, columns)
     if 0 in x.shape:
         order = Tensor.arange(rows, device=x.device).expand(batch, rows)
-        return x[:, :, :count], x[:, :count], order
+        return LUParts(x[:, :, :count], x[:, :count], order, order[:, :count])
     width = block_of(count)
     size = math.ceil(count / width) * width
     # Rows of zeros are chosen after all others, and columns of zeros choose rows in their order.
     left = x.pad((0, max(size - columns, 0), 0, max(size - rows, 0)))
     high, wide = left.shape[1:]
     free = Tensor.ones(batch, high, dtype=dtypes.bool, device=x.device)
-    lowers, uppers, pivots = [], [], []
+    order = Tensor.arange(high, device=x.device).expand(batch, high)
+    turn = Tensor.zeros(1, 1, dtype=dtypes.int64, device=x.device)
+    lowers, uppers, swaps = [], [], []
     for first, number, extent in runs(wide, size, width):
         left = corner_of(left, high, extent)
-        made, (left, free) = stepped(_lu_step, number, (left, free), (width,))
-        for place, (lower, upper, pivot) in enumerate(made):
-            at = first + place * width
+        made, (left, free, order, turn) = stepped(
+            _lu_step, number, (left, free, order, turn), (width,)
+        )
+        for at, (lower, upper, swap) in enumerate(made):
+            start = first + at * width
             lowers.append(lower)
-            uppers.append(upper[:, :, : wide - at].pad((at, 0)))
-            pivots.append(pivot)
-    return _lu_whole(Tensor.cat(*lowers, dim=2), Tensor.cat(*uppers, dim=1),
-                     Tensor.cat(*pivots, dim=1), (rows, columns))
-
-
-def _lu_whole(
-    lower: Tensor, upper: Tensor, pivots: Tensor, shape: tuple[int, int]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """What `lu_factor` returns, of the columns of L, rows of U and pivots of a padded matrix."""
-    batch, high, size = lower.shape
-    places = Tensor.arange(high, device=lower.device).expand(batch, high)
-    turns = Tensor.arange(size, device=lower.device).expand(batch, size)
-    rows, columns = shape
-    count = min(shape)
-    if rows > columns:
-        # Rows that no pivot chose are where the swaps leave them.
-        pivots, turns = pivots[:, :count], turns[:, :count]
-        ends = _next_at_least(pivots, high, places, places.zeros_like() + count)
-        order = ends.scatter(1, pivots, turns).argsort(dim=1)
-    else:
-        order = (places + size).scatter(1, pivots, turns).argsort(dim=1)
-    unit = Tensor.eye(high, size, dtype=lower.dtype, device=lower.device)
-    lower = (take_rows(lower, order) + unit)[:, :rows, :count]
-    return lower, upper.triu()[:, :count, :columns], order[:, :rows]
+            uppers.append(upper[:, :, : wide - start].pad((start, 0)))
+            swaps.append(swap)
+    unit = Tensor.eye(high, size, dtype=x.dtype, device=x.device)
+    lower = (take_rows(Tensor.cat(*lowers, dim=2), order) + unit)[:, :rows, :count]
+    upper = Tensor.cat(*uppers, dim=1).triu()[:, :count, :columns]
+    return LUParts(lower, upper, order[:, :rows], Tensor.cat(*swaps, dim=1)[:, :count])
 
 
 def first_zero(upper: Tensor) -> Tensor:
@@ -191,36 +193,6 @@ def first_zero(upper: Tensor) -> Tensor:
     places = Tensor.arange(1, count + 1, dtype=dtypes.int32, device=upper.device)
     least = is_zero.where(places, count + 1).amin(dim=1)
     return (least > count).where(0, least).cast(dtypes.int32)
-
-
-def row_swaps(chosen: Tensor, rows: int) -> Tensor:
-    """With which place each of the first k places swaps, in turn, so that row chosen[i] comes to i.
-
-    chosen: (B, k) of `rows` rows. The row was moved to the place that its own place swapped with,
-    if that had its turn already, from there on likewise, and so to the first place on the path
-    i, chosen[i], chosen[chosen[i]], ... whose turn has not yet been.
-    """
-    turns = Tensor.arange(chosen.shape[1], device=chosen.device).expand(*chosen.shape)
-    return _next_at_least(chosen, rows, turns, turns)
-
-
-def _next_at_least(chosen: Tensor, rows: int, starts: Tensor, least: Tensor) -> Tensor:
-    """The first place that is not below `least` behind each start on the path of `row_swaps`.
-
-    chosen: (B, k), of which places from k to `rows` follow themselves; starts, least: (B, c).
-    """
-    batch, count = chosen.shape
-    rest = Tensor.arange(count, rows, device=chosen.device).expand(batch, rows - count)
-    # Where 1, 2, 4, ... steps lead, and the last place on the way there.
-    leads = [(step := stored(Tensor.cat(chosen, rest, dim=1)), step)]
-    for _ in range(1, count.bit_length()):
-        step, top = leads[-1]
-        further = stored(top.maximum(top.gather(1, step)))
-        leads.append((stored(step.gather(1, step)), further))
-    found = starts
-    for step, top in reversed(leads):
-        found = stored((top.gather(1, found) < least).where(step.gather(1, found), found))
-    return leads[0][0].gather(1, found)
 
 
 # --- triangles ------------------------------------------------------------------------------------

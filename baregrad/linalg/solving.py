@@ -167,7 +167,7 @@ def solve_ex(
     A, B = check_equations(A, B)  # noqa: N806
     with no_grad():
         given = batch(A)
-        lower, upper, order = lu_factor(given)
+        lower, upper, order, _ = lu_factor(given)
         info = first_zero(upper)
         if check_errors:
             refuse_if(lambda: info != 0, *_SINGULAR)
@@ -193,7 +193,7 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> InverseEx:  # noqa: N803
     check_matrices("inv", A, square=True, also_complex=True)
     with no_grad():
         given = batch(A)
-        lower, upper, order = lu_factor(given)
+        lower, upper, order, _ = lu_factor(given)
         info = first_zero(upper).reshape(*A.shape[:-2])
         if check_errors:
             refuse_if(lambda: info != 0, *_SINGULAR)
@@ -256,7 +256,7 @@ def det(A: Tensor) -> Tensor:  # noqa: N803
     check_matrices("det", A, square=True, also_complex=True)
     with no_grad():
         given = batch(A)
-        lower, upper, order = lu_factor(given)
+        lower, upper, order, _ = lu_factor(given)
         pivots = upper.diagonal(0, 1, 2)
         sign = _signs(order).cast(A.dtype)
         value = (pivots.prod(dim=1) * sign).reshape(*A.shape[:-2])
@@ -293,7 +293,7 @@ def slogdet(A: Tensor) -> SLogDet:  # noqa: N803
     check_matrices("slogdet", A, square=True, also_complex=True)
     with no_grad():
         given = batch(A)
-        lower, upper, order = lu_factor(given)
+        lower, upper, order, _ = lu_factor(given)
         pivots = upper.diagonal(0, 1, 2)
         odd = _signs(order).cast(A.dtype)
         if A.is_complex():

@@ -50,6 +50,12 @@ def test_pivots_of_any_swaps() -> None:
     same(baregrad.lu_unpack(*ours), torch.lu_unpack(*map(torch.tensor, map(np.array, ours))))
 
 
+def test_ties_between_pivots_fall_as_lapacks() -> None:
+    x = np.random.default_rng(4).integers(-2, 3, (200, 4, 4)).astype(float)
+    ours, theirs = linalg.lu_factor_ex(Tensor(x)), torch.linalg.lu_factor_ex(torch.tensor(x))
+    same(ours, theirs)
+
+
 @pytest.mark.parametrize(("left", "adjoint"), [
     (True, False), *(pytest.param(*how, marks=pytest.mark.slow)
                      for how in [(True, True), (False, True), (False, False)]),
