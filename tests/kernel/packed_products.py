@@ -28,3 +28,14 @@ def packed_product(
         sink = graph_of(weight.linear(x), [x])
     plan = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER)
     return next(kernel for kernel in plan.kernels if kernel.has(Ops.REDUCE))
+
+
+def unpacked(name: str, out: int, width: int) -> Node:
+    """The kernel that stores the numbers of a packed matrix as bfloat16."""
+    row = by_name(name)
+    with options.override(device="NULL", cache=False):
+        packed = Tensor.zeros(out, row.row_nbytes(width), dtype=dtypes.uint8).contiguous()
+        weight = PackedWeight(row, (out, width), packed).in_planes()
+        sink = graph_of(weight.dense(dtypes.bfloat16), [])
+    (kernel,) = make_plan(canonicalise(sink, None, HOPPER), target=HOPPER).kernels
+    return kernel

@@ -11,7 +11,7 @@ from baregrad.kernel.facts.analysis import iterations, op_flops
 from baregrad.kernel.language.schedule import Bind, Split
 from baregrad.kernel.planning.common.decisions import powers_from
 from baregrad.kernel.planning.gpu.gpu_plan import GpuPlan, Way
-from baregrad.kernel.planning.gpu.interleaved import short_rows
+from baregrad.kernel.planning.gpu.interleaved import short_rows, whole_words
 from baregrad.kernel.planning.gpu.transposes import turned_tiles, two_ways
 from baregrad.kernel.planning.gpu.windows import window_tiles
 
@@ -95,5 +95,5 @@ def _with_tail(
 # Those first that win where the model cannot tell two apart.
 WAYS: tuple[tuple[str, Find], ...] = (
     ("window tiles", window_tiles), ("turned tiles", turned_tiles), ("short rows", short_rows),
-    ("neighbours", _neighbours), ("two ways", two_ways),
+    ("whole words", whole_words), ("neighbours", _neighbours), ("two ways", two_ways),
 )

@@ -1,7 +1,12 @@
-"""Arrays of short rows on a GPU that others hold as planes: colours, pairs, coordinates.
+"""Arrays on a GPU whose neighbours lie apart in others: short rows and planes, packed words.
 
-Along the short axis one array has neighbours, and another one along a long axis. A thread has whole
-short rows, as many as fill accesses both ways: it moves a stretch of either array at once.
+Along a short axis, as of colours, pairs and coordinates, one array has neighbours, and another one
+along a long axis. A thread has whole short rows, as many as fill accesses both ways: it moves a
+stretch of either array at once.
+
+A word that is unpacked may have elements of several stretches of the output, as bytes whose halves
+are two. Threads that shared out the output would read each word several times, and what scales its
+elements as often: a thread has all that is in a few words.
 """
 
 from __future__ import annotations
@@ -12,7 +17,7 @@ from functools import partial
 from baregrad.base.bits import next_power_of_two
 from baregrad.ir.core.node import Node, extent_of
 from baregrad.kernel.facts.analysis import ArrayAccess, itemsize, iterations, op_flops
-from baregrad.kernel.language.schedule import Bind
+from baregrad.kernel.language.schedule import Bind, Reorder, Split
 from baregrad.kernel.planning.gpu.gpu_plan import MOST_LANES, GpuPlan, Way
 from baregrad.kernel.planning.gpu.windows import block_of
 
@@ -20,6 +25,8 @@ from baregrad.kernel.planning.gpu.windows import block_of
 MOST_SHORT, MOST_ELEMENTS = 8, 32
 # Operations on the elements of a thread, at most: each is code.
 MOST_OPS = 1 << 11
+# Bytes of a word; threads of a block that unpacks; operations on a thread's elements, at most.
+WORD_BYTES, BLOCK, MOST_WORD_OPS = 4, 256, 1 << 10
 
 
 def short_rows(plan: GpuPlan, axes: Sequence[Node]) -> Way | None:
@@ -106,3 +113,69 @@ def _short_axes(
         return []
     known = all(one.stride(axis) is not None for one in planes for axis in short)
     return short if known else []
+
+
+def whole_words(plan: GpuPlan, axes: Sequence[Node]) -> Way | None:
+    """All that is in some neighbouring words for each thread, where an output is made of words."""
+    known = all(isinstance(extent_of(axis), int) for axis in axes)
+    if not known or len(plan.facts.outs) != 1 or plan.facts.outs[0].arg.atomic:
+        return None
+    ordered = plan.by_stride(axes, plan.write)
+    words = _words(plan, ordered)
+    if words is None:
+        return None
+    shared = [axis for axis in ordered if axis not in words.axes]
+    word = next((axis for axis in reversed(ordered) if axis in words.axes), None)
+    inner = ordered[-1]
+    if word is None or inner not in shared or plan.write.stride(inner) != 1:
+        return None
+    size, many = iterations([inner]), iterations([word])
+    beside = plan.target.load_bytes // (size * itemsize(plan.write.array.dtype))
+    if plan.write.stride(word) != size or words.stride(word) != 1 or beside < 1 or many % beside:
+        return None
+    elements = iterations(shared) * beside
+    work = sum(op_flops(node) for node in plan.facts.order)
+    rest = [axis for axis in ordered if axis not in shared and axis is not word]
+    threads = many // beside
+    if elements > MOST_ELEMENTS or elements * work > MOST_WORD_OPS or not rest or BLOCK % threads:
+        return None
+    others = [axis for axis in shared if axis is not inner]
+    return partial(_lay_words, rest=rest, others=others, row=(word, inner), beside=beside)
+
+
+def _words(plan: GpuPlan, axes: Sequence[Node]) -> ArrayAccess | None:
+    """The read of words of which several elements along some axes are made; None for none."""
+    found = [
+        access for access in plan.facts.accesses
+        if not access.write and access.array.dtype.kind == "uint"
+        and itemsize(access.array.dtype) == WORD_BYTES
+    ]  # fmt: skip
+    if not found:
+        return None
+    most = max(found, key=lambda access: iterations([a for a in axes if a in access.axes]))
+    is_shared = any(axis not in most.axes for axis in axes)
+    return most if is_shared and most.axes <= frozenset(axes) else None
+
+
+def _lay_words(
+    plan: GpuPlan, rest: Sequence[Node], others: Sequence[Node], row: Sequence[Node], beside: int
+) -> None:
+    """Threads along words, `beside` of them each; `row`: the axes of words, and of what is in one.
+
+    others: axes of what else is in a word.
+    """
+    word, inner = row
+    lanes = beside * iterations([inner])
+    threads = iterations([word]) // beside
+    each = plan.joined(row)
+    outer = plan.joined(rest)
+    plan.because("{} words, and all that is in them, for each thread", beside)
+    plan.steps.append(Split(each, ((f"{each}_t", 0), (f"{each}_v", lanes))))
+    parts = (f"{outer}_o", 0), (f"{outer}_t", BLOCK // threads)
+    plan.steps.append(Split(outer, parts, masked=True))
+    names = [plan.name(axis) for axis in others]
+    order = f"{outer}_o", f"{outer}_t", f"{each}_t", *names, f"{each}_v"
+    plan.steps.append(Reorder(order))
+    units = {f"{outer}_o": "grid", f"{outer}_t": "thread_y", f"{each}_t": "thread",
+             **dict.fromkeys(names, "unroll"), f"{each}_v": "vector"}  # fmt: skip
+    plan.steps.extend(Bind(axis, unit) for axis, unit in units.items())

@@ -1,4 +1,4 @@
-"""Short rows that lie across another array: a thread moves whole ones, both ways at once."""
+"""What lies apart in another array: a thread moves whole short rows, and unpacks whole words."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from baregrad.ir.core.node import Node, alu, const, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.language.schedule import Bind, Split
+from baregrad.kernel.planning.first_schedule import choose
 from tests.kernel import kernels as k
-from tests.kernel.gpu_kernels import HOPPER, check_gpu
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered
+from tests.kernel.packed_products import unpacked
 
 # A machine that few threads keep busy, so that threads of small kernels have as much as of large.
 SMALL = replace(HOPPER, busy_threads=1)
@@ -103,3 +105,27 @@ def test_planes_alone_are_read_as_they_lie() -> None:
     value = alu(Ops.ADD, k.at(k.param(1, 64, 3, 4096), i, c, p), k.at(k.param(2, 3), c))
     kernel = k.kernel(k.out(k.param(0, 64, 3, 4096), value, i, c, p))
     assert accesses(kernel).count("ld.global.v4.f32") == 1
+
+
+@pytest.mark.parametrize("name", [
+    "Q4_K", *[pytest.param(name, marks=pytest.mark.slow) for name in ("Q6_K", "Q4_0", "Q2_K")],
+])  # fmt: skip
+def test_unpacked_numbers_are_right_at_every_level(name: str) -> None:
+    kernel = unpacked(name, 80, 512)
+    found = choose(kernel, HOPPER)
+    assert "all that is in them" in " ".join(found.why())
+    check_gpu(kernel, found.schedule)
+
+
+@pytest.mark.parametrize(("name", "stores"), [("Q4_K", 2), ("Q8_0", 1)])
+def test_two_words_fill_each_store(name: str, stores: int) -> None:
+    """Two words are 8 neighbours of each stretch, and so 16 bytes of each."""
+    kernel = unpacked(name, 14336, 4096)
+    _, program = lowered(kernel, choose(kernel, HOPPER).schedule)
+    code = render.get("ptx").render(program, HOPPER)
+    assert re.findall(r"\bst\.global\S*\.v(\d)\.b32", code) == ["4"] * stores
+    assert code.count("st.global") == stores
+
+
+def test_what_is_not_made_of_words_is_laid_out_along_the_output() -> None:
+    assert "all that is in them" not in " ".join(choose(k.elementwise(4096, 4096), HOPPER).why())
