@@ -90,7 +90,7 @@ def cholesky_factor(x: Tensor) -> Tensor:
 # --- LU -------------------------------------------------------------------------------------------
 
 
-class LUParts(NamedTuple):
+class LUOfRows(NamedTuple):
     """L (B, m, k), U (B, k, n) and the order of rows (B, m) by which x[order] = L @ U.
 
     swaps: (B, k), with which place each of the first ones swapped rows, in turn.
@@ -152,13 +152,13 @@ def take_rows(x: Tensor, places: Tensor) -> Tensor:
     return x.gather(1, index)
 
 
-def lu_factor(x: Tensor) -> LUParts:
+def lu_factor(x: Tensor) -> LUOfRows:
     """Factors of x (B, m, n), k = min(m, n), whose pivots are the largest of their column."""
     batch, rows, columns = x.shape
     count = min(rows, columns)
     if 0 in x.shape:
         order = Tensor.arange(rows, device=x.device).expand(batch, rows)
-        return LUParts(x[:, :, :count], x[:, :count], order, order[:, :count])
+        return LUOfRows(x[:, :, :count], x[:, :count], order, order[:, :count])
     width = block_of(count)
     size = math.ceil(count / width) * width
     # Rows of zeros are chosen after all others, and columns of zeros choose rows in their order.
@@ -181,7 +181,7 @@ def lu_factor(x: Tensor) -> LUParts:
     unit = Tensor.eye(high, size, dtype=x.dtype, device=x.device)
     lower = (take_rows(Tensor.cat(*lowers, dim=2), order) + unit)[:, :rows, :count]
     upper = Tensor.cat(*uppers, dim=1).triu()[:, :count, :columns]
-    return LUParts(lower, upper, order[:, :rows], Tensor.cat(*swaps, dim=1)[:, :count])
+    return LUOfRows(lower, upper, order[:, :rows], Tensor.cat(*swaps, dim=1)[:, :count])
 
 
 def first_zero(upper: Tensor) -> Tensor:
