@@ -260,7 +260,7 @@ def svd(A: Tensor, full_matrices: bool = True) -> SVD:  # noqa: N803
     def pull_left(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
         s, vh = made[1], made[2]
         inner = found.mH @ gradient
-        mixed = _symmetricover_gaps(inner, s) * s.unsqueeze(-2)
+        mixed = _symmetric_over_gaps(inner, s) * s.unsqueeze(-2)
         if A.is_complex():
             mixed = mixed + _turns(inner, s)
         beside = gradient / s.unsqueeze(-2)
@@ -273,7 +273,7 @@ def svd(A: Tensor, full_matrices: bool = True) -> SVD:  # noqa: N803
     def pull_right(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
         u, s = made[0], made[1]
         inner = found @ gradient.mH
-        mixed = s.unsqueeze(-1) * _symmetricover_gaps(inner, s)
+        mixed = s.unsqueeze(-1) * _symmetric_over_gaps(inner, s)
         if A.is_complex():
             mixed = mixed - _turns(inner, s)
         return (u @ (mixed @ found),)
@@ -288,7 +288,7 @@ def svd(A: Tensor, full_matrices: bool = True) -> SVD:  # noqa: N803
     return SVD(u, made[1], made[2])
 
 
-def _symmetricover_gaps(x: Tensor, values: Tensor) -> Tensor:
+def _symmetric_over_gaps(x: Tensor, values: Tensor) -> Tensor:
     """J + J.mH of J = x / (s_j**2 - s_i**2) off the diagonal."""
     column, row = values.unsqueeze(-2), values.unsqueeze(-1)
     made = over_gaps(x, (column - row) * (column + row))
