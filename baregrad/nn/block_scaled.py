@@ -196,7 +196,7 @@ def _in_blocks(x: BlockScaled) -> Tensor:
 def _format_of(format: str | BlockFormat) -> BlockFormat:
     if isinstance(format, BlockFormat):
         return format
-    found = FORMATS.get(format)
+    found = FORMATS.get(format) if isinstance(format, str) else None
     if found is None:
         raise ArgumentError("no such block format", found=repr(format), wanted=", ".join(FORMATS))
     return found

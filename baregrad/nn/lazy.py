@@ -155,6 +155,10 @@ class _Lazy(Module):
     is_unmade = True
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
+        try:
+            inspect.signature(self._KIND).bind(1, *args, **kwargs)
+        except TypeError as error:
+            raise self._refused(error) from error
         self._given = args, kwargs
         # Parameters and buffers without values, made where somebody asks for them.
         self._waiting: dict[str, Tensor] | None = None
@@ -188,7 +192,10 @@ class _Lazy(Module):
     def _plain(self, extent: int, device: str | None = None) -> Module:
         given, named = self._given
         kind: Any = self._KIND
-        made: Module = kind(extent, *given, **({"device": device} | named))
+        try:
+            made: Module = kind(extent, *given, **({"device": device} | named))
+        except TypeError as error:
+            raise self._refused(error) from error
         return made
 
     def _fitting(self, state: Mapping[str, Tensor], prefix: str, strict: bool) -> Module | None:
@@ -206,6 +213,12 @@ class _Lazy(Module):
                 with unmoved() if strict or whole else nullcontext():
                     return self._plain(extent * groups if self._SIDE else extent)
         return least if strict else None
+
+    def _refused(self, error: TypeError) -> ArgumentError:
+        return ArgumentError(
+            f"{type(self).__name__} takes what {self._KIND.__name__} takes but its first",
+            found=str(error),
+        )
 
     def _least(self) -> Module:
         """The plain layer of fewest channels; nothing is drawn for it."""

@@ -48,10 +48,16 @@ def has_momentum(group: ParamGroup) -> bool:
     return isinstance(momentum, Tensor) or momentum > 0
 
 
+def _is_followed() -> bool:
+    """Whether what happens now is made a function of: replays would find memory as they left it."""
+    watching = current_session().watching
+    return bool(watching.transforming) or watching.isolated is not None
+
+
 def zeros_beside(p: Tensor) -> Tensor:
     """Zeros of the shape of a parameter, in memory of their own."""
     shape = p.shape
-    if p.is_paired or current_session().watching.transforming:
+    if p.is_paired or _is_followed():
         return p.zeros_like()
     if not all(isinstance(extent, int) for extent in shape) or p.dtype.bits < 8:
         return p.zeros_like()
@@ -155,7 +161,7 @@ class Optimizer:
                 for p in group["params"]
                 if p.grad is not None
             ]
-            if len(self._states) > known and not current_session().watching.transforming:
+            if len(self._states) > known and not _is_followed():
                 self._settle(found)
         return found
 

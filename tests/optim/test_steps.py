@@ -444,3 +444,24 @@ def test_rprop_grows_its_steps_in_the_parameters_dtype() -> None:
         (x * 1.0).sum().backward()
         optimiser.step()
     assert abs(x.item() - (3.0 - 0.1 - 0.1 * 1.2)) < 1e-14
+
+
+@pytest.mark.parametrize("kind", [optim.Adam, optim.RMSprop, optim.Adadelta])
+def test_one_that_a_captured_function_makes_begins_anew_each_time(kind: Any) -> None:
+    @jit
+    def trained(x: Tensor, start: Tensor) -> Tensor:
+        w = start.detach().clone().requires_grad_()
+        optimizer = kind([w], lr=0.1)
+        for _ in range(2):
+            (w * w * x).sum().backward()
+            optimizer.step()
+        return w.detach()
+
+    x, start = Tensor([0.5, 1.0, 2.0]).realize(), Tensor([1.0, 2.0, 3.0]).realize()
+    w = torch.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    theirs = getattr(torch.optim, kind.__name__)([w], lr=0.1)
+    for _ in range(2):
+        (w * w * torch.tensor([0.5, 1.0, 2.0])).sum().backward()
+        theirs.step()
+    for _ in range(5):
+        np.testing.assert_allclose(trained(x, start).numpy(), w.detach().numpy(), rtol=1e-5)

@@ -131,7 +131,9 @@ def _parts(value: Any) -> tuple[str, list[Any]]:
         return kind.__name__, [each for item in value.items() for each in item]
     if kind in (set, frozenset) and all(type(each) in _PLAIN for each in value):
         return kind.__name__, sorted(value, key=lambda each: (type(each).__name__, repr(each)))
-    if isinstance(value, _NAMED):
+    if isinstance(getattr(value, "__self__", None), (types.ModuleType, type(None))) and isinstance(
+        value, _NAMED
+    ):
         module = getattr(value, "__module__", None) or "numpy"
         return f"named {module}.{getattr(value, '__qualname__', value.__name__)}", []
     if isinstance(value, DType):
@@ -144,7 +146,8 @@ def _parts(value: Any) -> tuple[str, list[Any]]:
 
 
 def _of_function(function: types.FunctionType) -> tuple[str, list[Any]]:
-    if not _is_ours(function.__module__):
+    # Not by its `__module__`, which a wrapper takes over from what it wraps.
+    if not _is_ours(function.__globals__.get("__name__", "")):
         raise Unnamed(f"the function {function.__qualname__}")
     code = function.__code__
     cells = [cell.cell_contents for cell in function.__closure__ or ()]

@@ -87,7 +87,7 @@ class KeptCapture:
         told = {name: repr(values[name]) for name in sorted(values) if name not in _ASIDE}
         self._key = key_of(
             "replay-1", backend.kept_environment, source_fingerprint(ROOMS), backend.name,
-            json.dumps([told, grad_enabled()]), identity.text,
+            json.dumps([told, repr(grad_enabled())]), identity.text,
         )  # fmt: skip
 
     @classmethod

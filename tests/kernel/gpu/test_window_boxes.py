@@ -93,8 +93,8 @@ def small_boxes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products for groups of warps whose panels are boxes, of the smallest tiles."""
     ranked = gemm_mma.ranked_groups
 
-    def boxes_alone(*given: Any) -> list[Any]:
-        found = [one for one in ranked(*given) if one.boxes]
+    def boxes_alone(*given: Any, **named: Any) -> list[Any]:
+        found = [one for one in ranked(*given, **named) if one.boxes]
         cheap = [one._replace(cycles=one.tile.m * one.tile.n / 1e6 + one.slots) for one in found]
         return sorted(cheap, key=lambda one: one.cycles)
 

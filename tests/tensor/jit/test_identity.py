@@ -31,13 +31,14 @@ def test_what_has_no_name_for_others_is_refused(monkeypatch: pytest.MonkeyPatch)
     view, lazy = x[1:], x + 1
     leaf = Tensor.ones(2).contiguous().realize().requires_grad_()
     thread, objects = object(), np.array([x], object)
+    looked_up = {"a": 1}.get
     refused = [
         lambda a: a + view, lambda a: a + lazy, lambda a: a + leaf,
-        lambda a: (a, thread), lambda a: (a, objects),
+        lambda a: (a, thread), lambda a: (a, objects), lambda a: (a, looked_up),
     ]  # fmt: skip
     given = Tensor.ones(3).contiguous().realize()
     assert named(lambda a: a + x, given)
-    assert [named(each, given) for each in refused] == [False] * 5
+    assert [named(each, given) for each in refused] == [False] * 6
     assert not named(lambda a, b: a + b, given, given)
     assert not named(lambda a: a + x, x)
     monkeypatch.setattr(identity, "_OURS", ("baregrad.tensor.",))

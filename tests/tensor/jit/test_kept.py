@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from baregrad.engine.canonical import bind
 from baregrad.engine.session import Session, use_session
 from baregrad.ir.core.index import variable
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.grad_mode import autocast
 from baregrad.tensor.jit import identity, kept
 from baregrad.tensor.jit.jit import Jit
 
@@ -244,3 +246,15 @@ def test_a_changed_surrounding_is_learnt_anew() -> None:
     weight = np.random.default_rng(5).standard_normal((WIDTH, WIDTH)).astype(np.float32)
     wanted = np.maximum(np.ones((2, WIDTH)) @ weight, 0).sum(0) * 4
     np.testing.assert_allclose(second, wanted, rtol=1e-5)
+
+
+def test_a_capture_in_autocast_is_one_of_its_own() -> None:
+    def run(within: bool) -> Any:
+        jitted = Jit(Layer().step(), is_ours=True)
+        x = Tensor(np.ones((8, WIDTH), np.float32))
+        with autocast() if within else nullcontext():
+            return jitted(x, bind(ROWS, 2))[0].float().numpy()
+
+    for within in (True, False):
+        kept = [in_process(lambda: run(within))[0].tobytes() for _ in range(2)]  # noqa: B023
+        assert kept[0] == kept[1]
