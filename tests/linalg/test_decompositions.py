@@ -462,3 +462,17 @@ def test_bad_arguments_are_refused() -> None:
         linalg.qr(Tensor.ones(3, 2, requires_grad=True), "complete").R.sum().backward()
     with pytest.raises(AttributeError, match="'inv'"):
         linalg.inverse  # noqa: B018 - the name is what is tested
+
+
+def test_singular_vectors_of_parts_far_below_the_whole_are_orthogonal() -> None:
+    count = 67
+    matrix = np.diag(10.0 ** -np.linspace(0, 30, count))
+    matrix += np.diag(10.0 ** -np.linspace(0, 28, count - 1), 1)
+    for made in (matrix, np.ones((count, count))):
+        array = made.astype(np.float32)
+        for function in (linalg.svd, jit(linalg.svd)):
+            left, values, right = (part.numpy() for part in function(Tensor(array)))
+            wanted = np.linalg.svd(array.astype(np.float64), compute_uv=False)
+            np.testing.assert_allclose(values, wanted, atol=1e-6 * wanted[0])
+            for vectors in (left, right):
+                np.testing.assert_allclose(vectors @ vectors.T, np.eye(count), atol=1e-5)

@@ -22,7 +22,7 @@ from baregrad.tensor.ops.shapes import stored
 _STEPS = 4
 _MOST_REPLAYS = 30
 # Replays in a captured function, which cannot ask whether it needs another.
-_REPLAYS_CAPTURED = 6
+_REPLAYS_CAPTURED = 16
 
 
 class Poles(NamedTuple):

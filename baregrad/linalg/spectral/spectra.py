@@ -97,7 +97,10 @@ def singular_factor(x: Tensor, width: int) -> tuple[Tensor, Tensor, Tensor]:
         outer, square = qr_factor(square, width)
         square = stored(square[:, :count])
     made = made_bidiagonal(finite(square))
-    left, values, right = divided_rows(made.diagonal, made.above)
+    # In float64: squares of what is small beside the whole are no normal numbers of float32, and
+    # vectors made of them are not orthogonal.
+    parts = divided_rows(made.diagonal.double(), made.above.double())
+    left, values, right = (part.cast(x.dtype) for part in parts)
     left = turned_back(left, made.left, made.size)
     right = turned_back(right, made.right, made.size)
     if outer is not None:
