@@ -216,7 +216,7 @@ class _Lazy(Module):
 
     def _refused(self, error: TypeError) -> ArgumentError:
         return ArgumentError(
-            f"{type(self).__name__} takes what {self._KIND.__name__} takes but its first",
+            f"{type(self).__name__} takes the arguments of {self._KIND.__name__} but the first",
             found=str(error),
         )
 

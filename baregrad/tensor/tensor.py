@@ -234,7 +234,7 @@ _OTHER_MAKERS: frozenset[Callable[..., Any]] = frozenset({
 # What looks at a shape alone.
 _LOOKS: frozenset[Callable[..., Any]] = frozenset({
     complex_numbers.is_complex, shapes.dim, shapes.element_size, shapes.numel, shapes.size,
-    shapes.stride, shapes.is_contiguous, shapes.as_format,
+    shapes.stride, shapes.is_contiguous,
 })  # fmt: skip
 
 

@@ -16,7 +16,6 @@ from baregrad.apps.beside.draws import Draw
 from baregrad.apps.beside.ours import Ours
 from baregrad.apps.beside.peer import Peer
 from baregrad.apps.beside.work import SideWork
-from baregrad.tensor import Tensor
 from baregrad.tensor.ops.shapes import channels_last
 
 # Sets of inputs take so much together that no cache holds what the next call reads.
@@ -69,18 +68,16 @@ class TensorCase:
         function = self.ours
         if self.wanted:
             function = our_side.with_gradients(function, self.wanted, self.is_scalar, self.alone)
-        sets = [
-            [self._ours_laid_out(side.tensor(draw, random)) for draw in self.inputs]
-            for random in self._seeds()
-        ]
+        layout = channels_last if self.channels_last == "both" else None
+        sets = self._sets(
+            lambda draw, random: _laid_out(side.tensor(draw, random), layout).realize()
+        )
         return replace(side.repeated(function, sets, self.shown, self.is_eager), facts=self.facts)
 
     def on_peer(self, side: Peer) -> SideWork:
         """Return the work on PyTorch's side, with the exact results."""
-        sets = [
-            [self._laid_out(side, side.tensor(draw, random)) for draw in self.inputs]
-            for random in self._seeds()
-        ]
+        layout = side.torch.channels_last if self.channels_last else None
+        sets = self._sets(lambda draw, random: _laid_out(side.tensor(draw, random), layout))
         function = self._of_peer(side, self.is_compiled)
         work = side.repeated(function, sets, self.shown, self.is_eager)
         if not self.exact:
@@ -114,15 +111,13 @@ class TensorCase:
 
         return plain
 
-    def _laid_out(self, side: Peer, tensor: Any) -> Any:
-        if self.channels_last and tensor.ndim == 4:
-            return tensor.to(memory_format=side.torch.channels_last)
-        return tensor
+    def _sets(self, make: Callable[[Draw, np.random.Generator], Any]) -> list[list[Any]]:
+        """As many sets of inputs as a run goes over, drawn alike on both sides."""
+        seeds = [np.random.default_rng(number) for number in range(self.copies)]
+        return [[make(draw, random) for draw in self.inputs] for random in seeds]
 
-    def _ours_laid_out(self, tensor: Tensor) -> Tensor:
-        if self.channels_last == "both" and tensor.ndim == 4:
-            return tensor.to(memory_format=channels_last).realize()
-        return tensor
 
-    def _seeds(self) -> list[np.random.Generator]:
-        return [np.random.default_rng(number) for number in range(self.copies)]
+def _laid_out(tensor: Any, layout: Any) -> Any:
+    if layout is None or tensor.ndim != 4:
+        return tensor
+    return tensor.to(memory_format=layout)

@@ -131,9 +131,8 @@ def _parts(value: Any) -> tuple[str, list[Any]]:
         return kind.__name__, [each for item in value.items() for each in item]
     if kind in (set, frozenset) and all(type(each) in _PLAIN for each in value):
         return kind.__name__, sorted(value, key=lambda each: (type(each).__name__, repr(each)))
-    if isinstance(getattr(value, "__self__", None), (types.ModuleType, type(None))) and isinstance(
-        value, _NAMED
-    ):
+    # What a builtin is bound to has no part in its name.
+    if isinstance(value, _NAMED) and _is_free(value):
         module = getattr(value, "__module__", None) or "numpy"
         return f"named {module}.{getattr(value, '__qualname__', value.__name__)}", []
     if isinstance(value, DType):
@@ -143,6 +142,10 @@ def _parts(value: Any) -> tuple[str, list[Any]]:
             raise Unnamed("a graph over arrays")
         return f"node {stable_repr(value)}", []
     return _of_object(value, kind)
+
+
+def _is_free(function: Any) -> bool:
+    return isinstance(getattr(function, "__self__", None), types.ModuleType | None)
 
 
 def _of_function(function: types.FunctionType) -> tuple[str, list[Any]]:

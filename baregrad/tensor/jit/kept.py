@@ -21,18 +21,17 @@ from baregrad.engine.capture import Replay, is_plain
 from baregrad.engine.compiler import source_fingerprint
 from baregrad.engine.kept.replays import Wanted, replay_from_text, replay_to_text
 from baregrad.engine.session import Session
-from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.ir.text.parse import dtype_name, dtypes_by_name
 from baregrad.tensor.array.core import realize_storages
 from baregrad.tensor.array.grad_mode import grad_enabled
-from baregrad.tensor.array.storage import Storage, buffer_node
+from baregrad.tensor.array.storage import Storage
 from baregrad.tensor.jit.closure import Surroundings
 from baregrad.tensor.jit.identity import ROOMS, FunctionIdentity, Unnamed
-from baregrad.tensor.jit.parts import Call
+from baregrad.tensor.jit.parts import Call, part_shared
 from baregrad.tensor.jit.results import Hole, Place, Results
-from baregrad.tensor.jit.state import State, States, copied, read_by_others
+from baregrad.tensor.jit.state import State, States, read_by_others
 
 if TYPE_CHECKING:
     from baregrad.tensor.jit.entry import Entry
@@ -169,13 +168,9 @@ class KeptCapture:
 
 def _part(changing: Sequence[Storage]) -> None:
     """Give memory of its own to what replays write over and something else reads."""
-    seen = {*read_by_others({storage: storage.node for storage in changing})}
-    for storage in changing:
-        ref: BufferRef = storage.node.arg
-        handle = ref.handle
-        if handle.shared or handle.readonly or id(handle) in seen:
-            storage.hold(buffer_node(ref._replace(handle=copied(handle)), storage.node.dtype))
-        seen.add(id(handle))
+    taken = read_by_others({storage: storage.node for storage in changing})
+    handles = [storage.node.arg.handle for storage in changing]
+    part_shared(changing, taken | {id(one) for one in handles if one.shared or one.readonly})
 
 
 def _template_to_table(results: Results) -> list[Any] | None:

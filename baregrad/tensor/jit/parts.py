@@ -184,9 +184,12 @@ class Histories:
                 storage.hold(node)
 
 
-def part_shared(storages: Iterable[Storage]) -> None:
-    """Give memory of its own to what lies where another of these storages does."""
-    seen: set[int] = set()
+def part_shared(storages: Iterable[Storage], taken: Iterable[int] = ()) -> None:
+    """Give memory of its own to what lies where another of these storages does.
+
+    taken: ids of handles that none of them is to have.
+    """
+    seen = set(taken)
     for storage in storages:
         node = storage.node
         if node.op is not Ops.BUFFER:

@@ -100,14 +100,13 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     depth_tile = min(DEPTH, previous_power_of_two(k))
     slots = SLOTS if ahead else 2
     nbytes = plan.target.shared_bytes_per_block
-    every = TILES if min(m, n) >= LEAST_SIDE else _narrow(plan, factors)
+    is_narrow = min(m, n) < LEAST_SIDE
+    every = _narrow(plan, factors) if is_narrow else TILES
     room = {each: nbytes // _nbytes_of_group(each, factors, depth_tile, slots) for each in every}
     tiles = [tile for tile in every if room[tile]]
     if not tiles:
         return False
-    best = tiles[0]
-    if min(m, n) >= LEAST_SIDE:
-        best = _tile(tiles, m, n, outside, plan.target.busy_blocks)
+    best = tiles[0] if is_narrow else _tile(tiles, m, n, outside, plan.target.busy_blocks)
     options = [best, *[each for each in tiles if each is not best]]
     tile = plan.pick("thread tile", options, lambda each: f"{each.m}x{each.n}")
     plan.grid(factors.shared)
