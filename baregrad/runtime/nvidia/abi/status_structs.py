@@ -127,9 +127,11 @@ GPU_INFO_64, GPU_INFO_65, GPU_INFO_66, GPU_INFO_70 = map(_gpu_info, (64, 65, 66,
 
 def _nvlinks(nbytes: int, begin: int, count: int, each: int) -> Struct:
     """Return the struct of a release with so many links of so many bytes."""
+    wide = "16 u64 enabledLinks.masks[0]" if begin > 16 else ""
     return struct("NV2080_CTRL_CMD_NVLINK_GET_NVLINK_STATUS_PARAMS",
                   "ctrl/ctrl2080/ctrl2080nvlink.h:438", nbytes, f"""
         0  u32 enabledLinkMask
+        {wide}
         {begin} bytes[{count * each}] linkInfo
     """)
 

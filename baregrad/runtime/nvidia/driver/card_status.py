@@ -36,6 +36,13 @@ _INSTRUCTION_NBYTES = 44
 _MIG_MODES = ("not offered", "on", "off", "on after a reset", "off after a reset")
 _COMPUTE_MODES = ("Default", "Exclusive_Thread", "Prohibited", "Exclusive_Process")
 _RECOVERY = ("None", "Reset", "Reboot", "Drain P2P", "Drain and Reset")
+_WIDE_MASK = "enabledLinks.masks[0]"
+_LINK_NBYTES = 40
+# A link without traffic falls asleep, and wakes by itself when there is some. What is at its other
+# end plays no part: a machine may not see the switch there.
+_WORKING = (
+    nv.NV2080_CTRL_NVLINK_STATUS_LINK_STATE_ACTIVE, nv.NV2080_CTRL_NVLINK_STATUS_LINK_STATE_SLEEP,
+)  # fmt: skip
 _SHARED = ("clocks", "held_back", "power", "load", "fans_rpm")
 
 
@@ -60,7 +67,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class NvLinks:
-    """A GPU's links to others: those that are switched on, that work, and bytes a second of one."""
+    """A GPU's links to others: those switched on, those that work, one's line rate in bytes/s."""
 
     enabled: int
     active: int
@@ -253,17 +260,18 @@ def _link(card: Card) -> Link:
 def _nvlinks(card: Card) -> NvLinks:
     record = _ask(card, nv.NV2080_CTRL_CMD_NVLINK_GET_NVLINK_STATUS, "nvlinks")
     told = record.data("linkInfo")
-    each = len(told) // NVLINK_ROOM[len(told)]
-    active = rate = 0
-    for number in range(32):
-        at = number * each
-        # linkState, connected and nvlinkLinkDataRateKiBps lie there in every release.
-        state, connected = int.from_bytes(told[at + 8 : at + 12], "little"), told[at + 56]
-        works = state == nv.NV2080_CTRL_NVLINK_STATUS_LINK_STATE_ACTIVE and connected == 1
-        if record["enabledLinkMask"] >> number & 1 and works:
-            active += 1
-            rate = max(rate, int.from_bytes(told[at + 48 : at + 52], "little") << 10)
-    return NvLinks(record["enabledLinkMask"].bit_count(), active, rate)
+    room = NVLINK_ROOM[len(told)]
+    enabled = record["enabledLinkMask"]
+    if _WIDE_MASK in record.struct.fields:
+        enabled |= record[_WIDE_MASK]
+    rates = []
+    for number in range(room):
+        # subLinkWidth, linkState and nvlinkLineRateMbps lie there in every release.
+        one = told[number * (len(told) // room) :][:_LINK_NBYTES]
+        lanes, state, mbits = one[5], *struct.unpack_from("<8xI24xI", one)
+        if enabled >> number & 1 and state in _WORKING:
+            rates.append(mbits * lanes * 1_000_000 // 8)
+    return NvLinks(enabled.bit_count(), len(rates), max(rates, default=0))
 
 
 def _ecc(card: Card) -> bool:

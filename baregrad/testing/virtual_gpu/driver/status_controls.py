@@ -58,15 +58,15 @@ def _nothing(target: DriverObject, params: Arguments) -> None:
 
 
 def _nvlinks(target: DriverObject, params: Arguments) -> None:
-    """Four links are switched on, of which the second is down."""
+    """Four links are switched on: the second is down, the third asleep, no other end is seen."""
     each = {184 * 32: 184, 192 * 32: 192, 208 * 64: 208, 216 * 64: 216}
     size = each[len(params.data("linkInfo"))]
     links = b""
-    for state in (3, 1, 3, 3):
+    for state in (3, 1, 5, 3):
         one = bytearray(size)
+        one[5] = 2
         struct.pack_into("<I", one, 8, state)
-        struct.pack_into("<I", one, 48, 25_781_250)
-        one[56] = state == 3
+        struct.pack_into("<I", one, 36, 106_250)
         links += one
     params["enabledLinkMask"], params["linkInfo"] = 0xF, links
 

@@ -29,7 +29,7 @@ def test_everything_that_is_published_is_told_of_each_gpu() -> None:
     assert first.total_nbytes == GpuModel().memory_nbytes
     assert first.free_nbytes == first.usable_nbytes
     assert first.link is not None and (first.link.generation, first.link.most_lanes) == (5, 16)
-    assert first.nvlinks == NvLinks(4, 3, 25_781_250 * 1024)
+    assert first.nvlinks == NvLinks(4, 3, 26_562_500_000)
     assert (first.performance_state, first.ecc, first.errors) == ("P0", True, 0)
     assert (first.mig, first.compute_mode, first.recovery) == ("off", "Default", "None")
     assert first.processes is not None and [one.pid for one in first.processes] == [os.getpid()]
