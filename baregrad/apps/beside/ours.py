@@ -48,8 +48,9 @@ class Ours:
         return found.cast(draw.dtype).realize()
 
     def array(self, tensor: Tensor) -> Array:
-        """Return a result as NumPy has it; floats as float32 at least."""
-        if tensor.dtype.is_float and tensor.dtype not in (dtypes.float32, dtypes.float64):
+        """Return a result as NumPy has it; floats that it has not as float32."""
+        known = (dtypes.float16, dtypes.float32, dtypes.float64)
+        if tensor.dtype.is_float and tensor.dtype not in known:
             tensor = tensor.detach().cast(dtypes.float32)
         return tensor.detach().numpy()
 

@@ -56,9 +56,10 @@ class Peer:
         return drawn.to(getattr(self.torch, draw.dtype))
 
     def array(self, tensor: Any) -> Array:
-        """Return a result as NumPy has it; floats as float32 at least."""
+        """Return a result as NumPy has it; floats that it has not as float32."""
         torch = self.torch
-        if tensor.is_floating_point() and tensor.dtype not in (torch.float32, torch.float64):
+        known = (torch.float16, torch.float32, torch.float64)
+        if tensor.is_floating_point() and tensor.dtype not in known:
             tensor = tensor.float()
         return np.asarray(tensor.detach().cpu().numpy())
 

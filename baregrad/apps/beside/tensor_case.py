@@ -15,6 +15,7 @@ from baregrad.apps.beside import peer as peer_side
 from baregrad.apps.beside.draws import Draw
 from baregrad.apps.beside.ours import Ours
 from baregrad.apps.beside.peer import Peer
+from baregrad.apps.beside.roundings import rounding_mode
 from baregrad.apps.beside.work import SideWork
 from baregrad.tensor.ops.shapes import channels_last
 
@@ -31,7 +32,8 @@ class TensorCase:
     gradient of the result, unless `is_scalar`. With `alone`, gradients are the only results.
     `shown` makes of inputs and results what is compared, by methods that both sides have.
     `exact`: the dtype in which PyTorch computes the exact result, "" where results are compared
-    with PyTorch's own. `channels_last`: whose inputs of four axes lie so, of "", "torch" and
+    with PyTorch's own. `is_smooth`: nothing in it jumps, so that more roundings tell what each may
+    do to the results. `channels_last`: whose inputs of four axes lie so, of "", "torch" and
     "both". `is_eager`: nothing is replayed. `is_compiled`: PyTorch compiles its function. `sets`:
     over how many sets of inputs a run goes, 0 for as many as no cache holds. `flops` and `traffic`:
     operations and bytes of one call at least.
@@ -45,6 +47,7 @@ class TensorCase:
     alone: bool = False
     shown: Callable[..., Any] | None = None
     exact: str = "float64"
+    is_smooth: bool = False
     channels_last: str = ""
     is_eager: bool = False
     is_compiled: bool = False
@@ -83,17 +86,23 @@ class TensorCase:
         if not self.exact:
             return work
 
-        def exact() -> list[Array]:
-            wider = getattr(side.torch, self.exact)
-            inputs = [
-                tensor.to(wider) if tensor.is_floating_point() else tensor for tensor in sets[-1]
-            ]
+        def once(*inputs: Any) -> list[Array]:
             found = peer_side.tensors_of(self._of_peer(side)(*inputs))
             if self.shown is not None:
                 found = peer_side.tensors_of(self.shown(*inputs, *found))
             return [side.array(tensor) for tensor in found]
 
-        return replace(work, exact=exact)
+        def exact() -> list[Array]:
+            wider = getattr(side.torch, self.exact)
+            return once(*(
+                tensor.to(wider) if tensor.is_floating_point() else tensor for tensor in sets[-1]
+            ))
+
+        def rounded(seed: int) -> list[Array]:
+            with rounding_mode(side.torch, side.device, seed):
+                return once(*sets[-1])
+
+        return replace(work, exact=exact, rounded=rounded if self.is_smooth else None)
 
     def _of_peer(self, side: Peer, is_compiled: bool = False) -> Callable[..., Any]:
         function, torch = self.torch, side.torch

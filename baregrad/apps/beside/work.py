@@ -30,13 +30,15 @@ class SideWork:
     """Work that is ready: `run` does it, not waiting for its end; `outputs` gives its results.
 
     `calls`: how many times a run does the work, over as many sets of inputs. `exact` gives the
-    results in wider numbers, where a side can. `facts` are told beside the times.
+    results in wider numbers, where a side can, and `rounded` those of the same work with one more
+    rounding in each step, numbered by how they fall. `facts` are told beside the times.
     """
 
     run: Callable[[], Any]
     outputs: Callable[[], list[Array]]
     calls: int = 1
     exact: Callable[[], list[Array]] | None = None
+    rounded: Callable[[int], list[Array]] | None = None
     facts: dict[str, Any] = field(default_factory=dict)
 
 

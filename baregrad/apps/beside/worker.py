@@ -4,9 +4,9 @@
     python -m baregrad.apps.beside.worker torch cuda 0
 
 Questions: `prepare` names a module with `case_of(question)`, whose case becomes work; what it
-gives is kept under `folder`. `time` times that work, `copy` a copy of `count` numbers, and
-`product` one of matrices of `size`. Only the answers go to the process's own output; all else goes
-to its errors.
+gives is kept under `folder`, and so are its results with more roundings, `count` times, which
+`rounded` asks for. `time` times that work, `copy` a copy of `count` numbers, and `product` one of
+matrices of `size`. Only the answers go to the process's own output; all else goes to its errors.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from typing import Any, Protocol, TextIO
 
 import numpy as np
 
+from baregrad.apps.bench_measure import Array
 from baregrad.apps.beside.ours import Ours, opened
 from baregrad.apps.beside.peer import Peer
 from baregrad.apps.beside.work import SideWork, kept, time_work, warm_up
@@ -54,8 +55,8 @@ class SideWorker:
     def answer(self, question: Question) -> dict[str, Any]:
         """Do what is asked; raises whatever the work raises."""
         asked: dict[str, Callable[[Question], dict[str, Any]]] = {
-            "prepare": self._prepare, "time": self._time, "copy": self._copy,
-            "product": self._product,
+            "prepare": self._prepare, "rounded": self._rounded, "time": self._time,
+            "copy": self._copy, "product": self._product,
         }
         return asked[question["what"]](question)
 
@@ -70,13 +71,11 @@ class SideWorker:
         made = time.perf_counter()
         self.once = warm_up(work, self.side.wait)
         warm = time.perf_counter()
-        folder = Path(question["folder"])
         results = {"outputs": work.outputs}
         if work.exact is not None:
             results["exact"] = work.exact
         for name, outputs in results.items():
-            for number, array in enumerate(kept(outputs())):
-                np.save(folder / f"{name}{number}.npy", array)
+            _keep(question, name, outputs())
         # What the exact results took is not the other side's.
         self.side.forget()
         self.work = work
@@ -84,8 +83,16 @@ class SideWorker:
             work.facts["uncaptured"] = self.side.uncaptured
         return {
             "inputs_s": made - begin, "compile_s": warm - made, "once_s": self.once,
-            "calls": work.calls, "facts": work.facts,
+            "calls": work.calls, "facts": work.facts, "is_rounded": work.rounded is not None,
         }
+
+    def _rounded(self, question: Question) -> dict[str, Any]:
+        if self.work is None or self.work.rounded is None:
+            raise ArgumentError("no roundings are known", wanted="a question `prepare` before")
+        for number in range(question["count"]):
+            _keep(question, f"rounded{number}-", self.work.rounded(number))
+        self.side.forget()
+        return {}
 
     def _time(self, question: Question) -> dict[str, Any]:
         if self.work is None:
@@ -107,6 +114,11 @@ class SideWorker:
         self.work = None
         gc.collect()
         self.side.forget()
+
+
+def _keep(question: Question, name: str, arrays: list[Array]) -> None:
+    for number, array in enumerate(kept(arrays)):
+        np.save(Path(question["folder"]) / f"{name}{number}.npy", array)
 
 
 @contextmanager

@@ -105,6 +105,7 @@ def sweep_case(seed: int, row: int, largest: int = LARGEST, is_gpu: bool = False
     case = TensorCase(
         draws, ours, theirs, op.smooth if has_gradients else (), is_scalar=has_gradients,
         shown=None if op.shown is None else viewed(op.shown), is_eager=is_eager, sets=sets,
+        is_smooth=bool(op.smooth),
     )
     dtypes = [draw.dtype for draw in draws]
     tolerance = next((one for name, one in _TOLERANCES if name in dtypes), 0.0) * op.tolerance

@@ -1,8 +1,9 @@
 """`baregrad bench --suite sweep`: random work beside PyTorch's, in search of cliffs.
 
 Each row is one op or a few, of random sizes, dtypes and layouts, forward or with gradients, eager
-or replayed (PyTorch's as a CUDA graph). Values are compared with PyTorch's in float64, then both
-are timed by turns. A ratio is PyTorch's time by ours, so more is better; a row that fails counts
+or replayed (PyTorch's as a CUDA graph). Values are compared with PyTorch's in float64, and where
+those are far, with what one more rounding in each of PyTorch's steps does; then both are timed by
+turns. A ratio is PyTorch's time by ours, so more is better; a row that fails counts
 as 0. Each side is a process of its own. A row is the same for the same seed, number and --largest.
 """
 
@@ -197,6 +198,8 @@ def _line(record: Mapping[str, Any]) -> str:
         parts.append("(PyTorch's eager: it cannot be captured)")
     if record["wrong"]:
         parts.append(f"WRONG: error {record['error']:.1e}")
+    elif "rounding_error" in record:
+        parts.append(f"(error {record['error']:.1e}, of roundings {record['rounding_error']:.1e})")
     for key, label in (("failed", "FAILED: "), ("peer_failed", "PyTorch: ")):
         if key in record:
             parts.append(f"{label}{' '.join(record[key].split())[:300]}")

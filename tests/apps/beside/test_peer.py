@@ -146,7 +146,8 @@ def test_a_function_is_compiled_where_it_is_asked_for_and_the_exact_one_is_not()
     side.has_graphs = True
     side.torch = SimpleNamespace(
         compile=compile, autograd=torch.autograd, cuda=fake_cuda([], False),
-        float64=torch.float64, exp=torch.exp, from_numpy=torch.from_numpy, float32=torch.float32,
+        float16=torch.float16, float32=torch.float32, float64=torch.float64, exp=torch.exp,
+        from_numpy=torch.from_numpy,
     )
     work = case.on_peer(side)
     assert len(made) == 1

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from baregrad.apps.beside.two_sides import RowTask, TwoSides, _overflow
+from baregrad.apps.beside.two_sides import RowTask, TwoSides, _errors
+from baregrad.apps.sweep.cases import sweep_case
 
 pytest.importorskip("torch")
 
@@ -71,14 +72,43 @@ def test_a_side_that_cannot_begin_says_why() -> None:
 
 
 def test_what_overflows_on_both_sides_is_not_compared() -> None:
-    """Only where both have the same infinity, or both no number."""
+    """Only where both have the same infinity, or both no number; else ours must be a number."""
     inf, nan = np.inf, np.nan
-    exact, ours, theirs = (
-        np.array(row)
-        for row in ([9e4, 9e4, 1.0, 1.0, -9e4], [inf, nan, inf, nan, -inf],
-                    [inf, nan, 1.0, inf, inf])
-    )  # fmt: skip
-    _overflow(exact, ours, theirs)
-    np.testing.assert_array_equal(exact, [0, 0, 1, 1, -9e4])
-    np.testing.assert_array_equal(ours, [0, 0, inf, nan, -inf])
-    np.testing.assert_array_equal(theirs, [0, 0, 1, inf, inf])
+    exact, theirs = np.array([-9.0, 9.0, 1.0, 2.0]), np.array([inf, nan, 1.0, inf])
+    assert _errors(exact, np.array([inf, nan, 1.0, 2.5]), theirs) == [0.25, 0.0]
+    for ours in ([inf, nan, inf, 2.0], [nan, nan, 1.0, 2.0], [-inf, nan, 1.0, 2.0]):
+        error, of_theirs = _errors(exact, np.array(ours, np.float16), theirs)
+        assert error > 7000
+        assert of_theirs == 0
+    # One of the others is enough, whichever it is.
+    for others in ((theirs, exact), (exact, theirs)):
+        assert _errors(exact, np.array([inf, nan, 1.0, inf]), *others)[0] == 0
+
+
+def test_infinities_are_right_from_where_a_dtype_rounds_to_them() -> None:
+    exact = np.array([65000.0, 1e9])
+    for ours, wanted in (([65504, np.inf], 504), ([np.inf, np.inf], 520), ([65024, 65504], 24)):
+        found = _errors(exact, np.array(ours, np.float16), np.array([1e4, 1e4]))
+        np.testing.assert_allclose(found[0], wanted / 65520, rtol=1e-4)
+
+
+def test_what_roundings_of_each_step_do_is_no_error(contest: TwoSides) -> None:
+    """Gradients of squares of bfloat16: ours round the factor 0.1 too, and err by 1.7 %."""
+    case = sweep_case(271126, 280, is_gpu=True)
+    question = {"module": "baregrad.apps.sweep.cases", "seed": 271126, "row": 280,
+                "largest": 1 << 26, "is_gpu": True}  # fmt: skip
+    record = contest.run(RowTask(case.text, question, case.tolerance, is_brief=True))
+    assert record["error"] > max(case.tolerance, 2 * record["peer_error"])
+    assert not record["wrong"]
+    assert record["error"] < 2 * record["rounding_error"] < 0.1
+
+
+@pytest.mark.parametrize("row,is_wrong", [
+    ("magnified", False), ("magnified, wrong", True), ("jumps", True),
+])
+def test_roundings_are_allowed_as_far_as_steps_magnify_them(
+    contest: TwoSides, row: str, is_wrong: bool
+) -> None:
+    record = contest.run(task(row))
+    assert record["wrong"] is is_wrong
+    assert ("rounding_error" in record) is (row != "jumps")

@@ -1,0 +1,42 @@
+"""What rounding alone may do to a function of PyTorch's: its ops with one more rounding each.
+
+A result that is far from the exact one is no error where the function magnifies what each of its
+steps rounds off: 1 - y * y near y = 1, or a sum whose terms cancel. The model of that: whatever an
+op gives, forward and backward, is off by as much as half a unit in the last place of its dtype
+once more, up or down at random.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def rounding_mode(torch: Any, device: str, seed: int) -> Any:
+    """A context in which PyTorch's ops round once more, in directions that `seed` decides."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def rounded(value: Any, returned: Any) -> Any:
+        # What an op changes in place, or shows of another, is that other's memory.
+        if not isinstance(value, torch.Tensor) or returned.alias_info is not None:
+            return value
+        if not value.is_floating_point():
+            return value
+        half = torch.finfo(value.dtype).eps / 2
+        off = torch.rand(value.shape, generator=generator, dtype=torch.float64, device=device)
+        return (value.double() * (1 + half * (2 * off - 1))).to(value.dtype)
+
+    class Roundings(TorchDispatchMode):  # type: ignore[misc, unused-ignore]
+        """Ops of PyTorch's, each of whose results of floats is rounded again."""
+
+        def __torch_dispatch__(
+            self, op: Any, types: Any, inputs: Any = (), options: Any = None
+        ) -> Any:
+            found = op(*inputs, **(options or {}))
+            returns = op._schema.returns
+            if isinstance(found, tuple | list) and len(found) == len(returns):
+                return type(found)(map(rounded, found, returns))
+            return rounded(found, returns[0]) if len(returns) == 1 else found
+
+    return Roundings()
