@@ -308,7 +308,9 @@ def slogdet(A: Tensor) -> SLogDet:  # noqa: N803
         with no_grad():
             factors = _factors(given, lower, upper, order)
         one = Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(*A.shape)
-        return _solve(A, one, factors)
+        # Not corrected, as for `det`: the error is of one matrix next to A, and so cancels where A
+        # is a product, in which sums of corrected columns leave it.
+        return _solve(A, one, factors, is_corrected=False)
 
     def pull(_: Tensor, gradient: Tensor) -> tuple[Tensor]:
         return (gradient.unsqueeze(-1).unsqueeze(-1) * inverse().mH,)
