@@ -16,13 +16,18 @@ import stat
 import struct
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 _MAGIC = b"BGCACHE\x01"
 _HEADER = struct.Struct("<8sQ32s")
 _SHARDS = 256
 _DAY_S = 86400.0
+PACKAGE = Path(__file__).resolve().parent.parent
+# What of the package is changed later may not be what this process runs.
+LOADED_NS = time.time_ns()
+# Times of files may lie behind other clocks by a few milliseconds.
+_TICK_NS = 10_000_000
 
 
 def key_of(*parts: bytes | str) -> str:
@@ -36,6 +41,31 @@ def key_of(*parts: bytes | str) -> str:
         digest.update(struct.pack("<Q", len(data)))
         digest.update(data)
     return digest.hexdigest()
+
+
+def is_text_there() -> bool:
+    """Whether the package lies in a folder as text: not in an archive, nor compiled alone."""
+    return (PACKAGE / "dtypes.py").is_file()
+
+
+def source_fingerprint(rooms: Sequence[str]) -> str:
+    """A hash of the text of rooms and files of the package, for keys of what they make.
+
+    Where some of it was changed since this process came, the text may not be what runs here: the
+    hash is of this process alone then, and no other one has it.
+    """
+    hasher = hashlib.sha256()
+    changed_ns = 0
+    for room in rooms:
+        path = PACKAGE / room
+        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
+            hasher.update(file.relative_to(PACKAGE).as_posix().encode())
+            with file.open("rb") as text:
+                hasher.update(text.read())
+                changed_ns = max(changed_ns, os.fstat(text.fileno()).st_ctime_ns)
+    if changed_ns > LOADED_NS - _TICK_NS:
+        hasher.update(f"{os.getpid()} {LOADED_NS}".encode())
+    return hasher.hexdigest()
 
 
 class DiskCache:

@@ -8,15 +8,13 @@ text of our own compiler, so that no stale program can ever be found.
 from __future__ import annotations
 
 import copy
-import hashlib
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from baregrad.assemble.cache import DiskCache, key_of
+from baregrad.assemble.cache import DiskCache, key_of, source_fingerprint
 from baregrad.base.errors import BaregradError, ChangedPipeline, CompilerBug, ScheduleError
 from baregrad.base.options import options
 from baregrad.base.tracing import span
@@ -42,7 +40,10 @@ if TYPE_CHECKING:
 # A kernel, and the schedule that a search has found for it.
 Job = tuple[Node, "Schedule | None"]
 
-_COMPILER_ROOMS = (
+# The rooms, and what lies beside them, whose text decides what a program is.
+COMPILER_ROOMS = (
+    "base",
+    "target",
     "ir",
     "kernel",
     "render",
@@ -209,7 +210,7 @@ class Compiler:
     def environment(self) -> str:
         """Everything but the kernel that decides what a program is, as one text."""
         parts = (stable_repr(self.target), self.renderer.name, self.assembler.version)
-        return "|".join((*parts, source_fingerprint()))
+        return "|".join((*parts, source_fingerprint(COMPILER_ROOMS)))
 
     def compile(self, kernel: Node, schedule: Schedule | None = None) -> Program:
         """Compile a KERNEL, whatever the caches hold, under a schedule or the first one.
@@ -456,15 +457,3 @@ def _slots_read(kernel: Node) -> set[int]:
         for node in toposort(kernel)
         if node.op is Ops.INDEX and node.src[0].op is Ops.PARAM
     }
-
-
-def source_fingerprint(rooms: Sequence[str] = _COMPILER_ROOMS) -> str:
-    """A hash of the text of rooms and files: of everything that takes part in compiling."""
-    package = Path(__file__).resolve().parent.parent
-    hasher = hashlib.sha256()
-    for room in rooms:
-        path = package / room
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            hasher.update(file.name.encode())
-            hasher.update(file.read_bytes())
-    return hasher.hexdigest()

@@ -10,16 +10,19 @@ import sys
 import threading
 import time
 import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from baregrad.assemble import cache as module
 from baregrad.assemble import default_cache
-from baregrad.assemble.cache import DiskCache, key_of
+from baregrad.assemble.cache import DiskCache, key_of, source_fingerprint
 from baregrad.base.options import options
 
 KEY = key_of("a key")
+ROOMS = ("room", "beside.py")
 
 
 def entries(folder: Path) -> list[Path]:
@@ -283,3 +286,53 @@ def test_the_options_choose_the_cache(tmp_path: Path) -> None:
         cache = default_cache()
         assert cache is not None
         assert cache.folder == tmp_path
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("room/one.py", "room/below/two.py", "beside.py", "other/three.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    monkeypatch.setattr(module, "PACKAGE", tmp_path)
+    monkeypatch.setattr(module, "LOADED_NS", 1 << 62)
+    return tmp_path
+
+
+def test_every_text_of_the_rooms_counts_and_no_other(package: Path) -> None:
+    whole = source_fingerprint(ROOMS)
+    for name in ("room/one.py", "room/below/two.py", "beside.py", "other/three.py"):
+        (package / name).write_text("changed")
+        assert (source_fingerprint(ROOMS) == whole) == name.startswith("other")
+        (package / name).write_text(name)
+    assert source_fingerprint(ROOMS) == whole
+    (package / "room/below").rename(package / "room/beneath")
+    assert source_fingerprint(ROOMS) != whole
+
+
+def test_text_that_was_changed_under_a_process_is_nobody_elses(
+    package: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such a process runs the old code, and would keep what it makes as the new code's."""
+    fresh = source_fingerprint(ROOMS)
+    told = {fresh}
+    for loaded_ns in (1, 2):
+        monkeypatch.setattr(module, "LOADED_NS", loaded_ns)
+        told.add(source_fingerprint(ROOMS))
+        assert source_fingerprint(ROOMS) in told
+    assert len(told) == 3
+
+
+@pytest.mark.slow  # an interpreter that imports everything from an archive
+def test_a_package_in_an_archive_computes_without_a_cache(tmp_path: Path) -> None:
+    archive = tmp_path / "package.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        for path in module.PACKAGE.rglob("*.py"):
+            file.write(path, Path("baregrad", path.relative_to(module.PACKAGE)).as_posix())
+    code = "from baregrad import Tensor; print((Tensor([1.0, 2.0]) + 1).tolist())"
+    found = subprocess.run(
+        [sys.executable, "-I", "-c", f"import sys; sys.path.insert(0, {str(archive)!r}); {code}"],
+        capture_output=True, text=True, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert found.stdout.strip() == "[2.0, 3.0]", found.stderr
+    assert "no folder of Python's text" in found.stderr

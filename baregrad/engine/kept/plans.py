@@ -11,11 +11,11 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
-from baregrad.assemble.cache import DiskCache, key_of
+from baregrad.assemble.cache import DiskCache, key_of, source_fingerprint
 from baregrad.base.errors import FileFormatError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.engine.canonical import Canonical
-from baregrad.engine.compiler import Compiler, source_fingerprint
+from baregrad.engine.compiler import Compiler
 from baregrad.ir.core.digest import whole_digest
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node

@@ -13,12 +13,11 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from baregrad.assemble.cache import DiskCache, key_of
+from baregrad.assemble.cache import DiskCache, key_of, source_fingerprint
 from baregrad.base.errors import FileFormatError
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend
 from baregrad.engine.capture import Replay, is_plain
-from baregrad.engine.compiler import source_fingerprint
 from baregrad.engine.kept.replays import Wanted, replay_from_text, replay_to_text
 from baregrad.engine.session import Session
 from baregrad.ir.core.node import Node
