@@ -436,11 +436,12 @@ def _launch(draft: _Draft, target: GpuTarget) -> GpuLaunch:
             found=f"{signature.shared_nbytes} bytes",
             wanted=f"at most {target.shared_bytes_per_block}",
         )
-    blocks = launch_expr(index.maximum(grid_size(draft.loop), 1))
+    cluster = draft.linear.arg.cluster
+    blocks = launch_expr(index.maximum(grid_size(draft.loop), cluster))
     nbytes = signature.dynamic_nbytes(target)
     return GpuLaunch(
         (blocks, 1, 1), (signature.threads, 1, 1),
-        shared_nbytes=nbytes, waits=target.dependent_launch,
+        cluster, nbytes, target.dependent_launch,
     )  # fmt: skip
 
 

@@ -24,7 +24,11 @@ from baregrad.target.gpu import GpuTarget
 WARP_LANES = 32
 BLOCK = ".block"
 THREAD = ".thread"
-HIDDEN: MappingProxyType[str, str] = MappingProxyType({BLOCK: "ctaid", THREAD: "tid"})
+# Of blocks of a cluster: the cluster's number, and a block's in it.
+CLUSTER, RANK = ".cluster", ".rank"
+HIDDEN: MappingProxyType[str, str] = MappingProxyType(
+    {BLOCK: "ctaid", THREAD: "tid", CLUSTER: "clusterid", RANK: "cluster_ctaid"}
+)
 # What every kernel of a target with `dependent_launch` runs in every thread, before it touches
 # memory or ends: it waits until the kernel in front has ended and its writes are seen. Where the
 # launch began in the usual way there is nothing to wait for. That the next kernel may begin is said
@@ -177,7 +181,8 @@ def check_atomic(node: Node) -> None:
         raise CompilerBug(f"no {node.arg.name} of a dtype", found=dtype, wanted=wanted)
 
 
-_COPIES = frozenset(("tma.load", "tma.store", "tma.box", "tma.walk"))
+_BOXES = ("tma.box", "tma.multicast", "tma.walk")
+_COPIES = frozenset(("tma.load", "tma.store", *_BOXES))
 # Chunks of rows of 128 bytes are exchanged.
 _ROWS_SWIZZLE = 3
 # Dtypes as matrix units call them.
@@ -190,7 +195,7 @@ _OPERANDS: MappingProxyType[str, str] = MappingProxyType({
 def box_of(copy: Node) -> Box:
     """The box that a bulk copy moves."""
     sizes = copy.arg.immediates
-    if copy.arg.name in ("tma.box", "tma.walk"):
+    if copy.arg.name in _BOXES:
         walks = copy.arg.name == "tma.walk"
         rank, *others = sizes
         parts = [others[:rank], others[rank : 2 * rank]]

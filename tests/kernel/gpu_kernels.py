@@ -40,7 +40,7 @@ def run_threads(loop: Node, program: Node, arrays: Arrays) -> Arrays:
     copies = {slot: np.array(array) for slot, array in arrays.items()}
     blocks = grid_size(loop)
     assert isinstance(blocks, int)
-    evaluate_threads(program, copies, HOPPER, max(blocks, 1))
+    evaluate_threads(program, copies, HOPPER, max(blocks // program.arg.cluster, 1))
     return copies
 
 

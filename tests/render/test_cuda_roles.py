@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.kernel import kernels as k
@@ -17,8 +18,12 @@ TMA = groups_text((False, True), "pipeline('ko', 2, 'tma')")
 
 
 @COMPILED
-def test_boxes_and_their_barriers() -> None:
-    loop, program = lowered(KERNEL, f"{TMA[:-1]}, persist(2), stage_output(0))")
+@pytest.mark.parametrize("spelled", [
+    f"{TMA[:-1]}, persist(2), stage_output(0))",
+    TMA.replace("outer='a', w=", "outer='a', c=2, w=")[:-1] + ", bind('c', 'cluster'), persist(2))",
+], ids=["alone", "clusters"])  # fmt: skip
+def test_boxes_and_their_barriers(spelled: str) -> None:
+    loop, program = lowered(KERNEL, spelled)
     arrays = k.arguments(KERNEL)
     wanted = run_text(loop, program, arrays)[0]
     found = [np.array(arrays[slot]) for slot in range(len(arrays))]

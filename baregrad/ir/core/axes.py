@@ -11,7 +11,9 @@ from baregrad.ir.core.op import ATTRIBUTES, Ops
 # The dimensions of a block's threads, the one in which neighbours are adjacent first.
 THREAD_BINDS = ("thread", "thread_y", "thread_z")
 TILE_BINDS = frozenset(("unroll", "vector", "lane", "warp", "reg", "tile", *THREAD_BINDS))
-BINDS = TILE_BINDS | {"loop", "pool", "grid", "cluster", "warpgroup"}
+# What blocks lie along, and those of a cluster.
+BLOCK_BINDS = ("grid", "cluster")
+BINDS = TILE_BINDS | {"loop", "pool", "warpgroup", *BLOCK_BINDS}
 
 
 @ATTRIBUTES(Ops.RANGE)

@@ -74,6 +74,8 @@ def _wait(warp: Threads, node: Node) -> None:
 
 
 def _cluster_sync(warp: Threads, node: Node) -> None:
+    warp.writers.clear()
+    warp.readers.clear()
     warp.blocked = warp.cluster.meet(("cluster",), sum(len(block.warps) for block in warp.blocks))
 
 

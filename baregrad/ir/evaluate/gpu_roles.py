@@ -8,6 +8,8 @@ barrier of phases is an element of an array. The MACHINE instructions, immediate
     mbarrier.* array, place              as in the code of warps (`gpu_hopper.py`); arrive: of all
                                          active threads, one each
     tma.box (rank, shape.., strides.., box..) shared, place, phases, place, array, corner
+    mbarrier.arrive.cluster array, place as mbarrier.arrive, in every block of the cluster
+    tma.multicast                        as tma.box, to the same place in every block of the cluster
     tma.walk (rank, shape.., strides.., channels, places, low.., high.., steps..) likewise, and
                                          offsets behind the corner
 """
@@ -53,6 +55,13 @@ def _arrive(machine: Threads, node: Node) -> None:
         machine.barrier(node.src).arrive()
 
 
+def _arrive_in_cluster(machine: Threads, node: Node) -> None:
+    key, _ = machine.barrier_key(node.src)
+    for block in machine.blocks:
+        for _ in range(int(machine.active.sum())):
+            block.barrier(key).arrive()
+
+
 def _copy(machine: Threads, node: Node) -> None:
     """A box that lands in pieces, which says so at its barrier; zeros where it is past an edge."""
     target, at, phases, slot, array, *corner = node.src
@@ -73,14 +82,16 @@ def _copy(machine: Threads, node: Node) -> None:
         # The engine rounds.
         found = to_raw(round_to(found, target.dtype), target.dtype)
     data = np.where(inside, found, np.zeros((), memory.dtype))
-    memory[where] = poisoned(where.size, target.dtype)
-    barrier = machine.barrier((phases, slot))
+    blocks = machine.blocks if node.arg.name == "tma.multicast" else [machine.block]
+    key, _ = machine.barrier_key((phases, slot))
+    for block in blocks:
+        block.array(target)[where] = poisoned(where.size, target.dtype)
 
     def land(block: ThreadBlock, piece: Array) -> None:
-        memory[where[piece]] = data[piece]
-        barrier.complete(piece.size * size)
+        block.array(target)[where[piece]] = data[piece]
+        block.barrier(key).complete(piece.size * size)
 
-    machine.cluster.deliver([machine.block], where.size, land)
+    machine.cluster.deliver(blocks, where.size, land)
 
 
 def _box(node: Node) -> TensorBox:
@@ -99,6 +110,8 @@ ROLE_INSTRUCTIONS: MappingProxyType[str, Callable[[Threads, Node], None]] = Mapp
     "warps": _warps,
     "role.registers": lambda machine, node: None,
     "mbarrier.arrive": _arrive,
+    "mbarrier.arrive.cluster": _arrive_in_cluster,
     "tma.box": _copy,
+    "tma.multicast": _copy,
     "tma.walk": _copy,
 })  # fmt: skip

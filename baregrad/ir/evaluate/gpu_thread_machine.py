@@ -17,6 +17,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import Array
 from baregrad.ir.evaluate.gpu_cluster import Blocked, Cluster, ClusterBlock, Group, MBarrier
 from baregrad.ir.evaluate.linear_level import LinearMachine
+from baregrad.ir.evaluate.loop_level import poisoned
 from baregrad.ir.protocol.attributes import ProtocolError
 
 NOBODY, SEVERAL = -1, -2
@@ -36,6 +37,13 @@ class ThreadBlock(ClusterBlock):
         self.warps: tuple[Threads, ...] = ()
         # Shared memory as the arrays of code of one thread.
         self.arrays: dict[Node, Array] = {}
+
+    def array(self, node: Node) -> Array:
+        """The flat memory of an array in shared memory."""
+        if node not in self.arrays:
+            count = int(np.prod(node.shape, dtype=np.int64)) * max(node.arg.depth, 1)
+            self.arrays[node] = poisoned(count, node.dtype)
+        return self.arrays[node]
 
     def seen(self, places: Array) -> Array:
         """Bytes as engines see them: poison where no fence has followed the write."""
@@ -65,6 +73,7 @@ class Threads(LinearMachine):
         self.instructions = instructions
         known: dict[str, int | Array] = {**variables, ".thread": threads}
         known[".block"] = self.block.number
+        known |= {".cluster": cluster.number, ".rank": rank}
         super().__init__(program, params, known, threads=threads)
         self.lanes_are_threads = is_of_warps(program)
         self.number = int(threads[0]) // cluster.target.warp_lanes
@@ -125,9 +134,7 @@ class Threads(LinearMachine):
         """The flat memory of an array: shared memory is all threads' of the block."""
         if node.op is not Ops.ALLOC or node.arg.space != "shared":
             return super().buffer(node)
-        if node not in self.block.arrays:
-            self.block.arrays[node] = super().buffer(node)
-        return self.block.arrays[node]
+        return self.block.array(node)
 
     def barrier_key(self, src: Sequence[Node]) -> tuple[Hashable, Sequence[Node]]:
         """What names a barrier, an address or an element of an array, and the sources behind it."""

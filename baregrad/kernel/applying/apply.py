@@ -158,7 +158,7 @@ class Rewriter:
                 place = self.target(out, scope)
                 src = (self.array(out.src[0]), value, place)
                 statements.append(instruction(Ops.OUT, dtypes.token, src, out.arg))
-        info = kernel.arg if self.axes.grain == 1 else kernel.arg._replace(grain=self.axes.grain)
+        info = kernel.arg._replace(grain=self.axes.grain, cluster=self.table.cluster)
         if self.table.blocks:
             info = info._replace(grid=(self.table.blocks,))
         return instruction(Ops.KERNEL, dtypes.token, tuple(statements), info)

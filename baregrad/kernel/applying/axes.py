@@ -33,6 +33,7 @@ from baregrad.kernel.facts.axis_table import (
     Terms,
     table_for,
 )
+from baregrad.kernel.gpu.clusters import MOST_CLUSTER
 from baregrad.kernel.gpu.pipelines import check_pipeline
 from baregrad.kernel.gpu.shared_layouts import check_layout
 from baregrad.kernel.instructions.instruction import check_step
@@ -244,6 +245,8 @@ def _bind(table: AxisTable, step: Bind) -> None:
                 step, "blocks do not meet, so none can reduce along an axis",
                 found=axis.name, wanted="an axis of the output",
             )
+    elif step.unit == "cluster":
+        _check_cluster(table, axis, step)
     elif not isinstance(axis.extent, int):
         raise illegal(step, "a tile needs a constant extent", found=axis.extent)
     elif table.registers and axis.extent > table.registers:
@@ -265,6 +268,23 @@ def _bind(table: AxisTable, step: Bind) -> None:
         axis.unit = step.unit
         if step.unit in THREAD_BINDS:
             _check_threads(table, step)
+        elif step.unit == "cluster":
+            table.cluster = index.upper(axis.extent)
+
+
+def _check_cluster(table: AxisTable, axis: Axis, step: Bind) -> None:
+    """Raise ScheduleError where the blocks along an axis cannot run together."""
+    assert table.gpu is not None
+    if not table.gpu.bulk_copies:
+        raise illegal(step, f"{table.gpu.name} has no clusters of blocks", wanted="bind(_, 'grid')")
+    if axis.reduced or not isinstance(axis.extent, int) or axis.extent > MOST_CLUSTER:
+        raise illegal(
+            step, "a few blocks of the output run together",
+            found=f"{axis.name} of {axis.extent}{', which is reduced' * axis.reduced}",
+            wanted=f"an axis of the output, of {MOST_CLUSTER} at most",
+        )
+    if table.cluster > 1:
+        raise illegal(step, "a block is of one cluster", found="a second axis of clusters")
 
 
 def _check_threads(table: AxisTable, step: Bind) -> None:

@@ -16,6 +16,7 @@ from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc, Reduce, Scan
+from baregrad.ir.core.axes import BLOCK_BINDS
 from baregrad.ir.core.monoid import Monoid, filled
 from baregrad.ir.core.node import (
     NO_RANGES,
@@ -92,8 +93,9 @@ def to_loop(
     if len(pools) > 1:
         raise CompilerBug("a kernel has several parallel axes", found=sorted(map(repr, pools)))
     pool = pools[0] if pools else None
-    grid = {axis for axis in axes if axis.arg.bind == "grid"}
-    builder = _Builder(fma, masks, pool, by_id(grid), kernel)
+    blocks = by_id({axis for axis in axes if axis.arg.bind in BLOCK_BINDS})
+    grid = tuple(sorted(blocks, key=lambda axis: axis.arg.bind == "cluster"))
+    builder = _Builder(fma, masks, pool, grid, kernel)
     for out in kernel.src:
         builder.out(out, out.src[0].arg.slot in ordered)
     return instruction(Ops.KERNEL, dtypes.token, (statement(builder.root),), kernel.arg)

@@ -21,6 +21,7 @@ from baregrad.base.errors import CompilerBug, ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc, StageInfo
+from baregrad.ir.core.axes import BLOCK_BINDS
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import Node, const, extent_of, make_node, rebuild
 from baregrad.ir.core.op import Ops
@@ -29,6 +30,7 @@ from baregrad.ir.protocol.attributes import CopyTo, Done
 from baregrad.kernel.facts.analysis import by_id
 from baregrad.kernel.facts.axis_table import Axis, AxisTable
 from baregrad.kernel.gpu import boxes
+from baregrad.kernel.gpu.clusters import check_cluster
 from baregrad.kernel.gpu.shared_copies import SharedCopy, copied_by_threads
 from baregrad.kernel.gpu.shared_layouts import layout_of
 from baregrad.kernel.language.schedule import Pipeline, StageReduce, Staging, illegal
@@ -118,8 +120,9 @@ def slots_of(
     Raises ScheduleError where a pipeline's loop has one inside that makes the copy anew.
     """
     layout = layout_of(step, value, own)
-    free = value.ranges.difference(own) if pipelines else ()
-    loops = by_id({one for one in free if not one.arg.is_tile and one.arg.bind != "grid"})
+    free = value.ranges.difference(own) if pipelines else frozenset[Node]()
+    apart = [one for one in free if one.arg.is_tile or one.arg.bind in BLOCK_BINDS]
+    loops = by_id(free.difference(apart))
     names = [loop.arg.axis for loop in loops]
     for pipeline in pipelines:
         if pipeline.axis not in names:
@@ -140,9 +143,10 @@ def check_applied(
 ) -> None:
     """Raise ScheduleError for a copy that nothing reads, and a pipeline that nothing is part of.
 
-    Where there is nothing to copy, because some axis is empty, or to keep, because all of them have
-    one element, nothing is asked of the reads.
+    Likewise for a cluster whose blocks share nothing. Where there is nothing to copy, because some
+    axis is empty, or to keep, because all of them have one element, nothing is asked of the reads.
     """
+    check_cluster(table)
     staging: list[Staging | StageReduce] = [
         *table.staged_inputs, *table.staged_factors, *table.staged_reductions
     ]  # fmt: skip

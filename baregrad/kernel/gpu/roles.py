@@ -13,6 +13,8 @@ each warp says once per iteration that a slot is empty, (3) every slot is writte
 for empty and read behind the wait for full of its own counter, (4) it is released behind the wait
 for the products that read it, (5) both sides count the same iterations, one after the other.
 
+Blocks of a cluster share rings of boxes that are the same for all (`clusters.py`).
+
 Where data says that nobody reads what a block sums, both sides end after a few iterations: those
 left out are whole rounds of all slots, twice, so that counting goes on as if they had been.
 """
@@ -43,6 +45,7 @@ from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Barrier, Pipe, Role, is_box
 from baregrad.kernel.gpu.barriers import BARRIER, sequence
 from baregrad.kernel.gpu.boxes import ENGINE
+from baregrad.kernel.gpu.clusters import MEETING, differs, nbytes_of, slice_of
 from baregrad.target.gpu import COPIER_REGISTERS
 
 # Warps that copy, of which one does: registers change hands among four; and lanes of a warp.
@@ -100,13 +103,15 @@ def with_roles(kernel: Node) -> Node:
         raise CompilerBug("a block has one ring of boxes", found=loops)
     warps = prod(kernel.arg.block) // WARP
     kernel, loop = _ended(kernel, loops[0])
-    ring = _ring(loop, extent_of(loops[0].src[0]), warps)
+    ring = _ring(loop, extent_of(loops[0].src[0]), warps, kernel.arg.cluster)
     copies = sequence(_copying(kernel.src, ring, None))
     others = sequence(_computing(kernel.src, ring, None))
-    roles = (
+    roles: tuple[Node, ...] = (
         Node(Ops.ROLE, dtypes.token, (copies,), _role("copies", COPIERS, warps)),
         Node(Ops.ROLE, dtypes.token, (others,), _role("products", warps)),
     )
+    if ring.pipe.arg.scope == "cluster":
+        roles += (MEETING,)
     return Node(Ops.KERNEL, kernel.dtype, roles, kernel.arg._replace(copiers=COPIERS))
 
 
@@ -144,7 +149,8 @@ def _needed(kernel: Node, loop: Node) -> Node | None:
         condition = choice.src[0] if choice.op is Ops.WHERE else None
         if condition is not None and _is_of_block(condition, turns, written):
             if not any(_reads_sums(store.src[1], condition) for store in stores):
-                return condition
+                # All blocks that share a ring must end it together.
+                return None if kernel.arg.cluster > 1 and differs(condition) else condition
     return None
 
 
@@ -176,10 +182,11 @@ def _reads_sums(value: Node, condition: Node) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Ring:
-    """The loop of a ring, the iterations that count for each turn, and its protocol."""
+    """The loop of a ring, the iterations that count for each turn, its copies, and its protocol."""
 
     loop: Node
     extent: Dim
+    copies: tuple[Node, ...]
     pipe: Node
 
     def number(self, axis: Dim, turn: Node | None) -> Dim:
@@ -191,14 +198,17 @@ class _Ring:
         return make_node(op, dtypes.token, (self.pipe, index.as_node(number)))
 
 
-def _ring(loop: Node, extent: Dim, warps: int) -> _Ring:
-    copies = _boxes(loop.src[1])
+def _ring(loop: Node, extent: Dim, warps: int, cluster: int) -> _Ring:
+    copies = tuple([slice_of(copy, cluster) for copy in _boxes(loop.src[1])])
     depth = copies[0].src[0].shape[0]
-    nbytes = sum(prod(copy.arg.box.box) * copy.src[0].dtype.itemsize for copy in copies)
+    nbytes = sum(nbytes_of(copy, cluster) for copy in copies)
+    scope = "cluster" if any(copy.arg.multicast for copy in copies) else "block"
+    if scope == "cluster":
+        warps *= cluster
     where = Alloc(BARRIERS_ID, "shared", (depth, BARRIERS), name="phases")
     phases = Node(Ops.ALLOC, dtypes.uint64, (), where)
-    what = Pipe("ring", depth, "copies", ("products",), 1, nbytes, warps, "block")
-    return _Ring(loop, extent, Node(Ops.PIPE, dtypes.token, (phases,), what))
+    what = Pipe("ring", depth, "copies", ("products",), 1, nbytes, warps, scope)
+    return _Ring(loop, extent, copies, Node(Ops.PIPE, dtypes.token, (phases,), what))
 
 
 def _copying(statements: Sequence[Node], ring: _Ring, turn: Node | None) -> list[Node]:
@@ -208,11 +218,11 @@ def _copying(statements: Sequence[Node], ring: _Ring, turn: Node | None) -> list
         if node.op is Ops.SEQ:
             found += _copying(node.src, ring, turn)
         elif node is ring.loop:
-            axis, body = node.src
+            axis = node.src[0]
             number = ring.number(axis, turn)
             own = [
                 copy.replace(src=(*copy.src, ring.pipe, index.as_node(number)))
-                for copy in _boxes(body)
+                for copy in ring.copies
             ]
             inside = sequence([ring.step(Ops.ACQUIRE, number), *own])
             found.append(make_node(node.op, dtypes.token, (axis, inside)))
@@ -228,6 +238,8 @@ def _inside(node: Node, ring: _Ring, turn: Node | None, what: object) -> list[No
         if turn is not None:
             raise CompilerBug("a ring inside two loops", found=node)
         turn = key
+    if node.op is Ops.IF and differs(key) and ring.loop in toposort(body):
+        raise CompilerBug("a ring that some blocks of a cluster do not come to", found=node)
     return what([body], ring, turn)  # type: ignore[operator,no-any-return]
 
 

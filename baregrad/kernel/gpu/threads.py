@@ -3,9 +3,10 @@
 Before, a statement runs for all threads of the block at once, as for the lanes of a vector; loops
 over the grid are around everything. After, the axes of threads and grid are numbers that a thread
 finds out: the flat number of its block and its own flat number in it, the hidden variables `.block`
-and `.thread`. What lay across threads in private memory is each thread's own. A statement that ran
-once is run by the first thread, and threads meet at a BARRIER before one reads in shared memory
-what another wrote, or writes what another reads.
+and `.thread`; of a block of a cluster, the cluster's number `.cluster` and its own in it, `.rank`.
+What lay across threads in private memory is each thread's own. A statement that ran once is run by
+the first thread, and threads meet at a BARRIER before one reads in shared memory what another
+wrote, or writes what another reads.
 
 A REDUCE over threads stays: all of a block's threads take part in it, and all know the result. So
 does a SCAN, of which each knows its own.
@@ -20,7 +21,7 @@ from math import prod
 from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
-from baregrad.ir.core.axes import THREAD_BINDS, Var
+from baregrad.ir.core.axes import BLOCK_BINDS, THREAD_BINDS, Var
 from baregrad.ir.core.index import Dim
 from baregrad.ir.core.node import (
     Node,
@@ -37,6 +38,7 @@ from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Done, is_box
 from baregrad.kernel.gpu.barriers import sequence, with_barriers
 from baregrad.kernel.gpu.boxes import as_box
+from baregrad.kernel.gpu.clusters import block_of
 from baregrad.kernel.gpu.roles import count_slots
 from baregrad.kernel.gpu.shared_layouts import with_addresses
 from baregrad.kernel.instructions.mma_sync import (
@@ -84,7 +86,7 @@ def grid_axes(kernel: Node) -> tuple[Node, ...]:
     """The axes of a loop-level KERNEL that its blocks lie along, outermost first."""
     found = []
     body = kernel.src
-    while len(body) == 1 and body[0].op is Ops.LOOP and body[0].src[0].arg.bind == "grid":
+    while len(body) == 1 and body[0].op is Ops.LOOP and body[0].src[0].arg.bind in BLOCK_BINDS:
         axis, inner = body[0].src
         found.append(axis)
         body = (inner,)
@@ -109,12 +111,16 @@ def to_threads(kernel: Node) -> Node:
     for _ in axes:
         body = (body[0].src[1],)
     worker = _Threads(kernel)
-    total = grid_size(kernel)
+    total, every = grid_size(kernel), _iterations(kernel)
     limit = MOST_BLOCKS if not isinstance(total, int) else max(total, 1)
     if limit > MOST_BLOCKS:
         raise CompilerBug("more blocks than a grid has", found=total, wanted=MOST_BLOCKS)
     block = Node(Ops.VAR, dtypes.index, (), Var(".block", 0, limit - 1))
-    every = _iterations(kernel)
+    if (cluster := kernel.arg.cluster) > 1:
+        # All blocks of a cluster do as many iterations, each its own tile of the cluster's.
+        total, every = index.floordiv(total, cluster), index.floordiv(every, cluster)
+        block, worker.memo[axes[-1]] = block_of(cluster, max(limit // cluster, 1))
+        axes = axes[:-1]
     own: Node | None = None
     which: Dim = block
     if every != total:
@@ -220,7 +226,7 @@ class _Threads:
             return sequence(tuple([self.statement(child, around) for child in node.src]))
         if op is Ops.LOOP:
             axis, body = node.src
-            if axis.arg.bind == "grid":
+            if axis.arg.bind in BLOCK_BINDS:
                 raise CompilerBug("a loop over blocks inside another statement", found=axis)
             place = self.expression(axis)
             return make_node(op, dtypes.token, (place, self.statement(body, around)))

@@ -20,7 +20,7 @@ from baregrad.ir.core.axes import THREAD_BINDS
 
 CPU_UNITS = ("loop", "pool", "vector", "unroll")
 _NONE: MappingProxyType[str, object] = MappingProxyType({})
-GPU_UNITS = ("loop", "grid", *THREAD_BINDS, "vector", "unroll")
+GPU_UNITS = ("loop", "grid", "cluster", *THREAD_BINDS, "vector", "unroll")
 
 
 def _spelled(word: str, positional: Iterable[object], named: Mapping[str, object] = _NONE) -> str:
@@ -85,9 +85,11 @@ class Reorder:
 class Bind:
     """An axis runs on a unit.
 
-    Units are `loop`, `vector` and `unroll`, on CPUs `pool`, on GPUs `grid`, `thread`, `thread_y`
-    and `thread_z`. On the pool a chunk is `grain` iterations, the last one perhaps fewer. On the
-    grid each iteration is a block; those of the axes bound to threads are the threads of each.
+    Units are `loop`, `vector` and `unroll`, on CPUs `pool`, on GPUs `grid`, `cluster`, `thread`,
+    `thread_y` and `thread_z`. On the pool a chunk is `grain` iterations, the last one perhaps
+    fewer. On the grid each iteration is a block; those of the axes bound to threads are the threads
+    of each. Blocks along a `cluster` run together: boxes that a pipeline copies, and that are the
+    same for all of them, each copies a part of, for all.
     """
 
     axis: str

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from baregrad.base.errors import CompilerBug
@@ -23,7 +24,14 @@ from baregrad.kernel.linearise.copies import commit, copy_to, done, fence
 from baregrad.kernel.linearise.folds import BARRIER, combine, fold_together
 from baregrad.kernel.linearise.lazy import OPAQUE, is_lazy
 from baregrad.kernel.linearise.mma import multiply
-from baregrad.kernel.linearise.phases import acquire, begin_role, meeting, release, wait
+from baregrad.kernel.linearise.phases import (
+    acquire,
+    begin_role,
+    last_meeting,
+    meeting,
+    release,
+    wait,
+)
 from baregrad.kernel.linearise.points import interleave
 from baregrad.kernel.linearise.rules import INT32
 from baregrad.kernel.linearise.scopes import END, MOMENT, ZERO, number
@@ -158,7 +166,8 @@ def _barrier(values: Values, node: Node) -> None:
     if not values.gpu:
         raise CompilerBug("not a statement of the CPU's loop level", found=node)
     values.scopes.end_statement()
-    values.scopes.append(meeting(values) if node.arg.scope == "role" else BARRIER)
+    rule = _MEETINGS.get(node.arg.scope)
+    values.scopes.append(BARRIER if rule is None else rule(values))
 
 
 def _store(values: Values, node: Node) -> None:
@@ -404,6 +413,10 @@ def _scatter(
             _store_at(values, node, place, 0, one, active)
 
 
+# What threads meet at, by its scope; all of a block where it is another one.
+_MEETINGS: MappingProxyType[str, Callable[[Values], Node]] = MappingProxyType(
+    {"role": meeting, "cluster": last_meeting}
+)
 _rule_of = {
     Ops.SEQ: _seq,
     Ops.LOOP: _loop,

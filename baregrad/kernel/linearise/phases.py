@@ -24,6 +24,8 @@ from baregrad.kernel.linearise.values import Values
 FULL, EMPTY, EACH = 0, 1, 2
 # The barrier at which the warps of a role meet; all of a block do at 0.
 ROLE_BARRIER, WARP = 1, 32
+# That threads of a warp may come to a barrier one after the other.
+APART = 1
 
 
 def _machine(name: str, *src: Node, imm: tuple[int, ...] = ()) -> Node:
@@ -77,13 +79,19 @@ def _begin_phases(values: Values, node: Node) -> None:
     scopes.append(_machine("mbarrier.fence_init"))
     scopes.close()
     scopes.close()
-    scopes.append(BARRIER)
+    wide = any(pipe.op is Ops.PIPE and pipe.arg.scope == "cluster" for pipe in toposort(node))
+    scopes.append(_machine("barrier.cluster") if wide else BARRIER)
 
 
 def meeting(values: Values) -> Node:
     """What all warps of a role that are not copiers meet at."""
     number = const(ROLE_BARRIER, dtypes.int32)
     return _machine("bar.sync", number, imm=(prod(values.block) // WARP,))
+
+
+def last_meeting(values: Values) -> Node:
+    """What all threads of a cluster meet at before any of its blocks ends."""
+    return _machine("barrier.cluster", imm=(APART,))
 
 
 def _place(values: Values, node: Node, which: int) -> tuple[Node, Node]:
@@ -122,14 +130,17 @@ def wait(values: Values, node: Node) -> None:
 
 
 def release(values: Values, node: Node) -> None:
-    """A RELEASE: each warp says once that it is done with a slot."""
+    """A RELEASE: each warp says once that it is done with a slot, to all who copy there."""
     place = _place(values, node, EMPTY)
     scopes = values.scopes
     scopes.end_statement()
     elected = make_node(Ops.MACHINE, dtypes.bool, (), Machine("elect"))
     scopes.append(elected)
     scopes.open(make_node(Ops.TEST, dtypes.token, (elected,)), True)
-    scopes.append(_machine("mbarrier.arrive", *place))
+    if node.src[0].arg.scope == "cluster":
+        scopes.append(_machine("mbarrier.arrive.cluster", *place))
+    else:
+        scopes.append(_machine("mbarrier.arrive", *place))
     scopes.close()
 
 
@@ -146,5 +157,7 @@ def copy_box(values: Values, node: Node) -> None:
     name, sizes = "tma.box", (len(box.shape), *box.shape, *box.strides, *box.box)
     if box.walk is not None:
         name, sizes = "tma.walk", (*sizes, *box.walk.low, *box.walk.high, *box.walk.steps)
+    if node.arg.multicast:
+        name = "tma.multicast"
     values.scopes.end_statement()
     values.scopes.append(_machine(name, target, where, *phases, param, *begins, imm=sizes))

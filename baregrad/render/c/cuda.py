@@ -21,6 +21,8 @@ from baregrad.render.c.text import CText, Dialect, Rule
 from baregrad.render.gpu import (
     ATOMS,
     BLOCK,
+    CLUSTER,
+    RANK,
     THREAD,
     WAIT,
     WARP_LANES,
@@ -167,6 +169,9 @@ class _Kernel(CText):
             blocks = blocks_of_groups(self.program, self.signature, self.target)
             bounds += f", {max(blocks, 1)}"
             self.structs["tensor_map"] = MAP_TYPE
+        cluster = self.program.arg.cluster
+        if cluster > 1:
+            bounds += f") __cluster_dims__({cluster}, 1, 1"
         head = (
             f'extern "C" __global__ void __launch_bounds__({bounds})\n'
             f"{call.entry}({', '.join(self._parameters())}) {{"
@@ -206,6 +211,10 @@ class _Kernel(CText):
     def variable(self, node: Node) -> str:
         """The number of a block or thread, or an argument."""
         name: str = node.arg.name
+        if name in (CLUSTER, RANK):
+            # Blocks of a cluster are neighbours.
+            part = "/" if name == CLUSTER else "%"
+            return f"(i32)(blockIdx.x {part} {self.program.arg.cluster}u)"
         if name in _HIDDEN:
             return _HIDDEN[name]
         if name not in self.signature.call.variables:

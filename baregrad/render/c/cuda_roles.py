@@ -62,16 +62,39 @@ def _load_box(signature: GpuSignature, f: CText, node: Node) -> None:
     place = signature.boxes.index(box_of(node))
     holes = [f"%{3 + number}" for number in range(len(corner) + len(offsets))]
     mode, behind = "", ""
+    mask: tuple[str, ...] = ()
     if offsets:
         # Places that the engine walks along.
         mode, behind = ".im2col", f", {{{', '.join(holes[rank:])}}}"
     opcode = f"cp.async.bulk.tensor.{rank}d.shared::cluster.global{mode}.mbarrier"
+    if node.arg.name == "tma.multicast":
+        # To every block of the cluster, at the same place.
+        opcode, behind = f"{opcode}::complete_tx::bytes.multicast::cluster", f", %{3 + rank}"
+        mask = (f'"h"((u16){(1 << f.program.arg.cluster) - 1})',)
+    else:
+        opcode += "::complete_tx::bytes"
     _asm(
-        f, f"{opcode}::complete_tx::bytes [%0], [%1, {{{', '.join(holes[:rank])}}}], [%2]{behind};",
+        f, f"{opcode} [%0], [%1, {{{', '.join(holes[:rank])}}}], [%2]{behind};",
         _place(f, node.src), f'"l"(&m{place})', _place(f, node.src[2:]),
         *[f'"r"((i32){f.use(each)})' for each in corner],
-        *[f'"h"((u16){f.use(each)})' for each in offsets],
+        *[f'"h"((u16){f.use(each)})' for each in offsets], *mask,
     )  # fmt: skip
+
+
+def _arrive_in_cluster(f: CText, node: Node) -> None:
+    """An arrival at the same place in each block of the cluster."""
+    for rank in range(f.program.arg.cluster):
+        text = (
+            f"{{ .reg .b32 r; mapa.shared::cluster.u32 r, %0, {rank}; "
+            "mbarrier.arrive.shared::cluster.b64 _, [r]; }"
+        )
+        _asm(f, text, _place(f, node.src))
+
+
+def _meet_in_cluster(f: CText, node: Node) -> None:
+    together = "" if any(node.arg.immediates) else ".aligned"
+    steps = " ".join([f"barrier.cluster.{step}{together};" for step in ("arrive", "wait")])
+    f.line(f'asm volatile("{steps}" ::: "memory");')
 
 
 def role_rules(program: Node, signature: GpuSignature, target: NvidiaTarget) -> dict[str, Rule]:
@@ -87,6 +110,7 @@ def role_rules(program: Node, signature: GpuSignature, target: NvidiaTarget) -> 
         "role.registers": registers,
         "tma.box": lambda f, node: _load_box(signature, f, node),
         "tma.walk": lambda f, node: _load_box(signature, f, node),
+        "tma.multicast": lambda f, node: _load_box(signature, f, node),
     }
 
 
@@ -98,5 +122,7 @@ _RULES: MappingProxyType[str, Rule] = MappingProxyType({
     ),
     "mbarrier.arrive": _at_barrier("mbarrier.arrive.shared.b64 _,"),
     "mbarrier.arrive.expect_tx": _at_barrier("mbarrier.arrive.expect_tx.shared.b64 _,"),
+    "mbarrier.arrive.cluster": _arrive_in_cluster,
     "mbarrier.wait": _wait,
+    "barrier.cluster": _meet_in_cluster,
 })  # fmt: skip

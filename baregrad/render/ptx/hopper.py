@@ -149,6 +149,23 @@ def _arrive_remote(f: PtxText, node: Node) -> None:
     f.emit("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]")
 
 
+def _arrive_in_cluster(f: PtxText, node: Node) -> None:
+    """An arrival at the same place in each block of the cluster."""
+    base, at = place_of(f, node.src[0], node.src[1], 0, 0)
+    place = base if base.startswith("%") else f.made("%r", "mov.u32", base)
+    place = f.made("%r", "add.u32", place, str(at)) if at else place
+    for rank in range(f.program.arg.cluster):
+        remote = f.made("%r", "mapa.shared::cluster.u32", place, str(rank))
+        f.emit("mbarrier.arrive.shared::cluster.b64", "_", f"[{remote}]")
+
+
+def _meet_in_cluster(f: PtxText, node: Node) -> None:
+    """All threads of a cluster; a warp's come together unless the immediate says otherwise."""
+    together = "" if any(node.arg.immediates) else ".aligned"
+    for step in ("arrive", "wait"):
+        f.emit(f"barrier.cluster.{step}{together}")
+
+
 # --- copies --------------------------------------------------------------------------------------
 
 _TENSOR = "cp.async.bulk.tensor"
@@ -165,6 +182,11 @@ def _tensor(f: PtxText, node: Node, corner: Sequence[Node]) -> str:
 _LANDS = "shared::cluster.global.mbarrier::complete_tx::bytes"
 
 
+def _every_block(f: PtxText) -> str:
+    """The operand of a copy to all blocks of the cluster, at the same place."""
+    return f.made("%h", "mov.b16", str((1 << f.program.arg.cluster) - 1))
+
+
 def _load_box(f: PtxText, node: Node) -> None:
     """A box of an argument to an array in shared memory, or places that the engine walks along."""
     shared, at, phases, slot, _, *corner = node.src
@@ -173,6 +195,9 @@ def _load_box(f: PtxText, node: Node) -> None:
     rank = node.arg.immediates[0]
     operands = [target, _tensor(f, node, corner[:rank]), barrier]
     lands = _LANDS
+    if node.arg.name == "tma.multicast":
+        lands += ".multicast::cluster"
+        operands.append(_every_block(f))
     if node.arg.name == "tma.walk":
         lands = _LANDS.replace(".mbarrier", ".im2col.mbarrier")
         offsets = [f.made("%h", "cvt.u16.u32", f.word(each)) for each in corner[rank:]]
@@ -185,9 +210,8 @@ def _load(f: PtxText, node: Node) -> None:
     opcode = f"{_TENSOR}.2d.{_LANDS}"
     operands = [f"[{target}]", _tensor(f, node, node.src[2:4]), f"[{barrier}]"]
     if node.arg.immediates[3]:
-        # To every block of the cluster, at the same place.
         opcode += ".multicast::cluster"
-        operands.append(f.made("%h", "mov.b16", str((1 << f.program.arg.cluster) - 1)))
+        operands.append(_every_block(f))
     f.emit(opcode, *operands)
 
 
@@ -328,15 +352,15 @@ HOPPER_RULES: MappingProxyType[str, Rule] = MappingProxyType(
         "mbarrier.arrive": _at_barrier("mbarrier.arrive.shared.b64", "_"),
         "mbarrier.arrive.remote": _arrive_remote,
         "mbarrier.wait": _wait,
-        "barrier.cluster": _plain(
-            "barrier.cluster.arrive.aligned", "barrier.cluster.wait.aligned"
-        ),
+        "mbarrier.arrive.cluster": _arrive_in_cluster,
+        "barrier.cluster": _meet_in_cluster,
         "fence.proxy.async": _plain("fence.proxy.async.shared::cta"),
         "setmaxnreg": _set_registers,
         "role.registers": _role_registers,
         "tma.load": _load,
         "tma.box": _load_box,
         "tma.walk": _load_box,
+        "tma.multicast": _load_box,
         "tma.store": _store,
         "bulk.store": _store_run,
         "bulk.commit": _plain("cp.async.bulk.commit_group"),

@@ -34,7 +34,9 @@ from baregrad.target.gpu import NvidiaTarget
 _ARITHMETIC = mask_of(ELEMENTWISE)
 _OPENS, _CLOSES = Ops.TEST.bit | Ops.BEGIN.bit, Ops.END.bit
 _BEFORE_WAIT = _ARITHMETIC | Ops.SET.bit | _OPENS | _CLOSES
-_PREPARES = frozenset(("warps", "elect", "mbarrier.init", "mbarrier.fence_init", "bar.sync"))
+_PREPARES = frozenset((
+    "warps", "elect", "mbarrier.init", "mbarrier.fence_init", "bar.sync", "barrier.cluster",
+))  # fmt: skip
 # Threads that a multiprocessor is to have, in blocks that are large from so many threads on;
 # registers of a thread beside the elements that it loads; and how many it may want for.
 BUSY_THREADS, LARGE_BLOCK = 1024, 512
@@ -129,9 +131,9 @@ def _launch_bounds(f: PtxText) -> list[str]:
     elif (blocks := _blocks(f)) > (not f.program.arg.copiers):
         # Registers change hands where it is said how many there are.
         lines.append(f".minnctapersm {blocks}")
+    if info.cluster > 1:
+        lines.append(f".reqnctapercluster {info.cluster}, 1, 1")
     if f.signature.warps:
-        if info.cluster > 1:
-            lines.append(f".reqnctapercluster {info.cluster}, 1, 1")
         if any(node.op is Ops.MACHINE and node.arg.name == "setmaxnreg" for node in f.program.src):
             lines.append(f".maxnreg {registers_at_launch(f)}")
     return lines

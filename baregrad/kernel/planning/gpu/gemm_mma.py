@@ -85,6 +85,8 @@ FEW_GROUP = 4
 # with 14, 1,490 with 28. With rings of four slots in place of three they took 2 % less: what is new
 # to the second cache takes longer to come.
 CHOSEN_GROUP = 8
+# Blocks that may run together and share boxes.
+CLUSTER = 2
 # Lanes that have a row's results.
 QUAD_LANES = 4
 # What boxes take of what they would if an engine walks along places that have results of their own:
@@ -223,7 +225,8 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
     beside = _beside(plan, orders, choice.tile)
     chosen = _chosen(plan, factors)
     plan.grid([axis for axis in factors.shared if axis not in chosen])
-    _tiles(plan, orders, choice.tile, (panel, depth), beside, chosen)
+    cluster = _cluster(plan, orders, choice) if not chosen else (1, 1)
+    _tiles(plan, orders, choice.tile, (panel, depth), beside, chosen, cluster)
     tile = choice.tile
     if isinstance(choice, GroupChoice):
         _copies_of_groups(plan, factors, orders, beside)
@@ -417,6 +420,18 @@ def _beside(plan: GpuPlan, orders: Orders, tile: MatrixTile) -> int:
     return gcd(VECTOR_BYTES // (2 * widest), together // 2, tile.tiles_n)
 
 
+def _cluster(plan: GpuPlan, orders: Orders, choice: _AnyChoice) -> tuple[int, int]:
+    """Blocks along rows and columns that run together and share boxes; (1, 1) for none."""
+    if not _has_boxes(choice):
+        return 1, 1
+    found = {"apart": (1, 1)}
+    if _tiles_along(orders.rows, choice.tile.m) % CLUSTER == 0:
+        found[f"{CLUSTER} along rows"] = CLUSTER, 1
+    if _tiles_along(orders.columns, choice.tile.n) % CLUSTER == 0:
+        found[f"{CLUSTER} along columns"] = 1, CLUSTER
+    return found[plan.pick("cluster", list(found))]
+
+
 def _tiles_along(axes: Sequence[Node], size: int) -> int:
     """Tiles of a side; 1 where nobody knows how many there are: some of a group would be empty."""
     is_fixed = all(isinstance(extent_of(axis), int) for axis in axes)
@@ -425,16 +440,17 @@ def _tiles_along(axes: Sequence[Node], size: int) -> int:
 
 def _tiles(
     plan: GpuPlan, orders: Orders, tile: WarpTile | GroupTile, steps: tuple[int, int], beside: int,
-    chosen: Sequence[Node] = (),
+    chosen: Sequence[Node] = (), cluster: tuple[int, int] = (1, 1),
 ) -> None:
     """Split the sides, which are one axis each, and bind their parts to blocks and warps.
 
-    chosen: axes of blocks along which other arrays say which columns are read.
+    chosen: axes of blocks along which other arrays say which columns are read. cluster: blocks
+    along rows and columns that run together.
     """
     panel, depth = steps
     most = plan.pick("group", powers_from(MOST_GROUP, 1, 2 * MOST_GROUP))
-    by_rows = greatest_divisor(_tiles_along(orders.rows, tile.m), most)
-    by_columns = greatest_divisor(_tiles_along(orders.columns, tile.n), most)
+    by_rows = greatest_divisor(_tiles_along(orders.rows, tile.m * cluster[0]), most)
+    by_columns = greatest_divisor(_tiles_along(orders.columns, tile.n * cluster[1]), most)
     grid: tuple[str, ...] = ("m_o", "n_o", "m_g")
     if chosen:
         by_columns = greatest_divisor(_tiles_along(orders.columns, tile.n), min(most, CHOSEN_GROUP))
@@ -444,6 +460,10 @@ def _tiles(
         grid = ("n_o", "m_o", "n_g")
     rows = [("m_g", by_rows)] if "m_g" in grid else []
     columns = [("n_g", by_columns)] if "n_g" in grid else []
+    together = "m_c" if cluster[0] > 1 else "n_c"
+    if max(cluster) > 1:
+        (rows if cluster[0] > 1 else columns).append((together, max(cluster)))
+        grid += (together,)
     panels: tuple[tuple[str, int], ...] = ()
     if isinstance(tile, GroupTile):
         instruction, each = wgmma.INSTRUCTION, wgmma.M
@@ -472,5 +492,7 @@ def _tiles(
     units = {**dict.fromkeys(grid, "grid"), "m_w": "thread_z", "n_w": "thread_y",
              **dict.fromkeys(("m_u", *names, "n_u"), "unroll"),
              **dict.fromkeys(vectors, "vector")}  # fmt: skip
+    if together in grid:
+        units[together] = "cluster"
     plan.steps.extend(Bind(axis, unit) for axis, unit in units.items())
     plan.steps.append(Tensorize(("m_i", "n_i", "k_i"), instruction))
