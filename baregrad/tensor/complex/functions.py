@@ -347,10 +347,11 @@ def atanh(x: Tensor) -> Tensor:
 
 
 def atan(x: Tensor) -> Tensor:
-    """The inverse tangent: -i atanh(ix)."""
+    """The inverse tangent: i atanh(-ix)."""
     a, b = parts(x)
-    real, imag = _atanh((-b, a))
-    return paired(imag, -real)
+    # Not -i atanh(ix): a zero has the sign of a NaN b, and GPUs do not turn that sign round.
+    real, imag = _atanh((b, -a))
+    return paired(-imag, real)
 
 
 def sigmoid(x: Tensor) -> Tensor:
