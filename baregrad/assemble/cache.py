@@ -18,6 +18,7 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 _MAGIC = b"BGCACHE\x01"
 _HEADER = struct.Struct("<8sQ32s")
@@ -28,6 +29,8 @@ PACKAGE = Path(__file__).resolve().parent.parent
 LOADED_NS = time.time_ns()
 # Times of files may lie behind other clocks by a few milliseconds.
 _TICK_NS = 10_000_000
+# Fingerprints of text that is as it was loaded, so that it need not be read again.
+_read: dict[tuple[Any, ...], str] = {}
 
 
 def key_of(*parts: bytes | str) -> str:
@@ -54,16 +57,22 @@ def source_fingerprint(rooms: Sequence[str]) -> str:
     Where some of it was changed since this process came, the text may not be what runs here: the
     hash is of this process alone then, and no other one has it.
     """
-    hasher = hashlib.sha256()
-    changed_ns = 0
+    files: list[Path] = []
     for room in rooms:
         path = PACKAGE / room
-        for file in sorted(path.rglob("*.py")) if path.is_dir() else [path]:
-            hasher.update(file.relative_to(PACKAGE).as_posix().encode())
-            with file.open("rb") as text:
-                hasher.update(text.read())
-                changed_ns = max(changed_ns, os.fstat(text.fileno()).st_ctime_ns)
-    if changed_ns > LOADED_NS - _TICK_NS:
+        files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
+    changed_ns = max(file.stat().st_ctime_ns for file in files)
+    is_as_loaded = changed_ns < LOADED_NS - _TICK_NS
+    key = (PACKAGE, *rooms, len(files))
+    if is_as_loaded and key in _read:
+        return _read[key]
+    hasher = hashlib.sha256()
+    for file in files:
+        hasher.update(file.relative_to(PACKAGE).as_posix().encode())
+        hasher.update(file.read_bytes())
+    if is_as_loaded:
+        _read[key] = hasher.hexdigest()
+    else:
         hasher.update(f"{os.getpid()} {LOADED_NS}".encode())
     return hasher.hexdigest()
 
