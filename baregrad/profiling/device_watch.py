@@ -76,16 +76,63 @@ class DeviceListener(Protocol):
 
 
 @dataclass(slots=True)
+class KnownList:
+    """A list that was submitted: its commands, how often since somebody came, its last times."""
+
+    facts: tuple[CommandFacts, ...]
+    runs: int = 0
+    times: Timeline | None = None
+
+
+@dataclass(slots=True)
 class TimedList:
-    """A submitted list; `times` are known once it is done, by the device's clock."""
+    """A submitted list; `times` are known once it is done, by the device's clock.
+
+    measured: whether each command was timed, or the list as a whole.
+    """
 
     clock: DeviceClock
     started: StartedList
-    facts: tuple[CommandFacts, ...]
+    known: KnownList
     variables: Mapping[str, int]
     where: str
     listeners: tuple[DeviceListener, ...]
     times: Timeline | None = None
+    measured: bool = True
+
+    @property
+    def facts(self) -> tuple[CommandFacts, ...]:
+        """The list's commands."""
+        return self.known.facts
+
+    def read(self) -> None:
+        """Ask for the times; wait for them."""
+        times = self.started.timeline()
+        last = self.known.times
+        self.measured = len(times.begin_ns) == len(self.facts)
+        if self.measured:
+            self.times = self.known.times = times
+        elif last is not None:
+            # Where it is None, the run that was timed closely failed, and nothing is known.
+            self.times = placed(last, times.begin_ns[0], times.end_ns[0])
+
+
+def placed(times: Timeline, begin_ns: int, end_ns: int) -> Timeline:
+    """Return the commands of a list, each as long as in `times`, in another run of all of them.
+
+    What the run is longer is shared evenly between them, and where it is shorter they all are.
+    """
+    lengths = times.durations_ns()
+    working, ran = sum(lengths), end_ns - begin_ns
+    gap = max(ran - working, 0) / max(sum(one > 0 for one in lengths), 1)
+    scale = min(1.0, ran / working) if working else 1.0
+    now, begins, ends = float(begin_ns), [], []
+    for one in lengths:
+        now += gap if one > 0 else 0
+        begins.append(round(now))
+        now += one * scale
+        ends.append(round(now))
+    return Timeline(times.labels, tuple(begins), tuple(ends))
 
 
 class DeviceWatch:
@@ -96,7 +143,7 @@ class DeviceWatch:
         self.clock = DeviceClock(device)
         self._listeners: tuple[DeviceListener, ...] = ()
         self._pending: deque[TimedList] = deque()
-        self._facts: weakref.WeakKeyDictionary[CommandList, tuple[CommandFacts, ...]] = (
+        self._known: weakref.WeakKeyDictionary[CommandList, KnownList] = (
             weakref.WeakKeyDictionary()
         )
         self._lock = threading.RLock()
@@ -122,6 +169,8 @@ class DeviceWatch:
         """Tell a listener from now on."""
         with self._lock:
             self._listeners += (listener,)
+            # Whoever comes sees each list timed command by command once.
+            self._known.clear()
 
     def forget(self) -> None:
         """In a forked child: what was in flight is the parent's, and so was who held the lock."""
@@ -155,19 +204,22 @@ class DeviceWatch:
     ) -> Timeline | None:
         begin = time.perf_counter_ns()
         where = str(user_frame())
+        known = self._known.get(commands)
+        if known is None:
+            known = self._known[commands] = KnownList(facts_of_list(commands))
         times = None
         started: StartedList
         if timed:
             times = original(commands, buffers, variables, timed=True)
             assert times is not None
             started = FinishedList(times)
+        elif known.runs % self.device.timed_every:
+            started = self.device.start_timed_whole(commands, buffers, variables)
         else:
             started = self.device.start_timed(commands, buffers, variables)
-        facts = self._facts.get(commands)
-        if facts is None:
-            facts = self._facts[commands] = facts_of_list(commands)
+        known.runs += 1
         self._pending.append(
-            TimedList(self.clock, started, facts, dict(variables or {}), where, self._listeners)
+            TimedList(self.clock, started, known, dict(variables or {}), where, self._listeners)
         )
         caller = sys._getframe(1).f_code.co_filename
         self._call("replay" if caller.endswith("capture.py") else "run", begin, where)
@@ -211,6 +263,6 @@ class DeviceWatch:
             pending = self._pending
             while pending and (wait or len(pending) > kept or pending[0].started.is_done):
                 run = pending.popleft()
-                run.times = run.started.timeline()
+                run.read()
                 for one in run.listeners:
                     one.listed(run)

@@ -81,6 +81,8 @@ def events_of(seen: Collector) -> Events:
             told = {"line": facts.where, "asked for at": run.where, "bytes": nbytes}
             if flops:
                 told["flops"] = flops
+            if not run.measured:
+                told["time"] = "as when it was timed last"
             lane = track((run.device, kind), f"{run.device} {kind}")
             slices.append(Stretch(lane, facts.name, kind, begin, end, told))
     for call in seen.calls:

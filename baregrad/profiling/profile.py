@@ -34,8 +34,9 @@ class Profile:
     path: the file; `.json` is Chrome's form, all else Perfetto's. Processes that a profiled one
     starts join its file, where they make a profile of the same path. None for no file. lines: note
     which line asks for what from now on; what was planned before is not known by its line, and
-    calls without `jit` lose their short cut. Kernels overlap as ever: on GPUs each writes the time
-    when it ends, and is given the time since the one before had ended.
+    calls without `jit` lose their short cut. Kernels overlap as ever: on `NV` each writes the time
+    when it ends, and is given the time since the one before had ended. On `CUDA` that costs much,
+    so of a list that runs often one run in sixteen has its commands timed, the first among them.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, lines: bool = False) -> None:

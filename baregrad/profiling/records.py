@@ -47,7 +47,11 @@ def _facts(command: Command) -> CommandFacts:
 
 @dataclass(slots=True)
 class ListRun:
-    """One run of a command list; times are in nanoseconds of `time.perf_counter`."""
+    """One run of a command list; times are in nanoseconds of `time.perf_counter`.
+
+    measured: each command was timed in this run; else the list as a whole, and in it each command
+    has the time that it took when it was timed last.
+    """
 
     device: str
     facts: tuple[CommandFacts, ...]
@@ -55,6 +59,7 @@ class ListRun:
     begin_ns: tuple[int, ...]
     end_ns: tuple[int, ...]
     where: str
+    measured: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,20 @@ def summary(seen: Collector, limits: Mapping[str, Limits | None], rows_shown: in
             f"{one.covered_ns / max(one.span_ns, 1):.1%} of the time from its first command to its "
             f"last, {one.covered_ns / max(profile_ns, 1):.1%} of the profile"
         )
-    return "\n".join([*lines, *_host_lines(seen), *_peak_lines(seen)])
+    return "\n".join([*lines, *_sparing_lines(runs), *_host_lines(seen), *_peak_lines(seen)])
+
+
+def _sparing_lines(runs: Iterable[ListRun]) -> list[str]:
+    """Of which devices not every run was timed command by command, and of how many it was."""
+    counts: dict[str, list[int]] = defaultdict(lambda: [0, 0])
+    for run in runs:
+        counts[run.device][run.measured] += 1
+    return [
+        f"{device}: {closely} of {closely + whole} runs of lists timed command by command; in the "
+        "others, timed as a whole, each command has the time that it took last"
+        for device, (whole, closely) in counts.items()
+        if whole
+    ]
 
 
 def _columns(cells: list[tuple[str, ...]]) -> list[str]:

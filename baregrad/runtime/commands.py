@@ -134,6 +134,9 @@ class CommandDevice(MemoryDevice):
     """
 
     copier: Callable[[int], Kernel | None] | None = None
+    # Of so many runs of a list, one after the other, one is timed command by command where what
+    # that costs shall not be felt; the others as a whole.
+    timed_every = 1
 
     @abstractmethod
     def submit(
@@ -165,6 +168,18 @@ class CommandDevice(MemoryDevice):
         times = type(self).submit(self, commands, buffers, variables, timed=True)
         assert times is not None
         return FinishedList(times)
+
+    def start_timed_whole(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer] = (),
+        variables: Mapping[str, int] | None = None,
+    ) -> StartedList:
+        """Start a command list as `submit` does, and have it note when all of it began and ended.
+
+        Its timeline has one stretch for the list, or one a command where that costs no more.
+        """
+        return self.start_timed(commands, buffers, variables)
 
     def clock_ns(self) -> int:
         """Return the time by the clock of the device's timelines, in nanoseconds."""

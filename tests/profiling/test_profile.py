@@ -24,11 +24,14 @@ from baregrad.base.options import options, parse_environment
 from baregrad.engine.session import Session, current_session, use_session
 from baregrad.nn.float8 import float8_linear
 from baregrad.profiling import trace_file
+from baregrad.profiling.device_watch import placed
 from baregrad.profiling.events import Events
 from baregrad.profiling.limits import limits_of
-from baregrad.runtime.commands import Slot
+from baregrad.runtime.commands import Slot, Timeline
+from baregrad.runtime.cuda.device import CudaDevice
 from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
+from tests.runtime.cuda.kernels import cuda, make_list, put
 from tests.runtime.nvidia import device_tools as tools
 from tests.runtime.nvidia.fake_port import FakePort
 
@@ -500,3 +503,48 @@ def test_a_profile_that_cannot_be_written_is_not_said_to_be(
     assert "written" not in capsys.readouterr().out
     assert main(["-o", str(tmp_path / "a.json"), str(script)]) == 0
     assert "written to" in capsys.readouterr().out
+
+
+def test_a_list_is_timed_closely_now_and_then_and_else_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(CudaDevice, "timed_every", 4)
+    with cuda() as device:
+        commands, _ = make_list(device, 1)
+        table = [put(device, list(range(8))), device.allocate(64), device.allocate(128)]
+
+        def profiled(runs: int) -> baregrad.Profile:
+            with baregrad.profile() as profile:
+                for _ in range(runs):
+                    device.submit(commands, table, {"k": 1})
+                    device.synchronize()
+            return profile
+
+        # As a graph from the fifth run on, which is the first that is timed as one.
+        for count, closely in ((7, 5), (5, 2), (1, 1)):
+            before = Counter(device.fake.calls)
+            profile = profiled(count)
+            calls = Counter(device.fake.calls) - before
+            if count < 7:
+                assert calls["cuEventRecord"] <= 2 * count + 1
+            runs = profile._seen.runs()
+            assert [run.measured for run in runs].count(True) == closely
+            assert runs[0].measured
+            # Each kernel is counted in each run, and lies within it, in order.
+            assert {row.name: row.calls for row in profile.kernels()}["scale"] == 2 * count
+            edges = [at for run in runs for pair in zip(run.begin_ns, run.end_ns, strict=True)
+                     for at in pair]  # fmt: skip
+            assert edges == sorted(edges)
+            said = f"CUDA: {closely} of {count} runs of lists timed command by command"
+            assert (said in profile.table()) is (closely < count)
+    assert not device.fake.complaints and not device.fake.left_behind
+
+
+def test_commands_lie_in_another_run_of_their_list_as_long_as_they_took() -> None:
+    times = Timeline(("a", "b", "c"), (0, 14, 30), (10, 14, 60))
+    longer = placed(times, 1000, 1060)
+    assert (longer.begin_ns, longer.end_ns) == ((1010, 1020, 1030), (1020, 1020, 1060))
+    shorter = placed(times, 0, 20)
+    assert (shorter.begin_ns, shorter.end_ns) == ((0, 5, 5), (5, 5, 20))
+    nothing = placed(Timeline(("a",), (5,), (5,)), 7, 9)
+    assert (nothing.begin_ns, nothing.end_ns) == ((7,), (7,))

@@ -48,9 +48,8 @@ class CudaBoundList:
         self.submits = 0
         self.stale: set[int] = set()
         self.graph: ListGraph | None = None
-        # Graphs with events between the steps, and how often the list was timed.
+        # Graphs with events between the steps.
         self.timed_graphs: list[TimedGraph] = []
-        self.timed = 0
         self.dead_graphs = dead_graphs
         self._table = SlotTable(commands)
         self._slot_uses: dict[int, list[_Use]] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +40,8 @@ class CudaDevice(Device):
     """
 
     allocator: CachingAllocator
+    # An event between each two kernels takes the GPU 3 us: 6.3 % of GPT-2's training step (H200).
+    timed_every = 16
 
     def __init__(
         self,
@@ -222,7 +224,8 @@ class CudaDevice(Device):
         timed: bool = False,
     ) -> Timeline | None:
         """Enqueue a command list; does not wait for it unless `timed`."""
-        started = self._start(commands, buffers, variables, timed=timed)
+        start = self._runner.start_timed if timed else self._runner.start
+        started = self._start(start, commands, buffers, variables)
         return None if started is None else started.timeline()
 
     def start_timed(
@@ -232,17 +235,27 @@ class CudaDevice(Device):
         variables: Mapping[str, int] | None = None,
     ) -> StartedList:
         """Enqueue a command list with events between its steps."""
-        started = self._start(commands, buffers, variables, timed=True)
+        started = self._start(self._runner.start_timed, commands, buffers, variables)
+        assert started is not None
+        return started
+
+    def start_timed_whole(
+        self,
+        commands: CommandList,
+        buffers: Sequence[Buffer] = (),
+        variables: Mapping[str, int] | None = None,
+    ) -> StartedList:
+        """Enqueue a command list between two events, once it was timed as a graph."""
+        started = self._start(self._runner.start_timed_whole, commands, buffers, variables)
         assert started is not None
         return started
 
     def _start(
         self,
+        start: Callable[[CudaBoundList], StartedList | None],
         commands: CommandList,
         buffers: Sequence[Buffer],
         variables: Mapping[str, int] | None,
-        *,
-        timed: bool,
     ) -> StartedList | None:
         if commands.device is not self:
             raise DeviceError("the command list is for another device", found=commands.device.name)
@@ -255,13 +268,9 @@ class CudaDevice(Device):
             # What `_current` does, without its cost.
             self.context.entered()
             try:
-                if timed:
-                    return self._runner.start_timed(bound)
-                if bound.steps:
-                    self._runner.start(bound)
+                return start(bound)
             finally:
                 self.context.left()
-        return None
 
     def synchronize(self) -> None:
         """Wait until all submitted work is done; raise for its faults."""

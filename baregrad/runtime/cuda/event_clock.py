@@ -9,6 +9,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
+from enum import Enum, auto
 
 from baregrad.runtime.commands import StartedList, Timeline
 from baregrad.runtime.cuda import abi
@@ -24,6 +25,14 @@ from baregrad.runtime.cuda.context import Context
 _BESIDE_NS, _BESIDE_BY_HAND_NS = 3000, 5250
 # How often it is looked whether an event has passed, and from when on for all of the stream.
 _LOOK_S, _PATIENCE_S = 0.0001, 2.0
+
+
+class EventsOf(Enum):
+    """Between what the events of a run lie: steps one by one, nodes of a graph, the whole list."""
+
+    STEPS = auto()
+    GRAPH = auto()
+    WHOLE = auto()
 
 
 class EventClock:
@@ -103,13 +112,13 @@ class EventClock:
         events = one.events
         now = self.last_ns + self.between(self.last, events[0])
         self.free.append(self.last)
-        if one.as_graph:
+        if one.kind is EventsOf.GRAPH:
             # The graph's own events are recorded anew when it runs again.
             begin, *events, end = events
             self.last, self.last_ns = end, now + self.between(begin, end)
             self.free.append(begin)
             now += self.between(begin, events[0])
-        beside = _BESIDE_NS if one.as_graph else _BESIDE_BY_HAND_NS
+        beside = _BESIDE_BY_HAND_NS if one.kind is EventsOf.STEPS else _BESIDE_NS
         begins, ends = [], []
         for pair in itertools.pairwise(events):
             passed = self.between(*pair)
@@ -118,7 +127,7 @@ class EventClock:
             now += passed
             ends.append(now)
         one.times = Timeline(one.labels, tuple(begins), tuple(ends))
-        if not one.as_graph:
+        if one.kind is not EventsOf.GRAPH:
             self.free += events[:-1]
             self.last, self.last_ns = events[-1], now
         one.events = []
@@ -126,17 +135,16 @@ class EventClock:
 
 
 class TimedEvents(StartedList):
-    """A list in the stream with events around its commands.
+    """A list in the stream with events around its commands, or around all of it.
 
-    as_graph: the events but the first and the last are nodes of a graph, which owns them.
+    Of a graph the events but the first and the last are nodes, and are the graph's own.
     """
 
     def __init__(
-        self, clock: EventClock, events: list[int], labels: tuple[str, ...], *,
-        as_graph: bool = False,
+        self, clock: EventClock, events: list[int], labels: tuple[str, ...], kind: EventsOf
     ) -> None:
         self._clock = clock
-        self.as_graph = as_graph
+        self.kind = kind
         self.events = events
         self.labels = labels
         self.times: Timeline | None = None

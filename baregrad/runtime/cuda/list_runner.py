@@ -5,7 +5,7 @@ from __future__ import annotations
 from baregrad.base.options import options
 from baregrad.runtime.cuda.binding import CudaBoundList, ListGraph, TimedGraph
 from baregrad.runtime.cuda.context import Context, who
-from baregrad.runtime.cuda.event_clock import EventClock, TimedEvents
+from baregrad.runtime.cuda.event_clock import EventClock, EventsOf, TimedEvents
 from baregrad.runtime.cuda.loaded_code import LoadedCode
 
 # Microseconds of the host: a launch by itself, and what it costs as a node of a graph whose
@@ -17,6 +17,8 @@ GRAPH_US = 8.0
 GRAPH_NODE_US = 0.3
 # A graph is made once launching by hand cost about as much as making it does.
 GRAPH_AFTER = 4
+# The name of a list that is timed as a whole.
+WHOLE_LIST = "list"
 # Of a list that is timed so many graphs are in flight: one runs while the next is enqueued.
 _TIMED_GRAPHS = 2
 
@@ -32,6 +34,8 @@ class ListRunner:
 
     def start(self, bound: CudaBoundList) -> None:
         """Enqueue a list in the way that costs less."""
+        if not bound.steps:
+            return
         if self._prefers_graph(bound):
             self._run_graph(bound)
         else:
@@ -85,16 +89,28 @@ class ListRunner:
         if not closely:
             progress.mark(bound.names)
 
-    def start_timed(self, bound: CudaBoundList) -> TimedEvents:
-        """Enqueue the steps with an event between each two: as a graph, or at first one by one."""
+    def _started_clock(self) -> EventClock:
         if self._clock is None:
             self._clock = EventClock(self._context)
-        clock = self._clock
-        bound.timed += 1
+        return self._clock
+
+    def start_timed_whole(self, bound: CudaBoundList) -> TimedEvents:
+        """Enqueue a list between two events; one that was not timed as a graph yet, with all."""
+        if not bound.timed_graphs:
+            return self.start_timed(bound)
+        clock = self._started_clock()
+        begin = clock.record()
+        self.start(bound)
+        return TimedEvents(clock, [begin, clock.record()], (WHOLE_LIST,), EventsOf.WHOLE)
+
+    def start_timed(self, bound: CudaBoundList) -> TimedEvents:
+        """Enqueue the steps with an event between each two: as a graph, or at first one by one."""
+        clock = self._started_clock()
+        bound.submits += 1
         if self._code.has_dead:
             self._code.bury()
         long = len(bound.steps) * LAUNCH_US >= GRAPH_US and not bound.has_empty
-        if long and bound.submits + bound.timed > GRAPH_AFTER and not options.cuda_blocking:
+        if long and bound.submits > GRAPH_AFTER and not options.cuda_blocking:
             return self._start_timed_graph(clock, bound)
         events = [clock.record()]
         for step in bound.steps:
@@ -104,7 +120,7 @@ class ListRunner:
                     raise self._driver.error(step.called, code, who((step.labelled_name,)))
                 self._context.progress.mark((step.labelled_name,))
             events.append(clock.record())
-        return TimedEvents(clock, events, bound.labels)
+        return TimedEvents(clock, events, bound.labels, EventsOf.STEPS)
 
     def _start_timed_graph(self, clock: EventClock, bound: CudaBoundList) -> TimedEvents:
         """Enqueue a list as a graph with events, which are read before it runs again."""
@@ -131,5 +147,5 @@ class ListRunner:
         self._context.progress.mark(bound.names)
         # An event of a graph that waits to run passes for one that was recorded.
         events = [begin, *graph.events, clock.record()]
-        user = graph.user = TimedEvents(clock, events, bound.labels, as_graph=True)
+        user = graph.user = TimedEvents(clock, events, bound.labels, EventsOf.GRAPH)
         return user

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ import numpy as np
 from baregrad.base.options import options
 from baregrad.program import CUBIN, GpuLaunch, LaunchExpr, MapSpec, ParamSpec, Program
 from baregrad.runtime.buffers import Buffer
+from baregrad.runtime.commands import CommandList, Slot
 from baregrad.runtime.cuda.device import CudaDevice
 from tests.runtime.cuda.fake_driver import FakeCuda, image_of
 
@@ -159,3 +160,22 @@ def get(device: CudaDevice, buffer: Buffer) -> list[int]:
     data = np.empty(buffer.nbytes // 8, np.int64)
     device.copy_out(buffer, data)
     return data.tolist()
+
+
+def make_list(
+    device: CudaDevice, count: int
+) -> tuple[CommandList, Callable[[list[int], int], tuple[list[int], list[int]]]]:
+    """Copies, fills and launches over three slots; returns (list, what it does to numbers)."""
+    kernel = device.load(scale())
+    commands = device.command_list()
+    for _ in range(count):
+        commands.exec(kernel, [Slot(1), Slot(0)], {"n": 8})
+        commands.copy(Slot(2, 64), Slot(1), 64)
+        commands.exec(kernel, [Slot(1), Slot(2, 64)], {"n": 8})
+        commands.fill(Slot(2), 64, 3)
+
+    def model(values: list[int], k: int) -> tuple[list[int], list[int]]:
+        once = [2 * value + k for value in values]
+        return [2 * value + k for value in once], [0x0303030303030303] * 8 + once
+
+    return commands, model

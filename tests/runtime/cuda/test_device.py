@@ -29,7 +29,7 @@ from baregrad.runtime.cuda import abi, list_runner
 from baregrad.runtime.cuda.device import CudaDevice
 from baregrad.runtime.cuda.list_runner import GRAPH_AFTER
 from tests.runtime.cuda.fake_driver import FakeCuda
-from tests.runtime.cuda.kernels import STEP, cuda, get, one_thread, put, scale
+from tests.runtime.cuda.kernels import STEP, cuda, get, make_list, one_thread, put, scale
 from tests.runtime.nvidia import device_tools
 from tests.runtime.nvidia.random_lists import random_lists
 from tests.testing.virtual_gpu.virtual_tools import data_cubin
@@ -63,23 +63,6 @@ def test_a_kernel_with_variables() -> None:
 def test_architectures(version: tuple[int, int], name: str) -> None:
     with cuda(FakeCuda(capability=version)) as device:
         assert device.architecture == name
-
-
-def make_list(device: CudaDevice, count: int):
-    """Copies, fills and launches over three slots; returns (list, what it does to numbers)."""
-    kernel = device.load(scale())
-    commands = device.command_list()
-    for _ in range(count):
-        commands.exec(kernel, [Slot(1), Slot(0)], {"n": 8})
-        commands.copy(Slot(2, 64), Slot(1), 64)
-        commands.exec(kernel, [Slot(1), Slot(2, 64)], {"n": 8})
-        commands.fill(Slot(2), 64, 3)
-
-    def model(values: list[int], k: int) -> tuple[list[int], list[int]]:
-        once = [2 * value + k for value in values]
-        return [2 * value + k for value in once], [0x0303030303030303] * 8 + once
-
-    return commands, model
 
 
 def test_replays_become_a_graph_with_other_buffers_and_values() -> None:
