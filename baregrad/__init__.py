@@ -71,6 +71,7 @@ _ELSEWHERE = (
     )),
     ("baregrad.linalg", ("matrix_rank",)),
     ("baregrad.linalg.elimination", ("lu_unpack",)),
+    ("baregrad.linalg.lowrank", ("lobpcg", "pca_lowrank", "svd_lowrank")),
     ("baregrad.linalg.older", ("chain_matmul", "vander")),
     ("baregrad.func", ("vmap",)),
     ("baregrad.nn.functional", (

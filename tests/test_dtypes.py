@@ -208,9 +208,16 @@ def test_float_limits_are_ml_dtypes(row: DType) -> None:
     assert limits.eps == float(wanted.eps)
     assert limits.smallest_normal == float(wanted.smallest_normal)
     assert limits.smallest_subnormal == float(wanted.smallest_subnormal)
+    assert limits.tiny == float(wanted.tiny)
     with np.errstate(over="ignore"):
         has_infinity = bool(np.isinf(np.array(math.inf).astype(native).astype(np.float32)))
     assert (row.highest == math.inf) is has_infinity
+
+
+@pytest.mark.parametrize("name", ["float32", "float64", "float16", "bfloat16", "float8_e5m2"])
+def test_the_decimal_digit_that_is_kept_is_pytorchs(name: str) -> None:
+    wanted = torch.finfo(getattr(torch, name))
+    assert finfo(getattr(dtypes, name)).resolution == wanted.resolution
 
 
 def test_limits_of_tfloat32() -> None:

@@ -74,6 +74,16 @@ class FloatInfo:
     smallest_normal: float
     smallest_subnormal: float
 
+    @property
+    def tiny(self) -> float:
+        """The least normal number, by its older name."""
+        return self.smallest_normal
+
+    @property
+    def resolution(self) -> float:
+        """The power of ten of the last decimal digit that every number near 1 keeps."""
+        return float(f"1e-{math.floor(-math.log10(self.eps))}")
+
 
 def info_of(form: FloatFormat, bits: int) -> FloatInfo:
     """Return the limits of a dtype of so many bits in memory."""
