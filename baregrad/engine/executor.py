@@ -97,7 +97,7 @@ class Executable:
         if found is None:
             # The kernels are known already, but for those that write parts alone.
             moved = plan.written_over(chosen)
-            if self._compiler.target.kind == "gpu":
+            if self._compiler.target.kind == "gpu" and moved.kernels != plan.kernels:
                 from baregrad.engine.groups import grouped
 
                 # What writes a part of an array alone is small, and may be one of a group.

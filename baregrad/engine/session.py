@@ -324,11 +324,7 @@ class Session:
                 program = canonicalise(nodes, self._realised.on(device))
             if variables:
                 program = program.with_values(variables)
-            donated: dict[int, int] = {}
-            for position, handle in donate.items():
-                slots = [i for i, ref in enumerate(program.inputs) if ref.handle is handle]
-                if len(slots) == 1:
-                    donated[position] = slots[0]
+            donated = _slots_donated(program, donate) if donate else {}
             backend = self.backend(device)
             program, executable = self._executable(backend, program, donated)
             if isinstance(executable, Executable):
@@ -437,6 +433,18 @@ def _begin_viz(session: Session) -> None:
 def _nowhere(node: Node) -> BufferRef | None:
     """No value is known to lie anywhere."""
     return None
+
+
+def _slots_donated(program: Canonical, donate: Mapping[int, Any]) -> dict[int, int]:
+    """The input that each donated buffer is, by the position that it is donated to.
+
+    A buffer that is no input, or several, is not among them.
+    """
+    slots: dict[int, list[int]] = {}
+    for slot, ref in enumerate(program.inputs):
+        slots.setdefault(id(ref.handle), []).append(slot)
+    found = ((position, slots.get(id(handle), ())) for position, handle in donate.items())
+    return {position: places[0] for position, places in found if len(places) == 1}
 
 
 def _prepared(
