@@ -10,6 +10,12 @@ from pathlib import Path
 from baregrad.base.errors import ArgumentError
 
 
+def check_program(path: Path) -> None:
+    """Raise ArgumentError where there is no such file."""
+    if not path.is_file():
+        raise ArgumentError("there is no such program", found=str(path), wanted="a Python file")
+
+
 def run_to_end(path: Path, words: Sequence[str] = ()) -> None:
     """Run a Python file as `run_script` does, whichever way it ends but by an error.
 
@@ -27,8 +33,7 @@ def run_script(path: Path, words: Sequence[str] = ()) -> None:
 
     Raises ArgumentError where there is no such file, and what the program raises.
     """
-    if not path.is_file():
-        raise ArgumentError("there is no such program", found=str(path), wanted="a Python file")
+    check_program(path)
     arguments, places = sys.argv, list(sys.path)
     sys.argv = [str(path), *words]
     sys.path.insert(0, str(path.resolve().parent))

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from baregrad.engine.script import run_script
+from baregrad.engine.script import check_program, run_script
 from baregrad.profiling.profile import Profile
 
 
@@ -28,6 +28,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("script", type=Path, help="the program")
     parser.add_argument("words", nargs=argparse.REMAINDER, help="its command line")
     arguments = parser.parse_args(argv)
+    check_program(arguments.script)
     profile = Profile(arguments.output, lines=not arguments.no_lines)
     with contextlib.ExitStack() as told, profile:
         # Told of programs that end themselves, or fail, as well.

@@ -100,7 +100,7 @@ def summary(seen: Collector, limits: Mapping[str, Limits | None], rows_shown: in
             f"{row.nbytes / ns:.1f}", f"{row.flops / ns / 1e3:.3f}",
             f"{row.roofline:.0%}" if row.least_ns else "-", row.where,
         ))  # fmt: skip
-    lines = _columns(cells)
+    lines = _columns(cells) if rows else ["no device ran anything"]
     if len(rows) > rows_shown:
         rest = rows[rows_shown:]
         share = sum(row.total_ns for row in rest) / whole
