@@ -205,7 +205,21 @@ class _Lowering:
         if node.src[1] in self.moved or node.src[2] in self.moved:
             codes = [_as_integer(self.code(child), node.dtype) for child in node.src[1:]]
             self.moved[node] = _retyped(_choice(cond, *codes), self.memory(node.dtype))
+        elif node.dtype in self.native:
+            wide = [self.unrounded(child) for child in node.src[1:]]
+            if wide[0] is not None and wide[1] is not None:
+                # What is chosen is rounded once, and nothing is widened to be chosen.
+                return self.round(_choice(cond, wide[0], wide[1]), node.dtype)
         return _choice(cond, value, other)
+
+    def unrounded(self, node: Node) -> Node | None:
+        """The float32 that a narrow float is rounded of, or a constant; None for other values."""
+        value = self.done[node]
+        if node.op is Ops.CONST:
+            return value
+        code = value.src[0] if value.op is Ops.CAST else value
+        is_rounded = code.op is Ops.CAST and code.dtype is node.dtype
+        return code.src[0] if is_rounded and code.src[0].dtype is F32 else None
 
     def code(self, node: Node) -> Node:
         """What memory holds for a value: what it held before where that is only moved."""

@@ -94,6 +94,25 @@ def test_what_is_only_moved_keeps_its_bits(dtype: DType, native: bool) -> None:
     np.testing.assert_array_equal(found[1].view(storage), np.where(where < count - 3, codes, 0))
 
 
+@pytest.mark.parametrize("dtype", (dtypes.float16, dtypes.bfloat16), ids=str)
+def test_what_is_chosen_among_rounded_numbers_is_rounded_once(dtype: DType) -> None:
+    special = [np.inf, -np.inf, np.nan, 0.0, -0.0, 1e38, 1e-45, 1.00390625, -65520.0]
+    x, y = np.resize(special, 24).astype(np.float32), np.linspace(-3, 3, 24, dtype=np.float32)
+
+    def chosen(x: Node, y: Node) -> Node:
+        inner = alu(Ops.WHERE, alu(Ops.CMPLT, x, y), cast(y, dtype), const(1.5, dtype))
+        return alu(Ops.WHERE, alu(Ops.CMPEQ, x, x), cast(x, dtype), inner)
+
+    node = elementwise([chosen], 24, (F32, F32), 24)
+    lowered = lower_dtypes(node, frozenset((dtype,)))
+    rounded = [one for one in toposort(lowered) if one.op is Ops.CAST and one.dtype is dtype]
+    assert len(rounded) == 1 and rounded[0].src[0].op is Ops.WHERE
+    found = np.zeros(24, dtype.numpy or dtype.storage)
+    evaluate_loop(lowered, [found, x, y])
+    wanted = np.where(x == x, x, np.where(x < y, y, np.float32(1.5)))
+    np.testing.assert_array_equal(found.view(dtype.storage), encode(wanted, dtype))
+
+
 def test_a_guard_of_an_empty_array_reads_nothing() -> None:
     i = range_node(4, 0)
     x, out = param(1, 0), param(0, 4)
