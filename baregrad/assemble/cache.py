@@ -16,9 +16,9 @@ import stat
 import struct
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 _MAGIC = b"BGCACHE\x01"
 _HEADER = struct.Struct("<8sQ32s")
@@ -29,8 +29,6 @@ PACKAGE = Path(__file__).resolve().parent.parent
 LOADED_NS = time.time_ns()
 # Times of files may lie behind other clocks by a few milliseconds.
 _TICK_NS = 10_000_000
-# Fingerprints of text that is as it was loaded, so that it need not be read again.
-_read: dict[tuple[Any, ...], str] = {}
 
 
 def key_of(*parts: bytes | str) -> str:
@@ -61,20 +59,21 @@ def source_fingerprint(rooms: Sequence[str]) -> str:
     for room in rooms:
         path = PACKAGE / room
         files += sorted(path.rglob("*.py")) if path.is_dir() else [path]
-    changed_ns = max(file.stat().st_ctime_ns for file in files)
-    is_as_loaded = changed_ns < LOADED_NS - _TICK_NS
-    key = (PACKAGE, *rooms, len(files))
-    if is_as_loaded and key in _read:
-        return _read[key]
+    if max(file.stat().st_ctime_ns for file in files) < LOADED_NS - _TICK_NS:
+        return _text_as_loaded(tuple(files))
+    return key_of(_hash_of(files), f"{os.getpid()} {LOADED_NS}")
+
+
+def _hash_of(files: Iterable[Path]) -> str:
     hasher = hashlib.sha256()
     for file in files:
         hasher.update(file.relative_to(PACKAGE).as_posix().encode())
         hasher.update(file.read_bytes())
-    if is_as_loaded:
-        _read[key] = hasher.hexdigest()
-    else:
-        hasher.update(f"{os.getpid()} {LOADED_NS}".encode())
     return hasher.hexdigest()
+
+
+# Text that is as it was when it was loaded need not be read again.
+_text_as_loaded = lru_cache(maxsize=8)(_hash_of)
 
 
 class DiskCache:

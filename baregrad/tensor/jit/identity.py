@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import sys
 import types
 from collections.abc import Iterable
 from functools import partial
@@ -29,6 +30,7 @@ from baregrad.tensor.tensor import Tensor
 ROOMS = ("base", "dtypes.py", "engine", "func", "io", "llm", "nn", "tensor")
 _OURS = tuple([f"baregrad.{room.removesuffix('.py')}." for room in ROOMS])
 _PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
+_OTHERS = frozenset(sys.stdlib_module_names) | {"numpy"}
 _NAMED = (type, types.BuiltinFunctionType, np.ufunc)
 # Their objects belong to this process.
 _MACHINERY = ("baregrad.engine.", "baregrad.runtime.", "baregrad.assemble.", "baregrad.tensor.")
@@ -113,7 +115,7 @@ class FunctionIdentity:
         if array.dtype.hasobject:
             raise Unnamed("an array of objects")
         told = hashlib.sha256(np.ascontiguousarray(array).tobytes()).hexdigest()
-        self._words.append(f"numbers {array.dtype.str} {array.shape} {told}")
+        self._words.append(f"numbers {array.dtype!r} {array.shape} {told}")
 
 
 def _parts(value: Any) -> tuple[str, list[Any]]:
@@ -133,8 +135,7 @@ def _parts(value: Any) -> tuple[str, list[Any]]:
         return kind.__name__, sorted(value, key=lambda each: (type(each).__name__, repr(each)))
     # What a builtin is bound to has no part in its name.
     if isinstance(value, _NAMED) and _is_free(value):
-        module = getattr(value, "__module__", None) or "numpy"
-        return f"named {module}.{getattr(value, '__qualname__', value.__name__)}", []
+        return f"named {_name_of(value)}", []
     if isinstance(value, DType):
         return f"dtype {value.name}", []
     if isinstance(value, Node):
@@ -146,6 +147,21 @@ def _parts(value: Any) -> tuple[str, list[Any]]:
 
 def _is_free(function: Any) -> bool:
     return isinstance(getattr(function, "__self__", None), types.ModuleType | None)
+
+
+def _name_of(value: Any) -> str:
+    """The name of a class or builtin that stands in a module of ours, of Python's or of NumPy's.
+
+    Others say nothing of what they do: somebody else's, and those that a function made.
+    """
+    module = getattr(value, "__module__", None) or "numpy"
+    name = getattr(value, "__qualname__", value.__name__)
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    if found is not value or not (_is_ours(module) or module.partition(".")[0] in _OTHERS):
+        raise Unnamed(f"{module}.{name}")
+    return f"{module}.{name}"
 
 
 def _of_function(function: types.FunctionType) -> tuple[str, list[Any]]:
@@ -161,9 +177,9 @@ def _of_function(function: types.FunctionType) -> tuple[str, list[Any]]:
 
 
 def _of_object(value: Any, kind: type[Any]) -> tuple[str, list[Any]]:
-    name = f"{kind.__module__}.{kind.__qualname__}"
     if not _is_ours(kind.__module__) or kind.__module__.startswith(_MACHINERY):
-        raise Unnamed(f"an object of {name}")
+        raise Unnamed(f"an object of {kind.__module__}.{kind.__qualname__}")
+    name = _name_of(kind)
     if isinstance(value, enum.Enum):
         return f"member {name}.{value.name}", []
     if isinstance(value, tuple | list | dict | set):

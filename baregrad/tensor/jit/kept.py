@@ -13,6 +13,8 @@ import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from baregrad.assemble.cache import DiskCache, key_of, source_fingerprint
 from baregrad.base.errors import FileFormatError
 from baregrad.base.options import options
@@ -26,6 +28,7 @@ from baregrad.ir.text.parse import dtype_name, dtypes_by_name
 from baregrad.tensor.array.core import realize_storages
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.array.storage import Storage
+from baregrad.tensor.jit.as_written import Replaced, loaded_marks
 from baregrad.tensor.jit.closure import Surroundings
 from baregrad.tensor.jit.identity import ROOMS, FunctionIdentity, Unnamed
 from baregrad.tensor.jit.parts import Call, part_shared
@@ -37,10 +40,12 @@ if TYPE_CHECKING:
 
 # Whether captures are kept.
 IS_KEPT = True
+# What lies below is the same wherever it is loaded, but for times.
+_LOOKED_AT = tuple([f"baregrad.{room}." for room in ROOMS if room not in ("base", "dtypes.py")])
 # Options that change no program.
 _ASIDE = frozenset((
-    "beam_file", "beam_seconds", "beam_timeout", "cache", "cache_dir", "cc", "cuda_home",
-    "gpu_timeout", "nv_timeout", "profile", "progress", "viz",
+    "beam_file", "beam_seconds", "beam_timeout", "cache", "cache_dir", "cc", "compile_workers",
+    "cuda_home", "gpu_timeout", "nv_timeout", "profile", "progress", "viz",
 ))  # fmt: skip
 
 
@@ -52,15 +57,16 @@ def first_call(entry: Entry, call: Call) -> Any:
     """
     closed = {id(tensor._storage) for tensor in entry.surroundings.tensors}
     kept = None
-    if not any(id(tensor._storage) in closed for tensor in call.tensors):
-        kept = KeptCapture.of(entry.session, entry.surroundings, call)
-    if kept is None:
-        return entry.first(call)
+    # Arrays stay what their forms say of them from here to the replay.
     with entry.session.lock:
-        found = kept.find(call)
+        if not any(id(tensor._storage) in closed for tensor in call.tensors):
+            kept = KeptCapture.of(entry.session, entry.surroundings, call)
+        found = None if kept is None else kept.find(call)
         if found is not None:
             entry.take(call, *found)
             return entry.play(call, call.handles())
+    if kept is None:
+        return entry.first(call)
     given = entry.capture(call)
     gradients = entry.gradients
     if entry.replay is not None and not (entry.changed or gradients.held or gradients.marked):
@@ -83,10 +89,12 @@ class KeptCapture:
         self._storages = identity.storages
         values = options.values()
         told = {name: repr(values[name]) for name in sorted(values) if name not in _ASIDE}
+        self._source = source_fingerprint(ROOMS)
         self._key = key_of(
-            "replay-1", backend.kept_environment, source_fingerprint(ROOMS), backend.name,
+            "replay-2", backend.kept_environment, self._source, backend.name, np.__version__,
             json.dumps([told, repr(grad_enabled())]), identity.text,
         )  # fmt: skip
+        self._marks = loaded_marks(_LOOKED_AT)
 
     @classmethod
     def of(cls, session: Session, surroundings: Surroundings, call: Call) -> KeptCapture | None:
@@ -112,7 +120,7 @@ class KeptCapture:
         realize_storages([tensor._storage for tensor in tensors])
         try:
             return cls(session, backend, cache, FunctionIdentity(surroundings.function, call))
-        except Unnamed:
+        except (Unnamed, Replaced):
             return None
 
     # --- keeping ----------------------------------------------------------------------------------
@@ -128,10 +136,15 @@ class KeptCapture:
             places.append(number)
         template = _template_to_table(results)
         text = replay_to_text(replay)
-        if template is None or text is None:
+        if template is None or text is None or source_fingerprint(ROOMS) != self._source:
+            return
+        try:
+            # More of the package is loaded by now.
+            marks = loaded_marks(_LOOKED_AT)
+        except Replaced:
             return
         dtypes = [dtype_name(storage.node.dtype) for storage in results.fresh]
-        table = [places, state.changing, template, dtypes, text]
+        table = [places, state.changing, template, dtypes, marks, text]
         self._cache.put(self._key, json.dumps(table, separators=(",", ":")).encode())
 
     # --- finding ----------------------------------------------------------------------------------
@@ -142,7 +155,9 @@ class KeptCapture:
         if saved is None:
             return None
         try:
-            places, changing, template, kinds, text = json.loads(saved)
+            places, changing, template, kinds, marks, text = json.loads(saved)
+            if any(marks.get(name, mark) != mark for name, mark in self._marks.items()):
+                return None
             storages = list(self._storages)
             held = [storages[number] for number in places]
             if len(set(held)) < len(held) or not 0 <= changing <= len(held):
@@ -152,7 +167,7 @@ class KeptCapture:
             wanted = Wanted(self._session, self._backend, [*call.references(), *refs])
             replay = replay_from_text(text, wanted)
             results = _results(template, kinds, replay.outputs)
-        except (FileFormatError, ValueError, TypeError, KeyError, IndexError):
+        except (FileFormatError, ValueError, TypeError, KeyError, IndexError, AttributeError):
             # Whole, as its checksum says, but not ours: it is made anew.
             return None
         state = States(

@@ -45,6 +45,23 @@ def test_what_has_no_name_for_others_is_refused(monkeypatch: pytest.MonkeyPatch)
     assert not named(lambda a: a + x, given)
 
 
+class Held:
+    """A class of ours, as far as these tests go."""
+
+
+def test_classes_are_known_by_where_they_stand() -> None:
+    """One of somebody else's, one that a function made, and one in the place of another."""
+    given = Tensor.ones(3).contiguous().realize()
+    somebodys = type("Held", (), {"__module__": "somebody"})
+    made = type("made.<locals>.Held", (), {"__module__": __name__})
+    like = type("Held", (), {"__module__": __name__})
+    assert named(lambda a: (Held, Held(), float, np.float32, np.add, a), given)
+    for kind in (somebodys, made, like):
+        assert not named(lambda a: (kind, a), given)  # noqa: B023
+        one = kind()
+        assert not named(lambda a: (one, a), given)  # noqa: B023
+
+
 def test_functions_of_other_lines_and_closures_differ() -> None:
     given = Tensor.ones(3).contiguous().realize()
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from baregrad.assemble import cache as disk
 from baregrad.assemble.cache import DiskCache
 from baregrad.base.options import options
 from baregrad.engine.canonical import bind
@@ -18,7 +19,7 @@ from baregrad.engine.session import Session, use_session
 from baregrad.ir.core.index import variable
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import autocast
-from baregrad.tensor.jit import identity, kept
+from baregrad.tensor.jit import identity, kept, results
 from baregrad.tensor.jit.jit import Jit
 
 ROWS = variable("kept_call_rows", 1, 8)
@@ -137,7 +138,8 @@ def _with_option(**chosen: Any) -> Any:
 
 
 def _with_text(patch: pytest.MonkeyPatch) -> Any:
-    patch.setattr(kept, "source_fingerprint", lambda rooms: "other code")
+    # As where a file has changed, and the process came after that.
+    patch.setattr(disk, "LOADED_NS", 1)
     return three_calls()
 
 
@@ -164,6 +166,8 @@ _DAMAGE: tuple[Callable[[list[Any]], Any], ...] = (
     lambda saved: other_text(saved, lambda table: table["outputs"].append(1000)),
     lambda saved: other_text(saved, lambda table: table["runs"][0]["inputs"].pop()),
     lambda saved: other_text(saved, lambda table: table["runs"][0].update(plan="{")),
+    lambda saved: other_text(saved, lambda table: table["runs"][0].update(plan=1)),
+    lambda saved: [*saved[:-2], 3, saved[-1]],
 )  # fmt: skip
 
 
@@ -258,3 +262,18 @@ def test_a_capture_in_autocast_is_one_of_its_own() -> None:
     for within in (True, False):
         kept = [in_process(lambda: run(within))[0].tobytes() for _ in range(2)]  # noqa: B023
         assert kept[0] == kept[1]
+
+
+@pytest.mark.parametrize("place, name, instead", [
+    (Tensor, "relu", lambda x: x * 2), (results, "_ORDINARY", 5), (Tensor, "relu", Tensor.abs),
+], ids=["somebody's code", "a number", "other code of ours"])  # fmt: skip
+def test_what_somebody_replaced_is_captured_by_himself(
+    monkeypatch: pytest.MonkeyPatch, place: Any, name: str, instead: Any
+) -> None:
+    """And what he captured is not found by others."""
+    in_process(three_calls)
+    with monkeypatch.context() as patch:
+        patch.setattr(place, name, instead, raising=place is Tensor)
+        assert in_process(three_calls)[1] >= 1
+    found, _ = in_process(three_calls)
+    np.testing.assert_allclose(found[2][2], as_numpy()[2][2], rtol=1e-5)
