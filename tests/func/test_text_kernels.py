@@ -57,6 +57,40 @@ PTX = """
   ret;
 }
 """
+# Two blocks that run together: each gives its numbers to the other one.
+EXCHANGE = """
+.version 8.0
+.target sm_90a
+.address_size 64
+.visible .entry exchange(.param .u64 out, .param .u64 x) .reqnctapercluster 2, 1, 1 {
+  .reg .b64 %rd<5>;
+  .reg .b32 %r<8>;
+  .shared .align 4 .b32 row[32];
+  ld.param.u64 %rd0, [out];
+  ld.param.u64 %rd1, [x];
+  mov.u32 %r0, %tid.x;
+  mov.u32 %r1, %ctaid.x;
+  mad.lo.u32 %r2, %r1, 32, %r0;
+  mul.wide.u32 %rd2, %r2, 4;
+  add.u64 %rd3, %rd1, %rd2;
+  add.u64 %rd4, %rd0, %rd2;
+  ld.global.u32 %r3, [%rd3];
+  mov.u32 %r4, row;
+  shl.b32 %r5, %r0, 2;
+  add.u32 %r4, %r4, %r5;
+  mov.u32 %r6, %cluster_ctarank;
+  xor.b32 %r6, %r6, 1;
+  mapa.shared::cluster.u32 %r7, %r4, %r6;
+  barrier.cluster.arrive.aligned;
+  barrier.cluster.wait.aligned;
+  st.shared::cluster.u32 [%r7], %r3;
+  barrier.cluster.arrive.aligned;
+  barrier.cluster.wait.aligned;
+  ld.shared.u32 %r3, [%r4];
+  st.global.u32 [%rd4], %r3;
+  ret;
+}
+"""
 needs_cc = pytest.mark.skipif(
     not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="C wants an installed compiler"
 )
@@ -250,6 +284,16 @@ def test_of_several_results_those_nobody_wants_are_written_beside() -> None:
 def test_signatures_that_are_none(words: tuple[str, str], error: str) -> None:
     with pytest.raises(ArgumentError, match=error):
         func.custom_kernel(ROWS, words[0], reference)
+
+
+def test_blocks_of_ptx_that_run_together() -> None:
+    kernel = func.custom_kernel(
+        EXCHANGE, "x: float32[4, 32] -> out: float32[4, 32]", lambda x: x[[1, 0, 3, 2]],
+        language="ptx", grid=lambda: (4,), block=(32,),
+    )
+    given = np.arange(128, dtype="f4").reshape(4, 32)
+    with ptx_session(), options.override(device="NV"):
+        np.testing.assert_array_equal(kernel(Tensor(given)).numpy(), given[[1, 0, 3, 2]])
 
 
 def test_a_kernel_of_ptx() -> None:

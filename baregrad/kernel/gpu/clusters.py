@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
+from baregrad.base.errors import ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.axes import Var
@@ -22,7 +23,6 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.protocol.attributes import Barrier
 from baregrad.kernel.facts.axis_table import AxisTable
 from baregrad.kernel.gpu.boxes import ENGINE, ROW_NBYTES
-from baregrad.kernel.language.schedule import illegal
 
 # Blocks of a cluster that every machine with clusters runs.
 MOST_CLUSTER = 8
@@ -39,13 +39,13 @@ def check_cluster(table: AxisTable) -> None:
     if table.cluster == 1:
         return
     if table.blocks % table.cluster:
-        raise illegal(
-            None, f"blocks that persist are no whole clusters of {table.cluster}",
+        raise ScheduleError(
+            f"blocks that persist are no whole clusters of {table.cluster}",
             found=f"persist({table.blocks})", wanted=f"a multiple of {table.cluster}",
         )
     if not any(step.engine == ENGINE for step in table.pipelines):
-        raise illegal(
-            None, "blocks of a cluster share boxes that an engine copies, and there are none",
+        raise ScheduleError(
+            "blocks of a cluster share boxes that an engine copies, and there are none",
             wanted=f"pipeline(..., engine={ENGINE!r})", hint="bind(..., 'grid')",
         )
 
@@ -57,7 +57,9 @@ def block_of(cluster: int, clusters: int) -> tuple[Node, Node]:
 
 
 def differs(node: Node) -> bool:
-    """Whether something is not the same for all blocks of a cluster."""
+    """Whether something is not the same for all blocks of a cluster, with threads or without."""
+    if any(axis.arg.bind == "cluster" for axis in node.ranges):
+        return True
     return any(one.op is Ops.VAR and one.arg.name == RANK for one in toposort(node))
 
 

@@ -14,9 +14,10 @@ from types import MappingProxyType
 from baregrad.base.bits import human_bytes
 from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
-from baregrad.ir.protocol.attributes import Done
+from baregrad.ir.protocol.attributes import Done, is_box
 from baregrad.kernel.facts.analysis import by_id, iterations
-from baregrad.kernel.gpu.boxes import ENGINE
+from baregrad.kernel.gpu.boxes import ENGINE, as_box
+from baregrad.kernel.gpu.clusters import nbytes_of, slice_of
 from baregrad.kernel.gpu.pipelines import FEW_SLOTS
 from baregrad.kernel.gpu.roles import BARRIERS
 from baregrad.kernel.gpu.threads import grid_size
@@ -41,7 +42,7 @@ def pipeline_lines(kernel: Node, target: GpuTarget) -> list[str]:
     lines: list[str] = []
     for loop in toposort(kernel):
         if loop.op is Ops.LOOP and (rings := _rings(loop)):
-            lines += _picture(loop, rings, target)
+            lines += _picture(loop, rings, target, kernel.arg.cluster)
     if lines and kernel.arg.grid:
         lines.append(
             f"blocks: {grid_size(kernel)}, each does its tiles one after the other, and copies "
@@ -76,7 +77,15 @@ def _nbytes(array: Node) -> int:
     return int(prod(array.arg.shape) * array.dtype.itemsize)
 
 
-def _picture(loop: Node, rings: tuple[Node, ...], target: GpuTarget) -> list[str]:
+def _shared(loop: Node, cluster: int) -> int:
+    """Bytes of a slot that are the same for all blocks of a cluster."""
+    boxes = [slice_of(as_box(one), cluster) for one in toposort(loop) if is_box(one)]
+    return sum(nbytes_of(box, cluster) for box in boxes if box.arg.multicast)
+
+
+def _picture(
+    loop: Node, rings: tuple[Node, ...], target: GpuTarget, cluster: int
+) -> list[str]:
     axis = loop.src[0]
     depth = rings[0].arg.depth
     first = _wait(loop)
@@ -104,7 +113,13 @@ def _picture(loop: Node, rings: tuple[Node, ...], target: GpuTarget) -> list[str
     else:
         meets = ", and once the products of the iteration before are done"
         lines.append("barriers: once a slot is filled" + meets * (beside and depth <= FEW_SLOTS))
-    return [*lines, *_bounds(loop, units, each, target)]
+    shared = _shared(loop, cluster)
+    if shared:
+        lines.append(
+            f"clusters of {cluster} blocks: {human_bytes(shared)} of a slot are the same for all, "
+            f"and each copies {human_bytes(shared // cluster)} of it for all"
+        )
+    return [*lines, *_bounds(loop, units, (each, each - shared + shared // cluster), target)]
 
 
 def _cell(slot: int, iteration: int, depth: int, lead: int) -> str:
@@ -120,13 +135,19 @@ def _row(name: str, cells: list[str]) -> str:
     return "".join([cell.ljust(WIDTH) for cell in (name, *cells)]).rstrip()
 
 
-def _bounds(loop: Node, units: list[Node], each: int, target: GpuTarget) -> Iterator[str]:
-    """What an iteration takes, and which of that takes longest."""
+def _bounds(
+    loop: Node, units: list[Node], nbytes: tuple[int, int], target: GpuTarget
+) -> Iterator[str]:
+    """What an iteration takes, and which of that takes longest.
+
+    nbytes: of a slot, and what of these a block copies.
+    """
+    each, copied = nbytes
     if not units:
         return
     taken = {
         "matrix unit": sum(_cycles(loop, unit, target) for unit in units),
-        "second cache": each / target.cache_bytes_per_cycle,
+        "second cache": copied / target.cache_bytes_per_cycle,
         "shared memory": (each + sum(_read(loop, unit) for unit in units))
         / target.shared_bytes_per_cycle,
     }

@@ -69,3 +69,14 @@ def test_boxes_that_a_warp_of_its_own_copies() -> None:
     assert found[1] == "under way: 2 of them, 32.0 KiB a block"
     assert found[6].startswith("roles: a warp copies once a slot is empty")
     assert "6 barriers of phases" in found[6] and "bound by: second cache" in found
+
+
+def test_boxes_that_blocks_of_a_cluster_share() -> None:
+    spelled = text((False, True), "pipeline('ko', 3, 'tma')").replace("outer='a'", "outer='a', c=2")
+    found = lines(f"{spelled[:-1]}, bind('c', 'cluster'))", 256, 64)
+    assert found[7] == (
+        "clusters of 2 blocks: 8.0 KiB of a slot are the same for all, and each copies 4.0 KiB of "
+        "it for all"
+    )
+    # 64 rows of its own and half of the 64 columns, of 128 bytes, at 36 bytes a cycle.
+    assert f"second cache {(64 + 32) * 128 / 36:.0f}, " in found[8]

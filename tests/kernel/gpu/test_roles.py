@@ -16,7 +16,6 @@ from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose, codegen_passes, lower, parse_schedule
 from baregrad.render import get
 from baregrad.schedule import make_plan
-from baregrad.target import gpu_row
 from baregrad.tensor import Tensor
 from baregrad.testing.virtual_gpu.ptx.errors import KernelFault
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
@@ -217,79 +216,6 @@ def test_what_leaves_a_step_out_is_caught(what: str) -> None:
     assert changed
     with pytest.raises(KernelFault):
         run_module(PtxModule.parse(wrong), program, arrays)
-
-
-def together(spelled: str, side: str, blocks: int = 2) -> str:
-    """A schedule in which so many blocks along rows or columns run together."""
-    outer, first = {"m": ("a", "w="), "n": ("b", "p=")}[side]
-    spelled = spelled.replace(f"outer='{outer}', {first}", f"outer='{outer}', c={blocks}, {first}")
-    return spelled.replace("bind('a', 'grid')", "bind('a', 'grid'), bind('c', 'cluster')")
-
-
-CLUSTERS: tuple[tuple[tuple[int, int, int], tuple[bool, bool], str, int, int, Sizes], ...] = (
-    ((128, 64, 192), (False, True), "m", 2, 0, {}),
-    # Past edges, and a last cluster of which one block has no rows; blocks that persist.
-    ((136, 56, 328), (True, False), "m", 2, 2, {}),
-    ((64, 256, 192), (True, True), "n", 4, 0, {}),
-    ((136, 200, 328), (False, False), "n", 2, 4, {"groups": 2}),
-)
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize(
-    ("shape", "turned", "side", "cluster", "blocks", "sizes"), CLUSTERS, ids=str
-)
-def test_blocks_that_share_boxes_have_the_bits_of_blocks_by_themselves(
-    shape: tuple[int, int, int], turned: tuple[bool, bool], side: str, cluster: int, blocks: int,
-    sizes: Sizes,
-) -> None:
-    kernel = product(*shape, *turned, bias=True)
-    arrays = k.arguments(kernel)
-    spelled = piped(turned, TMA.format(3), blocks, **sizes)
-    whole = lowered(kernel, together(spelled, side, cluster))
-    wanted = run_text(*lowered(kernel, spelled), arrays)[0]
-    np.testing.assert_array_equal(run_text(*whole, arrays)[0], wanted)
-    np.testing.assert_array_equal(run_threads(*whole, arrays)[0], wanted)
-    program = whole[1]
-    assert program.arg.cluster == cluster and count(program, "barrier.cluster") == 2
-    # One factor is the same for all blocks of a cluster: each copies a slice of its boxes.
-    names = {one.src[4].arg.slot: one.arg.name for one in program.src
-             if one.op is Ops.MACHINE and one.arg.name.startswith("tma.")}  # fmt: skip
-    shared = {"m": 2, "n": 1}[side]
-    assert names == {shared: "tma.multicast", 3 - shared: "tma.box"}
-
-
-@pytest.mark.parametrize(("what", "pattern", "instead"), [
-    ("the wait for all blocks before one ends", r"barrier.cluster.\w+;", ""),
-    ("barriers that are there in all blocks", r"barrier.cluster.\w+.aligned;", ""),
-    ("an arrival in another block", r"mapa.shared::cluster.u32 (%r\d+), %r\d+, 1;[^;]*;", ""),
-    ("a slice of another block", r"\.multicast::cluster([^;]*), %h\d+;", r"\1;"),
-    ("what others copy", r"(mbarrier.arrive.expect_tx[^;]*), 16384;", r"\1, 12288;"),
-])  # fmt: skip
-def test_what_a_cluster_leaves_out_is_caught(what: str, pattern: str, instead: str) -> None:
-    kernel = product(128, 64, 320, b_t=True)
-    _, program = lowered(kernel, together(piped((False, True), TMA.format(2)), "m"))
-    arrays = [array for _, array in sorted(k.arguments(kernel).items())]
-    wrong, changed = re.subn(pattern, instead, get("ptx").render(program, HOPPER))
-    assert changed, what
-    with pytest.raises(KernelFault):
-        run_module(PtxModule.parse(wrong), program, arrays, grid=2)
-
-
-def test_clusters_that_cannot_be() -> None:
-    kernel = product(640, 64, 192, b_t=True)
-    spelled = piped((False, True), TMA.format(3))
-    for changed, why in (
-        (together(spelled, "m", 16), "a few blocks of the output"),
-        (together(spelled.replace(TMA.format(3), ASYNC.format(3)), "m"), "share boxes"),
-        (together(piped((False, True), TMA.format(3), 3), "m"), "no whole clusters"),
-        (spelled.replace("bind('a', 'grid'), bind('b', 'grid')",
-                         "bind('a', 'grid'), bind('ko', 'cluster')"), "of the output"),
-    ):  # fmt: skip
-        with pytest.raises(ScheduleError, match=why):
-            lower(kernel, HOPPER, parse_schedule(changed))
-    with pytest.raises(ScheduleError, match="has no clusters"):
-        lower(kernel, gpu_row("sm_80"), parse_schedule(together(spelled, "m")))
 
 
 def test_what_is_no_box_is_refused() -> None:

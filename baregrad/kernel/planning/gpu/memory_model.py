@@ -120,7 +120,8 @@ class AxisLayout:
                     known[name] = AxisPart(axes, "loop", size, scale * inner)
                     inner *= size
             elif isinstance(step, Bind) and step.axis in known:
-                known[step.axis] = known[step.axis]._replace(unit=step.unit)
+                unit = "grid" if step.unit == "cluster" else step.unit
+                known[step.axis] = known[step.axis]._replace(unit=unit)
             elif isinstance(step, StageInput):
                 staged.append(step)
         self.pieces = [piece for piece in known.values() if piece.extent != 1]
