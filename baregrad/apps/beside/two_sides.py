@@ -132,20 +132,19 @@ class TwoSides:
             return {"error": error, "wrong": not error <= task.tolerance}
         found = _judged(task.tolerance, ours, exact, [theirs])
         if found["wrong"] and answer["is_rounded"]:
-            rounded = self._rounded(task)
-            if rounded:
-                found = _judged(task.tolerance, ours, exact, [theirs, *rounded])
+            try:
+                rounded = self._rounded(task)
+            except SideFailed as error:
+                return found | {"peer_failed": f"its roundings: {error}"}
+            found = _judged(task.tolerance, ours, exact, [theirs, *rounded])
         return found
 
     def _rounded(self, task: RowTask) -> list[list[Array]]:
-        """Return PyTorch's results with more roundings, some times; none where that fails."""
-        try:
-            self.peer.ask(
-                task.peer_limit_s, what="rounded", count=ROUNDINGS,
-                folder=str(self._folder / self.peer.name),
-            )
-        except SideFailed:
-            return []
+        """Return PyTorch's results with more roundings, some times; raises SideFailed."""
+        self.peer.ask(
+            task.peer_limit_s, what="rounded", count=ROUNDINGS,
+            folder=str(self._folder / self.peer.name),
+        )
         return [self._arrays("torch", f"rounded{number}-") for number in range(ROUNDINGS)]
 
     def _arrays(self, side: str, name: str) -> list[Array]:
