@@ -76,8 +76,8 @@ def common_dtype(operands: Sequence[Tensor | Scalar | Node]) -> DType:
     return _promoted(operands)
 
 
-# The integers that some dtype has.
-_LEAST, _MOST = -(1 << 63), (1 << 64) - 1
+# The integers that an operand may be beside any dtype; beside uint64 its own as well.
+_LEAST, _MOST = -(1 << 63), (1 << 63) - 1
 _CATEGORY = MappingProxyType(
     {"bool": 0, "uint": 1, "int": 1, "index": 1, "float": 2, "complex": 3}
 )
@@ -98,13 +98,35 @@ def as_node(value: Tensor | Scalar | Node, dtype: DType) -> Node:
         return nodes.cast(value, dtype)
     assert isinstance(value, bool | int | float)
     if value.__class__ is int and not _LEAST <= value <= _MOST and dtype.kind in ("int", "uint"):
-        raise ArgumentError(
-            f"an operand that {dtype} has not", found=value, wanted=f"{_LEAST} to {_MOST}"
-        )
+        if dtype is not dtypes.uint64 or not 0 <= value <= int(dtype.max):
+            raise ArgumentError(
+                f"an operand that {dtype} has not", found=value, wanted=f"{_LEAST} to {_MOST}"
+            )
     try:
         return const(value, dtype)
     except OverflowError as error:
         raise ArgumentError(f"an operand that {dtype} has not", found=f"{error}") from error
+
+
+def as_stored(value: Tensor | Scalar | Node, dtype: DType) -> Node:
+    """What is stored as a node of `dtype`. Raises ArgumentError for a scalar that it has not."""
+    if value.__class__ is int and dtype.kind in ("int", "uint"):
+        check_stored(value, value, dtype)
+    return as_node(value, dtype)
+
+
+def check_stored(low: int, high: int, dtype: DType) -> None:
+    """Raise ArgumentError unless an integer dtype has the numbers from low to high.
+
+    As in PyTorch unsigned ones take a negative number that they have without its sign.
+    """
+    most = int(dtype.max)
+    least = int(dtype.min) if dtype.kind == "int" else -most
+    if low < least or high > most:
+        raise ArgumentError(
+            f"a value that {dtype} has not", found=low if low < least else high,
+            wanted=f"{least} to {most}", hint="take a wider dtype",
+        )
 
 
 def elementwise(

@@ -30,6 +30,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import plain
 from baregrad.tensor.array.link import session
+from baregrad.tensor.array.operands import as_stored, check_stored
 from baregrad.tensor.array.storage import buffer_node
 from baregrad.tensor.array.tensor_like import Extents, Tensor, TensorLike
 
@@ -168,6 +169,9 @@ def as_raw(data: Any, wanted: DType | None) -> tuple[np.ndarray[Any, Any], DType
     found = wanted or _dtype_of_python(array)
     if found.kind in ("int", "uint", "bool") and array.dtype.kind == "f":
         return encode(array, dtypes.float64), dtypes.float64
+    if found.kind in ("int", "uint") and array.dtype.kind in "iu" and array.size:
+        if array.dtype.kind == "u" or found is not dtypes.int64:
+            check_stored(int(array.min()), int(array.max()), found)
     return encode(array, found), found
 
 
@@ -244,7 +248,7 @@ def full(
         made = _full_complex(cls, extents, fill_value, found, choose_device(device))
         return made.requires_grad_() if requires_grad else made
     assert not isinstance(fill_value, complex)
-    node = nodes.full(fill_value, extents, array_dtype(found))
+    node = nodes.broadcast(as_stored(fill_value, array_dtype(found)), extents)
     made = cls._make(node, choose_device(device))
     return made.requires_grad_() if requires_grad else made
 
@@ -322,7 +326,7 @@ def _like(x: Tensor, fill_value: Any, found: DType) -> Tensor:
     if isinstance(fill_value, TensorLike):
         return fill_value.cast(found).expand(x.shape).clone()  # type: ignore[return-value]
     scalar_dtype(fill_value)
-    return type(x)._make(nodes.full(plain(fill_value), x.shape, found), x.device)
+    return type(x)._make(nodes.broadcast(as_stored(plain(fill_value), found), x.shape), x.device)
 
 
 def _finished(made: Tensor, device: str | None, requires_grad: bool) -> Tensor:
@@ -444,9 +448,9 @@ def _line(count: Any, start: float, step: float, dtype: DType) -> Node:
     line = nodes.iota(count)
     line = nodes.cast(line, wide)
     if step != 1:
-        line = nodes.mul(line, const(step, wide))
+        line = nodes.mul(line, as_stored(step, wide))
     if start != 0:
-        line = nodes.add(line, const(start, wide))
+        line = nodes.add(line, as_stored(start, wide))
     return nodes.cast(line, dtype)
 
 
@@ -479,6 +483,7 @@ def linspace(
     start, stop = [one if isinstance(one, int) else float(one) for one in (start, stop)]
     if found.is_int:
         start, stop = int(start), int(stop)
+        check_stored(min(start, stop), max(start, stop), found)
     if steps < 0:
         raise ArgumentError("linspace wants a number of values", found=steps, wanted="0 or more")
     step = (stop - start) / (steps - 1) if steps > 1 else 0.0

@@ -12,11 +12,12 @@ from baregrad.tensor.ops.losses import check_same_shape, reduced
 
 def cosine_similarity(x: Tensor, other: Tensor, dim: int = 1, eps: float = 1e-8) -> Tensor:
     """Return the cosine of the angle between vectors along an axis, of tensors that broadcast."""
-    both = x * other
     # The axis is counted in the shape that they have beside each other.
-    x, other = x.expand(both.shape), other.expand(both.shape)
-    lengths = x.norm(dim=dim).clamp(min=eps) * other.norm(dim=dim).clamp(min=eps)
-    return both.sum(dim) / lengths
+    shape = (x * other).shape
+    # Each by its own length: products of large numbers may be infinite.
+    units = [y / y.norm(dim=dim, keepdim=True).clamp(min=eps)
+             for y in (x.expand(shape), other.expand(shape))]
+    return (units[0] * units[1]).sum(dim)
 
 
 def pairwise_distance(

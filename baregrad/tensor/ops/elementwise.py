@@ -6,10 +6,11 @@ import math
 
 from baregrad.base.errors import ArgumentError, DTypeError
 from baregrad.dtypes import DType, check_computed, dtypes
-from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.operands import (
+    as_stored,
     as_tensor,
     broadcast_operands,
     common_dtype,
@@ -284,17 +285,10 @@ def where(condition: Tensor, a: Operand, b: Operand) -> Tensor:
     dtype = common_dtype((a, b))
     device_of = [x for x in (condition, a, b) if isinstance(x, TensorLike)]
     chosen = (
-        nodes.cast(x.node, dtype) if isinstance(x, TensorLike) else _scalar(x, dtype)
+        nodes.cast(x.node, dtype) if isinstance(x, TensorLike) else as_stored(x, dtype)
         for x in (a, b)
     )
     return result(nodes.where(condition.node, *chosen), *device_of)
-
-
-def _scalar(value: object, dtype: DType) -> Node:
-    if isinstance(value, Node):
-        return nodes.cast(value, dtype)
-    assert isinstance(value, bool | int | float)
-    return const(value, dtype)
 
 
 # --- powers -------------------------------------------------------------------------------------

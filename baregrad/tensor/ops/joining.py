@@ -16,7 +16,7 @@ from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import one_axis, own_axis, plain
-from baregrad.tensor.array.operands import result
+from baregrad.tensor.array.operands import as_stored, check_stored, result
 from baregrad.tensor.array.tensor_like import Tensor, TensorLike
 
 
@@ -229,7 +229,7 @@ def _pad_constant(
     # What a PAD puts in is 0.0; -0.0 has to be chosen.
     if value != 0 or math.copysign(1.0, value) < 0:
         inside = nodes.pad(nodes.full(True, y.shape, dtypes.bool), tuple(pads))
-        padded = nodes.where(inside, padded, const(value, x.dtype))
+        padded = nodes.where(inside, padded, as_stored(value, x.dtype))
     return result(padded, x)
 
 
@@ -269,6 +269,10 @@ def _triangle(x: Tensor, diagonal: Any, lower: bool) -> Tensor:
     if x.ndim < 2:
         raise ShapeError("a triangle is of matrices", found=f"{x.ndim} axes", wanted="at least 2")
     shape = x.shape[-2:]
+    if diagonal.__class__ is int:
+        check_stored(diagonal, diagonal, dtypes.int64)
+        # Outside of any matrix, and still so beside the number of a row.
+        diagonal = max(-(1 << 62), min(diagonal, 1 << 62))
     rows, columns = nodes.iota_along(shape, 0), nodes.iota_along(shape, 1)
     edge = nodes.add(rows, nodes.size_as(diagonal, dtypes.int64))
     op = Ops.CMPLE

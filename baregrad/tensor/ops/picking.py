@@ -11,11 +11,11 @@ from typing import Any
 
 from baregrad.base.errors import ArgumentError, DTypeError, IndexOutOfRange, ShapeError
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.node import Node, const
+from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import one_axis, own_axis, plain
-from baregrad.tensor.array.operands import accumulator, as_node, lift, result
+from baregrad.tensor.array.operands import accumulator, as_stored, lift, result
 from baregrad.tensor.array.tensor_like import Operand, Tensor, TensorLike
 from baregrad.tensor.ops.indexing import check_class_ids, count_from_zero
 from baregrad.tensor.ops.reductions import check_integer
@@ -110,7 +110,7 @@ def _scatter(x: Tensor, dim: int, index: Tensor, source: Operand, op: Op | None)
             )
         for i, extent in enumerate(index.shape):
             values = values.narrow(i, 0, extent)
-    node = nodes.broadcast(as_node(values, x.dtype), index.shape)
+    node = nodes.broadcast(as_stored(values, x.dtype), index.shape)
     wide = x.dtype if op is None else accumulator(x.dtype)
     base = nodes.cast(x.node, wide)
     written = nodes.scatter(base, nodes.cast(node, wide), places, op)
@@ -216,7 +216,7 @@ def index_fill(x: Tensor, dim: int, index: Tensor, value: bool | int | float | T
     places = _along(x, dim, index)
     if isinstance(value, TensorLike):
         return _index_write(x, places, value.expand(places[0].shape), None, index)
-    node = nodes.scatter(x.node, const(value, x.dtype), places, None)
+    node = nodes.scatter(x.node, as_stored(value, x.dtype), places, None)
     return result(node, x, index)
 
 

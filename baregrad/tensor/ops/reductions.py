@@ -228,20 +228,26 @@ def var(
 ) -> Tensor:
     """Return the variance over axes: squared distances from the mean over (count - correction)."""
     check_float(x.dtype, "the variance")
+    return _variance(x, dim, unbiased, keepdim, correction, accumulator(x.dtype)).cast(x.dtype)
+
+
+def _variance(
+    x: Tensor, dim: Axes | bool, unbiased: bool | None, keepdim: bool, correction: float,
+    squares: DType,
+) -> Tensor:
+    """The variance in the dtype that squared distances are added up in."""
     dim, unbiased = _over(dim, unbiased)
     if unbiased is not None:
         correction = 1 if unbiased else 0
     axes = several_axes(dim, x.ndim)
     y = x.cast(accumulator(x.dtype))
-    distance = y - mean(y, axes or None, True) if axes else y - y
+    distance = (y - mean(y, axes or None, True) if axes else y - y).cast(squares)
     total = sum(distance.square(), axes or None, keepdim) if axes else distance.square()
     count = count_over(x, axes)
     if isinstance(count, int):
         freedom = count - correction
-        spread = total / (freedom if freedom > 0 else 0)
-    else:
-        spread = total / index.sub(count, int(correction))
-    return spread.cast(x.dtype)
+        return total / (freedom if freedom > 0 else 0)
+    return total / index.sub(count, int(correction))
 
 
 def std(
@@ -254,8 +260,8 @@ def std(
 ) -> Tensor:
     """Return the standard deviation over axes, the root of `var`."""
     check_float(x.dtype, "the standard deviation")
-    y = x.cast(accumulator(x.dtype))
-    squared = var(y, dim, unbiased, keepdim, correction=correction)
+    # In float64, which has the square of every distance whose root is a number of the others.
+    squared = _variance(x, dim, unbiased, keepdim, correction, dtypes.float64)
     # The root has no derivative at 0; that of the deviation is taken as 0 there, as PyTorch does.
     zero = squared == 0
     return zero.where(squared, zero.where(1, squared).sqrt()).cast(x.dtype)

@@ -12,7 +12,9 @@ import numpy as np
 import pytest
 import torch
 
+import baregrad
 from baregrad.base.errors import (
+    ArgumentError,
     DeviceError,
     DTypeError,
     GradientError,
@@ -294,3 +296,31 @@ def test_text() -> None:
 def test_errors(call: Any, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call()
+
+
+def _outcome(side: Any, name: str, value: int, call: Any) -> Any:
+    x = side.tensor([1, 0], dtype=getattr(side, name))
+    try:
+        found = call(side, x, value)
+        return (x if found is None else found).tolist()
+    except Exception:  # noqa: BLE001 - whatever either side refuses it with
+        return "refused"
+
+
+@pytest.mark.parametrize("name", ["int64", "int32", "uint8"])
+def test_integers_that_a_dtype_has_not_are_refused_as_pytorch_does(name: str) -> None:
+    calls = (
+        lambda t, x, v: x.fill_(v), lambda t, x, v: t.full((2,), v, dtype=x.dtype),
+        lambda t, x, v: t.where(x > 0, x, v), lambda t, x, v: x.masked_fill(x > 0, v),
+        lambda t, x, v: x.reshape(1, 2).tril(v % 2**63), lambda t, x, v: x.__setitem__(0, v),
+        lambda t, x, v: t.tensor([v], dtype=x.dtype), lambda t, x, v: t.full_like(x, v),
+        lambda t, x, v: x.scatter(0, t.tensor([0]), v),
+        lambda t, x, v: x.index_fill(0, t.tensor([0]), v),
+        lambda t, x, v: x.reshape(1, 2).fill_diagonal_(v),
+    )  # fmt: skip
+    for value in (300, -1, 2**31, 2**63 - 1, 2**63, -(2**63) - 1, 2**64, 10**30):
+        for place, call in enumerate(calls):
+            found = _outcome(baregrad, name, value, call)
+            assert found == _outcome(torch, name, value, call), (value, place)
+    with pytest.raises(ArgumentError, match="int64 has not"):
+        Tensor([[1.0]]).tril(2**63)

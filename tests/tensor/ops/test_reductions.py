@@ -508,3 +508,17 @@ def test_the_median_of_no_floats_is_nan() -> None:
     compare(lambda f, x: x.median(), [np.zeros((0, 3))], grad=False)
     with pytest.raises(ShapeError, match="no elements"):
         Tensor.zeros(0, dtype=dtypes.int64).median()
+
+
+@pytest.mark.parametrize("scale", [1e20, 3e37, 1e-25])
+def test_deviations_and_cosines_of_numbers_whose_squares_no_float32_has(scale: float) -> None:
+    x = (np.random.default_rng(0).standard_normal((3, 7)) * scale).astype(np.float32)
+    wanted = x.astype(np.float64).std(axis=1, ddof=1)
+    np.testing.assert_allclose(Tensor(x).std(dim=1).numpy(), wanted, rtol=1e-6)
+    mine, other = Tensor(x, requires_grad=True), torch.tensor(x, requires_grad=True)
+    mine.std(dim=1).sum().backward()
+    other.std(dim=1).sum().backward()
+    np.testing.assert_allclose(mine.grad.numpy(), other.grad.numpy(), rtol=1e-4, atol=1e-6)
+    cosine = torch.nn.functional.cosine_similarity(torch.tensor(x[:2]), torch.tensor(x[1:]))
+    found = Tensor(x[:2]).cosine_similarity(Tensor(x[1:]))
+    np.testing.assert_allclose(found.numpy(), cosine.numpy(), rtol=1e-5, atol=1e-30)
