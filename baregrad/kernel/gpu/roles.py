@@ -15,8 +15,8 @@ for the products that read it, (5) both sides count the same iterations, one aft
 
 Blocks of a cluster share rings of boxes that are the same for all (`clusters.py`).
 
-Where data says that nobody reads what a block sums, both sides end after a few iterations: those
-left out are whole rounds of all slots, twice, so that counting goes on as if they had been.
+Where data says that nobody reads what a block sums, both sides end after a few iterations, or none:
+those left out are whole rounds of all slots, twice, so that counting goes on as if they had been.
 """
 
 from __future__ import annotations
@@ -125,10 +125,9 @@ def _ended(kernel: Node, loop: Node) -> tuple[Node, Node]:
     axis, body = loop.src
     extent, needed = extent_of(axis), _needed(kernel, loop)
     rounds = 2 * _boxes(body)[0].src[0].shape[0]
-    if needed is None or not isinstance(extent, int) or extent <= rounds:
+    if needed is None or not isinstance(extent, int) or extent < rounds:
         return kernel, loop
-    least = (extent - 1) % rounds + 1
-    ends = [const(end, dtypes.index) for end in (extent, least)]
+    ends = [const(end, dtypes.index) for end in (extent, extent % rounds)]
     short = range_node(alu(Ops.WHERE, needed, *ends), axis.arg.id, axis.arg.axis)
     ended = make_node(Ops.LOOP, dtypes.token, (short, substitute(body, {axis: short})))
     return substitute(kernel, {loop: ended}), ended
@@ -257,8 +256,11 @@ def _computing(statements: Sequence[Node], ring: _Ring, turn: Node | None) -> li
             inside, is_left = _iteration(_items(body), ring, ring.number(axis, turn), axis)
             found.append(make_node(node.op, dtypes.token, (axis, sequence(inside))))
             if is_left:
-                last = ring.number(index.sub(extent_of(axis), 1), turn)
-                releases = ring.step(Ops.RELEASE, last)
+                end = extent_of(axis)
+                releases = ring.step(Ops.RELEASE, ring.number(index.sub(end, 1), turn))
+                if not isinstance(end, int):
+                    # Of no iterations none has a slot.
+                    releases = make_node(Ops.IF, dtypes.token, (index.less(0, end), releases))
         elif node.op in _STATEMENTS:
             inner = _inside(node, ring, turn, _computing)
             found.append(make_node(node.op, dtypes.token, (node.src[0], sequence(inner))))
