@@ -145,12 +145,13 @@ def by_experts(tiles: int, rows: int, columns: int, steps: int, experts: int) ->
 
 @pytest.mark.parametrize(("steps", "slots", "blocks"), [
     (256, 2, 2), pytest.param(320, 2, 2, marks=pytest.mark.slow),
-    pytest.param(640, 3, 3, marks=pytest.mark.slow), pytest.param(256, 3, 0, marks=pytest.mark.slow),
+    pytest.param(640, 3, 3, marks=pytest.mark.slow),
+    pytest.param(256, 3, 0, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_other_arrays_say_which_matrix_is_copied_and_whether_at_all(
     steps: int, slots: int, blocks: int
 ) -> None:
-    """Matrices that are not there are zeros; blocks that nobody reads have few or none of the steps."""
+    """Matrices that are not there are zeros; what nobody reads has few steps or none."""
     kernel = by_experts(5, 64, 64, steps, 3)
     arrays = k.arguments(kernel)
     places = {leaf.dtype: leaf.arg.slot for leaf in toposort(kernel) if leaf.op is Ops.PARAM}
