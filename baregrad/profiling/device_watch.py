@@ -25,6 +25,9 @@ from baregrad.runtime.interface import Device
 # So many lists may be in flight before the oldest is waited for.
 _IN_FLIGHT = 64
 _LOOKS = 5
+# So many runs of a list are timed command by command before it is timed as a whole: the first may
+# find the device idle, so that its first command waits for the others to be written.
+_CLOSELY = 2
 _WATCHED = ("submit", "allocate", "copy_in", "copy_out", "synchronize", "close")
 
 
@@ -213,7 +216,7 @@ class DeviceWatch:
             times = original(commands, buffers, variables, timed=True)
             assert times is not None
             started = FinishedList(times)
-        elif known.runs % self.device.timed_every:
+        elif known.runs % self.device.timed_every >= _CLOSELY:
             started = self.device.start_timed_whole(commands, buffers, variables)
         else:
             started = self.device.start_timed(commands, buffers, variables)

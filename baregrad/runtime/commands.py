@@ -134,7 +134,7 @@ class CommandDevice(MemoryDevice):
     """
 
     copier: Callable[[int], Kernel | None] | None = None
-    # Of so many runs of a list, one after the other, one is timed command by command where what
+    # Of so many runs of a list, one after the other, two are timed command by command where what
     # that costs shall not be felt; the others as a whole.
     timed_every = 1
 

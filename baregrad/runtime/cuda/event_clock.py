@@ -15,14 +15,13 @@ from baregrad.runtime.commands import StartedList, Timeline
 from baregrad.runtime.cuda import abi
 from baregrad.runtime.cuda.context import Context
 
-# What lies between two events beside the work between them: the wait for all before, the launch.
-# A kernel's times by the vendor's own profiler are shorter by that: 143 kernels of three training
-# steps (H200, driver 580.159.04), whose medians are 2.99, 3.06 and 3.12 us. As nodes of a graph
-# nine kernels of ten lie within 0.3 us of it and all within 0.5, but the first of a list that an
-# idle GPU is given; 97.5 to 99.3 % of the time is in kernels within 3 %. One by one, where a mark
-# of how far the stream came lies between as well, most lie within 0.7 us, and it depends on how
-# soon the host launches the next.
-_BESIDE_NS, _BESIDE_BY_HAND_NS = 3000, 5250
+# What lies between two events beside the work between them is what an event takes
+# (`event_cost.py`), and what lies between two kernels of a graph anyway: by the vendor's own
+# profiler 1.3 us (H200, driver 580.159.04, a training step of 423 commands on two machines, where
+# all comes to 3.1 and 4.0 us; nine kernels of ten lie within 0.3 us of either). One by one a mark
+# of how far the stream came lies between as well, and it depends on how soon the host launches
+# the next: most lie within 0.7 us. The first of a list that an idle GPU is given takes longer.
+_EDGE_NS, _MARK_NS = 1300, 2130
 # How often it is looked whether an event has passed, and from when on for all of the stream.
 _LOOK_S, _PATIENCE_S = 0.0001, 2.0
 
@@ -39,10 +38,11 @@ class EventClock:
     """The stream's clock: nanoseconds of the host's `perf_counter`, counted on from event to event.
 
     CUDA says how long it was from one event to another, in float32, so that long times are coarse:
-    each event is placed by one that passed shortly before.
+    each event is placed by one that passed shortly before. event_ns: what an event takes.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, event_ns: float) -> None:
+        self._beside_ns = round(event_ns) + _EDGE_NS
         self._context = context
         self._driver = context.driver
         # Events that nobody uses.
@@ -118,7 +118,7 @@ class EventClock:
             self.last, self.last_ns = end, now + self.between(begin, end)
             self.free.append(begin)
             now += self.between(begin, events[0])
-        beside = _BESIDE_BY_HAND_NS if one.kind is EventsOf.STEPS else _BESIDE_NS
+        beside = self._beside_ns + _MARK_NS * (one.kind is EventsOf.STEPS)
         begins, ends = [], []
         for pair in itertools.pairwise(events):
             passed = self.between(*pair)

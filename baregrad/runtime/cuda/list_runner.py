@@ -6,6 +6,7 @@ from baregrad.base.options import options
 from baregrad.runtime.cuda.binding import CudaBoundList, ListGraph, TimedGraph
 from baregrad.runtime.cuda.context import Context, who
 from baregrad.runtime.cuda.event_clock import EventClock, EventsOf, TimedEvents
+from baregrad.runtime.cuda.event_cost import event_ns
 from baregrad.runtime.cuda.loaded_code import LoadedCode
 
 # Microseconds of the host: a launch by itself, and what it costs as a node of a graph whose
@@ -91,7 +92,7 @@ class ListRunner:
 
     def _started_clock(self) -> EventClock:
         if self._clock is None:
-            self._clock = EventClock(self._context)
+            self._clock = EventClock(self._context, event_ns(self._context))
         return self._clock
 
     def start_timed_whole(self, bound: CudaBoundList) -> TimedEvents:

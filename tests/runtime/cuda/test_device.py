@@ -10,6 +10,7 @@ import os
 import random
 import threading
 from collections import Counter
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ from baregrad.base.options import options
 from baregrad.program import Program
 from baregrad.runtime import open_device
 from baregrad.runtime.commands import Kernel, Slot
-from baregrad.runtime.cuda import abi, list_runner
+from baregrad.runtime.cuda import abi, event_cost, list_runner
 from baregrad.runtime.cuda.device import CudaDevice
 from baregrad.runtime.cuda.list_runner import GRAPH_AFTER
 from tests.runtime.cuda.fake_driver import FakeCuda
@@ -313,7 +314,9 @@ def test_lists_that_are_timed_as_graphs_run_and_give_their_times() -> None:
                     assert all(itertools.starmap(operator.le, edges))
                     before = timeline.end_ns[-1]
             assert (get(device, table[1]), get(device, table[2])) == model(values, turn)
-        assert device.fake.calls.count("cuGraphAddEventRecordNode") == 2 * 5
+        # Beside those by which it was measured what an event takes.
+        measured = 2 * (event_cost.STEPS + 1)
+        assert device.fake.calls.count("cuGraphAddEventRecordNode") == 2 * 5 + measured
         # A list that goes leaves its events to the next, whether its last runs were read or not.
         made = []
         for is_read in (False, True, False, True):
@@ -336,6 +339,29 @@ def test_lists_that_are_timed_as_graphs_run_and_give_their_times() -> None:
         counts = Counter(device.fake.calls)
         assert counts["cuGraphDestroy"] == counts["cuGraphCreate"]
     assert not device.fake.complaints and not device.fake.left_behind
+
+
+def test_what_an_event_takes_is_told_apart_from_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    with cuda() as device:
+        fake = device.fake
+        work_of = fake._node_work
+
+        def slow(node: Any) -> Any:
+            def run() -> bool:
+                fake.ticks += 7
+                return work()
+
+            work = work_of(node)
+            return run
+
+        monkeypatch.setattr(fake, "_node_work", slow)
+        device.context.entered()
+        try:
+            # An event is one tick, of a microsecond.
+            assert event_cost.event_ns(device.context) == pytest.approx(1000, rel=1e-3)
+        finally:
+            device.context.left()
+    assert not fake.complaints and not fake.left_behind
 
 
 def test_two_gpus_and_copies_between_them() -> None:
