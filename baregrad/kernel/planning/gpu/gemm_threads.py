@@ -39,6 +39,11 @@ class ThreadTile(NamedTuple):
     vectors: int
 
     @property
+    def threads(self) -> int:
+        """Threads of a group."""
+        return self.threads_m * self.threads_n
+
+    @property
     def m(self) -> int:
         """Rows of the tile."""
         return self.threads_m * self.rows
@@ -57,7 +62,9 @@ LANES = 4
 DEPTH = 16
 TILES = tuple([
     ThreadTile(*sizes)
-    for sizes in ((16, 8, 16, 2), (16, 4, 16, 1), (8, 4, 16, 1), (16, 8, 8, 1), (8, 4, 8, 1))
+    for sizes in (
+        (16, 8, 16, 2), (16, 8, 8, 2), (16, 4, 16, 1), (8, 4, 16, 1), (16, 8, 8, 1), (8, 4, 8, 1)
+    )
 ])
 # Those of few rows or columns, which each thread has all of, with many more of the other side. A
 # convolution 7x7 of 36x232x64x64 to 8 channels took 20.0 ms on an H200 by threads along its sums,
@@ -71,14 +78,18 @@ NARROW = tuple([
 LEAST_NARROW = 64
 # Instructions of a copy of some elements that lie together, with what it takes to find their place.
 COPY = 6
-MOST_GROUPS = 8
+# Groups of threads that share the summed axis, by its steps alone: how many steps each has at
+# least, and how many groups there are at most, of tiles and of narrow ones. On an H200 two groups
+# took 0.65 of the time for 1,024 cubed, 1.08 for 4,096 x 512 x 4,096 and 1.15 for 256 steps there.
+GROUP_STEPS, MOST_GROUPS = 256, 2
+NARROW_STEPS, MOST_NARROW = 64, 4
 # Steps of a loop that is short enough to be written out: one's reads overlap with another's sums.
 STEPS = 4
 # Panels that are read, or on their way.
 SLOTS = 3
 MOST_THREADS = 512
-# Fewer products than this are not worth a panel.
-LEAST_PRODUCTS = 1 << 15
+# Of a multiprocessor at least, where tiles may be smaller.
+BUSY_THREADS = 256
 LEAST_SIDE = 16
 # Rows whose results lie together, so that threads lie along them: sectors of memory are whole.
 LEAST_FOLLOWED = 8
@@ -89,8 +100,9 @@ ROW_GAP_NBYTES = 16
 
 def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     """Bind a contraction's tiles to threads; False where it is too small."""
-    m, n, k, outside = factors.sizes()
-    if k < LEAST_DEPTH or m * n * k < LEAST_PRODUCTS:
+    m, n, k, _ = factors.sizes()
+    is_narrow = min(m, n) < LEAST_SIDE
+    if k < LEAST_DEPTH or max(m, n) < LEAST_SIDE:
         return False
     kept = kept_factors(plan.facts) is not None
     plain = all(each.is_plain and len(each.reads) == 1 for each in (factors.left, factors.right))
@@ -100,13 +112,19 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     depth_tile = min(DEPTH, previous_power_of_two(k))
     slots = SLOTS if ahead else 2
     nbytes = plan.target.shared_bytes_per_block
-    is_narrow = min(m, n) < LEAST_SIDE
-    every = _narrow(plan, factors) if is_narrow else TILES
-    room = {each: nbytes // _nbytes_of_group(each, factors, depth_tile, slots) for each in every}
-    tiles = [tile for tile in every if room[tile]]
-    if not tiles:
+    every = NARROW if is_narrow else TILES
+    room = {
+        tile: min(
+            nbytes // _nbytes_of_group(tile, factors, depth_tile, slots),
+            MOST_THREADS // tile.threads,
+        ) for tile in every
+    }  # fmt: skip
+    groups = min(_groups(k, is_narrow), previous_power_of_two(max(room.values())))
+    tiles = [tile for tile in every if room[tile] >= groups]
+    tiles = _narrow(plan, factors, tiles) if is_narrow else tiles
+    if not tiles or not groups:
         return False
-    best = tiles[0] if is_narrow else _tile(tiles, m, n, outside, plan.target.busy_blocks)
+    best = tiles[0] if is_narrow else _tile(tiles, groups, factors, plan.target.busy_blocks)
     options = [best, *[each for each in tiles if each is not best]]
     tile = plan.pick("thread tile", options, lambda each: f"{each.m}x{each.n}")
     plan.grid(factors.shared)
@@ -117,10 +135,7 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     follows = tile.threads_n == 1 or _follow_rows(plan, factors)
     own = {"m_t": tile.threads_m, "m_u": tile.rows}
     own = dict(reversed(own.items())) if follows else own
-    blocks = outside * tile.covering(m, n)
-    most = min(k // (2 * depth_tile), room[tile])
-    groups = _groups(tile, blocks, most, plan.target.busy_threads)
-    most = min(most, MOST_GROUPS, MOST_THREADS // (tile.threads_m * tile.threads_n))
+    most = min(room[tile], max(k // (2 * depth_tile), 1))
     groups = plan.pick("groups", powers_from(groups, 1, most))
     wide = {"n_u": tile.vectors} if tile.vectors > 1 else {}
     inner = {"k_z": groups} if groups > 1 else {}
@@ -148,11 +163,13 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     return True
 
 
-def _narrow(plan: GpuPlan, factors: GemmFactors) -> list[ThreadTile]:
-    """Tiles of a product of few rows or columns, that of the least time first; none of few blocks.
+def _narrow(
+    plan: GpuPlan, factors: GemmFactors, tiles: Sequence[ThreadTile]
+) -> list[ThreadTile]:
+    """Those of tiles for few rows or columns, that of the least time first.
 
-    A multiprocessor makes products, and as many copies as its tiles have rows and columns. What
-    lies along a long sum is read as well by threads along that, without a copy.
+    A multiprocessor makes products, and as many copies as its tiles have rows and columns. None
+    where a long sum's own elements lie together: threads along that read them without a copy.
     """
     m, n, k, outside = factors.sizes()
     wide, own = (factors.left, factors.rows) if m > n else (factors.right, factors.columns)
@@ -164,11 +181,12 @@ def _narrow(plan: GpuPlan, factors: GemmFactors) -> list[ThreadTile]:
         blocks = -(-outside * tile.covering(m, n) // plan.target.units)
         return blocks * (tile.m * tile.n + COPY * (tile.m + tile.n))
 
-    found = [
-        tile for tile in NARROW
-        if _is_filled(tile, m, n) and outside * tile.covering(m, n) >= plan.target.busy_blocks
-    ]
-    return sorted(found, key=work)
+    # Of the short side, more than half is there.
+    short = "n" if m > n else "m"
+    sides = [(tile, getattr(tile, short)) for tile in tiles]
+    return sorted(
+        (tile for tile, side in sides if side < 2 * min(m, n) and side < LEAST_SIDE), key=work
+    )
 
 
 def _panel(
@@ -200,11 +218,18 @@ def _follow_rows(plan: GpuPlan, factors: GemmFactors) -> bool:
     )
 
 
-def _tile(tiles: Sequence[ThreadTile], m: int, n: int, outside: int, busy: int) -> ThreadTile:
-    """The largest of tiles that leaves `busy` blocks for the machine, and is not mostly empty."""
+def _tile(
+    tiles: Sequence[ThreadTile], groups: int, factors: GemmFactors, busy: int
+) -> ThreadTile:
+    """The largest of tiles that leaves `busy` blocks for the machine, and is not mostly empty.
+
+    Those of few threads leave more.
+    """
+    m, n, _, outside = factors.sizes()
     for tile in tiles:
         blocks = outside * tile.covering(m, n)
-        if blocks >= busy and _is_filled(tile, m, n):
+        threads = blocks * groups * tile.threads
+        if blocks >= busy and threads >= busy * BUSY_THREADS and _is_filled(tile, m, n):
             return tile
     return tiles[-1]
 
@@ -214,17 +239,13 @@ def _is_filled(tile: ThreadTile, m: int, n: int) -> bool:
     return 2 * m > tile.m and 2 * n > tile.n
 
 
-def _groups(tile: ThreadTile, blocks: int, most: int, busy: int) -> int:
-    """Groups of a block's threads that share the summed axis, where there are few blocks."""
-    threads = tile.threads_m * tile.threads_n
-    groups = 1
-    while (
-        2 * groups <= min(most, MOST_GROUPS)
-        and 2 * groups * threads <= MOST_THREADS
-        and blocks * threads * groups < busy
-    ):
-        groups *= 2
-    return groups
+def _groups(k: int, is_narrow: bool) -> int:
+    """Groups of a block's threads that share the summed axis.
+
+    By how long a sum is alone: its bits are the same whatever other results there are.
+    """
+    least, most = (NARROW_STEPS, MOST_NARROW) if is_narrow else (GROUP_STEPS, MOST_GROUPS)
+    return previous_power_of_two(min(max(k // least, 1), most))
 
 
 def _nbytes_of_group(tile: ThreadTile, factors: GemmFactors, depth: int, slots: int) -> int:
@@ -232,4 +253,4 @@ def _nbytes_of_group(tile: ThreadTile, factors: GemmFactors, depth: int, slots: 
     size = max(itemsize(each.value.dtype) for each in (factors.left, factors.right))
     rows = tile.threads_m + tile.threads_n * tile.vectors
     panels = slots * depth * ((tile.m + tile.n) * size + rows * ROW_GAP_NBYTES)
-    return panels + tile.threads_m * tile.threads_n * LANES * max(size, 4)
+    return panels + tile.threads * LANES * max(size, 4)

@@ -81,11 +81,58 @@ def test_few_rows_or_columns_are_all_in_each_thread(kernel: Node) -> None:
     check_gpu(kernel, schedule, target)
 
 
-def test_few_results_and_what_lies_along_long_sums_are_shared_out_among_threads() -> None:
-    for kernel in (k.matmul(8, 4096, 512), k.matmul(1 << 18, 8, 512), k.matmul(8, 1 << 18, 32)):
+def test_few_steps_and_what_lies_along_long_sums_are_shared_out_among_threads() -> None:
+    for kernel in (k.matmul(8, 8, 512), k.matmul(1 << 18, 8, 512), k.matmul(8, 1 << 18, 32)):
         assert "stage_factor" not in str(choose_schedule(kernel, HOPPER))
     assert sides(choose_schedule(k.matmul(8, 1 << 18, 512), HOPPER)) == (8, 0)
     assert sides(choose_schedule(k.matmul(1 << 18, 8, 512, True), HOPPER)) == (0, 8)
+
+
+def parts_of_sums(schedule: Schedule) -> tuple[tuple[str, int], ...]:
+    """How the summed axis is split, if by panels."""
+    return next((step.parts for step in schedule.steps
+                 if isinstance(step, Split) and step.parts[0][0] == "k_o"), ())  # fmt: skip
+
+
+@pytest.mark.parametrize("row", ["sm_75", "sm_90a"])
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.float64], ids=str)
+def test_how_a_sum_is_split_does_not_depend_on_how_many_results_there_are(
+    row: str, dtype: DType
+) -> None:
+    """Of several rows and columns, or of a few of either, in any batch."""
+    target = gpu_row(row)
+    for steps in (40, 64, 100, 256, 300, 1024, 5000, 1 << 16):
+        for ours, others in (((16, 16), ((16, 1 << 20), (300, 40), (4096, 4096), (1 << 18, 16))),
+                             ((8, 16), ((8, 100), (8, 4096), (8, 1 << 18), (5, 1 << 20)))):
+            wanted = parts_of_sums(choose_schedule(k.matmul(*ours, steps, dtype=dtype), target))
+            assert bool(wanted) is (steps >= 64 or ours[0] >= 16)
+            for m, n in others:
+                for batch in (0, 1000):
+                    kernel = k.matmul(m, n, steps, batch=batch, dtype=dtype)
+                    assert parts_of_sums(choose_schedule(kernel, target)) == wanted
+
+
+@pytest.mark.parametrize(("rows", "steps"), [
+    (8, 131), (70, 259), pytest.param(70, 515, marks=pytest.mark.slow),
+])  # fmt: skip
+def test_bits_of_results_are_those_of_results_beside_others(rows: int, steps: int) -> None:
+    """Of all tiles that a product may have, as there are more or fewer blocks of it."""
+    random = np.random.default_rng(0)
+    a, b = (random.standard_normal(shape, np.float32) for shape in ((rows, steps), (steps, 40)))
+    found = set[bytes]()
+    tiles = set[str]()
+    for busy in (1, 128):
+        for m, n in ((rows, 40), (max(rows - 47, 8), 17)):
+            target = replace(HOPPER, busy_blocks=busy, units=busy)
+            kernel = k.matmul(m, n, steps)
+            schedule = choose_schedule(kernel, target)
+            loop, _ = lowered(kernel, schedule, target)
+            arrays = {0: np.zeros((m, n), np.float32), 1: a[:m].copy(), 2: b[:, :n].copy()}
+            made = k.run_loop(loop, arrays)[0].reshape(m, n)
+            found.add(made[:8, :17].tobytes())
+            tiles.add(str(schedule))
+    assert len(found) == 1
+    assert len(tiles) > 1
 
 
 def interleaved(rows: int, columns: int, pairs: int, r: int) -> Node:
