@@ -160,7 +160,7 @@ def _extreme_of(monoid: Monoid) -> Monoid | None:
         return None
     dtype, index = monoid.states
     for op, of_bools in ((Ops.MAX, Ops.OR), (Ops.MIN, Ops.AND)):
-        if monoid is arg_extreme(op, dtype, index):
+        if monoid == arg_extreme(op, dtype, index):
             return primitive(of_bools if dtype.kind == "bool" else op, dtype)
     return None
 

@@ -8,10 +8,12 @@ import pytest
 from baregrad.dtypes import dtypes
 from baregrad.ir.analysis.stream import are_float32_sums, is_stream, pair, stream, sums
 from baregrad.ir.core.attrs import Param, Reduce
-from baregrad.ir.core.monoid import arg_extreme, primitive
+from baregrad.ir.core.monoid import Monoid, arg_extreme, primitive
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.monoids import combine, fold, identity, lift
+from baregrad.ir.text.dump import dump
+from baregrad.ir.text.parse import parse
 
 F64 = dtypes.float64
 
@@ -88,3 +90,17 @@ def test_places_of_extremes_are_no_stream() -> None:
         places = Node(Ops.IOTA, dtypes.int64, (), 8)
         arg = Reduce(arg_extreme(Ops.MAX, dtype), (0,))
         assert not is_stream(Node(Ops.REDUCE, dtype, (array, places), arg))
+
+
+def test_what_is_read_from_text_is_known_again() -> None:
+    """Its monoid is equal to the one that is made here, and not the same."""
+    single = dtypes.float32
+
+    def text(monoid: Monoid) -> str:
+        # No node of it is left, which the text would be read as.
+        arrays = [Node(Ops.PARAM, single, (), Param(slot, (4,))) for slot in range(2)]
+        return dump(Node(Ops.REDUCE, single, tuple(arrays), Reduce(monoid, (0,))))
+
+    assert are_float32_sums(parse(text(sums(single, 2))))
+    for exponential in (Ops.EXP, Ops.EXP_NEAR, Ops.EXP2_NEAR):
+        assert is_stream(parse(text(stream(single, 1, exponential))))

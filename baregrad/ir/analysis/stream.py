@@ -158,7 +158,7 @@ def are_float32_sums(node: Node) -> bool:
     """Whether a node is a sum in float32, or several over one axis."""
     if node.op is not Ops.REDUCE or node.dtype is not dtypes.float32:
         return False
-    return node.arg.monoid is sums(node.dtype, node.arg.monoid.arity)
+    return bool(node.arg.monoid == sums(node.dtype, node.arg.monoid.arity))
 
 
 def is_contraction(node: Node) -> bool:
@@ -218,7 +218,8 @@ def is_stream(node: Node) -> bool:
     if node.op is not Ops.REDUCE or node.arg.monoid.arity < 2 or node.dtype.kind != "float":
         return False
     monoid = node.arg.monoid
-    return any(monoid is stream(node.dtype, monoid.arity - 1, op) for op in _EXPONENTIALS)
+    # One that was read from text is equal, not the same.
+    return any(monoid == stream(node.dtype, monoid.arity - 1, op) for op in _EXPONENTIALS)
 
 
 # --- the rewrite ---------------------------------------------------------------------------------
