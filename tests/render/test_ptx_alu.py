@@ -8,14 +8,23 @@ import numpy as np
 import pytest
 
 from baregrad import render
-from baregrad.dtypes import COMPUTED, DType, dtypes
-from baregrad.ir.core.node import Node, alu, cast, const
+from baregrad.dtypes import COMPUTED, DType, decode, dtypes, encode
+from baregrad.ir.core.node import Node, alu, cast, const, range_node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.target.gpu import NvidiaTarget, gpu_row
 from tests.kernel.legalise.accuracy import ERRORS, SPANS, WIDE, assert_same, samples, ulps
 from tests.render.gpu_harness import HOPPER, lower, run_ptx, spread
-from tests.render.harness import elementwise, same_bits
+from tests.render.harness import (
+    alloc,
+    elementwise,
+    kernel,
+    load,
+    loop,
+    param,
+    same_bits,
+    store,
+)
 from tests.render.test_alu import (
     STORED,
     Function,
@@ -52,8 +61,8 @@ def agree(
     found = blank(whole, count)
     program = spread(lower(elementwise(functions, count, inputs, lanes), lowered_for))
     run_ptx(program, [*found, *arrays], target=target)
-    for k, store in enumerate(stores(whole)):
-        assert same_bits(expected[k], found[k], store.src[0].dtype), store.src[1]
+    for k, one in enumerate(stores(whole)):
+        assert same_bits(expected[k], found[k], one.src[0].dtype), one.src[1]
     return render.get("ptx").render(program, target)
 
 
@@ -79,6 +88,27 @@ def test_what_is_rounded_and_widened_again_is_rounded_once(lanes: int) -> None:
     ]  # fmt: skip
     text = agree(functions, (dtypes.float32,), [x], lanes=lanes, lowered_for=HOPPER)
     assert text.count("cvt.rn.bf16x2.f32") == lanes
+
+
+@pytest.mark.parametrize("is_set_anew", (False, True))
+def test_sums_that_are_rounded_and_widened_are_what_they_were(is_set_anew: bool) -> None:
+    """A REG is rounded by one instruction as well, unless something sets it before it is read."""
+    x, _ = pairs(dtypes.float32)
+    i, total = range_node(len(x), 0), alloc(0)
+    rounded = cast(cast(load(total), dtypes.bfloat16), dtypes.float32)
+    body = (store(total, load(param(1, len(x)), i)), store(param(0, len(x)), rounded, i))
+    program = lower(kernel(loop(i, *body)), HOPPER)
+    if is_set_anew:
+        code = list(program.src)
+        place = next(at for at, node in enumerate(code) if node.dtype is dtypes.bfloat16)
+        register = code[place].src[0]
+        code.insert(place + 1, Node(Ops.SET, dtypes.token, (register, const(7.0, dtypes.float32))))
+        program = program.replace(src=tuple(code))
+    found = np.zeros_like(x)
+    run_ptx(program, [found, x])
+    wanted = decode(encode(x, dtypes.bfloat16), dtypes.bfloat16)
+    assert same_bits(found, wanted.astype(np.float32))
+    assert ("bf16x2" in render.get("ptx").render(program, HOPPER)) != is_set_anew
 
 
 @TARGETS

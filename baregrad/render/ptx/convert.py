@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from types import MappingProxyType
 
@@ -14,6 +15,8 @@ from baregrad.render.ptx.text import PtxText, braces
 from baregrad.render.ptx.types import literal, ptx_type, sign_text
 
 F32, F64 = dtypes.float32, dtypes.float64
+# Lines between a rounding and what reads it, as far as one looks.
+MOST_BETWEEN = 128
 
 
 def narrow(f: PtxText, dtype: DType, result: str, wide: str) -> None:
@@ -27,7 +30,7 @@ def _cast(f: PtxText, node: Node, result: str, x: str) -> None:
     if source is target:
         f.emit(f"mov.{ptx_type(target).bits}", result, x)
         return
-    if source is dtypes.bfloat16 and target is F32 and x in f.rounded and _is_rounded(node.src[0]):
+    if source is dtypes.bfloat16 and target is F32 and _is_rounded(f, node.src[0], x):
         # Rounded to the upper half of a word, it is the float32: one fast instruction is both.
         word = f.made("%r", "cvt.rn.bf16x2.f32", f.rounded[x], literal(0, F32))
         f.emit("mov.b32", result, word)
@@ -59,11 +62,21 @@ def _cast(f: PtxText, node: Node, result: str, x: str) -> None:
         _between_integers(f, source, target, result, x)
 
 
-def _is_rounded(value: Node) -> bool:
-    """Whether a narrow float is a float32's that nothing sets anew."""
-    if value.op is not Ops.CAST or value.src[0].dtype is not F32:
+def _is_rounded(f: PtxText, value: Node, x: str) -> bool:
+    """Whether a narrow float, in a register, is a float32's that nothing has set anew."""
+    wide = f.rounded.get(x)
+    if wide is None or value.op is not Ops.CAST or value.src[0].dtype is not F32:
         return False
-    return value.src[0].op is not Ops.REG
+    if value.src[0].op is not Ops.REG:
+        return True
+    # A REG is what it was as far back as no instruction names it and no other way leads here.
+    named = re.compile(re.escape(wide) + r"\b")
+    for line in reversed(f.lines[-MOST_BETWEEN:]):
+        if line.endswith(f" {x}, {wide};"):
+            return True
+        if line.endswith(":") or named.search(line):
+            return False
+    return False
 
 
 # --- integers ------------------------------------------------------------------------------------
