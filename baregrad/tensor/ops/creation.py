@@ -311,10 +311,15 @@ def empty(
 
 def full_like(
     x: Tensor, fill_value: bool | int | float | complex | Tensor, *, dtype: object = None,
-    device: str | None = None, requires_grad: bool = False,
+    device: str | None = None, requires_grad: bool = False, memory_format: object = None,
 ) -> Tensor:
-    """Return a tensor of one value with the shape and, unless given, dtype and device of `x`."""
+    """Return a tensor of one value with the shape and, unless given, dtype and device of `x`.
+
+    memory_format: how it lies, such as baregrad.channels_last; in row-major order unless given.
+    """
     made = _like(x, fill_value, x.dtype if dtype is None else as_dtype(dtype))
+    if memory_format is not None:
+        made = made.contiguous(memory_format=memory_format)
     return _finished(made, device, requires_grad)
 
 
@@ -336,24 +341,30 @@ def _finished(made: Tensor, device: str | None, requires_grad: bool) -> Tensor:
 
 
 def zeros_like(
-    x: Tensor, *, dtype: object = None, device: str | None = None, requires_grad: bool = False
+    x: Tensor, *, dtype: object = None, device: str | None = None, requires_grad: bool = False,
+    memory_format: object = None,
 ) -> Tensor:
     """Return zeros with the shape and, unless given, dtype and device of `x`."""
-    return full_like(x, 0, dtype=dtype, device=device, requires_grad=requires_grad)
+    return full_like(x, 0, dtype=dtype, device=device, requires_grad=requires_grad,
+                     memory_format=memory_format)
 
 
 def ones_like(
-    x: Tensor, *, dtype: object = None, device: str | None = None, requires_grad: bool = False
+    x: Tensor, *, dtype: object = None, device: str | None = None, requires_grad: bool = False,
+    memory_format: object = None,
 ) -> Tensor:
     """Return ones with the shape and, unless given, dtype and device of `x`."""
-    return full_like(x, 1, dtype=dtype, device=device, requires_grad=requires_grad)
+    return full_like(x, 1, dtype=dtype, device=device, requires_grad=requires_grad,
+                     memory_format=memory_format)
 
 
 def empty_like(
-    x: Tensor, *, dtype: object = None, device: str | None = None, requires_grad: bool = False
+    x: Tensor, *, dtype: object = None, device: str | None = None, requires_grad: bool = False,
+    memory_format: object = None,
 ) -> Tensor:
     """Return a tensor shaped as `x` whose values are not to be relied on; they are zeros."""
-    return full_like(x, 0, dtype=dtype, device=device, requires_grad=requires_grad)
+    return full_like(x, 0, dtype=dtype, device=device, requires_grad=requires_grad,
+                     memory_format=memory_format)
 
 
 def new_full(

@@ -456,6 +456,10 @@ class MemoryFormat:
     def __repr__(self) -> str:
         return f"baregrad.{self.name}"
 
+    def __reduce__(self) -> str:
+        # A copy is the layout itself: there is one of each, told from others by identity.
+        return self.name
+
 
 contiguous_format = MemoryFormat("contiguous_format")
 preserve_format = MemoryFormat("preserve_format")
@@ -518,12 +522,19 @@ def contiguous(x: Tensor, memory_format: object = contiguous_format) -> Tensor:
 def is_contiguous(x: Tensor, memory_format: object = contiguous_format) -> bool:
     """Return whether the elements lie in row-major order, or in that of a layout."""
     wanted = as_format(memory_format)
-    if not wanted.ndim:
-        return bool(x.stride() == views.row_major(x.shape))
-    if wanted.ndim != x.ndim:
+    if wanted.ndim not in (0, x.ndim):
         return False
-    shape, strides = ([each[0], *each[2:], each[1]] for each in (x.shape, x.stride()))
-    return tuple(strides) == views.row_major(tuple(shape))
+    shape, strides = x.shape, x.stride()
+    if not wanted.ndim:
+        if 0 in shape:
+            return True
+    else:
+        shape, strides = ((each[0], *each[2:], each[1]) for each in (shape, strides))
+    # Nobody goes along an axis of one element.
+    return all(
+        extent == 1 or step == like
+        for extent, step, like in zip(shape, strides, views.row_major(shape), strict=True)
+    )
 
 
 def stride(x: Tensor, dim: int | None = None) -> Any:

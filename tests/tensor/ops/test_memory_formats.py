@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import itertools
+import pickle
 from typing import Any
 
 import numpy as np
@@ -11,6 +14,7 @@ import torch
 import baregrad
 from baregrad import Tensor, nn, optim
 from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.tensor.ops.shapes import LAYOUTS
 
 RNG = np.random.default_rng(11)
 FORMATS = {"channels_last": (2, 3, 5, 4), "channels_last_3d": (2, 3, 2, 5, 4),
@@ -36,6 +40,30 @@ def test_strides_and_values_are_those_of_pytorch(name: str, dtype: str) -> None:
     assert x.is_contiguous(memory_format=baregrad.channels_last_3d) == t.is_contiguous(
         memory_format=torch.channels_last_3d
     )
+
+
+def test_extents_of_one_and_none_lie_in_every_order_as_in_pytorch() -> None:
+    names = ("contiguous_format", "channels_last")
+    for shape in itertools.product((0, 1, 2), (1, 3), (0, 1, 4), (1, 5)):
+        x, t = Tensor(np.ones(shape, np.float32)), torch.ones(shape)
+        for laid, asked in itertools.product(names, names if 0 not in shape else names[:1]):
+            found = x.contiguous(memory_format=getattr(baregrad, laid))
+            wanted = t.contiguous(memory_format=getattr(torch, laid))
+            assert found.is_contiguous(memory_format=getattr(baregrad, asked)) == (
+                wanted.is_contiguous(memory_format=getattr(torch, asked))
+            ), (shape, laid, asked)
+
+
+def test_copies_of_a_layout_are_the_layout() -> None:
+    x = Tensor(np.ones((2, 3, 4, 5), np.float32))
+    for one in LAYOUTS:
+        for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+            assert other is one
+    for name in ("zeros_like", "ones_like", "empty_like"):
+        made = getattr(baregrad, name)(x, memory_format=copy.copy(baregrad.channels_last))
+        assert made.stride() == (60, 1, 15, 3)
+        assert getattr(x, name)(memory_format=baregrad.preserve_format).stride() == x.stride()
+    assert x.full_like(2, memory_format=baregrad.channels_last).sum().item() == 240
 
 
 def test_gradients_pass_and_dtypes_change_with_it() -> None:
