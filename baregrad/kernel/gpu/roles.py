@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 
-from baregrad.base.errors import CompilerBug
+from baregrad.base.errors import CompilerBug, ScheduleError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc
@@ -201,9 +201,12 @@ def _ring(loop: Node, extent: Dim, warps: int, cluster: int) -> _Ring:
     copies = tuple([slice_of(copy, cluster) for copy in _boxes(loop.src[1])])
     depth = copies[0].src[0].shape[0]
     nbytes = sum(nbytes_of(copy, cluster) for copy in copies)
-    scope = "cluster" if any(copy.arg.multicast for copy in copies) else "block"
-    if scope == "cluster":
-        warps *= cluster
+    if cluster > 1 and not any(copy.arg.multicast for copy in copies):
+        raise ScheduleError(
+            "no box is the same for all blocks of a cluster, in slices of whole rows",
+            found=f"clusters of {cluster}", hint="bind(..., 'grid')",
+        )
+    scope, warps = "cluster" if cluster > 1 else "block", warps * cluster
     where = Alloc(BARRIERS_ID, "shared", (depth, BARRIERS), name="phases")
     phases = Node(Ops.ALLOC, dtypes.uint64, (), where)
     what = Pipe("ring", depth, "copies", ("products",), 1, nbytes, warps, scope)

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from baregrad.base.errors import ScheduleError
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import lower, parse_schedule
 from baregrad.render import get
@@ -15,9 +17,10 @@ from baregrad.target import gpu_row
 from baregrad.testing.virtual_gpu.ptx.errors import KernelFault
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
 from tests.kernel import kernels as k
-from tests.kernel.gpu.test_roles import ASYNC, TMA, Sizes, piped
+from tests.kernel.gpu.test_roles import ASYNC, TMA, Sizes, by_experts, piped
 from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
 from tests.kernel.instructions.test_mma_sync import count, product
+from tests.kernel.planning.gpu.contractions import contraction
 from tests.render.gpu_harness import run_module
 
 
@@ -61,6 +64,32 @@ def test_blocks_that_share_boxes_have_the_bits_of_blocks_by_themselves(
     assert names == {shared: "tma.multicast", 3 - shared: "tma.box"}
 
 
+def of_matrices(spelled: str) -> str:
+    """A schedule of a product as that of a stack of them."""
+    for old, new in (
+        ("'i1'", "'i2'"), ("'i0'", "'i1'"), ("'r2'", "'r3'"),
+        ("bind('a', 'grid')", "bind('i0', 'grid'), bind('a', 'grid')"),
+    ):
+        spelled = spelled.replace(old, new)
+    return spelled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("side", ["m", "n"])
+def test_blocks_that_share_boxes_end_together_where_nobody_reads_their_sums(side: str) -> None:
+    rows, columns = {"m": (128, 64), "n": (64, 128)}[side]
+    kernel = by_experts(5, rows, columns, 320, 3)
+    arrays = k.arguments(kernel)
+    places = {leaf.dtype: leaf.arg.slot for leaf in toposort(kernel) if leaf.op is Ops.PARAM}
+    arrays[places[dtypes.int32]] = np.array([2, -1, 7, 0, 1], np.int32)
+    arrays[places[dtypes.bool]] = np.array([1, 1, 1, 0, 1], np.bool_)
+    spelled = piped((False, True), TMA.format(2), 4)
+    whole = lowered(kernel, of_matrices(together(spelled, side)))
+    wanted = run_text(*lowered(kernel, of_matrices(spelled)), arrays)[0]
+    np.testing.assert_array_equal(run_text(*whole, arrays)[0], wanted)
+    np.testing.assert_array_equal(run_threads(*whole, arrays)[0], wanted)
+
+
 @pytest.mark.parametrize(("what", "pattern", "instead"), [
     ("the wait for all blocks before one ends", r"barrier.cluster.\w+;", ""),
     ("barriers that are there in all blocks", r"barrier.cluster.\w+.aligned;", ""),
@@ -90,5 +119,10 @@ def test_clusters_that_cannot_be() -> None:
     ):  # fmt: skip
         with pytest.raises(ScheduleError, match=why):
             lower(kernel, HOPPER, parse_schedule(changed))
+    # Pairs of matrices share nothing.
+    batched = contraction((64,), (64,), (192,), "sax", "snx", "san", batch=(2,))
+    own = of_matrices(spelled).replace("bind('i0', 'grid')", "bind('i0', 'cluster')")
+    with pytest.raises(ScheduleError, match="no box is the same"):
+        lowered(batched, own)
     with pytest.raises(ScheduleError, match="has no clusters"):
         lower(kernel, gpu_row("sm_80"), parse_schedule(together(spelled, "m")))

@@ -425,9 +425,10 @@ def _cluster(plan: GpuPlan, orders: Orders, choice: _AnyChoice) -> tuple[int, in
     if not _has_boxes(choice):
         return 1, 1
     found = {"apart": (1, 1)}
-    if _tiles_along(orders.rows, choice.tile.m) % CLUSTER == 0:
+    # What an engine walks along is cut in no slices.
+    if _tiles_along(orders.rows, choice.tile.m) % CLUSTER == 0 and not orders.right.walks:
         found[f"{CLUSTER} along rows"] = CLUSTER, 1
-    if _tiles_along(orders.columns, choice.tile.n) % CLUSTER == 0:
+    if _tiles_along(orders.columns, choice.tile.n) % CLUSTER == 0 and not orders.left.walks:
         found[f"{CLUSTER} along columns"] = 1, CLUSTER
     return found[plan.pick("cluster", list(found))]
 
