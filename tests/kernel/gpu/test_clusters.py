@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import re
+from contextlib import closing
 
 import numpy as np
 import pytest
 
+from baregrad.assemble.virtual_cubin import VirtualAssembler
 from baregrad.base.errors import ScheduleError
+from baregrad.base.options import options
 from baregrad.dtypes import dtypes
+from baregrad.engine.compiler import Compiler
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import lower, parse_schedule
 from baregrad.render import get
+from baregrad.runtime import open_device
 from baregrad.target import gpu_row
 from baregrad.testing.virtual_gpu.ptx.errors import KernelFault
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
@@ -62,6 +67,26 @@ def test_blocks_that_share_boxes_have_the_bits_of_blocks_by_themselves(
              if one.op is Ops.MACHINE and one.arg.name.startswith("tma.")}  # fmt: skip
     shared = {"m": 2, "n": 1}[side]
     assert names == {shared: "tma.multicast", 3 - shared: "tma.box"}
+
+
+def test_a_driver_launches_clusters() -> None:
+    """From an edited schedule to the descriptor of the launch, and its results."""
+    kernel = product(128, 64, 128, b_t=True)
+    spelled = parse_schedule(together(piped((False, True), TMA.format(2)), "m"))
+    arrays = [array for _, array in sorted(k.arguments(kernel).items())]
+    program = Compiler(HOPPER, get("ptx"), VirtualAssembler(), None).compile(kernel, spelled)
+    assert program.launch is not None
+    assert (program.launch.cluster, program.launch.grid) == (2, (2, 1, 1))
+    with options.override(nv_port="virtual"), closing(open_device("NV")) as device:
+        buffers = [device.allocate(array.nbytes) for array in arrays]
+        for buffer, array in zip(buffers, arrays, strict=True):
+            device.copy_in(buffer, np.ascontiguousarray(array))
+        device.run(device.load(program), buffers, {})
+        device.synchronize()
+        found = np.empty_like(arrays[0])
+        device.copy_out(buffers[0], found)
+    left, right = (array.astype(np.float64) for array in arrays[1:])
+    np.testing.assert_allclose(found, left @ right.T, atol=1e-4)
 
 
 def of_matrices(spelled: str) -> str:
