@@ -17,6 +17,7 @@ from baregrad.testing.virtual_gpu.ptx.errors import (
     KernelHang,
     RegisterDeadlock,
     SharedMemoryRace,
+    UninitialisedRead,
 )
 from baregrad.testing.virtual_gpu.ptx.memory import PtxMemory
 from baregrad.testing.virtual_gpu.ptx.program import PtxModule
@@ -216,12 +217,52 @@ def test_an_arrival_that_is_missing() -> None:
         remote(count=3)
 
 
+# Each block gives the other one a row, and waits for the bytes of its own.
+ROWS = HEAD.replace("8.0", "8.1") + f"""
+.visible .entry f(.param .u64 po) .reqnctapercluster 2, 1, 1 {{
+{NAMES} .shared .align 16 .b32 row[64]; .shared .align 8 .b64 full;
+mov.u32 t, %tid.x; mov.u32 r, %cluster_ctarank; setp.eq.u32 p, t, 0;
+mov.u32 m, full; mov.u32 s, row; ld.param.u64 o, [po];
+@p mbarrier.init.shared.b64 [m], 1;
+@p mbarrier.arrive.expect_tx.shared.b64 _, [m], NBYTES;
+{MEET}
+xor.b32 n, r, 1; shl.b32 v, t, 3; add.u32 s, s, v;
+mapa.shared::cluster.u32 k, s, n; mapa.shared::cluster.u32 w, m, n;
+mad.lo.u32 v, r, 100, t; add.u32 n, v, 50;
+st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [k], {{v, n}}, [w];
+WAIT
+ld.shared.v2.b32 {{v, n}}, [s];
+mad.lo.u32 t, r, 32, t; mul.wide.u32 d, t, 8; add.u64 o, o, d; st.global.v2.b32 [o], {{v, n}};
+LAST
+ret; }}
+"""
+FULL = "WF: mbarrier.try_wait.parity.shared.b64 p, [m], 0; @!p bra WF;"
+
+
+def rows(nbytes: int = 256, wait: str = FULL, last: str = MEET) -> Any:
+    memory = PtxMemory()
+    out = memory.put(np.zeros((2, 32, 2), np.uint32))
+    text = ROWS.replace("NBYTES", str(nbytes)).replace("WAIT", wait).replace("LAST", last)
+    PtxModule.parse(text).kernel("f").launch(memory, (2,), (32,), [out])
+    return memory.get(out, np.uint32, (2, 32, 2))
+
+
+def test_stores_that_say_when_they_are_there() -> None:
+    first = np.array([100, 0])[:, None] + np.arange(32)
+    np.testing.assert_array_equal(rows(), np.stack([first, first + 50], 2))
+    with pytest.raises((SharedMemoryRace, UninitialisedRead), match="asynchronous copy|nobody"):
+        rows(wait="")
+    with pytest.raises(KernelHang, match="waits for a phase"):
+        rows(264)
+
+
 @needs_ptxas
 @pytest.mark.parametrize("text", [
+    ROWS.replace("NBYTES", "256").replace("WAIT", FULL).replace("LAST", MEET),
     EXCHANGE.replace("FIRST", MEET).replace("STORE", STORE).replace("MIDDLE", MEET),
     MULTICAST.replace("MASK", "3").replace("WAIT", WAIT).replace("LAST", ""),
     REMOTE.replace("COUNT", "2").replace("LAST", MEET).replace(".ORDER", ".release.cluster"),
-], ids=["stores", "multicast", "arrivals"])  # fmt: skip
+], ids=["rows", "stores", "multicast", "arrivals"])  # fmt: skip
 def test_the_vendor_accepts_these_kernels(text: str) -> None:
     assert PtxAssembler("sm_90a").assemble(text)[:4] == b"\x7fELF"
 

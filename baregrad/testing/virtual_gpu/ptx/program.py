@@ -251,6 +251,8 @@ def _prepare(decoder: Decoder, instruction: PtxInstruction) -> PreparedInstructi
 
 def _build(decoder: Decoder, instruction: PtxInstruction) -> PreparedInstruction:
     name = instruction.opcode
+    if name in ("st", "red") and instruction.has("async"):
+        name += ".async"
     if name in _CONTROL:
         return PreparedInstruction(_CONTROL[name](decoder, instruction), True)
     if name == "pragma":

@@ -50,7 +50,10 @@ def _lanes(instruction: PtxInstruction) -> int:
     return {"v2": 2, "v4": 4, "v8": 8}.get(instruction.one_of(("v2", "v4", "v8")), 1)
 
 
-def _parts(decoder: Decoder, instruction: PtxInstruction, operand: Operand) -> tuple[Operand, ...]:
+def parts_of(
+    decoder: Decoder, instruction: PtxInstruction, operand: Operand
+) -> tuple[Operand, ...]:
+    """The elements of an operand of an access, as many as the instruction says."""
     lanes = _lanes(instruction)
     items = operand.items if isinstance(operand, Vector) else (operand,)
     if len(items) != lanes:
@@ -64,7 +67,7 @@ def load(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     target, place = instruction.operands[:2]
     address, named = decoder.address(instruction, place)
     space = space_of(instruction, named)
-    items = _parts(decoder, instruction, target)
+    items = parts_of(decoder, instruction, target)
     writers = [decoder.write(instruction, one, row) for one in items]
     width, lanes = row.nbytes, len(items)
     strong = instruction.has(*_STRONG)
@@ -88,7 +91,7 @@ def store(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     space = space_of(instruction, named)
     raw = raw_type(row.bits)
     readers = [
-        decoder.read(instruction, one, row) for one in _parts(decoder, instruction, source)
+        decoder.read(instruction, one, row) for one in parts_of(decoder, instruction, source)
     ]
     strong = instruction.has(*_STRONG)
 
@@ -148,14 +151,14 @@ def atomic(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     place, *rest = operands
     address, named = decoder.address(instruction, place)
     space = space_of(instruction, named)
-    sources = [_parts(decoder, instruction, one) for one in rest[: 2 if len(rest) > 1 else 1]]
+    sources = [parts_of(decoder, instruction, one) for one in rest[: 2 if len(rest) > 1 else 1]]
     if not instruction.has("cas"):
         sources = sources[:1]
     lanes = len(sources[0])
     readers = [[decoder.read(instruction, one, row) for one in each] for each in sources]
     writers = None
     if target is not None:
-        items = _parts(decoder, instruction, target)
+        items = parts_of(decoder, instruction, target)
         writers = [decoder.write(instruction, one, row) for one in items]
     change = change_of(decoder, instruction, row)
     width = row.nbytes

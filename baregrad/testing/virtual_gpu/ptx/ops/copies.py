@@ -20,7 +20,7 @@ from baregrad.testing.virtual_gpu.ptx.errors import (
 )
 from baregrad.testing.virtual_gpu.ptx.memory import RANK_SHIFT, Region
 from baregrad.testing.virtual_gpu.ptx.operands import Decoder, Reader
-from baregrad.testing.virtual_gpu.ptx.ops.access import Change, change_of
+from baregrad.testing.virtual_gpu.ptx.ops.access import Change, change_of, parts_of
 from baregrad.testing.virtual_gpu.ptx.ops.flow import guarded, proceed
 from baregrad.testing.virtual_gpu.ptx.ops.mbarrier import arrive, barrier_at, complete_copy
 from baregrad.testing.virtual_gpu.ptx.rounding import encode
@@ -31,7 +31,7 @@ from baregrad.testing.virtual_gpu.ptx.syntax import (
     Vector,
 )
 from baregrad.testing.virtual_gpu.ptx.tensor_map import DecodedTensorMap
-from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array
+from baregrad.testing.virtual_gpu.ptx.types import TYPES, Array, raw_type
 
 # Types of a tensor map's elements, by their codes.
 _ELEMENTS: Final = (
@@ -325,6 +325,26 @@ def _deliver(
         complete_copy(block, barrier, values.nbytes, copy)
 
 
+def _async_store(decoder: Decoder, instruction: PtxInstruction) -> Execute:
+    """`st.async`: a thread's elements, whose bytes come off those of the barrier beside them."""
+    row = decoder.type_of(instruction)
+    place, source, bar = instruction.operands
+    parts = parts_of(decoder, instruction, source)
+    readers = [decoder.read(instruction, one, row) for one in parts]
+    to, _ = decoder.address(instruction, place)
+    phase, _ = decoder.address(instruction, bar)
+    dtype = raw_type(row.bits).numpy
+
+    def body(block: Block, thread: int) -> None:
+        alone = np.array([thread])
+        values = np.array([read(block, alone)[0] for read in readers], row.numpy).view(dtype)
+        places = _one(to, block, thread) + row.nbytes * np.arange(len(values))
+        copy = start(block, thread, "bulk")
+        _deliver(block, thread, places, values, _one(phase, block, thread), copy, None)
+
+    return each_thread(decoder, instruction, body)
+
+
 def from_shared(
     block: Block, thread: int, places: Array, width: int, copy: Copy | None
 ) -> Array:
@@ -483,4 +503,6 @@ def proxy_fence(decoder: Decoder, instruction: PtxInstruction) -> Execute:
     return guarded(decoder, instruction, body)
 
 
-COPY_CONTROL: Final = MappingProxyType({"cp": copy_instruction, "fence": proxy_fence})
+COPY_CONTROL: Final = MappingProxyType(
+    {"cp": copy_instruction, "fence": proxy_fence, "st.async": _async_store}
+)
