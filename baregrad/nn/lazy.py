@@ -255,6 +255,8 @@ class _Lazy(Module):
                     f"{name} of {type(self).__name__} was made for another input",
                     found=list(made.shape), wanted=list(one.shape),
                 )
+            elif one.device != made.device:
+                waiting[name] = one.to(made.device)
         # What parents have noted of a module whose parameters are computed is not so yet.
         for name in ("_given", "_is_ready", "_waiting"):
             own.pop(name, None)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from baregrad import Tensor, manual_seed, nn, optim
+from baregrad import Tensor, jit, manual_seed, nn, optim
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
 
@@ -203,3 +203,29 @@ def test_parameters_without_values_say_so() -> None:
     alone = nn.UninitializedParameter(dtype=dtypes.float64)
     alone.materialize((2, 3))
     assert type(alone) is Tensor and alone.dtype is dtypes.float64 and alone.requires_grad
+
+
+def test_what_was_there_before_goes_where_the_input_is() -> None:
+    layer = nn.LazyBatchNorm1d()
+    assert len(list(layer.buffers())) == 3
+    layer(Tensor(np.ones((4, 3), np.float32), device="REF"))
+    assert {one.device for one in layer.state_dict().values()} == {"REF"}
+
+
+def test_a_jitted_step_may_make_the_parameters_that_an_optimiser_waits_for() -> None:
+    def trained(wrap: Any) -> list[float]:
+        manual_seed(3)
+        layer = nn.LazyLinear(2)
+        optimiser = optim.SGD(layer.parameters(), lr=0.1)
+
+        def step(x: Tensor) -> Tensor:
+            optimiser.zero_grad()
+            loss = (layer(x) ** 2).mean()
+            loss.backward()
+            optimiser.step()
+            return loss.detach()
+
+        called, x = wrap(step), np.arange(12, dtype=np.float32).reshape(4, 3) / 12
+        return [called(Tensor(x)).item() for _ in range(4)]
+
+    np.testing.assert_allclose(trained(jit), trained(lambda step: step), rtol=1e-6)

@@ -120,7 +120,8 @@ class Surroundings:
                 if together is None and not is_fixed and _is_watched(value):
                     self.places.append((look, key, value, inner))
                 if isinstance(value, Tensor):
-                    if id(value) not in self._seen:
+                    # What has no values yet, the first call makes.
+                    if id(value) not in self._seen and not value.is_unmade:
                         self._seen.add(id(value))
                         self.tensors.append(value)
                         self._names.append(inner)
