@@ -166,3 +166,21 @@ def test_tiles_that_may_read_one_matrix_follow_each_other() -> None:
     schedule = str(choose(by_experts(71, 128, 14336, 4096, 8), HOPPER).schedule)
     assert "reorder('n_o', 'i0', 'm_o', 'n_g'" in schedule and "n_g=8" in schedule
     assert "pipeline('k_o', depth=4, engine='tma')" in schedule
+
+
+@pytest.mark.parametrize(("rows", "columns", "offered"), [
+    (4096, 4096, {"2 along rows", "2 along columns"}), (384, 4096, {"2 along columns"}),
+])  # fmt: skip
+def test_blocks_may_run_together_where_tiles_are_pairs(
+    rows: int, columns: int, offered: set[str]
+) -> None:
+    """None do of themselves; BEAM asks for each that there is."""
+    kernel = contraction((rows,), (columns,), (4096,), "ax", "xn", "an")
+    decisions = Decisions(noted=True)
+    first = choose(kernel, HOPPER, decisions).schedule
+    assert "cluster" not in str(first)
+    assert set(decisions.made["cluster"].options) == {"apart", *offered}
+    for one in offered:
+        schedule = choose(kernel, HOPPER, Decisions({"cluster": one})).schedule
+        side = "m" if one == "2 along rows" else "n"
+        assert f"bind('{side}_c', 'cluster')" in str(schedule) and f"{side}_c=2" in str(schedule)
