@@ -101,9 +101,10 @@ class EventClock:
 
     def _wait(self, event: int) -> None:
         """Wait until an event has passed; work behind it goes on. Raises for a fault of the GPU."""
-        end = time.monotonic() + _PATIENCE_S
-        while not self.is_past(event):
-            if time.monotonic() > end:
+        query, end = self._driver.functions["cuEventQuery"], time.monotonic() + _PATIENCE_S
+        while (code := query(event)) != abi.SUCCESS:
+            # A query that fails says nothing of the event: the stream tells of a fault.
+            if code != abi.NOT_READY or time.monotonic() > end:
                 self._context.synchronize()
                 return
             time.sleep(_LOOK_S)
