@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,6 +33,8 @@ from baregrad.tensor.tensor import Tensor
 
 _ARRAY = re.compile(r"\s*(\w+)\s*:\s*(\w+)\s*\[([^\]]*)\]\s*")
 _LANGUAGES = ("c", "cuda", "ptx")
+# The CUDA programming guide's limits of a launch, the same for all GPUs that there are.
+_MOST_BLOCKS, _MOST_THREADS = ((1 << 31) - 1, 65535, 65535), 1024
 _CHECKS = ("first", "always", "never")
 
 
@@ -89,7 +92,7 @@ class CustomKernel:
                     )
         self.text, self.language, self.entry = text, language, entry
         self.reference, self.gradient = reference, gradient
-        self.grid, self.block, self.shared_nbytes = grid, block, shared_nbytes
+        self.grid, self.block, self.shared_nbytes = grid, _three(block, "block"), shared_nbytes
         self.rtol, self.atol = rtol, atol
         self._check = check
         self._checked: set[tuple[Any, ...]] = set()
@@ -142,10 +145,13 @@ class CustomKernel:
         body = body_of(traced, what)
         self._check_results(body.src, sizes)
         names = tuple([array.name for array in (*self.outputs, *self.inputs)])
+        if not any(math.prod(array.shape(sizes)) for array in self.outputs):
+            # Nobody need be launched for nothing.
+            return self.reference(*tensors)
         grid = (1,) if self.grid is None else self.grid(**sizes)
         form = call_form(
             body, len(tensors), self.language, self.entry, self.text, names,
-            tuple(sorted(sizes.items())), _three(grid), _three(self.block), self.shared_nbytes,
+            tuple(sorted(sizes.items())), _three(grid, "grid"), self.block, self.shared_nbytes,
         )
         sources = [*values, *traced.captured]
         # A text that does not compile is told here, and not where results are asked for.
@@ -217,11 +223,21 @@ class CustomKernel:
                 )
 
 
-def _three(sizes: Sequence[int]) -> tuple[int, int, int]:
+def _three(sizes: Sequence[int], what: str) -> tuple[int, int, int]:
+    """The three sizes of a grid or a block. Raises ArgumentError for what no GPU launches."""
     given = [int(one) for one in sizes]
     if not 1 <= len(given) <= 3:
         raise ArgumentError("a grid and a block have one to three sizes", found=list(sizes))
     x, y, z = (*given, 1, 1)[:3]
+    most = _MOST_BLOCKS if what == "grid" else (_MOST_THREADS,) * 3
+    fits = all(1 <= one <= limit for one, limit in zip((x, y, z), most, strict=True))
+    if not fits or (what == "block" and x * y * z > _MOST_THREADS):
+        raise ArgumentError(
+            f"a {what} of impossible size", found=given,
+            wanted=f"sizes from 1 to {list(most)}" if what == "grid"
+            else f"1 to {_MOST_THREADS} threads",
+            hint="round up what a grid divides: -(-n // 128)" if what == "grid" else "",
+        )
     return x, y, z
 
 

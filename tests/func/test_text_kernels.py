@@ -314,3 +314,20 @@ def test_a_kernel_of_ptx() -> None:
         for first in range(4):
             given = np.arange(first, first + 32, dtype="f4")
             np.testing.assert_array_equal(step(Tensor(given)).numpy(), 6 * (given + 1))
+
+
+def test_grids_and_blocks_that_no_gpu_launches() -> None:
+    """A grid that was rounded down to nothing left results as their memory was."""
+    def made(signature: str, grid: tuple[int, ...], block: tuple[int, ...] = (32,)) -> Any:
+        return func.custom_kernel(PTX, signature, lambda x: x * 2, language="ptx",
+                                  grid=lambda **sizes: grid, block=block, check="never")
+
+    for block in ((0,), (-32,), (32, 64), (1, 1, 1, 1)):
+        with pytest.raises(ArgumentError, match="block"):
+            made("x: float32[n] -> out: float32[n]", (1,), block)
+    with ptx_session(), options.override(device="NV"):
+        for grid in ((0,), (-1,), (1, 65536), (1 << 31,)):
+            with pytest.raises(ArgumentError, match="a grid of impossible size"):
+                made("x: float32[n] -> out: float32[n]", grid)(Tensor(np.zeros(32, "f4")))
+        nothing = Tensor(np.zeros(0, "f4"))
+        assert made("x: float32[n] -> out: float32[n]", (0,))(nothing).shape == (0,)
