@@ -223,6 +223,10 @@ class Options:
         str, "tensor", "The level that the REF device evaluates.",
         allowed=("tensor", "kernel", "loop", "linear"),
     )
+    compile_workers = Option(
+        int, -1, "Processes that compile the kernels of large programs for GPUs; -1 means as many "
+        "as there are cores for, 0 none.", allowed=range(-1, 129),
+    )
     matmul_precision = Option(
         str, "highest", "How GPUs multiply matrices of float32: as they are, or rounded to "
         "tfloat32, by matrix units (high).", allowed=("highest", "high"),

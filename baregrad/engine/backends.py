@@ -86,12 +86,14 @@ class CompiledBackend:
             # What is shown of a plan has to be planned.
             key = None if options.notes_lines else self._plans.key(program, donated)
             plan = None if key is None else self._plans.find(key)
+        with self.compiler.helped(len(program.made) if plan is None else 0):
             if plan is None:
-                plan = self._plan(program, donated)
-                if key is not None:
-                    self._plans.keep(key, plan)
-        with span("compile"):
-            return Executable(plan, self.device, self.compiler)
+                with span("schedule"):
+                    plan = self._plan(program, donated)
+                    if key is not None:
+                        self._plans.keep(key, plan)
+            with span("compile"):
+                return Executable(plan, self.device, self.compiler)
 
     @property
     def kept_environment(self) -> str:
@@ -284,4 +286,6 @@ def gpu_compiler(name: str, architecture: str) -> Compiler:
         renderer, assembler = get("ptx"), VirtualAssembler()
     elif renderer.assembler == "nvrtc":
         assembler = CudaAssembler(target.architecture)
-    return Compiler(target, renderer, assembler, default_cache())
+    compiler = Compiler(target, renderer, assembler, default_cache())
+    compiler.made_for = name, architecture
+    return compiler

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -35,6 +36,7 @@ from baregrad.target import GpuTarget
 
 if TYPE_CHECKING:
     from baregrad.engine.search.tuner import Tuner
+    from baregrad.engine.workers.compile_crew import CompileCrew
     from baregrad.kernel import Lowering, Schedule
 
 # A kernel, and the schedule that a search has found for it.
@@ -104,6 +106,31 @@ class Compiler:
         self.compiled = 0
         self.loaded = 0
         self.tuner: Tuner | None = None
+        # The device's name and the architecture, of a compiler for a GPU that workers can make too.
+        self.made_for: tuple[str, str] | None = None
+        self._crew: CompileCrew | None = None
+
+    @contextmanager
+    def helped(self, nodes: int) -> Iterator[None]:
+        """Inside the block processes help to compile, if a program of so many nodes is worth them.
+
+        They begin while the program is planned.
+        """
+        if self.made_for is None or self._crew is not None:
+            yield
+            return
+        from baregrad.engine.workers.compile_crew import CompileCrew, workers_wanted
+
+        count = workers_wanted(nodes)
+        if not count:
+            yield
+            return
+        self._crew = CompileCrew(*self.made_for, count)
+        try:
+            yield
+        finally:
+            crew, self._crew = self._crew, None
+            crew.close()
 
     def elsewhere(self) -> Compiler:
         """Return a compiler with the same programs, for another device than this one loads on."""
@@ -156,6 +183,8 @@ class Compiler:
             self.loaded += 1
             self._programs[job] = Program.from_bytes(saved)
             progress()
+        if self._crew is not None:
+            missing = self._compiled_by(self._crew, missing, progress)
         if self.assembler.several_at_once:
             # What takes longest is begun first.
             groups = [sorted(missing, key=_assembly_steps, reverse=True)]
@@ -176,6 +205,18 @@ class Compiler:
                 self._keep(group[at], program, missing[group[at]])
                 progress()
                 groups.append(group[at + 1 :])
+
+    def _compiled_by(
+        self, crew: CompileCrew, missing: dict[Job, str], progress: Callable[[], None]
+    ) -> dict[Job, str]:
+        """Have workers compile kernels beside each other; those that they could not."""
+        jobs = sorted(missing, key=_assembly_steps, reverse=True)
+        with span("compile by workers", kernels=len(jobs)):
+            for place, program in crew.programs(jobs):
+                self.compiled += 1
+                self._keep(jobs[place], program, missing[jobs[place]])
+                progress()
+        return {job: key for job, key in missing.items() if job not in self._programs}
 
     def _keep(self, job: Job, program: Program, key: str) -> None:
         """Note a program in memory, and on disk by its key."""

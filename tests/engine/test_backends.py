@@ -22,8 +22,8 @@ from baregrad.engine.backends import (
     open_backend,
 )
 from baregrad.engine.canonical import Canonical, canonicalise
-from baregrad.engine.search.wire import target_fields, target_of
 from baregrad.engine.session import Session, use_session
+from baregrad.engine.workers.wire import target_fields, target_of
 from baregrad.runtime.cpu import host
 from baregrad.target import gpu_row
 from baregrad.tensor import Tensor

@@ -13,8 +13,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from baregrad.engine.search.child import START_S, Child, ChildLost
 from baregrad.engine.search.verdict import ratio
+from baregrad.engine.workers.child import START_S, Child, ChildLost
 from baregrad.kernel import Schedule
 
 # A check takes about as long as the first one did, whatever is slow about the machine.

@@ -22,7 +22,6 @@ from baregrad.base.errors import ScheduleError
 from baregrad.base.options import options
 from baregrad.base.progress import ProgressBar
 from baregrad.base.tracing import span
-from baregrad.engine.search.child import Child
 from baregrad.engine.search.crew import Bout, Crew, Losses
 from baregrad.engine.search.records import (
     Records,
@@ -37,7 +36,8 @@ from baregrad.engine.search.verdict import (
     is_faster,
     ratio,
 )
-from baregrad.engine.search.wire import target_fields
+from baregrad.engine.workers.child import Child, program_of
+from baregrad.engine.workers.wire import target_fields
 from baregrad.ir.core.digest import digest
 from baregrad.ir.core.node import Node
 from baregrad.ir.text.dump import dump
@@ -311,7 +311,8 @@ class Tuner:
         setting["cache_dir"] = str(setting["cache_dir"])
         setting["threads"] = getattr(self.device, "threads", 0)
         row = target_fields(self.compiler.target)
-        return Child({"device": self.device.name, "options": setting, "target": row})
+        given = {"device": self.device.name, "options": setting, "target": row}
+        return Child(given, program_of("baregrad.engine.search.worker"))
 
 
 def weight_of(ns: float) -> float:

@@ -1,28 +1,21 @@
 """What a worker process does: compile candidates, check them, time them against each other.
 
-It answers questions on its standard input until that ends. Whatever it cannot do is an answer too
-(`error`); crashes and endless loops are for its parent to notice.
+How it is asked, and what becomes of errors, says `engine.workers.serving`.
 """
 
 from __future__ import annotations
 
-import os
-import signal
-import sys
 from collections.abc import Callable
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
-from baregrad.base.errors import BaregradError, DriverError
-from baregrad.base.options import options
+from baregrad.base.errors import BaregradError
 from baregrad.engine.backends import CompiledBackend, gpu_compiler, open_backend
 from baregrad.engine.compiler import Compiler
 from baregrad.engine.search.bench import Bench
-from baregrad.engine.search.wire import receive, send, target_of
+from baregrad.engine.workers.serving import serve
+from baregrad.engine.workers.wire import target_of
 from baregrad.kernel import parse_schedule
-
-_DEATH_SIGNAL = 1
 
 
 def main(setting: dict[str, Any]) -> None:
@@ -30,28 +23,7 @@ def main(setting: dict[str, Any]) -> None:
 
     setting: `device`, `options` (values to override) and `target` as `target_fields` gives it.
     """
-    # Only the program that we work for handles an interrupt; it ends us.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _die_with_parent()
-    questions = sys.stdin.buffer
-    answers = os.fdopen(os.dup(1), "wb")
-    # What libraries print must not come between answers.
-    os.dup2(2, 1)
-    changes = {**setting["options"], "cache_dir": Path(setting["options"]["cache_dir"])}
-    with options.override(**changes):
-        worker = Worker(setting["device"], setting["target"])
-        while (message := receive(questions)) is not None:
-            header, blobs = message
-            try:
-                answer, out = worker.answer(header, blobs)
-            except DriverError as error:
-                # What else the device holds may be lost or changed: the next process begins anew.
-                answer, out = {"error": f"{type(error).__name__}: {error}", "faulted": True}, []
-            except BaregradError as error:
-                answer, out = {"error": f"{type(error).__name__}: {error}"}, []
-            except Exception as error:  # noqa: BLE001 - the answer says what it was
-                answer, out = {"error": f"{type(error).__name__}: {error}"}, []
-            send(answers, answer, out)
+    serve(setting["options"], lambda: Worker(setting["device"], setting["target"]).answer)
 
 
 class Worker:
@@ -138,12 +110,3 @@ class Worker:
         if key not in self._kernels:
             self._kernels = {key: parse(key)}
         return self._kernels[key]
-
-
-def _die_with_parent() -> None:
-    """A worker in an endless loop must not outlive the program that it works for."""
-    if not sys.platform.startswith("linux"):
-        return
-    import ctypes
-
-    ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from baregrad.engine.search.child import ChildLost
 from baregrad.engine.search.crew import Bout, Crew
-from baregrad.engine.search.wire import Message
+from baregrad.engine.workers.child import ChildLost
+from baregrad.engine.workers.wire import Message
 from baregrad.kernel import Schedule
 from baregrad.kernel.language.schedule import split
 

@@ -12,11 +12,11 @@ from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, open_backend
 from baregrad.engine.search import bench as module
 from baregrad.engine.search.bench import Bench
-from baregrad.engine.search.child import Child
 from baregrad.engine.search.records import Records
 from baregrad.engine.search.tuner import Tuner
-from baregrad.engine.search.wire import target_fields
 from baregrad.engine.search.worker import Worker
+from baregrad.engine.workers.child import Child
+from baregrad.engine.workers.wire import target_fields
 from baregrad.ir.text.dump import dump
 from baregrad.kernel import choose_schedule, parse_schedule
 from baregrad.kernel.search import beam, candidates

@@ -11,10 +11,10 @@ import pytest
 from baregrad.base.options import options
 from baregrad.engine.backends import CompiledBackend, open_backend
 from baregrad.engine.search import tuner
-from baregrad.engine.search.child import Child
 from baregrad.engine.search.records import Records, SearchRecord
 from baregrad.engine.search.tuner import Tuner
 from baregrad.engine.search.verdict import LEAST_RATIO, LEAST_RATIO_APART
+from baregrad.engine.workers.child import Child
 from baregrad.ir.core.node import Node
 from baregrad.kernel.search import beam
 from tests.engine.search import faults

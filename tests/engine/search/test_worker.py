@@ -18,9 +18,9 @@ from baregrad.base.errors import BaregradError, ScheduleError
 from baregrad.base.options import options
 from baregrad.engine.backends import host_target
 from baregrad.engine.search.bench import Bench
-from baregrad.engine.search.child import Child
-from baregrad.engine.search.wire import target_fields
 from baregrad.engine.search.worker import Worker
+from baregrad.engine.workers.child import Child
+from baregrad.engine.workers.wire import target_fields
 from baregrad.ir.text.dump import dump
 from baregrad.kernel import Schedule, choose_schedule
 from baregrad.program import Program

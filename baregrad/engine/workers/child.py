@@ -1,4 +1,4 @@
-"""A process that compiles and runs candidates, which may crash it or never end.
+"""A process that works for this one, and may crash or never end.
 
 The process is started by itself (not forked, and without running the user's program again), is
 asked one thing at a time, and has a deadline for each answer. One that dies or is late is killed,
@@ -19,13 +19,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from baregrad.base.errors import BaregradError
-from baregrad.engine.search.wire import Message, packed, unpacked
+from baregrad.engine.workers.wire import Message, packed, unpacked
 
 START_S = 60.0
-_PROGRAM = (
-    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
-    "from baregrad.engine.search.worker import main; main(json.loads(sys.argv[2]))"
-)
+
+
+def program_of(module: str) -> str:
+    """What a process runs that does the work of a module's `main`, as Python's text."""
+    return (
+        "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+        f"from {module} import main; main(json.loads(sys.argv[2]))"
+    )
 
 
 class ChildLost(BaregradError):
@@ -37,9 +41,9 @@ class ChildLost(BaregradError):
 
 
 class Child:
-    """One worker. `setting` goes to its `main`; `program` stands in for it in tests."""
+    """One worker. `program` is what it runs, and `setting` what its `main` is given."""
 
-    def __init__(self, setting: dict[str, Any], program: str = _PROGRAM) -> None:
+    def __init__(self, setting: dict[str, Any], program: str) -> None:
         self.setting = setting
         self.program = program
         self.started = 0

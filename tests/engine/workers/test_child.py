@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from baregrad.engine.search.child import Child, ChildLost
+from baregrad.engine.workers.child import Child, ChildLost
 
 ECHO = (
-    "import sys, time; from baregrad.engine.search.wire import receive, send\n"
+    "import sys, time; from baregrad.engine.workers.wire import receive, send\n"
     "while True:\n"
     "    header, blobs = receive(sys.stdin.buffer)\n"
     "    if header['ask'] == 'die': sys.exit(3)\n"

@@ -7,7 +7,7 @@ import io
 import pytest
 
 from baregrad.base.errors import FileFormatError
-from baregrad.engine.search.wire import receive, send
+from baregrad.engine.workers.wire import receive, send
 
 
 def test_messages_come_back_as_they_were_sent() -> None:
