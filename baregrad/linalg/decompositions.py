@@ -77,7 +77,8 @@ def cholesky_ex(A: Tensor, *, upper: bool = False) -> CholeskyEx:  # noqa: N803
     source = A.mT if upper else A
     with no_grad():
         value = cholesky_factor(batch(source)).reshape(*A.shape)
-        info = value.isnan().any(dim=(-2, -1)).cast(dtypes.int32)
+        # What is no number in a row is none on its diagonal, to which all of the row comes.
+        info = value.diagonal(0, -2, -1).isnan().any(dim=-1).cast(dtypes.int32)
 
     def pull(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
         half = _half_diagonal((found.mT @ gradient).tril())

@@ -8,6 +8,7 @@ Matrices here are of shape (B, n, n), float32, float64 or, for LU and triangles,
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
@@ -41,6 +42,18 @@ def placed(x: Tensor, first: int, rows: int) -> Tensor:
     return kept.pad((0, 0, first, rows - first - kept.shape[1]))
 
 
+# Arrays that are joined at once: each element of the result looks for its own among them.
+_JOINED = 4
+
+
+def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Arrays one behind the other along an axis, in memory, a few at a time."""
+    while len(parts) > 1:
+        parts = [stored(Tensor.cat(*parts[at : at + _JOINED], dim=dim))
+                 for at in range(0, len(parts), _JOINED)]  # fmt: skip
+    return parts[0]
+
+
 def padded(x: Tensor, size: int) -> Tensor:
     """x (B, n, n) in the upper left corner of `size` rows and columns of an identity."""
     count = x.shape[-1]
@@ -67,6 +80,20 @@ def _cholesky_step(left: Tensor) -> tuple[Tensor, Tensor]:
     return found, shifted(left, width, width) - below @ below.mT
 
 
+@block
+def _whole_of_lower(x: Tensor, size: int) -> Tensor:
+    """The symmetric matrix with the lower triangle of x, in `size` rows and columns."""
+    return padded(x.tril() + x.tril(-1).mT, size)
+
+
+@block
+def _columns_of_factor(count: int, size: int, *parts: Tensor) -> Tensor:
+    """L of its columns, block by block, of which each begins on the diagonal."""
+    width = parts[0].shape[2]
+    placed_parts = [placed(one, at * width, size) for at, one in enumerate(parts)]
+    return joined(placed_parts, 2)[:, :count, :count]
+
+
 def cholesky_factor(x: Tensor) -> Tensor:
     """L, lower triangular, of which x = L @ L.mT: (B, n, n), of which the lower triangle is read.
 
@@ -77,14 +104,13 @@ def cholesky_factor(x: Tensor) -> Tensor:
     count = x.shape[-1]
     width = block_of(count)
     size = math.ceil(count / width) * width
-    lower = x.tril()
-    left = padded(lower + x.tril(-1).mT, size)
-    parts = []
-    for first, number, extent in runs(size, size, width):
+    left = _whole_of_lower(x, size)
+    parts: list[Tensor] = []
+    for _, number, extent in runs(size, size, width):
         left = corner_of(left, extent, extent)
         made, (left,) = stepped(_cholesky_step, number, (left,))
-        parts += [placed(one, first + at * width, size) for at, (one,) in enumerate(made)]
-    return Tensor.cat(*parts, dim=2)[:, :count, :count]
+        parts += [one for (one,) in made]
+    return _columns_of_factor(count, size, *parts)
 
 
 # --- LU -------------------------------------------------------------------------------------------
@@ -167,21 +193,35 @@ def lu_factor(x: Tensor) -> LUOfRows:
     free = Tensor.ones(batch, high, dtype=dtypes.bool, device=x.device)
     order = Tensor.arange(high, device=x.device).expand(batch, high)
     turn = Tensor.zeros(1, 1, dtype=dtypes.int64, device=x.device)
-    lowers, uppers, swaps = [], [], []
-    for first, number, extent in runs(wide, size, width):
+    parts: list[tuple[Tensor, ...]] = []
+    for _, number, extent in runs(wide, size, width):
         left = corner_of(left, high, extent)
         made, (left, free, order, turn) = stepped(
             _lu_step, number, (left, free, order, turn), (width,)
         )
-        for at, (lower, upper, swap) in enumerate(made):
-            start = first + at * width
-            lowers.append(lower)
-            uppers.append(upper[:, :, : wide - start].pad((start, 0)))
-            swaps.append(swap)
-    unit = Tensor.eye(high, size, dtype=x.dtype, device=x.device)
-    lower = (take_rows(Tensor.cat(*lowers, dim=2), order) + unit)[:, :rows, :count]
-    upper = Tensor.cat(*uppers, dim=1).triu()[:, :count, :columns]
-    return LUOfRows(lower, upper, order[:, :rows], Tensor.cat(*swaps, dim=1)[:, :count])
+        parts += made
+    lowers, uppers, swaps = zip(*parts, strict=True)
+    return LUOfRows(*_factors_of_parts(order, rows, columns, *lowers, *uppers, *swaps))
+
+
+@block
+def _factors_of_parts(
+    order: Tensor, rows: int, columns: int, *parts: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """L, U, the order of rows and their swaps, of what the steps made."""
+    number, count = len(parts) // 3, min(rows, columns)
+    lowers, uppers, swaps = parts[:number], parts[number : 2 * number], parts[2 * number :]
+    _, high, width = lowers[0].shape
+    wide = max(columns, number * width)
+    unit = Tensor.eye(high, number * width, dtype=lowers[0].dtype, device=order.device)
+    lower = take_rows(joined(lowers, 2), order) + unit
+    upper = joined([
+        one[:, :, : wide - at * width].pad((at * width, 0)) for at, one in enumerate(uppers)
+    ], 1).triu()
+    return (
+        lower[:, :rows, :count], upper[:, :count, :columns], order[:, :rows],
+        joined(swaps, 1)[:, :count],
+    )
 
 
 def first_zero(upper: Tensor) -> Tensor:

@@ -4,18 +4,37 @@ from __future__ import annotations
 
 from baregrad.linalg.blocks import block
 from baregrad.linalg.checking import batch, check_equations, check_matrices, linked
-from baregrad.linalg.factoring import inverse_lower
+from baregrad.linalg.factoring import inverse_lower, padded
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import no_grad
 from baregrad.tensor.ops.shapes import stored
 
+# From so many rows on a triangle is cut into so many blocks of rows: their inverses are of a small
+# part of it, and what a product of all of it would do, a block's rows alone do once.
+_CUT_FROM = 256
+_BLOCKS = 4
+
 
 @block
 def _solve_lower(lower: Tensor, given: Tensor) -> Tensor:
-    """x (B, n, k) of lower @ x = given, corrected once by what is left."""
-    inverse = inverse_lower(lower)
-    found = stored(inverse @ given)
-    return found + inverse @ stored(given - lower @ found)
+    """x (B, n, k) of lower @ x = given, block by block, each corrected once by what is left."""
+    count = lower.shape[1]
+    blocks = _BLOCKS if count >= _CUT_FROM else 1
+    width = -(-count // blocks)
+    lower = stored(padded(lower, width * blocks))
+    right = given.pad((0, 0, 0, width * blocks - count))
+    found: list[Tensor] = []
+    for at in range(blocks):
+        rows = slice(at * width, (at + 1) * width)
+        corner = stored(lower[:, rows, rows])
+        inverse = inverse_lower(corner)
+        wanted = right[:, rows]
+        if found:
+            before = stored(lower[:, rows, : at * width])
+            wanted = stored(wanted - before @ stored(Tensor.cat(*found, dim=1)))
+        x = stored(inverse @ wanted)
+        found.append(stored(x + inverse @ stored(wanted - corner @ x)))
+    return (Tensor.cat(*found, dim=1) if blocks > 1 else found[0])[:, :count]
 
 
 def solve_triangular(

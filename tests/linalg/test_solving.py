@@ -239,3 +239,19 @@ def test_bad_arguments_are_refused() -> None:
         linalg.solve(Tensor.ones(2, 2), np.ones(2))  # type: ignore[arg-type]
     with pytest.raises(ArgumentError, match="gelsd or gels"):
         linalg.lstsq(Tensor.ones(3, 3), Tensor.ones(3, 1), driver="gelsy")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("count", "dtype"), [(256, "float32"), (301, "float64")])
+def test_triangles_that_are_cut_into_blocks(count: int, dtype: str) -> None:
+    a, b = given((2, count, count), dtype), given((2, count, 3), dtype, seed=1)
+    a = a / count**0.5 + 2 * np.eye(count, dtype=dtype)
+    for upper in (False, True):
+        found = linalg.solve_triangular(Tensor(a), Tensor(b), upper=upper).numpy()
+        used = np.triu(a) if upper else np.tril(a)
+        scale = float((np.abs(used) @ np.abs(found)).max())
+        close(used @ found, b, scale, dtype, times=2.0)
+    low = Tensor(np.tril(a))
+    mapped = baregrad.vmap(lambda x, y: linalg.solve_triangular(x, y, upper=False))(low, Tensor(b))
+    wanted = linalg.solve_triangular(low, Tensor(b), upper=False)
+    np.testing.assert_allclose(mapped.numpy(), wanted.numpy(), atol=20 * EPSILON[dtype])
