@@ -44,7 +44,7 @@ ALWAYS_THERE = frozenset(sys.stdlib_module_names) | {"numpy", "baregrad"}
 LATE = {
     "llvmlite", "tokenizers", "elftools", "sklearn", "torch", "functorch",
     "jinja2", "llguidance", "llama_cpp", "starlette", "uvicorn", "lm_eval", "ray",
-    "ml_dtypes",
+    "ml_dtypes", "einops",
 }
 
 
