@@ -101,7 +101,6 @@ ROW_GAP_NBYTES = 16
 def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     """Bind a contraction's tiles to threads; False where it is too small."""
     m, n, k, _ = factors.sizes()
-    is_narrow = min(m, n) < LEAST_SIDE
     if k < LEAST_DEPTH or max(m, n) < LEAST_SIDE:
         return False
     kept = kept_factors(plan.facts) is not None
@@ -111,22 +110,10 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     ahead = plan.target.async_copies
     depth_tile = min(DEPTH, previous_power_of_two(k))
     slots = SLOTS if ahead else 2
-    nbytes = plan.target.shared_bytes_per_block
-    every = NARROW if is_narrow else TILES
-    room = {
-        tile: min(
-            nbytes // _nbytes_of_group(tile, factors, depth_tile, slots),
-            MOST_THREADS // tile.threads,
-        ) for tile in every
-    }  # fmt: skip
-    groups = min(_groups(k, is_narrow), previous_power_of_two(max(room.values())))
-    tiles = [tile for tile in every if room[tile] >= groups]
-    tiles = _narrow(plan, factors, tiles) if is_narrow else tiles
-    if not tiles or not groups:
+    picked = _pick(plan, factors, depth_tile, slots)
+    if picked is None:
         return False
-    best = tiles[0] if is_narrow else _tile(tiles, groups, factors, plan.target.busy_blocks)
-    options = [best, *[each for each in tiles if each is not best]]
-    tile = plan.pick("thread tile", options, lambda each: f"{each.m}x{each.n}")
+    tile, groups = picked
     plan.grid(factors.shared)
     rows = plan.joined(plan.by_stride(factors.rows, plan.write))
     columns = plan.joined(plan.by_stride(factors.columns, plan.write))
@@ -135,8 +122,6 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     follows = tile.threads_n == 1 or _follow_rows(plan, factors)
     own = {"m_t": tile.threads_m, "m_u": tile.rows}
     own = dict(reversed(own.items())) if follows else own
-    most = min(room[tile], max(k // (2 * depth_tile), 1))
-    groups = plan.pick("groups", powers_from(groups, 1, most))
     wide = {"n_u": tile.vectors} if tile.vectors > 1 else {}
     inner = {"k_z": groups} if groups > 1 else {}
     steps = {"k_i": depth_tile // min(STEPS, depth_tile), "k_u": min(STEPS, depth_tile)}
@@ -161,6 +146,33 @@ def plan_threads(plan: GpuPlan, factors: GemmFactors) -> bool:
     if k > depth_tile * groups:
         plan.steps.append(Pipeline("k_o", slots, "async") if ahead else Pipeline("k_o"))
     return True
+
+
+def _pick(
+    plan: GpuPlan, factors: GemmFactors, depth: int, slots: int
+) -> tuple[ThreadTile, int] | None:
+    """The tile of a group of threads, and how many groups a block has; None where none fits."""
+    m, n, k, _ = factors.sizes()
+    is_narrow = min(m, n) < LEAST_SIDE
+    nbytes = plan.target.shared_bytes_per_block
+    room = {
+        tile: min(
+            nbytes // _nbytes_of_group(tile, factors, depth, slots), MOST_THREADS // tile.threads
+        ) for tile in (NARROW if is_narrow else TILES)
+    }  # fmt: skip
+    groups = min(_groups(k, is_narrow), max(room.values()))
+    if not groups:
+        return None
+    groups = previous_power_of_two(groups)
+    tiles = [tile for tile, most in room.items() if most >= groups]
+    tiles = _narrow(plan, factors, tiles) if is_narrow else tiles
+    if not tiles:
+        return None
+    best = tiles[0] if is_narrow else _tile(tiles, groups, factors, plan.target.busy_blocks)
+    options = [best, *[each for each in tiles if each is not best]]
+    tile = plan.pick("thread tile", options, lambda each: f"{each.m}x{each.n}")
+    most = min(room[tile], max(k // (2 * depth), 1))
+    return tile, plan.pick("groups", powers_from(groups, 1, most))
 
 
 def _narrow(
