@@ -206,20 +206,11 @@ class _Lowering:
             codes = [_as_integer(self.code(child), node.dtype) for child in node.src[1:]]
             self.moved[node] = _retyped(_choice(cond, *codes), self.memory(node.dtype))
         elif node.dtype in self.native:
-            wide = [self.unrounded(child) for child in node.src[1:]]
+            wide = [_unrounded(child, self.done[child]) for child in node.src[1:]]
             if wide[0] is not None and wide[1] is not None:
                 # What is chosen is rounded once, and nothing is widened to be chosen.
                 return self.round(_choice(cond, wide[0], wide[1]), node.dtype)
         return _choice(cond, value, other)
-
-    def unrounded(self, node: Node) -> Node | None:
-        """The float32 that a narrow float is rounded of, or a constant; None for other values."""
-        value = self.done[node]
-        if node.op is Ops.CONST:
-            return value
-        code = value.src[0] if value.op is Ops.CAST else value
-        is_rounded = code.op is Ops.CAST and code.dtype is node.dtype
-        return code.src[0] if is_rounded and code.src[0].dtype is F32 else None
 
     def code(self, node: Node) -> Node:
         """What memory holds for a value: what it held before where that is only moved."""
@@ -402,6 +393,18 @@ def _codes(load: Node, done: dict[Node, Node]) -> Node:
     """What a LOAD finds in memory, over replaced sources."""
     src = tuple([done[child] for child in load.src])
     return Node(Ops.LOAD, src[0].dtype, src)
+
+
+def _unrounded(node: Node, value: Node) -> Node | None:
+    """The float32 of which a narrow float, whose replacement is a value, is rounded; or None.
+
+    A constant is one already.
+    """
+    if node.op is Ops.CONST:
+        return value
+    code = value.src[0] if value.op is Ops.CAST else value
+    is_rounded = code.op is Ops.CAST and code.dtype is node.dtype
+    return code.src[0] if is_rounded and code.src[0].dtype is F32 else None
 
 
 def _choice(cond: Node, value: Node, other: Node) -> Node:
