@@ -12,7 +12,7 @@ from typing import Any
 
 
 def rounding_mode(torch: Any, device: str, seed: int) -> Any:
-    """A context in which PyTorch's ops round once more, in directions that `seed` decides."""
+    """A context in which PyTorch's ops on a device round once more, as `seed` decides."""
     from torch.utils._python_dispatch import TorchDispatchMode
 
     generator = torch.Generator(device).manual_seed(seed)
@@ -21,7 +21,7 @@ def rounding_mode(torch: Any, device: str, seed: int) -> Any:
         # What an op changes in place, or shows of another, is that other's memory.
         if not isinstance(value, torch.Tensor) or returned.alias_info is not None:
             return value
-        if not value.is_floating_point():
+        if not value.is_floating_point() or value.device.type != generator.device.type:
             return value
         half = torch.finfo(value.dtype).eps / 2
         off = torch.rand(value.shape, generator=generator, dtype=torch.float64, device=device)

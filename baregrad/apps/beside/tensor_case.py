@@ -86,21 +86,23 @@ class TensorCase:
         if not self.exact:
             return work
 
-        def once(*inputs: Any) -> list[Array]:
+        def once(*inputs: Any) -> list[Any]:
             found = peer_side.tensors_of(self._of_peer(side)(*inputs))
             if self.shown is not None:
                 found = peer_side.tensors_of(self.shown(*inputs, *found))
-            return [side.array(tensor) for tensor in found]
+            return found
 
         def exact() -> list[Array]:
             wider = getattr(side.torch, self.exact)
-            return once(*(
+            found = once(*(
                 tensor.to(wider) if tensor.is_floating_point() else tensor for tensor in sets[-1]
             ))
+            return [side.array(tensor) for tensor in found]
 
         def rounded(seed: int) -> list[Array]:
             with rounding_mode(side.torch, side.device, seed):
-                return once(*sets[-1])
+                found = once(*sets[-1])
+            return [side.array(tensor) for tensor in found]
 
         return replace(work, exact=exact, rounded=rounded if self.is_smooth else None)
 
