@@ -21,6 +21,10 @@ CONTROLS = MappingProxyType({
     0x20809064: ("domains of kinds of clocks", "measured_domains_of_kinds"),
     # The highest clocks of domains: those of cudaDeviceProp.clockRate and memoryClockRate.
     0x2080A026: ("highest clocks", "measured_highest_clocks"),
+    # What it answers is not known, only its place: libcudart asks it before each 0x2080a026. On an
+    # H200 it is 0x1000001, idle or not. With any other word in its place, or refused, nothing that
+    # CUDA tells of a device is another: all attributes of driver and runtime, the properties.
+    0x2080A084: ("asked before highest clocks", "measured_before_highest_clocks"),
 })
 # As the vendor's table has structs: the size, then offset, kind, count and name of each field.
 STRUCTS = MappingProxyType({
@@ -32,6 +36,7 @@ STRUCTS = MappingProxyType({
     "measured_highest_clocks":
         "532;0 u32 1 word0;4 u32 1 word1;8 u32 1 word2;12 u32 1 word3;16 u32 1 listCount;"
         "20 measured_highest_clock 32 list",
+    "measured_before_highest_clocks": "4;0 u32 1 word0",
     "measured_highest_clock": "16;0 u32 1 domain;4 u32 1 word1;8 u32 1 kHz;12 u32 1 word3",
 })  # fmt: skip
 # Layouts of a release whose headers were not read, by the first release that has them. In
