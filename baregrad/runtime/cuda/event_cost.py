@@ -19,7 +19,7 @@ from baregrad.runtime.cuda.steps import FillStep
 from baregrad.runtime.teardown import Teardown
 
 # Steps of a graph, and how often it runs. What is measured is the middle half of all.
-STEPS, _ROUNDS = 8, 6
+STEPS, _ROUNDS = 8, 13
 _NBYTES = 512
 
 
