@@ -51,6 +51,7 @@ from baregrad.kernel.planning.gpu.gemm_groups import (
     GroupTile,
     larger_first,
     ranked_groups,
+    sharing,
 )
 from baregrad.kernel.planning.gpu.gemm_tiles import (
     MatrixTile,
@@ -135,7 +136,9 @@ def plan_matrix(plan: GpuPlan, factors: GemmFactors) -> bool:
             ranked += _groups(plan, factors, engine, products, words, what.left)
             ranked.sort(key=lambda each: each.cycles)
             ranked = larger_first(ranked)
-    product = _Tiled(factors, orders, (panel, DEPTH), words, products[0], engine)
+    product = _Tiled(
+        factors, orders, (panel, DEPTH), words, products[0], engine, what.left
+    )
     choice = _picked(plan, product, ranked)
     if isinstance(choice, UnpackedChoice):
         product = product._replace(steps=(choice.panel, DEPTH))
@@ -169,7 +172,7 @@ def _plan_along(plan: GpuPlan, factors: GemmFactors, dtype: DType) -> bool:
         if extent_of(orders.depth[-1]) != panel or orders.depth[-1] in factors.scale.ranges:
             plan.because("scales are not those of whole panels: no products by groups")
             return False
-    product = _Tiled(factors, orders, (panel, depth), words, products[0], engine)
+    product = _Tiled(factors, orders, (panel, depth), words, products[0], engine, dtype)
     choice = _picked(plan, product, ranked)
     if choice is None:
         plan.because("no tile of {} has room: no products by groups", dtype)
@@ -182,7 +185,7 @@ class _Tiled(NamedTuple):
     """A product whose tile is chosen.
 
     steps: those of a panel, and of an instruction. words: as of `ranked_tiles`. engine: as of
-    `_of_engine`.
+    `_of_engine`. dtype: that of the factors.
     """
 
     factors: GemmFactors
@@ -191,6 +194,7 @@ class _Tiled(NamedTuple):
     words: tuple[bool, bool]
     largest: Product
     engine: Orders | None
+    dtype: DType
 
 
 def _picked(plan: GpuPlan, product: _Tiled, ranked: Sequence[_AnyChoice]) -> Any:
@@ -218,7 +222,7 @@ def _are_boxes(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> bool:
 
 def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
     """The steps of a schedule."""
-    factors, orders, (panel, depth), words, largest, engine = product
+    factors, orders, (panel, depth), words, largest, engine, dtype = product
     if isinstance(choice, GroupChoice) and choice.boxes:
         assert engine is not None
         orders = engine
@@ -228,12 +232,14 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
     cluster = _cluster(plan, orders, choice) if not chosen else (1, 1)
     _tiles(plan, orders, choice.tile, (panel, depth), beside, chosen, cluster)
     tile = choice.tile
+    if isinstance(choice, GroupChoice) and max(cluster) > 1:
+        choice = sharing(plan.target, choice, largest, dtype)
     if isinstance(choice, GroupChoice):
         _copies_of_groups(plan, factors, orders, beside)
         blocks = blocks_of(largest, choice.tile)
         if choice.resident == 1 and blocks > plan.target.units:
             # One block of a multiprocessor after the other would each begin with nothing copied.
-            plan.steps.append(Persist(plan.target.units))
+            plan.steps.append(Persist(plan.target.units // max(cluster) * max(cluster)))
     else:
         assert isinstance(tile, WarpTile)
         _copies(plan, factors, orders, tile, panel, beside)
