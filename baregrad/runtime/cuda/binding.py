@@ -206,7 +206,7 @@ class ListGraph:
 
 
 class TimedGraph(ListGraph):
-    """A list as a graph with events between its steps: `user` is its last run.
+    """A list as a graph with events between its steps: `runs` so far, `user` is the last.
 
     `stale` are the steps whose nodes differ, beside those that differ from the untimed graph's.
     """
@@ -217,6 +217,7 @@ class TimedGraph(ListGraph):
         super().__init__(driver, context, steps, events)
         self.events = tuple(events)
         self.stale: set[int] = set()
+        self.runs = 0
         self.user: TimedEvents | None = None
 
     @property
