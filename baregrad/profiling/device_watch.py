@@ -11,7 +11,8 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol
@@ -28,7 +29,19 @@ _LOOKS = 5
 # So many runs of a list are timed command by command before it is timed as a whole: the first may
 # find the device idle, so that its first command waits for the others to be written.
 _CLOSELY = 2
+# Whether what the thread does now is work of a profile itself.
+_unseen: ContextVar[bool] = ContextVar("_unseen", default=False)
 _WATCHED = ("submit", "allocate", "copy_in", "copy_out", "synchronize", "close")
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """For a block, tell no profile of what this thread runs: it is the work of one."""
+    token = _unseen.set(True)
+    try:
+        yield
+    finally:
+        _unseen.reset(token)
 
 
 class DeviceClock:
@@ -205,6 +218,8 @@ class DeviceWatch:
         *,
         timed: bool = False,
     ) -> Timeline | None:
+        if _unseen.get():
+            return original(commands, buffers, variables, timed=timed)
         begin = time.perf_counter_ns()
         where = str(user_frame())
         known = self._known.get(commands)
@@ -231,7 +246,7 @@ class DeviceWatch:
 
     def _allocate(self, original: Callable[[int], Buffer], nbytes: int) -> Buffer:
         buffer = original(nbytes)
-        for one in self._listeners:
+        for one in () if _unseen.get() else self._listeners:
             one.held(self.device.name, buffer.memory)
         return buffer
 

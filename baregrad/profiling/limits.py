@@ -12,6 +12,7 @@ from baregrad.base.errors import BaregradError
 from baregrad.engine.backends import CompiledBackend
 from baregrad.engine.rates import Rates, measure_rates
 from baregrad.engine.session import current_session
+from baregrad.profiling.device_watch import unseen
 from baregrad.profiling.records import CommandFacts
 from baregrad.runtime.cpu.device import CpuDevice
 from baregrad.target.gpu import GpuTarget, gpu_row
@@ -65,7 +66,8 @@ def limits_of(device: str, architecture: str) -> Limits | None:
             return GpuLimits(gpu_row(architecture))
         backend = current_session().backend(device)
         if isinstance(backend, CompiledBackend) and isinstance(backend.device, CpuDevice):
-            return CpuLimits(measure_rates(backend.device, backend.compiler))
+            with unseen():
+                return CpuLimits(measure_rates(backend.device, backend.compiler))
     except BaregradError:
         # A machine of no known row, or without an assembler: its times are told all the same.
         pass

@@ -548,3 +548,16 @@ def test_commands_lie_in_another_run_of_their_list_as_long_as_they_took() -> Non
     assert (shorter.begin_ns, shorter.end_ns) == ((0, 5, 5), (5, 5, 20))
     nothing = placed(Timeline(("a",), (5,), (5,)), 7, 9)
     assert (nothing.begin_ns, nothing.end_ns) == ((7,), (7,))
+
+
+def test_what_a_table_measures_is_in_no_other_profile() -> None:
+    step, x = step_and_input()
+    step(x)
+    with baregrad.profile() as outer:
+        with baregrad.profile() as inner:
+            step(x)
+        assert "multiply_adds" not in inner.table()
+    assert {row.name: row.calls for row in outer.kernels()} == {
+        row.name: row.calls for row in inner.kernels()
+    }
+    assert not [call for call in outer._seen.calls if call.begin_ns > inner._seen.end_ns]
