@@ -12,6 +12,7 @@ MissingDependency where there is no einops.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from baregrad import nn
@@ -20,7 +21,7 @@ from baregrad.tensor import Tensor
 
 _FUNCTIONS = ("einsum", "pack", "parse_shape", "rearrange", "reduce", "repeat", "unpack")
 # What einops calls a reduction, and what we do: `max` and `min` by axes give values alone.
-_REDUCTIONS = {"max": "amax", "min": "amin"}
+_REDUCTIONS = MappingProxyType({"max": "amax", "min": "amin"})
 
 
 def _backend_of(abstract: Any) -> type:
