@@ -11,7 +11,7 @@ from baregrad.profiling.collector import Collector
 from baregrad.profiling.limits import Limits
 from baregrad.profiling.records import ListRun
 
-_OWNERS_SHOWN = 12
+_OWNERS_SHOWN, _SPANS_SHOWN = 12, 16
 
 
 @dataclass(slots=True)
@@ -148,7 +148,14 @@ def _host_lines(seen: Collector) -> list[str]:
     for name, (count, seconds) in seen.recorder.totals().items():
         totals[name] = [count, round(seconds * 1e9)]
     ranked = sorted(totals.items(), key=lambda item: -item[1][1])
-    shown = [f"  {name}: {count} times, {human_seconds(ns / 1e9)}" for name, (count, ns) in ranked]
+    shown = [
+        f"  {name}: {count} times, {human_seconds(ns / 1e9)}"
+        for name, (count, ns) in ranked[:_SPANS_SHOWN]
+    ]
+    rest = ranked[_SPANS_SHOWN:]
+    if rest:
+        ns = sum(total[1] for _, total in rest)
+        shown.append(f"  and {len(rest)} more, {human_seconds(ns / 1e9)} together")
     return ["threads of Python, by the host's clock:", *shown] if shown else []
 
 
