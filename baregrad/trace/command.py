@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from baregrad.base.bits import human_text
-from baregrad.base.errors import ArgumentError
+from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.base.places import check_writable
 from baregrad.runtime.nvidia.abi.releases import parse_version
 from baregrad.trace.calls import CATEGORIES
@@ -133,15 +133,20 @@ def _follow(
     nodes = dict(row.split("=", 1) for row in chosen.node)
     watch = DriverWatch(tables, session.take, nodes, session.rings, recorder, trap)
     follower = ProgramFollower(watch)
+    began = True
     try:
         if begun is None:
             return follower.attach(chosen.pid)
         return follower.follow(begun)
+    except (ArgumentError, UnsupportedError):
+        began = False
+        raise
     finally:
         _finish(watch)
         if recorder is not None:
             recorder.close()
-        session.finish()
+        if began:
+            session.finish()
         for path in watch.unseen:
             _tell(f"{path} is a 32-bit program, whose calls are not seen")
         if recorder is not None and recorder.left_out:
