@@ -73,7 +73,7 @@ _ELSEWHERE = (
     ("baregrad.linalg.elimination", ("lu_unpack",)),
     ("baregrad.linalg.lowrank", ("lobpcg", "pca_lowrank", "svd_lowrank")),
     ("baregrad.linalg.older", ("chain_matmul", "vander")),
-    ("baregrad.func", ("vmap",)),
+    ("baregrad.func", ("cond", "vmap", "while_loop")),
     ("baregrad.nn.functional", (
         "alpha_dropout", "bilinear", "celu_", "channel_shuffle", "ctc_loss", "embedding_bag",
         "feature_alpha_dropout", "pdist", "pixel_unshuffle", "rrelu", "selu_", "threshold_",

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from baregrad.base.errors import ArgumentError
+from baregrad.base.namespaces import unknown_name
 from baregrad.func.custom import custom_gradient
 from baregrad.tensor.array.grad_mode import enable_grad, no_grad, set_grad_enabled
 from baregrad.tensor.autograd.backward import gradients
@@ -125,3 +126,7 @@ class Function:
             return tuple([found[place] for place in tensors])
 
         return custom_gradient(called)(*args)
+
+
+def __getattr__(name: str) -> object:
+    raise unknown_name("baregrad.autograd", name, __all__)

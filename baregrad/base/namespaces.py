@@ -37,7 +37,7 @@ def unknown_name(
     from difflib import get_close_matches
 
     known = {each.lower(): each for each in names}
-    close = get_close_matches(name.lower(), list(known), 1, 0.6)
+    close = get_close_matches(name.lower(), list(known), 1, 0.3)
     near = meant.get(name) or (known[close[0]] if close else None)
     message = f"{owner} has no {name!r}"
     if near is not None and not name.startswith("__"):

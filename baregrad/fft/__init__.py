@@ -6,6 +6,7 @@ Imports `tensor`.
 
 from __future__ import annotations
 
+from baregrad.base.namespaces import unknown_name
 from baregrad.fft.frames import istft, stft
 from baregrad.fft.functions import (
     fft,
@@ -58,3 +59,7 @@ __all__ = [
     "rfftn",
     "stft",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise unknown_name("baregrad.fft", name, __all__)

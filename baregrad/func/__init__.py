@@ -8,6 +8,7 @@ will take. Names and meanings are PyTorch's where it has them, and JAX's for `sc
 `tensor`, `engine` and `ir`.
 """
 
+from baregrad.base.namespaces import unknown_name
 from baregrad.func.batching import vmap
 from baregrad.func.branches import cond, while_loop
 from baregrad.func.checkpointing import checkpoint
@@ -47,3 +48,7 @@ __all__ = [
     "vmap",
     "while_loop",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise unknown_name("baregrad.func", name, __all__)

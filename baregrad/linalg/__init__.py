@@ -11,7 +11,9 @@ import importlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from baregrad.base.errors import LinAlgError
 from baregrad.base.namespaces import unknown_name
+from baregrad.tensor import Tensor
 
 if TYPE_CHECKING:
     from baregrad.linalg.decompositions import cholesky as cholesky
@@ -55,6 +57,7 @@ if TYPE_CHECKING:
     from baregrad.linalg.solving import tensorsolve as tensorsolve
     from baregrad.linalg.triangular import solve_triangular as solve_triangular
 
+matmul = Tensor.matmul
 _HOMES = MappingProxyType({
     "decompositions": (
         "cholesky", "cholesky_ex", "eigh", "eigvalsh", "qr", "svd", "svdvals",
@@ -88,6 +91,7 @@ _NEAREST = MappingProxyType({
 })
 
 __all__ = [
+    "LinAlgError",
     "cholesky",
     "cholesky_ex",
     "cond",
@@ -109,6 +113,7 @@ __all__ = [
     "lu_factor",
     "lu_factor_ex",
     "lu_solve",
+    "matmul",
     "matrix_exp",
     "matrix_norm",
     "matrix_power",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, cast
 
 from baregrad.base.namespaces import unknown_name
 from baregrad.nn import functional, init
@@ -106,6 +107,7 @@ from baregrad.nn.normalisation import (
     InstanceNorm3d,
     LayerNorm,
     RMSNorm,
+    SyncBatchNorm,
 )
 from baregrad.nn.padding import (
     CircularPad1d,
@@ -336,6 +338,7 @@ __all__ = [
     "Softplus",
     "Softshrink",
     "Softsign",
+    "SyncBatchNorm",
     "Tanh",
     "Tanhshrink",
     "Threshold",
@@ -370,6 +373,7 @@ __all__ = [
 
 # PyTorch's name, from which programs import.
 sys.modules[f"{__name__}.utils"] = utils
+sys.modules[f"{__name__}.utils.rnn"] = cast(ModuleType, utils.rnn)
 
 
 def __getattr__(name: str) -> object:

@@ -12,6 +12,7 @@ from statistics import NormalDist
 import numpy as np
 
 from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.base.namespaces import unknown_name
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
 
@@ -244,3 +245,10 @@ def drawn(*shape: int, fan: int, dtype: object = None, device: str | None = None
     return Tensor.uniform(
         *shape, low=-bound, high=bound, dtype=dtype, device=device, requires_grad=True
     )
+
+
+def __getattr__(name: str) -> object:
+    known = [each for each in globals() if each.endswith("_") and not each.startswith("_")]
+    # PyTorch's older names have no line behind them.
+    meant = {name: f"{name}_"} if f"{name}_" in known else {}
+    raise unknown_name("baregrad.nn.init", name, known, meant)

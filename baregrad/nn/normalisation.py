@@ -102,6 +102,23 @@ class BatchNorm3d(_BatchNorm):
     _NDIMS = (5,)
 
 
+class SyncBatchNorm(_BatchNorm):
+    """Each channel of (N, C, ...) normalised by the statistics of the batch of this one process."""
+
+    _NDIMS = (2, 3, 4, 5)
+
+    @classmethod
+    def convert_sync_batchnorm(cls, module: Module, process_group: None = None) -> Module:
+        """Return a module with all its batch normalisations replaced, themselves if it is one."""
+        found = module
+        if isinstance(module, BatchNorm1d | BatchNorm2d | BatchNorm3d):
+            found = cls(module.num_features, module.eps, module.momentum)
+            vars(found).update(vars(module))
+        for name, child in list(module.named_children()):
+            setattr(found, name, cls.convert_sync_batchnorm(child))
+        return found
+
+
 class _InstanceNorm(_BatchNorm):
     """What instance normalisations share: statistics of each channel of each sample."""
 

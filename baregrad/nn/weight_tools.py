@@ -2,24 +2,38 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.base.namespaces import unknown_name
 from baregrad.nn.hooks import HookHandle
 from baregrad.nn.module import Module, parameter
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
-from baregrad.tensor.clipping import clip_grad_norm_, clip_grad_value_
+from baregrad.tensor.clipping import (
+    clip_grad_norm_,
+    clip_grad_value_,
+    clip_grads_with_norm_,
+    get_total_norm,
+)
 
 __all__ = [
     "clip_grad_norm_",
     "clip_grad_value_",
+    "clip_grads_with_norm_",
+    "fuse_conv_bn_eval",
+    "fuse_conv_bn_weights",
+    "fuse_linear_bn_eval",
+    "fuse_linear_bn_weights",
+    "get_total_norm",
     "parameters_to_vector",
     "remove_spectral_norm",
     "remove_weight_norm",
     "rnn",
+    "skip_init",
     "spectral_norm",
     "vector_to_parameters",
     "weight_norm",
@@ -65,6 +79,75 @@ def pad_sequence(
 
 
 rnn = SimpleNamespace(pad_sequence=pad_sequence)
+
+
+# --- layers joined --------------------------------------------------------------------------------
+
+
+@explained
+def fuse_conv_bn_weights(
+    conv_w: Tensor, conv_b: Tensor | None, bn_rm: Tensor, bn_rv: Tensor, bn_eps: float,
+    bn_w: Tensor | None, bn_b: Tensor | None, transpose: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Return weight and bias of a convolution that does what a normalisation behind it did.
+
+    bn_rm, bn_rv: its running mean and variance. Channels are the weight's first axis, the second
+    one with `transpose`.
+    """
+    scale = (bn_rv + bn_eps).rsqrt()
+    scale = scale if bn_w is None else scale * bn_w
+    shift = -bn_rm if conv_b is None else conv_b - bn_rm
+    bias = shift * scale if bn_b is None else shift * scale + bn_b
+    axis = int(transpose)
+    shape = [-1 if place == axis else 1 for place in range(conv_w.ndim)]
+    made = [(conv_w * scale.reshape(*shape)).cast(conv_w.dtype), bias.cast(conv_w.dtype)]
+    weight, bias = [one.detach().requires_grad_(conv_w.requires_grad) for one in made]
+    return weight, bias
+
+
+@explained
+def fuse_linear_bn_weights(
+    linear_w: Tensor, linear_b: Tensor | None, bn_rm: Tensor, bn_rv: Tensor, bn_eps: float,
+    bn_w: Tensor | None, bn_b: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """Return `fuse_conv_bn_weights` of a linear layer."""
+    return fuse_conv_bn_weights(linear_w, linear_b, bn_rm, bn_rv, bn_eps, bn_w, bn_b)
+
+
+def _fused(layer: AnyModule, norm: Any, transpose: bool) -> AnyModule:
+    if layer.training or norm.training or norm.running_mean is None:
+        raise ArgumentError(
+            "layers are joined of which the second scales by running statistics",
+            found="one that trains, or keeps none", hint="call eval() first",
+        )
+    made = copy.deepcopy(layer)
+    given: Any = layer
+    weight, bias = fuse_conv_bn_weights(
+        given.weight, given.bias, norm.running_mean, norm.running_var, norm.eps, norm.weight,
+        norm.bias, transpose,
+    )
+    vars(made).update(weight=weight, bias=bias)
+    return made
+
+
+@explained
+def fuse_conv_bn_eval(conv: AnyModule, bn: Module, transpose: bool = False) -> AnyModule:
+    """Return a convolution that does what `bn` behind it did, both in evaluation."""
+    return _fused(conv, bn, transpose)
+
+
+@explained
+def fuse_linear_bn_eval(linear: AnyModule, bn: Module) -> AnyModule:
+    """Return a linear layer that does what `bn` behind it did, both in evaluation."""
+    return _fused(linear, bn, False)
+
+
+def skip_init(module_cls: type[AnyModule], *args: Any, **kwargs: Any) -> AnyModule:
+    """Return a module whose parameters hold what is not to be relied on: drawn when they are read.
+
+    Values here are lazy, so that none are drawn that something is written over first.
+    """
+    return module_cls(*args, **kwargs)
 
 
 # --- weights made of others -----------------------------------------------------------------------
@@ -213,3 +296,7 @@ def remove_spectral_norm(module: AnyModule, name: str = "weight") -> AnyModule:
     if isinstance(made, _SpectralNorm) and made.handle is not None:
         made.handle.remove()
     return module
+
+
+def __getattr__(name: str) -> object:
+    raise unknown_name("baregrad.nn.utils", name, __all__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from baregrad.base.namespaces import unknown_name
 from baregrad.optim.cycles import CyclicLR, OneCycleLR
 from baregrad.optim.schedules import (
     ChainedScheduler,
@@ -38,3 +39,7 @@ __all__ = [
     "SequentialLR",
     "StepLR",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise unknown_name("baregrad.optim.lr_scheduler", name, __all__)

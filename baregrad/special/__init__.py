@@ -5,6 +5,7 @@ In come tensors, out go tensors. Imports `tensor`, where what is no method of a 
 
 from __future__ import annotations
 
+from baregrad.base.namespaces import unknown_name
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
 from baregrad.tensor.array.put_off import put_off
@@ -72,3 +73,7 @@ __all__ = [
     "xlogy",
     "zeta",
 ]
+
+
+def __getattr__(name: str) -> object:
+    raise unknown_name("baregrad.special", name, __all__)

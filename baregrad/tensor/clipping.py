@@ -25,16 +25,38 @@ def clip_grad_norm_(
     Parameters without gradient do not count. Raises ShapeError where parameters have none at all.
     """
     holders = _with_gradients(parameters)
-    gradients = [p.grad.detach() for p in holders if p.grad is not None]
-    wide = dtypes.float64 if any(g.dtype is dtypes.float64 for g in gradients) else dtypes.float32
-    with Tensor.no_grad():
-        norms = [g.cast(wide).norm(norm_type) for g in gradients]
-        total = norms[0] if len(norms) == 1 else Tensor.stack(*norms).norm(norm_type)
-        factor = (max_norm / (total + 1e-6)).clamp(max=1.0).contiguous()
-        for p, gradient in zip(holders, gradients, strict=True):
-            p.grad = (gradient * factor).cast(gradient.dtype)
+    total = get_total_norm([p.grad.detach() for p in holders if p.grad is not None], norm_type)
+    clip_grads_with_norm_(holders, max_norm, total)
     session().watching.companions.append(weakref.ref(total._storage))
     return total
+
+
+@explained
+def get_total_norm(tensors: Tensor | Iterable[Tensor], norm_type: float = 2.0) -> Tensor:
+    """Return the norm of all tensors as one vector, float32, or float64 where one is."""
+    given = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+    if not given:
+        return Tensor(0.0)
+    wide = dtypes.float64 if any(x.dtype is dtypes.float64 for x in given) else dtypes.float32
+    with Tensor.no_grad():
+        norms = [x.detach().cast(wide).norm(norm_type) for x in given]
+        return norms[0] if len(norms) == 1 else Tensor.stack(*norms).norm(norm_type)
+
+
+@explained
+def clip_grads_with_norm_(
+    parameters: Tensor | Iterable[Tensor], max_norm: float, total_norm: Tensor
+) -> None:
+    """Scale all gradients by max_norm / total_norm, where that is below 1.
+
+    Raises ShapeError where parameters have no gradient at all.
+    """
+    with Tensor.no_grad():
+        factor = (max_norm / (total_norm + 1e-6)).clamp(max=1.0).contiguous()
+        for p in _with_gradients(parameters):
+            assert p.grad is not None
+            gradient = p.grad.detach()
+            p.grad = (gradient * factor).cast(gradient.dtype)
 
 
 @explained

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, Concatenate, ParamSpec
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from baregrad.base.errors import DTypeError, ShapeError
+from baregrad.base.namespaces import unknown_name
 from baregrad.dtypes import complex_of
 from baregrad.tensor.array import grad_mode
 from baregrad.tensor.array.arguments import explain_arguments
@@ -24,6 +26,14 @@ from baregrad.tensor.ops import convert, creation, indexing, random, shapes
 from baregrad.tensor.special import complex_numbers
 
 _P = ParamSpec("_P")
+# What is nearest by meaning to methods of PyTorch's that are not here.
+_MEANT = MappingProxyType({
+    "apply_": "numpy", "map_": "numpy", "get_device": "device", "grad_fn": "requires_grad",
+    "resize_": "reshape", "resize_as_": "reshape", "set_": "copy_", "storage": "numpy",
+    "untyped_storage": "numpy", "share_memory_": "numpy", "to_dense": "contiguous",
+    "to_sparse": "nonzero", "storage_offset": "stride", "symeig": "svd", "eig": "svd",
+    "solve": "inverse", "lstsq": "pinverse", "new": "new_tensor",
+})  # fmt: skip
 
 
 def _made(
@@ -73,6 +83,15 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
         self._gradient = None
         if requires_grad:
             self.requires_grad_()
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what there is in the place of a name that is not there."""
+            if name.startswith("_"):
+                raise AttributeError(f"a tensor has no {name!r}", name=name, obj=self)
+            names = [each for each in dir(type(self)) if not each.startswith("_")]
+            raise unknown_name("a tensor", name, names, _MEANT)
 
     # --- gradients --------------------------------------------------------------------------------
 

@@ -334,11 +334,18 @@ _CONSTANTS = MappingProxyType(
 )
 _CLASSES = MappingProxyType({"Size": tuple, "dtype": DType, "memory_format": MemoryFormat})
 # PyTorch's functions under whose name a tensor has something else, or nothing.
-_BY_METHOD = MappingProxyType({"row_stack": "vstack", "narrow_copy": "narrow"})
+_BY_METHOD = MappingProxyType({
+    "row_stack": "vstack", "narrow_copy": "narrow", "unsafe_chunk": "chunk",
+    "unsafe_split": "split", "unsafe_split_with_sizes": "split_with_sizes",
+})  # fmt: skip
 # What is a property of a tensor.
 _PROPERTIES = frozenset(("real", "imag"))
 _MEANT = MappingProxyType({
     "save": "safe_save", "load": "load_torch", "compile": "jit", "utils": "data",
+    "range": "arange", "Generator": "manual_seed", "igamma": "lgamma",
+    "set_default_device": "options", "set_default_dtype": "options", "set_num_threads": "options",
+    "get_num_threads": "options",
+    "frobenius_norm": "norm", "nuclear_norm": "norm", "histogram": "histc",
 })  # fmt: skip
 
 

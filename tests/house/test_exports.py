@@ -49,6 +49,22 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
         _ = baregrad.tensr
 
 
+@pytest.mark.parametrize(("owner", "name", "near"), [
+    ("nn", "Buffer", "UninitializedBuffer"), ("nn.init", "xavier_uniform", "xavier_uniform_"),
+    ("nn.utils", "clip_grad_norm", "clip_grad_norm_"),
+    ("special", "bessel_j0", "modified_bessel_i0"),
+    ("fft", "dct", "fft"), ("func", "linearize", "jacrev"), ("autograd", "gradcheck", "grad"),
+    ("optim", "SparseAdam", "RAdam"), ("optim.lr_scheduler", "StepsLR", "StepLR"),
+    ("linalg", "expm", "matrix_exp"), ("Tensor([1.0])", "resize_", "reshape"),
+])  # fmt: skip
+def test_a_missing_name_is_told_with_the_nearest(owner: str, name: str, near: str) -> None:
+    room = baregrad.Tensor([1.0]) if "(" in owner else baregrad
+    for part in [] if "(" in owner else owner.split("."):
+        room = getattr(room, part)
+    with pytest.raises(AttributeError, match=f"has no '{name}'; the nearest .* is '{near}'"):
+        getattr(room, name)
+
+
 def test_names_load_their_rooms_only_when_asked_for() -> None:
     code = (
         "import sys, baregrad\n"

@@ -231,3 +231,48 @@ def test_lists_of_modules_change() -> None:
     named = nn.ModuleDict([("a", nn.ReLU())])
     named.update({"b": nn.Tanh()})
     assert isinstance(named.pop("a"), nn.ReLU) and list(named) == ["b"]
+
+
+def test_layers_joined_in_evaluation_do_what_both_did() -> None:
+    conv, norm = nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)
+    x = Tensor.randn(4, 2, 6, 6)
+    both = nn.Sequential(conv, norm)
+    both(x).realize()
+    with pytest.raises(ArgumentError, match="running statistics"):
+        nn.utils.fuse_conv_bn_eval(conv, norm)
+    both.eval()
+    fused = nn.utils.fuse_conv_bn_eval(conv, norm)
+    np.testing.assert_allclose(fused(x).numpy(), both(x).numpy(), atol=1e-5)
+    assert [name for name, _ in fused.named_parameters()] == ["weight", "bias"]
+    linear, other = nn.Linear(5, 4), nn.BatchNorm1d(4)
+    pair = nn.Sequential(linear, other)
+    pair(x[:, 0, 0, :5]).realize()
+    pair.eval()
+    alone = nn.utils.fuse_linear_bn_eval(linear, other)
+    np.testing.assert_allclose(
+        alone(x[:, 0, 0, :5]).numpy(), pair(x[:, 0, 0, :5]).numpy(), atol=1e-5
+    )
+
+
+def test_batch_normalisations_are_replaced_with_their_state() -> None:
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Sequential(nn.BatchNorm2d(2)), nn.ReLU())
+    before = dict(model.state_dict())
+    found = nn.SyncBatchNorm.convert_sync_batchnorm(model)
+    assert isinstance(found.get_submodule("1.0"), nn.SyncBatchNorm)
+    assert list(found.state_dict()) == list(before)
+    x = Tensor.randn(2, 1, 5, 5)
+    wanted = before["0.weight"].numpy()
+    np.testing.assert_array_equal(found.state_dict()["0.weight"].numpy(), wanted)
+    assert found(x).shape == (2, 2, 3, 3)
+
+
+def test_norms_of_all_gradients_and_what_is_imported_by_path() -> None:
+    from baregrad.nn.utils.rnn import pad_sequence
+
+    p = Tensor([3.0, 4.0], requires_grad=True)
+    (p * p / 2).sum().backward()
+    total = nn.utils.get_total_norm([p.grad])
+    assert total.item() == 5
+    nn.utils.clip_grads_with_norm_(p, 1.0, total)
+    np.testing.assert_allclose(p.grad.numpy(), [0.6, 0.8], rtol=1e-5)
+    assert pad_sequence([Tensor([1.0]), Tensor([1.0, 2.0])]).shape == (2, 2)
