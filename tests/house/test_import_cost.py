@@ -22,7 +22,7 @@ print(count(lambda: exec("from baregrad import *")))
 """
 # Files of the standard library that all rooms need, less those that NumPy loads.
 MOST_FOREIGN = 60
-MOST_OURS = 204
+MOST_OURS = 205
 # 1.39 million with Python 3.11: eight modules and four dataclasses more than would do in circles.
 MOST_INSTRUCTIONS = 1_400_000
 
