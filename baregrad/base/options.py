@@ -313,11 +313,13 @@ class Options:
             if name not in rows:
                 raise _unknown(name, tuple(rows), "option")
             merged[name] = rows[name].check(value, f"the option {name!r}")
-        mark = self._override.set(MappingProxyType(merged))
+        before = self._override.get()
         try:
+            # In here: an interrupt may come as soon as the call returns.
+            self._override.set(MappingProxyType(merged))
             yield
         finally:
-            self._override.reset(mark)
+            self._override.set(before)
 
     def __setattr__(self, name: str, value: object) -> None:
         # Without this, `options.debgu = 1` would quietly make an attribute nobody reads.
