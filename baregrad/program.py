@@ -200,6 +200,11 @@ class Program:
         grid = self.launch.grid if self.launch is not None else ()
         return (self.chunks, self.meta.scratch_nbytes, *self.meta.work(), *sizes, *grid)
 
+    @property
+    def keeps_variables(self) -> bool:
+        """Whether the PTX that it was made from declares variables, which its launches share."""
+        return self.kind == CUBIN and ".global ." in self.source.partition(".entry")[0]
+
     def to_bytes(self) -> bytes:
         """Return the saved form: a prefix, a JSON header, the code and the source, raw."""
         header = {

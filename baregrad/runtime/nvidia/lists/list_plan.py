@@ -1,8 +1,9 @@
 """What of a command list may overlap, and what has to wait for what.
 
 Kernels go to the computing channel, copies and fills to the copying one, each in the list's order.
-Two commands conflict where one writes bytes that the other reads or writes. Slots are taken for
-different memory: whoever submits looks whether they are (`serial` plans assume nothing).
+Two commands conflict where one writes bytes that the other reads or writes, and where they run one
+kernel whose module has variables. Slots are taken for different memory: whoever submits looks
+whether they are (`serial` plans assume nothing).
 """
 
 from __future__ import annotations
@@ -169,7 +170,10 @@ class _Planner:
 def _accesses(command: Command) -> list[_Access]:
     if isinstance(command, Exec):
         found = []
-        for operand, param in zip(command.buffers, command.kernel.program.params, strict=True):
+        program = command.kernel.program
+        if program.keeps_variables:
+            found.append((-1, command.kernel.address, command.kernel.address + 1, True))
+        for operand, param in zip(command.buffers, program.params, strict=True):
             size = None if param.nbytes is None else substitute(param.nbytes, command.variables)
             found.append(_access(operand, size if isinstance(size, int) else None, param.writes))
         return found
