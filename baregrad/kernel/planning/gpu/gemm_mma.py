@@ -50,6 +50,7 @@ from baregrad.kernel.planning.gpu.gemm_groups import (
     GroupChoice,
     GroupTile,
     larger_first,
+    pays_in_pairs,
     ranked_groups,
     sharing,
 )
@@ -229,7 +230,7 @@ def _finish(plan: GpuPlan, product: _Tiled, choice: _AnyChoice) -> None:
     beside = _beside(plan, orders, choice.tile)
     chosen = _chosen(plan, factors)
     plan.grid([axis for axis in factors.shared if axis not in chosen])
-    cluster = _cluster(plan, orders, choice) if not chosen else (1, 1)
+    cluster = _cluster(plan, orders, choice, largest, dtype) if not chosen else (1, 1)
     _tiles(plan, orders, choice.tile, (panel, depth), beside, chosen, cluster)
     tile = choice.tile
     if isinstance(choice, GroupChoice) and max(cluster) > 1:
@@ -426,9 +427,11 @@ def _beside(plan: GpuPlan, orders: Orders, tile: MatrixTile) -> int:
     return gcd(VECTOR_BYTES // (2 * widest), together // 2, tile.tiles_n)
 
 
-def _cluster(plan: GpuPlan, orders: Orders, choice: _AnyChoice) -> tuple[int, int]:
+def _cluster(
+    plan: GpuPlan, orders: Orders, choice: _AnyChoice, size: Product, dtype: DType
+) -> tuple[int, int]:
     """Blocks along rows and columns that run together and share boxes; (1, 1) for none."""
-    if not _has_boxes(choice):
+    if not isinstance(choice, GroupChoice) or not choice.boxes:
         return 1, 1
     found = {"apart": (1, 1)}
     # What an engine walks along is cut in no slices.
@@ -436,7 +439,9 @@ def _cluster(plan: GpuPlan, orders: Orders, choice: _AnyChoice) -> tuple[int, in
         found[f"{CLUSTER} along rows"] = CLUSTER, 1
     if _tiles_along(orders.columns, choice.tile.n) % CLUSTER == 0 and not orders.left.walks:
         found[f"{CLUSTER} along columns"] = 1, CLUSTER
-    return found[plan.pick("cluster", list(found))]
+    pays = pays_in_pairs(plan.target, size, choice.tile, dtype)
+    first = f"{CLUSTER} along rows" if pays else "apart"
+    return found[plan.pick("cluster", sorted(found, key=lambda name: name != first))]
 
 
 def _tiles_along(axes: Sequence[Node], size: int) -> int:

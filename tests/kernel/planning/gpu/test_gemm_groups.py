@@ -174,8 +174,8 @@ def test_tiles_that_may_read_one_matrix_follow_each_other() -> None:
 def test_blocks_may_run_together_where_tiles_are_pairs(
     rows: int, columns: int, offered: set[str]
 ) -> None:
-    """None do of themselves; BEAM asks for each that there is."""
-    kernel = contraction((rows,), (columns,), (4096,), "ax", "xn", "an")
+    """These do not of themselves; BEAM asks for each that there is."""
+    kernel = contraction((rows,), (columns,), (8192,), "ax", "xn", "an")
     decisions = Decisions(noted=True)
     first = choose(kernel, HOPPER, decisions).schedule
     assert "cluster" not in str(first)
@@ -184,3 +184,15 @@ def test_blocks_may_run_together_where_tiles_are_pairs(
         schedule = choose(kernel, HOPPER, Decisions({"cluster": one})).schedule
         side = "m" if one == "2 along rows" else "n"
         assert f"bind('{side}_c', 'cluster')" in str(schedule) and f"{side}_c=2" in str(schedule)
+
+
+@pytest.mark.parametrize(("size", "depth", "paired"), [
+    (8192, 1024, True), (8192, 4096, True), (8192, 8192, False), (2048, 1024, False),
+])  # fmt: skip
+def test_large_results_of_short_sums_are_those_of_pairs(
+    size: int, depth: int, paired: bool
+) -> None:
+    """They share columns, by a ring that has a slot more. Results are of float32."""
+    schedule = choose(contraction((size,), (size,), (depth,), "ax", "xn", "an"), HOPPER).schedule
+    (ring,) = [step for step in schedule.steps if isinstance(step, Pipeline)]
+    assert ("bind('m_c', 'cluster')" in str(schedule), ring.depth) == (paired, 3 + paired)
