@@ -18,6 +18,7 @@ _CONST = Ops.CONST
 _LOAD = Ops.LOAD
 _INDEX = dtypes.index
 _LEAVES = frozenset((Ops.CONST, Ops.VAR))
+_READS = Ops.LOAD.bit | Ops.GUARD.bit
 
 
 class Values(Reader):
@@ -25,7 +26,7 @@ class Values(Reader):
 
     def __init__(self, memory: MemoryUse, block: tuple[int, ...] = ()) -> None:
         super().__init__(memory, block)
-        self._plans: dict[Node, EvaluationPlan] = {}
+        self._plans: dict[Node | tuple[Node, tuple[Node, ...]], EvaluationPlan] = {}
         self._wheres: dict[tuple[Node, ...], Where] = {(): None}
 
     def value(self, root: Node) -> Any:
@@ -48,7 +49,8 @@ class Values(Reader):
         # What is the same at all points, without guards, needs no plan.
         if not (root.mask & Ops.GUARD.bit or self.shared or self.tiles.axes_of(root.ranges)):
             return self.once(root)
-        return self._evaluate(self._plans.get(root) or self._plan(root))
+        masks = self.masks
+        return self._evaluate(self._plans.get((root, masks) if masks else root) or self._plan(root))
 
     def once(self, root: Node) -> Any:
         """The value of an expression that is the same at all points, or is wanted for all."""
@@ -109,8 +111,18 @@ class Values(Reader):
 
     def key(self, node: Node) -> Any:
         """What a node's value is remembered by at the current point."""
-        where = self._where(self.tiles.axes_of(node.ranges))
+        where = self._where(self._axes_of(node))
         return node if where is None else (node, where(self.point))
+
+    def _axes_of(self, node: Node) -> tuple[Node, ...]:
+        """The axes along which a node's value differs from point to point.
+
+        What is read under conditions is read anew where one of them is another.
+        """
+        ranges = node.ranges
+        if self.masks and node.mask & _READS:
+            ranges = ranges.union(*[mask.ranges for mask in self.masks])
+        return self.tiles.axes_of(ranges)
 
     def _where(self, axes: tuple[Node, ...]) -> Where:
         """What takes the coordinates along some axes from a point."""
@@ -129,7 +141,7 @@ class Values(Reader):
             order = toposort(root, enter=is_transparent)
         if root.mask & Ops.GUARD.bit:
             self.shared.update(shared_by_guards(order))
-        own = self.tiles.axes_of(root.ranges)
+        own = self._axes_of(root)
         places: dict[Node, int] = {}
         values: list[Any] = []
         for node in order:
@@ -141,7 +153,8 @@ class Values(Reader):
             op = node.op
             if op in _LEAVES:
                 continue
-            theirs = own if node.ranges is root.ranges else self.tiles.axes_of(node.ranges)
+            same = node.ranges is root.ranges and not self.masks
+            theirs = own if same else self._axes_of(node)
             # Guards of one condition are found together, so one may be known when its turn comes.
             kept = theirs != own or op is Ops.GUARD or (node in shared and node is not root)
             operands = None
@@ -153,7 +166,8 @@ class Values(Reader):
                     rule = known
             places[node] = len(places)
             steps.append((node, rule, operands, kept, self._where(theirs) if kept else None))
-        found = self._plans[root] = EvaluationPlan(values, steps)
+        found = EvaluationPlan(values, steps)
+        self._plans[(root, self.masks) if self.masks else root] = found
         return found
 
 

@@ -33,6 +33,7 @@ from tests.render.harness import (
     check,
     compiled,
     fold,
+    guard,
     host,
     kernel,
     load,
@@ -97,6 +98,27 @@ def test_masked_stores_leave_the_rest_alone() -> None:
     before = data(12)
     (found,) = check(node, [before], routes=ROUTES)
     np.testing.assert_array_equal(found, np.where(np.arange(12) % 3 == 1, 1, before))
+
+
+@pytest.mark.parametrize("space", ("memory", "register"))
+@pytest.mark.parametrize("guarded", (False, True))
+def test_what_is_read_under_a_condition_on_points_is_read_at_each(
+    space: str, guarded: bool
+) -> None:
+    """A value that is the same at all points is not so where only some of them may read it."""
+    u, v = unroll(3, 0), vector(4, 1)
+    x, out, a = param(1, 4), param(0, 3, 4), alloc(0, 4)
+    source, before = (x, ()) if space == "memory" else (a, (store(a, load(x, v), v),))
+    value = load(source, v)
+    if guarded:
+        value = guard(index.less(v, 3), value)
+    # True of the last two points; no constant for them before the last passes.
+    wanted = index.less(index.floordiv(index.mul(u, -1), 2), 0)
+    node = kernel(*before, branch(wanted, store(out, value, u, v)))
+    values = data(4)
+    found, _ = check(node, [zeros(3, 4), values], routes=ROUTES)
+    row = np.where(np.arange(4) < 3, values, 0) if guarded else values
+    np.testing.assert_array_equal(found, [np.zeros(4), row, row])
 
 
 def test_uniform_conditions_are_branches() -> None:
