@@ -75,16 +75,14 @@ class Stage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Draft:
-    """What the passes made of a kernel: its loop and linear levels, and the text to assemble.
+    """What the passes made of a kernel: its program, whose text is to be assembled.
 
     stages: every step, where they are to be shown. refused: what an assembler said of the first
     choice of a schedule, if it took another one.
     """
 
     kernel: Node
-    loop: Node
-    linear: Node
-    text: str
+    program: Program
     stages: list[Stage]
     refused: str = ""
 
@@ -183,8 +181,6 @@ class Compiler:
             self.loaded += 1
             self._programs[job] = Program.from_bytes(saved)
             progress()
-        if self._crew is not None:
-            missing = self._compiled_by(self._crew, missing, progress)
         if self.assembler.several_at_once:
             # What takes longest is begun first.
             groups = [sorted(missing, key=_assembly_steps, reverse=True)]
@@ -192,31 +188,20 @@ class Compiler:
             groups = list(_groups(list(missing)))
         drafts: dict[Job, _Draft] = {}
         for group in groups:
-            made = self._programs_of(group, drafts)
+            order: list[Job] = []
+            made = self._programs_of(group, drafts, order)
             try:
                 for job, program in made:
                     self._keep(job, program, missing[job])
                     progress()
             except ChangedPipeline as error:
                 # They come in order: it is the first one that is not there.
-                at = next(place for place, job in enumerate(group) if job not in self._programs)
-                drafts.pop(group[at], None)
-                program = self._by_single_warps(*group[at], error)
-                self._keep(group[at], program, missing[group[at]])
+                changed = next(job for job in order if job not in self._programs)
+                del drafts[changed]
+                program = self._by_single_warps(*changed, error)
+                self._keep(changed, program, missing[changed])
                 progress()
-                groups.append(group[at + 1 :])
-
-    def _compiled_by(
-        self, crew: CompileCrew, missing: dict[Job, str], progress: Callable[[], None]
-    ) -> dict[Job, str]:
-        """Have workers compile kernels beside each other; those that they could not."""
-        jobs = sorted(missing, key=_assembly_steps, reverse=True)
-        with span("compile by workers", kernels=len(jobs)):
-            for place, program in crew.programs(jobs):
-                self.compiled += 1
-                self._keep(jobs[place], program, missing[jobs[place]])
-                progress()
-        return {job: key for job, key in missing.items() if job not in self._programs}
+                groups.append([job for job in group if job not in self._programs])
 
     def _keep(self, job: Job, program: Program, key: str) -> None:
         """Note a program in memory, and on disk by its key."""
@@ -225,27 +210,48 @@ class Compiler:
             self.cache.put(key, program.to_bytes())
 
     def _programs_of(
-        self, group: list[Job], drafts: dict[Job, _Draft]
+        self, group: list[Job], drafts: dict[Job, _Draft], order: list[Job]
     ) -> Iterator[tuple[Job, Program]]:
-        """The programs of some kernels, which are assembled together, in order.
+        """The programs of some kernels, which are assembled together.
 
-        drafts: those that were made before and wait for their machine code.
+        drafts: those that were made before and wait for their machine code. order: gets the kernels
+        in the order in which they come.
         """
-        texts: Iterable[str] = self._texts(group, drafts)
+        texts: Iterable[str] = self._texts(group, drafts, order)
         if not self.assembler.several_at_once:
             # Our own passes run faster when the assembler has not just filled the processor's
             # caches with code and data of its own.
             texts = list(texts)
-        codes = _timed(self.assembler.assemble_all(texts))
-        for job, code in zip(group, codes, strict=True):
+        for code, job in zip(_timed(self.assembler.assemble_all(texts)), order, strict=True):
             yield job, self._finish(drafts.pop(job), code)
 
-    def _texts(self, jobs: Iterable[Job], drafts: dict[Job, _Draft]) -> Iterator[str]:
-        """The texts of some kernels, each once it is asked for; `drafts` gets the rest of them."""
+    def _texts(
+        self, jobs: Sequence[Job], drafts: dict[Job, _Draft], order: list[Job]
+    ) -> Iterator[str]:
+        """The texts of some kernels, each once it is asked for.
+
+        drafts: gets the rest of what is made of each, and order: the kernels as their texts come.
+        """
+        missing = []
         for job in jobs:
             if job not in drafts:
+                missing.append(job)
+                continue
+            order.append(job)
+            yield drafts[job].program.source
+        if self._crew is not None:
+            for place, program in self._crew.programs(missing):
+                job = missing[place]
+                self.compiled += 1
+                drafts[job] = _Draft(job[0], program, [])
+                order.append(job)
+                yield program.source
+        given = set(order)
+        for job in missing:
+            if job not in given:
                 drafts[job] = self._draft(*job)
-            yield drafts[job].text
+                order.append(job)
+                yield drafts[job].program.source
 
     @cached_property
     def environment(self) -> str:
@@ -262,7 +268,7 @@ class Compiler:
         """
         draft = self._draft(kernel, schedule)
         try:
-            (code,) = _timed(self.assembler.assemble_all([draft.text]))
+            (code,) = _timed(self.assembler.assemble_all([draft.program.source]))
         except ChangedPipeline as error:
             return self._by_single_warps(kernel, schedule, error)
         return self._finish(draft, code)
@@ -275,7 +281,7 @@ class Compiler:
             raise error
         simpler = self._kernel_level[1](kernel, _of_single_warps(self.target))
         draft = replace(self._draft(kernel, simpler), refused=f"{error.message}: {error.found}")
-        (code,) = _timed(self.assembler.assemble_all([draft.text]))
+        (code,) = _timed(self.assembler.assemble_all([draft.program.source]))
         return self._finish(draft, code)
 
     def _draft(self, kernel: Node, schedule: Schedule | None) -> _Draft:
@@ -287,11 +293,16 @@ class Compiler:
         assert isinstance(text, str)
         shown = stages if options.debug >= 2 else []
         levels = list(graphs.values())
-        return _Draft(kernel, levels[-1 - len(self.passes)], levels[-1], text, shown)
+        loop, linear = levels[-1 - len(self.passes)], levels[-1]
+        return _Draft(kernel, _without_code(kernel, loop, linear, text, self.target), shown)
+
+    def without_code(self, kernel: Node, schedule: Schedule | None = None) -> Program:
+        """A KERNEL's program but for its machine code, which an assembler makes of its source."""
+        return self._draft(kernel, schedule).program
 
     def _finish(self, draft: _Draft, code: bytes) -> Program:
         """The program of a draft with its machine code."""
-        program = _program(draft, code, self.target)
+        program = replace(draft.program, code=code)
         if draft.stages:
             from baregrad.kernel import choose
 
@@ -386,15 +397,11 @@ def _of_single_warps(target: GpuTarget) -> GpuTarget:
 def _assembly_steps(job: Job) -> int:
     """About how long an assembler takes for a kernel.
 
-    What is made of a product is code for each result of a thread; of chained products most time
-    goes to our own passes.
+    What is made of a product is code for each result of a thread.
     """
     nodes = toposort(job[0])
-    folds = [node for node in nodes if node.op is Ops.REDUCE]
-    products = [fold for fold in folds if is_contraction(fold)]
-    if not products:
-        return len(nodes)
-    return _RESULTS * len(nodes) if len(folds) == 1 else 0
+    is_product = any(node.op is Ops.REDUCE and is_contraction(node) for node in nodes)
+    return _RESULTS * len(nodes) if is_product else len(nodes)
 
 
 def _groups(jobs: list[Job]) -> Iterator[list[Job]]:
@@ -418,11 +425,10 @@ def arrays_of(kernel: Node) -> int:
     return len({node.arg.slot for node in toposort(kernel) if node.op is Ops.PARAM})
 
 
-def _program(draft: _Draft, code: bytes, target: Any) -> Program:
+def _without_code(kernel: Node, loop: Node, linear: Node, text: str, target: Any) -> Program:
     from baregrad.kernel import cost_of
     from baregrad.render import entry_name, scratch_nbytes
 
-    kernel, linear = draft.kernel, draft.linear
     gpu = target.kind == "gpu"
     written = {out.src[0].arg.slot for out in kernel.src}
     accumulated = {out.src[0].arg.slot for out in kernel.src if out.arg.monoid is not None}
@@ -445,15 +451,15 @@ def _program(draft: _Draft, code: bytes, target: Any) -> Program:
     return Program(
         name=kernel.arg.name,
         kind=CUBIN if gpu else CPU_OBJECT,
-        code=code,
+        code=b"",
         entry=entry_name(linear),
         params=tuple(specs),
         variables=variables_of(kernel),
-        chunks=1 if gpu else launch_expr(_chunks(draft.loop)),
-        source=draft.text,
+        chunks=1 if gpu else launch_expr(_chunks(loop)),
+        source=text,
         meta=meta,
-        launch=_launch(draft, target) if gpu else None,
-        maps=_maps(draft.linear) if gpu else (),
+        launch=_launch(kernel, loop, linear, target) if gpu else None,
+        maps=_maps(linear) if gpu else (),
     )
 
 
@@ -465,20 +471,20 @@ def _chunks(loop: Node) -> Dim:
     return 1
 
 
-def _launch(draft: _Draft, target: GpuTarget) -> GpuLaunch:
+def _launch(kernel: Node, loop: Node, linear: Node, target: GpuTarget) -> GpuLaunch:
     """How many threads run a GPU's program: one block at least."""
     from baregrad.kernel import grid_size
     from baregrad.render.gpu import gpu_signature
 
-    signature = gpu_signature(draft.linear)
+    signature = gpu_signature(linear)
     if signature.shared_nbytes > target.shared_bytes_per_block:
         raise ScheduleError(
-            f"{draft.kernel.arg.name} keeps more for a block than {target.name} has room for",
+            f"{kernel.arg.name} keeps more for a block than {target.name} has room for",
             found=f"{signature.shared_nbytes} bytes",
             wanted=f"at most {target.shared_bytes_per_block}",
         )
-    cluster = draft.linear.arg.cluster
-    blocks = launch_expr(index.maximum(grid_size(draft.loop), cluster))
+    cluster = linear.arg.cluster
+    blocks = launch_expr(index.maximum(grid_size(loop), cluster))
     nbytes = signature.dynamic_nbytes(target)
     return GpuLaunch(
         (blocks, 1, 1), (signature.threads, 1, 1),

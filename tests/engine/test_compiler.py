@@ -27,7 +27,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.text.dump import parse
 from baregrad.kernel import Schedule, choose_schedule
 from baregrad.kernel.language.schedule import split
-from baregrad.program import evaluate
+from baregrad.program import Program, evaluate
 from baregrad.render import gpu as gpu_render
 from baregrad.runtime.commands import Kernel
 from baregrad.runtime.null import NullDevice
@@ -222,6 +222,42 @@ def test_a_gpus_program_says_how_many_threads_run_it() -> None:
     i = range_node(rows, 0)
     empty = gpu.compile(k.kernel(k.out(k.param(0, rows), k.at(k.param(1, rows), i), i)))
     assert empty.launch is not None and evaluate(empty.launch.grid[0], {"rows": 0}) == 1
+
+
+class Workers:
+    """Processes that give texts in another order than they are asked for, and not the first one."""
+
+    def __init__(self, made: list[int]) -> None:
+        self.worker = Compiler(HOPPER, render.get("ptx"), None, None)
+        self.made = made
+
+    def programs(self, jobs: list[module.Job]) -> Iterator[tuple[int, Program]]:
+        for place in reversed(range(1, len(jobs))):
+            self.made.append(place)
+            yield place, self.worker.without_code(*jobs[place])
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_texts_of_workers_are_assembled_as_they_come(beside: bool) -> None:
+    kernels, made, assembled = [k.elementwise(8 * count) for count in (1, 2, 3, 4)], [], []
+    assembler = Pretence(beside)
+    gpu = Compiler(HOPPER, render.get("ptx"), assembler, None)
+    gpu._crew = Workers(made)  # type: ignore[assignment]
+
+    def assemble_all(texts: Iterable[str]) -> Iterator[bytes]:
+        for text in texts:
+            assembled.append(list(made))
+            yield text.encode()
+
+    assembler.assemble_all = assemble_all  # type: ignore[method-assign]
+    found = load(gpu, *kernels)
+    alone = Compiler(HOPPER, render.get("ptx"), None, None)
+    wanted = [alone.without_code(kernel) for kernel in kernels]
+    assert [found[kernel].program for kernel in kernels] == [
+        replace(program, code=program.source.encode()) for program in wanted
+    ]
+    assert gpu.compiled == len(kernels)
+    assert assembled == ([[3], [3, 2], [3, 2, 1], [3, 2, 1]] if beside else [[3, 2, 1]] * 4)
 
 
 def test_what_takes_an_assembler_longest_is_begun_first() -> None:

@@ -1,7 +1,8 @@
-"""Processes that compile kernels beside each other, started while their kernels are planned.
+"""Processes that make kernels' texts beside each other, started while the kernels are planned.
 
-Making a kernel's text is work of the interpreter, which runs one thread at a time: a training step
-is a hundred kernels. What a worker does not give, for whatever reason, this process compiles.
+That is work of the interpreter, which runs one thread at a time: a training step is a hundred
+kernels. Machine code is made here, by programs that run beside each other anyway. What a worker
+does not give, for whatever reason, this process makes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any
 
 from baregrad.base.errors import BaregradError
 from baregrad.base.options import options
+from baregrad.base.tracing import span
 from baregrad.engine.workers.child import Child, ChildLost, program_of
 from baregrad.engine.workers.wire import Message
 from baregrad.ir.core.node import Node
@@ -25,8 +27,8 @@ from baregrad.ir.text.dump import dump
 from baregrad.program import Program
 
 # A process takes 0.36 s of a core to begin, and 44 MB (Python 3.11): with fewer cores than these it
-# gains no time, and more of them than these wait for the longest kernel.
-LEAST_CORES, MOST_WORKERS = 8, 12
+# gains no time, and more of them than these wait for the assembler.
+LEAST_CORES, MOST_WORKERS = 8, 6
 # Nodes of a program that is planned, and kernels that are missing, worth the beginning of workers.
 LEAST_NODES, LEAST_KERNELS = 1000, 16
 # Seconds that one kernel may take, its process's beginning with it.
@@ -50,7 +52,7 @@ def workers_wanted(nodes: int) -> int:
 
 
 class CompileCrew:
-    """Processes that compile for a GPU of an architecture; `close` ends them."""
+    """Processes that make texts for a GPU of an architecture; `close` ends them."""
 
     def __init__(self, device: str, architecture: str, count: int) -> None:
         changes = {
@@ -72,8 +74,8 @@ class CompileCrew:
     def programs(self, jobs: Sequence[tuple[Node, Any]]) -> Iterator[tuple[int, Program]]:
         """The programs of kernels, each with a schedule or None, as they come: with its place.
 
-        Those that no process could make are left out, and so are all where there are few. A process
-        that is lost is asked no more.
+        They have no machine code. Those that no process could make are left out, and so are all
+        where there are few. A process that is lost is asked no more.
         """
         waiting = enumerate(jobs if len(jobs) >= LEAST_KERNELS else ())
         idle, busy = self.children[::-1], dict[int, tuple[Child, int, float]]()
@@ -100,7 +102,8 @@ def _answers(
 ) -> Iterator[tuple[Child, int, Message | None]]:
     """Wait for one process at least, and take what has come; None from those that are lost."""
     soonest = min((until for *_, until in busy.values()), default=math.inf) - time.monotonic()
-    ready, _, _ = select.select(list(busy), [], [], max(soonest, 0.0))
+    with span("wait for workers"):
+        ready, _, _ = select.select(list(busy), [], [], max(soonest, 0.0))
     for number, (child, place, until) in list(busy.items()):
         if number not in ready and time.monotonic() < until:
             continue

@@ -1,4 +1,4 @@
-"""A process that compiles kernels for a GPU, which it does not open."""
+"""A process that makes the texts of kernels for a GPU, which it does not open."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from baregrad.kernel import parse_schedule
 
 
 class CompileWorker:
-    """Makes programs of the texts of kernels, and keeps none."""
+    """Makes programs without machine code of the texts of kernels, and keeps none."""
 
     def __init__(self, device: str, architecture: str) -> None:
         self.compiler: Compiler = gpu_compiler(device, architecture)
@@ -21,9 +21,9 @@ class CompileWorker:
     def answer(
         self, header: dict[str, Any], blobs: list[bytes]
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """The program of a kernel, under a schedule or the first one."""
+        """The program of a kernel, under a schedule or the first one, but for its machine code."""
         schedule = parse_schedule(header["schedule"]) if "schedule" in header else None
-        return {}, [self.compiler.compile(parse(blobs[0].decode()), schedule).to_bytes()]
+        return {}, [self.compiler.without_code(parse(blobs[0].decode()), schedule).to_bytes()]
 
 
 def main(setting: dict[str, Any]) -> None:
