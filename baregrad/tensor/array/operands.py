@@ -18,6 +18,7 @@ from baregrad.dtypes import DEFAULT_FLOAT, DType, check_computed, dtypes, result
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import COMPARE, Op
 from baregrad.tensor.array import nodes
+from baregrad.tensor.array.axes import plain
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.array.tensor_like import Operand, Scalar, Tensor, TensorLike
 from baregrad.tensor.array.views import twin
@@ -110,21 +111,23 @@ def as_node(value: Tensor | Scalar | Node, dtype: DType) -> Node:
 
 def as_stored(value: Tensor | Scalar | Node, dtype: DType) -> Node:
     """What is stored as a node of `dtype`. Raises ArgumentError for a scalar that it has not."""
-    if value.__class__ is int and dtype.kind in ("int", "uint"):
+    value = plain(value)
+    if value.__class__ in (int, float) and dtype.kind in ("int", "uint"):
         check_stored(value, value, dtype)
     return as_node(value, dtype)
 
 
-def check_stored(low: int, high: int, dtype: DType) -> None:
-    """Raise ArgumentError unless an integer dtype has the numbers from low to high.
+def check_stored(low: int | float, high: int | float, dtype: DType) -> None:
+    """Raise ArgumentError unless an integer dtype has the numbers from low to high, cut off.
 
     As in PyTorch unsigned ones take a negative number that they have without its sign.
     """
     most = int(dtype.max)
     least = int(dtype.min) if dtype.kind == "int" else -most
-    if low < least or high > most:
+    # Not a number is not within.
+    if not (least - 1 < low and high < most + 1):
         raise ArgumentError(
-            f"a value that {dtype} has not", found=low if low < least else high,
+            f"a value that {dtype} has not", found=high if low > least - 1 else low,
             wanted=f"{least} to {most}", hint="take a wider dtype",
         )
 

@@ -167,12 +167,33 @@ def as_raw(data: Any, wanted: DType | None) -> tuple[np.ndarray[Any, Any], DType
         assert found.storage is not None
         return np.ascontiguousarray(array).view(found.storage).reshape(array.shape), found
     found = wanted or _dtype_of_python(array)
+    is_within = found is dtypes.int64 and array.dtype.kind in "bi"
+    if found.kind in ("int", "uint") and array.size and not is_within:
+        low, high = array.min().item(), array.max().item()
+        if array.dtype.kind == "f" and max(-low, high) > _WHOLE:
+            # NumPy makes floats of large integers beside small ones: what each was is looked up.
+            array = _large_integers(data, found)
+        else:
+            check_stored(low, high, found)
     if found.kind in ("int", "uint", "bool") and array.dtype.kind == "f":
         return encode(array, dtypes.float64), dtypes.float64
-    if found.kind in ("int", "uint") and array.dtype.kind in "iu" and array.size:
-        if array.dtype.kind == "u" or found is not dtypes.int64:
-            check_stored(int(array.min()), int(array.max()), found)
     return encode(array, found), found
+
+
+# Up to here a float64 is the integer that it was made of.
+_WHOLE = 1 << 53
+
+
+def _large_integers(data: Any, dtype: DType) -> np.ndarray[Any, Any]:
+    """Numbers of nested lists, cut off, as an integer dtype has them. Raises ArgumentError."""
+    given = np.array(data, dtype=object)
+    numbers = given.ravel().tolist()
+    for one in numbers:
+        check_stored(one, one, dtype)
+    whole = [int(one) for one in numbers]
+    if dtype.kind == "uint":
+        return np.array([one % (1 << dtype.bits) for one in whole], np.uint64).reshape(given.shape)
+    return np.array(whole, np.int64).reshape(given.shape)
 
 
 def _as_pairs(array: np.ndarray[Any, Any], dtype: DType) -> np.ndarray[Any, Any]:
@@ -247,7 +268,9 @@ def full(
     if found.is_complex:
         made = _full_complex(cls, extents, fill_value, found, choose_device(device))
         return made.requires_grad_() if requires_grad else made
-    assert not isinstance(fill_value, complex)
+    if isinstance(fill_value, complex | np.complexfloating):
+        raise DTypeError("complex numbers have an imaginary part, which this dtype cannot hold",
+                         found=f"{fill_value} to {found}")  # fmt: skip
     node = nodes.broadcast(as_stored(fill_value, array_dtype(found)), extents)
     made = cls._make(node, choose_device(device))
     return made.requires_grad_() if requires_grad else made

@@ -15,7 +15,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import one_axis, own_axis, plain
-from baregrad.tensor.array.operands import accumulator, as_stored, lift, result
+from baregrad.tensor.array.operands import accumulator, as_stored, check_stored, lift, result
 from baregrad.tensor.array.tensor_like import Operand, Tensor, TensorLike
 from baregrad.tensor.ops.indexing import check_class_ids, count_from_zero
 from baregrad.tensor.ops.reductions import check_integer
@@ -255,6 +255,8 @@ def masked_fill(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
     if isinstance(lifted, TensorLike) and lifted.ndim:
         raise ShapeError("masked_fill wants one value", found=f"shape {list(lifted.shape)}")
     chosen = lifted.cast(x.dtype) if isinstance(lifted, TensorLike) else lifted
+    if chosen.__class__ is float and x.dtype.kind in ("int", "uint"):
+        check_stored(chosen, chosen, x.dtype)
     return mask.where(chosen, x).cast(x.dtype)
 
 

@@ -324,3 +324,38 @@ def test_integers_that_a_dtype_has_not_are_refused_as_pytorch_does(name: str) ->
             assert found == _outcome(torch, name, value, call), (value, place)
     with pytest.raises(ArgumentError, match="int64 has not"):
         Tensor([[1.0]]).tril(2**63)
+
+
+def test_numbers_of_numpys_are_stored_as_pythons_are() -> None:
+    for value in (np.int64(3), np.int8(-3), np.float32(1.5), np.float64(-0.25), np.bool_(True)):
+        wanted = [value.item()] * 2
+        assert Tensor.full((2,), value, dtype=dtypes.float32).tolist() == wanted
+        assert Tensor.zeros(2).fill_(value).tolist() == wanted
+    with pytest.raises(ArgumentError, match="uint8 has not: found 300"):
+        Tensor.full((2,), np.int64(300), dtype=dtypes.uint8)
+    with pytest.raises(DTypeError, match="imaginary"):
+        Tensor.full((2,), 1j, dtype=dtypes.float32)
+
+
+def test_large_integers_are_kept_beside_small_ones_and_floats() -> None:
+    """NumPy makes floats of such lists."""
+    for numbers, name in (
+        ([2**64 - 2, 0], "uint64"), ([[2**64 - 2], [-1]], "uint64"), ([2**62 + 1, 0.5], "int64"),
+        ([-(2**63), 2**63 - 1, 0.5], "int64"),
+    ):  # fmt: skip
+        found = Tensor(numbers, dtype=name).numpy()
+        wanted = np.vectorize(lambda one: int(one) % 2**64, otypes=[np.uint64])(
+            np.array(numbers, dtype=object)
+        )
+        np.testing.assert_array_equal(found.view(np.uint64), wanted)
+    for given, name in (
+        ([2**63, 0], "int64"), ([2**64 - 1, 0], "uint8"), ([1e10, 0], "uint8"),
+        ([float("nan")], "int32"), ([0, float("-inf")], "int64"), (float("nan"), "uint8"),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match=f"{name} has not"):
+            Tensor(given, dtype=name)
+    for value in (float("nan"), 1e10):
+        for store in (lambda v: Tensor([1, 2], dtype=dtypes.uint8).masked_fill(Tensor([True]), v),
+                      lambda v: Tensor.full((2,), v, dtype=dtypes.uint8)):  # fmt: skip
+            with pytest.raises(ArgumentError, match="uint8 has not"):
+                store(value)
