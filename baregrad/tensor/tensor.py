@@ -88,6 +88,9 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
 
         def __getattr__(self, name: str) -> Any:
             """Say what there is in the place of a name that is not there."""
+            if hasattr(type(self), name):
+                # A property that failed: asked again, so that its own error is raised.
+                return object.__getattribute__(self, name)
             if name.startswith("_"):
                 raise AttributeError(f"a tensor has no {name!r}", name=name, obj=self)
             names = [each for each in dir(type(self)) if not each.startswith("_")]

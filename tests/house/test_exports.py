@@ -81,3 +81,17 @@ def test_names_load_their_rooms_only_when_asked_for() -> None:
 
 def test_the_version_is_the_projects() -> None:
     assert f'version = "{baregrad.__version__}"' in (ROOT / "pyproject.toml").read_text()
+
+
+def test_a_property_that_fails_raises_its_own_error() -> None:
+    class Named(baregrad.Tensor):
+        @property
+        def title(self) -> str:
+            return str(self.label.missing)
+
+        @property
+        def label(self) -> str:
+            return "x"
+
+    with pytest.raises(AttributeError, match="'str' object has no attribute 'missing'"):
+        _ = Named([1.0]).title
