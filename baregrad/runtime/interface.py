@@ -15,7 +15,7 @@ from baregrad.program import Program
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import CommandDevice, CommandList, Kernel
 
-# Zeros that come from the host.
+# At most so many zeros come from the host.
 _ZEROS_NBYTES = 1 << 16
 
 
@@ -56,17 +56,12 @@ class Device(CommandDevice):
         return fresh
 
     def allocate_zeroed(self, nbytes: int) -> Buffer:
-        """Return a buffer of `nbytes` zeros, which the device copies from the first of them."""
-        done = min(nbytes, _ZEROS_NBYTES)
-        if self.host_visible or done == nbytes:
+        """Return a buffer of `nbytes` zeros, with which the device itself fills a large one."""
+        if self.host_visible or nbytes <= _ZEROS_NBYTES:
             return super().allocate_zeroed(nbytes)
         buffer = self.allocate(nbytes)
-        self.copy_in(buffer.view(0, done), bytes(done))
         commands = self.command_list()
-        while done < nbytes:
-            count = min(done, nbytes - done)
-            commands.copy(buffer.view(done, count), buffer.view(0, count), count)
-            done += count
+        commands.fill(buffer, nbytes, 0)
         self.submit(commands)
         return buffer
 

@@ -91,7 +91,7 @@ def test_the_host_is_described() -> None:
     assert cpu_row(host.features).vector_bytes == host.vector_nbytes
 
 
-@pytest.mark.parametrize("nbytes", [100, 1 << 16, 300_001])
+@pytest.mark.parametrize("nbytes", [100, 1 << 16, 300_001, 300_004])
 def test_a_gpu_has_zeros_where_something_else_was(nbytes: int) -> None:
     with options.override(nv_port="virtual"):
         gpu = open_device("NV")
