@@ -111,13 +111,18 @@ def _own(values: Reader, node: Node, threads: list[Node]) -> Parts:
     vectors = [axis for axis in inner if axis.arg.bind == "vector" and lanes_of(axis) > 1]
     if len(vectors) > 1:
         raise CompilerBug("a reduction over two vector ranges", found=node)
+    if vectors:
+        for part in parts:
+            # Raises where what is folded has other lanes, too.
+            values.tiles.lanes_of(part.ranges)
     # The first range varies slowest; folding it first means folding columns of the others.
     items: list[Parts] = []
     before = values.point
+    around, values.folds_lanes = values.folds_lanes, values.folds_lanes or bool(vectors)
     for point in values.tiles.points(tuple(unrolled), values.point):
         values.point = point
         items.append(tuple([values.value(part) for part in parts]))
-    values.point = before
+    values.point, values.folds_lanes = before, around
     for axis in unrolled:
         count = lanes_of(axis)
         stride = len(items) // count

@@ -37,7 +37,7 @@ from baregrad.kernel.linearise.rules import INT32
 from baregrad.kernel.linearise.scopes import END, MOMENT, ZERO, number
 from baregrad.kernel.linearise.statement_rows import find_tiles, store_rows
 from baregrad.kernel.linearise.transposed import copied_transposed, neighbours, store_transposed
-from baregrad.kernel.linearise.values import Values
+from baregrad.kernel.linearise.values import READS, Values
 
 # The chunks of the pool loop that a call does; a user's variable cannot have a dot.
 CHUNK_BEGIN = make_node(Ops.VAR, dtypes.int64, (), Var(".chunk_begin", 0, INFINITE))
@@ -146,18 +146,20 @@ def _is_open(values: Values, axis: Node) -> bool:
 def _if(values: Values, node: Node) -> Inside | None:
     scopes = values.scopes
     cond = node.src[0]
-    if not any(axis.arg.is_tile for axis in cond.ranges):
+    # What is read under masks is read at points alone.
+    at_points = values.masks and cond.mask & READS
+    if not (at_points or any(axis.arg.is_tile for axis in cond.ranges)):
         test = instruction(Ops.TEST, dtypes.token, (values.value(cond),))
         scopes.end_statement()
         scopes.open(test, True)
         return node.src[1:], scopes.close
     before = values.masks
     values.masks = (*before, cond)
-    mark = scopes.here()
+    mark = scopes.mask()
 
     def restore() -> None:
         values.masks = before
-        scopes.forget_here(mark)
+        scopes.unmask(mark)
 
     return node.src[1:], restore
 

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node, const, instruction
@@ -42,7 +43,8 @@ class Reader(Emitter):
     """Reads memory at places that are expressions themselves, of which `value` is the value.
 
     point: the values of the unrolled ranges. counters: those of the looped ones. masks: the
-    conditions on tile ranges under which the current statement runs. plan: of the expression that
+    conditions under which the current statement runs at points. folds_lanes: whether a fold of
+    lanes is being computed, which are not those of the statement. plan: of the expression that
     is being evaluated. shared: what lazy guards read of the expression around them. exchanges:
     shared memory in which threads show each other values. shown: that of the last fold, where
     neither a loop nor a condition is around it. simplified, simplified_sums: conditions and parts
@@ -55,6 +57,7 @@ class Reader(Emitter):
         self.point: Point = {}
         self.counters: dict[Node, Node] = {}
         self.masks: tuple[Node, ...] = ()
+        self.folds_lanes = False
         self.plan = EvaluationPlan([], [])
         self.shared: set[Node] = set()
         self.exchanges: dict[Any, Node] = {}
@@ -120,7 +123,9 @@ class Reader(Emitter):
             return ZERO
         narrow = self.gpu and address.is_narrow
         # Other keys are nodes and pairs: a number is a key of its own kind.
-        key = ~address.group if narrow else address.group
+        key: Any = ~address.group if narrow else address.group
+        if self.masks and any(atom.mask & _READS for atom, _ in address.fixed):
+            key = (key, *[self.point[axis] for axis in self.tiles.axes_of(self.mask_ranges())])
         found: Node | None = self.scopes.memo.get(key)
         if found is None:
             found = self.total(address.fixed, self.width_of(address))
@@ -169,6 +174,15 @@ class Reader(Emitter):
             total = term if total is ZERO else self.apply(Ops.ADD, width, total, term)
         return self.vector(total, lanes)
 
+    def mask_ranges(self) -> frozenset[Node]:
+        """The ranges that the current statement's masks depend on, if it is at a point of them.
+
+        The extent of a loop is found at none: it is the same for all.
+        """
+        if not self.point:
+            return frozenset()
+        return frozenset[Node]().union(*[mask.ranges for mask in self.masks])
+
     def mask(self, conditions: Sequence[Node]) -> Node | None:
         """The conjunction of conditions at the current point; None when it is plainly true.
 
@@ -180,6 +194,8 @@ class Reader(Emitter):
             self.masks = before[:position]
             for part in self.conjuncts(condition):
                 value = self.value(part)
+                if value.shape and self.folds_lanes and position < len(before):
+                    raise CompilerBug("a fold of lanes under a mask of others", found=condition)
                 if value.op is Ops.CONST and value.arg:
                     continue
                 total = value if total is None else self.apply(Ops.AND, dtypes.bool, total, value)
@@ -208,7 +224,9 @@ class Reader(Emitter):
         buffer = node.src[0]
         memory = self.memory
         address = memory.addresses[node]
-        if address.unrolled and self.tile is not None:
+        # What a fold along other unrolled ranges reads is the same for all rows.
+        tile = self.tile
+        if address.unrolled and tile is not None and not node.ranges.isdisjoint(tile.axes):
             return self.load_rows(node, mask)
         if buffer in memory.registers:
             at = address.at(self.point) if address.unrolled else address.constant

@@ -55,7 +55,9 @@ class Scopes:
 
     `depth` is the scope of each value that is known, MOMENT for momentary ones and registers;
     leaves are not in it. `forgotten` has what was known in a scope and is not. `memo` maps an
-    expression of the loop level (with the point it was evaluated at) to its linear value.
+    expression of the loop level (with the point it was evaluated at) to its linear value. `masked`
+    is the outermost scope that keeps such a value: that of the statements under a mask, if there is
+    one, since a constant that stands for what the mask leaves out is right under it alone.
     """
 
     def __init__(self) -> None:
@@ -64,6 +66,7 @@ class Scopes:
         self.depth: dict[Node, int] = {}
         self.forgotten: set[Node] = set()
         self.memo: dict[Any, Any] = {}
+        self.masked = 0
         self.momentary: list[Node] = []
         self.momentary_keys: list[Any] = []
 
@@ -163,20 +166,21 @@ class Scopes:
         if place == MOMENT:
             self.momentary_keys.append(key)
         else:
-            self.stack[place].keys.append(key)
+            self.stack[max(place, self.masked)].keys.append(key)
 
     def mark(self) -> tuple[int, int]:
         """A moment that `forget_since` can go back to."""
         return len(self.momentary), len(self.momentary_keys)
 
-    def here(self) -> tuple[int, int]:
-        """A place in the current scope that `forget_here` can go back to."""
-        return len(self.innermost.values), len(self.innermost.keys)
+    def mask(self) -> tuple[int, int, int]:
+        """Begin statements under a mask; the place that `unmask` goes back to."""
+        before, self.masked = self.masked, len(self.stack) - 1
+        return before, len(self.innermost.values), len(self.innermost.keys)
 
-    def forget_here(self, place: tuple[int, int]) -> None:
+    def unmask(self, place: tuple[int, int, int]) -> None:
         """Forget what the current scope found since `place`: it was read under a mask."""
         scope = self.innermost
-        values, keys = place
+        self.masked, values, keys = place
         self._forget(scope.values[values:], scope.keys[keys:])
         self.forgotten.update(scope.values[values:])
         del scope.values[values:]

@@ -18,7 +18,8 @@ _CONST = Ops.CONST
 _LOAD = Ops.LOAD
 _INDEX = dtypes.index
 _LEAVES = frozenset((Ops.CONST, Ops.VAR))
-_READS = Ops.LOAD.bit | Ops.GUARD.bit
+# Of values that masks change.
+READS = Ops.LOAD.bit | Ops.GUARD.bit
 
 
 class Values(Reader):
@@ -49,8 +50,7 @@ class Values(Reader):
         # What is the same at all points, without guards, needs no plan.
         if not (root.mask & Ops.GUARD.bit or self.shared or self.tiles.axes_of(root.ranges)):
             return self.once(root)
-        masks = self.masks
-        return self._evaluate(self._plans.get((root, masks) if masks else root) or self._plan(root))
+        return self._evaluate(self._plans.get(self._plan_key(root)) or self._plan(root))
 
     def once(self, root: Node) -> Any:
         """The value of an expression that is the same at all points, or is wanted for all."""
@@ -120,8 +120,8 @@ class Values(Reader):
         What is read under conditions is read anew where one of them is another.
         """
         ranges = node.ranges
-        if self.masks and node.mask & _READS:
-            ranges = ranges.union(*[mask.ranges for mask in self.masks])
+        if self.masks and node.mask & READS:
+            ranges = ranges | self.mask_ranges()
         return self.tiles.axes_of(ranges)
 
     def _where(self, axes: tuple[Node, ...]) -> Where:
@@ -129,6 +129,10 @@ class Values(Reader):
         if axes not in self._wheres:
             self._wheres[axes] = itemgetter(*axes)
         return self._wheres[axes]
+
+    def _plan_key(self, root: Node) -> Node | tuple[Node, tuple[Node, ...]]:
+        """What an expression's plan is kept by: its steps differ in what they are remembered by."""
+        return (root, self.masks) if self.masks and self.point else root
 
     def _plan(self, root: Node) -> EvaluationPlan:
         """The steps that evaluate an expression."""
@@ -166,8 +170,7 @@ class Values(Reader):
                     rule = known
             places[node] = len(places)
             steps.append((node, rule, operands, kept, self._where(theirs) if kept else None))
-        found = EvaluationPlan(values, steps)
-        self._plans[(root, self.masks) if self.masks else root] = found
+        found = self._plans[self._plan_key(root)] = EvaluationPlan(values, steps)
         return found
 
 

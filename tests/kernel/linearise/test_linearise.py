@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from baregrad import render
+from baregrad.base.errors import CompilerBug
 from baregrad.dtypes import dtypes
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Alloc, Reduce
@@ -119,6 +120,63 @@ def test_what_is_read_under_a_condition_on_points_is_read_at_each(
     found, _ = check(node, [zeros(3, 4), values], routes=ROUTES)
     row = np.where(np.arange(4) < 3, values, 0) if guarded else values
     np.testing.assert_array_equal(found, [np.zeros(4), row, row])
+
+
+def test_what_a_mask_leaves_out_is_forgotten_with_it() -> None:
+    """A constant that stands for what may not be read is no value of a later statement's."""
+    i, u = range_node(3, 0), unroll(3, 1)
+    x, out, other = param(2, 3, 2), param(0, 3, 3), param(1, 3, 3)
+    few = alu(Ops.CMPLT, alu(Ops.ADD, load(x, i, u), load(x, i, u)), const(0.5, F32))
+    first = branch(index.less(u, 1), branch(few, store(out, ONE, i, u)))
+    second = branch(index.less(u, 2), branch(few, store(other, ONE, i, u)))
+    arrays = [zeros(3, 3), zeros(3, 3), np.ones((3, 2), np.float32)]
+    for found in check(kernel(loop(i, first, second)), arrays, routes=ROUTES)[:2]:
+        np.testing.assert_array_equal(found, 0)
+
+
+def test_places_that_are_read_under_a_mask_are_read_at_each_point() -> None:
+    i, u = range_node(3, 0), unroll(3, 1)
+    x, out, places = param(1, 5), param(0, 3, 3), param(2, 3, dtype=dtypes.int32)
+    place = cast(guard(index.less(i, 2), load(places, i)), dtypes.index)
+    wanted = index.less(index.floordiv(index.mul(u, -1), 2), 0)
+    node = kernel(loop(i, branch(wanted, store(out, load(x, place), i, u))))
+    found = check(node, [zeros(3, 3), data(5), np.array([3, 2, 1], np.int32)], routes=ROUTES)[0]
+    rows = data(5)[[3, 2, 0]]
+    np.testing.assert_array_equal(found, np.stack([0 * rows, rows, rows], 1))
+
+
+def test_loops_and_conditions_that_read_may_lie_under_masks() -> None:
+    u, count = unroll(3, 0), param(1, 1, dtype=dtypes.int32)
+    size = index.add(cast(load(count, 0), dtypes.index), 1)
+    i = range_node(5, 1).replace(src=(size,))
+    few = alu(Ops.CMPLT, guard(index.less(u, 2), load(count, 0)), const(9, dtypes.int32))
+    body = (loop(i, store(param(0, 3, 5), ONE, u, i)), branch(few, store(param(2, 3), ONE, u)))
+    node = kernel(branch(index.less(u, 2), *body))
+    found, _, other = check(node, [zeros(3, 5), np.array([3], np.int32), zeros(3)], routes=ROUTES)
+    np.testing.assert_array_equal(found, [[1, 1, 1, 1, 0], [1, 1, 1, 1, 0], [0] * 5])
+    np.testing.assert_array_equal(other, [1, 1, 0])
+
+
+def test_a_fold_of_lanes_under_a_mask_of_others_is_a_bug() -> None:
+    v, r = vector(4, 0), vector(4, 1)
+    total = fold(Ops.ADD, alu(Ops.MUL, load(param(1, 3), v), load(param(2, 4), r)), r)
+    with pytest.raises(CompilerBug, match="two vector ranges"):
+        lower(kernel(store(param(0, 4), total, v)))
+    total = fold(Ops.ADD, guard(index.less(r, 3), load(param(2, 3), r)), r)
+    with pytest.raises(CompilerBug, match="under a mask of others"):
+        lower(kernel(branch(index.less(v, 2), store(param(0, 4), total, v))))
+
+
+@pytest.mark.parametrize("space", ("memory", "register"))
+def test_a_fold_that_is_the_same_for_all_rows_reads_all_of_its_own(space: str) -> None:
+    u, w, v, r = unroll(3, 0), unroll(3, 1), vector(4, 2), unroll(3, 3)
+    x, y, out, a = param(1, 4), param(2, 3, 4), param(0, 3, 4), alloc(0, 3, 4)
+    own = load(a, r, v) if space == "register" else load(x, index.add(r, 1))
+    value = alu(Ops.ADD, load(y, u, v), fold(Ops.ADD, own, r))
+    node = kernel(store(a, load(y, w, v), w, v), store(out, value, u, v))
+    found, x_, y_ = check(node, [zeros(3, 4), data(4), data(3, 4, seed=1)], routes=ROUTES)
+    total = y_.sum(0) if space == "register" else x_[1:].sum()
+    np.testing.assert_allclose(found, y_ + total, rtol=1e-5)
 
 
 def test_uniform_conditions_are_branches() -> None:
