@@ -22,6 +22,9 @@ from baregrad.base.errors import BaregradError
 from baregrad.engine.workers.wire import Message, packed, unpacked
 
 START_S = 60.0
+# NumPy's products are none of a worker's work, and threads for them, one for each core, wait for
+# some in loops as they begin: 0.06 s of a core by one of them, while all workers begin at once.
+_SETTINGS = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def program_of(module: str) -> str:
@@ -67,6 +70,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
+            env={**_SETTINGS, **os.environ},
         )
         self._pending = b""
         self.started += 1

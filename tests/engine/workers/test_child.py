@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,5 +37,21 @@ def test_a_worker_that_dies_hangs_or_raves_is_replaced() -> None:
             answer, blobs = child.ask({"ask": "hello"}, [b"abc"], 300.0)
             assert (answer["ask"], blobs) == ("hello", [b"abc"])
         assert child.started == 4
+    finally:
+        child.kill()
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads as Linux does")
+def test_a_worker_begins_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
+    program = (
+        "import os, sys, numpy; from baregrad.engine.workers.wire import receive, send\n"
+        "receive(sys.stdin.buffer)\n"
+        "send(sys.stdout.buffer, {'threads': len(os.listdir('/proc/self/task'))})\n"
+    )
+    root = Path(__file__).resolve().parents[3]
+    child = Child({}, f"import sys; sys.path.insert(0, {str(root)!r})\n{program}")
+    try:
+        assert child.ask({})[0] == {"threads": 1}
     finally:
         child.kill()
