@@ -117,6 +117,8 @@ def _limit(condition: Node, axis: Node, written: Node | None) -> Dim | None:
     """
     if condition.op is not Ops.CMPLT or not condition.mask & _READS:
         return None
+    if condition.src[0].dtype.kind == "float":
+        return None
     found: dict[Node, int] = {}
     terms, constant = index.linear(index.sub(*condition.src))
     for atom, scale in terms.items():

@@ -105,3 +105,8 @@ def test_a_condition_on_data_is_the_bound(body: Node, wanted: list[int]) -> None
 def test_other_conditions_stay(body: Node) -> None:
     root = kernel(body)
     assert bound_loops(root) is root
+
+
+def test_conditions_on_floats_are_left_alone() -> None:
+    root = kernel(under(alu(Ops.CMPLT, TERM, const(2.5, F32)), added(TERM)))
+    assert bound_loops(root) is root
