@@ -17,6 +17,7 @@ from baregrad.linalg.older import OldSVD
 from baregrad.linalg.solving import solve
 from baregrad.linalg.triangular import solve_triangular
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.axes import plain
 from baregrad.tensor.array.grad_mode import no_grad
 from baregrad.tensor.ops.shapes import stored
 
@@ -43,13 +44,13 @@ def svd_lowrank(
     """
     check_matrices("svd_lowrank", *([A] if M is None else [A, M]), also_complex=True)
     x = A if M is None else A - M
-    width = 6 if q is None else q
+    width = 6 if q is None else plain(q)
     if width.__class__ is not int or not 0 <= width <= min(x.shape[-2:]):
         raise ArgumentError(
             "svd_lowrank finds as many singular values as there are at most", found=repr(q),
             wanted=f"0 to {min(x.shape[-2:])}",
         )
-    steps = 2 if niter is None else niter
+    steps = 2 if niter is None else plain(niter)
     if steps.__class__ is not int or steps < 0:
         raise ArgumentError("niter is a count of steps", found=repr(niter))
     if x.shape[-2] < x.shape[-1]:
@@ -92,13 +93,17 @@ def lobpcg(
     Without `largest` the least, the least first. X (..., n, k): where the vectors begin, random
     unless given, `n` columns if k is not; B: symmetric and positive; iK: about the inverse of A,
     which fewer steps are needed with. Steps end when no residual is above `tol`, the root of the
-    dtype's unit, times the norms, or after `niter`, 1000; in a captured function, where nobody
-    looks, `niter` are taken, 40 unless told. Gradients are of A and B, for eigenvalues that differ.
+    dtype's unit, times the norms, or after `niter`, 1000 as of -1; in a captured function, where
+    nobody looks, `niter` are taken, 40 unless told. Gradients are of A and B, for eigenvalues that
+    differ.
     Source: A. V. Knyazev, SIAM J. Sci. Comput. 23 (2001).
     """
     check_matrices("lobpcg", *[x for x in (A, B, X, iK) if x is not None], square=True)
     if method not in (None, "basic", "ortho"):
         raise ArgumentError("lobpcg has no such method", found=repr(method), wanted="basic, ortho")
+    niter = None if niter is None or niter == -1 else plain(niter)
+    if niter is not None and (niter.__class__ is not int or niter < 0):
+        raise ArgumentError("niter is a count of steps, or -1", found=repr(niter))
     size = A.shape[-1]
     width = k if k is not None else X.shape[-1] if X is not None else n if n is not None else 1
     if width.__class__ is not int or not 0 < 3 * width <= size:
@@ -130,8 +135,11 @@ def _eigenpairs(
 ) -> Eigenpairs:
     matrix, begun = broadcast_batches(matrix, begun)
     with no_grad():
-        given = batch(matrix)
-        conditioner = None if ahead is None else batch(ahead.expand(*matrix.shape))
+        # Squares of what is far from 1 are no numbers, or nothing.
+        given, scale = _near_one(batch(matrix))
+        conditioner = None
+        if ahead is not None:
+            conditioner, _ = _near_one(batch(ahead.expand(*matrix.shape)))
         columns = qr(batch(begun)).Q
         state: tuple[Tensor, ...] = (columns, columns.zeros_like())
         if is_captured(given, columns):
@@ -145,8 +153,8 @@ def _eigenpairs(
                     break
                 state = _step(state[0], state[1], given, conditioner, largest)
         value, vectors = _ritz(given, state[0], largest)
-        value = value.reshape(*matrix.shape[:-2], -1)
-        vectors = vectors.reshape(*matrix.shape[:-1], -1)
+        value = (value * scale.squeeze(-1)).reshape(*begun.shape[:-2], begun.shape[-1])
+        vectors = vectors.reshape(*begun.shape)
     made: list[Tensor] = []
 
     def pull_values(_: Tensor, gradient: Tensor) -> tuple[Tensor]:
@@ -167,6 +175,13 @@ def _eigenpairs(
 
     made += [linked(value, (matrix,), pull_values), linked(vectors, (matrix,), pull_vectors)]
     return Eigenpairs(*made)
+
+
+def _near_one(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Matrices (B, n, n) whose largest elements are 1, and what they are to be scaled by."""
+    largest = x.abs().amax(dim=(-2, -1), keepdim=True)
+    scale = ((largest > 0) & largest.isfinite()).where(largest, 1.0)
+    return stored(x / scale), scale
 
 
 def _ritz(matrix: Tensor, basis: Tensor, largest: bool) -> tuple[Tensor, Tensor]:

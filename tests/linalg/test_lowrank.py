@@ -114,3 +114,20 @@ def test_what_is_refused() -> None:
     with pytest.raises(ArgumentError, match="no such method"):
         lobpcg(a, 1, method="other")
     assert exported is lobpcg
+
+
+@pytest.mark.parametrize("size", [
+    1e25, pytest.param(1e-30, marks=pytest.mark.slow), pytest.param(1.0, marks=pytest.mark.slow),
+])
+def test_matrices_far_from_one_have_their_own_eigenvalues(size: float) -> None:
+    a = (symmetric(9, 9) * size).astype(np.float32)
+    wanted = np.linalg.eigvalsh(a.astype(np.float64))[::-1][:2]
+    found = lobpcg(Tensor(a), 2, niter=-1).eigenvalues.numpy()
+    np.testing.assert_allclose(found, wanted, rtol=1e-4)
+
+
+def test_no_matrices_have_no_eigenvalues_and_steps_are_counted() -> None:
+    values, vectors = lobpcg(Tensor(np.zeros((0, 9, 9), np.float32)), 2)
+    assert values.shape == (0, 2) and vectors.shape == (0, 9, 2)
+    with pytest.raises(ArgumentError, match="count of steps"):
+        lobpcg(Tensor(np.eye(9)), 2, niter=-2)
