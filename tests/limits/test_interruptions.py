@@ -14,6 +14,8 @@ import pytest
 from baregrad import nn, optim
 from baregrad.base.options import options
 from baregrad.tensor import Tensor
+from baregrad.tensor.array import grad_mode
+from baregrad.tensor.array.grad_mode import autocast
 from baregrad.tensor.jit.jit import jit
 
 
@@ -115,6 +117,37 @@ def check(count: int, seed: int) -> None:
 
 def test_interruptions_lose_nothing() -> None:
     check(15, 0)
+
+
+@pytest.mark.parametrize("context", [Tensor.no_grad, autocast])
+def test_a_mode_that_is_interrupted_as_it_is_set_is_taken_back(
+    monkeypatch: pytest.MonkeyPatch, context: Callable[[], Any]
+) -> None:
+    kept = grad_mode._ENABLED
+
+    class Interrupted:
+        """The variable, of which the first change is followed by Ctrl-C."""
+
+        get, reset, calls = kept.get, kept.reset, 0
+
+        def set(self, value: Any) -> Any:
+            mark = kept.set(value)
+            self.calls += 1
+            if self.calls == 1:
+                raise KeyboardInterrupt
+            return mark
+
+    before = kept.get()
+    for enter in (lambda: context().__enter__(), lambda: context()(lambda: None)()):
+        monkeypatch.setattr(grad_mode, "_ENABLED", Interrupted())
+        with pytest.raises(KeyboardInterrupt):
+            enter()
+        assert kept.get() is before
+    # One context may be entered again inside itself.
+    twice = context()
+    with twice, Tensor.enable_grad(), twice:
+        pass
+    assert kept.get() is before
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextvars import ContextVar, Token
 from functools import lru_cache, wraps
 from types import TracebackType
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from baregrad.base.errors import DTypeError
 from baregrad.dtypes import DType, as_dtype, dtypes
@@ -53,7 +53,55 @@ def _mode(recorded: bool, dtype: DType | None) -> bool | Casting:
     return recorded if dtype is None else Casting(recorded, dtype)
 
 
-class autocast:  # noqa: N801 - spelled as in PyTorch
+class _ModeContext:
+    """A context, and a decorator, of a mode, which is what it was again behind it.
+
+    An interrupt is raised when a call returns, or at the first step of a function. So the mode is
+    set by the last call of a step, and taken back where an interrupt comes with that.
+    """
+
+    def __init__(self) -> None:
+        # A chain, as one context may be entered several times: the last is first.
+        self._marks: tuple[Token[bool | Casting], Any] | None = None
+
+    def _inside(self) -> bool | Casting:
+        raise NotImplementedError
+
+    def __enter__(self) -> None:
+        inside, before = self._inside(), _ENABLED.get()
+        try:
+            mark = _ENABLED.set(inside)
+        except BaseException:
+            _ENABLED.set(before)
+            raise
+        self._marks = mark, self._marks
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        assert self._marks is not None
+        mark, self._marks = self._marks
+        _ENABLED.reset(mark)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return `function` run in the context."""
+
+        @wraps(function)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+            inside, before = self._inside(), _ENABLED.get()
+            try:
+                _ENABLED.set(inside)
+                return function(*args, **kwargs)
+            finally:
+                _ENABLED.set(before)
+
+        return wrapped
+
+
+class autocast(_ModeContext):  # noqa: N801 - spelled as in PyTorch
     """A context, and a decorator, in which products of floats take narrow ones.
 
     Matrix products, convolutions and attention cast operands of 32 bits and fewer to `dtype`,
@@ -66,62 +114,26 @@ class autocast:  # noqa: N801 - spelled as in PyTorch
         self, device_type: str = "cpu", dtype: object = None, enabled: bool = True,
         cache_enabled: bool | None = None,
     ) -> None:
+        super().__init__()
         found = dtypes.bfloat16 if dtype is None else as_dtype(dtype)
         if enabled and found not in (dtypes.bfloat16, dtypes.float16):
             raise DTypeError("autocast is to floats of 16 bits", found=found,
                              wanted="bfloat16 or float16")
         self.dtype = found if enabled else None
-        self._marks: list[Token[bool | Casting]] = []
 
-    def __enter__(self) -> None:
-        self._marks.append(_ENABLED.set(_mode(bool(_ENABLED.get()), self.dtype)))
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _ENABLED.reset(self._marks.pop())
-
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return `function` run in the context."""
-
-        @wraps(function)
-        def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-            with self:
-                return function(*args, **kwargs)
-
-        return wrapped
+    def _inside(self) -> bool | Casting:
+        return _mode(bool(_ENABLED.get()), self.dtype)
 
 
-class set_grad_enabled:  # noqa: N801 - used as a function, spelled as in PyTorch
+class set_grad_enabled(_ModeContext):  # noqa: N801 - used as a function, spelled as in PyTorch
     """A context, and a decorator, in which gradients are recorded or not."""
 
     def __init__(self, mode: bool) -> None:
+        super().__init__()
         self.mode = bool(mode)
-        self._marks: list[Token[bool | Casting]] = []
 
-    def __enter__(self) -> None:
-        self._marks.append(_ENABLED.set(_mode(self.mode, cast_dtype())))
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        _ENABLED.reset(self._marks.pop())
-
-    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
-        """Return `function` run in the context."""
-
-        @wraps(function)
-        def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-            with set_grad_enabled(self.mode):
-                return function(*args, **kwargs)
-
-        return wrapped
+    def _inside(self) -> bool | Casting:
+        return _mode(self.mode, cast_dtype())
 
 
 def no_grad() -> set_grad_enabled:
