@@ -75,6 +75,11 @@ class Child:
         self._pending = b""
         self.started += 1
 
+    def end(self) -> None:
+        """Have the process end at once, without waiting for that as `kill` does."""
+        if self._process is not None:
+            self._process.kill()
+
     def kill(self) -> None:
         """End the process at once, whatever it does."""
         process, self._process = self._process, None
