@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import json
 import operator
+import re
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import astuple, dataclass, field
@@ -159,6 +160,11 @@ class MapSpec:
             raise ValueError(f"a tensor map of a walk that is none: {self}")
 
 
+# A variable that a PTX module declares in global memory, before its kernels or behind one: not a
+# kernel's parameter, which may be said to point there.
+_VARIABLE = r"(?m)^[ \t]*(?:\.(?:visible|extern|weak|common)\s+)*\.global\s+\."
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """An executable and how to launch it.
@@ -203,7 +209,7 @@ class Program:
     @property
     def keeps_variables(self) -> bool:
         """Whether the PTX that it was made from declares variables, which its launches share."""
-        return self.kind == CUBIN and ".global ." in self.source.partition(".entry")[0]
+        return self.kind == CUBIN and re.search(_VARIABLE, self.source) is not None
 
     def to_bytes(self) -> bytes:
         """Return the saved form: a prefix, a JSON header, the code and the source, raw."""

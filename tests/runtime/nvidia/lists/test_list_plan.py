@@ -9,7 +9,11 @@ from baregrad.runtime.commands import Exec, Kernel
 from baregrad.runtime.null import NullDevice
 from baregrad.runtime.nvidia.lists.list_plan import plan_list
 
-ENTRY = ".visible .entry k() { ld.global.u32 %r1, [x]; ret; }"
+ENTRY = """
+.visible .entry k(
+    .param .u64 .ptr .global .align 1 k_x
+) { ld.global.u32 %r1, [x]; ret; }
+"""
 
 
 def kernel(source: str, address: int) -> Kernel:
@@ -18,7 +22,10 @@ def kernel(source: str, address: int) -> Kernel:
     return Kernel(NullDevice("NV"), program, address, None)
 
 
-@pytest.mark.parametrize("declared", [".global .align 4 .u32 n;", ".visible .global .b8 n[4];"])
+DECLARED = (".global .align 4 .u32 n;", ".visible\t.global\t.b8 n[4];", f"{ENTRY}.global .u32 n;")
+
+
+@pytest.mark.parametrize("declared", DECLARED)
 def test_launches_that_share_variables_come_one_after_the_other(declared: str) -> None:
     shared, other = (kernel(f"{declared}\n{ENTRY}", address) for address in (4096, 8192))
     plain = kernel(ENTRY, 12288)
