@@ -118,7 +118,8 @@ def _embedding_bag_backward(
     if weights is not None:
         rows = rows * weights.unsqueeze(-1)
     if scale_by_frequency:
-        times = _summed(Tensor.ones(*indices.shape, dtype=grad.dtype), indices, count)
+        ones = Tensor.ones(*indices.shape, dtype=grad.dtype, device=grad.device)
+        times = _summed(ones, indices, count)
         rows = rows / times[indices].unsqueeze(-1)
     return _summed(held.unsqueeze(-1).where(rows, 0), indices, count)
 
