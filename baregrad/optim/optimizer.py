@@ -142,27 +142,31 @@ class Optimizer:
         returned.
         """
         loss = None if closure is None else closure()
-        with Tensor.no_grad():
-            active = self.begin()
-            self._advance([state for _, state, _ in active])
-            for p, state, group in active:
-                self._change(p, state, group)
+        self._take()
         self._realize()
         return loss
 
+    @Tensor.no_grad()
+    def _take(self) -> None:
+        """Change every parameter that has a gradient, in nodes."""
+        active = self.begin()
+        self._advance([state for _, state, _ in active])
+        for p, state, group in active:
+            self._change(p, state, group)
+
+    @Tensor.no_grad()
     def begin(self) -> list[tuple[Tensor, State, ParamGroup]]:
         """The parameters that have gradients, with states, made where a first step finds none."""
         clocks: dict[str, Tensor] = {}
         known = len(self._states)
-        with Tensor.no_grad():
-            found = [
-                (p, self._state_of(p, group, clocks), group)
-                for group in self.param_groups
-                for p in group["params"]
-                if p.grad is not None
-            ]
-            if len(self._states) > known and not _is_followed():
-                self._settle(found)
+        found = [
+            (p, self._state_of(p, group, clocks), group)
+            for group in self.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        if len(self._states) > known and not _is_followed():
+            self._settle(found)
         return found
 
     def _settle(self, active: Sequence[tuple[Tensor, State, ParamGroup]]) -> None:

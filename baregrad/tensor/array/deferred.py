@@ -138,8 +138,7 @@ class CallTemplate(Template):
             if self.recorded == grad_enabled():
                 found = self.function(*args, **kwargs)
             else:
-                with set_grad_enabled(self.recorded):
-                    found = self.function(*args, **kwargs)
+                found = set_grad_enabled(self.recorded).run(self.function, *args, **kwargs)
         finally:
             watching.at_once -= 1
         several = (found,) if self.build is None else found

@@ -57,7 +57,8 @@ class _ModeContext:
     """A context, and a decorator, of a mode, which is what it was again behind it.
 
     An interrupt is raised when a call returns, or at the first step of a function. So the mode is
-    set by the last call of a step, and taken back where an interrupt comes with that.
+    set by the last call of a step, and taken back where an interrupt comes with that. What remains
+    is the first step of `__exit__`, which a decorated function, or `run`, has not.
     """
 
     def __init__(self) -> None:
@@ -86,17 +87,21 @@ class _ModeContext:
         mark, self._marks = self._marks
         _ENABLED.reset(mark)
 
+    def run(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call a function in the context: no interrupt leaves the mode as it is in there."""
+        inside, before = self._inside(), _ENABLED.get()
+        try:
+            _ENABLED.set(inside)
+            return function(*args, **kwargs)
+        finally:
+            _ENABLED.set(before)
+
     def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
         """Return `function` run in the context."""
 
         @wraps(function)
         def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
-            inside, before = self._inside(), _ENABLED.get()
-            try:
-                _ENABLED.set(inside)
-                return function(*args, **kwargs)
-            finally:
-                _ENABLED.set(before)
+            return self.run(function, *args, **kwargs)
 
         return wrapped
 
