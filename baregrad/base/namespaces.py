@@ -27,6 +27,28 @@ def namespace(table: type[Table]) -> Table:
     return cast(Table, made)
 
 
+class UnknownName(AttributeError):
+    """A name that something has not. The nearest is looked for when the error is shown.
+
+    Most who ask, by `hasattr`, want no more than to know, and a search among a thousand names takes
+    milliseconds.
+    """
+
+    names: tuple[str, ...] = ()
+    nearest: str | None = None
+
+    def __str__(self) -> str:
+        from difflib import get_close_matches
+
+        message, name = str(self.args[0]), str(self.name)
+        known = {each.lower(): each for each in self.names}
+        close = [] if self.nearest else get_close_matches(name.lower(), list(known), 1, 0.3)
+        near = self.nearest or (known[close[0]] if close else None)
+        if near is None or name.startswith("__"):
+            return message
+        return f"{message}; the nearest that it has is {near!r}"
+
+
 def unknown_name(
     owner: str, name: str, names: Iterable[str], meant: Mapping[str, str] = _NOTHING
 ) -> AttributeError:
@@ -34,12 +56,6 @@ def unknown_name(
 
     names: those that it has. meant: what is nearest by meaning, before what is so by spelling.
     """
-    from difflib import get_close_matches
-
-    known = {each.lower(): each for each in names}
-    close = get_close_matches(name.lower(), list(known), 1, 0.3)
-    near = meant.get(name) or (known[close[0]] if close else None)
-    message = f"{owner} has no {name!r}"
-    if near is not None and not name.startswith("__"):
-        message += f"; the nearest that it has is {near!r}"
-    return AttributeError(message, name=name)
+    error = UnknownName(f"{owner} has no {name!r}", name=name)
+    error.names, error.nearest = tuple(names), meant.get(name)
+    return error

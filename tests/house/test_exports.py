@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import pickle
 import subprocess
 import sys
 
@@ -95,3 +96,18 @@ def test_a_property_that_fails_raises_its_own_error() -> None:
 
     with pytest.raises(AttributeError, match="'str' object has no attribute 'missing'"):
         _ = Named([1.0]).title
+
+
+def test_the_nearest_name_is_looked_for_when_it_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    def searched(*_: object) -> list[str]:
+        raise AssertionError("nobody wants to know")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("difflib.get_close_matches", searched)
+        assert not hasattr(baregrad.Tensor([1.0]), "values")
+        assert not hasattr(baregrad.nn, "Linera")
+        with pytest.raises(AttributeError) as raised:
+            _ = baregrad.nn.Linera  # type: ignore[attr-defined]
+    copied = pickle.loads(pickle.dumps(raised.value))
+    assert "the nearest that it has is 'Linear'" in str(raised.value)
+    assert copied.args == raised.value.args
