@@ -190,6 +190,7 @@ class Scopes:
         """Forget all momentary values: what they read may have changed."""
         if self.momentary or self.momentary_keys:
             self._forget(self.momentary, self.momentary_keys)
+            self.forgotten.update(self.momentary)
             self.momentary, self.momentary_keys = [], []
 
     def forget_since(self, mark: tuple[int, int]) -> None:
@@ -197,6 +198,7 @@ class Scopes:
         nodes, keys = mark
         if len(self.momentary) > nodes or len(self.momentary_keys) > keys:
             self._forget(self.momentary[nodes:], self.momentary_keys[keys:])
+            self.forgotten.update(self.momentary[nodes:])
             del self.momentary[nodes:]
             del self.momentary_keys[keys:]
 
