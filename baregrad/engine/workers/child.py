@@ -22,15 +22,17 @@ from baregrad.base.errors import BaregradError
 from baregrad.engine.workers.wire import Message, packed, unpacked
 
 START_S = 60.0
-# NumPy's products are none of a worker's work, and threads for them, one for each core, wait for
-# some in loops as they begin: 0.06 s of a core by one of them, while all workers begin at once.
-_SETTINGS = {"OPENBLAS_NUM_THREADS": "1"}
 
 
 def program_of(module: str) -> str:
-    """What a process runs that does the work of a module's `main`, as Python's text."""
+    """What a process runs that does the work of a module's `main`, as Python's text.
+
+    NumPy's products are none of that work. Threads for them, one for each core, wait for some in
+    loops as they begin: 0.06 s of a core by one of them, while all workers begin at once.
+    """
     return (
-        "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+        "import json, os, sys; os.environ.setdefault('OPENBLAS_NUM_THREADS', '1'); "
+        "sys.path[:] = json.loads(sys.argv[1]); "
         f"from {module} import main; main(json.loads(sys.argv[2]))"
     )
 
@@ -70,7 +72,6 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
-            env={**_SETTINGS, **os.environ},
         )
         self._pending = b""
         self.started += 1

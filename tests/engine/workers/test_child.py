@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
-from baregrad.engine.workers.child import Child, ChildLost
+from baregrad.engine.workers.child import Child, ChildLost, program_of
+from baregrad.engine.workers.wire import receive, send
 
 ECHO = (
     "import sys, time; from baregrad.engine.workers.wire import receive, send\n"
@@ -44,14 +47,15 @@ def test_a_worker_that_dies_hangs_or_raves_is_replaced() -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="counts threads as Linux does")
 def test_a_worker_begins_with_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OPENBLAS_NUM_THREADS", raising=False)
-    program = (
-        "import os, sys, numpy; from baregrad.engine.workers.wire import receive, send\n"
-        "receive(sys.stdin.buffer)\n"
-        "send(sys.stdout.buffer, {'threads': len(os.listdir('/proc/self/task'))})\n"
-    )
-    root = Path(__file__).resolve().parents[3]
-    child = Child({}, f"import sys; sys.path.insert(0, {str(root)!r})\n{program}")
+    child = Child({}, program_of(__name__))
     try:
         assert child.ask({})[0] == {"threads": 1}
     finally:
         child.kill()
+
+
+def main(setting: dict[str, Any]) -> None:
+    """Answer how many threads there are, with NumPy."""
+    receive(sys.stdin.buffer)
+    count = np.size(list(Path("/proc/self/task").iterdir()))
+    send(sys.stdout.buffer, {"threads": int(count)})
