@@ -231,7 +231,7 @@ def test_random_statements(seed: int) -> None:
     check_random(seed, False, ("loop", "linear", "llvm") if seed % 10 == 0 else ("loop", "linear"))
 
 
-# In the last one what is read under a condition is read again further out.
-@pytest.mark.parametrize("seed", [*SEEDS[:15], *SEEDS[30:500], 3290])
+# In the last ones what is read under a condition is read again further out, or is part of that.
+@pytest.mark.parametrize("seed", [*SEEDS[:15], *SEEDS[30:500], 3290, 3878])
 def test_random_statements_of_a_gpus_thread(seed: int) -> None:
     check_random(seed, True)

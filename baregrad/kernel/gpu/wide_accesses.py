@@ -209,21 +209,41 @@ def _store(
 def _rewritten(
     code: Sequence[Node], ahead: dict[int, list[Node]], instead: dict[int, Node | None]
 ) -> list[Node]:
-    """The code with what is in the place of some instructions, and what reads those."""
+    """The code with what is in the place of some instructions, and what reads those.
+
+    What is there already is not made again: in a block it would be gone behind that.
+    """
     memo: dict[Node, Node] = {}
     done: list[Node] = []
+    # Where each value was made that is still there, and those of each open block.
+    made: dict[Node, int] = {}
+    blocks: list[list[Node]] = [[]]
 
     def renewed(node: Node) -> Node:
         src = tuple([memo.get(child, child) for child in node.src])
         return node if src == node.src else node.replace(src=src)
 
+    def append(node: Node, is_new: bool) -> None:
+        if is_new and node in made and (node.op is not _VLOAD or node.arg.constant):
+            if all(made.get(child, -1) < made[node] for child in node.src):
+                return
+        if node.op is Ops.END:
+            for each in blocks.pop():
+                made.pop(each, None)
+        elif node.op is Ops.BEGIN or node.op is Ops.TEST:
+            blocks.append([])
+        if node not in made:
+            blocks[-1].append(node)
+        made[node] = len(done)
+        done.append(node)
+
     for position, node in enumerate(code):
         for each in ahead.get(position, ()):
-            done.append(memo.setdefault(each, renewed(each)))
+            append(memo.setdefault(each, renewed(each)), True)
         new = instead.get(position, node)
         if new is None:
             continue
         found = renewed(new)
         memo[node] = memo[new] = found
-        done.append(found)
+        append(found, new is not node and new.op is not _VSTORE)
     return done
