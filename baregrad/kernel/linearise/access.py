@@ -323,8 +323,13 @@ class MemoryUse:
             self.ahead = _asking(asking, addresses, written, self.requests)
         self.single = len([one for one in written if one.op is Ops.PARAM]) <= 1
 
-    def reads_elsewhere(self, store: Node, axes: tuple[Node, ...]) -> bool:
-        """Whether a store's value reads elements of its buffer that another point may write."""
+    def reads_elsewhere(
+        self, store: Node, axes: tuple[Node, ...], masks: tuple[Node, ...] = ()
+    ) -> bool:
+        """Whether a store reads elements of its buffer that another point may write.
+
+        What it reads is its value's and that of the conditions that it is under, `masks`.
+        """
         buffer = store.src[0]
         if buffer not in self.read:
             return False
@@ -335,7 +340,7 @@ class MemoryUse:
             loads = [load for load in loads if load.src[1:] != position]
         if not loads:
             return False
-        below = nodes_having(Ops.LOAD.bit, store.src[1:2])
+        below = nodes_having(Ops.LOAD.bit, (store.src[1], *masks))
         return not set(loads).isdisjoint(below)
 
 

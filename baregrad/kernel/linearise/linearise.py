@@ -189,7 +189,7 @@ def _store(values: Values, node: Node) -> None:
     compute = values.fresh if same_axes else values.value
     if values.gpu and len(points) > 1 and value.has(Ops.REDUCE) and not values.masks:
         fold_together(values, value, points)
-    if axes and values.memory.reads_elsewhere(node, axes):
+    if axes and values.memory.reads_elsewhere(node, axes, values.masks):
         _store_late(values, node, lanes, compute, points)
         points = []
     ahead = axes and values.gpu and not to_register
