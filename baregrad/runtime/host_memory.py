@@ -127,7 +127,10 @@ class HostAllocator:
     def _take_back(self) -> None:
         """Sort what buffers let go of into the free lists."""
         while self._returned:
-            block = self._returned.popleft()
+            try:
+                block = self._returned.popleft()
+            except IndexError:
+                break  # another thread took it, without the lock
             self._in_use_nbytes -= block.nbytes
             if block.small:
                 self._small[block.nbytes].append(block)

@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from baregrad.base.errors import ArgumentError, DeviceError, DTypeError
-from baregrad.dtypes import DEFAULT_FLOAT, DType, check_computed, dtypes, result_type
+from baregrad.dtypes import (
+    DEFAULT_FLOAT,
+    DType,
+    check_computed,
+    cut_to_integer,
+    dtypes,
+    result_type,
+)
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import COMPARE, Op
 from baregrad.tensor.array import nodes
@@ -110,7 +117,7 @@ def as_node(value: Tensor | Scalar | Node, dtype: DType) -> Node:
 
 
 def as_stored(value: Tensor | Scalar | Node, dtype: DType) -> Node:
-    """What is stored as a node of `dtype`. Raises ArgumentError for a scalar that it has not."""
+    """What is stored as a node of `dtype`. Raises as `check_stored` for a scalar it has not."""
     value = plain(value)
     if value.__class__ in (int, float) and dtype.kind in ("int", "uint"):
         check_stored(value, value, dtype)
@@ -120,12 +127,15 @@ def as_stored(value: Tensor | Scalar | Node, dtype: DType) -> Node:
 def check_stored(low: int | float, high: int | float, dtype: DType) -> None:
     """Raise ArgumentError unless an integer dtype has the numbers from low to high, cut off.
 
+    DTypeError for an infinity and for what is no number.
     As in PyTorch unsigned ones take a negative number that they have without its sign.
     """
     most = int(dtype.max)
     least = int(dtype.min) if dtype.kind == "int" else -most
     # Not a number is not within.
     if not (least - 1 < low and high < most + 1):
+        for number in (low, high):
+            cut_to_integer(number, dtype)
         raise ArgumentError(
             f"a value that {dtype} has not", found=high if low > least - 1 else low,
             wanted=f"{least} to {most}", hint="take a wider dtype",
