@@ -231,10 +231,9 @@ class DeviceWatch:
             times = original(commands, buffers, variables, timed=True)
             assert times is not None
             started = FinishedList(times)
-        elif known.runs % self.device.timed_every >= _CLOSELY:
-            started = self.device.start_timed_whole(commands, buffers, variables)
         else:
-            started = self.device.start_timed(commands, buffers, variables)
+            whole = known.runs % self.device.timed_every >= _CLOSELY
+            started = self.device.start_timed(commands, buffers, variables, whole=whole)
         known.runs += 1
         self._pending.append(
             TimedList(self.clock, started, known, dict(variables or {}), where, self._listeners)

@@ -158,28 +158,19 @@ class CommandDevice(MemoryDevice):
         commands: CommandList,
         buffers: Sequence[Buffer] = (),
         variables: Mapping[str, int] | None = None,
+        *,
+        whole: bool = False,
     ) -> StartedList:
         """Start a command list as `submit` does, and have it note its times.
 
         Where commands overlap, each is given the time since what it waited for, or the one that
-        ended before it, had ended, so that times add up to the device's.
+        ended before it, had ended, so that times add up to the device's. With `whole`, its timeline
+        has one stretch for the list, or one a command where that costs no more.
         """
         # Whoever watches the device is in front of its `submit`, and hears of this list already.
         times = type(self).submit(self, commands, buffers, variables, timed=True)
         assert times is not None
         return FinishedList(times)
-
-    def start_timed_whole(
-        self,
-        commands: CommandList,
-        buffers: Sequence[Buffer] = (),
-        variables: Mapping[str, int] | None = None,
-    ) -> StartedList:
-        """Start a command list as `submit` does, and have it note when all of it began and ended.
-
-        Its timeline has one stretch for the list, or one a command where that costs no more.
-        """
-        return self.start_timed(commands, buffers, variables)
 
     def clock_ns(self) -> int:
         """Return the time by the clock of the device's timelines, in nanoseconds."""

@@ -233,20 +233,15 @@ class CudaDevice(Device):
         commands: CommandList,
         buffers: Sequence[Buffer] = (),
         variables: Mapping[str, int] | None = None,
+        *,
+        whole: bool = False,
     ) -> StartedList:
-        """Enqueue a command list with events between its steps."""
-        started = self._start(self._runner.start_timed, commands, buffers, variables)
-        assert started is not None
-        return started
+        """Enqueue a command list with events between its steps.
 
-    def start_timed_whole(
-        self,
-        commands: CommandList,
-        buffers: Sequence[Buffer] = (),
-        variables: Mapping[str, int] | None = None,
-    ) -> StartedList:
-        """Enqueue a command list between two events, once it was timed as a graph."""
-        started = self._start(self._runner.start_timed_whole, commands, buffers, variables)
+        With `whole`, between two events alone, once it was timed as a graph.
+        """
+        start = self._runner.start_timed_whole if whole else self._runner.start_timed
+        started = self._start(start, commands, buffers, variables)
         assert started is not None
         return started
 

@@ -331,10 +331,13 @@ class NvDevice(Device):
         commands: CommandList,
         buffers: Sequence[Buffer] = (),
         variables: Mapping[str, int] | None = None,
+        *,
+        whole: bool = False,
     ) -> StartedList:
         """Start a command list that overlaps as ever, and have it note its times.
 
-        GPUs whose launches write no wide times (Turing's) run it serially, and it is awaited.
+        Times of each command cost no more than that of the `whole`. GPUs whose launches write no
+        wide times (Turing's) run it serially, and it is awaited.
         """
         layout = descriptor_layout(self.gpu.generation.launch_descriptor[0])
         if "release_wide" not in layout.fields:
