@@ -13,8 +13,10 @@ from functools import cached_property
 from types import FunctionType
 from typing import Any
 
-_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
-_TRUSTED = sys.stdlib_module_names | {"baregrad", "numpy"}
+from baregrad.tensor.jit.identity import OTHERS
+from baregrad.tensor.jit.trees import PLAIN
+
+_TRUSTED = OTHERS | {"baregrad"}
 
 
 class Replaced(Exception):
@@ -40,7 +42,7 @@ def _module_words(name: str, held: Mapping[str, Any]) -> Iterator[str]:
     """What a module has of its own; of what it took from elsewhere no more than whose that is."""
     for key, value in held.items():
         kind = type(value)
-        if kind in _PLAIN or kind is tuple:
+        if kind in PLAIN or kind is tuple:
             if key.isupper() and _is_plain(value):
                 yield f"{key}={value!r}"
         elif kind is FunctionType:
@@ -58,7 +60,7 @@ def _module_words(name: str, held: Mapping[str, Any]) -> Iterator[str]:
 def _class_words(kind: type[Any]) -> Iterator[str]:
     yield f"class {kind.__qualname__}"
     for key, value in list(vars(kind).items()):
-        if type(value) in _PLAIN or type(value) is tuple:
+        if type(value) in PLAIN or type(value) is tuple:
             if not key.startswith("__") and _is_plain(value):
                 yield f"{key}={value!r}"
             continue
@@ -86,7 +88,7 @@ def _function_word(key: str, function: FunctionType) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    return type(value) is not tuple or all(type(each) in _PLAIN for each in value)
+    return type(value) is not tuple or all(type(each) in PLAIN for each in value)
 
 
 def _check_function(function: Any) -> None:

@@ -23,14 +23,14 @@ from baregrad.ir.core.op import Ops
 from baregrad.tensor.array.storage import Storage
 from baregrad.tensor.array.views import is_whole
 from baregrad.tensor.jit.parts import Call
-from baregrad.tensor.jit.trees import is_variable
+from baregrad.tensor.jit.trees import PLAIN, is_variable
 from baregrad.tensor.tensor import Tensor
 
 # The rooms, and what lies beside them, whose text decides what a function of theirs builds.
 ROOMS = ("base", "dtypes.py", "engine", "func", "io", "llm", "nn", "tensor")
 _OURS = tuple([f"baregrad.{room.removesuffix('.py')}." for room in ROOMS])
-_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
-_OTHERS = frozenset(sys.stdlib_module_names) | {"numpy"}
+# Packages whose names mean the same in every process, beside our own.
+OTHERS = sys.stdlib_module_names | {"numpy"}
 _NAMED = (type, types.BuiltinFunctionType, np.ufunc)
 # Their objects belong to this process.
 _MACHINERY = ("baregrad.engine.", "baregrad.runtime.", "baregrad.assemble.", "baregrad.tensor.")
@@ -74,7 +74,7 @@ class FunctionIdentity:
 
     def _add(self, value: Any, depth: int) -> None:
         kind = type(value)
-        if kind in _PLAIN:
+        if kind in PLAIN:
             self._words.append(f"{kind.__name__} {value!r}")
             return
         number = self._numbers.get(id(value))
@@ -131,7 +131,7 @@ def _parts(value: Any) -> tuple[str, list[Any]]:
         return kind.__name__, list(value)
     if kind in (dict, types.MappingProxyType):
         return kind.__name__, [each for item in value.items() for each in item]
-    if kind in (set, frozenset) and all(type(each) in _PLAIN for each in value):
+    if kind in (set, frozenset) and all(type(each) in PLAIN for each in value):
         return kind.__name__, sorted(value, key=lambda each: (type(each).__name__, repr(each)))
     # What a builtin is bound to has no part in its name.
     if isinstance(value, _NAMED) and _is_free(value):
@@ -159,7 +159,7 @@ def _name_of(value: Any) -> str:
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         found = getattr(found, part, None)
-    if found is not value or not (_is_ours(module) or module.partition(".")[0] in _OTHERS):
+    if found is not value or not (_is_ours(module) or module.partition(".")[0] in OTHERS):
         raise Unnamed(f"{module}.{name}")
     return f"{module}.{name}"
 
@@ -171,7 +171,7 @@ def _of_function(function: types.FunctionType) -> tuple[str, list[Any]]:
     code = function.__code__
     cells = [cell.cell_contents for cell in function.__closure__ or ()]
     parts = [*cells, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    own = [code.co_firstlineno, code.co_names, [c for c in code.co_consts if type(c) in _PLAIN]]
+    own = [code.co_firstlineno, code.co_names, [c for c in code.co_consts if type(c) in PLAIN]]
     told = hashlib.sha256(code.co_code + repr(own).encode()).hexdigest()
     return f"function {function.__module__}.{function.__qualname__} {told}", parts
 
@@ -216,7 +216,7 @@ def _form(leaf: Any) -> Any:
     kind = type(leaf)
     if isinstance(leaf, Tensor):
         return ("array", leaf.dtype.name, _plain(leaf.shape), leaf.device)
-    if kind in _PLAIN:
+    if kind in PLAIN:
         return (kind.__name__, repr(leaf))
     if kind in (tuple, list):
         return (kind.__name__, *map(_form, leaf))

@@ -13,7 +13,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.tensor.array.views import hooks_at
 from baregrad.tensor.tensor import Tensor
 
-_PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
+PLAIN = frozenset((bool, int, float, complex, str, bytes, type(None)))
 _SEQUENCES = (list, tuple)
 
 
@@ -127,7 +127,7 @@ def describe(
                     shape = unbind(shape, variables)
                     break
             key.append((shape, dtype, storage.device, grad))
-        elif kind in _PLAIN:
+        elif kind in PLAIN:
             key.append((kind, repr(item) if kind is float else item))
         elif isinstance(item, _SEQUENCES):
             key.append((kind, len(item)))
