@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from baregrad.base.errors import BaregradError, DriverError
+from baregrad.base.errors import DriverError
 from baregrad.base.options import options
 from baregrad.engine.workers.wire import receive, send
 
@@ -44,8 +44,6 @@ def serve(changes: dict[str, Any], make: Callable[[], Answering]) -> None:
             except DriverError as error:
                 # What else the device holds may be lost or changed: the next process begins anew.
                 answer, out = {"error": f"{type(error).__name__}: {error}", "faulted": True}, []
-            except BaregradError as error:
-                answer, out = {"error": f"{type(error).__name__}: {error}"}, []
             except Exception as error:  # noqa: BLE001 - the answer says what it was
                 answer, out = {"error": f"{type(error).__name__}: {error}"}, []
             send(answers, answer, out)

@@ -354,7 +354,7 @@ def _like(x: Tensor, fill_value: Any, found: DType) -> Tensor:
     if isinstance(fill_value, TensorLike):
         return fill_value.cast(found).expand(x.shape).clone()  # type: ignore[return-value]
     scalar_dtype(fill_value)
-    return type(x)._make(nodes.broadcast(as_stored(plain(fill_value), found), x.shape), x.device)
+    return type(x)._make(nodes.broadcast(as_stored(fill_value, found), x.shape), x.device)
 
 
 def _finished(made: Tensor, device: str | None, requires_grad: bool) -> Tensor:
