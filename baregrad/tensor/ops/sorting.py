@@ -119,18 +119,18 @@ def _is_less(words: tuple[Node, ...], others: tuple[Node, ...]) -> Node:
 # --- selection ----------------------------------------------------------------------------------
 
 
-def _place_of_kth(x: Node, k: int, nan_first: bool) -> Node:
-    """Where the k-th smallest stands along the last axis, which stays with extent 1; int64.
+def _place_of_kth(keys: Node, k: int, nan_first: bool) -> Node:
+    """Where the k-th least of `sort_keys` stands along the last axis, of extent 1 then; int64.
 
     Its key is the greatest before which fewer than k others come; where it stands among those that
-    are equal is found alike. That takes a pass over `x` for each bit, a sort several. nan_first: it
+    are equal is found alike. That takes a pass over all for each bit, a sort several. nan_first: it
     is the first NaN, the one after all numbers, if there are some.
     """
-    keys = _stored(_unsigned(sort_keys(x, False)))
-    *front, extent = x.shape
+    keys = _stored(_unsigned(keys))
+    *front, extent = keys.shape
     counts = dtypes.int32 if extent < 1 << 31 else dtypes.int64
     last = len(front)
-    places = nodes.iota_along(x.shape, last, counts)
+    places = nodes.iota_along(keys.shape, last, counts)
     shape = (*front, 1)
 
     def number_of(chosen: Node) -> Node:
@@ -194,6 +194,11 @@ def _is_tree_worth(extent: int, k: int) -> bool:
     return extent >= LEAST_TREE and TWIGS * 2 * k <= extent
 
 
+def _is_tree_short(extent: int, k: int) -> bool:
+    """Whether the k-th alone is found sooner down a tree than by some dozens of passes over all."""
+    return _is_tree_worth(extent, k) and (TWIGS * k) ** 2 <= min(16 * extent, MOST_RANKED**2)
+
+
 def _least(words: Node, k: int) -> Node:
     """The k least of words along the last axis, in order, down a tree of minima.
 
@@ -202,6 +207,9 @@ def _least(words: Node, k: int) -> Node:
     a level's size apart, so that minima are of neighbours side by side.
     """
     *front, extent = words.shape
+    if k == 1:
+        least = nodes.reduce(Ops.MIN, words, (len(front),))
+        return _stored(nodes.keep(least, (len(front),), len(front) + 1))
     depth = 0
     while _parts(extent, depth + 1) >= k and _parts(extent, depth) > max(TOP, TWIGS * k):
         depth += 1
@@ -264,6 +272,14 @@ def _first(words: Node, k: int) -> Node:
     word = nodes.broadcast(nodes.unsqueeze(words, last), shape)
     chosen = nodes.where(hit, word, const(int(words.dtype.max), words.dtype))
     return _stored(nodes.reduce(Ops.MIN, chosen, (last + 1,)))
+
+
+def _place_near_an_end(x: Tensor, k: int, from_last: bool) -> Node:
+    """Where the k-th element along the last axis stands, or the k-th from the last, in order."""
+    # The order from the last is that of the flipped elements: the last of equal ones comes first.
+    keys = sort_keys((x.flip(-1) if from_last else x).node, from_last)
+    place = _places_in(nodes.cut(_least(_packed(keys), k), x.ndim - 1, k - 1, k))
+    return nodes.alu(Ops.SUB, const(x.shape[-1] - 1, place.dtype), place) if from_last else place
 
 
 # --- functions ----------------------------------------------------------------------------------
@@ -345,9 +361,15 @@ def _kth(x: Tensor, k: int, axis: int, keepdim: bool, nan_first: bool) -> Extrem
         return Extreme(x.clone(), x.zeros_like(dtype=dtypes.int64))
     check_shape_is_int(x.shape, "sorting")
     nan_first = nan_first and x.dtype.kind == "float"
-    if x.shape[axis] >= COUNTED:
+    extent = x.shape[axis]
+    if extent >= COUNTED:
         moved = x.detach().movedim(axis, -1)
-        places = result(_place_of_kth(moved.node, k, nan_first), moved).movedim(-1, axis)
+        near = min(k, extent + 1 - k)
+        if not nan_first and _is_tree_short(extent, near) and _fits_in_words(x.dtype, extent):
+            place = _place_near_an_end(moved, near, near < k)
+        else:
+            place = _place_of_kth(sort_keys(moved.node, False), k, nan_first)
+        places = result(place, moved).movedim(-1, axis)
     else:
         places = argsort(x, axis).narrow(axis, k - 1, 1)
         if nan_first:

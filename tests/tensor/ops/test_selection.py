@@ -52,6 +52,15 @@ def test_every_place_is_that_of_a_stable_sort(dtype: DType, shape: Any, axis: in
         assert found.indices.dtype is dtypes.int64 and found.values.dtype is dtype
 
 
+@pytest.mark.parametrize("dtype", (dtypes.float32, dtypes.uint8), ids=str)
+def test_places_near_both_ends_of_a_long_axis(dtype: DType) -> None:
+    array = drawn(dtype, 2, 1000)
+    array[:, 100:200] = array[:, 300:400]
+    order, x = np.argsort(array, 1, kind="stable"), Tensor(array)
+    for k in (1, 3, 15, 985, 998, 1000):
+        assert x.kthvalue(k).indices.tolist() == order[:, k - 1].tolist()
+
+
 def test_bfloat16_is_ordered_as_its_numbers_are() -> None:
     array = drawn(dtypes.float32, 4, 100)
     x = Tensor(array).bfloat16()
