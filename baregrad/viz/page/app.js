@@ -64,39 +64,43 @@ async function show() {
   }
 }
 
-// Rows of the list, of which those that hold the searched words are shown. Where they are those that are there
-// already, only the chosen one is another: making and placing hundreds of rows takes longer than a click may.
-let rowsShown = "";
-function fillList(rows, heading) {
-  const words = find("search").value.toLowerCase().split(/\s+/).filter(Boolean);
-  const kept = rows.filter((row) => words.every((word) => row.text.toLowerCase().includes(word)));
-  const most = kept.slice(0, MOST_ROWS).map((row) => row.made ? { ...row, ...row.made() } : row);
-  const tail = kept.length > most.length ? [`${kept.length - most.length} more: search for them`] : [];
-  const found = words.length ? ` (${kept.length} of ${rows.length})` : "";
-  const list = find("list"), asked = JSON.stringify([heading + found, tail, most.map((row) => [row.title, row.note, row.share])]);
-  if (asked === rowsShown) {
-    list.querySelectorAll(".row").forEach((button, number) => {
-      const isCurrent = String(Boolean(most[number].current));
-      if (button.getAttribute("aria-current") !== isCurrent) button.setAttribute("aria-current", isCurrent);
-      button.onclick = most[number].choose;
-    });
-    list.querySelector("[aria-current=true]")?.scrollIntoView({ block: "nearest" });
-    return;
+// Rows of the list, of which those that hold the searched words are shown; those whose key is `chosen` are the current
+// ones. Whoever asks gives the same array for the same rows: then only the current one is another, since making and
+// placing hundreds of rows takes longer than a click may.
+let filled = { rows: null, asked: "", chosen: "", buttons: new Map() };
+function fillList(rows, heading, chosen = "") {
+  const words = find("search").value.toLowerCase().split(/\s+/).filter(Boolean), asked = JSON.stringify([heading, words]);
+  const list = find("list"), isNew = filled.rows !== rows || filled.asked !== asked;
+  // Rows that are made anew: who was among them by keyboard stays there.
+  const wasInside = isNew && list.contains(document.activeElement) && document.activeElement.matches(".row");
+  if (isNew) {
+    filled = { rows, asked, chosen: "", buttons: new Map() };
+    list.replaceChildren(...makeRows(rows, heading, words));
   }
-  rowsShown = asked;
-  const buttons = most.map((row) => {
-    const button = make("button", { class: "row", "aria-current": String(Boolean(row.current)) },
-      row.title, make("small", {}, row.note), ...(row.share === undefined ? [] : [
-        make("span", { class: "bar", style: `width:${(100 * row.share).toFixed(2)}%` })]));
+  for (const button of filled.buttons.get(filled.chosen) || []) button.setAttribute("aria-current", "false");
+  filled.chosen = chosen;
+  const current = filled.buttons.get(chosen) || [];
+  for (const button of current) button.setAttribute("aria-current", "true");
+  // Of several launches of one kernel the one that was clicked stays where it is.
+  const shown = current.find((button) => button === document.activeElement) || current[0];
+  shown?.scrollIntoView({ block: "nearest" });
+  if (wasInside) shown?.focus();
+}
+
+function makeRows(rows, heading, words) {
+  const kept = rows.filter((row) => words.every((word) => row.text.toLowerCase().includes(word)));
+  const tail = kept.length > MOST_ROWS ? [`${kept.length - MOST_ROWS} more: search for them`] : [];
+  const found = words.length ? ` (${kept.length} of ${rows.length})` : "";
+  const buttons = kept.slice(0, MOST_ROWS).map((row) => {
+    const { title, note } = row.made ? row.made() : row;
+    const button = make("button", { class: "row", "aria-current": "false" }, title, make("small", {}, note),
+      ...(row.share === undefined ? [] : [make("span", { class: "bar", style: `width:${(100 * row.share).toFixed(2)}%` })]));
     button.onclick = row.choose;
+    if (!filled.buttons.has(row.key)) filled.buttons.set(row.key, []);
+    filled.buttons.get(row.key).push(button);
     return button;
   });
-  // Rows are made anew: who was among them by keyboard stays there.
-  const wasInside = list.contains(document.activeElement) && document.activeElement.matches(".row");
-  list.replaceChildren(make("h2", {}, heading + found), ...buttons, ...tail);
-  const current = list.querySelector("[aria-current=true]");
-  current?.scrollIntoView({ block: "nearest" });
-  if (wasInside) current?.focus();
+  return [make("h2", {}, heading + found), ...buttons, ...tail];
 }
 
 function pairs(entries) {
@@ -122,12 +126,12 @@ function sourceOf(where) {
 async function showLines(plan, isWanted) {
   const total = summary.lines.reduce((sum, one) => sum + one.least_ns, 0) || 1;
   const chosen = spot.line || summary.lines.find((one) => one.where)?.where || "";
-  fillList(summary.lines.map((one) => ({
-    title: sourceOf(one.where) || shortPlace(one.where),
+  summary.rows ??= summary.lines.map((one) => ({
+    key: one.where, title: sourceOf(one.where) || shortPlace(one.where),
     note: `${shortPlace(one.where)} · at least ${seconds(one.least_ns)} (${(100 * one.least_ns / total).toFixed(1)} %) · ${one.launches} launches`,
-    text: one.where + " " + sourceOf(one.where), share: one.least_ns / total,
-    current: one.where === chosen, choose: () => go({ line: one.where }),
-  })), "Your lines, the dearest first");
+    text: one.where + " " + sourceOf(one.where), share: one.least_ns / total, choose: () => go({ line: one.where }),
+  }));
+  fillList(summary.rows, "Your lines, the dearest first", chosen);
   const split = chosen.lastIndexOf(":"), file = chosen.slice(0, split), here = Number(chosen.slice(split + 1));
   const costs = new Map(summary.lines.map((one) => [one.where, one.least_ns]));
   const text = make("pre");
@@ -183,12 +187,13 @@ function decisionLine(one) {
 async function showKernels(plan, isWanted) {
   const total = plan.steps.reduce((sum, one) => sum + one.least_ns, 0) || 1;
   const chosen = spot.kernel === "" ? plan.steps[0]?.kernel : Number(spot.kernel);
-  fillList(plan.steps.map((one, number) => ({
-    title: `${number + 1}  ${one.name}`,
+  plan.rows ??= plan.steps.map((one, number) => ({
+    key: String(one.kernel), title: `${number + 1}  ${one.name}`,
     note: `${shortPlace(one.where)} · ${count(one.bytes, "B")} · ${count(one.operations)} operations · at least ${seconds(one.least_ns)}`,
     text: one.name + " " + one.where, share: one.least_ns / total,
-    current: one.kernel === chosen, choose: () => go({ kernel: String(one.kernel), part: spot.part }),
-  })), `Launches in order, at least ${seconds(total)}`);
+    choose: () => go({ kernel: String(one.kernel), part: spot.part }),
+  }));
+  fillList(plan.rows, `Launches in order, at least ${seconds(total)}`, String(chosen));
   if (chosen === undefined) return;
   find("status").textContent = "compiling…";
   const kernel = await model.get("kernel/" + chosen);
@@ -221,38 +226,39 @@ const passOf = () => spot.p === "" ? summary.computations[computation()].passes.
 
 async function showGraph(plan, isWanted) {
   const passes = summary.computations[computation()].passes, pass = passOf();
-  const graph = await model.graph(computation(), pass);
-  const before = pass > 0 ? await model.graph(computation(), pass - 1) : null;
+  const graph = await model.graph(computation(), pass), wanted = chosenNodes(graph);
+  // Nodes are told from those of the pass before; lines that stand for theirs are not.
+  const before = pass > 0 && wanted !== null ? await model.graph(computation(), pass - 1) : null;
   if (!isWanted()) return;
-  const words = find("search").value;
-  if (words) {
-    fillList(graph.id.map((id, position) => ({
-      made: () => ({
+  if (find("search").value) {
+    graph.rows ??= graph.id.map((id, position) => ({
+      key: String(id), made: () => ({
         title: `${nameOf(graph, "op", position)}  ${nameOf(graph, "shape", position)}`,
         note: `${nameOf(graph, "dtype", position)} · ${shortPlace(nameOf(graph, "line", position))}`,
       }),
       text: ["op", "dtype", "shape", "line", "arg"].map((key) => nameOf(graph, key, position)).join(" "),
-      current: String(id) === spot.node, choose: () => go({ node: String(id), group: "" }),
-    })), "Nodes");
+      choose: () => go({ node: String(id), group: "" }),
+    }));
+    fillList(graph.rows, "Nodes", spot.node);
   } else {
-    fillList(passes.map((one, number) => ({
-      title: one.name, note: `${one.nodes} nodes · ${one.why}`, text: one.name, current: number === pass,
+    passes.rows ??= passes.map((one, number) => ({
+      key: String(number), title: one.name, note: `${one.nodes} nodes · ${one.why}`, text: one.name,
       choose: () => go({ p: String(number) }),
-    })), "Passes, in order");
+    }));
+    fillList(passes.rows, "Passes, in order", String(pass));
   }
-  drawGraph(graph, before, plan);
+  drawGraph(graph, before, plan, wanted);
   tellOfNode(graph, plan, passes[pass].name);
 }
 
 const nameOf = (graph, key, position) => graph.names[graph[key][position]];
 
-function drawGraph(graph, before, plan) {
-  const stored = new Set(plan.decisions.filter((one) => one.stored).map((one) => one.id));
-  const wanted = chosenNodes(graph);
+function drawGraph(graph, before, plan, wanted) {
   if (wanted === null) {
     if (spot.group === "") drawLines(graph); else drawStretches(graph);
     return;
   }
+  const stored = new Set(plan.decisions.filter((one) => one.stored).map((one) => one.id));
   const inside = new Set(wanted);
   const boxes = wanted.map((position) => {
     const id = graph.id[position], shown = [nameOf(graph, "dtype", position), nameOf(graph, "shape", position)];
@@ -300,7 +306,7 @@ function isOfGroup(graph, position) {
 function around(graph, start, plain) {
   const drawable = new Set(plain).add(start), found = new Set([start]);
   for (const position of found) {
-    const near = [...graph.src[position].map((one) => graph.at.get(one)), ...graph.users[position]];
+    const near = [...graph.src[position].map((one) => graph.at.get(one)), ...usersOf(graph)[position]];
     for (const one of near) {
       if (found.size >= 50) return [...found];
       if (drawable.has(one)) found.add(one);
@@ -309,15 +315,16 @@ function around(graph, start, plain) {
   return [...found];
 }
 
-// Boxes and arrows of the lines that stand for their nodes.
+// Boxes and arrows of the lines that stand for their nodes, made once.
 function boxesOfLines(graph) {
+  if (graph.ofLines) return graph.ofLines;
   const sizes = new Map();
   graph.line.forEach((line) => sizes.set(line, (sizes.get(line) || 0) + 1));
   const kept = new Set([...sizes].sort((a, b) => b[1] - a[1]).slice(0, MOST_BOXES).map(([line]) => line));
   const keyOf = (line) => graph.names[line] || "none";
   const boxes = [...kept].map((line) => ({
     key: keyOf(line), lines: [(sourceOf(graph.names[line]) || "no line of yours").slice(0, 46), `${shortPlace(graph.names[line])} · ${sizes.get(line)} nodes`],
-    classes: keyOf(line) === spot.group ? ["chosen"] : [], label: `${graph.names[line] || "no line"}, ${sizes.get(line)} nodes`,
+    classes: [], label: `${graph.names[line] || "no line"}, ${sizes.get(line)} nodes`,
   }));
   const arrows = new Map();
   graph.src.forEach((sources, position) => {
@@ -327,12 +334,13 @@ function boxesOfLines(graph) {
       if (from !== to && kept.has(from) && kept.has(to)) arrows.set(`${from} ${to}`, [keyOf(from), keyOf(to)]);
     }
   });
-  return { boxes, arrows: [...arrows.values()], left: sizes.size - kept.size };
+  return graph.ofLines = { boxes, arrows: [...arrows.values()], left: sizes.size - kept.size };
 }
 
 function drawLines(graph) {
   const { boxes, arrows, left } = boxesOfLines(graph);
-  picture = draw(find("middle"), boxes, arrows, (key) => go({ group: key, node: "", stretch: "" }));
+  const shown = boxes.map((one) => one.key === spot.group ? { ...one, classes: ["chosen"] } : one);
+  picture = draw(find("middle"), shown, arrows, (key) => go({ group: key, node: "", stretch: "" }));
   addKey(`${graph.id.length} nodes, by the line that asked for them: choose one to open it${left ? `; ${left} lines of fewest nodes are not shown, search for them` : ""}`, false);
 }
 
@@ -392,7 +400,7 @@ function tellOfNode(graph, plan, pass) {
     ["your line", lineLink(nameOf(graph, "line", position))], ["attribute", nameOf(graph, "arg", position)],
     ["decision", decision ? `${decision.stored ? "stored" : "fused"}: ${decision.reason}` : ""],
   ]), make("h2", {}, "Sources"), ...listed(graph.src[position].map((one) => graph.at.get(one)), nodeLink),
-  make("h2", {}, "Used by"), ...listed(graph.users[position], nodeLink), ...historyOf(plan, id),
+  make("h2", {}, "Used by"), ...listed(usersOf(graph)[position], nodeLink), ...historyOf(plan, id),
   make("h2", {}, "Kernels that compute it"), ...listed(plan.steps.filter((one) => one.computes.includes(graph.of[position])), kernelLink));
 }
 

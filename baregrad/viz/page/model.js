@@ -15,21 +15,26 @@ const model = {
     return this.fetched.get(name);
   },
 
-  // A graph with what the drawing asks for: users of each node, positions by number.
+  // A graph with positions by number.
   graph(computation, pass) {
     const name = `graph/${computation}/${pass}`;
     return this.get(name).then((graph) => {
-      if (!graph.at) {
-        graph.at = new Map(graph.id.map((id, position) => [id, position]));
-        graph.users = graph.id.map(() => []);
-        graph.src.forEach((sources, position) => {
-          for (const one of new Set(sources)) graph.users[graph.at.get(one)].push(position);
-        });
-      }
+      graph.at ??= new Map(graph.id.map((id, position) => [id, position]));
       return graph;
     });
   },
 };
+
+// The users of each node, by position: found when somebody asks first.
+function usersOf(graph) {
+  if (!graph.users) {
+    graph.users = graph.id.map(() => []);
+    graph.src.forEach((sources, position) => {
+      for (const one of new Set(sources)) graph.users[graph.at.get(one)].push(position);
+    });
+  }
+  return graph.users;
+}
 
 function seconds(nanoseconds) {
   if (nanoseconds < 1e3) return `${nanoseconds.toFixed(0)} ns`;

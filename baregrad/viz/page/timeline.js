@@ -63,16 +63,17 @@ function timelineLabel(timeline) {
 function listTotals(timeline) {
   const wholes = new Map();
   for (const one of timeline.totals) wholes.set(one.lane, (wholes.get(one.lane) || 0) + one.total);
-  fillList(timeline.totals.map((one) => {
+  timeline.rows ??= timeline.totals.map((one) => {
     const lane = timeline.lanes[one.lane], where = String(factsOf(timeline, lane, one.first).line || "");
     return {
-      title: textOf(timeline, one.name),
+      key: `${one.lane} ${one.name}`, title: textOf(timeline, one.name),
       note: `${laneTitle(timeline, lane)} · ${one.calls} times · ${seconds(one.total)}, ${(100 * one.total / timeline.length).toFixed(1)} % of the profile${where ? " · " + shortPlace(where) : ""}`,
       text: `${textOf(timeline, one.name)} ${lane.title} ${where}`, share: one.total / (wholes.get(one.lane) || 1),
-      current: spot.lane === String(one.lane) && spot.at !== "" && lane.name[Number(spot.at)] === one.name,
       choose: () => choose(timeline, one.lane, one.first),
     };
-  }), "What took the time, by lane and name");
+  });
+  const name = spot.at === "" ? undefined : timeline.lanes[Number(spot.lane)]?.name[Number(spot.at)];
+  fillList(timeline.rows, "What took the time, by lane and name", `${spot.lane} ${name}`);
 }
 
 function choose(timeline, number, position) {
@@ -285,6 +286,17 @@ function peakOf(whole) {
   return { at: whole.at[whole.value.indexOf(value)] || 0, value };
 }
 
+// Who holds how much of a device's memory at a time, the most first; made once for each time that is looked at.
+function ownersAt(timeline, whole, at) {
+  if (whole.lookedAt !== at) {
+    whole.lookedAt = at;
+    whole.owners = timeline.counters.filter((one) => one.owner && one.device === whole.device && one.process === whole.process)
+      .map((one) => ({ ...one, now: valueAt(one, at), most: one.value.reduce((large, each) => Math.max(large, each), 0) }))
+      .sort((a, b) => b.now - a.now || b.most - a.most);
+  }
+  return whole.owners;
+}
+
 async function showMemory(isWanted) {
   const timeline = prepared(await model.get("timeline"));
   if (!isWanted()) return;
@@ -297,14 +309,13 @@ async function showMemory(isWanted) {
   }
   const chosen = Math.min(Number(spot.device || 0), wholes.length - 1), whole = wholes[chosen], peak = peakOf(whole);
   const at = spot.when === "" ? peak.at : Number(spot.when);
-  const owners = timeline.counters.filter((one) => one.owner && one.device === whole.device && one.process === whole.process)
-    .map((one) => ({ ...one, now: valueAt(one, at), most: one.value.reduce((large, each) => Math.max(large, each), 0) }))
-    .sort((a, b) => b.now - a.now || b.most - a.most);
+  const owners = ownersAt(timeline, whole, at);
   const held = valueAt(whole, at), before = held - owners.reduce((sum, one) => sum + one.now, 0);
-  fillList(owners.map((one) => ({
-    title: one.owner, note: `${count(one.now, "B")} then, ${(100 * one.now / (held || 1)).toFixed(1)} %; at most ${count(one.most, "B")}`,
-    text: one.owner, share: one.now / (held || 1), current: one.owner === spot.owner, choose: () => go({ owner: one.owner }),
-  })), `${whole.device}: who holds what at ${seconds(at)}${at === peak.at ? ", the peak" : ""}`);
+  owners.rows ??= owners.map((one) => ({
+    key: one.owner, title: one.owner, note: `${count(one.now, "B")} then, ${(100 * one.now / (held || 1)).toFixed(1)} %; at most ${count(one.most, "B")}`,
+    text: one.owner, share: one.now / (held || 1), choose: () => go({ owner: one.owner }),
+  }));
+  fillList(owners.rows, `${whole.device}: who holds what at ${seconds(at)}${at === peak.at ? ", the peak" : ""}`, spot.owner);
   const select = make("select", { "aria-label": "Device", onchange: (event) => go({ device: event.target.value, when: "", owner: "" }) },
     ...wholes.map((one, number) => make("option", { value: String(number), ...(number === chosen ? { selected: "" } : {}) }, laneTitle(timeline, one))));
   const canvas = make("canvas", { role: "img", tabindex: 0, "aria-label": `Memory of ${whole.device} over ${seconds(timeline.length)}, at most ${count(peak.value, "B")} at ${seconds(peak.at)}. The list says who holds it.` });

@@ -7,12 +7,13 @@ async function showCommands(isWanted) {
   find("status").textContent = "making the list…";
   const found = await model.get("words/" + computation());
   if (!isWanted()) return;
-  const rows = found.channels.flatMap((channel) => channel.rows.map((row) => ({ channel: channel.name, place: row[0], method: row[1], data: row[2], work: row[3] })));
+  const rows = found.all ??= found.channels.flatMap((channel) => channel.rows.map((row) => ({ channel: channel.name, place: row[0], method: row[1], data: row[2], work: row[3] })));
   const acting = rows.filter((row) => row.work.length);
-  fillList(acting.map((row) => ({
-    title: row.work.map((one) => one[1].split(":")[0]).join(", "), note: `${row.channel}, word ${row.place} · ${row.work.map((one) => one[1]).join("; ")}`,
-    text: row.work.map((one) => one.join(" ")).join(" "), current: keyOf(row) === spot.word, choose: () => go({ word: keyOf(row) }),
-  })), "What the GPU does, in order");
+  found.rows ??= acting.map((row) => ({
+    key: keyOf(row), title: row.work.map((one) => one[1].split(":")[0]).join(", "), note: `${row.channel}, word ${row.place} · ${row.work.map((one) => one[1]).join("; ")}`,
+    text: row.work.map((one) => one.join(" ")).join(" "), choose: () => go({ word: keyOf(row) }),
+  }));
+  fillList(found.rows, "What the GPU does, in order", spot.word);
   const table = tableOf(found, rows);
   for (const row of table.querySelectorAll(".shown")) row.classList.remove("shown");
   table.querySelector(`[data-word="${CSS.escape(spot.word)}"]`)?.classList.add("shown");
