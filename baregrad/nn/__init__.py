@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from baregrad.base.namespaces import unknown_name
 from baregrad.nn import functional, init
-from baregrad.nn import weight_tools as utils
 from baregrad.nn.activations import (
     CELU,
     ELU,
@@ -155,7 +152,16 @@ from baregrad.nn.pooling import (
     UpsamplingBilinear2d,
     UpsamplingNearest2d,
 )
-from baregrad.nn.recurrent import GRU, LSTM, RNN, GRUCell, LSTMCell, RNNCell
+from baregrad.nn.recurrent import (
+    GRU,
+    LSTM,
+    RNN,
+    GRUCell,
+    LSTMCell,
+    RNNBase,
+    RNNCell,
+    RNNCellBase,
+)
 from baregrad.nn.state import get_parameters, get_state_dict, load_state_dict
 from baregrad.nn.transformer import (
     Transformer,
@@ -166,6 +172,7 @@ from baregrad.nn.transformer import (
 )
 
 if TYPE_CHECKING:
+    from baregrad.nn import utils as utils
     from baregrad.nn.block_scaled import BlockScaled as BlockScaled
     from baregrad.nn.block_scaled import quantize_blocks as quantize_blocks
     from baregrad.nn.block_scaled import scaled_matmul as scaled_matmul
@@ -317,7 +324,9 @@ __all__ = [
     "PixelUnshuffle",
     "PoissonNLLLoss",
     "RMSNorm",
+    "RNNBase",
     "RNNCell",
+    "RNNCellBase",
     "RReLU",
     "ReLU",
     "ReLU6",
@@ -371,12 +380,10 @@ __all__ = [
     "utils",
 ]
 
-# PyTorch's name, from which programs import.
-sys.modules[f"{__name__}.utils"] = utils
-sys.modules[f"{__name__}.utils.rnn"] = cast(ModuleType, utils.rnn)
-
 
 def __getattr__(name: str) -> object:
+    if name == "utils":
+        return importlib.import_module(f"{__name__}.{name}")
     for file, names in _LATER:
         if name in names:
             found = globals()[name] = getattr(importlib.import_module(f"{__name__}.{file}"), name)

@@ -10,18 +10,23 @@ Sources: S. Hochreiter and J. Schmidhuber, Neural Computation 1997 (LSTM); K. Ch
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.nn import init
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.shapes import stored
+
+if TYPE_CHECKING:
+    from baregrad.nn.utils.rnn import PackedSequence
 
 State = tuple[Tensor, ...]
 # From what the inputs and the state give (N, gates * hidden), and the state, to the next state.
 _Step = Callable[[Tensor, Tensor, State], State]
 
 _PARTS = 8
+_PARTS_OF_A_WAY = ("weight_ih", "weight_hh", "bias_ih", "bias_hh", "weight_hr")
 
 
 def _tanh_step(given: Tensor, kept: Tensor, state: State) -> State:
@@ -84,7 +89,7 @@ def _unstacked(x: Tensor) -> list[Tensor]:
 # --- one step -------------------------------------------------------------------------------------
 
 
-class _Cell(Module):
+class RNNCellBase(Module):
     """What the cells share: weights of the input and of the state, for all gates together."""
 
     _GATES = 1
@@ -121,7 +126,7 @@ class _Cell(Module):
         return f"{self.input_size}, {self.hidden_size}"
 
 
-class RNNCell(_Cell):
+class RNNCell(RNNCellBase):
     """One step of an `RNN`: tanh, or relu, of the sum of two linear layers."""
 
     def __init__(
@@ -142,7 +147,7 @@ class RNNCell(_Cell):
         return self._next(self._step, x, None if hx is None else (hx,))[0]
 
 
-class GRUCell(_Cell):
+class GRUCell(RNNCellBase):
     """One step of a `GRU`."""
 
     _GATES = 3
@@ -152,7 +157,7 @@ class GRUCell(_Cell):
         return self._next(_gru_step, x, None if hx is None else (hx,))[0]
 
 
-class LSTMCell(_Cell):
+class LSTMCell(RNNCellBase):
     """One step of an `LSTM`."""
 
     _GATES = 4
@@ -169,10 +174,11 @@ class LSTMCell(_Cell):
 # --- sequences ------------------------------------------------------------------------------------
 
 
-class _Recurrent(Module):
+class RNNBase(Module):
     """What recurrent layers share. Parameters: weight_ih_l0 and its like, with PyTorch's names.
 
-    Sequences are (L, N, input_size), (N, L, input_size) with `batch_first`, or (L, input_size).
+    Sequences are (L, N, input_size), (N, L, input_size) with `batch_first`, or (L, input_size); or
+    a `PackedSequence`, whose outputs are one as well.
     """
 
     _GATES = 1
@@ -189,6 +195,7 @@ class _Recurrent(Module):
         bidirectional: bool = False,
         device: str | None = None,
         dtype: object = None,
+        proj_size: int = 0,
     ) -> None:
         for name, count in (("hidden_size", hidden_size), ("num_layers", num_layers)):
             if not isinstance(count, int) or count < 1:
@@ -204,21 +211,41 @@ class _Recurrent(Module):
         self.batch_first = batch_first
         self.dropout = dropout
         self.bidirectional = bidirectional
+        self.proj_size = proj_size
+        # What each step gives.
+        self._width = proj_size or hidden_size
         self._ways = ("", "_reverse") if bidirectional else ("",)
         rows = self._GATES * hidden_size
         for layer in range(num_layers):
-            width = input_size if layer == 0 else hidden_size * len(self._ways)
+            width = input_size if layer == 0 else self._width * len(self._ways)
             for way in self._ways:
                 shapes: dict[str, tuple[int, ...]]
-                shapes = {"weight_ih": (rows, width), "weight_hh": (rows, hidden_size)}
+                shapes = {"weight_ih": (rows, width), "weight_hh": (rows, self._width)}
                 if bias:
                     shapes |= {"bias_ih": (rows,), "bias_hh": (rows,)}
+                if proj_size:
+                    shapes["weight_hr"] = (proj_size, hidden_size)
                 for name, shape in shapes.items():
                     made = init.drawn(*shape, fan=hidden_size, dtype=dtype, device=device)
                     setattr(self, f"{name}_l{layer}{way}", made)
 
-    def _run(self, step: _Step, x: Tensor, state: State | None) -> tuple[Tensor, State]:
+    @property
+    def all_weights(self) -> list[list[Tensor]]:
+        """The parameters of each layer and way, in the order of their names' first parts."""
+        held = dict(self.named_parameters(recurse=False))
+        ends = [f"_l{layer}{way}" for layer in range(self.num_layers) for way in self._ways]
+        return [[held[part + end] for part in _PARTS_OF_A_WAY if part + end in held]
+                for end in ends]
+
+    def flatten_parameters(self) -> None:
+        """Do nothing: weights need not lie beside each other here."""
+
+    def _run(
+        self, step: _Step, x: Tensor | PackedSequence, state: State | None
+    ) -> tuple[Any, State]:
         """The outputs of the last layer, and the last states of all, in the caller's layout."""
+        if not isinstance(x, Tensor):
+            return self._run_packed(step, x, state)
         size = self.input_size
         order = "(N, L, " if self.batch_first else "(L, N, "
         _check_input(x, (2, 3), size, f"{order}{size}) or (L, {size})")
@@ -230,6 +257,41 @@ class _Recurrent(Module):
         if not x.shape[0]:
             raise ShapeError("a sequence has a first step", found=list(x.shape))
         firsts = self._states(x, state, single)
+        x, ends = self._through_layers(step, x, firsts, None)
+        if single:
+            return x.squeeze(1), tuple(part.squeeze(1) for part in ends)
+        return (x.transpose(0, 1) if self.batch_first else x), ends
+
+    def _run_packed(
+        self, step: _Step, packed: PackedSequence, state: State | None
+    ) -> tuple[PackedSequence, State]:
+        """The outputs of packed sequences, packed, and the states at the end of each.
+
+        They are padded for the layers, so that all steps are alike: what lies behind a sequence's
+        end changes no state.
+        """
+        from baregrad.nn.utils import rnn
+
+        if not isinstance(packed, rnn.PackedSequence):
+            raise DTypeError(
+                "a recurrent layer takes a tensor or a PackedSequence",
+                found=f"{type(packed).__name__} {packed!r:.40}",
+            )
+        size = self.input_size
+        _check_input(packed.data, (2,), size, f"data (elements, {size})")
+        x, is_there = rnn.padded_steps(packed)
+        firsts = self._states(x, state, False)
+        if packed.sorted_indices is not None and state is not None:
+            firsts = tuple(part.index_select(1, packed.sorted_indices) for part in firsts)
+        x, ends = self._through_layers(step, x, firsts, is_there)
+        if packed.unsorted_indices is not None:
+            ends = tuple(part.index_select(1, packed.unsorted_indices) for part in ends)
+        return rnn.packed_like(x, packed), ends
+
+    def _through_layers(
+        self, step: _Step, x: Tensor, firsts: State, is_there: Tensor | None
+    ) -> tuple[Tensor, State]:
+        """Outputs (L, N, width) and last states of (L, N, input_size); see `_follow`."""
         lasts: list[State] = []
         for layer in range(self.num_layers):
             if layer and self.dropout and self.training:
@@ -237,37 +299,48 @@ class _Recurrent(Module):
             made = []
             for way in self._ways:
                 first = tuple(part[len(lasts)] for part in firsts)
-                outputs, last = self._follow(step, x, first, f"l{layer}{way}", bool(way))
+                name = f"l{layer}{way}"
+                outputs, last = self._follow(step, x, first, name, bool(way), is_there)
                 made.append(outputs)
                 lasts.append(last)
             x = Tensor.cat(made, dim=-1) if len(made) > 1 else made[0]
-        ends = tuple(Tensor.stack(parts) for parts in zip(*lasts, strict=True))
-        if single:
-            return x.squeeze(1), tuple(part.squeeze(1) for part in ends)
-        return (x.transpose(0, 1) if self.batch_first else x), ends
+        return x, tuple(Tensor.stack(parts) for parts in zip(*lasts, strict=True))
 
     def _states(self, x: Tensor, state: State | None, single: bool) -> State:
-        """The first states of all layers and ways: (layers * ways, N, hidden) each."""
+        """The first states of all layers and ways: (layers * ways, N, width) each."""
         count = self.num_layers * len(self._ways)
+        widths = (self._width, self.hidden_size)[: self._STATES]
         if state is None:
-            blank = Tensor.zeros(count, x.shape[1], self.hidden_size, dtype=x.dtype,
-                                 device=x.device)
-            return (blank,) * self._STATES
-        shape = (count, self.hidden_size) if single else (count, x.shape[1], self.hidden_size)
-        _check_state(state, shape)
+            blank = [Tensor.zeros(count, x.shape[1], width, dtype=x.dtype, device=x.device)
+                     for width in dict.fromkeys(widths)]
+            return tuple(blank) if len(blank) == self._STATES else (blank[0],) * self._STATES
+        rows = () if single else (x.shape[1],)
+        for part, width in zip(state, widths, strict=True):
+            _check_state((part,), (count, *rows, width))
         return tuple(part.unsqueeze(1) for part in state) if single else state
 
     def _follow(
-        self, step: _Step, x: Tensor, state: State, name: str, backwards: bool
+        self, step: _Step, x: Tensor, state: State, name: str, backwards: bool,
+        is_there: Tensor | None,
     ) -> tuple[Tensor, State]:
-        """One layer one way: (L, N, width) to its outputs (L, N, hidden) and its last state."""
+        """One layer one way: (L, N, width) to its outputs (L, N, hidden) and its last state.
+
+        is_there: (L, N, 1), where there are elements; elsewhere states stay as they are.
+        """
         given = x.linear(getattr(self, f"weight_ih_{name}"), getattr(self, f"bias_ih_{name}", None))
         weight, bias = getattr(self, f"weight_hh_{name}"), getattr(self, f"bias_hh_{name}", None)
+        narrower = getattr(self, f"weight_hr_{name}") if self.proj_size else None
         outputs: list[Tensor] = []
-        parts = _unstacked(given)
-        for part in reversed(parts) if backwards else parts:
+        parts = list(enumerate(_unstacked(given)))
+        for place, part in reversed(parts) if backwards else parts:
+            made = step(part, state[0].linear(weight, bias), state)
+            if narrower is not None:
+                made = (made[0].linear(narrower), *made[1:])
+            if is_there is not None:
+                here = is_there[place]
+                made = tuple(here.where(one, old) for one, old in zip(made, state, strict=True))
             # Stored, or the next steps would compute parts of this one again, each in its own way.
-            state = tuple(map(stored, step(part, state[0].linear(weight, bias), state)))
+            state = tuple(map(stored, made))
             outputs.append(stored(state[0]))
         return Tensor.stack(outputs[::-1] if backwards else outputs), state
 
@@ -276,7 +349,7 @@ class _Recurrent(Module):
         return f"{self.input_size}, {self.hidden_size}, num_layers={self.num_layers}"
 
 
-class RNN(_Recurrent):
+class RNN(RNNBase):
     """tanh, or relu, of a linear layer of the input and one of the state before."""
 
     def __init__(
@@ -299,7 +372,9 @@ class RNN(_Recurrent):
             dtype,
         )
 
-    def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> tuple[Any, Tensor]:
         """Return the outputs (L, N, ways*hidden) and the last states (layers*ways, N, hidden).
 
         hx: the first states, zeros if none are given. Raises ShapeError.
@@ -308,12 +383,14 @@ class RNN(_Recurrent):
         return outputs, last
 
 
-class GRU(_Recurrent):
+class GRU(RNNBase):
     """A state of which an update gate keeps a share, and a reset gate hides a part."""
 
     _GATES = 3
 
-    def forward(self, x: Tensor, hx: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor | PackedSequence, hx: Tensor | None = None
+    ) -> tuple[Any, Tensor]:
         """Return the outputs (L, N, ways*hidden) and the last states (layers*ways, N, hidden).
 
         hx: the first states, zeros if none are given. Raises ShapeError.
@@ -322,19 +399,42 @@ class GRU(_Recurrent):
         return outputs, last
 
 
-class LSTM(_Recurrent):
+class LSTM(RNNBase):
     """A cell that gates write to, forget and read, beside the hidden state."""
 
     _GATES = 4
     _STATES = 2
 
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        num_layers: int = 1,
+        bias: bool = True,
+        batch_first: bool = False,
+        dropout: float = 0.0,
+        bidirectional: bool = False,
+        proj_size: int = 0,
+        device: str | None = None,
+        dtype: object = None,
+    ) -> None:
+        if not isinstance(proj_size, int) or not 0 <= proj_size < max(hidden_size, 1):
+            raise ArgumentError(
+                "proj_size is an integer below hidden_size, 0 for none", found=repr(proj_size)
+            )
+        super().__init__(
+            input_size, hidden_size, num_layers, bias, batch_first, dropout, bidirectional, device,
+            dtype, proj_size,
+        )
+
     def forward(
-        self, x: Tensor, hx: tuple[Tensor, Tensor] | None = None
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        self, x: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
+    ) -> tuple[Any, tuple[Tensor, Tensor]]:
         """Return the outputs (L, N, ways*hidden) and the last hidden and cell states.
 
         hx: the first hidden and cell states, (layers*ways, N, hidden) each, zeros if none are
-        given. Raises ShapeError.
+        given. With `proj_size` hidden states are made that narrow by one more product. Raises
+        ShapeError.
         """
         outputs, (hidden, cell) = self._run(_lstm_step, x, hx)
         return outputs, (hidden, cell)

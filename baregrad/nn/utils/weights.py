@@ -1,43 +1,16 @@
-"""What `nn.utils` has: weights as vectors, weights made of others, padded sequences."""
+"""Weights as vectors, layers joined, weights made of others whenever they are read."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
-from types import SimpleNamespace
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from baregrad.base.errors import ArgumentError, ShapeError
-from baregrad.base.namespaces import unknown_name
 from baregrad.nn.hooks import HookHandle
 from baregrad.nn.module import Module, parameter
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
-from baregrad.tensor.clipping import (
-    clip_grad_norm_,
-    clip_grad_value_,
-    clip_grads_with_norm_,
-    get_total_norm,
-)
-
-__all__ = [
-    "clip_grad_norm_",
-    "clip_grad_value_",
-    "clip_grads_with_norm_",
-    "fuse_conv_bn_eval",
-    "fuse_conv_bn_weights",
-    "fuse_linear_bn_eval",
-    "fuse_linear_bn_weights",
-    "get_total_norm",
-    "parameters_to_vector",
-    "remove_spectral_norm",
-    "remove_weight_norm",
-    "rnn",
-    "skip_init",
-    "spectral_norm",
-    "vector_to_parameters",
-    "weight_norm",
-]
 
 AnyModule = TypeVar("AnyModule", bound=Module)
 
@@ -60,25 +33,6 @@ def vector_to_parameters(vec: Tensor, parameters: Iterable[Tensor]) -> None:
         for p in given:
             p.copy_(vec[first : first + p.numel()].reshape(p.shape))
             first += p.numel()
-
-
-@explained
-def pad_sequence(
-    sequences: Sequence[Tensor], batch_first: bool = False, padding_value: float = 0.0
-) -> Tensor:
-    """Return sequences (L, ...) filled up to the longest, and stacked: (L, N, ...) or (N, L, ...).
-
-    Raises ShapeError where axes beside the first differ.
-    """
-    longest = max([x.shape[0] for x in sequences], default=0)
-    rows = [
-        x.pad([0, 0] * (x.ndim - 1) + [0, longest - x.shape[0]], value=padding_value)
-        for x in sequences
-    ]
-    return Tensor.stack(rows, dim=0 if batch_first else 1)
-
-
-rnn = SimpleNamespace(pad_sequence=pad_sequence)
 
 
 # --- layers joined --------------------------------------------------------------------------------
@@ -186,7 +140,7 @@ def _taken_away(module: Module, name: str, kind: type[_Made]) -> _Made:
     return made
 
 
-def _norm_beside(v: Tensor, dim: int | None) -> Tensor:
+def norm_beside(v: Tensor, dim: int | None) -> Tensor:
     """The norm of each part of `v` along an axis, with as many axes; of all of it for None."""
     if dim is None:
         return v.norm()
@@ -205,7 +159,7 @@ class _WeightNorm(_Made):
         """Return the weight of the present length and direction."""
         v: Tensor = getattr(module, f"{self.name}_v")
         g: Tensor = getattr(module, f"{self.name}_g")
-        return v * (g / _norm_beside(v, self.dim))
+        return v * (g / norm_beside(v, self.dim))
 
 
 @explained
@@ -216,7 +170,7 @@ def weight_norm(module: AnyModule, name: str = "weight", dim: int | None = 0) ->
     """
     weight = module.get_parameter(name)
     delattr(module, name)
-    setattr(module, f"{name}_g", parameter(_norm_beside(weight.detach(), dim)))
+    setattr(module, f"{name}_g", parameter(norm_beside(weight.detach(), dim)))
     setattr(module, f"{name}_v", parameter(weight))
     _WeightNorm(name, dim).put(module)
     return module
@@ -296,7 +250,3 @@ def remove_spectral_norm(module: AnyModule, name: str = "weight") -> AnyModule:
     if isinstance(made, _SpectralNorm) and made.handle is not None:
         made.handle.remove()
     return module
-
-
-def __getattr__(name: str) -> object:
-    raise unknown_name("baregrad.nn.utils", name, __all__)
