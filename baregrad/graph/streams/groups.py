@@ -16,11 +16,12 @@ from baregrad.ir.analysis.stream import (
     is_float32_sum,
     is_of_bytes,
     is_widened,
+    rounded,
     shown,
     weights_of,
 )
 from baregrad.ir.core import index
-from baregrad.ir.core.node import Node, toposort
+from baregrad.ir.core.node import Node, rebuild, toposort
 from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Ops, mask_of
 
 # Columns of a key, and of a value, that a warp's matrix unit takes: multiples of the first.
@@ -180,7 +181,17 @@ class StreamGroups:
 
     def _totals(self, power: Node) -> list[Node]:
         """The sums of some powers over the keys."""
-        return [one for one in self.users[power] if _is_sum_of(one, power)]
+        terms = [power]
+        if power.op is Ops.EXP2_NEAR:
+            terms = [wide for narrow in self.users[power] if narrow.op is Ops.CAST
+                     for wide in self.users[narrow]]  # fmt: skip
+        return [one for each in terms for one in self.users.get(each, ())
+                if _is_sum_of(one, power)]  # fmt: skip
+
+    def summed(self, power: Node, made: Node) -> Node:
+        """What is summed of some powers, made of others in their place."""
+        totals = self._totals(power)
+        return rebuild(totals[0].src[0], lambda node: None, memo={power: made}) if totals else made
 
     def _reciprocals(self, totals: list[Node]) -> list[Node]:
         """What weights are multiplied by in place of dividing them by these sums."""
@@ -273,9 +284,13 @@ def _alike(products: set[Node]) -> bool:
 
 
 def _is_sum_of(node: Node, power: Node) -> bool:
-    """Whether a node sums powers over the last axis."""
-    is_last = node.op is Ops.REDUCE and node.arg.axes == (len(power.shape) - 1,)
-    return is_last and is_float32_sum(node) and node.src[0] is power
+    """Whether a node sums powers over the last axis: those of two rounded to 16 bits."""
+    if not is_float32_sum(node) or node.arg.axes != (len(power.shape) - 1,):
+        return False
+    term = node.src[0]
+    if power.op is not Ops.EXP2_NEAR:
+        return term is power
+    return is_widened(term) and term is rounded(power, term.src[0].dtype)
 
 
 class WeightedSum(NamedTuple):

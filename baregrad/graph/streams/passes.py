@@ -3,7 +3,7 @@
 What is written as a maximum, a sum of powers relative to it and a sum of those powers times values
 is one reduction, whose states are all three (`ir/analysis/stream.py`, R4). Its maxima are whole, so
 that a sum relative to another maximum is that one times a power of two, and rounding powers to 16
-bits before or after makes no difference.
+bits, which both sums are of, makes no difference before or after.
 
 What else reads the scores, gradients and attention whose weights are rounded after the division, is
 sums by row or column of what is made of the scores anew, of the stored maxima and of the stored
@@ -82,9 +82,9 @@ def _in_steps(total: Node) -> Node:
     return Node(Ops.REDUCE, F32, (part,), Reduce(sums(F32, 1), others)) if others else part
 
 
-def _state(x: Node, power: Op, part: int) -> Node:
-    """A state of a reduction of its own over an exponent's last axis."""
-    values = (raised(x, power), lifted(x, power))
+def _state(x: Node, power: Op, summed: Node, part: int) -> Node:
+    """A state of a reduction of its own over an exponent's last axis, of what is summed there."""
+    values = (raised(x, power), summed)
     base = Ops.EXP2 if power is Ops.EXP2_NEAR else power
     folded = Node(Ops.REDUCE, F32, values, Reduce(stream(F32, 1, base), (len(x.shape) - 1,)))
     return Node(Ops.PROJ, F32, (folded,), part)
@@ -107,7 +107,8 @@ def _rule(order: list[Node], changed: dict[Node, Node]) -> Rule | None:
             made = state_beside(one, part, ahead) if one.power is power else None
             if made is not None:
                 return made
-        return _state(now(power.src[0].src[0]), power.op, part)
+        x = now(power.src[0].src[0])
+        return _state(x, power.op, groups.summed(power, lifted(x, power.op)), part)
 
     def ahead(root: Node) -> Node:
         """What becomes of a node whose turn may not have come."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.graph.streams.parts import KeyParts, combined, parts_of
 from baregrad.graph.views import cut, expand, lengthened, reshape, stored
-from baregrad.ir.analysis.stream import is_float32_sum, stream
+from baregrad.ir.analysis.stream import is_float32_sum, rounded, stream
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import primitive
 from baregrad.ir.core.node import Node, alu, const, rebuild
@@ -20,7 +20,7 @@ POWERS = (Ops.EXP, Ops.EXP_NEAR, Ops.EXP2_NEAR)
 
 
 class WeighedValues(NamedTuple):
-    """A sum of products of powers with values, divided by the sum of the powers.
+    """A sum of products of powers with values, divided by the sum of the powers, both rounded.
 
     exponent: x, over (..., rows, keys). power: 2 ** (x - ceil(max(x))). weights: the powers, as a
     float32 that is rounded to 16 bits, perhaps after some factor. product: the sum of products.
@@ -30,6 +30,12 @@ class WeighedValues(NamedTuple):
     power: Node
     weights: Node
     product: Node
+
+    @property
+    def dtype(self) -> DType:
+        """What weights, and the powers that are summed, are rounded to."""
+        found: DType = self.weights.src[0].dtype
+        return found
 
 
 def lifted(x: Node, power: Op) -> Node:
@@ -97,7 +103,7 @@ def _values(
         power = now(found.power)
         again = rebuild(now(found.weights), lambda one: own if one is power else None)
     values = (
-        _along(raised(x, Ops.EXP2_NEAR), shape), _along(own, shape),
+        _along(raised(x, Ops.EXP2_NEAR), shape), _along(rounded(own, found.dtype), shape),
         alu(Ops.MUL, _along(again, shape), factor),
     )
     return values, parts
@@ -121,7 +127,8 @@ def matched(node: Node) -> WeighedValues | None:
     x = power.src[0].src[0]
     shape = (*product.src[0].shape[:-2], product.src[0].shape[-1])
     fits = over.shape == product.src[0].shape and x.shape == power.shape == shape
-    if not (fits and highest(power) is not None and _is_total(_below(divisor), power)):
+    summed = rounded(power, weights.src[0].dtype)
+    if not (fits and highest(power) is not None and _is_total(_below(divisor), summed)):
         return None
     return WeighedValues(x, power, weights, product)
 
@@ -168,12 +175,12 @@ def highest(power: Node) -> Node | None:
     return found if is_last and over is raised(x, power.op) else None
 
 
-def _is_total(node: Node, power: Node) -> bool:
-    """Whether a value is the sum of the powers over the last axis, 1 where that is 0."""
+def _is_total(node: Node, summed: Node) -> bool:
+    """Whether a value is the sum of some powers over the last axis, 1 where that is 0."""
     if node.op is not Ops.WHERE:
         return False
     found = _below(node.src[2])
-    return is_float32_sum(found) and found.src[0] is power
+    return is_float32_sum(found) and found.src[0] is summed
 
 
 def _along(value: Node, shape: tuple[int | Node, ...]) -> Node:

@@ -109,6 +109,11 @@ def is_widened(node: Node) -> bool:
     return node.src[0].dtype.kind == "float" and node.src[0].dtype.bits == 16
 
 
+def rounded(value: Node, dtype: DType) -> Node:
+    """A float32 as the nearest float of 16 bits, as float32."""
+    return Node(Ops.CAST, dtypes.float32, (Node(Ops.CAST, dtype, (value,)),))
+
+
 def is_operand(node: Node) -> bool:
     """Whether a value is a 16-bit float as float32 that a kernel reads, not one it computes.
 

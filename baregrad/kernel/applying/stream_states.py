@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
+from baregrad.ir.analysis.stream import rounded
 from baregrad.ir.core.node import Node, alu, const, make_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.applying.stream_panels import folded
@@ -89,7 +90,7 @@ class RowStates:
         high = self.exponents(folded(Ops.MAX, scores, self.part, self.n))
         high = Node(Ops.CEIL, F32, (high,)) if self.is_loose else high
         power = Node(kind, F32, (less(self.facts, scores, shift),))
-        summed = folded(Ops.ADD, load(self.powers, own), self.part)
+        summed = folded(Ops.ADD, self._summed(load(self.powers, own)), self.part)
         rises = alu(Ops.CMPNE, following, top)
         higher = alu(Ops.MAX, top, high)
         if self.is_loose:
@@ -108,6 +109,11 @@ class RowStates:
             store(self.powers, power, own),
             store(self.sums, Node(Ops.FMA, F32, (load(self.sums, sums), scale, summed)), sums),
         ]
+
+    def _summed(self, power: Node) -> Node:
+        """What is summed of a power: a number that may be rounded first."""
+        near, term = self.facts.near, self.facts.fold.src[1]
+        return power if term is near else rounded(power, term.src[0].dtype)
 
     def scaled(self, sums: Iterable[Node], places: tuple[Node, ...]) -> list[Node]:
         """Sums at some places of each row, relative to the new maxima."""

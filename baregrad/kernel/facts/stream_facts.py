@@ -17,6 +17,8 @@ from baregrad.ir.analysis.stream import (
     is_of_bytes,
     is_operand,
     is_stream,
+    is_widened,
+    rounded,
     weights_of,
 )
 from baregrad.ir.core import index
@@ -396,7 +398,7 @@ def stream_facts(kernel: Node) -> StreamFacts | None:
         return None
     nears = {_near(source) for source in ((fold.src[1],) if states else weights)}
     near = nears.pop()
-    if nears or near is None or (states and near is not fold.src[1]):
+    if nears or near is None or (states and not _is_power(fold.src[1], near)):
         return None
     facts = _with_axes(kernel, fold, states, near, weights, values)
     if facts is None or (states and facts.read_beside(near)):
@@ -484,6 +486,11 @@ def _near(source: Node) -> Node | None:
         and any(map(is_contraction, toposort(node.src[0].src[0])))
     ]  # fmt: skip
     return found[0] if len(found) == 1 else None
+
+
+def _is_power(value: Node, near: Node) -> bool:
+    """Whether a value is a power, perhaps rounded to 16 bits."""
+    return value is near or (is_widened(value) and value is rounded(near, value.src[0].dtype))
 
 
 def _with_axes(

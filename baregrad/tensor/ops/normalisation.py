@@ -5,11 +5,13 @@ Attention of float32 and float64 is computed in that dtype. Of 16-bit floats bot
 
     x = (query @ key.mT) * (scale / ln 2) + mask / ln 2      float32
     m = ceil(max(x)),  e = 2 ** (x - m)                      float32, e within 2**-22 of itself
-    total = sum(e)                                           float32, of the e that are not rounded
-    out = (p @ value) / total,  p = e to value's dtype       a float32, rounded once at the end
+    p = e to value's dtype,  total = sum(p)                  float32, of what is rounded
+    out = (p @ value) / total                                a float32, rounded once at the end
 
 Since m is whole, a sum relative to another m is that one times a power of two: the keys may be
-taken in parts, and the numbers p are the same, unless they are too small for their dtype.
+taken in parts, and the numbers p are the same, unless they are too small for their dtype. The
+weights p / total are 1 together, so that no rounding shows where one key has almost all of them:
+gradients there are differences of numbers that are almost equal.
 Gradients recompute e from x: dv = p.T @ g with p = e / total to 16 bits, and of
 ds = e / total * (g @ v.mT - sum(g * out)) to 16 bits dq = ds @ k * scale, dk = ds.T @ q * scale.
 Source: Dao et al., "FlashAttention", NeurIPS 2022; Milakov and Gimelshein, "Online normalizer
@@ -244,10 +246,10 @@ def scaled_dot_product_attention(
     part) or numbers that are added. is_causal: position i sees those up to i. scale is
     1/sqrt(E) by default. enable_gqa repeats the heads of key and value, axis -3, to those of the
     query. A row that nothing takes part in gives zeros. Of 16-bit floats, powers are rounded to
-    value's dtype before the second product, and divided by their sum after it; all else is float32.
-    So a result is off by u times the mean of |value| by the row's weights, and u of itself, with u
-    2**-8 of bfloat16 and 2**-11 of float16, beside float32's roundings of sums. Raises DTypeError
-    unless the query is of floats, ShapeError where E or S differ.
+    value's dtype before they are summed and multiplied, and divided by their sum at last; all else
+    is float32. So a result is off by u times the mean of |value - result| by the row's weights, and
+    u of itself, with u 2**-8 of bfloat16 and 2**-11 of float16, beside float32's roundings of sums.
+    Raises DTypeError unless the query is of floats, ShapeError where E or S differ.
     """
     check_float(query.dtype, "attention")
     _check_shapes(query, key, value)
@@ -358,7 +360,7 @@ def _narrow(
     seen = nodes.alu(Ops.CMPNE, high, const(float("-inf"), F32))
     high = nodes.alu(Ops.WHERE, seen, high, const(0.0, F32))
     power = Node(Ops.EXP2_NEAR, F32, (nodes.sub(x, high),))
-    total = _along_last(Ops.ADD, power)
+    total = _along_last(Ops.ADD, nodes.cast(nodes.cast(power, v.dtype), F32))
     none = nodes.alu(Ops.CMPEQ, total, const(0.0, F32))
     total = nodes.alu(Ops.WHERE, none, const(1.0, F32), total)
     kept = None

@@ -57,6 +57,46 @@ def test_attention_and_its_gradients(dtype: DType, causal: bool) -> None:
         near(found, expected, UNIT[dtype])
 
 
+@NARROW
+@pytest.mark.parametrize("height", (0.0, 1.0, 12.0))
+def test_results_are_as_near_as_their_own_values_are(dtype: DType, height: float) -> None:
+    """Whether keys share the weight or one has it all: powers are rounded, then divided by theirs.
+
+    Weights are off by u of themselves and are 1 together, so that what they weigh is off by u of
+    its distances from the result.
+    """
+    rng = np.random.default_rng(7)
+    (q, _), (k, k64), (v, v64) = (drawn(rng, dtype, 2, 2, 24, 32) for _ in range(3))
+    q = (q.detach() * height).requires_grad_()
+    g, g64 = drawn(rng, dtype, 2, 2, 24, 32)
+    out = q.scaled_dot_product_attention(k, v)
+    out.backward(g.detach())
+    hidden = np.zeros((24, 24), bool)
+    true = reference(q.double().numpy(), k64, v64, g64, hidden)
+    weights = reference(q.double().numpy(), k64, np.eye(24), np.zeros((24, 24)), hidden)[0]
+    apart = np.abs(v64[..., None, :, :] - true[0][..., :, None, :])
+    bound = UNIT[dtype] * ((weights[..., None] * apart).sum(-2) + np.abs(true[0]))
+    assert (np.abs(out.double().numpy() - true[0]) <= 1.01 * bound + 1e-5).all()
+    for found, expected in zip((q.grad, k.grad, v.grad), true[1:4], strict=True):
+        assert found is not None
+        error = np.abs(found.double().numpy() - expected).max()
+        assert error <= 4 * UNIT[dtype] * np.abs(expected).max() + 1e-6, error
+
+
+@NARROW
+def test_one_key_has_its_own_value_and_no_slope(dtype: DType) -> None:
+    """The result is the value, to the bit; what a softmax of one key is does not change at all."""
+    rng = np.random.default_rng(8)
+    (q, _), (k, _), (v, _) = (drawn(rng, dtype, 64, 1, 64) for _ in range(3))
+    g, _ = drawn(rng, dtype, 64, 1, 64)
+    out = q.scaled_dot_product_attention(k, v, is_causal=True)
+    out.backward(g.detach())
+    np.testing.assert_array_equal(out.float().numpy(), v.float().numpy())
+    for x in (q, k):
+        # Two sums of 64 products, in float32 and in any order.
+        assert x.grad is not None and np.abs(x.grad.float().numpy()).max() < 2.0**-14
+
+
 def test_heads_in_groups_and_an_added_mask() -> None:
     rng = np.random.default_rng(1)
     dtype = dtypes.bfloat16
