@@ -61,8 +61,9 @@ def _with_shared_tests(code: Sequence[Node]) -> Sequence[Node]:
             done[begin:] = [*values, node, *_once(body, values), code[end]]
             block = begin + len(values), len(done) - 1
         else:
-            block = len(done), len(done) + end - position
-            done += code[position : end + 1]
+            body = _once(code[position + 1 : end], ())
+            block = len(done), len(done) + 1 + len(body)
+            done += [node, *body, code[end]]
         position = max(end, position) + 1
     return done
 
@@ -70,13 +71,17 @@ def _with_shared_tests(code: Sequence[Node]) -> Sequence[Node]:
 def _once(body: Sequence[Node], known: Sequence[Node]) -> list[Node]:
     """The instructions of a block of stores: each value once, and those that are known not at all.
 
-    One that was known and is computed inside again would be gone behind the block.
+    One that was known and is computed inside again would be gone behind the block. A store is made
+    once where it follows itself, as that of a sum that all columns of a tile have in common.
     """
     done, seen = list[Node](), set(known)
+    latest: Node | None = None
     for node in body:
-        if node not in seen:
+        if node not in seen and node is not latest:
             done.append(node)
-        if node.op is not _VSTORE:
+        if node.op is _VSTORE:
+            latest = node
+        else:
             seen.add(node)
     return done
 
