@@ -29,8 +29,8 @@ from baregrad.ir.core.node import Node, alu, cast, const
 from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
 
 # A reduction along rows is cut from this length on: a block reads a shorter row in about the time
-# that a second launch takes, and what normalises rows reads them once. Places of extremes are not
-# normalised by, and what lies in several pieces for each result is no row.
+# that a second launch takes, and what normalises rows reads them once. Rows are not normalised by
+# places of extremes and by counts, and what lies in several pieces for each result is no row.
 LONG_ROW = 1 << 17
 LONG_PLACES = 1 << 15
 LONG_PIECES = 1 << 13
@@ -257,7 +257,8 @@ def _parts(node: Node, value: Node, length: int) -> int:
     if any(shape[axis] != 1 for axis in range(min(axes), inner) if axis not in axes):
         longest, part = LONG_PIECES, PIECES_PART
     else:
-        longest, part = LONG_PLACES if monoid.primitive is None else LONG_ROW, ROW_PART
+        is_norm = monoid.primitive is not None and node.dtype.kind == "float"
+        longest, part = LONG_ROW if is_norm else LONG_PLACES, ROW_PART
     return 1 if length < longest else min(length // part, MOST_PARTS)
 
 
