@@ -61,9 +61,8 @@ def _with_shared_tests(code: Sequence[Node]) -> Sequence[Node]:
             done[begin:] = [*values, node, *_once(body, values), code[end]]
             block = begin + len(values), len(done) - 1
         else:
-            body = _once(code[position + 1 : end], ())
-            block = len(done), len(done) + 1 + len(body)
-            done += [node, *body, code[end]]
+            block = len(done), len(done) + end - position
+            done += code[position : end + 1]
         position = max(end, position) + 1
     return done
 
@@ -71,17 +70,13 @@ def _with_shared_tests(code: Sequence[Node]) -> Sequence[Node]:
 def _once(body: Sequence[Node], known: Sequence[Node]) -> list[Node]:
     """The instructions of a block of stores: each value once, and those that are known not at all.
 
-    One that was known and is computed inside again would be gone behind the block. A store is made
-    once where it follows itself, as that of a sum that all columns of a tile have in common.
+    One that was known and is computed inside again would be gone behind the block.
     """
     done, seen = list[Node](), set(known)
-    latest: Node | None = None
     for node in body:
-        if node not in seen and node is not latest:
+        if node not in seen:
             done.append(node)
-        if node.op is _VSTORE:
-            latest = node
-        else:
+        if node.op is not _VSTORE:
             seen.add(node)
     return done
 

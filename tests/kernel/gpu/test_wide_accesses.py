@@ -148,14 +148,3 @@ def test_values_of_shared_branches_are_computed_once() -> None:
     assert widths([*code, store(base, 2, value)])[1] == [2, 1, 1]
     wide = widen_accesses(Node(Ops.PROGRAM, dtypes.token, tuple(code), KernelInfo("k")), 16)
     assert max(Counter(node for node in wide.src if node.op is Ops.ADD).values()) == 1
-
-
-def test_a_store_under_a_condition_is_made_once() -> None:
-    """What is stored again at once is not; behind another store it is, and counts."""
-    base = times(4)
-    first, second = (load(base, at) for at in (4, 5))
-    same = store(base, 0, first)
-    code = [TEST.src[0], base, first, second, TEST, *[same] * 5, END]
-    assert widths(code)[1] == [1]
-    assert widths([*code, TEST, same, END])[1] == [1]
-    assert widths([*code[:-6], same, store(base, 0, second), same, END])[1] == [1, 1, 1]
