@@ -6,6 +6,7 @@ operand decides the class of a result, that check of types is switched off.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from functools import wraps
 from types import MappingProxyType
@@ -119,27 +120,49 @@ def as_node(value: Tensor | Scalar | Node, dtype: DType) -> Node:
 def as_stored(value: Tensor | Scalar | Node, dtype: DType) -> Node:
     """What is stored as a node of `dtype`. Raises as `check_stored` for a scalar it has not."""
     value = plain(value)
-    if value.__class__ in (int, float) and dtype.kind in ("int", "uint"):
+    if value.__class__ in (int, float):
         check_stored(value, value, dtype)
     return as_node(value, dtype)
 
 
-def check_stored(low: int | float, high: int | float, dtype: DType) -> None:
-    """Raise ArgumentError unless an integer dtype has the numbers from low to high, cut off.
+def as_chosen(value: Tensor | Scalar | Node, dtype: DType) -> Node:
+    """As `as_stored`; but a scalar may become an infinity of a narrow float dtype.
 
-    DTypeError for an infinity and for what is no number.
-    As in PyTorch unsigned ones take a negative number that they have without its sign.
+    So it is where PyTorch makes a tensor of its own of the scalar first: `where`, `x[...] = value`.
     """
-    most = int(dtype.max)
-    least = int(dtype.min) if dtype.kind == "int" else -most
-    # Not a number is not within.
-    if not (least - 1 < low and high < most + 1):
+    if dtype.kind == "float" and dtype.bits < DEFAULT_FLOAT.bits:
+        return as_node(plain(value), dtype)
+    return as_stored(value, dtype)
+
+
+def check_stored(low: int | float, high: int | float, dtype: DType) -> None:
+    """Raise ArgumentError unless a dtype has numbers of the size of low to high.
+
+    Integers are cut off; DTypeError for an infinity, and for what is no number, among them. As in
+    PyTorch unsigned ones take a negative integer that they have without its sign, but no other
+    negative number; and floats their infinities, but nothing between those and their largest.
+    """
+    if dtype.kind == "float":
+        most, least = dtype.max, dtype.min
+        if not any(abs(one) > most and one not in _INFINITIES for one in (low, high)):
+            return
+    elif dtype.kind in ("int", "uint"):
+        most = dtype.max
+        least = dtype.min if dtype.kind == "int" or low.__class__ is float else -most
+        # Not a number is not within.
+        if least <= low and high <= most:
+            return
         for number in (low, high):
             cut_to_integer(number, dtype)
-        raise ArgumentError(
-            f"a value that {dtype} has not", found=high if low > least - 1 else low,
-            wanted=f"{least} to {most}", hint="take a wider dtype",
-        )
+    else:
+        return
+    raise ArgumentError(
+        f"a value that {dtype} has not", found=high if low >= least else low,
+        wanted=f"{least} to {most}", hint="take a wider dtype",
+    )
+
+
+_INFINITIES = (math.inf, -math.inf)
 
 
 def elementwise(

@@ -167,6 +167,8 @@ def as_raw(data: Any, wanted: DType | None) -> tuple[np.ndarray[Any, Any], DType
         assert found.storage is not None
         return np.ascontiguousarray(array).view(found.storage).reshape(array.shape), found
     found = wanted or _dtype_of_python(array)
+    if wanted is None and array.dtype.kind == "f" and _are_large_integers(data, array):
+        found = dtypes.int64
     is_within = found is dtypes.int64 and array.dtype.kind in "bi"
     if found.kind in ("int", "uint") and array.size and not is_within:
         low, high = array.min().item(), array.max().item()
@@ -182,6 +184,13 @@ def as_raw(data: Any, wanted: DType | None) -> tuple[np.ndarray[Any, Any], DType
 
 # Up to here a float64 is the integer that it was made of.
 _WHOLE = 1 << 53
+
+
+def _are_large_integers(data: Any, array: np.ndarray[Any, Any]) -> bool:
+    """Whether lists of which NumPy made floats hold integers alone, some of them beyond int64."""
+    if not array.size or float(np.abs(array).max()) < 1 << 63:
+        return False
+    return all(isinstance(one, int) for one in np.array(data, dtype=object).ravel())
 
 
 def _large_integers(data: Any, dtype: DType) -> np.ndarray[Any, Any]:
@@ -222,6 +231,9 @@ def _as_array(data: Any) -> np.ndarray[Any, Any]:
             found=str(problem)[:120],
             hint="pad them to one length first",
         ) from None
+    if array.dtype.kind == "O" and all(isinstance(one, int | float) for one in array.ravel()):
+        # Integers that no dtype of NumPy has.
+        return array.astype(np.float64)
     if array.dtype.kind not in "biufc" and array.dtype.name not in ("bfloat16",):
         if not (array.dtype.kind == "V" and array.dtype.itemsize <= 2):
             raise DTypeError(

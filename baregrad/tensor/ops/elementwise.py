@@ -10,7 +10,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.operands import (
-    as_stored,
+    as_chosen,
     as_tensor,
     broadcast_operands,
     common_dtype,
@@ -285,7 +285,7 @@ def where(condition: Tensor, a: Operand, b: Operand) -> Tensor:
     dtype = common_dtype((a, b))
     device_of = [x for x in (condition, a, b) if isinstance(x, TensorLike)]
     chosen = (
-        nodes.cast(x.node, dtype) if isinstance(x, TensorLike) else as_stored(x, dtype)
+        nodes.cast(x.node, dtype) if isinstance(x, TensorLike) else as_chosen(x, dtype)
         for x in (a, b)
     )
     return result(nodes.where(condition.node, *chosen), *device_of)

@@ -21,7 +21,7 @@ from baregrad.ir.core.node import Node, alu, const
 from baregrad.ir.core.op import Op, Ops
 from baregrad.ir.core.requirements import value_of
 from baregrad.tensor.array import nodes
-from baregrad.tensor.array.operands import accumulator, as_stored, lift, result
+from baregrad.tensor.array.operands import accumulator, as_chosen, lift, result
 from baregrad.tensor.array.put_off import put_off
 from baregrad.tensor.array.tensor_like import Tensor, TensorLike
 
@@ -395,6 +395,8 @@ def setitem(x: Tensor, key: Any, value: Any) -> None:
     if isinstance(key, TensorLike) and key.dtype is dtypes.bool and key.shape == x.shape:
         if not isinstance(value, TensorLike) or value.ndim == 0:
             lifted = lift(value, x)
+            if lifted.__class__ is float and x.dtype.kind == "float":
+                lifted = type(x)._make(as_chosen(lifted, x.dtype), x.device)
             if not isinstance(lifted, TensorLike) or lifted.ndim == 0:
                 x.masked_fill_(key, lifted)  # type: ignore[arg-type]
                 return
@@ -450,7 +452,7 @@ def index_put(
     check_writable(x.dtype.kind, lifted)
     others = [lifted] if isinstance(lifted, TensorLike) else []
     if not plan.advanced:
-        given = nodes.broadcast(_fit(as_stored(lifted, x.dtype), x.shape), x.shape)
+        given = nodes.broadcast(_fit(as_chosen(lifted, x.dtype), x.shape), x.shape)
         if accumulate:
             return result(alu(Ops.ADD, x.node, given), x, *others)
         # A choice: what was there, NaN too, leaves nothing but a gradient of 0.
@@ -467,7 +469,7 @@ def _written(view: Tensor, plan: _Plan, value: Any, op: Op | None) -> Node | Non
     shape = tuple(places[0].shape[axis] for axis in order)
     if any(extent.__class__ is int and extent == 0 for extent in shape):
         return None
-    node = nodes.broadcast(_fit(as_stored(value, view.dtype), shape), shape)
+    node = nodes.broadcast(_fit(as_chosen(value, view.dtype), shape), shape)
     node = nodes.permute(node, nodes.opposite(order))
     if op is None:
         return nodes.scatter(view.node, node, tuple(places), None)

@@ -7,7 +7,7 @@ from typing import Any
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.tensor.array import nodes, views
-from baregrad.tensor.array.operands import F, as_stored, lift, one_device
+from baregrad.tensor.array.operands import F, as_chosen, as_stored, lift, one_device
 from baregrad.tensor.array.put_off import put_off
 from baregrad.tensor.array.storage import Storage
 from baregrad.tensor.array.tensor_like import Operand, Scalar, Tensor, TensorLike
@@ -37,7 +37,7 @@ def _write(x: Tensor, value: Tensor | Scalar | Node) -> None:
     if isinstance(value, TensorLike) and x._write_whole(value):
         return
     if not _write_by_call(x, value):
-        node = nodes.broadcast(_fit(as_stored(value, x.dtype), x.shape), x.shape)
+        node = nodes.broadcast(_fit(as_chosen(value, x.dtype), x.shape), x.shape)
         x._write(node, isinstance(value, TensorLike) and value.requires_grad)
 
 
@@ -57,7 +57,7 @@ def _write_by_call(x: Tensor, value: Tensor | Scalar | Node) -> bool:
 
 def _written_over(x: Tensor, value: Tensor | Scalar | Node) -> Tensor:
     """All of what `x` is a view of, with a value in place of what `x` shows."""
-    node = nodes.broadcast(_fit(as_stored(value, x.dtype), x.shape), x.shape)
+    node = nodes.broadcast(_fit(as_chosen(value, x.dtype), x.shape), x.shape)
     whole = views.write(x._storage.node, x._present_steps(), node)
     return type(x)._on(Storage(whole, x._storage.device))
 

@@ -226,6 +226,11 @@ def _pad_constant(
         lo, hi = (max(n, 0) if isinstance(n, int) else n for n in (before, after))
         pads[axis] = Pad(lo, hi)
     padded = nodes.pad(y.node, tuple(pads))
+    if x.dtype.kind == "uint" and value < 0:
+        raise ArgumentError(
+            f"a padding that {x.dtype} has not", found=value, wanted="0 or more",
+            hint="what fits: 255 for -1 of uint8",
+        )
     # What a PAD puts in is 0.0; -0.0 has to be chosen.
     if value != 0 or math.copysign(1.0, value) < 0:
         inside = nodes.pad(nodes.full(True, y.shape, dtypes.bool), tuple(pads))

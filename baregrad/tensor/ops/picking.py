@@ -255,7 +255,7 @@ def masked_fill(x: Tensor, mask: Tensor, value: Operand) -> Tensor:
     if isinstance(lifted, TensorLike) and lifted.ndim:
         raise ShapeError("masked_fill wants one value", found=f"shape {list(lifted.shape)}")
     chosen = lifted.cast(x.dtype) if isinstance(lifted, TensorLike) else lifted
-    if chosen.__class__ is float and x.dtype.kind in ("int", "uint"):
+    if chosen.__class__ is float:
         check_stored(chosen, chosen, x.dtype)
     return mask.where(chosen, x).cast(x.dtype)
 

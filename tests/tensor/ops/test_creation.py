@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,53 @@ def test_integers_that_a_dtype_has_not_are_refused_as_pytorch_does(name: str) ->
             assert found == _outcome(torch, name, value, call), (value, place)
     with pytest.raises(ArgumentError, match="int64 has not"):
         Tensor([[1.0]]).tril(2**63)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32", "uint8", "int8"])
+def test_floats_that_a_dtype_has_not_are_refused_as_pytorch_does(name: str) -> None:
+    calls: list[Any] = [
+        lambda t, x, v: t.full((2,), v, dtype=x.dtype), lambda t, x, v: t.full_like(x, v),
+        lambda t, x, v: x.new_full((2,), v), lambda t, x, v: x.masked_fill(x > 0, v),
+        lambda t, x, v: t.nn.functional.pad(x, (1, 1), value=v),
+    ]  # fmt: skip
+    is_float = "float" in name
+    if is_float:
+        # Floats are not written into integers.
+        calls += [
+            lambda t, x, v: x.fill_(v), lambda t, x, v: x.reshape(1, 2).fill_diagonal_(v),
+            lambda t, x, v: x.scatter(0, t.tensor([0]), v),
+            lambda t, x, v: x.index_fill(0, t.tensor([0]), v),
+        ]  # fmt: skip
+    largest = float(getattr(dtypes, name).max)
+    values = (largest, -largest, largest * (1 + 1e-9), 1e300, 65510.0, -1.0, -0.5, -1)
+    for value in (*values, float("inf")) if is_float else values:
+        for place, call in enumerate(calls):
+            found = _outcome(baregrad, name, value, call)
+            assert found == _outcome(torch, name, value, call), (value, place)
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16", "float32"])
+def test_narrow_floats_take_infinities_for_scalars_where_pytorch_does(name: str) -> None:
+    calls: list[Any] = [
+        lambda t, x, v: x.__setitem__(0, v), lambda t, x, v: x.__setitem__(..., v),
+        lambda t, x, v: x.__setitem__(x > 0, v),
+        lambda t, x, v: x.__setitem__(t.tensor([1]), v),
+    ]  # fmt: skip
+    for value, place in itertools.product((1e5, 1e300, -0.5), range(4)):
+        found = _outcome(baregrad, name, value, calls[place])
+        assert found == _outcome(torch, name, value, calls[place]), (value, place)
+    found = _outcome(baregrad, name, 1e5, lambda t, x, v: t.where(x > 0, x, v))
+    assert found == _outcome(torch, name, 1e5, lambda t, x, v: t.where(x > 0, x, v))
+
+
+def test_lists_of_integers_beyond_all_dtypes_are_refused() -> None:
+    """NumPy makes floats or objects of them; beside a float they are floats, as in PyTorch."""
+    for given in ([2**64 - 1, 0], [2**64, 0], [[-(2**63) - 1], [0]]):
+        with pytest.raises(ArgumentError, match="int64 has not"):
+            Tensor(given)
+    for numbers in ([2**64 - 1, 0.5], [-(2**63) - 1, 0.5], [2**70, 0.5]):
+        assert Tensor(numbers).tolist() == torch.tensor(numbers).tolist()
+        assert Tensor(numbers).dtype is dtypes.float32
 
 
 def test_numbers_of_numpys_are_stored_as_pythons_are() -> None:
