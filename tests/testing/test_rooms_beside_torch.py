@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
+import numpy as np
 import pytest
 
 from baregrad.base.options import options
 from baregrad.testing.op_page import rooms_beside_torch
+from baregrad.testing.op_page.beside_torch import is_as_near
 from baregrad.testing.op_page.rooms import CALLS
 
 FEW = 6
@@ -40,3 +43,18 @@ def test_a_difference_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         mixed = (ours, type(theirs)(**{**vars(theirs), "cast": lambda x, _: x.double() + 1}))
         monkeypatch.setattr(rooms_beside_torch, "sides", lambda: mixed)
         assert rooms_beside_torch.compare(case).outcome == "different"
+
+
+def test_what_is_larger_than_a_dtypes_numbers_is_any_that_is_not_finite() -> None:
+    values = {"x": np.array([1e20, 1.0], np.float32)}
+
+    def squares(arrays: dict[str, Any], dtype: str) -> list[tuple[str, Any]]:
+        with np.errstate(all="ignore"):
+            return [(dtype, np.asarray(arrays["x"], dtype) ** 2)]
+
+    for first, second, near in (
+        (-np.inf, 1.0, True), (np.nan, 1.0, True), (3e38, 1.0, False), (np.inf, 2.0, False),
+        (np.inf, np.inf, False),
+    ):  # fmt: skip
+        found = ("float32", np.array([first, second]))
+        assert is_as_near(found, "float32", values, 0, squares) is near, (first, second)
