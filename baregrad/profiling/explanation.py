@@ -147,7 +147,7 @@ class Explanation:
         runs = [one for one in calls if one.kind == "run"]
         idle = 0
         for one in utilisations(self._profile._seen.runs(), self._whole_ns()):
-            idle = max(idle, one.span_ns - one.covered_ns)
+            idle = max(idle, one.idle_ns)
         idle -= round(1e9 * self._compiling_s())
         if len(runs) > 1 and idle > _WORTH * self._whole_ns():
             found.append((float(idle), (

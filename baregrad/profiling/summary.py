@@ -38,13 +38,21 @@ class Utilisation:
     """How long a device worked, of the time from its first command to its last.
 
     `covered_ns` is the time in which some command ran; those of a queue that follow each other
-    without a gap cover all of it.
+    without a gap cover all of it. `between_ns` is the time in which none did while a list was under
+    way: what a device takes from the end of one command to the beginning of the next. In the rest
+    of the span it had no list.
     """
 
     device: str
     covered_ns: int
+    between_ns: int
     span_ns: int
     profile_ns: int
+
+    @property
+    def idle_ns(self) -> int:
+        """The time of the span in which the device had no list."""
+        return self.span_ns - self.covered_ns - self.between_ns
 
 
 def kernel_rows(runs: Iterable[ListRun], limits: Mapping[str, Limits | None]) -> list[KernelRow]:
@@ -72,17 +80,27 @@ def kernel_rows(runs: Iterable[ListRun], limits: Mapping[str, Limits | None]) ->
 def utilisations(runs: Iterable[ListRun], profile_ns: int) -> list[Utilisation]:
     """Return how busy each device was."""
     busy: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    lists: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for run in runs:
-        busy[run.device] += zip(run.begin_ns, run.end_ns, strict=True)
+        if run.begin_ns:
+            busy[run.device] += zip(run.begin_ns, run.end_ns, strict=True)
+            lists[run.device].append((min(run.begin_ns), max(run.end_ns)))
     found = []
     for device, pieces in busy.items():
-        pieces.sort()
-        covered, reached = 0, pieces[0][0]
-        for begin, end in pieces:
-            covered += max(end - max(begin, reached), 0)
-            reached = max(reached, end)
-        found.append(Utilisation(device, covered, reached - pieces[0][0], profile_ns))
+        covered, under_way = _covered(pieces), _covered(lists[device])
+        span = max(end for _, end in pieces) - min(begin for begin, _ in pieces)
+        found.append(Utilisation(device, covered, under_way - covered, span, profile_ns))
     return found
+
+
+def _covered(pieces: Iterable[tuple[int, int]]) -> int:
+    """Return the length of what some piece, from its begin to its end, covers."""
+    covered, reached = 0, None
+    for begin, end in sorted(pieces):
+        reached = begin if reached is None else reached
+        covered += max(end - max(begin, reached), 0)
+        reached = max(reached, end)
+    return covered
 
 
 def summary(seen: Collector, limits: Mapping[str, Limits | None], rows_shown: int = 40) -> str:
@@ -105,13 +123,18 @@ def summary(seen: Collector, limits: Mapping[str, Limits | None], rows_shown: in
         rest = rows[rows_shown:]
         share = sum(row.total_ns for row in rest) / whole
         lines.append(f"and {len(rest)} more, {share:.1%} together")
-    for one in utilisations(runs, profile_ns):
-        lines.append(
-            f"{one.device}: busy for {human_seconds(one.covered_ns / 1e9)}, "
-            f"{one.covered_ns / max(one.span_ns, 1):.1%} of the time from its first command to its "
-            f"last, {one.covered_ns / max(profile_ns, 1):.1%} of the profile"
-        )
+    lines += map(_busy_line, utilisations(runs, profile_ns))
     return "\n".join([*lines, *_sparing_lines(runs), *_host_lines(seen), *_peak_lines(seen)])
+
+
+def _busy_line(one: Utilisation) -> str:
+    span = max(one.span_ns, 1)
+    return (
+        f"{one.device}: busy for {human_seconds(one.covered_ns / 1e9)}, "
+        f"{one.covered_ns / span:.1%} of the time from its first command to its last; "
+        f"{one.between_ns / span:.1%} between commands of a list, {one.idle_ns / span:.1%} without "
+        f"a list; {one.covered_ns / max(one.profile_ns, 1):.1%} of the profile"
+    )
 
 
 def _sparing_lines(runs: Iterable[ListRun]) -> list[str]:

@@ -27,6 +27,8 @@ from baregrad.profiling import trace_file
 from baregrad.profiling.device_watch import placed
 from baregrad.profiling.events import Events
 from baregrad.profiling.limits import limits_of
+from baregrad.profiling.records import ListRun
+from baregrad.profiling.summary import utilisations
 from baregrad.runtime.commands import Slot, Timeline
 from baregrad.runtime.cuda.device import CudaDevice
 from baregrad.testing.virtual_gpu.machine.gpu_model import GpuModel
@@ -68,6 +70,7 @@ def test_each_run_of_a_kernel_is_counted_with_its_work() -> None:
     (used,) = profile.utilisations()
     assert used.device == "CPU"
     assert used.covered_ns == sum(row.total_ns for row in rows) <= used.span_ns <= used.profile_ns
+    assert used.between_ns >= 0 and used.idle_ns >= 0
 
 
 def test_kernels_are_joined_to_the_lines_that_asked_for_them(tmp_path: Path) -> None:
@@ -548,6 +551,18 @@ def test_commands_lie_in_another_run_of_their_list_as_long_as_they_took() -> Non
     assert (shorter.begin_ns, shorter.end_ns) == ((0, 5, 5), (5, 5, 20))
     nothing = placed(Timeline(("a",), (5,), (5,)), 7, 9)
     assert (nothing.begin_ns, nothing.end_ns) == ((7,), (7,))
+
+
+def test_time_is_between_the_commands_of_a_list_or_without_a_list() -> None:
+    def run(*pieces: tuple[int, int]) -> ListRun:
+        begins, ends = zip(*pieces, strict=True)
+        return ListRun("GPU", (), {}, begins, ends, "here")
+
+    # The second list begins while the first is under way; the third after 20 without any.
+    runs = [run((100, 130), (140, 150), (160, 200)), run((152, 158), (205, 215)), run((235, 240))]
+    (used,) = utilisations(runs, 500)
+    assert (used.covered_ns, used.between_ns, used.span_ns) == (30 + 10 + 6 + 40 + 10 + 5, 19, 140)
+    assert used.idle_ns == 20
 
 
 def test_what_a_table_measures_is_in_no_other_profile() -> None:
