@@ -110,6 +110,14 @@ def ends_by_data(reduce: Node) -> bool:
     return False
 
 
+def limit_of(condition: Node, axis: Node) -> Dim | None:
+    """The point of an axis from which on data says that a condition is false; None for no such."""
+    if condition.op is not Ops.CMPLT or condition.src[0].dtype.kind not in ("int", "index"):
+        return None
+    sides = [side if side.dtype is dtypes.index else _position(side) for side in condition.src]
+    return _limit(make_node(Ops.CMPLT, dtypes.bool, tuple(sides)), axis, None)
+
+
 def _limit(condition: Node, axis: Node, written: Node | None) -> Dim | None:
     """The step from which on a condition on data is false; None where it says no such thing.
 
@@ -193,4 +201,4 @@ def _holds(value: Node) -> bool:
     return -most - 1 <= low and high <= most
 
 
-__all__ = ["bound_loops", "ends_by_data"]
+__all__ = ["bound_loops", "ends_by_data", "limit_of"]

@@ -146,14 +146,14 @@ def _needed(kernel: Node, loop: Node) -> Node | None:
     turns = {node.src[0] for node in nodes if node.op is Ops.LOOP and loop in toposort(node.src[1])}
     for choice in toposort(stores[0].src[1]):
         condition = choice.src[0] if choice.op is Ops.WHERE else None
-        if condition is not None and _is_of_block(condition, turns, written):
-            if not any(_reads_sums(store.src[1], condition) for store in stores):
+        if condition is not None and is_of_block(condition, turns, written):
+            if not any(reads_sums(store.src[1], condition) for store in stores):
                 # All blocks that share a ring must end it together.
                 return None if kernel.arg.cluster > 1 and differs(condition) else condition
     return None
 
 
-def _is_of_block(condition: Node, turns: set[Node], written: set[Node]) -> bool:
+def is_of_block(condition: Node, turns: set[Node], written: set[Node]) -> bool:
     """Whether a condition is the same for all threads of a block, before and after it computes."""
     for node in toposort(condition):
         if node.op is Ops.RANGE and node not in turns:
@@ -165,7 +165,7 @@ def _is_of_block(condition: Node, turns: set[Node], written: set[Node]) -> bool:
     return True
 
 
-def _reads_sums(value: Node, condition: Node) -> bool:
+def reads_sums(value: Node, condition: Node) -> bool:
     """Whether a value is computed of what a thread keeps where a condition is false."""
     pending, seen = [value], set[Node]()
     while pending:

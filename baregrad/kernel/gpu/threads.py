@@ -14,6 +14,7 @@ does a SCAN, of which each knows its own.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from math import prod
@@ -36,6 +37,7 @@ from baregrad.ir.core.node import (
 from baregrad.ir.core.op import Ops
 from baregrad.ir.core.substitution import substitute
 from baregrad.ir.protocol.attributes import Done, is_box
+from baregrad.kernel.gpu.absent_tiles import told_apart
 from baregrad.kernel.gpu.barriers import sequence, with_barriers
 from baregrad.kernel.gpu.boxes import as_box
 from baregrad.kernel.gpu.clusters import block_of
@@ -121,21 +123,7 @@ def to_threads(kernel: Node) -> Node:
         total, every = index.floordiv(total, cluster), index.floordiv(every, cluster)
         block, worker.memo[axes[-1]] = block_of(cluster, max(limit // cluster, 1))
         axes = axes[:-1]
-    own: Node | None = None
-    which: Dim = block
-    if every != total:
-        # A block is there for an iteration, then for each that is all blocks further on.
-        more = index.floordiv(index.sub(index.sub(every, 1), block), total)
-        own = range_node(index.add(more, 1), TURNS_ID, "turn", "loop")
-        which = index.add(block, index.mul(own, total))
-    places = index.unflatten(which, tuple(extent_of(axis) for axis in axes))
-    for axis, place in zip(axes, places, strict=True):
-        worker.memo[axis] = index.as_node(place)
-    if own is not None:
-        body = (count_slots(sequence(body), own),)
-    statements = tuple([worker.statement(child, frozenset()) for child in body])
-    if own is not None:
-        statements = (make_node(Ops.LOOP, dtypes.token, (own, sequence(statements))),)
+    statements = worker.of_block(axes, body, block, None if every == total else total)
     copies = toposort(kernel) if kernel.mask & Ops.COPYTO.bit else ()
     if any(one.op is Ops.COPYTO and one.arg.engine == "bulk" for one in copies):
         # A block ends once its shared memory was read.
@@ -216,6 +204,39 @@ class _Threads:
         tiled |= {p: self.tiles[at] for p, at in enumerate(places) if at in self.tiles}
         if self.private.setdefault(array, across) != across:
             raise CompilerBug("a thread reads what another one keeps to itself", found=access)
+
+    # --- tiles ----------------------------------------------------------------------------------
+
+    def of_block(
+        self, axes: Sequence[Node], body: Sequence[Node], block: Dim, blocks: Dim | None
+    ) -> tuple[Node, ...]:
+        """A block's own tile of a grid; of so many blocks in all each further one, in turns."""
+        if blocks is None:
+            return self.at(axes, index.unflatten(block, tuple(map(extent_of, axes))), body)
+        found = []
+        for number, part in enumerate(told_apart(axes, sequence(body))):
+            # Blocks that have one tile less than others of a part are the first of the next one.
+            first = index.sub(index.sub(blocks, 1), block) if number else block
+            left = index.sub(index.sub(index.product(part.extents), 1), first)
+            turns = index.add(index.floordiv(left, blocks), 1)
+            own = range_node(turns, TURNS_ID + number, "turn", "loop")
+            # Where a size is 0 nothing is divided by it.
+            sizes = tuple([index.maximum(extent, 1) for extent in part.extents])
+            within = index.unflatten(index.add(first, index.mul(own, blocks)), sizes)
+            places = tuple(map(index.add, part.begins, within))
+            tile = self.at(axes, places, (count_slots(part.body, own),))
+            found.append(make_node(Ops.LOOP, dtypes.token, (own, sequence(tile))))
+        return tuple(found)
+
+    def at(
+        self, axes: Sequence[Node], places: Sequence[Dim], body: Sequence[Node]
+    ) -> tuple[Node, ...]:
+        """What a thread does of the tile at a place of a grid."""
+        before = dict(self.memo)
+        self.memo.update(zip(axes, map(index.as_node, places), strict=True))
+        found = tuple([self.statement(child, frozenset()) for child in body])
+        self.memo = before
+        return found
 
     # --- statements -----------------------------------------------------------------------------
 

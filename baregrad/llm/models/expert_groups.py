@@ -73,7 +73,7 @@ class ExpertGroups:
         number = Tensor.arange(self.tiles, dtype=dtypes.int32, device=index.device)
         passed = (ends.unsqueeze(0) <= number.unsqueeze(1)).sum(1, dtype=dtypes.int32)
         self.experts = stored(passed.minimum(count - 1))
-        self._is_taken = stored(number < ends[-1])
+        self._number, self._taken = number, stored(ends[-1:])
         nobody = Tensor.zeros(self.tiles * rows, dtype=dtypes.int32, device=index.device)
         self._rows = nobody.scatter(0, self._place.cast(dtypes.int64), order)
 
@@ -85,10 +85,11 @@ class ExpertGroups:
     def times(self, weight: PackedWeight, x: Tensor) -> Tensor:
         """Return rows (tiles, rows, in) times the matrix of each tile: (tiles, rows, out).
 
-        Tiles that no expert has are zeros, whatever is in them, and cost next to nothing.
+        Tiles that no expert has are zeros, whatever is in them, and cost next to nothing: they are
+        the last ones, from a number in memory on.
         """
         product = for_tiles(weight, x.dtype, self.rows).at(self.experts).each(x)
-        return self._is_taken[:, None, None].where(product, 0)
+        return (self._number < self._taken)[:, None, None].where(product, 0)
 
     def gather(self, x: Tensor) -> Tensor:
         """Return what tiles (tiles, rows, width) hold for each token: (T, used, width)."""
