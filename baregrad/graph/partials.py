@@ -13,7 +13,7 @@ from math import prod
 
 from baregrad.base.bits import greatest_divisor, round_up
 from baregrad.dtypes import dtypes
-from baregrad.graph.repeats import is_matrix_product
+from baregrad.graph.repeats import innermost, is_matrix_product
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import lengthened, reshape
 from baregrad.ir.core import index
@@ -60,9 +60,8 @@ def _of_short_sums(node: Node, value: Node) -> Node | None:
     axes = node.arg.axes
     if node.arg.monoid is not primitive(Ops.ADD, dtypes.float32) or is_matrix_product(value, axes):
         return None
-    last = max(axis for axis, extent in enumerate(value.shape) if extent != 1)
     terms = prod(value.shape[axis] for axis in axes)
-    in_order = terms // AT_ONCE if last in axes else terms
+    in_order = terms // AT_ONCE if innermost(value) in axes else terms
     if in_order <= IN_ORDER:
         return None
     axis = max(axes, key=lambda axis: (value.shape[axis], -axis))

@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 from baregrad.base.bits import greatest_divisor, round_up
 from baregrad.dtypes import dtypes
 from baregrad.graph.group_factors import is_scaled
-from baregrad.graph.repeats import is_matrix_product, is_repeated, result_order, sides_of
+from baregrad.graph.repeats import (
+    innermost,
+    is_matrix_product,
+    is_repeated,
+    last_axis,
+    result_order,
+    sides_of,
+)
 from baregrad.graph.sums import once
 from baregrad.graph.traced import Part, Rule
 from baregrad.graph.views import expand, lengthened, permute, reshape, stored
@@ -26,7 +33,7 @@ from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import Monoid, primitive
 from baregrad.ir.core.node import Node, alu, cast, const
-from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
+from baregrad.ir.core.op import Ops, mask_of
 
 # A reduction along rows is cut from this length on: a block reads a shorter row in about the time
 # that a second launch takes, and what normalises rows reads them once. Rows are not normalised by
@@ -74,8 +81,6 @@ ALONE, BESIDE = 1.5, 1 << 14
 # Runs of elements that together are read: how many make accesses that are wide enough, how many
 # runs, and elements of all, are worth sums of each place.
 ODD = 4
-# Nodes that are looked at for how arrays lie.
-MOST_SEEN = 64
 RUNS, LONG_RUNS = 1 << 5, 1 << 10
 _VIEWS = mask_of(
     (Ops.RESHAPE, Ops.EXPAND, Ops.PERMUTE, Ops.FLIP, Ops.SHRINK, Ops.PAD, Ops.WINDOW)
@@ -247,7 +252,7 @@ def _parts(node: Node, value: Node, length: int) -> int:
         scale = 1 if len(known) == len(node.shape) else SYMBOLIC
         tiles = max(-(-prod(known) // TILE), 1)
         return min(BLOCKS // scale // tiles, length // (LEAST_PRODUCTS * scale))
-    inner, last = _innermost(value), _last(shape)
+    inner, last = innermost(value), last_axis(shape)
     if inner not in axes:
         # What reads a permuted array's rows often does so again: one kernel does all of that.
         if length < (LONG_COLUMN if inner == last else LONG_TURNED):
@@ -260,30 +265,6 @@ def _parts(node: Node, value: Node, length: int) -> int:
         is_norm = monoid.primitive is not None and node.dtype.kind == "float"
         longest, part = LONG_ROW if is_norm else LONG_PLACES, ROW_PART
     return 1 if length < longest else min(length // part, MOST_PARTS)
-
-
-def _innermost(value: Node) -> int:
-    """The axis along which neighbours lie in memory: the last one, or that of a permuted array."""
-    found = set[int]()
-    todo, seen = [(value, tuple(range(len(value.shape))))], set[Node]()
-    while todo:
-        node, axes = todo.pop()
-        if node in seen or not axes or len(node.shape) != len(axes):
-            continue
-        seen.add(node)
-        if node.op is Ops.PERMUTE:
-            own = dict(zip(node.arg, axes, strict=True))
-            todo.append((node.src[0], tuple([own[axis] for axis in range(len(axes))])))
-        elif node.op in ELEMENTWISE and len(seen) < MOST_SEEN:
-            todo += [(child, axes) for child in node.src]
-        elif node.op is not Ops.EXPAND:
-            found.add(axes[_last(node.shape)])
-    return found.pop() if len(found) == 1 else _last(value.shape)
-
-
-def _last(shape: tuple[Any, ...]) -> int:
-    """The last axis of several elements."""
-    return max([axis for axis, extent in enumerate(shape) if extent != 1], default=0)
 
 
 def _is_of_matrix_units(value: Node) -> bool:
@@ -404,7 +385,7 @@ def _in_parts(node: Node, cut: PartsOf) -> Node:
         order = result_order(node, CHUNK) or order
         others = [axis + (axis >= place) for axis in order]
         partial, place = permute(partial, (place, *others)), 0
-    elif _innermost(node.src[0]) < min(node.arg.axes):
+    elif innermost(node.src[0]) < min(node.arg.axes):
         # Neighbours are written as they are read.
         others = [axis for axis in range(len(partial.shape)) if axis != place]
         partial, place = permute(partial, (place, *others)), 0

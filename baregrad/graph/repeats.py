@@ -12,6 +12,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import ELEMENTWISE, MOVEMENT, Ops, mask_of
 
 _DEPTH = 16  # nodes that are looked at
+_MOST_SEEN = 64  # the same for how arrays lie
 _EXPAND = Ops.EXPAND.bit
 _ELEMENTWISE = mask_of(ELEMENTWISE)
 
@@ -155,3 +156,27 @@ def _fastest(old: tuple[Any, ...], new: tuple[Any, ...], axis: int) -> int | Non
 def axis_before_reshape(old: tuple[Any, ...], new: tuple[Any, ...], axis: int) -> int | None:
     """The axis of `old` that a reshape leaves unchanged as `axis` of `new`; None for others."""
     return same_axes(old, new).get(axis)
+
+
+def innermost(value: Node) -> int:
+    """The axis along which neighbours lie in memory: the last one, or that of a permuted array."""
+    found = set[int]()
+    todo, seen = [(value, tuple(range(len(value.shape))))], set[Node]()
+    while todo:
+        node, axes = todo.pop()
+        if node in seen or not axes or len(node.shape) != len(axes):
+            continue
+        seen.add(node)
+        if node.op is Ops.PERMUTE:
+            own = dict(zip(node.arg, axes, strict=True))
+            todo.append((node.src[0], tuple([own[axis] for axis in range(len(axes))])))
+        elif node.op in ELEMENTWISE and len(seen) < _MOST_SEEN:
+            todo += [(child, axes) for child in node.src]
+        elif node.op is not Ops.EXPAND:
+            found.add(axes[last_axis(node.shape)])
+    return found.pop() if len(found) == 1 else last_axis(value.shape)
+
+
+def last_axis(shape: tuple[Any, ...]) -> int:
+    """The last axis of several elements."""
+    return max([axis for axis, extent in enumerate(shape) if extent != 1], default=0)

@@ -75,6 +75,9 @@ def test_sums_of_many_like_terms_are_near(shape: tuple[int, ...]) -> None:
     rows = np.moveaxis(x, axis, -1)
     found = Tensor(rows, device="CPU").sum(-1).numpy()
     np.testing.assert_allclose(found, exact, rtol=2e-4)
+    # Rows of a turned array are columns in memory.
+    turned = Tensor(x, device="CPU").movedim(axis, -1)
+    np.testing.assert_allclose(turned.abs().sum(-1).numpy(), exact, rtol=2e-4)
 
 
 def test_a_product_of_matrices_is_one_sum() -> None:

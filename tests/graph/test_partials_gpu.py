@@ -76,6 +76,9 @@ def test_a_symbolic_number_is_cut_as_its_bound_and_filled_up() -> None:
 def test_a_row_that_a_block_reads_is_whole() -> None:
     assert parts_of((4, 50304), 1) == []
     assert parts_of((50304, 4), 0) != []
+    counts = cast(argument(0, dtypes.bool, 4, 50304), I32)
+    root = Node(Ops.SINK, dtypes.token, (total(counts, 1),))
+    assert stored(canonicalise(root, None, HOPPER)) == [(4, 12)]
 
 
 @pytest.mark.parametrize("shape", (

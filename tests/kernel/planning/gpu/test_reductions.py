@@ -43,17 +43,17 @@ def images(n: int, c: int, hw: int) -> Node:
     return k.kernel(*outs)
 
 
-@pytest.mark.parametrize("size", [1568, 3136, 12544, 4096])
+@pytest.mark.parametrize("size", [1568, 3136, 12544, 4096, 47355])
 def test_the_last_round_of_a_sum_is_mostly_full(size: int) -> None:
-    """Accesses under way together waste no more than each alone would."""
+    """Accesses under way together waste few more than each alone would."""
     schedule = choose_schedule(images(1, 64, size), HOPPER).steps
     parts = dict(p for step in schedule if isinstance(step, Split) for p in step.parts)
     sizes = {s.unit: parts[s.axis] for s in schedule if isinstance(s, Bind) and s.axis in parts}
     width = sizes.get("thread", 1) * sizes.get("thread_y", 1) * sizes.get("vector", 1)
     steps = sizes.get("unroll", 1)
     rounds = -(-size // width)
-    assert -(-rounds // steps) * steps == rounds
-    assert steps > 1 or rounds % 2
+    assert -rounds % steps <= rounds // 16
+    assert steps > 1 or (rounds % 2 and rounds < 16)
 
 
 def test_columns_of_narrow_inputs_have_wide_accesses_whatever_they_sum_to() -> None:
@@ -165,9 +165,15 @@ def test_a_row_times_a_matrix_reads_lines_of_it(columns: int) -> None:
         assert ("ld.global.v4" in text) == is_wide
 
 
-@pytest.mark.parametrize("shape", [(3, 20), (2, 100), (1, 2500)])
+@pytest.mark.parametrize("shape", [(3, 20), (2, 100), (1, 501), (1, 2500)])
 def test_places_of_extremes(shape: tuple[int, int]) -> None:
     check(k.arg_max(*shape))
+
+
+def test_a_lone_row_s_places_are_looked_for_by_many_threads() -> None:
+    """No order of comparisons is another: a thread has two elements, and of many rows more."""
+    lone, many = (str(choose_schedule(k.arg_max(rows, 501), HOPPER)) for rows in (1, 4096))
+    assert "r1_t0=8, r1_t1=32" in lone and "r1_t0=8" not in many
 
 
 @pytest.mark.parametrize("shape", [(3, 5, 36), (2, 3, 49), (4, 2, 1000)])
