@@ -15,6 +15,7 @@ from baregrad.ir.core.node import Node, alu, const, rebuild
 from baregrad.ir.core.op import Op, Ops
 
 F32 = dtypes.float32
+ONE, ZERO = const(1.0, F32), const(0.0, F32)
 _VIEWS = (Ops.EXPAND, Ops.RESHAPE)
 POWERS = (Ops.EXP, Ops.EXP_NEAR, Ops.EXP2_NEAR)
 
@@ -23,13 +24,15 @@ class WeighedValues(NamedTuple):
     """A sum of products of powers with values, divided by the sum of the powers, both rounded.
 
     exponent: x, over (..., rows, keys). power: 2 ** (x - ceil(max(x))). weights: the powers, as a
-    float32 that is rounded to 16 bits, perhaps after some factor. product: the sum of products.
+    float32 that is rounded to 16 bits, or 0 where dropout leaves none. product: the sum of
+    products. share: what the sum of the powers is multiplied by.
     """
 
     exponent: Node
     power: Node
     weights: Node
     product: Node
+    share: Node = ONE
 
     @property
     def dtype(self) -> DType:
@@ -60,8 +63,10 @@ def streamed(node: Node, found: WeighedValues, now: Callable[[Node], Node]) -> N
     else:
         folded = Node(Ops.REDUCE, F32, values, how)
         total, summed = (Node(Ops.PROJ, F32, (folded,), part) for part in (1, 2))
-        none = alu(Ops.CMPEQ, total, const(0.0, F32))
-        quotient = alu(Ops.DIV, summed, alu(Ops.WHERE, none, const(1.0, F32), total))
+        divisor = alu(Ops.WHERE, alu(Ops.CMPEQ, total, ZERO), ONE, total)
+        if found.share is not ONE:
+            divisor = alu(Ops.MUL, divisor, found.share)
+        quotient = alu(Ops.DIV, summed, divisor)
     made = Node(Ops.CAST, node.dtype, (quotient,))
     return Node(Ops.CONTIGUOUS, node.dtype, (made,))
 
@@ -89,7 +94,7 @@ def _values(
 ) -> tuple[tuple[Node, ...], KeyParts | None]:
     """What the reduction is of, over (..., rows, columns, keys), and how keys are shared out."""
     x, factor = now(found.exponent), now(found.product.src[0].src[1])
-    is_plain = found.weights.src[0].src[0] is found.power
+    is_plain = found.weights.src[0].src[0] is found.power and found.share is ONE
     parts = parts_of(*x.shape[-2:]) if is_plain else None
     if parts is not None:
         # Those beyond the last key count for nothing.
@@ -128,9 +133,12 @@ def matched(node: Node) -> WeighedValues | None:
     shape = (*product.src[0].shape[:-2], product.src[0].shape[-1])
     fits = over.shape == product.src[0].shape and x.shape == power.shape == shape
     summed = rounded(power, weights.src[0].dtype)
-    if not (fits and highest(power) is not None and _is_total(_below(divisor), summed)):
+    total, share = _below(divisor), ONE
+    if total.op is Ops.MUL and _below(total.src[1]).op is Ops.CONST:
+        total, share = _below(total.src[0]), _below(total.src[1])
+    if not (fits and highest(power) is not None and _is_total(total, summed)):
         return None
-    return WeighedValues(x, power, weights, product)
+    return WeighedValues(x, power, weights, product, share)
 
 
 def _below(node: Node) -> Node:
@@ -141,15 +149,14 @@ def _below(node: Node) -> Node:
 
 
 def _power(weights: Node) -> Node | None:
-    """The powers that a rounded factor is made of, perhaps times what dropout leaves."""
+    """The powers that a rounded factor is made of, or those of them that dropout leaves."""
     if weights.op is not Ops.CAST or weights.src[0].op is not Ops.CAST:
         return None
     if weights.src[0].dtype.bits != 16:
         return None
     inner = weights.src[0].src[0]
-    if inner.op is Ops.MUL:
-        powers = [one for one in inner.src if one.op is Ops.EXP2_NEAR]
-        return powers[0] if len(powers) == 1 else None
+    if inner.op is Ops.WHERE and _below(inner.src[2]) is ZERO:
+        inner = inner.src[1]
     return inner
 
 

@@ -63,11 +63,16 @@ class RowStates:
     def room(self) -> float:
         """By how much exponents may be larger than what they are relative to.
 
-        Weights that are more than powers, as what dropout leaves is, may fill float16 themselves.
+        Weights that may be more than powers may fill float16 themselves.
         """
         is_narrow = self.facts.products[0].left.dtype is dtypes.float16
-        are_powers = all(each is self.facts.near for each in self.facts.weights)
-        return 0.0 if is_narrow and not are_powers else ROOM
+        return 0.0 if is_narrow and not all(map(self._is_power, self.facts.weights)) else ROOM
+
+    def _is_power(self, weight: Node) -> bool:
+        """Whether a weight is the power, or 0."""
+        if weight.op is Ops.WHERE and weight.src[2] is ZERO:
+            weight = weight.src[1]
+        return weight is self.facts.near
 
     @property
     def kept(self) -> list[Node]:

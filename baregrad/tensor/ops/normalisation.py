@@ -34,7 +34,7 @@ from baregrad.tensor.array.core import check_float
 from baregrad.tensor.array.operands import accumulator, result
 from baregrad.tensor.array.tensor_like import Tensor
 from baregrad.tensor.array.views import Pulled, twin
-from baregrad.tensor.ops.random import dropout
+from baregrad.tensor.ops.random import dropout, kept_of
 from baregrad.tensor.ops.reductions import count_over
 
 F32 = dtypes.float32
@@ -325,7 +325,7 @@ def _repeat_heads(x: Tensor, query: Tensor) -> Tensor:
 class _Parts(NamedTuple):
     """What attention of 16-bit floats is made of, over (..., L, S) but for the three arrays.
 
-    kept: what dropout leaves, 0 or 1/(1 - p) for each power, None where it leaves all.
+    kept: which powers dropout leaves, None where all; share: what those are multiplied by.
     """
 
     query: Node
@@ -334,6 +334,7 @@ class _Parts(NamedTuple):
     power: Node
     total: Node
     kept: Node | None
+    share: float
     factor: float
 
 
@@ -363,13 +364,14 @@ def _narrow(
     total = _along_last(Ops.ADD, nodes.cast(nodes.cast(power, v.dtype), F32))
     none = nodes.alu(Ops.CMPEQ, total, const(0.0, F32))
     total = nodes.alu(Ops.WHERE, none, const(1.0, F32), total)
-    kept = None
+    kept, share = None, 1.0
     if dropout_p:
-        ones = type(query).ones(*power.shape, dtype=F32, device=query.device)
-        kept = dropout(ones, dropout_p).node
-    parts = _Parts(q, k, v, power, total, kept, factor)
+        kept, share = _kept(query, power, dropout_p)
+    parts = _Parts(q, k, v, power, total, kept, share, factor)
+    # What is left counts for more at last, so that rounding makes the same of it as in the sum.
     weights = nodes.cast(_thinned(power, kept), v.dtype)
-    out = nodes.cast(nodes.div(_product(weights, _turned(v)), total), q.dtype)
+    out = nodes.div(_product(weights, _turned(v)), _shared(total, 1 / share))
+    out = nodes.cast(out, q.dtype)
     sources = (q, k, v, *more)
 
     def pull(gradient: Node) -> tuple[Node, ...]:
@@ -381,12 +383,14 @@ def _narrow(
 
 def _gradients(parts: _Parts, out: Node, gradient: Node) -> tuple[Node, Node, Node, Node]:
     """The gradients of query, key, value and of what is added to the scores."""
-    q, k, v, power, total, kept, factor = parts
+    q, k, v, power, total, kept, share, factor = parts
     weights = nodes.mul(power, Node(Ops.RECIPROCAL, F32, (total,)))
     given = nodes.cast(gradient, v.dtype)
-    to_value = _product(_turned(nodes.cast(_thinned(weights, kept), v.dtype)), _turned(given))
+    to_value = _shared(
+        _product(_turned(nodes.cast(_thinned(weights, kept), v.dtype)), _turned(given)), share
+    )
     mean = _along_last(Ops.ADD, nodes.mul(nodes.cast(given, F32), nodes.cast(out, F32)))
-    toward = _thinned(_product(given, v), kept)
+    toward = _thinned(_shared(_product(given, v), share), kept)
     # A number for each row, which all its slopes read.
     stored = Node(Ops.CONTIGUOUS, F32, (mean,))
     slope = nodes.mul(weights, nodes.sub(toward, stored))
@@ -400,8 +404,18 @@ def _gradients(parts: _Parts, out: Node, gradient: Node) -> tuple[Node, Node, No
     )
 
 
+def _kept(query: Tensor, power: Node, p: float) -> tuple[Node, float]:
+    """Which powers dropout leaves, and what those count for."""
+    ones = type(query).ones(*power.shape, dtype=F32, device=query.device)
+    return kept_of(ones, p).node, 1 / (1 - p) if p < 1 else 1.0
+
+
 def _thinned(x: Node, kept: Node | None) -> Node:
-    return x if kept is None else nodes.mul(x, kept)
+    return x if kept is None else nodes.alu(Ops.WHERE, kept, x, const(0.0, F32))
+
+
+def _shared(x: Node, share: float) -> Node:
+    return x if share == 1 else nodes.mul(x, const(share, F32))
 
 
 def _turned(x: Node) -> Node:

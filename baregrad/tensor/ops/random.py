@@ -311,10 +311,13 @@ def _draw_order(seed: Tensor, shape: tuple[Any, ...], dtype: DType) -> Tensor:
     return seed._make(nodes.cast(order(fixed, False), dtype), seed.device)
 
 
-def _drop(seed: Tensor, x: Tensor, p: float) -> Tensor:
+def _keep(seed: Tensor, x: Tensor, p: float) -> Tensor:
     words = seed._make(_words(seed, x.shape), x.device)
-    kept = words >= min(round(p * _WORDS), _WORDS - 1)
-    return kept.where(x * (1 / (1 - p)), 0)
+    return words >= min(round(p * _WORDS), _WORDS - 1)
+
+
+def _drop(seed: Tensor, x: Tensor, p: float) -> Tensor:
+    return _keep(seed, x, p).where(x * (1 / (1 - p)), 0)
 
 
 # --- making -------------------------------------------------------------------------------------
@@ -512,13 +515,25 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tenso
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Return `x` with elements zeroed with probability p and the rest times 1/(1 - p)."""
-    if not 0 <= p <= 1:
-        raise ArgumentError(f"a probability is from 0 to 1, not {p}")
+    _check_probability(p)
     if not training or p == 0:
         return x
     if p == 1:
         return x * 0
     return _drawn(type(x), x.device, _drop, _paired(x.shape), x, p)
+
+
+def kept_of(x: Tensor, p: float) -> Tensor:
+    """Return which elements of `x` a `dropout` would leave, drawn as it draws."""
+    _check_probability(p)
+    if p == 1:
+        return type(x).zeros(*x.shape, dtype=dtypes.bool, device=x.device)
+    return _drawn(type(x), x.device, _keep, _paired(x.shape), x, p)
+
+
+def _check_probability(p: float) -> None:
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"a probability is from 0 to 1, not {p}")
 
 
 # --- in place -----------------------------------------------------------------------------------

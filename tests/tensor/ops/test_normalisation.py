@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from baregrad.base.errors import ShapeError
+from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import toposort
 from baregrad.ir.core.op import Ops
@@ -95,6 +95,22 @@ def test_one_key_has_its_own_value_and_no_slope(dtype: DType) -> None:
     for x in (q, k):
         # Two sums of 64 products, in float32 and in any order.
         assert x.grad is not None and np.abs(x.grad.float().numpy()).max() < 2.0**-14
+
+
+@NARROW
+def test_what_dropout_leaves_of_one_key_is_rounded_once(dtype: DType) -> None:
+    Tensor.manual_seed(11)
+    rng = np.random.default_rng(9)
+    (q, _), (k, _), (v, v64) = (drawn(rng, dtype, 64, 1, 64) for _ in range(3))
+    found = q.scaled_dot_product_attention(k, v, dropout_p=0.3).double().numpy()
+    left = np.abs(found).max(-1, keepdims=True) > 0
+    assert 0.4 < left.mean() < 0.95
+    true = v64 * left / 0.7
+    assert (np.abs(found - true) <= UNIT[dtype] * np.abs(true) * 1.001).all()
+    gone = q.scaled_dot_product_attention(k, v, dropout_p=1.0)
+    assert not gone.float().numpy().any()
+    with pytest.raises(ArgumentError):
+        q.scaled_dot_product_attention(k, v, dropout_p=1.5)
 
 
 def test_heads_in_groups_and_an_added_mask() -> None:
