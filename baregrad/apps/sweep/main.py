@@ -4,7 +4,8 @@ Each row is one op or a few, of random sizes, dtypes and layouts, forward or wit
 or replayed (PyTorch's as a CUDA graph). Values are compared with PyTorch's in float64, and where
 those are far, with what one more rounding in each of PyTorch's steps does; then both are timed by
 turns. A ratio is PyTorch's time by ours, so more is better; a row that fails counts
-as 0. Each side is a process of its own. A row is the same for the same seed, number and --largest.
+as 0, one for which we launch nothing, as a view, has none. Each side is a process of its own. A row
+is the same for the same seed, number and --largest.
 """
 
 from __future__ import annotations
@@ -144,6 +145,9 @@ class _Sweep:
         record["ratio"] = theirs / ours if ours and theirs else None
         if record["wrong"] or "failed" in record:
             record["ratio"] = 0.0
+        elif record.get("kernels") == []:
+            # An empty replay beside PyTorch's is no measure of anything.
+            record |= {"ratio": None, "is_idle": True}
         return record
 
     def explain(self, records: Sequence[dict[str, Any]]) -> None:
@@ -196,6 +200,8 @@ def _line(record: Mapping[str, Any]) -> str:
     parts.append(record["name"])
     if record.get("uncaptured"):
         parts.append("(PyTorch's eager: it cannot be captured)")
+    if record.get("is_idle"):
+        parts.append("(ours launches nothing: no ratio)")
     if record["wrong"]:
         parts.append(f"WRONG: error {record['error']:.1e}")
     elif "rounding_error" in record:
@@ -240,10 +246,11 @@ def _mean_text(records: Sequence[Mapping[str, Any]]) -> str:
     failed = sum(one["ratio"] == 0 for one in records)
     mean = math.exp(math.fsum(map(math.log, ratios)) / len(ratios)) if ratios else 0.0
     least = min((one["ratio"] for one in records if one["ratio"] is not None), default=0.0)
-    skipped = len(records) - len(ratios) - failed
+    idle = sum(one.get("is_idle", False) for one in records)
+    skipped = len(records) - len(ratios) - failed - idle
     return (
         f"{len(records)} rows, geometric mean {mean:.3f}, worst {least:.3f}; {failed} failed or "
-        f"were wrong, {skipped} PyTorch cannot do"
+        f"were wrong, {skipped} PyTorch cannot do, {idle} launch nothing"
     )
 
 

@@ -39,3 +39,31 @@ def test_gradients_are_rounded_and_what_is_no_new_number_is_not() -> None:
     assert torch.equal(changed, torch.ones(64))
     assert torch.equal(places, torch.tensor([*range(64)]))
     assert elsewhere.device.type == "meta"
+
+
+def test_formulas_are_as_far_off_as_their_steps() -> None:
+    """What cancels inside of an op is off by more than its result's last place; nothing else is."""
+    gelu = torch.nn.functional.gelu
+    for low, high, least, most in ((-4.5, -3.5, 1e-4, 1e-1), (0.5, 3.0, 1e-8, 1e-6)):
+        x = torch.linspace(low, high, 999, requires_grad=True)
+        exact = gelu(x.detach().double())
+        with rounding_mode(torch, "cpu", 3):
+            once = gelu(x)
+            (slope,) = torch.autograd.grad(once.sum(), [x])
+        assert least < (once / exact - 1).abs().max() < most
+        assert once.dtype is slope.dtype is torch.float32
+
+
+def test_formulas_of_which_nothing_cancels_stay_near() -> None:
+    rows, functional = torch.linspace(-2, 3, 640).reshape(10, 64), torch.nn.functional
+    rows = rows[:, torch.randperm(64, generator=torch.Generator().manual_seed(0))].requires_grad_()
+    weights = torch.cos(torch.arange(640.0)).reshape(10, 64)
+    for name, more in (("softmax", (-1,)), ("layer_norm", ((64,),)), ("silu", ())):
+        function = getattr(functional, name)
+        made = [function(rows, *more)]
+        made += torch.autograd.grad((made[0] * weights).sum(), [rows])
+        with rounding_mode(torch, "cpu", 4):
+            again = [function(rows, *more)]
+            again += torch.autograd.grad((again[0] * weights).sum(), [rows])
+        for one, other in zip(made, again, strict=True):
+            assert 0 < (one - other).abs().max() / one.abs().max() < 1e-5, name

@@ -86,12 +86,15 @@ def test_the_mean_is_geometric_and_failures_are_the_worst() -> None:
     records = [
         record(0, 4.0), record(1, 1.0), record(2, 0.0, failed="no luck"),
         record(3, None, peer_failed="not here"), record(4, 0.5, is_eager=True),
+        record(5, None, is_idle=True, is_eager=True),
     ]
     told = sweep._summary(records, records[2:3], "--device NV")
     jit = "4 rows, geometric mean 2.000, worst 0.000; 1 failed or were wrong, 1 PyTorch cannot do"
     assert f"jit: {jit}" in told
-    assert "eager: 1 rows, geometric mean 0.500, worst 0.500; 0 failed" in told
-    assert "all: 5 rows, geometric mean 1.260" in told
+    assert "eager: 2 rows, geometric mean 0.500, worst 0.500; 0 failed or were wrong" in told
+    assert "all: 6 rows, geometric mean 1.260" in told
+    assert told.endswith("1 PyTorch cannot do, 1 launch nothing")
+    assert "launches nothing" in sweep._line(records[5])
     assert "FAILED: no luck" in told
     assert "baregrad bench --suite sweep --only 0/2 --device NV" in told
     assert "WRONG: error 5.0e-01" in sweep._line(record(0, 0.0, error=0.5) | {"wrong": True})
