@@ -12,7 +12,7 @@ from baregrad.tensor.array.operands import accumulator, result
 from baregrad.tensor.array.tensor_like import Operand, Tensor
 from baregrad.tensor.ops.functions import log1p
 from baregrad.tensor.ops.indexing import check_class_ids
-from baregrad.tensor.ops.reductions import check_integer, log_softmax
+from baregrad.tensor.ops.reductions import check_integer, log_parts, log_softmax
 
 
 def reduced(loss: Tensor, reduction: str) -> Tensor:
@@ -235,7 +235,8 @@ def cross_entropy(
     with the uniform distribution. See `nll_loss` for the rest.
     """
     axis = _class_axis(x)
-    scores = log_softmax(x.cast(accumulator(x.dtype)), axis)
+    wide = x.cast(accumulator(x.dtype))
+    scores = log_softmax(wide, axis)
     if target.dtype.kind == "float":
         return _against_probabilities(x, scores, target, weight, reduction, label_smoothing)
     picked, share = _pick(scores, target, weight, ignore_index)
@@ -243,11 +244,25 @@ def cross_entropy(
     if not label_smoothing:
         return _weighted(loss, share, reduction).cast(x.dtype)
     counted = (target != ignore_index).cast(scores.dtype)
-    everything = scores if weight is None else scores * _beside(weight, x, axis)
-    spread = -everything.sum(axis) * counted
+    spread = -_over_classes(wide, weight, axis) * counted
     part = label_smoothing / x.shape[axis]
     mixed = loss * (1 - label_smoothing) + spread * part
     return _weighted(mixed, share, reduction).cast(x.dtype)
+
+
+def _over_classes(x: Tensor, weight: Tensor | None, axis: int) -> Tensor:
+    """The sum of `log_softmax` over the classes, each times its weight.
+
+    What all classes share is multiplied, not summed: so is its gradient, which equals, but for the
+    sign, what one class with all the probability has.
+    """
+    if 0 in x.shape:
+        return x.sum(axis)
+    shifted, total = log_parts(x, axis)
+    if weight is None:
+        return shifted.sum(axis) - total.squeeze(axis) * x.shape[axis]
+    beside = _beside(weight.cast(x.dtype), x, axis)
+    return (shifted * beside).sum(axis) - total.squeeze(axis) * beside.sum()
 
 
 def _beside(weight: Tensor, x: Tensor, axis: int) -> Tensor:

@@ -379,8 +379,17 @@ def log_softmax(x: Tensor, dim: int, dtype: object = None) -> Tensor:
     y = x.cast(accumulator(target))
     if x.ndim == 0 or 0 in x.shape:
         return (y - y).cast(target)
-    shifted = y - _highest(y, (dim,))
-    return (shifted - sum(shifted.exp(), dim, True).log()).cast(target)
+    shifted, total = log_parts(y, dim)
+    return (shifted - total).cast(target)
+
+
+def log_parts(x: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Return `x` less its maximum along an axis, and the logarithm of the sum of their powers.
+
+    Their difference is `log_softmax`. `x` is of floats that sums are taken in, and not empty.
+    """
+    shifted = x - _highest(x, (dim,))
+    return shifted, sum(shifted.exp(), dim, True).log()
 
 
 def check_integer(x: Tensor, what: str) -> None:

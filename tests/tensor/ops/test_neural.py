@@ -366,6 +366,20 @@ def test_class_losses(row: Any, reduction: str, weighted: bool) -> None:
             compare(negative, arrays, kinds, grad_tolerance=1e-8, second=False)
 
 
+def test_one_class_of_all_the_probability_has_a_near_gradient_where_labels_are_smooth() -> None:
+    """Its gradient is the target's whole weight, which no sum over classes has rounded."""
+    rng = np.random.default_rng(12)
+    scores = rng.standard_normal((16, 64)).astype(np.float32)
+    high, aim = rng.integers(0, 64, 16), rng.integers(0, 64, 16)
+    scores[np.arange(16), high] += 12
+    x = Tensor(scores, requires_grad=True)
+    x.cross_entropy(Tensor(aim), reduction="sum", label_smoothing=0.1).backward()
+    assert x.grad is not None
+    power = np.exp(scores.astype(np.float64))
+    true = power / power.sum(-1, keepdims=True) - 0.1 / 64 - 0.9 * np.eye(64)[aim]
+    assert np.abs(x.grad.numpy() - true).max() < 6 * 2.0**-24
+
+
 def test_max_pool_gives_the_gradient_to_the_first_of_equals() -> None:
     array = np.random.default_rng(4).integers(0, 2, (2, 2, 6, 6)).astype(float)
     compare(lambda f, x: f.max_pool2d(f.relu(x), 2), [array], dtypes.float64)
