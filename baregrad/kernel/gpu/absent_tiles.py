@@ -25,7 +25,7 @@ from baregrad.kernel.gpu.loop_bounds import limit_of
 from baregrad.kernel.gpu.roles import is_of_block, reads_sums
 
 
-class Part(NamedTuple):
+class GridPart(NamedTuple):
     """Some tiles of a grid: what its axes begin with, how far they go, and what a tile does."""
 
     begins: tuple[Dim, ...]
@@ -33,10 +33,10 @@ class Part(NamedTuple):
     body: Node
 
 
-def told_apart(axes: Sequence[Node], body: Node) -> list[Part]:
+def told_apart(axes: Sequence[Node], body: Node) -> list[GridPart]:
     """The tiles of a loop-level body that lies on a grid: all, or those there are and the rest."""
     whole = tuple([extent_of(axis) for axis in axes])
-    every = Part((0,) * len(axes), whole, body)
+    every = GridPart((0,) * len(axes), whole, body)
     stores = [
         node for node in toposort(body) if node.op is Ops.STORE and node.src[0].op is Ops.PARAM
     ]
@@ -56,8 +56,8 @@ def told_apart(axes: Sequence[Node], body: Node) -> list[Part]:
         place = list(axes).index(axis)
         count = index.maximum(index.minimum(limit, whole[place]), 0)
         return [
-            Part(every.begins, _with(whole, place, count), _known(body, condition, True)),
-            Part(_with(every.begins, place, count),
+            GridPart(every.begins, _with(whole, place, count), _known(body, condition, True)),
+            GridPart(_with(every.begins, place, count),
                  _with(whole, place, index.sub(whole[place], count)),
                  sequence(_stored(_known(body, condition, False)))),
         ]  # fmt: skip
