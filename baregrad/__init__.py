@@ -66,6 +66,7 @@ _EXPORTS = (
 
 # What PyTorch has at its top and we in other rooms, by the same names.
 _ELSEWHERE = (
+    ("baregrad.distributions.discrete", ("poisson",)),
     ("baregrad.fft.windows", (
         "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window",
     )),
@@ -80,7 +81,7 @@ _ELSEWHERE = (
     )),
 )
 # Rooms that are not imported before somebody asks for them.
-_ROOMS = ("array_api", "autograd", "data", "func", "io")
+_ROOMS = ("array_api", "autograd", "data", "distributions", "func", "io")
 
 __all__ = [
     "BaregradError",

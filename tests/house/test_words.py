@@ -21,7 +21,8 @@ EMPTY_NAMES = {"utils", "util", "utilities", "misc", "helpers", "helper", "commo
 # A digit at the end says "the second try", except where it is part of the field's own term.
 SECOND_TRY = re.compile(r"[a-z_]2$|_v\d+$|_(new|old)$|^(new|old)$")
 TERMS = {
-    "log2", "exp2", "atan2", "arctan2", "l2", "sse2", "avx2", "e5m2", "logaddexp2", "powers_of_2",
+    "log2", "exp2", "chi2", "atan2", "arctan2", "l2", "sse2", "avx2", "e5m2", "logaddexp2",
+    "powers_of_2",
     "test_log2", "test_exp2", "test_atan2", "test_arctan2", "fft2", "ifft2", "rfft2", "irfft2",
     "hfft2", "ihfft2",
 }
