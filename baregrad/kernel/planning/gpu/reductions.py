@@ -41,6 +41,8 @@ BLOCK_STEPS = 8
 MOST_WARPS = 32
 # The same where each step compares two places as well as two values.
 PLACE_STEPS = 16
+# Elements of a thread where rows are few and it looks for places.
+LONE_STEPS = 2
 # Steps of a column before warps share it; and before as many threads do as read a machine's memory
 # at its rate with their loads, of whole lines where there are enough columns, of sectors else.
 LONG_COLUMN, VERY_LONG_COLUMN = 32, 512
@@ -356,6 +358,8 @@ def _tiled(plan: GpuPlan, reduction: Reduction, tile: RowTile) -> None:
 
 def _threads_of(plan: GpuPlan, columns: Sequence[Node], longest: int) -> tuple[int, bool]:
     """Threads of a row that no tile says how to share, and whether it is a block's."""
+    if longest > LONE_STEPS * plan.warp and _are_lone_places(plan, columns):
+        return min(next_power_of_two(-(-longest // LONE_STEPS)), MOST_WARPS * plan.warp), True
     count = -(-longest // _row_lanes(plan, columns))
     if count <= WARP_STEPS * plan.warp:
         short = longest <= FAR_ROW and all(is_short(plan.facts, r) for r in plan.facts.reductions)
@@ -367,6 +371,17 @@ def _threads_of(plan: GpuPlan, columns: Sequence[Node], longest: int) -> tuple[i
         # A block of all threads that there may be has a multiprocessor to itself.
         warps = next_power_of_two(count // (2 * steps * plan.warp))
     return min(warps, MOST_WARPS) * plan.warp, warps > 1
+
+
+def _are_lone_places(plan: GpuPlan, columns: Sequence[Node]) -> bool:
+    """Whether there are fewer rows than multiprocessors, of folds that are the same in any order.
+
+    Such folds look for places: a thread loads one element when it is done with the one before.
+    """
+    rows = iterations([axis for axis in plan.facts.data if axis not in columns])
+    reductions = plan.facts.reductions
+    places = any(each.node.arg.monoid.arity != 1 for each in reductions)
+    return places and rows < plan.target.units and all(_is_exact(each) for each in reductions)
 
 
 def _row_lanes(plan: GpuPlan, columns: Sequence[Node]) -> int:
