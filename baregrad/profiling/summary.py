@@ -144,7 +144,7 @@ def _sparing_lines(runs: Iterable[ListRun]) -> list[str]:
         counts[run.device][run.measured] += 1
     return [
         f"{device}: {closely} of {closely + whole} runs of lists timed command by command; in the "
-        "others, timed as a whole, each command has the time that it took last"
+        "others, timed as a whole, each command has its share of the time"
         for device, (whole, closely) in counts.items()
         if whole
     ]

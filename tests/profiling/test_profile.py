@@ -543,14 +543,22 @@ def test_a_list_is_timed_closely_now_and_then_and_else_as_a_whole(
     assert not device.fake.complaints and not device.fake.left_behind
 
 
-def test_commands_lie_in_another_run_of_their_list_as_long_as_they_took() -> None:
-    times = Timeline(("a", "b", "c"), (0, 14, 30), (10, 14, 60))
-    longer = placed(times, 1000, 1060)
-    assert (longer.begin_ns, longer.end_ns) == ((1010, 1020, 1030), (1020, 1020, 1060))
-    shorter = placed(times, 0, 20)
-    assert (shorter.begin_ns, shorter.end_ns) == ((0, 5, 5), (5, 5, 20))
+def test_commands_lie_in_another_run_of_their_list_in_proportion() -> None:
+    times = Timeline(("a", "b", "c"), (0, 140_000, 300_000), (100_000, 140_000, 600_000))
+    # Of what 400 us of work are longer 10 are the launch, in the rest the kernels are slower.
+    slower = placed(times, 1_000_000, 1_430_000)
+    assert slower.begin_ns == (1_010_000, 1_115_000, 1_115_000)
+    assert slower.end_ns == (1_115_000, 1_115_000, 1_430_000)
+    # By a tenth at most; the rest lies before those that take time.
+    apart = placed(times, 0, 500_000)
+    assert apart.begin_ns == (35_000, 145_000, 170_000)
+    assert apart.end_ns == (145_000, 145_000, 500_000)
+    launched = placed(times, 0, 405_000)
+    assert launched.durations_ns() == times.durations_ns() and launched.begin_ns[0] == 5_000
+    faster = placed(times, 0, 200_000)
+    assert (faster.begin_ns, faster.end_ns) == ((0, 50_000, 50_000), (50_000, 50_000, 200_000))
     nothing = placed(Timeline(("a",), (5,), (5,)), 7, 9)
-    assert (nothing.begin_ns, nothing.end_ns) == ((7,), (7,))
+    assert (nothing.begin_ns, nothing.end_ns) == ((9,), (9,))
 
 
 def test_time_is_between_the_commands_of_a_list_or_without_a_list() -> None:
