@@ -25,7 +25,7 @@ from baregrad.linalg.checking import (
 from baregrad.linalg.decompositions import eigh, qr, svd, svdvals
 from baregrad.linalg.factoring import first_zero, inverse_lower, lu_factor, take_rows
 from baregrad.linalg.orthogonal import squares
-from baregrad.linalg.triangular import solve_triangular
+from baregrad.linalg.triangular import inverse_corners, solve_triangular, substituted
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import no_grad
 from baregrad.tensor.ops.shapes import stored
@@ -65,58 +65,94 @@ class LstSq(NamedTuple):
 
 
 class _Factors(NamedTuple):
-    """x (B, n, n), the inverses of its factors L and U, and the order of its rows in them."""
+    """x (B, n, n), its factors L and U, the order of its rows in them, and inverses of corners.
+
+    The corners are blocks on the diagonals of L and of U.T.
+    """
 
     x: Tensor
     lower: Tensor
     upper: Tensor
     order: Tensor
+    lower_corners: Tensor
+    upper_corners: Tensor
 
 
 def _factors(x: Tensor, lower: Tensor, upper: Tensor, order: Tensor) -> _Factors:
-    found = _inverses(lower, upper)
-    return _Factors(x, found[0], found[1], order)
+    return _Factors(x, lower, upper, order, *_corners(lower, upper))
 
 
 @block
-def _inverses(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    return inverse_lower(lower), inverse_lower(upper.mT).mT
+def _corners(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
+    return inverse_corners(lower), inverse_corners(upper.mT)
 
 
 @block
 def _solved(
-    x: Tensor, lower: Tensor, upper: Tensor, order: Tensor, given: Tensor, is_turned: bool,
-    is_corrected: bool,
+    x: Tensor, lower: Tensor, upper: Tensor, order: Tensor, lower_corners: Tensor,
+    upper_corners: Tensor, given: Tensor, is_turned: bool,
 ) -> Tensor:
-    """The solution of x @ found = given, or of x.mH @ found = given, perhaps corrected once."""
+    """The solution of x @ found = given, or of x.mH @ found = given, corrected once."""
 
     def solve(right: Tensor) -> Tensor:
         if is_turned:
-            found = stored(lower.mH @ stored(upper.mH @ right))
-            return stored(take_rows(found, order.argsort(dim=1)))
-        return stored(upper @ stored(lower @ stored(take_rows(right, order))))
+            half = stored(substituted(upper.mH, upper_corners.conj(), right))
+            found = substituted(lower.mH, lower_corners.mH, half, is_upper=True)
+            return stored(take_rows(stored(found), order.argsort(dim=1)))
+        half = stored(substituted(lower, lower_corners, stored(take_rows(right, order))))
+        return stored(substituted(upper, upper_corners.mT, half, is_upper=True))
 
     found = solve(given)
-    if not is_corrected:
-        return found
     matrix = x.mH if is_turned else x
     return found + solve(stored(given - matrix @ found))
 
 
-def _solve(
-    matrix: Tensor, right: Tensor, factors: _Factors, is_turned: bool = False,
-    is_corrected: bool = True,
-) -> Tensor:
+def _solve(matrix: Tensor, right: Tensor, factors: _Factors, is_turned: bool = False) -> Tensor:
     """The solution for (..., n, k), as a function of both."""
     with no_grad():
-        value = _solved(*factors, batch(right), is_turned, is_corrected).reshape(*right.shape)
+        value = _solved(*factors, batch(right), is_turned).reshape(*right.shape)
 
     def pull(found: Tensor, gradient: Tensor) -> tuple[Tensor, Tensor]:
-        to_right = _solve(matrix, gradient, factors, not is_turned, is_corrected)
+        to_right = _solve(matrix, gradient, factors, not is_turned)
         to_matrix = found @ to_right.mH if is_turned else to_right @ found.mH
         return -to_matrix, to_right
 
     return linked(value, (matrix, right), pull)
+
+
+@block
+def _inverted(
+    x: Tensor, lower: Tensor, upper: Tensor, order: Tensor, is_corrected: bool
+) -> Tensor:
+    """The inverse, by those of both factors, perhaps corrected once by what it leaves of 1."""
+    first, second = inverse_lower(lower), inverse_lower(upper.mT).mT
+    size = x.shape[1]
+    # A row of the second triangle's product needs no rows of the first above its own.
+    width = -(-size // 4) if size >= 256 else size
+    rows = [second[:, at : at + width, at:] @ first[:, at:] for at in range(0, size, width)]
+    both = stored(Tensor.cat(*map(stored, rows), dim=1) if len(rows) > 1 else rows[0])
+    places = order.argsort(dim=1).unsqueeze(1).expand(*both.shape)
+    found = stored(both.gather(2, places))
+    if not is_corrected:
+        return found
+    one = Tensor.eye(size, dtype=x.dtype, device=x.device)
+    return found + found @ stored(one - x @ found)
+
+
+def _inverse(
+    matrix: Tensor, given: Tensor, lower: Tensor, upper: Tensor, order: Tensor,
+    is_corrected: bool = True,
+) -> Tensor:
+    """The inverse (..., n, n) of a matrix with these factors, as a function of it."""
+    with no_grad():
+        value = matrix.detach()
+        if 0 not in matrix.shape:
+            value = _inverted(given, lower, upper, order, is_corrected).reshape(*matrix.shape)
+
+    def pull(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
+        return (-(found.mH @ gradient @ found.mH),)
+
+    return linked(value, (matrix,), pull)
 
 
 def _are_vectors(what: str, a: Tensor, b: Tensor) -> bool:
@@ -197,9 +233,7 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> InverseEx:  # noqa: N803
         info = first_zero(upper).reshape(*A.shape[:-2])
         if check_errors:
             refuse_if(lambda: info != 0, *_SINGULAR)
-        factors = _factors(given, lower, upper, order)
-    one = Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device)
-    return InverseEx(_solve(A, one.expand(*A.shape), factors), info)
+    return InverseEx(_inverse(A, given, lower, upper, order), info)
 
 
 def tensorinv(A: Tensor, ind: int = 2) -> Tensor:  # noqa: N803
@@ -264,7 +298,6 @@ def det(A: Tensor) -> Tensor:  # noqa: N803
     def pull(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
         if 0 in A.shape:
             return (A.zeros_like(),)
-        one = Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(*A.shape)
         with no_grad():
             # Of a singular matrix the limit, by a pivot next to 0.
             largest = pivots.abs().amax(dim=1, keepdim=True)
@@ -272,12 +305,11 @@ def det(A: Tensor) -> Tensor:  # noqa: N803
             is_zero = pivots == 0
             moved = is_zero.where(least, pivots)
             near = upper + is_zero.where(least, 0.0).diag_embed()
-            factors = _factors(given, lower, near, order)
             limit = (moved.prod(dim=1) * sign).reshape(*A.shape[:-2], 1, 1)
             singular = is_zero.any(dim=1).reshape(*A.shape[:-2], 1, 1)
         # Not corrected: of a matrix that is singular but for rounding, the determinant and this
         # inverse are of the same rounded factors, so that their errors cancel.
-        turned = _solve(A, one, factors, is_corrected=False).mH
+        turned = _inverse(A, given, lower, near, order, is_corrected=False).mH
         usual = found.conj().unsqueeze(-1).unsqueeze(-1) * turned
         cofactors = singular.where(limit.conj() * turned.detach(), usual)
         return (gradient.unsqueeze(-1).unsqueeze(-1) * cofactors,)
@@ -305,12 +337,9 @@ def slogdet(A: Tensor) -> SLogDet:  # noqa: N803
         value = pivots.abs().log().sum(dim=1).reshape(*A.shape[:-2])
 
     def inverse() -> Tensor:
-        with no_grad():
-            factors = _factors(given, lower, upper, order)
-        one = Tensor.eye(A.shape[-1], dtype=A.dtype, device=A.device).expand(*A.shape)
         # Not corrected, as for `det`: the error is of one matrix next to A, and so cancels where A
         # is a product, in which sums of corrected columns leave it.
-        return _solve(A, one, factors, is_corrected=False)
+        return _inverse(A, given, lower, upper, order, is_corrected=False)
 
     def pull(_: Tensor, gradient: Tensor) -> tuple[Tensor]:
         return (gradient.unsqueeze(-1).unsqueeze(-1) * inverse().mH,)

@@ -15,26 +15,52 @@ _CUT_FROM = 256
 _BLOCKS = 4
 
 
-@block
-def _solve_lower(lower: Tensor, given: Tensor) -> Tensor:
-    """x (B, n, k) of lower @ x = given, block by block, each corrected once by what is left."""
+def inverse_corners(lower: Tensor) -> Tensor:
+    """Inverses of the blocks on the diagonal of a lower triangle: (B, n, n) -> (B, b, w, w).
+
+    What is above the diagonal is not read. A last block that has fewer rows ends in an identity.
+    """
     count = lower.shape[1]
     blocks = _BLOCKS if count >= _CUT_FROM else 1
     width = -(-count // blocks)
-    lower = stored(padded(lower, width * blocks))
+    cut = padded(lower, width * blocks).reshape(lower.shape[0], blocks, width, blocks, width)
+    corners = stored(cut.diagonal(0, 1, 3).permute(0, 3, 1, 2))
+    stacked = corners.reshape(corners.shape[0] * blocks, width, width)
+    return inverse_lower(stacked).reshape(*corners.shape)
+
+
+def substituted(
+    triangle: Tensor, inverses: Tensor, given: Tensor, *, is_upper: bool = False,
+    is_corrected: bool = False,
+) -> Tensor:
+    """x (B, n, k) of triangle @ x = given, block by block, each perhaps corrected once.
+
+    inverses: those of the blocks on the diagonal, (B, b, w, w). A correction is by what is left.
+    """
+    count = triangle.shape[1]
+    blocks, width = inverses.shape[1:3]
+    triangle = stored(padded(triangle, width * blocks))
     right = given.pad((0, 0, 0, width * blocks - count))
     found: list[Tensor] = []
-    for at in range(blocks):
+    for turn in range(blocks):
+        at = blocks - 1 - turn if is_upper else turn
         rows = slice(at * width, (at + 1) * width)
-        corner = stored(lower[:, rows, rows])
-        inverse = inverse_lower(corner)
-        wanted = right[:, rows]
+        inverse, wanted = inverses[:, at], right[:, rows]
         if found:
-            before = stored(lower[:, rows, : at * width])
+            known = slice((at + 1) * width, None) if is_upper else slice(at * width)
+            before = stored(triangle[:, rows, known])
             wanted = stored(wanted - before @ stored(Tensor.cat(*found, dim=1)))
         x = stored(inverse @ wanted)
-        found.append(stored(x + inverse @ stored(wanted - corner @ x)))
+        if is_corrected:
+            x = stored(x + inverse @ stored(wanted - stored(triangle[:, rows, rows]) @ x))
+        found = [x, *found] if is_upper else [*found, x]
     return (Tensor.cat(*found, dim=1) if blocks > 1 else found[0])[:, :count]
+
+
+@block
+def _solve_lower(lower: Tensor, given: Tensor) -> Tensor:
+    """x (B, n, k) of lower @ x = given, corrected block by block."""
+    return substituted(lower, inverse_corners(lower), given, is_corrected=True)
 
 
 def solve_triangular(
