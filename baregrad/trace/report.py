@@ -96,8 +96,8 @@ class CallCounts:
                 f"{whole} with their fields ({whole * share:.2f} %)"]  # fmt: skip
         if self.measured:
             rows[0] += (f", {self.measured} of them by names of ours, for what they were measured "
-                        "to answer, or when they are asked: no published source names them"
-                        )  # fmt: skip
+                        "to answer or decide, or when they are asked: no published source names "
+                        "them")  # fmt: skip
         if parted:
             rows[0] += f", {parted} more by their number and category ({parted * share:.2f} %)"
         rows += [f"no name: {name}: {count}" for name, count in self.unknown.most_common()]

@@ -56,15 +56,15 @@ def test_calls_have_their_names_but_those_that_no_header_has(calls: list[DriverC
     unnamed = Counter(one.name for one in calls if not one.known)
     # What the driver hands to the firmware as it is; the published source has its category alone.
     assert all(re.fullmatch(
-        r"NV_ESC_RM_CONTROL control 0x208(0[89a]\w{3} of (GPU|CLK|PERF)_LEGACY_NON_PRIVILEGED"
-        r"|10108 of NV2081_BINAPI)", name) for name in unnamed)  # fmt: skip
-    assert sum(unnamed.values()) == 13
+        r"NV_ESC_RM_CONTROL control 0x20809038 of CLK_LEGACY_NON_PRIVILEGED", name)
+        for name in unnamed)  # fmt: skip
+    assert sum(unnamed.values()) == 1
     counts = report.CallCounts()
     for one in calls:
         counts.add(one)
-    assert counts.footer()[0].startswith("1100 calls, 1087 by name (98.82 %)")
-    assert "10 of them by names of ours" in counts.footer()[0]
-    assert counts.footer()[0].endswith("13 more by their number and category (1.18 %)")
+    assert counts.footer()[0].startswith("1100 calls, 1099 by name (99.91 %)")
+    assert "22 of them by names of ours" in counts.footer()[0]
+    assert counts.footer()[0].endswith("1 more by their number and category (0.09 %)")
     told = {report.explained(one) for one in calls if not one.known}
     assert any(text.startswith("Asks the GPU's firmware, through the driver") for text in told)
     assert all(one.params_known for one in calls if one.known)

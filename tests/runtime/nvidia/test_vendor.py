@@ -99,6 +99,15 @@ def test_categories_are_those_that_names_of_controls_have() -> None:
     assert tables.controls[0x20800145].name == "subdeviceCtrlCmdGpuAcquireComputeModeReservation"
 
 
+def test_a_layout_that_was_measured_is_that_of_its_branch_alone() -> None:
+    sizes = {
+        version: load_tables(version).nbytes("RUSD_MEM_ROW_REMAP")
+        for version in ("580.142", "580.159.04", "590.48.01", "595.45.04")
+    }
+    # But for 580.159.04 by the published headers.
+    assert sizes == {"580.142": 40, "580.159.04": 48, "590.48.01": 40, "595.45.04": 40}
+
+
 def test_members_lie_inside_their_structs() -> None:
     tables = load_tables("595.45.04")
     for named in [*tables.controls.values(), *tables.classes.values(), *tables.uvm.values()]:

@@ -2,8 +2,9 @@
 
 The names are ours, in plain words, and so are those of the fields. What is known of each was seen
 on an H200 with driver 580.159.04, in what `libcudart` and `nvidia-smi` asked beside what they
-showed then; fields that nothing shown depends on are called by their place. Where a caller's struct
-has another size, none of this is taken for it.
+showed then, and in what they said once an answer was changed, or refused, behind their backs;
+fields that nothing shown depends on are called by their place. Where a caller's struct has another
+size, none of this is taken for it.
 """
 
 from __future__ import annotations
@@ -12,6 +13,15 @@ from types import MappingProxyType
 
 # By number: the words, and the struct's name.
 CONTROLS = MappingProxyType({
+    # cuInit asks it of each GPU, with 2, 12, 0, 37 and zeros, which come back as they are: only
+    # whether it is refused tells something. CUDA has no device then (CUDA_ERROR_NO_DEVICE).
+    0x20808159: ("use by CUDA", "measured_use_by_cuda"),
+    # cuInit asks it of each GPU with a byte that comes back as it is. Refused, it has no device
+    # reach another's memory: cuDeviceCanAccessPeer, and access and atomics between them, are 0.
+    0x20808162: ("access to peers", "measured_access_to_peers"),
+    # On all bits in the first word of what is zeros else, CUDA does nothing more in a context
+    # (CUDA_ERROR_DEVICE_NOT_LICENSED); the next words, or a refusal, change nothing.
+    0x20810108: ("licence", "measured_licence"),
     # A mask, in which the domains of 0x20809064 are.
     0x20809001: ("clock domains", "measured_clock_domains"),
     # A mask of the kinds of clock that NVML counts: 1 graphics, 4 memory, 8 video (nvml.h,
@@ -28,6 +38,9 @@ CONTROLS = MappingProxyType({
 })
 # As the vendor's table has structs: the size, then offset, kind, count and name of each field.
 STRUCTS = MappingProxyType({
+    "measured_use_by_cuda": "332;0 u32 1 word0;4 u32 1 word1;8 u32 1 word2;12 u32 1 word3",
+    "measured_access_to_peers": "1;0 u8 1 byte0",
+    "measured_licence": "992;0 u32 1 unlicensed",
     "measured_clock_domains": "8;0 u32 1 domains;4 u32 1 word1",
     "measured_clock_kinds": "8;0 u32 1 word0;4 u32 1 kinds",
     "measured_domains_of_kinds":
@@ -39,16 +52,17 @@ STRUCTS = MappingProxyType({
     "measured_before_highest_clocks": "4;0 u32 1 word0",
     "measured_highest_clock": "16;0 u32 1 domain;4 u32 1 word1;8 u32 1 kHz;12 u32 1 word3",
 })  # fmt: skip
-# Layouts of a release whose headers were not read, by the first release that has them. In
-# 580.159.04 what tells of remapped rows is eight bytes longer than in 580.142 and in 595.45.04:
-# nvidia-smi maps 2608 bytes, and behind that section each has its time eight bytes later, with the
-# power, in milliwatts, that nvidia-smi showed.
+# Layouts of a release whose headers were not read, by the first release that has them and the first
+# of the next branch, which has its own. In 580.159.04 what tells of remapped rows is eight bytes
+# longer than in 580.142 and in 595.45.04: nvidia-smi maps 2608 bytes, and behind that section each
+# has its time eight bytes later, with the power, in milliwatts, that nvidia-smi showed.
 LAYOUTS = MappingProxyType({
     "RUSD_MEM_ROW_REMAP": (
-        "580.159.04", "48;0 u64 1 lastModifiedTimestamp;8 RUSD_MEM_ROW_REMAP_INFO 1 info",
+        "580.159.04", "590.44.01",
+        "48;0 u64 1 lastModifiedTimestamp;8 RUSD_MEM_ROW_REMAP_INFO 1 info",
     ),
     "NV00DE_SHARED_DATA": (
-        "580.159.04",
+        "580.159.04", "590.44.01",
         "2608;0 RUSD_BAR1_MEMORY_INFO 1 bar1MemoryInfo;16 RUSD_PMA_MEMORY_INFO 1 pmaMemoryInfo;"
         "40 RUSD_SHADOW_ERR_CONT 1 shadowErrCont;56 RUSD_GR_INFO 1 grInfo;"
         "72 RUSD_CLK_PUBLIC_DOMAIN_INFOS 1 clkPublicDomainInfos;"

@@ -140,12 +140,24 @@ def load_tables(version: str) -> VendorTables:
         unnamed = VendorName(f'control {control:#x} "{said}"', layout, measured=True)
         names["control"].setdefault(control, unnamed)
     rows |= {layout: [((0,), text)] for layout, text in measured.STRUCTS.items()}
-    for layout, (first, text) in measured.LAYOUTS.items():
-        rows[layout] = sorted([*rows[layout], (parse_version(first), text)])
+    for layout, (first, until, text) in measured.LAYOUTS.items():
+        rows[layout] = _inserted(rows[layout], parse_version(first), parse_version(until), text)
     return VendorTables(
         version, names["control"], names["class"], names["uvm"], names["escape"], methods,
         names["category"], rows,
     )  # fmt: skip
+
+
+def _inserted(
+    rows: list[tuple[tuple[int, ...], str]],
+    first: tuple[int, ...],
+    until: tuple[int, ...],
+    text: str,
+) -> list[tuple[tuple[int, ...], str]]:
+    """Return a struct's rows with another layout from release `first` until `until`."""
+    at = bisect_right([version for version, _ in rows], until)
+    around = [row for row in rows if not first <= row[0] <= until]
+    return sorted([*around, (first, text), (until, rows[max(at - 1, 0)][1])])
 
 
 _MOST_OF_ONE_NAME = 256
