@@ -139,9 +139,13 @@ class Compiler:
     def load(
         self, kernels: Iterable[Node], device: Device, progress: Callable[[], None]
     ) -> dict[Node, Kernel]:
-        """Canonical KERNELs, compiled and loaded on their device; `progress` is called for each."""
-        wanted = list(dict.fromkeys(kernels))
-        chosen = self._chosen(wanted, device) if options.beam or options.beam_file.name else {}
+        """Canonical KERNELs, compiled and loaded on their device; `progress` is called for each.
+
+        Those that are launched several times may be there as often: a search counts them.
+        """
+        launched = list(kernels)
+        wanted = list(dict.fromkeys(launched))
+        chosen = self._chosen(launched, device) if options.beam or options.beam_file.name else {}
         jobs = [(kernel, chosen.get(kernel)) for kernel in wanted]
         found = {job: loaded for job in jobs if (loaded := self._kernels.get(job))}
         self._find_or_compile([job for job in jobs if job not in found], progress)

@@ -107,10 +107,10 @@ class Executable:
         return found
 
     def _load(self) -> tuple[Loaded, ...]:
-        distinct = dict.fromkeys(self.plan.kernels)
-        count = len(distinct) if len(distinct) >= PROGRESS_FROM else 0
-        with ProgressBar(count, "compile") as bar:
-            loaded = self._compiler.load(distinct, self.device, bar.advance)
+        kernels = self.plan.kernels
+        distinct = len(set(kernels))
+        with ProgressBar(distinct if distinct >= PROGRESS_FROM else 0, "compile") as bar:
+            loaded = self._compiler.load(kernels, self.device, bar.advance)
         return tuple(
             Loaded(loaded[step.kernel], step.buffers, step.origins) for step in self.plan.steps
         )

@@ -175,10 +175,7 @@ class Bench:
         buffers = self.copies[0]
         for slot, (buffer, array) in enumerate(zip(buffers, self.problem.arrays, strict=True)):
             if slot in self.problem.written:
-                whole = np.full(array.nbytes + 2 * MARGIN, _MARK, np.uint8)
-                if self._is_read(kernel, slot):
-                    whole[MARGIN : MARGIN + array.nbytes] = array.reshape(-1).view(np.uint8)
-                self.device.copy_in(buffer, whole)
+                self._mark(buffer, array if self._is_read(kernel, slot) else None)
         self.device.run(kernel, self._views(buffers), self.problem.variables)
         self.device.synchronize()
         results: dict[int, Array] = {}
@@ -198,6 +195,21 @@ class Bench:
                 self.device.copy_in(buffer.view(MARGIN, array.nbytes), np.ascontiguousarray(array))
         return results, why
 
+    def _mark(self, buffer: Buffer, array: Array | None) -> None:
+        """Fill a buffer with what nothing computes, but for the array that it is to hold."""
+        if not self.device.host_visible:
+            commands = self.device.command_list()
+            commands.fill(buffer, buffer.nbytes, _MARK)
+            self.device.submit(commands)
+            if array is not None:
+                view = buffer.view(MARGIN, array.nbytes)
+                self.device.copy_in(view, np.ascontiguousarray(array))
+            return
+        whole = np.full(buffer.nbytes, _MARK, np.uint8)
+        if array is not None:
+            whole[MARGIN : MARGIN + array.nbytes] = array.reshape(-1).view(np.uint8)
+        self.device.copy_in(buffer, whole)
+
     def _is_read(self, kernel: Kernel, slot: int) -> bool:
         return kernel.program.params[slot].access != "w"
 
@@ -211,7 +223,7 @@ class Bench:
         problem = self.problem
         for each in self.expected:
             dtype = problem.dtypes[each.slot]
-            found = _values(results[each.slot], dtype)[each.places]
+            found = _values(results[each.slot].reshape(-1)[each.places], dtype)
             why = differs(found, _values(each.values, dtype), dtype, problem.exact, problem.terms)
             if why:
                 return f"against the reference: {why}"

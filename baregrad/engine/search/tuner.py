@@ -1,8 +1,8 @@
 """Schedules for the kernels of a program: from the file of records, or searched for.
 
 The time that is left is shared out among the kernels, the longest ones first, by the cube root of
-what they take. A kernel keeps its first schedule unless another one gave the same results and was
-faster in two races, run in turn with it.
+what all of their launches take. A kernel keeps its first schedule unless another one gave the same
+results and was faster in two races, run in turn with it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,7 +44,14 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.text.dump import dump
 from baregrad.kernel import Schedule, facts_of
 from baregrad.kernel.planning.common.pool import estimate_ns
-from baregrad.kernel.search import FIRST, Trial, beam_search, check_schedule, roofline_ns
+from baregrad.kernel.search import (
+    FIRST,
+    Trial,
+    beam_search,
+    check_schedule,
+    first_ns,
+    memory_ns,
+)
 from baregrad.runtime.interface import Device
 
 SEARCHED_DEVICES = ("CPU", "NV", "CUDA")
@@ -55,6 +63,9 @@ FINAL_ROUNDS = (12, 200)
 FINALISTS = 3
 # How fast a winner is at least, next to the first schedule, on arrays that are in a GPU's cache.
 NEAR_RATIO = 0.99
+# A GPU's copies take 1.14 of what its memory's rate allows (an H200: 4.2 of 4.8 TB/s). What is as
+# near to that as a winner has to be faster is not searched.
+NEAR_MEMORY = 1.14 * LEAST_RATIO_APART
 # What is this many times slower than the best is not raced, and no more than RACED are.
 HOPELESS = 1.4
 RACED = 8
@@ -93,11 +104,15 @@ class Tuner:
     _files: dict[Any, Records] = field(default_factory=dict)
 
     def schedules(self, kernels: Sequence[Node]) -> dict[Node, Schedule]:
-        """The schedules of those kernels whose first one was beaten."""
+        """The schedules of those kernels whose first one was beaten.
+
+        kernels: as often as they are launched.
+        """
+        launches = Counter(kernels)
         records = self._records()
         chosen: dict[Node, Schedule] = {}
         missing = []
-        for kernel in kernels:
+        for kernel in launches:
             record = None if records is None else records.get(*self._key(kernel))
             if record is None or record.width < options.beam:
                 missing.append(kernel)
@@ -114,7 +129,7 @@ class Tuner:
                 )
                 return chosen
             with span("search"):
-                self._search(missing, records, chosen)
+                self._search({one: launches[one] for one in missing}, records, chosen)
         return chosen
 
     def _records(self) -> Records | None:
@@ -166,14 +181,16 @@ class Tuner:
     # --- searching --------------------------------------------------------------------------------
 
     def _search(
-        self, kernels: Sequence[Node], records: Records | None, chosen: dict[Node, Schedule]
+        self, launches: Mapping[Node, int], records: Records | None, chosen: dict[Node, Schedule]
     ) -> None:
-        """Search for the schedules of kernels, as long as there is time."""
+        """Search for the schedules of kernels with so many launches, as long as there is time."""
         begin = time.monotonic()
         limit = options.beam_seconds or math.inf
         deadline = begin + limit - self.spent_s
-        weights = {kernel: weight_of(self._guess_ns(kernel)) for kernel in kernels}
-        order = sorted(kernels, key=lambda kernel: -weights[kernel])
+        weights = {
+            kernel: weight_of(count * self._guess_ns(kernel)) for kernel, count in launches.items()
+        }
+        order = sorted(launches, key=lambda kernel: -weights[kernel])
         # The threads of a CPU's device, or all cores beside a GPU: they compile.
         workers = getattr(self.device, "threads", 0) or os.cpu_count() or 1
         late: list[Node] = []
@@ -192,7 +209,7 @@ class Tuner:
                             late.extend(some[number:])
                             break
                         left -= weights[kernel]
-                        clock = Clock(deadline, left, len(some) - number - 1)
+                        clock = Clock(deadline, left, len(some) - number - 1, launches[kernel])
                         record = self._search_one(crew, kernel, clock, chosen.get(kernel), late)
                         self._keep(kernel, record, records, chosen)
                         bar.advance(kernel not in late, note=_line(kernel, record))
@@ -232,7 +249,7 @@ class Tuner:
 
         target = self.compiler.target
         if target.kind == "gpu":
-            return float(roofline_ns(facts_of(kernel), target))
+            return first_ns(kernel, target)
         return float(estimate_ns(facts_of(prepare(kernel)), target))
 
     def _search_one(
@@ -251,6 +268,9 @@ class Tuner:
         wrong = crew.losses.wrong
         least = LEAST_RATIO if self.device.host_visible else LEAST_RATIO_APART
         judge = Judge(crew, text, self._cold_nbytes(), clock, least)
+        if self.compiler.target.kind == "gpu":
+            arrays = facts_of(kernel).accesses
+            judge.enough_ns = NEAR_MEMORY * memory_ns(arrays, self.compiler.target)
         known = () if earlier is None else (earlier,)
         try:
             trials = beam_search(
@@ -324,17 +344,18 @@ def weight_of(ns: float) -> float:
 class Clock:
     """When all has to end, and what others are to have of the time until then.
 
-    others: their weights together. behind: how many they are.
+    others: their weights together. behind: how many they are. launches: of this kernel.
     """
 
     end: float
     others: float
     behind: int
+    launches: int = 1
 
     def deadline(self, ns: float) -> float:
         """When the search for a kernel that takes so long has to end."""
         now = time.monotonic()
-        own = weight_of(ns)
+        own = weight_of(self.launches * ns)
         left = self.end - now
         free = left - min(KEPT_S * self.behind, left / 2)
         # A few kernels searched are more than many begun.
@@ -346,7 +367,8 @@ class Clock:
 class Judge:
     """Measures the schedules of one kernel, each distinct program once.
 
-    least_ratio: how much faster than the first one a winner is at least.
+    least_ratio: how much faster than the first one a winner is at least. enough_ns: what the first
+    one may take without a search.
     """
 
     def __init__(
@@ -362,11 +384,14 @@ class Judge:
         self.bout: Bout | None = None
         self.tried = 0
         self.cut_short = False
+        self.enough_ns = 0.0
         self._ns: dict[str, float] = {}
         self._names: dict[Schedule, str] = {}
 
     def has_time(self) -> bool:
         """Whether there is time for another round, and for the last races."""
+        if self.bout is not None and self.bout.first_ns <= self.enough_ns:
+            return False
         first_s = 0.0 if self.bout is None else self.bout.first_ns / 1e9
         reserve = max(FINAL_S, (FINALISTS + 3) * FINAL_ROUNDS[0] * first_s)
         enough = self.deadline - time.monotonic() > reserve

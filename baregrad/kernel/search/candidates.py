@@ -82,6 +82,15 @@ def planned(kernel: Node, target: GpuTarget, wanted: Wanted, asked: Wanted) -> C
     return Candidate(choice.schedule, ns, what, choice.why(), decisions.made, asked)
 
 
+def first_ns(kernel: Node, target: GpuTarget) -> float:
+    """What the first schedule of a kernel is likely to take on a GPU."""
+    try:
+        found = planned(kernel, target, NOTHING, NOTHING).predicted_ns
+    except BaregradError:
+        found = math.inf
+    return found if math.isfinite(found) else roofline_ns(facts_of(kernel), target)
+
+
 def variants(kernel: Node, target: GpuTarget, base: Candidate) -> Iterator[Candidate]:
     """Candidates that differ from a GPU's candidate by one decision and what follows from it."""
     seen = {base.schedule}

@@ -42,6 +42,36 @@ def test_time_is_left_for_the_kernels_that_come_last(
     assert spent[0] > spent[len(spent) // 2] and max(spent) <= tuner.MOST_S
 
 
+def test_time_goes_to_what_a_program_spends_its_time_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that is launched often comes first, and has as much as one that takes as long."""
+    order = []
+
+    def search_one(self: Tuner, crew: object, kernel: Node, clock: tuner.Clock, *more: object):
+        order.append((kernel, clock.launches))
+
+    monkeypatch.setattr(Tuner, "_search_one", search_one)
+    monkeypatch.setattr(Tuner, "_keep", lambda *given: None)
+    long, often = k.row_reduce(64, 4096), k.row_reduce(16, 4096)
+    monkeypatch.setattr(Tuner, "_guess_ns", lambda self, one: 1e6 if one is long else 3e5)
+    opened = open_backend("CPU")
+    assert isinstance(opened, CompiledBackend)
+    with options.override(beam=1, beam_seconds=60, cache=False):
+        Tuner(opened.compiler, opened.device).schedules([long, *[often] * 4])
+    assert order == [(often, 4), (long, 1)]
+    monkeypatch.setattr(tuner, "time", SimpleNamespace(monotonic=lambda: 0.0))
+    four, one = tuner.Clock(60.0, 500.0, 9, 4), tuner.Clock(60.0, 500.0, 9)
+    assert four.deadline(3e6) == one.deadline(12e6)
+
+
+def test_what_memory_bounds_is_not_searched() -> None:
+    judge = tuner.Judge(None, b"", 0, tuner.Clock(1e12, 0.0, 0))  # type: ignore[arg-type]
+    judge.deadline = float("inf")
+    judge.bout = SimpleNamespace(first_ns=1170.0)  # type: ignore[assignment]
+    for enough, searched in ((0.0, True), (1169.0, True), (1171.0, False)):
+        judge.enough_ns = enough
+        assert judge.has_time() == searched and not judge.cut_short
+
+
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> CompiledBackend:
     """The CPU; searches there are of two rounds, so that they end long before their time is up."""
