@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
+from typing import Any
 
 from baregrad.base.errors import ShapeError
 from baregrad.dtypes import dtypes
@@ -23,8 +24,11 @@ def _zeros(shape: Sequence[int], device: str | None, dtype: object) -> Tensor:
     return Tensor.zeros(*shape, device=device, dtype=found, requires_grad=True)
 
 
-class _BatchNorm(Module):
-    """What batch normalisations of any number of axes share."""
+class BatchNorm(Module):
+    """What batch normalisations of any number of axes share.
+
+    momentum: the share of each batch in running statistics; None for that of all batches alike.
+    """
 
     _NDIMS: tuple[int, ...] = ()
 
@@ -32,7 +36,7 @@ class _BatchNorm(Module):
         self,
         num_features: int,
         eps: float = 1e-5,
-        momentum: float = 0.1,
+        momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
         device: str | None = None,
@@ -67,12 +71,27 @@ class _BatchNorm(Module):
         if self.training and self.num_batches_tracked is not None:
             self.num_batches_tracked.add_(1)
         y = x.batch_norm(
-            self.running_mean, self.running_var, self.weight, self.bias, by_batch, self.momentum,
+            self.running_mean, self.running_var, self.weight, self.bias, by_batch, self._share(),
             self.eps,
         )
         if self.training:
             self._accompany()
         return y
+
+    def _share(self) -> Any:
+        """What the next batch is of the running statistics."""
+        count = self.num_batches_tracked
+        if self.momentum is not None or count is None or self.running_mean is None:
+            return 0.0 if self.momentum is None else self.momentum
+        return count.cast(self.running_mean.dtype).reciprocal()
+
+    def reset_running_stats(self) -> None:
+        """Forget the batches that there were: a mean of 0, a variance of 1."""
+        with Tensor.no_grad():
+            for held, value in ((self.running_mean, 0), (self.running_var, 1),
+                                (self.num_batches_tracked, 0)):  # fmt: skip
+                if held is not None:
+                    held.fill_(value)
 
     def _accompany(self) -> None:
         """Have the statistics computed along with the step, or they would hold its whole graph."""
@@ -84,25 +103,25 @@ class _BatchNorm(Module):
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}"
 
 
-class BatchNorm1d(_BatchNorm):
+class BatchNorm1d(BatchNorm):
     """Each channel of (N, C) or (N, C, L) normalised by batch statistics, later by running ones."""
 
     _NDIMS = (2, 3)
 
 
-class BatchNorm2d(_BatchNorm):
+class BatchNorm2d(BatchNorm):
     """Each channel of (N, C, H, W) normalised by batch statistics, later by running ones."""
 
     _NDIMS = (4,)
 
 
-class BatchNorm3d(_BatchNorm):
+class BatchNorm3d(BatchNorm):
     """Each channel of (N, C, D, H, W) normalised by batch statistics, later by running ones."""
 
     _NDIMS = (5,)
 
 
-class SyncBatchNorm(_BatchNorm):
+class SyncBatchNorm(BatchNorm):
     """Each channel of (N, C, ...) normalised by the statistics of the batch of this one process."""
 
     _NDIMS = (2, 3, 4, 5)
@@ -119,7 +138,7 @@ class SyncBatchNorm(_BatchNorm):
         return found
 
 
-class _InstanceNorm(_BatchNorm):
+class _InstanceNorm(BatchNorm):
     """What instance normalisations share: statistics of each channel of each sample."""
 
     def __init__(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
+from typing import TYPE_CHECKING
+
 from baregrad.base.namespaces import unknown_name
 from baregrad.optim import lr_scheduler
 from baregrad.optim.adam import Adam, AdamW
@@ -39,6 +42,9 @@ from baregrad.optim.schedules import (
 )
 from baregrad.optim.sgd import SGD
 from baregrad.tensor.clipping import clip_grad_norm_, clip_grad_value_
+
+if TYPE_CHECKING:
+    from baregrad.optim import swa_utils as swa_utils
 
 __all__ = [
     "ASGD",
@@ -78,8 +84,11 @@ __all__ = [
     "clip_grad_norm_",
     "clip_grad_value_",
     "lr_scheduler",
+    "swa_utils",
 ]
 
 
 def __getattr__(name: str) -> object:
+    if name == "swa_utils":
+        return importlib.import_module(f"{__name__}.{name}")
     raise unknown_name("baregrad.optim", name, __all__)
