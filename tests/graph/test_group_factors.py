@@ -250,9 +250,9 @@ def test_scaled_sums_of_panels_are_one_sum(
     """
     monkeypatch.setattr(gemm_groups, "TILES", tiles)
     random = np.random.default_rng(6)
-    x, w = (random.integers(-8, 9, (*more, 128, 256)).astype(E4M3) for more in (batch, ()))
-    s = 2.0 ** random.integers(-3, 3, (*batch, 128, 2)).astype(np.float32)
-    t = 2.0 ** random.integers(-3, 3, (128 // rows, 2)).astype(np.float32)
+    x, w = (random.integers(-8, 9, (*more, 128, 512)).astype(E4M3) for more in (batch, ()))
+    s = 2.0 ** random.integers(-3, 3, (*batch, 128, 4)).astype(np.float32)
+    t = 2.0 ** random.integers(-3, 3, (128 // rows, 4)).astype(np.float32)
     with ptx_session():
         left = BlockScaled(FORMATS["fp8"], Tensor(x), Tensor(s))
         right = BlockScaled(FORMATS["fp8"], Tensor(w), Tensor(t), rows)
@@ -262,6 +262,11 @@ def test_scaled_sums_of_panels_are_one_sum(
     np.testing.assert_array_equal(found, a @ b.T)
     assert len(texts) == 1 and "f32.e4m3.e4m3" in texts[0]
     assert len(tiles) > 1 or texts[0].count("wgmma.commit_group") == tiles[0].tiles_m
+    # The first panel's scales are read ahead of the loop, and in it those of the next one.
+    products = texts[0].index("wgmma.mma_async")
+    loop = [one.start() for one in re.finditer(r" L\d+:", texts[0][:products])][-1]
+    reads = [one.start() for one in re.finditer(r"ld\.global\.f32", texts[0])]
+    assert reads[0] < loop < reads[-1] < products
 
 
 def test_scaled_sums_are_cut_between_panels() -> None:

