@@ -287,18 +287,15 @@ def _iteration(
     iteration, at the beginning of the next one, or where that has begun its products.
     """
     multiplies = [place for place, node in enumerate(items) if node.mask & Ops.MMA.bit]
-    found, waits, is_left, is_due = list[Node](), list[Node](), True, True
+    found, is_left, is_due = list[Node](), True, True
     for place, node in enumerate(items):
         if is_box(node):
             continue
         if node.op is Ops.DONE and node.arg.engine == ENGINE:
-            waits.append(ring.step(Ops.WAIT, number))
+            # Products of the iteration before go on meanwhile. Behind them others begin at once.
+            found.append(ring.step(Ops.WAIT, number))
             continue
         is_done = node.op is Ops.DONE and node.arg.engine == "mma"
-        if not is_done or node.arg.keep:
-            # What copies need not wait for, ahead of the wait for copies.
-            found += waits
-            waits = []
         found.append(_MEETING if node == BARRIER else node)
         if not is_done or not is_due:
             continue
