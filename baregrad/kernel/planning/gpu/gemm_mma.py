@@ -47,10 +47,11 @@ from baregrad.kernel.planning.gpu.gemm_copies import (
 )
 from baregrad.kernel.planning.gpu.gemm_factors import Factor, GemmFactors
 from baregrad.kernel.planning.gpu.gemm_groups import (
+    PAIR,
     GroupChoice,
     GroupTile,
     larger_first,
-    pays_in_pairs,
+    pairs_that_pay,
     ranked_groups,
     sharing,
 )
@@ -87,8 +88,6 @@ FEW_GROUP = 4
 # with 14, 1,490 with 28. With rings of four slots in place of three they took 2 % less: what is new
 # to the second cache takes longer to come.
 CHOSEN_GROUP = 8
-# Blocks that may run together and share boxes.
-CLUSTER = 2
 # Lanes that have a row's results.
 QUAD_LANES = 4
 # What boxes take of what they would if an engine walks along places that have results of their own:
@@ -435,12 +434,12 @@ def _cluster(
         return 1, 1
     found = {"apart": (1, 1)}
     # What an engine walks along is cut in no slices.
-    if _tiles_along(orders.rows, choice.tile.m) % CLUSTER == 0 and not orders.right.walks:
-        found[f"{CLUSTER} along rows"] = CLUSTER, 1
-    if _tiles_along(orders.columns, choice.tile.n) % CLUSTER == 0 and not orders.left.walks:
-        found[f"{CLUSTER} along columns"] = 1, CLUSTER
-    pays = pays_in_pairs(plan.target, size, choice.tile, dtype)
-    first = f"{CLUSTER} along rows" if pays else "apart"
+    if _tiles_along(orders.rows, choice.tile.m) % PAIR == 0 and not orders.right.walks:
+        found[f"{PAIR} along rows"] = PAIR, 1
+    if _tiles_along(orders.columns, choice.tile.n) % PAIR == 0 and not orders.left.walks:
+        found[f"{PAIR} along columns"] = 1, PAIR
+    pays = pairs_that_pay(plan.target, size, choice.tile, dtype)
+    first = next((name for name, pair in found.items() if pair == pays), "apart")
     return found[plan.pick("cluster", sorted(found, key=lambda name: name != first))]
 
 

@@ -22,6 +22,7 @@ from baregrad.kernel.planning.gpu.gemm_tiles import Product
 from baregrad.target import gpu_row
 from tests.kernel.gpu.test_roles import by_experts
 from tests.kernel.gpu_kernels import HOPPER, check_gpu
+from tests.kernel.instructions.test_wgmma import E4M3, bytes_product
 from tests.kernel.planning.gpu.contractions import HALF, contraction, packed_convolution
 
 WORDS = (True, True)
@@ -196,3 +197,10 @@ def test_large_results_of_short_sums_are_those_of_pairs(
     schedule = choose(contraction((size,), (size,), (depth,), "ax", "xn", "an"), HOPPER).schedule
     (ring,) = [step for step in schedule.steps if isinstance(step, Pipeline)]
     assert ("bind('m_c', 'cluster')" in str(schedule), ring.depth) == (paired, 3 + paired)
+
+
+@pytest.mark.parametrize(("size", "paired"), [(8192, True), (2048, False)])
+def test_large_products_of_8_bit_floats_are_those_of_pairs(size: int, paired: bool) -> None:
+    """They share rows, of which a block's tile has twice as many as columns."""
+    schedule = str(choose(bytes_product(size, size, 8192, (E4M3, E4M3)), HOPPER).schedule)
+    assert ("bind('n_c', 'cluster')" in schedule) == paired
