@@ -136,6 +136,8 @@ from baregrad.nn.pooling import (
     AvgPool2d,
     AvgPool3d,
     ChannelShuffle,
+    FractionalMaxPool2d,
+    FractionalMaxPool3d,
     LocalResponseNorm,
     LPPool1d,
     LPPool2d,
@@ -173,6 +175,9 @@ from baregrad.nn.transformer import (
 
 if TYPE_CHECKING:
     from baregrad.nn import utils as utils
+    from baregrad.nn.adaptive_softmax import (
+        AdaptiveLogSoftmaxWithLoss as AdaptiveLogSoftmaxWithLoss,
+    )
     from baregrad.nn.block_scaled import BlockScaled as BlockScaled
     from baregrad.nn.block_scaled import quantize_blocks as quantize_blocks
     from baregrad.nn.block_scaled import scaled_matmul as scaled_matmul
@@ -196,6 +201,7 @@ if TYPE_CHECKING:
 
 # What few programs use, by file: that is imported with the first of its names.
 _LATER = (
+    ("adaptive_softmax", ("AdaptiveLogSoftmaxWithLoss",)),
     ("block_scaled", ("BlockScaled", "quantize_blocks", "scaled_matmul")),
     ("float8", ("Float8Linear", "to_float8")),
     ("lazy", (
@@ -218,6 +224,7 @@ __all__ = [
     "AdaptiveAvgPool1d",
     "AdaptiveAvgPool2d",
     "AdaptiveAvgPool3d",
+    "AdaptiveLogSoftmaxWithLoss",
     "AdaptiveMaxPool1d",
     "AdaptiveMaxPool2d",
     "AdaptiveMaxPool3d",
@@ -259,6 +266,8 @@ __all__ = [
     "Flatten",
     "Float8Linear",
     "Fold",
+    "FractionalMaxPool2d",
+    "FractionalMaxPool3d",
     "GRUCell",
     "GaussianNLLLoss",
     "GroupNorm",

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from baregrad.nn import functional
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
-from baregrad.tensor.ops.pooling import adaptive_avg_pool, adaptive_max_pool
+from baregrad.tensor.ops.pooling import adaptive_avg_pool
 
 PerAxis = int | Sequence[int]
 
@@ -134,28 +134,34 @@ class _AdaptivePool(Module):
         self.output_size = output_size
 
 
-class AdaptiveMaxPool2d(_AdaptivePool):
+class _AdaptiveMaxPool(_AdaptivePool):
+    def __init__(self, output_size: Any, return_indices: bool = False) -> None:
+        super().__init__(output_size)
+        self.return_indices = return_indices
+
+
+class AdaptiveMaxPool2d(_AdaptiveMaxPool):
     """The highest of as many windows as wanted: (N, C, H, W) -> (N, C, *output_size)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the highest of each window."""
-        return x.adaptive_max_pool2d(self.output_size)
+    def forward(self, x: Tensor) -> Any:
+        """Return the highest of each window, and with `return_indices` where it was found."""
+        return functional.adaptive_max_pool2d(x, self.output_size, self.return_indices)
 
 
-class AdaptiveMaxPool1d(_AdaptivePool):
+class AdaptiveMaxPool1d(_AdaptiveMaxPool):
     """The highest of as many windows as wanted: (N, C, L) -> (N, C, output_size)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the highest of each window."""
-        return adaptive_max_pool(x, 1, self.output_size)
+    def forward(self, x: Tensor) -> Any:
+        """Return the highest of each window, and with `return_indices` where it was found."""
+        return functional.adaptive_max_pool1d(x, self.output_size, self.return_indices)
 
 
-class AdaptiveMaxPool3d(_AdaptivePool):
+class AdaptiveMaxPool3d(_AdaptiveMaxPool):
     """The highest of as many windows as wanted: (N, C, D, H, W) -> (N, C, *output_size)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the highest of each window."""
-        return adaptive_max_pool(x, 3, self.output_size)
+    def forward(self, x: Tensor) -> Any:
+        """Return the highest of each window, and with `return_indices` where it was found."""
+        return functional.adaptive_max_pool3d(x, self.output_size, self.return_indices)
 
 
 class AdaptiveAvgPool3d(_AdaptivePool):
@@ -337,3 +343,41 @@ class MaxUnpool3d(_Unpool):
     """Values put back where MaxPool3d found them, zeros elsewhere."""
 
     _AXES = 3
+
+
+class _FractionalMaxPool(Module):
+    def __init__(
+        self,
+        kernel_size: PerAxis,
+        output_size: PerAxis | None = None,
+        output_ratio: float | Sequence[float] | None = None,
+        return_indices: bool = False,
+        _random_samples: Tensor | None = None,
+    ) -> None:
+        self.kernel_size = kernel_size
+        self.output_size = output_size
+        self.output_ratio = output_ratio
+        self.return_indices = return_indices
+        self.register_buffer("_random_samples", _random_samples)
+
+
+class FractionalMaxPool2d(_FractionalMaxPool):
+    """The highest of windows at random steps: (N, C, H, W); `output_size` of them, or a ratio."""
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the highest of each window, and with `return_indices` where it was found."""
+        return functional.fractional_max_pool2d(
+            x, self.kernel_size, self.output_size, self.output_ratio, self.return_indices,
+            self._random_samples,
+        )
+
+
+class FractionalMaxPool3d(_FractionalMaxPool):
+    """The highest of windows at random steps: (N, C, D, H, W), see `FractionalMaxPool2d`."""
+
+    def forward(self, x: Tensor) -> Any:
+        """Return the highest of each window, and with `return_indices` where it was found."""
+        return functional.fractional_max_pool3d(
+            x, self.kernel_size, self.output_size, self.output_ratio, self.return_indices,
+            self._random_samples,
+        )

@@ -49,6 +49,7 @@ from baregrad.nn.functional.resampling import (
     upsample_bilinear,
     upsample_nearest,
 )
+from baregrad.nn.functional.windows import fractional_max_pool2d, fractional_max_pool3d
 from baregrad.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -98,6 +99,8 @@ __all__ = [
     "embedding_bag",
     "feature_alpha_dropout",
     "fold",
+    "fractional_max_pool2d",
+    "fractional_max_pool3d",
     "grid_sample",
     "gumbel_softmax",
     "local_response_norm",

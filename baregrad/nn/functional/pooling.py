@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
-from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
+from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.nn.functional.windows import largest_of_shares
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
 from baregrad.tensor.ops.convolution import per_axis
@@ -20,29 +22,36 @@ def adaptive_avg_pool3d(x: Tensor, output_size: Sizes) -> Tensor:
     return adaptive_avg_pool(x, 3, output_size)
 
 
-def _adaptive_max(x: Tensor, count: int, output_size: Sizes, return_indices: bool) -> Tensor:
+def _adaptive_max(x: Tensor, count: int, output_size: Sizes, return_indices: bool) -> Any:
     if return_indices:
-        raise UnsupportedError(
-            "adaptive pooling gives no indices", hint="max_pool2d(..., return_indices=True) does"
-        )
+        return largest_of_shares(x, count, output_size)
     return adaptive_max_pool(x, count, output_size)
 
 
 @explained
-def adaptive_max_pool1d(x: Tensor, output_size: int, return_indices: bool = False) -> Tensor:
-    """Return the largest of parts of the last axis, as many as `output_size` says."""
+def adaptive_max_pool1d(x: Tensor, output_size: int, return_indices: bool = False) -> Any:
+    """Return the largest of parts of the last axis, as many as `output_size` says.
+
+    With `return_indices` also where each was found, as `max_pool1d` counts.
+    """
     return _adaptive_max(x, 1, output_size, return_indices)
 
 
 @explained
-def adaptive_max_pool2d(x: Tensor, output_size: Sizes, return_indices: bool = False) -> Tensor:
-    """Return the largest of parts of the last two axes, as many as `output_size` says."""
+def adaptive_max_pool2d(x: Tensor, output_size: Sizes, return_indices: bool = False) -> Any:
+    """Return the largest of parts of the last two axes, as many as `output_size` says.
+
+    With `return_indices` also where each was found, as `max_pool2d` counts.
+    """
     return _adaptive_max(x, 2, output_size, return_indices)
 
 
 @explained
-def adaptive_max_pool3d(x: Tensor, output_size: Sizes, return_indices: bool = False) -> Tensor:
-    """Return the largest of parts of the last three axes, as many as `output_size` says."""
+def adaptive_max_pool3d(x: Tensor, output_size: Sizes, return_indices: bool = False) -> Any:
+    """Return the largest of parts of the last three axes, as many as `output_size` says.
+
+    With `return_indices` also where each was found, as `max_pool3d` counts.
+    """
     return _adaptive_max(x, 3, output_size, return_indices)
 
 
