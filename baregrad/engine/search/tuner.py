@@ -186,10 +186,9 @@ class Tuner:
         """Search for the schedules of kernels with so many launches, as long as there is time."""
         begin = time.monotonic()
         limit = options.beam_seconds or math.inf
+        guesses = {kernel: count * self._guess_ns(kernel) for kernel, count in launches.items()}
         deadline = begin + limit - self.spent_s
-        weights = {
-            kernel: weight_of(count * self._guess_ns(kernel)) for kernel, count in launches.items()
-        }
+        weights = {kernel: weight_of(ns) for kernel, ns in guesses.items()}
         order = sorted(launches, key=lambda kernel: -weights[kernel])
         # The threads of a CPU's device, or all cores beside a GPU: they compile.
         workers = getattr(self.device, "threads", 0) or os.cpu_count() or 1

@@ -46,7 +46,9 @@ def test_time_goes_to_what_a_program_spends_its_time_on(monkeypatch: pytest.Monk
     """A kernel that is launched often comes first, and has as much as one that takes as long."""
     order = []
 
-    def search_one(self: Tuner, crew: object, kernel: Node, clock: tuner.Clock, *more: object):
+    def search_one(
+        self: Tuner, crew: object, kernel: Node, clock: tuner.Clock, *more: object
+    ) -> None:
         order.append((kernel, clock.launches))
 
     monkeypatch.setattr(Tuner, "_search_one", search_one)
