@@ -74,6 +74,7 @@ _ELSEWHERE = (
     ("baregrad.linalg.elimination", ("lu_unpack",)),
     ("baregrad.linalg.lowrank", ("lobpcg", "pca_lowrank", "svd_lowrank")),
     ("baregrad.linalg.older", ("chain_matmul", "vander")),
+    ("baregrad.io", ("load", "save")),
     ("baregrad.func", ("cond", "vmap", "while_loop")),
     ("baregrad.nn.functional", (
         "alpha_dropout", "bilinear", "celu_", "channel_shuffle", "ctc_loss", "embedding_bag",

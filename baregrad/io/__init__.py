@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from baregrad.io.tensors import load_torch, safe_load, safe_save
+from baregrad.io.tensors import load, load_torch, safe_load, safe_save, save
 
 if TYPE_CHECKING:
     from baregrad.io.onnx import load_onnx, save_onnx
 
-__all__ = ["load_onnx", "load_torch", "safe_load", "safe_save", "save_onnx"]
+__all__ = ["load", "load_onnx", "load_torch", "safe_load", "safe_save", "save", "save_onnx"]
 
 
 def __getattr__(name: str) -> object:

@@ -6,9 +6,10 @@ import mmap
 import os
 import secrets
 import stat
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from baregrad.base.errors import FileFormatError
 
@@ -37,7 +38,15 @@ def map_file(path: str | os.PathLike[str]) -> memoryview:
 
 
 def write_atomically(path: str | os.PathLike[str], chunks: Iterable[memoryview]) -> None:
-    """Write `chunks` one after the other to `path` through a temporary file and a rename.
+    """Write `chunks` one after the other to `path`; see `replaced`."""
+    with replaced(path) as file:
+        for chunk in chunks:
+            file.write(chunk)
+
+
+@contextmanager
+def replaced(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+    """A file to write that becomes the one at `path` at the end of the block, by a rename.
 
     On any failure the temporary file is removed and what stood at `path` stays. A device or a pipe
     is written to as it is: renaming would put a file in its place. Raises OSError.
@@ -46,14 +55,12 @@ def write_atomically(path: str | os.PathLike[str], chunks: Iterable[memoryview])
     target = Path(path).resolve()
     if target.exists() and not target.is_file():
         with target.open("wb") as file:
-            for chunk in chunks:
-                file.write(chunk)
+            yield file
         return
     temporary = target.with_name(f"{target.name}.{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("xb") as file:
-            for chunk in chunks:
-                file.write(chunk)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)

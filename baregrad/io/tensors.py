@@ -1,9 +1,12 @@
-"""Tensors in files: safetensors in and out, PyTorch checkpoints in."""
+"""Tensors in files: safetensors and PyTorch checkpoints, in and out."""
 
 from __future__ import annotations
 
 import os
+import shutil
+import tempfile
 from collections.abc import Mapping
+from typing import IO, Any
 
 import numpy as np
 
@@ -11,7 +14,7 @@ from baregrad.base.errors import DTypeError, ShapeError, UnsupportedDType
 from baregrad.dtypes import DType, computed_for, dtypes, part_of
 from baregrad.io.safetensors import SafetensorsFile, write
 from baregrad.io.stored_tensor import StoredTensor
-from baregrad.io.torch_checkpoint import read_checkpoint
+from baregrad.io.torch_checkpoint import TorchName, read_checkpoint
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
 from baregrad.tensor.array.core import realize_storages
@@ -86,6 +89,53 @@ def load_torch(path: Path, device: str | None = None) -> dict[str, Tensor]:
     where = choose_device(device)
     found = read_checkpoint(path).tensors()
     return {name: _stored(name, tensor, where) for name, tensor in found.items()}
+
+
+@explained
+def save(obj: object, f: Path | IO[bytes]) -> None:
+    """Write an object as a PyTorch checkpoint, which `torch.load` and `load` read.
+
+    obj: dicts, lists, tuples, tensors, numbers, text, bytes and dtypes, as a module's or an
+    optimiser's state_dict() is. f: a path, whose file appears whole or not at all, or an open file.
+    Raises DTypeError for other objects, such as a module itself.
+    """
+    from baregrad.io.torch_writing import write_checkpoint
+
+    write_checkpoint(obj, f)
+
+
+@explained
+def load(
+    f: Path | IO[bytes], map_location: str | None = None, weights_only: bool = True,
+    mmap: bool | None = None,
+) -> Any:
+    """Return the object of a PyTorch checkpoint: dicts, lists, tuples, tensors and plain values.
+
+    map_location: the device of tensors, whichever they were saved from. Nothing in the file is run,
+    whatever `weights_only` says, and files are always mapped. Raises FileFormatError.
+    """
+    where = choose_device(None if map_location is None else str(map_location))
+    if isinstance(f, str | os.PathLike):
+        return _loaded(read_checkpoint(f).value, "", where)
+    with tempfile.NamedTemporaryFile() as copied:
+        shutil.copyfileobj(f, copied)
+        copied.flush()
+        return _loaded(read_checkpoint(copied.name).value, "", where)
+
+
+def _loaded(value: Any, name: str, device: str) -> Any:
+    """A value of a checkpoint with tensors, dtypes and devices of ours."""
+    if isinstance(value, StoredTensor):
+        return _stored(name or "tensor", value, device)
+    if isinstance(value, TorchName):
+        return _dtype(name, value.name) if value.kind == "dtype" else value.name
+    if isinstance(value, dict):
+        return {key: _loaded(one, f"{name}.{key}".lstrip("."), device)
+                for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)([_loaded(one, f"{name}.{place}".lstrip("."), device)
+                            for place, one in enumerate(value)])  # fmt: skip
+    return value
 
 
 def _dtype(name: str, dtype: str) -> DType:

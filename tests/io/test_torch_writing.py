@@ -1,0 +1,79 @@
+"""Checkpoints that `save` writes, as PyTorch reads them, and the way back."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import baregrad
+from baregrad import Tensor, nn, optim
+from baregrad.base.errors import DTypeError, FileFormatError, UnsupportedDType
+
+PLAIN = {
+    "epoch": 3, "big": -(1 << 40), "rate": 0.25, "name": "Zeile \u00e4", "raw": b"\x00\xff",
+    "flags": (True, False, None), "list": [1, [2, "x"]], 5: {"empty": {}, "none": []},
+}  # fmt: skip
+
+
+def test_pytorch_reads_what_is_written(tmp_path: Path) -> None:
+    names = ("float32", "float64", "float16", "bfloat16", "int64", "int32", "int16", "int8",
+             "uint8", "bool", "complex64")  # fmt: skip
+    tensors = {name: Tensor([[1, 0, 2], [3, 4, 5]]).cast(name) for name in names}
+    views = {"view": Tensor(np.arange(12.0).reshape(3, 4)).T[1:], "scalar": Tensor(2.5),
+             "none": Tensor.zeros(0, 3), "leaf": Tensor([1.0], requires_grad=True)}  # fmt: skip
+    shared = Tensor([7.0])
+    value: dict[Any, Any] = {**PLAIN, "tensors": {**tensors, **views}, "two": [shared, shared],
+                             "dtype": baregrad.bfloat16, "number": np.float32(0.5)}  # fmt: skip
+    place = tmp_path / "state.pt"
+    baregrad.save(value, place)
+    found = torch.load(place)
+    assert {key: found[key] for key in PLAIN} == PLAIN
+    assert found["dtype"] is torch.bfloat16 and found["number"] == 0.5
+    for name, tensor in {**tensors, **views}.items():
+        there = found["tensors"][name]
+        assert tuple(there.shape) == tensor.shape and str(there.dtype) == f"torch.{tensor.dtype}"
+        wide = torch.complex128 if tensor.dtype.is_complex else torch.float64
+        ours = tensor.detach().cast("complex128" if tensor.dtype.is_complex else "float64")
+        np.testing.assert_array_equal(there.detach().to(wide).numpy(), ours.numpy())
+    assert found["tensors"]["leaf"].requires_grad
+    assert found["two"][0].data_ptr() == found["two"][1].data_ptr()
+    again = baregrad.load(place)
+    assert {key: again[key] for key in PLAIN} == PLAIN
+    assert again["dtype"] is baregrad.bfloat16
+    np.testing.assert_array_equal(again["tensors"]["view"].numpy(), views["view"].numpy())
+
+
+def test_states_go_there_and_back(tmp_path: Path) -> None:
+    model, other = nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    adam = optim.Adam(model.parameters(), lr=0.01)
+    model(Tensor.ones(1, 3)).sum().backward()
+    adam.step()
+    file = io.BytesIO()
+    baregrad.save({"model": model.state_dict(), "optim": adam.state_dict()}, file)
+    file.seek(0)
+    found = torch.load(file)
+    other.load_state_dict(found["model"])
+    torch.optim.Adam(other.parameters()).load_state_dict(found["optim"])
+    np.testing.assert_array_equal(other.weight.detach().numpy(), model.weight.numpy())
+    file = io.BytesIO()
+    torch.save(other.state_dict(), file)
+    file.seek(0)
+    fresh = nn.Linear(3, 2)
+    fresh.load_state_dict(baregrad.load(file, map_location="cpu"))
+    np.testing.assert_array_equal(fresh.weight.numpy(), model.weight.numpy())
+
+
+def test_what_is_refused(tmp_path: Path) -> None:
+    place = tmp_path / "x.pt"
+    with pytest.raises(DTypeError, match=r"the object\['m'\] is no data.*state_dict"):
+        baregrad.save({"m": nn.Linear(1, 1)}, place)
+    with pytest.raises(UnsupportedDType, match="safe_save"):
+        baregrad.save([Tensor([1], dtype="uint32")], place)
+    assert not place.exists()
+    with pytest.raises(FileFormatError):
+        baregrad.load(io.BytesIO(b"nothing"))
