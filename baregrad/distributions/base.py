@@ -200,7 +200,8 @@ class Distribution:
 
     def expand(self, batch_shape: Sequence[int]) -> Self:
         """Return the distribution with a batch of another shape, to which this one's broadcasts."""
-        shape, given = as_shape(batch_shape), {}
+        shape = as_shape(batch_shape)
+        given: dict[str, Any] = {}
         for name, axes in self._EVENT_AXES.items():
             held = vars(self).get(name)
             if isinstance(held, Tensor):

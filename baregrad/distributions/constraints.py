@@ -77,7 +77,8 @@ def _is_symmetric_and_positive(x: Tensor) -> Tensor:
     from baregrad import linalg
 
     symmetric = ((x - x.mT).abs() <= _SYMMETRY_ERROR).all(-1).all(-1)
-    return symmetric & linalg.cholesky_ex(x).info.eq(0)
+    info: Tensor = linalg.cholesky_ex(x).info
+    return symmetric & info.eq(0)
 
 
 def _is_lower_cholesky(x: Tensor) -> Tensor:

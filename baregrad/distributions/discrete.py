@@ -52,6 +52,8 @@ class _Binary(Distribution):
         {"probs": constraints.unit_interval, "logits": constraints.real}
     )
     _EVENT_AXES = _EVENT_AXES_OF_ONE
+    _given: Tensor
+    total_count: Tensor
 
     def _take(self, probs: Number | None, logits: Number | None, *others: Any) -> Any:
         """Note which is given; return the others beside it."""
@@ -62,8 +64,8 @@ class _Binary(Distribution):
         self._given = given
         return rest
 
-    def __getattr__(self, name: str) -> Any:
-        held = vars(self)
+    def __getattr__(self, name: str) -> Tensor:
+        held: dict[str, Tensor] = vars(self)
         if name == "logits" and "probs" in held:
             probs = clamped(held["probs"])
             return probs.log() - (-probs).log1p()
@@ -202,7 +204,7 @@ class Binomial(_Binary):
 
     def _largest(self) -> int:
         """The largest count, which is read where it was given as a tensor."""
-        return int(self.total_count.max().item()) if self._most is None else self._most
+        return int(self.total_count.amax().item()) if self._most is None else self._most
 
     def sample(self, sample_shape: object = ()) -> Tensor:
         """Return draws, of the parameter's dtype."""
@@ -229,7 +231,7 @@ class Binomial(_Binary):
     def enumerate_support(self, expand: bool = True) -> Tensor:
         """Return 0 to the count. Raises UnsupportedError where counts differ."""
         most = self._largest()
-        if self._most is None and self.total_count.min().item() != most:
+        if self._most is None and self.total_count.amin().item() != most:
             raise UnsupportedError("supports of different counts are no list")
         values = Tensor.arange(most + 1, dtype=self._given.dtype, device=self._given.device)
         return _listed(values, self._batch_shape, expand)
@@ -298,17 +300,19 @@ class NegativeBinomial(_Binary):
         return self.mean / (-self.logits).sigmoid()
 
 
-def _logits_of_several(self: Distribution, name: str) -> Any:
-    """The parameter of classes that was not given."""
-    held = vars(self)
-    if name == "logits" and "probs" in held:
-        return clamped(held["probs"]).log()
-    if name == "probs" and "logits" in held:
-        return held["logits"].softmax(-1)
-    raise AttributeError(f"{type(self).__name__} has no {name!r}", name=name, obj=self)
+class _OfClasses(Distribution):
+    """What distributions share that have `probs` of classes, or their `logits`."""
+
+    def __getattr__(self, name: str) -> Tensor:
+        held: dict[str, Tensor] = vars(self)
+        if name == "logits" and "probs" in held:
+            return clamped(held["probs"]).log()
+        if name == "probs" and "logits" in held:
+            return held["logits"].softmax(-1)
+        raise AttributeError(f"{type(self).__name__} has no {name!r}", name=name, obj=self)
 
 
-class Categorical(Distribution):
+class Categorical(_OfClasses):
     """Classes 0 to n - 1, of probabilities or logits (..., n), which need not be normalised."""
 
     arg_constraints = MappingProxyType(
@@ -333,8 +337,6 @@ class Categorical(Distribution):
         self._given = given
         self._num_events = given.shape[-1]
         super().__init__(given.shape[:-1], (), validate_args)
-
-    __getattr__ = _logits_of_several
 
     @property
     def support(self) -> Region:  # type: ignore[override]
@@ -391,7 +393,7 @@ class Categorical(Distribution):
         return self.mean
 
 
-class OneHotCategorical(Distribution):
+class OneHotCategorical(_OfClasses):
     """Classes as vectors with a single 1, of probabilities or logits (..., n)."""
 
     arg_constraints = Categorical.arg_constraints
@@ -408,8 +410,6 @@ class OneHotCategorical(Distribution):
         vars(self)["probs" if logits is None else "logits"] = getattr(
             self._categorical, "probs" if logits is None else "logits")
         super().__init__(shape[:-1], shape[-1:], False)
-
-    __getattr__ = _logits_of_several
 
     def _one_hot(self, places: Tensor) -> Tensor:
         return places.one_hot(self._event_shape[0]).cast(self._categorical._given.dtype)
@@ -463,7 +463,7 @@ class OneHotCategoricalStraightThrough(OneHotCategorical):
         return self.sample(sample_shape) + (probs - probs.detach())
 
 
-class Multinomial(Distribution):
+class Multinomial(_OfClasses):
     """How many of `total_count` draws fall to each class, of probabilities or logits (..., n)."""
 
     arg_constraints = Categorical.arg_constraints
@@ -482,8 +482,6 @@ class Multinomial(Distribution):
             self._categorical, "probs" if logits is None else "logits")
         shape = self._categorical.param_shape
         super().__init__(shape[:-1], shape[-1:], False)
-
-    __getattr__ = _logits_of_several
 
     def expand(self, batch_shape: Any) -> Multinomial:
         """Return the distribution with a batch of another shape."""

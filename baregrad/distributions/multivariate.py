@@ -74,12 +74,13 @@ class MultivariateNormal(Distribution):
     def __getattr__(self, name: str) -> Tensor:
         """The matrix that was not given."""
         if "scale_tril" in vars(self):
-            factor = self.scale_tril
+            factor: Tensor = self.scale_tril
             if name == "covariance_matrix":
                 return factor @ factor.mT
             if name == "precision_matrix":
                 one = Tensor.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-                inverse = linalg.solve_triangular(factor, one.expand(factor.shape), upper=False)
+                wide = one.expand(factor.shape)
+                inverse: Tensor = linalg.solve_triangular(factor, wide, upper=False)
                 return inverse.mT @ inverse
         raise AttributeError(f"{type(self).__name__} has no {name!r}", name=name, obj=self)
 
@@ -179,7 +180,8 @@ class LowRankMultivariateNormal(Distribution):
     @property
     def precision_matrix(self) -> Tensor:
         """The inverse of the covariance."""
-        return linalg.inv(self.covariance_matrix)
+        found: Tensor = linalg.inv(self.covariance_matrix)
+        return found
 
     def rsample(self, sample_shape: object = ()) -> Tensor:
         """Return draws that gradients pass."""

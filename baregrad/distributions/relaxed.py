@@ -96,7 +96,7 @@ class _ExpRelaxed(Distribution):
         """Return draws that gradients pass."""
         logits: Tensor = self._categorical.logits
         u = uniform_like(logits, self._extended(sample_shape))
-        scores = (logits - (-u.log()).log()) / self.temperature
+        scores: Tensor = (logits - (-u.log()).log()) / self.temperature
         return scores - scores.logsumexp(-1, True)
 
     def log_prob(self, value: Tensor) -> Tensor:

@@ -95,7 +95,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
 
     def predict(self, x: Tensor) -> Tensor:
         """Return the most likely class of each row."""
-        likeliest = self.head(x).argmax(1)
+        likeliest: Tensor = self.head(x).argmax(1)
         return (likeliest < self.shortlist_size).where(likeliest, self.log_prob(x).argmax(1))
 
     def extra_repr(self) -> str:

@@ -165,7 +165,7 @@ class _InstanceNorm(BatchNorm):
             )
         y = y.instance_norm(
             self.running_mean, self.running_var, self.weight, self.bias,
-            self.training or self.running_mean is None, self.momentum, self.eps,
+            self.training or self.running_mean is None, self.momentum or 0.0, self.eps,
         )
         if self.training and self.running_mean is not None:
             self._accompany()

@@ -135,6 +135,8 @@ class _AdaptivePool(Module):
 
 
 class _AdaptiveMaxPool(_AdaptivePool):
+    output_size: Any
+
     def __init__(self, output_size: Any, return_indices: bool = False) -> None:
         super().__init__(output_size)
         self.return_indices = return_indices

@@ -191,7 +191,7 @@ class SWALR(LRScheduler):
         self, optimizer: Optimizer, swa_lr: float | Sequence[float], anneal_epochs: int = 10,
         anneal_strategy: str = "cos",
     ) -> None:
-        rates = list(swa_lr) if isinstance(swa_lr, list | tuple) \
+        rates: list[Any] = list(swa_lr) if isinstance(swa_lr, list | tuple) \
             else [swa_lr] * len(optimizer.param_groups)
         if len(rates) != len(optimizer.param_groups):
             raise ArgumentError("a rate for each group", found=len(rates),

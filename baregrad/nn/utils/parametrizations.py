@@ -85,7 +85,8 @@ class _SpectralNorm(Module):
         if self.training:
             with Tensor.no_grad():
                 self._come_closer(matrix.detach(), self.n_power_iterations)
-        u, v = vars(self)["_u"].clone(), vars(self)["_v"].clone()
+        u: Tensor = vars(self)["_u"].clone()
+        v: Tensor = vars(self)["_v"].clone()
         return weight / u.dot(matrix.mv(v))
 
     def right_inverse(self, weight: Tensor) -> Tensor:
@@ -188,7 +189,7 @@ class _Orthogonal(Module):
             signs = reflectors.diagonal(dim1=-2, dim2=-1).sign()
             signs = (tau == 0).where(-signs, signs)
             made = reflectors.tril(-1) + reflectors.triu(1)
-            found = made + Tensor.eye(n, k, dtype=tall.dtype, device=tall.device) * (
+            found: Tensor = made + Tensor.eye(n, k, dtype=tall.dtype, device=tall.device) * (
                 signs.unsqueeze(-2))
             return found.mT if is_wide else found
         if n != k:

@@ -152,6 +152,10 @@ def _blank(base: type[Module], names: tuple[str, ...]) -> Module:
     return made.__new__(made)
 
 
+def _become(module: Module, kind: type[Module]) -> None:
+    module.__class__ = kind
+
+
 def _held_by(module: Module) -> ModuleDict | None:
     held = vars(module).get("parametrizations")
     return held if isinstance(held, ModuleDict) else None
@@ -206,9 +210,9 @@ def register_parametrization(
         buffers = vars(module).get("_buffer_names", {})
         buffers.pop(tensor_name, None)
         if _held_by(module) is None:
-            module.parametrizations = ModuleDict()  # type: ignore[assignment]
+            vars(module)["parametrizations"] = ModuleDict()
         vars(module)["parametrizations"][tensor_name] = held
-        module.__class__ = _class_with(base, names)
+        _become(module, _class_with(base, names))
     held.realize()
     module._count_change()
     return module
@@ -261,7 +265,7 @@ def remove_parametrizations(
     rest = tuple(name for name in names if name != tensor_name)
     if not rest:
         del vars(module)["parametrizations"]
-    module.__class__ = _class_with(base, rest) if rest else base
+    _become(module, _class_with(base, rest) if rest else base)
     setattr(module, tensor_name, parameter(value, original.requires_grad))
     getattr(module, tensor_name).realize()
     module._count_change()

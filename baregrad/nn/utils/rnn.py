@@ -143,7 +143,7 @@ def _places(sizes: Integers) -> Integers:
     return np.concatenate([step * sizes[0] + np.arange(n) for step, n in enumerate(sizes)])
 
 
-def _index(places: Integers, data: Tensor) -> Tensor:
+def _index(places: npt.NDArray[Any], data: Tensor) -> Tensor:
     return Tensor(places, device=data.device)
 
 
