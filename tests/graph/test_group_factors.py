@@ -262,11 +262,12 @@ def test_scaled_sums_of_panels_are_one_sum(
     np.testing.assert_array_equal(found, a @ b.T)
     assert len(texts) == 1 and "f32.e4m3.e4m3" in texts[0]
     assert len(tiles) > 1 or texts[0].count("wgmma.commit_group") == tiles[0].tiles_m
-    # The first panel's scales are read ahead of the loop, and in it those of the next one.
+    # The first panel's scales are read ahead of the loop, and in it those of the next one, where a
+    # thread has registers for them.
     products = texts[0].index("wgmma.mma_async")
     loop = [one.start() for one in re.finditer(r" L\d+:", texts[0][:products])][-1]
     reads = [one.start() for one in re.finditer(r"ld\.global\.f32", texts[0])]
-    assert reads[0] < loop < reads[-1] < products
+    assert len(tiles) > 1 or reads[0] < loop < reads[-1] < products
 
 
 def test_scaled_sums_are_cut_between_panels() -> None:
