@@ -82,7 +82,9 @@ _ELSEWHERE = (
     )),
 )
 # Rooms that are not imported before somebody asks for them.
-_ROOMS = ("array_api", "autograd", "data", "distributions", "func", "io")
+_ROOMS = (
+    "amp", "array_api", "autograd", "cuda", "data", "distributions", "func", "io", "utils",
+)
 
 __all__ = [
     "BaregradError",

@@ -341,7 +341,7 @@ _BY_METHOD = MappingProxyType({
 # What is a property of a tensor.
 _PROPERTIES = frozenset(("real", "imag"))
 _MEANT = MappingProxyType({
-    "compile": "jit", "utils": "data",
+    "compile": "jit",
     "range": "arange", "Generator": "manual_seed", "igamma": "lgamma",
     "set_default_device": "options", "set_default_dtype": "options", "set_num_threads": "options",
     "get_num_threads": "options",

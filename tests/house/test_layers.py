@@ -28,6 +28,7 @@ RANKS = {
     "tensor": 6, "profiling": 6, "func": 6.5, "fft": 7, "special": 7,
     "linalg": 7, "nn": 7, "optim": 7.1, "io": 7, "data": 7,
     "": 7.5, "array_api": 8, "autograd": 8, "distributions": 8,
+    "amp": 8, "utils": 8, "cuda": 8.1,
     "llm": 8, "bridges": 8,
     "apps": 9, "cli": 9, "testing": 9, "trace": 9, "viz": 9, "__main__": 10,
 }
