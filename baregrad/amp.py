@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from baregrad.base.namespaces import unknown_name
 from baregrad.optim import grad_scaler
 from baregrad.tensor.array.grad_mode import autocast
@@ -14,8 +12,13 @@ __all__ = ["GradScaler", "autocast"]
 class _Scaler(grad_scaler.GradScaler):
     """`optim.GradScaler` with the device first, as PyTorch has it: "cuda", "cpu" and others."""
 
-    def __init__(self, device: str | None = None, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, device=device, **settings)
+    def __init__(
+        self, device: str | None = None, init_scale: float = 2.0**16, growth_factor: float = 2.0,
+        backoff_factor: float = 0.5, growth_interval: int = 2000, enabled: bool = True,
+    ) -> None:
+        super().__init__(
+            init_scale, growth_factor, backoff_factor, growth_interval, enabled, device
+        )
 
 
 GradScaler = _Scaler

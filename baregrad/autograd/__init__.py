@@ -1,9 +1,13 @@
-"""PyTorch's `torch.autograd`: gradients of any tensors, and functions with their own gradients."""
+"""PyTorch's `torch.autograd`: gradients of any tensors, and functions with their own gradients.
+
+In come tensors and functions, out go gradients. Imports `tensor` and `func`.
+"""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baregrad.base.errors import ArgumentError
 from baregrad.base.namespaces import unknown_name
@@ -11,9 +15,14 @@ from baregrad.func.custom import custom_gradient
 from baregrad.tensor.array.grad_mode import enable_grad, no_grad, set_grad_enabled
 from baregrad.tensor.autograd.backward import gradients
 from baregrad.tensor.tensor import Tensor
+from baregrad.tensor.torch_names import inference_mode
 
-__all__ = ["Function", "Variable", "backward", "enable_grad", "grad", "no_grad",
-           "set_grad_enabled"]  # fmt: skip
+if TYPE_CHECKING:
+    from baregrad.autograd import functional as functional
+    from baregrad.autograd.checking import gradcheck as gradcheck
+
+__all__ = ["Function", "Variable", "backward", "enable_grad", "functional", "grad", "gradcheck",
+           "inference_mode", "no_grad", "set_grad_enabled"]  # fmt: skip
 
 
 def _several(given: Any) -> list[Any]:
@@ -129,4 +138,8 @@ class Function:
 
 
 def __getattr__(name: str) -> object:
+    if name == "functional":
+        return importlib.import_module(f"{__name__}.{name}")
+    if name == "gradcheck":
+        return importlib.import_module(f"{__name__}.checking").gradcheck
     raise unknown_name("baregrad.autograd", name, __all__)
