@@ -16,11 +16,13 @@ from baregrad.ir.core.node import Node, extent_of, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.ir.protocol.attributes import Done, is_box
 from baregrad.kernel.facts.analysis import by_id, iterations
+from baregrad.kernel.gpu.absent_tiles import told_apart
+from baregrad.kernel.gpu.barriers import sequence
 from baregrad.kernel.gpu.boxes import ENGINE, as_box
 from baregrad.kernel.gpu.clusters import nbytes_of, slice_of
 from baregrad.kernel.gpu.pipelines import FEW_SLOTS
 from baregrad.kernel.gpu.roles import BARRIERS
-from baregrad.kernel.gpu.threads import grid_size
+from baregrad.kernel.gpu.threads import grid_axes, grid_size, tile_of
 from baregrad.kernel.instructions import wgmma
 from baregrad.target.gpu import GpuTarget
 
@@ -48,6 +50,10 @@ def pipeline_lines(kernel: Node, target: GpuTarget) -> list[str]:
             f"blocks: {grid_size(kernel)}, each does its tiles one after the other, and copies "
             "what the next needs first before it stores"
         )
+        # Blocks of a cluster, along the last axis, have as many tiles each.
+        axes = grid_axes(kernel)[: -1 if kernel.arg.cluster > 1 else None]
+        if len(told_apart(axes, sequence(tile_of(kernel)))) > 1:
+            lines.append("tiles that are not there, as memory says: stored behind all others")
     return [*lines, *_stored(kernel)] if lines else []
 
 

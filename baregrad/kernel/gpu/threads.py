@@ -95,6 +95,14 @@ def grid_axes(kernel: Node) -> tuple[Node, ...]:
     return tuple(found)
 
 
+def tile_of(kernel: Node) -> tuple[Node, ...]:
+    """What a loop-level KERNEL does for each point of its grid."""
+    body = kernel.src
+    for _ in grid_axes(kernel):
+        body = (body[0].src[1],)
+    return body
+
+
 def grid_size(kernel: Node) -> Dim:
     """The number of blocks that run a loop-level KERNEL."""
     total = _iterations(kernel)
@@ -108,10 +116,7 @@ def _iterations(kernel: Node) -> Dim:
 
 def to_threads(kernel: Node) -> Node:
     """The loop-level KERNEL that one thread runs."""
-    axes = grid_axes(kernel)
-    body = kernel.src
-    for _ in axes:
-        body = (body[0].src[1],)
+    axes, body = grid_axes(kernel), tile_of(kernel)
     worker = _Threads(kernel)
     total, every = grid_size(kernel), _iterations(kernel)
     limit = MOST_BLOCKS if not isinstance(total, int) else max(total, 1)

@@ -15,6 +15,7 @@ from baregrad.graph import canonicalise
 from baregrad.ir.core.node import Node, toposort
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose, codegen_passes, lower, parse_schedule
+from baregrad.kernel.gpu.pictures import pipeline_lines
 from baregrad.render import get
 from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
@@ -239,6 +240,7 @@ def test_tiles_that_are_not_there_are_stored_last(pipe: str) -> None:
     arrays, slots = by_sizes(kernel)
     arrays[slots[TILES]] = np.array([1, 0, 1, 1, 0], np.int32)
     loop, program = lowered(kernel, of_tiles(pipe, 2, BLOCKS))
+    assert "stored behind all others" in pipeline_lines(loop, HOPPER)[-1]
     for there in (3, 0, 7, -2):
         arrays[slots[1]] = np.array([there], np.int32)
         found = run_text(loop, program, arrays)
