@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
-from baregrad.distributions.constraints import Region
+from baregrad.distributions.constraints import ValueSet
 from baregrad.dtypes import DEFAULT_FLOAT, dtypes
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explain_arguments, explain_constructor
@@ -19,7 +19,7 @@ from baregrad.tensor.torch_names import broadcast_shapes
 
 Number = Tensor | float
 Shape = tuple[int, ...]
-NO_CONSTRAINTS: Mapping[str, Region] = MappingProxyType({})
+NO_CONSTRAINTS: Mapping[str, ValueSet] = MappingProxyType({})
 
 
 def parameters(*values: Any) -> tuple[Tensor, ...]:
@@ -89,8 +89,8 @@ class Distribution:
     `set_default_validate_args`.
     """
 
-    arg_constraints: Mapping[str, Region] = NO_CONSTRAINTS
-    support: Region | None = None
+    arg_constraints: Mapping[str, ValueSet] = NO_CONSTRAINTS
+    support: ValueSet | None = None
     has_rsample: ClassVar[bool] = False
     has_enumerate_support: ClassVar[bool] = False
     # The parameters by which another of the class is made, and how many last axes an event has.

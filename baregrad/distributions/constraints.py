@@ -9,7 +9,7 @@ from typing import NamedTuple
 from baregrad.tensor import Tensor
 
 __all__ = [
-    "Region",
+    "ValueSet",
     "boolean",
     "greater_than",
     "integer_interval",
@@ -31,7 +31,7 @@ _SUM_ERROR = 1e-6
 _SYMMETRY_ERROR = 1e-6
 
 
-class Region(NamedTuple):
+class ValueSet(NamedTuple):
     """A set: its name, how many last axes an element has, whether it is of integers, and a test."""
 
     name: str
@@ -54,23 +54,23 @@ def _is_integer(x: Tensor) -> Tensor:
     return x == x.floor() if x.dtype.is_float else x == x
 
 
-def interval(lower_bound: float | Tensor, upper_bound: float | Tensor) -> Region:
+def interval(lower_bound: float | Tensor, upper_bound: float | Tensor) -> ValueSet:
     """Return the numbers from one bound to another."""
     name = f"interval({lower_bound}, {upper_bound})"
-    return Region(name, 0, False, lambda x: (x >= lower_bound) & (x <= upper_bound))
+    return ValueSet(name, 0, False, lambda x: (x >= lower_bound) & (x <= upper_bound))
 
 
-def integer_interval(lower_bound: float | Tensor, upper_bound: float | Tensor) -> Region:
+def integer_interval(lower_bound: float | Tensor, upper_bound: float | Tensor) -> ValueSet:
     """Return the integers from one bound to another."""
     name = f"integer_interval({lower_bound}, {upper_bound})"
-    return Region(
+    return ValueSet(
         name, 0, True, lambda x: _is_integer(x) & (x >= lower_bound) & (x <= upper_bound)
     )
 
 
-def greater_than(lower_bound: float | Tensor) -> Region:
+def greater_than(lower_bound: float | Tensor) -> ValueSet:
     """Return the numbers above a bound."""
-    return Region(f"greater_than({lower_bound})", 0, False, lambda x: x > lower_bound)
+    return ValueSet(f"greater_than({lower_bound})", 0, False, lambda x: x > lower_bound)
 
 
 def _is_symmetric_and_positive(x: Tensor) -> Tensor:
@@ -85,22 +85,22 @@ def _is_lower_cholesky(x: Tensor) -> Tensor:
     return (x.tril() == x).all(-1).all(-1) & (x.diagonal(dim1=-2, dim2=-1) > 0).all(-1)
 
 
-real = Region("real", 0, False, lambda x: x == x)
-real_vector = Region("real_vector", 1, False, lambda x: x == x)
-positive = Region("positive", 0, False, lambda x: x > 0)
-nonnegative = Region("nonnegative", 0, False, lambda x: x >= 0)
-nonnegative_integer = Region(
+real = ValueSet("real", 0, False, lambda x: x == x)
+real_vector = ValueSet("real_vector", 1, False, lambda x: x == x)
+positive = ValueSet("positive", 0, False, lambda x: x > 0)
+nonnegative = ValueSet("nonnegative", 0, False, lambda x: x >= 0)
+nonnegative_integer = ValueSet(
     "nonnegative_integer", 0, True, lambda x: _is_integer(x) & (x >= 0)
 )
-boolean = Region("boolean", 0, True, lambda x: (x == 0) | (x == 1))
+boolean = ValueSet("boolean", 0, True, lambda x: (x == 0) | (x == 1))
 unit_interval = interval(0.0, 1.0)
-simplex = Region(
+simplex = ValueSet(
     "simplex", 1, False,
     lambda x: (x >= 0).all(-1) & ((x.sum(-1) - 1).abs() < _SUM_ERROR),
 )  # fmt: skip
-one_hot = Region(
+one_hot = ValueSet(
     "one_hot", 1, True, lambda x: ((x == 0) | (x == 1)).all(-1) & (x.sum(-1) == 1)
 )
-positive_definite = Region("positive_definite", 2, False, _is_symmetric_and_positive)
-lower_cholesky = Region("lower_cholesky", 2, False, _is_lower_cholesky)
+positive_definite = ValueSet("positive_definite", 2, False, _is_symmetric_and_positive)
+lower_cholesky = ValueSet("lower_cholesky", 2, False, _is_lower_cholesky)
 circle = interval(-math.pi, math.pi)

@@ -16,7 +16,7 @@ from baregrad.distributions.base import (
     parameters,
     uniform_like,
 )
-from baregrad.distributions.constraints import Region
+from baregrad.distributions.constraints import ValueSet
 from baregrad.tensor import Tensor
 
 _HALF_LOG_2PI = 0.5 * math.log(2 * math.pi)
@@ -200,7 +200,7 @@ class Uniform(Distribution):
             raise ArgumentError("low lies below high", found=f"{self.low}, {self.high}")
 
     @property
-    def support(self) -> Region:  # type: ignore[override]
+    def support(self) -> ValueSet:  # type: ignore[override]
         """The interval."""
         return constraints.interval(self.low, self.high)
 

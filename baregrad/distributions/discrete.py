@@ -15,7 +15,7 @@ from baregrad.distributions.base import (
     parameters,
     uniform_like,
 )
-from baregrad.distributions.constraints import Region
+from baregrad.distributions.constraints import ValueSet
 from baregrad.distributions.gammas import standard_gamma
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
@@ -198,7 +198,7 @@ class Binomial(_Binary):
         super().__init__(self._given.shape, (), validate_args)
 
     @property
-    def support(self) -> Region:  # type: ignore[override]
+    def support(self) -> ValueSet:  # type: ignore[override]
         """The integers up to the count."""
         return constraints.integer_interval(0, self.total_count)
 
@@ -339,7 +339,7 @@ class Categorical(_OfClasses):
         super().__init__(given.shape[:-1], (), validate_args)
 
     @property
-    def support(self) -> Region:  # type: ignore[override]
+    def support(self) -> ValueSet:  # type: ignore[override]
         """The classes."""
         return constraints.integer_interval(0, self._num_events - 1)
 

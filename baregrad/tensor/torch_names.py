@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import secrets
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from baregrad.dtypes import finfo as float_limits
 from baregrad.dtypes import result_type as joined_dtype
 from baregrad.tensor.array import grad_mode
 from baregrad.tensor.array.arguments import explained
-from baregrad.tensor.ops import creation
+from baregrad.tensor.ops import creation, random
 from baregrad.tensor.ops.shapes import LAYOUTS, MemoryFormat
 from baregrad.tensor.tensor import Tensor
 
@@ -285,6 +286,96 @@ def rsub(x: Tensor, other: Tensor | bool | int | float, *, alpha: float = 1) -> 
     return other - (x if alpha == 1 else x * alpha)
 
 
+def range(
+    start: float = 0, end: float | None = None, step: float = 1, *, dtype: object = None,
+    device: str | None = None, requires_grad: bool = False,
+) -> Tensor:
+    """Return numbers from start to end, that one too if a step reaches it; floats unless told."""
+    first, last = (0, start) if end is None else (start, end)
+    if not step or (last - first) / step < 0:
+        raise ArgumentError("steps that lead to the end", found=f"{first} to {last} by {step}")
+    count = math.floor((last - first) / step) + 1
+    wanted = as_dtype(dtype or DEFAULT_FLOAT)
+    places = Tensor.arange(count, dtype="int64" if wanted.is_int else "float64", device=device)
+    return (places * step + first).cast(wanted).requires_grad_(requires_grad)
+
+
+class Histogram(NamedTuple):
+    """How many elements lie in each bin, and the ends of bins."""
+
+    hist: Tensor
+    bin_edges: Tensor
+
+
+@explained
+def histogram(
+    x: Tensor, bins: int | Tensor = 100, *, range: Sequence[float] | None = None,
+    weight: Tensor | None = None, density: bool = False,
+) -> Histogram:
+    """Return how many elements lie in each of equal bins, or of those between given ends.
+
+    range: where bins begin and end, by default the least and the largest element, which are read.
+    Elements outside count nowhere, the last end is part of the last bin. weight: what each element
+    counts. density: divided so that the histogram's integral is 1.
+    """
+    flat = x.reshape(-1)
+    if isinstance(bins, Tensor):
+        edges = bins
+    else:
+        low, high = range if range is not None else (
+            (flat.amin().item(), flat.amax().item()) if flat.numel() else (0.0, 0.0))
+        if low > high or bins < 1:
+            raise ArgumentError("bins from a number to a larger one",
+                                found=f"{bins} from {low} to {high}")  # fmt: skip
+        low, high = (low - 0.5, high + 0.5) if low == high else (low, high)
+        edges = Tensor.linspace(low, high, bins + 1, dtype=x.dtype, device=x.device)
+    count = edges.shape[0] - 1
+    inside = (flat >= edges[0]) & (flat <= edges[-1])
+    where = (edges.searchsorted(flat, right=True) - 1).clamp(0, count - 1)
+    weights = flat.ones_like() if weight is None else weight.reshape(-1)
+    found = Tensor.zeros(count, dtype=x.dtype, device=x.device)
+    found = found.scatter_add(0, where, inside.where(weights, 0.0).cast(x.dtype))
+    if density:
+        found = found / (found.sum() * (edges[1:] - edges[:-1]))
+    return Histogram(found, edges)
+
+
+def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
+    """Do nothing: the same program has the same bits each time, whatever one asks."""
+
+
+def are_deterministic_algorithms_enabled() -> bool:
+    """Return true: results are the same each time."""
+    return True
+
+
+def get_default_device() -> str:
+    """Return the device of tensors that are made without one."""
+    return creation.choose_device(None)
+
+
+def seed() -> int:
+    """Start random numbers anew from a seed that nobody knows; return it."""
+    made = secrets.randbits(63)
+    random.manual_seed(made)
+    return made
+
+
+def _copying(name: str) -> Any:
+    """PyTorch's function of a view that copies: of `squeeze_copy` that is `squeeze`."""
+    view = getattr(Tensor, name.removesuffix("_copy"))
+
+    def function(*args: Any, **kwargs: Any) -> Any:
+        found = view(*args, **kwargs)
+        if isinstance(found, Tensor):
+            return found.clone()
+        return type(found)([one.clone() for one in found])
+
+    function.__name__ = function.__qualname__ = name
+    function.__doc__ = f"Return what `{view.__name__}` does, copied."
+    return function
+
+
 def constant_pad_nd(x: Tensor, pad: Sequence[int], value: float = 0) -> Tensor:
     """Return `x` with a value around its last axes; see `Tensor.pad`."""
     return x.pad(tuple(pad), value=value)
@@ -324,7 +415,9 @@ _OWN = frozenset({
     "broadcast_tensors", "cartesian_prod", "column_stack", "constant_pad_nd", "device", "dstack",
     "finfo", "get_default_dtype", "get_float32_matmul_precision", "iinfo", "inference_mode",
     "is_tensor", "logspace", "normal",
-    "promote_types", "randint_like", "result_type", "rsub", "scalar_tensor",
+    "promote_types", "randint_like", "range", "histogram", "use_deterministic_algorithms",
+    "are_deterministic_algorithms_enabled", "get_default_device", "seed", "result_type", "rsub",
+    "scalar_tensor",
     "set_float32_matmul_precision", "tensor",
     "tril_indices", "triu_indices",
 })  # fmt: skip
@@ -338,14 +431,19 @@ _BY_METHOD = MappingProxyType({
     "row_stack": "vstack", "narrow_copy": "narrow", "unsafe_chunk": "chunk",
     "unsafe_split": "split", "unsafe_split_with_sizes": "split_with_sizes",
 })  # fmt: skip
+_COPYING = frozenset(f"{name}_copy" for name in (
+    "as_strided", "detach", "diagonal", "expand", "permute", "select", "split", "split_with_sizes",
+    "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "view_as_complex",
+    "view_as_real",
+))  # fmt: skip
 # What is a property of a tensor.
 _PROPERTIES = frozenset(("real", "imag"))
 _MEANT = MappingProxyType({
     "compile": "jit",
-    "range": "arange", "Generator": "manual_seed", "igamma": "lgamma",
+    "Generator": "manual_seed", "igamma": "lgamma",
     "set_default_device": "options", "set_default_dtype": "options", "set_num_threads": "options",
     "get_num_threads": "options",
-    "frobenius_norm": "norm", "nuclear_norm": "norm", "histogram": "histc",
+    "frobenius_norm": "norm", "nuclear_norm": "norm",
 })  # fmt: skip
 
 
@@ -364,6 +462,8 @@ def named(name: str) -> Any:
     if not name.startswith("_"):
         if hasattr(dtypes, name) and isinstance(getattr(dtypes, name), DType):
             return getattr(dtypes, name)
+        if name in _COPYING:
+            return _copying(name)
         if name in _PROPERTIES:
             return _property(name)
         found = getattr(Tensor, _BY_METHOD.get(name, name), None)

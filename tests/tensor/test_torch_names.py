@@ -17,6 +17,12 @@ from baregrad.tensor import Tensor
 
 X = [[1.0, -2.0, 3.0], [4.0, 5.0, -6.0]]
 CASES: tuple[Callable[[Any], Any], ...] = (
+    lambda t: t.range(1, 4),
+    lambda t: t.range(0.5, 2.0, 0.5),
+    lambda t: t.range(5, 1, -2, dtype=t.int64),
+    lambda t: t.squeeze_copy(t.tensor([X])),
+    lambda t: t.unbind_copy(t.tensor(X))[1],
+    lambda t: t.poisson(t.zeros(3)),
     lambda t: t.tensor(X),
     lambda t: t.tensor([1, 2, 3]),
     lambda t: t.as_tensor(np.arange(3, dtype=np.int32)),
@@ -86,10 +92,41 @@ def test_gradients_are_off_where_nothing_is_to_be_inferred() -> None:
 
 
 def test_what_is_not_there_names_the_nearest() -> None:
-    for name, near in (("load", "load_torch"), ("save", "safe_save"), ("sof_max", "softmax"),
-                       ("compile", "jit")):
+    for name, near in (("sof_max", "softmax"), ("compile", "jit"), ("Generator", "manual_seed")):
         with pytest.raises(AttributeError, match=f"has no '{name}'.*'{near}'"):
             getattr(baregrad, name)
+
+
+@pytest.mark.parametrize("words", [
+    {"bins": 4}, {"bins": 3, "range": (-2.0, 4.0)}, {"bins": 2, "density": True},
+    {"bins": 4, "weight": [[1.0, 2.0, 0.5], [0.0, 1.0, 3.0]]}, {"bins": [-3.0, 0.0, 0.5, 5.0]},
+], ids=str)  # fmt: skip
+def test_histograms_equal_pytorchs(words: dict[str, Any]) -> None:
+    def made(t: Any) -> dict[str, Any]:
+        return {key: t.tensor(value) if isinstance(value, list) else value
+                for key, value in words.items()}  # fmt: skip
+
+    found = baregrad.histogram(baregrad.tensor(X), **made(baregrad))
+    wanted = torch.histogram(torch.tensor(X), **made(torch))
+    np.testing.assert_allclose(found.hist.numpy(), wanted.hist.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(found.bin_edges.numpy(), wanted.bin_edges.numpy(), rtol=1e-6)
+
+
+def test_seeds_and_settings() -> None:
+    baregrad.use_deterministic_algorithms(True)
+    assert baregrad.are_deterministic_algorithms_enabled()
+    assert baregrad.get_default_device() == Tensor([1.0]).device
+    made = baregrad.seed()
+    first = baregrad.rand(3).tolist()
+    baregrad.manual_seed(made)
+    assert baregrad.rand(3).tolist() == first
+    copied, x = baregrad.view_copy(y := baregrad.tensor(X), 6), baregrad.tensor(X)
+    copied.zero_()
+    np.testing.assert_array_equal(y.numpy(), x.numpy())
+    with pytest.raises(ArgumentError, match="lead to the end"):
+        baregrad.range(1, 3, -1)
+    with pytest.raises(ArgumentError, match="to a larger one"):
+        baregrad.histogram(x, 3, range=(2.0, 1.0))
 
 
 def test_bad_arguments_are_told() -> None:

@@ -49,6 +49,27 @@ def test_splits_by_chance(lengths: list[Any]) -> None:
     assert sorted(place for part in parts for place in part.indices) == list(range(14))
 
 
+def test_orders() -> None:
+    assert list(data.SequentialSampler(range(3))) == [0, 1, 2]
+    whole = data.RandomSampler(range(5))
+    assert sorted(whole) == list(range(5)) and len(whole) == 5
+    drawn = list(data.RandomSampler(range(3), replacement=True, num_samples=50))
+    assert len(drawn) == 50 and set(drawn) <= {0, 1, 2}
+    assert sorted(data.RandomSampler(range(3), num_samples=6)) == [0, 0, 1, 1, 2, 2]
+    assert sorted(data.SubsetRandomSampler([4, 7, 9])) == [4, 7, 9]
+    assert set(data.WeightedRandomSampler([0.0, 1.0, 0.0, 2.0], 20)) == {1, 3}
+    for drop in (True, False):
+        mine = data.BatchSampler(range(7), 3, drop)
+        theirs = torch.utils.data.BatchSampler(range(7), 3, drop)
+        assert list(mine) == list(theirs) and len(mine) == len(theirs)
+    rows = data.DataLoader(Squares(), batch_sampler=data.BatchSampler(range(7), 3, True))
+    assert [batch[0].tolist() for batch in rows] == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(ArgumentError, match="from 1 on"):
+        data.BatchSampler(range(2), 0, True)
+    with pytest.raises(ArgumentError, match="or fewer"):
+        data.WeightedRandomSampler([1.0], 2, replacement=False)
+
+
 def test_checkpoints_have_the_gradients() -> None:
     x = Tensor(np.linspace(-1, 1, 4), requires_grad=True)
     checkpoint(lambda v: (v.sin() * v).sum(), x, use_reentrant=False).backward()

@@ -1,0 +1,127 @@
+"""Orders of a data set's elements: in turn, by chance, by weights, and in batches.
+
+What is drawn follows `manual_seed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from typing import Any
+
+from baregrad.base.errors import ArgumentError
+from baregrad.tensor import Tensor
+
+
+class Sampler:
+    """The base of orders: a subclass writes `__iter__`, which yields places, and `__len__`."""
+
+    def __init__(self, data_source: Any = None) -> None:
+        self.data_source = data_source
+
+    def __class_getitem__(cls, item: Any) -> type[Sampler]:
+        return cls
+
+    def __iter__(self) -> Iterator[Any]:
+        raise NotImplementedError(f"{type(self).__name__} has no __iter__()")
+
+
+class SequentialSampler(Sampler):
+    """All places in turn."""
+
+    def __init__(self, data_source: Sized) -> None:
+        super().__init__(data_source)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(len(self.data_source)))
+
+    def __len__(self) -> int:
+        return len(self.data_source)
+
+
+class RandomSampler(Sampler):
+    """Places by chance: each once, or `num_samples` of them, with `replacement` any again."""
+
+    def __init__(
+        self, data_source: Sized, replacement: bool = False, num_samples: int | None = None
+    ) -> None:
+        super().__init__(data_source)
+        if num_samples is not None and (not isinstance(num_samples, int) or num_samples < 1):
+            raise ArgumentError("num_samples is an integer from 1 on", found=repr(num_samples))
+        self.replacement = replacement
+        self.num_samples = len(data_source) if num_samples is None else num_samples
+
+    def __iter__(self) -> Iterator[int]:
+        size = len(self.data_source)
+        if self.replacement:
+            yield from Tensor.randint(0, size, (self.num_samples,)).tolist()
+            return
+        left = self.num_samples
+        while left > 0:
+            yield from Tensor.randperm(size).tolist()[:left]
+            left -= size
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class SubsetRandomSampler(Sampler):
+    """Given places in an order by chance."""
+
+    def __init__(self, indices: Sequence[int]) -> None:
+        super().__init__()
+        self.indices = indices
+
+    def __iter__(self) -> Iterator[int]:
+        for place in Tensor.randperm(len(self.indices)).tolist():
+            yield self.indices[place]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+
+class WeightedRandomSampler(Sampler):
+    """`num_samples` places, as likely as their weights say. Raises ArgumentError for too many."""
+
+    def __init__(
+        self, weights: Sequence[float] | Tensor, num_samples: int, replacement: bool = True
+    ) -> None:
+        super().__init__()
+        self.weights = weights if isinstance(weights, Tensor) else Tensor(list(weights))
+        if num_samples < 1 or (not replacement and num_samples > len(self.weights)):
+            raise ArgumentError("as many samples as there are weights, or fewer",
+                                found=num_samples, wanted=f"1 to {len(self.weights)}")  # fmt: skip
+        self.num_samples = num_samples
+        self.replacement = replacement
+
+    def __iter__(self) -> Iterator[int]:
+        drawn = self.weights.multinomial(self.num_samples, self.replacement)
+        return iter(drawn.tolist())
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class BatchSampler(Sampler):
+    """Lists of the places that another order gives."""
+
+    def __init__(self, sampler: Iterable[int], batch_size: int, drop_last: bool) -> None:
+        super().__init__()
+        if not isinstance(batch_size, int) or batch_size < 1:
+            raise ArgumentError("batch_size is an integer from 1 on", found=repr(batch_size))
+        self.sampler = sampler
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batch: list[int] = []
+        for place in self.sampler:
+            batch.append(place)
+            if len(batch) == self.batch_size:
+                yield batch
+                batch = []
+        if batch and not self.drop_last:
+            yield batch
+
+    def __len__(self) -> int:
+        count: int = len(self.sampler)  # type: ignore[arg-type]
+        return (count if self.drop_last else count + self.batch_size - 1) // self.batch_size
