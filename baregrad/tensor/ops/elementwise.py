@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 
 from baregrad.base.errors import ArgumentError, DTypeError
-from baregrad.dtypes import DType, check_computed, dtypes
+from baregrad.dtypes import DType, check_computed, dtypes, round_scalar
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
 from baregrad.tensor.array import nodes
+from baregrad.tensor.array.axes import plain
 from baregrad.tensor.array.operands import (
     as_chosen,
     as_tensor,
@@ -65,7 +66,7 @@ def sub(x: Tensor, other: Operand, *, alpha: float | None = None) -> Tensor:
 def _times(other: Operand, alpha: float, x: Tensor) -> Operand:
     lifted = lift(other, x)
     if isinstance(lifted, TensorLike | Node):
-        return as_tensor(lifted, x, common_dtype((x, lifted))) * alpha
+        return elementwise(Ops.MUL, as_tensor(lifted, x, common_dtype((x, lifted))), alpha)
     return lifted * alpha
 
 
@@ -78,15 +79,41 @@ def rsub(x: Tensor, other: Operand) -> Tensor:
 
 
 def mul(x: Tensor, other: Operand) -> Tensor:
-    """Return x * other; bools multiply as `and`."""
+    """Return x * other; bools multiply as `and`. A scalar that `x.dtype` has not is not rounded."""
+    if _is_rounded(other, x.dtype):
+        return _by_unrounded(Ops.MUL, x, other)
     return elementwise(Ops.MUL, x, other)
+
+
+# Of float32, in which such a scalar is kept.
+_LARGEST_SCALAR = float(dtypes.float32.max)
+
+
+def _is_rounded(value: Operand, dtype: DType) -> bool:
+    """Whether an operand is a scalar that is none of a 16-bit float dtype's."""
+    if dtype.bits != 16 or dtype.kind != "float":
+        return False
+    scalar = plain(value)
+    if scalar.__class__ not in (int, float) or not -_LARGEST_SCALAR < scalar < _LARGEST_SCALAR:
+        return False
+    return round_scalar(float(scalar), dtype) != scalar
+
+
+def _by_unrounded(op: Op, x: Tensor, value: Operand) -> Tensor:
+    """A product or quotient of 16-bit floats and a scalar, in float32 as in PyTorch."""
+    wide: Tensor = elementwise(op, x.cast(dtypes.float32), value)
+    made: Tensor = wide.cast(x.dtype)
+    return made
 
 
 def div(x: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
     """Return x / other in floating point, or rounded: rounding_mode "floor" or "trunc".
 
-    Without a rounding mode integers become float32. Integer division by zero gives 0.
+    Without a rounding mode a scalar is as in `mul`, and integers become float32. Integer division by
+    zero gives 0.
     """
+    if rounding_mode is None and _is_rounded(other, x.dtype):
+        return _by_unrounded(Ops.DIV, x, other)
     return _divide(lift(x, x), lift(other, x), x, rounding_mode)
 
 

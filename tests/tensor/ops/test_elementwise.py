@@ -526,3 +526,30 @@ def test_integers_are_held_between_integers(dtype: Any) -> None:
     for bound in (dtype.max + 1, -2 * dtype.max):
         with pytest.raises(ArgumentError, match=f"no {dtype}: found {bound}"):
             Tensor(array, dtype=dtype).clamp(max=bound)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_scalars_that_16_bit_floats_have_not_multiply_and_divide_as_in_pytorch(name: str) -> None:
+    """Bit by bit: products and quotients take them in float32, sums round them first."""
+    x = torch.linspace(-3, 3, 257).to(getattr(torch, name))
+    ours = Tensor(x.float().numpy()).cast(name)
+    calls = (
+        lambda x, s: x * s, lambda x, s: s * x, lambda x, s: x / s, lambda x, s: x + s,
+        lambda x, s: s - x, lambda x, s: x.clone().mul_(s),
+    )  # fmt: skip
+    for scalar in (0.1, 0.5, 1 / 3, 257, 2049, 1e5, 1e-30, -0.0, float("inf"), 10**18):
+        for place, call in enumerate(calls):
+            wanted, found = call(x, scalar), call(ours, scalar)
+            assert str(found.dtype) == name
+            assert np.array_equal(
+                found.cast("float32").numpy(), wanted.float().numpy(), equal_nan=True
+            ), (scalar, place)
+
+
+def test_gradients_of_products_with_unrounded_scalars_are_of_the_tensors_dtype() -> None:
+    x = torch.linspace(-3, 3, 65).bfloat16().requires_grad_()
+    ours = Tensor(x.detach().float().numpy()).cast("bfloat16").detach().requires_grad_()
+    (x * 0.1 / 0.3).float().square().sum().backward()
+    (ours * 0.1 / 0.3).float().square().sum().backward()
+    assert ours.grad is not None and x.grad is not None and ours.grad.dtype is dtypes.bfloat16
+    np.testing.assert_array_equal(ours.grad.cast("float32").numpy(), x.grad.float().numpy())
