@@ -25,7 +25,12 @@ from baregrad.linalg.checking import (
 from baregrad.linalg.decompositions import eigh, qr, svd, svdvals
 from baregrad.linalg.factoring import first_zero, inverse_lower, lu_factor, take_rows
 from baregrad.linalg.orthogonal import squares
-from baregrad.linalg.triangular import inverse_corners, solve_triangular, substituted
+from baregrad.linalg.triangular import (
+    blocks_of,
+    inverse_corners,
+    solve_triangular,
+    substituted,
+)
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import no_grad
 from baregrad.tensor.ops.shapes import stored
@@ -128,15 +133,16 @@ def _inverted(
     first, second = inverse_lower(lower), inverse_lower(upper.mT).mT
     size = x.shape[1]
     # A row of the second triangle's product needs no rows of the first above its own.
-    width = -(-size // 4) if size >= 256 else size
+    width = -(-size // blocks_of(size))
     rows = [second[:, at : at + width, at:] @ first[:, at:] for at in range(0, size, width)]
     both = stored(Tensor.cat(*map(stored, rows), dim=1) if len(rows) > 1 else rows[0])
     places = order.argsort(dim=1).unsqueeze(1).expand(*both.shape)
-    found = stored(both.gather(2, places))
+    found: Tensor = stored(both.gather(2, places))
     if not is_corrected:
         return found
     one = Tensor.eye(size, dtype=x.dtype, device=x.device)
-    return found + found @ stored(one - x @ found)
+    corrected: Tensor = found + found @ stored(one - x @ found)
+    return corrected
 
 
 def _inverse(

@@ -15,13 +15,18 @@ _CUT_FROM = 256
 _BLOCKS = 4
 
 
+def blocks_of(count: int) -> int:
+    """Of how many blocks of rows a triangle is."""
+    return _BLOCKS if count >= _CUT_FROM else 1
+
+
 def inverse_corners(lower: Tensor) -> Tensor:
     """Inverses of the blocks on the diagonal of a lower triangle: (B, n, n) -> (B, b, w, w).
 
     What is above the diagonal is not read. A last block that has fewer rows ends in an identity.
     """
     count = lower.shape[1]
-    blocks = _BLOCKS if count >= _CUT_FROM else 1
+    blocks = blocks_of(count)
     width = -(-count // blocks)
     cut = padded(lower, width * blocks).reshape(lower.shape[0], blocks, width, blocks, width)
     corners = stored(cut.diagonal(0, 1, 3).permute(0, 3, 1, 2))
