@@ -78,7 +78,8 @@ def _is_symmetric_and_positive(x: Tensor) -> Tensor:
 
     symmetric = ((x - x.mT).abs() <= _SYMMETRY_ERROR).all(-1).all(-1)
     info: Tensor = linalg.cholesky_ex(x).info
-    return symmetric & info.eq(0)
+    found: Tensor = symmetric & info.eq(0)
+    return found
 
 
 def _is_lower_cholesky(x: Tensor) -> Tensor:

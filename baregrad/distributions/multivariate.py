@@ -76,12 +76,14 @@ class MultivariateNormal(Distribution):
         if "scale_tril" in vars(self):
             factor: Tensor = self.scale_tril
             if name == "covariance_matrix":
-                return factor @ factor.mT
+                covariance: Tensor = factor @ factor.mT
+                return covariance
             if name == "precision_matrix":
                 one = Tensor.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
                 wide = one.expand(factor.shape)
                 inverse: Tensor = linalg.solve_triangular(factor, wide, upper=False)
-                return inverse.mT @ inverse
+                precision: Tensor = inverse.mT @ inverse
+                return precision
         raise AttributeError(f"{type(self).__name__} has no {name!r}", name=name, obj=self)
 
     def rsample(self, sample_shape: object = ()) -> Tensor:
@@ -169,7 +171,8 @@ class LowRankMultivariateNormal(Distribution):
     @property
     def covariance_matrix(self) -> Tensor:
         """The covariance."""
-        return self.cov_factor @ self.cov_factor.mT + self.cov_diag.diag_embed()
+        found: Tensor = self.cov_factor @ self.cov_factor.mT + self.cov_diag.diag_embed()
+        return found
 
     @property
     def scale_tril(self) -> Tensor:

@@ -203,6 +203,8 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
     is_cuda = property(convert.is_cuda)
     is_cpu = property(convert.is_cpu)
     is_meta = is_mps = is_xpu = is_sparse = is_quantized = property(convert.is_not)
+    is_ipu = is_maia = is_mkldnn = is_mtia = is_nested = is_sparse_csr = is_meta
+    is_vulkan = is_xla = is_meta
     is_signed = convert.is_signed
     is_nonzero = convert.truth
     ndimension = shapes.dim

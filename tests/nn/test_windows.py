@@ -45,6 +45,15 @@ def test_pooling_with_places(name: str, shape: tuple[int, ...], args: dict[str, 
     np.testing.assert_allclose(x.grad.numpy(), t.grad.numpy(), rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["max_pool1d", "adaptive_max_pool1d"])
+def test_places_by_their_own_names(name: str) -> None:
+    data = draw(2, 3, 8)
+    found = getattr(functional, f"{name}_with_indices")(Tensor(data), 2)
+    wanted = getattr(torch.nn.functional, f"{name}_with_indices")(torch.tensor(data), 2)
+    for one, two in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one.numpy(), two.numpy())
+
+
 @pytest.mark.slow
 def test_modules_draw_windows_of_their_own() -> None:
     x = Tensor(draw(2, 3, 16, 16))

@@ -81,6 +81,11 @@ _IN_PLACE = (
     "selu", "silu", "threshold",
 )  # fmt: skip
 
+_WITH_INDICES = tuple(f"{name}_with_indices" for name in (
+    "adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d", "fractional_max_pool2d",
+    "fractional_max_pool3d", "max_pool1d", "max_pool2d", "max_pool3d",
+))  # fmt: skip
+
 __all__ = [
     "adaptive_avg_pool3d",
     "adaptive_max_pool1d",
@@ -124,18 +129,33 @@ __all__ = [
 ]
 
 
+def _with_indices(name: str) -> Callable[..., Any]:
+    """The pooling of a name, with the places of what it found."""
+
+    def pool(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        pooling = globals().get(name) or getattr(Tensor, name)
+        return pooling(x, *args, **{**kwargs, "return_indices": True})
+
+    pool.__name__ = pool.__qualname__ = f"{name}_with_indices"
+    pool.__doc__ = f"Return what `{name}` gives, and where each was found."
+    return pool
+
+
 def __getattr__(name: str) -> Callable[..., Any]:
     if name in _METHODS:
         found: Callable[..., Any] = getattr(Tensor, name)
     elif name in _IN_PLACE:
         found = in_place_too(name)
+    elif name in _WITH_INDICES:
+        found = _with_indices(name.removesuffix("_with_indices"))
     elif name.endswith("_") and name[:-1] in _IN_PLACE:
         found = in_place_too(name[:-1], always=True)
     else:
-        raise unknown_name("baregrad.nn.functional", name, [*__all__, *_METHODS, *_IN_PLACE])
+        raise unknown_name("baregrad.nn.functional", name, [*__all__, *_METHODS, *_IN_PLACE,
+                                                        *_WITH_INDICES])
     globals()[name] = found
     return found
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_METHODS, *_IN_PLACE})
+    return sorted({*globals(), *_METHODS, *_IN_PLACE, *_WITH_INDICES})
