@@ -10,10 +10,17 @@ import pytest
 from baregrad.base.errors import ArgumentError, DriverError
 from baregrad.runtime.nvidia.abi import Record, check_headers, methods, release_for, status_name
 from baregrad.runtime.nvidia.abi import numbers as nv
+from baregrad.runtime.nvidia.abi.check_vendor import (
+    HeaderProbe,
+    compare,
+    compare_names,
+    declared_structs,
+)
 from baregrad.runtime.nvidia.abi.faults import fault_name
 from baregrad.runtime.nvidia.abi.layout import struct
 from baregrad.runtime.nvidia.abi.names import class_name, command_name, escape_name, uvm_name
 from baregrad.runtime.nvidia.abi.releases import nodes, parse_version
+from baregrad.runtime.nvidia.abi.vendor import VendorName, VendorTables
 
 PAIR = struct("PAIR", "pair.h", 24, """
     0  u32 first
@@ -195,6 +202,36 @@ def test_a_method_that_moved_is_found(tmp_path: Path) -> None:
     assert check_headers.check_class(tmp_path, "C8B5", methods.COPY) == [
         "LAUNCH_DMA.FLUSH_ENABLE: (2, 2) here, others there",
         "LINE_COUNT: 0x41c here, 0x420 there",
+    ]
+
+
+def test_a_traced_call_s_struct_or_name_that_differs_is_found(tmp_path: Path) -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("needs a C compiler, cc")
+    text = (
+        'typedef struct PAIR { unsigned first; union { int a; long b; }; char c[3]; } PAIR;\n'
+        "struct OTHER { PAIR pair; };\n"
+        '#define NV_CTRL_CMD_PAIR (0x101) /* finn: Evaluated from "(FINN_A_INTERFACE_ID << 8)" */\n'
+        '#define NV_CTRL_CMD_ANY (0x102) /* finn: Evaluated from "(FINN_A_INTERFACE_ID << 8)" */\n'
+    )
+    (tmp_path / "pair.h").write_text(text)
+    rows = {"PAIR": "24;0 u32 1 first;8 u8 8 union;16 u8 4 c", "OTHER": "24;0 PAIR 1 pair",
+            "LATER": "4;0 u32 1 one"}  # fmt: skip
+    controls = {0x101: VendorName("NV_CTRL_CMD_PAIR", "OTHER"), 0x103: VendorName("L", "LATER")}
+    tables = VendorTables("535.54.03", controls, {}, {}, {}, {}, {},
+                          {name: [((0,), row)] for name, row in rows.items()})  # fmt: skip
+    probe = HeaderProbe(["pair.h"], [tmp_path], tmp_path)
+    assert compare(tables, probe, declared_structs([text])) == [
+        "sizeof(((PAIR *)0)->c): 4 here, 3 there",
+    ]
+    rows["PAIR"] = "16;0 u32 1 first;16 u8 3 gone"
+    tables._made.clear()
+    tables._rows["PAIR"][0] = ((0,), rows["PAIR"])  # type: ignore[index]
+    wrong = compare(tables, probe, declared_structs([text]))
+    assert wrong[0] == "PAIR: 16 bytes here, 24 there"
+    assert "offsetof(PAIR, gone): 16 here, none there" in wrong
+    assert compare_names(tables, probe, [text]) == [
+        "control 0x102: none here, NV_CTRL_CMD_ANY there",
     ]
 
 

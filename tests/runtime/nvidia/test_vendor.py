@@ -99,6 +99,18 @@ def test_categories_are_those_that_names_of_controls_have() -> None:
     assert tables.controls[0x20800145].name == "subdeviceCtrlCmdGpuAcquireComputeModeReservation"
 
 
+def test_a_number_has_the_name_that_its_release_gave_it() -> None:
+    # By the headers of each: 550 counts there what 580 has elsewhere, or no more.
+    found = {
+        version: load_tables(version).controls[0x20803401]
+        for version in ("550.54.14", "580.95.05")
+    }
+    assert found["550.54.14"].name == "NV2080_CTRL_CMD_ECC_GET_ECI_COUNTERS"
+    assert found["580.95.05"].name != found["550.54.14"].name
+    eci = load_tables("550.54.14").struct("NV2080_CTRL_ECC_GET_ECI_COUNTERS_PARAMS")
+    assert eci is not None and eci.nbytes == 96
+
+
 def test_a_layout_that_was_measured_is_that_of_its_branch_alone() -> None:
     sizes = {
         version: load_tables(version).nbytes("RUSD_MEM_ROW_REMAP")

@@ -21,8 +21,16 @@ from types import MappingProxyType
 
 from baregrad.base.errors import DriverError
 from baregrad.runtime.nvidia.abi import methods, numbers
+from baregrad.runtime.nvidia.abi.check_vendor import (
+    HeaderProbe,
+    compare,
+    compare_names,
+    declared_structs,
+)
 from baregrad.runtime.nvidia.abi.layout import Struct
+from baregrad.runtime.nvidia.abi.read_headers import header_names
 from baregrad.runtime.nvidia.abi.releases import nodes, parse_version
+from baregrad.runtime.nvidia.abi.vendor import load_tables
 
 _FOLDERS = (
     "src/common/sdk/nvidia/inc",
@@ -198,14 +206,26 @@ def check_tag(repository: Path, tag: str) -> list[str]:
         )  # fmt: skip
         subprocess.run(["tar", "x", "-C", name], input=archive.stdout, check=True)
         folders = [work / folder for folder in _FOLDERS]
+        wrong = check_vendor(tag, folders, work)
         present = [h for h in _HEADERS if any((folder / h).exists() for folder in folders)]
         found = run_probe(probe_text(structs, present), folders, work)
-        wrong = list(differences(structs, found))
+        wrong += differences(structs, found)
         classes = folders[0] / "class"
         for kind in _HOST_CLASSES:
             if (classes / f"cl{kind.lower()}.h").exists():
                 wrong += check_class(classes, kind, methods.HOST)
     return wrong
+
+
+def check_vendor(tag: str, folders: list[Path], work: Path) -> list[str]:
+    """Return in what the names and structs that traced calls are shown with differ from a tag's."""
+    tables = load_tables(tag)
+    texts = [path.read_text(errors="replace")
+             for folder in folders for path in sorted(folder.rglob("*.h"))]  # fmt: skip
+    probe = HeaderProbe(header_names(folders[0]), folders, work)
+    return [
+        *compare(tables, probe, declared_structs(texts)), *compare_names(tables, probe, texts),
+    ]  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:

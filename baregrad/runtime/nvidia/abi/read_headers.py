@@ -15,7 +15,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -37,7 +37,7 @@ _NAMED = MappingProxyType({
 _THROUGH = ("DW_TAG_const_type", "DW_TAG_volatile_type")
 _CONTROL = re.compile(
     r"#define\s+(\w*_CTRL_\w+)\s+\(?(0x[0-9a-fA-F]+)U?\)?\s+/\* finn: Evaluated from "
-    r'"\(FINN_\w+_INTERFACE_ID << 8\) \| (\w+)"'
+    r'"\(*FINN_\w+_INTERFACE_ID << 8\)?(?: \| \(?(\w+))?'
 )
 _NUMBER = re.compile(r"#define\s+(\w+)\s+\(?(0x[0-9a-fA-F]+|\d+)U?\)?\s*(?:/[/*].*)?$", re.M)
 # A class's categories of controls, where they have a header of their own.
@@ -173,10 +173,16 @@ class _Debugging:
                     yield f"{offset} {word} {count} {prefix}{name or 'union'}"
 
 
+def header_names(sdk: Path) -> list[str]:
+    """Return the headers of a release that declare what the driver's calls take, in order."""
+    listed = [path for part in ("ctrl", "class", "alloc") for path in (sdk / part).rglob("*.h")]
+    return [*_FIRST, *sorted(str(path.relative_to(sdk)) for path in listed)]
+
+
 def read_tag(
     repository: Path, tag: str, names: dict[tuple[str, int], tuple[str, str]]
 ) -> dict[str, tuple[int, tuple[str, ...]]]:
-    """Return the structs of a release, and add its names (a later release's win)."""
+    """Return the structs of a release, and add its names."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         archive = subprocess.run(
@@ -184,13 +190,7 @@ def read_tag(
             capture_output=True, check=True,
         )  # fmt: skip
         subprocess.run(["tar", "x", "-C", folder], input=archive.stdout, check=True)
-        sdk = work / _SDK
-        listed = sorted(
-            str(path.relative_to(sdk))
-            for part in ("ctrl", "class", "alloc")
-            for path in (sdk / part).rglob("*.h")
-        )
-        text = "".join(f'#include "{header}"\n' for header in (*_FIRST, *listed))
+        text = "".join(f'#include "{header}"\n' for header in header_names(work / _SDK))
         (work / "all.c").write_text(text)
         subprocess.run(
             ["cc", "-w", "-g", "-gdwarf-4", "-fno-eliminate-unused-debug-types", "-c", "-o",
@@ -260,11 +260,14 @@ def read_exported(
     """Add controls that the headers leave out, by the function that answers them."""
     for path in sorted((work / _GENERATED).glob("g_*_nvoc.c")):
         for number, struct, name in _EXPORTED.findall(path.read_text(errors="replace")):
-            key = ("exported", int(number, 16))
-            names[key] = (name, struct if struct in structs else "")
+            known = struct if struct in structs else ""
+            names["exported", int(number, 16)] = (name, known)
+            declared = names.get(("control", int(number, 16)))
+            if declared is not None and not declared[1]:
+                names["control", int(number, 16)] = (declared[0], known)
 
 
-def join_exported(names: dict[tuple[str, int], tuple[str, str]]) -> None:
+def join_exported(names: dict[tuple[str, int], list[tuple[str, tuple[str, str]]]]) -> None:
     """Give the controls that no release's header names the name of their function."""
     for kind, number in [key for key in names if key[0] == "exported"]:
         names.setdefault(("control", number), names.pop((kind, number)))
@@ -298,20 +301,24 @@ def read_methods(classes: Path) -> dict[tuple[str, int], str]:
     return found
 
 
-def needed(
-    structs: dict[str, tuple[int, tuple[str, ...]]], roots: Iterator[str] | list[str]
-) -> dict[str, tuple[int, tuple[str, ...]]]:
-    """Return the structs that the roots are made of."""
-    found: dict[str, tuple[int, tuple[str, ...]]] = {}
-    waiting = [root for root in roots if root in structs]
+def needed(rows: dict[str, list[tuple[str, str]]], roots: Iterable[str]) -> set[str]:
+    """Return the structs that the roots are made of, in whichever release."""
+    found: set[str] = set()
+    waiting = [root for root in roots if root in rows]
     while waiting:
         name = waiting.pop()
-        if name in found:
-            continue
-        found[name] = structs[name]
-        kinds = (row.split()[1] for row in structs[name][1])
-        waiting += [kind for kind in kinds if kind not in SCALARS and kind in structs]
+        if name not in found:
+            found.add(name)
+            fields = (row for _, text in rows[name] for row in text.split(";")[1:])
+            kinds = {row.split()[1] for row in fields}
+            waiting += [kind for kind in kinds if kind not in SCALARS and kind in rows]
     return found
+
+
+def _append(rows: list[tuple[str, Any]], release: str, one: Any) -> None:
+    """Add what a release has, unless the one before has the same."""
+    if not rows or rows[-1][1] != one:
+        rows.append((release, one))
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -324,29 +331,32 @@ def main(arguments: list[str] | None = None) -> int:
         ["git", "-C", str(chosen.repository), "tag"], capture_output=True, text=True, check=True
     ).stdout.split()
     tags = sorted((tag for tag in listed if parse_version(tag) >= OLDEST), key=parse_version)
-    names: dict[tuple[str, int], tuple[str, str]] = {}
+    # Numbers change their meaning between releases, as structs do.
+    names: dict[tuple[str, int], list[tuple[str, tuple[str, str]]]] = {}
     rows: dict[str, list[tuple[str, str]]] = {}
     for tag in tags:
-        structs = read_tag(chosen.repository, tag, names)
-        roots = [struct for _, struct in names.values()] + list(_ALSO)
-        for name, (nbytes, fields) in needed(structs, roots).items():
-            text = ";".join((str(nbytes), *fields))
-            known = rows.setdefault(name, [])
-            if not known or known[-1][1] != text:
-                known.append((version_text(parse_version(tag)), text))
+        found: dict[tuple[str, int], tuple[str, str]] = {}
+        structs = read_tag(chosen.repository, tag, found)
+        release = version_text(parse_version(tag))
+        for key, one in found.items():
+            _append(names.setdefault(key, []), release, one)
+        for name, (nbytes, fields) in structs.items():
+            _append(rows.setdefault(name, []), release, ";".join((str(nbytes), *fields)))
         print(f"{tag}: {len(structs)} structs", flush=True)
     join_exported(names)
+    # A name that a later release gave goes with the struct as all releases had it.
+    kept = needed(rows, [*(one[1] for each in names.values() for _, one in each), *_ALSO])
     lines = [
-        f"{kind} {number:x} {name} {struct}".rstrip()
-        for (kind, number), (name, struct) in sorted(names.items())
-    ]
+        f"{kind} {number:x} {release} {name} {struct}".rstrip()
+        for (kind, number), each in sorted(names.items()) for release, (name, struct) in each
+    ]  # fmt: skip
     methods = sorted(read_methods(chosen.classes).items())
     lines += [f"method {unit} {address:x} {name}" for (unit, address), name in methods]
     lines += [f"struct {name} {tag} {text}"
-              for name in sorted(rows) for tag, text in rows[name]]  # fmt: skip
+              for name in sorted(kept) for tag, text in rows[name]]  # fmt: skip
     data = "\n".join(lines).encode() + b"\n"
     FILE.write_bytes(gzip.compress(data, 9, mtime=0))
-    print(f"{len(names)} names, {len(rows)} structs, {FILE.stat().st_size} bytes")
+    print(f"{len(names)} names, {len(kept)} structs, {FILE.stat().st_size} bytes")
     return 0
 
 

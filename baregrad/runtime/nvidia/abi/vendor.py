@@ -119,6 +119,7 @@ class VendorTables:
 @functools.lru_cache(maxsize=2)
 def load_tables(version: str) -> VendorTables:
     """Return the tables of a release such as `580.95.05`: of the nearest one not newer."""
+    wanted = parse_version(version)
     names: dict[str, dict[int, VendorName]] = {
         kind: {} for kind in ("control", "class", "uvm", "escape", "category")
     }
@@ -134,8 +135,10 @@ def load_tables(version: str) -> VendorTables:
                 unit, address, name, *step = rest.split()
                 _add_method(methods[unit], int(address, 16), name, int(step[0]) if step else 0)
             elif kind in names:
-                number, name, *struct = rest.split()
-                names[kind][int(number, 16)] = VendorName(name, "".join(struct))
+                number, first, name, *struct = rest.split()
+                # Rows of a number follow each other, the oldest first: some change their meaning.
+                if int(number, 16) not in names[kind] or parse_version(first) <= wanted:
+                    names[kind][int(number, 16)] = VendorName(name, "".join(struct))
     for control, (said, layout) in measured.CONTROLS.items():
         unnamed = VendorName(f'control {control:#x} "{said}"', layout, measured=True)
         names["control"].setdefault(control, unnamed)
