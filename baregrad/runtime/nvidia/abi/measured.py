@@ -19,8 +19,8 @@ CONTROLS = MappingProxyType({
     # cuInit asks it of each GPU with a byte that comes back as it is. Refused, it has no device
     # reach another's memory: cuDeviceCanAccessPeer, and access and atomics between them, are 0.
     0x20808162: ("access to peers", "measured_access_to_peers"),
-    # On all bits in the first word of what is zeros else, CUDA does nothing more in a context
-    # (CUDA_ERROR_DEVICE_NOT_LICENSED); the next words, or a refusal, change nothing.
+    # On anything but zero in the first word of what is zeros else, CUDA does nothing more in a
+    # context (CUDA_ERROR_DEVICE_NOT_LICENSED); the next words, or a refusal, change nothing.
     0x20810108: ("licence", "measured_licence"),
     # A mask, in which the domains of 0x20809064 are.
     0x20809001: ("clock domains", "measured_clock_domains"),
