@@ -226,7 +226,7 @@ def test_a_traced_call_s_struct_or_name_that_differs_is_found(tmp_path: Path) ->
     ]
     rows["PAIR"] = "16;0 u32 1 first;16 u8 3 gone"
     tables._made.clear()
-    tables._rows["PAIR"][0] = ((0,), rows["PAIR"])  # type: ignore[index]
+    tables._rows["PAIR"][0] = ((0,), rows["PAIR"])
     wrong = compare(tables, probe, declared_structs([text]))
     assert wrong[0] == "PAIR: 16 bytes here, 24 there"
     assert "offsetof(PAIR, gone): 16 here, none there" in wrong
