@@ -127,7 +127,7 @@ class ExpertRows:
         rows = rows_of_tile(index, self.experts) or 16
         groups = ExpertGroups(index, self.experts, rows)
         tiles = groups.spread(side.tensor(self._draw, np.random.default_rng(1))).contiguous()
-        tiles.realize(groups.experts)
+        groups.realize(tiles)
         shape = (self.experts, self.out, self.width)
         if self.kind:
             raw = Tensor(_blocks(self.kind, shape, np.random.default_rng(2)), device=side.name)

@@ -77,6 +77,10 @@ class ExpertGroups:
         nobody = Tensor.zeros(self.tiles * rows, dtype=dtypes.int32, device=index.device)
         self._rows = nobody.scatter(0, self._place.cast(dtypes.int64), order)
 
+    def realize(self, *others: Tensor) -> None:
+        """Compute now where rows lie, once for all products of these groups, and other tensors."""
+        self.experts.realize(self._taken, self._place, self._rows, *others)
+
     def spread(self, x: Tensor) -> Tensor:
         """Return the rows (tiles, rows, width) of tokens (T, width)."""
         found = stored(x[self._rows // self.used])
