@@ -50,7 +50,6 @@ from baregrad.kernel.search import (
     beam_search,
     check_schedule,
     first_ns,
-    memory_ns,
 )
 from baregrad.runtime.interface import Device
 
@@ -63,9 +62,6 @@ FINAL_ROUNDS = (12, 200)
 FINALISTS = 3
 # How fast a winner is at least, next to the first schedule, on arrays that are in a GPU's cache.
 NEAR_RATIO = 0.99
-# A GPU's copies take 1.14 of what its memory's rate allows (an H200: 4.2 of 4.8 TB/s). What is as
-# near to that as a winner has to be faster is not searched.
-NEAR_MEMORY = 1.14 * LEAST_RATIO_APART
 # What is this many times slower than the best is not raced, and no more than RACED are.
 HOPELESS = 1.4
 RACED = 8
@@ -276,9 +272,6 @@ class Tuner:
         wrong = crew.losses.wrong
         least = LEAST_RATIO if self.device.host_visible else LEAST_RATIO_APART
         judge = Judge(crew, text, self._cold_nbytes(), clock, least)
-        if self.compiler.target.kind == "gpu":
-            arrays = facts_of(kernel).accesses
-            judge.enough_ns = NEAR_MEMORY * memory_ns(arrays, self.compiler.target)
         known = () if earlier is None else (earlier,)
         try:
             trials = beam_search(
@@ -375,8 +368,7 @@ class Clock:
 class Judge:
     """Measures the schedules of one kernel, each distinct program once.
 
-    least_ratio: how much faster than the first one a winner is at least. enough_ns: what the first
-    one may take without a search.
+    least_ratio: how much faster than the first one a winner is at least.
     """
 
     def __init__(
@@ -392,14 +384,11 @@ class Judge:
         self.bout: Bout | None = None
         self.tried = 0
         self.cut_short = False
-        self.enough_ns = 0.0
         self._ns: dict[str, float] = {}
         self._names: dict[Schedule, str] = {}
 
     def has_time(self) -> bool:
         """Whether there is time for another round, and for the last races."""
-        if self.bout is not None and self.bout.first_ns <= self.enough_ns:
-            return False
         first_s = 0.0 if self.bout is None else self.bout.first_ns / 1e9
         reserve = max(FINAL_S, (FINALISTS + 3) * FINAL_ROUNDS[0] * first_s)
         enough = self.deadline - time.monotonic() > reserve

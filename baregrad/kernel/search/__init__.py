@@ -3,7 +3,7 @@
 What a schedule really takes is for others to measure: the search is given a function for that.
 """
 
-from baregrad.kernel.planning.gpu.memory_model import memory_ns, roofline_ns
+from baregrad.kernel.planning.gpu.memory_model import roofline_ns
 from baregrad.kernel.search.beam import Trial, beam_search
 from baregrad.kernel.search.candidates import (
     FIRST,
@@ -26,7 +26,6 @@ __all__ = [
     "estimated_ns",
     "first_ns",
     "is_legal",
-    "memory_ns",
     "neighbours",
     "normal",
     "roofline_ns",

@@ -199,10 +199,10 @@ def roofline_ns(facts: Facts, target: GpuTarget) -> float:
     """What a kernel takes at least: its arrays through memory once, its operations on all lanes."""
     operations = sum([count * facts.points(axes) for axes, count in facts.work.items()])
     lanes = target.units * ISSUED * target.warp_lanes * target.cycles_per_ns
-    return target.launch_ns + max(memory_ns(facts.accesses, target), operations / lanes)
+    return target.launch_ns + max(_memory_ns(facts.accesses, target), operations / lanes)
 
 
-def memory_ns(accesses: Iterable[ArrayAccess], target: GpuTarget) -> float:
+def _memory_ns(accesses: Iterable[ArrayAccess], target: GpuTarget) -> float:
     """How long memory moves all arrays, each once."""
     found: dict[Node, int] = {}
     for access in accesses:
@@ -245,7 +245,7 @@ def estimate(facts: Facts, layout: AxisLayout, target: GpuTarget) -> Estimate:
     work = sum([ops * layout.along(axes, OWN) for axes, ops in facts.work.items()])
     issued = layout.blocks * warps * (work + ACCESS_INSTRUCTIONS * requests)
     times = (
-        memory_ns(facts.accesses, target),
+        _memory_ns(facts.accesses, target),
         layout.blocks * beyond / (cycles * target.cache_bytes_per_cycle),
         layout.blocks * near / (cycles * LINES),
         issued / (cycles * ISSUED),
