@@ -109,8 +109,8 @@ def _by_unrounded(op: Op, x: Tensor, value: Operand) -> Tensor:
 def div(x: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
     """Return x / other in floating point, or rounded: rounding_mode "floor" or "trunc".
 
-    Without a rounding mode a scalar is as in `mul`, and integers become float32. Integer division by
-    zero gives 0.
+    Without a rounding mode a scalar is as in `mul`, and integers become float32. Integer division
+    by zero gives 0.
     """
     if rounding_mode is None and _is_rounded(other, x.dtype):
         return _by_unrounded(Ops.DIV, x, other)
