@@ -24,7 +24,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from baregrad.base.errors import DTypeError, ShapeError
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Op, Ops
@@ -406,8 +406,10 @@ def _gradients(parts: _Parts, out: Node, gradient: Node) -> tuple[Node, Node, No
 
 def _kept(query: Tensor, power: Node, p: float) -> tuple[Node, float]:
     """Which powers dropout leaves, and what those count for."""
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"a probability is from 0 to 1, not {p}")
     ones = type(query).ones(*power.shape, dtype=F32, device=query.device)
-    return kept_of(ones, p).node, 1 / (1 - p) if p < 1 else 1.0
+    return ((ones < 1).node, 1.0) if p == 1 else (kept_of(ones, p).node, 1 / (1 - p))
 
 
 def _thinned(x: Node, kept: Node | None) -> Node:

@@ -101,12 +101,9 @@ class RandomState:
         rows[:, 1] = [(self.counter + row * count) & _LAST for row in range(_AHEAD)]
         whole = self.owner.upload(rows, dtypes.uint64, rows.shape, device).handle
         self._recent.append(whole)
-        return [
-            buffer_node(
-                BufferRef(whole.view(row * _ROW_NBYTES, 16), (2,), device), dtypes.uint64
-            )
-            for row in reversed(range(_AHEAD))
-        ]
+        places = [row * _ROW_NBYTES for row in reversed(range(_AHEAD))]
+        states = [BufferRef(whole.view(place, 16), (2,), device) for place in places]
+        return [buffer_node(state, dtypes.uint64) for state in states]
 
     def take(self, cls: type[Tensor], count: Any) -> Tensor:
         """The state before `count` fresh values of its counter are taken: (2,) of uint64.
@@ -312,8 +309,7 @@ def _draw_order(seed: Tensor, shape: tuple[Any, ...], dtype: DType) -> Tensor:
 
 
 def _keep(seed: Tensor, x: Tensor, p: float) -> Tensor:
-    words = seed._make(_words(seed, x.shape), x.device)
-    return words >= min(round(p * _WORDS), _WORDS - 1)
+    return seed._make(_words(seed, x.shape), x.device) >= min(round(p * _WORDS), _WORDS - 1)
 
 
 def _drop(seed: Tensor, x: Tensor, p: float) -> Tensor:
@@ -515,7 +511,8 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tenso
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
     """Return `x` with elements zeroed with probability p and the rest times 1/(1 - p)."""
-    _check_probability(p)
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"a probability is from 0 to 1, not {p}")
     if not training or p == 0:
         return x
     if p == 1:
@@ -524,16 +521,8 @@ def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
 
 
 def kept_of(x: Tensor, p: float) -> Tensor:
-    """Return which elements of `x` a `dropout` would leave, drawn as it draws."""
-    _check_probability(p)
-    if p == 1:
-        return type(x).zeros(*x.shape, dtype=dtypes.bool, device=x.device)
+    """Return which elements of `x` a `dropout` of 0 < p < 1 would leave, drawn as it draws."""
     return _drawn(type(x), x.device, _keep, _paired(x.shape), x, p)
-
-
-def _check_probability(p: float) -> None:
-    if not 0 <= p <= 1:
-        raise ArgumentError(f"a probability is from 0 to 1, not {p}")
 
 
 # --- in place -----------------------------------------------------------------------------------
