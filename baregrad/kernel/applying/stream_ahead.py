@@ -8,8 +8,7 @@ While threads raise the powers of a tile, the matrix unit is busy with the sums 
                                            | scores 2 | sums 1 ........ |
                                                       |  powers 2       |
 
-The powers themselves are added up while the next scores are made. So they have registers of their
-own, and a tile's values are copied a tile after its keys.
+So powers have registers of their own, and a tile's values are copied a tile after its keys.
 """
 
 from __future__ import annotations
@@ -33,13 +32,12 @@ Copies = Callable[[Dim], Sequence[Node]]
 class StreamParts(NamedTuple):
     """Statements for a tile of keys, which is that of an axis, and what copies one.
 
-    scores: begins their product. powers: makes them of the scores. summed: adds them up. scaled:
-    scales what is summed as they need it. sums: begins the product of powers and values.
+    scores: begins their product. powers: makes them of the scores. scaled: scales what is summed as
+    they need it. sums: begins the product of powers and values.
     """
 
     scores: Sequence[Node]
     powers: Sequence[Node]
-    summed: Sequence[Node]
     scaled: Sequence[Node]
     sums: Sequence[Node]
     keys: Copies
@@ -66,7 +64,6 @@ def one_ahead(tile: Node, number: Node, parts: StreamParts) -> list[Node]:
         done("copy"),
         *_at(parts.scores, tile, later), *_at(parts.sums, tile, number),
         *parts.keys(index.add(number, 2)), *parts.values(later), commit(),
-        *_at(parts.summed, tile, number),
         done("mma", 1), *_at(parts.powers, tile, later),
         done("mma"), *parts.scaled,
     ]  # fmt: skip
@@ -75,7 +72,7 @@ def one_ahead(tile: Node, number: Node, parts: StreamParts) -> list[Node]:
         *parts.keys(0), commit(), *parts.values(0), *parts.keys(1), commit(),
         done("copy", 1), *_at(parts.scores, tile, 0), done("mma"), *_at(parts.powers, tile, 0),
         make_node(Ops.LOOP, dtypes.token, (number, sequence(loop))),
-        done("copy"), *_at(parts.sums, tile, last), *_at(parts.summed, tile, last), done("mma"),
+        done("copy"), *_at(parts.sums, tile, last), done("mma"),
     ]  # fmt: skip
 
 

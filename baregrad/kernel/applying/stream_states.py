@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from baregrad.dtypes import dtypes
-from baregrad.ir.core.node import Node, alu, cast, const, make_node
+from baregrad.ir.analysis.stream import rounded
+from baregrad.ir.core.node import Node, alu, const, make_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel.applying.stream_panels import folded
 from baregrad.kernel.facts.stream_facts import StreamFacts
@@ -82,14 +83,11 @@ class RowStates:
         """Maxima of nothing."""
         return [store(one, LOWEST, self.own) for one in self.kept] if self.facts.states else []
 
-    def raised(self, late: bool) -> list[Node]:
-        """Scores of a tile raise the maxima of their rows and become powers.
-
-        late: these are not added up at once.
-        """
-        own = (*self.own, self.part, self.n)
+    def raised(self) -> list[Node]:
+        """Scores of a tile raise the maxima of their rows and become powers, which are summed."""
+        own, sums = (*self.own, self.part, self.n), (*self.own, self.n)
         scores, top = load(self.scores, own), load(self.row.top, self.own)
-        following = load(self.row.next, self.own)
+        following, scale = load(self.row.next, self.own), load(self.row.scale, self.own)
         none = alu(Ops.CMPEQ, following, LOWEST)
         shift = alu(Ops.WHERE, none, ZERO, following)
         kind = self.facts.near.op
@@ -97,6 +95,7 @@ class RowStates:
         high = self.exponents(folded(Ops.MAX, scores, self.part, self.n))
         high = Node(Ops.CEIL, F32, (high,)) if self.is_loose else high
         power = Node(kind, F32, (less(self.facts, scores, shift),))
+        summed = folded(Ops.ADD, self._summed(load(self.powers, own)), self.part)
         rises = alu(Ops.CMPNE, following, top)
         higher = alu(Ops.MAX, top, high)
         if self.is_loose:
@@ -113,19 +112,13 @@ class RowStates:
             make_node(Ops.IF, dtypes.token, (rises, store(self.row.scale, factor, self.own))),
             store(self.row.top, following, self.own),
             store(self.powers, power, own),
-            *(() if late else self.summed()),
+            store(self.sums, Node(Ops.FMA, F32, (load(self.sums, sums), scale, summed)), sums),
         ]
 
-    def summed(self) -> list[Node]:
-        """The powers of a tile, which may be rounded first, are added to the sums of their rows."""
-        sums = (*self.own, self.n)
+    def _summed(self, power: Node) -> Node:
+        """What is summed of a power: a number that may be rounded first."""
         near, term = self.facts.near, self.facts.fold.src[1]
-        power = load(self.powers, (*self.own, self.part, self.n))
-        if term is not near:
-            power = cast(cast(power, term.src[0].dtype), F32)
-        added = folded(Ops.ADD, power, self.part)
-        total = Node(Ops.FMA, F32, (load(self.sums, sums), load(self.row.scale, self.own), added))
-        return [store(self.sums, total, sums)]
+        return power if term is near else rounded(power, term.src[0].dtype)
 
     def scaled(self, sums: Iterable[Node], places: tuple[Node, ...]) -> list[Node]:
         """Sums at some places of each row, relative to the new maxima."""

@@ -343,7 +343,6 @@ class _Builder:
     def _iteration(self) -> list[Node]:
         """What a block does for a tile of keys."""
         facts, own = self.facts, (*self.own, self.part, self.n)
-        late = self.groups and facts.sums_factors  # What is multiplied is added up meanwhile.
         begun = [store(s, ZERO, own) for s in self.s]
         begun += [self._scores(place, load(s, own)) for place, s in enumerate(self.s)]
         copies = [*self._copies(index.add(self.loop, self.slots - 1), 75), commit()]
@@ -356,7 +355,7 @@ class _Builder:
         groups = GroupsBegun(list(range(len(self.s))), self.groups)
         work += groups.wait(facts.exponent_reads)
         if facts.states:
-            work += [*self._exponents(self.s[0], own), *self.states.raised(late)]
+            work += [*self._exponents(self.s[0], own), *self.states.raised()]
             work += self.states.scaled(self.acc, (*self.wide, self.c))
         weighing, terms = self._terms(own)
         work += weighing
@@ -370,7 +369,6 @@ class _Builder:
                 groups.begun.append(len(self.s) + term.number)
                 # The unit of a single warp waits for nothing, and reads all factors one by one.
                 (work if self.groups else last).append(made)
-            last += self.states.summed() if late else ()
             work += [*last, *groups.wait(groups.begun)]
         else:
             work += groups.wait(groups.begun)
@@ -395,8 +393,7 @@ class _Builder:
         number = axis_of(5, index.sub(extent_of(self.loop), 1), "loop", "keys")
         parts = StreamParts(
             [store(self.s[0], ZERO, own), self._scores(0, load(self.s[0], own))],
-            [*self._exponents(self.s[0], own), *self.states.raised(late=True)],
-            self.states.summed(),
+            [*self._exponents(self.s[0], own), *self.states.raised()],
             self.states.scaled(self.acc, (*self.wide, self.c)),
             [self._product(total, *factors, "n", (self.j, self.turn))],
             lambda tile: self._copies(tile, 60, [keys]),
@@ -411,9 +408,9 @@ class _Builder:
         # Where the exponent lies: in its product's place, if nothing else reads that.
         place = min(facts.exponent_reads)
         if facts.states:
-            known[facts.near] = load(self.powers, own)
+            known[facts.near] = load(self.s[0], own)
             if facts.weights == (facts.near,):
-                return statements, [Term(0, self.powers, frozenset(), ())]
+                return statements, [Term(0, self.s[0], frozenset(), ())]
         elif not facts.exponent_reads & facts.read_beside(facts.exponent):
             exponent = load(self.s[place], own)
             statements += self._exponents(self.s[place], own)

@@ -106,12 +106,6 @@ class StreamFacts:
         return self.near.src[0].src[0]
 
     @property
-    def sums_factors(self) -> bool:
-        """Whether the sum of the powers is of what values are multiplied by, as it is rounded."""
-        is_plain = self.states > 0 and self.weights == (self.near,) and len(self.values) == 1
-        return is_plain and self.fold.src[1] is not self.near
-
-    @property
     def widths(self) -> tuple[int, ...]:
         """Steps of each product, and columns of the result."""
         axes = [scores.depth for scores in self.products]

@@ -11,7 +11,7 @@ from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.bounds import bounds
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
-from baregrad.render.ptx.text import Names, PtxText, braces
+from baregrad.render.ptx.text import PtxText, braces
 from baregrad.render.ptx.types import literal, ptx_type, sign_text
 
 F32, F64 = dtypes.float32, dtypes.float64
@@ -30,11 +30,6 @@ def _cast(f: PtxText, node: Node, result: str, x: str) -> None:
     if source is target:
         f.emit(f"mov.{ptx_type(target).bits}", result, x)
         return
-    if target is F32 and source.bits == 16 and source.is_float:
-        pair = _paired(f, node.src[0], x)
-        if pair:
-            _round_pair(f, source, result, pair, f.rounded[x])
-            return
     if source is dtypes.bfloat16 and target is F32 and _is_rounded(f, node.src[0], x):
         # Rounded to the upper half of a word, it is the float32: one fast instruction is both.
         word = f.made("%r", "cvt.rn.bf16x2.f32", f.rounded[x], literal(0, F32))
@@ -82,42 +77,6 @@ def _is_rounded(f: PtxText, value: Node, x: str) -> bool:
         if line.endswith(":") or named.search(line):
             return False
     return False
-
-
-def _paired(f: PtxText, value: Node, x: str) -> Names:
-    """The two float32 that were rounded together, of which a narrow float is one; none elsewhere.
-
-    Nothing has set them since, and no other way leads here.
-    """
-    wide = f.rounded.get(x)
-    if wide is None or wide not in f.pairs or value.op is not Ops.CAST:
-        return ()
-    pair, dtype, begun = f.pairs[wide]
-    if dtype is not value.dtype or value.src[0].dtype is not F32:
-        return ()
-    named, is_made = re.compile("|".join(f"{re.escape(one)}\\b" for one in pair)), False
-    for line in f.lines[begun:]:
-        if line.endswith(":"):
-            return ()
-        if named.search(line):
-            opcode, operands = line.split(maxsplit=1)
-            if not opcode.startswith("cvt.") or operands.split(",")[0] in pair:
-                return ()
-            is_made = is_made or operands == f"{x}, {wide};"
-    return pair if is_made else ()
-
-
-def _round_pair(f: PtxText, source: DType, result: str, pair: Names, wide: str) -> None:
-    """One of two rounded float32. The assembler sees that both are in a word that is there."""
-    low, high = pair
-    word = f.made("%r", f"cvt.rn.{ptx_type(source).compute}x2.f32", high, low)
-    if source is dtypes.float16:
-        halves = [f.fresh("%h") for _ in range(2)]
-        f.emit("mov.b32", braces(halves), word)
-        f.emit("cvt.f32.f16", result, halves[wide == high])
-        return
-    whole = ("and.b32", "0xffff0000") if wide == high else ("shl.b32", "16")
-    f.emit("mov.b32", result, f.made("%r", whole[0], word, whole[1]))
 
 
 # --- integers ------------------------------------------------------------------------------------
@@ -186,7 +145,7 @@ def _to_float(f: PtxText, source: DType, target: DType, result: str, x: str) -> 
             )
         if source is not F32:
             x, kind = f.value(F32, f"cvt.rn.f32.{kind}", x), "f32"
-        if target.bits == 16:
+        if target is dtypes.bfloat16:
             f.rounded[result] = x
     f.emit(f"cvt{'' if target is F64 and source is F32 else '.rn'}.{compute}.{kind}", result, x)
 

@@ -85,16 +85,12 @@ def _read(f: PtxText, node: Node) -> None:
     copy(f, node, f.lanes(node.src[0], f.width(node)))
 
 
-# What a wait stands behind where a REG is set to it: none of it has the bits of that store.
-_COMPUTED = (Ops.FMA, Ops.ADD, Ops.MUL, Ops.EXP2_NEAR)
-
-
 def _set(f: PtxText, node: Node) -> None:
     register, value = node.src
     targets = f.use(register)
     if f.results.get(value) is not register:
         _move(f, register, targets, f.lanes(value, len(targets)))
-    if register.dtype is dtypes.float32 and value.op in _COMPUTED:
+    if register.dtype is dtypes.float32 and value.op in (Ops.FMA, Ops.ADD, Ops.MUL):
         f.computed = targets[-1]
     elif f.computed in targets:
         f.computed = ""

@@ -56,10 +56,8 @@ class PtxText:
         self.addresses: dict[tuple[Node, Names], str] = {}
         # The float16 that a float32 was an 8-bit float as, by the register of the float32.
         self.halves: dict[str, str] = {}
-        # The float32 that a float of 16 bits was rounded from, by the register of the latter.
+        # The float32 that a bfloat16 was rounded from, by the register of the bfloat16.
         self.rounded: dict[str, str] = {}
-        # The two float32 that were rounded together last, by each: to what, and at which line.
-        self.pairs: dict[str, tuple[Names, DType, int]] = {}
         # Which byte of which word a register has, as loaded.
         self.bytes: dict[str, tuple[str, int]] = {}
         # The float32 that arithmetic set a REG to last, since products of groups were begun, where

@@ -88,10 +88,8 @@ def _load_matrices(f: PtxText, node: Node) -> None:
 def _pack(f: PtxText, node: Node) -> None:
     pair, word = node.src
     low, high = f.use(pair)
-    name = node.arg.immediates[0]
-    f.emit(f"cvt.rn.{_ELEMENTS[name][0]}x2.f32", f.one(word), high, low)
-    for wide in (low, high):
-        f.pairs[wide] = (low, high), as_dtype(name), len(f.lines)
+    kind = _ELEMENTS[node.arg.immediates[0]][0]
+    f.emit(f"cvt.rn.{kind}x2.f32", f.one(word), high, low)
 
 
 def _widen(f: PtxText, node: Node) -> None:

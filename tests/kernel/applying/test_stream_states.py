@@ -66,20 +66,3 @@ def test_what_dropout_leaves_has_room_in_float16() -> None:
     wanted = found()
     with ptx_session():
         np.testing.assert_allclose(found(), wanted, atol=2.0**-9 * np.abs(wanted).max())
-
-
-def test_powers_are_added_up_as_they_are_multiplied_and_meanwhile() -> None:
-    """Rounded by twos, as the unit reads them, behind the begin of their product."""
-    kernel = attended(64, 256, 64)
-    _, program = lowered(kernel, "Schedule(stream_tiles(1, 1, 32, instruction='wgmma'))")
-    lines = [line.strip() for line in get("ptx").render(program, HOPPER).split("\n")]
-    last = max(at for at, line in enumerate(lines) if line.startswith("wgmma.mma_async"))
-    end = lines.index("wgmma.wait_group.sync.aligned 0;", last)
-    read, summed = (
-        [line.split(maxsplit=2)[2] for line in part if line.startswith("cvt.rn.f16x2.f32")]
-        for part in (lines[:last], lines[last:end])
-    )
-    # Of 32 keys a thread has 8 for each of two rows.
-    assert len(set(read)) == len(read) == 8
-    assert set(summed) == set(read) and len(summed) == 16
-    assert sum(line.startswith("cvt.f32.f16") for line in lines[last:end]) == 16
