@@ -27,17 +27,18 @@ from baregrad.graph.repeats import (
 )
 from baregrad.graph.sums import once
 from baregrad.graph.traced import Part, Rule
-from baregrad.graph.views import expand, lengthened, permute, reshape, stored
+from baregrad.graph.views import DATA, expand, lengthened, permute, reshape, stored
 from baregrad.ir.analysis.stream import is_chained
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Reduce
 from baregrad.ir.core.monoid import Monoid, primitive
 from baregrad.ir.core.node import Node, alu, cast, const
-from baregrad.ir.core.op import Ops, mask_of
+from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
 
 # A reduction along rows is cut from this length on: a block reads a shorter row in about the time
 # that a second launch takes, and what normalises rows reads them once. Rows are not normalised by
-# places of extremes and by counts, and what lies in several pieces for each result is no row.
+# places of extremes, by counts and by sums of what two rows make, as losses are, and what lies in
+# several pieces for each result is no row.
 LONG_ROW = 1 << 17
 LONG_PLACES = 1 << 15
 LONG_PIECES = 1 << 13
@@ -78,6 +79,8 @@ CHUNK = 8
 # How much longer a block takes that nothing else fills the waits of, as no tile fits beside one of
 # more results than so many.
 ALONE, BESIDE = 1.5, 1 << 14
+# Nodes that are looked at for what a value is made of.
+MOST_SEEN = 64
 # Runs of elements that together are read: how many make accesses that are wide enough, how many
 # runs, and elements of all, are worth sums of each place.
 ODD = 4
@@ -263,8 +266,24 @@ def _parts(node: Node, value: Node, length: int) -> int:
         longest, part = LONG_PIECES, PIECES_PART
     else:
         is_norm = monoid.primitive is not None and node.dtype.kind == "float"
+        is_norm = is_norm and not _is_of_several(value)
         longest, part = LONG_ROW if is_norm else LONG_PLACES, ROW_PART
     return 1 if length < longest else min(length // part, MOST_PARTS)
+
+
+def _is_of_several(value: Node) -> bool:
+    """Whether a value is computed from the elements of two arrays, as a loss is."""
+    todo, seen, found = [value], set[Node](), set[Node]()
+    while todo and len(seen) < MOST_SEEN:
+        node = todo.pop()
+        if node in seen or node.op is Ops.EXPAND or not node.mask & DATA:
+            continue
+        seen.add(node)
+        if node.op in ELEMENTWISE or node.op.bit & _VIEWS:
+            todo += node.src
+        elif node.op is not Ops.IOTA:
+            found.add(node)
+    return len(found) > 1
 
 
 def _is_of_matrix_units(value: Node) -> bool:

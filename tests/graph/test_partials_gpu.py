@@ -81,6 +81,16 @@ def test_a_row_that_a_block_reads_is_whole() -> None:
     assert stored(canonicalise(root, None, HOPPER)) == [(4, 12)]
 
 
+@pytest.mark.parametrize(("length", "parts"), ((1 << 14, []), (50304, [(3, 12)])))
+def test_sums_of_what_two_rows_make_are_cut_as_no_norm_is(
+    length: int, parts: list[tuple[int, ...]]
+) -> None:
+    x, y = argument(0, F32, 3, length), argument(1, F32, 3, length)
+    for value, found in ((alu(Ops.MUL, alu(Ops.SUB, x, y), x), parts), (alu(Ops.MUL, x, x), [])):
+        root = Node(Ops.SINK, dtypes.token, (total(value, 1),))
+        assert stored(canonicalise(root, None, HOPPER)) == found
+
+
 @pytest.mark.parametrize("shape", (
     (6937, 256), (6937, 257), (13, 17, 19, 23, 29), (64, 64, 56, 56), (128, 3, 224, 224), (3, 99991)
 ), ids=str)  # fmt: skip
