@@ -86,7 +86,7 @@ CASES: tuple[tuple[str, Make, Any], ...] = (
         d.Normal(t(REALS), t(B)), d.ReshapeTransform((2, 3), (3, 2))),
      [[0.1, 0.2], [-1.0, 1.0], [0.5, 0.0]]),
 )  # fmt: skip
-QUICK = {"Normal", "Gamma", "Bernoulli", "Categorical logits", "Independent", "tanh"}
+QUICK = {"Normal", "Gamma", "Bernoulli", "Categorical logits", "Independent"}
 IDS = [name for name, *_ in CASES]
 EACH = [pytest.param(*case, marks=() if case[0] in QUICK else slow, id=case[0]) for case in CASES]
 SOME = [pytest.param(*case, marks=() if case[0] in ("Normal", "Categorical logits") else slow,

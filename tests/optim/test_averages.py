@@ -68,6 +68,7 @@ def test_averages_equal_pytorchs(words: dict[str, Any], words_t: dict[str, Any])
     agree(again, averaged_t)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["cos", "linear"])
 @pytest.mark.parametrize("epochs", [4, 0])
 def test_rates_equal_pytorchs(strategy: str, epochs: int) -> None:
