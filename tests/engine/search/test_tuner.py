@@ -174,7 +174,8 @@ def test_a_kernel_whose_time_was_too_short_has_what_is_left(
         return tuner._record(kernel, None, 1.0, 1.0, 9)
 
     monkeypatch.setattr(Tuner, "_search_one", search_one)
-    kernels = [replace_name(k.matmul(64, 64, 64), "long"), replace_name(k.row_reduce(3, 5), "short")]
+    long, short = k.matmul(64, 64, 64), k.row_reduce(3, 5)
+    kernels = [replace_name(long, "long"), replace_name(short, "short")]
     with options.override(beam=2, beam_seconds=90, beam_file=tmp_path / "found.jsonl"):
         tuner = Tuner(backend.compiler, backend.device)
         tuner.schedules(kernels)
