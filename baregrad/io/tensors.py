@@ -6,11 +6,18 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from io import TextIOBase
 from typing import IO, Any
 
 import numpy as np
 
-from baregrad.base.errors import DTypeError, ShapeError, UnsupportedDType
+from baregrad.base.errors import (
+    ArgumentError,
+    DTypeError,
+    FileFormatError,
+    ShapeError,
+    UnsupportedDType,
+)
 from baregrad.dtypes import DType, computed_for, dtypes, part_of
 from baregrad.io.safetensors import SafetensorsFile, write
 from baregrad.io.stored_tensor import StoredTensor
@@ -111,31 +118,68 @@ def load(
 ) -> Any:
     """Return the object of a PyTorch checkpoint: dicts, lists, tuples, tensors and plain values.
 
-    map_location: the device of tensors, whichever they were saved from. Nothing in the file is run,
-    whatever `weights_only` says, and files are always mapped. Raises FileFormatError.
+    map_location: the device of tensors, whichever they were saved from. What was saved as one
+    tensor, or as tensors of the same elements, is one tensor. Nothing in the file is run, whatever
+    `weights_only` says, and files are always mapped. Raises FileFormatError, and ArgumentError for
+    functions and dicts of devices.
     """
+    if callable(map_location) or isinstance(map_location, Mapping):
+        raise ArgumentError(
+            "map_location is one device for all tensors", found=f"{map_location!r:.40}",
+            hint='map_location="CPU" is what a function that returns its storage asks for',
+        )
     where = choose_device(None if map_location is None else str(map_location))
     if isinstance(f, str | os.PathLike):
-        return _loaded(read_checkpoint(f).value, "", where)
+        return _Loaded(os.fspath(f), where).of(read_checkpoint(f).value, "")
+    if not hasattr(f, "read") or isinstance(f, TextIOBase):
+        raise ArgumentError("a path, or a file that is open for reading bytes", found=repr(f))
     with tempfile.NamedTemporaryFile() as copied:
         shutil.copyfileobj(f, copied)
         copied.flush()
-        return _loaded(read_checkpoint(copied.name).value, "", where)
+        return _Loaded("the file", where).of(read_checkpoint(copied.name).value, "")
 
 
-def _loaded(value: Any, name: str, device: str) -> Any:
-    """A value of a checkpoint with tensors, dtypes and devices of ours."""
-    if isinstance(value, StoredTensor):
-        return _stored(name or "tensor", value, device)
-    if isinstance(value, TorchName):
-        return _dtype(name, value.name) if value.kind == "dtype" else value.name
-    if isinstance(value, dict):
-        return {key: _loaded(one, f"{name}.{key}".lstrip("."), device)
-                for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return type(value)([_loaded(one, f"{name}.{place}".lstrip("."), device)
-                            for place, one in enumerate(value)])  # fmt: skip
-    return value
+_PLAIN = (str, bytes, bytearray, int, float, complex, bool, type(None), set, frozenset)
+
+
+class _Loaded:
+    """Values of a checkpoint with tensors, dtypes and devices of ours."""
+
+    def __init__(self, path: str, device: str) -> None:
+        self.path = path
+        self.device = device
+        # By what they show: tied weights are read once.
+        self._made: dict[tuple[object, ...], Tensor] = {}
+
+    def of(self, value: Any, name: str) -> Any:
+        """Return one value. name: its path, for errors."""
+        if isinstance(value, StoredTensor):
+            return self._tensor(name or "tensor", value)
+        if isinstance(value, TorchName):
+            return _dtype(name, value.name) if value.kind == "dtype" else value.name
+        if isinstance(value, dict):
+            return {key: self.of(one, f"{name}.{key}".lstrip(".")) for key, one in value.items()}
+        # What stands for a class or a storage is no plain tuple.
+        if isinstance(value, list) or type(value) is tuple:
+            return type(value)([self.of(one, f"{name}.{place}".lstrip("."))
+                                for place, one in enumerate(value)])  # fmt: skip
+        if not isinstance(value, _PLAIN):
+            raise FileFormatError(
+                f"{self.path!r} holds at {name!r} what is neither a tensor nor a plain value",
+                found=type(value).__name__, hint="read_checkpoint() gives it as it is",
+            )
+        return value
+
+    def _tensor(self, name: str, value: StoredTensor) -> Tensor:
+        shown = (id(value.storage), value.dtype, value.offset, value.shape, value.strides,
+                 value.requires_grad)  # fmt: skip
+        found = self._made.get(shown)
+        if found is None:
+            found = _stored(name, value, self.device)
+            if value.requires_grad:
+                found.requires_grad_()
+            self._made[shown] = found
+        return found
 
 
 def _dtype(name: str, dtype: str) -> DType:

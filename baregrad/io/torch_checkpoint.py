@@ -240,6 +240,7 @@ class _Reader:
             raise PickleError(f"a tensor made of {excerpt(arguments)}")
         if storage.dtype is None:
             raise PickleError("a tensor of an untyped storage, without a dtype")
+        _check_resolved(arguments[6:])
         requires_grad = len(arguments) > 4 and arguments[4] is True
         return self.window(storage, storage.dtype, arguments[1:4], requires_grad)
 
@@ -251,6 +252,7 @@ class _Reader:
         dtype = arguments[6]
         if not isinstance(dtype, TorchName) or dtype.name not in BY_NAME:
             raise PickleError(f"a tensor of dtype {excerpt(dtype)}")
+        _check_resolved(arguments[7:])
         return self.window(storage, dtype.name, arguments[1:4], arguments[4] is True)
 
     def window(
@@ -304,6 +306,17 @@ class _Reader:
         if not isinstance(made, StoredTensor):
             raise PickleError(f"a tensor that is {excerpt(made)}")
         return made
+
+
+def _check_resolved(metadata: tuple[object, ...]) -> None:
+    """Refuse a tensor whose storage has the conjugate, or the negative, of what it shows."""
+    for table in metadata:
+        if table is not None and not isinstance(table, dict):
+            raise PickleError(f"{excerpt(table)} as what is told of a tensor")
+        for bit in ("conj", "neg"):
+            if table and table.get(bit):
+                raise PickleError(f"a tensor whose {bit} is still to be taken"
+                                  f" (save its .resolve_{bit}())")
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,25 +14,32 @@ from typing import IO
 
 import numpy as np
 
-from baregrad.base.errors import DTypeError, ShapeError, UnsupportedDType
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError, UnsupportedDType
 from baregrad.dtypes import DType
 from baregrad.io.element_types import BY_NAME
 from baregrad.io.files import replaced
+from baregrad.io.value_tree import MAX_DEPTH
 from baregrad.tensor import Tensor
+from baregrad.tensor.array import views
 from baregrad.tensor.array.core import realize_storages
 
 _ROOT = "archive"
 _SMALLEST, _LARGEST = -(1 << 31), (1 << 31) - 1
+_SCALARS = (str, bytes, int, float, complex, bool, type(None))
 
 
 def write_checkpoint(value: object, file: str | os.PathLike[str] | IO[bytes]) -> None:
     """Write an object of dicts, lists, tuples, tensors, numbers, text, bytes and dtypes.
 
-    file: a path, whose file appears whole or not at all, or an open file. Raises DTypeError for
-    other objects, UnsupportedDType for tensors that PyTorch's storages have no name for.
+    Tensors that show the same elements share a storage, as tied weights do; views of others are
+    written as they look. file: a path, whose file appears whole or not at all, or an open file.
+    Raises DTypeError for other objects, UnsupportedDType for tensors that PyTorch's storages have
+    no name for, ArgumentError for containers inside of themselves, or too deep to be read.
     """
+    if not isinstance(file, str | os.PathLike) and not hasattr(file, "write"):
+        raise ArgumentError("a path, or a file that is open for writing", found=repr(file))
     pickle = _Pickle()
-    tensors = list(_tensors(value, "the object"))
+    tensors = list(_tensors(value, "the object", 0))
     realize_storages(tensor._storage for tensor in tensors)
     text = pickle.of(value)
     if isinstance(file, str | os.PathLike):
@@ -52,8 +59,13 @@ def _write(file: IO[bytes], pickle: bytes, storages: list[Tensor]) -> None:
         archive.writestr(f"{_ROOT}/version", "3\n")
 
 
-def _tensors(value: object, path: str) -> Iterator[Tensor]:
+def _tensors(value: object, path: str, depth: int) -> Iterator[Tensor]:
     """The tensors of an object, all of which is looked at. Raises DTypeError and others."""
+    if depth > MAX_DEPTH:
+        raise ArgumentError(
+            "an object deeper than checkpoints are, or a container inside of itself",
+            found=f"more than {MAX_DEPTH} levels at {path:.40}",
+        )
     if isinstance(value, Tensor):
         known = BY_NAME.get(value.dtype.name)
         if known is None or known.torch_storage is None:
@@ -64,13 +76,15 @@ def _tensors(value: object, path: str) -> Iterator[Tensor]:
         yield value
     elif isinstance(value, Mapping):
         for key, one in value.items():
-            if not isinstance(key, str | int | float | bool | type(None) | tuple):
+            parts = key if isinstance(key, tuple) else (key,)
+            if not all(isinstance(part, _SCALARS) for part in parts):
                 raise DTypeError(f"a key of {path} is no plain value", found=f"{key!r:.40}")
-            yield from _tensors(one, f"{path}[{key!r}]")
+            yield from _tensors(one, f"{path}[{key!r}]", depth + 1)
     elif isinstance(value, list | tuple):
         for place, one in enumerate(value):
-            yield from _tensors(one, f"{path}[{place}]")
-    elif not isinstance(value, str | bytes | int | float | bool | DType | np.generic | None):
+            yield from _tensors(one, f"{path}[{place}]", depth + 1)
+    elif not isinstance(value.item() if isinstance(value, np.generic) else value,
+                        (*_SCALARS, DType)):  # fmt: skip
         raise DTypeError(
             f"{path} is no data: a checkpoint holds dicts, lists, tensors, numbers and text",
             found=f"{type(value).__name__} {value!r:.40}",
@@ -112,6 +126,10 @@ class _Pickle:
             add(_integer(value))
         elif isinstance(value, float):
             add(b"G" + struct.pack(">d", value))
+        elif isinstance(value, complex):
+            self._name("__builtin__", "complex")
+            self._tuple(value.real, value.imag)
+            add(b"R")
         elif isinstance(value, str):
             raw = value.encode("utf-8", "surrogatepass")
             add(b"X" + struct.pack("<I", len(raw)) + raw)
@@ -139,8 +157,9 @@ class _Pickle:
             add(b"e")
 
     def _put_tensor(self, tensor: Tensor) -> None:
-        if id(tensor) not in self._keys:
-            self._keys[id(tensor)] = len(self.storages)
+        shown = id(tensor._storage if views.is_whole(tensor._steps) else tensor)
+        if shown not in self._keys:
+            self._keys[shown] = len(self.storages)
             self.storages.append(tensor)
         kind = BY_NAME[tensor.dtype.name].torch_storage
         assert kind is not None
@@ -154,7 +173,7 @@ class _Pickle:
         add(b"((")
         self._put("storage")
         self._name("torch", kind)
-        for one in (str(self._keys[id(tensor)]), "cpu", tensor.numel()):
+        for one in (str(self._keys[shown]), "cpu", tensor.numel()):
             self._put(one)
         add(b"tQ")
         self._put(0)

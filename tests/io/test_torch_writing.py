@@ -12,7 +12,7 @@ import torch
 
 import baregrad
 from baregrad import Tensor, nn, optim
-from baregrad.base.errors import DTypeError, FileFormatError, UnsupportedDType
+from baregrad.base.errors import ArgumentError, DTypeError, FileFormatError, UnsupportedDType
 
 PLAIN = {
     "epoch": 3, "big": -(1 << 40), "rate": 0.25, "name": "Zeile \u00e4", "raw": b"\x00\xff",
@@ -77,3 +77,50 @@ def test_what_is_refused(tmp_path: Path) -> None:
     assert not place.exists()
     with pytest.raises(FileFormatError):
         baregrad.load(io.BytesIO(b"nothing"))
+    inside: list[Any] = []
+    inside.append(inside)
+    with pytest.raises(ArgumentError, match="inside of itself"):
+        baregrad.save(inside, place)
+    for odd in (np.datetime64("2020-01-01"), {(1, frozenset([2])): 3}, {1, 2}):
+        with pytest.raises(DTypeError, match="no data|no plain value"):
+            baregrad.save([odd], place)
+    with pytest.raises(ArgumentError, match="open for writing"):
+        baregrad.save(1, None)  # type: ignore[arg-type]
+    with pytest.raises(ArgumentError, match="open for reading bytes"):
+        baregrad.load(io.StringIO("x"))  # type: ignore[arg-type]
+    for where in (lambda storage, _: storage, {"cuda:0": "cpu"}):
+        with pytest.raises(ArgumentError, match="one device"):
+            baregrad.load(place, map_location=where)  # type: ignore[arg-type]
+
+
+def _theirs(value: object) -> io.BytesIO:
+    file = io.BytesIO()
+    torch.save(value, file)
+    file.seek(0)
+    return file
+
+
+def test_what_shares_elements_does_so_afterwards() -> None:
+    tied = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    tied[1].weight = tied[0].weight
+    file = io.BytesIO()
+    baregrad.save({**tied.state_dict(), "number": np.complex64(1 + 2j)}, file)
+    file.seek(0)
+    found = torch.load(file)
+    assert found["0.weight"].data_ptr() == found["1.weight"].data_ptr()
+    assert found["number"] == 1 + 2j
+    leaf = torch.arange(3.0, requires_grad=True)
+    one, two, other = baregrad.load(_theirs([leaf, leaf, leaf.detach()[1:]]))
+    assert one is two and one.requires_grad and not other.requires_grad
+    assert other.tolist() == [1.0, 2.0]
+
+
+def test_what_is_no_tensor_as_it_looks_is_refused() -> None:
+    z = torch.tensor([1 + 2j])
+    for shown, bit in ((z.conj(), "conj"), (z.conj().imag, "neg")):
+        with pytest.raises(FileFormatError, match=f"resolve_{bit}"):
+            baregrad.load(_theirs([shown]))
+    assert baregrad.load(_theirs(z.imag)).tolist() == [2.0]
+    for kept in (z.untyped_storage(), torch.Tensor):
+        with pytest.raises(FileFormatError, match="neither a tensor nor a plain value"):
+            baregrad.load(_theirs({"x": kept}))
