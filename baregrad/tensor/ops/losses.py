@@ -243,8 +243,8 @@ def cross_entropy(
     loss = -picked * share
     if not label_smoothing:
         return _weighted(loss, share, reduction).cast(x.dtype)
-    counted = (target != ignore_index).cast(scores.dtype)
-    spread = -_over_classes(wide, weight, axis) * counted
+    # A choice, not a factor: a row that is not counted may have infinite scores.
+    spread = (target != ignore_index).where(-_over_classes(wide, weight, axis), 0)
     part = label_smoothing / x.shape[axis]
     mixed = loss * (1 - label_smoothing) + spread * part
     return _weighted(mixed, share, reduction).cast(x.dtype)

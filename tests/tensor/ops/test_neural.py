@@ -383,6 +383,16 @@ def test_one_class_of_all_the_probability_has_a_near_gradient_where_labels_are_s
     assert np.abs(found - true).max() < 6 * 2.0**-24
 
 
+def test_a_row_that_is_not_counted_may_have_infinite_scores_where_labels_are_smooth() -> None:
+    scores = np.array([[0.5, 1, -1], [0, -np.inf, 2]], np.float32)
+    x = Tensor(scores, requires_grad=True)
+    loss = x.cross_entropy(Tensor([1, -100]), reduction="sum", label_smoothing=0.2)
+    loss.backward()
+    logs = scores[0].astype(np.float64) - np.log(np.exp(scores[0].astype(np.float64)).sum())
+    assert abs(loss.item() + 0.8 * logs[1] + 0.2 * logs.mean()) < 1e-6
+    assert x.grad is not None and not x.grad.numpy()[1].any()
+
+
 def test_max_pool_gives_the_gradient_to_the_first_of_equals() -> None:
     array = np.random.default_rng(4).integers(0, 2, (2, 2, 6, 6)).astype(float)
     compare(lambda f, x: f.max_pool2d(f.relu(x), 2), [array], dtypes.float64)
