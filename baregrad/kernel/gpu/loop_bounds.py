@@ -18,6 +18,8 @@ from baregrad.ir.core.substitution import substitute
 _STATEMENTS = mask_of(STATEMENTS)
 _READS = Ops.LOAD.bit | Ops.INDEX.bit
 _LINEAR = frozenset((Ops.ADD, Ops.SUB))
+# The largest position.
+_MOST = (1 << 63) - 1
 
 
 def bound_loops(kernel: Node) -> Node:
@@ -139,7 +141,17 @@ def _limit(condition: Node, axis: Node, written: Node | None) -> Dim | None:
     if any(axis in atom.ranges or written in _arrays(atom) for atom in found):
         return None
     # axis + rest < 0
-    return index.sub(0, index.from_linear({a: n for a, n in found.items() if n}, constant))
+    rest = {a: n for a, n in found.items() if n}
+    if constant and not _moves(rest, constant):
+        return None
+    return index.sub(0, index.from_linear(rest, constant))
+
+
+def _moves(terms: dict[Node, int], constant: int) -> bool:
+    """Whether a number may change its side: with no values of the terms a sum of 64 bits wraps."""
+    ends = [sorted([n * end for end in bounds(atom)]) for atom, n in terms.items()]
+    low, high = (constant + sum(each[side] for each in ends) for side in (0, 1))
+    return -_MOST <= low and high <= _MOST
 
 
 def _arrays(node: Node) -> set[Node]:

@@ -110,3 +110,19 @@ def test_other_conditions_stay(body: Node) -> None:
 def test_conditions_on_floats_are_left_alone() -> None:
     root = kernel(under(alu(Ops.CMPLT, TERM, const(2.5, F32)), added(TERM)))
     assert bound_loops(root) is root
+
+
+def test_a_number_of_64_bits_is_not_moved_past_the_largest() -> None:
+    """Of step - 1 < length the limit would be length + 1, which the largest length has not."""
+    wide = dtypes.int64
+    lengths = Node(Ops.PARAM, wide, (), Param(1, (COUNT,)))
+    length = Node(Ops.CAST, INDEX, (load(lengths, OWN),))
+    near, far = (kernel(under(index.less(step, length), added(TERM)))
+                 for step in (STEP, index.as_node(index.sub(STEP, 1))))  # fmt: skip
+    assert extents(bound_loops(near)) != extents(near)
+    assert extents(bound_loops(far)) == extents(far)
+    given = np.array([(1 << 63) - 1, 3, 0, -1, -2], np.int64)
+    values = np.arange(1, STEPS + 1, dtype=np.float32)
+    found = np.zeros(COUNT, np.float32)
+    evaluate_loop(bound_loops(far), {0: found, 1: given, 2: values})
+    assert found.tolist() == [21, 10, 1, 0, 0]
