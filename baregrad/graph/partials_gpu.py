@@ -37,8 +37,8 @@ from baregrad.ir.core.op import ELEMENTWISE, Ops, mask_of
 
 # A reduction along rows is cut from this length on: a block reads a shorter row in about the time
 # that a second launch takes, and what normalises rows reads them once. Rows are not normalised by
-# places of extremes, by counts and by sums of what two rows make, as losses are, and what lies in
-# several pieces for each result is no row.
+# places of extremes and by counts, and seldom by sums of what two arrays make, as losses are; what
+# lies in several pieces for each result is no row.
 LONG_ROW = 1 << 17
 LONG_PLACES = 1 << 15
 LONG_PIECES = 1 << 13
@@ -266,19 +266,28 @@ def _parts(node: Node, value: Node, length: int) -> int:
         longest, part = LONG_PIECES, PIECES_PART
     else:
         is_norm = monoid.primitive is not None and node.dtype.kind == "float"
-        is_norm = is_norm and not _is_of_several(value)
+        is_norm = is_norm and not (monoid.primitive is Ops.ADD and _is_of_several(value, axes))
         longest, part = LONG_ROW if is_norm else LONG_PLACES, ROW_PART
     return 1 if length < longest else min(length // part, MOST_PARTS)
 
 
-def _is_of_several(value: Node) -> bool:
-    """Whether a value is computed from the elements of two arrays, as a loss is."""
+def _is_of_several(value: Node, axes: tuple[int, ...]) -> bool:
+    """Whether a value is computed from the elements of two arrays, as a loss is, and is no norm's.
+
+    It is a norm's if a result of the row itself is in it, as in a softmax or a variance. What all
+    rows share is an array as others are: nothing tells it from them where there is one row.
+    """
+    long = [axis for axis in axes if value.shape[axis] != 1]
     todo, seen, found = [value], set[Node](), set[Node]()
     while todo and len(seen) < MOST_SEEN:
         node = todo.pop()
-        if node in seen or node.op is Ops.EXPAND or not node.mask & DATA:
+        if node in seen or not node.mask & DATA:
             continue
         seen.add(node)
+        if node.shape == value.shape and all(is_repeated(node, axis) for axis in long):
+            if node.mask & Ops.REDUCE.bit:
+                return False
+            continue
         if node.op in ELEMENTWISE or node.op.bit & _VIEWS:
             todo += node.src
         elif node.op is not Ops.IOTA:

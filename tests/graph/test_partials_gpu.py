@@ -7,7 +7,7 @@ import pytest
 
 from baregrad.dtypes import dtypes
 from baregrad.graph import canonicalise
-from baregrad.graph.views import full, permute, reshape
+from baregrad.graph.views import expand, full, permute, reshape
 from baregrad.ir.core.attrs import Param, Reduce, Window
 from baregrad.ir.core.index import Dim, variable
 from baregrad.ir.core.monoid import arg_extreme, primitive
@@ -89,6 +89,19 @@ def test_sums_of_what_two_rows_make_are_cut_as_no_norm_is(
     for value, found in ((alu(Ops.MUL, alu(Ops.SUB, x, y), x), parts), (alu(Ops.MUL, x, x), [])):
         root = Node(Ops.SINK, dtypes.token, (total(value, 1),))
         assert stored(canonicalise(root, None, HOPPER)) == found
+
+
+def test_what_all_rows_share_is_an_array_of_a_lone_row_too() -> None:
+    """A sum of rows and a bias has a row's bits in any batch; of a softmax it is cut in none."""
+    for rows in (1, 3):
+        x, bias = argument(0, F32, rows, 50304), argument(1, F32, 1, 50304)
+        value = alu(Ops.ADD, x, expand(bias, x.shape))
+        most = Node(Ops.REDUCE, F32, (value,), Reduce(primitive(Ops.MAX, F32), (1,)))
+        below = alu(Ops.SUB, value, expand(reshape(most, (rows, 1)), x.shape))
+        scaled = alu(Ops.MUL, x, expand(argument(1, F32, rows, 1), x.shape))
+        for each, found in ((value, [(rows, 12)]), (alu(Ops.EXP2, below), []), (scaled, [])):
+            root = Node(Ops.SINK, dtypes.token, (total(each, 1),))
+            assert stored(canonicalise(root, None, HOPPER)) == found
 
 
 @pytest.mark.parametrize("shape", (
