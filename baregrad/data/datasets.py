@@ -16,9 +16,6 @@ from baregrad.tensor.array.arguments import explained
 class Dataset:
     """The base of data sets: a subclass writes `__getitem__`, and `__len__` to be shuffled."""
 
-    def __getitem__(self, index: Any) -> Any:
-        raise NotImplementedError(f"{type(self).__name__} has no __getitem__()")
-
     def __class_getitem__(cls, item: Any) -> type[Dataset]:
         return cls
 
@@ -28,6 +25,9 @@ class Dataset:
 
 class IterableDataset(Dataset):
     """A data set that is only passed through: a subclass writes `__iter__`."""
+
+    def __add__(self, other: Dataset) -> ChainDataset:  # type: ignore[override]
+        return ChainDataset([self, other])
 
     def __iter__(self) -> Iterator[Any]:
         raise NotImplementedError(f"{type(self).__name__} has no __iter__()")
@@ -49,12 +49,16 @@ class TensorDataset(Dataset):
 
 
 class ConcatDataset(Dataset):
-    """Data sets one after another. Raises ArgumentError for none."""
+    """Data sets one after another. Raises ArgumentError for none, and for those without length."""
 
     def __init__(self, datasets: Iterable[Any]) -> None:
         self.datasets = list(datasets)
         if not self.datasets:
             raise ArgumentError("data sets to join", found="none")
+        for one in self.datasets:
+            if not hasattr(one, "__len__"):
+                raise ArgumentError("data sets of a known length", found=type(one).__name__,
+                                    hint="ChainDataset joins those that have none")  # fmt: skip
         self.cumulative_sizes = list(accumulate(len(one) for one in self.datasets))
 
     def __getitem__(self, index: int) -> Any:
@@ -106,7 +110,7 @@ def random_split(dataset: Any, lengths: Sequence[float]) -> list[Subset]:
         counts = [math.floor(size * share) for share in counts]
         for place in range(size - int(sum(counts))):
             counts[place % len(counts)] += 1
-    if any(count != int(count) or count < 0 for count in counts) or sum(counts) != size:
+    if any(not float(count).is_integer() or count < 0 for count in counts) or sum(counts) != size:
         raise ArgumentError(
             "lengths that sum to the data set's, or shares that sum to 1", found=list(lengths),
             wanted=size,

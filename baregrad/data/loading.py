@@ -115,14 +115,14 @@ def _check_alike(samples: list[Any], kind: Any, form: Callable[[Any], Any]) -> N
             )
 
 
-def _with_tensors(value: Any, device: str | None) -> Any:
+def with_tensors(value: Any, device: str | None) -> Any:
     """A tree of arrays as one of tensors."""
     if isinstance(value, np.ndarray):
         return Tensor(value, device=device)
     if isinstance(value, dict):
-        return {key: _with_tensors(part, device) for key, part in value.items()}
+        return {key: with_tensors(part, device) for key, part in value.items()}
     if isinstance(value, tuple | list):
-        parts = [_with_tensors(part, device) for part in value]
+        parts = [with_tensors(part, device) for part in value]
         return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
     return value
 
@@ -255,7 +255,7 @@ class DataLoader:
             yield self._given(make(part))
 
     def _given(self, batch: Any) -> Any:
-        return batch if self.collate_fn is not None else _with_tensors(batch, self.device)
+        return batch if self.collate_fn is not None else with_tensors(batch, self.device)
 
     def _reader(self) -> _Reader:
         return _Reader(self.dataset, self.collate_fn or collate, self.seed)

@@ -5,8 +5,11 @@ What is drawn follows `manual_seed`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence, Sized
 from typing import Any
+
+import numpy as np
 
 from baregrad.base.errors import ArgumentError
 from baregrad.tensor import Tensor
@@ -52,6 +55,8 @@ class RandomSampler(Sampler):
 
     def __iter__(self) -> Iterator[int]:
         size = len(self.data_source)
+        if self.num_samples and not size:
+            raise ArgumentError("places of a data set", found="one without elements")
         if self.replacement:
             yield from Tensor.randint(0, size, (self.num_samples,)).tolist()
             return
@@ -80,16 +85,27 @@ class SubsetRandomSampler(Sampler):
 
 
 class WeightedRandomSampler(Sampler):
-    """`num_samples` places, as likely as their weights say. Raises ArgumentError for too many."""
+    """`num_samples` places, as likely as their weights say.
+
+    Weights are read at once. Raises ArgumentError for too many places, and for weights below 0,
+    without an end, or of too few that are above 0.
+    """
 
     def __init__(
         self, weights: Sequence[float] | Tensor, num_samples: int, replacement: bool = True
     ) -> None:
         super().__init__()
-        self.weights = weights if isinstance(weights, Tensor) else Tensor(list(weights))
-        if num_samples < 1 or (not replacement and num_samples > len(self.weights)):
+        is_tensor = isinstance(weights, Tensor)
+        self.weights = weights if is_tensor else Tensor(list(weights), dtype="float64")
+        most = math.inf if replacement else len(self.weights)
+        if not isinstance(num_samples, int) or not 1 <= num_samples <= most:
             raise ArgumentError("as many samples as there are weights, or fewer",
                                 found=num_samples, wanted=f"1 to {len(self.weights)}")  # fmt: skip
+        raw = self.weights.numpy()
+        least = 1 if replacement else num_samples
+        if not (np.isfinite(raw) & (raw >= 0)).all() or (raw > 0).sum() < least:
+            raise ArgumentError("weights from 0 on, of which enough are above it",
+                                found=raw.tolist()[:8], wanted=f"{least} above 0")  # fmt: skip
         self.num_samples = num_samples
         self.replacement = replacement
 

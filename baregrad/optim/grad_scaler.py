@@ -39,6 +39,8 @@ class GradScaler:
         self.growth_factor, self.backoff_factor = growth_factor, backoff_factor
         self.growth_interval = growth_interval
         self._enabled = enabled
+        # Where nothing is scaled there may be no such device.
+        device = device if enabled else None
         self._scale = Tensor(float(init_scale), dtype=dtypes.float32, device=device).realize()
         self._steps = Tensor(0.0, dtype=dtypes.float32, device=device).realize()
         # Of optimisers since the last update: whether something was not finite, and who stepped.

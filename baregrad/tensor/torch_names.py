@@ -20,7 +20,7 @@ from baregrad.dtypes import finfo as float_limits
 from baregrad.dtypes import result_type as joined_dtype
 from baregrad.tensor.array import grad_mode
 from baregrad.tensor.array.arguments import explained
-from baregrad.tensor.ops import creation, random
+from baregrad.tensor.ops import creation, elementwise, random
 from baregrad.tensor.ops.shapes import LAYOUTS, MemoryFormat
 from baregrad.tensor.tensor import Tensor
 
@@ -283,16 +283,18 @@ def randint_like(x: Tensor, low: int, high: int | None = None, *, dtype: object 
 @explained
 def rsub(x: Tensor, other: Tensor | bool | int | float, *, alpha: float = 1) -> Tensor:
     """Return other - alpha * x."""
-    return other - (x if alpha == 1 else x * alpha)
+    return elementwise.rsub(x, other, alpha=None if alpha == 1 else alpha)
 
 
+@explained
 def range(
     start: float = 0, end: float | None = None, step: float = 1, *, dtype: object = None,
     device: str | None = None, requires_grad: bool = False,
 ) -> Tensor:
     """Return numbers from start to end, that one too if a step reaches it; floats unless told."""
     first, last = (0, start) if end is None else (start, end)
-    if not step or (last - first) / step < 0:
+    finite = all(map(math.isfinite, (first, last, step)))
+    if not finite or not step or (last - first) / step < 0:
         raise ArgumentError("steps that lead to the end", found=f"{first} to {last} by {step}")
     count = math.floor((last - first) / step) + 1
     wanted = as_dtype(dtype or DEFAULT_FLOAT)
@@ -307,6 +309,17 @@ class Histogram(NamedTuple):
     bin_edges: Tensor
 
 
+def _equal_bins(x: Tensor, bins: int, ends: Sequence[float] | None) -> Tensor:
+    """The ends of equal bins, from the least to the largest element by default."""
+    if ends is None:
+        ends = (x.amin().item(), x.amax().item()) if x.numel() else (0.0, 1.0)
+    if bins < 1 or len(ends) != 2 or not all(map(math.isfinite, ends)) or ends[0] > ends[1]:
+        raise ArgumentError("bins from a finite number to a larger one",
+                            found=f"{bins} from {' to '.join(map(str, ends))}")  # fmt: skip
+    low, high = ends if ends[0] < ends[1] else (ends[0] - 0.5, ends[1] + 0.5)
+    return Tensor.linspace(low, high, bins + 1, dtype=x.dtype, device=x.device)
+
+
 @explained
 def histogram(
     x: Tensor, bins: int | Tensor = 100, *, range: Sequence[float] | None = None,
@@ -316,19 +329,17 @@ def histogram(
 
     range: where bins begin and end, by default the least and the largest element, which are read.
     Elements outside count nowhere, the last end is part of the last bin. weight: what each element
-    counts. density: divided so that the histogram's integral is 1.
+    counts. density: divided so that the histogram's integral is 1. Raises DTypeError for others
+    than floats, ArgumentError for bins without finite ends, ShapeError for other shapes.
     """
+    if not x.dtype.is_float:
+        raise DTypeError("a histogram is of floats", found=x.dtype, hint="cast them: x.float()")
+    if weight is not None and weight.shape != x.shape:
+        raise ShapeError("a weight for each element", found=weight.shape, wanted=x.shape)
     flat = x.reshape(-1)
-    if isinstance(bins, Tensor):
-        edges = bins
-    else:
-        low, high = range if range is not None else (
-            (flat.amin().item(), flat.amax().item()) if flat.numel() else (0.0, 0.0))
-        if low > high or bins < 1:
-            raise ArgumentError("bins from a number to a larger one",
-                                found=f"{bins} from {low} to {high}")  # fmt: skip
-        low, high = (low - 0.5, high + 0.5) if low == high else (low, high)
-        edges = Tensor.linspace(low, high, bins + 1, dtype=x.dtype, device=x.device)
+    edges = bins if isinstance(bins, Tensor) else _equal_bins(flat, bins, range)
+    if edges.ndim != 1 or edges.shape[0] < 2:
+        raise ShapeError("the ends of bins, two or more", found=list(edges.shape))
     count = edges.shape[0] - 1
     inside = (flat >= edges[0]) & (flat <= edges[-1])
     where = (edges.searchsorted(flat, right=True) - 1).clamp(0, count - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from baregrad.base.errors import ArgumentError
 from baregrad.base.namespaces import unknown_name
 from baregrad.data import loading
 from baregrad.data.datasets import (
@@ -15,7 +16,6 @@ from baregrad.data.datasets import (
     TensorDataset,
     random_split,
 )
-from baregrad.data.loading import collate as default_collate
 from baregrad.data.samplers import (
     BatchSampler,
     RandomSampler,
@@ -44,17 +44,29 @@ __all__ = [
 ]
 
 
+def default_collate(batch: list[Any]) -> Any:
+    """Return samples as one value of tensors on the CPU; see `baregrad.data.loading.collate`."""
+    return loading.with_tensors(loading.collate(batch), "CPU")
+
+
 class _Loader(loading.DataLoader):
     """`baregrad.data.DataLoader` with tensors for arrays: on the CPU unless `device` says.
 
-    pin_memory is taken for PyTorch's sake: what is copied to a GPU goes through pinned memory.
+    pin_memory is taken for PyTorch's sake: what is copied to a GPU goes through pinned memory; what
+    else is None there is as if it were not given. Raises ArgumentError for a `timeout`.
     """
 
     def __init__(
-        self, dataset: Any, batch_size: int = 1, shuffle: bool = False, *,
-        pin_memory: bool = False, device: str | None = "CPU", **settings: Any,
+        self, dataset: Any, batch_size: int = 1, shuffle: bool | None = None, *,
+        pin_memory: bool = False, timeout: float = 0, device: str | None = "CPU", **settings: Any,
     ) -> None:
-        super().__init__(dataset, batch_size, shuffle, device=device, **settings)
+        if timeout:
+            raise ArgumentError("workers are waited for without end", found=f"timeout={timeout}")
+        given = {name: value for name, value in settings.items() if value is not None}
+        super().__init__(dataset, batch_size, bool(shuffle), device=device, **given)
+
+    def __class_getitem__(cls, item: Any) -> type[_Loader]:
+        return cls
 
 
 DataLoader = _Loader

@@ -127,6 +127,19 @@ def test_seeds_and_settings() -> None:
         baregrad.range(1, 3, -1)
     with pytest.raises(ArgumentError, match="to a larger one"):
         baregrad.histogram(x, 3, range=(2.0, 1.0))
+    for odd in (float("nan"), float("inf")):
+        with pytest.raises(ArgumentError, match="finite"):
+            baregrad.histogram(baregrad.tensor([1.0, odd]), 3)
+        with pytest.raises(ArgumentError, match="lead to the end"):
+            baregrad.range(0, odd)
+    with pytest.raises(DTypeError, match="of floats"):
+        baregrad.histogram(baregrad.tensor([1, 2]), 3)
+    with pytest.raises(ShapeError, match="for each element"):
+        baregrad.histogram(x, 3, weight=baregrad.tensor([1.0]))
+    with pytest.raises(ShapeError, match="two or more"):
+        baregrad.histogram(x, baregrad.tensor([0.0]))
+    none = baregrad.histogram(baregrad.tensor([]), 2)
+    assert none.bin_edges.tolist() == [0.0, 0.5, 1.0] and none.hist.tolist() == [0.0, 0.0]
 
 
 def test_bad_arguments_are_told() -> None:

@@ -70,6 +70,36 @@ def test_orders() -> None:
         data.WeightedRandomSampler([1.0], 2, replacement=False)
 
 
+class Counted(data.IterableDataset):
+    def __iter__(self) -> Any:
+        return iter(range(5))
+
+
+def test_what_is_passed_through() -> None:
+    batches = data.DataLoader(Counted(), 2, shuffle=None, num_workers=0, collate_fn=None,
+                              timeout=0, prefetch_factor=None, multiprocessing_context=None)
+    assert [batch.tolist() for batch in batches] == [[0, 1], [2, 3], [4]]
+    assert list(Counted() + Counted()) == [*range(5), *range(5)]
+    assert data.DataLoader[int] is data.DataLoader
+    made = data.default_collate([(1, 2.5), (3, 4.0)])
+    assert isinstance(made[0], Tensor) and made[1].tolist() == [2.5, 4.0]
+    with pytest.raises(ArgumentError, match="ChainDataset"):
+        data.ConcatDataset([Counted()])
+    with pytest.raises(ArgumentError, match="without end"):
+        data.DataLoader(Squares(), timeout=3)
+    with pytest.raises(ArgumentError, match="sum to the data set"):
+        data.random_split(Squares(), [float("nan"), 3])
+
+
+@pytest.mark.parametrize("replacement", [True, False])
+def test_orders_of_nothing_end(replacement: bool) -> None:
+    with pytest.raises(ArgumentError, match="without elements"):
+        list(data.RandomSampler([], replacement, num_samples=3))
+    for weights in ([-1.0, 2.0], [0.0, 0.0], [float("inf"), 1.0]):
+        with pytest.raises(ArgumentError, match="above 0"):
+            data.WeightedRandomSampler(weights, 2, replacement)
+
+
 def test_checkpoints_have_the_gradients() -> None:
     x = Tensor(np.linspace(-1, 1, 4), requires_grad=True)
     checkpoint(lambda v: (v.sin() * v).sum(), x, use_reentrant=False).backward()
@@ -92,6 +122,18 @@ def test_scaled_steps() -> None:
     scaler.step(sgd)
     scaler.update()
     np.testing.assert_allclose(layer.weight.numpy(), before - 0.1, rtol=1e-3)
+
+
+def test_gpus_casts_take_no_device() -> None:
+    from baregrad.cuda.amp import GradScaler, autocast
+
+    x = Tensor.ones(2, 2)
+    with autocast(False):
+        assert (x @ x).dtype is baregrad.float32
+    with autocast(dtype=baregrad.float16):
+        assert (x @ x).dtype is baregrad.float16
+    assert GradScaler(4.0).get_scale() == 4.0
+    assert not amp.GradScaler("cuda", enabled=False).is_enabled()
 
 
 def test_gpus_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,6 +166,9 @@ def test_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cuda.get_device_capability() == (9, 0)
     with pytest.raises(IndexOutOfRange, match="no GPU 2"):
         cuda.get_device_name(2)
+    for odd in ("cuda:x", "cpu"):
+        with pytest.raises(ArgumentError, match="cuda:1"):
+            cuda.get_device_name(odd)
 
 
 def test_what_is_refused() -> None:

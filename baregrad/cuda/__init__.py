@@ -5,9 +5,9 @@ What PyTorch does by streams and caches of its own is done by sessions here.
 
 from __future__ import annotations
 
-from baregrad import amp
-from baregrad.base.errors import DriverError, IndexOutOfRange
+from baregrad.base.errors import ArgumentError, DriverError, IndexOutOfRange
 from baregrad.base.namespaces import unknown_name
+from baregrad.cuda import amp
 from baregrad.runtime.cuda.driver import Driver
 from baregrad.tensor.ops.random import manual_seed
 
@@ -41,7 +41,10 @@ def is_available() -> bool:
 def _ordinal(device: int | str | None) -> int:
     place = 0 if device is None else device
     if isinstance(place, str):
-        place = int(place.rpartition(":")[2]) if ":" in place else 0
+        name, _, number = place.partition(":")
+        if name.lower() not in ("cuda", "nv") or not (number or "0").isdecimal():
+            raise ArgumentError("a GPU, by its number or as in cuda:1", found=repr(place))
+        place = int(number or "0")
     count = device_count()
     if not 0 <= place < count:
         raise IndexOutOfRange(f"there is no GPU {place}", found=f"{count} of them")
@@ -49,13 +52,16 @@ def _ordinal(device: int | str | None) -> int:
 
 
 def get_device_name(device: int | str | None = None) -> str:
-    """Return what the driver calls a GPU. Raises IndexOutOfRange."""
+    """Return what the driver calls a GPU. Raises IndexOutOfRange, ArgumentError."""
     driver, place = Driver(), _ordinal(device)
     return driver.device_name(driver.device(place))
 
 
 def get_device_capability(device: int | str | None = None) -> tuple[int, int]:
-    """Return a GPU's compute capability, (9, 0) for Hopper. Raises IndexOutOfRange."""
+    """Return a GPU's compute capability, (9, 0) for Hopper.
+
+    Raises IndexOutOfRange, ArgumentError.
+    """
     driver, place = Driver(), _ordinal(device)
     digits = "".join(one for one in driver.architecture(driver.device(place)) if one.isdigit())
     return int(digits[:-1]), int(digits[-1])

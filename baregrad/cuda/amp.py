@@ -1,0 +1,25 @@
+"""`torch.cuda.amp`: `amp` as it is called where only GPUs are meant, without a device."""
+
+from __future__ import annotations
+
+from baregrad.base.namespaces import unknown_name
+from baregrad.optim.grad_scaler import GradScaler
+from baregrad.tensor.array import grad_mode
+
+__all__ = ["GradScaler", "autocast"]
+
+
+class _Autocast(grad_mode.autocast):
+    """`amp.autocast` of GPUs."""
+
+    def __init__(
+        self, enabled: bool = True, dtype: object = None, cache_enabled: bool | None = None
+    ) -> None:
+        super().__init__("cuda", dtype, enabled, cache_enabled)
+
+
+autocast = _Autocast
+
+
+def __getattr__(name: str) -> object:
+    raise unknown_name("baregrad.cuda.amp", name, __all__)
