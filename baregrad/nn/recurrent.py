@@ -211,6 +211,10 @@ class RNNBase(Module):
         self.batch_first = batch_first
         self.dropout = dropout
         self.bidirectional = bidirectional
+        if proj_size and self._STATES < 2:
+            raise ArgumentError(
+                f"an LSTM alone projects, no {type(self).__name__}", found=f"proj_size={proj_size}"
+            )
         self.proj_size = proj_size
         # What each step gives.
         self._width = proj_size or hidden_size
@@ -231,10 +235,10 @@ class RNNBase(Module):
 
     @property
     def all_weights(self) -> list[list[Tensor]]:
-        """The parameters of each layer and way, in the order of their names' first parts."""
-        held = dict(self.named_parameters(recurse=False))
+        """The weights of each layer and way, in the order of their names' first parts."""
         ends = [f"_l{layer}{way}" for layer in range(self.num_layers) for way in self._ways]
-        return [[held[part + end] for part in _PARTS_OF_A_WAY if part + end in held]
+        # Read as attributes: some may be made of others.
+        return [[getattr(self, part + end) for part in _PARTS_OF_A_WAY if hasattr(self, part + end)]
                 for end in ends]
 
     def flatten_parameters(self) -> None:

@@ -162,3 +162,15 @@ def test_what_is_refused() -> None:
         nn.LSTM(2, 4, proj_size=4)
     with pytest.raises(AttributeError, match="'pad_sequence'"):
         _ = ours.pad_sequences
+
+
+@pytest.mark.parametrize("sizes", [[1, 2], [0, 0], [1, 1], [3, 0], []])
+def test_sizes_that_are_none_of_the_data(sizes: list[int]) -> None:
+    made = ours.PackedSequence(Tensor([1.0, 2.0, 3.0]), Tensor(sizes, dtype="int64"))
+    with pytest.raises(ShapeError, match="batch_sizes fall"):
+        ours.pad_packed_sequence(made)
+
+
+def test_only_an_lstm_projects() -> None:
+    with pytest.raises(ArgumentError, match="LSTM"):
+        nn.GRU(2, 4, proj_size=2)

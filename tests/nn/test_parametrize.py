@@ -172,3 +172,29 @@ def test_what_is_refused() -> None:
         ours.spectral_norm(nn.Linear(2, 2), n_power_iterations=0)
     with pytest.raises(AttributeError, match="'weight_norm'"):
         _ = ours.weights_norm
+
+
+class _Held(nn.Module):
+    def __init__(self, dtype: str) -> None:
+        self.register_buffer("table", Tensor([[1, 2], [3, 4]], dtype=dtype))
+
+
+class _Twice(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x + x
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_buffers_stay_buffers(dtype: str) -> None:
+    module = parametrize.register_parametrization(_Held(dtype), "table", _Twice())
+    assert list(module.state_dict()) == ["parametrizations.table.original"]
+    assert not list(module.parameters()) and len(list(module.buffers())) == 1
+    parametrize.remove_parametrizations(module, "table")
+    assert list(module.state_dict()) == ["table"] and not list(module.parameters())
+    assert module.table.tolist() == [[2, 4], [6, 8]]
+
+
+def test_layers_show_weights_that_are_made() -> None:
+    layer = ours.weight_norm(nn.GRU(2, 2), "weight_hh_l0")
+    shapes = [tuple(one.shape) for one in layer.all_weights[0]]
+    assert shapes == [(6, 2), (6, 2), (6,), (6,)]

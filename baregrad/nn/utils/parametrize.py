@@ -56,7 +56,10 @@ class ParametrizationList(ModuleList):
     several.
     """
 
-    def __init__(self, modules: Sequence[Module], original: Tensor, unsafe: bool = False) -> None:
+    def __init__(
+        self, modules: Sequence[Module], original: Tensor, unsafe: bool = False,
+        is_buffer: bool = False,
+    ) -> None:
         super().__init__(modules)
         self.unsafe = unsafe
         is_trained = original.requires_grad
@@ -70,7 +73,10 @@ class ParametrizationList(ModuleList):
                 raise DTypeError(
                     "right_inverse returns a tensor or several", found=f"{type(part).__name__}"
                 )
-            setattr(self, name, parameter(part, is_trained))
+            if is_buffer:
+                self.register_buffer(name, part.detach().clone())
+            else:
+                setattr(self, name, parameter(part, is_trained))
 
     def _names(self) -> list[str]:
         if self.is_tensor:
@@ -201,13 +207,13 @@ def register_parametrization(
                 wanted="one of " + ", ".join(n for n, one in vars(module).items()
                                              if isinstance(one, Tensor)),
             )
-        held = ParametrizationList([parametrization], value, unsafe)
+        buffers = vars(module).get("_buffer_names", {})
+        held = ParametrizationList([parametrization], value, unsafe, tensor_name in buffers)
         with Tensor.no_grad():
             _check_like(held(), value, unsafe)
         base = type_before_parametrizations(module)
         names = (*(_held_by(module) or ()), tensor_name)
         del vars(module)[tensor_name]
-        buffers = vars(module).get("_buffer_names", {})
         buffers.pop(tensor_name, None)
         if _held_by(module) is None:
             vars(module)["parametrizations"] = ModuleDict()
@@ -240,7 +246,7 @@ def _check_like(made: Any, before: Tensor, unsafe: bool) -> None:
 def remove_parametrizations(
     module: AnyModule, tensor_name: str, leave_parametrized: bool = True
 ) -> AnyModule:
-    """Make a tensor of a module a parameter again, of the value that it has; return the module.
+    """Make a tensor of a module its own again, of the value that it has; return the module.
 
     leave_parametrized: False leaves what it was computed of. Raises ArgumentError where the tensor
     is not made of others, or is of several that are to be left.
@@ -266,7 +272,10 @@ def remove_parametrizations(
     if not rest:
         del vars(module)["parametrizations"]
     _become(module, _class_with(base, rest) if rest else base)
-    setattr(module, tensor_name, parameter(value, original.requires_grad))
+    if dict(held.named_buffers(recurse=False)):
+        module.register_buffer(tensor_name, value.detach().clone())
+    else:
+        setattr(module, tensor_name, parameter(value, original.requires_grad))
     getattr(module, tensor_name).realize()
     module._count_change()
     return module

@@ -65,9 +65,21 @@ class PackedSequence(_Parts):
         return super().__new__(cls, data, batch_sizes, sorted_indices, unsorted_indices)
 
     def sizes_of_steps(self) -> Integers:
-        """Return `batch_sizes` as an array: what they were made of, or else they are read."""
+        """Return `batch_sizes` as an array: what they were made of, or else they are read.
+
+        Raises ShapeError where they are no sizes of steps of the data.
+        """
         known: Integers | None = vars(self).get("_sizes")
-        return np.asarray(self.batch_sizes.numpy(), np.int64) if known is None else known
+        if known is not None:
+            return known
+        sizes = np.asarray(self.batch_sizes.numpy(), np.int64)
+        has_steps = sizes.ndim == 1 and sizes.size and sizes[-1] > 0
+        if not has_steps or (np.diff(sizes) > 0).any() or sizes.sum() != self.data.shape[0]:
+            raise ShapeError(
+                "batch_sizes fall from step to step, none is 0, and their sum is the data's rows",
+                found=sizes.tolist(), wanted=f"a sum of {self.data.shape[0]}",
+            )
+        return sizes
 
     def with_data(self, data: Tensor) -> PackedSequence:
         """Return a batch of sequences of the same lengths with other elements."""
