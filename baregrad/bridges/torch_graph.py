@@ -8,17 +8,23 @@ from typing import Any
 
 from baregrad.base.errors import UnsupportedDevice
 from baregrad.bridges.aten import OPERATORS, Operator
+from baregrad.bridges.aten.strides import STRIDED, layout_of, refused
 from baregrad.bridges.torch_memory import dtype_of, give, lend
 from baregrad.engine.session import current_session
 from baregrad.tensor import Tensor
 from baregrad.tensor.jit.jit import jit
+
+# What they check is a result of ours beside the graph's, and is looked at after the run.
+_CHECKS = ("_assert_async", "_assert_scalar", "_functional_assert_async")
 
 
 def missing(graph: Any) -> Counter[str]:
     """How often a traced graph calls each operator that we have no function for."""
     found: Counter[str] = Counter()
     for node in graph.graph.nodes:
-        if node.op == "call_function" and _operator(node.target) is None:
+        if node.op != "call_function" or _is_check(node):
+            continue
+        if _operator(node.target) is None or (_packet(node.target) in STRIDED and refused(node)):
             found[_name(node.target)] += 1
     return found
 
@@ -27,12 +33,22 @@ def _name(target: Any) -> str:
     return str(target) if hasattr(target, "overloadpacket") else getattr(target, "__name__", "?")
 
 
+def _packet(target: Any) -> str:
+    """The operator's name without its overload."""
+    return str(getattr(target, "overloadpacket", "")).rpartition(".")[2]
+
+
+def _is_check(node: Any) -> bool:
+    """Whether a node computes nothing but stops the program unless its first argument holds."""
+    return node.op == "call_function" and _packet(node.target) in _CHECKS
+
+
 def _operator(target: Any) -> Operator | None:
     if not hasattr(target, "overloadpacket"):
         # Python's own functions of sizes and of tuples; PyTorch's other functions take tensors.
         module = getattr(target, "__module__", "")
         return target if module in ("_operator", "math", "builtins") else None
-    packet = str(target.overloadpacket).rpartition(".")[2]
+    packet = _packet(target)
     return OPERATORS.get(f"{packet}.{target._overloadname}") or OPERATORS.get(packet)
 
 
@@ -51,6 +67,7 @@ class TorchGraph:
         self._placeholders = [node for node in self._nodes if node.op == "placeholder"]
         (results,) = next(node.args for node in self._nodes if node.op == "output")
         self._results = list(results) if isinstance(results, (list, tuple)) else [results]
+        self._checks = [node for node in self._nodes if _is_check(node)]
         self._constants = {
             node.target: _attribute(graph, node.target)
             for node in self._nodes
@@ -59,7 +76,7 @@ class TorchGraph:
         self._jitted: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, *arguments: Any) -> list[Any]:
-        """Run the graph."""
+        """Run the graph. Raises RuntimeError, as PyTorch does, if what it asserts does not hold."""
         import torch
 
         self.calls += 1
@@ -77,7 +94,13 @@ class TorchGraph:
         ours = [one for one in results if isinstance(one, Tensor)]
         if ours:
             ours[0].realize(*ours[1:])
-        return self._given(dict(zip(self._placeholders, arguments, strict=True)), results)
+        count = len(self._results)
+        for node, holds in zip(self._checks, results[count:], strict=True):
+            if not (holds.item() if isinstance(holds, Tensor) else holds):
+                raise RuntimeError(_message(node))
+        return self._given(
+            dict(zip(self._placeholders, arguments, strict=True)), results[:count]
+        )
 
     def _given(self, arguments: Mapping[Any, Any], results: Sequence[Any]) -> list[Any]:
         """The results as PyTorch's, those of two nodes in memory of their own."""
@@ -121,14 +144,25 @@ class TorchGraph:
                 values[node] = next(left)
             elif node.op == "get_attr":
                 values[node] = constants[node.target]
+            elif _is_check(node):
+                # The functional one gives its token on.
+                values[node] = known(node.args[-1])
             elif node.op != "output":
                 function = _operator(node.target)
                 if function is None:
                     raise UnsupportedDevice("no such operator", found=_name(node.target))
                 arguments_of = tuple(known(one) for one in node.args)
                 named = {key: known(one) for key, one in node.kwargs.items()}
+                if _packet(node.target) in STRIDED:
+                    named["layout"] = layout_of(node.args[0].meta["val"])
                 values[node] = _as_traced(function(*arguments_of, **named), node.meta.get("val"))
-        return [None if _is_placeholder(one) else known(one) for one in self._results]
+        checked = [known(node.args[0]) for node in self._checks]
+        return [None if _is_placeholder(one) else known(one) for one in self._results] + checked
+
+
+def _message(node: Any) -> str:
+    told = [one for one in (*node.args, *node.kwargs.values()) if isinstance(one, str)]
+    return told[0] if told else f"{_name(node.target)}: the condition does not hold"
 
 
 def _as_traced(result: Any, traced: Any) -> Any:

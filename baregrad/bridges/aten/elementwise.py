@@ -21,6 +21,7 @@ _METHODS = (
     "signbit", "sin", "sinh", "sqrt", "square", "tan", "tanh", "trunc", "xlogy", "silu",
     "leaky_relu", "hardtanh", "hardswish", "hardsigmoid", "softplus", "mish",
     "masked_fill", "nan_to_num", "logaddexp", "deg2rad", "rad2deg", "frac", "sinc",
+    "erfinv", "fmax", "fmin", "lgamma", "digamma", "i0",
 )
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
@@ -118,6 +119,10 @@ def _threshold_backward(grad: Tensor, x: Tensor, threshold: float) -> Tensor:
     return (x > threshold).where(grad, 0)
 
 
+def _shrunk_backward(grad: Tensor, x: Tensor, bound: float) -> Tensor:
+    return ((x < -bound) | (x > bound) | x.isnan()).where(grad, 0)
+
+
 ELEMENTWISE: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     **{name: _method(name) for name in (*_METHODS, *_COMPARISONS)},
     "add": _add, "sub": _sub, "rsub": _rsub, "mul": lambda x, y: x * y, "div": _div, "pow": _pow,
@@ -125,5 +130,8 @@ ELEMENTWISE: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     "clamp_max": _clamp_max, "where": _where, "gelu": _gelu, "gelu_backward": _gelu_backward,
     "threshold_backward": _threshold_backward, "_to_copy": _to_copy,
     "convert_element_type": _convert, "clone": _same, "alias": _same, "detach": _same,
-    "elu": _elu, "lift_fresh_copy": _same, "copy": _copy,
+    "elu": _elu, "lift_fresh_copy": _same, "lift_fresh": _same,
+    "hardshrink_backward": _shrunk_backward, "softshrink_backward": _shrunk_backward,
+    "fill": lambda x, value: x.zeros_like() + value,
+    "copy": _copy,
 })

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -141,6 +142,31 @@ def _scatter(x: Tensor, dim: int, index: Tensor, source: Any) -> Tensor:
     return x.scatter(dim, index, source)
 
 
+def _masked_scatter(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
+    return x.masked_scatter(mask.expand(*x.shape), source)
+
+
+def _masked_scatter_backward(grad: Tensor, mask: Tensor, size: Sequence[int]) -> Tensor:
+    """The gradient of the values, which were written where the mask is, in order."""
+    count = math.prod(size)
+    flags = mask.expand(*grad.shape).reshape(-1)
+    # What is not written adds 0 to a place of its own behind the last.
+    places = flags.where(flags.cast("int64").cumsum(0) - 1, count)
+    made = Tensor.zeros(count + 1, dtype=grad.dtype, device=grad.device)
+    return made.index_add(0, places, flags.where(grad.reshape(-1), 0))[:count].reshape(*size)
+
+
+def _found_in(line: Tensor, x: Any, *, out_int32: bool = False, right: bool = False,
+              side: str | None = None, sorter: Tensor | None = None) -> Tensor:
+    if not isinstance(x, Tensor):
+        x = Tensor(x, dtype=line.dtype, device=line.device)
+    return line.searchsorted(x, out_int32=out_int32, right=right, side=side, sorter=sorter)
+
+
+def _bucket(x: Any, line: Tensor, *, out_int32: bool = False, right: bool = False) -> Tensor:
+    return _found_in(line, x, out_int32=out_int32, right=right)
+
+
 INDEXING: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     "index": _index, "_unsafe_index": _index, "index_put": _index_put,
     "_unsafe_index_put": _index_put, "index_select": method("index_select"),
@@ -151,4 +177,7 @@ INDEXING: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     "_embedding_bag_per_sample_weights_backward": _embedding_bag_weights_backward,
     "gather": _gather, "scatter.src": _scatter, "scatter.value": _scatter,
     "scatter_add": method("scatter_add"), "scatter_reduce": method("scatter_reduce"),
+    "masked_scatter": _masked_scatter, "masked_scatter_backward": _masked_scatter_backward,
+    "diagonal_scatter": method("diagonal_scatter"), "index_reduce": method("index_reduce"),
+    "searchsorted": _found_in, "bucketize": _bucket,
 })

@@ -34,8 +34,11 @@ def _convolution(
     return made
 
 
-def _gradients(result: Tensor, of: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
-    return list(result.gradient(*of, grad_outputs=grad, create_graph=False))
+def gradients(result: Tensor, of: Sequence[Tensor], grad: Tensor) -> list[Tensor]:
+    """The gradients of leaves, of a result computed from them; 0 of what it does not go by."""
+    return list(result.gradient(
+        *of, grad_outputs=grad, create_graph=False, allow_unused=True
+    ))
 
 
 def _convolution_backward(
@@ -43,18 +46,19 @@ def _convolution_backward(
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
     output_padding: Sequence[int], groups: int, wanted: Sequence[bool],
 ) -> tuple[Tensor | None, ...]:
-    x, weight = _leaf(x), _leaf(weight)
+    x, weight = leaf(x), leaf(weight)
     result = _convolution(
         x, weight, None, stride, padding, dilation, transposed, output_padding, groups
     )
     asked = [one for one, is_asked in zip((x, weight), wanted, strict=False) if is_asked]
-    found = iter(_gradients(result, asked, grad) if asked else [])
+    found = iter(gradients(result, asked, grad) if asked else [])
     made: list[Tensor | None] = [next(found) if is_asked else None for is_asked in wanted[:2]]
     axes = (0, *range(2, grad.ndim))
     return (*made, grad.sum(axes) if wanted[2] else None)
 
 
-def _leaf(x: Tensor) -> Tensor:
+def leaf(x: Tensor) -> Tensor:
+    """`x` as what a gradient may be taken of."""
     return x.detach().requires_grad_(True)
 
 
@@ -137,8 +141,8 @@ def _avg_pool(axes: int) -> Callable[..., Any]:
 
 def _avg_pool_backward(grad: Tensor, x: Tensor, kernel: Any, *rest: Any) -> Tensor:
     axes = len(kernel)
-    x = _leaf(x)
-    return _gradients(_avg_pool(axes)(x, kernel, *rest), [x], grad)[0]
+    x = leaf(x)
+    return gradients(_avg_pool(axes)(x, kernel, *rest), [x], grad)[0]
 
 
 def _adaptive(x: Tensor, size: Sequence[int]) -> Tensor:
@@ -146,8 +150,8 @@ def _adaptive(x: Tensor, size: Sequence[int]) -> Tensor:
 
 
 def _adaptive_backward(grad: Tensor, x: Tensor) -> Tensor:
-    x = _leaf(x)
-    return _gradients(_adaptive(x, list(grad.shape[-2:])), [x], grad)[0]
+    x = leaf(x)
+    return gradients(_adaptive(x, list(grad.shape[-2:])), [x], grad)[0]
 
 
 def _layer_norm(
@@ -224,6 +228,24 @@ def _batch_norm_of_batch(
     return _batch_norm(x, weight, bias, none, none, True, momentum, eps)[:3]
 
 
+def _weight_norm(v: Tensor, g: Tensor, dim: int = 0) -> tuple[Tensor, Tensor]:
+    """`v` at lengths `g` along all axes but one, and the lengths that it had."""
+    axes = tuple(axis for axis in range(v.ndim) if axis != dim % v.ndim)
+    wide = v.float() if v.dtype.bits < 32 else v
+    lengths = (wide * wide).sum(axes, keepdim=True).sqrt() if axes else wide.abs()
+    return (wide * (g / lengths)).cast(v.dtype), lengths
+
+
+def _weight_norm_backward(
+    grad: Tensor, v: Tensor, g: Tensor, lengths: Tensor, dim: int
+) -> tuple[Tensor, Tensor]:
+    axes = tuple(axis for axis in range(v.ndim) if axis != dim % v.ndim)
+    wide = grad.float() if grad.dtype.bits < 32 else grad
+    along = (wide * v).sum(axes, keepdim=True) if axes else wide * v
+    of_v = (g / lengths) * (wide - v * (along / (lengths * lengths)))
+    return of_v.cast(v.dtype), (along / lengths).cast(g.dtype)
+
+
 def _scores(q: Tensor, k: Tensor, is_causal: bool, mask: Tensor | None, scale: float) -> Tensor:
     scores = (q @ k.transpose(-2, -1)) * scale
     if is_causal:
@@ -251,11 +273,11 @@ def _attention_backward(
     scale: float | None = None,
 ) -> tuple[Tensor, ...]:
     _refuse_dropout(dropout)
-    q, k, v = _leaf(q), _leaf(k), _leaf(v)
+    q, k, v = leaf(q), leaf(k), leaf(v)
     made = q.scaled_dot_product_attention(
         k, v, attn_mask=attn_mask, is_causal=is_causal, scale=scale
     )
-    return tuple(_gradients(made, [q, k, v], grad))
+    return tuple(gradients(made, [q, k, v], grad))
 
 
 def _refuse_dropout(dropout: float) -> None:
@@ -264,8 +286,8 @@ def _refuse_dropout(dropout: float) -> None:
 
 
 def _replication_pad_backward(grad: Tensor, x: Tensor, pad: Sequence[int]) -> Tensor:
-    x = _leaf(x)
-    return _gradients(x.pad(tuple(pad), mode="replicate"), [x], grad)[0]
+    x = leaf(x)
+    return gradients(x.pad(tuple(pad), mode="replicate"), [x], grad)[0]
 
 
 def _trilinear(
@@ -309,9 +331,43 @@ def _bernoulli(x: Tensor, p: float | None = None, **_: Any) -> Tensor:
     return (Tensor.rand(*x.shape, device=x.device) < chance).cast(x.dtype)
 
 
+def _uniform(x: Tensor, low: float = 0.0, high: float = 1.0, **_: Any) -> Tensor:
+    return Tensor.rand(*x.shape, device=x.device).cast(x.dtype) * (high - low) + low
+
+
+def _normal(x: Tensor, mean: float = 0.0, std: float = 1.0, **_: Any) -> Tensor:
+    return Tensor.randn(*x.shape, device=x.device).cast(x.dtype) * std + mean
+
+
+def _exponential(x: Tensor, rate: float = 1.0, **_: Any) -> Tensor:
+    # Draws are below 1, so no logarithm is of 0.
+    return (-(-Tensor.rand(*x.shape, device=x.device)).log1p() / rate).cast(x.dtype)
+
+
+def _integers(low: int, high: int, size: Sequence[int], *, dtype: Any = None, **_: Any) -> Tensor:
+    made = Tensor.randint(low, high, tuple(size))
+    return made.cast("int64" if dtype is None else dtype_of(dtype))
+
+
+def _integers_like(x: Tensor, low: int, high: int, *, dtype: Any = None, **_: Any) -> Tensor:
+    return Tensor.randint(low, high, tuple(x.shape)).cast(
+        x.dtype if dtype is None else dtype_of(dtype)
+    )
+
+
+def _shuffled(count: int, *, dtype: Any = None, **_: Any) -> Tensor:
+    return Tensor.randperm(count).cast("int64" if dtype is None else dtype_of(dtype))
+
+
+def _addbmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1) -> Tensor:
+    product = (x @ y).sum(0)
+    return (bias if beta == 1 else bias * beta) + (product if alpha == 1 else product * alpha)
+
+
 LAYERS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     "mm": lambda x, y: x @ y, "bmm": lambda x, y: x @ y, "mv": lambda x, y: x @ y,
     "dot": lambda x, y: (x * y).sum(), "addmm": _addmm, "baddbmm": _addmm,
+    "addmv": _addmm, "addbmm": _addbmm,
     "convolution": _convolution, "convolution_backward": _convolution_backward,
     "max_pool2d_with_indices": _max_pool(2), "max_pool3d_with_indices": _max_pool(3),
     "max_pool2d_with_indices_backward": _max_pool_backward, "avg_pool1d": _avg_pool(1),
@@ -327,10 +383,17 @@ LAYERS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     "_native_batch_norm_legit.no_stats": _batch_norm_of_batch,
     "_scaled_dot_product_flash_attention_for_cpu": _attention,
     "_scaled_dot_product_flash_attention_for_cpu_backward": _attention_backward,
+    "_weight_norm_interface": _weight_norm,
+    "_weight_norm_interface_backward": _weight_norm_backward,
     "replication_pad1d_backward": _replication_pad_backward,
     "replication_pad2d_backward": _replication_pad_backward,
     "replication_pad3d_backward": _replication_pad_backward, "_trilinear": _trilinear,
     "native_dropout": _native_dropout, "rand": _drawn("rand"), "randn": _drawn("randn"),
     "rand_like": _drawn_like("rand"), "randn_like": _drawn_like("randn"),
-    "bernoulli": _bernoulli,
+    "bernoulli": _bernoulli, "uniform": _uniform, "normal_functional": _normal,
+    "exponential": _exponential, "randperm": _shuffled,
+    "randint.default": lambda high, size, **named: _integers(0, high, size, **named),
+    "randint.low": _integers,
+    "randint_like.default": lambda x, high, **named: _integers_like(x, 0, high, **named),
+    "randint_like.low_dtype": _integers_like,
 })

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
+from baregrad.bridges.aten.layers import gradients, leaf
 from baregrad.bridges.torch_memory import dtype_of
 from baregrad.tensor import Tensor
 
@@ -108,6 +109,27 @@ def _vector_norm(
     return (x.abs() ** order).sum(axes, keepdim=keepdim) ** (1 / order)
 
 
+def _kth(x: Tensor, k: int, dim: int = -1, keepdim: bool = False) -> Any:
+    return tuple(x.kthvalue(k, dim, keepdim))
+
+
+def _extremes(x: Tensor, dim: int | None = None, keepdim: bool = False) -> Any:
+    axes = _axes(x, dim)
+    return x.amin(axes, keepdim=keepdim), x.amax(axes, keepdim=keepdim)
+
+
+def _distances(x: Tensor, y: Tensor, p: float, _: Any = None) -> Tensor:
+    return x.cdist(y, p)
+
+
+def _distances_backward(
+    grad: Tensor, x: Tensor, y: Tensor, p: float, distances: Tensor
+) -> Tensor:
+    """The gradient of the first rows; where a distance is 0 it is 0."""
+    x = leaf(x)
+    return gradients(x.cdist(y, p), [x], grad)[0]
+
+
 REDUCTIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     "sum": _sum, "mean": _mean, "var": _var, "var_mean": _var_mean,
     "amax": _extreme("amax"), "amin": _extreme("amin"), "any": _extreme("any"),
@@ -116,5 +138,9 @@ REDUCTIONS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     "argmax": _place("argmax"), "argmin": _place("argmin"), "prod": _prod,
     "cumsum": _scan("cumsum"), "cumprod": _scan("cumprod"), "logsumexp": _extreme("logsumexp"),
     "_softmax": _softmax, "_log_softmax": _log_softmax, "linalg_vector_norm": _vector_norm,
-    "sort": _sort, "topk": _topk,
+    "sort": _sort, "topk": _topk, "cummax": lambda x, dim: tuple(x.cummax(dim)),
+    "cummin": lambda x, dim: tuple(x.cummin(dim)),
+    "logcumsumexp": lambda x, dim: x.logcumsumexp(dim), "kthvalue": _kth,
+    "median.default": lambda x: x.median(), "median.dim": _both("median"),
+    "_aminmax": _extremes, "_cdist_forward": _distances, "_cdist_backward": _distances_backward,
 })

@@ -6,7 +6,10 @@ from collections.abc import Callable, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from baregrad.bridges.torch_memory import dtype_of
+from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
 
 
@@ -46,6 +49,18 @@ def _empty_strided(
     x: Tensor, size: Sequence[int], stride: Sequence[int], *, dtype: Any = None, **_: Any
 ) -> Tensor:
     return Tensor.full(tuple(size), 0, dtype=_of(dtype, x.dtype))
+
+
+def _empty_strided_of(size: Sequence[int], stride: Sequence[int], **named: Any) -> Tensor:
+    return _made(0)(size, **named)
+
+
+def _triangle(upper: bool) -> Callable[..., Tensor]:
+    def of(rows: int, columns: int, offset: int = 0, *, dtype: Any = None, **_: Any) -> Tensor:
+        made = (np.triu_indices if upper else np.tril_indices)(rows, offset, columns)
+        return Tensor(np.stack(made).astype(np.int64)).cast(_of(dtype, dtypes.int64))
+
+    return of
 
 
 def _scalar_tensor(value: Any, *, dtype: Any = None, **_: Any) -> Tensor:
@@ -141,6 +156,8 @@ SHAPES: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     "full": _full, "full_like": _full_like, "zeros_like": _filled(0), "ones_like": _filled(1),
     "zeros": _made(0), "ones": _made(1), "empty.memory_format": _made(0),
     "empty_permuted": _empty_permuted, "new_empty_strided": _empty_strided,
+    "empty_strided": _empty_strided_of, "tril_indices": _triangle(False),
+    "triu_indices": _triangle(True), "_make_dep_token": lambda **_: Tensor.zeros(()),
     "empty_like": _filled(0),
     "scalar_tensor": _scalar_tensor, "arange.start_step": _arange,
     "arange.start": _arange, "arange.default": _arange_to, "squeeze": _squeeze,
