@@ -71,8 +71,9 @@ KEPT_TRIALS = 12
 ENOUGH = 6
 # Seconds after the last one in which what was begun is brought to an end.
 OVERTIME_S = 5.0
-# A kernel without a sum that takes no longer is not searched: a program's first steps have many of
-# these, a parameter's cast or momentum each. Dozens that took an H200 10 to 17 us gained nothing.
+# A kernel without a sum is not searched whose launches take less in all: a program's first steps
+# have many, a parameter's cast or momentum each. Dozens that took an H200 10 to 17 us gained
+# nothing.
 SHORT_NS = 2.5e4
 # Seconds that are kept for each kernel that is still to come, half of what is left at most.
 KEPT_S = 2.0

@@ -92,6 +92,20 @@ def run(backend: CompiledBackend, tuner: Tuner | None, *kernels: object) -> list
     return found
 
 
+def test_short_kernels_without_sums_keep_their_first_schedules(
+    backend: CompiledBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched = []
+    monkeypatch.setattr(
+        Tuner, "_search_one", lambda self, crew, kernel, *more: searched.append(kernel)
+    )
+    monkeypatch.setattr(Tuner, "_guess_ns", lambda self, one: 1e4)
+    once, often, sums = k.bias(3, 5), k.bias(4, 5), k.row_reduce(3, 5)
+    with options.override(beam=1, beam_seconds=60, cache=False):
+        Tuner(backend.compiler, backend.device).schedules([once, *[often] * 3, sums])
+    assert searched == [often, sums]
+
+
 @pytest.mark.parametrize(("fault", "told"), [
     ("crash", "crashed"), ("hang", "late"), ("idle", "wrong"),
 ])  # fmt: skip
