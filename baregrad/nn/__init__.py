@@ -6,7 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from baregrad.base.namespaces import unknown_name
-from baregrad.nn import functional, init
+from baregrad.nn import functional, init, parameter
 from baregrad.nn.activations import (
     CELU,
     ELU,
@@ -93,7 +93,7 @@ from baregrad.nn.losses import (
     TripletMarginLoss,
     TripletMarginWithDistanceLoss,
 )
-from baregrad.nn.module import IncompatibleKeys, Module, Parameter, parameter
+from baregrad.nn.module import IncompatibleKeys, Module
 from baregrad.nn.normalisation import (
     BatchNorm1d,
     BatchNorm2d,
@@ -125,6 +125,7 @@ from baregrad.nn.padding import (
     ZeroPad2d,
     ZeroPad3d,
 )
+from baregrad.nn.parameter import Parameter
 from baregrad.nn.pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,

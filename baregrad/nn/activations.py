@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from baregrad.base.errors import ShapeError
 from baregrad.nn import functional
-from baregrad.nn.module import Module, parameter
+from baregrad.nn.module import Module
+from baregrad.nn.parameter import parameter
 from baregrad.tensor import Tensor
 
 

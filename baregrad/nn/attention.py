@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from enum import IntEnum
 
-from baregrad.base.errors import ShapeError
+from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.nn import init
 from baregrad.nn.layers import Linear
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
+
+
+class SDPBackend(IntEnum):
+    """PyTorch's ways of computing attention, by its numbers."""
+
+    ERROR = -1
+    MATH = 0
+    FLASH_ATTENTION = 1
+    EFFICIENT_ATTENTION = 2
+    CUDNN_ATTENTION = 3
+    OVERRIDEABLE = 4
+
+
+@contextmanager
+def sdpa_kernel(
+    backends: SDPBackend | Iterable[SDPBackend], set_priority: bool = False
+) -> Iterator[None]:
+    """A block in which PyTorch would compute attention in given ways; here nothing changes.
+
+    Shapes and dtypes alone say how attention is computed, so that its bits are the same anywhere.
+    Raises ArgumentError for what are no ways of attention.
+    """
+    ways = [backends] if isinstance(backends, SDPBackend) else list(backends)
+    odd = [way for way in ways if not isinstance(way, SDPBackend)]
+    if odd or not ways:
+        raise ArgumentError("ways of attention, of SDPBackend", found=repr(odd or ways))
+    yield
 
 
 class MultiheadAttention(Module):

@@ -8,7 +8,8 @@ from typing import Any, Self, overload
 import numpy as np
 
 from baregrad.base.errors import ArgumentError, DTypeError, IndexOutOfRange, ShapeError
-from baregrad.nn.module import Module, parameter
+from baregrad.nn.module import Module
+from baregrad.nn.parameter import parameter
 from baregrad.tensor import Tensor
 
 

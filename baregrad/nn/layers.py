@@ -7,7 +7,8 @@ from typing import Any, Self
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.nn import functional, init
 from baregrad.nn.functional.looking_up import row_of
-from baregrad.nn.module import Module, parameter
+from baregrad.nn.module import Module
+from baregrad.nn.parameter import parameter
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.axes import plain
 

@@ -10,14 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import FunctionType, MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self
 
-from baregrad.base.errors import (
-    ArgumentError,
-    BaregradError,
-    DTypeError,
-    GradientError,
-    ShapeError,
-    is_ours,
-)
+from baregrad.base.errors import ArgumentError, BaregradError, DTypeError, ShapeError, is_ours
 from baregrad.dtypes import DType, as_dtype, dtypes
 from baregrad.nn.hooks import Hooked, Passage
 from baregrad.tensor import Tensor
@@ -25,7 +18,6 @@ from baregrad.tensor.array.arguments import (
     blame_arguments,
     explain_arguments,
     explain_constructor,
-    explained,
 )
 from baregrad.tensor.array.core import realize_storages
 from baregrad.tensor.ops.shapes import MemoryFormat, as_format, laid_out, preserve_format
@@ -40,43 +32,6 @@ class IncompatibleKeys(NamedTuple):
 
     missing_keys: list[str]
     unexpected_keys: list[str]
-
-
-@explained
-def parameter(data: Tensor, requires_grad: bool = True) -> Tensor:
-    """Return a leaf of the values of `data` that a module can hold as a parameter."""
-    if requires_grad and not (data.dtype.is_float or data.dtype.is_complex):
-        raise GradientError(
-            "a parameter is of floats", found=f"{data.dtype}, shape {list(data.shape)}",
-            hint="cast it first; of a size it is made by Tensor.empty(n): Tensor(n) is the number n"
-            if not data.ndim else "cast it first, for example with float()",
-        )
-    return data.detach().clone().requires_grad_(requires_grad)
-
-
-class _LeafOfFloats(type):
-    """Tells tensors that are parameters by what they are."""
-
-    def __instancecheck__(cls, value: object) -> bool:
-        return isinstance(value, Tensor) and value.dtype.is_float and value.is_leaf \
-            and value.requires_grad
-
-
-class _Parameter(metaclass=_LeafOfFloats):
-    """A leaf of the values of a tensor, trained: Parameter(data) is `parameter(data)`.
-
-    What it gives is a `Tensor`; each leaf of floats that requires gradients is an instance.
-    """
-
-    # What it makes is a tensor.
-    def __new__(  # type: ignore[misc]
-        cls, data: Tensor | None = None, requires_grad: bool = True
-    ) -> Tensor:
-        """Return the leaf."""
-        return parameter(Tensor.zeros(0) if data is None else data, requires_grad)
-
-
-Parameter = _Parameter
 
 
 class Module(Hooked):
@@ -181,6 +136,24 @@ class Module(Hooked):
                 )
         held: Module = found
         return held
+
+    def set_submodule(self, target: str, module: Module, strict: bool = False) -> None:
+        """Put a module at a dotted path, in place of what is there or as a new one.
+
+        strict: whether there has to be one. Raises ArgumentError for an empty path, one below what
+        is no module, and one where something else stands.
+        """
+        path, _, name = target.rpartition(".")
+        holder = self.get_submodule(path)
+        if strict:
+            self.get_submodule(target)
+        there = vars(holder).get(name)
+        if not name or not isinstance(there, Module | None):
+            raise ArgumentError(
+                "the path of a module is to be given", found=repr(target),
+                wanted=f"one of {_some([path for path, _ in self.named_modules() if path])}",
+            )
+        setattr(holder, name, module)
 
     def get_parameter(self, target: str) -> Tensor:
         """Return the parameter at a dotted path. Raises ArgumentError where there is none."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from baregrad import nn, optim
 from baregrad.base.errors import (
@@ -23,7 +25,7 @@ class Block(nn.Module):
     def __init__(self) -> None:
         self.first = nn.Linear(3, 4)
         self.layers = nn.ModuleList([nn.Linear(4, 4), nn.ReLU()])
-        self.scale = nn.parameter(Tensor.ones(4))
+        self.scale = nn.Parameter(Tensor.ones(4))
         self.register_buffer("seen", Tensor.zeros(2))
         self.register_buffer("scratch", Tensor.zeros(5), persistent=False)
         self.steps = 3
@@ -45,7 +47,7 @@ def test_names_and_order() -> None:
 
 def test_shared_parameters_come_once_but_stay_in_the_state() -> None:
     block = Block()
-    block.layers[0].weight = nn.parameter(Tensor.ones(4, 4))
+    block.layers[0].weight = nn.Parameter(Tensor.ones(4, 4))
     block.tied = block.layers[0].weight
     assert len(list(block.parameters())) == 5
     assert {"tied", "layers.0.weight"} <= set(block.state_dict())
@@ -276,3 +278,33 @@ def test_norms_of_all_gradients_and_what_is_imported_by_path() -> None:
     nn.utils.clip_grads_with_norm_(p, 1.0, total)
     np.testing.assert_allclose(p.grad.numpy(), [0.6, 0.8], rtol=1e-5)
     assert pad_sequence([Tensor([1.0]), Tensor([1.0, 2.0])]).shape == (2, 2)
+
+
+def test_modules_are_put_at_paths() -> None:
+    def made(lib: Any) -> Any:
+        model = lib.Sequential(lib.Linear(2, 2), lib.Sequential(lib.ReLU()))
+        model.set_submodule("1.0", lib.Linear(2, 3))
+        model.set_submodule("0", lib.Linear(2, 2, bias=False), strict=True)
+        model.set_submodule("1.more", lib.Tanh())
+        return model
+
+    mine = made(nn)
+    assert list(mine.state_dict()) == list(made(torch.nn).state_dict())
+    for path, strict in (("", False), ("2.0", False), ("0.weight", False), ("1.none", True)):
+        with pytest.raises(ArgumentError):
+            mine.set_submodule(path, nn.ReLU(), strict)
+
+
+def test_programs_find_what_they_import() -> None:
+    from baregrad.nn.attention import SDPBackend, sdpa_kernel
+    from baregrad.nn.parameter import Parameter
+
+    assert Parameter is nn.Parameter is nn.parameter.Parameter
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
+        assert nn.functional.scaled_dot_product_attention(*[Tensor.ones(1, 2, 4)] * 3).shape
+    refused: tuple[Any, ...] = ([], ["flash"])
+    for odd in refused:
+        with pytest.raises(ArgumentError, match="SDPBackend"), sdpa_kernel(odd):
+            pass
+    for name in SDPBackend:
+        assert int(getattr(torch.nn.attention.SDPBackend, name.name)) == name

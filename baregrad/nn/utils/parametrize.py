@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.base.namespaces import unknown_name
 from baregrad.nn.containers import ModuleDict, ModuleList
-from baregrad.nn.module import Module, parameter
+from baregrad.nn.module import Module
+from baregrad.nn.parameter import parameter
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
 

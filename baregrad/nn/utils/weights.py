@@ -8,7 +8,8 @@ from typing import Any, TypeVar
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.nn.hooks import HookHandle
-from baregrad.nn.module import Module, parameter
+from baregrad.nn.module import Module
+from baregrad.nn.parameter import parameter
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
 
