@@ -95,8 +95,8 @@ class WeightedRandomSampler(Sampler):
         self, weights: Sequence[float] | Tensor, num_samples: int, replacement: bool = True
     ) -> None:
         super().__init__()
-        is_tensor = isinstance(weights, Tensor)
-        self.weights = weights if is_tensor else Tensor(list(weights), dtype="float64")
+        self.weights = (weights if isinstance(weights, Tensor)
+                        else Tensor(list(weights), dtype="float64"))  # fmt: skip
         most = math.inf if replacement else len(self.weights)
         if not isinstance(num_samples, int) or not 1 <= num_samples <= most:
             raise ArgumentError("as many samples as there are weights, or fewer",

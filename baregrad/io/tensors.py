@@ -6,7 +6,6 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
-from io import TextIOBase
 from typing import IO, Any
 
 import numpy as np
@@ -131,7 +130,7 @@ def load(
     where = choose_device(None if map_location is None else str(map_location))
     if isinstance(f, str | os.PathLike):
         return _Loaded(os.fspath(f), where).of(read_checkpoint(f).value, "")
-    if not hasattr(f, "read") or isinstance(f, TextIOBase):
+    if not hasattr(f, "read") or hasattr(f, "encoding"):
         raise ArgumentError("a path, or a file that is open for reading bytes", found=repr(f))
     with tempfile.NamedTemporaryFile() as copied:
         shutil.copyfileobj(f, copied)
