@@ -193,13 +193,19 @@ def _judged(
 ) -> dict[str, Any]:
     """Return errors by exact results: ours, PyTorch's, and that of its roundings if there are any.
 
-    others: PyTorch's results, then those with more roundings.
+    They are those of the worst array. Each is judged by itself: a gradient that cancels away
+    excuses no loss. others: PyTorch's results, then those with more roundings.
     """
     if any(len(one) != len(exact) for one in (ours, *others)):
         return {"error": float("inf"), "wrong": True}
-    errors = [0.0] * (1 + len(others))
-    for found in zip(exact, ours, *others, strict=True):
-        errors = [*map(max, errors, _errors(*found))]
+    arrays = zip(exact, ours, *others, strict=True)
+    judged = [_judged_one(tolerance, _errors(*found)) for found in arrays]
+    nothing = _judged_one(tolerance, [0.0] * (1 + len(others)))
+    return max(judged, key=lambda one: (one["wrong"], one["error"]), default=nothing)
+
+
+def _judged_one(tolerance: float, errors: Sequence[float]) -> dict[str, Any]:
+    """Return errors of one array, ours first, and whether ours is beyond what is allowed."""
     error, peer_error, *of_roundings = errors
     judged = {"error": error, "peer_error": peer_error}
     if of_roundings:
