@@ -7,6 +7,7 @@ of shape `event_shape`. Draws and densities are graphs of ours, parts of capture
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from numbers import Real
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -29,18 +30,23 @@ def parameters(*values: Any) -> tuple[Tensor, ...]:
     """
     tensors = [one for one in values if isinstance(one, Tensor)]
     for one in values:
-        if not isinstance(one, Tensor | int | float):
+        if not isinstance(one, Tensor | Real):
             raise DTypeError(
                 "a parameter is a number or a tensor", found=f"{type(one).__name__} {one!r:.40}"
             )
     like = next((one for one in tensors if one.dtype.is_float), None)
     dtype = DEFAULT_FLOAT if like is None else like.dtype
     device = tensors[0].device if tensors else None
-    made = [one if isinstance(one, Tensor) else Tensor(one, dtype=dtype, device=device)
+    made = [one if isinstance(one, Tensor) else Tensor(float(one), dtype=dtype, device=device)
             for one in values]
     made = [one if one.dtype.is_float else one.cast(dtype) for one in made]
     shape = broadcast_shapes(*[one.shape for one in made])
     return tuple(one if one.shape == shape else one.expand(shape) for one in made)
+
+
+def as_floats(x: Tensor) -> Tensor:
+    """A tensor as one of floats, as a parameter is."""
+    return x if x.dtype.is_float else x.cast(DEFAULT_FLOAT)
 
 
 def as_shape(shape: Any) -> Shape:
@@ -207,7 +213,9 @@ class Distribution:
             if isinstance(held, Tensor):
                 own = held.shape[held.ndim - axes :]
                 given[name] = held.expand(*shape, *own)
-        return type(self)(**given, validate_args=False)
+        made = type(self)(**given, validate_args=False)
+        made._validates = self._validates
+        return made
 
     def _check_value(self, value: Tensor) -> None:
         """Refuse values of another shape, and where values are looked at, outside the support."""

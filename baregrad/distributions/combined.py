@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
 from baregrad.distributions.base import Distribution, as_shape, sum_last
+from baregrad.distributions.constraints import ValueSet
 from baregrad.distributions.discrete import Categorical
 from baregrad.distributions.transforms import ComposeTransform, Transform, composed
 from baregrad.tensor import Tensor
@@ -36,6 +37,13 @@ class Independent(Distribution):
     def has_rsample(self) -> bool:  # type: ignore[override]
         """Whether gradients pass draws."""
         return self.base_dist.has_rsample
+
+    @property
+    def support(self) -> ValueSet | None:  # type: ignore[override]
+        """Events of which all values lie in the support of the other distribution."""
+        own = self.base_dist.support
+        axes = self.reinterpreted_batch_ndims
+        return None if own is None else own._replace(event_dim=own.event_dim + axes)
 
     def expand(self, batch_shape: Sequence[int]) -> Independent:
         """Return the distribution with a batch of another shape."""
@@ -186,11 +194,16 @@ class TransformedDistribution(Distribution):
                 "the transforms work on more axes than there are", found=list(shape),
                 wanted=f"{whole.domain_dim} or more",
             )
+        # Parameters of the transforms may be a larger batch than there is.
+        made = whole.forward_shape(shape)
+        wide = whole.inverse_shape(made)
+        if wide != shape:
+            kept = len(wide) - len(base_distribution.event_shape)
+            base_distribution = base_distribution.expand(wide[:kept])
         count = whole.domain_dim - len(base_distribution.event_shape)
         given = Independent(base_distribution, count) if count > 0 else base_distribution
         self.base_dist = given
         self._whole = whole
-        made = whole.forward_shape(shape)
         axes = max(whole.codomain_dim, len(given.event_shape)
                    + whole.codomain_dim - whole.domain_dim)
         cut = len(made) - axes

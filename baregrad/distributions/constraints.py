@@ -12,6 +12,8 @@ __all__ = [
     "ValueSet",
     "boolean",
     "greater_than",
+    "greater_than_eq",
+    "half_open_interval",
     "integer_interval",
     "interval",
     "lower_cholesky",
@@ -66,6 +68,17 @@ def integer_interval(lower_bound: float | Tensor, upper_bound: float | Tensor) -
     return ValueSet(
         name, 0, True, lambda x: _is_integer(x) & (x >= lower_bound) & (x <= upper_bound)
     )
+
+
+def half_open_interval(lower_bound: float | Tensor, upper_bound: float | Tensor) -> ValueSet:
+    """Return the numbers from one bound to below another."""
+    name = f"half_open_interval({lower_bound}, {upper_bound})"
+    return ValueSet(name, 0, False, lambda x: (x >= lower_bound) & (x < upper_bound))
+
+
+def greater_than_eq(lower_bound: float | Tensor) -> ValueSet:
+    """Return the numbers from a bound on."""
+    return ValueSet(f"greater_than_eq({lower_bound})", 0, False, lambda x: x >= lower_bound)
 
 
 def greater_than(lower_bound: float | Tensor) -> ValueSet:

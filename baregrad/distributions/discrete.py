@@ -11,6 +11,7 @@ from baregrad.distributions import constraints
 from baregrad.distributions.base import (
     Distribution,
     Number,
+    as_shape,
     first_taken,
     parameters,
     uniform_like,
@@ -96,7 +97,10 @@ class Bernoulli(_Binary):
         """Return the logarithm of the probability."""
         self._check_value(value)
         logits = self.logits
-        return value * logits - logits.softplus()
+        # What is certain, of infinite logits, has a probability of 1.
+        yes = (value == 0).where(0.0, value * (-logits).softplus())
+        no = (value == 1).where(0.0, (1 - value) * logits.softplus())
+        return -(yes + no)
 
     def entropy(self) -> Tensor:
         """Return the entropy."""
@@ -134,6 +138,10 @@ def _listed(values: Tensor, batch: tuple[int, ...], expand: bool) -> Tensor:
 class Geometric(_Binary):
     """How many times no comes before the first yes."""
 
+    arg_constraints = MappingProxyType({
+        "probs": ValueSet("positive unit_interval", 0, False, lambda x: (x > 0) & (x <= 1)),
+        "logits": constraints.real,
+    })  # fmt: skip
     support = constraints.nonnegative_integer
 
     def __init__(
@@ -256,7 +264,8 @@ class NegativeBinomial(_Binary):
     """How many yes come before `total_count` of no."""
 
     arg_constraints = MappingProxyType({
-        "total_count": constraints.nonnegative, "probs": constraints.unit_interval,
+        "total_count": constraints.nonnegative,
+        "probs": constraints.half_open_interval(0.0, 1.0),
         "logits": constraints.real,
     })  # fmt: skip
     support = constraints.nonnegative_integer
@@ -409,7 +418,7 @@ class OneHotCategorical(_OfClasses):
         shape = self._categorical.param_shape
         vars(self)["probs" if logits is None else "logits"] = getattr(
             self._categorical, "probs" if logits is None else "logits")
-        super().__init__(shape[:-1], shape[-1:], False)
+        super().__init__(shape[:-1], shape[-1:], validate_args)
 
     def _one_hot(self, places: Tensor) -> Tensor:
         return places.one_hot(self._event_shape[0]).cast(self._categorical._given.dtype)
@@ -474,14 +483,16 @@ class Multinomial(_OfClasses):
         self, total_count: int = 1, probs: Tensor | None = None, logits: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        if not isinstance(total_count, int):
-            raise ArgumentError("total_count is an integer", found=f"{total_count!r:.40}")
+        if not isinstance(total_count, int) or total_count < 0:
+            raise ArgumentError(
+                "total_count is an integer from 0 on", found=f"{total_count!r:.40}"
+            )
         self.total_count = total_count
         self._categorical = Categorical(probs, logits, validate_args)
         vars(self)["probs" if logits is None else "logits"] = getattr(
             self._categorical, "probs" if logits is None else "logits")
         shape = self._categorical.param_shape
-        super().__init__(shape[:-1], shape[-1:], False)
+        super().__init__(shape[:-1], shape[-1:], validate_args)
 
     def expand(self, batch_shape: Any) -> Multinomial:
         """Return the distribution with a batch of another shape."""
@@ -490,7 +501,7 @@ class Multinomial(_OfClasses):
 
     def sample(self, sample_shape: object = ()) -> Tensor:
         """Return counts, of the parameter's dtype."""
-        drawn = self._categorical.sample((self.total_count, *_shape(sample_shape)))
+        drawn = self._categorical.sample((self.total_count, *as_shape(sample_shape)))
         counts = drawn.one_hot(self._event_shape[0]).sum(0)
         return counts.cast(self._categorical._given.dtype)
 
@@ -513,10 +524,6 @@ class Multinomial(_OfClasses):
         """The variance of each count."""
         probs: Tensor = self._categorical.probs
         return probs * (1 - probs) * self.total_count
-
-
-def _shape(sample_shape: Any) -> tuple[int, ...]:
-    return (sample_shape,) if isinstance(sample_shape, int) else tuple(sample_shape)
 
 
 class Poisson(Distribution):
@@ -571,7 +578,7 @@ def poisson(rate: Tensor) -> Tensor:
         chances = (count.xlogy(rates) - rates - (count + 1).lgamma()).exp()
         few = (u.unsqueeze(-1) > chances.cumsum(-1)).sum(-1).double()
         drawn = is_low.where(few, _many_events(high))
-        return mean.isnan().where(math.nan, drawn).cast(rate.dtype)
+        return (mean >= 0).where(drawn, math.nan).cast(rate.dtype)
 
 
 def _many_events(mean: Tensor) -> Tensor:

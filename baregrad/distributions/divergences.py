@@ -29,7 +29,11 @@ from baregrad.distributions.discrete import (
     Poisson,
 )
 from baregrad.distributions.gammas import Beta, Dirichlet, Gamma
-from baregrad.distributions.multivariate import MultivariateNormal
+from baregrad.distributions.multivariate import (
+    LowRankMultivariateNormal,
+    MultivariateNormal,
+    half_log_det,
+)
 from baregrad.distributions.transformed import HalfNormal, LogNormal, Pareto
 from baregrad.tensor import Tensor
 from baregrad.tensor.torch_names import broadcast_shapes
@@ -117,8 +121,9 @@ def _one_hot(p: OneHotCategorical, q: OneHotCategorical) -> Tensor:
 
 
 def _geometric(p: Geometric, q: Geometric) -> Tensor:
-    found: Tensor = -p.entropy() - (-q.probs).log1p() / p.probs - q.logits
-    return found
+    chance = p.probs
+    no = (1 - chance) / chance * ((-chance).log1p() - (-q.probs).log1p())
+    return (chance == 1).where(0.0, no) + chance.log() - q.probs.log()
 
 
 def _poisson(p: Poisson, q: Poisson) -> Tensor:
@@ -193,14 +198,18 @@ def _uniform_normal(p: Uniform, q: Normal) -> Tensor:
     return whole + (wide * wide / 12 + away) / (2 * q.scale**2)
 
 
-def _multivariate(p: MultivariateNormal, q: MultivariateNormal) -> Tensor:
+_Vectors = MultivariateNormal | LowRankMultivariateNormal
+
+
+def _multivariate(p: _Vectors, q: _Vectors) -> Tensor:
+    first, second = p.scale_tril, q.scale_tril
     batch = broadcast_shapes(p.batch_shape, q.batch_shape)
     n = p.event_shape[0]
-    lower = q.scale_tril.expand(*batch, n, n)
-    turned = linalg.solve_triangular(lower, p.scale_tril.expand(*batch, n, n), upper=False)
+    lower = second.expand(*batch, n, n)
+    turned = linalg.solve_triangular(lower, first.expand(*batch, n, n), upper=False)
     away = (q.loc - p.loc).expand(*batch, n).unsqueeze(-1)
     moved = linalg.solve_triangular(lower, away, upper=False)
-    whole = q._half_log_det() - p._half_log_det()
+    whole = half_log_det(second) - half_log_det(first)
     squares = (turned * turned).sum((-2, -1)) + (moved * moved).sum((-2, -1))
     return whole + 0.5 * (squares - n)
 
@@ -214,9 +223,23 @@ def _independent(p: Independent, q: Independent) -> Tensor:
     return sum_last(kl_divergence(p.base_dist, q.base_dist), count)
 
 
+def _alike(one: Mapping[str, Any], two: Mapping[str, Any]) -> bool:
+    """Whether settings are the same; reads tensors that are not one and the same."""
+    for a, b in zip(one.values(), two.values(), strict=True):
+        if a is b:
+            continue
+        if isinstance(a, Tensor) or isinstance(b, Tensor):
+            same = type(a) is type(b) and a.shape == b.shape and bool((a == b).all().item())
+        else:
+            same = bool(a == b)
+        if not same:
+            return False
+    return True
+
+
 def _transformed(p: TransformedDistribution, q: TransformedDistribution) -> Tensor:
     same = [type(one) for one in p.transforms] == [type(one) for one in q.transforms] and all(
-        vars(one) == vars(two) for one, two in zip(p.transforms, q.transforms, strict=True)
+        _alike(vars(one), vars(two)) for one, two in zip(p.transforms, q.transforms, strict=True)
     )
     if not same or p.event_shape != q.event_shape:
         raise UnsupportedError("functions of draws have a divergence where they are the same",
@@ -231,6 +254,9 @@ _TABLE: Mapping[_Pair, Divergence] = MappingProxyType({
     (Gamma, Gamma): _gamma, (Geometric, Geometric): _geometric, (Gumbel, Gumbel): _gumbel,
     (HalfNormal, HalfNormal): _half_normal, (Independent, Independent): _independent,
     (Laplace, Laplace): _laplace, (LogNormal, LogNormal): _transformed,
+    (LowRankMultivariateNormal, LowRankMultivariateNormal): _multivariate,
+    (LowRankMultivariateNormal, MultivariateNormal): _multivariate,
+    (MultivariateNormal, LowRankMultivariateNormal): _multivariate,
     (MultivariateNormal, MultivariateNormal): _multivariate, (Normal, Normal): _normal,
     (OneHotCategorical, OneHotCategorical): _one_hot, (Pareto, Pareto): _pareto,
     (Poisson, Poisson): _poisson,

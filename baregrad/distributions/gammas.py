@@ -12,11 +12,13 @@ import math
 from types import MappingProxyType
 
 from baregrad import special
+from baregrad.base.errors import ShapeError
 from baregrad.distributions import constraints
 from baregrad.distributions.base import (
     Distribution,
     Number,
     Shape,
+    as_floats,
     first_taken,
     normal_like,
     parameters,
@@ -38,32 +40,54 @@ def standard_gamma(concentration: Tensor, shape: Shape) -> Tensor:
     alpha = concentration.double().expand(shape)
     with Tensor.no_grad():
         a = alpha.detach()
-        is_small = a < 1
-        d = is_small.where(a + 1, a) - 1 / 3
-        c = 1 / (9 * d).sqrt()
-        many = (_TRIES, *shape)
-        x, u = normal_like(a, many), uniform_like(a, many)
-        v = 1 + c * x
-        v = v * v * v
-        inside = v > 0
-        log_v = inside.where(v, 1.0).log()
-        taken = inside & (u.log() < 0.5 * x * x + d * (1 - v + log_v))
-        drawn = d * first_taken(taken, v)
-        # A draw of a + 1 is one of a by a power of a uniform number.
-        drawn = is_small.where(drawn * (uniform_like(a, shape).log() / a).exp(), drawn)
-        drawn = drawn.clamp(min=_LEAST.get(concentration.dtype, _LEAST_F32))
+        log_z = _log_draws(a, shape)
+        drawn = log_z.exp().clamp(min=_least(concentration))
         if not concentration.requires_grad:
             return drawn.cast(concentration.dtype)
-        slope = gamma_slope(a, drawn)
+        slope = drawn * log_gamma_slope(a, log_z)
     return (drawn + slope * (alpha - a)).cast(concentration.dtype)
 
 
-def gamma_slope(a: Tensor, z: Tensor) -> Tensor:
-    """dz/da of a draw z of concentration a, both float64.
+def _log_standard_gamma(concentration: Tensor, shape: Shape) -> Tensor:
+    """The logarithms of such draws, float64, for those that are too small for a number."""
+    alpha = concentration.double().expand(shape)
+    with Tensor.no_grad():
+        a = alpha.detach()
+        log_z = _log_draws(a, shape)
+        if not concentration.requires_grad:
+            return log_z
+        slope = log_gamma_slope(a, log_z)
+    return log_z + slope * (alpha - a)
+
+
+def _least(like: Tensor) -> float:
+    return _LEAST.get(like.dtype, _LEAST_F32)
+
+
+def _log_draws(a: Tensor, shape: Shape) -> Tensor:
+    """The logarithms of draws of concentrations a, float64, without gradients."""
+    is_small = a < 1
+    d = is_small.where(a + 1, a) - 1 / 3
+    c = 1 / (9 * d).sqrt()
+    many = (_TRIES, *shape)
+    x, u = normal_like(a, many), uniform_like(a, many)
+    v = 1 + c * x
+    v = v * v * v
+    inside = v > 0
+    log_v = inside.where(v, 1.0).log()
+    taken = inside & (u.log() < 0.5 * x * x + d * (1 - v + log_v))
+    found = d.log() + first_taken(taken, log_v)
+    # A draw of a + 1 is one of a by a power of a uniform number.
+    return is_small.where(found + uniform_like(a, shape).log() / a, found)
+
+
+def log_gamma_slope(a: Tensor, log_z: Tensor) -> Tensor:
+    """d(log z)/da of a draw z of concentration a, both float64.
 
     With t = z * exp(+-s) the integral of the density's derivative by a, over what lies beyond z or
     before it, whichever is nearer to an end, is one over s from 0 on.
     """
+    z = log_z.exp()
     sign = (z > a).where(1.0, -1.0)
     step = 2 * _ENDS / (_NODES - 1)
     nodes = [-_ENDS + step * place for place in range(_NODES)]
@@ -77,9 +101,9 @@ def gamma_slope(a: Tensor, z: Tensor) -> Tensor:
     s = x * scale
     turn = sign * s
     power = (a * turn - z * turn.clamp(max=700.0).expm1()).clamp(max=700.0)
-    rate = z.log() + turn - a.digamma()
+    rate = log_z + turn - a.digamma()
     whole = (power.exp() * rate * w).sum(0) * scale
-    return sign * z * whole
+    return sign * whole
 
 
 class Gamma(Distribution):
@@ -197,14 +221,18 @@ class Dirichlet(Distribution):
     _EVENT_AXES = MappingProxyType({"concentration": 1})
 
     def __init__(self, concentration: Tensor, validate_args: bool | None = None) -> None:
-        self.concentration = concentration
+        if concentration.ndim < 1:
+            raise ShapeError("shares are along the last axis", found=list(concentration.shape))
+        self.concentration = as_floats(concentration)
         shape = concentration.shape
         super().__init__(shape[:-1], shape[-1:], validate_args)
 
     def rsample(self, sample_shape: object = ()) -> Tensor:
         """Return draws that gradients pass."""
-        drawn = standard_gamma(self.concentration.double(), self._extended(sample_shape))
-        return (drawn / drawn.sum(-1, True)).cast(self.concentration.dtype)
+        a = self.concentration
+        # By logarithms: of small concentrations all draws may be too small for numbers.
+        shares = _log_standard_gamma(a, self._extended(sample_shape)).softmax(-1)
+        return shares.clamp(min=_least(a)).cast(a.dtype)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the logarithm of the density."""

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from baregrad import linalg
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.distributions import constraints
-from baregrad.distributions.base import Distribution, normal_like
+from baregrad.distributions.base import Distribution, as_floats, normal_like
 from baregrad.tensor import Tensor
 from baregrad.tensor.torch_names import broadcast_shapes
 
@@ -59,8 +59,8 @@ class MultivariateNormal(Distribution):
             )
         batch = broadcast_shapes(loc.shape[:-1], matrix.shape[:-2])
         event = loc.shape[-1:]
-        self.loc = loc.expand(*batch, *event)
-        matrix = matrix.expand(*batch, *event, *event)
+        self.loc = as_floats(loc).expand(*batch, *event)
+        matrix = as_floats(matrix).expand(*batch, *event, *event)
         if covariance_matrix is not None:
             vars(self)["covariance_matrix"] = matrix
             self.scale_tril = linalg.cholesky(matrix)
@@ -96,14 +96,11 @@ class MultivariateNormal(Distribution):
         self._check_value(value)
         away = value - self.loc
         distance = _squared_distance(self.scale_tril, away)
-        return -0.5 * (self._event_shape[0] * _LOG_2PI + distance) - self._half_log_det()
-
-    def _half_log_det(self) -> Tensor:
-        return self.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+        return -0.5 * (self._event_shape[0] * _LOG_2PI + distance) - half_log_det(self.scale_tril)
 
     def entropy(self) -> Tensor:
         """Return the entropy."""
-        return 0.5 * self._event_shape[0] * (1 + _LOG_2PI) + self._half_log_det()
+        return 0.5 * self._event_shape[0] * (1 + _LOG_2PI) + half_log_det(self.scale_tril)
 
     @property
     def mean(self) -> Tensor:
@@ -119,6 +116,11 @@ class MultivariateNormal(Distribution):
     def variance(self) -> Tensor:
         """The variance of each element."""
         return (self.scale_tril * self.scale_tril).sum(-1)
+
+
+def half_log_det(factor: Tensor) -> Tensor:
+    """Half the logarithm of a matrix's determinant, by its Cholesky factor."""
+    return factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
 
 def _squared_distance(factor: Tensor, away: Tensor) -> Tensor:
@@ -156,9 +158,9 @@ class LowRankMultivariateNormal(Distribution):
             )
         batch = broadcast_shapes(loc.shape[:-1], cov_factor.shape[:-2], cov_diag.shape[:-1])
         event = loc.shape[-1:]
-        self.loc = loc.expand(*batch, *event)
-        self.cov_factor = cov_factor.expand(*batch, *cov_factor.shape[-2:])
-        self.cov_diag = cov_diag.expand(*batch, *event)
+        self.loc = as_floats(loc).expand(*batch, *event)
+        self.cov_factor = as_floats(cov_factor).expand(*batch, *cov_factor.shape[-2:])
+        self.cov_diag = as_floats(cov_diag).expand(*batch, *event)
         super().__init__(batch, event, validate_args)
 
     def _capacitance(self) -> Tensor:
@@ -195,7 +197,7 @@ class LowRankMultivariateNormal(Distribution):
         return self.loc + turned + self.cov_diag.sqrt() * many
 
     def _log_det(self, factor: Tensor) -> Tensor:
-        return 2 * factor.diagonal(dim1=-2, dim2=-1).log().sum(-1) + self.cov_diag.log().sum(-1)
+        return 2 * half_log_det(factor) + self.cov_diag.log().sum(-1)
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return the logarithm of the density, by Woodbury's identity."""

@@ -28,6 +28,9 @@ from baregrad.tensor import Tensor
 class RelaxedBernoulli(Made):
     """Numbers in (0, 1) that come to be 0 or 1 as the temperature falls, which gradients pass."""
 
+    arg_constraints = MappingProxyType(
+        {"temperature": constraints.positive, "logits": constraints.real}
+    )
     support = constraints.unit_interval
     _EVENT_AXES = MappingProxyType({"temperature": 0, "probs": 0, "logits": 0})
 
@@ -81,8 +84,10 @@ class _ExpRelaxed(Distribution):
 
     has_rsample = True
 
-    def __init__(self, temperature: Any, probs: Any, logits: Any) -> None:
-        self._categorical = Categorical(probs, logits)
+    def __init__(
+        self, temperature: Any, probs: Any, logits: Any, validate_args: bool | None = None
+    ) -> None:
+        self._categorical = Categorical(probs, logits, validate_args)
         self.temperature = temperature
         shape = self._categorical.param_shape
         super().__init__(shape[:-1], shape[-1:])
@@ -119,7 +124,7 @@ class RelaxedOneHotCategorical(TransformedDistribution):
         self, temperature: Number, probs: Tensor | None = None, logits: Tensor | None = None,
         validate_args: bool | None = None,
     ) -> None:
-        base = _ExpRelaxed(temperature, probs, logits)
+        base = _ExpRelaxed(temperature, probs, logits, validate_args)
         self.temperature = temperature
         super().__init__(base, ExpTransform(), validate_args)
 

@@ -10,6 +10,7 @@ from typing import Any
 from baregrad.distributions import constraints
 from baregrad.distributions.base import Distribution, Number, parameters
 from baregrad.distributions.combined import TransformedDistribution
+from baregrad.distributions.constraints import ValueSet
 from baregrad.distributions.continuous import EULER, Cauchy, Exponential, Normal, Uniform
 from baregrad.distributions.transforms import AffineTransform, ExpTransform, PowerTransform
 from baregrad.tensor import Tensor
@@ -178,6 +179,11 @@ class Pareto(Made):
         {"alpha": constraints.positive, "scale": constraints.positive}
     )
     _EVENT_AXES = MappingProxyType({"scale": 0, "alpha": 0})
+
+    @property
+    def support(self) -> ValueSet:  # type: ignore[override]
+        """The values from `scale` on."""
+        return constraints.greater_than_eq(self.scale)
 
     def __init__(self, scale: Number, alpha: Number, validate_args: bool | None = None) -> None:
         self.scale, self.alpha = parameters(scale, alpha)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
 from baregrad.distributions.base import Number, as_shape, sum_last
 from baregrad.tensor import Tensor
+from baregrad.tensor.torch_names import broadcast_shapes
 
 _LOG_2 = math.log(2.0)
 
@@ -162,6 +163,14 @@ class IndependentTransform(Transform):
         found = self.base_transform.log_abs_det_jacobian(x, y)
         return sum_last(found, self.reinterpreted_batch_ndims)
 
+    def forward_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the function of a tensor of a shape."""
+        return self.base_transform.forward_shape(shape)
+
+    def inverse_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of what has a function of a shape."""
+        return self.base_transform.inverse_shape(shape)
+
 
 def _sign(x: Number) -> int | Tensor:
     if isinstance(x, Tensor):
@@ -169,8 +178,24 @@ def _sign(x: Number) -> int | Tensor:
     return 1 if x > 0 else -1
 
 
-class AffineTransform(Transform):
+class _Elementwise(Transform):
+    """What transforms share whose parameters broadcast with what they are given."""
+
+    _PARAMETERS: tuple[str, ...] = ()
+
+    def forward_shape(self, shape: Sequence[int]) -> tuple[int, ...]:
+        """Return the shape of the function of a tensor of a shape."""
+        held = [getattr(self, name) for name in self._PARAMETERS]
+        own = [one.shape for one in held if isinstance(one, Tensor)]
+        return broadcast_shapes(tuple(shape), *own)
+
+    inverse_shape = forward_shape
+
+
+class AffineTransform(_Elementwise):
     """loc + scale * x."""
+
+    _PARAMETERS = ("loc", "scale")
 
     def __init__(self, loc: Number, scale: Number, event_dim: int = 0) -> None:
         self.loc, self.scale = loc, scale
@@ -204,8 +229,10 @@ class ExpTransform(Transform):
         return x
 
 
-class PowerTransform(Transform):
+class PowerTransform(_Elementwise):
     """x ** exponent, of positive x."""
+
+    _PARAMETERS = ("exponent",)
 
     def __init__(self, exponent: Number) -> None:
         self.exponent = exponent

@@ -273,7 +273,7 @@ def test_gradients_pass_draws() -> None:
 
 @pytest.mark.slow
 def test_gradients_of_gamma_draws_are_those_of_quantiles() -> None:
-    from baregrad.distributions.gammas import gamma_slope
+    from baregrad.distributions.gammas import log_gamma_slope
 
     a = np.array([1e-2, 0.1, 0.5, 0.9, 1.0, 2.0, 7.5, 30.0, 200.0, 3000.0])
     shares = np.array([1e-3, 0.05, 0.3, 0.5, 0.7, 0.95, 0.9999])
@@ -292,7 +292,8 @@ def test_gradients_of_gamma_draws_are_those_of_quantiles() -> None:
                     for s in (-step, step))  # fmt: skip
     density = theirs.Gamma(torch.tensor(a), torch.tensor(1.0, dtype=torch.float64))
     wanted = (-(above - below) / (2 * step) / density.log_prob(z).exp()).numpy()
-    found = gamma_slope(Tensor(np.broadcast_to(a, (7, 10)).copy()), Tensor(high)).numpy()
+    concentration = Tensor(np.broadcast_to(a, (7, 10)).copy())
+    found = log_gamma_slope(concentration, Tensor(np.log(high))).numpy() * high
     known = high > 1e-250
     np.testing.assert_allclose(found[known], wanted[known], rtol=2e-4)
 
@@ -392,3 +393,78 @@ def test_what_is_refused() -> None:
         ours.Poisson(1.0).rsample()
     with pytest.raises(AttributeError, match="'Normal'"):
         _ = ours.Normall
+
+
+def test_parameters_of_integers_and_of_numpy() -> None:
+    assert ours.Normal(np.float32(0.5), np.int64(2)).loc.item() == 0.5
+    shares = ours.Dirichlet(Tensor([1, 2, 3])).sample()
+    assert shares.dtype.is_float and abs(shares.sum().item() - 1) < 1e-6
+    vector = ours.MultivariateNormal(Tensor([1, 2]), Tensor([[2, 0], [0, 2]]))
+    assert vector.sample((3,)).shape == (3, 2)
+    with pytest.raises(ShapeError, match="along the last axis"):
+        ours.Dirichlet(Tensor(1.0))
+    with pytest.raises(ArgumentError, match="from 0 on"):
+        ours.Multinomial(-1, Tensor([0.5, 0.5]))
+
+
+def test_shares_of_small_concentrations_are_nearly_all_of_one() -> None:
+    """Where draws of the gamma distribution are too small for numbers, as well."""
+    concentration = as_ours([1e-4, 2e-4]).requires_grad_()
+    drawn = ours.Dirichlet(concentration).rsample((400,))
+    largest = drawn.detach().numpy().max(-1)
+    # Within (0.01, 0.99) lie about 2 * a * b / (a + b) * log(99) = 6e-4 of them.
+    assert (largest > 0.99).mean() > 0.97
+    assert abs(drawn.detach().numpy()[:, 0].mean() - 1 / 3) < 5 * math.sqrt(2 / 9 / 400)
+    drawn.sum().backward()
+    assert np.isfinite(concentration.grad.numpy()).all()
+
+
+def test_certain_outcomes_of_infinite_logits() -> None:
+    logits = as_ours([math.inf, -math.inf, 0.0])
+    chances = ours.Bernoulli(logits=logits)
+    np.testing.assert_array_equal(chances.log_prob(as_ours([1.0, 0.0, 1.0])).exp().numpy().round(9),
+                                  [1.0, 1.0, 0.5])  # fmt: skip
+    np.testing.assert_array_equal(chances.log_prob(as_ours([0.0, 1.0, 0.0])).exp().numpy().round(9),
+                                  [0.0, 0.0, 0.5])  # fmt: skip
+
+
+def test_parameters_of_transforms_are_a_larger_batch() -> None:
+    def make(d: Any, t: Any) -> Any:
+        return d.TransformedDistribution(
+            d.Normal(t([0.0, 1.0]), 1.0), d.AffineTransform(t([[1.0], [2.0], [3.0]]), t(2.0)))
+
+    one, other = make(ours, as_ours), make(theirs, as_theirs)
+    assert one.batch_shape == tuple(other.batch_shape) == (3, 2)
+    assert one.sample((5,)).shape == (5, 3, 2)
+    agree(one.log_prob(as_ours(0.5)), other.log_prob(as_theirs(0.5)))
+    np.testing.assert_array_equal(ours.kl_divergence(one, make(ours, as_ours)).numpy(), 0.0)
+
+
+def test_what_is_looked_at() -> None:
+    """What PyTorch refuses where parameters and values are looked at."""
+    for make in (
+        lambda: ours.Pareto(1.0, 1.0, validate_args=True).log_prob(Tensor(0.5)),
+        lambda: ours.OneHotCategorical(Tensor([0.5, 0.5]), validate_args=True).log_prob(
+            Tensor([1.0, 1.0])),
+        lambda: ours.RelaxedBernoulli(-1.0, 0.5, validate_args=True),
+        lambda: ours.RelaxedOneHotCategorical(0.5, Tensor([-0.5, 0.5]), validate_args=True),
+        lambda: ours.NegativeBinomial(3.0, Tensor([1.0]), validate_args=True),
+        lambda: ours.Geometric(0.0, validate_args=True),
+        lambda: ours.Beta(1.0, 1.0, validate_args=True).expand((2,)).log_prob(Tensor([2.0, 2.0])),
+    ):  # fmt: skip
+        with pytest.raises(ArgumentError, match="outside of what"):
+            make()
+    inside = ours.Independent(ours.Beta(as_ours([1.0, 2.0]), 1.0), 1).support
+    assert inside is not None and not inside.check(as_ours([0.5, 2.0])).item()
+
+
+def test_divergences_of_small_chances_and_of_low_rank() -> None:
+    p, q = ours.Geometric(Tensor([1e-8, 1.0])), ours.Geometric(Tensor([1e-7, 1.0]))
+    np.testing.assert_allclose(ours.kl_divergence(p, q).numpy(), [6.697415, 0.0], rtol=1e-5)
+    makes = (
+        lambda d, t: d.LowRankMultivariateNormal(t(A), t(MATRIX)[..., :2], t(C)),
+        lambda d, t: d.MultivariateNormal(t(REALS), t(MATRIX)),
+    )
+    for one, two in ((0, 0), (0, 1), (1, 0)):
+        agree(ours.kl_divergence(makes[one](ours, as_ours), makes[two](ours, as_ours)),
+              theirs.kl_divergence(makes[one](theirs, as_theirs), makes[two](theirs, as_theirs)))
