@@ -28,6 +28,9 @@ def gradcheck(
         raise ArgumentError("gradcheck wants a tensor that requires gradients", found="none")
     outputs = func(*given)
     outputs = list(outputs) if isinstance(outputs, list | tuple) else [outputs]
+    if not all(isinstance(output, Tensor) for output in outputs):
+        raise ArgumentError("gradcheck wants a function of tensors to tensors",
+                            found=[type(output).__name__ for output in outputs])  # fmt: skip
     for which, output in enumerate(outputs):
         rows = _rows(output, looked)
         for place, x in enumerate(looked):

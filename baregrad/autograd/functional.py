@@ -1,7 +1,8 @@
 """`torch.autograd.functional`: derivatives of functions of one tensor or of several.
 
 Inputs are a tensor or a tuple of them, and what is returned has their structure; `baregrad.func`
-has the same as functions of functions.
+has the same as functions of functions. What does not depend on an input has zeros: `strict`, which
+refuses that, raises UnsupportedError.
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from collections.abc import Callable
 from typing import Any
 
 from baregrad import func as transforms
-from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.base.errors import ArgumentError, ShapeError, UnsupportedError
 from baregrad.base.namespaces import unknown_name
 from baregrad.tensor.tensor import Tensor
 
 __all__ = ["hessian", "hvp", "jacobian", "jvp", "vhp", "vjp"]
 
 
-def _given(inputs: Any, what: str) -> tuple[Any, ...]:
+def _given(inputs: Any, what: str, strict: bool) -> tuple[Any, ...]:
+    if strict:
+        raise UnsupportedError(f"{what} gives zeros where nothing depends on an input",
+                               found="strict=True")  # fmt: skip
     found = inputs if isinstance(inputs, tuple) else (inputs,)
     for one in found:
         if not isinstance(one, Tensor):
@@ -51,7 +55,7 @@ def jacobian(
     ways = {"reverse-mode": transforms.jacrev, "forward-mode": transforms.jacfwd}
     if strategy not in ways:
         raise ArgumentError(f"strategy is one of {', '.join(ways)}", found=repr(strategy))
-    given = _given(inputs, "jacobian")
+    given = _given(inputs, "jacobian", strict)
     several = isinstance(inputs, tuple)
     places = tuple(range(len(given))) if several else 0
     return _cut(ways[strategy](func, places)(*given), create_graph)
@@ -65,7 +69,7 @@ def hessian(
 
     Raises ShapeError for a function of more than one number.
     """
-    given = _given(inputs, "hessian")
+    given = _given(inputs, "hessian", strict)
     several = isinstance(inputs, tuple)
     places = tuple(range(len(given))) if several else 0
     return _cut(transforms.hessian(_scalar(func, "hessian"), places)(*given), create_graph)
@@ -87,7 +91,7 @@ def vjp(
     strict: bool = False,
 ) -> tuple[Any, Any]:
     """Return func(*inputs), and `v` times the Jacobian; v is 1 for one number."""
-    given = _given(inputs, "vjp")
+    given = _given(inputs, "vjp", strict)
     value, pull = transforms.vjp(func, *given)
     if v is None:
         if not isinstance(value, Tensor) or value.numel() != 1:
@@ -103,7 +107,7 @@ def jvp(
     strict: bool = False,
 ) -> tuple[Any, Any]:
     """Return func(*inputs), and the Jacobian times `v`; v is 1 for one number."""
-    given = _given(inputs, "jvp")
+    given = _given(inputs, "jvp", strict)
     if v is None:
         if len(given) != 1 or given[0].numel() != 1:
             raise ShapeError("v is left out for an input of one number alone",
@@ -118,7 +122,7 @@ def hvp(
     strict: bool = False,
 ) -> tuple[Any, Any]:
     """Return func(*inputs), one number, and its second derivatives times `v`."""
-    given = _given(inputs, "hvp")
+    given = _given(inputs, "hvp", strict)
     scalar = _scalar(func, "hvp")
     slopes = transforms.grad(scalar, tuple(range(len(given))))
     _, found = transforms.jvp(slopes, given, v if isinstance(v, tuple) else (v,))

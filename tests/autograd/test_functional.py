@@ -12,7 +12,7 @@ from torch.autograd import functional as theirs
 from baregrad import Tensor
 from baregrad.autograd import functional as ours
 from baregrad.autograd import gradcheck
-from baregrad.base.errors import ArgumentError, GradientError, ShapeError
+from baregrad.base.errors import ArgumentError, GradientError, ShapeError, UnsupportedError
 from baregrad.base.options import options
 
 X, Y = np.array([0.3, -1.2, 0.8]), np.array([1.5, 0.4, -0.7])
@@ -88,5 +88,9 @@ def test_what_is_refused() -> None:
         ours.jacobian(Tensor.sin, x, strategy="sideways")
     with pytest.raises(ArgumentError, match="a tensor, or a tuple"):
         ours.jacobian(Tensor.sin, 1.0)
+    with pytest.raises(UnsupportedError, match="strict=True"):
+        ours.jacobian(Tensor.sin, x, strict=True)
+    with pytest.raises(ArgumentError, match="to tensors"):
+        gradcheck(lambda x: None, x.requires_grad_())
     with pytest.raises(AttributeError, match="'jacobian'"):
         _ = ours.jacobians
