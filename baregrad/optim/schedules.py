@@ -20,7 +20,12 @@ from baregrad.tensor.array.link import session
 
 
 class LRScheduler:
-    """The base of schedules; a subclass writes `rate`. Made, it sets the rates of step 0."""
+    """The base of schedules; a subclass writes `rate`. Made, it sets the rates of step 0.
+
+    A rate is a function of the count of steps alone. Unlike PyTorch's, which go on from the rate
+    that there is, it does not look at what something else set, but for `SWALR` and
+    `MultiplicativeLR`: `SequentialLR` and `ChainedScheduler` put schedules together.
+    """
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)

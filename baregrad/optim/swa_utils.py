@@ -133,10 +133,9 @@ class AveragedModel(Module):
             given = [value.to(one.device) for one, value in zip(mine, given, strict=True)]
             first = count == 0
             if self.avg_fn is None:
-                # With the first ones for the averages these stay what they are.
+                (self.multi_avg_fn or get_swa_multi_avg_fn())(mine, given, count)
                 for one, value in zip(mine, given, strict=True):
                     one.copy_(first.where(value, one))
-                (self.multi_avg_fn or get_swa_multi_avg_fn())(mine, given, count)
             else:
                 for one, value in zip(mine, given, strict=True):
                     made = self.avg_fn(one.detach(), value, count)

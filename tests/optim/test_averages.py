@@ -32,6 +32,12 @@ def pair() -> tuple[Any, Any]:
     return mine, other
 
 
+def twice(averaged: Any, current: Any, count: Any) -> None:
+    """An average that changes even what it is given as both."""
+    for one, value in zip(averaged, current, strict=True):
+        one.copy_(one + value)
+
+
 def agree(mine: nn.Module, other: torch.nn.Module) -> None:
     state = other.state_dict()
     assert list(mine.state_dict()) == list(state)
@@ -45,7 +51,8 @@ def agree(mine: nn.Module, other: torch.nn.Module) -> None:
      {"multi_avg_fn": theirs.get_ema_multi_avg_fn(0.7)}),
     ({"avg_fn": lambda a, b, n: a * 0.5 + b * 0.5, "use_buffers": True},
      {"avg_fn": lambda a, b, n: a * 0.5 + b * 0.5, "use_buffers": True}),
-], ids=["equal", "ema", "function"])  # fmt: skip
+    pytest.param({"multi_avg_fn": twice}, {"multi_avg_fn": twice}, marks=pytest.mark.slow),
+], ids=["equal", "ema", "function", "functions"])  # fmt: skip
 def test_averages_equal_pytorchs(words: dict[str, Any], words_t: dict[str, Any]) -> None:
     mine, other = pair()
     averaged, averaged_t = ours.AveragedModel(mine, **words), theirs.AveragedModel(other, **words_t)
