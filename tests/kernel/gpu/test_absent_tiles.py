@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,26 +18,43 @@ from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
 from tests.graph.streams.test_passes import graph_of
 from tests.kernel import kernels as k
+from tests.kernel.gpu.test_clusters import together
 from tests.kernel.gpu.test_roles import ASYNC, BRAIN, TMA, of_tiles
 from tests.kernel.gpu_kernels import HOPPER, lowered, run_text, run_threads
 
 TILES, ROWS, COLUMNS, STEPS, BLOCKS = 5, 64, 128, 256, 3
 
 
-def first_tiles(before: bool) -> Node:
+Form = Callable[[Tensor, Tensor, Tensor], list[Tensor]]
+FORMS: dict[str, Form] = {
+    "other numbers": lambda there, product, other: [there.where(product * 2, other)],
+    "more behind the choice": lambda there, product, other: [there.where(product, 3) + other],
+    "two results": lambda there, product, other: [there.where(product, other),
+                                                  there.where(product + 1, 7)],
+}  # fmt: skip
+
+
+def zeros(there: Tensor, product: Tensor, other: Tensor) -> list[Tensor]:
+    return [there.where(product, 0)]
+
+
+def first_tiles(before: bool, form: Form = zeros) -> Node:
     """Tiles of rows, each times the matrix that an array names for it; the first ones, or the last.
 
-    before: those in front of a number in memory are there.
+    before: those in front of a number in memory are there. form: results, of which tiles are there,
+    of the product and of other numbers.
     """
     x = Tensor.empty(TILES, ROWS, STEPS, dtype=BRAIN)
     weights = Tensor.empty(2, COLUMNS, STEPS, dtype=BRAIN)
     which, count = Tensor.empty(TILES, dtype="int32"), Tensor.empty(1, dtype="int32")
-    given = [one.realize() for one in (x, weights, which, count)]
+    other = Tensor.empty(TILES, ROWS, COLUMNS, dtype="float32")
+    given = [one.realize() for one in (x, weights, which, count, other)]
     number = Tensor.arange(TILES, dtype="int32")
     product = x.matmul(weights[which].mT, out_dtype="float32")
-    found = (number < count if before else count < number)[:, None, None].where(product, 0)
-    sink = canonicalise(graph_of(found, given), target=HOPPER)
-    return make_plan(sink, target=HOPPER).kernels[0]
+    there = (number < count if before else count < number)[:, None, None]
+    sink = canonicalise(graph_of(form(there, product, other), given), target=HOPPER)
+    (kernel,) = make_plan(sink, target=HOPPER).kernels
+    return kernel
 
 
 def by_sizes(kernel: Node) -> tuple[dict[int, Any], dict[int, int]]:
@@ -86,3 +104,18 @@ def test_tiles_behind_a_number_are_where_they_lie() -> None:
     found = run_text(*lowered(kernel, of_tiles(TMA, 2, BLOCKS)), arrays)
     k.assert_equal(k.run_kernel(kernel, arrays), found)
     assert some(found[0]) == [False, False, False, True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FORMS)
+def test_what_stands_for_tiles_that_are_not_there(name: str) -> None:
+    """Whatever is stored in their place, by single blocks and by pairs of them."""
+    kernel = first_tiles(True, FORMS[name])
+    arrays, slots = by_sizes(kernel)
+    arrays[slots[TILES]] = np.array([1, 0, 1, 1, 0], np.int32)
+    for schedule in (of_tiles(TMA, 2, BLOCKS), together(of_tiles(TMA, 2, 4), "n")):
+        loop, program = lowered(kernel, schedule)
+        assert "stored behind all others" in "\n".join(pipeline_lines(loop, HOPPER))
+        for there in (2, 0, TILES, -(1 << 31), (1 << 31) - 1):
+            arrays[slots[1]] = np.array([there], np.int32)
+            k.assert_equal(k.run_kernel(kernel, arrays), run_text(loop, program, arrays))
