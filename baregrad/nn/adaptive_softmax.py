@@ -5,6 +5,7 @@ Source: E. Grave and others, "Efficient softmax approximation for GPUs", ICML 20
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -67,7 +68,8 @@ class AdaptiveLogSoftmaxWithLoss(Module):
     def forward(self, x: Tensor, target: Tensor) -> AdaptiveLoss:
         """Return the log-probability of each target, and the mean of minus these.
 
-        Rows (N, in_features) and class ids (N,), or one of each. Raises ShapeError.
+        Rows (N, in_features) and class ids (N,), or one of each; NaN of ids that are none, since
+        nothing is read. Raises ShapeError.
         """
         single = target.ndim == 0
         if x.ndim != (1 if single else 2) or x.shape[:-1] != target.shape \
@@ -81,6 +83,7 @@ class AdaptiveLogSoftmaxWithLoss(Module):
         for first, end, group in zip(self.cutoffs, self.cutoffs[1:], groups, strict=False):
             found = self._picked(group, target - first, 0, end - first)
             output = (target >= first).where(found, output)
+        output = ((target >= 0) & (target < self.n_classes)).where(output, math.nan)
         loss = -output.mean()
         return AdaptiveLoss(output.squeeze(0) if single else output, loss)
 
@@ -95,6 +98,8 @@ class AdaptiveLogSoftmaxWithLoss(Module):
 
     def predict(self, x: Tensor) -> Tensor:
         """Return the most likely class of each row."""
+        if x.ndim != 2:
+            raise ShapeError("rows", found=list(x.shape), wanted=f"(N, {self.in_features})")
         likeliest: Tensor = self.head(x).argmax(1)
         return (likeliest < self.shortlist_size).where(likeliest, self.log_prob(x).argmax(1))
 

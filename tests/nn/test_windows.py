@@ -96,12 +96,22 @@ def test_what_is_refused() -> None:
         functional.fractional_max_pool2d(x, 2)
     with pytest.raises(ArgumentError, match="between 0 and 1"):
         functional.fractional_max_pool2d(x, 2, output_ratio=1.5)
+    for ratio in (1, (0.5, 0.5, 0.5)):
+        with pytest.raises(ArgumentError, match="for each axis"):
+            functional.fractional_max_pool2d(x, 2, output_ratio=ratio)
     with pytest.raises(ShapeError, match="have room"):
         functional.fractional_max_pool2d(x, 3, 5)
     with pytest.raises(ShapeError, match="a sample for each"):
         functional.fractional_max_pool2d(x, 2, 3, _random_samples=Tensor.rand(2))
     with pytest.raises(ShapeError, match="for each pooled axis"):
         functional.adaptive_max_pool2d(x, (2, 2, 2), return_indices=True)
+    with pytest.raises(ShapeError, match="or more"):
+        functional.adaptive_max_pool2d(x, 0, return_indices=True)
+    layer = nn.AdaptiveLogSoftmaxWithLoss(4, 10, [5])
+    found = layer(Tensor(draw(4, 4)), Tensor([-1, 10, 0, 9])).output
+    np.testing.assert_array_equal(np.isnan(found.detach().numpy()), [True, True, False, False])
+    with pytest.raises(ShapeError, match="rows"):
+        layer.predict(Tensor(draw(4)))
     with pytest.raises(ArgumentError, match="cutoffs rise"):
         nn.AdaptiveLogSoftmaxWithLoss(4, 10, [5, 3])
     with pytest.raises(ShapeError, match="a class of each"):

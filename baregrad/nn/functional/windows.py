@@ -52,6 +52,8 @@ def largest_of_shares(x: Tensor, count: int, output_size: Any) -> tuple[Tensor, 
     given = [output_size] * count if isinstance(output_size, int | None) else list(output_size)
     if len(given) != count or x.ndim <= count:
         raise ShapeError("a size for each pooled axis", found=f"{output_size}, {list(x.shape)}")
+    if any(wanted is not None and wanted < 1 for wanted in given):
+        raise ShapeError("one part of each pooled axis or more", found=output_size)
     places, valid = [], []
     for size, wanted in zip(x.shape[-count:], given, strict=True):
         parts = np.arange(size if wanted is None else wanted)
@@ -75,9 +77,10 @@ def _fractional(
         raise ShapeError("an input (N, C, ...) or (C, ...)", found=list(x.shape))
     sizes = x.shape[-count:]
     if output_size is None:
-        shares = [output_ratio] * count if isinstance(output_ratio, float) else list(output_ratio)
-        if not all(0 < share < 1 for share in shares):
-            raise ArgumentError("output ratios are between 0 and 1", found=output_ratio)
+        is_one = isinstance(output_ratio, int | float)
+        shares = [output_ratio] * count if is_one else list(output_ratio)
+        if len(shares) != count or not all(0 < share < 1 for share in shares):
+            raise ArgumentError("a ratio between 0 and 1 for each axis", found=output_ratio)
         output_size = [int(size * share) for size, share in zip(sizes, shares, strict=True)]
     wanted = per_axis(output_size, count, "output_size")
     for size, tap, out in zip(sizes, taps, wanted, strict=True):
