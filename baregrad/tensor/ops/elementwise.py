@@ -52,73 +52,95 @@ def add(x: Tensor, other: Operand, *, alpha: float | None = None) -> Tensor:
     lifted = lift(other, x)
     if x.dtype.kind == "bool" and common_dtype((x, lifted)).kind == "bool":
         return elementwise(Ops.ADD, x, lifted if alpha else False)
-    return elementwise(Ops.ADD, x, _times(lifted, alpha, x))
+    return _with_times(Ops.ADD, x, lifted, alpha)
 
 
 def sub(x: Tensor, other: Operand, *, alpha: float | None = None) -> Tensor:
     """Return x - alpha*other. Raises DTypeError for bools."""
-    other = lift(other if alpha is None else _times(other, alpha, x), x)
-    dtype = common_dtype((x, other))
-    _refuse(dtype, ("bool",), "subtraction", "numbers", "use ^ or logical_xor for bools")
-    return elementwise(Ops.SUB, x, other, dtype=dtype)
-
-
-def _times(other: Operand, alpha: float, x: Tensor) -> Operand:
-    lifted = lift(other, x)
-    if isinstance(lifted, TensorLike | Node):
-        return elementwise(Ops.MUL, as_tensor(lifted, x, common_dtype((x, lifted))), alpha)
-    return lifted * alpha
-
-
-def rsub(x: Tensor, other: Operand) -> Tensor:
-    """Return other - x."""
     lifted = lift(other, x)
     dtype = common_dtype((x, lifted))
     _refuse(dtype, ("bool",), "subtraction", "numbers", "use ^ or logical_xor for bools")
+    if alpha is None:
+        return elementwise(Ops.SUB, x, lifted, dtype=dtype)
+    return _with_times(Ops.SUB, x, lifted, alpha)
+
+
+def _with_times(op: Op, x: Tensor, other: Tensor | Scalar | Node, alpha: float) -> Tensor:
+    """`op` of `x` and alpha*other; of 16-bit floats rounded once, but `alpha` first, as PyTorch."""
+    if not isinstance(other, TensorLike | Node):
+        return elementwise(op, x, other * alpha)
+    dtype = common_dtype((x, other))
+    times = as_tensor(other, x, dtype)
+    if not _is_of_16_bits(dtype):
+        return elementwise(op, x, elementwise(Ops.MUL, times, alpha))
+    scale = round_scalar(float(alpha), dtype)
+    wide = elementwise(Ops.MUL, times.cast(dtypes.float32), scale)
+    return _from_float32(elementwise(op, x.cast(dtype).cast(dtypes.float32), wide), dtype)
+
+
+def rsub(x: Tensor, other: Operand, *, alpha: float | None = None) -> Tensor:
+    """Return other - alpha*x."""
+    lifted = lift(other, x)
+    dtype = common_dtype((x, lifted))
+    _refuse(dtype, ("bool",), "subtraction", "numbers", "use ^ or logical_xor for bools")
+    if alpha is not None:
+        return _with_times(Ops.SUB, as_tensor(lifted, x, dtype), x, alpha)
     return elementwise(Ops.SUB, lifted, x, dtype=dtype)
 
 
 def mul(x: Tensor, other: Operand) -> Tensor:
-    """Return x * other; bools multiply as `and`. A scalar that `x.dtype` has not is not rounded."""
-    if _is_rounded(other, x.dtype):
-        return _by_unrounded(Ops.MUL, x, other)
+    """Return x * other; bools multiply as `and`.
+
+    A scalar that `x.dtype`, of 16 bits, has not is not rounded, nor is an `other` without axes
+    beside an `x` with axes.
+    """
+    if _is_rounded(other, x):
+        return _from_float32(elementwise(Ops.MUL, x.cast(dtypes.float32), other), x.dtype)
     return elementwise(Ops.MUL, x, other)
 
 
-# Of float32, in which such a scalar is kept.
-_LARGEST_SCALAR = float(dtypes.float32.max)
+def _is_of_16_bits(dtype: DType) -> bool:
+    return dtype.bits == 16 and dtype.kind == "float"
 
 
-def _is_rounded(value: Operand, dtype: DType) -> bool:
-    """Whether an operand is a scalar that is none of a 16-bit float dtype's."""
-    if dtype.bits != 16 or dtype.kind != "float":
+def _is_rounded(value: Operand, x: Tensor) -> bool:
+    """Whether an operand that leaves the 16-bit float dtype of `x` as it is would be rounded."""
+    if not _is_of_16_bits(x.dtype):
         return False
+    if isinstance(value, TensorLike):
+        is_exact = value.dtype is x.dtype or value.dtype.kind in ("bool", "complex")
+        return bool(x.ndim) and not value.ndim and not is_exact
     scalar = plain(value)
-    if scalar.__class__ not in (int, float) or not -_LARGEST_SCALAR < scalar < _LARGEST_SCALAR:
+    if scalar.__class__ not in (int, float) or not -math.inf < scalar < math.inf:
         return False
-    return round_scalar(float(scalar), dtype) != scalar
+    try:
+        return round_scalar(float(scalar), x.dtype) != scalar
+    except OverflowError:
+        # Beyond what a float is: refused as an operand.
+        return False
 
 
-def _by_unrounded(op: Op, x: Tensor, value: Operand) -> Tensor:
-    """A product or quotient of 16-bit floats and a scalar, in float32 as in PyTorch."""
-    wide: Tensor = elementwise(op, x.cast(dtypes.float32), value)
-    made: Tensor = wide.cast(x.dtype)
+def _from_float32(wide: Tensor, dtype: DType) -> Tensor:
+    made: Tensor = wide.cast(dtype)
     return made
 
 
 def div(x: Tensor, other: Operand, *, rounding_mode: str | None = None) -> Tensor:
     """Return x / other in floating point, or rounded: rounding_mode "floor" or "trunc".
 
-    Without a rounding mode a scalar is as in `mul`, and integers become float32. Integer division
-    by zero gives 0.
+    Scalars are as in `mul`. Without a rounding mode integers become float32. Integer division by
+    zero gives 0.
     """
-    if rounding_mode is None and _is_rounded(other, x.dtype):
-        return _by_unrounded(Ops.DIV, x, other)
+    if _is_rounded(other, x):
+        wide = x.cast(dtypes.float32)
+        return _from_float32(_divide(wide, lift(other, x), wide, rounding_mode), x.dtype)
     return _divide(lift(x, x), lift(other, x), x, rounding_mode)
 
 
 def rdiv(x: Tensor, other: Operand) -> Tensor:
-    """Return other / x."""
+    """Return other / x; a scalar that `x.dtype`, of 16 bits, has not is not rounded."""
+    if _is_rounded(other, x) and not isinstance(other, TensorLike):
+        return _from_float32(elementwise(Ops.DIV, other, x.cast(dtypes.float32)), x.dtype)
     return _divide(lift(other, x), x, x, None)
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+import baregrad
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor import Tensor
@@ -536,14 +537,55 @@ def test_scalars_that_16_bit_floats_have_not_multiply_and_divide_as_in_pytorch(n
     calls = (
         lambda x, s: x * s, lambda x, s: s * x, lambda x, s: x / s, lambda x, s: x + s,
         lambda x, s: s - x, lambda x, s: x.clone().mul_(s),
+        lambda x, s: x.div(s, rounding_mode="trunc"), lambda x, s: x // s,
     )  # fmt: skip
-    for scalar in (0.1, 0.5, 1 / 3, 257, 2049, 1e5, 1e-30, -0.0, float("inf"), 10**18):
+    largest = float(dtypes.float32.max)
+    for scalar in (0.1, 0.5, 1 / 3, 257, 2049, 1e5, 1e-30, -0.0, float("inf"), 10**18, largest):
         for place, call in enumerate(calls):
             wanted, found = call(x, scalar), call(ours, scalar)
             assert str(found.dtype) == name
             assert np.array_equal(
                 found.cast("float32").numpy(), wanted.float().numpy(), equal_nan=True
             ), (scalar, place)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_numbers_without_axes_multiply_and_divide_16_bit_floats_as_in_pytorch(name: str) -> None:
+    """Bit by bit, and so are the gradients of what they multiply."""
+    for number in (torch.tensor(0.1), torch.tensor(0.1).double(), torch.tensor(257)):
+        for call in (lambda x, s: x * s, lambda x, s: s * x, lambda x, s: x / s):
+            x = torch.linspace(-3, 3, 65).to(getattr(torch, name)).requires_grad_()
+            ours = Tensor(x.detach().float().numpy()).cast(name).detach().requires_grad_()
+            wanted, found = call(x, number), call(ours, Tensor(number.numpy()))
+            assert str(found.dtype) == name
+            assert found.detach().cast("float32").tolist() == wanted.tolist()
+    once = Tensor(np.float32(0.1)) * Tensor(np.float32(3)).cast(name)
+    assert once.dtype is dtypes.float32
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_a_scalar_over_16_bit_floats_is_rounded_once(name: str) -> None:
+    x = np.linspace(0.3, 3, 65, dtype=np.float32)
+    ours = Tensor(x).cast(name)
+    for scalar in (0.1, 257, 1 / 3):
+        wanted = torch.from_numpy(scalar / ours.cast("float64").numpy()).to(getattr(torch, name))
+        assert (scalar / ours).cast("float32").tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float16"])
+def test_sums_with_alpha_of_16_bit_floats_are_rounded_once(name: str) -> None:
+    """But `alpha` first, as in PyTorch, whose fused steps may round a few numbers otherwise."""
+    draw = np.random.default_rng(0)
+    x, y = (torch.from_numpy(draw.standard_normal(999)).to(getattr(torch, name)) for _ in "xy")
+    ours, other = (Tensor(one.float().numpy()).cast(name) for one in (x, y))
+    for alpha in (0.1, -0.7, 257):
+        for wanted, found in (
+            (torch.add(x, y, alpha=alpha), ours.add(other, alpha=alpha)),
+            (torch.sub(x, y, alpha=alpha), ours.sub(other, alpha=alpha)),
+            (torch.rsub(x, 0.3, alpha=alpha), baregrad.rsub(ours, 0.3, alpha=alpha)),
+        ):
+            differ = (found.cast("float32").numpy() != wanted.float().numpy()).sum()
+            assert differ <= 10, (alpha, differ)
 
 
 def test_gradients_of_products_with_unrounded_scalars_are_of_the_tensors_dtype() -> None:
