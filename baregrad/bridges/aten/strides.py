@@ -18,7 +18,7 @@ from baregrad.tensor import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class StridedLayout:
     """Where the elements of a tensor lie, in elements.
 
     order: the axes from the outermost to the innermost, of a tensor whose elements lie side by
@@ -31,7 +31,7 @@ class Layout:
     offset: int
 
 
-def layout_of(traced: Any) -> Layout | None:
+def layout_of(traced: Any) -> StridedLayout | None:
     """The layout of a traced tensor; None where it depends on sizes that are not known."""
     sizes, strides = tuple(traced.shape), tuple(traced.stride())
     offset = traced.storage_offset()
@@ -40,7 +40,7 @@ def layout_of(traced: Any) -> Layout | None:
         order is None and not all(isinstance(one, int) for one in (*sizes, *strides))
     ):
         return None
-    return Layout(order, strides, offset)
+    return StridedLayout(order, strides, offset)
 
 
 def _order(sizes: Sequence[Any], strides: Sequence[Any]) -> tuple[int, ...] | None:
@@ -61,7 +61,7 @@ def _order(sizes: Sequence[Any], strides: Sequence[Any]) -> tuple[int, ...] | No
     return tuple(order)
 
 
-def _stored(x: Tensor, layout: Layout) -> tuple[Tensor, np.ndarray[Any, Any] | None]:
+def _stored(x: Tensor, layout: StridedLayout) -> tuple[Tensor, np.ndarray[Any, Any] | None]:
     """The elements in the order in which they lie, and, where some lie apart, which are there."""
     if layout.order is not None:
         return x.permute(*layout.order).reshape(-1).contiguous(), None
@@ -100,7 +100,7 @@ def _taken(
 
 def _as_strided(
     x: Tensor, size: Sequence[int], stride: Sequence[int], offset: int | None = None, *,
-    layout: Layout,
+    layout: StridedLayout,
 ) -> Tensor:
     first = 0 if offset is None else offset - layout.offset
     return _taken(*_stored(x, layout), size, stride, first)
@@ -108,7 +108,7 @@ def _as_strided(
 
 def _as_strided_scatter(
     x: Tensor, source: Tensor, size: Sequence[int], stride: Sequence[int],
-    offset: int | None = None, *, layout: Layout,
+    offset: int | None = None, *, layout: StridedLayout,
 ) -> Tensor:
     if 0 in size:
         return x
