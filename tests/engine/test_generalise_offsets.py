@@ -146,7 +146,7 @@ def test_a_captured_call_replays_its_own_place(session: Session) -> None:
 
 
 NUMBERS: dict[str, list[Any]] = {
-    "float32": [0.5, 0.1, -0.0, 0.0, math.nan, math.inf, -math.inf, 1e-45, 3.4e38, -7.0, 1e300],
+    "float32": [0.5, 0.1, -0.0, 0.0, math.nan, math.inf, -math.inf, 1e-45, 3.4e38, -7.0],
     "float64": [0.5, 0.1, -0.0, 0.0, math.nan, math.inf, -math.inf, 5e-324, 1e300, -7.0],
     "float16": [0.5, 0.1, -0.0, 0.0, math.nan, math.inf, -math.inf, 6e-8, 65504.0, 65520.0],
     "int64": [1, -1, 2**63 - 1, -(2**63), 0, 7, 2**53 + 1],
