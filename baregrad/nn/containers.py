@@ -125,14 +125,28 @@ class ModuleDict(Module):
     def __init__(
         self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]] | None = None
     ) -> None:
-        self.update(modules or {})
+        if modules is not None:
+            self.update(modules)
 
     def update(self, modules: Mapping[str, Module] | Iterable[tuple[str, Module]]) -> None:
-        """Hold the modules of a dict, or of pairs, as well."""
-        for name, module in dict(modules).items():
+        """Hold the modules of a dict, or of pairs, as well. Raises ArgumentError for others."""
+        try:
+            named = dict(modules)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                "a dict of modules is not made of these",
+                found=f"{type(modules).__name__} {modules!r:.40}",
+                wanted="a dict, or pairs of a name and a module",
+            ) from error
+        for name, module in named.items():
             self[name] = module
 
     def __setitem__(self, name: str, module: Module) -> None:
+        if not isinstance(name, str) or not isinstance(module, Module | None):
+            raise DTypeError(
+                "a dict of modules holds modules by name",
+                found=f"{type(name).__name__} {name!r:.40}: {type(module).__name__}",
+            )
         if hasattr(type(self), name):
             raise ShapeError("a module's name hides a method", found=repr(name))
         setattr(self, name, module)

@@ -278,8 +278,9 @@ class RNNBase(Module):
 
         if not isinstance(packed, rnn.PackedSequence):
             raise DTypeError(
-                "a recurrent layer takes a tensor or a PackedSequence",
+                f"{type(self).__name__} does not take this as a sequence",
                 found=f"{type(packed).__name__} {packed!r:.40}",
+                wanted="a tensor or a PackedSequence",
             )
         size = self.input_size
         _check_input(packed.data, (2,), size, f"data (elements, {size})")
