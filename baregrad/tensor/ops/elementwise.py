@@ -74,7 +74,7 @@ def _with_times(op: Op, x: Tensor, other: Tensor | Scalar | Node, alpha: float) 
     if not _is_of_16_bits(dtype):
         return elementwise(op, x, elementwise(Ops.MUL, times, alpha))
     scale = round_scalar(float(alpha), dtype)
-    wide = elementwise(Ops.MUL, times.cast(dtypes.float32), scale)
+    wide: Tensor = elementwise(Ops.MUL, times.cast(dtypes.float32), scale)
     return _from_float32(elementwise(op, x.cast(dtype).cast(dtypes.float32), wide), dtype)
 
 
