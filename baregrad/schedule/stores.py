@@ -16,6 +16,8 @@ from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.plan import Decision
 from baregrad.schedule.survey import base_of
 
+# What makes an element of elements at the same place.
+_MADE = ELEMENTWISE | frozenset((Ops.CONTIGUOUS,))
 _COMPUTED = ELEMENTWISE | frozenset((Ops.REDUCE, Ops.FOLD, Ops.PROJ))
 
 
@@ -95,13 +97,22 @@ def stream_below(fusion: Fusion, node: Node) -> Draft | None:
 
 
 def _sums(node: Node, fold: Node) -> bool:
-    """Whether a value is made, element by element, of the last sum of a stream."""
+    """Whether a value is made, element by element, of the last sum of a stream.
+
+    Not if it needs other elements of the sum as well, as what a reduction makes of them: these are
+    stored before, and no kernel reads what it writes.
+    """
     last = make_node(Ops.PROJ, fold.dtype, (fold,), fold.arg.monoid.arity - 1)
-    return node.shape == last.shape and last in toposort(node, enter=_is_arithmetic)
+    if node.shape != last.shape:
+        return False
+    made = toposort(node, enter=_is_arithmetic)
+    if last not in made:
+        return False
+    return last not in toposort(*[one for one in made if one is not last and one.op not in _MADE])
 
 
 def _is_arithmetic(node: Node) -> bool:
-    return node.op in ELEMENTWISE or node.op is Ops.CONTIGUOUS
+    return node.op in _MADE
 
 
 def is_worth_padding_in_place(fusion: Fusion, node: Node) -> bool:

@@ -250,3 +250,23 @@ def test_what_reads_a_result_and_its_gradient_has_a_kernel_of_its_own() -> None:
     wanted = result()
     with ptx_session():
         np.testing.assert_allclose(result(), wanted, atol=2.0**-6)
+
+
+@pytest.mark.parametrize("causal", (True, False))
+def test_what_a_result_s_rows_sum_to_may_weigh_its_gradient(causal: bool) -> None:
+    """A norm of each head's result: its gradient needs a sum of what the first kernel writes."""
+    rng = np.random.default_rng(19)
+    arrays = [rng.standard_normal((1, 2, 16, 16)) for _ in range(3)]
+    theirs = [torch.tensor(array, dtype=torch.bfloat16) for array in arrays]
+    with ptx_session():
+        inputs = [Tensor(x).requires_grad_() for x in theirs]
+        out = inputs[0].scaled_dot_product_attention(*inputs[1:], is_causal=causal)
+        ((out * out).sum(-1).float() ** 2).sum().backward()
+        found = [to_numpy(x.grad).astype(np.float64) for x in inputs]
+    exact = [x.double().requires_grad_() for x in theirs]
+    true = torch.nn.functional.scaled_dot_product_attention(*exact, is_causal=causal)
+    ((true * true).sum(-1) ** 2).sum().backward()
+    for mine, x in zip(found, exact, strict=True):
+        assert x.grad is not None
+        # The result is rounded, its square, their sum, what it is multiplied by, the gradient.
+        assert np.abs(mine - x.grad.numpy()).max() < 8 * 2.0**-8 * x.grad.abs().max()
