@@ -153,7 +153,10 @@ def _surrounded(
         if reduced:
             # Squares: the gradient of a softmax's plain sum is nothing but rounding.
             found = k.wide(found).square()
+            # By the root of their number: float16 has the gradients of long rows, too.
+            size = found.shape[-1] ** -0.5 if found.ndim and op.smooth else None
             found = found.sum(-1) if found.ndim else found
+            found = found if size is None else found * size
         return found
 
     return whole
