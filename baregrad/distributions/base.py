@@ -242,3 +242,19 @@ class Distribution:
 
 
 explain_arguments(Distribution)
+
+
+class Centred(Distribution):
+    """What distributions share whose mean and most likely value are where they lie, `loc`."""
+
+    loc: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean: the place."""
+        return self.loc
+
+    @property
+    def mode(self) -> Tensor:
+        """The most likely value: the place."""
+        return self.loc

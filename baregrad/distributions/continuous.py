@@ -9,6 +9,7 @@ from baregrad import special
 from baregrad.base.errors import ArgumentError
 from baregrad.distributions import constraints
 from baregrad.distributions.base import (
+    Centred,
     Distribution,
     Number,
     first_taken,
@@ -25,7 +26,7 @@ _LOC_SCALE = MappingProxyType({"loc": constraints.real, "scale": constraints.pos
 _TWO = MappingProxyType({"loc": 0, "scale": 0})
 
 
-class _LocScale(Distribution):
+class _LocScale(Centred):
     """What distributions share that have a place and a width."""
 
     arg_constraints = _LOC_SCALE
@@ -40,16 +41,6 @@ class _LocScale(Distribution):
     def _standard(self, value: Tensor) -> Tensor:
         self._check_value(value)
         return (value - self.loc) / self.scale
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean: the place."""
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        """The most likely value: the place."""
-        return self.loc
 
 
 class Normal(_LocScale):
@@ -295,7 +286,7 @@ class Exponential(Distribution):
         return self.rate**-2
 
 
-class VonMises(Distribution):
+class VonMises(Centred):
     """The normal distribution on a circle: angles about `loc`, the closer the more concentrated.
 
     Draws: D. Best and N. Fisher, Applied Statistics 1979.
@@ -342,16 +333,6 @@ class VonMises(Distribution):
         kappa = self.concentration
         log_i0 = special.i0e(kappa).log() + kappa
         return kappa * (value - self.loc).cos() - math.log(2 * math.pi) - log_i0
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean angle."""
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        """The most likely angle."""
-        return self.loc
 
     @property
     def variance(self) -> Tensor:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from baregrad import linalg
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.distributions import constraints
-from baregrad.distributions.base import Distribution, as_floats, normal_like
+from baregrad.distributions.base import Centred, as_floats, normal_like
 from baregrad.tensor import Tensor
 from baregrad.tensor.torch_names import broadcast_shapes
 
@@ -24,7 +24,7 @@ def _factor_of_precision(precision: Tensor) -> Tensor:
     return found
 
 
-class MultivariateNormal(Distribution):
+class MultivariateNormal(Centred):
     """Normal vectors of a mean (..., n) and one of three matrices (..., n, n).
 
     covariance_matrix, precision_matrix: the covariance, or its inverse. scale_tril: the lower
@@ -103,16 +103,6 @@ class MultivariateNormal(Distribution):
         return 0.5 * self._event_shape[0] * (1 + _LOG_2PI) + half_log_det(self.scale_tril)
 
     @property
-    def mean(self) -> Tensor:
-        """The mean."""
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        """The most likely vector."""
-        return self.loc
-
-    @property
     def variance(self) -> Tensor:
         """The variance of each element."""
         return (self.scale_tril * self.scale_tril).sum(-1)
@@ -133,7 +123,7 @@ def _squared_distance(factor: Tensor, away: Tensor) -> Tensor:
     return found
 
 
-class LowRankMultivariateNormal(Distribution):
+class LowRankMultivariateNormal(Centred):
     """Normal vectors of covariance cov_factor @ cov_factor.mT + diag(cov_diag).
 
     loc and cov_diag are (..., n), cov_factor is (..., n, r), of a small r.
@@ -212,16 +202,6 @@ class LowRankMultivariateNormal(Distribution):
         """Return the entropy."""
         n = self._event_shape[0]
         return 0.5 * (n * (1 + _LOG_2PI) + self._log_det(self._capacitance()))
-
-    @property
-    def mean(self) -> Tensor:
-        """The mean."""
-        return self.loc
-
-    @property
-    def mode(self) -> Tensor:
-        """The most likely vector."""
-        return self.loc
 
     @property
     def variance(self) -> Tensor:
