@@ -16,8 +16,6 @@ from baregrad.schedule.fusion import Fusion
 from baregrad.schedule.plan import Decision
 from baregrad.schedule.survey import base_of
 
-# What makes an element of elements at the same place.
-_MADE = ELEMENTWISE | frozenset((Ops.CONTIGUOUS,))
 _COMPUTED = ELEMENTWISE | frozenset((Ops.REDUCE, Ops.FOLD, Ops.PROJ))
 
 
@@ -108,11 +106,12 @@ def _sums(node: Node, fold: Node) -> bool:
     made = toposort(node, enter=_is_arithmetic)
     if last not in made:
         return False
-    return last not in toposort(*[one for one in made if one is not last and one.op not in _MADE])
+    beside = [one for one in made if one is not last and not _is_arithmetic(one)]
+    return last not in toposort(*beside)
 
 
 def _is_arithmetic(node: Node) -> bool:
-    return node.op in _MADE
+    return node.op in ELEMENTWISE or node.op is Ops.CONTIGUOUS
 
 
 def is_worth_padding_in_place(fusion: Fusion, node: Node) -> bool:
