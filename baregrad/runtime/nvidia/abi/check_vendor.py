@@ -20,6 +20,8 @@ _ERROR = re.compile(r"^\S+:(\d+):\d+: error: ", re.M)
 _UNNAMED = "union"
 # Where a struct's name stands in a header: behind its fields, before them, or for another's.
 _DECLARED = re.compile(r"\}\s*(\w+)\s*;|\bstruct\s+(\w+)|\btypedef\b[^;{}]*?(\w+)\s*;")
+# A control's number: it is put together from a class's category, which other numbers are not.
+_CONTROL = re.compile(r"^#define\s+(\w*_CTRL_\w+)\s.*/\* finn: .*FINN_\w+_INTERFACE_ID << 8", re.M)
 
 
 def printed_structs(tables: VendorTables) -> list[VendorStruct]:
@@ -34,9 +36,6 @@ def printed_structs(tables: VendorTables) -> list[VendorStruct]:
             found[name] = layout
             waiting += [row.kind for row in layout.members]
     return [found[name] for name in sorted(found)]
-
-# A control's number: it is put together from a class's category, which other numbers are not.
-_CONTROL = re.compile(r"^#define\s+(\w*_CTRL_\w+)\s.*/\* finn: .*FINN_\w+_INTERFACE_ID << 8", re.M)
 
 
 class HeaderProbe:
