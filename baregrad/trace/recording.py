@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
+from baregrad.runtime.nvidia.abi import rm_structs
 from baregrad.runtime.nvidia.abi.layout import Field, Record, Struct
 from baregrad.runtime.nvidia.abi.releases import release_for
 from baregrad.runtime.nvidia.abi.vendor import SCALARS, VendorTables
 from baregrad.runtime.nvidia.driver.trace import RecordingPort, lists_of
-from baregrad.trace.calls import CallBlock, RawCall
+from baregrad.trace.calls import CallBlock, RawCall, integer
 
 if TYPE_CHECKING:
     from baregrad.runtime.nvidia.driver.port import Port
@@ -169,7 +170,10 @@ class TraceRecorder:
     def _ioctl(self, raw: RawCall) -> None:
         blocks = {one.role: one for one in raw.blocks[:2]}
         argument = self._record(blocks["argument"])
-        inner = self._record(blocks["params"]) if "params" in blocks else None
+        inner = None
+        if "params" in blocks:
+            params = blocks["params"]
+            inner = self._record(params, self._newer(blocks["argument"], params))
         answers = self._answers
         answers.after = [(argument, blocks["argument"].after)]
         if inner is not None:
@@ -204,15 +208,25 @@ class TraceRecorder:
             self._answers.lists.append((inner, name, ctypes.addressof(memory), after))
         return held
 
-    def _record(self, block: CallBlock) -> Record:
+    def _record(self, block: CallBlock, known: Struct | None = None) -> Record:
         """Return the bytes of a block as the runtime's record, its addresses those of here."""
-        struct = self._structs.get(block.struct) or self._alike(block) or self._made(block)
+        struct = known or self._structs.get(block.struct) or self._alike(block) or self._made(block)
         count = max(len(block.before) // struct.nbytes, 1)
         record = Record(struct, count)
         record.view()[: len(block.before)] = block.before[: record.nbytes]
         if _PINNED in struct.fields:
             record[_PINNED] = self._address(record[_PINNED])
         return record
+
+    def _newer(self, outer: CallBlock, block: CallBlock) -> Struct | None:
+        """Return the struct by which the runtime asks a driver that may be too old for it."""
+        command = integer(self._tables, outer.struct, outer.before, "cmd")
+        named = self._tables.controls.get(command or 0)
+        if block.struct or named is None:
+            return None
+        rows = [one for one in vars(rm_structs).values() if isinstance(one, Struct)]
+        return next((one for one in rows
+                     if one.name == named.struct and one.nbytes == len(block.before)), None)
 
     def _alike(self, block: CallBlock) -> Struct | None:
         """Return the runtime's struct that another class's has for a double under its own name."""

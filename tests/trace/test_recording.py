@@ -6,9 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from baregrad.base.errors import BaregradError
 from baregrad.runtime.nvidia.abi.vendor import load_tables
+from baregrad.runtime.nvidia.device import NvDevice
 from baregrad.runtime.nvidia.driver.trace import ReplayPort, read_trace
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from baregrad.trace.calls import RawCall
@@ -73,7 +76,9 @@ def test_what_is_traced_is_what_the_runtime_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("release", RELEASES)
-def test_a_run_under_each_release_is_named_and_replays(release: str, tmp_path: Path) -> None:
+def test_a_run_under_each_release_is_named_and_replays(
+    release: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     tables = load_tables(release)
     port = WholePort(VirtualPort(release=release), tables)
     found = trace_work.work(port, "virtual")  # type: ignore[arg-type]
@@ -96,9 +101,17 @@ def test_a_run_under_each_release_is_named_and_replays(release: str, tmp_path: P
     assert version in ("", repr(release)) and release in found
     replay = ReplayPort(path)
     assert replay.head["about"] == "traced"
-    # What it asks for is answered up to the first submission, of which no call tells.
     asked: list[str] = [event["call"] for event in read_trace(path)[1]]
     assert asked.count("ioctl") == len(ioctls)
+    # A device opens on it and gives memory out; of work that passes no call there is nothing.
+    monkeypatch.setattr("baregrad.runtime.nvidia.driver.trace._MOST_PAUSES", 50)
+    device = NvDevice(port=replay)
+    assert f"{device.architecture}, driver {release}" == found
+    buffer = device.allocate(128)
+    device.copy_in(buffer, np.zeros(32, np.uint32))
+    for ask in (device.synchronize, device.close):
+        with pytest.raises(BaregradError, match="shows no work that the runtime waits for"):
+            ask()
 
 
 def test_of_a_program_that_forks_the_process_that_opens_a_node_is_written(tmp_path: Path) -> None:
