@@ -312,9 +312,8 @@ class NvDevice(Device):
             ):
                 # For buffers that an image is patched for: all that was checked then holds still.
                 # This is the way that programs wait for; what is written down comes after it.
-                serials = list(map(_serial_of, buffers))
-                for image in bound.quick:
-                    if image.serials == serials and (value := work.go(image.ticket)):
+                for image in bound.quick.get(tuple(map(_serial_of, buffers)), ()):
+                    if value := work.go(image.ticket):
                         image.value = value
                         work.compute.note(value, image)
                         for block in image.blocks:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
     from baregrad.runtime.nvidia.driver.device_memory import MemoryBlock
     from baregrad.runtime.nvidia.queue.channel import Channel
 
-# How many images of a kind a list has: while one is in flight, the other is patched.
-_IMAGES = 2
-# The so-manieth time that an image would be patched for other buffers, another is made.
-_PATCHES = 2
+# How many images of a kind a list has: while one is in flight, the other is patched. A short list
+# has more, _IMAGE_LAUNCHES launches in all of them: one kernel is run over other arrays in turn, as
+# those of a model's layers are, and an image that is patched for its arrays is submitted at once.
+_IMAGES, _MOST_IMAGES, _IMAGE_LAUNCHES = 2, 16, 64
+# Buffers come back if they are among the last so many that images were patched for.
+_REMEMBERED = 32
 
 
 class NvBoundList:
@@ -82,10 +85,14 @@ class NvBoundList:
         }
         self._kind = ImageKind(skipped=self._skipped)
         self._plain: list[ListImage] = []
-        self._patched = 0
+        self._most_images = max(
+            _IMAGES, min(_MOST_IMAGES, _IMAGE_LAUNCHES // max(len(recorded), 1))
+        )
+        # Addresses that images were patched for, the last ones.
+        self._patched: deque[list[int]] = deque(maxlen=_REMEMBERED)
         self._images[self._kind] = self._plain
-        # Images that may be submitted again as they are, if the buffers are those they are for.
-        self.quick: list[ListImage] = []
+        # Images that may be submitted again as they are, by the serials of their buffers.
+        self.quick: dict[tuple[int, ...], list[ListImage]] = {}
         self._relaxed = self._plan(self._kind).relaxed
 
     def _plan(self, kind: ImageKind) -> ListPlan:
@@ -146,14 +153,28 @@ class NvBoundList:
         image = self._free_image(kind, images, addresses, channels, wait)
         image.tell()
         if image.addresses != addresses:
+            self._patched.append(addresses)
+            self._set_serials(image, None)
             image.set_addresses(addresses)
         if image.values != self._values:
             image.set_variables(self._values, variables)
         if images is self._plain and not (self._symbolic or image.copy_entry):
-            image.serials = [one.serial for one in buffers]
+            self._set_serials(image, tuple([one.serial for one in buffers]))
             image.blocks = list(dict.fromkeys(blocks))
-            self.quick = self._plain
         return image, blocks
+
+    def _set_serials(self, image: ListImage, serials: tuple[int, ...] | None) -> None:
+        """Note the buffers that an image may be submitted for as it is, None for none."""
+        if image.serials == serials:
+            return
+        if image.serials is not None:
+            others = self.quick[image.serials]
+            others.remove(image)
+            if not others:
+                del self.quick[image.serials]
+        image.serials = serials
+        if serials is not None:
+            self.quick.setdefault(serials, []).append(image)
 
     def _free_image(
         self,
@@ -166,18 +187,20 @@ class NvBoundList:
         compute, copies = channels
         done, copied = compute.words[0], copies.words[0]
         free: ListImage | None = None
+        alike = 0
         for image in images:
             if image.value <= done and image.copy_value <= copied:
                 if image.addresses == addresses:
                     return image
                 if free is None or image.value < free.value:
                     free = image
-        if free is not None:
-            # Results often lie in two places in turn: each has an image of its own then.
-            self._patched += 1
-            if self._patched < _PATCHES or len(images) >= _IMAGES:
-                return free
-        if len(images) >= _IMAGES:
+            else:
+                alike += image.addresses == addresses
+        if free is not None and (
+            len(images) >= self._most_images or addresses not in self._patched
+        ):
+            return free
+        if free is None and (alike >= _IMAGES or len(images) >= self._most_images):
             oldest = min(images, key=lambda one: one.value)
             wait(compute, oldest.value)
             wait(copies, oldest.copy_value)
@@ -192,7 +215,7 @@ class NvBoundList:
             self._retire(image)
         self._plain = []
         self._images = {self._kind: self._plain}
-        self.quick = []
+        self.quick = {}
         self._plans = {}
 
     def _all_images(self) -> Iterator[ListImage]:

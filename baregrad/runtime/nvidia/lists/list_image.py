@@ -59,8 +59,8 @@ class ListImage:
         self.kind = kind
         self.value = self.copy_value = 0
         # The buffers that the image was last patched for, if it may be submitted again for them
-        # without a look at anything else, and their blocks.
-        self.serials: list[int] | None = None
+        # without a look at anything else, and their blocks: the list's business.
+        self.serials: tuple[int, ...] | None = None
         self.blocks: list[MemoryBlock] = []
         self.addresses: list[int] | None = None
         self.values: tuple[int, ...] | None = None
@@ -228,7 +228,6 @@ class ListImage:
 
     def set_addresses(self, addresses: list[int]) -> None:
         """Patch the slots' addresses."""
-        self.serials = None
         self._change()
         if len(self._patches.places) <= _FEW:
             words = self._quick

@@ -11,6 +11,7 @@ import pytest
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import Kernel, Slot
 from baregrad.runtime.nvidia.device import NvDevice
+from baregrad.runtime.nvidia.lists.command_list import NvBoundList
 from baregrad.runtime.nvidia.lists.list_style import DEFAULT_STYLE, STYLES
 from baregrad.testing.virtual_gpu.virtual_port import VirtualPort
 from tests.runtime.nvidia import device_tools
@@ -146,6 +147,36 @@ def test_results_that_lie_in_two_places_in_turn_change_nothing() -> None:
         device.submit(commands, [buffers[turn]])
         device.synchronize()
         device_tools.link64(states[turn], 5)
+    for buffer, state in zip(buffers, states, strict=True):
+        assert np.array_equal(buffer.contents().view(np.uint32), state)
+    device.close()
+
+
+@pytest.mark.parametrize(("launches", "sets", "known"), [(1, 8, 8), (1, 18, 16), (24, 3, 2)])
+def test_arrays_that_come_back_find_words_of_their_own(
+    launches: int, sets: int, known: int
+) -> None:
+    """A short list has words for many arrays in turn, a long one for two: others are patched."""
+    lines: list[str] = []
+    device = NvDevice(port=VirtualPort(lag=False, trace=lines.append))
+    kernel, states = load(device), ramps(sets)
+    buffers = buffers_of(device, *states)
+    commands = device.command_list()
+    for number in range(launches):
+        commands.exec(kernel, [Slot(0)], {"number": number})
+    for turn in range(4):
+        unchanged = 0
+        for buffer, state in zip(buffers, states, strict=True):
+            lines.clear()
+            device.submit(commands, [buffer])
+            device.synchronize()
+            for number in range(launches):
+                device_tools.link64(state, number)
+            unchanged += not any(name in line for line in lines for name in FORGETS.values())
+        # Of more arrays in turn than there are words for, none finds its own.
+        assert turn < 2 or unchanged == (sets if sets <= known else 0)
+    assert isinstance(commands.bound, NvBoundList)
+    assert len(commands.bound.quick) == known
     for buffer, state in zip(buffers, states, strict=True):
         assert np.array_equal(buffer.contents().view(np.uint32), state)
     device.close()
