@@ -88,9 +88,10 @@ class Buffer:
     """A range of bytes on a device: `nbytes` from `address` (a host or a GPU virtual address).
 
     Made by `Device.allocate`, `Device.wrap` and `view`. A view shares the bytes and keeps them
-    alive. After `close` any use raises DeviceError. `serial` is a number that no other buffer ever
-    has, and -1 once it is closed: who has checked a buffer knows it again by that. `shared`: it was
-    once given out as the value of several things, so that nobody may write over it for himself.
+    alive. After `close` any use raises DeviceError. `serial` is a number, -1 once it is closed, by
+    which whoever has checked a buffer knows it again: another buffer has it only where that one is
+    gone, and lies where it lay, as large and as free to be written. `shared`: it was once given out
+    as the value of several things, so that nobody may write over it for himself.
     """
 
     __slots__ = (

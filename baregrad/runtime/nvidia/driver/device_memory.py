@@ -37,11 +37,13 @@ class MemoryBlock:
 
     `host` is the view of the bytes, None where the host does not see them. `compute_value` and
     `copy_value` are what the timelines reach when the work that uses it is done; `fixed` says that
-    command lists refer to it by address, so that any work may use it.
+    command lists refer to it by address, so that any work may use it. `buffer_nbytes` and
+    `buffer_serial` are those of the last buffer that lay there.
     """
 
     __slots__ = (
-        "address", "allocation", "compute_value", "copy_value", "fixed", "host", "live", "nbytes",
+        "address", "allocation", "buffer_nbytes", "buffer_serial", "compute_value", "copy_value",
+        "fixed", "host", "live", "nbytes",
     )  # fmt: skip
 
     def __init__(
@@ -55,6 +57,7 @@ class MemoryBlock:
         self.copy_value = 0
         self.fixed = False
         self.live = False
+        self.buffer_nbytes = self.buffer_serial = -1
 
     @property
     def whole(self) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from baregrad.base.errors import DeviceError
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import Kernel, Slot
 from baregrad.runtime.nvidia.device import NvDevice
@@ -179,4 +180,39 @@ def test_arrays_that_come_back_find_words_of_their_own(
     assert len(commands.bound.quick) == known
     for buffer, state in zip(buffers, states, strict=True):
         assert np.array_equal(buffer.contents().view(np.uint32), state)
+    device.close()
+
+
+def test_memory_that_is_given_out_again_finds_its_words() -> None:
+    """A new buffer where an old one lay, as large, is that one to all who checked it."""
+    lines: list[str] = []
+    device = NvDevice(port=VirtualPort(lag=False, trace=lines.append))
+    kernel = load(device)
+    commands = device.command_list()
+    commands.exec(kernel, [Slot(0)], {"number": 5})
+    places = set()
+    for turn in range(4):
+        (buffer,) = buffers_of(device, state := ramps(1)[0])
+        places.add((buffer.address, buffer.serial))
+        lines.clear()
+        device.submit(commands, [buffer])
+        device.synchronize()
+        device_tools.link64(state, 5)
+        forgets = any(name in line for line in lines for name in FORGETS.values())
+        assert forgets == (turn == 0), turn
+        assert np.array_equal(buffer.contents().view(np.uint32), state)
+        part, larger = buffer.view(0, 64), device.allocate(1024)
+        assert len({buffer.serial, part.serial, larger.serial}) == 3
+        del buffer, part, larger
+    assert len(places) == 1
+    # Of another size it is another buffer, and so is what lies there next.
+    (address, serial), = places
+    smaller = device.allocate(64)
+    assert smaller.address == address and smaller.serial != serial
+    with pytest.raises(DeviceError, match="slot 0"):
+        device.submit(commands, [smaller])
+    closed = device.allocate(128)
+    closed.close()
+    with pytest.raises(DeviceError, match="closed"):
+        device.submit(commands, [closed])
     device.close()
