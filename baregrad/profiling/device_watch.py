@@ -13,12 +13,13 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 from baregrad.base.errors import BaregradError, user_frame
 from baregrad.profiling.records import CommandFacts, HostCall, facts_of_list
+from baregrad.profiling.shares import CloseTimes, is_timed_closely, lengths_between, placed
 from baregrad.runtime.buffers import Buffer, Memory
 from baregrad.runtime.commands import CommandList, FinishedList, StartedList, Timeline
 from baregrad.runtime.interface import Device
@@ -26,14 +27,6 @@ from baregrad.runtime.interface import Device
 # So many lists may be in flight before the oldest is waited for.
 _IN_FLIGHT = 64
 _LOOKS = 5
-# So many runs of a list are timed command by command before it is timed as a whole: the first may
-# find the device idle, so that its first command waits for the others to be written.
-_CLOSELY = 2
-# What the launch of a list takes where the GPU is idle, and by how much a kernel may be slower in
-# one run than in another: on an H200 the steps of a GPT took 5 % longer after a while than at
-# first, while the vendor's profiler saw 0.1 % of the time between kernels.
-_LAUNCH_NS = 10_000
-_SLOWER = 0.1
 # Whether what the thread does now is work of a profile itself.
 _unseen: ContextVar[bool] = ContextVar("_unseen", default=False)
 _WATCHED = ("submit", "allocate", "copy_in", "copy_out", "synchronize", "close")
@@ -98,16 +91,16 @@ class DeviceListener(Protocol):
 
 @dataclass(slots=True)
 class KnownList:
-    """A list that was submitted: its commands, how often since somebody came, its last times."""
+    """A list that was submitted: its commands, its runs since somebody came, times of some."""
 
     facts: tuple[CommandFacts, ...]
     runs: int = 0
-    times: Timeline | None = None
+    closely: CloseTimes = field(default_factory=CloseTimes)
 
 
 @dataclass(slots=True)
 class TimedList:
-    """A submitted list; `times` are known once it is done, by the device's clock.
+    """A submitted list, which is the run of that number since somebody came.
 
     measured: whether each command was timed, or the list as a whole.
     """
@@ -115,49 +108,46 @@ class TimedList:
     clock: DeviceClock
     started: StartedList
     known: KnownList
+    number: int
     variables: Mapping[str, int]
     where: str
     listeners: tuple[DeviceListener, ...]
-    times: Timeline | None = None
     measured: bool = True
+    _read: Timeline | None = None
+    _placed: tuple[Timeline, Timeline, Timeline] | None = None
 
     @property
     def facts(self) -> tuple[CommandFacts, ...]:
         """The list's commands."""
         return self.known.facts
 
+    @property
+    def times(self) -> Timeline | None:
+        """When each command began and ended, by the device's clock; None while that is not known.
+
+        Of a list that was timed as a whole that may change while others are timed.
+        """
+        whole = self._read
+        if self.measured or whole is None:
+            return whole
+        beside = self.known.closely.beside(self.number)
+        if beside is None:
+            # The run that was timed closely failed.
+            return None
+        one, two, nearness = beside
+        known = self._placed
+        if known is None or known[0] is not one or known[1] is not two:
+            begin, end = whole.begin_ns[0], whole.end_ns[0]
+            lengths = lengths_between(one, two, nearness, end - begin)
+            known = self._placed = one, two, placed(*lengths, begin, end)
+        return known[2]
+
     def read(self) -> None:
         """Ask for the times; wait for them."""
-        times = self.started.timeline()
-        last = self.known.times
+        times = self._read = self.started.timeline()
         self.measured = len(times.begin_ns) == len(self.facts)
         if self.measured:
-            self.times = self.known.times = times
-        elif last is not None:
-            # Where it is None, the run that was timed closely failed, and nothing is known.
-            self.times = placed(last, times.begin_ns[0], times.end_ns[0])
-
-
-def placed(times: Timeline, begin_ns: int, end_ns: int) -> Timeline:
-    """Return the commands of a list in another run of all of them, each in proportion to `times`.
-
-    What the run is longer is the launch of the list first, then a lower clock, as far as clocks
-    differ; what is left lies evenly between the commands.
-    """
-    lengths = times.durations_ns()
-    working, ran = sum(lengths), end_ns - begin_ns
-    longer = max(ran - working, 0)
-    launch = min(longer, _LAUNCH_NS)
-    slower = min(longer - launch, working * _SLOWER)
-    gap = (longer - launch - slower) / max(sum(one > 0 for one in lengths), 1)
-    scale = min(ran, working + slower) / working if working else 1.0
-    now, begins, ends = float(begin_ns + launch), [], []
-    for one in lengths:
-        now += gap if one > 0 else 0
-        begins.append(round(now))
-        now += one * scale
-        ends.append(round(now))
-    return Timeline(times.labels, tuple(begins), tuple(ends))
+            self.known.closely.add(self.number, times)
 
 
 class DeviceWatch:
@@ -241,11 +231,12 @@ class DeviceWatch:
             assert times is not None
             started = FinishedList(times)
         else:
-            whole = known.runs % self.device.timed_every >= _CLOSELY
+            whole = not is_timed_closely(known.runs, self.device.timed_every)
             started = self.device.start_timed(commands, buffers, variables, whole=whole)
+        number, bound = known.runs, dict(variables or {})
         known.runs += 1
         self._pending.append(
-            TimedList(self.clock, started, known, dict(variables or {}), where, self._listeners)
+            TimedList(self.clock, started, known, number, bound, where, self._listeners)
         )
         caller = sys._getframe(1).f_code.co_filename
         self._call("replay" if caller.endswith("capture.py") else "run", begin, where)

@@ -82,7 +82,7 @@ def events_of(seen: Collector) -> Events:
             if flops:
                 told["flops"] = flops
             if not run.measured:
-                told["time"] = "as when it was timed last"
+                told["time"] = "by the runs beside that were timed closely"
             lane = track((run.device, kind), f"{run.device} {kind}")
             slices.append(Stretch(lane, facts.name, kind, begin, end, told))
     for call in seen.calls:

@@ -50,7 +50,7 @@ class ListRun:
     """One run of a command list; times are in nanoseconds of `time.perf_counter`.
 
     measured: each command was timed in this run; else the list as a whole, and in it each command
-    has its share of the time, in proportion to when it was timed last.
+    has its share of the time, by the runs before and after in which they were timed.
     """
 
     device: str

@@ -134,8 +134,8 @@ class CommandDevice(MemoryDevice):
     """
 
     copier: Callable[[int], Kernel | None] | None = None
-    # Of so many runs of a list, one after the other, two are timed command by command where what
-    # that costs shall not be felt; the others as a whole.
+    # Of so many runs of a list, one after the other, one is timed command by command where what
+    # that costs shall not be felt; the others as a whole, but for some at first.
     timed_every = 1
 
     @abstractmethod
