@@ -22,6 +22,10 @@ _CACHE = tempfile.TemporaryDirectory(prefix="baregrad-tests-")
 os.environ.setdefault("BAREGRAD_VERIFY", "1")
 os.environ.setdefault("BAREGRAD_CACHE_DIR", _CACHE.name)
 os.environ.setdefault("BAREGRAD_PROGRESS", "off")
+# Programs that tests start share the package's byte code, and so do processes that run tests: it is
+# compiled once and not a hundred times.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 # A run that a shell began in the background ignores Ctrl-C, and so would all that it starts.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -66,6 +70,25 @@ def _no_process_is_left() -> Iterator[None]:
             gc.collect()
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Let collections of garbage pass over the tests themselves and all that they import.
+
+    These are a million objects, which live to the end. Going through them took a third of the time
+    that collecting the tests takes, and a seventh of the time that they run. What tests leave, such
+    as known plans, lives long as well: all of it is gone through a fifth as often as usual.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        young, middle, old = gc.get_threshold()
+        gc.set_threshold(young, middle, 5 * old)
+        gc.enable()
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Refuse names that differ from process to process, with which tests cannot be shared out.
@@ -87,16 +110,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="module")
-def earlier_objects_rest() -> Iterator[None]:
+def earlier_objects_rest() -> None:
     """Let collections of garbage pass over what lay in memory before the file's tests.
 
     A worker that has run thousands of tests holds millions of objects, and going through them
-    takes a second or more.
+    takes a second or more. They rest to the end: `unfreeze` would wake the tests as well.
     """
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 # --- packages that are away -----------------------------------------------------------------------
