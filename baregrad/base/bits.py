@@ -61,6 +61,11 @@ def human_seconds(seconds: float) -> str:
     return f"{int(seconds) // 60} min {int(seconds) % 60:02d} s"
 
 
+def human_count(count: int, noun: str) -> str:
+    """Return how many of something there are for people: `1 kernel`, `2 kernels`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def human_text(text: str) -> str:
     """Return a line of another program's words as a terminal may show it, escapes spelled out."""
     if text.isprintable():

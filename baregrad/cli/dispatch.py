@@ -55,7 +55,7 @@ COMMANDS = (
             "baregrad.engine.explain"),
     Command("generate", "continue a text with a language model",
             "baregrad.llm.commands.generate"),
-    Command("info", "print versions and places, for a bug report", "baregrad.cli.info"),
+    Command("info", "print how the GPUs are, versions and places", "baregrad.cli.info"),
     Command("onnx", "show an ONNX model, run it and compare with onnxruntime",
             "baregrad.io.onnx.command"),
     Command("ops", "print every operation: arguments, dtypes, gradient, a call that works",

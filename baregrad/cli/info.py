@@ -7,10 +7,12 @@ asking the kernel driver: no program or library of the vendor's need be there.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import platform
 import sys
 import time
+from datetime import datetime
 from importlib import metadata
 from pathlib import Path
 
@@ -31,6 +33,14 @@ def package_version(name: str) -> str | None:
         return None
 
 
+def _changed_options() -> dict[str, str]:
+    return {
+        row.variable: str(getattr(options, row.name))
+        for row in Options.table()
+        if getattr(options, row.name) != row.default
+    }
+
+
 def report() -> str:
     """Return what a bug report should begin with."""
     lines = [
@@ -39,13 +49,19 @@ def report() -> str:
         f"system        {platform.platform()}",
     ]
     lines += [f"{name:<13} {package_version(name) or 'not installed'}" for name in PACKAGES]
-    changed = [
-        f"{row.variable}={getattr(options, row.name)}"
-        for row in Options.table()
-        if getattr(options, row.name) != row.default
-    ]
+    changed = [f"{name}={value}" for name, value in _changed_options().items()]
     lines.append(f"options       {' '.join(changed) or 'all at their defaults'}")
     return "\n".join(lines)
+
+
+def _plain_report() -> dict[str, object]:
+    """Return the same for programs."""
+    return {
+        "baregrad": baregrad.__version__, "place": str(Path(baregrad.__file__).parent),
+        "python": platform.python_version(), "system": platform.platform(),
+        "packages": {name: package_version(name) for name in PACKAGES},
+        "options": _changed_options(),
+    }  # fmt: skip
 
 
 def gpu_lines(version: str, cards: list[CardStatus]) -> list[str]:
@@ -165,17 +181,21 @@ def _gpus() -> tuple[str, list[CardStatus]] | str:
         return f"{error.message}: {error.found}" if error.found else error.message
 
 
-def show(as_json: bool, versions: bool) -> str:
-    """Return all that is told, once."""
-    found = _gpus()
+def show(as_json: bool, versions: bool, watched: bool = False) -> str:
+    """Return all that is told, once; where it is one of many, with the time, JSON on one line."""
+    found, now = _gpus(), datetime.now().astimezone()
     if as_json:
-        told: dict[str, object] = {"baregrad": baregrad.__version__}
+        told = _plain_report() if versions else {}
+        if watched:
+            told["time"] = now.isoformat(timespec="milliseconds")
         if isinstance(found, str):
             told["nvidia"] = {"error": found}
         else:
             told["nvidia"] = {"driver": found[0], "gpus": [one.plain() for one in found[1]]}
-        return json.dumps(told, indent=2)
+        return json.dumps(told, indent=None if watched else 2)
     lines = [f"NVIDIA        {found}"] if isinstance(found, str) else gpu_lines(*found)
+    if watched:
+        lines.insert(0, f"time          {now:%Y-%m-%d %H:%M:%S}")
     return "\n".join([report(), *lines] if versions else lines)
 
 
@@ -194,8 +214,11 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     if arguments.watch is not None and not 0.05 <= arguments.watch <= 86400:
         parser.error("--watch takes seconds from 0.05 to 86400")
-    print(show(arguments.json, versions=True), flush=True)
-    while arguments.watch is not None:
-        time.sleep(arguments.watch)
-        print(show(arguments.json, versions=False), flush=True)
+    watched = arguments.watch is not None
+    print(show(arguments.json, True, watched), flush=True)
+    # Whoever watches ends it so: that is no failure.
+    with contextlib.suppress(KeyboardInterrupt):
+        while watched:
+            time.sleep(arguments.watch)
+            print(show(arguments.json, False, watched), flush=True)
     return 0

@@ -14,7 +14,7 @@ from functools import cached_property
 from types import TracebackType
 from typing import Any
 
-from baregrad.base.bits import human_bytes, human_seconds
+from baregrad.base.bits import human_bytes, human_count, human_seconds
 from baregrad.engine.backends import CompiledBackend
 from baregrad.engine.session import current_session
 from baregrad.profiling.limits import limits_of
@@ -130,15 +130,21 @@ class Explanation:
         totals = self._profile._seen.recorder.totals()
         return sum(totals.get(name, (0, 0.0))[1] for name in ("schedule", "compile"))
 
+    def _in_no_cache(self) -> str:
+        if not self.compiled:
+            return "every kernel was in a cache"
+        were = "was" if self.compiled == 1 else "were"
+        return f"{human_count(self.compiled, 'kernel')} {were} in no cache, on disk or in memory"
+
     def _of_compiling(self) -> list[tuple[float, str]]:
         seconds = self._compiling_s()
         if seconds * 1e9 < _WORTH * self._whole_ns():
             return []
         again = "the next run finds them" if self.compiled else "programs came from the disk"
         return [(seconds * 1e9, (
-            f"planning and compiling took {human_seconds(seconds)}: {self.compiled} kernels were "
-            f"in no cache; {again}. Shapes that change from call to call compile anew: make their "
-            "sizes symbolic (`variable`, `bind`), or pad"
+            f"planning and compiling took {human_seconds(seconds)}: {self._in_no_cache()}; "
+            f"{again}. Shapes that change from call to call compile anew: make their sizes "
+            "symbolic (`variable`, `bind`), or pad"
         ))]  # fmt: skip
 
     def _of_launching(self) -> list[tuple[float, str]]:
@@ -164,16 +170,15 @@ class Explanation:
                 total[0] += one.end_ns - one.begin_ns
                 total[1] += 1
         return [
-            (float(ns), f"{human_seconds(ns / 1e9)} in {count} waits of the host ({line}): read or "
-             "write values less often, or more at a time")
+            (float(ns), f"{human_seconds(ns / 1e9)} in {human_count(count, 'wait')} of the host "
+             f"({line}): read or write values less often, or more at a time")
             for line, (ns, count) in by_line.items() if ns > _WORTH * self._whole_ns()
         ]  # fmt: skip
 
     def __str__(self) -> str:
         lines = [summary(self._profile._seen, self._limits)]
         lines.append(
-            f"{self.launched} different kernels ran; {self.compiled} were in no cache, neither in "
-            "memory nor on disk, and were compiled"
+            f"{human_count(self.launched, 'different kernel')} ran; {self._in_no_cache()}"
         )
         if self.stored:
             lines.append("stored between kernels:")
@@ -181,7 +186,8 @@ class Explanation:
                 size = human_bytes(one.nbytes)
                 lines.append(f"  {size:>10} {one.value}: {one.reason}  {one.where}".rstrip())
             if len(self.stored) > _MOST_STORED:
-                lines.append(f"  and {len(self.stored) - _MOST_STORED} smaller values")
+                rest = len(self.stored) - _MOST_STORED
+                lines.append(f"  and {human_count(rest, 'smaller value')}")
         advice = self.advice()
         lines += ["what would help:", *(f"  - {text}" for text in advice)] if advice else [
             "nothing stands out that would help"
@@ -198,7 +204,7 @@ def _of_kernels(rows: list[KernelRow]) -> list[tuple[float, str]]:
         if row.least_ns and row.roofline < _POOR and lost > _WORTH * whole and each > _TINY_NS:
             found.append((lost, (
                 f"{row.name} reaches {row.roofline:.0%} of the roofline "
-                f"({row.where or row.device}): `BEAM=4`, or `baregrad search`, looks for a better "
+                f"({row.line or row.device}): `BEAM=4`, or `baregrad search`, looks for a better "
                 "schedule of it"
             )))  # fmt: skip
     tiny = [row for row in rows if row.total_ns / max(row.calls, 1) <= _TINY_NS]
@@ -206,7 +212,7 @@ def _of_kernels(rows: list[KernelRow]) -> list[tuple[float, str]]:
     if len(tiny) > 1 and total > _WORTH * whole:
         calls = sum(row.calls for row in tiny)
         found.append((float(total) / 2, (
-            f"{calls} launches of {len(tiny)} kernels took less than "
+            f"{calls} launches of {human_count(len(tiny), 'kernel')} took less than "
             f"{human_seconds(_TINY_NS / 1e9)} each, {total / whole:.0%} together: larger batches, "
             "or fewer values that are stored in between, make them fewer"
         )))  # fmt: skip

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from baregrad.base.bits import human_bytes, human_seconds
+from baregrad.base.bits import human_bytes, human_count, human_seconds
 from baregrad.profiling.collector import Collector
 from baregrad.profiling.limits import Limits
 from baregrad.profiling.records import ListRun
@@ -16,7 +16,10 @@ _OWNERS_SHOWN, _SPANS_SHOWN = 12, 16
 
 @dataclass(slots=True)
 class KernelRow:
-    """All runs of a kernel, copy or fill on a device that one line asked for."""
+    """All runs of a kernel, copy or fill on a device that one line asked for.
+
+    where: the line, if it was noted when the work was planned. asked_at: the lines of the calls.
+    """
 
     device: str
     name: str
@@ -26,6 +29,15 @@ class KernelRow:
     flops: int = 0
     nbytes: int = 0
     least_ns: float = 0.0
+    asked_at: set[str] = field(default_factory=set)
+
+    @property
+    def line(self) -> str:
+        """The line, in words that say so where only that of the call is known."""
+        if self.where or not self.asked_at:
+            return self.where
+        one, *others = self.asked_at
+        return f"asked for at {f'{len(others) + 1} lines' if others else one}"
 
     @property
     def roofline(self) -> float:
@@ -69,6 +81,7 @@ def kernel_rows(runs: Iterable[ListRun], limits: Mapping[str, Limits | None]) ->
                 row = found[key] = KernelRow(*key)
             flops, nbytes = facts.work(run.variables)
             row.calls += 1
+            row.asked_at.add(run.where)
             row.total_ns += end - begin
             row.flops += flops
             row.nbytes += nbytes
@@ -116,7 +129,7 @@ def summary(seen: Collector, limits: Mapping[str, Limits | None], rows_shown: in
         cells.append((
             row.name, str(row.calls), human_seconds(ns / 1e9), f"{row.total_ns / whole:.1%}",
             f"{row.nbytes / ns:.1f}", f"{row.flops / ns / 1e3:.3f}",
-            f"{row.roofline:.0%}" if row.least_ns else "-", row.where,
+            f"{row.roofline:.0%}" if row.least_ns else "-", row.line,
         ))  # fmt: skip
     lines = _columns(cells) if rows else ["no device ran anything"]
     if len(rows) > rows_shown:
@@ -172,7 +185,7 @@ def _host_lines(seen: Collector) -> list[str]:
         totals[name] = [count, round(seconds * 1e9)]
     ranked = sorted(totals.items(), key=lambda item: -item[1][1])
     shown = [
-        f"  {name}: {count} times, {human_seconds(ns / 1e9)}"
+        f"  {name}: {human_count(count, 'time')}, {human_seconds(ns / 1e9)}"
         for name, (count, ns) in ranked[:_SPANS_SHOWN]
     ]
     rest = ranked[_SPANS_SHOWN:]
@@ -188,11 +201,11 @@ def _peak_lines(seen: Collector) -> list[str]:
         at = (peak.at_ns - seen.begin_ns) / 1e9
         lines.append(f"{peak.device}: at most {human_bytes(peak.nbytes)} of memory, at {at:.3f} s:")
         for owner, nbytes, pieces in peak.owners[:_OWNERS_SHOWN]:
-            lines.append(f"  {human_bytes(nbytes):>10} in {pieces} pieces: {owner}")
+            lines.append(f"  {human_bytes(nbytes):>10} in {human_count(pieces, 'piece')}: {owner}")
         rest = peak.owners[_OWNERS_SHOWN:]
         if rest:
             nbytes = sum(size for _, size, _ in rest)
-            lines.append(f"  {human_bytes(nbytes):>10} of {len(rest)} other owners")
+            lines.append(f"  {human_bytes(nbytes):>10} of {human_count(len(rest), 'other owner')}")
         if peak.before:
             lines.append(f"  {human_bytes(peak.before):>10} held before the profile began")
     return lines

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO
 
-from baregrad.base.bits import human_text
+from baregrad.base.bits import human_count, human_text
 from baregrad.runtime.nvidia.abi.vendor import VendorTables
 from baregrad.trace import export, report
 from baregrad.trace.calls import CATEGORIES, RawCall
@@ -91,12 +91,13 @@ class TraceSession:
         )  # fmt: skip
         if self.work:
             rows.append(
-                ", ".join(f"{count} of kind {kind}" for kind, count in self.work.most_common())
-                + f" in rings, {self.rings.methods} methods; {when}"
+                "in rings: "
+                + ", ".join(f"{kind} {count}" for kind, count in self.work.most_common())
+                + f"; {self.rings.methods} methods; {when}"
             )
         rows += self._kernels()
         rows += [f"no name: {name}: {count}" for name, count in self.rings.unknown.most_common(20)]
-        rows += [f"not readable: {name}: {count} times"
+        rows += [f"not readable: {name}: {human_count(count, 'time')}"
                  for name, count in self.rings.unreadable.most_common(20)]  # fmt: skip
         if self.rings.waiting:
             rows.append(f"{len(self.rings.waiting)} pieces of rings were left undecoded")
@@ -116,7 +117,8 @@ class TraceSession:
                    "cannot be read")  # fmt: skip
         for one in known:
             for program, (name, count) in one.late().items():
-                yield f"{program:#x} is {name}, launched {count} times before that was known"
+                times = human_count(count, "time")
+                yield f"{program:#x} is {name}, launched {times} before that was known"
 
     def finish(self) -> None:
         """Print and write what comes at the end."""
@@ -136,7 +138,9 @@ class TraceSession:
         if self.chosen.perfetto:
             made = export.timeline(self.calls, self.found)
             Path(self.chosen.perfetto).write_text(json.dumps(made))
-        if not (self.chosen.json or self.chosen.allowlist):
+        if self.chosen.json:
+            print(json.dumps({"summary": self._footer()}), file=self.out)
+        elif not self.chosen.allowlist:
             for row in self._footer():
                 self._say(f"# {row}")
         self.out.flush()

@@ -52,6 +52,8 @@ def test_figures_for_people() -> None:
     assert bits.human_bytes(512) == "512 B"
     assert bits.human_bytes(1536) == "1.5 KiB"
     assert bits.human_bytes(3 << 40) == "3.0 TiB"
+    counts = [bits.human_count(count, "kernel") for count in (0, 1, 2)]
+    assert counts == ["0 kernels", "1 kernel", "2 kernels"]
     assert bits.human_seconds(1.5e-6) == "1.5 us"
     assert bits.human_seconds(0.012) == "12.0 ms"
     assert bits.human_seconds(245) == "4 min 05 s"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from baregrad.base.options import options
@@ -33,6 +34,8 @@ def test_gpus_are_told_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
     told = json.loads(capsys.readouterr().out)
     first = told["nvidia"]["gpus"][0]
     assert first["uuid"].startswith("GPU-") and first["link"]["lanes"] == 16
+    assert told["packages"]["numpy"] == np.__version__
+    assert told["options"]["BAREGRAD_NV_PORT"] == "virtual"
 
 
 def test_it_is_said_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -57,8 +60,15 @@ def test_watching_goes_on_until_it_is_interrupted(
             raise KeyboardInterrupt
 
     monkeypatch.setattr(info, "time", SimpleNamespace(sleep=sleep))
-    with options.override(nv_port="virtual"), pytest.raises(KeyboardInterrupt):
-        info.main(["--watch", "0.5"])
-    assert slept == [0.5] * 3 and capsys.readouterr().out.count("GPU 0 ") == 3
+    with options.override(nv_port="virtual"):
+        assert info.main(["--watch", "0.5"]) == 0
+        out = capsys.readouterr().out
+        assert slept == [0.5] * 3 and out.count("GPU 0 ") == out.count("time      ") == 3
+        slept.clear()
+        # For programs one line is one look.
+        assert info.main(["--watch", "0.5", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [len(row["nvidia"]["gpus"]) for row in rows] == [2] * 3
+    assert "python" in rows[0] and rows[0]["time"] <= rows[1]["time"]
     with pytest.raises(SystemExit):
         info.main(["--watch", "0"])

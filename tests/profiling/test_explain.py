@@ -41,6 +41,8 @@ def test_a_tensor_is_computed_and_its_kernels_told() -> None:
     text = str(told)
     assert "GB/s" in text and "roofline" in text and "at most" in text
     assert "planning and compiling took" in text
+    # Of what was made before lines were asked for that of the call is known.
+    assert f"asked for at {place_of('told = baregrad.explain((x * 2 + 1)')}" in text
 
 
 def test_what_is_in_the_cache_is_no_miss() -> None:

@@ -22,6 +22,7 @@ from baregrad.apps.diff.references import (
     recorded_nodes,
     run,
 )
+from baregrad.base.bits import human_count
 from baregrad.base.errors import ArgumentError, DriverError
 from baregrad.base.options import DEVICE_NAMES, options
 from baregrad.engine.script import run_to_end
@@ -141,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
             raise ArgumentError("what is written would replace the program", found=str(path))
     if arguments.record is not None:
         count = record(arguments.script, arguments.words, arguments.record)
-        print(f"{count} computations written to {arguments.record}")
+        print(f"{human_count(count, 'computation')} written to {arguments.record}")
         return 0
     against = _checked("REF" if arguments.against is None else arguments.against, arguments.nan)
     found, counts = compare(
@@ -151,10 +152,11 @@ def main(argv: Sequence[str]) -> int:
     if found is None:
         _check_some(counts["compared"], arguments.script)
         what = "nothing is born that is not finite" if arguments.nan else "nothing differs"
-        print(f"{what}: {counts['compared']} computations")
+        print(f"{what}: {human_count(counts['compared'], 'computation')}")
         return 0
     after, runs = counts["compared"], counts["runs"]
-    print(f"the first operation, after {after} computations, in {runs} further runs:\n{found}")
+    after_them, in_them = human_count(after, "computation"), human_count(runs, "further run")
+    print(f"the first operation, after {after_them}, in {in_them}:\n{found}")
     if found.script:
         place = arguments.write or Path(f"{arguments.script.stem}_differs.py")
         place.write_text(found.script)
@@ -189,7 +191,10 @@ def _checked(against: str, nan: bool) -> str:
     device = against.upper()
     if device in DEVICE_NAMES and device != "NULL":
         if device == options.device and not nan:
-            raise ArgumentError(f"{device} would be compared with itself", hint="give --against")
+            raise ArgumentError(
+                "the default device would be compared with itself", found=f"--against {device}",
+                hint="give another one, or another BAREGRAD_DEVICE",
+            )  # fmt: skip
         return device
     if Path(against).is_file():
         return against

@@ -183,7 +183,7 @@ def test_the_command_says_what_it_found(
     script = tmp_path / "program.py"
     script.write_text(SCRIPT.format(line="h.sin()"))
     assert diff.main([str(script)]) == 0
-    assert "nothing differs: 1 computations" in capsys.readouterr().out
+    assert "nothing differs: 1 computation\n" in capsys.readouterr().out
     planted(monkeypatch, Ops.SIN, lambda node: scaled(node, 1.5), 3)
     assert diff.main(["--no-script", str(script)]) == 1
     out = capsys.readouterr().out
@@ -200,7 +200,7 @@ def test_a_program_that_ends_itself_is_judged(
     script = tmp_path / "program.py"
     script.write_text(SCRIPT.format(line="h.sin()") + "raise SystemExit(0)\n")
     assert diff.main([str(script)]) == 0
-    assert "nothing differs: 1 computations" in capsys.readouterr().out
+    assert "nothing differs: 1 computation\n" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("tolerance", ["nan", "-1", "inf"])
@@ -238,7 +238,7 @@ def test_a_recording_finds_what_another_version_does_otherwise(
     script, path = tmp_path / "program.py", tmp_path / "run.npz"
     script.write_text(SCRIPT.format(line="h.sin() + h"))
     assert diff.main(["--record", str(path), str(script)]) == 0
-    assert f"1 computations written to {path}" in capsys.readouterr().out
+    assert f"1 computation written to {path}" in capsys.readouterr().out
     assert diff.main(["--against", str(path), str(script)]) == 0
     planted(monkeypatch, Ops.SIN, lambda node: scaled(node, 1.25), 7)
     assert diff.main(["--against", str(path), str(script)]) == 1
