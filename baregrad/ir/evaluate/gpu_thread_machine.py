@@ -196,6 +196,34 @@ class Threads(LinearMachine):
             raise ProtocolError(
                 f"element {place} of {array!r} is touched while a copy to it is under way"
             )
+        if not self._mark(writer, reader, places, who, write):
+            self._blame(node, writer, reader, places, who, write)
+
+    @staticmethod
+    def _mark(writer: Array, reader: Array, places: Array, who: Array, write: bool) -> bool:
+        """Enter who touches places; return False, with nothing entered, where threads race."""
+        written, read = writer[places], reader[places]
+        if ((written != NOBODY) & (written != who)).any():
+            return False
+        if write:
+            if ((read != NOBODY) & (read != who)).any():
+                return False
+            writer[places] = who
+            if (writer[places] != who).any():
+                writer[places] = written
+                return False
+            return True
+        by = np.where((read == NOBODY) | (read == who), who, SEVERAL)
+        reader[places] = by
+        # Of several who read one element the last is entered.
+        reader[places[reader[places] != by]] = SEVERAL
+        return True
+
+    def _blame(
+        self, node: Node, writer: Array, reader: Array, places: Array, who: Array, write: bool
+    ) -> None:
+        """Raise ProtocolError for the first of the threads that race for elements of an array."""
+        array = node.src[0]
         for place, thread in zip(places.tolist(), who.tolist(), strict=True):
             clash = writer[place] not in (NOBODY, thread)
             if write:

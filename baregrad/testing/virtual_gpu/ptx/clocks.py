@@ -76,7 +76,8 @@ class Clocks:
         self._copies = True
         first = {"async": 1, "bulk": 2, "product": 3}[kind] * self.threads
         copy = first + (agent // GROUP if kind == "product" else agent)
-        clock = self._copy_clocks.get(copy, int(known[:, copy].max())) + 1
+        last = self._copy_clocks.get(copy)
+        clock = (int(known[:, copy].max()) if last is None else last) + 1
         self._copy_clocks[copy] = clock
         return copy, clock
 

@@ -16,6 +16,9 @@ import numpy as np
 from baregrad.testing.virtual_gpu.ptx.clocks import Clocks
 from baregrad.testing.virtual_gpu.ptx.types import Array
 
+# Agent and clock of a copy, or of one copy for each access.
+Copies = tuple[int, int] | tuple[Array, Array]
+
 
 class Race(NamedTuple):
     """Which access of the instruction races, and with whose earlier one; both are agents."""
@@ -51,12 +54,13 @@ class SharedRaces:
 
     # ---- other blocks ---------------------------------------------------------------------------
 
-    def _visit(self, agents: Array, copy: tuple[int, int] | None) -> None:
-        strangers = agents[(agents < self.own.start) | (agents >= self.own.stop)]
-        if len(strangers):
-            visits = [copy] if copy else zip(strangers, self.clocks.own(strangers), strict=True)
-            for agent, clock in visits:
-                self._visits[int(agent)] = max(self._visits.get(int(agent), 0), int(clock))
+    def _visit(self, agents: Array, copy: Copies | None) -> None:
+        strange = (agents < self.own.start) | (agents >= self.own.stop)
+        if strange.any():
+            visits = (agents, self.clocks.own(agents)) if copy is None else copy
+            visitors, clocks = (np.broadcast_to(one, agents.shape)[strange] for one in visits)
+            for agent, clock in zip(visitors.tolist(), clocks.tolist(), strict=True):
+                self._visits[agent] = max(self._visits.get(agent, 0), clock)
 
     def meet_visitors(self) -> None:
         """Note that all threads of the cluster have met: what they did here is over."""
@@ -80,6 +84,11 @@ class SharedRaces:
         if count == 1:
             return first, 1
         return (first[:, None] + np.arange(count)).reshape(-1), count
+
+    def are_apart(self, offsets: Array, nbytes: int) -> bool:
+        """Whether accesses of `nbytes` bytes at offsets touch different granules."""
+        places, _ = self._spread(offsets, nbytes)
+        return len(np.unique(places)) == len(places)
 
     def read(
         self,
@@ -135,18 +144,23 @@ class SharedRaces:
         offsets: Array,
         nbytes: int,
         atomic: bool = False,
-        copy: tuple[int, int] | None = None,
+        copy: Copies | None = None,
         bulk: bool = False,
     ) -> Race | None:
         """Note writes of `nbytes` bytes at offsets; return a race with an earlier access.
 
+        copy: the copy that writes; or one for each access, which are then apart.
         bulk: whether a copy is seen by others of its kind without a fence.
         """
         self._visit(agents, copy)
         places, count = self._spread(offsets, nbytes)
         by = np.repeat(agents, count) if count > 1 else agents
         writers = self._writer[places]
-        agents = by if copy is None else np.full(len(places), copy[0], np.int32)
+        if copy is None:
+            agents, moments = by, self.clocks.own(by)
+        else:
+            each = (np.broadcast_to(one, offsets.shape) for one in copy)
+            agents, moments = (np.repeat(one, count) for one in each)
         bad = writers >= 0
         if copy is None:
             # Of a thread's own accesses the later comes after; of its copies not so.
@@ -167,7 +181,7 @@ class SharedRaces:
                     at = int(np.argmax(bad))
                     return Race(at // count, int(by[at]), int(readers[at]), "writes what is read")
         self._writer[places] = agents
-        self._write_clock[places] = self.clocks.own(by) if copy is None else copy[1]
+        self._write_clock[places] = moments
         self._write_atomic[places] = atomic
         self._hidden[places] = copy is None or not bulk
         self._readers[:, places] = -1

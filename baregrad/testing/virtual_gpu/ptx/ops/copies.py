@@ -205,14 +205,32 @@ def _land(block: Block, ids: Array, places: Array, words: Array) -> None:
     """Write the words of `cp.async` to shared memory, each thread's a copy of its own."""
     nbytes = 4 * words.shape[1]
     for region, offsets, _ in block.locate("shared", places, ids, nbytes):
-        for position, thread in enumerate(ids):
-            copy = start(block, int(thread))
-            here = offsets[position : position + 1]
-            note(block, int(thread), region, here, nbytes, copy, True, False)
-            if copy is not None:
-                groups(block, int(thread), "async").loose.append(copy)
+        _note_copies(block, ids, region, offsets, nbytes)
         for part in range(words.shape[1]):
             region.store(offsets + 4 * part, words[:, part], 4)
+
+
+def _note_copies(block: Block, ids: Array, region: Region, offsets: Array, nbytes: int) -> None:
+    """Start a copy of each thread's, and tell the check of races of what they write."""
+    if block.clocks is None:
+        return
+    copies = []
+    for thread in ids.tolist():
+        copy = block.clocks.start_copy(thread + block.first_agent)
+        groups(block, thread, "async").loose.append(copy)
+        copies.append(copy)
+    races = region.races
+    if races is None:
+        return
+    if races.are_apart(offsets, nbytes):
+        agents, clocks = np.array(copies).T
+        race = races.write(ids + block.first_agent, offsets, nbytes, copy=(agents, clocks))
+        if race is not None:
+            block.report(race, int(offsets[race.place]))
+        return
+    for position, (thread, copy) in enumerate(zip(ids.tolist(), copies, strict=True)):
+        here = offsets[position : position + 1]
+        note(block, thread, region, here, nbytes, copy, True, False)
 
 
 def _arrive_after_copies(decoder: Decoder, instruction: PtxInstruction) -> Execute:
