@@ -154,15 +154,20 @@ def _cut(node: Node) -> Node | None:
     if not is_matrix_product(value, axes):
         return _in_parts(node, _outer_parts(value.shape, axes, wanted))
     found = [(axis, _divided(value.shape[axis], wanted)) for axis in axes]
-    if _is_of_matrix_units(value):
+    if _is_of_matrix_units(value) and not _is_copied_singly(value.shape, axes):
         # What goes to matrix units has no conditions: parts that nothing divides would.
         axis, parts = max(found, key=lambda one: (one[1], -one[0]))
     else:
         axis, parts = max(found, key=lambda one: (min(one[1], wanted // 4), -one[0]))
-        if parts < wanted // 4:
+        if parts < max(wanted // 4, 2):
             axis, parts = max(axes, key=lambda one: (value.shape[one], -one)), wanted
     parts = min(parts, value.shape[axis])
     return _in_parts(node, PartsOf(value.shape, axes, axis, parts)) if parts > 1 else None
+
+
+def _is_copied_singly(shape: tuple[Any, ...], axes: tuple[int, ...]) -> bool:
+    """Whether threads copy one element of a sum after the other, and ask of each if it is there."""
+    return gcd(CHUNK, shape[axes[-1]]) == 1
 
 
 def _outer_parts(shape: tuple[Any, ...], axes: tuple[int, ...], wanted: int) -> PartsOf:
@@ -400,10 +405,15 @@ def _in_parts(node: Node, cut: PartsOf) -> Node:
         inner = prod(shape[axis + 1 :])
         length = round_up(length, ACCESS // gcd(CHUNK, inner) if inner > 1 else ACCESS)
         parts = -(-extent // length)
-        values = tuple([
-            lengthened(value, axis, length * parts, neutral)
-            for value, neutral in zip(values, monoid.identity, strict=True)
-        ])
+        is_product = is_matrix_product(node.src[0], node.arg.axes) and values[0].op is Ops.MUL
+        if is_product and monoid.primitive is Ops.ADD:
+            factors = [_longer(factor, axis, length * parts) for factor in values[0].src]
+            values = (values[0].replace(src=tuple(factors)),)
+        else:
+            values = tuple([
+                lengthened(value, axis, length * parts, neutral)
+                for value, neutral in zip(values, monoid.identity, strict=True)
+            ])
     pieces = tuple([_split(value, axis, parts) for value in values])
     partial = Node(Ops.REDUCE, monoid.states[0], pieces, Reduce(monoid, cut.inner))
     place = cut.place
@@ -421,6 +431,21 @@ def _in_parts(node: Node, cut: PartsOf) -> Node:
     whole = Node(Ops.REDUCE, monoid.states[0], states, Reduce(monoid, (place,)))
     whole = permute(whole, tuple([order.index(axis) for axis in range(len(order))]))
     return whole if whole.dtype is node.dtype else cast(whole, node.dtype)
+
+
+def _longer(factor: Node, axis: int, length: int) -> Node:
+    """A factor with zeros behind its last element, beside what is narrow: units multiply that."""
+    views, below = list[Node](), factor
+    while below.op.bit & _VIEWS:
+        views.append(below)
+        below = below.src[0]
+    if below.op is Ops.CAST and below.src[0].dtype.kind == "float":
+        (narrow,) = below.src
+        for view in reversed(views):
+            narrow = view.replace(dtype=narrow.dtype, src=(narrow, *view.src[1:]))
+        longer = lengthened(narrow, axis, length, const(0.0, narrow.dtype))
+        return cast(longer, factor.dtype)
+    return lengthened(factor, axis, length, const(0, factor.dtype))
 
 
 def _split(value: Node, axis: int, parts: int) -> Node:

@@ -226,7 +226,7 @@ def test_products_of_a_symbolic_number_of_rows_are_cut_into_fewer_parts() -> Non
 @pytest.mark.parametrize(("m", "n", "depth", "parts"), [
     (256, 256, 1 << 16, 32), (16, 4096, 4096, 8), (16, 8192, 8192, 1), (1024, 1024, 1024, 1),
     (256, 256, 8 * 5003, 4), (64, 768, 3072, 1), (512, 768, 3072, 1), (4096, 768, 3072, 1),
-    (512, 512, 4096, 4),
+    (512, 512, 4096, 4), (16, 685, 4387, 8), (32, 408, 3067, 5),
 ])  # fmt: skip
 def test_few_tiles_for_matrix_units_are_cut_along_the_depth(
     m: int, n: int, depth: int, parts: int
@@ -236,9 +236,13 @@ def test_few_tiles_for_matrix_units_are_cut_along_the_depth(
         return Node(Ops.EXPAND, F32, (Node(Ops.RESHAPE, F32, (wide,), shape),), (m, n, depth))
 
     value = alu(Ops.MUL, spread(0, m, (m, 1, depth)), spread(1, n, (1, n, depth)))
-    root = Node(Ops.SINK, dtypes.token, (total(value, 2),))
-    found = stored(canonicalise(root, None, HOPPER))
+    root = canonicalise(Node(Ops.SINK, dtypes.token, (total(value, 2),)), None, HOPPER)
+    found = [shape for shape in stored(root) if len(shape) > 2]
     assert found == ([(parts, m, n)] if parts > 1 else [])
+    # Zeros behind the last part are beside what units multiply.
+    padded = [node for node in toposort(root) if node.op is Ops.PAD]
+    assert len(padded) == (2 if parts > 1 and depth % parts else 0)
+    assert all(node.dtype is dtypes.bfloat16 for node in padded)
 
 
 def test_parts_of_windows_are_stored_along_the_channels() -> None:
