@@ -193,12 +193,11 @@ def _narrow(
         blocks = -(-outside * tile.covering(m, n) // plan.target.units)
         return blocks * (tile.m * tile.n + COPY * (tile.m + tile.n))
 
-    # Of the short side, more than half is there.
+    # Of the short side, more than half is there, or half of what a thread has at least.
     short = "n" if m > n else "m"
     sides = [(tile, getattr(tile, short)) for tile in tiles]
-    return sorted(
-        (tile for tile, side in sides if side < 2 * min(m, n) and side < LEAST_SIDE), key=work
-    )
+    most = min(max(2 * min(m, n) - 1, LANES), LEAST_SIDE - 1)
+    return sorted((tile for tile, side in sides if side <= most), key=work)
 
 
 def _panel(

@@ -71,6 +71,7 @@ def sides(schedule: Schedule) -> tuple[int, int]:
     *[pytest.param(kernel, marks=pytest.mark.slow) for kernel in (
         k.matmul(3, 200, 64, True), k.matmul(150, 4, 65, True, False),
         k.matmul(200, 8, 64, True, True), k.conv(1, 8, 6, 11, 13, 3, 1, 1),
+        k.matmul(2, 72, 66), k.conv(1, 8, 2, 11, 13, 3, 1, 1),
     )],
 ])  # fmt: skip
 def test_few_rows_or_columns_are_all_in_each_thread(kernel: Node) -> None:
@@ -85,6 +86,7 @@ def test_few_steps_and_what_lies_along_long_sums_are_shared_out_among_threads() 
     for kernel in (k.matmul(8, 8, 512), k.matmul(1 << 18, 8, 512), k.matmul(8, 1 << 18, 32)):
         assert "stage_factor" not in str(choose_schedule(kernel, HOPPER))
     assert sides(choose_schedule(k.matmul(8, 1 << 18, 512), HOPPER)) == (8, 0)
+    assert sides(choose_schedule(k.matmul(2, 1 << 18, 512), HOPPER)) == (4, 0)
     assert sides(choose_schedule(k.matmul(1 << 18, 8, 512, True), HOPPER)) == (0, 8)
 
 
