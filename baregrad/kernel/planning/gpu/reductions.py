@@ -481,13 +481,30 @@ def _along(plan: GpuPlan, columns: Sequence[Node], units: list[tuple[str, int]])
     ordered = plan.by_stride(axes, plan.write)
     outs = [out_axes(out).intersection(axes) for out in plan.facts.outs]
     several = all(isinstance(extent_of(axis), int) for axis in ordered)
-    if not several or any(len(each) not in (0, len(axes)) for each in outs):
+    alike = all(len(each) in (0, len(axes)) for each in outs)
+    near = _near_axes(ordered, outs) if several and not alike and len(units) > 1 else []
+    if not near and not (several and alike):
         ordered = [max(ordered, key=lambda axis: index.upper(extent_of(axis)))]
     along = frozenset(ordered)
     work = sum(op_flops(node) for node in plan.facts.order if not along.isdisjoint(node.ranges))
     worth = max(work // ELEMENT_OPS, 1)
     outer = "grid" if _is_spread(plan, columns, ordered, units, worth) else "loop"
-    _share(plan, ordered, units, free.isdisjoint(axes) and worth == 1, outer)
+    if near:
+        _share(plan, near, units[-1:], False)
+        plan.parts([axis for axis in ordered if axis not in near], units[:-1], outer)
+    else:
+        _share(plan, ordered, units, free.isdisjoint(axes) and worth == 1, outer)
+
+
+def _near_axes(ordered: Sequence[Node], outs: Sequence[frozenset[Node]]) -> list[Node]:
+    """The last axes, if some outputs run along all and the rest of them along those before.
+
+    A warp lies along these then, and warps along the others, whose results are each a warp's.
+    """
+    widths = {len(each) for each in outs} - {0}
+    few = min(widths)
+    plain = all(each == frozenset(ordered[: len(each)]) for each in outs)
+    return list(ordered[few:]) if plain and widths == {few, len(ordered)} else []
 
 
 def _is_spread(

@@ -454,3 +454,26 @@ def test_rows_that_share_a_factor_are_several_of_a_thread(
     unrolled = [step.axis for step in steps if isinstance(step, Bind) and step.unit == "unroll"]
     assert [parts[axis] for axis in unrolled if axis.startswith("i0")] == [each] * (each > 1)
     assert shared(kernel) == shared(times_vector(64, length, dtype))
+
+
+def shares(heads: int, keys: int, width: int, size: int) -> Node:
+    """Gradients by keys, and what they are made of: rows less what each head's sum is."""
+    i, j, d, q = (range_node(n, at) for at, n in enumerate((heads, keys, width, size)))
+    sums = k.reduce(Ops.ADD, k.at(k.param(2, heads, size), i, q), q)
+    share = alu(Ops.MUL, k.at(k.param(3, heads, keys), i, j), sums)
+    whole = alu(Ops.MUL, share, k.at(k.param(4, heads, width), i, d))
+    return k.kernel(
+        k.out(k.param(0, heads, keys, width), whole, i, j, d),
+        k.out(k.param(1, heads, keys), share, i, j),
+    )
+
+
+def test_blocks_share_what_outputs_have_along_some_axes_alone() -> None:
+    """Warps lie along the axes of all outputs, lanes along those of some: no lane goes along."""
+    schedule = choose_schedule(shares(16, 408, 128, 408), HOPPER)
+    units = {step.axis: step.unit for step in schedule.steps if isinstance(step, Bind)}
+    assert units["i1_o"] == "grid"
+    assert {name: unit for name, unit in units.items() if name.startswith("i2")} == {
+        "i2_t0": "thread", "i2_v1": "vector",
+    }
+    check(shares(2, 300, 64, 300))
