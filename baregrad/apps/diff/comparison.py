@@ -98,7 +98,13 @@ class Comparison:
         shape = ", ".join(map(str, self._session.concrete(node.shape, program.variables)))
         where = self._session.line_of(program, node)
         op = f"{node.op.name} {node.dtype.name}[{shape}]"
-        return OpDifference(op, where, told, within, script)
+        alike = [
+            one for one in candidates(program.sink)
+            if (one.op, one.dtype, one.shape) == (node.op, node.dtype, node.shape)
+            and self._session.line_of(program, one) == where
+        ]  # fmt: skip
+        which = (alike.index(node) + 1, len(alike)) if node in alike else (1, 1)
+        return OpDifference(op, where, told, within, script, which)
 
 
 class _Finding:

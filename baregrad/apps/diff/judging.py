@@ -31,7 +31,8 @@ class OpDifference:
     """An operation whose result differs, or is not finite: the op, the user's line, statistics.
 
     `within`: whether that is so only where it is computed in one kernel with what reads it.
-    `script`: a program that shows it, "" where none does.
+    `script`: a program that shows it, "" where none does. `which`: which of the line's operations
+    that look the same it is, counted from 1, and how many these are: a loop over layers has many.
     """
 
     op: str
@@ -39,10 +40,14 @@ class OpDifference:
     told: str
     within: bool = False
     script: str = ""
+    which: tuple[int, int] = (1, 1)
 
     def __str__(self) -> str:
         fused = "\n  only where it is computed together with what reads it" * self.within
         where = self.where or "a line that is not known"
+        number, count = self.which
+        if count > 1:
+            where += f", number {number} of {count} such operations"
         return f"{self.op}\n  asked for at {where}\n  {self.told}{fused}"
 
 

@@ -115,6 +115,8 @@ def test_a_fault_is_found_where_it_is(
     found, counts = found_in(tmp_path, line)
     assert found is not None and found.op.startswith(f"{op.name} float32[6, 8]")
     assert found.where.endswith(f"program.py:{LINE}") and not found.within
+    assert found.which == (layer, LAYERS)
+    assert f"{LINE}, number {layer} of {LAYERS} such operations\n" in str(found)
     assert counts["runs"] <= 5
 
 
@@ -139,6 +141,7 @@ def test_what_mends_a_fused_kernel_is_found_by_halving(
     planted(monkeypatch, Ops.SIN, lambda node: scaled(node, 1.5), 7, fused=True)
     found, counts = found_in(tmp_path, "h.sin() + h.cos() * 0.5")
     assert found is not None and found.within and found.op.startswith("SIN float32")
+    assert found.which == (7, LAYERS)
     # A layer has a product, a sum, a sine, a cosine, a factor and an addition.
     assert counts["runs"] <= math.log2(6 * LAYERS) + 3
 
