@@ -18,6 +18,8 @@ from baregrad.tensor.ops.shapes import stored
 
 # Columns that are factored one after the other before products bring the others up to date.
 BLOCK = 32
+# Of how many columns, at most, a panel becomes narrower at a time.
+_VECTOR = 8
 
 
 def block_of(count: int) -> int:
@@ -130,28 +132,35 @@ class LUOfRows(NamedTuple):
 
 @block
 def _lu_step(
-    left: Tensor, free: Tensor, order: Tensor, turn: Tensor, width: int
+    left: Tensor, position: Tensor, order: Tensor, turn: Tensor, width: int
 ) -> tuple[Tensor, ...]:
     """Some columns of L, rows of U and places of pivots of what is left (B, m, n).
 
     Rows stay where they are, those of earlier pivots too: (B, m, w), (B, w, n), (B, w), then what
-    is left, which rows are free, which row swaps brought to each place, and the next place.
+    is left, to which place swaps brought each row, which row is at each place, and the next place.
     """
     panel, columns, pivots, swaps = left[:, :, :width], [], [], []
-    places = Tensor.arange(left.shape[1], device=left.device)
-    for _ in range(width):
-        size = stored(_sizes(panel[:, :, 0])).gather(1, order)
+    rows = left.shape[1]
+    places = Tensor.arange(rows, device=left.device)
+    for column in range(width):
+        size = stored((position >= turn).where(_sizes(panel[:, :, 0]), -1.0))
+        largest = stored(size.amax(dim=1, keepdim=True))
         # Of several as large the one that swaps put uppermost, as in LAPACK.
-        place = stored((places >= turn).where(size, -1.0).argmax(dim=1, keepdim=True))
+        place = stored((size == largest).where(position, rows).amin(dim=1, keepdim=True))
         pivot = stored(order.gather(1, place))
         own = order.gather(1, turn.expand(*place.shape))
         order = stored((places == turn).where(pivot, (places == place).where(own, order)))
-        turn = stored(turn + 1)
+        position = stored(
+            (position == place).where(turn, (position == turn).where(place, position))
+        )
         row = stored(take_rows(panel, pivot))
-        free = stored(free & (places != pivot))
         divisor = (row[:, :, :1] == 0).where(1.0, row[:, :, :1])
-        factor = stored(free.unsqueeze(2).where(panel[:, :, :1] / divisor, 0.0))
-        panel = stored(shifted(panel - factor * row, 0, 1))
+        is_free = (position > turn).unsqueeze(2)
+        factor = stored(is_free.where(panel[:, :, :1] / divisor, 0.0))
+        turn = stored(turn + 1)
+        # Columns that are left move to the front, in ever fewer whole vectors.
+        kept = math.ceil((width - column - 1) / _VECTOR) * _VECTOR
+        panel = stored(shifted(panel - factor * row, 0, 1)[:, :, :kept])
         columns.append(factor)
         pivots.append(pivot)
         swaps.append(place)
@@ -160,7 +169,7 @@ def _lu_step(
     unit = take_rows(lower, chosen) + Tensor.eye(width, dtype=left.dtype, device=left.device)
     upper = stored(inverse_lower(unit) @ take_rows(left, chosen))
     rest = shifted(left - lower @ upper, 0, width)
-    return lower, upper, stored(Tensor.cat(*swaps, dim=1)), rest, free, order, turn
+    return lower, upper, stored(Tensor.cat(*swaps, dim=1)), rest, position, order, turn
 
 
 def _sizes(x: Tensor) -> Tensor:
@@ -190,14 +199,13 @@ def lu_factor(x: Tensor) -> LUOfRows:
     # Rows of zeros are chosen after all others, and columns of zeros choose rows in their order.
     left = x.pad((0, max(size - columns, 0), 0, max(size - rows, 0)))
     high, wide = left.shape[1:]
-    free = Tensor.ones(batch, high, dtype=dtypes.bool, device=x.device)
-    order = Tensor.arange(high, device=x.device).expand(batch, high)
+    position = order = Tensor.arange(high, device=x.device).expand(batch, high)
     turn = Tensor.zeros(1, 1, dtype=dtypes.int64, device=x.device)
     parts: list[tuple[Tensor, ...]] = []
     for _, number, extent in runs(wide, size, width):
         left = corner_of(left, high, extent)
-        made, (left, free, order, turn) = stepped(
-            _lu_step, number, (left, free, order, turn), (width,)
+        made, (left, position, order, turn) = stepped(
+            _lu_step, number, (left, position, order, turn), (width,)
         )
         parts += made
     lowers, uppers, swaps = zip(*parts, strict=True)

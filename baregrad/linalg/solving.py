@@ -1,6 +1,6 @@
 """Inverses, determinants and systems of equations, with gradients.
 
-They come of LU factors, and one correction of a solution by what it leaves. Names, arguments and
+They come of LU factors; a solution is corrected once by what it leaves. Names, arguments and
 results are those of `torch.linalg`; matrices are the last two axes of float32, float64 or complex
 tensors.
 """
@@ -26,7 +26,6 @@ from baregrad.linalg.decompositions import eigh, qr, svd, svdvals
 from baregrad.linalg.factoring import first_zero, inverse_lower, lu_factor, take_rows
 from baregrad.linalg.orthogonal import squares
 from baregrad.linalg.triangular import (
-    blocks_of,
     inverse_corners,
     solve_triangular,
     substituted,
@@ -126,34 +125,25 @@ def _solve(matrix: Tensor, right: Tensor, factors: _Factors, is_turned: bool = F
 
 
 @block
-def _inverted(
-    x: Tensor, lower: Tensor, upper: Tensor, order: Tensor, is_corrected: bool
-) -> Tensor:
-    """The inverse, by those of both factors, perhaps corrected once by what it leaves of 1."""
-    first, second = inverse_lower(lower), inverse_lower(upper.mT).mT
-    size = x.shape[1]
-    # A row of the second triangle's product needs no rows of the first above its own.
-    width = -(-size // blocks_of(size))
-    rows = [second[:, at : at + width, at:] @ first[:, at:] for at in range(0, size, width)]
-    both = stored(Tensor.cat(*map(stored, rows), dim=1) if len(rows) > 1 else rows[0])
-    places = order.argsort(dim=1).unsqueeze(1).expand(*both.shape)
-    found: Tensor = stored(both.gather(2, places))
-    if not is_corrected:
-        return found
-    one = Tensor.eye(size, dtype=x.dtype, device=x.device)
-    corrected: Tensor = found + found @ stored(one - x @ found)
-    return corrected
+def _inverted(lower: Tensor, upper: Tensor, order: Tensor) -> Tensor:
+    """The inverse: the X of X @ L = inverse of U, block by block, its columns put in order.
+
+    So X times the matrix leaves little of 1, as LAPACK's does (Higham, Accuracy and Stability of
+    Numerical Algorithms, 14.3.2, method B). A correction by what the matrix times X leaves would
+    take that away, by the square of the condition.
+    """
+    half = stored(inverse_lower(upper.mT))
+    corners = inverse_corners(lower).mT
+    found = stored(substituted(lower.mT, corners, half, is_upper=True, is_corrected=True))
+    return found.gather(1, order.argsort(dim=1).unsqueeze(2).expand(*found.shape)).mT
 
 
-def _inverse(
-    matrix: Tensor, given: Tensor, lower: Tensor, upper: Tensor, order: Tensor,
-    is_corrected: bool = True,
-) -> Tensor:
+def _inverse(matrix: Tensor, lower: Tensor, upper: Tensor, order: Tensor) -> Tensor:
     """The inverse (..., n, n) of a matrix with these factors, as a function of it."""
     with no_grad():
         value = matrix.detach()
         if 0 not in matrix.shape:
-            value = _inverted(given, lower, upper, order, is_corrected).reshape(*matrix.shape)
+            value = _inverted(lower, upper, order).reshape(*matrix.shape)
 
     def pull(found: Tensor, gradient: Tensor) -> tuple[Tensor]:
         return (-(found.mH @ gradient @ found.mH),)
@@ -185,7 +175,8 @@ _SINGULAR = (
 def solve(A: Tensor, B: Tensor, *, left: bool = True) -> Tensor:  # noqa: N803 - PyTorch's names
     """Return X (..., n, k) of A @ X = B, or of X @ A = B without `left`, A (..., n, n).
 
-    B may be one vector for each matrix, (..., n). Raises LinAlgError for a singular matrix.
+    B may be one vector for each matrix, (..., n). Columns of X may differ in rounding from those of
+    a B with other columns beside. Raises LinAlgError for a singular matrix.
     """
     return solve_ex(A, B, left=left, check_errors=True).result
 
@@ -223,7 +214,10 @@ def solve_ex(
 
 
 def inv(A: Tensor) -> Tensor:  # noqa: N803
-    """Return the inverse: (..., n, n) -> (..., n, n). Raises LinAlgError for a singular matrix."""
+    """Return the inverse: (..., n, n) -> (..., n, n). Raises LinAlgError for a singular matrix.
+
+    What it leaves of 1 is little where it stands on the left of A, as with LAPACK.
+    """
     return inv_ex(A, check_errors=True).inverse
 
 
@@ -234,12 +228,11 @@ def inv_ex(A: Tensor, *, check_errors: bool = False) -> InverseEx:  # noqa: N803
     """
     check_matrices("inv", A, square=True, also_complex=True)
     with no_grad():
-        given = batch(A)
-        lower, upper, order, _ = lu_factor(given)
+        lower, upper, order, _ = lu_factor(batch(A))
         info = first_zero(upper).reshape(*A.shape[:-2])
         if check_errors:
             refuse_if(lambda: info != 0, *_SINGULAR)
-    return InverseEx(_inverse(A, given, lower, upper, order), info)
+    return InverseEx(_inverse(A, lower, upper, order), info)
 
 
 def tensorinv(A: Tensor, ind: int = 2) -> Tensor:  # noqa: N803
@@ -295,8 +288,7 @@ def det(A: Tensor) -> Tensor:  # noqa: N803
     """Return the determinant: (..., n, n) -> (...)."""
     check_matrices("det", A, square=True, also_complex=True)
     with no_grad():
-        given = batch(A)
-        lower, upper, order, _ = lu_factor(given)
+        lower, upper, order, _ = lu_factor(batch(A))
         pivots = upper.diagonal(0, 1, 2)
         sign = _signs(order).cast(A.dtype)
         value = (pivots.prod(dim=1) * sign).reshape(*A.shape[:-2])
@@ -313,9 +305,9 @@ def det(A: Tensor) -> Tensor:  # noqa: N803
             near = upper + is_zero.where(least, 0.0).diag_embed()
             limit = (moved.prod(dim=1) * sign).reshape(*A.shape[:-2], 1, 1)
             singular = is_zero.any(dim=1).reshape(*A.shape[:-2], 1, 1)
-        # Not corrected: of a matrix that is singular but for rounding, the determinant and this
-        # inverse are of the same rounded factors, so that their errors cancel.
-        turned = _inverse(A, given, lower, near, order, is_corrected=False).mH
+        # Of a matrix that is singular but for rounding, the determinant and this inverse are of the
+        # same rounded factors, so that their errors cancel.
+        turned = _inverse(A, lower, near, order).mH
         usual = found.conj().unsqueeze(-1).unsqueeze(-1) * turned
         cofactors = singular.where(limit.conj() * turned.detach(), usual)
         return (gradient.unsqueeze(-1).unsqueeze(-1) * cofactors,)
@@ -330,8 +322,7 @@ def slogdet(A: Tensor) -> SLogDet:  # noqa: N803
     """
     check_matrices("slogdet", A, square=True, also_complex=True)
     with no_grad():
-        given = batch(A)
-        lower, upper, order, _ = lu_factor(given)
+        lower, upper, order, _ = lu_factor(batch(A))
         pivots = upper.diagonal(0, 1, 2)
         odd = _signs(order).cast(A.dtype)
         if A.is_complex():
@@ -343,9 +334,7 @@ def slogdet(A: Tensor) -> SLogDet:  # noqa: N803
         value = pivots.abs().log().sum(dim=1).reshape(*A.shape[:-2])
 
     def inverse() -> Tensor:
-        # Not corrected, as for `det`: the error is of one matrix next to A, and so cancels where A
-        # is a product, in which sums of corrected columns leave it.
-        return _inverse(A, given, lower, upper, order, is_corrected=False)
+        return _inverse(A, lower, upper, order)
 
     def pull(_: Tensor, gradient: Tensor) -> tuple[Tensor]:
         return (gradient.unsqueeze(-1).unsqueeze(-1) * inverse().mH,)

@@ -109,6 +109,20 @@ def test_ill_conditioned_systems_leave_small_residuals() -> None:
     close(low @ found, b, float((np.abs(low) @ np.abs(found)).max()), "float64")
 
 
+@pytest.mark.parametrize(("dtype", "orders"), [("float64", 12), ("float32", 5)])
+def test_inverses_of_ill_conditioned_matrices_leave_little_on_the_left(
+    dtype: str, orders: int
+) -> None:
+    """X @ A is 1 as far as rounding of |X| and |A| lets it be, as LAPACK's (Higham, 14.3.2)."""
+    count = 40
+    outer, inner = np.linalg.qr(given((2, count, count))).Q
+    a = ((outer * np.logspace(0, -orders, count)) @ inner).astype(dtype)
+    found = linalg.inv(Tensor(a)).numpy()
+    exact = found.astype(np.longdouble) @ a.astype(np.longdouble)
+    bound = 16 * EPSILON[dtype] * float((np.abs(found) @ np.abs(a)).max())
+    assert float(np.abs(exact - np.eye(count)).max()) <= bound
+
+
 def test_singular_matrices() -> None:
     a = np.array([[1.0, 2.0], [2.0, 4.0]])
     for call in (linalg.inv, lambda x: linalg.solve(x, Tensor([1.0, 1.0], dtype="float64"))):
