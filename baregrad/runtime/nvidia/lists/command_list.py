@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from baregrad.base.errors import CompileError
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _IMAGES, _MOST_IMAGES, _IMAGE_LAUNCHES = 2, 16, 64
 # Buffers come back if they are among the last so many that images were patched for.
 _REMEMBERED = 32
+_value_of = attrgetter("value")
 
 
 class NvBoundList:
@@ -186,25 +188,20 @@ class NvBoundList:
     ) -> ListImage:
         compute, copies = channels
         done, copied = compute.words[0], copies.words[0]
-        free: ListImage | None = None
-        alike = 0
-        for image in images:
+        alike = [image for image in images if image.addresses == addresses]
+        for image in alike:
             if image.value <= done and image.copy_value <= copied:
-                if image.addresses == addresses:
-                    return image
-                if free is None or image.value < free.value:
-                    free = image
-            else:
-                alike += image.addresses == addresses
-        if free is not None and (
-            len(images) >= self._most_images or addresses not in self._patched
-        ):
-            return free
-        if free is None and (alike >= _IMAGES or len(images) >= self._most_images):
-            oldest = min(images, key=lambda one: one.value)
-            wait(compute, oldest.value)
-            wait(copies, oldest.copy_value)
-            return oldest
+                return image
+        oldest = min(images, key=_value_of, default=None)
+        if oldest is not None:
+            has_room = len(images) < self._most_images
+            if oldest.value <= done and oldest.copy_value <= copied:
+                if not (has_room and addresses in self._patched):
+                    return oldest
+            elif len(alike) >= _IMAGES or not has_room:
+                wait(compute, oldest.value)
+                wait(copies, oldest.copy_value)
+                return oldest
         image = ListImage(self.commands, self._plan(kind), kind, self._style, compute, copies)
         images.append(image)
         return image
