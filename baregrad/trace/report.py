@@ -1,16 +1,13 @@
-"""What is printed of calls: a line each, counts and times, a tree of objects, sentences."""
+"""What is printed of calls: a line each, counts and times, a tree of objects."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 from baregrad.trace.decode import DriverCall
 
-# Such controls the driver hands to the firmware as they are: rmapi_deprecated.h:41.
-_FIRMWARE = 0x8000
 _ALLOC = ("RM_ALLOC", "RM_FREE", "RM_DUP_OBJECT", "RM_VID_HEAP")
 _CHANNEL = ("GPFIFO", "CHANNEL", "TSG", "CTXSHARE", "CONTEXT_SHARE", "_COMPUTE_", "DMA_COPY",
             "USERMODE", "NVA06C", "NVA06F", "NVC36F", "NV906F")  # fmt: skip
@@ -161,80 +158,3 @@ class ObjectTree:
 
 def _change(call: DriverCall, name: str) -> str:
     return next((one.after for one in call.changes if one.name == name), "")
-
-
-_VERBS = MappingProxyType({
-    "NV_ESC_CARD_INFO": "Asks which GPUs there are.",
-    "NV_ESC_REGISTER_FD": "Ties this descriptor to the client's control descriptor.",
-    "NV_ESC_CHECK_VERSION_STR": "Checks that library and kernel driver are of one release.",
-    "NV_ESC_SYS_PARAMS": "Asks for the size of memory blocks of this machine.",
-    "NV_ESC_ATTACH_GPUS_TO_FD": "Makes sure that these GPUs stay initialised.",
-    "NV_ESC_RM_FREE": "Frees an object and all below it.",
-    "NV_ESC_RM_MAP_MEMORY": "Prepares a descriptor, so that mmap of it shows memory of an object.",
-    "NV_ESC_RM_UNMAP_MEMORY": "Undoes a mapping for the processor.",
-    "NV_ESC_RM_MAP_MEMORY_DMA": "Maps memory into an address space of the GPU.",
-    "NV_ESC_RM_UNMAP_MEMORY_DMA": "Takes memory out of an address space of the GPU.",
-    "NV_ESC_RM_DUP_OBJECT": "Makes a second handle for an object, maybe of another client.",
-    "NV_ESC_RM_ALLOC_MEMORY": "Pins memory of this process, so that the GPU can reach it.",
-    "NV_ESC_RM_SHARE": "Lets another client use an object.",
-    "NV_ESC_ALLOC_OS_EVENT": "Makes a descriptor that wakes up when the driver has an event.",
-    "NV_ESC_RM_IDLE_CHANNELS": "Waits until channels have no work.",
-    "NV_ESC_RM_UPDATE_DEVICE_MAPPING_INFO": "Tells the driver where a mapping lies.",
-    "UVM_INITIALIZE": "Begins an address space shared by processor and GPUs.",
-    "UVM_REGISTER_GPU": "Adds a GPU to the shared address space.",
-    "UVM_REGISTER_GPU_VASPACE": "Gives the GPU's page tables to the unified memory driver.",
-    "UVM_REGISTER_CHANNEL": "Maps what a channel needs of buffers into the address space.",
-    "UVM_CREATE_EXTERNAL_RANGE": "Reserves addresses for memory that is mapped explicitly.",
-    "UVM_MAP_EXTERNAL_ALLOCATION": "Maps an allocation at addresses of the GPU.",
-    "UVM_UNMAP_EXTERNAL": "Takes an allocation out of the GPU's addresses.",
-    "UVM_FREE": "Gives a range of addresses back.",
-    "UVM_PAGEABLE_MEM_ACCESS": "Asks whether the GPU can reach ordinary memory.",
-    "UVM_MM_INITIALIZE": "Ties the address space to the life of this process.",
-    "UVM_ENABLE_PEER_ACCESS": "Lets two GPUs reach each other's memory.",
-    "UVM_VALIDATE_VA_RANGE": "Asks whether addresses belong to a range.",
-    "open": "Opens a node of the driver.", "close": "Closes a node of the driver.",
-    "mmap": "Shows this process what was prepared for the descriptor.",
-    "munmap": "Takes a mapping out of this process.",
-})  # fmt: skip
-_OBJECTS = (
-    ("USERMODE", "the page with the doorbell"), ("GPFIFO", "a channel: a ring of work"),
-    ("CHANNEL_GROUP", "a group of channels that take turns as one"),
-    ("COMPUTE", "the compute engine of a channel"), ("DMA_COPY", "the copy engine of a channel"),
-    ("VASPACE", "an address space of the GPU"), ("CONTEXT_SHARE", "a part of a group's context"),
-    ("ROOT", "a client, the root of all objects"), ("SUBDEVICE", "one GPU of a device"),
-    ("DEVICE", "a device"), ("MEMORY_VIRTUAL", "a range of virtual addresses"),
-    ("MEMORY_LOCAL", "memory of the GPU"), ("MEMORY_SYSTEM", "memory of the machine"),
-    ("MEMORY", "memory"), ("EVENT", "a notification"), ("DEBUGGER", "a debugger of a context"),
-    ("PROFILER", "a profiler"), ("P2P", "a path between GPUs"),
-)  # fmt: skip
-_ASKED = (
-    ("NV0000", "the driver"), ("NV0080", "the device"), ("NV2080", "the GPU"),
-    ("NVA06C", "the group of channels"), ("NV83DE", "the debugger"), ("NV503C", "a P2P mapping"),
-    ("NVB0CC", "the profiler"), ("NV90F1", "the address space"), ("NV0041", "the memory"),
-    ("NV00F8", "the fabric memory"), ("NV0002", "the context"),
-)  # fmt: skip
-
-
-def explained(call: DriverCall) -> str:
-    """Return one sentence on what a call is for."""
-    words = call.subject.partition("_CTRL_CMD_")[2].replace("_", " ").lower()
-    if call.verb == "NV_ESC_RM_CONTROL" and not call.known and call.subject:
-        number = int(call.subject.split()[1], 16)
-        sentence = "Asks the GPU's firmware, through the driver" if number & _FIRMWARE else "Asks"
-        sentence += f" by a control that no published header names: {call.subject}."
-    elif call.measured:
-        sentence = f"Asks the GPU's firmware, through the driver: {call.subject}, which no "
-        sentence += "published header names."
-    elif words:
-        who = next((name for key, name in _ASKED if call.subject.startswith(key)), "the channel")
-        verb = "Asks" if " get " in f" {words} " or "query" in words else "Tells"
-        sentence = f"{verb} {who}: {words}."
-    elif call.verb == "NV_ESC_RM_ALLOC":
-        what = next((name for key, name in _OBJECTS if key in call.subject), "an object")
-        sentence = f"Makes {what} ({call.subject})."
-    elif call.verb in _VERBS:
-        sentence = _VERBS[call.verb]
-    else:
-        words = call.verb.replace("NV_ESC_RM_", "").replace("NV_ESC_", "").replace("UVM_", "")
-        sentence = f"{words.replace('_', ' ').capitalize()}."
-    return sentence[:-1] + f": refused, {call.answer}." if call.failed else sentence

@@ -17,6 +17,7 @@ from baregrad.trace import export, report
 from baregrad.trace.calls import CATEGORIES, RawCall
 from baregrad.trace.decode import DriverCall, decode
 from baregrad.trace.output import TraceOutput
+from baregrad.trace.sentences import explained
 from baregrad.trace.submissions import PERIOD_S, Submission, SubmissionReader
 
 
@@ -53,7 +54,7 @@ class TraceSession:
         if self.chosen.json:
             print(json.dumps(export.as_row(call)), file=self.out)
         elif self.chosen.explain:
-            self._say(f"{raw.time:10.6f} {raw.tid} {report.explained(call)}")
+            self._say(f"{raw.time:10.6f} {raw.tid} {explained(call)}")
         elif not (self.chosen.c or self.chosen.tree or self.chosen.allowlist):
             self._say(report.line(call))
 

@@ -12,6 +12,7 @@ from baregrad.runtime.nvidia.queue.push_decoder import PushedWork
 from baregrad.trace import export, report
 from baregrad.trace.calls import CallBlock, RawCall, capture, raw_call, request_of
 from baregrad.trace.decode import DriverCall, decode
+from baregrad.trace.sentences import explained
 from baregrad.trace.submissions import Submission
 from tests.trace.observed import recorded_calls
 
@@ -82,7 +83,7 @@ def test_the_tree_has_what_the_calls_made(calls: list[DriverCall]) -> None:
 def test_forms_of_output(calls: list[DriverCall]) -> None:
     for call in calls:
         assert "\n" not in report.line(call)
-        assert report.explained(call).endswith(".")
+        assert explained(call).endswith(".")
         assert raw_call(call.raw.as_json()) == call.raw
     found = export.allowlist(calls, "580.159.04")
     assert found["rm"]["NV_ESC_RM_CONTROL"] == "0x2a"
@@ -202,7 +203,7 @@ def test_calls_that_nobody_meant(recorded: tuple[VendorTables, list[RawCall]], c
     for _ in range(count):
         call = decode(tables, mutated(chance, chance.choice(raws)))
         assert right_name(tables, call)
-        assert report.line(call) and report.explained(call)
+        assert report.line(call) and explained(call)
         tree.add(call)
         counts.add(call)
     assert list(tree.lines())

@@ -23,6 +23,7 @@ from baregrad.trace import report
 from baregrad.trace.calls import RM_CONTROL, RawCall, inner_struct, raw_call
 from baregrad.trace.decode import DriverCall, decode
 from baregrad.trace.recording import TraceRecorder
+from baregrad.trace.sentences import explained
 
 FILE = Path(__file__).parent / "recordings" / "torch-580.159.04.jsonl.gz"
 
@@ -65,7 +66,15 @@ def test_calls_have_their_names_but_those_that_no_header_has(calls: list[DriverC
     assert counts.footer()[0].startswith("1100 calls, 1099 by name (99.91 %)")
     assert "22 of them by names of ours" in counts.footer()[0]
     assert counts.footer()[0].endswith("1 more by their number and category (0.09 %)")
-    told = {report.explained(one) for one in calls if not one.known}
+    sentences = {explained(one) for one in calls}
+    assert not any(text.startswith("Calls") or len(text.split()) < 4 for text in sentences)
+    assert {
+        "Asks the channel: get class engineid.",
+        "Makes a right to ask about confidential computing (NV_CONFIDENTIAL_COMPUTE).",
+        "Tells the GPU: gpu acquire compute mode reservation.",
+        "Makes the compute engine of a channel (HOPPER_COMPUTE_A).",
+    } <= sentences
+    told = {explained(one) for one in calls if not one.known}
     assert any(text.startswith("Asks the GPU's firmware, through the driver") for text in told)
     assert all(one.params_known for one in calls if one.known)
     assert not [one for one in calls if one.raw.call == "ioctl" and one.raw.value < 0]
@@ -82,7 +91,7 @@ def test_clocks_are_read_by_what_was_measured(calls: list[DriverCall]) -> None:
     mask = next(one for one in by_name['control 0x20809001 "clock domains"'].changes
                 if one.name == "domains")  # fmt: skip
     assert int(mask.after, 16) & (1 | 16) == 1 | 16
-    told = report.explained(by_name['control 0x20809009 "kinds of clocks"'])
+    told = explained(by_name['control 0x20809009 "kinds of clocks"'])
     assert told.endswith("which no published header names.")
 
 
