@@ -34,6 +34,8 @@ TAIL_COST = 0.7
 TILE_VECTORS = 2
 # What is left of the machine's rate where both operands of a product have lanes.
 FOLDED_USE = 0.6
+# Tiles of an axis that are summed by lanes only because of what is computed of each element.
+LEAST_FOLDED = 4
 MOST_LANES = 1 << 20
 # A vector load under a condition on its lanes: making the mask is most of the work.
 MASK_COST = 6.0
@@ -66,10 +68,37 @@ def lane_axis(plan: SumPlan) -> PlannedAxis | None:
         if cost < least * (0.99 if best is not None and axis.reduced else 1.0):
             best, least = axis, cost
     if best is None:
-        best = _axis_of_results(plan, operands, free, least)
+        best = _axis_of_functions(plan, operands) or _axis_of_results(plan, operands, free, least)
     if best is not None and best not in plan.axes:
         _collapse(plan, best)
     return best
+
+
+def _axis_of_functions(
+    plan: SumPlan, operands: list[tuple[ArrayAccess, float]]
+) -> PlannedAxis | None:
+    """A long axis of functions that cost more than bringing its distant elements together.
+
+    How many results there are is not asked: the order of a sum is that of each of any number.
+    """
+    work = _work(plan)
+    best, least = None, 0.5 * len(plan.reads) + work
+    for axis in plan.own() if work and plan.main.node.arg.monoid.primitive is not None else ():
+        if axis.size < LEAST_FOLDED * TILE_VECTORS * plan.lanes:
+            continue
+        use = FOLDED_USE * utilisation(axis.size, plan.lanes)
+        cost = lane_cost(plan, operands, [], axis) + work / plan.lanes / use
+        if cost < least:
+            best, least = axis, cost
+    return best
+
+
+def _work(plan: SumPlan) -> float:
+    """Cycles of the functions of what is summed, for one element."""
+    own = frozenset(plan.main.own)
+    axes = plan.main.free | own
+    summed = [each for each in plan.facts.order if each.op in EXPENSIVE and each.ranges <= axes]
+    return 0.5 * sum([op_flops(each) for each in summed if not own.isdisjoint(each.ranges)])
 
 
 def _axis_of_results(
@@ -81,10 +110,7 @@ def _axis_of_results(
     Each is summed in the order in which scalars are, whatever is summed. least: what loads and
     additions of scalars cost.
     """
-    own = frozenset(plan.main.own)
-    axes = plan.main.free | own
-    summed = [each for each in plan.facts.order if each.op in EXPENSIVE and each.ranges <= axes]
-    work = 0.5 * sum([op_flops(each) for each in summed if not own.isdisjoint(each.ranges)])
+    work = _work(plan)
     best, least = None, least + work
     is_plain = plan.main.node.arg.monoid.primitive is not None
     for axis in plan.axes if work and is_plain else ():

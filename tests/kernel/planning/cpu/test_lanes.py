@@ -53,6 +53,21 @@ def test_short_sums_of_costly_functions_lie_side_by_side(
     assert (None if found is None else found.name) == name
 
 
+@pytest.mark.parametrize(("rows", "size", "op", "name"), [
+    (1, 600, Ops.EXP, "r1"), (3, 600, Ops.EXP, "r1"), (1, 600, Ops.NEG, None),
+    (1, 40, Ops.EXP, None),
+])  # fmt: skip
+def test_long_sums_of_costly_functions_gather_what_lies_apart(
+    rows: int, size: int, op: Ops, name: str | None
+) -> None:
+    """Three elements of each six of a row, whatever number of rows is summed."""
+    i, j, q = range_node(rows, 0), range_node(size, 1), range_node(3, 2)
+    read = k.at(k.param(1, rows, size, 6), i, j, q)
+    value = k.reduce(Ops.ADD, alu(op, read), j, q)
+    found = lane_axis(plan_of(k.kernel(k.out(k.param(0, rows), value, i))))
+    assert (None if found is None else found.name) == name
+
+
 @pytest.mark.parametrize("lanes", [8, 16])
 def test_lanes_are_busy_but_for_tails(lanes: int) -> None:
     tile = TILE_VECTORS * lanes

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import DType, dtypes
 from baregrad.ir.core.node import alu, const, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
@@ -129,3 +129,11 @@ def test_rows_that_are_kept_and_read_twice_are_summed_along_themselves(columns: 
     run(kernel, schedule, [found, x], chunks_of(schedule, 64))
     exact = np.exp(x.astype(np.float64))
     np.testing.assert_allclose(found, exact.var(1) * columns, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float32, dtypes.bfloat16], ids=str)
+def test_functions_of_elements_that_lie_apart_are_summed_in_lanes(dtype: DType) -> None:
+    x = Tensor(np.random.default_rng(9).normal(size=(701, 6)).astype(np.float32)).cast(dtype)
+    found = x.realize()[:, 1:4].float().exp().sum()
+    wanted = np.exp(x.float().numpy()[:, 1:4].astype(np.float64)).sum()
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
