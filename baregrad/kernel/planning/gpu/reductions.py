@@ -180,7 +180,7 @@ def _plan_columns(
         plan.taken.update(own)
         steps = max(min(COLUMN_ELEMENTS // most, TOGETHER, length // (4 * warps)), 1)
         steps = plan.pick("steps", powers_from(steps, 1, min(MOST_STEPS, length // warps)))
-        units = [("unroll", steps)] if steps > 1 and reduction.node.arg.monoid.arity == 1 else []
+        units = [("unroll", steps)] if steps > 1 and _has_several(reduction) else []
         if warps > 1:
             units.append(("thread_y", warps))
         if units:
@@ -208,6 +208,14 @@ def _is_exact(reduction: Reduction) -> bool:
     """Whether a fold comes to the same in any order."""
     monoid = reduction.node.arg.monoid
     return monoid.idempotent or all(dtype.kind != "float" for dtype in monoid.states)
+
+
+def _has_several(reduction: Reduction) -> bool:
+    """Whether a thread has several folds at once, so that it waits for their loads together.
+
+    Several numbers of one are in the order of a row, as those of a variance, but where any will do.
+    """
+    return reduction.node.arg.monoid.arity == 1 or _is_exact(reduction)
 
 
 def _lay_long_columns(
@@ -245,7 +253,7 @@ def _lay_long_columns(
         own = [axis for axis in reduction.own if extent_of(axis) != 1]
         if own and plan.taken.isdisjoint(own):
             plan.taken.update(own)
-            units = [("unroll", steps)] if reduction.node.arg.monoid.arity == 1 else []
+            units = [("unroll", steps)] if _has_several(reduction) else []
             plan.parts(_as_one(plan, own), [*units, ("thread_y", down)])
 
 
@@ -420,7 +428,7 @@ def _across(
         inner = ordered[-1:]
     if len(inner) < len(own) and iterations(inner) < threads:
         inner = [max(own, key=lambda axis: index.upper(extent_of(axis)))]
-    _share(plan, inner, units, reduction.node.arg.monoid.arity == 1)
+    _share(plan, inner, units, _has_several(reduction))
 
 
 def _share(

@@ -136,15 +136,15 @@ def test_few_threads_lie_along_few_long_columns(columns: int, op: Op) -> None:
 
 
 def test_places_of_maxima_of_columns_are_found_by_many_threads() -> None:
-    """In any order: which comes first is told by the places."""
+    """In any order: which comes first is told by the places. Each has several loads under way."""
     i, j = range_node(3, 0), range_node(600, 1)
     value, place = k.at(k.param(1, 600, 3), j, i), Node(Ops.CAST, dtypes.int64, (j,))
     how = Reduce(arg_extreme(Ops.MAX, dtypes.float32))
     both = Node(Ops.REDUCE, dtypes.float32, (value, place, j), how)
     found = Node(Ops.PROJ, dtypes.int64, (both,), 1)
     kernel = k.kernel(k.out(k.param(0, 3, dtype=dtypes.int64), found, i))
-    (down,) = re.findall(r"r1_t0=(\d+)", str(choose_schedule(kernel, HOPPER)))
-    assert int(down) >= 64
+    ((steps, down),) = re.findall(r"r1_u0=(\d+), r1_t1=(\d+)", str(choose_schedule(kernel, HOPPER)))
+    assert int(down) >= 64 and int(steps) > 1
     check(kernel)
 
 
