@@ -71,6 +71,9 @@ _ELSEWHERE = (
         "bartlett_window", "blackman_window", "hamming_window", "hann_window", "kaiser_window",
     )),
     ("baregrad.linalg", ("matrix_rank",)),
+    ("baregrad.tensor.generators", (
+        "Generator", "default_generator", "get_rng_state", "initial_seed", "seed", "set_rng_state",
+    )),
     ("baregrad.linalg.elimination", ("lu_unpack",)),
     ("baregrad.linalg.lowrank", ("lobpcg", "pca_lowrank", "svd_lowrank")),
     ("baregrad.linalg.older", ("chain_matmul", "vander")),
@@ -127,6 +130,8 @@ def __getattr__(name: str) -> Any:
             return getattr(importlib.import_module(module), name)
     if name in _ROOMS:
         return importlib.import_module(f"baregrad.{name}")
+    if name == "random":
+        return importlib.import_module("baregrad.tensor.generators")
     if name.startswith("__"):
         raise AttributeError(f"module 'baregrad' has no attribute {name!r}")
     from baregrad.tensor import torch_names

@@ -9,7 +9,7 @@ from baregrad.base.errors import ArgumentError, DriverError, IndexOutOfRange
 from baregrad.base.namespaces import unknown_name
 from baregrad.cuda import amp
 from baregrad.runtime.cuda.driver import Driver
-from baregrad.tensor.ops.random import manual_seed
+from baregrad.tensor.array.random_state import manual_seed
 
 __all__ = [
     "amp",

@@ -9,8 +9,10 @@ from itertools import accumulate, chain
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, IndexOutOfRange
+from baregrad.data.samplers import drawn_order
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
+from baregrad.tensor.array.random_state import RandomSource
 
 
 class Dataset:
@@ -99,8 +101,10 @@ class Subset(Dataset):
 
 
 @explained
-def random_split(dataset: Any, lengths: Sequence[float]) -> list[Subset]:
-    """Return parts of a data set, of lengths, or shares that sum to 1, drawn by `manual_seed`.
+def random_split(
+    dataset: Any, lengths: Sequence[float], generator: RandomSource | None = None
+) -> list[Subset]:
+    """Return parts of a data set, of lengths, or shares that sum to 1, drawn by chance.
 
     What shares leave over goes to the first parts, one each. Raises ArgumentError for others.
     """
@@ -115,7 +119,7 @@ def random_split(dataset: Any, lengths: Sequence[float]) -> list[Subset]:
             "lengths that sum to the data set's, or shares that sum to 1", found=list(lengths),
             wanted=size,
         )
-    order = Tensor.randperm(size).tolist()
+    order = drawn_order(size, generator)
     ends = list(accumulate(int(count) for count in counts))
     starts = [0, *ends[:-1]]
     return [Subset(dataset, order[start:end]) for start, end in zip(starts, ends, strict=True)]

@@ -1,6 +1,6 @@
 """Orders of a data set's elements: in turn, by chance, by weights, and in batches.
 
-What is drawn follows `manual_seed`.
+What is drawn follows `manual_seed`, or a generator's own seed.
 """
 
 from __future__ import annotations
@@ -13,6 +13,13 @@ import numpy as np
 
 from baregrad.base.errors import ArgumentError
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.random_state import RandomSource
+
+
+def drawn_order(count: int, generator: RandomSource | None) -> list[int]:
+    """The numbers below `count` in an order by chance."""
+    where = None if generator is None else generator.device
+    return Tensor.randperm(count, device=where, generator=generator).tolist()
 
 
 class Sampler:
@@ -45,12 +52,13 @@ class RandomSampler(Sampler):
     """Places by chance: each once, or `num_samples` of them, with `replacement` any again."""
 
     def __init__(
-        self, data_source: Sized, replacement: bool = False, num_samples: int | None = None
+        self, data_source: Sized, replacement: bool = False, num_samples: int | None = None,
+        generator: RandomSource | None = None,
     ) -> None:
         super().__init__(data_source)
         if num_samples is not None and (not isinstance(num_samples, int) or num_samples < 1):
             raise ArgumentError("num_samples is an integer from 1 on", found=repr(num_samples))
-        self.replacement = replacement
+        self.replacement, self.generator = replacement, generator
         self.num_samples = len(data_source) if num_samples is None else num_samples
 
     def __iter__(self) -> Iterator[int]:
@@ -58,11 +66,15 @@ class RandomSampler(Sampler):
         if self.num_samples and not size:
             raise ArgumentError("places of a data set", found="one without elements")
         if self.replacement:
-            yield from Tensor.randint(0, size, (self.num_samples,)).tolist()
+            source = self.generator
+            yield from Tensor.randint(
+                0, size, (self.num_samples,), device=None if source is None else source.device,
+                generator=source,
+            ).tolist()
             return
         left = self.num_samples
         while left > 0:
-            yield from Tensor.randperm(size).tolist()[:left]
+            yield from drawn_order(size, self.generator)[:left]
             left -= size
 
     def __len__(self) -> int:
@@ -72,12 +84,12 @@ class RandomSampler(Sampler):
 class SubsetRandomSampler(Sampler):
     """Given places in an order by chance."""
 
-    def __init__(self, indices: Sequence[int]) -> None:
+    def __init__(self, indices: Sequence[int], generator: RandomSource | None = None) -> None:
         super().__init__()
-        self.indices = indices
+        self.indices, self.generator = indices, generator
 
     def __iter__(self) -> Iterator[int]:
-        for place in Tensor.randperm(len(self.indices)).tolist():
+        for place in drawn_order(len(self.indices), self.generator):
             yield self.indices[place]
 
     def __len__(self) -> int:
@@ -92,7 +104,8 @@ class WeightedRandomSampler(Sampler):
     """
 
     def __init__(
-        self, weights: Sequence[float] | Tensor, num_samples: int, replacement: bool = True
+        self, weights: Sequence[float] | Tensor, num_samples: int, replacement: bool = True,
+        generator: RandomSource | None = None,
     ) -> None:
         super().__init__()
         self.weights = (weights if isinstance(weights, Tensor)
@@ -107,10 +120,12 @@ class WeightedRandomSampler(Sampler):
             raise ArgumentError("weights from 0 on, of which enough are above it",
                                 found=raw.tolist()[:8], wanted=f"{least} above 0")  # fmt: skip
         self.num_samples = num_samples
-        self.replacement = replacement
+        self.replacement, self.generator = replacement, generator
 
     def __iter__(self) -> Iterator[int]:
-        drawn = self.weights.multinomial(self.num_samples, self.replacement)
+        source = self.generator
+        weights = self.weights if source is None else self.weights.to(source.device)
+        drawn = weights.multinomial(self.num_samples, self.replacement, generator=source)
         return iter(drawn.tolist())
 
     def __len__(self) -> int:

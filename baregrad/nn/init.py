@@ -15,25 +15,31 @@ from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.base.namespaces import unknown_name
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
+from baregrad.tensor.array.random_state import RandomSource
 
 
 @explained
-def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0) -> Tensor:
+def uniform_(
+    tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: RandomSource | None = None
+) -> Tensor:
     """Write numbers uniform in [a, b)."""
     with Tensor.no_grad():
-        return tensor.uniform_(a, b)
+        return tensor.uniform_(a, b, generator=generator)
 
 
 @explained
-def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+def normal_(
+    tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: RandomSource | None = None
+) -> Tensor:
     """Write normally distributed numbers."""
     with Tensor.no_grad():
-        return tensor.normal_(mean, std)
+        return tensor.normal_(mean, std, generator=generator)
 
 
 @explained
 def trunc_normal_(
-    tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0
+    tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0,
+    generator: RandomSource | None = None,
 ) -> Tensor:
     """Write numbers of a normal distribution of which what lies beyond [a, b] is cut off."""
     if not (std > 0 and a < b):
@@ -46,7 +52,7 @@ def trunc_normal_(
     with Tensor.no_grad():
         share = Tensor.uniform(
             *tensor.shape, low=normal.cdf(a), high=normal.cdf(b), dtype="float64",
-            device=tensor.device,
+            device=tensor.device, generator=generator,
         )
         return tensor.copy_((_quantile(share) * std + mean).clamp(a, b))
 
@@ -137,16 +143,20 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
 
 
 @explained
-def xavier_uniform_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+def xavier_uniform_(
+    tensor: Tensor, gain: float = 1.0, generator: RandomSource | None = None
+) -> Tensor:
     """Write uniform numbers of variance 2*gain**2 / (inputs + outputs)."""
     bound = gain * math.sqrt(6.0 / sum(fans(tensor)))
-    return uniform_(tensor, -bound, bound)
+    return uniform_(tensor, -bound, bound, generator)
 
 
 @explained
-def xavier_normal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+def xavier_normal_(
+    tensor: Tensor, gain: float = 1.0, generator: RandomSource | None = None
+) -> Tensor:
     """Write normal numbers of variance 2*gain**2 / (inputs + outputs)."""
-    return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(fans(tensor))))
+    return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(fans(tensor))), generator)
 
 
 def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> float:
@@ -159,19 +169,21 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
 
 @explained
 def kaiming_uniform_(
-    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
+    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu",
+    generator: RandomSource | None = None,
 ) -> Tensor:
     """Write uniform numbers of variance gain**2 / inputs (or outputs)."""
     bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
-    return uniform_(tensor, -bound, bound)
+    return uniform_(tensor, -bound, bound, generator)
 
 
 @explained
 def kaiming_normal_(
-    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu"
+    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu",
+    generator: RandomSource | None = None,
 ) -> Tensor:
     """Write normal numbers of variance gain**2 / inputs (or outputs)."""
-    return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity))
+    return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
 
 
 @explained
@@ -205,7 +217,9 @@ def dirac_(tensor: Tensor, groups: int = 1) -> Tensor:
 
 
 @explained
-def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
+def orthogonal_(
+    tensor: Tensor, gain: float = 1.0, generator: RandomSource | None = None
+) -> Tensor:
     """Write a matrix (out, the rest) of orthonormal rows, or columns if those are fewer, by `gain`.
 
     The factor Q of a normal matrix, with the signs that make it unique (F. Mezzadri, 2007). Raises
@@ -217,7 +231,10 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
         return tensor
     rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])
     with Tensor.no_grad():
-        drawn = Tensor.randn(rows, columns, dtype="float64").numpy()
+        drawn = Tensor.randn(
+            rows, columns, dtype="float64", generator=generator,
+            device=None if generator is None else generator.device,
+        ).numpy()
         q, r = np.linalg.qr(drawn if rows >= columns else drawn.T)
         q = q * np.where(np.diag(r) < 0, -1.0, 1.0)
         made = (q if rows >= columns else q.T).reshape(tensor.shape) * gain
@@ -225,15 +242,18 @@ def orthogonal_(tensor: Tensor, gain: float = 1.0) -> Tensor:
 
 
 @explained
-def sparse_(tensor: Tensor, sparsity: float, std: float = 0.01) -> Tensor:
+def sparse_(
+    tensor: Tensor, sparsity: float, std: float = 0.01, generator: RandomSource | None = None
+) -> Tensor:
     """Write normal numbers, and zeros at this share of the places of each column of a matrix."""
     if tensor.ndim != 2 or not 0 <= sparsity <= 1:
         raise ShapeError("zeros are a share of each column of a matrix",
                          found=f"{list(tensor.shape)}, {sparsity}")
     zeros = math.ceil(sparsity * tensor.shape[0])
     with Tensor.no_grad():
-        order = Tensor.rand(*tensor.shape, device=tensor.device).argsort(0).argsort(0)
-        return tensor.copy_((order < zeros).where(0.0, normal_(tensor, 0.0, std)))
+        drawn = Tensor.rand(*tensor.shape, device=tensor.device, generator=generator)
+        order = drawn.argsort(0).argsort(0)
+        return tensor.copy_((order < zeros).where(0.0, normal_(tensor, 0.0, std, generator)))
 
 
 @explained

@@ -29,8 +29,8 @@ from baregrad.nn.normalisation import (
     InstanceNorm3d,
 )
 from baregrad.tensor import Tensor
+from baregrad.tensor.array.random_state import unmoved
 from baregrad.tensor.array.storage import Storage
-from baregrad.tensor.ops.random import unmoved
 
 
 class _Nothing:

@@ -15,6 +15,7 @@ from baregrad.tensor.array.arguments import explain_arguments
 from baregrad.tensor.array.core import Array
 from baregrad.tensor.array.link import session
 from baregrad.tensor.array.put_off import put_off
+from baregrad.tensor.array.random_state import manual_seed
 from baregrad.tensor.array.views import data_of
 from baregrad.tensor.autograd import backward as autograd
 from baregrad.tensor.autograd import hooks
@@ -180,7 +181,7 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
 
     # --- random numbers ---------------------------------------------------------------------------
 
-    manual_seed = staticmethod(random.manual_seed)
+    manual_seed = staticmethod(manual_seed)
     rand = _made(random.rand)
     randn = _made(random.randn)
     uniform = _made(random.uniform)

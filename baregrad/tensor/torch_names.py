@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import secrets
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -20,7 +19,8 @@ from baregrad.dtypes import finfo as float_limits
 from baregrad.dtypes import result_type as joined_dtype
 from baregrad.tensor.array import grad_mode
 from baregrad.tensor.array.arguments import explained
-from baregrad.tensor.ops import creation, elementwise, random
+from baregrad.tensor.array.random_state import RandomSource
+from baregrad.tensor.ops import creation, elementwise
 from baregrad.tensor.ops.shapes import LAYOUTS, MemoryFormat
 from baregrad.tensor.tensor import Tensor
 
@@ -260,24 +260,33 @@ def scalar_tensor(
 def normal(
     mean: Tensor | float = 0.0, std: Tensor | float = 1.0, size: Any = None, *,
     dtype: object = None, device: str | None = None, requires_grad: bool = False,
+    generator: RandomSource | None = None,
 ) -> Tensor:
     """Return normal numbers, of a size or, for each element, of its own mean and deviation."""
     if isinstance(mean, Tensor) or isinstance(std, Tensor):
         shape = broadcast_shapes(*[x.shape for x in (mean, std) if isinstance(x, Tensor)])
         like = mean if isinstance(mean, Tensor) else std
         assert isinstance(like, Tensor)
-        return Tensor.randn(*shape, dtype=like.dtype, device=like.device) * std + mean
+        drawn = Tensor.randn(
+            *shape, dtype=like.dtype, device=like.device, generator=generator
+        )
+        return drawn * std + mean
     return Tensor.normal(
         mean, std, () if size is None else size, dtype=dtype, device=device,
-        requires_grad=requires_grad,
+        requires_grad=requires_grad, generator=generator,
     )
 
 
 @explained
-def randint_like(x: Tensor, low: int, high: int | None = None, *, dtype: object = None) -> Tensor:
+def randint_like(
+    x: Tensor, low: int, high: int | None = None, *, dtype: object = None,
+    generator: RandomSource | None = None,
+) -> Tensor:
     """Return integers uniform in [low, high), or below `low` alone, of the shape of `x`."""
     first, last = (0, low) if high is None else (low, high)
-    return Tensor.randint(first, last, x.shape, dtype=dtype or x.dtype, device=x.device)
+    return Tensor.randint(
+        first, last, x.shape, dtype=dtype or x.dtype, device=x.device, generator=generator
+    )
 
 
 @explained
@@ -365,13 +374,6 @@ def get_default_device() -> str:
     return creation.choose_device(None)
 
 
-def seed() -> int:
-    """Start random numbers anew from a seed that nobody knows; return it."""
-    made = secrets.randbits(63)
-    random.manual_seed(made)
-    return made
-
-
 def _copying(name: str) -> Any:
     """PyTorch's function of a view that copies: of `squeeze_copy` that is `squeeze`."""
     view = getattr(Tensor, name.removesuffix("_copy"))
@@ -427,7 +429,7 @@ _OWN = frozenset({
     "finfo", "get_default_dtype", "get_float32_matmul_precision", "iinfo", "inference_mode",
     "is_tensor", "logspace", "normal",
     "promote_types", "randint_like", "range", "histogram", "use_deterministic_algorithms",
-    "are_deterministic_algorithms_enabled", "get_default_device", "seed", "result_type", "rsub",
+    "are_deterministic_algorithms_enabled", "get_default_device", "result_type", "rsub",
     "scalar_tensor",
     "set_float32_matmul_precision", "tensor",
     "tril_indices", "triu_indices",
@@ -451,7 +453,7 @@ _COPYING = frozenset(f"{name}_copy" for name in (
 _PROPERTIES = frozenset(("real", "imag"))
 _MEANT = MappingProxyType({
     "compile": "jit",
-    "Generator": "manual_seed", "igamma": "lgamma",
+    "igamma": "lgamma",
     "set_default_device": "options", "set_default_dtype": "options", "set_num_threads": "options",
     "get_num_threads": "options",
     "frobenius_norm": "norm", "nuclear_norm": "norm",

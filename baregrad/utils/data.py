@@ -24,6 +24,7 @@ from baregrad.data.samplers import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from baregrad.tensor.array.random_state import RandomSource
 
 __all__ = [
     "BatchSampler",
@@ -53,16 +54,20 @@ class _Loader(loading.DataLoader):
     """`baregrad.data.DataLoader` with tensors for arrays: on the CPU unless `device` says.
 
     pin_memory is taken for PyTorch's sake: what is copied to a GPU goes through pinned memory; what
-    else is None there is as if it were not given. Raises ArgumentError for a `timeout`.
+    else is None there is as if it were not given. generator: draws the order. Raises ArgumentError
+    for a `timeout`.
     """
 
     def __init__(
         self, dataset: Any, batch_size: int = 1, shuffle: bool | None = None, *,
-        pin_memory: bool = False, timeout: float = 0, device: str | None = "CPU", **settings: Any,
+        pin_memory: bool = False, timeout: float = 0, device: str | None = "CPU",
+        generator: RandomSource | None = None, **settings: Any,
     ) -> None:
         if timeout:
             raise ArgumentError("workers are waited for without end", found=f"timeout={timeout}")
         given = {name: value for name, value in settings.items() if value is not None}
+        if generator is not None and shuffle:
+            given["sampler"], shuffle = RandomSampler(dataset, generator=generator), False
         super().__init__(dataset, batch_size, bool(shuffle), device=device, **given)
 
     def __class_getitem__(cls, item: Any) -> type[_Loader]:

@@ -9,194 +9,34 @@ Elsewhere a draw is a call that is put off as others are, with the state as it w
 from __future__ import annotations
 
 import math
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
-
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
-from baregrad.base.options import options
 from baregrad.dtypes import DEFAULT_FLOAT, DType, array_dtype, as_dtype, dtypes, part_of
 from baregrad.ir.core import index
-from baregrad.ir.core.attrs import BufferRef, Slice
+from baregrad.ir.core.attrs import Slice
 from baregrad.ir.core.node import Node, const
 from baregrad.ir.core.op import Ops
-from baregrad.ir.core.requirements import value_of
 from baregrad.tensor.array import nodes
 from baregrad.tensor.array.axes import own_axis, plain
-from baregrad.tensor.array.core import check_float, realize_storages
-from baregrad.tensor.array.link import SessionLike, session
+from baregrad.tensor.array.core import check_float
+from baregrad.tensor.array.link import session
 from baregrad.tensor.array.put_off import put_off
-from baregrad.tensor.array.storage import Storage, buffer_node
+from baregrad.tensor.array.random_state import RandomSource, state
 from baregrad.tensor.array.tensor_like import Extents, Tensor
 from baregrad.tensor.ops.creation import as_shape, choose_device, complex_class
 from baregrad.tensor.ops.sorting import order, topk
 
 # Bits of randomness in a uniform number: no more than the dtype holds exactly.
-_LAST = (1 << 64) - 1
 # Numbers of 32 bits, of which as many are dropped as a probability says.
 _WORDS = 1 << 32
-# States whose memory is held on to: what is written next lies where no draw that waits reads.
-_HELD = 64
-# States that are uploaded together, and the bytes from one to the next: as arrays are aligned.
-_AHEAD, _ROW_NBYTES = 16, 256
 _UNIFORM_BITS = (
     (dtypes.float64, 53),
     (dtypes.float32, 24),
     (dtypes.float16, 11),
     (dtypes.bfloat16, 8),
 )
-
-
-class RandomState:
-    """A device's (key, counter): `storage` holds it, `counter` is known while the host counts.
-
-    That is as long as the storage holds the leaf that the host gave it: replays count on the device
-    and leave a leaf of their own.
-    """
-
-    def __init__(self, owner: SessionLike, device: str, seed: int) -> None:
-        self.owner = owner
-        self.key = seed & _LAST
-        self.counter: int | None = 0
-        self._recent: deque[Any] = deque(maxlen=_HELD)
-        # The states that follow if more draws take as many values as the last one, the next last.
-        self._step = -1
-        self._following: list[Node] = []
-        # The state is the session's, also where a jitted function's first run is the first to draw.
-        self.storage = Storage(self._upload(device, noted=False), device)
-        self.note_leaf()
-
-    def note_leaf(self) -> None:
-        """Note that the host knows what the storage holds."""
-        # Weakly: what replays write over has no readers that are not counted.
-        self._leaf = weakref.ref(self.storage.node)
-
-    def _upload(self, device: str, noted: bool = True) -> Node:
-        data = np.array([self.key, self.counter], np.uint64)
-        ref = self.owner.upload(data, dtypes.uint64, (2,), device, noted)
-        self._recent.append(ref.handle)
-        return buffer_node(ref, dtypes.uint64)
-
-    def _next(self, count: int, device: str) -> Node:
-        """The state that the counter is at now, `count` values after the one before.
-
-        A loop draws as much again and again: then some states are uploaded together.
-        """
-        if count != self._step:
-            self._step = count
-            self._following.clear()
-            return self._upload(device)
-        if not self._following:
-            self._following = self._upload_ahead(count, device)
-        return self._following.pop()
-
-    def _upload_ahead(self, count: int, device: str) -> list[Node]:
-        assert self.counter is not None
-        rows = np.zeros((_AHEAD, _ROW_NBYTES // 8), np.uint64)
-        rows[:, 0] = self.key
-        rows[:, 1] = [(self.counter + row * count) & _LAST for row in range(_AHEAD)]
-        whole = self.owner.upload(rows, dtypes.uint64, rows.shape, device).handle
-        self._recent.append(whole)
-        places = [row * _ROW_NBYTES for row in reversed(range(_AHEAD))]
-        states = [BufferRef(whole.view(place, 16), (2,), device) for place in places]
-        return [buffer_node(state, dtypes.uint64) for state in states]
-
-    def take(self, cls: type[Tensor], count: Any) -> Tensor:
-        """The state before `count` fresh values of its counter are taken: (2,) of uint64.
-
-        Threads draw one after the other.
-        """
-        with self.owner.lock:
-            return self._take(cls, count)
-
-    def _take(self, cls: type[Tensor], count: Any) -> Tensor:
-        storage = self.storage
-        is_captured = bool(self.owner.watching.downloads)
-        if not is_captured and not isinstance(count, int):
-            # What is drawn next may be of another size: the state depends on no variable.
-            count = count if (known := value_of(count)) is None else known
-        if is_captured or not isinstance(count, int):
-            # state + (0, count), in the graph.
-            step = nodes.mul(nodes.iota(2, dtypes.uint64), nodes.size_as(count, dtypes.uint64))
-            now = storage.node
-            storage.put(nodes.add(now, step))
-            self.counter = None
-            return cls._make(now, storage.device)
-        if self.counter is None or storage.node is not self._leaf():
-            self._read()
-            return self._take(cls, count)
-        if count >> 63:
-            raise ShapeError(
-                "more random numbers than can be counted", found=count, wanted="fewer than 2**63"
-            )
-        held = storage.deferred
-        before = cls._on(Storage(storage.node if held is None else held, storage.device))
-        self.counter = (self.counter + count) & _LAST
-        storage.put(self._next(count, storage.device))
-        self.note_leaf()
-        # Whoever remembers calls sees that this one is not like any other.
-        self.owner.watching.touched += 1
-        return before
-
-    def _read(self) -> None:
-        realize_storages((self.storage,))
-        self._step = -1
-        raw = self.owner.download(self.storage.node.arg, dtypes.uint64)
-        self.key, self.counter = (int(value) for value in raw.view(np.uint64))
-        self.note_leaf()
-
-
-def state(device: str) -> RandomState:
-    """The random state of a device in the session in force, made from the seed option."""
-    owner = session()
-    found = owner.random_states.get(device)
-    if found is None:
-        found = RandomState(owner, device, options.seed if owner.seed is None else owner.seed)
-        owner.random_states[device] = found
-    assert isinstance(found, RandomState)
-    return found
-
-
-def manual_seed(seed: int) -> None:
-    """Start every device's random numbers anew from a seed; any integer, taken modulo 2**64."""
-    if not isinstance(seed, int):
-        raise ArgumentError("a seed is an integer", found=f"{type(seed).__name__} {seed!r:.40}")
-    owner = session()
-    # Devices that nobody drew on yet begin with it, too.
-    owner.seed = seed
-    devices = set(owner.random_states) | {owner.default_device()}
-    for device in devices:
-        known = owner.random_states.get(device)
-        fresh = RandomState(owner, device, seed)
-        if isinstance(known, RandomState):
-            known.key, known.counter, known._step = fresh.key, fresh.counter, -1
-            known.storage.put(fresh.storage.node)
-            known.note_leaf()
-        else:
-            owner.random_states[device] = fresh
-
-
-@contextmanager
-def unmoved() -> Iterator[None]:
-    """Draws inside the block take no values: those after it are as if nobody had drawn."""
-    owner = session()
-    with owner.lock:
-        states = dict(owner.random_states)
-        before = [(one, one.storage.node, one.key, one.counter, one._leaf)
-                  for one in states.values()]
-        try:
-            yield
-        finally:
-            for device in owner.random_states.keys() - states.keys():
-                del owner.random_states[device]
-            for one, node, key, counter, leaf in before:
-                if one.storage.node is not node:
-                    one.storage.put(node)
-                    one.key, one.counter, one._leaf, one._step = key, counter, leaf, -1
 
 
 # --- bits ---------------------------------------------------------------------------------------
@@ -274,11 +114,11 @@ def _normal(seed: Tensor, shape: tuple[Any, ...], dtype: DType) -> Node:
 
 def _drawn(
     cls: type[Tensor], device: str, drawing: Callable[..., Tensor], shape: tuple[Any, ...],
-    *others: Any, draws: int = 1,
+    *others: Any, draws: int = 1, source: RandomSource | None = None,
 ) -> Tensor:
-    """`drawing` of a device's state, from which as many values as a shape has are taken."""
+    """`drawing` of a source's or device's state, from which values for a shape are taken."""
     count = index.as_dim(index.mul(index.product(shape), draws))
-    seed = state(device).take(cls, count)
+    seed = state(device, source).take(cls, count)
     made: Tensor = put_off(drawing, (seed, *others), {})
     return made
 
@@ -331,10 +171,13 @@ def _is_complex(dtype: object) -> bool:
 
 def _paired_up(
     draw: Callable[..., Tensor], cls: type[Tensor], shape: tuple[Extents, ...], dtype: object,
-    device: str | None, requires_grad: bool, scale: float,
+    device: str | None, requires_grad: bool, scale: float, generator: RandomSource | None,
 ) -> Tensor:
     """Complex numbers of drawn parts, times a scale."""
-    parts = draw(cls, *as_shape(shape), 2, dtype=part_of(as_dtype(dtype)), device=device) * scale
+    drawn = draw(
+        cls, *as_shape(shape), 2, dtype=part_of(as_dtype(dtype)), device=device, generator=generator
+    )
+    parts = drawn * scale
     made = complex_class(cls)._on(parts._storage, parts._steps)
     return made.requires_grad_() if requires_grad else made
 
@@ -345,15 +188,18 @@ def rand(
     dtype: object = None,
     device: str | None = None,
     requires_grad: bool = False,
+    generator: RandomSource | None = None,
 ) -> Tensor:
     """Return numbers uniform in [0, 1); the shape is given as (2, 3) or as 2, 3.
 
     Of complex ones both parts are.
     """
     if _is_complex(dtype):
-        return _paired_up(rand, cls, shape, dtype, device, requires_grad, 1.0)
+        return _paired_up(rand, cls, shape, dtype, device, requires_grad, 1.0, generator)
     extents, found = _float_shape(shape, dtype, "rand")
-    made = _drawn(cls, choose_device(device), _draw_uniform, extents, extents, found)
+    made = _drawn(
+        cls, choose_device(device), _draw_uniform, extents, extents, found, source=generator
+    )
     return made.requires_grad_() if requires_grad else made
 
 
@@ -363,17 +209,21 @@ def randn(
     dtype: object = None,
     device: str | None = None,
     requires_grad: bool = False,
+    generator: RandomSource | None = None,
 ) -> Tensor:
     """Return standard normal numbers; the shape is given as (2, 3) or as 2, 3.
 
     Of complex ones the parts have half of the variance each.
     """
     if _is_complex(dtype):
-        return _paired_up(randn, cls, shape, dtype, device, requires_grad, math.sqrt(0.5))
+        return _paired_up(
+            randn, cls, shape, dtype, device, requires_grad, math.sqrt(0.5), generator
+        )
     extents, found = _float_shape(shape, dtype, "randn")
     draws = 2 if found is dtypes.float64 else 1
     made = _drawn(
-        cls, choose_device(device), _draw_normal, extents, extents, found, draws=draws
+        cls, choose_device(device), _draw_normal, extents, extents, found, draws=draws,
+        source=generator,
     )
     return made.requires_grad_() if requires_grad else made
 
@@ -386,6 +236,7 @@ def uniform(
     dtype: object = None,
     device: str | None = None,
     requires_grad: bool = False,
+    generator: RandomSource | None = None,
 ) -> Tensor:
     """Return numbers uniform in [low, high). Raises ArgumentError where low is not below high."""
     if not -math.inf < low <= high < math.inf:
@@ -393,7 +244,8 @@ def uniform(
             "numbers are drawn between two finite ones, the lower first",
             found=f"{low} to {high}", hint="exchange low and high",
         )
-    made = rand(cls, *shape, dtype=dtype, device=device) * (high - low) + low
+    drawn = rand(cls, *shape, dtype=dtype, device=device, generator=generator)
+    made = drawn * (high - low) + low
     return made.requires_grad_() if requires_grad else made
 
 
@@ -406,11 +258,13 @@ def normal(
     dtype: object = None,
     device: str | None = None,
     requires_grad: bool = False,
+    generator: RandomSource | None = None,
 ) -> Tensor:
     """Return numbers of a normal distribution of the given mean and standard deviation."""
     if not std >= 0:
         raise ArgumentError("a standard deviation is not negative", found=std, wanted="0 or more")
-    made = randn(cls, as_shape((size,)), dtype=dtype, device=device) * std + mean
+    drawn = randn(cls, as_shape((size,)), dtype=dtype, device=device, generator=generator)
+    made = drawn * std + mean
     return made.requires_grad_() if requires_grad else made
 
 
@@ -422,6 +276,7 @@ def randint(
     *,
     dtype: object = dtypes.int64,
     device: str | None = None,
+    generator: RandomSource | None = None,
 ) -> Tensor:
     """Return integers uniform in [low, high) of a size; two arguments are (high, size)."""
     if size is None:
@@ -439,35 +294,46 @@ def randint(
     if high <= low:
         raise ArgumentError(f"randint from {low} to {high}: there is no integer in between")
     shape, where = as_shape((size,)), choose_device(device)
-    return _drawn(cls, where, _draw_integers, shape, shape, low, high, array_dtype(dtype))
+    return _drawn(
+        cls, where, _draw_integers, shape, shape, low, high, array_dtype(dtype), source=generator
+    )
 
 
 def randperm(
-    cls: type[Tensor], n: int, *, dtype: object = dtypes.int64, device: str | None = None
+    cls: type[Tensor], n: int, *, dtype: object = dtypes.int64, device: str | None = None,
+    generator: RandomSource | None = None,
 ) -> Tensor:
     """Return the numbers from 0 to n - 1 in random order."""
     shape = as_shape((n,))
-    return _drawn(cls, choose_device(device), _draw_order, shape, shape, array_dtype(dtype))
+    return _drawn(
+        cls, choose_device(device), _draw_order, shape, shape, array_dtype(dtype), source=generator
+    )
 
 
-def rand_like(x: Tensor, *, dtype: object = None) -> Tensor:
+def rand_like(
+    x: Tensor, *, dtype: object = None, generator: RandomSource | None = None
+) -> Tensor:
     """Return numbers uniform in [0, 1) with the shape, device and (unless given) dtype of `x`."""
     found = x.dtype if dtype is None else dtype
-    made: Tensor = rand(type(x), x.shape, dtype=found, device=x.device)
+    made: Tensor = rand(type(x), x.shape, dtype=found, device=x.device, generator=generator)
     return made
 
 
-def randn_like(x: Tensor, *, dtype: object = None) -> Tensor:
+def randn_like(
+    x: Tensor, *, dtype: object = None, generator: RandomSource | None = None
+) -> Tensor:
     """Return standard normal numbers with the shape, device and (unless given) dtype of `x`."""
     found = x.dtype if dtype is None else dtype
-    made: Tensor = randn(type(x), x.shape, dtype=found, device=x.device)
+    made: Tensor = randn(type(x), x.shape, dtype=found, device=x.device, generator=generator)
     return made
 
 
 # --- drawing by probabilities -------------------------------------------------------------------
 
 
-def bernoulli(x: Tensor, p: float | None = None) -> Tensor:
+def bernoulli(
+    x: Tensor, p: float | None = None, *, generator: RandomSource | None = None
+) -> Tensor:
     """Return 1 with the probability that each element, or `p`, says, else 0.
 
     Raises DTypeError for elements that are no floats, ArgumentError for a `p` outside 0 to 1.
@@ -477,14 +343,19 @@ def bernoulli(x: Tensor, p: float | None = None) -> Tensor:
     elif not 0 <= p <= 1:
         raise ArgumentError(f"a probability is from 0 to 1, not {p}")
     dtype = x.dtype if x.dtype.kind == "float" and x.dtype.bits >= 32 else dtypes.float32
-    drawn = rand(type(x), x.shape, dtype=dtype, device=x.device)
+    drawn = rand(type(x), x.shape, dtype=dtype, device=x.device, generator=generator)
     return (drawn < (x.detach() if p is None else p)).cast(x.dtype)
 
 
-def multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tensor:
+def multinomial(
+    x: Tensor, num_samples: int, replacement: bool = False, *,
+    generator: RandomSource | None = None,
+) -> Tensor:
     """Return indices drawn by the weights of the last axis: (..., N) -> (..., num_samples).
 
-    Without replacement no index is drawn twice; then at most N can be drawn.
+    Without replacement no index is drawn twice; then at most N can be drawn. Raises ArgumentError
+    for weights below 0, without an end or none above 0, where somebody can look: the weights are
+    awaited, but in a captured function.
     """
     check_float(x.dtype, "multinomial")
     own_axis(-1, x.ndim)
@@ -495,18 +366,34 @@ def multinomial(x: Tensor, num_samples: int, replacement: bool = False) -> Tenso
             "multinomial draws some of some", found=f"{num_samples} of {list(x.shape)}",
             wanted="1 or more, of an axis that is not empty",
         )
-    if replacement:
-        edges = weights.cumsum(-1)
-        drawn = rand(type(x), (*x.shape[:-1], num_samples), device=x.device)
-        aim = (drawn * edges[..., -1:]).unsqueeze(-1)
-        return (edges.unsqueeze(-2) <= aim).sum(-1).clamp(max=extent - 1)
-    if num_samples > extent:
+    if not replacement and num_samples > extent:
         raise ShapeError(
             "more samples than there are to draw", found=num_samples, wanted=f"at most {extent}"
         )
+    _check_weights(weights)
+    if replacement:
+        edges = weights.cumsum(-1)
+        drawn = rand(
+            type(x), (*x.shape[:-1], num_samples), device=x.device, generator=generator
+        )
+        aim = (drawn * edges[..., -1:]).unsqueeze(-1)
+        return (edges.unsqueeze(-2) <= aim).sum(-1).clamp(max=extent - 1)
     # Arrival times of independent processes of these rates: the first arrivals are the sample.
-    waits = -(1 - rand(type(x), x.shape, device=x.device)).log()
+    waits = -(1 - rand(type(x), x.shape, device=x.device, generator=generator)).log()
     return topk((weights / waits.clamp(min=1e-30)).contiguous(), num_samples, -1).indices
+
+
+def _check_weights(weights: Tensor) -> None:
+    """Raise ArgumentError for weights by which nothing can be drawn, if they can be looked at."""
+    watching = session().watching
+    if watching.downloads or watching.transforming:
+        return
+    fits = (weights >= 0) & (weights < math.inf)
+    if not fits.all().item() or not (weights.amax(-1) > 0).all().item():
+        raise ArgumentError(
+            "weights from 0 on and finite, of which one at least is above 0",
+            found="some that are not", hint="of logarithms take softmax(-1)",
+        )
 
 
 def dropout(x: Tensor, p: float = 0.5, training: bool = True) -> Tensor:
@@ -528,59 +415,81 @@ def kept_of(x: Tensor, p: float) -> Tensor:
 # --- in place -----------------------------------------------------------------------------------
 
 
-def uniform_(x: Tensor, low: float = 0.0, high: float = 1.0) -> Tensor:
+def uniform_(
+    x: Tensor, low: float = 0.0, high: float = 1.0, *, generator: RandomSource | None = None
+) -> Tensor:
     """Write numbers uniform in [low, high) over `x`; return `x`."""
-    drawn = uniform(type(x), x.shape, low=low, high=high, dtype=x.dtype, device=x.device)
-    x.copy_(drawn)
+    x.copy_(uniform(
+        type(x), x.shape, low=low, high=high, dtype=x.dtype, device=x.device, generator=generator
+    ))
     return x
 
 
-def normal_(x: Tensor, mean: float = 0.0, std: float = 1.0) -> Tensor:
+def normal_(
+    x: Tensor, mean: float = 0.0, std: float = 1.0, *, generator: RandomSource | None = None
+) -> Tensor:
     """Write normally distributed numbers over `x`; return `x`."""
-    x.copy_(normal(type(x), mean, std, x.shape, dtype=x.dtype, device=x.device))
+    x.copy_(normal(
+        type(x), mean, std, x.shape, dtype=x.dtype, device=x.device, generator=generator
+    ))
     return x
 
 
-def bernoulli_(x: Tensor, p: float = 0.5) -> Tensor:
+def bernoulli_(
+    x: Tensor, p: float = 0.5, *, generator: RandomSource | None = None
+) -> Tensor:
     """Write 1 with probability p, else 0, over `x`; return `x`."""
-    x.copy_(bernoulli(x, p))
+    x.copy_(bernoulli(x, p, generator=generator))
     return x
 
 
-def _over(x: Tensor, make: Callable[[Any], Any]) -> Tensor:
+def _over(
+    x: Tensor, make: Callable[[Any], Any], generator: RandomSource | None
+) -> Tensor:
     """Write what is made of numbers uniform in (0, 1] over `x`; return `x`."""
     wide = x.dtype if x.dtype.is_float else DEFAULT_FLOAT
-    drawn = 1 - rand(type(x), x.shape, dtype=wide, device=x.device)
+    drawn = 1 - rand(type(x), x.shape, dtype=wide, device=x.device, generator=generator)
     x.copy_(make(drawn).cast(x.dtype))
     return x
 
 
-def exponential_(x: Tensor, lambd: float = 1.0) -> Tensor:
+def exponential_(
+    x: Tensor, lambd: float = 1.0, *, generator: RandomSource | None = None
+) -> Tensor:
     """Write exponentially distributed numbers of a rate over `x`; return `x`."""
     if not lambd > 0:
         raise ArgumentError("a rate is above 0", found=lambd)
-    return _over(x, lambda u: -u.log() / lambd)
+    return _over(x, lambda u: -u.log() / lambd, generator)
 
 
-def geometric_(x: Tensor, p: float) -> Tensor:
+def geometric_(x: Tensor, p: float, *, generator: RandomSource | None = None) -> Tensor:
     """Write how many trials of probability p the first success takes over `x`; return `x`."""
     if not 0 < p < 1:
         raise ArgumentError(f"a probability between 0 and 1, not {p}")
-    return _over(x, lambda u: (u.log() / math.log1p(-p)).ceil().clamp(min=1))
+    return _over(x, lambda u: (u.log() / math.log1p(-p)).ceil().clamp(min=1), generator)
 
 
-def cauchy_(x: Tensor, median: float = 0.0, sigma: float = 1.0) -> Tensor:
+def cauchy_(
+    x: Tensor, median: float = 0.0, sigma: float = 1.0, *, generator: RandomSource | None = None
+) -> Tensor:
     """Write numbers of a Cauchy distribution over `x`; return `x`."""
-    return _over(x, lambda u: (math.pi * (u - 0.5)).tan() * sigma + median)
+    return _over(x, lambda u: (math.pi * (u - 0.5)).tan() * sigma + median, generator)
 
 
-def log_normal_(x: Tensor, mean: float = 1.0, std: float = 2.0) -> Tensor:
+def log_normal_(
+    x: Tensor, mean: float = 1.0, std: float = 2.0, *, generator: RandomSource | None = None
+) -> Tensor:
     """Write numbers whose logarithms are normally distributed over `x`; return `x`."""
-    x.copy_(normal(type(x), mean, std, x.shape, dtype=x.dtype, device=x.device).exp())
+    drawn = normal(
+        type(x), mean, std, x.shape, dtype=x.dtype, device=x.device, generator=generator
+    )
+    x.copy_(drawn.exp())
     return x
 
 
-def random_(x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
+def random_(
+    x: Tensor, low: int = 0, high: int | None = None, *, generator: RandomSource | None = None
+) -> Tensor:
     """Write integers uniform in [low, high) over `x`; `low` alone is the end, from 0 on.
 
     Without both they are all that the dtype holds from 0 on; of floats, those that it has exactly.
@@ -595,5 +504,6 @@ def random_(x: Tensor, low: int = 0, high: int | None = None) -> Tensor:
         top = 1 << (bits[x.dtype.bits] - 1) if x.dtype.is_float else int(x.dtype.max)
         low, high = 0, min(top, (1 << 63) - 1)
     first, last = (0, low) if high is None else (low, high)
-    x.copy_(randint(type(x), first, last, x.shape, device=x.device).cast(x.dtype))
+    drawn = randint(type(x), first, last, x.shape, device=x.device, generator=generator)
+    x.copy_(drawn.cast(x.dtype))
     return x

@@ -1,0 +1,246 @@
+"""Where sequences of random numbers are: keys and counters in memory, a device's and others.
+
+A state is an array, so that a captured function reads and advances it and each replay draws fresh
+numbers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from baregrad.base.errors import ArgumentError, ShapeError
+from baregrad.base.options import options
+from baregrad.dtypes import dtypes
+from baregrad.ir.core.attrs import BufferRef
+from baregrad.ir.core.node import Node
+from baregrad.ir.core.requirements import value_of
+from baregrad.tensor.array import nodes
+from baregrad.tensor.array.core import realize_storages
+from baregrad.tensor.array.link import SessionLike, session
+from baregrad.tensor.array.storage import Storage, buffer_node
+from baregrad.tensor.array.tensor_like import Tensor
+
+_LAST = (1 << 64) - 1
+# States whose memory is held on to: what is written next lies where no draw that waits reads.
+_HELD = 64
+# States that are uploaded together, and the bytes from one to the next: as arrays are aligned.
+_AHEAD, _ROW_NBYTES = 16, 256
+
+
+class RandomState:
+    """A sequence's (key, counter): `storage` holds it, `counter` is known while the host counts.
+
+    That is as long as the storage holds the leaf that the host gave it: replays count on the device
+    and leave a leaf of their own.
+    """
+
+    def __init__(self, owner: SessionLike, device: str, seed: int) -> None:
+        self.owner = owner
+        self.key = seed & _LAST
+        self.counter: int | None = 0
+        self._recent: deque[Any] = deque(maxlen=_HELD)
+        # The states that follow if more draws take as many values as the last one, the next last.
+        self._step = -1
+        self._following: list[Node] = []
+        # The state is the session's, also where a jitted function's first run is the first to draw.
+        self.storage = Storage(self._upload(device, noted=False), device)
+        self.note_leaf()
+
+    def note_leaf(self) -> None:
+        """Note that the host knows what the storage holds."""
+        # Weakly: what replays write over has no readers that are not counted.
+        self._leaf = weakref.ref(self.storage.node)
+
+    def restart(self, seed: int, counter: int = 0) -> None:
+        """Start anew from a seed, behind so many of its numbers."""
+        with self.owner.lock:
+            self.key, self.counter, self._step = seed & _LAST, counter & _LAST, -1
+            self.storage.put(self._upload(self.storage.device, noted=False))
+            self.note_leaf()
+
+    def read(self) -> tuple[int, int]:
+        """The key and the counter, which are awaited where replays counted."""
+        with self.owner.lock:
+            if self.counter is None or self.storage.node is not self._leaf():
+                self._read()
+            assert self.counter is not None
+            return self.key, self.counter
+
+    def _upload(self, device: str, noted: bool = True) -> Node:
+        data = np.array([self.key, self.counter], np.uint64)
+        ref = self.owner.upload(data, dtypes.uint64, (2,), device, noted)
+        self._recent.append(ref.handle)
+        return buffer_node(ref, dtypes.uint64)
+
+    def _next(self, count: int, device: str) -> Node:
+        """The state that the counter is at now, `count` values after the one before.
+
+        A loop draws as much again and again: then some states are uploaded together.
+        """
+        if count != self._step:
+            self._step = count
+            self._following.clear()
+            return self._upload(device)
+        if not self._following:
+            self._following = self._upload_ahead(count, device)
+        return self._following.pop()
+
+    def _upload_ahead(self, count: int, device: str) -> list[Node]:
+        assert self.counter is not None
+        rows = np.zeros((_AHEAD, _ROW_NBYTES // 8), np.uint64)
+        rows[:, 0] = self.key
+        rows[:, 1] = [(self.counter + row * count) & _LAST for row in range(_AHEAD)]
+        whole = self.owner.upload(rows, dtypes.uint64, rows.shape, device).handle
+        self._recent.append(whole)
+        places = [row * _ROW_NBYTES for row in reversed(range(_AHEAD))]
+        states = [BufferRef(whole.view(place, 16), (2,), device) for place in places]
+        return [buffer_node(state, dtypes.uint64) for state in states]
+
+    def take(self, cls: type[Tensor], count: Any) -> Tensor:
+        """The state before `count` fresh values of its counter are taken: (2,) of uint64.
+
+        Threads draw one after the other.
+        """
+        with self.owner.lock:
+            return self._take(cls, count)
+
+    def _take(self, cls: type[Tensor], count: Any) -> Tensor:
+        storage = self.storage
+        is_captured = bool(self.owner.watching.downloads)
+        if not is_captured and not isinstance(count, int):
+            # What is drawn next may be of another size: the state depends on no variable.
+            count = count if (known := value_of(count)) is None else known
+        if is_captured or not isinstance(count, int):
+            # state + (0, count), in the graph.
+            step = nodes.mul(nodes.iota(2, dtypes.uint64), nodes.size_as(count, dtypes.uint64))
+            now = storage.node
+            storage.put(nodes.add(now, step))
+            self.counter = None
+            return cls._make(now, storage.device)
+        if self.counter is None or storage.node is not self._leaf():
+            self._read()
+            return self._take(cls, count)
+        if count >> 63:
+            raise ShapeError(
+                "more random numbers than can be counted", found=count, wanted="fewer than 2**63"
+            )
+        held = storage.deferred
+        before = cls._on(Storage(storage.node if held is None else held, storage.device))
+        self.counter = (self.counter + count) & _LAST
+        storage.put(self._next(count, storage.device))
+        self.note_leaf()
+        # Whoever remembers calls sees that this one is not like any other.
+        self.owner.watching.touched += 1
+        return before
+
+    def _read(self) -> None:
+        realize_storages((self.storage,))
+        self._step = -1
+        raw = self.owner.download(self.storage.node.arg, dtypes.uint64)
+        self.key, self.counter = (int(value) for value in raw.view(np.uint64))
+        self.note_leaf()
+
+
+class RandomSource:
+    """A sequence of random numbers of its own on a device, which starts from a seed.
+
+    device: by default the session's. In another session it starts anew.
+    """
+
+    # What sequences start from that nobody gave a seed: PyTorch's default.
+    _FIRST = 67280421310721
+
+    def __init__(self, device: str | None = None) -> None:
+        owner = session()
+        if device is not None and not isinstance(device, str):
+            raise ArgumentError(
+                "a device is named", found=f"{type(device).__name__} {device!r:.40}",
+                wanted="a string, for example 'CPU'",
+            )  # fmt: skip
+        self._device = owner.default_device() if device is None else owner.known_device(
+            device.upper()
+        )  # fmt: skip
+        self._seed = self._FIRST
+
+    @property
+    def device(self) -> str:
+        """The device that numbers are drawn on."""
+        return self._device
+
+    def state(self, device: str) -> RandomState:
+        """The state in the session in force. Raises ArgumentError for draws on another device."""
+        if device != self._device:
+            raise ArgumentError(
+                "a generator draws on its own device", found=f"one of {self._device}",
+                wanted=f"one of {device}", hint=f"make it with Generator({device!r})",
+            )  # fmt: skip
+        states = session().random_states
+        # A text that is no device's name.
+        key = f"{self._device} {id(self)}"
+        found = states.get(key)
+        if found is None:
+            found = states[key] = RandomState(session(), device, self._seed)
+            weakref.finalize(self, states.pop, key, None)
+        assert isinstance(found, RandomState)
+        return found
+
+    def restart(self, seed: int, counter: int = 0) -> None:
+        """Start anew from a seed, taken modulo 2**64, perhaps behind some of its numbers."""
+        if not isinstance(seed, int):
+            raise ArgumentError("a seed is an integer", found=f"{type(seed).__name__} {seed!r:.40}")
+        self._seed = seed
+        self.state(self._device).restart(seed, counter)
+
+
+def state(device: str, source: RandomSource | None = None) -> RandomState:
+    """The state of a source, or the device's of the session in force, begun by the seed option."""
+    if source is not None:
+        return source.state(device)
+    owner = session()
+    found = owner.random_states.get(device)
+    if found is None:
+        found = RandomState(owner, device, options.seed if owner.seed is None else owner.seed)
+        owner.random_states[device] = found
+    assert isinstance(found, RandomState)
+    return found
+
+
+def manual_seed(seed: int) -> None:
+    """Start every device's random numbers anew from a seed; any integer, taken modulo 2**64.
+
+    Generators go on as they are.
+    """
+    if not isinstance(seed, int):
+        raise ArgumentError("a seed is an integer", found=f"{type(seed).__name__} {seed!r:.40}")
+    owner = session()
+    # Devices that nobody drew on yet begin with it, too.
+    owner.seed = seed
+    known = [one for key, one in owner.random_states.items() if key == one.storage.device]
+    for one in known:
+        one.restart(seed)
+    state(owner.default_device())
+
+
+@contextmanager
+def unmoved() -> Iterator[None]:
+    """Draws inside the block take no values: those after it are as if nobody had drawn."""
+    owner = session()
+    with owner.lock:
+        states = dict(owner.random_states)
+        before = [(one, one.storage.node, one.key, one.counter, one._leaf)
+                  for one in states.values()]
+        try:
+            yield
+        finally:
+            for device in owner.random_states.keys() - states.keys():
+                del owner.random_states[device]
+            for one, node, key, counter, leaf in before:
+                if one.storage.node is not node:
+                    one.storage.put(node)
+                    one.key, one.counter, one._leaf, one._step = key, counter, leaf, -1
