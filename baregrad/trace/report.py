@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from baregrad.base.bits import human_bytes
 from baregrad.trace.decode import DriverCall
 
 _ALLOC = ("RM_ALLOC", "RM_FREE", "RM_DUP_OBJECT", "RM_VID_HEAP")
@@ -125,9 +126,10 @@ class ObjectTree:
             return
         if call.verb in ("NV_ESC_RM_ALLOC", "NV_ESC_RM_ALLOC_MEMORY", "NV_ESC_RM_DUP_OBJECT"):
             client = client or handle
-            size = next((str(one.after) for one in call.changes if one.name == "size"), "")
             kind = call.subject or _change(call, "params.hClass") or "copy of an object"
-            note = f", {size} bytes" if size else ""
+            # Other classes' parameters have fields of that name that nobody fills in.
+            size = _change(call, "size") if "MEMORY" in kind else ""
+            note = f", {human_bytes(int(size, 0))}" if size else ""
             made = _Object(handle, kind, parent, call.raw.time, None, note)
             self.clients.setdefault(client, {})[handle] = made
         elif call.verb == "NV_ESC_RM_FREE":

@@ -102,7 +102,12 @@ def test_what_it_makes_is_known_by_name(calls: list[DriverCall]) -> None:
     tree = report.ObjectTree()
     for one in calls:
         tree.add(one)
-    assert any("HOPPER_CHANNEL_GPFIFO_A" in line for line in tree.lines())
+    lines = list(tree.lines())
+    assert any("HOPPER_CHANNEL_GPFIFO_A" in line for line in lines)
+    # Memory alone has a size.
+    sized = [line for line in lines if "B (" in line]
+    assert any("NV01_MEMORY_LOCAL_USER" in line and "2.0 MiB (" in line for line in sized)
+    assert all("MEMORY" in line for line in sized)
     assert all("\n" not in report.line(one) for one in calls)
     assert {one.raw.library for one in calls} >= {"libcuda.so.580.159.04"}
 
