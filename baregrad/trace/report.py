@@ -85,9 +85,11 @@ class CallCounts:
     def footer(self) -> list[str]:
         """Return how much was understood, and what was not."""
         total = sum(self.calls.values())
+        if not total:
+            return ["no calls of the driver"]
         named = total - sum(self.unknown.values())
         whole = named - sum(self.without_struct.values())
-        share = 100 / total if total else 0
+        share = 100 / total
         parted = sum(count for name, count in self.unknown.items()
                      if name.startswith("NV_ESC_RM_CONTROL") and " of " in name)  # fmt: skip
         rows = [f"{total} calls, {named} by name ({named * share:.2f} %), "
