@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from operator import attrgetter
+from operator import and_, attrgetter, lt
 from typing import TYPE_CHECKING
 
 from baregrad.base.errors import CompileError
@@ -40,6 +40,9 @@ _IMAGES, _MOST_IMAGES, _IMAGE_LAUNCHES = 2, 16, 64
 # Buffers come back if they are among the last so many that images were patched for.
 _REMEMBERED = 32
 _value_of = attrgetter("value")
+_serial_of, _nbytes_of, _readonly_of, _device_of, _address_of, _block_of = map(
+    attrgetter, ("serial", "nbytes", "readonly", "device", "address", "_memory.block")
+)
 
 
 class NvBoundList:
@@ -128,18 +131,20 @@ class NvBoundList:
         needed = self._needed
         if len(buffers) != len(needed):
             commands.check_slots(buffers)
-        device, writes = self.device, self._writes
-        for index, buffer in enumerate(buffers):
-            if (
-                buffer.nbytes < needed[index]
-                or buffer.device is not device
-                or (buffer.readonly and writes[index])
-            ):
-                check_buffer(buffer, device, needed[index], writes[index], f"slot {index}")
-        blocks: list[MemoryBlock] = [
-            one.memory.block for one in buffers  # type: ignore[attr-defined]
-        ]
-        addresses = [one.address for one in buffers]
+        serials = tuple(map(_serial_of, buffers))
+        # One step of the interpreter for all of them, as far as that goes: calls wait for this.
+        if (
+            -1 in serials
+            or any(map(lt, map(_nbytes_of, buffers), needed))
+            or any(map(and_, map(_readonly_of, buffers), self._writes))
+            or not {self.device}.issuperset(map(_device_of, buffers))
+        ):
+            for index, buffer in enumerate(buffers):
+                check_buffer(
+                    buffer, self.device, needed[index], self._writes[index], f"slot {index}"
+                )
+        blocks: list[MemoryBlock] = list(map(_block_of, buffers))
+        addresses = list(map(_address_of, buffers))
         kind = self._kind
         images: list[ListImage] | None = self._plain
         if timed:
@@ -154,14 +159,16 @@ class NvBoundList:
             images = self._images.setdefault(kind, [])
         image = self._free_image(kind, images, addresses, channels, wait)
         image.tell()
+        # What is there for the first time may be so for the last one.
+        is_known = image.addresses == addresses or addresses in self._patched
         if image.addresses != addresses:
             self._patched.append(addresses)
             self._set_serials(image, None)
             image.set_addresses(addresses)
         if image.values != self._values:
             image.set_variables(self._values, variables)
-        if images is self._plain and not (self._symbolic or image.copy_entry):
-            self._set_serials(image, tuple([one.serial for one in buffers]))
+        if is_known and images is self._plain and not (self._symbolic or image.copy_entry):
+            self._set_serials(image, serials)
             image.blocks = list(dict.fromkeys(blocks))
         return image, blocks
 
