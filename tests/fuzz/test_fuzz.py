@@ -31,7 +31,7 @@ KNOWN: dict[int, str] = {}
 
 
 @pytest.mark.parametrize(
-    "chunk", [pytest.param(one, marks=[pytest.mark.slow] if one > 3 else []) for one in range(10)]
+    "chunk", [pytest.param(one, marks=[pytest.mark.slow] if one > 1 else []) for one in range(10)]
 )
 def test_programs_agree(chunk: int) -> None:
     with options.override(verify=False):

@@ -56,16 +56,18 @@ def _compared(program: FuzzProgram) -> tuple[int, str]:
     return count, ""
 
 
-def test_statements_are_what_pytorch_makes_of_them() -> None:
+@pytest.mark.parametrize("programs", [30, pytest.param(75, marks=pytest.mark.slow)])
+def test_statements_are_what_pytorch_makes_of_them(programs: int) -> None:
     total = 0
-    for seed in range(75):
+    for seed in range(programs):
         count, detail = _compared(grow(seed, "images"))
         assert not detail, detail
         total += count
     assert total > _FEW
 
 
-def test_programs_of_images_agree() -> None:
+@pytest.mark.parametrize("count", [10, pytest.param(25, marks=pytest.mark.slow)])
+def test_programs_of_images_agree(count: int) -> None:
     with options.override(verify=False):
-        found = fuzz(25, kind="images")
+        found = fuzz(count, kind="images")
     assert not found, "\n\n".join(finding.script for finding in found[:3])

@@ -114,15 +114,17 @@ def test_state_is_put_back_between_calls() -> None:
     assert small.setup == ()
 
 
-def test_programs_with_sizes_agree() -> None:
+@pytest.mark.parametrize("count", [16, pytest.param(40, marks=pytest.mark.slow)])
+def test_programs_with_sizes_agree(count: int) -> None:
     with options.override(verify=False):
-        found = fuzz(40, seed=40_000, kind="sized")
+        found = fuzz(count, seed=40_000, kind="sized")
     assert not found, "\n\n".join(finding.script for finding in found[:3])
 
 
-def test_programs_whose_state_is_put_back_agree() -> None:
+@pytest.mark.parametrize("count", [12, pytest.param(30, marks=pytest.mark.slow)])
+def test_programs_whose_state_is_put_back_agree(count: int) -> None:
     with options.override(verify=False):
-        found = fuzz(30, kind="state")
+        found = fuzz(count, kind="state")
     assert not found, "\n\n".join(finding.script for finding in found[:3])
 
 

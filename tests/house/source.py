@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import gc
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,14 +33,31 @@ class Source:
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@functools.cache
 def sources(folder: str = "baregrad") -> tuple[Source, ...]:
     """Return every Python file under a folder of the repository."""
-    found = []
-    for path in sorted((ROOT / folder).rglob("*.py")):
-        text = path.read_text(encoding="utf-8")
-        found.append(Source(path.relative_to(ROOT), text, ast.parse(text, str(path))))
-    return tuple(found)
+    above, *below = Path(folder).parts
+    found = _parsed(above)
+    return tuple(one for one in found if one.path.is_relative_to(folder)) if below else found
+
+
+@functools.cache
+def _parsed(folder: str) -> tuple[Source, ...]:
+    """Return every Python file under a folder at the root.
+
+    The trees are millions of objects that live to the end: a search for garbage among them takes
+    seconds, so that none goes through them, now or later.
+    """
+    gc.collect()
+    gc.disable()
+    try:
+        found = []
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            text = path.read_text(encoding="utf-8")
+            found.append(Source(path.relative_to(ROOT), text, ast.parse(text, str(path))))
+        return tuple(found)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def functions(tree: ast.AST) -> Iterator[FunctionNode]:

@@ -43,6 +43,7 @@ def gram(m: int, r: int) -> Node:
     return k.kernel(k.out(k.param(0, m, m), total, i, j), name="gram")
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("kernel", [
     several(40, 48, 64), several(33, 41, 77), gram(48, 64), gram(35, 70),
     k.matmul(32, 64, 48), k.matmul(65, 33, 50, True, True), k.conv(1, 6, 16, 9, 9, 3, 1, 1),
