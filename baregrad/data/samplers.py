@@ -19,7 +19,8 @@ from baregrad.tensor.array.random_state import RandomSource
 def drawn_order(count: int, generator: RandomSource | None) -> list[int]:
     """The numbers below `count` in an order by chance."""
     where = None if generator is None else generator.device
-    return Tensor.randperm(count, device=where, generator=generator).tolist()
+    order: list[int] = Tensor.randperm(count, device=where, generator=generator).tolist()
+    return order
 
 
 class Sampler:

@@ -135,7 +135,9 @@ def _inverted(lower: Tensor, upper: Tensor, order: Tensor) -> Tensor:
     half = stored(inverse_lower(upper.mT))
     corners = inverse_corners(lower).mT
     found = stored(substituted(lower.mT, corners, half, is_upper=True, is_corrected=True))
-    return found.gather(1, order.argsort(dim=1).unsqueeze(2).expand(*found.shape)).mT
+    places = order.argsort(dim=1).unsqueeze(2).expand(*found.shape)
+    inverse: Tensor = found.gather(1, places).mT
+    return inverse
 
 
 def _inverse(matrix: Tensor, lower: Tensor, upper: Tensor, order: Tensor) -> Tensor:

@@ -125,7 +125,7 @@ from baregrad.nn.padding import (
     ZeroPad2d,
     ZeroPad3d,
 )
-from baregrad.nn.parameter import Parameter
+from baregrad.nn.parameter import Buffer, Parameter
 from baregrad.nn.pooling import (
     AdaptiveAvgPool1d,
     AdaptiveAvgPool2d,
@@ -240,6 +240,7 @@ __all__ = [
     "BatchNorm3d",
     "Bilinear",
     "BlockScaled",
+    "Buffer",
     "CTCLoss",
     "ChannelShuffle",
     "CircularPad1d",

@@ -1,8 +1,8 @@
-"""Hooks: functions that are called around each call of a module."""
+"""Hooks: functions that are called around each call of a module, and around its state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NamedTuple, Self
 
@@ -10,6 +10,9 @@ from baregrad.base.errors import ArgumentError, UnsupportedError
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.autograd.hooks import passed_through
+
+# By what name a state holds what is no tensor.
+EXTRA_STATE = "_extra_state"
 
 
 class _Hook(NamedTuple):
@@ -24,7 +27,7 @@ class _Hook(NamedTuple):
 class HookHandle:
     """A hook of a module, which `remove()`, or the end of a `with` block, takes away again."""
 
-    def __init__(self, owner: Hooked, place: str, hook: _Hook) -> None:
+    def __init__(self, owner: StateHooks, place: str, hook: _Hook) -> None:
         self._owner, self._place, self._hook = owner, place, hook
 
     def remove(self) -> None:
@@ -120,7 +123,80 @@ class Passage:
         return changed
 
 
-class Hooked:
+class Loading(dict[str, Any]):
+    """A state that modules may change before it is loaded."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        super().__init__(state)
+        # Ids of modules whose values are put into them by their names.
+        self.ours: set[int] = set()
+
+
+class StateHooks:
+    """What a module does of hooks around `state_dict` and `load_state_dict`."""
+
+    def register_state_dict_pre_hook(self, hook: Callable[..., Any]) -> HookHandle:
+        """Call `hook(module, prefix, keep_vars)` before the module's state is shown."""
+        return self._register("_before_state", hook, False, False)
+
+    def register_state_dict_post_hook(self, hook: Callable[..., Any]) -> HookHandle:
+        """Call `hook(module, state_dict, prefix, local_metadata)` once its state is shown.
+
+        It may change `state_dict`; what it returns takes its place, if not None.
+        """
+        return self._register("_after_state", hook, False, False)
+
+    # A name that published models call.
+    _register_state_dict_hook = register_state_dict_post_hook
+
+    def register_load_state_dict_pre_hook(self, hook: Callable[..., Any]) -> HookHandle:
+        """Call a hook before values are put into the module, which may change the state's names.
+
+        It is `hook(module, state_dict, prefix, local_metadata, strict, missing_keys,
+        unexpected_keys, error_msgs)`, and changes a copy of what the caller gave.
+        """
+        return self._register("_before_loading", hook, False, True)
+
+    def _register_load_state_dict_pre_hook(
+        self, hook: Callable[..., Any], with_module: bool = False
+    ) -> HookHandle:
+        """The hook of `register_load_state_dict_pre_hook`, as models give it: without a module."""
+        return self._register("_before_loading", hook, False, with_module)
+
+    def register_load_state_dict_post_hook(self, hook: Callable[..., Any]) -> HookHandle:
+        """Call `hook(module, incompatible_keys)` once values are in the module and those below.
+
+        It may change the lists of names; with `strict` what is left in them raises after it.
+        """
+        return self._register("_after_loading", hook, False, False)
+
+    def get_extra_state(self) -> Any:
+        """Return what else belongs to the state; a subclass that writes it writes both."""
+        raise NotImplementedError(f"{type(self).__name__} has no get_extra_state()")
+
+    def set_extra_state(self, state: Any) -> None:
+        """Take what `get_extra_state` returned."""
+        raise NotImplementedError(f"{type(self).__name__} has no set_extra_state()")
+
+    def _register(
+        self, place: str, function: Callable[..., Any], prepend: bool, with_kwargs: bool
+    ) -> HookHandle:
+        if not callable(function):
+            raise ArgumentError("a hook is a function", found=f"{type(function).__name__}")
+        hook = _Hook(function, with_kwargs, object())
+        held = vars(self).get(place, ())
+        vars(self)[place] = (hook, *held) if prepend else (*held, hook)
+        self._count_change()
+        return HookHandle(self, place, hook)
+
+    def _count_change(self) -> None:
+        """Let captures of calls notice: they watch what a module held before, not what is new."""
+        held = vars(self)
+        if "_is_ready" in held:
+            held["_is_ready"] += 1
+
+
+class Hooked(StateHooks):
     """What a module does of hooks."""
 
     def register_forward_pre_hook(
@@ -163,23 +239,6 @@ class Hooked:
         tuple of them.
         """
         return self._register("_after_backward", hook, prepend, False)
-
-    def _register(
-        self, place: str, function: Callable[..., Any], prepend: bool, with_kwargs: bool
-    ) -> HookHandle:
-        if not callable(function):
-            raise ArgumentError("a hook is a function", found=f"{type(function).__name__}")
-        hook = _Hook(function, with_kwargs, object())
-        held = vars(self).get(place, ())
-        vars(self)[place] = (hook, *held) if prepend else (*held, hook)
-        self._count_change()
-        return HookHandle(self, place, hook)
-
-    def _count_change(self) -> None:
-        """Let captures of calls notice: they watch what a module held before, not what is new."""
-        held = vars(self)
-        if "_is_ready" in held:
-            held["_is_ready"] += 1
 
     def _begun(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -12,7 +12,8 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 from baregrad.base.errors import ArgumentError, BaregradError, DTypeError, ShapeError, is_ours
 from baregrad.dtypes import DType, as_dtype, dtypes
-from baregrad.nn.hooks import Hooked, Passage
+from baregrad.nn.hooks import EXTRA_STATE, Hooked, Loading, Passage, StateHooks
+from baregrad.nn.parameter import Buffer
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import (
     blame_arguments,
@@ -91,6 +92,12 @@ class Module(Hooked):
         for _, module in self.named_modules():
             module.__dict__.setdefault("_is_ready", 1)
         return self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Hold a value; what `Buffer` made becomes a buffer."""
+        if Buffer.marks and (persistent := Buffer.is_persistent(value)) is not None:
+            self.__dict__.setdefault("_buffer_names", {})[name] = persistent
+        object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         """A weight that is made of others, by `utils.weight_norm` for instance.
@@ -345,12 +352,54 @@ class Module(Hooked):
 
     # --- state ------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(
+        self, *, destination: dict[str, Any] | None = None, prefix: str = "",
+        keep_vars: bool = False,
+    ) -> dict[str, Any]:
         """Return parameters and persistent buffers by dotted paths, in PyTorch's order and names.
 
-        The tensors are detached and alias those of the module.
+        The tensors alias those of the module, and are detached but with `keep_vars`. destination:
+        what they are put into. prefix: what paths begin with.
         """
-        return {name: tensor.detach() for name, tensor in self._state().items()}
+        found: dict[str, Any] = {} if destination is None else destination
+        held = vars(self)
+        for hook in held.get("_before_state", ()):
+            hook.function(self, prefix, keep_vars)
+        self._save_to_state_dict(found, prefix, keep_vars)
+        for name, child in self.named_children():
+            child.state_dict(destination=found, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
+        for hook in held.get("_after_state", ()):
+            instead = hook.function(self, found, prefix, {})
+            found = found if instead is None else instead
+        return found
+
+    def _save_to_state_dict(
+        self, destination: dict[str, Any], prefix: str, keep_vars: bool
+    ) -> None:
+        """Put this very module's state into `destination`, as models that override it expect."""
+        for name, tensor in self._kept():
+            destination[prefix + name] = tensor if keep_vars else tensor.detach()
+        if type(self).get_extra_state is not StateHooks.get_extra_state:
+            destination[prefix + EXTRA_STATE] = self.get_extra_state()
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Mapping[str, Any],
+        strict: bool, missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:
+        """Let `load_state_dict` put values into this very module, as models that override it call.
+
+        One that does not call it puts them there itself.
+        """
+        if isinstance(state_dict, Loading):
+            state_dict.ours.add(id(self))
+
+    def _kept(self) -> Named:
+        """Parameters and persistent buffers of this very module."""
+        kept: Mapping[str, bool] = self.__dict__.get("_buffer_names", {})
+        yield from self._own(False)
+        for name, tensor in self._own(True):
+            if kept[name]:
+                yield name, tensor
 
     def _state(
         self, instead: Mapping[int, Module] = NOTHING, but: Collection[int] = ()
@@ -364,20 +413,80 @@ class Module(Hooked):
             module = instead.get(id(place), place)
             if module is place and id(place) in but:
                 continue
-            kept: Mapping[str, bool] = module.__dict__.get("_buffer_names", {})
-            found.update((prefix + name, tensor) for name, tensor in module._own(False))
-            for name, tensor in module._own(True):
-                if kept[name]:
-                    found[prefix + name] = tensor
+            found.update((prefix + name, tensor) for name, tensor in module._kept())
         return found
 
-    def load_state_dict(self, state: Mapping[str, Tensor], strict: bool = True) -> IncompatibleKeys:
+    def load_state_dict(
+        self, state: Mapping[str, Any], strict: bool = True, assign: bool = False
+    ) -> IncompatibleKeys:
         """Put the values of `state` into parameters and buffers, cast to their dtypes.
 
         Memory is shared where dtype and device agree. Nothing is changed when it raises: ShapeError
         naming what is missing, unexpected (both only if `strict`) or of another shape. Lazy layers
-        that the state has tensors for become the plain ones that it is of.
+        that the state has tensors for become the plain ones that it is of. assign: the tensors of
+        `state` themselves take the places, as they are, and optimisers are made afterwards.
         """
+        places = list(self._places(""))
+        if any(module._watches_loading() for _, module in places):
+            return self._load_watched(places, state, strict, assign)
+        return self._load(state, strict, assign, ())
+
+    def _watches_loading(self) -> bool:
+        held, kind = vars(self), type(self)
+        return (
+            "_before_loading" in held or "_after_loading" in held
+            or kind._load_from_state_dict is not Module._load_from_state_dict
+            or kind.set_extra_state is not StateHooks.set_extra_state
+        )
+
+    def _load_watched(
+        self, places: list[tuple[str, Module]], state: Mapping[str, Any], strict: bool, assign: bool
+    ) -> IncompatibleKeys:
+        """What `load_state_dict` does where modules have a say."""
+        loading = Loading(state)
+        metadata: Mapping[str, Any] = getattr(state, "_metadata", None) or {}
+        missing: list[str] = []
+        unexpected: list[str] = []
+        errors: list[str] = []
+        itself: set[int] = set()
+        for prefix, module in places:
+            local = metadata.get(prefix[:-1], {})
+            told = (loading, prefix, local, strict, missing, unexpected, errors)
+            for hook in vars(module).get("_before_loading", ()):
+                hook.function(*((module, *told) if hook.with_kwargs else told))
+            module._load_from_state_dict(*told)
+            if id(module) not in loading.ours:
+                itself.add(id(module))
+                for name in [n for n in loading if n.startswith(prefix) and
+                             "." not in n[len(prefix):]]:
+                    del loading[name]
+            elif type(module).set_extra_state is not StateHooks.set_extra_state:
+                if prefix + EXTRA_STATE in loading:
+                    module.set_extra_state(loading.pop(prefix + EXTRA_STATE))
+                elif strict:
+                    missing.append(prefix + EXTRA_STATE)
+        if errors:
+            raise ShapeError(f"the state does not fit {type(self).__name__}",
+                             found="; ".join(errors))  # fmt: skip
+        listens = any("_after_loading" in vars(module) for _, module in places)
+        found = self._load(loading, strict and not listens, assign, itself)
+        found.missing_keys.extend(missing)
+        found.unexpected_keys.extend(unexpected)
+        for _, module in reversed(places):
+            for hook in vars(module).get("_after_loading", ()):
+                hook.function(module, found)
+        if strict and (found.missing_keys or found.unexpected_keys):
+            raise ShapeError(
+                f"the state does not fit {type(self).__name__}",
+                found=f"missing: {_some(found.missing_keys)}; "
+                f"unexpected: {_some(found.unexpected_keys)}",
+            )
+        return found
+
+    def _load(
+        self, state: Mapping[str, Any], strict: bool, assign: bool, but: Collection[int]
+    ) -> IncompatibleKeys:
+        """What `load_state_dict` does. but: ids of modules that others put values into."""
         unmade = {id(m): (prefix, m) for prefix, m in self._places("") if m.is_unmade}
         made: dict[int, Module | None] = {}
         for key, (prefix, module) in unmade.items():
@@ -388,13 +497,27 @@ class Module(Hooked):
                 made[key] = None
             else:
                 made[key] = module._fitting(state, prefix, strict)
-        own = self._state({key: m for key, m in made.items() if m is not None}, set(unmade))
-        found = load_into(own, state, strict, type(self).__name__)
+        own = self._state(
+            {key: m for key, m in made.items() if m is not None}, {*unmade, *but}
+        )
+        found = load_into(own, state, strict, type(self).__name__, assign)
+        if assign:
+            self._assign(state, but)
         for key, (_, module) in unmade.items():
             plain = made[key]
             if plain is not None:
                 module._turn_into(plain)
         return found
+
+    def _assign(self, state: Mapping[str, Any], but: Collection[int]) -> None:
+        """Let the tensors of a state take the places of those by their names."""
+        for prefix, module in self._places(""):
+            if id(module) in but or module.is_unmade:
+                continue
+            for name, old in list(module._kept()):
+                if prefix + name in state:
+                    made = state[prefix + name].detach()
+                    setattr(module, name, made.requires_grad_(old.requires_grad))
 
     def __repr__(self) -> str:
         inner = [f"({name}): {module!r}".replace("\n", "\n  ")
@@ -422,9 +545,13 @@ def _moved(
 
 
 def load_into(
-    own: Mapping[str, Tensor], state: Mapping[str, Tensor], strict: bool, what: str
+    own: Mapping[str, Tensor], state: Mapping[str, Tensor], strict: bool, what: str,
+    only_checked: bool = False,
 ) -> IncompatibleKeys:
-    """Put the values of `state` into the tensors `own`; see `Module.load_state_dict`."""
+    """Put the values of `state` into the tensors `own`; see `Module.load_state_dict`.
+
+    only_checked: look whether they fit, and leave them.
+    """
     for name, value in state.items():
         if name in own and not isinstance(value, Tensor):
             raise DTypeError(
@@ -451,7 +578,7 @@ def load_into(
         )
     with Tensor.no_grad():
         for name, tensor in own.items():
-            if name in state:
+            if name in state and not only_checked:
                 tensor.copy_(state[name].detach())
     return IncompatibleKeys(missing, unexpected)
 

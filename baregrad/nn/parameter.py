@@ -1,6 +1,8 @@
-"""Tensors that modules train: leaves of floats, made of the values of others."""
+"""Tensors that modules train, leaves of floats, and those that they hold beside them."""
 
 from __future__ import annotations
+
+import weakref
 
 from baregrad.base.errors import GradientError
 from baregrad.tensor import Tensor
@@ -42,3 +44,41 @@ class _Parameter(metaclass=_LeafOfFloats):
 
 
 Parameter = _Parameter
+
+
+class _Marked(type):
+    """Tells tensors that were made as buffers."""
+
+    def __init__(cls, *args: object) -> None:
+        super().__init__(*args)
+        # By the ids of tensors that there are: each, and whether it belongs to the state.
+        cls.marks: dict[int, tuple[weakref.ref[Tensor], bool]] = {}
+
+    def __instancecheck__(cls, value: object) -> bool:
+        return cls.is_persistent(value) is not None
+
+    def is_persistent(cls, value: object) -> bool | None:
+        """Whether a buffer belongs to the state; None for what is no buffer."""
+        mark = cls.marks.get(id(value))
+        return mark[1] if mark is not None and mark[0]() is value else None
+
+
+class _Buffer(metaclass=_Marked):
+    """A tensor that a module holds and does not train: `self.x = Buffer(data)` registers it.
+
+    What it gives is a `Tensor` of the values of `data`, which share its memory. persistent: whether
+    it belongs to the module's state.
+    """
+
+    # What it makes is a tensor.
+    def __new__(  # type: ignore[misc]
+        cls, data: Tensor | None = None, *, persistent: bool = True
+    ) -> Tensor:
+        """Return the tensor."""
+        made = (Tensor.zeros(0) if data is None else data).detach()
+        key = id(made)
+        cls.marks[key] = weakref.ref(made, lambda _: cls.marks.pop(key, None)), persistent
+        return made
+
+
+Buffer = _Buffer
