@@ -60,13 +60,14 @@ def baregrad(graph: Any, examples: Sequence[Any], **options: Any) -> Callable[..
     import torch
     from torch._decomp import core_aten_decompositions
     from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
 
     decompositions = core_aten_decompositions()
     for whole in KEPT_WHOLE:
         decompositions.pop(getattr(torch.ops.aten, whole).default, None)
     compiled = aot_autograd(
         fw_compiler=_compile, bw_compiler=_compile, inference_compiler=_compile,
-        decompositions=decompositions,
+        decompositions=decompositions, partition_fn=min_cut_rematerialization_partition,
     )
     made: Callable[..., Any] = compiled(graph, examples, **options)
     return made

@@ -9,10 +9,10 @@ from typing import Any
 from baregrad.base.errors import UnsupportedDevice
 from baregrad.bridges.aten import OPERATORS, Operator
 from baregrad.bridges.aten.strides import STRIDED, layout_of, refused
-from baregrad.bridges.torch_memory import dtype_of, give, lend
+from baregrad.bridges.torch_memory import dtype_of
+from baregrad.bridges.torch_program import TorchProgram
 from baregrad.engine.session import current_session
 from baregrad.tensor import Tensor
-from baregrad.tensor.jit.jit import jit
 
 # What they check is a result of ours beside the graph's, and is looked at after the run.
 _CHECKS = ("_assert_async", "_assert_scalar", "_functional_assert_async")
@@ -56,24 +56,34 @@ class TorchGraph:
     """A traced graph that computes with our kernels; called with and returning PyTorch's tensors.
 
     Numbers among the arguments (sizes that change) are part of what a call is known by: each set of
-    them has a capture of its own. An argument that is a result is returned itself. Results of other
-    nodes lie apart, as they do where PyTorch copies: who writes to one changes no other, nor what
-    is kept for the backward pass. calls: how often it ran.
+    them has a capture of its own. An argument that is a result is returned itself. All other
+    results lie apart, also where one node is two of them, of which one is kept for the backward
+    pass: who writes to one changes no other. calls: how often it ran.
     """
 
     def __init__(self, graph: Any) -> None:
         self.calls = 0
         self._nodes = list(graph.graph.nodes)
-        self._placeholders = [node for node in self._nodes if node.op == "placeholder"]
+        placeholders = [node for node in self._nodes if node.op == "placeholder"]
         (results,) = next(node.args for node in self._nodes if node.op == "output")
-        self._results = list(results) if isinstance(results, (list, tuple)) else [results]
+        several = results if isinstance(results, (list, tuple)) else [results]
         self._checks = [node for node in self._nodes if _is_check(node)]
+        # What is computed, and the results: the place of an argument, or of what is computed, or a
+        # value that the graph has.
+        self._made = [one for one in several if _is_node(one) and not _is_placeholder(one)]
+        given = {node: ("argument", place) for place, node in enumerate(placeholders)}
+        places = iter(range(len(self._made)))
+        self._results = [
+            ("value", one) if not _is_node(one) else given.get(one) or ("made", next(places))
+            for one in several
+        ]
+        self._made += [node.args[0] for node in self._checks]
         self._constants = {
             node.target: _attribute(graph, node.target)
             for node in self._nodes
             if node.op == "get_attr"
         }
-        self._jitted: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._programs: dict[tuple[Any, ...], TorchProgram] = {}
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """Run the graph. Raises RuntimeError, as PyTorch does, if what it asserts does not hold."""
@@ -85,48 +95,31 @@ class TorchGraph:
         device = current_session().default_device()
         numbers = tuple(
             None if isinstance(one, torch.Tensor) else one for one in arguments
-        )
-        jitted = self._jitted.get(numbers)
-        if jitted is None:
-            jitted = self._jitted[numbers] = self._function(numbers)
-        constants = [lend(one, device) for one in self._constants.values()]
-        results = jitted([lend(one, device) for one in tensors], constants)
-        ours = [one for one in results if isinstance(one, Tensor)]
-        if ours:
-            ours[0].realize(*ours[1:])
-        count = len(self._results)
-        for node, holds in zip(self._checks, results[count:], strict=True):
-            if not (holds.item() if isinstance(holds, Tensor) else holds):
+        ) if len(tensors) < len(arguments) else ()
+        program = self._programs.get((device, *numbers))
+        if program is None:
+            program = TorchProgram(self._function(numbers), device)
+            self._programs[device, *numbers] = program
+        made = program([*self._constants.values(), *tensors])
+        first = len(self._made) - len(self._checks)
+        for node, holds in zip(self._checks, made[first:], strict=True):
+            if not (holds.item() if isinstance(holds, torch.Tensor) else holds):
                 raise RuntimeError(_message(node))
-        return self._given(
-            dict(zip(self._placeholders, arguments, strict=True)), results[:count]
-        )
-
-    def _given(self, arguments: Mapping[Any, Any], results: Sequence[Any]) -> list[Any]:
-        """The results as PyTorch's, those of two nodes in memory of their own."""
-        given: dict[Any, Any] = {}
-        places: set[int] = set()
-        for node, one in zip(self._results, results, strict=True):
-            if node in arguments:
-                given[node] = arguments[node]
-            elif isinstance(one, Tensor) and node not in given:
-                made = give(one)
-                place = made.untyped_storage().data_ptr()
-                given[node] = made.clone() if place in places and made.numel() else made
-                places.add(place)
         return [
-            given.get(node, one) for node, one in zip(self._results, results, strict=True)
+            arguments[one] if kind == "argument" else made[one] if kind == "made" else one
+            for kind, one in self._results
         ]
 
-    def _function(self, numbers: tuple[Any, ...]) -> Callable[..., Any]:
-        """The graph over our tensors, for these numbers in the places of those that are None."""
+    def _function(self, numbers: tuple[Any, ...]) -> Callable[..., list[Any]]:
+        """The graph over our tensors, constants first, with numbers where those are not None."""
 
-        def run(tensors: list[Tensor], constants: list[Tensor]) -> list[Any]:
+        def run(*tensors: Tensor) -> list[Any]:
             left = iter(tensors)
-            arguments = [next(left) if one is None else one for one in numbers]
-            return self._run(arguments, dict(zip(self._constants, constants, strict=True)))
+            constants = {name: next(left) for name in self._constants}
+            arguments = [next(left) if one is None else one for one in numbers] or [*left]
+            return self._run(arguments, constants)
 
-        return jit(run)
+        return run
 
     def _run(self, arguments: Sequence[Any], constants: Mapping[str, Tensor]) -> list[Any]:
         values: dict[Any, Any] = {}
@@ -137,7 +130,7 @@ class TorchGraph:
                 return type(one)(known(each) for each in one)
             if isinstance(one, dict):
                 return {key: known(each) for key, each in one.items()}
-            return values[one] if type(one).__name__ == "Node" else one
+            return values[one] if _is_node(one) else one
 
         for node in self._nodes:
             if node.op == "placeholder":
@@ -156,8 +149,7 @@ class TorchGraph:
                 if _packet(node.target) in STRIDED:
                     named["layout"] = layout_of(node.args[0].meta["val"])
                 values[node] = _as_traced(function(*arguments_of, **named), node.meta.get("val"))
-        checked = [known(node.args[0]) for node in self._checks]
-        return [None if _is_placeholder(one) else known(one) for one in self._results] + checked
+        return [known(one) for one in self._made]
 
 
 def _message(node: Any) -> str:
@@ -174,6 +166,10 @@ def _as_traced(result: Any, traced: Any) -> Any:
     return result
 
 
+def _is_node(one: Any) -> bool:
+    return type(one).__name__ == "Node"
+
+
 def _is_placeholder(one: Any) -> bool:
     return getattr(one, "op", "") == "placeholder"
 
@@ -188,7 +184,7 @@ def _attribute(graph: Any, name: str) -> Any:
 def _check(tensors: Sequence[Any]) -> None:
     """Refuse tensors that lie elsewhere than in host memory. Raises UnsupportedDevice."""
     for one in tensors:
-        if one.device.type != "cpu":
+        if not one.is_cpu:
             raise UnsupportedDevice(
                 "PyTorch's tensor does not lie on the CPU", found=one.device, wanted="cpu",
                 hint="keep the model on the CPU; `BAREGRAD_DEVICE` says where we compute",

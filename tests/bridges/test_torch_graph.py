@@ -33,22 +33,26 @@ def test_constants_of_the_graph_are_read() -> None:
     assert found.tolist() == [2, 4, 6]
 
 
-def test_what_is_copied_lies_in_memory_of_its_own() -> None:
+def test_each_result_lies_in_memory_of_its_own() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x * 2
-        return y, y.clone(), torch.zeros(3), torch.zeros(3), x, y
+        return y, y.clone(), torch.zeros(3), torch.zeros(3), x, y, x.view(3, 1), y.view(3, 1)
 
     run = TorchGraph(make_fx(function)(torch.zeros(3)))
     with options.override(device="CPU"):
-        for _ in range(3):
+        # The fourth call and later ones run over PyTorch's memory.
+        for _ in range(6):
             x = torch.ones(3)
             results = run(x)
             assert results[4] is x
-            assert results[5] is results[0]
             results[0].fill_(9)
             results[2].fill_(9)
-            assert results[1].tolist() == [2, 2, 2]
+            assert results[1].tolist() == results[5].tolist() == [2, 2, 2]
             assert results[3].tolist() == [0, 0, 0]
+            assert results[6].tolist() == [[1], [1], [1]]
+            assert results[7].tolist() == [[2], [2], [2]]
+            results[6].fill_(9)
+            assert x.tolist() == [1, 1, 1]
 
 
 def test_operators_that_we_lack_are_counted() -> None:

@@ -159,6 +159,11 @@ class Jit(Generic[P, R]):
         return nullcontext() if self.beam is None else options.override(beam=self.beam)
 
     @property
+    def replayed_last(self) -> Entry | None:
+        """What the last replay was of, None where none was looked at in full yet."""
+        return self._latest
+
+    @property
     def _called(self) -> str:
         return getattr(self.function, "__qualname__", "a function")
 

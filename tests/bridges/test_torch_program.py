@@ -1,0 +1,88 @@
+"""A program over PyTorch's memory, at its first calls and replayed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from baregrad import Tensor
+from baregrad.base.options import options
+from baregrad.bridges.torch_program import TorchProgram
+
+CALLS = 6
+
+
+def _counted(program: TorchProgram) -> list[int]:
+    """What later calls are counted in, unless they are replayed over PyTorch's memory."""
+    in_full, counts = program._in_full, [0]
+
+    def noted(arguments: Any) -> Any:
+        counts[0] += 1
+        return in_full(arguments)
+
+    program._in_full = noted  # type: ignore[method-assign]
+    return counts
+
+
+def test_replays_follow_arguments_wherever_they_lie() -> None:
+    with options.override(device="CPU"):
+        program = TorchProgram(lambda x, y: [x @ y, x.permute(1, 0), 7, y.sum(0), x], "CPU")
+        counts = _counted(program)
+        kept = torch.randn(3, 4)
+        for call in range(CALLS):
+            y = torch.randn(5, 4).T if call % 2 else torch.randn(4, 5)
+            product, turned, seven, summed, given = program([kept, y])
+            torch.testing.assert_close(product, kept @ y)
+            assert torch.equal(turned, kept.T)
+            assert turned.is_contiguous()
+            assert seven == 7
+            torch.testing.assert_close(summed, y.sum(0))
+            assert torch.equal(given, kept)
+            given.fill_(0), turned.fill_(0)
+            kept.add_(1)
+    assert counts == [3]
+
+
+def test_calls_of_other_kinds_have_replays_of_their_own() -> None:
+    with options.override(device="CPU"):
+        program = TorchProgram(lambda x: [x + x, x.shape[0], x.reshape(1, -1)], "CPU")
+        counts = _counted(program)
+        for _ in range(CALLS):
+            for shape, dtype in (((3,), torch.float32), ((4,), torch.float32), ((4,), torch.int64)):
+                x = torch.ones(shape, dtype=dtype)
+                found, count, wide = program([x])
+                assert found.dtype == dtype
+                assert torch.equal(found, x + x)
+                assert count == shape[0]
+                assert tuple(wide.shape) == (1, *shape)
+    assert counts == [9]
+
+
+def test_a_replay_draws_new_numbers_and_leaves_earlier_results_alone() -> None:
+    with options.override(device="CPU"):
+        program = TorchProgram(lambda x: [Tensor.rand(64) + x], "CPU")
+        counts = _counted(program)
+        drawn = [program([torch.zeros(64)])[0] for _ in range(CALLS)]
+    copies = {tuple(one.tolist()) for one in drawn}
+    assert len(copies) == CALLS
+    assert all(0 <= value < 1 for one in copies for value in one)
+    assert counts == [3]
+
+
+def test_replays_are_checked_where_that_is_asked_for() -> None:
+    with options.override(device="CPU", jit_check=True):
+        program = TorchProgram(lambda x: [x * 2], "CPU")
+        counts = _counted(program)
+        for _ in range(CALLS):
+            assert program([torch.ones(3)])[0].tolist() == [2, 2, 2]
+    assert counts == [CALLS]
+
+
+def test_nothing_is_computed_of_no_elements() -> None:
+    with options.override(device="CPU"):
+        program = TorchProgram(lambda x, y: [x * 2, y + 1], "CPU")
+        for _ in range(CALLS):
+            none, one = program([torch.zeros(0, 3), torch.zeros(2)])
+            assert tuple(none.shape) == (0, 3)
+            assert one.tolist() == [1, 1]
