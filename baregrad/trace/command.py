@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     if bool(words) == (chosen.pid is not None):
         parser.error("give a command or --pid")
     if chosen.exact and chosen.pid is not None:
-        parser.error("--exact closes doorbells as they are mapped, which a running process has done already")
+        parser.error("--exact closes doorbells as they are mapped, which that process has done")
     if platform.system() != "Linux":
         raise ArgumentError("programs are traced on Linux alone", found=platform.system())
     version = chosen.driver or driver_version()
