@@ -32,7 +32,7 @@ BLOCK = 128
 # Results of each sum are many, if they are more than so many times its steps.
 MUCH_BESIDE = 4
 # What is summed anew in each row is less than one part of so many.
-FEW_AGAIN = 8
+FEW_AGAIN = 4
 # Threads of a row whose sums each of them makes by itself.
 SHORT_THREADS = 4
 # Accesses of a thread for a row that a warp shares; of a longer row, before there are more warps.

@@ -477,3 +477,11 @@ def test_blocks_share_what_outputs_have_along_some_axes_alone() -> None:
         "i2_t0": "thread", "i2_v1": "vector",
     }
     check(shares(2, 300, 64, 300))
+
+
+def test_sums_of_a_few_are_made_anew_rather_than_by_few_blocks() -> None:
+    """Eight partial results for each sum of 56: blocks for the four that share them were four."""
+    schedule = choose_schedule(spread_around_means(4, 8, 56), HOPPER)
+    assert any(isinstance(step, Bind) and step.unit == "grid" and step.axis != "i0_o"
+               for step in schedule.steps)  # fmt: skip
+    check(spread_around_means(4, 8, 56))
