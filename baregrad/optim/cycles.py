@@ -33,8 +33,8 @@ class _Cycling(LRScheduler):
         """Return the momentum after `steps` steps, a float64 scalar."""
         raise NotImplementedError
 
-    def _set(self) -> None:
-        super()._set()
+    def _set(self, is_next: bool = False) -> None:
+        super()._set(is_next)
         with Tensor.no_grad():
             for group, momentum in zip(self.optimizer.param_groups, self._cycled, strict=False):
                 momentum.copy_(self.momentum(self.steps).contiguous())

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from baregrad.base.errors import ArgumentError, JitError
 from baregrad.dtypes import dtypes
@@ -18,14 +18,51 @@ from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explain_arguments, explain_constructor
 from baregrad.tensor.array.link import session
 
+# Of the first rate, how far from the end of a curve counts as there: more than rounding makes.
+_AT_END = 1e-9
+
+
+class _Others:
+    """What tells, for each group of parameters, whether something else set its rate."""
+
+    def __init__(self) -> None:
+        # The rates that were set last, and whether others were seen since the count was set.
+        self._told: dict[int, Tensor] = {}
+        self._seen: dict[int, Tensor] = {}
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """What is kept from step to step."""
+        return [*self._told.values(), *self._seen.values()]
+
+    def set(self, place: int, there: Tensor, rate: Tensor, followed: Tensor | None) -> None:
+        """Set a group's rate: of the count, or what follows the one that is there if it was set.
+
+        followed: None where the count itself was set, so that what there was does not matter.
+        """
+        if place not in self._told:
+            self._told[place] = there.clone()
+            self._seen[place] = there.zeros_like().cast(dtypes.bool)
+        told, seen = self._told[place], self._seen[place]
+        if followed is None:
+            seen.copy_(seen.zeros_like())
+        else:
+            seen.copy_((seen | (there != told)).contiguous())
+            rate = seen.where(followed, rate)
+        there.copy_(rate.contiguous())
+        told.copy_(there)
+
 
 class LRScheduler:
     """The base of schedules; a subclass writes `rate`. Made, it sets the rates of step 0.
 
-    A rate is a function of the count of steps alone. Unlike PyTorch's, which go on from the rate
-    that there is, it does not look at what something else set, but for `SWALR` and
-    `MultiplicativeLR`: `SequentialLR` and `ChainedScheduler` put schedules together.
+    A rate is a function of the count of steps. Those that PyTorch computes of the rate before go on
+    from what something else set in the meantime, as PyTorch's do (`is_followed`); the others, whose
+    rates it computes of the count alone, set theirs whatever there is.
     """
+
+    # Whether a rate that something else set is gone on from.
+    is_followed: ClassVar[bool] = False
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -36,24 +73,54 @@ class LRScheduler:
         first = optimizer.param_groups[0]["lr"]
         self.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
         self.steps = Tensor(0.0, dtype=dtypes.float64, device=first.device)
+        self._others = _Others()
         self._set()
 
     def rate(self, base: float, steps: Tensor) -> Tensor:
         """Return the rate after `steps` steps, a float64 scalar, where `base` is that of 0."""
         raise NotImplementedError(f"{type(self).__name__} has no rate()")
 
+    def moved(self, rate: Tensor, base: float, steps: Tensor) -> Tensor:
+        """Return what follows a rate that something else set one step before `steps`.
+
+        Its distance to the end of the curve changes by the share that the curve's does.
+        """
+        if not self.is_followed:
+            return self.rate(base, steps)
+        end = self.end()
+        before, now = self.rate(base, steps - 1) - end, self.rate(base, steps) - end
+        # Where the curve was at its end there is no share, and it changes by as much.
+        is_there = before.abs() <= _AT_END * abs(base)
+        share = now / is_there.where(1.0, before)
+        return is_there.where(rate + (now - before), end + (rate - end) * share)
+
+    def end(self) -> float:
+        """Return the rate that distances are counted from."""
+        return 0.0
+
     def step(self) -> None:
         """Move on by one step and change the rates of the optimiser."""
         with Tensor.no_grad():
             self.steps.add_(1)
-        self._set()
+        self._set(is_next=True)
 
-    def _set(self) -> None:
+    def _set(self, is_next: bool = False) -> None:
+        """Set the rates of the count; is_next: a step on from those that there are."""
         with Tensor.no_grad():
-            for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
-                group["lr"].copy_(self.rate(base, self.steps).contiguous())
+            groups = zip(self.optimizer.param_groups, self.base_lrs, strict=True)
+            for place, (group, base) in enumerate(groups):
+                rate, there = self.rate(base, self.steps), group["lr"]
+                if not self.is_followed:
+                    there.copy_(rate.contiguous())
+                    continue
+                followed = (
+                    self.moved(there.cast(dtypes.float64), base, self.steps) if is_next else None
+                )
+                self._others.set(place, there, rate, followed)
         # Computed with the optimiser's next step, and not later: the count would grow a chain.
-        session().watching.companions.append(weakref.ref(self.steps._storage))
+        session().watching.companions.extend(
+            weakref.ref(each._storage) for each in (self.steps, *self._others.tensors)
+        )
 
     def get_last_lr(self) -> list[float]:
         """Return the present rate of each group; computes them."""
@@ -74,6 +141,8 @@ class LRScheduler:
 class StepLR(LRScheduler):
     """base * gamma**(steps // step_size)."""
 
+    is_followed = True
+
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
         self.step_size = step_size
         self.gamma = gamma
@@ -87,6 +156,8 @@ class StepLR(LRScheduler):
 
 class MultiStepLR(LRScheduler):
     """base * gamma**n, where n of the milestones have been reached."""
+
+    is_followed = True
 
     def __init__(
         self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1
@@ -106,6 +177,8 @@ class MultiStepLR(LRScheduler):
 class ExponentialLR(LRScheduler):
     """base * gamma**steps."""
 
+    is_followed = True
+
     def __init__(self, optimizer: Optimizer, gamma: float) -> None:
         self.gamma = gamma
         super().__init__(optimizer)
@@ -121,6 +194,8 @@ class CosineAnnealingLR(LRScheduler):
     Source: I. Loshchilov and F. Hutter, ICLR 2017.
     """
 
+    is_followed = True
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -130,6 +205,10 @@ class CosineAnnealingLR(LRScheduler):
         self.T_max = T_max
         self.eta_min = eta_min
         super().__init__(optimizer)
+
+    def end(self) -> float:
+        """Return the rate that distances are counted from."""
+        return self.eta_min
 
     def rate(self, base: float, steps: Tensor) -> Tensor:
         """Return the rate after `steps` steps."""
@@ -177,6 +256,8 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 class ConstantLR(LRScheduler):
     """base times a factor for the first total_iters steps, base after that."""
 
+    is_followed = True
+
     def __init__(
         self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5
     ) -> None:
@@ -192,6 +273,8 @@ class ConstantLR(LRScheduler):
 class PolynomialLR(LRScheduler):
     """base * (1 - steps/total_iters)**power, and 0 after total_iters steps."""
 
+    is_followed = True
+
     def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0) -> None:
         self.total_iters = total_iters
         self.power = power
@@ -205,6 +288,8 @@ class PolynomialLR(LRScheduler):
 
 class LinearLR(LRScheduler):
     """base times a factor that goes from start_factor to end_factor over total_iters steps."""
+
+    is_followed = True
 
     def __init__(
         self,
@@ -236,6 +321,8 @@ class LinearWarmup(LinearLR):
 class SequentialLR(LRScheduler):
     """Schedules one after another, each counting from 0 at its milestone, as of the same base."""
 
+    is_followed = True
+
     def __init__(
         self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int]
     ) -> None:
@@ -247,6 +334,15 @@ class SequentialLR(LRScheduler):
         self.schedulers = list(schedulers)
         self.milestones = list(milestones)
         super().__init__(optimizer)
+
+    def moved(self, rate: Tensor, base: float, steps: Tensor) -> Tensor:
+        """Return what follows a rate that something else set: a schedule's own where it begins."""
+        found = self.schedulers[0].moved(rate, base, steps)
+        for schedule, start in zip(self.schedulers[1:], self.milestones, strict=True):
+            later = schedule.moved(rate, base, steps - start)
+            first = schedule.rate(base, steps - start)
+            found = (steps > start).where(later, (steps == start).where(first, found))
+        return found
 
     def rate(self, base: float, steps: Tensor) -> Tensor:
         """Return the rate after `steps` steps."""
@@ -287,7 +383,7 @@ class LambdaLR(LRScheduler):
         count: int = round(self.steps.item())
         return count
 
-    def _set(self) -> None:
+    def _set(self, is_next: bool = False) -> None:
         count = self._step_count()
         groups = self.optimizer.param_groups
         for group, base, function in zip(groups, self.base_lrs, self.lr_lambdas, strict=True):
@@ -297,7 +393,7 @@ class LambdaLR(LRScheduler):
 class MultiplicativeLR(LambdaLR):
     """At each step, the rate before times a Python function of the step count: see `LambdaLR`."""
 
-    def _set(self) -> None:
+    def _set(self, is_next: bool = False) -> None:
         count = self._step_count()
         for group, function in zip(self.optimizer.param_groups, self.lr_lambdas, strict=True):
             if count:
@@ -329,6 +425,7 @@ class ChainedScheduler:
             raise ArgumentError("schedules of one optimiser are chained", found="several")
         self._schedulers = given
         self.base_lrs = list(given[0].base_lrs)
+        self._others = _Others()
         self._set()
 
     def step(self) -> None:
@@ -336,20 +433,24 @@ class ChainedScheduler:
         with Tensor.no_grad():
             for one in self._schedulers:
                 one.steps.add_(1)
-        self._set()
+        self._set(is_next=True)
 
-    def _set(self) -> None:
-        """Multiply the shares of the first rate that the schedules give."""
+    def _set(self, is_next: bool = False) -> None:
+        """Multiply the shares of the first rate that the schedules give, or go on from others'."""
         with Tensor.no_grad():
-            for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            groups = zip(self.optimizer.param_groups, self.base_lrs, strict=True)
+            for place, (group, base) in enumerate(groups):
+                there = group["lr"]
                 if not base:
                     continue
-                total = Tensor(base, dtype=dtypes.float64, device=group["lr"].device)
+                total = Tensor(base, dtype=dtypes.float64, device=there.device)
+                followed = there.cast(dtypes.float64)
                 for one in self._schedulers:
                     total = total * one.rate(base, one.steps) / base
-                group["lr"].copy_(total.contiguous())
-        for one in self._schedulers:
-            session().watching.companions.append(weakref.ref(one.steps._storage))
+                    followed = one.moved(followed, base, one.steps)
+                self._others.set(place, there, total, followed if is_next else None)
+        kept = [*[one.steps for one in self._schedulers], *self._others.tensors]
+        session().watching.companions.extend(weakref.ref(each._storage) for each in kept)
 
     def get_last_lr(self) -> list[float]:
         """Return the present rate of each group; computes them."""

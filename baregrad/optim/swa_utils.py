@@ -210,7 +210,7 @@ class SWALR(LRScheduler):
         t = (steps / max(1, self.anneal_epochs)).clamp(0, 1)
         return _along_cosine(t) if self.anneal_strategy == "cos" else t
 
-    def _set(self) -> None:
+    def _set(self, is_next: bool = False) -> None:
         steps = self.steps if self.anneal_epochs else self.steps.clamp(min=1)
         before, now = self._share(steps - 1), self._share(steps)
         with Tensor.no_grad():

@@ -64,6 +64,27 @@ def test_rates_equal_pytorchs(make: Callable[[Any, Any], Any]) -> None:
 
 
 @pytest.mark.differential
+@pytest.mark.parametrize("captured", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("make", [make for _, make in CASES], ids=[name for name, _ in CASES])
+def test_rates_go_on_from_what_something_else_set(
+    make: Callable[[Any, Any], Any], captured: bool
+) -> None:
+    ours = optim.SGD([Tensor.ones(1, requires_grad=True)], lr=0.4)
+    theirs = torch.optim.SGD([torch.ones(1, requires_grad=True)], lr=0.4)
+    first, second = make(optim, ours), make(THEIRS, theirs)
+    if captured and isinstance(first, optim.LambdaLR):
+        return
+    step = jit(first.step) if captured else first.step
+    for turn in range(10):
+        if turn in (2, 6):
+            for side in (ours, theirs):
+                side.param_groups[0]["lr"] = 0.3 + turn / 10
+        step()
+        second.step()
+        assert first.get_last_lr() == pytest.approx(second.get_last_lr(), rel=1e-5), turn
+
+
+@pytest.mark.differential
 @pytest.mark.parametrize("name", ["SGD", "AdamW"])
 def test_a_cycle_again_and_again_moves_momenta(name: str) -> None:
     words = {"momentum": 0.5} if name == "SGD" else {}
