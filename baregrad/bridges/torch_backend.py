@@ -66,14 +66,37 @@ def baregrad(graph: Any, examples: Sequence[Any], **options: Any) -> Callable[..
     for whole in KEPT_WHOLE:
         decompositions.pop(getattr(torch.ops.aten, whole).default, None)
     compiled = aot_autograd(
-        fw_compiler=_compile, bw_compiler=_compile, inference_compiler=_compile,
+        fw_compiler=_compile, bw_compiler=_compile_backward, inference_compiler=_compile,
         decompositions=decompositions, partition_fn=min_cut_rematerialization_partition,
     )
     made: Callable[..., Any] = compiled(graph, examples, **options)
     return made
 
 
+def _shown() -> int | None:
+    """How many results of the forward graph at hand, the first ones, are not for its backward pass.
+
+    None for all of them.
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    told = None if context is None else context.fw_metadata
+    return None if told is None else told.num_forward_returns
+
+
 def _compile(graph: Any, examples: Sequence[Any], **options: Any) -> Callable[..., Any]:
+    return _compiled(graph, _shown())
+
+
+def _compile_backward(
+    graph: Any, examples: Sequence[Any], **options: Any
+) -> Callable[..., Any]:
+    # Gradients may lie as they like.
+    return _compiled(graph, 0)
+
+
+def _compiled(graph: Any, shown: int | None) -> Callable[..., Any]:
     from functorch.compile import make_boxed_func
 
     lacking = missing(graph)
@@ -89,5 +112,7 @@ def _compile(graph: Any, examples: Sequence[Any], **options: Any) -> Callable[..
             f"PyTorch runs this graph itself, since we have no function for {names}",
             MissingOperators, stacklevel=2,
         )
-    function: Callable[..., Any] = make_boxed_func(graph.forward if lacking else TorchGraph(graph))
+    function: Callable[..., Any] = make_boxed_func(
+        graph.forward if lacking else TorchGraph(graph, shown)
+    )
     return function

@@ -59,9 +59,12 @@ class TorchGraph:
     them has a capture of its own. An argument that is a result is returned itself. All other
     results lie apart, also where one node is two of them, of which one is kept for the backward
     pass: who writes to one changes no other. calls: how often it ran.
+
+    shown: how many results PyTorch looks at, all by default. Elements of those lie in the order
+    that the graph was traced with, since PyTorch may take views of them by strides.
     """
 
-    def __init__(self, graph: Any) -> None:
+    def __init__(self, graph: Any, shown: int | None = None) -> None:
         self.calls = 0
         self._nodes = list(graph.graph.nodes)
         placeholders = [node for node in self._nodes if node.op == "placeholder"]
@@ -77,6 +80,9 @@ class TorchGraph:
             ("value", one) if not _is_node(one) else given.get(one) or ("made", next(places))
             for one in several
         ]
+        self._orders = [_order_of(one) for one in self._made]
+        seen = [one for one in several[:shown] if _is_node(one) and not _is_placeholder(one)]
+        self._orders[len(seen):] = [None] * (len(self._made) - len(seen))
         self._made += [node.args[0] for node in self._checks]
         self._constants = {
             node.target: _attribute(graph, node.target)
@@ -101,6 +107,9 @@ class TorchGraph:
             program = TorchProgram(self._function(numbers), device)
             self._programs[device, *numbers] = program
         made = program([*self._constants.values(), *tensors])
+        for place, order in enumerate(self._orders):
+            if order is not None:
+                made[place] = made[place].permute(_inverse(order))
         first = len(self._made) - len(self._checks)
         for node, holds in zip(self._checks, made[first:], strict=True):
             if not (holds.item() if isinstance(holds, torch.Tensor) else holds):
@@ -149,7 +158,11 @@ class TorchGraph:
                 if _packet(node.target) in STRIDED:
                     named["layout"] = layout_of(node.args[0].meta["val"])
                 values[node] = _as_traced(function(*arguments_of, **named), node.meta.get("val"))
-        return [known(one) for one in self._made]
+        found = [known(one) for one in self._made]
+        for place, order in enumerate(self._orders):
+            if order is not None:
+                found[place] = found[place].permute(*order)
+        return found
 
 
 def _message(node: Any) -> str:
@@ -164,6 +177,18 @@ def _as_traced(result: Any, traced: Any) -> Any:
     if isinstance(result, Tensor) and hasattr(traced, "dtype"):
         return result.cast(dtype_of(traced.dtype))
     return result
+
+
+def _order_of(node: Any) -> tuple[int, ...] | None:
+    """The axes of a result from the outermost inwards, None where they lie in their order."""
+    traced = node.meta.get("val")
+    layout = layout_of(traced) if hasattr(traced, "stride") else None
+    order = None if layout is None else layout.order
+    return None if order is None or order == tuple(range(len(order))) else order
+
+
+def _inverse(order: Sequence[int]) -> list[int]:
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def _is_node(one: Any) -> bool:

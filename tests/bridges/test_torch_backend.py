@@ -120,6 +120,28 @@ def test_writing_to_a_result_leaves_what_the_backward_pass_needs() -> None:
     assert x.grad.tolist() == [8, 8, 8]
 
 
+@pytest.mark.parametrize("needs_gradient", [False, True])
+def test_views_that_pytorch_takes_of_permuted_results(needs_gradient: bool) -> None:
+    """It takes views of a result by strides, so elements lie where it thinks they do."""
+
+    def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x.transpose(0, 2) * 3
+        return y, y.as_strided((2, 2), (1, 2), 1), y.unbind(0)[1], y[1:].permute(1, 2, 0)
+
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 5, requires_grad=needs_gradient)
+    z = x.detach().clone().requires_grad_(needs_gradient)
+    torch._dynamo.reset()
+    found, wanted = torch.compile(function, backend="baregrad")(x), function(z)
+    assert found[0].stride() == wanted[0].stride()
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other)
+    if needs_gradient:
+        for results in (found, wanted):
+            sum((each**3).sum() for each in results).backward()
+        torch.testing.assert_close(x.grad, z.grad)
+
+
 def test_lengths_that_change_are_followed() -> None:
     module = nn.Linear(4, 2)
     compiled = torch.compile(module, backend=baregrad, dynamic=True)

@@ -9,6 +9,7 @@ from typing import Any
 
 from baregrad.base.errors import ArgumentError
 from baregrad.bridges.torch_memory import dtype_of
+from baregrad.nn.functional.windows import largest_of_shares
 from baregrad.tensor import Tensor
 
 
@@ -94,33 +95,20 @@ def _max_pool_backward(
     return flat.reshape(*x.shape)
 
 
-def _adaptive_max_pool(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
-    """The largest of each part, and its place in the plane."""
-    high, wide = x.shape[-2:]
-    if high % size[0] == 0 and wide % size[1] == 0:
-        kernel = (high // size[0], wide // size[1])
-        found = x.max_pool2d(kernel, kernel, return_indices=True)
-        return found[0], found[1]
-    values, places = [], []
-    for top, bottom in _parts(high, size[0]):
-        for left, right in _parts(wide, size[1]):
-            part = x[..., top:bottom, left:right].reshape(*x.shape[:-2], -1)
-            at, row = part.argmax(-1), right - left
-            values.append(part.amax(-1))
-            places.append((at // row + top) * wide + at % row + left)
-    shape = (*x.shape[:-2], *size)
-    one, *others = values
-    first, *rest = places
-    return one.stack(*others, dim=-1).reshape(*shape), first.stack(*rest, dim=-1).reshape(*shape)
+def _adaptive_max_pool(axes: int) -> Callable[..., Any]:
+    def pool(x: Tensor, size: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """The largest of each part, and its place among the last axes."""
+        found: tuple[Tensor, Tensor] = largest_of_shares(x, axes, tuple(size))
+        return found
+
+    return pool
 
 
-def _parts(extent: int, count: int) -> list[tuple[int, int]]:
-    """Where parts of an axis, as equal as can be, begin and end."""
-    return [(i * extent // count, -(-(i + 1) * extent // count)) for i in range(count)]
+def _adaptive_max_pool_backward(axes: int) -> Callable[..., Any]:
+    def backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
+        return _max_pool_backward(grad, x, (1,) * axes, (), 0, 1, False, indices)
 
-
-def _adaptive_max_pool_backward(grad: Tensor, x: Tensor, indices: Tensor) -> Tensor:
-    return _max_pool_backward(grad, x, (1, 1), (), 0, 1, False, indices)
+    return backward
 
 
 def _avg_pool(axes: int) -> Callable[..., Any]:
@@ -372,8 +360,9 @@ LAYERS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     "max_pool2d_with_indices": _max_pool(2), "max_pool3d_with_indices": _max_pool(3),
     "max_pool2d_with_indices_backward": _max_pool_backward, "avg_pool1d": _avg_pool(1),
     "max_pool3d_with_indices_backward": _max_pool_backward,
-    "adaptive_max_pool2d": _adaptive_max_pool,
-    "adaptive_max_pool2d_backward": _adaptive_max_pool_backward,
+    "adaptive_max_pool2d": _adaptive_max_pool(2), "adaptive_max_pool3d": _adaptive_max_pool(3),
+    "adaptive_max_pool2d_backward": _adaptive_max_pool_backward(2),
+    "adaptive_max_pool3d_backward": _adaptive_max_pool_backward(3),
     "avg_pool2d": _avg_pool(2), "avg_pool3d": _avg_pool(3),
     "avg_pool2d_backward": _avg_pool_backward, "avg_pool3d_backward": _avg_pool_backward,
     "_adaptive_avg_pool2d": _adaptive, "_adaptive_avg_pool2d_backward": _adaptive_backward,

@@ -29,6 +29,7 @@ PLAIN = ([1, 1], [1, 1], [1, 1], False, [0, 0], 1)
         ("_adaptive_avg_pool2d", "default", (X, [3, 2])),
         ("adaptive_max_pool2d", "default", (X, [3, 2])),
         ("adaptive_max_pool2d", "default", (X, [4, 5])),
+        ("adaptive_max_pool3d", "default", (X, [3, 2, 4])),
         ("max_pool3d_with_indices_backward", "default",
          (draw(4, 1, 1, 2), draw(4, 2, 2, 4), [2, 2, 2], [], [0, 0, 0], [1, 1, 1], False,
           torch.tensor([[[[1, 7]]], [[[0, 2]]], [[[9, 3]]], [[[13, 15]]]]))),
@@ -57,6 +58,8 @@ def test_max_pool_backward_adds_where_windows_meet() -> None:
 def test_adaptive_max_pool_backward() -> None:
     result, places = torch.ops.aten.adaptive_max_pool2d.default(X, [4, 5])
     check("adaptive_max_pool2d_backward", draw(*result.shape), X, places)
+    result, places = torch.ops.aten.adaptive_max_pool3d.default(X, [3, 4, 5])
+    check("adaptive_max_pool3d_backward", draw(*result.shape), X, places)
 
 
 def test_attention_backward() -> None:
