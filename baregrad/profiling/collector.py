@@ -101,7 +101,7 @@ class Collector:
         return [
             ListRun(
                 one.clock.name, one.facts, one.variables, one.clock.host_ns(one.times.begin_ns),
-                one.clock.host_ns(one.times.end_ns), one.where, one.measured,
+                one.clock.host_ns(one.times.end_ns), one.where, one.measured, one.times.own_ns,
             )
             for one in self._lists
             if one.times is not None

@@ -50,7 +50,8 @@ class ListRun:
     """One run of a command list; times are in nanoseconds of `time.perf_counter`.
 
     measured: each command was timed in this run; else the list as a whole, and in it each command
-    has its share of the time, by the runs before and after in which they were timed.
+    has its share of the time, by the runs before and after in which they were timed. own_ns: how
+    much of the time between commands is what timing them took.
     """
 
     device: str
@@ -60,6 +61,7 @@ class ListRun:
     end_ns: tuple[int, ...]
     where: str
     measured: bool = True
+    own_ns: int = 0
 
 
 @dataclass(frozen=True, slots=True)

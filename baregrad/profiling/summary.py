@@ -51,8 +51,8 @@ class Utilisation:
 
     `covered_ns` is the time in which some command ran; those of a queue that follow each other
     without a gap cover all of it. `between_ns` is the time in which none did while a list was under
-    way: what a device takes from the end of one command to the beginning of the next. In the rest
-    of the span it had no list.
+    way: what a device takes from the end of one command to the beginning of the next. `own_ns` is
+    what events of the profile took there beside. In the rest of the span it had no list.
     """
 
     device: str
@@ -60,11 +60,17 @@ class Utilisation:
     between_ns: int
     span_ns: int
     profile_ns: int
+    own_ns: int = 0
 
     @property
     def idle_ns(self) -> int:
         """The time of the span in which the device had no list."""
-        return self.span_ns - self.covered_ns - self.between_ns
+        return self.span_ns - self.covered_ns - self.between_ns - self.own_ns
+
+    @property
+    def coverage(self) -> float:
+        """The share of the span in which some command ran, the profile's own time left out."""
+        return self.covered_ns / max(self.span_ns - self.own_ns, 1)
 
 
 def kernel_rows(runs: Iterable[ListRun], limits: Mapping[str, Limits | None]) -> list[KernelRow]:
@@ -94,15 +100,20 @@ def utilisations(runs: Iterable[ListRun], profile_ns: int) -> list[Utilisation]:
     """Return how busy each device was."""
     busy: dict[str, list[tuple[int, int]]] = defaultdict(list)
     lists: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    owned: dict[str, int] = defaultdict(int)
     for run in runs:
         if run.begin_ns:
             busy[run.device] += zip(run.begin_ns, run.end_ns, strict=True)
             lists[run.device].append((min(run.begin_ns), max(run.end_ns)))
+            owned[run.device] += run.own_ns
     found = []
     for device, pieces in busy.items():
         covered, under_way = _covered(pieces), _covered(lists[device])
         span = max(end for _, end in pieces) - min(begin for begin, _ in pieces)
-        found.append(Utilisation(device, covered, under_way - covered, span, profile_ns))
+        between = under_way - covered
+        # Where lists overlap, one's events may lie beside another's command.
+        own = min(owned[device], between)
+        found.append(Utilisation(device, covered, between - own, span, profile_ns, own))
     return found
 
 
@@ -141,12 +152,14 @@ def summary(seen: Collector, limits: Mapping[str, Limits | None], rows_shown: in
 
 
 def _busy_line(one: Utilisation) -> str:
-    span = max(one.span_ns, 1)
+    span = max(one.span_ns - one.own_ns, 1)
+    own = f", events of the profile took {human_seconds(one.own_ns / 1e9)} beside"
     return (
         f"{one.device}: busy for {human_seconds(one.covered_ns / 1e9)}, "
-        f"{one.covered_ns / span:.1%} of the time from its first command to its last; "
+        f"{one.coverage:.1%} of the time from its first command to its last; "
         f"{one.between_ns / span:.1%} between commands of a list, {one.idle_ns / span:.1%} without "
         f"a list; {one.covered_ns / max(one.profile_ns, 1):.1%} of the profile"
+        f"{own if one.own_ns else ''}"
     )
 
 

@@ -91,11 +91,15 @@ Command: TypeAlias = Exec | Copy | Fill
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """When each command of a list began and ended, in nanoseconds of one clock."""
+    """When each command of a list began and ended, in nanoseconds of one clock.
+
+    own_ns: how much of the time between commands is what timing them took.
+    """
 
     labels: tuple[str, ...]
     begin_ns: tuple[int, ...]
     end_ns: tuple[int, ...]
+    own_ns: int = 0
 
     def durations_ns(self) -> tuple[int, ...]:
         """Return how long each command took."""

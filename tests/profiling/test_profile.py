@@ -537,6 +537,7 @@ def test_a_list_is_timed_closely_now_and_then_and_else_as_a_whole(
             edges = [at for run in runs for pair in zip(run.begin_ns, run.end_ns, strict=True)
                      for at in pair]  # fmt: skip
             assert edges == sorted(edges)
+            assert not any(run.own_ns for run in runs if not run.measured)
             said = f"CUDA: {closely} of {count} runs of lists timed command by command"
             assert (said in profile.table()) is (closely < count)
     assert not device.fake.complaints and not device.fake.left_behind
@@ -551,7 +552,12 @@ def test_time_is_between_the_commands_of_a_list_or_without_a_list() -> None:
     runs = [run((100, 130), (140, 150), (160, 200)), run((152, 158), (205, 215)), run((235, 240))]
     (used,) = utilisations(runs, 500)
     assert (used.covered_ns, used.between_ns, used.span_ns) == (30 + 10 + 6 + 40 + 10 + 5, 19, 140)
-    assert used.idle_ns == 20
+    assert used.idle_ns == 20 and used.coverage == 101 / 140
+    # What events of the profile took is not the device's.
+    runs[0].own_ns, runs[2].own_ns = 8, 1
+    (used,) = utilisations(runs, 500)
+    assert (used.covered_ns, used.between_ns, used.own_ns, used.idle_ns) == (101, 10, 9, 20)
+    assert used.coverage == 101 / 131
 
 
 def test_what_a_table_measures_is_in_no_other_profile() -> None:

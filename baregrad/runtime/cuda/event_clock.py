@@ -44,7 +44,8 @@ class EventClock:
     """
 
     def __init__(self, context: Context, event_ns: float) -> None:
-        self._beside_ns = round(event_ns) + _EDGE_NS
+        self._event_ns = round(event_ns)
+        self._beside_ns = self._event_ns + _EDGE_NS
         self._context = context
         self._driver = context.driver
         # Events that nobody uses.
@@ -122,14 +123,20 @@ class EventClock:
             self.free.append(begin)
             now += self.between(begin, events[0])
         beside = self._beside_ns + _MARK_NS * (one.kind is EventsOf.STEPS)
-        begins, ends = [], []
+        # What lies between two commands anyway is not what the event takes.
+        anyway = beside - self._event_ns
+        begins, ends, own = [], [], 0
         for pair in itertools.pairwise(events):
             passed = self.between(*pair)
             # Of the shortest kernels an eighth is left: how much more they take is not known.
-            begins.append(now + min(beside, passed - passed // 8))
+            before = min(beside, passed - passed // 8)
+            own += max(before - anyway, 0)
+            begins.append(now + before)
             now += passed
             ends.append(now)
-        one.times = Timeline(one.labels, tuple(begins), tuple(ends))
+        # Around a whole list there are two events, which nothing waits for.
+        own = 0 if one.kind is EventsOf.WHOLE else own
+        one.times = Timeline(one.labels, tuple(begins), tuple(ends), own)
         if one.kind is not EventsOf.GRAPH:
             self.free += events[:-1]
             self.last, self.last_ns = events[-1], now

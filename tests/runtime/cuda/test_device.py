@@ -361,6 +361,14 @@ def test_what_an_event_takes_is_told_apart_from_work(monkeypatch: pytest.MonkeyP
             assert event_cost.event_ns(device.context) == pytest.approx(1000, rel=1e-3)
         finally:
             device.context.left()
+        # A graph's times say how much of them that came to, those of a whole list have none.
+        commands, _ = make_list(device, 1)
+        table = [put(device, list(range(8))), device.allocate(64), device.allocate(128)]
+        for _ in range(8):
+            closely = device.start_timed(commands, table, {"k": 1}).timeline()
+        assert closely.own_ns == pytest.approx(1000 * len(closely.begin_ns), rel=1e-2)
+        whole = device.start_timed(commands, table, {"k": 1}, whole=True).timeline()
+        assert len(whole.begin_ns) == 1 and not whole.own_ns
     assert not fake.complaints and not fake.left_behind
 
 
