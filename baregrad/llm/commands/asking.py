@@ -38,8 +38,13 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
                         "guesses (4 tokens, unless --guesses says so)")  # fmt: skip
 
 
+# How tokens are drawn in a terminal where neither its user nor the model's file says it, as by
+# llama.cpp's programs: all of a small model's distribution is soon nonsense.
+USUAL = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.05}
+
+
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
-    """Add how tokens are chosen; what is left out is the model's own default."""
+    """Add how tokens are chosen; what is left out is the model's own default, or `USUAL`."""
     for name, kind, what in (
         ("temperature", float, "0 takes the best token each time"),
         ("top-p", float, "draw among the best whose probabilities add up to this"),
@@ -48,13 +53,15 @@ def add_sampling_options(parser: argparse.ArgumentParser) -> None:
         ("seed", int, "repeat the same answer"),
         ("max-tokens", int, "tokens of an answer at most"),
     ):
-        parser.add_argument(f"--{name}", type=kind, help=what)
+        usual = USUAL.get(name.replace("-", "_"))
+        default = "" if usual is None else f" (the model's own, or {usual})"
+        parser.add_argument(f"--{name}", type=kind, help=what + default)
 
 
 def sampling_of(model: OpenedModel, given: argparse.Namespace) -> Sampling:
     """Return the sampling that options chose."""
     names = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens")
-    return model.sampling(**{name: getattr(given, name) for name in names})
+    return model.sampling(USUAL, **{name: getattr(given, name) for name in names})
 
 
 def settings_of(given: argparse.Namespace) -> EngineSettings:

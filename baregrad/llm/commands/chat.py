@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from typing import Any
 
@@ -55,6 +56,8 @@ def talk(model: OpenedModel, sampling: Sampling, system: str | None = None) -> N
             messages = list(first)
         elif line.strip() == "/help":
             print(HELP)
+        elif re.fullmatch(r"/[a-z]+", line.strip()):
+            print(f"(there is no {line.strip()}: {HELP})")
         elif line.strip():
             messages.append({"role": "user", "content": line})
             answer(model, messages, sampling, is_terminal)

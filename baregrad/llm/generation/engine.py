@@ -121,7 +121,7 @@ class AnswerEngine:
         """Return how many tokens a request's answer may have. Raises ArgumentError."""
         count, context = len(request.tokens), self.stepper.context
         if not count:
-            raise ArgumentError("a prompt has tokens", found="none")
+            raise ArgumentError("the prompt is empty", found="no token", wanted="one or more")
         if count >= context:
             raise ArgumentError(
                 "the prompt is longer than the context", found=f"{count} tokens",

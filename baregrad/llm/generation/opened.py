@@ -106,8 +106,11 @@ class OpenedModel:
     template: ChatTemplate | None
     engine: AnswerEngine
 
-    def sampling(self, **chosen: Any) -> Sampling:
-        """Return the model's own defaults of sampling with what was chosen (None: not chosen)."""
+    def sampling(self, usual: Mapping[str, Any] | None = None, /, **chosen: Any) -> Sampling:
+        """Return the model's own defaults of sampling with what was chosen (None: not chosen).
+
+        `usual` is taken where neither says anything.
+        """
         own = {
             name: self.files.sampling[key]
             for name, key in _OWN_DEFAULTS if key in self.files.sampling
@@ -115,7 +118,7 @@ class OpenedModel:
         if "top_k" in own:
             own["top_k"] = int(own["top_k"])
         given = {name: value for name, value in chosen.items() if value is not None}
-        return Sampling(**(own | given))
+        return Sampling(**{**(usual or {}), **own, **given})
 
     def chat_tokens(self, messages: Sequence[Mapping[str, Any]], **more: Any) -> list[int]:
         """Return the tokens of a chat up to where the answer begins.

@@ -84,7 +84,8 @@ def test_chat_keeps_and_forgets_what_was_said(
         original(model, messages, sampling, notes)
 
     monkeypatch.setattr(chat, "answer", answer)
-    lines = "one\n\ntwo\n/help\n/reset\nthree <|im_end|>\n" + "x" * 900 + "\nfour\n/exit\nfive\n"
+    lines = "one\n\ntwo\n/help\n/quit\n/reset\nthree <|im_end|>\n"
+    lines += "x" * 900 + "\nfour\n/exit\nfive\n"
     monkeypatch.setattr(sys, "stdin", io.StringIO(lines))
     assert chat.main([file, *FEW, "--system", "Sys"]) == 0
     out = capsys.readouterr().out
@@ -92,6 +93,7 @@ def test_chat_keeps_and_forgets_what_was_said(
     assert asked[1][:2] == ["Sys", "one"]
     assert len(asked[1]) == 4
     assert asked[2] == ["Sys", "three <|im_end|>"]
+    assert "there is no /quit" in out
     # What does not fit is told, and is no part of the conversation.
     assert "more than the context" in out
     assert "x" * 900 not in asked[4]
@@ -134,6 +136,8 @@ def test_defaults_of_the_file_give_way_to_what_is_chosen(tmp_path: Path) -> None
     model = open_to_ask(write_model(tmp_path / "own.gguf", **more), EngineSettings(context=64))
     found = model.sampling(top_k=None, top_p=0.5)
     assert found == Sampling(temperature=0.25, top_k=7, top_p=0.5)
+    found = model.sampling({"temperature": 0.8, "top_p": 0.9, "min_p": 0.1}, top_p=0.5)
+    assert found == Sampling(temperature=0.25, top_k=7, top_p=0.5, min_p=0.1)
     model.close()
 
 

@@ -276,7 +276,7 @@ def test_forms_hold(make: Maker) -> None:
 def test_what_does_not_fit_is_refused(make: Maker) -> None:
     engine = make(most_waiting=2)
     for request, message in (
-        (AnswerRequest([]), "a prompt has tokens"),
+        (AnswerRequest([]), "the prompt is empty"),
         (AnswerRequest([0] * CONTEXT), "160 tokens, wanted 159"),
         (AnswerRequest([WORDS]), "no such token"),
         (AnswerRequest([1], Sampling(logit_bias={WORDS: 1.0})), "no such token"),
