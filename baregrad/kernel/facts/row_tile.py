@@ -21,6 +21,9 @@ ELEMENTS, MOST_ELEMENTS = 16, 32
 # Warps of the longest row; shorter ones are a warp's, or a part of one.
 MOST_WARPS = 32
 LEAST_THREADS = 8
+# Accesses of a thread, at most, where it has more of them than of most threads: rows of 35 numbers
+# are for eight threads with five each, not for 32 of which 29 have one and nothing.
+MOST_STEPS = 8
 # One part of a row's elements may lie past its end, of so many.
 MOST_WASTE = 8
 # Steps of a sum that one thread makes alone; where few neighbours of what it reads are summed, too.
@@ -69,7 +72,7 @@ def row_tile(facts: Facts, reduction: Reduction, target: GpuTarget) -> RowTile |
     warp = target.warp_lanes
     count = -(-extent // lanes)
     if count <= MOST_ELEMENTS // lanes * warp:
-        threads = min(warp, next_power_of_two(count))
+        threads = _threads(count, min(warp, next_power_of_two(count)))
         return RowTile(-(-count // threads), 1, threads, lanes)
     least = -(-count // (warp * MOST_WARPS))
     for elements in (ELEMENTS, MOST_ELEMENTS):
@@ -81,6 +84,17 @@ def row_tile(facts: Facts, reduction: Reduction, target: GpuTarget) -> RowTile |
             warps = -(-count // (each * warp))
             return RowTile(-(-count // (warps * warp)), warps, warp, lanes)
     return None
+
+
+def _threads(count: int, most: int) -> int:
+    """Threads of a row of so many accesses: all there may be, or fewer of which few lie past it."""
+    found, least = most, round_up(count, most) - count
+    while least * MOST_WASTE > count and most > LEAST_THREADS and count <= MOST_STEPS * most // 2:
+        most //= 2
+        past = round_up(count, most) - count
+        if past < least:
+            found, least = most, past
+    return found
 
 
 def _reads(facts: Facts, own: Iterable[Node]) -> list[ArrayAccess]:

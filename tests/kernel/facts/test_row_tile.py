@@ -34,6 +34,16 @@ def test_a_tile_has_every_element_once_and_wastes_little(length: int) -> None:
     assert length % tile.lanes == 0
 
 
+@pytest.mark.parametrize(("length", "wanted"), [
+    (25, (1, 1, 32, 1)), (31, (1, 1, 32, 1)), (35, (5, 1, 8, 1)), (39, (5, 1, 8, 1)),
+    (49, (7, 1, 8, 1)), (63, (2, 1, 32, 1)), (64, (1, 1, 16, 4)), (70, (5, 1, 8, 2)),
+    (75, (5, 1, 16, 1)), (257, (9, 1, 32, 1)),
+])  # fmt: skip
+def test_few_lanes_have_nothing_of_an_odd_row(length: int, wanted: tuple[int, ...]) -> None:
+    """Fewer threads have some accesses more each, and a warp more rows."""
+    assert tile_of(length) == wanted
+
+
 def test_rows_that_are_short_or_long_have_no_tile() -> None:
     assert [tile_of(length) for length in (1, 24, 1 << 16)] == [None, None, None]
     facts = facts_of(k.column_reduce(64, 100))
