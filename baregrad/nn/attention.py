@@ -10,6 +10,7 @@ from enum import IntEnum
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.nn import init
+from baregrad.nn.functional.attention import attended, split_heads, thirds
 from baregrad.nn.layers import Linear
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
@@ -45,8 +46,10 @@ def sdpa_kernel(
 class MultiheadAttention(Module):
     """Attention of `num_heads` heads over vectors of `embed_dim`.
 
-    Sequences are (L, N, E), (N, L, E) with `batch_first`, or (L, E) alone. Parameters:
-    in_proj_weight (3E, E) and in_proj_bias for query, key and value, and the layer out_proj.
+    Sequences are (L, N, E), (N, L, E) with `batch_first`, or (L, E) alone; keys may be of `kdim`
+    numbers and values of `vdim`. Parameters: in_proj_weight (3E, E), or a weight for each if their
+    numbers differ, and in_proj_bias for query, key and value, and the layer out_proj; with
+    `add_bias_kv` a key and a value more that are learnt. `add_zero_attn`: one more of zeros.
     """
 
     def __init__(
@@ -55,6 +58,10 @@ class MultiheadAttention(Module):
         num_heads: int,
         dropout: float = 0.0,
         bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: int | None = None,
+        vdim: int | None = None,
         batch_first: bool = False,
         device: str | None = None,
         dtype: object = None,
@@ -64,12 +71,27 @@ class MultiheadAttention(Module):
         self.embed_dim = embed_dim
         self.num_heads = num_heads
         self.dropout = dropout
-        self.batch_first = batch_first
-        bound = math.sqrt(6.0 / (4 * embed_dim))
-        self.in_proj_weight = Tensor.uniform(
-            3 * embed_dim, embed_dim, low=-bound, high=bound, dtype=dtype, device=device,
-            requires_grad=True,
-        )
+        self.batch_first, self.add_zero_attn = batch_first, add_zero_attn
+        self.kdim = embed_dim if kdim is None else kdim
+        self.vdim = embed_dim if vdim is None else vdim
+        self.q_proj_weight: Tensor | None = None
+        self.k_proj_weight: Tensor | None = None
+        self.v_proj_weight: Tensor | None = None
+        self.in_proj_weight: Tensor | None = None
+
+        def drawn(rows: int, columns: int) -> Tensor:
+            bound = math.sqrt(6.0 / (rows + columns))
+            return Tensor.uniform(
+                rows, columns, low=-bound, high=bound, dtype=dtype, device=device,
+                requires_grad=True,
+            )
+
+        if self.kdim == self.vdim == embed_dim:
+            self.in_proj_weight = drawn(3 * embed_dim, embed_dim)
+        else:
+            self.q_proj_weight = drawn(embed_dim, embed_dim)
+            self.k_proj_weight = drawn(embed_dim, self.kdim)
+            self.v_proj_weight = drawn(embed_dim, self.vdim)
         self.in_proj_bias: Tensor | None = None
         if bias:
             found = dtypes.float32 if dtype is None else dtype
@@ -79,6 +101,15 @@ class MultiheadAttention(Module):
         self.out_proj = Linear(embed_dim, embed_dim, bias, device, dtype)
         if self.out_proj.bias is not None:
             init.zeros_(self.out_proj.bias)
+        self.bias_k: Tensor | None = None
+        self.bias_v: Tensor | None = None
+        if add_bias_kv:
+            # As `init.xavier_normal_` draws them.
+            std = math.sqrt(2.0 / (2 * embed_dim))
+            self.bias_k, self.bias_v = (
+                Tensor.normal(0.0, std, (1, 1, embed_dim), dtype=dtype, device=device,
+                              requires_grad=True) for _ in range(2)
+            )  # fmt: skip
 
     def forward(
         self,
@@ -103,71 +134,23 @@ class MultiheadAttention(Module):
             key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
         elif not self.batch_first:
             query, key, value = (x.transpose(0, 1) for x in (query, key, value))
-        heads = [self._split(x, part) for part, x in enumerate((query, key, value))]
-        mask = self._mask(heads[0], heads[1], key_padding_mask, attn_mask, is_causal)
-        dropped = self.dropout if self.training else 0.0
-        weights: Tensor | None = None
-        if need_weights:
-            weights = self._weights(heads[0], heads[1], mask)
-            taken = weights.dropout(dropped) if dropped else weights
-            mixed = taken @ heads[2]
-        else:
-            mixed = heads[0].scaled_dot_product_attention(heads[1], heads[2], mask, dropped)
-        out = self.out_proj(mixed.transpose(1, 2).flatten(2))
-        if weights is not None and average_attn_weights:
-            weights = weights.mean(1)
+        weights = (
+            [self.q_proj_weight, self.k_proj_weight, self.v_proj_weight]
+            if self.in_proj_weight is None else thirds(self.in_proj_weight)
+        )
+        heads = split_heads(
+            (query, key, value), weights, thirds(self.in_proj_bias), self.num_heads
+        )
+        mixed, found = attended(
+            heads, self.bias_k, self.bias_v, self.add_zero_attn,
+            self.dropout if self.training else 0.0, key_padding_mask, need_weights, attn_mask,
+            average_attn_weights, is_causal,
+        )
+        out = self.out_proj(mixed)
         if single:
-            return out.squeeze(0), None if weights is None else weights.squeeze(0)
-        return (out if self.batch_first else out.transpose(0, 1)), weights
-
-    def _split(self, x: Tensor, part: int) -> Tensor:
-        """(N, L, E) projected by the part of in_proj_weight: (N, heads, L, E/heads)."""
-        if x.ndim != 3 or x.shape[2] != self.embed_dim:
-            raise ShapeError(
-                "attention is over vectors of its width",
-                found=list(x.shape),
-                wanted=f"{self.embed_dim} numbers along the last of 3 axes",
-            )
-        begin, end = part * self.embed_dim, (part + 1) * self.embed_dim
-        bias = None if self.in_proj_bias is None else self.in_proj_bias[begin:end]
-        y = x.linear(self.in_proj_weight[begin:end], bias)
-        size = self.embed_dim // self.num_heads
-        return y.reshape(x.shape[0], x.shape[1], self.num_heads, size).transpose(1, 2)
-
-    def _mask(
-        self,
-        query: Tensor,
-        key: Tensor,
-        padding: Tensor | None,
-        mask: Tensor | None,
-        is_causal: bool,
-    ) -> Tensor | None:
-        """What is added to the scores (N, heads, L, S)."""
-        batch, heads, length = query.shape[:3]
-        total: Tensor | None = None
-        if is_causal and mask is None:
-            ones = Tensor.ones(length, key.shape[2], dtype=dtypes.bool, device=query.device)
-            mask = ~ones.tril()
-        if mask is not None:
-            total = _added(mask, query)
-            if total.ndim == 3:
-                total = total.reshape(batch, heads, length, key.shape[2])
-        if padding is not None:
-            beside = _added(padding, query).reshape(batch, 1, 1, key.shape[2])
-            total = beside if total is None else total + beside
-        return total
-
-    @staticmethod
-    def _weights(query: Tensor, key: Tensor, mask: Tensor | None) -> Tensor:
-        scores = (query * (1 / math.sqrt(query.shape[-1]))).matmul(key.transpose(-2, -1))
-        return (scores if mask is None else scores + mask).softmax(-1)
+            return out.squeeze(0), None if found is None else found.squeeze(0)
+        return (out if self.batch_first else out.transpose(0, 1)), found
 
     def extra_repr(self) -> str:
         """Return the settings."""
         return f"{self.embed_dim}, {self.num_heads}"
-
-
-def _added(mask: Tensor, like: Tensor) -> Tensor:
-    if mask.dtype is not dtypes.bool:
-        return mask.cast(like.dtype)
-    return mask.where(float("-inf"), Tensor.zeros(dtype=like.dtype, device=like.device))

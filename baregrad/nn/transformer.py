@@ -67,10 +67,14 @@ class _Layer(Module):
         device: str | None = None,
         dtype: object = None,
     ) -> None:
-        shared = (d_model, nhead, dropout, bias, batch_first, device, dtype)
-        self.self_attn = MultiheadAttention(*shared)
+        def attention() -> MultiheadAttention:
+            return MultiheadAttention(
+                d_model, nhead, dropout, bias, batch_first=batch_first, device=device, dtype=dtype
+            )
+
+        self.self_attn = attention()
         if self._attends_to_memory:
-            self.multihead_attn = MultiheadAttention(*shared)
+            self.multihead_attn = attention()
         self.linear1 = Linear(d_model, dim_feedforward, bias, device, dtype)
         self.dropout = Dropout(dropout)
         self.linear2 = Linear(dim_feedforward, d_model, bias, device, dtype)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from baregrad.base.namespaces import unknown_name
 from baregrad.nn.functional.activations import gumbel_softmax, in_place_too, rrelu
+from baregrad.nn.functional.attention import multi_head_attention_forward
 from baregrad.nn.functional.counting import ctc_loss
 from baregrad.nn.functional.dropping import (
     alpha_dropout,
@@ -115,6 +116,7 @@ __all__ = [
     "max_unpool1d",
     "max_unpool2d",
     "max_unpool3d",
+    "multi_head_attention_forward",
     "multi_margin_loss",
     "multilabel_margin_loss",
     "multilabel_soft_margin_loss",
