@@ -43,6 +43,15 @@ def test_each_row_is_multiplied_by_its_expert(
     assert np.array_equal(found, np.einsum("tk,tunk->tun", x, weight[index]))
 
 
+def test_rows_of_nobody_are_zeros() -> None:
+    groups = ExpertGroups(Tensor([[2], [0], [2]]), 3, 16)
+    found = groups.spread(Tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])).numpy()
+    assert found.shape == (3, 16, 2)
+    filled = found[0, 0].tolist(), found[1, 0].tolist(), found[1, 1].tolist()
+    assert filled == ([3.0, 4.0], [1.0, 2.0], [5.0, 6.0])
+    assert np.abs(found).sum() == 21
+
+
 def test_a_symbolic_number_of_tokens() -> None:
     at = variable("at", 1, 48)
     random = np.random.default_rng(3)
