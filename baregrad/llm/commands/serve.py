@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
 import logging
+import socket
 import sys
+import time
 from dataclasses import replace
+from typing import Any
 
 from baregrad.base.errors import ArgumentError, MissingDependency
 from baregrad.llm.commands.asking import add_model_options, load, settings_of
@@ -16,6 +21,7 @@ from baregrad.llm.serve import ServerSettings, VectorModel, application, open_to
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 # Answers that are being written when the server is interrupted may go on for so long.
 _SECONDS_TO_END = 5
+_LAST_PORT = 65535
 
 
 def main(argv: list[str]) -> int:
@@ -53,19 +59,57 @@ def main(argv: list[str]) -> int:
             "everybody who reaches this address could ask", found=f"--host {given.host}",
             wanted="--api-key as well",
         )
-    model: OpenedModel | VectorModel
-    if open_model(given.file).is_encoder:
-        model = open_to_embed(given.file, given.device)
-    else:
-        model = load(given.file, settings, given.draft)
-    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
-    app = application(model, ServerSettings(given.api_key, tuple(given.origin)))
-    try:
-        uvicorn.run(
-            app, host=given.host, port=given.port, log_level="warning",
-            timeout_graceful_shutdown=_SECONDS_TO_END,
+    with _bound(given.host, given.port) as place:
+        model: OpenedModel | VectorModel
+        if open_model(given.file).is_encoder:
+            model = open_to_embed(given.file, given.device)
+        else:
+            model = load(given.file, settings, given.draft)
+        logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
+        app = application(model, ServerSettings(given.api_key, tuple(given.origin)))
+        config = uvicorn.Config(
+            app, log_level="warning", timeout_graceful_shutdown=_SECONDS_TO_END
         )
-    finally:
-        if isinstance(model, OpenedModel):
-            model.close()
-    return 0
+        try:
+            return _serve(uvicorn.Server(config), place, model.name)
+        finally:
+            if isinstance(model, OpenedModel):
+                model.close()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """Return a socket at an address, which is taken before a model is loaded for nothing.
+
+    Raises ArgumentError where it cannot be had.
+    """
+    if not 0 <= port <= _LAST_PORT:
+        raise ArgumentError("there is no such port", found=port, wanted=f"0 to {_LAST_PORT}")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM
+        )[0]
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            made.bind(address)
+        except BaseException:
+            made.close()
+            raise
+    except OSError as error:
+        raise ArgumentError(
+            "nothing can be served at this address", found=f"{host}:{port}: {error.strerror}",
+            hint="--host and --port choose another",
+        ) from error
+    return made
+
+
+def _serve(server: Any, place: socket.socket, name: str) -> int:
+    """Serve at a bound socket until it is interrupted; return the command's exit status."""
+    host, port = place.getsockname()[:2]
+    host = f"[{host}]" if ":" in host else host
+    logging.info(json.dumps({
+        "time": round(time.time(), 3), "model": name, "address": f"http://{host}:{port}",
+    }))
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[place])
+    return 0 if server.started else 1

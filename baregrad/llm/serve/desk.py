@@ -98,8 +98,10 @@ class Desk:
         """Answer a request for what is not here."""
         self._statuses[error.status_code] += 1
         path = request.url.path
+        # A path that takes another method is told apart.
+        code = "not_found" if error.status_code == 404 else "method_not_allowed"
         refusal = RequestRefused(
-            f"{request.method} {path} is not offered", status=error.status_code, code="not_found"
+            f"{request.method} {path} is not offered", status=error.status_code, code=code
         )
         return as_refusal(refusal, path, error.headers)
 

@@ -45,7 +45,8 @@ class RequestRefused(Exception):
 
     def anthropic_body(self) -> dict[str, Any]:
         """Return the error as Anthropic's clients read it."""
-        kind = next((kind for status, kind in _ANTHROPIC if status == self.status), "api_error")
+        other = "invalid_request_error" if self.status < 500 else "api_error"
+        kind = next((kind for status, kind in _ANTHROPIC if status == self.status), other)
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 

@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from baregrad.base.errors import ArgumentError
+from baregrad.llm.commands import serve
 from tests.llm.commands.small_model import write_model
 
 for name in ("tokenizers", "starlette", "uvicorn"):
@@ -73,5 +75,17 @@ def test_it_answers_until_it_is_interrupted(
         ask(address, "wrong")
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=LIMIT_S)
+    assert f'"address": "{address}"' in said
     assert "Traceback" not in said
     assert process.returncode in (0, 130)
+
+
+def test_an_address_that_cannot_be_had_is_told_before_a_model_is_read() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        with pytest.raises(ArgumentError, match=f"127.0.0.1:{port}: Address already in use"):
+            serve.main(["no.gguf", "--port", port])
+    with pytest.raises(ArgumentError, match="no such port: found 65536"):
+        serve.main(["no.gguf", "--port", "65536"])

@@ -142,7 +142,10 @@ def test_no_request_at_all_is_a_mistake_of_the_server(model: ScriptedModel) -> N
 
 def test_what_is_not_here(model: ScriptedModel) -> None:
     assert Client(model).get("/nothing").json()["error"]["code"] == "not_found"
-    assert Client(model).get(CHAT).status == 405
+    wrong = Client(model).get(CHAT)
+    assert (wrong.status, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    wrong = Client(model).get("/v1/messages")
+    assert (wrong.status, wrong.json()["error"]["type"]) == (405, "invalid_request_error")
 
 
 def test_a_model_without_a_template_only_continues_texts() -> None:
