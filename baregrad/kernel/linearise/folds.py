@@ -3,7 +3,8 @@
 Along an axis whose threads lie in one warp, lanes exchange values: point i meets point i + n/2,
 then i + n/4, and so on, and every lane ends with the same bits because what is combined commutes.
 Any other axis goes through shared memory: all write, meet, and each reads and folds all points in
-the order of the evaluator. Vectors of many points are folded by a thread for each element, which
+the order of the evaluator; of a long one those of its own lane, which are apart by whole warps,
+before lanes exchange what they found. Vectors of many points are folded by a thread for each element, which
 shows the others what it found. Where a statement has several sums of threads, as those of some rows
 side by side, they are folded together: threads meet once for all, and no exchange waits for another
 sum's.
@@ -199,22 +200,23 @@ def fold_threads(
     for axis in sorted(axes, key=lambda axis: THREAD_BINDS.index(axis.arg.bind)):
         count = lanes_of(axis)
         stride = prod(values.block[: THREAD_BINDS.index(axis.arg.bind)])
-        if _in_warp(values, monoid, states[0], count, stride):
-            states = _through_lanes(values, monoid, states, count, stride)
-        else:
-            states = _through_memory(values, monoid, states, count, stride)
+        beside = _in_warp(values, monoid, states[0], count, stride)
+        if count > beside:
+            states = _through_memory(values, monoid, states, count // beside, stride * beside)
+        states = _through_lanes(values, monoid, states, beside, stride)
     return states
 
 
-def _in_warp(values: Reader, monoid: Monoid, parts: Parts, count: int, stride: int) -> bool:
-    """Whether lanes of one warp can fold an axis among themselves."""
+def _in_warp(values: Reader, monoid: Monoid, parts: Parts, count: int, stride: int) -> int:
+    """How many neighbours along an axis the lanes of one warp can fold among themselves."""
     if prod(values.block) % WARP or any(part.shape for part in parts):
-        return False
+        return 1
     # Both partners of an exchange must compute the same bits.
     if monoid.primitive is None and not monoid.idempotent:
-        return False
-    span = count * stride
-    return is_power_of_two(count) and is_power_of_two(stride) and span <= WARP
+        return 1
+    if not (monoid.commutative and is_power_of_two(count) and is_power_of_two(stride)):
+        return 1
+    return min(count, max(WARP // stride, 1))
 
 
 def _through_lanes(
