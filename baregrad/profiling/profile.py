@@ -36,7 +36,7 @@ class Profile:
     which line asks for what from now on; what was planned before is not known by its line, and
     calls without `jit` lose their short cut. Kernels overlap as ever: on `NV` each writes the time
     when it ends, and is given the time since the one before had ended. On `CUDA` that costs much,
-    so of a list that runs often one run in 32 has its commands timed, more at first.
+    so of a list that runs often one run in 64 has its commands timed, more at first.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, *, lines: bool = False) -> None:

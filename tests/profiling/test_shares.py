@@ -34,23 +34,27 @@ def test_shares_lie_between_those_of_the_runs_that_were_timed_closely() -> None:
     closely = CloseTimes()
     assert closely.beside(5) is None
     # The first run waited for the host, so that the second stands for both.
-    closely.add(0, timeline(300_000, 100_000))
-    closely.add(1, timeline(100_000, 100_000))
-    closely.add(17, timeline(200_000, 100_000))
+    closely.add(0, timeline(300_000, 100_500))
+    closely.add(1, timeline(100_500, 100_500))
+    closely.add(17, timeline(200_500, 100_500))
 
     def lengths(number: int, ran_ns: int) -> list[float]:
         beside = closely.beside(number)
         assert beside is not None
         return lengths_between(*beside, ran_ns)[1]
 
-    # The slower the run, the more is it like the slower of the two; how late it was counts not.
+    # Half a microsecond of each is its event's. The slower the run, the more is it like the slower
+    # of the two; how late it was counts not.
     assert lengths(3, 210_000) == lengths(15, 150_000) == [100_000, 100_000]
     assert lengths(3, 260_000) == lengths(30, 260_000) == [150_000, 100_000]
     assert lengths(0, 900_000) == [100_000, 100_000]
     assert lengths(99, 900_000) == [200_000, 100_000]
     # Runs that took as long: the nearer one counts more, and behind them the last.
-    closely.add(33, timeline(100_000, 200_000))
+    closely.add(33, timeline(100_500, 200_500))
     assert lengths(21, 300_000) == [175_000, 125_000]
     assert lengths(34, 300_000) == [100_000, 200_000]
-    assert [one for one in range(100) if is_timed_closely(one, 32)] == [0, 1, 16, 32, 64, 96]
+    # Of a short one it is a fifth at most.
+    short = timeline(1_000, 0)
+    assert lengths_between(short, short, 0.0, 2_000)[1] == [800, 0]
+    assert [one for one in range(150) if is_timed_closely(one, 64)] == [0, 1, 16, 64, 128]
     assert all(is_timed_closely(one, 1) for one in range(9))
