@@ -92,8 +92,13 @@ def gpu_lines(version: str, cards: list[CardStatus]) -> list[str]:
             used = human_bytes(process.nbytes)
             name = human_text(process.name)
             lines.append(f"  {'process':<13} {process.pid} {used} {name}".rstrip())
-        lines += [f"  {name:<13} not known: {reason}" for name, reason in one.unknown.items()]
+        lines += [f"  {_words(name):<13} not known: {why}" for name, why in one.unknown.items()]
     return lines
+
+
+def _words(field: str) -> str:
+    """A field's name as people say it, its unit left out."""
+    return field.removesuffix("_rpm").removesuffix("_c").replace("_", " ")
 
 
 def _memory_text(one: CardStatus) -> str | None:

@@ -25,7 +25,7 @@ def test_gpus_are_told_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  power         121.33 W on average, 81.57 W now, 37.80 W memory, 650.00 W" in out
     assert "  load          97% GPU, 41% memory\n" in out
     assert "  NVLink        3 of 4 links work, 26.6 GB/s each\n" in out
-    assert "  fans_rpm      not known: the driver gave no reading" in out
+    assert "  fans          not known: the driver gave no reading" in out
 
 
 def test_gpus_are_told_to_programs(capsys: pytest.CaptureFixture[str]) -> None:
