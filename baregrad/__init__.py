@@ -80,8 +80,9 @@ _ELSEWHERE = (
     ("baregrad.io", ("load", "save")),
     ("baregrad.func", ("cond", "vmap", "while_loop")),
     ("baregrad.nn.functional", (
-        "alpha_dropout", "bilinear", "celu_", "channel_shuffle", "ctc_loss", "embedding_bag",
-        "feature_alpha_dropout", "pdist", "pixel_unshuffle", "rrelu", "selu_", "threshold_",
+        "adaptive_max_pool1d", "alpha_dropout", "bilinear", "celu_", "channel_shuffle", "conv_tbc",
+        "ctc_loss", "embedding_bag", "feature_alpha_dropout", "native_channel_shuffle", "pdist",
+        "pixel_unshuffle", "rrelu", "rrelu_", "selu_", "threshold_",
     )),
 )
 # Rooms that are not imported before somebody asks for them.

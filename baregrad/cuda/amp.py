@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from baregrad import amp
 from baregrad.base.namespaces import unknown_name
 from baregrad.optim.grad_scaler import GradScaler
 from baregrad.tensor.array import grad_mode
 
-__all__ = ["GradScaler", "autocast"]
+__all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
+
+
+custom_fwd, custom_bwd = amp.custom_fwd, amp.custom_bwd
 
 
 class _Autocast(grad_mode.autocast):

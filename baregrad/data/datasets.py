@@ -101,6 +101,31 @@ class Subset(Dataset):
 
 
 @explained
+class StackDataset(Dataset):
+    """Elements of several data sets beside each other: tuples, or dicts by the names given.
+
+    Raises ArgumentError for none, for both forms, and for data sets of several lengths.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        held = list(kwargs.values()) if kwargs else list(args)
+        if not held or (args and kwargs) or len({len(one) for one in held}) > 1:
+            raise ArgumentError(
+                "data sets of one length, by position or by name",
+                found=f"{len(args)} and {len(kwargs)}, of {sorted({len(one) for one in held})}",
+            )
+        self.datasets: Any = kwargs or args
+
+    def __getitem__(self, index: int) -> Any:
+        if isinstance(self.datasets, dict):
+            return {name: one[index] for name, one in self.datasets.items()}
+        return tuple([one[index] for one in self.datasets])
+
+    def __len__(self) -> int:
+        held = self.datasets.values() if isinstance(self.datasets, dict) else self.datasets
+        return len(next(iter(held)))
+
+
 def random_split(
     dataset: Any, lengths: Sequence[float], generator: RandomSource | None = None
 ) -> list[Subset]:

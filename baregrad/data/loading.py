@@ -38,11 +38,28 @@ class _Reader(NamedTuple):
         return self.collate(samples)
 
 
-# In a process that reads for another: what it reads of.
+class WorkerInfo(NamedTuple):
+    """A process that reads for a loader: its number, of how many, their seed and data set."""
+
+    id: int
+    num_workers: int
+    seed: int
+    dataset: Any
+
+
+# In a process that reads for another: what it reads of, and which it is.
 _reader: ContextVar[_Reader] = ContextVar("_reader")
+_worker: ContextVar[WorkerInfo | None] = ContextVar("_worker", default=None)
 
 
-def _begin(reader: _Reader, begun: Any, worker_init: Callable[[int], object] | None) -> None:
+def worker_info() -> WorkerInfo | None:
+    """Return what is known of the process, if it is one that reads for a loader."""
+    return _worker.get()
+
+
+def _begin(
+    reader: _Reader, begun: Any, count: int, worker_init: Callable[[int], object] | None
+) -> None:
     """Make a process one that reads."""
     # Ctrl-C reaches all processes of a terminal, and the one that waits for this one answers it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -51,6 +68,7 @@ def _begin(reader: _Reader, begun: Any, worker_init: Callable[[int], object] | N
     with begun.get_lock():
         number = begun.value
         begun.value += 1
+    _worker.set(WorkerInfo(number, count, reader.seed, reader.dataset))
     if worker_init is not None:
         worker_init(number)
 
@@ -272,7 +290,8 @@ class DataLoader:
             pool = ThreadPoolExecutor(self.num_workers, "baregrad-data")
         else:
             context = get_context(self.multiprocessing_context)
-            given = (self._reader(), context.Value("q", 0), self.worker_init_fn)
+            begun = context.Value("q", 0)
+            given = (self._reader(), begun, self.num_workers, self.worker_init_fn)
             pool = ProcessPoolExecutor(self.num_workers, context, _begin, given)
         if self.persistent_workers:
             self._pool = pool

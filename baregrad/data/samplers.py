@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from baregrad.base.errors import ArgumentError
+from baregrad.data.shuffle import permutation
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.random_state import RandomSource
 
@@ -128,6 +129,45 @@ class WeightedRandomSampler(Sampler):
         weights = self.weights if source is None else self.weights.to(source.device)
         drawn = weights.multinomial(self.num_samples, self.replacement, generator=source)
         return iter(drawn.tolist())
+
+    def __len__(self) -> int:
+        return self.num_samples
+
+
+class DistributedSampler(Sampler):
+    """The places that one of `num_replicas` processes takes: every num_replicas-th from `rank` on.
+
+    Each epoch, which `set_epoch` names, has an order of its own by `seed`, the same in all
+    processes. All take as many: the first places are taken again where they are too few, or with
+    `drop_last` the last ones left out. Raises ArgumentError for a rank that there is not.
+    """
+
+    def __init__(
+        self, dataset: Sized, num_replicas: int | None = None, rank: int | None = None,
+        shuffle: bool = True, seed: int = 0, drop_last: bool = False,
+    ) -> None:
+        super().__init__(dataset)
+        self.num_replicas, self.rank = num_replicas or 1, rank or 0
+        if not 0 <= self.rank < self.num_replicas:
+            raise ArgumentError("one of the processes", found=rank,
+                                wanted=f"0 to {self.num_replicas - 1}")  # fmt: skip
+        self.shuffle, self.seed, self.drop_last, self.epoch = shuffle, seed, drop_last, 0
+        share = len(dataset) / self.num_replicas
+        self.num_samples = math.floor(share) if drop_last else math.ceil(share)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next pass be in the order of an epoch."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        size = len(self.data_source)
+        places: list[int] = (
+            permutation(size, seed=self.seed, epoch=self.epoch).tolist() if self.shuffle
+            else list(range(size))
+        )
+        whole = [places[at % size] for at in range(self.total_size)]
+        return iter(whole[self.rank :: self.num_replicas])
 
     def __len__(self) -> int:
         return self.num_samples

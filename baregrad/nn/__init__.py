@@ -39,6 +39,7 @@ from baregrad.nn.activations import (
 )
 from baregrad.nn.attention import MultiheadAttention
 from baregrad.nn.containers import (
+    DataParallel,
     ModuleDict,
     ModuleList,
     ParameterDict,
@@ -258,6 +259,7 @@ __all__ = [
     "CosineEmbeddingLoss",
     "CosineSimilarity",
     "CrossEntropyLoss",
+    "DataParallel",
     "Dropout",
     "Dropout1d",
     "Dropout2d",

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self, overload
 
 import numpy as np
 
-from baregrad.base.errors import ArgumentError, DTypeError, IndexOutOfRange, ShapeError
+from baregrad.base.errors import (
+    ArgumentError,
+    DTypeError,
+    IndexOutOfRange,
+    ShapeError,
+    UnsupportedError,
+)
 from baregrad.nn.module import Module
 from baregrad.nn.parameter import parameter
 from baregrad.tensor import Tensor
@@ -268,3 +274,24 @@ def _held(value: Tensor) -> Tensor:
     if not isinstance(value, Tensor):
         raise DTypeError("a parameter is a tensor", found=f"{type(value).__name__} {value!r:.40}")
     return value if value.is_leaf and value.requires_grad else parameter(value)
+
+
+class DataParallel(Module):
+    """A module that is called as it is: one device computes each batch as a whole.
+
+    Its parameters' names begin with "module", as PyTorch's do. Raises UnsupportedError for several
+    devices.
+    """
+
+    def __init__(
+        self, module: Module, device_ids: Sequence[object] | None = None,
+        output_device: object = None, dim: int = 0,
+    ) -> None:
+        if device_ids is not None and len(device_ids) > 1:
+            raise UnsupportedError("one device computes a batch", found=len(device_ids),
+                                   hint="leave device_ids out")  # fmt: skip
+        self.module = module
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the module returns."""
+        return self.module(*args, **kwargs)

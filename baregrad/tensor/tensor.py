@@ -29,11 +29,11 @@ from baregrad.tensor.special import complex_numbers
 _P = ParamSpec("_P")
 # What is nearest by meaning to methods of PyTorch's that are not here.
 _MEANT = MappingProxyType({
-    "apply_": "numpy", "map_": "numpy", "get_device": "device", "grad_fn": "requires_grad",
+    "apply_": "numpy", "map_": "numpy", "grad_fn": "requires_grad",
     "resize_": "reshape", "resize_as_": "reshape", "set_": "copy_", "storage": "numpy",
     "untyped_storage": "numpy", "share_memory_": "numpy", "to_dense": "contiguous",
     "to_sparse": "nonzero", "storage_offset": "stride", "symeig": "svd", "eig": "svd",
-    "solve": "inverse", "lstsq": "pinverse", "new": "new_tensor",
+    "solve": "inverse", "lstsq": "pinverse",
 })  # fmt: skip
 
 
@@ -176,6 +176,7 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
     new_zeros = new_empty = creation.new_zeros
     new_ones = creation.new_ones
     new_tensor = creation.new_tensor
+    new = creation.new
     from_numpy = _made(convert.from_numpy)
     from_dlpack = _made(convert.from_dlpack)
 
@@ -207,6 +208,9 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
     is_ipu = is_maia = is_mkldnn = is_mtia = is_nested = is_sparse_csr = is_meta
     is_vulkan = is_xla = is_meta
     is_signed = convert.is_signed
+    is_conj = is_neg = is_inference = convert.is_lazily
+    resolve_neg = convert.itself
+    get_device = convert.get_device
     is_nonzero = convert.truth
     ndimension = shapes.dim
     itemsize = property(shapes.element_size)

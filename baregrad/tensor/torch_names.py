@@ -374,6 +374,43 @@ def get_default_device() -> str:
     return creation.choose_device(None)
 
 
+def set_default_device(device: str | None) -> None:
+    """Let tensors be made on a device unless told, by the option `device`; None is the CPU."""
+    _BEGUN.enter_context(options.override(device=creation.choose_device(device or "CPU")))
+
+
+def is_autocast_enabled(device_type: str | None = None) -> bool:
+    """Return whether products take narrow floats here; so it is on every kind of device."""
+    return grad_mode.cast_dtype() is not None
+
+
+def get_autocast_dtype(device_type: str | None = None) -> DType:
+    """Return the dtype that `autocast` has products take, or would unless told: bfloat16."""
+    return grad_mode.cast_dtype() or dtypes.bfloat16
+
+
+get_autocast_gpu_dtype = get_autocast_cpu_dtype = get_autocast_dtype
+
+
+def typename(value: Any) -> str:
+    """Return the name of a class, or a value's; of a tensor that of PyTorch's by its dtype."""
+    if isinstance(value, Tensor):
+        names = [name for name, dtype in _TYPED.items() if dtype is value.dtype]
+        return f"torch.{names[0]}" if names else f"torch.Tensor of {value.dtype}"
+    kind = value if hasattr(value, "__qualname__") else type(value)
+    return f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+
+
+def can_cast(from_: object, to: object) -> bool:
+    """Return whether values of a dtype may be written into another by an operation in place."""
+    order = ("bool", "int", "float", "complex")
+    kinds = [
+        order.index("int" if one.is_int else "complex" if one.is_complex else one.kind)
+        for one in (as_dtype(from_), as_dtype(to))
+    ]
+    return kinds[0] <= kinds[1]
+
+
 def _copying(name: str) -> Any:
     """PyTorch's function of a view that copies: of `squeeze_copy` that is `squeeze`."""
     view = getattr(Tensor, name.removesuffix("_copy"))
@@ -431,7 +468,9 @@ _OWN = frozenset({
     "promote_types", "randint_like", "range", "histogram", "use_deterministic_algorithms",
     "are_deterministic_algorithms_enabled", "get_default_device", "result_type", "rsub",
     "scalar_tensor",
-    "set_float32_matmul_precision", "tensor",
+    "set_float32_matmul_precision", "tensor", "set_default_device", "typename", "can_cast",
+    "is_autocast_enabled", "get_autocast_dtype", "get_autocast_gpu_dtype",
+    "get_autocast_cpu_dtype",
     "tril_indices", "triu_indices",
 })  # fmt: skip
 _CONSTANTS = MappingProxyType(
@@ -441,8 +480,7 @@ _CONSTANTS = MappingProxyType(
 _CLASSES = MappingProxyType({"Size": tuple, "dtype": DType, "memory_format": MemoryFormat})
 # PyTorch's functions under whose name a tensor has something else, or nothing.
 _BY_METHOD = MappingProxyType({
-    "row_stack": "vstack", "narrow_copy": "narrow", "unsafe_chunk": "chunk",
-    "unsafe_split": "split", "unsafe_split_with_sizes": "split_with_sizes",
+    "row_stack": "vstack",
 })  # fmt: skip
 _COPYING = frozenset(f"{name}_copy" for name in (
     "as_strided", "detach", "diagonal", "expand", "permute", "select", "split", "split_with_sizes",
@@ -454,7 +492,7 @@ _PROPERTIES = frozenset(("real", "imag"))
 _MEANT = MappingProxyType({
     "compile": "jit",
     "igamma": "lgamma",
-    "set_default_device": "options", "set_default_dtype": "options", "set_num_threads": "options",
+    "set_default_dtype": "options", "set_num_threads": "options",
     "get_num_threads": "options",
     "frobenius_norm": "norm", "nuclear_norm": "norm",
 })  # fmt: skip

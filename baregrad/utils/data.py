@@ -12,12 +12,14 @@ from baregrad.data.datasets import (
     ConcatDataset,
     Dataset,
     IterableDataset,
+    StackDataset,
     Subset,
     TensorDataset,
     random_split,
 )
 from baregrad.data.samplers import (
     BatchSampler,
+    DistributedSampler,
     RandomSampler,
     Sampler,
     SequentialSampler,
@@ -32,15 +34,19 @@ __all__ = [
     "ConcatDataset",
     "DataLoader",
     "Dataset",
+    "DistributedSampler",
     "IterableDataset",
     "RandomSampler",
     "Sampler",
     "SequentialSampler",
+    "StackDataset",
     "Subset",
     "SubsetRandomSampler",
     "TensorDataset",
     "WeightedRandomSampler",
     "default_collate",
+    "default_convert",
+    "get_worker_info",
     "random_split",
 ]
 
@@ -48,6 +54,16 @@ __all__ = [
 def default_collate(batch: list[Any]) -> Any:
     """Return samples as one value of tensors on the CPU; see `baregrad.data.loading.collate`."""
     return loading.with_tensors(loading.collate(batch), "CPU")
+
+
+def default_convert(data: Any) -> Any:
+    """Return a sample with its arrays as tensors on the CPU, and all else as it is."""
+    return loading.with_tensors(data, "CPU")
+
+
+def get_worker_info() -> loading.WorkerInfo | None:
+    """Return which process of a loader's this is, None where it is none."""
+    return loading.worker_info()
 
 
 class _Loader(loading.DataLoader):

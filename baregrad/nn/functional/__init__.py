@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from baregrad.base.namespaces import unknown_name
-from baregrad.nn.functional.activations import gumbel_softmax, in_place_too, rrelu
+from baregrad.nn.functional.activations import gumbel_softmax, in_place_too, rrelu, rrelu_
 from baregrad.nn.functional.attention import multi_head_attention_forward
 from baregrad.nn.functional.counting import ctc_loss
 from baregrad.nn.functional.dropping import (
@@ -50,7 +50,11 @@ from baregrad.nn.functional.resampling import (
     upsample_bilinear,
     upsample_nearest,
 )
-from baregrad.nn.functional.windows import fractional_max_pool2d, fractional_max_pool3d
+from baregrad.nn.functional.windows import (
+    conv_tbc,
+    fractional_max_pool2d,
+    fractional_max_pool3d,
+)
 from baregrad.tensor import Tensor
 
 if TYPE_CHECKING:
@@ -61,6 +65,7 @@ if TYPE_CHECKING:
     mish = relu = relu6 = selu = silu = threshold = _in_place
 
 unfold, fold = Tensor.im2col, Tensor.col2im
+native_channel_shuffle = channel_shuffle
 
 # What is a method of the same name.
 _METHODS = (
@@ -96,6 +101,7 @@ __all__ = [
     "alpha_dropout",
     "bilinear",
     "channel_shuffle",
+    "conv_tbc",
     "ctc_loss",
     "dropout",
     "dropout1d",
@@ -120,9 +126,11 @@ __all__ = [
     "multi_margin_loss",
     "multilabel_margin_loss",
     "multilabel_soft_margin_loss",
+    "native_channel_shuffle",
     "pdist",
     "pixel_unshuffle",
     "rrelu",
+    "rrelu_",
     "triplet_margin_with_distance_loss",
     "unfold",
     "upsample",

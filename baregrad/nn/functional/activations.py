@@ -50,6 +50,15 @@ def rrelu(
 
 
 @explained
+def rrelu_(
+    x: Tensor, lower: float = 1 / 8, upper: float = 1 / 3, training: bool = False
+) -> Tensor:
+    """Write what `rrelu` gives over `x`; return `x`."""
+    made: Tensor = rrelu(x, lower, upper, training, inplace=True)
+    return made
+
+
+@explained
 def gumbel_softmax(
     logits: Tensor, tau: float = 1.0, hard: bool = False, eps: float = 1e-10, dim: int = -1
 ) -> Tensor:

@@ -65,6 +65,13 @@ def largest_of_shares(x: Tensor, count: int, output_size: Any) -> tuple[Tensor, 
     return largest_of(x, places, valid)
 
 
+@explained
+def conv_tbc(x: Tensor, weight: Tensor, bias: Tensor, pad: int = 0) -> Tensor:
+    """Return the convolution along time of x (T, N, C) by a weight (taps, C, outputs)."""
+    found = x.permute(1, 2, 0).conv1d(weight.permute(2, 1, 0), bias, padding=pad)
+    return found.permute(2, 0, 1)
+
+
 def _fractional(
     x: Tensor, count: int, kernel_size: PerAxis, output_size: Any, output_ratio: Any,
     return_indices: bool, samples: Tensor | None,

@@ -20,7 +20,7 @@ class Conveniences(TensorLike):
     hsplit = arranging.hsplit
     vsplit = arranging.vsplit
     dsplit = arranging.dsplit
-    split_with_sizes = arranging.split_with_sizes
+    split_with_sizes = unsafe_split_with_sizes = arranging.split_with_sizes
     diagflat = arranging.diagflat
     argwhere = arranging.argwhere
     msort = arranging.msort

@@ -90,7 +90,7 @@ class Structure(TensorLike):
     tile = shapes.tile
     repeat_interleave = shapes.repeat_interleave
     flip = shapes.flip
-    narrow = shapes.narrow
+    narrow = narrow_copy = shapes.narrow
     select = shapes.select
     unfold = shapes.unfold
     pixel_shuffle = shapes.pixel_shuffle
@@ -108,8 +108,8 @@ class Structure(TensorLike):
     stack = joining.stack
     hstack = joining.hstack
     vstack = joining.vstack
-    split = joining.split
-    chunk = joining.chunk
+    split = unsafe_split = joining.split
+    chunk = unsafe_chunk = joining.chunk
     tensor_split = joining.tensor_split
     unbind = joining.unbind
     meshgrid = joining.meshgrid

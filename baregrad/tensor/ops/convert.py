@@ -96,6 +96,22 @@ def is_not(x: Tensor) -> bool:
     return False
 
 
+def get_device(x: Tensor) -> int:
+    """Return the number of the GPU that the values lie on, -1 where they lie on none."""
+    name, _, number = x.device.partition(":")
+    return int(number or 0) if name in ("CUDA", "NV") else -1
+
+
+def is_lazily(x: Tensor) -> bool:
+    """Return false: conjugates and negatives are computed, not noted."""
+    return False
+
+
+def itself(x: Tensor) -> Tensor:
+    """Return `x`, which is what it shows."""
+    return x
+
+
 def is_cpu(x: Tensor) -> bool:
     """Whether the values lie in the host's memory."""
     return x.device.split(":")[0] in ("CPU", "REF")

@@ -440,6 +440,15 @@ def new_tensor(
     return made.requires_grad_() if requires_grad else made
 
 
+def new(x: Tensor, *data: Any, device: str | None = None) -> Tensor:
+    """Return a tensor of the dtype of `x`: of sizes, with values to be written over, or of data."""
+    sizes = data[0] if len(data) == 1 and isinstance(data[0], tuple) else data
+    if all(isinstance(one, int) and not isinstance(one, bool) for one in sizes):
+        return new_zeros(x, tuple(sizes) or (0,), device=device)
+    made: Tensor = new_tensor(x, data[0], device=device)
+    return made
+
+
 # --- ranges -------------------------------------------------------------------------------------
 
 
