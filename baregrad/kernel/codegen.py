@@ -95,7 +95,7 @@ def codegen_passes(target: AnyTarget) -> tuple[Pass, ...]:
             "the machine computes with neither narrow floats nor bits in memory",
             "loop",
             "loop",
-            lambda kernel: lower_dtypes(kernel, native, widened),
+            lambda kernel: lower_dtypes(kernel, native, widened, target.kind == "gpu"),
         ),
         Pass(
             "lower-functions",

@@ -23,6 +23,7 @@ from baregrad.kernel.legalise.narrow_floats import (
     round_bfloat16,
     storage_dtype,
 )
+from baregrad.kernel.legalise.transcendental_exp import power_of_few_digits
 from baregrad.kernel.loops.loop_pieces import (
     HOLD_VALUES,
     PLAIN,
@@ -47,12 +48,14 @@ _ASKED = mask_of((Ops.CAST, Ops.BITCAST, Ops.GUARD, Ops.REDUCE, Ops.SCAN, Ops.ST
 
 
 def lower_dtypes(
-    kernel: Node, native: frozenset[DType], widened: frozenset[DType] = frozenset()
+    kernel: Node, native: frozenset[DType], widened: frozenset[DType] = frozenset(),
+    short_powers: bool = False,
 ) -> Node:
     """A loop-level KERNEL over bool, integers of 8 to 64 bits, float32, float64 and index.
 
     Narrow floats in `native` are left in memory and in CASTs from and to float32; codes of those
     in `widened`, which lie in memory as integers, are made float32 by a CAST of a BITCAST.
+    short_powers: those of narrow floats are made in float32 alone.
     """
     if is_plain(kernel):
         return kernel
@@ -63,7 +66,7 @@ def lower_dtypes(
             break
     else:
         return kernel
-    lowering = _Lowering(native, widened)
+    lowering = _Lowering(native, widened, short_powers)
     for node in toposort(kernel, enter=_holds_values):
         lowering.visit(node)
     return lowering.done[kernel]
@@ -119,9 +122,12 @@ class _Lowering:
     maps narrow floats that lie in memory, and choices among those, to what memory holds.
     """
 
-    def __init__(self, native: frozenset[DType], widened: frozenset[DType]) -> None:
+    def __init__(
+        self, native: frozenset[DType], widened: frozenset[DType], short_powers: bool
+    ) -> None:
         self.native = native
         self.widened = widened
+        self.short_powers = short_powers
         self.done: dict[Node, Node] = {}
         self.raw: dict[Node, Node] = {}
         self.moved: dict[Node, Node] = {}
@@ -196,7 +202,10 @@ class _Lowering:
             return self.where(node)
         if not is_narrow(node.dtype):
             return self.same(node)
-        value = Node(node.op, F32, tuple(self.done[child] for child in node.src), node.arg)
+        src = tuple([self.done[child] for child in node.src])
+        if node.op is Ops.POW and self.short_powers:
+            return self.round(power_of_few_digits(*src), node.dtype)
+        value = Node(node.op, F32, src, node.arg)
         return value if node.op in _EXACT else self.round(value, node.dtype)
 
     def where(self, node: Node) -> Node:

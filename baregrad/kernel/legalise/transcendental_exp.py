@@ -248,6 +248,17 @@ def power(x: Node, y: Node) -> Node:
     return _special_power(f, x, y, result)
 
 
+def power_of_few_digits(x: Node, y: Node) -> Node:
+    """x**y of float32 with C's special values, for results that are rounded to 16 bits.
+
+    A logarithm of up to 128 is off by 2**-17 in a product of float32, and so is the power: by one
+    part in 2**6 of what rounding to float16 is at most, where logarithms are less than 16.
+    """
+    f = builder_of(x.dtype)
+    product = f.mul(y, log2(f.abs(x)))
+    return _special_power(f, x, y, exp2(product))
+
+
 def _power_of_positive(x: Node, y: Node) -> Node:
     """x**y for positive float64 x, with the logarithm in two floats."""
     f = FLOAT64

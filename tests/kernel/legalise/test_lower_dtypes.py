@@ -14,6 +14,8 @@ from baregrad.ir.core.node import Node, alu, cast, const, range_node, toposort
 from baregrad.ir.core.op import ALU, Ops
 from baregrad.ir.evaluate.loop_level import evaluate_loop
 from baregrad.kernel.legalise.lower_dtypes import lower_dtypes
+from baregrad.tensor import Tensor
+from baregrad.testing.ptx_device import ptx_session
 from tests.render.harness import (
     F32,
     alloc,
@@ -221,3 +223,25 @@ def test_guards_come_to_stand_on_the_loads() -> None:
     found = np.full(8, np.nan, np.float32)
     evaluate_loop(made, [found, a, b])
     np.testing.assert_allclose(found, [*(a * b[:4] + 1), 0, 0, 0, 0], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [dtypes.float16, dtypes.bfloat16], ids=str)
+def test_narrow_powers_need_no_more_than_float32(dtype: DType) -> None:
+    """A GPU's are off by little more than their rounding, and end as C's do."""
+    draw = np.random.default_rng(5)
+    bases, exponents = np.exp(draw.uniform(-6, 6, 192)), draw.uniform(-1.5, 1.5, 192)
+    special = np.meshgrid([0.0, -0.0, 1.0, -1.0, -2.0, np.inf, -np.inf, np.nan],
+                          [0.0, 1.0, 3.0, -2.0, 0.5, np.inf, -np.inf, np.nan])  # fmt: skip
+    x, y = (np.concatenate([one, two.ravel()]).astype(np.float32)
+            for one, two in zip((bases, exponents), special, strict=True))  # fmt: skip
+    with ptx_session():
+        given = [Tensor(each).cast(dtype).realize() for each in (x, y)]
+        x, y = (each.float().numpy().astype(np.float64) for each in given)
+        found = (given[0] ** given[1]).float().numpy()
+    with np.errstate(all="ignore"):
+        wanted = np.power(x, y)
+    exact = ~np.isfinite(wanted) | (wanted == 0)
+    np.testing.assert_array_equal(found[exact], wanted[exact].astype(np.float32))
+    digits = 10 if dtype is dtypes.float16 else 7
+    step = 2.0 ** (np.floor(np.log2(np.abs(wanted[~exact]))) - digits)
+    assert np.max(np.abs(found[~exact] - wanted[~exact]) / step) < 0.5 + 2.0**-5
