@@ -10,7 +10,6 @@ from enum import IntEnum
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.nn import init
-from baregrad.nn.functional.attention import attended, split_heads, thirds
 from baregrad.nn.layers import Linear
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
@@ -128,6 +127,8 @@ class MultiheadAttention(Module):
         numbers that are added. `is_causal` lets position i see those up to i. Weights are
         averaged over the heads, or else (N, heads, L, S). Raises ShapeError.
         """
+        from baregrad.nn.functional.attention import attended, split_heads, thirds
+
         single = query.ndim == 2
         if single:
             query, key, value = (x.unsqueeze(0) for x in (query, key, value))

@@ -176,7 +176,7 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
     new_zeros = new_empty = creation.new_zeros
     new_ones = creation.new_ones
     new_tensor = creation.new_tensor
-    new = creation.new
+    new = creation.made_beside
     from_numpy = _made(convert.from_numpy)
     from_dlpack = _made(convert.from_dlpack)
 

@@ -51,7 +51,7 @@ def test_an_unknown_name_is_an_attribute_error() -> None:
 
 
 @pytest.mark.parametrize(("owner", "name", "near"), [
-    ("nn", "Buffer", "UninitializedBuffer"), ("nn.init", "xavier_uniform", "xavier_uniform_"),
+    ("nn", "NLLLoss2d", "NLLLoss"), ("nn.init", "xavier_uniform", "xavier_uniform_"),
     ("nn.utils", "clip_grad_norm", "clip_grad_norm_"),
     ("special", "bessel_j0", "modified_bessel_i0"),
     ("fft", "dct", "fft"), ("func", "linearize", "jacrev"), ("autograd", "gradchek", "gradcheck"),

@@ -22,7 +22,8 @@ def test_functions_equal_pytorchs() -> None:
     x, w, b = (rng.standard_normal(s).astype(np.float32) for s in ((7, 2, 3), (3, 3, 4), (4,)))
     ours = [Tensor(each, requires_grad=True) for each in (x, w, b)]
     theirs = [torch.tensor(each, requires_grad=True) for each in (x, w, b)]
-    found, wanted = nn.functional.conv_tbc(*ours, 1), F.conv_tbc(*theirs, 1)  # type: ignore[call-arg]
+    found = nn.functional.conv_tbc(ours[0], ours[1], ours[2], 1)
+    wanted = F.conv_tbc(theirs[0], theirs[1], theirs[2], 1)
     np.testing.assert_allclose(found.numpy(), wanted.detach().numpy(), rtol=1e-4, atol=1e-5)
     (found**2).sum().backward()
     (wanted**2).sum().backward()
@@ -65,10 +66,11 @@ def test_facts_and_parts_of_tensors() -> None:
 def seen(library: Any, function: Any, mixed: Any, cast_inputs: Any) -> list[Any]:
     """What a function of its own sees of a mode in which products are narrow."""
     told: list[Any] = []
+    keeps = mixed.custom_fwd(device_type="cpu", cast_inputs=cast_inputs)
 
     class Doubled(function):  # type: ignore[misc]
         @staticmethod
-        @mixed.custom_fwd(device_type="cpu", cast_inputs=cast_inputs)  # type: ignore[untyped-decorator]
+        @keeps  # type: ignore[untyped-decorator]
         def forward(ctx: Any, x: Any, scale: int) -> Any:
             told.append((library.is_autocast_enabled("cpu"), str(x.dtype).rpartition(".")[2]))
             return x * scale

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from baregrad.base.namespaces import unknown_name
 from baregrad.nn.functional.activations import gumbel_softmax, in_place_too, rrelu, rrelu_
-from baregrad.nn.functional.attention import multi_head_attention_forward
 from baregrad.nn.functional.counting import ctc_loss
 from baregrad.nn.functional.dropping import (
     alpha_dropout,
@@ -58,6 +57,10 @@ from baregrad.nn.functional.windows import (
 from baregrad.tensor import Tensor
 
 if TYPE_CHECKING:
+    from baregrad.nn.functional.attention import (
+        multi_head_attention_forward as multi_head_attention_forward,
+    )
+
     # The signature of each of `_IN_PLACE`.
     def _in_place(x: Tensor, *args: Any, **kwargs: Any) -> Tensor: ...
 
@@ -158,6 +161,11 @@ def __getattr__(name: str) -> Callable[..., Any]:
         found = in_place_too(name)
     elif name in _WITH_INDICES:
         found = _with_indices(name.removesuffix("_with_indices"))
+    elif name == "multi_head_attention_forward":
+        # Not before somebody calls it: few do by hand.
+        from baregrad.nn.functional import attention
+
+        found = attention.multi_head_attention_forward
     elif name.endswith("_") and name[:-1] in _IN_PLACE:
         found = in_place_too(name[:-1], always=True)
     else:

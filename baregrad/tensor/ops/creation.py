@@ -440,7 +440,7 @@ def new_tensor(
     return made.requires_grad_() if requires_grad else made
 
 
-def new(x: Tensor, *data: Any, device: str | None = None) -> Tensor:
+def made_beside(x: Tensor, *data: Any, device: str | None = None) -> Tensor:
     """Return a tensor of the dtype of `x`: of sizes, with values to be written over, or of data."""
     sizes = data[0] if len(data) == 1 and isinstance(data[0], tuple) else data
     if all(isinstance(one, int) and not isinstance(one, bool) for one in sizes):
