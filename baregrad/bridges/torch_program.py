@@ -33,56 +33,89 @@ class _Source:
     is_copied: bool
 
 
+# Results from here on lie in memory of our device, which keeps what is given back. PyTorch's goes
+# back to the system and comes again page by page: 1,400 in a step of a small transformer, 1.6 us
+# each.
+_LARGE_NBYTES = 128 << 10
 # The shapes and dtypes of a call's arguments.
 _Kind = tuple[tuple[tuple[int, ...], Any], ...]
 
 
-@dataclass(frozen=True, slots=True)
 class _Replays:
     """What calls of one kind are replayed with.
 
-    arguments: their shapes and PyTorch's dtypes. made: those, and bytes, of arrays that are made.
-    results: what the function returns: where a tensor is found, or a value as it is. known: of each
-    argument the buffer of the call before: parameters lie where they lay.
+    arguments: tensors of such a call. made: arrays that it made. results: what the function
+    returns: where a tensor is found, or a value as it is.
     """
 
-    over: OverMemory
-    arguments: list[tuple[Any, Any]]
-    made: list[tuple[Any, Any, int]]
-    results: list[Any]
-    known: list[Buffer | None]
+    __slots__ = (
+        "_device", "_dtypes", "_found", "_known", "_large", "_made", "_over", "_shapes", "_written",
+    )  # fmt: skip
+
+    def __init__(
+        self, over: OverMemory, device: MemoryDevice, arguments: Sequence[Any],
+        made: Sequence[Any], results: Sequence[Any],
+    ) -> None:
+        self._over = over
+        self._device = device
+        self._shapes = [one.shape for one in arguments]
+        self._dtypes = [one.dtype for one in arguments]
+        self._made = [(one.shape, one.dtype, one.nbytes) for one in made]
+        # The place of an array that is a result as it is, else -1 and what else is to be done.
+        self._found = [
+            (one.place if _is_whole(one, made) else -1, one) for one in results
+        ]
+        self._large = [
+            place for place, (_, _, nbytes) in enumerate(self._made) if nbytes >= _LARGE_NBYTES
+        ]
+        # The buffers of the call before: most tensors lie where others lay then.
+        self._known: list[Buffer | None] = [None] * len(arguments)
+        self._written: list[Buffer | None] = [None] * len(made)
 
     def fit(self, arguments: Sequence[Any]) -> bool:
         """Whether tensors are of this kind."""
-        if len(arguments) != len(self.arguments):
-            return False
-        for one, (shape, dtype) in zip(arguments, self.arguments, strict=True):
-            if one.dtype is not dtype or one.shape != shape:
-                return False
-        return True
+        dtypes = [one.dtype for one in arguments]
+        return dtypes == self._dtypes and [one.shape for one in arguments] == self._shapes
 
-    def run(self, device: MemoryDevice, arguments: Sequence[Any]) -> list[Any] | None:
-        """The arrays that a call makes, None where it is to be looked at in full."""
+    def run(self, arguments: Sequence[Any]) -> list[Any] | None:
+        """A call's results, None where it is to be looked at in full."""
         import torch
 
-        known, held = self.known, []
-        buffers: list[Buffer] = []
-        for place, one in enumerate(arguments):
-            whole = one
-            if not one.is_contiguous():
-                whole = one.detach().contiguous()
-                held.append(whole)
-            address, buffer = whole.data_ptr(), known[place]
-            if buffer is None or buffer.address != address:
-                memory = Memory(address, whole.nbytes, readonly=True)
-                buffer = known[place] = Buffer(device, memory, 0, memory.nbytes)
-            buffers.append(buffer)
-        made = [torch.empty(shape, dtype=dtype) for shape, dtype, _ in self.made]
-        results = [
-            Buffer(device, Memory(one.data_ptr(), nbytes), 0, nbytes)
-            for one, (_, _, nbytes) in zip(made, self.made, strict=True)
+        empty = torch.empty
+        whole = [
+            one if one.is_contiguous() else one.detach().contiguous() for one in arguments
         ]
-        return made if self.over.run(buffers, results) else None
+        read = self._buffers(self._known, whole, readonly=True)
+        made = [
+            empty(shape, dtype=dtype) if nbytes < _LARGE_NBYTES else None
+            for shape, dtype, nbytes in self._made
+        ]
+        large = {place: self._device.allocate(self._made[place][2]) for place in self._large}
+        for place, buffer in large.items():
+            shape, dtype, _ = self._made[place]
+            made[place] = torch.frombuffer(buffer.as_memoryview(), dtype=dtype).view(shape)
+        written = self._buffers(self._written, made, readonly=False)
+        if not self._over.run(read, written):
+            return None
+        return [
+            made[place] if place >= 0 else _found(one, arguments, made)
+            for place, one in self._found
+        ]
+
+    def _buffers(
+        self, known: list[Buffer | None], tensors: Sequence[Any], *, readonly: bool
+    ) -> list[Buffer]:
+        """The tensors' memory; what is `known` by its address is as large as before."""
+        found: list[Buffer] = []
+        place = 0
+        for one in tensors:
+            address, buffer = one.data_ptr(), known[place]
+            if buffer is None or buffer.address != address:
+                memory = Memory(address, one.nbytes, readonly=readonly)
+                buffer = known[place] = Buffer(self._device, memory, 0, memory.nbytes)
+            found.append(buffer)
+            place += 1  # noqa: SIM113 - one of these loops runs at each call
+        return found
 
 
 class TorchProgram:
@@ -107,11 +140,8 @@ class TorchProgram:
         if last is None or not last.fit(arguments):
             kind = tuple([(tuple(one.shape), dtype_of(one.dtype)) for one in arguments])
             last = self._last = self._replays.get(kind)
-        if last is not None:
-            made = last.run(current_session().backend(self.device).device, arguments)
-            if made is not None:
-                return _given(last.results, arguments, made)
-        return self._in_full(arguments)
+        found = None if last is None else last.run(arguments)
+        return self._in_full(arguments) if found is None else found
 
     def _traced(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         """The arrays that the function makes, each once and in row-major order."""
@@ -134,16 +164,10 @@ class TorchProgram:
             made.append(one.clone() if place in lying and one.numel() else one)
             lying.add(place)
         results = self._results[kind]
-        over = OverMemory.of(self._jitted)
-        if over is not None and current_session().backend(self.device).device.host_visible:
-            self._replays[kind] = _Replays(
-                over,
-                [(one.shape, one.dtype) for one in arguments],
-                [(one.shape, one.dtype, one.nbytes) for one in made],
-                results,
-                [None] * len(arguments),
-            )
-        return _given(results, arguments, made)
+        over, device = OverMemory.of(self._jitted), current_session().backend(self.device).device
+        if over is not None and device.host_visible:
+            self._replays[kind] = _Replays(over, device, arguments, made, results)
+        return [_found(one, arguments, made) for one in results]
 
 
 def _kind_of(tensors: Sequence[Tensor]) -> _Kind:
@@ -169,20 +193,20 @@ def _source(one: Tensor, arguments: dict[Node, int], places: dict[Node, int]) ->
     return _Source(places.setdefault(array, len(places)), shape, False, is_copied)
 
 
-def _given(
-    results: Sequence[Any], arguments: Sequence[Any], made: Sequence[Any]
-) -> list[Any]:
-    """A call's results, from its arguments and the arrays that it made."""
-    return [
-        _found(one, arguments, made) if isinstance(one, _Source) else one for one in results
-    ]
+def _is_whole(one: Any, made: Sequence[Any]) -> bool:
+    """Whether a result is an array that was made, as it is."""
+    return (
+        isinstance(one, _Source) and not one.is_copied and tuple(made[one.place].shape) == one.shape
+    )
 
 
-def _found(source: _Source, arguments: Sequence[Any], made: Sequence[Any]) -> Any:
-    """A result among a call's arguments and the arrays that it made."""
+def _found(one: Any, arguments: Sequence[Any], made: Sequence[Any]) -> Any:
+    """A result among a call's arguments and the arrays that it made, or a value as it is."""
     import torch
 
-    array = (arguments if source.is_argument else made)[source.place]
-    if source.is_copied:
+    if not isinstance(one, _Source):
+        return one
+    array = (arguments if one.is_argument else made)[one.place]
+    if one.is_copied:
         array = array.detach().clone(memory_format=torch.contiguous_format)
-    return array if tuple(array.shape) == source.shape else array.view(source.shape)
+    return array if tuple(array.shape) == one.shape else array.view(one.shape)
