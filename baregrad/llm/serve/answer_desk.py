@@ -19,7 +19,7 @@ from baregrad.llm.serve.completions import (
 )
 from baregrad.llm.serve.desk import LOG, Desk, Handler, ServerSettings, as_json
 from baregrad.llm.serve.event_stream import EventStream, disconnected, event
-from baregrad.llm.serve.refusals import RequestRefused, refusal_of
+from baregrad.llm.serve.refusals import RequestRefused, refusal_of, stopping
 from baregrad.llm.serve.served import Served, ServedModel
 
 
@@ -72,7 +72,7 @@ class AnswerDesk(Desk):
         head = self.head("chatcmpl-")
         if asked.streams:
             chunks = chat_chunks(self._served, answers, asked, head)
-            return EventStream(_openai_events(chunks), answers.cancel)
+            return EventStream(_openai_events(chunks), answers.cancel, event(stopping().body()))
         return as_json(await _unless_left(
             request, chat_answer(self._served, answers, asked, head), answers.cancel
         ))
@@ -88,7 +88,7 @@ class AnswerDesk(Desk):
 
         if asked.streams:
             chunks = completion_chunks(self._served, begun, asked, head)
-            return EventStream(_openai_events(chunks), cancel)
+            return EventStream(_openai_events(chunks), cancel, event(stopping().body()))
         return as_json(await _unless_left(
             request, completion_answer(self._served, begun, asked, head), cancel
         ))
@@ -98,8 +98,7 @@ class AnswerDesk(Desk):
         answers = await self._served.chat(asked.chat)
         writer = openai_responses.ResponseWriter(self._served, answers, asked)
         if asked.chat.streams:
-            events = _named_events(writer.events(), openai_responses.failure)
-            return EventStream(events, answers.cancel)
+            return _named_stream(writer.events(), openai_responses.failure, answers.cancel)
         return as_json(await _unless_left(request, writer.whole(), answers.cancel))
 
     async def _messages(self, request: Any) -> Any:
@@ -107,8 +106,7 @@ class AnswerDesk(Desk):
         answers = await self._served.chat(asked)
         writer = anthropic_messages.MessageWriter(self._served, answers)
         if asked.streams:
-            events = _named_events(writer.events(), anthropic_messages.failure)
-            return EventStream(events, answers.cancel)
+            return _named_stream(writer.events(), anthropic_messages.failure, answers.cancel)
         return as_json(await _unless_left(request, writer.whole(), answers.cancel))
 
     async def _count_tokens(self, request: Any) -> Any:
@@ -143,14 +141,24 @@ async def _openai_events(chunks: AsyncGenerator[dict[str, Any]]) -> AsyncGenerat
             async for chunk in chunks:
                 yield event(chunk)
         except Exception as error:  # noqa: BLE001 - the client is told of whatever it is
-            LOG.exception("a stream failed")
-            yield event(refusal_of(error).body())
+            yield event(_refusal(error).body())
             return
     yield event("[DONE]")
 
 
+Failure = Callable[[RequestRefused], dict[str, Any]]
+
+
+def _named_stream(
+    events: AsyncGenerator[dict[str, Any]], failure: Failure, cancel: Callable[[], None]
+) -> EventStream:
+    """Return a stream of events that have their type as their name."""
+    last = failure(stopping())
+    return EventStream(_named_events(events, failure), cancel, event(last, last["type"]))
+
+
 async def _named_events(
-    events: AsyncGenerator[dict[str, Any]], failure: Callable[[RequestRefused], dict[str, Any]]
+    events: AsyncGenerator[dict[str, Any]], failure: Failure
 ) -> AsyncGenerator[bytes]:
     """Yield events that have their type as their name."""
     async with aclosing(events):
@@ -158,6 +166,13 @@ async def _named_events(
             async for data in events:
                 yield event(data, data["type"])
         except Exception as error:  # noqa: BLE001 - the client is told of whatever it is
-            LOG.exception("a stream failed")
-            data = failure(refusal_of(error))
+            data = failure(_refusal(error))
             yield event(data, data["type"])
+
+
+def _refusal(error: Exception) -> RequestRefused:
+    """Return what a client is told of a stream's end; a mistake of ours is logged."""
+    refusal = refusal_of(error)
+    if refusal is not error and refusal.status >= 500:
+        LOG.error("a stream failed", exc_info=error)
+    return refusal

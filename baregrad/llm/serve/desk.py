@@ -15,7 +15,7 @@ from typing import Any
 
 from baregrad.llm.serve.fields import Fields, parse
 from baregrad.llm.serve.metrics import metrics_text
-from baregrad.llm.serve.refusals import RequestRefused, refusal_of
+from baregrad.llm.serve.refusals import RequestRefused, refusal_of, stopping
 from baregrad.llm.text.tokenizer import Tokenizer
 
 LOG = logging.getLogger("baregrad.serve")
@@ -78,7 +78,8 @@ class Desk:
                     self._check_key(request)
                 response = await handler(request)
             except asyncio.CancelledError:
-                raise
+                # Nobody but a server that stops cancels what answers.
+                response = as_refusal(stopping(), path)
             except Exception as error:
                 refusal = refusal_of(error)
                 if refusal.status >= 500:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
@@ -29,12 +30,15 @@ class EventStream:
     """An answer in events, as an ASGI application.
 
     `cancel` is called at the end, however it comes: where the client left, what was begun for it
-    has to end.
+    has to end. `stopped` is the last event where the server stops and can no longer wait.
     """
 
-    def __init__(self, events: AsyncGenerator[bytes], cancel: Callable[[], None]) -> None:
+    def __init__(
+        self, events: AsyncGenerator[bytes], cancel: Callable[[], None], stopped: bytes
+    ) -> None:
         self._events = events
         self._cancel = cancel
+        self._stopped = stopped
 
     async def __call__(
         self, scope: MutableMapping[str, Any], receive: Receive, send: Send
@@ -61,16 +65,24 @@ class EventStream:
                         break
                 await send({"type": "http.response.body", "body": data, "more_body": True})
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except asyncio.CancelledError:
+            # Nobody but a server that stops cancels this, and it has the moment that sending takes.
+            with contextlib.suppress(OSError):
+                await send(
+                    {"type": "http.response.body", "body": self._stopped, "more_body": False}
+                )
         except OSError:
             # The connection broke while something was sent.
             return
         finally:
             self._cancel()
-            for task in (left, following):
-                if task is not None and not task.done():
-                    task.cancel()
-                    await asyncio.wait({task})
-            await self._events.aclose()
+            # A loop that ends cancels all once more, and waits for nothing here.
+            with contextlib.suppress(asyncio.CancelledError):
+                for task in (left, following):
+                    if task is not None and not task.done():
+                        task.cancel()
+                        await asyncio.wait({task})
+                await self._events.aclose()
 
 
 async def disconnected(receive: Receive) -> None:

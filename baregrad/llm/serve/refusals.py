@@ -50,6 +50,11 @@ class RequestRefused(Exception):
         return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 
+def stopping() -> RequestRefused:
+    """Return what clients are told whose answers a server that stops can no longer wait for."""
+    return RequestRefused("the server is stopping", status=503, kind="server_error")
+
+
 def refusal_of(error: BaseException) -> RequestRefused:
     """Return what a client is told of an error.
 
