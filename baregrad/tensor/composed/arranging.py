@@ -57,6 +57,11 @@ def split_with_sizes(x: Tensor, sizes: Sequence[int], dim: int = 0) -> tuple[Ten
     return x.split(list(sizes), dim)
 
 
+def narrow_copy(x: Tensor, dim: int, start: int, length: int) -> Tensor:
+    """Return a copy of start:start + length of one axis."""
+    return x.narrow(dim, start, length).clone()
+
+
 def diagflat(x: Tensor, offset: int = 0) -> Tensor:
     """Return a matrix with the elements of `x` along a diagonal."""
     return x.ravel().diag_embed(offset)

@@ -20,6 +20,7 @@ class Conveniences(TensorLike):
     hsplit = arranging.hsplit
     vsplit = arranging.vsplit
     dsplit = arranging.dsplit
+    narrow_copy = arranging.narrow_copy
     split_with_sizes = unsafe_split_with_sizes = arranging.split_with_sizes
     diagflat = arranging.diagflat
     argwhere = arranging.argwhere

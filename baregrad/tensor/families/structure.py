@@ -90,7 +90,7 @@ class Structure(TensorLike):
     tile = shapes.tile
     repeat_interleave = shapes.repeat_interleave
     flip = shapes.flip
-    narrow = narrow_copy = shapes.narrow
+    narrow = shapes.narrow
     select = shapes.select
     unfold = shapes.unfold
     pixel_shuffle = shapes.pixel_shuffle

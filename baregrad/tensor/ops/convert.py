@@ -103,7 +103,7 @@ def get_device(x: Tensor) -> int:
 
 
 def is_lazily(x: Tensor) -> bool:
-    """Return false: conjugates and negatives are computed, not noted."""
+    """Return false: what a tensor shows is computed, not noted for later."""
     return False
 
 

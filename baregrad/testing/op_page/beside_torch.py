@@ -35,7 +35,9 @@ _TOLERANCE = MappingProxyType({
 _NOT_COMPARED = frozenset(
     name for name, how in DIFFERENCES.items()
     if any(word in how for word in ("other numbers", "ours alone", "saturate"))
-) | {"cdist", "to_device", "cuda", "pin_memory", "empty", "new_empty", "empty_like"}  # fmt: skip
+) | {
+    "cdist", "to_device", "cuda", "pin_memory", "empty", "new", "new_empty", "empty_like",
+}  # fmt: skip
 
 
 # As near to the truth as PyTorch is who is not further from it than so many times what PyTorch is

@@ -52,6 +52,8 @@ _ARGUMENTS = MappingProxyType({
     "is_same_size": "y", "dist": "y", "movedim_": "0, 1", "renorm": "2.0, 0, 1.0",
     "mvlgamma": "2", "polygamma": "1", "select_scatter": "v, 0, 0", "ldexp": "n", "gcd": "k",
     "slice_scatter": "y[:1], 0, 0, 1", "masked_scatter": "b, y", "masked_scatter_": "b, y",
+    "narrow_copy": "1, 0, 2", "unsafe_chunk": "2", "unsafe_split": "1", "new": "2, 3",
+    "unsafe_split_with_sizes": "[1, 1]",
     "split_with_sizes": "[1, 1]", "hsplit": "3", "vsplit": "2", "sum_to_size": "(1, 3)",
     "unsqueeze_": "0", "float_power": "2", "clamp_min": "0.0", "clamp_max": "0.0",
     "clamp_min_": "0.0", "clamp_max_": "0.0", "fill_diagonal_": "1.0", "nanquantile": "0.5",
@@ -186,7 +188,7 @@ DIFFERENCES = MappingProxyType({
     "fma": "ours alone: multiplied and added, rounded once", "one_hot": "-1 gives zeros",
     "uniform": "ours alone", "to_device": "of the array API", "embedding":
     "a method of the table; PyTorch's order in `nn.functional`", "empty": "zeros",
-    "new_empty": "zeros", "empty_like": "zeros", "nanmean": "without `dtype`",
+    "new_empty": "zeros", "new": "zeros, of sizes", "empty_like": "zeros", "nanmean": "without `dtype`",
     "byte": "floats beyond its numbers saturate", "char": "floats beyond its numbers saturate",
     "short": "floats beyond its numbers saturate", "int": "floats beyond its numbers saturate",
     "long": "floats beyond its numbers saturate", "all": "bools of uint8 as well",
