@@ -188,7 +188,8 @@ DIFFERENCES = MappingProxyType({
     "fma": "ours alone: multiplied and added, rounded once", "one_hot": "-1 gives zeros",
     "uniform": "ours alone", "to_device": "of the array API", "embedding":
     "a method of the table; PyTorch's order in `nn.functional`", "empty": "zeros",
-    "new_empty": "zeros", "new": "zeros, of sizes", "empty_like": "zeros", "nanmean": "without `dtype`",
+    "new_empty": "zeros", "new": "zeros, of sizes",
+    "empty_like": "zeros", "nanmean": "without `dtype`",
     "byte": "floats beyond its numbers saturate", "char": "floats beyond its numbers saturate",
     "short": "floats beyond its numbers saturate", "int": "floats beyond its numbers saturate",
     "long": "floats beyond its numbers saturate", "all": "bools of uint8 as well",
