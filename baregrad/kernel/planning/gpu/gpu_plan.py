@@ -208,13 +208,21 @@ class GpuPlan:
         self.parts(fixed, units, "grid")
 
     def spread_rows(
-        self, rows: Sequence[Node], together: int = WARPS, each: int = 1, turns: int = 1
+        self, rows: Sequence[Node], together: int = WARPS, each: int = 1, turns: int = 1,
+        near: bool = False,
     ) -> None:
-        """A part of a block for `each` rows at once, `together` of them in a block, and `turns`."""
+        """A part of a block for `each` rows at once, `together` of them in a block, and `turns`.
+
+        near: several rows are a warp's, which moves them together where they lie so.
+        """
         axes = [axis for axis in rows if extent_of(axis) != 1]
         if not axes:
             return
         longest = max(axes, key=lambda axis: index.upper(extent_of(axis)))
+        inner = self.by_stride(axes, self.write)[-1]
+        extent = extent_of(inner)
+        if near and isinstance(extent, int) and extent >= together * each * turns:
+            longest = inner
         self.grid([axis for axis in axes if axis is not longest])
         units = [("thread_y", together), ("unroll", each)]
         units = units[: 2 if each > 1 else 1]

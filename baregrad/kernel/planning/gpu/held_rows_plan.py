@@ -29,7 +29,8 @@ def plan_held_rows(plan: GpuPlan) -> bool:
     if tile.warps == 1:
         together = max(BLOCK // tile.threads, 1)
         most = MOST_BLOCK // tile.threads
-        plan.spread_rows(rows, plan.pick("rows of a block", powers_from(together, 1, most)))
+        together = plan.pick("rows of a block", powers_from(together, 1, most))
+        plan.spread_rows(rows, together, near=tile.threads < plan.warp)
     else:
         plan.grid(rows)
     who = "a block" if tile.warps > 1 else f"{tile.threads} threads"

@@ -289,7 +289,8 @@ def _plan_rows(
         while together * threads > plan.warp and few < together:
             together //= 2
         options = powers_from(together, 1, plan.target.threads_per_block // threads)
-        plan.spread_rows(rows, plan.pick("rows of a block", options), each)
+        together = plan.pick("rows of a block", options)
+        plan.spread_rows(rows, together, each, near=threads < plan.warp)
     else:
         units = [("thread_y", threads // plan.warp), ("thread", plan.warp)]
         what = "each row" if each == 1 else f"{each} rows, which share a factor"

@@ -485,3 +485,19 @@ def test_sums_of_a_few_are_made_anew_rather_than_by_few_blocks() -> None:
     assert any(isinstance(step, Bind) and step.unit == "grid" and step.axis != "i0_o"
                for step in schedule.steps)  # fmt: skip
     check(spread_around_means(4, 8, 56))
+
+
+def test_rows_of_a_warp_lie_near_each_other() -> None:
+    """Not along the longest axis, where each of them is in other sectors of memory."""
+
+    def scaled(images: int, rows: int, width: int) -> Node:
+        i, j, c, q = (range_node(n, at) for at, n in enumerate((images, rows, width, width)))
+        x = k.param(1, images, rows, width)
+        value = alu(Ops.MUL, k.at(x, i, j, c), k.reduce(Ops.ADD, k.at(x, i, j, q), q))
+        return k.kernel(k.out(k.param(0, images, rows, width), value, i, j, c))
+
+    for width in (4, 33):
+        steps = choose_schedule(scaled(5000, 432, width), HOPPER).steps
+        along = [step.axis for step in steps if isinstance(step, Bind) and step.unit == "thread_y"]
+        assert along == ["i1_t0"]
+    check(scaled(2, 40, 33))
