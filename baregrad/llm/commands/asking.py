@@ -8,7 +8,6 @@ import sys
 import time
 from typing import Any
 
-from baregrad.base.errors import ArgumentError
 from baregrad.base.progress import ProgressBar
 from baregrad.llm.generation.layer_pages import CACHE_TYPES
 from baregrad.llm.generation.opened import EngineSettings, OpenedModel, open_to_ask
@@ -67,8 +66,6 @@ def sampling_of(model: OpenedModel, given: argparse.Namespace) -> Sampling:
 def settings_of(given: argparse.Namespace) -> EngineSettings:
     """Return the engine's settings that options chose."""
     guesses = given.guesses or (4 if given.draft else 0)
-    if guesses < 0:
-        raise ArgumentError("tokens guessed ahead", found=guesses, wanted="0 or more")
     return EngineSettings(
         context=given.context, rows=1 + guesses, cache=given.cache, guesses=guesses,
         device=given.device, dtype=given.dtype, exact=given.exact,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from baregrad.base.bits import human_bytes
+from baregrad.base.errors import ArgumentError
 from baregrad.llm.generation.layer_pages import CACHE_TYPES
 from baregrad.llm.generation.opened import EngineSettings, memory_of_engine
 from baregrad.llm.models.architectures import read_traits
@@ -27,6 +28,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--memory", type=float, metavar="GB",
                         help="what there is (what this machine can still give)")  # fmt: skip
     given = parser.parse_args(argv)
+    if given.memory is not None and not given.memory > 0:
+        raise ArgumentError("--memory is a size", found=given.memory, wanted="more than 0 GB")
     settings = EngineSettings(given.context, contexts=given.contexts, cache=given.cache)
     files = open_model(given.file)
     traits = read_traits(

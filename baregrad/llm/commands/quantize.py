@@ -49,10 +49,25 @@ def main(argv: list[str]) -> int:
                         help=f"one of {', '.join(FILE_TYPES)} (Q4_K)")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="write over a file that is there")
     wanted = parser.parse_args(argv)
-    if Path(wanted.out).exists() and not wanted.force:
-        raise ArgumentError(f"{wanted.out!r} is there already", hint="--force writes over it")
+    _check_places(wanted.model, wanted.out, wanted.force)
     print(quantise_model(wanted.model, wanted.out, wanted.type))
     return 0
+
+
+def _check_places(model: str, out: str, force: bool) -> None:
+    """Raise ArgumentError where there is no model, or where none can or should be written."""
+    if not Path(model).exists():
+        raise ArgumentError("no model there", found=model, wanted="a GGUF file or a folder")
+    place = Path(out)
+    if not place.parent.is_dir():
+        raise ArgumentError("there is no such folder to write to", found=str(place.parent))
+    if place.is_dir():
+        raise ArgumentError("a folder is there", found=out, wanted="the name of a file")
+    if place.exists():
+        if place.samefile(model):
+            raise ArgumentError("a model would be written over itself", found=out)
+        if not force:
+            raise ArgumentError(f"{out!r} is there already", hint="--force writes over it")
 
 
 def quantise_model(model: str, out: str, type_name: str) -> str:
@@ -61,12 +76,12 @@ def quantise_model(model: str, out: str, type_name: str) -> str:
     Raises ArgumentError for a type that models are not quantised to, UnsupportedError for a folder
     whose tokeniser GGUF files cannot tell, and what reading either raises.
     """
-    wanted = by_name(type_name)
-    if wanted.name not in FILE_TYPES:
+    if type_name.upper() not in FILE_TYPES:
         raise ArgumentError(
-            "models are not quantised to this type", found=wanted.name,
+            "models are not quantised to this type", found=type_name,
             wanted=f"one of {', '.join(FILE_TYPES)}",
         )  # fmt: skip
+    wanted = by_name(type_name)
     opened = of_folder(Path(model)) if Path(model).is_dir() else of_file(model)
     values, stored = opened
     values["general.file_type"] = TypedValue(FILE_TYPES[wanted.name], Kind.UINT32)

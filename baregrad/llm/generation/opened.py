@@ -59,6 +59,15 @@ class EngineSettings:
     device: str | None = None
     exact: bool = False
 
+    def __post_init__(self) -> None:
+        for what, count, least in (
+            ("tokens guessed ahead", self.guesses, 0), ("answers written at once", self.rows, 1),
+            ("contexts in the cache", self.contexts, 1),
+            ("requests that may wait", self.most_waiting, 0),
+        ):
+            if count < least:
+                raise ArgumentError(what, found=count, wanted=f"{least} or more")
+
     def context_of(self, traits: DecoderTraits) -> int:
         """Return how many tokens a prompt and its answer may have. Raises ArgumentError."""
         if self.context is None:

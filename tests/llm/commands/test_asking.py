@@ -64,6 +64,7 @@ def test_generate_writes_in_a_form(
 def test_generate_refuses(file: str, tmp_path: Path) -> None:
     for words, message in (
         ([file, "", "--context", "100000"], f"wanted 2 to {CONTEXT}"),
+        ([file, "a", "--guesses", "-1"], "tokens guessed ahead: found -1"),
         ([file, "a" * 2000, *FEW], "longer than the context"),
         ([file, "a", "--temperature", "-1"], "temperature is a number"),
         ([str(tmp_path / "none.gguf"), "a"], "no model there"),
@@ -148,6 +149,9 @@ def test_plan_tells_what_there_is(file: str, capsys: pytest.CaptureFixture[str])
         assert word in told
     assert plan.main([file, "--context", "256", "--memory", "0.00001"]) == 1
     assert "does not fit" in capsys.readouterr().out
+    for option, words in (("--contexts", "contexts in the cache"), ("--memory", "is a size")):
+        with pytest.raises(ArgumentError, match=words):
+            plan.main([file, option, "0"])
 
 
 def test_figures_are_those_of_the_cache_that_is_made(file: str) -> None:

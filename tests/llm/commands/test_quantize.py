@@ -11,6 +11,7 @@ from gguf import GGMLQuantizationType, GGUFReader, quants
 from baregrad.base.errors import ArgumentError
 from baregrad.cli.dispatch import main
 from baregrad.io.gguf import Kind, TensorToWrite, TypedValue, by_name, write_gguf
+from baregrad.llm.commands import quantize
 from baregrad.llm.commands.quantize import quantise_model
 
 
@@ -76,6 +77,26 @@ def test_what_is_quantised_again_is_told(tmp_path: Path) -> None:
     assert "rounded twice" in text
 
 
-def test_types_that_are_only_read_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ArgumentError, match="not quantised to this type"):
-        quantise_model(str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf"), "IQ2_XS")
+@pytest.mark.parametrize("name", ["IQ2_XS", "Q9"])
+def test_types_that_are_only_read_are_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match="not quantised to this type") as told:
+        quantise_model(str(tmp_path / "a.gguf"), str(tmp_path / "b.gguf"), name)
+    assert name not in str(told.value).partition("wanted")[2]
+
+
+@pytest.mark.parametrize(("names", "words"), [
+    (("no.gguf", "b.gguf"), "no model there"),
+    (("a.gguf", "nowhere/b.gguf"), "no such folder to write to"),
+    (("a.gguf", "."), "a folder is there"),
+    (("a.gguf", "./a.gguf", "--force"), "written over itself"),
+    (("a.gguf", "there.gguf"), "is there already"),
+])  # fmt: skip
+def test_places_are_looked_at_before_anything_is_read(
+    names: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.gguf", "there.gguf"):
+        Path(name).write_text("no model")
+    with pytest.raises(ArgumentError, match=words):
+        quantize.main(list(names))
+    assert Path("a.gguf").read_text() == "no model"
