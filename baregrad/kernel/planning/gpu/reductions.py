@@ -32,7 +32,7 @@ BLOCK = 128
 # Results of each sum are many, if they are more than so many times its steps.
 MUCH_BESIDE = 4
 # What is summed anew in each row is less than one part of so many.
-FEW_AGAIN = 4
+FEW_AGAIN = 2
 # Threads of a row whose sums each of them makes by itself.
 SHORT_THREADS = 4
 # Accesses of a thread for a row that a warp shares; of a longer row, before there are more warps.
@@ -372,7 +372,10 @@ def _threads_of(plan: GpuPlan, columns: Sequence[Node], longest: int) -> tuple[i
     count = -(-longest // _row_lanes(plan, columns))
     if count <= WARP_STEPS * plan.warp:
         short = longest <= FAR_ROW and all(is_short(plan.facts, r) for r in plan.facts.reductions)
-        return min(next_power_of_two(count), SHORT_THREADS if short else plan.warp), False
+        if short:
+            # Threads share what is beside the sums alone.
+            count = min(count, max(iterations(columns), 1), SHORT_THREADS)
+        return min(next_power_of_two(count), plan.warp), False
     plain = all(each.node.arg.monoid.arity == 1 for each in plan.facts.reductions)
     steps = BLOCK_STEPS if plain else PLACE_STEPS
     warps = next_power_of_two(max(count // (steps * plan.warp), 1))
