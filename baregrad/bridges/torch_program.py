@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -49,7 +50,8 @@ class _Replays:
     """
 
     __slots__ = (
-        "_device", "_dtypes", "_found", "_known", "_large", "_made", "_over", "_shapes", "_written",
+        "_device", "_dtypes", "_found", "_known", "_large", "_over", "_shapes", "_small",
+        "_written",
     )  # fmt: skip
 
     def __init__(
@@ -60,14 +62,24 @@ class _Replays:
         self._device = device
         self._shapes = [one.shape for one in arguments]
         self._dtypes = [one.dtype for one in arguments]
-        self._made = [(one.shape, one.dtype, one.nbytes) for one in made]
         # The place of an array that is a result as it is, else -1 and what else is to be done.
         self._found = [
-            (one.place if _is_whole(one, made) else -1, one) for one in results
+            (one.place if isinstance(one, _Source) and not one.is_copied else -1, one)
+            for one in results
         ]
-        self._large = [
-            place for place, (_, _, nbytes) in enumerate(self._made) if nbytes >= _LARGE_NBYTES
-        ]
+        # An array is made in the shape of the result that it is: the order is the same. What is
+        # asked for by an example, which has no memory, comes in a fifth of the time.
+        shapes = {place: one.shape for place, one in self._found if place >= 0}
+        self._small: list[Any] = []
+        self._large: list[tuple[int, Any, Any]] = []
+        for place, one in enumerate(made):
+            shape = shapes[place]
+            # One element's strides would be 0 as they are here.
+            example = one.new_empty(()).expand(shape) if one.numel() > 1 else one.new_empty(shape)
+            is_large = one.nbytes >= _LARGE_NBYTES
+            self._small.append(None if is_large else example)
+            if is_large:
+                self._large.append((place, example, ctypes.c_char * one.nbytes))
         # The buffers of the call before: most tensors lie where others lay then.
         self._known: list[Buffer | None] = [None] * len(arguments)
         self._written: list[Buffer | None] = [None] * len(made)
@@ -81,19 +93,17 @@ class _Replays:
         """A call's results, None where it is to be looked at in full."""
         import torch
 
-        empty = torch.empty
+        empty_like = torch.empty_like
         whole = [
             one if one.is_contiguous() else one.detach().contiguous() for one in arguments
         ]
         read = self._buffers(self._known, whole, readonly=True)
-        made = [
-            empty(shape, dtype=dtype) if nbytes < _LARGE_NBYTES else None
-            for shape, dtype, nbytes in self._made
-        ]
-        large = {place: self._device.allocate(self._made[place][2]) for place in self._large}
-        for place, buffer in large.items():
-            shape, dtype, _ = self._made[place]
-            made[place] = torch.frombuffer(buffer.as_memoryview(), dtype=dtype).view(shape)
+        made = [None if one is None else empty_like(one) for one in self._small]
+        for place, example, kind in self._large:
+            memory = self._device.allocate(ctypes.sizeof(kind)).memory
+            seen = kind.from_address(memory.address)
+            seen.memory = memory
+            made[place] = torch.frombuffer(seen, dtype=example.dtype).view_as(example)
         written = self._buffers(self._written, made, readonly=False)
         if not self._over.run(read, written):
             return None
@@ -191,13 +201,6 @@ def _source(one: Tensor, arguments: dict[Node, int], places: dict[Node, int]) ->
         array = Node(Ops.CONTIGUOUS, value.dtype, (array,))
     is_copied = array in places
     return _Source(places.setdefault(array, len(places)), shape, False, is_copied)
-
-
-def _is_whole(one: Any, made: Sequence[Any]) -> bool:
-    """Whether a result is an array that was made, as it is."""
-    return (
-        isinstance(one, _Source) and not one.is_copied and tuple(made[one.place].shape) == one.shape
-    )
 
 
 def _found(one: Any, arguments: Sequence[Any], made: Sequence[Any]) -> Any:

@@ -79,10 +79,16 @@ def test_replays_are_checked_where_that_is_asked_for() -> None:
     assert counts == [CALLS]
 
 
-def test_nothing_is_computed_of_no_elements() -> None:
+def test_results_of_all_sizes_lie_as_pytorch_would_lay_them() -> None:
+    sizes = ((0, 3), (2,), (1, 1), (), (300, 200))
     with options.override(device="CPU"):
-        program = TorchProgram(lambda x, y: [x * 2, y + 1], "CPU")
-        for _ in range(CALLS):
-            none, one = program([torch.zeros(0, 3), torch.zeros(2)])
-            assert tuple(none.shape) == (0, 3)
-            assert one.tolist() == [1, 1]
+        program = TorchProgram(lambda *given: [one + 1 for one in given], "CPU")
+        counts, earlier = _counted(program), []
+        for call in range(CALLS):
+            results = program([torch.full(size, float(call)) for size in sizes])
+            for one, size in zip(results, sizes, strict=True):
+                assert one.stride() == torch.empty(size).stride()
+                assert torch.equal(one, torch.full(size, call + 1.0))
+            earlier.append(results[-1])
+    assert [float(one.amax()) for one in earlier] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+    assert counts == [3]
