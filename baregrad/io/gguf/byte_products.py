@@ -65,21 +65,22 @@ def _each(bits: int) -> int:
     return ((1 << bits) - 1) * EACH
 
 
-def _steps(count: int, size: int, *shape: int) -> Tensor:
-    """0, size, 2 * size, ... as int32, under a shape."""
-    return (Tensor.arange(count, dtype=dtypes.int32) * size).reshape(*shape)
+def _steps(beside: Tensor, count: int, size: int, *shape: int) -> Tensor:
+    """0, size, 2 * size, ... as int32, under a shape, on another's device."""
+    steps = Tensor.arange(count, dtype=dtypes.int32, device=beside.device)
+    return (steps * size).reshape(*shape)
 
 
 def _nibbles(blocks: Blocks, start: int) -> Tensor:
     """32 codes of 4 bits in words (..., 2, 4): low halves of 16 bytes, then their high halves."""
     words = words_at(blocks, start, 4).unsqueeze(-2)
-    return (words >> _steps(2, 4, 2, 1)) & _each(4)
+    return (words >> _steps(words, 2, 4, 2, 1)) & _each(4)
 
 
 def _fifth_bits(blocks: Blocks, start: int) -> Tensor:
     """32 single bits, lowest first, each as 16 in its byte; words (..., 2, 4)."""
     bits = words_at(blocks, start, 1).unsqueeze(-1)
-    four = (bits >> _steps(8, 4, 2, 4)) & 15
+    four = (bits >> _steps(bits, 8, 4, 2, 4)) & 15
     # Copies that lie seven bits apart have one bit each at the beginning of a byte.
     return ((four * 0x00204081) & EACH) << 4
 
@@ -93,7 +94,7 @@ def _in_place(words: Tensor, behind: int) -> tuple[Tensor, Tensor]:
 
     A shift for each word is saved, and sums of what is 16 times as large are as exact.
     """
-    high = _steps(2, 1, 2, *(1,) * behind)
+    high = _steps(words, 2, 1, 2, *(1,) * behind)
     units = (high == 1).where(2.0**-4, 1.0).flatten()
     return words & (_each(4) << (high.unsqueeze(-1) * 4)), units
 
@@ -128,7 +129,7 @@ def _one(blocks: Blocks, start: int) -> Tensor:
 def _halves(blocks: Blocks, start: int) -> Tensor:
     """Codes of 4 bits of four runs of 32 bytes, each its low halves, then its high: (8, 2, 4)."""
     words = words_at(blocks, start, 32).reshape(*blocks.shape[:-1], 4, 1, 2, 4)
-    return (words >> _steps(2, 4, 2, 1, 1)) & _each(4)
+    return (words >> _steps(words, 2, 4, 2, 1, 1)) & _each(4)
 
 
 def _q4_k(blocks: Blocks) -> Codes:
@@ -141,7 +142,7 @@ def _q4_k(blocks: Blocks) -> Codes:
 
 def _q5_k(blocks: Blocks) -> Codes:
     high = words_at(blocks, 16, 8).reshape(*blocks.shape[:-1], 1, 1, 2, 4)
-    bits = ((high >> _steps(8, 1, 4, 2, 1, 1)) & EACH) << 4
+    bits = ((high >> _steps(high, 8, 1, 4, 2, 1, 1)) & EACH) << 4
     return Codes(_halves(blocks, 48) | bits, *_pairs(blocks), within=-2)
 
 
@@ -151,13 +152,13 @@ def _pairs(blocks: Blocks) -> tuple[Tensor, Tensor]:
         scales, minima = (each.reshape(*blocks.shape[:-1], 4, 2) for each in six_bits(blocks, 4))
         return half(blocks, 0).unsqueeze(-1) * scales, half(blocks, 2).unsqueeze(-1) * -minima
     scales, minima, more = (words_at(blocks, at, 1).unsqueeze(-1) for at in (4, 8, 12))
-    pair = _steps(4, 1, 4, 1)
+    pair = _steps(scales, 4, 1, 4, 1)
     # The first four of each lie whole in a byte; the others are of a nibble and two spare bits.
     found = []
     for low, high, start in ((scales, more, 0), (minima, more >> 4, 2)):
         spread = (high & _each(4)) | ((low >> 2) & 0x30303030)
         word = (pair < 2).where(low & _each(6), spread)
-        number = (word >> ((pair & 1) * 16 + _steps(2, 8, 1, 2))) & 63
+        number = (word >> ((pair & 1) * 16 + _steps(word, 2, 8, 1, 2))) & 63
         found.append(half(blocks, start).unsqueeze(-1) * number)
     return found[0], -found[1]
 
@@ -167,8 +168,8 @@ def _q6_k(blocks: Blocks) -> Codes:
     # Two halves, then: low or high bits of a byte, runs of 32 bytes, groups of 16, words.
     low = words_at(blocks, 0, 32).reshape(*lead, 2, 1, 2, 2, 1, 4)
     high = words_at(blocks, 128, 16).reshape(*lead, 2, 1, 1, 2, 1, 4)
-    low = (low >> _steps(2, 4, 2, 1, 1, 1, 1)) & _each(4)
-    high = (high >> _steps(4, 2, 2, 2, 1, 1, 1)) & _each(2)
+    low = (low >> _steps(low, 2, 4, 2, 1, 1, 1, 1)) & _each(4)
+    high = (high >> _steps(high, 4, 2, 2, 2, 1, 1, 1)) & _each(2)
     scale = half(blocks, 208) * signed_field(blocks, 192, 208)
     return Codes(low | (high << 4), scale.reshape(*lead, 2, 2, 2, 2), offset=32, within=-4)
 
@@ -176,7 +177,7 @@ def _q6_k(blocks: Blocks) -> Codes:
 def _quarters(blocks: Blocks, start: int) -> Tensor:
     """Codes of 2 bits of two runs of 32 bytes, each 16 a group: (2, 4, 2, 1, 4)."""
     words = words_at(blocks, start, 16).reshape(*blocks.shape[:-1], 2, 1, 2, 1, 4)
-    return (words >> _steps(4, 2, 4, 1, 1, 1)) & _each(2)
+    return (words >> _steps(words, 4, 2, 4, 1, 1, 1)) & _each(2)
 
 
 def _q2_k(blocks: Blocks) -> Codes:
@@ -190,7 +191,7 @@ def _q2_k(blocks: Blocks) -> Codes:
 def _q3_k(blocks: Blocks) -> Codes:
     lead = blocks.shape[:-1]
     high = words_at(blocks, 0, 8).reshape(*lead, 1, 1, 2, 1, 4)
-    bits = ((high >> _steps(8, 1, 2, 4, 1, 1, 1)) & EACH) << 2
+    bits = ((high >> _steps(high, 8, 1, 2, 4, 1, 1, 1)) & EACH) << 2
     low = unpack(field(blocks, 96, 104), 4, 2).reshape(*lead, 16)
     more = unpack(field(blocks, 104, 108), 2, 4).reshape(*lead, 16)
     scale = half(blocks, 108) * ((low | (more << 4)) - 32)

@@ -78,6 +78,15 @@ def test_a_product_is_that_of_rounded_rows(name: str, device: str) -> None:
             assert (np.abs(found - x @ dense.T) <= 0.01 * bound + 1e-30).all()
 
 
+@pytest.mark.parametrize("name", CODES)
+def test_a_product_is_made_where_the_weight_is(name: str) -> None:
+    """Whatever the default device is."""
+    weight, _ = weight_of(name, 256)
+    rows = Tensor(rows_of(2, 256))
+    with options.override(device="REF"):
+        assert weight.linear(rows).device == rows.device == "CPU"
+
+
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_1", "Q5_1", "Q8_0", "Q3_K", "Q4_K"])
 def test_rows_may_be_huge_or_tiny(name: str) -> None:
     width = 256
