@@ -18,6 +18,7 @@ import difflib
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import ContextVar
+from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, overload
@@ -49,6 +50,29 @@ class DeviceNames(tuple[str, ...]):
         numbered = kind in _GPU_NAMES and number.isdecimal() and number.isascii()
         return super().__contains__(kind) and (numbered or not colon)
 
+
+class DeviceName(str):
+    """A device's name, of which programs may ask what PyTorch's devices say of themselves."""
+
+    __slots__ = ()
+
+    @property
+    def type(self) -> str:
+        """PyTorch's name for devices of this kind: "cuda" for GPUs, "cpu" for all others."""
+        return "cuda" if is_gpu(self) else "cpu"
+
+    @property
+    def index(self) -> int | None:  # type: ignore[override]
+        """The number of a GPU, None for what is none."""
+        return int(self.partition(":")[2] or 0) if is_gpu(self) else None
+
+    def __reduce__(self) -> tuple[object, tuple[str]]:
+        """Be kept in files as the text that it is."""
+        return str, (str(self),)
+
+
+# One object for each name.
+device_named = lru_cache(maxsize=64)(DeviceName)
 
 DEVICE_NAMES = DeviceNames(("CPU", "REF", "NULL", *_GPU_NAMES))
 

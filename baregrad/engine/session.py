@@ -31,7 +31,7 @@ import numpy as np
 from baregrad.base.collecting import uncollected
 from baregrad.base.errors import BaregradError, CompilerBug, UnsupportedDevice, user_frame
 from baregrad.base.locks import give_lock
-from baregrad.base.options import DEVICE_NAMES, options
+from baregrad.base.options import DEVICE_NAMES, device_named, options
 from baregrad.base.tracing import active_recorder, span
 from baregrad.dtypes import DType
 from baregrad.engine import backends
@@ -94,7 +94,7 @@ class Session:
 
     def default_device(self) -> str:
         """The device that new tensors go to: the option, else CPU."""
-        return options.device or "CPU"
+        return device_named(options.device or "CPU")
 
     def known_device(self, name: str) -> str:
         """The name itself. Raises UnsupportedDevice where there is no such device."""
@@ -104,7 +104,7 @@ class Session:
                 wanted=f"one of {', '.join(DEVICE_NAMES)}",
                 hint="`baregrad doctor` lists what each device needs",
             )
-        return name
+        return device_named(name)
 
     def backend(self, name: str) -> backends.Backend:
         """The opened backend of a device, opened at first use. Raises UnsupportedDevice."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -112,6 +113,17 @@ def test_histograms_equal_pytorchs(words: dict[str, Any]) -> None:
     wanted = torch.histogram(torch.tensor(X), **made(torch))
     np.testing.assert_allclose(found.hist.numpy(), wanted.hist.numpy(), rtol=1e-6)
     np.testing.assert_allclose(found.bin_edges.numpy(), wanted.bin_edges.numpy(), rtol=1e-6)
+
+
+def test_devices_say_what_pytorchs_do() -> None:
+    for made in (baregrad, torch):
+        x = made.zeros(2, device="cpu")
+        for each in (x, x + 1, made.nn.Linear(1, 1, device="cpu").weight, pickle.loads(
+            pickle.dumps(x))):  # fmt: skip
+            assert (each.device.type, each.device.index) == ("cpu", None)
+    one = baregrad.device("cuda", 1)
+    assert (one, one.type, one.index) == ("CUDA:1", "cuda", 1)  # type: ignore[attr-defined]
+    assert type(pickle.loads(pickle.dumps(one))) is str
 
 
 def test_seeds_and_settings() -> None:

@@ -275,7 +275,8 @@ def rebuild(
     """Return the tensor of the raw elements that `reduce` gave."""
     from baregrad.tensor.array.storage import buffer_node
 
-    made = cls._make(buffer_node(session().upload(raw, dtype, raw.shape, device), dtype), device)
+    where = session().known_device(device)
+    made = cls._make(buffer_node(session().upload(raw, dtype, raw.shape, where), dtype), where)
     return made.requires_grad_() if requires_grad else made
 
 
