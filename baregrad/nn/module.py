@@ -196,13 +196,15 @@ class Module(Hooked):
         for _, module in self.named_modules():
             yield module
 
-    def named_modules(self) -> Iterator[tuple[str, Module]]:
-        """Yield this module as "" and all below it by dotted paths, each once."""
+    def named_modules(
+        self, memo: object = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, Module]]:
+        """Yield this module as `prefix` and all below it by dotted paths, each once unless told."""
         seen: set[int] = set()
-        for prefix, module in self._places(""):
-            if id(module) not in seen:
+        for path, module in self._places(prefix and f"{prefix}."):
+            if id(module) not in seen or not remove_duplicate:
                 seen.add(id(module))
-                yield prefix.removesuffix("."), module
+                yield path.removesuffix("."), module
 
     def _places(self, prefix: str) -> Iterator[tuple[str, Module]]:
         """This module and all below it, as often as they stand somewhere; paths end in a dot."""
@@ -227,23 +229,27 @@ class Module(Hooked):
                 for name, tensor in module._own(buffers):
                     yield prefix + name, tensor
 
-    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Named:
+    def named_parameters(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Named:
         """Yield every parameter by its dotted path; one that stands at two places once.
 
         prefix: what paths begin with. recurse: whether those of the modules below count.
         """
-        yield from self._once(False, prefix, recurse)
+        yield from self._once(False, prefix, recurse, remove_duplicate)
 
-    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Named:
+    def named_buffers(
+        self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
+    ) -> Named:
         """Yield every buffer by its dotted path, each once; see `named_parameters`."""
-        yield from self._once(True, prefix, recurse)
+        yield from self._once(True, prefix, recurse, remove_duplicate)
 
-    def _once(self, buffers: bool, before: str, recurse: bool) -> Named:
+    def _once(self, buffers: bool, before: str, recurse: bool, once: bool) -> Named:
         seen: set[int] = set()
         before = before and f"{before}."
         for prefix, module in self._places(before) if recurse else [(before, self)]:
             for name, tensor in module._own(buffers):
-                if id(tensor) not in seen:
+                if id(tensor) not in seen or not once:
                     seen.add(id(tensor))
                     yield prefix + name, tensor
 

@@ -106,6 +106,20 @@ def test_modules_that_load_and_show_more_than_tensors(library: Any, tensor: Any)
         other.load_state_dict({"0.mean": tensor([1.0, 2.0])})
 
 
+def test_names_of_what_stands_at_two_places() -> None:
+    def names(library: Any) -> list[Any]:
+        one = library.nn.Linear(1, 1, bias=False)
+        model = library.nn.Sequential(one, library.nn.Sequential(one))
+        return [
+            [name for name, _ in model.named_parameters(remove_duplicate=False)],
+            [name for name, _ in model.named_parameters("a")],
+            [name for name, _ in model.named_modules(remove_duplicate=False)],
+            [name for name, _ in model.named_modules(prefix="b")],
+        ]
+
+    assert names(baregrad) == names(torch)
+
+
 @pytest.mark.parametrize(("library", "tensor"), SIDES)
 def test_a_module_that_loads_itself(library: Any, tensor: Any) -> None:
     class Own(library.nn.Module):  # type: ignore[misc]
