@@ -9,6 +9,7 @@ and is wiped when the work ends, so it never reaches a file, a pipe or the next 
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 import time
@@ -24,6 +25,10 @@ T = TypeVar("T")
 # Work shorter than this needs no bar, and drawing oftener than this costs more than it shows.
 FIRST_DRAW_S = 0.5
 REDRAW_S = 0.1
+
+# The bar that is to be seen, and how many blocks want none.
+_visible: ProgressBar | None = None
+_unwanted = 0
 
 
 class ProgressBar:
@@ -59,12 +64,14 @@ class ProgressBar:
         self.done += steps
         if note is not None:
             self.note = note
-        if self._shown and time.perf_counter() >= self._next_draw:
+        if self._shown and not _unwanted and time.perf_counter() >= self._next_draw:
             self._draw()
 
     def close(self) -> None:
         """Wipe the bar."""
+        global _visible
         if self._drawn:
+            _visible = None
             self._stream.write("\r\x1b[2K")
             self._stream.flush()
             self._drawn = False
@@ -92,8 +99,25 @@ class ProgressBar:
         width = shutil.get_terminal_size().columns - 1
         self._stream.write("\r\x1b[2K" + self.render(width))
         self._stream.flush()
-        self._drawn = True
+        global _visible
+        _visible, self._drawn = self, True
         self._next_draw = time.perf_counter() + REDRAW_S
+
+
+@contextlib.contextmanager
+def no_bars() -> Iterator[None]:
+    """Let no bar be drawn in a block, whoever's and in whatever thread.
+
+    A line that is written piece by piece would be wiped with it.
+    """
+    global _unwanted
+    _unwanted += 1
+    try:
+        if _visible is not None:
+            _visible.close()
+        yield
+    finally:
+        _unwanted -= 1
 
 
 def progress(items: Iterable[T], label: str = "", total: int | None = None) -> Iterator[T]:

@@ -6,7 +6,7 @@ import pytest
 
 from baregrad.base import progress as module
 from baregrad.base.options import options
-from baregrad.base.progress import ProgressBar, progress
+from baregrad.base.progress import ProgressBar, no_bars, progress
 
 
 class Terminal(io.StringIO):
@@ -81,3 +81,19 @@ def test_the_bar_fills_with_the_work() -> None:
 def test_progress_yields_everything() -> None:
     assert list(progress(iter(range(5)))) == [0, 1, 2, 3, 4]
     assert list(progress([3, 1], "x")) == [3, 1]
+
+
+def test_no_bar_wipes_a_line_that_is_being_written() -> None:
+    terminal = Terminal()
+    with options.override(progress="on"), ProgressBar(9, stream=terminal) as bar:
+        bar.advance()
+        with no_bars():
+            wiped = terminal.getvalue()
+            assert wiped.endswith("\r\x1b[2K")
+            with no_bars():
+                bar.advance()
+            with ProgressBar(2, stream=terminal) as other:
+                other.advance()
+            assert terminal.getvalue() == wiped
+        bar.advance()
+        assert "3/9" in terminal.getvalue()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import sys
 import time
+from types import MappingProxyType
 from typing import Any
 
-from baregrad.base.progress import ProgressBar
+from baregrad.base.progress import ProgressBar, no_bars
 from baregrad.llm.generation.layer_pages import CACHE_TYPES
 from baregrad.llm.generation.opened import EngineSettings, OpenedModel, open_to_ask
 from baregrad.llm.generation.request import Stream
@@ -39,7 +41,7 @@ def add_model_options(parser: argparse.ArgumentParser) -> None:
 
 # How tokens are drawn in a terminal where neither its user nor the model's file says it, as by
 # llama.cpp's programs: all of a small model's distribution is soon nonsense.
-USUAL = {"temperature": 0.8, "top_p": 0.95, "min_p": 0.05}
+USUAL = MappingProxyType({"temperature": 0.8, "top_p": 0.95, "min_p": 0.05})
 
 
 def add_sampling_options(parser: argparse.ArgumentParser) -> None:
@@ -102,22 +104,25 @@ def show(stream: Stream, output: Any = None) -> tuple[str, str | None]:
     out = sys.stdout if output is None else output
     text, reason = "", None
     pieces = iter(stream)
-    while True:
-        try:
-            piece = next(pieces, None)
-        except KeyboardInterrupt:
-            stream.cancel()
-            # What is on its way is thrown away; the last piece says that it was cancelled. An
-            # iterator that was interrupted has ended, so this is another one.
-            for piece in stream:
-                reason = piece.reason
-            return text, reason
-        if piece is None:
-            return text, reason
-        out.write(piece.text)
-        out.flush()
-        text += piece.text
-        reason = piece.reason
+    with contextlib.ExitStack() as while_written:
+        while True:
+            try:
+                piece = next(pieces, None)
+            except KeyboardInterrupt:
+                stream.cancel()
+                # What is on its way is thrown away; the last piece says that it was cancelled. An
+                # iterator that was interrupted has ended, so this is another one.
+                for piece in stream:
+                    reason = piece.reason
+                return text, reason
+            if piece is None:
+                return text, reason
+            if not text and piece.text:
+                while_written.enter_context(no_bars())
+            out.write(piece.text)
+            out.flush()
+            text += piece.text
+            reason = piece.reason
 
 
 class AnswerClock:

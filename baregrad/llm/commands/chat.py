@@ -71,17 +71,19 @@ def answer(
     The oldest turns are left out where a conversation no longer fits the context.
     """
     context = model.engine.stepper.context
-    tokens = model.chat_tokens(messages)
+    kept = list(messages)
+    tokens = model.chat_tokens(kept)
     while len(tokens) > context * 3 // 4:
-        begin = 1 if messages[0]["role"] == "system" else 0
-        if len(messages) - begin < 3:
+        begin = 1 if kept[0]["role"] == "system" else 0
+        if len(kept) - begin < 3:
             break
-        del messages[begin : begin + 2]
-        tokens = model.chat_tokens(messages)
+        del kept[begin : begin + 2]
+        tokens = model.chat_tokens(kept)
     if len(tokens) >= context:
         messages.pop()
         print(f"(that is {len(tokens)} tokens, more than the context of {context})")
         return
+    messages[:] = kept
     clock = AnswerClock()
     stream = model.ask(tokens, sampling)
     text, reason = show(stream)

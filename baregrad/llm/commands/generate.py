@@ -68,6 +68,10 @@ def _form(given: argparse.Namespace) -> AnswerForm | None:
         if path is not None:
             try:
                 return AnswerForm(kind, Path(path).read_text("utf-8"))
-            except (OSError, ValueError) as error:
+            except OSError as error:
+                raise ArgumentError(
+                    f"the {kind} cannot be read", found=f"{path}: {error.strerror}"
+                ) from error
+            except ValueError as error:
                 raise ArgumentError(f"the {kind} cannot be read", found=str(error)) from error
     return None

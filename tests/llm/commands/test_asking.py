@@ -98,6 +98,7 @@ def test_chat_keeps_and_forgets_what_was_said(
     # What does not fit is told, and is no part of the conversation.
     assert "more than the context" in out
     assert "x" * 900 not in asked[4]
+    assert asked[4][:2] == ["Sys", "three <|im_end|>"]
 
 
 def test_chat_needs_a_template(tmp_path: Path) -> None:
