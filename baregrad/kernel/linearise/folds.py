@@ -4,10 +4,10 @@ Along an axis whose threads lie in one warp, lanes exchange values: point i meet
 then i + n/4, and so on, and every lane ends with the same bits because what is combined commutes.
 Any other axis goes through shared memory: all write, meet, and each reads and folds all points in
 the order of the evaluator; of a long one those of its own lane, which are apart by whole warps,
-before lanes exchange what they found. Vectors of many points are folded by a thread for each element, which
-shows the others what it found. Where a statement has several sums of threads, as those of some rows
-side by side, they are folded together: threads meet once for all, and no exchange waits for another
-sum's.
+before lanes exchange what they found. Vectors of many points are folded by a thread for each
+element, which shows the others what it found. Where a statement has several sums of threads, as
+those of some rows side by side, they are folded together: threads meet once for all, and no
+exchange waits for another sum's.
 
 A running fold is one of each thread's own elements, after what is before that thread: lanes find
 that by the same exchanges, warps by what each of them comes to.

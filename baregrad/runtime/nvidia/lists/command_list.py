@@ -128,21 +128,10 @@ class NvBoundList:
         """
         if self._stale or self._symbolic:
             self._set_variables(commands, variables)
-        needed = self._needed
-        if len(buffers) != len(needed):
+        if len(buffers) != len(self._needed):
             commands.check_slots(buffers)
         serials = tuple(map(_serial_of, buffers))
-        # One step of the interpreter for all of them, as far as that goes: calls wait for this.
-        if (
-            -1 in serials
-            or any(map(lt, map(_nbytes_of, buffers), needed))
-            or any(map(and_, map(_readonly_of, buffers), self._writes))
-            or not {self.device}.issuperset(map(_device_of, buffers))
-        ):
-            for index, buffer in enumerate(buffers):
-                check_buffer(
-                    buffer, self.device, needed[index], self._writes[index], f"slot {index}"
-                )
+        self._check(buffers, serials)
         blocks: list[MemoryBlock] = list(map(_block_of, buffers))
         addresses = list(map(_address_of, buffers))
         kind = self._kind
@@ -171,6 +160,21 @@ class NvBoundList:
             self._set_serials(image, serials)
             image.blocks = list(dict.fromkeys(blocks))
         return image, blocks
+
+    def _check(self, buffers: Sequence[Buffer], serials: tuple[int, ...]) -> None:
+        """Raise DeviceError for buffers that do not fit, of these serials."""
+        # One step of the interpreter for all of them, as far as that goes: calls wait for this.
+        if (
+            -1 in serials
+            or any(map(lt, map(_nbytes_of, buffers), self._needed))
+            or any(map(and_, map(_readonly_of, buffers), self._writes))
+            or not {self.device}.issuperset(map(_device_of, buffers))
+        ):
+            needed, writes = self._needed, self._writes
+            for index, buffer in enumerate(buffers):
+                check_buffer(
+                    buffer, self.device, needed[index], writes[index], f"slot {index}"
+                )
 
     def _set_serials(self, image: ListImage, serials: tuple[int, ...] | None) -> None:
         """Note the buffers that an image may be submitted for as it is, None for none."""
