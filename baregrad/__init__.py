@@ -8,6 +8,7 @@ Beside those in `__all__` it has PyTorch's functions and dtypes under their name
 from __future__ import annotations
 
 import importlib
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -90,6 +91,9 @@ _ROOMS = (
     "amp", "array_api", "autograd", "cuda", "data", "distributions", "func", "io", "utils",
 )
 
+# Modules that PyTorch has at its top.
+_MODULES = MappingProxyType({"backends": "utils.backends", "random": "tensor.generators"})
+
 __all__ = [
     "BaregradError",
     "DType",
@@ -131,8 +135,8 @@ def __getattr__(name: str) -> Any:
             return getattr(importlib.import_module(module), name)
     if name in _ROOMS:
         return importlib.import_module(f"baregrad.{name}")
-    if name == "random":
-        return importlib.import_module("baregrad.tensor.generators")
+    if name in _MODULES:
+        return importlib.import_module(f"baregrad.{_MODULES[name]}")
     if name.startswith("__"):
         raise AttributeError(f"module 'baregrad' has no attribute {name!r}")
     from baregrad.tensor import torch_names

@@ -1,6 +1,6 @@
-"""What PyTorch's `torch.utils` has of ours, under its names: data sets, checkpoints of activations.
+"""What PyTorch has of ours in other places, under its names: data sets, checkpoints, settings.
 
-Nothing lives here but names; imports `data` and `func`.
+Nothing lives here but names; imports `data`, `func` and `tensor`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from baregrad.base.namespaces import unknown_name
 
 if TYPE_CHECKING:
+    from baregrad.utils import backends as backends
     from baregrad.utils import checkpoint as checkpoint
     from baregrad.utils import data as data
 
-__all__ = ["checkpoint", "data"]
+__all__ = ["backends", "checkpoint", "data"]
 
 
 def __getattr__(name: str) -> object:

@@ -11,6 +11,7 @@ import torch
 import baregrad
 from baregrad import Tensor, amp, cuda, nn, optim
 from baregrad.base.errors import ArgumentError, DriverError, IndexOutOfRange
+from baregrad.base.options import options
 from baregrad.utils import data
 from baregrad.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -191,3 +192,20 @@ def test_what_is_refused() -> None:
             place = getattr(place, part)
         with pytest.raises(AttributeError, match="the nearest"):
             getattr(place, name)
+
+
+def test_settings_of_backends() -> None:
+    baregrad.backends.cudnn.benchmark = True
+    baregrad.backends.cudnn.deterministic = False
+    baregrad.backends.cuda.enable_flash_sdp(False)
+    assert baregrad.backends.cudnn.benchmark
+    assert not baregrad.backends.mps.is_available()
+    with options.override():
+        before = baregrad.get_float32_matmul_precision()
+        baregrad.backends.cuda.matmul.allow_tf32 = True
+        assert baregrad.get_float32_matmul_precision() == "high"
+        assert baregrad.backends.cuda.matmul.allow_tf32
+        baregrad.backends.cuda.matmul.allow_tf32 = False
+        baregrad.set_float32_matmul_precision(before)
+    with pytest.raises(AttributeError, match="'benchmark'"):
+        baregrad.backends.cudnn.bench_mark = True
