@@ -80,6 +80,7 @@ def plan_reductions(plan: SumPlan) -> Schedule:
     order: list[PlannedAxis] = []
     if lane is None:
         plan.because("no vectors: scalars cost the largest reduction no more")
+        _unroll_scalars(plan)
     else:
         kind = "a reduced axis, folded at the end" if lane.reduced else "an axis of the output"
         plan.because("vectors of up to {} along {}, {}: its loads cost least",
@@ -97,6 +98,23 @@ def plan_reductions(plan: SumPlan) -> Schedule:
         if late is not None:
             store_late(plan, late)
     return plan.schedule(names, pool)
+
+
+def _unroll_scalars(plan: SumPlan) -> None:
+    """Make several sums of scalars side by side, each of which waits for its last addition.
+
+    They are neighbours' along a short axis, so that no sum has another order.
+    """
+    if len(plan.facts.reductions) > 1 or iterations(plan.main.own) <= FEW:
+        return
+    for axis in reversed(plan.axes):
+        if axis.reduced or axis.planned or not axis.inside(plan.main.free):
+            continue
+        if 1 < axis.size <= MOST_ROWS and axis.extent == axis.size:
+            plan.because("{} sums of {} side by side: each waits for its last addition",
+                         axis.size, axis.name)
+            plan.unroll(axis, axis.size)
+            return
 
 
 def _unroll_packed(plan: SumPlan, own: tuple[Node, ...], room: int) -> None:

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 
 from baregrad.dtypes import DType, dtypes
+from baregrad.ir.core import index
 from baregrad.ir.core.node import alu, const, range_node
 from baregrad.ir.core.op import Ops
 from baregrad.kernel import choose_schedule
 from baregrad.kernel.language.schedule import (
     Bind,
     Reorder,
+    Schedule,
 )
 from baregrad.tensor import Tensor
 from tests.kernel import kernels as k
@@ -137,3 +139,25 @@ def test_functions_of_elements_that_lie_apart_are_summed_in_lanes(dtype: DType) 
     found = x.realize()[:, 1:4].float().exp().sum()
     wanted = np.exp(x.float().numpy()[:, 1:4].astype(np.float64)).sum()
     np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
+
+
+def test_scalars_are_summed_side_by_side_in_the_order_of_one_sum() -> None:
+    """Of rows in reach of a filter's 5 taps, too short for lanes, the taps' sums wait in turns."""
+    taps, steps, columns = (k.range_node(size, place) for place, size in enumerate((5, 16, 3)))
+    place = index.add(columns, taps)
+    read = k.guard(index.inside(place, 6), k.at(k.param(1, 16, 6), steps, place))
+    product = alu(Ops.MUL, read, k.at(k.param(2, 16, 3), steps, columns))
+    kernel = k.kernel(k.out(k.param(0, 5), k.reduce(Ops.ADD, product, steps, columns), taps))
+    schedule = choose_schedule(kernel, host())
+    side_by_side = [step for step in schedule.steps if step == Bind("i0", "unroll")]
+    assert len(side_by_side) == 1
+    alone = Schedule(tuple(step for step in schedule.steps if step not in side_by_side))
+    generator = np.random.default_rng(5)
+    x, weights = (generator.normal(size=size).astype(np.float32) for size in ((16, 6), (16, 3)))
+    found, wanted = np.zeros(5, np.float32), np.zeros(5, np.float32)
+    run(kernel, schedule, [found, x, weights], 1)
+    run(kernel, alone, [wanted, x, weights], 1)
+    assert found.tobytes() == wanted.tobytes()
+    padded = np.pad(x.astype(np.float64), ((0, 0), (0, 2)))
+    exact = [(padded[:, tap : tap + 3] * weights).sum() for tap in range(5)]
+    np.testing.assert_allclose(found, exact, rtol=1e-5)
