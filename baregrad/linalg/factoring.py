@@ -20,6 +20,8 @@ from baregrad.tensor.ops.shapes import stored
 BLOCK = 32
 # Of how many columns, at most, a panel becomes narrower at a time.
 _VECTOR = 8
+# Rows of U that are solved for at once.
+_ROWS = 8
 
 
 def block_of(count: int) -> int:
@@ -139,7 +141,7 @@ def _lu_step(
     Rows stay where they are, those of earlier pivots too: (B, m, w), (B, w, n), (B, w), then what
     is left, to which place swaps brought each row, which row is at each place, and the next place.
     """
-    panel, columns, pivots, swaps = left[:, :, :width], [], [], []
+    panel, columns, heads, pivots, swaps = left[:, :, :width], [], [], [], []
     rows = left.shape[1]
     places = Tensor.arange(rows, device=left.device)
     for column in range(width):
@@ -162,14 +164,46 @@ def _lu_step(
         kept = math.ceil((width - column - 1) / _VECTOR) * _VECTOR
         panel = stored(shifted(panel - factor * row, 0, 1)[:, :, :kept])
         columns.append(factor)
+        heads.append(row[:, :, : width - column].pad((column, 0)))
         pivots.append(pivot)
         swaps.append(place)
     chosen = stored(Tensor.cat(*pivots, dim=1))
     lower = stored(Tensor.cat(*columns, dim=2))
-    unit = take_rows(lower, chosen) + Tensor.eye(width, dtype=left.dtype, device=left.device)
-    upper = stored(inverse_lower(unit) @ take_rows(left, chosen))
-    rest = shifted(left - lower @ upper, 0, width)
+    # Of the panel itself the rows that elimination left: those that one computes anew, where L has
+    # a large inverse, are another matrix's.
+    upper = stored(Tensor.cat(*heads, dim=1))
+    rest = shifted(left, 0, width)
+    if left.shape[2] > width:
+        right = left[:, :, width:]
+        tail = stored(_rows_of_upper(take_rows(lower, chosen), take_rows(right, chosen)))
+        upper = stored(Tensor.cat(upper, tail, dim=2))
+        rest = (right - lower @ tail).pad((0, width))
     return lower, upper, stored(Tensor.cat(*swaps, dim=1)), rest, position, order, turn
+
+
+def _rows_of_upper(lower: Tensor, wanted: Tensor) -> Tensor:
+    """x (B, w, n) of (lower + 1) @ x = wanted, of which what is below the diagonal is read.
+
+    A few rows at a time: their inverses have elements of 2**(_ROWS - 1) at most, as no element of L
+    is above 1, so that factors leave little even where L's own inverse is large.
+    """
+    width = lower.shape[1]
+    blocks = -(-width // _ROWS)
+    lower, wanted = padded(lower, blocks * _ROWS), wanted.pad((0, 0, 0, blocks * _ROWS - width))
+    cut = lower.reshape(lower.shape[0], blocks, _ROWS, blocks, _ROWS).diagonal(0, 1, 3)
+    corners = cut.permute(0, 3, 1, 2).reshape(lower.shape[0] * blocks, _ROWS, _ROWS).tril(-1)
+    unit = stored(corners + Tensor.eye(_ROWS, dtype=lower.dtype, device=lower.device))
+    inverses = stored(inverse_lower(unit).reshape(lower.shape[0], blocks, _ROWS, _ROWS))
+    found: list[Tensor] = []
+    for block_at in range(blocks):
+        rows = slice(block_at * _ROWS, (block_at + 1) * _ROWS)
+        left = wanted[:, rows]
+        if found:
+            before = stored(Tensor.cat(*found, dim=1)) if block_at > 1 else found[0]
+            left = stored(left - stored(lower[:, rows, : rows.start]) @ before)
+        found.append(stored(inverses[:, block_at] @ left))
+    whole = stored(Tensor.cat(*found, dim=1)) if blocks > 1 else found[0]
+    return whole[:, :width]
 
 
 def _sizes(x: Tensor) -> Tensor:

@@ -121,6 +121,17 @@ def test_lu_is_its_definition(shape: tuple[int, ...], dtype: str) -> None:
     close(up, torch.linalg.lu(torch.tensor(x)).U, norm(x), dtype, times=300.0)
 
 
+def test_factors_of_which_one_has_a_large_inverse_leave_little() -> None:
+    """L has an inverse of 2**39, as pivoting lets it; L @ U is x but for rounding all the same."""
+    count = 40
+    low = np.tril(np.full((count, count), -0.99), -1) + np.eye(count)
+    x = low @ (np.triu(given((count, count))) / 6 + 2 * np.eye(count))
+    p, low, up = (part.numpy() for part in linalg.lu(Tensor(x)))
+    assert np.abs(np.linalg.inv(low)).max() > 1e10
+    bound = 16 * EPSILON["float64"] * float((np.abs(low) @ np.abs(up)).max())
+    assert float(np.abs(p @ low @ up - x).max()) <= bound
+
+
 def test_lu_of_a_singular_matrix() -> None:
     x = np.array([[0.0, 0.0, 1.0], [0.0, 0.0, 2.0], [0.0, 3.0, 4.0]])
     p, low, up = (part.numpy() for part in linalg.lu(Tensor(x)))
