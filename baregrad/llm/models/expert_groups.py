@@ -73,7 +73,7 @@ class ExpertGroups:
         number = Tensor.arange(self.tiles, dtype=dtypes.int32, device=index.device)
         passed = (ends.unsqueeze(0) <= number.unsqueeze(1)).sum(1, dtype=dtypes.int32)
         self.experts = stored(passed.minimum(count - 1))
-        self._number, self._taken = number, stored(ends[-1:])
+        self._taken = stored(ends[-1:])
         nobody = Tensor.full((self.tiles * rows,), -1, dtype=dtypes.int32, device=index.device)
         self._rows = nobody.scatter(0, self._place.cast(dtypes.int64), order)
 
@@ -98,7 +98,10 @@ class ExpertGroups:
         the last ones, from a number in memory on.
         """
         product = for_tiles(weight, x.dtype, self.rows).at(self.experts).each(x)
-        return (self._number < self._taken)[:, None, None].where(product, 0)
+        # Counted here: a captured call keeps numbers that were counted before in memory, from which
+        # no compiler knows that tiles up to one place are there.
+        number = Tensor.arange(self.tiles, dtype=dtypes.int32, device=x.device)
+        return (number < self._taken)[:, None, None].where(product, 0)
 
     def gather(self, x: Tensor) -> Tensor:
         """Return what tiles (tiles, rows, width) hold for each token: (T, used, width)."""

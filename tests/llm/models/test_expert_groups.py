@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from baregrad import Tensor, bind, dtypes, jit, variable
 from baregrad.base.options import options
+from baregrad.engine.backends import CompiledBackend
 from baregrad.graph import canonicalise
 from baregrad.io.gguf import PackedWeight, by_name
+from baregrad.kernel import choose
 from baregrad.kernel.facts.analysis import facts_of
+from baregrad.kernel.gpu.pictures import pipeline_lines
 from baregrad.kernel.loops.sharing import prepare
 from baregrad.kernel.planning.gpu.gpu_schedule import choose_gpu_schedule
 from baregrad.llm.models import expert_groups
@@ -19,7 +24,7 @@ from baregrad.llm.models.traits import ExpertTraits, LayerTraits
 from baregrad.schedule import make_plan
 from baregrad.schedule.plan import Plan
 from tests.graph.streams.test_passes import graph_of
-from tests.kernel.gpu_kernels import HOPPER
+from tests.kernel.gpu_kernels import HOPPER, lowered
 
 
 def multiply(x: Tensor, index: Tensor, weight: Tensor, rows: int) -> Tensor:
@@ -41,6 +46,31 @@ def test_each_row_is_multiplied_by_its_expert(
     weight = random.integers(-4, 5, (count, 3, 8)).astype(np.float32)
     found = multiply(Tensor(x), Tensor(index), Tensor(weight), rows).numpy()
     assert np.array_equal(found, np.einsum("tk,tunk->tun", x, weight[index]))
+
+
+def test_a_captured_call_tells_tiles_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are there from those that are not, which no product takes a step for."""
+    sinks: list[Any] = []
+    real = CompiledBackend.prepare
+
+    def prepare(self: CompiledBackend, program: Any, donated: Any) -> Any:
+        sinks.append(program.sink)
+        return real(self, program, donated)
+
+    with options.override(device="NULL"):
+        groups = ExpertGroups(Tensor.zeros(4096, 1, dtype="int32").contiguous().realize(), 8, 128)
+        x, matrices = (
+            Tensor.zeros(*shape, dtype=dtypes.bfloat16).contiguous().realize()
+            for shape in ((groups.tiles, 128, 4096), (8, 2048, 4096))
+        )
+        groups.realize()
+        weight = PackedWeight(by_name("BF16"), (8, 2048, 4096), matrices)
+        monkeypatch.setattr(CompiledBackend, "prepare", prepare)
+        jit(lambda x: groups.times(weight, x))(x)
+    (sink,) = sinks
+    (kernel,) = make_plan(canonicalise(sink, target=HOPPER), target=HOPPER).kernels
+    loop, _ = lowered(kernel, choose(kernel, HOPPER).schedule)
+    assert "stored behind all others" in pipeline_lines(loop, HOPPER)[-1]
 
 
 def test_rows_of_nobody_are_zeros() -> None:
