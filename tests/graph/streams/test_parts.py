@@ -18,7 +18,7 @@ from baregrad.ir.core.op import Ops
 from baregrad.ir.evaluate.alu import to_raw
 from baregrad.ir.evaluate.tensor_level import evaluate_all
 from baregrad.kernel import choose
-from baregrad.kernel.language.schedule import Split, StreamTiles
+from baregrad.kernel.language.schedule import Bind, Split, StreamTiles
 from baregrad.schedule import make_plan
 from baregrad.tensor import Tensor
 from tests.graph.graphs.gpu_graphs import HOPPER
@@ -77,6 +77,17 @@ def test_parts_are_put_together_in_one_order(heads: int, columns: int) -> None:
         summed = [step for step in steps[1] if isinstance(step, Split) and step.axis[0] == "r"]
         found.add(tuple([size for step in summed for _, size in step.parts]))
     assert len(found) == 1
+
+
+def test_few_threads_put_parts_together() -> None:
+    """Four of them have all 32 of a column, whose loads are under way together, without a loop."""
+    given = inputs(BRAIN, (2, 8, 1, 128), *[(2, 2, 1024, 128)] * 2)
+    steps, _ = steps_of(graph_of(attention(enable_gqa=True)(*given), given))
+    (split,) = [step for step in steps[1] if isinstance(step, Split) and step.axis[0] == "r"]
+    units = {step.axis: step.unit for step in steps[1] if isinstance(step, Bind)}
+    assert {units.get(name): size for name, size in split.parts if size} == {
+        "unroll": 8, "thread_y": 4,
+    }  # fmt: skip
 
 
 def test_many_rows_are_not_parted() -> None:

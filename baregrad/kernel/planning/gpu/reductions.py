@@ -59,6 +59,12 @@ TOGETHER, MOST_STEPS = 4, 16
 # each of which waits for the one before, took 22 us on an H200.
 MUCH_WASTED = 16
 COLUMN_ELEMENTS = 16
+# States of several numbers of a column that a thread puts together, at most, before others share
+# it: those of two threads cost as much as many steps of one. No loop is left of so few, nor of
+# so many states of all columns of a thread, as their type says and not how many columns there are:
+# their loads are under way together. (32 parts of 64 x 32 x 128 sums by 4 threads in place of 8: an
+# H200 took 303 us for all in place of 310. By 2 threads 32 parts of 32 sums took 0.5 us more.)
+STATE_STEPS, STATES = 8, 128
 # Elements of each thread before blocks share what comes after sums that each of them makes, and the
 # operations of an element that are one element's.
 BLOCK_ELEMENTS, ELEMENT_OPS = 16, 32
@@ -159,6 +165,10 @@ def _plan_columns(
     most = min(plan.most_lanes(inner[-1]), COLUMN_ELEMENTS)
     lanes = plan.pick("lanes", powers_from(lanes, 1, widest))
     warps = WARPS if length >= LONG_COLUMN else 1
+    few = min(next_power_of_two(-(-length // STATE_STEPS)), WARPS)
+    if not plain and not exact and length % few == 0:
+        # All have as many steps: states need not have one that changes nothing.
+        warps = few
     warps = plan.pick("warps", powers_from(warps, 1, min(MOST_WARPS, length)))
     written = plan.by_stride(rows, plan.write)
     is_along = written[-1] is inner[-1]
@@ -180,7 +190,11 @@ def _plan_columns(
         plan.taken.update(own)
         steps = max(min(COLUMN_ELEMENTS // most, TOGETHER, length // (4 * warps)), 1)
         steps = plan.pick("steps", powers_from(steps, 1, min(MOST_STEPS, length // warps)))
-        units = [("unroll", steps)] if steps > 1 and _has_several(reduction) else []
+        if not _has_several(reduction):
+            each, left = divmod(iterations(reduction.own), warps)
+            is_whole = not left and all(isinstance(extent_of(axis), int) for axis in own)
+            steps = each if is_whole and each <= min(STATE_STEPS, STATES // most) else 1
+        units = [("unroll", steps)] if steps > 1 else []
         if warps > 1:
             units.append(("thread_y", warps))
         if units:
