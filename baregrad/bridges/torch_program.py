@@ -38,6 +38,8 @@ class _Source:
 # back to the system and comes again page by page: 1,400 in a step of a small transformer, 1.6 us
 # each.
 _LARGE_NBYTES = 128 << 10
+# The memory that PyTorch's tensors lie in, which they keep: a buffer there begins at its address.
+_READ, _WRITTEN = Memory(0, 0, readonly=True), Memory(0, 0)
 # The shapes and dtypes of a call's arguments.
 _Kind = tuple[tuple[tuple[int, ...], Any], ...]
 
@@ -97,14 +99,14 @@ class _Replays:
         whole = [
             one if one.is_contiguous() else one.detach().contiguous() for one in arguments
         ]
-        read = self._buffers(self._known, whole, readonly=True)
+        read = self._buffers(self._known, whole, _READ)
         made = [None if one is None else empty_like(one) for one in self._small]
         for place, example, kind in self._large:
             memory = self._device.allocate(ctypes.sizeof(kind)).memory
             seen = kind.from_address(memory.address)
             seen.memory = memory
             made[place] = torch.frombuffer(seen, dtype=example.dtype).view_as(example)
-        written = self._buffers(self._written, made, readonly=False)
+        written = self._buffers(self._written, made, _WRITTEN)
         if not self._over.run(read, written):
             return None
         return [
@@ -113,16 +115,15 @@ class _Replays:
         ]
 
     def _buffers(
-        self, known: list[Buffer | None], tensors: Sequence[Any], *, readonly: bool
+        self, known: list[Buffer | None], tensors: Sequence[Any], memory: Memory
     ) -> list[Buffer]:
-        """The tensors' memory; what is `known` by its address is as large as before."""
+        """Where tensors lie in `memory`; what is `known` by its address is as large as before."""
         found: list[Buffer] = []
-        place = 0
+        device, place = self._device, 0
         for one in tensors:
             address, buffer = one.data_ptr(), known[place]
             if buffer is None or buffer.address != address:
-                memory = Memory(address, one.nbytes, readonly=readonly)
-                buffer = known[place] = Buffer(self._device, memory, 0, memory.nbytes)
+                buffer = known[place] = Buffer(device, memory, address, one.nbytes)
             found.append(buffer)
             place += 1  # noqa: SIM113 - one of these loops runs at each call
         return found
