@@ -14,10 +14,10 @@ def test_commands_lie_in_another_run_of_their_list_in_proportion() -> None:
     slower = placed(labels, lengths, 1_000_000, 1_430_000)
     assert slower.begin_ns == (1_010_000, 1_115_000, 1_115_000)
     assert slower.end_ns == (1_115_000, 1_115_000, 1_430_000)
-    # By a tenth at most; the rest lies before those that take time.
-    apart = placed(labels, lengths, 0, 500_000)
-    assert apart.begin_ns == (35_000, 145_000, 170_000)
-    assert apart.end_ns == (145_000, 145_000, 500_000)
+    # By a quarter at most; the rest lies before those that take time.
+    apart = placed(labels, lengths, 0, 560_000)
+    assert apart.begin_ns == (35_000, 160_000, 185_000)
+    assert apart.end_ns == (160_000, 160_000, 560_000)
     launched = placed(labels, lengths, 0, 405_000)
     assert launched.durations_ns() == lengths and launched.begin_ns[0] == 5_000
     faster = placed(labels, lengths, 0, 200_000)
