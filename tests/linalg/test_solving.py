@@ -109,7 +109,9 @@ def test_ill_conditioned_systems_leave_small_residuals() -> None:
     close(low @ found, b, float((np.abs(low) @ np.abs(found)).max()), "float64")
 
 
-@pytest.mark.parametrize(("dtype", "orders"), [("float64", 12), ("float32", 5)])
+@pytest.mark.parametrize(("dtype", "orders"), [
+    ("float64", 12), pytest.param("float32", 5, marks=pytest.mark.slow),
+])  # fmt: skip
 def test_inverses_of_ill_conditioned_matrices_leave_little_on_the_left(
     dtype: str, orders: int
 ) -> None:
