@@ -59,11 +59,9 @@ TOGETHER, MOST_STEPS = 4, 16
 # each of which waits for the one before, took 22 us on an H200.
 MUCH_WASTED = 16
 COLUMN_ELEMENTS = 16
-# States of several numbers of a column that a thread puts together, at most, before others share
-# it: those of two threads cost as much as many steps of one. No loop is left of so few, nor of
-# so many states of all columns of a thread, as their type says and not how many columns there are:
-# their loads are under way together. (32 parts of 64 x 32 x 128 sums by 4 threads in place of 8: an
-# H200 took 303 us for all in place of 310. By 2 threads 32 parts of 32 sums took 0.5 us more.)
+# States of several numbers that a thread puts together of a column, at most, before others share
+# it, and of all columns that it may have by their type: no loop is left of so few. (32 parts of
+# 64 x 32 x 128 sums by 4 threads, not 8: 303 us in place of 310 on an H200.)
 STATE_STEPS, STATES = 8, 128
 # Elements of each thread before blocks share what comes after sums that each of them makes, and the
 # operations of an element that are one element's.
@@ -159,16 +157,15 @@ def _plan_columns(
         ways = {f"{down} threads": partial(lay, most=down) for down in first}
         plan.best("columns", ways)(plan)
         return
-    whole = plan.whole_lanes(lanes, inner[-1])
-    lanes = _column_lanes(plan, whole, iterations(rows), width, 2 if plain else 1)
+    lanes = plan.whole_lanes(lanes, inner[-1])
+    lanes = _column_lanes(plan, lanes, iterations(rows), width, 2 if plain else 1)
     # The order of a sum does not hang on how many columns there are.
     most = min(plan.most_lanes(inner[-1]), COLUMN_ELEMENTS)
     lanes = plan.pick("lanes", powers_from(lanes, 1, widest))
-    warps = WARPS if length >= LONG_COLUMN else 1
+    # All have as many steps of states, which need not have one that changes nothing.
     few = min(next_power_of_two(-(-length // STATE_STEPS)), WARPS)
-    if not plain and not exact and length % few == 0:
-        # All have as many steps: states need not have one that changes nothing.
-        warps = few
+    most_warps = WARPS if length >= LONG_COLUMN else 1
+    warps = most_warps if plain or exact or length % few else few
     warps = plan.pick("warps", powers_from(warps, 1, min(MOST_WARPS, length)))
     written = plan.by_stride(rows, plan.write)
     is_along = written[-1] is inner[-1]
@@ -188,15 +185,8 @@ def _plan_columns(
         if not own or not plan.taken.isdisjoint(own):
             continue
         plan.taken.update(own)
-        steps = max(min(COLUMN_ELEMENTS // most, TOGETHER, length // (4 * warps)), 1)
-        steps = plan.pick("steps", powers_from(steps, 1, min(MOST_STEPS, length // warps)))
-        if not _has_several(reduction):
-            each, left = divmod(iterations(reduction.own), warps)
-            is_whole = not left and all(isinstance(extent_of(axis), int) for axis in own)
-            steps = each if is_whole and each <= min(STATE_STEPS, STATES // most) else 1
-        units = [("unroll", steps)] if steps > 1 else []
-        if warps > 1:
-            units.append(("thread_y", warps))
+        steps = _column_steps(plan, reduction, own, warps, most, length)
+        units = [one for one in (("unroll", steps), ("thread_y", warps)) if one[1] > 1]
         if units:
             plan.parts(_as_one(plan, own), units)
     longest = max(columns, key=lambda axis: index.upper(extent_of(axis)), default=None)
@@ -230,6 +220,18 @@ def _has_several(reduction: Reduction) -> bool:
     Several numbers of one are in the order of a row, as those of a variance, but where any will do.
     """
     return reduction.node.arg.monoid.arity == 1 or _is_exact(reduction)
+
+
+def _column_steps(
+    plan: GpuPlan, reduction: Reduction, own: Sequence[Node], warps: int, most: int, length: int
+) -> int:
+    """Steps of a thread that are under way together; of a column of states all, or one."""
+    if _has_several(reduction):
+        steps = max(min(COLUMN_ELEMENTS // most, TOGETHER, length // (4 * warps)), 1)
+        return plan.pick("steps", powers_from(steps, 1, min(MOST_STEPS, length // warps)))
+    each, left = divmod(iterations(own), warps)
+    is_whole = not left and all(isinstance(extent_of(axis), int) for axis in own)
+    return each if is_whole and each <= min(STATE_STEPS, STATES // most) else 1
 
 
 def _lay_long_columns(
