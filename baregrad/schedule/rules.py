@@ -472,7 +472,7 @@ def find_sibling(
         return None
     readers = {request.draft for request in requests}
     below = dependents_of(readers)
-    own = _kernels_of_parts(fusion, node)
+    own = _kernels_of_parts(fusion, node, loop_extents(shape))
     running = _running_fold(node)
     for draft in (*own, *reversed(candidates[-SIBLINGS:])):
         if draft.sealed or draft.contraction is not None or draft in readers:
@@ -505,15 +505,19 @@ def _is_alike(fusion: Fusion, node: Node, draft: Draft) -> bool:
     )
 
 
-def _kernels_of_parts(fusion: Fusion, node: Node) -> list[Draft]:
-    """The kernels that write other parts of the tuple that `node`, or what it pads, is part of."""
+def _kernels_of_parts(fusion: Fusion, node: Node, extents: tuple[Any, ...]) -> list[Draft]:
+    """The kernels over `extents` that write other parts of the tuple of `node`, or of what it pads.
+
+    A PAD that is no part's place between zeros has loops over all that it fills: others' are too
+    few.
+    """
     part = node.src[0] if node.op is Ops.PAD else node
     if part.op is not Ops.PROJ:
         return []
     states = enumerate(part.src[0].arg.monoid.states)
     parts = [make_node(Ops.PROJ, dtype, part.src, place) for place, dtype in states]
     homes = [fusion.homes[part] for part in parts if part in fusion.homes]
-    return [draft for draft in homes if draft.extents == loop_extents(part.shape)]
+    return [draft for draft in homes if draft.extents == extents]
 
 
 def _sum_separately(fusion: Fusion, left: Node, right: Node) -> bool:

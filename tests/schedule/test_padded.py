@@ -21,6 +21,15 @@ def test_a_padded_image_in_memory_is_read_where_it_lies() -> None:
     check([convolve(x, param(1, 4, 4, 3, 3))], kernels=2)
 
 
+@pytest.mark.parametrize("first", (0, 1, 2))
+def test_a_padded_part_of_a_tuple_is_filled_up_whole(first: int) -> None:
+    """The kernel of another part has too few loops for what lies between zeros."""
+    top, place = param(0, 1, 16, 4, 4, 9).argmax(4)
+    result = convolve(convolve(top, param(1, 16, 16, 3, 3)), param(2, 16, 16, 3, 3))
+    outputs = [result, top, place]
+    check([*outputs[first:], *outputs[:first]], tolerance=1e-3)
+
+
 @pytest.mark.parametrize("extent", [8, 9])
 def test_taps_of_residues_are_read_where_they_lie(extent: int) -> None:
     x, k = param(0, 2, 16, extent, extent), param(1, 8, 16, 3, 3)
