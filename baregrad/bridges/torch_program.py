@@ -175,7 +175,8 @@ class TorchProgram:
             made.append(one.clone() if place in lying and one.numel() else one)
             lying.add(place)
         results = self._results[kind]
-        over, device = OverMemory.of(self._jitted), current_session().backend(self.device).device
+        over = OverMemory.of(self._jitted, *lent)
+        device = current_session().backend(self.device).device
         if over is not None and device.host_visible:
             self._replays[kind] = _Replays(over, device, arguments, made, results)
         return [_found(one, arguments, made) for one in results]

@@ -40,7 +40,7 @@ def test_each_result_lies_in_memory_of_its_own() -> None:
 
     run = TorchGraph(make_fx(function)(torch.zeros(3)))
     with options.override(device="CPU"):
-        # The fourth call and later ones run over PyTorch's memory.
+        # The third call and later ones run over PyTorch's memory.
         for _ in range(6):
             x = torch.ones(3)
             results = run(x)

@@ -102,8 +102,7 @@ class Jit(Generic[P, R]):
 
     def _call(self, session: Session, settings: Mapping[str, Any], call: Call) -> R:
         """A call that is looked at in full."""
-        read = settings["device"], settings["matmul_precision"]
-        key = (call.key, id(session), grad_enabled(), *read)
+        key = _key_of(session, settings, call)
         entry = self._entries.get(key)
         if entry is None and len(self._entries) >= CAPTURES_KEPT:
             return self._uncaptured(session, call)
@@ -158,10 +157,11 @@ class Jit(Generic[P, R]):
         """Where what is compiled is searched for as widely as was asked for."""
         return nullcontext() if self.beam is None else options.override(beam=self.beam)
 
-    @property
-    def replayed_last(self) -> Entry | None:
-        """What the last replay was of, None where none was looked at in full yet."""
-        return self._latest
+    def replayed(self, *args: Any) -> Entry | None:
+        """What calls with arguments like these are replayed by, None where none was captured."""
+        call = Call(args, {})
+        entry = self._entries.get(_key_of(current_session(), options.values(), call))
+        return None if entry is None or entry.replay is None else entry
 
     @property
     def _called(self) -> str:
@@ -172,6 +172,12 @@ class Jit(Generic[P, R]):
         self._entries.clear()
         self._latest = self._last = None
         self._has_warned = False
+
+
+def _key_of(session: Session, settings: Mapping[str, Any], call: Call) -> tuple[Any, ...]:
+    """What calls of one kind, which are replayed by one entry, have in common."""
+    read = settings["device"], settings["matmul_precision"]
+    return (call.key, id(session), grad_enabled(), *read)
 
 
 def _differ_in_numbers(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:

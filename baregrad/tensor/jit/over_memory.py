@@ -19,7 +19,7 @@ from baregrad.tensor.jit.jit import Jit
 
 
 class OverMemory:
-    """Calls like the last of a jitted function: tensors alone, none changed, of the same kinds.
+    """Calls of a jitted function that are like a known one: tensors alone, none changed.
 
     Whoever calls sees to it that arguments are of the shapes and dtypes of that call. Results are a
     tuple of fresh arrays.
@@ -37,12 +37,12 @@ class OverMemory:
         self._grad = grad_enabled()
 
     @staticmethod
-    def of(jitted: Jit[..., Any]) -> OverMemory | None:
-        """Such calls, None where a replay is more than its arguments', state's and results' arrays.
+    def of(jitted: Jit[..., Any], *args: Any) -> OverMemory | None:
+        """Calls like that with `args`, None where such a call was not captured yet.
 
-        Those of a function that was not replayed yet are not known either.
+        None too where a replay is more than its arguments', state's and results' arrays.
         """
-        entry, settings = jitted.replayed_last, options.values()
+        entry, settings = jitted.replayed(*args), options.values()
         if entry is None or settings["jit_check"] or not entry.is_plain:
             return None
         if entry.changes_what_is_given or entry.state.changes_gradients:
