@@ -100,7 +100,6 @@ class Subset(Dataset):
         return len(self.indices)
 
 
-@explained
 class StackDataset(Dataset):
     """Elements of several data sets beside each other: tuples, or dicts by the names given.
 
@@ -126,6 +125,7 @@ class StackDataset(Dataset):
         return len(next(iter(held)))
 
 
+@explained
 def random_split(
     dataset: Any, lengths: Sequence[float], generator: RandomSource | None = None
 ) -> list[Subset]:

@@ -54,6 +54,7 @@ def test_processes_share_places_out(drop_last: bool) -> None:
 def test_data_sets_beside_each_other() -> None:
     pairs = data.StackDataset(range(3), [4, 5, 6])
     named = data.StackDataset(a=range(3), b=[4, 5, 6])
+    assert isinstance(pairs, data.StackDataset)
     assert (len(pairs), pairs[1], named[2]) == (3, (1, 5), {"a": 2, "b": 6})
     with pytest.raises(ArgumentError, match="one length"):
         data.StackDataset(range(3), range(4))
