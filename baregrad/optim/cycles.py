@@ -10,7 +10,7 @@ from typing import NamedTuple
 from baregrad.base.errors import ArgumentError
 from baregrad.dtypes import dtypes
 from baregrad.optim.optimizer import Optimizer, ParamGroup
-from baregrad.optim.schedules import LRScheduler
+from baregrad.optim.schedules import Following, LRScheduler
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.link import session
 
@@ -33,8 +33,8 @@ class _Cycling(LRScheduler):
         """Return the momentum after `steps` steps, a float64 scalar."""
         raise NotImplementedError
 
-    def _set(self, is_next: bool = False) -> None:
-        super()._set(is_next)
+    def _set(self, following: Following) -> None:
+        super()._set(following)
         with Tensor.no_grad():
             for group, momentum in zip(self.optimizer.param_groups, self._cycled, strict=False):
                 momentum.copy_(self.momentum(self.steps).contiguous())

@@ -22,35 +22,39 @@ from baregrad.tensor.array.link import session
 _AT_END = 1e-9
 
 
+# What takes the place of a rate that something else set, of it and of the rate of count 0.
+Following = Callable[[Tensor, float], Tensor]
+
+
 class _Others:
     """What tells, for each group of parameters, whether something else set its rate."""
 
     def __init__(self) -> None:
-        # The rates that were set last, and whether others were seen since the count was set.
-        self._told: dict[int, Tensor] = {}
-        self._seen: dict[int, Tensor] = {}
+        # What the rates would be now if nothing else had set them.
+        self._own: dict[int, Tensor] = {}
 
     @property
     def tensors(self) -> list[Tensor]:
         """What is kept from step to step."""
-        return [*self._told.values(), *self._seen.values()]
+        return list(self._own.values())
 
-    def set(self, place: int, there: Tensor, rate: Tensor, followed: Tensor | None) -> None:
-        """Set a group's rate: of the count, or what follows the one that is there if it was set.
+    def set(
+        self, place: int, there: Tensor, base: float, rate: Tensor, following: Following
+    ) -> None:
+        """Set a group's rate: the one of the count, or what follows the one that is there."""
+        if place not in self._own:
+            self._own[place] = there.full_like(base)
+        own = self._own[place]
+        # Computed once, so that what is there and what is compared with it are the same number.
+        rate = rate.cast(there.dtype).contiguous()
+        followed = following(there.cast(dtypes.float64), base).cast(there.dtype)
+        there.copy_((there != own).where(followed, rate).contiguous())
+        own.copy_(rate)
 
-        followed: None where the count itself was set, so that what there was does not matter.
-        """
-        if place not in self._told:
-            self._told[place] = there.clone()
-            self._seen[place] = there.zeros_like().cast(dtypes.bool)
-        told, seen = self._told[place], self._seen[place]
-        if followed is None:
-            seen.copy_(seen.zeros_like())
-        else:
-            seen.copy_((seen | (there != told)).contiguous())
-            rate = seen.where(followed, rate)
-        there.copy_(rate.contiguous())
-        told.copy_(there)
+
+def _kept(rate: Tensor, base: float) -> Tensor:
+    """A rate that was loaded with the optimiser's state stays."""
+    return rate
 
 
 class LRScheduler:
@@ -74,11 +78,15 @@ class LRScheduler:
         self.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
         self.steps = Tensor(0.0, dtype=dtypes.float64, device=first.device)
         self._others = _Others()
-        self._set()
+        self._set(self.begun)
 
     def rate(self, base: float, steps: Tensor) -> Tensor:
         """Return the rate after `steps` steps, a float64 scalar, where `base` is that of 0."""
         raise NotImplementedError(f"{type(self).__name__} has no rate()")
+
+    def begun(self, rate: Tensor, base: float) -> Tensor:
+        """Return what the schedule starts at where something else set another rate before."""
+        return rate * (self.rate(base, self.steps) / base) if base else rate
 
     def moved(self, rate: Tensor, base: float, steps: Tensor) -> Tensor:
         """Return what follows a rate that something else set one step before `steps`.
@@ -102,21 +110,18 @@ class LRScheduler:
         """Move on by one step and change the rates of the optimiser."""
         with Tensor.no_grad():
             self.steps.add_(1)
-        self._set(is_next=True)
+        self._set(lambda rate, base: self.moved(rate, base, self.steps))
 
-    def _set(self, is_next: bool = False) -> None:
-        """Set the rates of the count; is_next: a step on from those that there are."""
+    def _set(self, following: Following) -> None:
+        """Set the rates of the count, or what follows those that something else set."""
         with Tensor.no_grad():
             groups = zip(self.optimizer.param_groups, self.base_lrs, strict=True)
             for place, (group, base) in enumerate(groups):
-                rate, there = self.rate(base, self.steps), group["lr"]
-                if not self.is_followed:
-                    there.copy_(rate.contiguous())
-                    continue
-                followed = (
-                    self.moved(there.cast(dtypes.float64), base, self.steps) if is_next else None
-                )
-                self._others.set(place, there, rate, followed)
+                rate = self.rate(base, self.steps)
+                if self.is_followed:
+                    self._others.set(place, group["lr"], base, rate, following)
+                else:
+                    group["lr"].copy_(rate.contiguous())
         # Computed with the optimiser's next step, and not later: the count would grow a chain.
         session().watching.companions.extend(
             weakref.ref(each._storage) for each in (self.steps, *self._others.tensors)
@@ -131,11 +136,17 @@ class LRScheduler:
         return {"last_epoch": round(self.steps.item()), "base_lrs": list(self.base_lrs)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` (or PyTorch's) returned."""
+        """Take over what `state_dict` (or PyTorch's) returned.
+
+        Rates that the optimiser's state brought stay as they are, and are gone on from.
+        """
+        self._count_from(state_dict)
+        self._set(_kept)
+
+    def _count_from(self, state_dict: Mapping[str, Any]) -> None:
         self.base_lrs = [float(rate) for rate in state_dict["base_lrs"]]
         with Tensor.no_grad():
             self.steps.copy_(Tensor(float(state_dict["last_epoch"]), dtype=dtypes.float64))
-        self._set()
 
 
 class StepLR(LRScheduler):
@@ -335,6 +346,10 @@ class SequentialLR(LRScheduler):
         self.milestones = list(milestones)
         super().__init__(optimizer)
 
+    def begun(self, rate: Tensor, base: float) -> Tensor:
+        """Return the first rate, whatever those of the schedules, as they were made, left."""
+        return self.rate(base, self.steps)
+
     def moved(self, rate: Tensor, base: float, steps: Tensor) -> Tensor:
         """Return what follows a rate that something else set: a schedule's own where it begins."""
         found = self.schedulers[0].moved(rate, base, steps)
@@ -383,7 +398,7 @@ class LambdaLR(LRScheduler):
         count: int = round(self.steps.item())
         return count
 
-    def _set(self, is_next: bool = False) -> None:
+    def _set(self, following: Following) -> None:
         count = self._step_count()
         groups = self.optimizer.param_groups
         for group, base, function in zip(groups, self.base_lrs, self.lr_lambdas, strict=True):
@@ -393,7 +408,7 @@ class LambdaLR(LRScheduler):
 class MultiplicativeLR(LambdaLR):
     """At each step, the rate before times a Python function of the step count: see `LambdaLR`."""
 
-    def _set(self, is_next: bool = False) -> None:
+    def _set(self, following: Following) -> None:
         count = self._step_count()
         for group, function in zip(self.optimizer.param_groups, self.lr_lambdas, strict=True):
             if count:
@@ -426,29 +441,37 @@ class ChainedScheduler:
         self._schedulers = given
         self.base_lrs = list(given[0].base_lrs)
         self._others = _Others()
-        self._set()
+        self._set(self._begun)
 
     def step(self) -> None:
         """Move all schedules on by one step, and change the rates of the optimiser."""
         with Tensor.no_grad():
             for one in self._schedulers:
                 one.steps.add_(1)
-        self._set(is_next=True)
+        self._set(self._moved)
 
-    def _set(self, is_next: bool = False) -> None:
-        """Multiply the shares of the first rate that the schedules give, or go on from others'."""
+    def _rate(self, base: float) -> Tensor:
+        """The product of the shares of the first rate that the schedules give."""
+        total = Tensor(base, dtype=dtypes.float64, device=self._schedulers[0].steps.device)
+        for one in self._schedulers:
+            total = total * one.rate(base, one.steps) / base
+        return total
+
+    def _begun(self, rate: Tensor, base: float) -> Tensor:
+        return self._rate(base)
+
+    def _moved(self, rate: Tensor, base: float) -> Tensor:
+        for one in self._schedulers:
+            rate = one.moved(rate, base, one.steps)
+        return rate
+
+    def _set(self, following: Following) -> None:
+        """Set the rates of the counts, or what follows those that something else set."""
         with Tensor.no_grad():
             groups = zip(self.optimizer.param_groups, self.base_lrs, strict=True)
             for place, (group, base) in enumerate(groups):
-                there = group["lr"]
-                if not base:
-                    continue
-                total = Tensor(base, dtype=dtypes.float64, device=there.device)
-                followed = there.cast(dtypes.float64)
-                for one in self._schedulers:
-                    total = total * one.rate(base, one.steps) / base
-                    followed = one.moved(followed, base, one.steps)
-                self._others.set(place, there, total, followed if is_next else None)
+                if base:
+                    self._others.set(place, group["lr"], base, self._rate(base), following)
         kept = [*[one.steps for one in self._schedulers], *self._others.tensors]
         session().watching.companions.extend(weakref.ref(each._storage) for each in kept)
 
@@ -465,8 +488,8 @@ class ChainedScheduler:
         """Take over what `state_dict` returned."""
         self.base_lrs = [float(rate) for rate in state_dict["base_lrs"]]
         for one, state in zip(self._schedulers, state_dict["_schedulers"], strict=True):
-            one.load_state_dict(state)
-        self._set()
+            one._count_from(state)
+        self._set(_kept)
 
 
 class ReduceLROnPlateau:

@@ -19,7 +19,7 @@ from baregrad.dtypes import dtypes
 from baregrad.nn.module import Module
 from baregrad.nn.normalisation import BatchNorm
 from baregrad.optim.optimizer import Optimizer
-from baregrad.optim.schedules import LRScheduler
+from baregrad.optim.schedules import Following, LRScheduler
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
 from baregrad.tensor.array.link import session
@@ -210,7 +210,7 @@ class SWALR(LRScheduler):
         t = (steps / max(1, self.anneal_epochs)).clamp(0, 1)
         return _along_cosine(t) if self.anneal_strategy == "cos" else t
 
-    def _set(self, is_next: bool = False) -> None:
+    def _set(self, following: Following) -> None:
         steps = self.steps if self.anneal_epochs else self.steps.clamp(min=1)
         before, now = self._share(steps - 1), self._share(steps)
         with Tensor.no_grad():

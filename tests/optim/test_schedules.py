@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+import baregrad
 from baregrad import jit, optim
 from baregrad.base.errors import ArgumentError, JitError
 from baregrad.tensor import Tensor
@@ -275,3 +276,34 @@ def test_a_python_schedule_is_refused_inside_a_captured_function() -> None:
 def test_a_chain_of_no_list_is_refused() -> None:
     with pytest.raises(ArgumentError, match="a chain is of schedules"):
         optim.ChainedScheduler(np.float16(1.0))  # type: ignore[arg-type]
+
+
+def others(library: Any, tensor: Any, save: bool) -> list[float]:
+    """Rates of two schedules of one optimiser, which the second goes on from as it is made."""
+    kinds = library.optim.lr_scheduler if library is torch else library.optim
+
+    def made() -> tuple[Any, list[Any]]:
+        optimiser = library.optim.SGD([library.nn.Parameter(tensor([1.0]))], lr=0.5)
+        return optimiser, [
+            kinds.LinearLR(optimiser, 0.1, 1.0, 3), kinds.CosineAnnealingLR(optimiser, 6),
+        ]
+
+    optimiser, schedules = made()
+    rates = []
+    for number in range(8):
+        rates += schedules[1].get_last_lr()
+        if save and number == 4:
+            states = [each.state_dict() for each in (optimiser, *schedules)]
+            optimiser, schedules = made()
+            for each, state in zip((optimiser, *schedules), states, strict=True):
+                each.load_state_dict(state)
+        for each in schedules:
+            each.step()
+    return rates
+
+
+@pytest.mark.parametrize("save", [False, True])
+def test_schedules_go_on_from_those_made_before_and_from_saved_rates(save: bool) -> None:
+    wanted = others(torch, torch.tensor, save)
+    assert others(baregrad, Tensor, save) == pytest.approx(wanted, rel=1e-6)
+    assert wanted[0] == pytest.approx(0.05)
