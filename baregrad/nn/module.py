@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 from baregrad.base.errors import ArgumentError, BaregradError, DTypeError, ShapeError, is_ours
 from baregrad.dtypes import DType, as_dtype, dtypes
 from baregrad.nn.hooks import EXTRA_STATE, Hooked, Loading, Passage, StateHooks
-from baregrad.nn.parameter import Buffer
+from baregrad.nn.parameter import Buffer, Parameter, in_place_of
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import (
     blame_arguments,
@@ -21,7 +21,7 @@ from baregrad.tensor.array.arguments import (
     explain_constructor,
 )
 from baregrad.tensor.array.core import realize_storages
-from baregrad.tensor.ops.shapes import MemoryFormat, as_format, laid_out, preserve_format
+from baregrad.tensor.ops.shapes import as_format, preserve_format
 
 _SHOWN = 6  # names of one kind in an error
 Named = Iterator[tuple[str, Tensor]]
@@ -94,10 +94,17 @@ class Module(Hooked):
         return self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Hold a value; what `Buffer` made becomes a buffer."""
+        """Hold a value; what `Buffer` made becomes a buffer, a `Parameter` a parameter."""
         if Buffer.marks and (persistent := Buffer.is_persistent(value)) is not None:
             self.__dict__.setdefault("_buffer_names", {})[name] = persistent
+        elif name in self.__dict__.get("_buffer_names", ()) and isinstance(value, Parameter):
+            del self._buffer_names[name]
         object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Hold it no longer."""
+        object.__delattr__(self, name)
+        self.__dict__.get("_buffer_names", {}).pop(name, None)
 
     def __getattr__(self, name: str) -> Any:
         """A weight that is made of others, by `utils.weight_norm` for instance.
@@ -117,9 +124,8 @@ class Module(Hooked):
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
         """Hold a tensor that is not trained; it is in the state unless `persistent` is False."""
-        names: dict[str, bool] = self.__dict__.setdefault("_buffer_names", {})
-        names[name] = persistent
         setattr(self, name, tensor)
+        self.__dict__.setdefault("_buffer_names", {})[name] = persistent
 
     def register_parameter(self, name: str, param: Tensor | None) -> None:
         """Hold a parameter, or None, as the attribute of this name."""
@@ -206,11 +212,14 @@ class Module(Hooked):
                 seen.add(id(module))
                 yield path.removesuffix("."), module
 
-    def _places(self, prefix: str) -> Iterator[tuple[str, Module]]:
+    def _places(self, prefix: str, below_first: bool = False) -> Iterator[tuple[str, Module]]:
         """This module and all below it, as often as they stand somewhere; paths end in a dot."""
-        yield prefix, self
+        if not below_first:
+            yield prefix, self
         for name, child in self.named_children():
-            yield from child._places(f"{prefix}{name}.")
+            yield from child._places(f"{prefix}{name}.", below_first)
+        if below_first:
+            yield prefix, self
 
     def _own(self, buffers: bool) -> Named:
         """The tensors that are attributes of this very module: its buffers or its parameters."""
@@ -317,8 +326,9 @@ class Module(Hooked):
                 continue
             for name, tensor in [*module._own(False), *module._own(True)]:
                 if id(tensor) not in moved:
-                    moved[id(tensor)] = (tensor, _moved(tensor, wanted, device, layout))
-                setattr(module, name, moved[id(tensor)][1])
+                    moved[id(tensor)] = (tensor, in_place_of(tensor, wanted, device, layout))
+                # By no means that make a buffer which requires gradients a parameter.
+                object.__setattr__(module, name, moved[id(tensor)][1])
         return self.realize() if moved else self
 
     def _fitting(self, state: Mapping[str, Tensor], prefix: str, strict: bool) -> Module | None:
@@ -478,7 +488,7 @@ class Module(Hooked):
         found = self._load(loading, strict and not listens, assign, itself)
         found.missing_keys.extend(missing)
         found.unexpected_keys.extend(unexpected)
-        for _, module in reversed(places):
+        for _, module in self._places("", below_first=True):
             for hook in vars(module).get("_after_loading", ()):
                 hook.function(module, found)
         if strict and (found.missing_keys or found.unexpected_keys):
@@ -523,7 +533,7 @@ class Module(Hooked):
             for name, old in list(module._kept()):
                 if prefix + name in state:
                     made = state[prefix + name].detach()
-                    setattr(module, name, made.requires_grad_(old.requires_grad))
+                    object.__setattr__(module, name, made.requires_grad_(old.requires_grad))
 
     def __repr__(self) -> str:
         inner = [f"({name}): {module!r}".replace("\n", "\n  ")
@@ -536,18 +546,6 @@ class Module(Hooked):
     def extra_repr(self) -> str:
         """Return what `repr` shows of the module's settings."""
         return ""
-
-
-def _moved(
-    tensor: Tensor, dtype: DType | None, device: str | None, layout: MemoryFormat
-) -> Tensor:
-    if dtype is not None and dtype.kind != "float":
-        raise DTypeError("a module's parameters are of floating-point dtypes", found=dtype)
-    cast_to = dtype if tensor.dtype.kind == "float" else None
-    made = tensor.detach().to(dtype=cast_to, device=device)
-    if layout.ndim in (0, made.ndim):
-        made = laid_out(made, layout)
-    return made.requires_grad_() if tensor.requires_grad else made
 
 
 def load_into(

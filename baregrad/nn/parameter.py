@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import weakref
 
-from baregrad.base.errors import GradientError
+from baregrad.base.errors import DTypeError, GradientError
+from baregrad.dtypes import DType
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
+from baregrad.tensor.ops.shapes import MemoryFormat, laid_out
 
 
 @explained
@@ -82,3 +84,16 @@ class _Buffer(metaclass=_Marked):
 
 
 Buffer = _Buffer
+
+
+def in_place_of(
+    tensor: Tensor, dtype: DType | None, device: str | None, layout: MemoryFormat
+) -> Tensor:
+    """What a module holds in a tensor's place once it is moved; dtype: of those that are floats."""
+    if dtype is not None and dtype.kind != "float":
+        raise DTypeError("a module's parameters are of floating-point dtypes", found=dtype)
+    cast_to = dtype if tensor.dtype.kind == "float" else None
+    made = tensor.detach().to(dtype=cast_to, device=device)
+    if layout.ndim in (0, made.ndim):
+        made = laid_out(made, layout)
+    return made.requires_grad_() if tensor.requires_grad else made

@@ -28,12 +28,19 @@ def test_buffers_are_registered_where_they_are_assigned() -> None:
         layer = copy.deepcopy(Layer())
         layer.mean = layer.mean + 1
         buffer = library.nn.Buffer(library.zeros(1))
+        other = Layer()
+        other.mean = library.nn.Parameter(library.zeros(2))
+        del other.mask
+        other.mask = library.nn.Parameter(library.zeros(2))
+        other.register_buffer("last", library.zeros(2, requires_grad=True))
         return [
             [name for name, _ in layer.named_parameters()],
             [name for name, _ in layer.named_buffers()], list(layer.state_dict()),
             layer.mean.tolist(), isinstance(buffer, library.nn.Buffer),
             isinstance(library.zeros(1), library.nn.Buffer), buffer.requires_grad,
             [name for name, _ in layer.double().named_buffers()],
+            sorted(name for name, _ in other.double().named_parameters()),
+            [name for name, _ in other.named_buffers()],
         ]
 
     assert seen(baregrad) == seen(torch)
@@ -104,6 +111,19 @@ def test_modules_that_load_and_show_more_than_tensors(library: Any, tensor: Any)
     assert other[0].mean.tolist() == [1.0, 2.0]
     with pytest.raises(ShapeError if library is baregrad else RuntimeError, match="_extra_state"):
         other.load_state_dict({"0.mean": tensor([1.0, 2.0])})
+
+
+def test_hooks_behind_loading_are_called_from_below() -> None:
+    def called(library: Any) -> list[str]:
+        told: list[str] = []
+        inner = library.nn.Sequential(library.nn.Linear(1, 1), library.nn.Linear(1, 1))
+        model = library.nn.Sequential(inner, library.nn.Linear(1, 1))
+        for name, module in model.named_modules():
+            module.register_load_state_dict_post_hook(lambda *_, name=name: told.append(name))
+        model.load_state_dict(model.state_dict())
+        return told
+
+    assert called(baregrad) == called(torch)
 
 
 def test_names_of_what_stands_at_two_places() -> None:
