@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from baregrad.base.errors import CompilerBug
@@ -11,10 +12,12 @@ from baregrad.ir.core.attrs import Alloc
 from baregrad.ir.core.axes import Var
 from baregrad.ir.core.node import Node, alu, const, range_node
 from baregrad.ir.core.op import Ops
+from baregrad.ir.evaluate.gpu_threads import evaluate_threads
 from baregrad.ir.protocol.attributes import Done, ProtocolError
 from baregrad.kernel.gpu.barriers import BARRIER, with_barriers
+from baregrad.kernel.linearise.linearise import linearise
 from tests.kernel import kernels as k
-from tests.kernel.gpu_kernels import check_gpu, lowered, run_threads
+from tests.kernel.gpu_kernels import HOPPER, check_gpu, lowered, run_threads
 from tests.render.harness import F32, alloc, branch, kernel, load, loop, param, store
 
 PANELS = (
@@ -124,3 +127,18 @@ def test_slots_that_are_filled_in_turns_are_not_waited_for_twice() -> None:
     names.update({wait: "wait", body[1]: "rR", body[2]: "wR"})
     found = " ".join(placed(loop(I, *body)))
     assert found == "loop(wait | rR wR)"
+
+
+# --- races of one instruction ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [
+    # All write one element; all read one, which is written by the last of them alone.
+    [store(A, const(1.0, F32), 0)],
+    [store(OUT, load(A, 0), ME), store(A, const(1.0, F32), index.sub(31, ME))],
+], ids=("writes", "reads"))  # fmt: skip
+def test_threads_race_within_one_instruction(body: list[Node]) -> None:
+    node = kernel(*body)
+    program = linearise(node.replace(arg=node.arg._replace(block=(32,), grid=(1,))))
+    with pytest.raises(ProtocolError, match="race"):
+        evaluate_threads(program, {0: np.zeros(64, np.float32)}, HOPPER)

@@ -116,6 +116,12 @@ def test_two_stores_to_one_place() -> None:
     run(body.format("v"))
 
 
+def test_two_copies_of_one_instruction_to_one_place() -> None:
+    copy = "mov.u32 at, s; mad.lo.u32 at, t, {}, at; cp.async.ca.shared.global [at], [a], 8;"
+    run(copy.format(8), threads=32)
+    caught(SharedMemoryRace, copy.format(0), threads=2)
+
+
 def test_a_warp_barrier_orders_its_warp_only() -> None:
     within = SHIFT.replace("33", "1")
     store, load = "st.shared.u32 [at], t;", "ld.shared.u32 v, [w];"
