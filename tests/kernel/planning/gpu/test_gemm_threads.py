@@ -43,13 +43,18 @@ def gram(m: int, r: int) -> Node:
     return k.kernel(k.out(k.param(0, m, m), total, i, j), name="gram")
 
 
-@pytest.mark.few(8)
-@pytest.mark.parametrize("kernel", [
+PANELS = (
     several(40, 48, 64), several(33, 41, 77), gram(48, 64), gram(35, 70),
     k.matmul(32, 64, 48), k.matmul(65, 33, 50, True, True), k.conv(1, 6, 16, 9, 9, 3, 1, 1),
     k.matmul(40, 40, 64, dtype=dtypes.float16),
+)  # fmt: skip
+
+
+# Each kernel for one row by default, each kind of two for both.
+@pytest.mark.parametrize(("kernel", "row"), [
+    pytest.param(kernel, row, marks=[] if (number + place) % 2 == 0 else pytest.mark.slow)
+    for number, kernel in enumerate(PANELS) for place, row in enumerate(("sm_75", "sm_90a"))
 ])  # fmt: skip
-@pytest.mark.parametrize("row", ["sm_75", "sm_90a"])
 def test_panels_are_on_their_way_while_threads_add(kernel: Node, row: str) -> None:
     target = gpu_row(row)
     schedule = choose_schedule(kernel, target)
