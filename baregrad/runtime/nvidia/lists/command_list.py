@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from operator import and_, attrgetter, lt
 from typing import TYPE_CHECKING
 
-from baregrad.base.errors import CompileError
+from baregrad.base.errors import CompileError, DriverError, OutOfMemory
 from baregrad.program import LaunchExpr, evaluate, substitute
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import (
@@ -157,8 +157,8 @@ class NvBoundList:
         if image.values != self._values:
             image.set_variables(self._values, variables)
         if is_known and images is self._plain and not (self._symbolic or image.copy_entry):
-            self._set_serials(image, serials)
             image.blocks = list(dict.fromkeys(blocks))
+            self._set_serials(image, serials)
         return image, blocks
 
     def _check(self, buffers: Sequence[Buffer], serials: tuple[int, ...]) -> None:
@@ -177,14 +177,16 @@ class NvBoundList:
                 )
 
     def _set_serials(self, image: ListImage, serials: tuple[int, ...] | None) -> None:
-        """Note the buffers that an image may be submitted for as it is, None for none."""
+        """Note the buffers that an image may be submitted for as it is, None for none.
+
+        Whoever interrupts it leaves an image that is known by none, never one known by others'.
+        """
         if image.serials == serials:
             return
         if image.serials is not None:
-            others = self.quick[image.serials]
-            others.remove(image)
-            if not others:
-                del self.quick[image.serials]
+            others = [one for one in self.quick.pop(image.serials, ()) if one is not image]
+            if others:
+                self.quick[image.serials] = others
         image.serials = serials
         if serials is not None:
             self.quick.setdefault(serials, []).append(image)
@@ -210,10 +212,14 @@ class NvBoundList:
                 if not (has_room and addresses in self._patched):
                     return oldest
             elif len(alike) >= _IMAGES or not has_room:
-                wait(compute, oldest.value)
-                wait(copies, oldest.copy_value)
-                return oldest
-        image = ListImage(self.commands, self._plan(kind), kind, self._style, compute, copies)
+                return _awaited(oldest, channels, wait)
+        try:
+            image = ListImage(self.commands, self._plan(kind), kind, self._style, compute, copies)
+        except (OutOfMemory, DriverError):
+            # One will do, where the GPU's memory that the host sees is full.
+            if oldest is None:
+                raise
+            return _awaited(oldest, channels, wait)
         images.append(image)
         return image
 
@@ -277,6 +283,15 @@ class NvBoundList:
             if writes:
                 written_end = max(written_end, stop)
         return False
+
+
+def _awaited(
+    image: ListImage, channels: tuple[Channel, Channel], wait: Callable[[Channel, int], None]
+) -> ListImage:
+    """Return an image when it is not in flight any more."""
+    for channel, value in zip(channels, (image.value, image.copy_value), strict=True):
+        wait(channel, value)
+    return image
 
 
 def _fixed_blocks(commands: Sequence[Command]) -> frozenset[MemoryBlock]:

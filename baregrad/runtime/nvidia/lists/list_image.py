@@ -228,6 +228,8 @@ class ListImage:
 
     def set_addresses(self, addresses: list[int]) -> None:
         """Patch the slots' addresses."""
+        # Where somebody interrupts this, the words are nobody's.
+        self.addresses = None
         self._change()
         if len(self._patches.places) <= _FEW:
             words = self._quick

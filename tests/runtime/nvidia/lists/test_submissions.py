@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
+from types import FrameType
+from typing import Any
 
 import numpy as np
 import pytest
 
-from baregrad.base.errors import DeviceError
+from baregrad.base.errors import DeviceError, OutOfMemory
 from baregrad.runtime.buffers import Buffer
 from baregrad.runtime.commands import Kernel, Slot
 from baregrad.runtime.nvidia.device import NvDevice
@@ -215,4 +218,82 @@ def test_memory_that_is_given_out_again_finds_its_words() -> None:
     closed.close()
     with pytest.raises(DeviceError, match="closed"):
         device.submit(commands, [closed])
+    device.close()
+
+
+@pytest.mark.parametrize("launches", [1, pytest.param(25, marks=pytest.mark.slow)])
+def test_who_interrupts_a_patch_leaves_words_that_are_nobodys(launches: int) -> None:
+    """Ctrl-C at any line of it: who was known before, and who comes next, has right words."""
+    device = NvDevice(port=VirtualPort(lag=False))
+    kernel, states = load(device), ramps(3)
+    buffers = buffers_of(device, *states)
+    commands = device.command_list()
+    for number in range(launches):
+        commands.exec(kernel, [Slot(0)], {"number": number})
+    left, kept = -1, list(buffers)
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_name not in ("set_addresses", "_set_serials"):
+            return None
+        left -= event == "line"
+        if event == "line" and left < 0:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    def submit(which: int) -> None:
+        device.submit(commands, [buffers[which]])
+        device.synchronize()
+        for number in range(launches):
+            device_tools.link64(states[which], number)
+
+    for at in range(40):
+        for which in (0, 1, 0):
+            submit(which)
+        # A new one, for which somebody's words are patched.
+        (buffers[2],) = buffers_of(device, states[2])
+        kept.append(buffers[2])
+        left, before = at, sys.gettrace()
+        sys.settrace(trace)
+        try:
+            submit(2)
+        except KeyboardInterrupt:
+            pass
+        else:
+            break
+        finally:
+            sys.settrace(before)
+        for which in (1, 0, 2):
+            submit(which)
+        for buffer, state in zip(buffers, states, strict=True):
+            assert np.array_equal(buffer.contents().view(np.uint32), state), at
+    assert 9 < at < 39
+    device.close()
+
+
+def test_where_memory_is_full_one_piece_of_words_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in flight is awaited, and patched for the next arrays; without any it is an error."""
+    device = NvDevice(port=VirtualPort(seed=1))
+    kernel, states = load(device), ramps(5)
+    buffers = buffers_of(device, *states)
+    lists = [device.command_list() for _ in range(2)]
+    for commands in lists:
+        commands.exec(kernel, [Slot(0)], {"number": 7})
+    for turn in range(10):
+        device.submit(lists[0], [buffers[turn % 5]])
+        device_tools.link64(states[turn % 5], 7)
+        if not turn:
+
+            def full(nbytes: int, alignment: int) -> object:
+                raise OutOfMemory("no room", found=f"{nbytes}, {alignment}")
+
+            monkeypatch.setattr(device.gpu.pieces, "take", full)
+    with pytest.raises(OutOfMemory, match="no room"):
+        device.submit(lists[1], [buffers[0]])
+    monkeypatch.undo()
+    device.submit(lists[1], [buffers[0]])
+    device_tools.link64(states[0], 7)
+    for buffer, state in zip(buffers, states, strict=True):
+        assert np.array_equal(buffer.contents().view(np.uint32), state)
     device.close()
