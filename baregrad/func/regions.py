@@ -130,7 +130,7 @@ def traced_region(
     with writes_outside() as written, enable_grad(), current_session().watching.standing_in():
         result, found = call(tensors)
     if stepped:
-        draws = {state.storage for state in current_session().random_states.values()}
+        draws = {state.storage for state in list(current_session().random_states.values())}
         refuse_writes({one: old for one, old in written.items() if one not in draws}, stepped)
     changed = {each: old for each, old in written.items() if reads_stand_ins([each.node])}
     roots = [each._value() for each in found] + [storage.node for storage in changed]

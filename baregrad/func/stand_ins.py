@@ -135,4 +135,4 @@ def drawing(randomness: str, what: str, each: str = "") -> Iterator[None]:
 
 def _random_states() -> list[Node]:
     """The states of all random numbers now."""
-    return [state.storage.node for state in current_session().random_states.values()]
+    return [state.storage.node for state in list(current_session().random_states.values())]

@@ -21,8 +21,8 @@ from baregrad.tensor.array.random_state import (
     RandomSource,
     RandomState,
     manual_seed,
+    place_now,
     state,
-    unmoved,
 )
 from baregrad.tensor.tensor import Tensor
 
@@ -87,8 +87,19 @@ class Generator(RandomSource):
         """Return another one that goes on from here."""
         return Generator(self.device).set_state(self.get_state())
 
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        """A copy, and what another process reads, goes on from here."""
+        return _going_on, (type(self), self.device, *self.state(self.device).read())
+
     def __repr__(self) -> str:
         return f"<baregrad.Generator on {self.device}, seed {self._seed}>"
+
+
+def _going_on(kind: type[Generator], device: str, seed: int, counter: int) -> Generator:
+    """Another generator behind so many numbers of a seed."""
+    made = kind(device)
+    made.restart(seed, counter)
+    return made
 
 
 class _Default(Generator):
@@ -106,16 +117,18 @@ class _Default(Generator):
         return state(device)
 
     def restart(self, seed: int, counter: int = 0) -> None:
-        if counter:
-            state(self.device).restart(seed, counter)
-        else:
-            manual_seed(seed)
+        manual_seed(seed)
 
     def initial_seed(self) -> int:
         return initial_seed()
 
-    def clone_state(self) -> Generator:
-        return Generator(self.device).set_state(self.get_state())
+    def set_state(self, new_state: Tensor) -> Self:
+        set_rng_state(new_state)
+        return self
+
+    def __reduce__(self) -> str:
+        """Be the one of whoever reads it."""
+        return "default_generator"
 
     def __repr__(self) -> str:
         return "<baregrad.default_generator>"
@@ -132,8 +145,10 @@ def seed() -> int:
 
 def initial_seed() -> int:
     """Return the seed that the session's random numbers started from."""
-    own = session().seed
-    return options.seed if own is None else own
+    owner = session()
+    held = owner.random_states.get(owner.default_device())
+    key: int = (options.seed if owner.seed is None else owner.seed) if held is None else held.key
+    return key
 
 
 def get_rng_state() -> Tensor:
@@ -150,19 +165,17 @@ def set_rng_state(new_state: Tensor) -> None:
 def fork_rng(
     devices: Iterable[object] | None = None, enabled: bool = True, *, device_type: str = "cpu"
 ) -> Iterator[None]:
-    """Random numbers after the block go on as if nobody had drawn in it, on any device."""
+    """The session's numbers after the block go on as if nobody had drawn in it, on any device."""
     if not isinstance(enabled, bool):
         raise ArgumentError("fork_rng is enabled or not", found=repr(enabled))
     if not enabled:
         yield
         return
-    owner = session()
-    before = owner.seed
+    back = place_now()
     try:
-        with unmoved():
-            yield
+        yield
     finally:
-        owner.seed = before
+        back()
 
 
 def __getattr__(name: str) -> object:

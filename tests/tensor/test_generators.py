@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 from collections.abc import Callable
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -62,6 +65,40 @@ def test_states_are_kept_and_begun_from_again() -> None:
     torch.set_rng_state(state)
     np.testing.assert_array_equal(torch.rand(3, generator=torch.default_generator).numpy(), wanted)
     np.testing.assert_array_equal(torch.rand(3).numpy(), after)
+
+
+def test_copies_of_a_generator_go_on_from_where_it_is() -> None:
+    own = torch.Generator().manual_seed(-1)
+    assert own.initial_seed() == (1 << 64) - 1
+    torch.rand(3, generator=own)
+    copies = [copy.deepcopy(own), pickle.loads(pickle.dumps(own))]
+    wanted = torch.rand(3, generator=own).numpy()
+    for each in copies:
+        assert each.initial_seed() == own.initial_seed()
+        np.testing.assert_array_equal(torch.rand(3, generator=each).numpy(), wanted)
+    assert copy.deepcopy(torch.default_generator) is torch.default_generator
+
+
+def test_a_block_of_draws_holds_neither_generators_nor_threads_back() -> None:
+    own, found = torch.Generator().manual_seed(2), []
+    thread = Thread(target=lambda: found.append(torch.rand(3).numpy()), daemon=True)
+    with torch.random.fork_rng():
+        first = torch.rand(3, generator=own).numpy()
+        began = torch.Generator().set_state(own.get_state())
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+    second = torch.rand(3, generator=own).numpy()
+    assert not np.array_equal(first, second)
+    np.testing.assert_array_equal(torch.rand(3, generator=began).numpy(), second)
+
+
+def test_the_default_generators_state_is_of_its_device_alone() -> None:
+    torch.manual_seed(9)
+    state = torch.default_generator.get_state()
+    torch.manual_seed(5)
+    torch.default_generator.set_state(state)
+    assert (session().seed, torch.initial_seed()) == (5, 9)
 
 
 def test_captured_functions_advance_a_generator() -> None:

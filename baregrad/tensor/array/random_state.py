@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,6 +21,7 @@ from baregrad.ir.core.attrs import BufferRef
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.requirements import value_of
 from baregrad.tensor.array import nodes
+from baregrad.tensor.array.axes import plain
 from baregrad.tensor.array.core import realize_storages
 from baregrad.tensor.array.link import SessionLike, session
 from baregrad.tensor.array.storage import Storage, buffer_node
@@ -192,10 +193,8 @@ class RandomSource:
 
     def restart(self, seed: int, counter: int = 0) -> None:
         """Start anew from a seed, taken modulo 2**64, perhaps behind some of its numbers."""
-        if not isinstance(seed, int):
-            raise ArgumentError("a seed is an integer", found=f"{type(seed).__name__} {seed!r:.40}")
-        self._seed = seed
-        self.state(self._device).restart(seed, counter)
+        self._seed = _checked(seed)
+        self.state(self._device).restart(self._seed, counter)
 
 
 def state(device: str, source: RandomSource | None = None) -> RandomState:
@@ -211,36 +210,61 @@ def state(device: str, source: RandomSource | None = None) -> RandomState:
     return found
 
 
+def _checked(seed: object) -> int:
+    """A seed, modulo 2**64."""
+    found = plain(seed)
+    if not isinstance(found, int):
+        raise ArgumentError("a seed is an integer", found=f"{type(seed).__name__} {seed!r:.40}")
+    return found & _LAST
+
+
+def _own_states(owner: SessionLike) -> dict[str, RandomState]:
+    """The session's own states, by devices, without those of sources."""
+    # A copy first: a source that is gone takes its state away at any time.
+    states = dict(owner.random_states)
+    return {key: one for key, one in states.items() if key == one.storage.device}
+
+
 def manual_seed(seed: int) -> None:
     """Start every device's random numbers anew from a seed; any integer, taken modulo 2**64.
 
     Generators go on as they are.
     """
-    if not isinstance(seed, int):
-        raise ArgumentError("a seed is an integer", found=f"{type(seed).__name__} {seed!r:.40}")
     owner = session()
     # Devices that nobody drew on yet begin with it, too.
-    owner.seed = seed
-    known = [one for key, one in owner.random_states.items() if key == one.storage.device]
-    for one in known:
+    owner.seed = seed = _checked(seed)
+    for one in _own_states(owner).values():
         one.restart(seed)
     state(owner.default_device())
 
 
-@contextmanager
-def unmoved() -> Iterator[None]:
-    """Draws inside the block take no values: those after it are as if nobody had drawn."""
+def place_now() -> Callable[[], None]:
+    """Note where the session's random numbers are; what it returns brings them back there."""
     owner = session()
     with owner.lock:
-        states = dict(owner.random_states)
+        seed, states = owner.seed, _own_states(owner)
         before = [(one, one.storage.node, one.key, one.counter, one._leaf)
-                  for one in states.values()]
-        try:
-            yield
-        finally:
-            for device in owner.random_states.keys() - states.keys():
+                  for one in states.values()]  # fmt: skip
+
+    def back() -> None:
+        with owner.lock:
+            owner.seed = seed
+            for device in _own_states(owner).keys() - states.keys():
                 del owner.random_states[device]
             for one, node, key, counter, leaf in before:
                 if one.storage.node is not node:
                     one.storage.put(node)
                     one.key, one.counter, one._leaf, one._step = key, counter, leaf, -1
+
+    return back
+
+
+@contextmanager
+def unmoved() -> Iterator[None]:
+    """Draws inside the block, meanwhile no other thread's, take no values of the session's."""
+    with session().lock:
+        back = place_now()
+        try:
+            yield
+        finally:
+            back()

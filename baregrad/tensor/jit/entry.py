@@ -113,7 +113,7 @@ class Entry:
 
     def _random_states(self) -> dict[int, Storage]:
         """The states of random numbers: the session's, also where this run drew the first."""
-        held = [state.storage for state in self.session.random_states.values()]
+        held = [state.storage for state in list(self.session.random_states.values())]
         return {id(storage): storage for storage in held}
 
     @contextmanager
