@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import logging
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -54,12 +56,20 @@ def main(argv: list[str]) -> int:
         settings, rows=given.answers + settings.guesses, contexts=given.contexts,
         most_waiting=given.waiting,
     )
+    if given.answers < 1:
+        raise ArgumentError(
+            "answers written at once", found=f"--answers {given.answers}", wanted="1 or more"
+        )
+    if given.api_key == "":
+        raise ArgumentError("an empty key would let everybody in", found="--api-key ''")
     if given.api_key is None and given.host not in _LOOPBACK:
         raise ArgumentError(
             "everybody who reaches this address could ask", found=f"--host {given.host}",
             wanted="--api-key as well",
         )
-    with _bound(given.host, given.port) as place:
+    with contextlib.ExitStack() as closing:
+        with _told_of(given.host, given.port):
+            places = _bound(closing, given.host, given.port)
         model: OpenedModel | VectorModel
         if open_model(given.file).is_encoder:
             model = open_to_embed(given.file, given.device)
@@ -67,49 +77,72 @@ def main(argv: list[str]) -> int:
             model = load(given.file, settings, given.draft)
         logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(message)s")
         app = application(model, ServerSettings(given.api_key, tuple(given.origin)))
+        # Nothing of it waits for the beginning or the end, which an interrupt would tear.
         config = uvicorn.Config(
-            app, log_level="warning", timeout_graceful_shutdown=_SECONDS_TO_END
+            app, log_level="warning", timeout_graceful_shutdown=_SECONDS_TO_END, lifespan="off"
         )
         try:
-            return _serve(uvicorn.Server(config), place, model.name)
+            # Somebody else may have begun to listen while the model was read.
+            with _told_of(given.host, given.port):
+                for place in places:
+                    place.listen(config.backlog)
+            return _serve(uvicorn.Server(config), places, model.name)
         finally:
             if isinstance(model, OpenedModel):
                 model.close()
 
 
-def _bound(host: str, port: int) -> socket.socket:
-    """Return a socket at an address, which is taken before a model is loaded for nothing.
+def _bound(closing: contextlib.ExitStack, host: str, port: int) -> list[socket.socket]:
+    """Return sockets at all addresses of a host, before a model is loaded for nothing.
 
-    Raises ArgumentError where it cannot be had.
+    All have one port; `closing` closes them. Raises ArgumentError, OSError and UnicodeError.
     """
     if not 0 <= port <= _LAST_PORT:
         raise ArgumentError("there is no such port", found=port, wanted=f"0 to {_LAST_PORT}")
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM
-        )[0]
-        made = socket.socket(family, kind, protocol)
+    made: list[socket.socket] = []
+    missing: OSError | None = None
+    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    for family, kind, protocol, _, address in dict.fromkeys(found):
         try:
-            made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            made.bind(address)
-        except BaseException:
-            made.close()
-            raise
-    except OSError as error:
-        raise ArgumentError(
-            "nothing can be served at this address", found=f"{host}:{port}: {error.strerror}",
-            hint="--host and --port choose another",
-        ) from error
+            one = closing.enter_context(socket.socket(family, kind, protocol))
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind((address[0], port, *address[2:]))
+        except OSError as error:
+            # Names lead to addresses of a protocol that a machine does not speak.
+            if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
+                raise
+            missing = error
+        else:
+            made.append(one)
+            port = one.getsockname()[1]
+    if not made and missing is not None:
+        raise missing
     return made
 
 
-def _serve(server: Any, place: socket.socket, name: str) -> int:
-    """Serve at a bound socket until it is interrupted; return the command's exit status."""
-    host, port = place.getsockname()[:2]
-    host = f"[{host}]" if ":" in host else host
+@contextlib.contextmanager
+def _told_of(host: str, port: int) -> Iterator[None]:
+    """Raise ArgumentError where an address cannot be had in a block."""
+    try:
+        yield
+    except (OSError, UnicodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "no name of a machine"
+        raise ArgumentError(
+            "nothing can be served at this address", found=f"{_together(host, port)}: {why}",
+            hint="--host and --port choose another",
+        ) from error
+
+
+def _together(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def _serve(server: Any, places: list[socket.socket], name: str) -> int:
+    """Serve at sockets until it is interrupted; return the command's exit status."""
+    host, port = places[0].getsockname()[:2]
     logging.info(json.dumps({
-        "time": round(time.time(), 3), "model": name, "address": f"http://{host}:{port}",
+        "time": round(time.time(), 3), "model": name, "address": f"http://{_together(host, port)}",
     }))
     with contextlib.suppress(KeyboardInterrupt):
-        server.run(sockets=[place])
+        server.run(sockets=places)
     return 0 if server.started else 1

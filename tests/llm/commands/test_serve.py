@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import socket
@@ -73,8 +74,18 @@ def test_it_answers_until_it_is_interrupted(
     assert first["usage"]["completion_tokens"] <= 3
     with pytest.raises(urllib.error.HTTPError, match="401"):
         ask(address, "wrong")
-    process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=LIMIT_S)
+    # One request never comes to its end: who interrupts twice does not wait for it.
+    host, _, port = address.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), LIMIT_S) as open_one:
+        open_one.sendall(b"POST /tokenize HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer secret\r\n"
+                         b"Content-Length: 9\r\n\r\n{")  # fmt: skip
+        process.send_signal(signal.SIGINT)
+        with pytest.raises((urllib.error.URLError, ConnectionError)):
+            for _ in range(LIMIT_S * 20):
+                urllib.request.urlopen(f"{address}/health").close()
+                time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=LIMIT_S)
     assert f'"address": "{address}"' in said
     assert "Traceback" not in said
     assert process.returncode in (0, 130)
@@ -87,5 +98,42 @@ def test_an_address_that_cannot_be_had_is_told_before_a_model_is_read() -> None:
         port = str(taken.getsockname()[1])
         with pytest.raises(ArgumentError, match=f"127.0.0.1:{port}: Address already in use"):
             serve.main(["no.gguf", "--port", port])
-    with pytest.raises(ArgumentError, match="no such port: found 65536"):
-        serve.main(["no.gguf", "--port", "65536"])
+    for words, told in (
+        (["--port", "65536"], "no such port: found 65536"),
+        (["--host", "a..b", "--api-key", "k"], "a..b:8080: no name of a machine"),
+        (["--answers", "0", "--guesses", "3"], "found --answers 0"),
+        (["--host", "0.0.0.0", "--api-key", ""], "an empty key would let everybody in"),
+    ):
+        with pytest.raises(ArgumentError, match=told):
+            serve.main(["no.gguf", *words])
+
+
+def test_an_address_that_is_taken_while_the_model_is_read_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only who listens has an address to himself."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(("127.0.0.1", 0))
+        port = str(other.getsockname()[1])
+        real = serve.application
+
+        def application(*given: Any) -> Any:
+            other.listen()
+            return real(*given)
+
+        monkeypatch.setattr(serve, "application", application)
+        with pytest.raises(ArgumentError, match=f"127.0.0.1:{port}: Address already in use"):
+            serve.main([str(write_model(tmp_path / "m.gguf")), "--port", port, "--context", "64"])
+
+
+def test_a_name_is_served_at_all_its_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+    rows = [(*kind, (f"127.0.0.{last}", 0)) for last in (1, 2)]
+    strange = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [strange, *rows, rows[0]])
+    with contextlib.ExitStack() as closing:
+        (host, port), second = (
+            one.getsockname() for one in serve._bound(closing, "localhost", 0)
+        )
+        assert (host, second) == ("127.0.0.1", ("127.0.0.2", port))
