@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+import baregrad.llm.serve
 from baregrad.base.errors import ArgumentError
 from baregrad.llm.commands import serve
 from tests.llm.commands.small_model import write_model
@@ -116,7 +117,7 @@ def test_an_address_that_is_taken_while_the_model_is_read_is_told(
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(("127.0.0.1", 0))
         port = str(other.getsockname()[1])
-        real = serve.application
+        real = baregrad.llm.serve.application
 
         def application(*given: Any) -> Any:
             other.listen()
