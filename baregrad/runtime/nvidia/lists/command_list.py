@@ -205,13 +205,15 @@ class NvBoundList:
         for image in alike:
             if image.value <= done and image.copy_value <= copied:
                 return image
+        if len(alike) >= _IMAGES:
+            return _awaited(min(alike, key=_value_of), channels, wait)
         oldest = min(images, key=_value_of, default=None)
         if oldest is not None:
             has_room = len(images) < self._most_images
             if oldest.value <= done and oldest.copy_value <= copied:
                 if not (has_room and addresses in self._patched):
                     return oldest
-            elif len(alike) >= _IMAGES or not has_room:
+            elif not has_room:
                 return _awaited(oldest, channels, wait)
         try:
             image = ListImage(self.commands, self._plan(kind), kind, self._style, compute, copies)

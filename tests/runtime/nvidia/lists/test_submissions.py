@@ -130,6 +130,25 @@ def test_one_list_again_and_again_needs_no_more_than_its_two_images() -> None:
     device.close()
 
 
+def test_arrays_that_come_again_and_again_need_no_more_than_two_of_many_images() -> None:
+    device = NvDevice(port=VirtualPort())
+    kernel, states = load(device), ramps(2)
+    buffers = buffers_of(device, *states)
+    commands = device.command_list()
+    commands.exec(kernel, [Slot(0)], {"number": 3})
+    for which in [0, 1] * 3 + [0] * 80:
+        device.submit(commands, [buffers[which]])
+        device_tools.link64(states[which], 3)
+        if which:
+            device.synchronize()
+    assert isinstance(commands.bound, NvBoundList)
+    counts = {key: len(images) for key, images in commands.bound.quick.items()}
+    assert counts == {(buffers[0].serial,): 2, (buffers[1].serial,): 1}
+    for buffer, state in zip(buffers, states, strict=True):
+        assert np.array_equal(buffer.contents().view(np.uint32), state)
+    device.close()
+
+
 def test_results_that_lie_in_two_places_in_turn_change_nothing() -> None:
     """Each of two sets of buffers has words of its own, which are submitted as they are."""
     lines: list[str] = []
