@@ -66,6 +66,13 @@ class DeviceName(str):
         """The number of a GPU, None for what is none."""
         return int(self.partition(":")[2] or 0) if is_gpu(self) else None
 
+    def __copy__(self) -> DeviceName:
+        """Be its own copy, which programs ask the same of."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> DeviceName:
+        return self
+
     def __reduce__(self) -> tuple[object, tuple[str]]:
         """Be kept in files as the text that it is."""
         return str, (str(self),)

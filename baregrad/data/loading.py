@@ -39,7 +39,7 @@ class _Reader(NamedTuple):
 
 
 class WorkerInfo(NamedTuple):
-    """A process that reads for a loader: its number, of how many, their seed and data set."""
+    """A process that reads for a loader: its number, of how many, its seed and the data set."""
 
     id: int
     num_workers: int
@@ -68,7 +68,7 @@ def _begin(
     with begun.get_lock():
         number = begun.value
         begun.value += 1
-    _worker.set(WorkerInfo(number, count, reader.seed, reader.dataset))
+    _worker.set(WorkerInfo(number, count, reader.seed + number, reader.dataset))
     if worker_init is not None:
         worker_init(number)
 

@@ -147,9 +147,10 @@ class DistributedSampler(Sampler):
         shuffle: bool = True, seed: int = 0, drop_last: bool = False,
     ) -> None:
         super().__init__(dataset)
-        self.num_replicas, self.rank = num_replicas or 1, rank or 0
+        self.num_replicas = 1 if num_replicas is None else num_replicas
+        self.rank = 0 if rank is None else rank
         if not 0 <= self.rank < self.num_replicas:
-            raise ArgumentError("one of the processes", found=rank,
+            raise ArgumentError("one of the processes", found=f"{rank} of {num_replicas}",
                                 wanted=f"0 to {self.num_replicas - 1}")  # fmt: skip
         self.shuffle, self.seed, self.drop_last, self.epoch = shuffle, seed, drop_last, 0
         share = len(dataset) / self.num_replicas

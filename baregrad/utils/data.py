@@ -82,7 +82,7 @@ class _Loader(loading.DataLoader):
         if timeout:
             raise ArgumentError("workers are waited for without end", found=f"timeout={timeout}")
         given = {name: value for name, value in settings.items() if value is not None}
-        if generator is not None and shuffle:
+        if generator is not None and shuffle and "sampler" not in given:
             given["sampler"], shuffle = RandomSampler(dataset, generator=generator), False
         super().__init__(dataset, batch_size, bool(shuffle), device=device, **given)
 

@@ -11,7 +11,7 @@ import torch
 import baregrad
 from baregrad import Tensor, amp, nn
 from baregrad.autograd import Function
-from baregrad.base.errors import UnsupportedError
+from baregrad.base.errors import ShapeError, UnsupportedError
 
 F = torch.nn.functional
 
@@ -58,6 +58,10 @@ def facts(library: Any, tensor: Any) -> list[Any]:
 
 def test_facts_and_parts_of_tensors() -> None:
     assert facts(baregrad, Tensor) == facts(torch, torch.tensor)
+    assert Tensor.ones(1).new(np.int64(3)).shape == (3,)
+    for given in ((2.0, 3.0), (2, 3.0), (True,)):
+        with pytest.raises(ShapeError, match="an extent is an integer"):
+            Tensor.ones(1).new(*given)
     with baregrad.autocast("cpu", dtype=baregrad.float16):
         assert baregrad.is_autocast_enabled()
         assert baregrad.get_autocast_gpu_dtype() is baregrad.float16

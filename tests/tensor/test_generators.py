@@ -142,7 +142,9 @@ def test_what_is_no_generator_is_refused_and_what_is_gone_is_forgotten() -> None
     assert len(session().random_states) < count
 
 
-@pytest.mark.parametrize("weights", [[-1.0, 2], [float("nan"), 1], [float("inf"), 1], [0, 0.0]])
+@pytest.mark.parametrize("weights", [
+    [-1.0, 2], [float("nan"), 1], [float("inf"), 1], [0, 0.0], [3e38, 3e38],
+])
 def test_multinomial_refuses_weights_that_nothing_is_drawn_by(weights: list[float]) -> None:
     for replacement in (False, True):
         with pytest.raises(ArgumentError, match="weights"):

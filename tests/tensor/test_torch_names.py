@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import pickle
 import subprocess
 import sys
@@ -124,6 +125,7 @@ def test_devices_say_what_pytorchs_do() -> None:
     one = baregrad.device("cuda", 1)
     assert (one, one.type, one.index) == ("CUDA:1", "cuda", 1)  # type: ignore[attr-defined]
     assert type(pickle.loads(pickle.dumps(one))) is str
+    assert copy.deepcopy(one) is one
 
 
 def test_seeds_and_settings() -> None:

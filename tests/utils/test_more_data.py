@@ -19,17 +19,18 @@ class Named:
     def __len__(self) -> int:
         return 4
 
-    def __getitem__(self, index: int) -> tuple[int, int]:
+    def __getitem__(self, index: int) -> tuple[int, int, int]:
         told = data.get_worker_info()
         assert told is not None
         assert isinstance(told.dataset, Named)
-        return told.id, told.num_workers
+        return told.id, told.num_workers, told.seed
 
 
 def test_workers_know_which_they_are() -> None:
     assert data.get_worker_info() is None
-    for ids, counts in data.DataLoader(Named(), batch_size=2, num_workers=2):
+    for ids, counts, seeds in data.DataLoader(Named(), batch_size=2, num_workers=2, seed=5):
         assert set(ids.tolist()) <= {0, 1}
+        assert [seed - 5 for seed in seeds.tolist()] == ids.tolist()
         assert counts.tolist() == [2, 2]
 
 
@@ -49,6 +50,15 @@ def test_processes_share_places_out(drop_last: bool) -> None:
         assert len(list(mixed[0])) == len(first[0])
     with pytest.raises(ArgumentError, match="0 to 1"):
         data.DistributedSampler(range(3), 2, 2)
+    with pytest.raises(ArgumentError, match="of 0"):
+        data.DistributedSampler(range(3), 0, 0)
+
+
+def test_an_order_is_given_once_beside_a_generator_too() -> None:
+    with pytest.raises(ArgumentError, match="given once"):
+        data.DataLoader(
+            range(3), shuffle=True, sampler=[0], generator=baregrad.Generator()  # type: ignore[arg-type]
+        )
 
 
 def test_data_sets_beside_each_other() -> None:

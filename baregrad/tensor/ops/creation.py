@@ -441,12 +441,14 @@ def new_tensor(
 
 
 def made_beside(x: Tensor, *data: Any, device: str | None = None) -> Tensor:
-    """Return a tensor of the dtype of `x`: of sizes, with values to be written over, or of data."""
-    sizes = data[0] if len(data) == 1 and isinstance(data[0], tuple) else data
-    if all(isinstance(one, int) and not isinstance(one, bool) for one in sizes):
-        return new_zeros(x, tuple(sizes) or (0,), device=device)
-    made: Tensor = new_tensor(x, data[0], device=device)
-    return made
+    """Return a tensor of the dtype of `x`: of sizes, with values to be written over, or of data.
+
+    A tuple is of sizes, as a shape is; a list, an array or a tensor is data.
+    """
+    given = data[0] if len(data) == 1 else None
+    if isinstance(given, TensorLike | list) or (isinstance(given, np.ndarray) and given.ndim):
+        return new_tensor(x, given, device=device)
+    return new_zeros(x, *(data or (0,)), device=device)
 
 
 # --- ranges -------------------------------------------------------------------------------------

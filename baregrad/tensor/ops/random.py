@@ -388,10 +388,10 @@ def _check_weights(weights: Tensor) -> None:
     watching = session().watching
     if watching.downloads or watching.transforming:
         return
-    fits = (weights >= 0) & (weights < math.inf)
-    if not fits.all().item() or not (weights.amax(-1) > 0).all().item():
+    total = weights.sum(-1)
+    if not (weights >= 0).all().item() or not ((total > 0) & (total < math.inf)).all().item():
         raise ArgumentError(
-            "weights from 0 on and finite, of which one at least is above 0",
+            "weights from 0 on, whose sum is above 0 and finite in float32",
             found="some that are not", hint="of logarithms take softmax(-1)",
         )
 
