@@ -129,8 +129,9 @@ class ObjectTree:
         if call.verb in ("NV_ESC_RM_ALLOC", "NV_ESC_RM_ALLOC_MEMORY", "NV_ESC_RM_DUP_OBJECT"):
             client = client or handle
             kind = call.subject or _change(call, "params.hClass") or "copy of an object"
-            # Other classes' parameters have fields of that name that nobody fills in.
-            size = _change(call, "size") if "MEMORY" in kind else ""
+            # Engines' parameters have a field of that name too, which nobody fills in.
+            is_memory = any("_MEMORY_" in block.struct for block in call.raw.blocks)
+            size = _change(call, "size") if is_memory else ""
             note = f", {human_bytes(int(size, 0))}" if size else ""
             made = _Object(handle, kind, parent, call.raw.time, None, note)
             self.clients.setdefault(client, {})[handle] = made

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -117,6 +118,24 @@ def test_a_timeline_has_a_lane_for_each_ring(calls: list[DriverCall]) -> None:
     named = PushedWork("launch", "launch of k", (*launch.values, ("kernel", "k")))
     events = export.timeline([], [Submission(0.1, 7, 0xA, one) for one in (launch, named)])
     assert [row["name"] for row in events["traceEvents"]] == ["launch", "k", "thread_name"]
+
+
+def test_what_objects_are_for(calls: list[DriverCall]) -> None:
+    made = next(one for one in calls if one.verb == "NV_ESC_RM_ALLOC" and not one.failed)
+    for name, what in (
+        ("MAXWELL_PROFILER_DEVICE", "a profiler"), ("NV01_DEVICE_0", "a device"),
+        ("NV01_MEMORY_DEVICELESS", "memory"), ("KEPLER_INLINE_TO_MEMORY_B", "the engine of a "
+         "channel that writes what is in its ring"),
+        ("NV_MEMORY_MULTICAST_FABRIC", "memory that several GPUs write at once"),
+    ):
+        assert explained(replace(made, subject=name)) == f"Makes {what} ({name})."
+
+
+def test_programs_without_a_call_are_compared(tmp_path: Path) -> None:
+    """Their files hold a summary alone."""
+    file = tmp_path / "none.jsonl"
+    file.write_text('{"summary": ["no calls of the driver"]}\n')
+    assert export.read_rows(str(file)) == []
 
 
 def test_counts(calls: list[DriverCall]) -> None:

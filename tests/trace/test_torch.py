@@ -108,6 +108,11 @@ def test_what_it_makes_is_known_by_name(calls: list[DriverCall]) -> None:
     sized = [line for line in lines if "B (" in line]
     assert any("NV01_MEMORY_LOCAL_USER" in line and "2.0 MiB (" in line for line in sized)
     assert all("MEMORY" in line for line in sized)
+    # What is left in the field of that name of an engine's parameters is none, whatever its name.
+    engine = next(one for one in calls if "COMPUTE_A" in one.subject
+                  and any(change.name == "size" for change in one.changes))  # fmt: skip
+    tree.add(replace(engine, subject="BLACKWELL_INLINE_TO_MEMORY_A"))
+    assert not [line for line in tree.lines() if "INLINE" in line and "B (" in line]
     assert all("\n" not in report.line(one) for one in calls)
     assert {one.raw.library for one in calls} >= {"libcuda.so.580.159.04"}
 
