@@ -109,7 +109,8 @@ class TorchGraph:
         made = program([*self._constants.values(), *tensors])
         for place, order in enumerate(self._orders):
             if order is not None:
-                made[place] = made[place].permute(_inverse(order))
+                # No view to PyTorch, as in `TorchProgram`.
+                made[place] = made[place].permute(_inverse(order)).data
         first = len(self._made) - len(self._checks)
         for node, holds in zip(self._checks, made[first:], strict=True):
             if not (holds.item() if isinstance(holds, torch.Tensor) else holds):

@@ -60,7 +60,10 @@ def lend(tensor: Any, device: str) -> Tensor:
 
 
 def give(tensor: Tensor) -> Any:
-    """One of our computed tensors as PyTorch's, in the same memory where the host sees that."""
+    """One of our computed tensors as PyTorch's, in the same memory where the host sees that.
+
+    It is not a view of another one of PyTorch's.
+    """
     import torch
 
     theirs = torch_dtype(tensor.dtype)
@@ -74,4 +77,4 @@ def give(tensor: Tensor) -> Any:
         memory = buffer.view(0, nbytes).as_memoryview()
     else:
         memory = memoryview(bytearray(buffer.contents()[:nbytes]))
-    return torch.frombuffer(memory, dtype=theirs).reshape(shape)
+    return torch.frombuffer(memory, dtype=theirs).reshape(shape).data

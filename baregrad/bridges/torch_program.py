@@ -105,7 +105,7 @@ class _Replays:
             memory = self._device.allocate(ctypes.sizeof(kind)).memory
             seen = kind.from_address(memory.address)
             seen.memory = memory
-            made[place] = torch.frombuffer(seen, dtype=example.dtype).view_as(example)
+            made[place] = torch.frombuffer(seen, dtype=example.dtype).view_as(example).data
         written = self._buffers(self._written, made, _WRITTEN)
         if not self._over.run(read, written):
             return None
@@ -134,7 +134,8 @@ class TorchProgram:
 
     function: takes as many of our tensors as a call has of PyTorch's and returns a list of tensors
     and of values that go by the arguments' shapes and dtypes. Each tensor becomes one of PyTorch's
-    in memory of its own: who writes to one changes no other.
+    in memory of its own: who writes to one changes no other. None is a view to PyTorch, which
+    refuses to have views changed in place where gradients are recorded: `data` is none.
     """
 
     def __init__(self, function: Callable[..., list[Any]], device: str) -> None:
@@ -214,4 +215,4 @@ def _found(one: Any, arguments: Sequence[Any], made: Sequence[Any]) -> Any:
     array = (arguments if one.is_argument else made)[one.place]
     if one.is_copied:
         array = array.detach().clone(memory_format=torch.contiguous_format)
-    return array if tuple(array.shape) == one.shape else array.view(one.shape)
+    return array if tuple(array.shape) == one.shape else array.view(one.shape).data

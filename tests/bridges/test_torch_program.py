@@ -100,3 +100,13 @@ def test_results_of_all_sizes_lie_as_pytorch_would_lay_them() -> None:
             earlier.append(results[-1])
     assert [float(one.amax()) for one in earlier] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
     assert counts == [2]
+
+
+def test_results_are_no_views_to_pytorch() -> None:
+    """It refuses to have views changed in place where gradients are recorded."""
+    with options.override(device="CPU"):
+        program = TorchProgram(lambda x: [x + 1, x + 1, (x * 2).reshape(-1), x], "CPU")
+        for shape in ((2, 3), (300, 200)):
+            for _ in range(4):
+                results = program([torch.zeros(shape)])
+                assert not any(one._is_view() for one in results)
