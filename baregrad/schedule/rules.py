@@ -467,12 +467,13 @@ def find_sibling(
     fusion: Fusion, node: Node, shape: tuple[Any, ...], requests: list[Request]
 ) -> Draft | None:
     """A kernel over axes of this shape that reads the same arrays and may write `node` as well."""
-    candidates = fusion.by_shape.get(loop_extents(shape))
+    extents = loop_extents(shape)
+    candidates = fusion.by_shape.get(extents)
     if not candidates or node in fusion.survey.contractions:
         return None
     readers = {request.draft for request in requests}
     below = dependents_of(readers)
-    own = _kernels_of_parts(fusion, node, loop_extents(shape))
+    own = _kernels_of_parts(fusion, node, extents)
     running = _running_fold(node)
     for draft in (*own, *reversed(candidates[-SIBLINGS:])):
         if draft.sealed or draft.contraction is not None or draft in readers:
@@ -483,9 +484,7 @@ def find_sibling(
             continue
         if running is not None and _crosses(running, draft.place_of(shape), draft):
             continue
-        if draft in own:
-            return draft
-        if _is_alike(fusion, node, draft):
+        if draft in own or _is_alike(fusion, node, draft):
             return draft
     return None
 
@@ -506,18 +505,14 @@ def _is_alike(fusion: Fusion, node: Node, draft: Draft) -> bool:
 
 
 def _kernels_of_parts(fusion: Fusion, node: Node, extents: tuple[Any, ...]) -> list[Draft]:
-    """The kernels over `extents` that write other parts of the tuple of `node`, or of what it pads.
-
-    A PAD that is no part's place between zeros has loops over all that it fills: others' are too
-    few.
-    """
+    """The kernels over `extents` of other parts of the tuple of `node`, or of what it pads."""
     part = node.src[0] if node.op is Ops.PAD else node
     if part.op is not Ops.PROJ:
         return []
     states = enumerate(part.src[0].arg.monoid.states)
     parts = [make_node(Ops.PROJ, dtype, part.src, place) for place, dtype in states]
-    homes = [fusion.homes[part] for part in parts if part in fusion.homes]
-    return [draft for draft in homes if draft.extents == extents]
+    homes = [fusion.homes.get(part) for part in parts]
+    return [home for home in homes if home is not None and home.extents == extents]
 
 
 def _sum_separately(fusion: Fusion, left: Node, right: Node) -> bool:
