@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 
 from baregrad.base.bits import human_bytes
 from baregrad.base.errors import ArgumentError
@@ -28,7 +29,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--memory", type=float, metavar="GB",
                         help="what there is (what this machine can still give)")  # fmt: skip
     given = parser.parse_args(argv)
-    if given.memory is not None and not given.memory > 0:
+    if given.memory is not None and not 0 < given.memory < math.inf:
         raise ArgumentError("--memory is a size", found=given.memory, wanted="more than 0 GB")
     settings = EngineSettings(given.context, contexts=given.contexts, cache=given.cache)
     files = open_model(given.file)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from baregrad.base.errors import ArgumentError
+from baregrad.base.places import check_writable
 from baregrad.base.progress import ProgressBar
 from baregrad.io.gguf import (
     GgufFile,
@@ -30,6 +32,8 @@ from baregrad.llm.text.folder_vocabulary import vocabulary_metadata
 
 # Version of the blocks' layouts (`general.quantization_version`).
 LAYOUTS_VERSION = 2
+# In which part of a split model a name says that it is.
+_NUMBER = re.compile(r"-\d{5}(?=-of-\d{5}\.gguf$)")
 
 
 def main(argv: list[str]) -> int:
@@ -49,25 +53,37 @@ def main(argv: list[str]) -> int:
                         help=f"one of {', '.join(FILE_TYPES)} (Q4_K)")  # fmt: skip
     parser.add_argument("--force", action="store_true", help="write over a file that is there")
     wanted = parser.parse_args(argv)
-    _check_places(wanted.model, wanted.out, wanted.force)
-    print(quantise_model(wanted.model, wanted.out, wanted.type))
+    try:
+        _check_places(wanted.model, wanted.out, wanted.force)
+        told = quantise_model(wanted.model, wanted.out, wanted.type)
+    except OSError as error:
+        raise ArgumentError(
+            "the model cannot be written", found=f"{wanted.out}: {error.strerror}"
+        ) from error
+    print(told)
     return 0
 
 
 def _check_places(model: str, out: str, force: bool) -> None:
     """Raise ArgumentError where there is no model, or where none can or should be written."""
-    if not Path(model).exists():
+    read, place = Path(model), Path(out)
+    if not read.exists():
         raise ArgumentError("no model there", found=model, wanted="a GGUF file or a folder")
-    place = Path(out)
-    if not place.parent.is_dir():
-        raise ArgumentError("there is no such folder to write to", found=str(place.parent))
-    if place.is_dir():
-        raise ArgumentError("a folder is there", found=out, wanted="the name of a file")
-    if place.exists():
-        if place.samefile(model):
-            raise ArgumentError("a model would be written over itself", found=out)
-        if not force:
-            raise ArgumentError(f"{out!r} is there already", hint="--force writes over it")
+    check_writable(place, "no model can be written there")
+    if not place.exists():
+        return
+    if place.samefile(read) or _is_read_with(place.resolve(), read.resolve()):
+        raise ArgumentError("a model would be written over itself", found=out)
+    if not force:
+        raise ArgumentError(f"{out!r} is there already", hint="--force writes over it")
+
+
+def _is_read_with(place: Path, model: Path) -> bool:
+    """Whether a file is one of a model's folder, or another part of a split model."""
+    if model.is_dir():
+        return place.parent == model and place.suffix != ".gguf"
+    one, other = (_NUMBER.sub("", str(path)) for path in (place, model))
+    return one == other
 
 
 def quantise_model(model: str, out: str, type_name: str) -> str:

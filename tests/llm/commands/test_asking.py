@@ -150,9 +150,12 @@ def test_plan_tells_what_there_is(file: str, capsys: pytest.CaptureFixture[str])
         assert word in told
     assert plan.main([file, "--context", "256", "--memory", "0.00001"]) == 1
     assert "does not fit" in capsys.readouterr().out
-    for option, words in (("--contexts", "contexts in the cache"), ("--memory", "is a size")):
+    for option, value, words in (
+        ("--contexts", "0", "contexts in the cache"), ("--memory", "0", "is a size"),
+        ("--memory", "inf", "is a size"),
+    ):
         with pytest.raises(ArgumentError, match=words):
-            plan.main([file, option, "0"])
+            plan.main([file, option, value])
 
 
 def test_figures_are_those_of_the_cache_that_is_made(file: str) -> None:

@@ -86,8 +86,11 @@ def test_types_that_are_only_read_are_refused(name: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("names", "words"), [
     (("no.gguf", "b.gguf"), "no model there"),
-    (("a.gguf", "nowhere/b.gguf"), "no such folder to write to"),
-    (("a.gguf", "."), "a folder is there"),
+    (("a.gguf", "nowhere/b.gguf"), "no model can be written there"),
+    (("a.gguf", "."), "no model can be written there"),
+    (("a.gguf", "b" * 300), "cannot be written: found b+: File name too long"),
+    (("folder", "folder/model.safetensors", "--force"), "written over itself"),
+    (("m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "--force"), "written over itself"),
     (("a.gguf", "./a.gguf", "--force"), "written over itself"),
     (("a.gguf", "there.gguf"), "is there already"),
 ])  # fmt: skip
@@ -95,7 +98,9 @@ def test_places_are_looked_at_before_anything_is_read(
     names: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("a.gguf", "there.gguf"):
+    Path("folder").mkdir()
+    parts = "m-00001-of-00002.gguf", "m-00002-of-00002.gguf", "folder/model.safetensors"
+    for name in ("a.gguf", "there.gguf", *parts):
         Path(name).write_text("no model")
     with pytest.raises(ArgumentError, match=words):
         quantize.main(list(names))
