@@ -6,7 +6,7 @@ import inspect
 import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import MappingProxyType
+from types import FunctionType, MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -71,6 +71,9 @@ _FIRST = frozenset({"input", "self", "tensors", "x1", "input1", "a", "tensor", "
 Run = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
 
+_BOUND_OTHERWISE = (classmethod, staticmethod)
+
+
 def explain_arguments(
     owner: type, run: Run | None = None, is_run: Callable[[Callable[..., Any]], bool] = bool
 ) -> None:
@@ -84,14 +87,16 @@ def explain_arguments(
     made: dict[Any, Any] = {}
     for name, member in list(vars(owner).items()):
         if name.startswith("_"):
-            if run is not None and inspect.isfunction(member) and is_run(member):
+            if run is not None and isinstance(member, FunctionType) and is_run(member):
                 setattr(owner, name, _run_by(run, member))
             continue
-        kind = type(member) if isinstance(member, classmethod | staticmethod) else None
+        kind = type(member) if isinstance(member, _BOUND_OTHERWISE) else None
         function = member.__func__ if kind else member
-        if inspect.isfunction(function):
-            way = run if run is not None and is_run(function) else None
-            known = made.get(function) or made.setdefault(function, explained(function, name, way))
+        if isinstance(function, FunctionType):
+            known = made.get(function)
+            if known is None:
+                way = run if run is not None and is_run(function) else None
+                known = made[function] = explained(function, name, way)
             setattr(owner, name, kind(known) if kind else known)
 
 
@@ -101,7 +106,7 @@ def explain_constructor(owner: type) -> None:
     What it does not refuse itself it keeps, for code that no user calls to fail over.
     """
     made = vars(owner).get("__init__")
-    if not inspect.isfunction(made) or not is_ours(made.__code__):
+    if not isinstance(made, FunctionType) or not is_ours(made.__code__):
         return
 
     def constructor(*args: Any, **kwargs: Any) -> None:
