@@ -120,7 +120,7 @@ def test_writing_to_a_result_leaves_what_the_backward_pass_needs() -> None:
     assert x.grad.tolist() == [8, 8, 8]
 
 
-@pytest.mark.parametrize("needs_gradient", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("needs_gradient", [False, True])
 def test_views_that_pytorch_takes_of_permuted_results(needs_gradient: bool) -> None:
     """It takes views of a result by strides, so elements lie where it thinks they do."""
 
