@@ -57,7 +57,8 @@ def test_processes_share_places_out(drop_last: bool) -> None:
 def test_an_order_is_given_once_beside_a_generator_too() -> None:
     with pytest.raises(ArgumentError, match="given once"):
         data.DataLoader(
-            range(3), shuffle=True, sampler=[0], generator=baregrad.Generator()  # type: ignore[arg-type]
+            range(3), shuffle=True, sampler=[0],  # type: ignore[arg-type]
+            generator=baregrad.Generator(),
         )
 
 
