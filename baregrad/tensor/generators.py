@@ -87,7 +87,7 @@ class Generator(RandomSource):
         """Return another one that goes on from here."""
         return Generator(self.device).set_state(self.get_state())
 
-    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+    def __reduce__(self) -> str | tuple[object, tuple[object, ...]]:
         """A copy, and what another process reads, goes on from here."""
         return _going_on, (type(self), self.device, *self.state(self.device).read())
 
