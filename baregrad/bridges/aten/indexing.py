@@ -9,6 +9,7 @@ from typing import Any
 
 from baregrad.base.errors import UnsupportedError
 from baregrad.bridges.aten.shapes import method
+from baregrad.dtypes import dtypes
 from baregrad.nn.functional import embedding_bag
 from baregrad.tensor import Tensor
 
@@ -24,7 +25,14 @@ def _places(x: Tensor, indices: Sequence[Tensor | None]) -> tuple[Any, ...]:
 def _index_put(
     x: Tensor, indices: Sequence[Tensor | None], values: Tensor, accumulate: bool = False
 ) -> Tensor:
-    if all(one is not None for one in indices):
+    known = [(axis, one) for axis, one in enumerate(indices) if one is not None]
+    axis, mask = known[0]
+    if len(known) == 1 and mask.dtype is dtypes.bool and math.prod(values.shape) == 1:
+        # How many places it has is not asked for: a replay could not.
+        mask = mask.reshape(*mask.shape, *(1,) * (x.ndim - axis - mask.ndim))
+        value = values.reshape(())
+        return mask.where(x + value if accumulate else value, x)
+    if len(known) == len(indices):
         return x.index_put(tuple(indices), values, accumulate=accumulate)
     result = x.clone()
     places = _places(x, indices)

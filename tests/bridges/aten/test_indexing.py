@@ -4,10 +4,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from baregrad.base.errors import UnsupportedError
 from baregrad.base.options import options
 from baregrad.bridges.aten import OPERATORS
+from baregrad.bridges.torch_graph import TorchGraph
 from baregrad.bridges.torch_memory import give, lend
 from tests.bridges.aten.cases import check, draw
 
@@ -24,6 +26,8 @@ ROWS = torch.tensor([[0, 2], [2, 4]])
         ("index_put", "default", (X, [ROWS[0]], draw(2, 4), False)),
         ("index_put", "default", (X, [ROWS], draw(2, 2, 4), True)),
         ("index_put", "default", (X, [None, ROWS % 4], draw(5, 2, 2), True)),
+        ("index_put", "default", (X, [X[:, 0] > 0], torch.tensor(7.0), False)),
+        ("index_put", "default", (X, [None, X[0] > 0], torch.tensor([7.0]), True)),
         ("embedding", "default", (X, ROWS)),
         ("embedding_dense_backward", "default", (draw(2, 2, 4), ROWS, 5, -1, False)),
         ("embedding_dense_backward", "default", (draw(2, 2, 4), ROWS, 5, 2, False)),
@@ -81,3 +85,14 @@ def test_bags_and_their_gradients(
             pull = OPERATORS["_embedding_bag_per_sample_weights_backward"]
             made = pull(pulled, table, words, starts, bags, mode, padding)
             torch.testing.assert_close(give(made), scales.grad)
+
+
+def test_a_mask_written_with_one_value_is_replayed() -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x.index_put((x > 0,), torch.tensor(7.0))
+
+    with options.override(device="CPU"):
+        run = TorchGraph(make_fx(function)(X))
+        for _ in range(4):
+            x = torch.randn(5, 4)
+            assert torch.equal(run(x)[0], function(x))
