@@ -105,6 +105,35 @@ def test_training_goes_the_same_way() -> None:
         torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-4)
 
 
+def test_steps_of_a_pooled_image_and_two_convolutions_after_it() -> None:
+    """Images in memory that is used again, and buffers of norms, at first and later steps."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pool = nn.Sequential(nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(3, 2, 1))
+            self.one, self.other = (nn.Conv2d(4, 4, 3, padding=1, bias=False) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.pool(x)
+            return torch.relu(self.other(torch.relu(self.one(x))) + x).square()
+
+    ours = Block()
+    theirs = copy.deepcopy(ours).double()
+    compiled = torch.compile(ours, backend=baregrad)
+    for _ in range(4):
+        x = torch.randn(2, 4, 8, 8)
+        for module, function in ((ours, compiled), (theirs, theirs)):
+            module.zero_grad()
+            function(x.to(module.one.weight.dtype)).mean().backward()
+        for one, other in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(one.grad.double(), other.grad, rtol=1e-4, atol=1e-5)
+            for parameter in (one, other):
+                parameter.data.sub_(parameter.grad, alpha=0.1)
+        for one, other in zip(ours.buffers(), theirs.buffers(), strict=True):
+            torch.testing.assert_close(one.double(), other.double(), rtol=1e-4, atol=1e-5)
+
+
 def test_writing_to_a_result_leaves_what_the_backward_pass_needs() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         y = x * 2
