@@ -56,17 +56,7 @@ def main(argv: list[str]) -> int:
         settings, rows=given.answers + settings.guesses, contexts=given.contexts,
         most_waiting=given.waiting,
     )
-    if given.answers < 1:
-        raise ArgumentError(
-            "answers written at once", found=f"--answers {given.answers}", wanted="1 or more"
-        )
-    if given.api_key == "":
-        raise ArgumentError("an empty key would let everybody in", found="--api-key ''")
-    if given.api_key is None and given.host not in _LOOPBACK:
-        raise ArgumentError(
-            "everybody who reaches this address could ask", found=f"--host {given.host}",
-            wanted="--api-key as well",
-        )
+    _check(given)
     with contextlib.ExitStack() as closing:
         with _told_of(given.host, given.port):
             places = _bound(closing, given.host, given.port)
@@ -90,6 +80,21 @@ def main(argv: list[str]) -> int:
         finally:
             if isinstance(model, OpenedModel):
                 model.close()
+
+
+def _check(given: argparse.Namespace) -> None:
+    """Raise ArgumentError where options do not go together."""
+    if given.answers < 1:
+        raise ArgumentError(
+            "answers written at once", found=f"--answers {given.answers}", wanted="1 or more"
+        )
+    if given.api_key == "":
+        raise ArgumentError("an empty key would let everybody in", found="--api-key ''")
+    if given.api_key is None and given.host not in _LOOPBACK:
+        raise ArgumentError(
+            "everybody who reaches this address could ask", found=f"--host {given.host}",
+            wanted="--api-key as well",
+        )
 
 
 def _bound(closing: contextlib.ExitStack, host: str, port: int) -> list[socket.socket]:
