@@ -27,6 +27,11 @@ _VERSION_FILE = Path("/proc/driver/nvidia/version")
 _NEWEST = "595.45.04"
 # How often it is said how much is left to decode.
 _TOLD_S = 2.0
+# The options that say what the output is made of.
+_FORMS = {
+    "-c": "c", "--tree": "tree", "--explain": "explain", "--allowlist": "allowlist",
+    "--json": "json",
+}  # fmt: skip
 
 
 def driver_version() -> str:
@@ -78,6 +83,10 @@ def main(argv: list[str]) -> int:
     words = chosen.command[1:] if chosen.command[:1] == ["--"] else chosen.command
     if bool(words) == (chosen.pid is not None):
         parser.error("give a command or --pid")
+    asked = [option for option, name in _FORMS.items() if getattr(chosen, name)]
+    if len(asked) > 1 and (chosen.json or chosen.allowlist):
+        parser.error(f"{' and '.join(asked)} ask for one output in several forms: --json and "
+                     "--allowlist write JSON alone")  # fmt: skip
     if chosen.exact and chosen.pid is not None:
         parser.error("--exact closes doorbells as they are mapped, which that process has done")
     if platform.system() != "Linux":

@@ -101,6 +101,15 @@ def test_a_running_process_is_traced_until_an_interrupt(tmp_path: Path) -> None:
             child.kill()
 
 
+@pytest.mark.parametrize("words", [["--tree", "--json"], ["-c", "--allowlist"]])
+def test_json_has_an_output_of_its_own(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        command.main([*words, "--", "true"])
+    assert f"{' and '.join(words)} ask for one output" in capsys.readouterr().err
+
+
 def test_two_traces_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     files = []
     for program in ("plain", "exec"):
