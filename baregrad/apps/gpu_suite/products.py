@@ -70,6 +70,21 @@ def _octets(size: int) -> TensorCase:
     )
 
 
+def _integers(size: int) -> TensorCase:
+    """A product of 8-bit integers, of rows of both factors, summed in 32 bits."""
+
+    def theirs(torch: Any, a: Any, b: Any) -> Any:
+        if a.dtype.itemsize > 1 or not a.is_cuda:
+            return (a.long() @ b.long().T).int()
+        return torch._int_mm(a, b.T)
+
+    draw = Draw((size, size), "int8", below=127)
+    return TensorCase(
+        (draw, draw), lambda a, b: a.matmul(b.T, out_dtype="int32"), theirs,
+        flops=2.0 * size**3, traffic=2 * draw.nbytes,
+    )
+
+
 def _scaled_octets(size: int) -> TensorCase:
     """As much, of factors with a scale for 128 numbers of a row, and for blocks of 128 x 128."""
     block, kind = 128, FORMATS["fp8"]
@@ -130,6 +145,17 @@ def _linear(batch: int, length: int, before: int, after: int, with_gradients: bo
     )
 
 
+def _plain_linear(length: int, before: int, after: int) -> TensorCase:
+    """A linear layer without a bias, and both of its gradients."""
+    draws = (
+        Draw((length, before)), Draw((after, before), scale=before**-0.5), Draw((length, after)),
+    )
+    return TensorCase(
+        draws, lambda x, w: x.linear(w), lambda torch, x, w: torch.nn.functional.linear(x, w),
+        (0, 1), flops=6.0 * length * before * after,
+    )
+
+
 def _of(
     function: Callable[..., TensorCase], full: tuple[Any, ...], tiny: tuple[Any, ...]
 ) -> Callable[[bool], TensorCase]:
@@ -159,12 +185,21 @@ PRODUCTS = (
         "linear 8x1024x768 to 3072 with bias and gelu, and gradients", 0.45,
         _of(_linear, (8, 1024, 768, 3072, True), (2, 16, 24, 32, True)), tolerance=2.0**-6,
     ),
+    GpuRow(
+        "linear 4096x4096 to 4096 with bias and gelu, forward", 1.15,
+        _of(_linear, (1, 4096, 4096, 4096, False), (1, 16, 24, 32, False)),
+    ),
+    GpuRow(
+        "linear 4096x4096 to 14336, and gradients", 0.95,
+        _of(_plain_linear, (4096, 4096, 14336), (16, 24, 32)), tolerance=2.0**-6,
+    ),
     _matmul_row("16x8192x8192", 0.85, (16, 8192, 8192), tiny=(16, 40, 48)),
     _matmul_row("1x8192x8192", 0.95, (1, 8192, 8192), tiny=(1, 40, 48)),
     GpuRow("matmul 64 of 128x128x64", 0.7, _of(_batched, (64, 128, 128, 64), (3, 16, 16, 8))),
     GpuRow("matmul fp16 4096", 0.95, _of(partial(_matmul, dtype="float16"), (4096,) * 3, _TINY)),
     GpuRow("matmul fp8 8192", 0.93, _of(_octets, (8192,), (64,))),
     GpuRow("matmul fp8 8192, scaled by blocks", 0.93, _of(_scaled_octets, (8192,), (256,))),
+    GpuRow("matmul int8 8192", 0.9, _of(_integers, (8192,), (64,))),
     GpuRow("matmul tf32 4096", 0.93, _of(_tfloat32, (4096,), (64,)), tolerance=TFLOAT32),
     GpuRow(
         "matmul 4096 fp32", 0.8,
