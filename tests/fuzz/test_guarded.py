@@ -101,9 +101,12 @@ def test_a_session_runs_on_guarded_memory() -> None:
     session.close()
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(100, marks=pytest.mark.slow)])
-def test_programs_stay_inside_their_arrays(count: int) -> None:
-    assert not fuzz(count, seed=30_000, kind="mixed")
+# Of seeds nearby, the one whose few programs draw the most operations.
+@pytest.mark.parametrize(
+    ("count", "seed"), [(40, 50_030), pytest.param(100, 30_000, marks=pytest.mark.slow)]
+)
+def test_programs_stay_inside_their_arrays(count: int, seed: int) -> None:
+    assert not fuzz(count, seed=seed, kind="mixed")
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(40, marks=pytest.mark.slow)])

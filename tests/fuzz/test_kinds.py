@@ -114,17 +114,22 @@ def test_state_is_put_back_between_calls() -> None:
     assert small.setup == ()
 
 
-@pytest.mark.parametrize("count", [16, pytest.param(40, marks=pytest.mark.slow)])
-def test_programs_with_sizes_agree(count: int) -> None:
+# Here and below, of seeds nearby the one whose few programs draw the most operations.
+@pytest.mark.parametrize(
+    ("count", "seed"), [(16, 50_029), pytest.param(40, 40_000, marks=pytest.mark.slow)]
+)
+def test_programs_with_sizes_agree(count: int, seed: int) -> None:
     with options.override(verify=False):
-        found = fuzz(count, seed=40_000, kind="sized")
+        found = fuzz(count, seed=seed, kind="sized")
     assert not found, "\n\n".join(finding.script for finding in found[:3])
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(30, marks=pytest.mark.slow)])
-def test_programs_whose_state_is_put_back_agree(count: int) -> None:
+@pytest.mark.parametrize(
+    ("count", "seed"), [(12, 50_088), pytest.param(30, 0, marks=pytest.mark.slow)]
+)
+def test_programs_whose_state_is_put_back_agree(count: int, seed: int) -> None:
     with options.override(verify=False):
-        found = fuzz(count, kind="state")
+        found = fuzz(count, seed=seed, kind="state")
     assert not found, "\n\n".join(finding.script for finding in found[:3])
 
 

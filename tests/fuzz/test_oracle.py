@@ -147,8 +147,11 @@ def test_mixed_programs_name_axes_in_every_way() -> None:
         assert word in texts, word
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(30, marks=pytest.mark.slow)])
-def test_steep_programs_agree(count: int) -> None:
+# Of seeds nearby, the one whose few programs draw the most operations.
+@pytest.mark.parametrize(
+    ("count", "seed"), [(12, 50_040), pytest.param(30, 0, marks=pytest.mark.slow)]
+)
+def test_steep_programs_agree(count: int, seed: int) -> None:
     with options.override(verify=False):
-        found = fuzz(count, kind="steep")
+        found = fuzz(count, seed=seed, kind="steep")
     assert not found, "\n\n".join(finding.script for finding in found[:3])
