@@ -137,6 +137,14 @@ _METHODS = ("permute", "flip", "unsqueeze", "repeat", "roll", "diagonal", "tril"
             "movedim", "transpose", "narrow", "unfold")
 
 
+def _bits_as(x: Tensor, dtype: Any) -> Tensor:
+    """A view of the same bits; a truth value's byte is 0 or 1, as it is when it is converted."""
+    wanted = dtype_of(dtype)
+    if x.dtype is dtypes.bool and wanted in (dtypes.uint8, dtypes.int8):
+        return x.cast(wanted)
+    return x.bitcast(wanted)
+
+
 def method(name: str) -> Callable[..., Any]:
     """The operator that is a method of the same name and arguments."""
 
@@ -150,6 +158,7 @@ SHAPES: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     **{name: method(name) for name in _METHODS},
     "view": lambda x, size: x.reshape(*size), "reshape": lambda x, size: x.reshape(*size),
     "_unsafe_view": lambda x, size: x.reshape(*size),
+    "view.dtype": _bits_as,
     "_reshape_alias": lambda x, size, stride: x.reshape(*size),
     "t": lambda x: x.T if x.ndim == 2 else x,
     "expand": lambda x, size, implicit=False: x.expand(*size),

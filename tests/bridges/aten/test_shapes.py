@@ -14,6 +14,9 @@ X = draw(3, 4, 5)
     ("name", "overload", "arguments", "named"),
     [
         ("view", "default", (X, [3, 20]), {}),
+        ("view", "dtype", (X, torch.int32), {}),
+        ("view", "dtype", (draw(3, 4), torch.int16), {}),
+        ("view", "dtype", (X > 0, torch.uint8), {}),
         ("permute", "default", (X, [2, 0, 1]), {}),
         ("expand", "default", (draw(1, 4, 1), [3, 4, 5]), {}),
         ("squeeze", "dims", (draw(1, 4, 1), [0, 1]), {}),
