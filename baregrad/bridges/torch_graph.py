@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from baregrad.base.errors import UnsupportedDevice
-from baregrad.bridges.aten import OPERATORS, Operator
-from baregrad.bridges.aten.strides import STRIDED, layout_of, refused
+from baregrad.bridges.aten import OPERATORS, REFUSED, Operator
+from baregrad.bridges.aten.strides import STRIDED, layout_of
 from baregrad.bridges.torch_memory import dtype_of
 from baregrad.bridges.torch_program import TorchProgram
 from baregrad.engine.session import current_session
@@ -24,7 +24,8 @@ def missing(graph: Any) -> Counter[str]:
     for node in graph.graph.nodes:
         if node.op != "call_function" or _is_check(node):
             continue
-        if _operator(node.target) is None or (_packet(node.target) in STRIDED and refused(node)):
+        refused = REFUSED.get(_packet(node.target))
+        if _operator(node.target) is None or (refused is not None and refused(node)):
             found[_name(node.target)] += 1
     return found
 

@@ -179,6 +179,26 @@ def test_lengths_that_change_are_followed() -> None:
         torch.testing.assert_close(compiled(x), module(x))
 
 
+@pytest.mark.parametrize("count", [1, 4])
+def test_values_under_a_mask_agree_at_every_call(count: int) -> None:
+    """One is put by the mask alone; how many places there are for several, no replay could tell."""
+
+    def put(x: Any, mask: Any, values: Any) -> Any:
+        y = x * 2
+        y[mask] = values
+        return y.sum(0)
+
+    before = report().left
+    compiled = torch.compile(put, backend=baregrad)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", MissingOperators)
+        for call in range(4):
+            x, values = torch.randn(6, 3), torch.randn(*((count, 3) if count > 1 else (1,)))
+            mask = torch.randperm(6, generator=torch.Generator().manual_seed(call)) < 4
+            torch.testing.assert_close(compiled(x, mask, values), put(x, mask, values))
+    assert report().left == before + (count > 1)
+
+
 def test_what_we_lack_is_left_to_pytorch_and_told() -> None:
     before = report()
     compiled = torch.compile(lambda x: torch.linalg.det(x) * 2, backend=baregrad)

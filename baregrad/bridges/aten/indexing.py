@@ -45,6 +45,19 @@ def _index_put(
     return x.reshape(-1).index_add(0, numbers.reshape(-1), added).reshape(*x.shape)
 
 
+def asks_for_a_count(node: Any) -> bool:
+    """Whether a traced node needs to know how many places a mask has, which no replay could tell.
+
+    One value under one mask is put without that.
+    """
+    known = [one.meta["val"] for one in node.args[1] if one is not None]
+    if not any(str(one.dtype) == "torch.bool" for one in known):
+        return False
+    if len(known) > 1 or len(node.args) < 3:
+        return True
+    return any(not isinstance(size, int) or size != 1 for size in node.args[2].meta["val"].shape)
+
+
 def _embedding(weight: Tensor, indices: Tensor, *_: Any) -> Tensor:
     return weight[indices]
 
