@@ -94,6 +94,21 @@ def test_a_scalar_is_rounded_to_the_dtype_in_which_it_meets_an_array() -> None:
     np.testing.assert_array_equal(rounded(found.array, found.dtype), wanted.double().numpy())
 
 
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_a_number_of_another_dtype_is_a_factor_as_in_pytorch(name: str) -> None:
+    """It is rounded to float32 alone where 16-bit floats are the first operand."""
+    wide = np.random.default_rng(0).standard_normal(500)
+    array = rounded(wide, getattr(dtypes, name))
+    twin, number = NumPyTwin(array, getattr(dtypes, name)), NumPyTwin(wide[0], dtypes.float64)
+    theirs = torch.tensor(array).to(getattr(torch, name))
+    other = torch.tensor(wide[0])
+    for found, wanted in (
+        (twin * number, theirs * other), (number * twin, other * theirs),
+        (twin / number, theirs / other), (twin * 0.1, theirs * 0.1),
+    ):
+        np.testing.assert_array_equal(rounded(found.array, found.dtype), wanted.double().numpy())
+
+
 def test_a_write_rounds_to_where_its_operands_meet() -> None:
     scalar, array = np.array(5.0), np.array([0.55322265625])
     found = NumPyTwin(scalar.copy(), dtypes.float32).sub_(NumPyTwin(array, dtypes.float16))

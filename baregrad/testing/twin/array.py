@@ -88,6 +88,18 @@ class TwinArray:
         own = scalar_dtype(other)
         return mine, converted(np.asarray(other), own, dtype), dtype
 
+    def _meet_as_factor(self, other: Any) -> tuple[Array, Array, DType]:
+        """As `_meet`, but a number beside an array of 16-bit floats is rounded to float32 alone."""
+        a, b, dtype = self._meet(other)
+        if dtype is not self.dtype or dtype.kind != "float" or dtype.bits != 16:
+            return a, b, dtype
+        if isinstance(other, TwinArray):
+            if self.array.ndim and not other.array.ndim and other.dtype.kind != "bool":
+                b = converted(other.array, other.dtype, dtypes.float32)
+        else:
+            b = converted(np.asarray(other), scalar_dtype(other), dtypes.float32)
+        return a, b, dtype
+
 
 def met(*twins: TwinArray) -> DType:
     """The dtype in which arrays meet; those without axes count less."""

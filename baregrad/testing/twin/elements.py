@@ -24,6 +24,17 @@ def _operator(function: Any, swap: bool = False) -> Any:
     return method
 
 
+def _factor_operator(function: Any) -> Any:
+    """Return the method of a product or quotient, whose second operand may be left unrounded."""
+
+    def method(self: TwinArray, other: Any) -> TwinArray:
+        a, b, dtype = self._meet_as_factor(other)
+        with np.errstate(all="ignore"):
+            return self._like(function(a, b), dtype)
+
+    return method
+
+
 def _comparison(function: Any) -> Any:
     """Return the method of a comparison of two arrays in one dtype."""
 
@@ -65,8 +76,8 @@ class ElementTwin(TwinArray):
 
     __add__ = __radd__ = _operator(np.add)
     __sub__, __rsub__ = _operator(np.subtract), _operator(np.subtract, swap=True)
-    __mul__ = __rmul__ = _operator(np.multiply)
-    __floordiv__, __mod__ = _operator(np.floor_divide), _operator(np.mod)
+    __mul__ = __rmul__ = _factor_operator(np.multiply)
+    __floordiv__, __mod__ = _factor_operator(np.floor_divide), _operator(np.mod)
     __and__, __or__ = _operator(np.bitwise_and), _operator(np.bitwise_or)
     __xor__ = _operator(np.bitwise_xor)
     __lshift__, __rshift__ = _operator(np.left_shift), _operator(np.right_shift)
@@ -84,7 +95,7 @@ class ElementTwin(TwinArray):
     floor, round, trunc = _step(np.floor), _step(np.round), _step(np.trunc)
 
     def __truediv__(self, other: Any) -> Self:
-        a, b, dtype = self._meet(other)
+        a, b, dtype = self._meet_as_factor(other)
         dtype = dtype if dtype.kind == "float" else dtypes.float32
         with np.errstate(all="ignore"):
             return self._like(a.astype(np.float64) / b.astype(np.float64), dtype)
