@@ -8,6 +8,7 @@ import platform
 import re
 import sys
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, TextIO
 
 from baregrad.base.bits import human_text
@@ -28,10 +29,10 @@ _NEWEST = "595.45.04"
 # How often it is said how much is left to decode.
 _TOLD_S = 2.0
 # The options that say what the output is made of.
-_FORMS = {
+_FORMS: MappingProxyType[str, str] = MappingProxyType({
     "-c": "c", "--tree": "tree", "--explain": "explain", "--allowlist": "allowlist",
     "--json": "json",
-}  # fmt: skip
+})  # fmt: skip
 
 
 def driver_version() -> str:
