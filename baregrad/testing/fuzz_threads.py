@@ -13,6 +13,7 @@ import argparse
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -107,7 +108,9 @@ def together(tasks: Sequence[Callable[[], list[Arrays]]]) -> list[ThreadOutcome]
             try:
                 outcomes[position].found = tasks[position]()
             except Exception as error:  # noqa: BLE001 - whatever it is, it is a finding
-                outcomes[position].raised = f"{type(error).__name__}: {error}"[:300]
+                last = traceback.extract_tb(error.__traceback__)[-1]
+                told = f"{type(error).__name__}: {error}"[:300]
+                outcomes[position].raised = f"{told} (line {last.lineno} of {last.filename})"
 
     threads = [threading.Thread(target=work, args=(i,), daemon=True) for i in range(len(tasks))]
     before = sys.getswitchinterval()

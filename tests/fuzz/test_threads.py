@@ -50,7 +50,8 @@ def test_what_a_thread_raises_is_found_and_the_session_is_one() -> None:
 
     first, second, third = together([good, bad, good])
     assert first.found[0][0]["v"].tolist() == third.found[0][0]["v"].tolist() == [2.0]
-    assert second.raised == "ValueError: so"
+    line = bad.__code__.co_firstlineno + 1
+    assert second.raised == f"ValueError: so (line {line} of {__file__})"
     assert sessions == [current_session()] * 2
 
 
