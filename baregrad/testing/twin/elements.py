@@ -13,24 +13,16 @@ from baregrad.testing.twin.array import TwinArray, Uncovered
 from baregrad.testing.twin.casts import Array
 
 
-def _operator(function: Any, swap: bool = False) -> Any:
-    """Return the method of a function of two arrays in one dtype, with `swap` of (other, self)."""
+def _operator(function: Any, swap: bool = False, of_factors: bool = False) -> Any:
+    """Return the method of a function of two arrays in one dtype, with `swap` of (other, self).
+
+    of_factors: of a product or quotient, whose second operand may be left unrounded.
+    """
 
     def method(self: TwinArray, other: Any) -> TwinArray:
-        a, b, dtype = self._meet(other)
+        a, b, dtype = self._meet_as_factor(other) if of_factors else self._meet(other)
         with np.errstate(all="ignore"):
             return self._like(function(b, a) if swap else function(a, b), dtype)
-
-    return method
-
-
-def _factor_operator(function: Any) -> Any:
-    """Return the method of a product or quotient, whose second operand may be left unrounded."""
-
-    def method(self: TwinArray, other: Any) -> TwinArray:
-        a, b, dtype = self._meet_as_factor(other)
-        with np.errstate(all="ignore"):
-            return self._like(function(a, b), dtype)
 
     return method
 
@@ -76,8 +68,9 @@ class ElementTwin(TwinArray):
 
     __add__ = __radd__ = _operator(np.add)
     __sub__, __rsub__ = _operator(np.subtract), _operator(np.subtract, swap=True)
-    __mul__ = __rmul__ = _factor_operator(np.multiply)
-    __floordiv__, __mod__ = _factor_operator(np.floor_divide), _operator(np.mod)
+    __mul__ = __rmul__ = _operator(np.multiply, of_factors=True)
+    __floordiv__ = _operator(np.floor_divide, of_factors=True)
+    __mod__ = _operator(np.mod)
     __and__, __or__ = _operator(np.bitwise_and), _operator(np.bitwise_or)
     __xor__ = _operator(np.bitwise_xor)
     __lshift__, __rshift__ = _operator(np.left_shift), _operator(np.right_shift)
