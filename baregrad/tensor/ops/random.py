@@ -389,7 +389,8 @@ def _check_weights(weights: Tensor) -> None:
     if watching.downloads or watching.transforming:
         return
     total = weights.sum(-1)
-    if not (weights >= 0).all().item() or not ((total > 0) & (total < math.inf)).all().item():
+    # Asked for together: each wait for a device takes its time.
+    if not ((weights >= 0).all() & ((total > 0) & (total < math.inf)).all()).item():
         raise ArgumentError(
             "weights from 0 on, whose sum is above 0 and finite in float32",
             found="some that are not", hint="of logarithms take softmax(-1)",
