@@ -26,7 +26,7 @@ COSTLY: MappingProxyType[Op, float] = MappingProxyType(
         **dict.fromkeys(
             (Ops.EXP, Ops.EXP_NEAR, Ops.EXP2, Ops.EXP2_NEAR, Ops.LOG, Ops.LOG2), 10.0
         ),
-        **dict.fromkeys((Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.GELU), 16.0),
+        **dict.fromkeys((Ops.SIN, Ops.COS, Ops.TANH, Ops.ERF, Ops.GELU, Ops.GELU_NEAR), 16.0),
         **dict.fromkeys((Ops.ATAN, Ops.POW), 16.0),
         **dict.fromkeys((Ops.DIV, Ops.SQRT, Ops.RECIPROCAL), 4.0),
         **dict.fromkeys((Ops.FLOORDIV, Ops.MOD, Ops.TRUNCDIV), 8.0),

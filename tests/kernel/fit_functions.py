@@ -261,11 +261,22 @@ def gelu_text() -> str:
 
 GELU_WIDTH = mpf(tables.GELU_WIDTH_F32)
 GELU_COUNT = 16
+GELU_NEAR_END = mpf(tables.GELU_NEAR_END_F32)
 
 
 def normal_tail(x: Any) -> Any:
     """The normal distribution's integral from x on."""
     return mp.erfc(x * mp.sqrt(mpf("0.5"))) / 2
+
+
+def log_of_tail(x: Any) -> Any:
+    """log2 of `normal_tail`."""
+    return mp.log(normal_tail(x), 2)
+
+
+def by_tail(x: Any) -> Any:
+    """How an error of `log_of_tail` shows: less where GELU is below float16's normal numbers."""
+    return LN2 * mpf(2) ** (mpf("1.5") * min(mpf("4.3") - x, mpf(0)))
 
 
 def gelu_part(number: int) -> tuple[list[float], float]:
@@ -369,6 +380,8 @@ TABLES: tuple[tuple[str, str, Function, Any, Any, int, int, Function], ...] = (
      64, by_arctangent),
     ("ERFC_ROOT_F32", "4 * (1 - (1 - erf(x))**(1/4)) / x - ERFC_SLOPE_F32 for 0 <= x <= 3.95",
      erfc_root, mpf(0), ERFC_END, 10, 32, by_erfc_root),
+    ("GELU_NEAR_F32", "log2 of the normal distribution's integral from x on for 0 <= x <= 14.5",
+     log_of_tail, mpf(0), GELU_NEAR_END, 8, 32, by_tail),
     ("ERF_F64", "erf(x) / x - 1 in x**2 for |x| <= 1", error_function, mpf(0), mpf(1), 12, 64,
      by_erf),
     ("ERFCX_F64", "(1 - erf(x)) * e**(x**2) in (x - 2) / (x + 2) for 1 <= x <= 6",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -216,6 +217,37 @@ def test_a_near_power_of_e_is_two_instructions() -> None:
     assert text.count("ex2.approx.ftz.f32") == text.count("mul.rn.f32") == 1 and "fma" not in text
     wide = elementwise(unary(Ops.EXP_NEAR), 64, (dtypes.float64,) * 2, 1)
     assert "ex2" not in render.get("ptx").render(spread(lower(wide, HOPPER)), HOPPER)
+
+
+def test_a_near_gelu_is_a_power_of_two() -> None:
+    """Within its bound by the C library's erfc; float64's is as good as GELU."""
+    rng = np.random.default_rng(5)
+    ends = [0.0, -0.0, 1e30, -1e30, np.inf, -np.inf, 13.0, -15.0]
+    spans = [rng.uniform(low, high, 512) for low, high in ((-4.3, 4.3), (-30, 30), (-1e-3, 1e-3))]
+    x = np.concatenate([*spans, rng.uniform(-5.5, -4.3, 504), ends]).astype(np.float32)
+    found = np.zeros_like(x)
+    near = elementwise(unary(Ops.GELU_NEAR), len(x), (dtypes.float32,) * 2, 1)
+    program = spread(lower(near, HOPPER), 1024)
+    run_ptx(program, [found, x, x], grid=len(x) // 1024, target=HOPPER)
+    wide = x.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        tails = np.array([math.erfc(-v * math.sqrt(0.5)) / 2 for v in wide])
+        true = np.where(np.isinf(wide), np.maximum(wide, 0), wide * tails)
+    finite = np.isfinite(true)
+    error = np.abs(found[finite] - true[finite])
+    allowed = np.maximum(2.0**-14 * np.abs(true[finite]), np.where(x[finite] < -4.3, 2.0**-23, 0))
+    assert np.all(error <= allowed), x[finite][error > allowed]
+    # By as much of its own size far below as a bfloat16 may be off by.
+    below = (x < -5.5) & (x > -9)
+    assert np.all(np.abs(found[below] - true[below]) <= 2.0**-8 * np.abs(true[below]))
+    assert found[~finite].tolist() == [np.inf]
+    negative = [-1, -3, -5, -7]
+    assert np.signbit(found[negative]).all() and not found[negative].any()
+    assert not np.signbit(found[-8])
+    text = render.get("ptx").render(program, HOPPER)
+    assert text.count("ex2.approx.ftz.f32") == 1 and text.count("fma.rn.f32") == 8
+    wide_one = elementwise(unary(Ops.GELU_NEAR), 64, (dtypes.float64,) * 2, 1)
+    assert "ex2" not in render.get("ptx").render(spread(lower(wide_one, HOPPER)), HOPPER)
 
 
 @pytest.mark.parametrize("skew", [-1.0, 0.0, 1.0])

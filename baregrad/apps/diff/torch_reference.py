@@ -56,7 +56,8 @@ def torch_rules() -> Mapping[Op, TensorRule]:
     put(Ops.DIV, lambda node, given: given[0] / given[1])
     put(Ops.WHERE, lambda node, given: torch.where(*given))
     put(Ops.FMA, lambda node, given: torch.addcmul(given[2], given[0], given[1]))
-    put(Ops.GELU, lambda node, given: torch.nn.functional.gelu(given[0]))
+    for op in (Ops.GELU, Ops.GELU_NEAR):
+        put(op, lambda node, given: torch.nn.functional.gelu(given[0]))
     put(Ops.REDUCE, lambda node, given: _reduced(torch, node, given))
     put(Ops.SCAN, lambda node, given: _running(torch, node, given))
     return MappingProxyType(found)

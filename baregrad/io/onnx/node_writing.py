@@ -581,6 +581,7 @@ WRITERS: MappingProxyType[Op, Writer] = MappingProxyType({
     Ops.EXP_NEAR: _same("Exp"), Ops.EXP2: _power_of_two, Ops.EXP2_NEAR: _power_of_two,
     Ops.LOG: _same("Log"), Ops.LOG2: _log2, Ops.SIN: _same("Sin"), Ops.COS: _same("Cos"),
     Ops.TANH: _same("Tanh"), Ops.ERF: _same("Erf"), Ops.GELU: _same("Gelu"),
+    Ops.GELU_NEAR: _same("Gelu"),
     Ops.ATAN: _same("Atan"), Ops.FLOOR: _same("Floor"), Ops.CEIL: _same("Ceil"),
     Ops.TRUNC: _truncated, Ops.RINT: _same("Round"),
     Ops.ADD: _same("Add", "Or"), Ops.SUB: _same("Sub"), Ops.MUL: _same("Mul", "And"),

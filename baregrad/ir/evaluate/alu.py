@@ -336,7 +336,7 @@ _WIDE: MappingProxyType[Op, Callable[..., Any]] = MappingProxyType({
     Ops.EXP: np.exp, Ops.EXP_NEAR: np.exp, Ops.EXP2: np.exp2, Ops.EXP2_NEAR: np.exp2,
     Ops.LOG: np.log,
     Ops.LOG2: np.log2, Ops.SIN: np.sin, Ops.COS: np.cos, Ops.TANH: np.tanh, Ops.ERF: _erf,
-    Ops.GELU: _gelu, Ops.ATAN: np.arctan, Ops.POW: np.power,
+    Ops.GELU: _gelu, Ops.GELU_NEAR: _gelu, Ops.ATAN: np.arctan, Ops.POW: np.power,
 })  # fmt: skip
 _WHOLE: MappingProxyType[Op, Callable[..., Any]] = MappingProxyType(
     {Ops.FLOOR: np.floor, Ops.CEIL: np.ceil, Ops.TRUNC: np.trunc, Ops.RINT: np.rint}

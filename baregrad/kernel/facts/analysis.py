@@ -26,8 +26,7 @@ _COST = "kernel.cost"
 # What one operation costs, in plain additions; whatever is not here costs 1.
 EXPENSIVE = frozenset(
     (Ops.EXP, Ops.EXP_NEAR, Ops.EXP2, Ops.EXP2_NEAR, Ops.LOG, Ops.LOG2, Ops.SIN, Ops.COS, Ops.TANH,
-     Ops.ERF,
-     Ops.GELU, Ops.ATAN, Ops.POW, Ops.THREEFRY)
+     Ops.ERF, Ops.GELU, Ops.GELU_NEAR, Ops.ATAN, Ops.POW, Ops.THREEFRY)
 )
 _SLOW = frozenset((Ops.DIV, Ops.SQRT, Ops.RECIPROCAL, Ops.FLOORDIV, Ops.MOD, Ops.TRUNCDIV))
 EXPENSIVE_OPS = mask_of(EXPENSIVE)

@@ -63,6 +63,7 @@ FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType({
     Ops.ATAN: transcendental_trig.atan,
     Ops.ERF: transcendental_erf.erf,
     Ops.GELU: transcendental_erf.gelu,
+    Ops.GELU_NEAR: transcendental_erf.gelu,
     Ops.THREEFRY: threefry,
 })
 
@@ -86,6 +87,7 @@ GPU_FUNCTIONS: MappingProxyType[Op, Callable[..., Node]] = MappingProxyType(
         **FUNCTIONS,
         Ops.EXP_NEAR: _exp_near_on_gpu,
         Ops.EXP2_NEAR: _near_on_gpu,
+        Ops.GELU_NEAR: transcendental_erf.gelu_by_power,
         Ops.TANH: transcendental_exp.tanh_by_reciprocal,
     }
 )
@@ -109,7 +111,7 @@ def functions_of(
         for op in (Ops.EXP2, Ops.EXP2_NEAR):
             functions[op] = partial(exp2, slow_underflow=slow_underflow)
     if has_lookup:
-        functions[Ops.GELU] = transcendental_erf.gelu_by_lookup
+        functions[Ops.GELU] = functions[Ops.GELU_NEAR] = transcendental_erf.gelu_by_lookup
     return MappingProxyType(functions)
 
 

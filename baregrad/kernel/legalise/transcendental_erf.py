@@ -84,6 +84,20 @@ def gelu_by_lookup(x: Node) -> Node:
     return _less_part(x, bounded, integral)
 
 
+def gelu_by_power(x: Node) -> Node:
+    """`gelu` near enough for 16 bits, if it is of float32: by an instruction for powers of two.
+
+    The logarithm of the normal distribution's integral beyond |x| is near a polynomial. At the end
+    of that the integral is 0.
+    """
+    f = builder_of(x.dtype)
+    if f is not FLOAT32:
+        return gelu(x)
+    bounded = f.at_most(f.abs(x), tables.GELU_NEAR_END_F32)
+    power = f.polynomial(bounded, tables.GELU_NEAR_F32)
+    return _less_part(x, bounded, Node(Ops.EXP2_NEAR, f.dtype, (power,)))
+
+
 def _single(x: Node) -> Node:
     """erf(x) for x >= 0, by way of s = 1 - (1 - erf(x))**(1/4), of which a polynomial is near.
 

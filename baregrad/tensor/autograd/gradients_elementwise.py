@@ -180,7 +180,7 @@ ELEMENTWISE_RULES: Mapping[Op, Rule] = MappingProxyType(
         Ops.COS: _unary(lambda x, y: neg(Node(Ops.SIN, x.dtype, (x,)))),
         Ops.TANH: _unary(lambda x, y: sub(scalar(1, y), mul(y, y))),
         Ops.ERF: _unary(_erf),
-        Ops.GELU: _unary(_gelu),
+        **dict.fromkeys((Ops.GELU, Ops.GELU_NEAR), _unary(_gelu)),
         Ops.ATAN: _atan,
         Ops.FLOOR: _zero,
         Ops.CEIL: _zero,

@@ -20,6 +20,7 @@ from baregrad.tensor.array.operands import (
     broadcast_operands,
     common_dtype,
     elementwise,
+    float_dtype,
     lift,
     through_float32,
 )
@@ -274,16 +275,26 @@ def silu(x: Tensor) -> Tensor:
     return x * sigmoid(x)
 
 
-@through_float32
 def gelu(x: Tensor, approximate: str = "none") -> Tensor:
     """Return x times the normal distribution's integral up to x.
 
     approximate: "none", by the error function, or "tanh", by a fit of it.
     """
     if approximate == "none":
-        return float_unary(Ops.GELU, x)
+        near = float_dtype(x.dtype).bits < 32
+        return _single_gelu(x, Ops.GELU_NEAR if near else Ops.GELU)
     if approximate != "tanh":
         raise ArgumentError(f"approximate is 'none' or 'tanh', not {approximate!r}")
+    return _tanh_gelu(x)
+
+
+@through_float32
+def _single_gelu(x: Tensor, op: Op) -> Tensor:
+    return float_unary(op, x)
+
+
+@through_float32
+def _tanh_gelu(x: Tensor) -> Tensor:
     # A product of x and a polynomial of its square: its gradient has fewer terms than a cube's.
     slope = math.sqrt(2 / math.pi)
     return x * 0.5 * (1 + tanh(x * (slope + slope * 0.044715 * (x * x))))

@@ -39,6 +39,7 @@ ERRORS = {
         (Ops.TANH, 2.0, 2.0),
         (Ops.ERF, 2.0, 2.0),
         (Ops.GELU, 4.1, 1.5),
+        (Ops.GELU_NEAR, 4.1, 1.5),
         (Ops.ATAN, 2.0, 2.0),
         (Ops.POW, 1.5, 2.0),
     )
