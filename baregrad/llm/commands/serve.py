@@ -54,7 +54,7 @@ def main(argv: list[str]) -> int:
     settings = settings_of(given)
     settings = replace(
         settings, rows=given.answers + settings.guesses, contexts=given.contexts,
-        most_waiting=given.waiting,
+        most_waiting=given.waiting, whole_cache=True,
     )
     _check(given)
     with contextlib.ExitStack() as closing:

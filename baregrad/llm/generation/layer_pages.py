@@ -37,7 +37,8 @@ class StoredPages:
     """An array of pages (pages, 16, heads, width), as floats or as bytes with scales (q8_0)."""
 
     def __init__(
-        self, pages: int, heads: int, width: int, kind: str, device: str | None = None
+        self, pages: int, heads: int, width: int, kind: str, device: str | None = None,
+        *, is_touched: bool = False,
     ) -> None:
         if kind not in CACHE_TYPES:
             raise ArgumentError("no such type of cache", found=kind, wanted=", ".join(CACHE_TYPES))
@@ -47,12 +48,14 @@ class StoredPages:
                 hint="choose f16 or bf16",
             )
         self.kind = kind
-        shape = (pages, PAGE, heads)
         stored = dtypes.int8 if kind == "q8_0" else _STORED[kind]
-        self.arrays = [stored_zeros(Tensor, (*shape, width), stored, device)]
+        made = [(width, stored)]
         if kind == "q8_0":
-            scales = (*shape, width // BLOCK)
-            self.arrays.append(stored_zeros(Tensor, scales, dtypes.float16, device))
+            made.append((width // BLOCK, dtypes.float16))
+        self.arrays = [
+            stored_zeros(Tensor, (pages, PAGE, heads, last), dtype, device, is_touched=is_touched)
+            for last, dtype in made
+        ]
 
     def write(self, page: Tensor, place: Tensor, rows: Tensor) -> None:
         """Write rows (T, heads, width) at places (T,) of pages (T,), in place."""
@@ -80,12 +83,16 @@ class StoredPages:
 class LayerPages:
     """One layer's keys and values, as `row` says it: perhaps values are a part of the keys."""
 
-    def __init__(self, pages: int, row: CacheRow, kind: str, device: str | None = None) -> None:
+    def __init__(
+        self, pages: int, row: CacheRow, kind: str, device: str | None = None,
+        *, is_touched: bool = False,
+    ) -> None:
+        def stored(width: int) -> StoredPages:
+            return StoredPages(pages, row.heads, width, kind, device, is_touched=is_touched)
+
         self.row = row
-        self.keys = StoredPages(pages, row.heads, row.key_width, kind, device)
-        self.values: StoredPages | None = None
-        if not row.is_shared:
-            self.values = StoredPages(pages, row.heads, row.value_width, kind, device)
+        self.keys = stored(row.key_width)
+        self.values = None if row.is_shared else stored(row.value_width)
 
     @property
     def arrays(self) -> Sequence[Tensor]:

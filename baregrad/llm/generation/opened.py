@@ -46,6 +46,8 @@ class EngineSettings:
     them, else float32. chunk: tokens of a prompt in one step, by default CHUNK, GPU_CHUNK on GPUs.
     guesses: tokens that are guessed ahead for an answer. most_waiting: requests that may wait.
     exact: products take activations as they are, where they would be rounded to integers.
+    whole_cache: a host gives the memory of the whole cache when the engine begins, so that it grows
+    no more; otherwise as pages are first used.
     """
 
     context: int | None = None
@@ -58,6 +60,7 @@ class EngineSettings:
     most_waiting: int = 256
     device: str | None = None
     exact: bool = False
+    whole_cache: bool = False
 
     def __post_init__(self) -> None:
         for what, count, least in (
@@ -217,7 +220,10 @@ def _opened(
 def _stepper(decoder: LanguageModel, wanted: EngineSettings) -> Stepper:
     traits = decoder.traits
     pages = wanted.pages_of(traits)
-    cache = PagedCache(decoder.cache_rows(), pages, wanted.cache_type, wanted.device)
+    cache = PagedCache(
+        decoder.cache_rows(), pages, wanted.cache_type, wanted.device,
+        is_touched=wanted.whole_cache,
+    )  # fmt: skip
     return Stepper(
         decoder, cache, traits.words, rows=wanted.rows, chunk=wanted.prompt_chunk,
         context=wanted.context_of(traits), device=wanted.device,
@@ -252,7 +258,7 @@ def memory_of_engine(
     """
 
     def work(decoder: LanguageModel) -> None:
-        stepper = _stepper(decoder, replace(settings, device="NULL", contexts=1))
+        stepper = _stepper(decoder, replace(settings, device="NULL", contexts=1, whole_cache=False))
         context, pages = stepper.context, list(range(1, stepper.table_width + 1))
         words = [0] * min(stepper.chunk, context)
         choice = TokenChoice(Sampling(), 0)

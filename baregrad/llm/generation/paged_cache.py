@@ -44,14 +44,20 @@ def views(layers: Sequence[LayerPages], places: StepPlaces) -> list[PagedLayer]:
 
 
 class PagedCache:
-    """Pages of all layers, each of 16 tokens; page 0 is empty and stays so."""
+    """Pages of all layers, each of 16 tokens; page 0 is empty and stays so.
+
+    is_touched: a host gives the memory of all pages at once, not that of each when it is used.
+    """
 
     def __init__(
-        self, rows: Sequence[CacheRow], pages: int, kind: str = "f16", device: str | None = None
+        self, rows: Sequence[CacheRow], pages: int, kind: str = "f16", device: str | None = None,
+        *, is_touched: bool = False,
     ) -> None:
         self.pool = PagePool(pages)
         self.kind = kind
-        self.layers = [LayerPages(pages, row, kind, device) for row in rows]
+        self.layers = [
+            LayerPages(pages, row, kind, device, is_touched=is_touched) for row in rows
+        ]
         self._device = device
         self._count = variable("copied", 1, _AT_ONCE)
         arrays = [array for layer in self.layers for array in layer.arrays]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, MissingDependency
@@ -33,7 +34,7 @@ def replicas_of(
     where = os.fspath(path)
 
     def build() -> Any:
-        model = open_to_ask(where, wanted)
+        model = open_to_ask(where, replace(wanted, whole_cache=True))
         model.engine.start()
         return application(model, server)
 

@@ -310,15 +310,19 @@ def zeros(
 
 
 def stored_zeros(
-    cls: type[Tensor], shape: tuple[int, ...], dtype: DType, device: str | None = None
+    cls: type[Tensor], shape: tuple[int, ...], dtype: DType, device: str | None = None,
+    *, is_touched: bool = False,
 ) -> Tensor:
     """Return a tensor of zeros in memory of its own, to be written there.
 
-    Where the host sees the device's memory, that takes no time before it is touched.
+    Where the host sees the device's memory, that takes no time before it is touched, and no
+    memory: unless `is_touched`, the system gives it page by page.
     """
     where = choose_device(device)
     device_of = current_session().backend(where).device
     buffer = device_of.allocate_zeroed(math.prod(shape) * dtype.itemsize)
+    if is_touched and device_of.host_visible and buffer.nbytes:
+        device_of.copy_in(buffer, np.zeros(buffer.nbytes, np.uint8))
     return cls._make(buffer_node(BufferRef(buffer, shape, where), dtype), where)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,3 +60,21 @@ def test_sizes() -> None:
     assert pages_of(16) == 1
     assert pages_of(17) == 2
     assert cache_nbytes(ROWS, 17, "f16") == 2 * 32 * (2 * 64 + 64)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc tells of memory")
+@pytest.mark.parametrize("kind", ["f16", "q8_0"])
+def test_a_touched_cache_grows_no_more(kind: str) -> None:
+    """A server's memory is the same before its cache is used and after."""
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    pages, rows = 1 << 11, [CacheRow(4, 128, 128, False)]
+    nbytes = cache_nbytes(rows, pages * 16, kind)
+    for is_touched in (False, True):
+        before = resident()
+        cache = PagedCache(rows, pages, kind, is_touched=is_touched)
+        taken = resident() - before
+        assert taken > 0.9 * nbytes if is_touched else taken < 0.1 * nbytes
+        assert not any(array.numpy().any() for layer in cache.layers for array in layer.arrays)
