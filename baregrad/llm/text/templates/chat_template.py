@@ -26,6 +26,10 @@ _START = (
 )
 
 
+class _ProcessEnded(FileFormatError):
+    """The process is no more: killed from outside, or by what it was asked to do."""
+
+
 @dataclass(frozen=True)
 class TemplateLimits:
     """What a template may use: seconds for a prompt, characters of it, bytes of memory."""
@@ -40,7 +44,8 @@ class ChatTemplate:
 
     The process starts with `prepare` or the first prompt and ends with `close` (or with the object,
     or with ours). It is ended where a template takes longer than `limits` allow; the next prompt
-    starts another. Threads may share a template.
+    starts another. Where it is killed, a prompt that it was asked for is made by another; twice in
+    a row is the template's own doing. Threads may share a template.
     """
 
     def __init__(
@@ -107,7 +112,10 @@ class ChatTemplate:
         except (TypeError, ValueError, RecursionError) as error:
             raise ArgumentError(f"the messages are no JSON: {error}") from error
         with self._lock:
-            return self._ask(request)
+            try:
+                return self._ask(request)
+            except _ProcessEnded:
+                return self._ask(request)
 
     def prepare(self) -> None:
         """Start the process and do not wait for it, so that the first prompt need not."""
@@ -178,7 +186,7 @@ class ChatTemplate:
             except BrokenPipeError:
                 readable, piece = [out], b""
             if readable and not piece:
-                raise FileFormatError("the chat template ended its process")
+                raise _ProcessEnded("the chat template ended its process")
             received += piece
         answer: dict[str, Any] = json.loads(received)
         return answer

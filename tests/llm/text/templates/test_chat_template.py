@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import jinja2.sandbox
 import pytest
@@ -220,4 +221,31 @@ def test_of_a_template_that_always_fails_the_first_failure_is_told() -> None:
     with pytest.raises(ArgumentError, match="fails on these messages.*has no attribute 'b'"):
         template.render([{"role": "assistant", "tool_calls": [
             {"id": "1", "function": {"name": "f", "arguments": '{"a": 1}'}}]}])
+    template.close()
+
+
+@pytest.mark.parametrize("kills", [1, 2])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_a_prompt_is_made_by_another_process_where_one_is_killed(at: int, kills: int) -> None:
+    """The process is killed before one of the exchanges that a first prompt takes."""
+    template = ChatTemplate("{{ messages[0].content }}")
+    exchange, count, left = template._exchange, 0, kills
+
+    def killing(line: str, seconds: float) -> dict[str, Any]:
+        nonlocal count, left
+        count += 1
+        if left and count == at:
+            count, left = 0, left - 1
+            assert template._process is not None
+            template._process.kill()
+            template._process.wait()
+        return exchange(line, seconds)
+
+    with mock.patch.object(template, "_exchange", killing):
+        if kills == 1:
+            assert template.render(MESSAGES) == " Be brief. "
+        else:
+            with pytest.raises(FileFormatError, match="ended its process"):
+                template.render(MESSAGES)
+        assert template.render(MESSAGES) == " Be brief. "
     template.close()
