@@ -8,7 +8,9 @@ load began, when it was asked one at a time. Half-way the process that renders c
 killed. Prints what was answered, refused (429) and left, and the server's memory, threads and open
 files over time. The exit status is 1 where an answer was lost, wrong, or not ended in its form,
 where memory grows by more than GROWTH from the first third of the time to the last, or where the
-server does not come to rest. Nothing here is a speed: `nice` it on a machine that others use.
+server does not come to rest: pages of answers that have ended are computed for the next turn, and
+all have to be free in the end, however slowly. Nothing here is a speed: `nice` it on a machine that
+others use.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ PROMPTS = tuple(
 ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _LEAVES = 0.25
 # MiB: what an allocator may keep of streams that were open at once, and no leak of a stream's own.
-GROWTH = 48
+GROWTH = 16
+# Seconds without a step of the engine, after which nothing more is to come.
+_REST_SECONDS = 60.0
 _SAMPLE_SECONDS = 5.0
 
 
@@ -173,6 +177,24 @@ async def watch(load: Load, pid: int, samples: list[dict[str, float]]) -> None:
         await asyncio.sleep(_SAMPLE_SECONDS)
 
 
+def is_at_rest(counts: dict[str, float]) -> bool:
+    """Whether nothing runs or waits, and nobody owns a page."""
+    is_idle = not counts["baregrad_running"] and not counts["baregrad_waiting"]
+    return is_idle and counts["baregrad_pages_free"] == counts["baregrad_pages"]
+
+
+async def rest(port: int) -> dict[str, float]:
+    """Return the server's counts when it is at rest, or has taken no step for _REST_SECONDS."""
+    steps, moved = -1.0, time.monotonic()
+    while not is_at_rest(counts := await metrics(port)):
+        if counts["baregrad_steps_total"] != steps:
+            steps, moved = counts["baregrad_steps_total"], time.monotonic()
+        elif time.monotonic() - moved > _REST_SECONDS:
+            break
+        await asyncio.sleep(0.5)
+    return counts
+
+
 async def run(load: Load, pid: int, seconds: float, streams: int) -> bool:
     """Load a server that listens; whether all was as it has to be."""
     while True:
@@ -191,13 +213,8 @@ async def run(load: Load, pid: int, seconds: float, streams: int) -> bool:
     samples: list[dict[str, float]] = []
     before = figures(pid)
     await asyncio.gather(watch(load, pid, samples), *(client(load) for _ in range(streams)))
-    for _ in range(120):
-        counts = await metrics(load.port)
-        is_idle = not counts["baregrad_running"] and not counts["baregrad_waiting"]
-        if is_idle and counts["baregrad_pages_free"] == counts["baregrad_pages"]:
-            break
-        await asyncio.sleep(0.5)
-    else:
+    counts = await rest(load.port)
+    if not is_at_rest(counts):
         load.wrong.append(f"the server does not come to rest: {counts}")
     print("before", before, "after", figures(pid))
     print({name: value for name, value in counts.items() if value})
