@@ -1,22 +1,28 @@
 """How near a model's scores are to llama.cpp's: the Kullback-Leibler divergence, token by token.
 
-    python benchmarks/llm_agreement.py FILE --python PYTHON [--exact]
+    python benchmarks/llm_agreement.py FILE --python PYTHON [--exact | --blas]
 
 FILE is a GGUF file, PYTHON a Python that has llama-cpp-python. Twenty texts go through both, with
 keys and values in float32; what is compared is the distribution of the next token after each token.
 Then both continue each text by its best tokens (`--tokens 0`: they do not), and every product of
 the first text is computed of the numbers that llama.cpp multiplied: it rounds as we do if all are
-the same but for the order of sums.
+the same but for the order of sums. These numbers as bytes, with their scales and sums, have to be
+those of llama.cpp to the bit.
 
 Activations that are rounded to bytes turn the last bit of a number into a step of a byte
 somewhere, so scores differ even between two orders of the same sums. How much is measured beside:
 llama.cpp's scores are compared with its own where it attends by tiles of keys, which changes the
 order of some sums alone, and our own with those whose embeddings are off by NOISE. With --exact
 both sides take the same weights as float32 numbers, from a file that is written for it: then
-neither rounds activations, and what is left is the order of sums. The exit status is 1 where the
-mean divergence from llama.cpp is 1e-3 or more, and more than that of llama.cpp from itself; where a
-product is off by more than SUMS; and with --exact where texts part though the best two scores do
-not lie CLOSE.
+neither rounds activations, and what is left is the order of sums. With --blas PYTHON's library was
+built with BLAS (CMAKE_ARGS="-DGGML_BLAS=ON -DGGML_BLAS_VENDOR=OpenBLAS"): of BATCH tokens at once
+it multiplies what FILE packs, as numbers, with activations as they are. So each text, with what
+ours continues it by, is computed at once, and compared with ours, exact.
+
+The exit status is 1 where the mean divergence from llama.cpp is 1e-3 or more, and more than that of
+llama.cpp from itself; where a product is off by more than SUMS, or a byte is another; with --exact
+where texts part though the best two scores do not lie CLOSE; and with --blas where a token of ours
+is not the best of llama.cpp's, and does not lie CLOSE to it.
 """
 
 from __future__ import annotations
@@ -27,7 +33,8 @@ import json
 import subprocess
 import sys
 import tempfile
-from pathlib import Path
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -35,6 +42,7 @@ import numpy.typing as npt
 
 from baregrad.apps.llm_suite.main import CLOSE, LlamaCppSide, OurSide
 from baregrad.io.gguf import GgufFile, Kind, TypedValue, by_name, write_gguf
+from baregrad.io.gguf.byte_products import quantised_rows
 from baregrad.llm.commands.quantize import of_file
 from baregrad.llm.generation.opened import EngineSettings, open_to_ask
 from baregrad.llm.models.cache import ContiguousCache
@@ -47,6 +55,8 @@ MOST = 1e-3
 NOISE = 1e-7
 # How far apart two orders of a sum are, of float32: of the largest number of a product.
 SUMS = 1e-5
+# Rows from which on llama.cpp leaves products to BLAS.
+BATCH = 32
 TEXTS = (
     "The capital of France is Paris, and the river that flows through it is the Seine.",
     "def add(a, b):\n    return a + b\n\nprint(add(2, 3))\n",
@@ -73,13 +83,13 @@ _PEER = """
 import json, sys
 import llama_cpp, numpy
 job = json.loads(sys.stdin.read())
-for by_tiles in (False, True):
+for by_tiles in job["ways"]:
     model = llama_cpp.Llama(job["file"], n_ctx=512, logits_all=True, verbose=False,
                             flash_attn=by_tiles, type_k=llama_cpp.GGML_TYPE_F32,
                             type_v=llama_cpp.GGML_TYPE_F32)
     for number, tokens in enumerate(job["tokens"]):
         model.reset()
-        model.eval(tokens)
+        model.eval(tokens + [0] * (job["least"] - len(tokens)))
         numpy.save(f"{job['out']}/{by_tiles:d}-{number}.npy", model.scores[: len(tokens)])
 """
 # A tensor of ggml's: kind, buffer, sizes, strides, operation with its settings, flags, operands.
@@ -126,6 +136,32 @@ tokens = (lib.llama_token * len(job["tokens"]))(*job["tokens"])
 assert lib.llama_decode(context, lib.llama_batch_get_one(tokens, len(tokens))) == 0
 numpy.savez(job["out"] + "/products.npz", **found)
 """
+# Rows as the library rounds them: blocks of so many bytes.
+_ROUNDER = """
+import ctypes, glob, json, os, sys
+import llama_cpp, numpy
+job = json.loads(sys.stdin.read())
+ggml = ctypes.CDLL(glob.glob(os.path.dirname(llama_cpp.__file__) + "/lib/libggml-cpu.*")[0])
+ggml.ggml_cpu_init()
+found = {}
+products = numpy.load(job["out"] + "/products.npz")
+for name in products:
+    rows = products[name]
+    for kind, (size, nbytes) in job["blocks"].items():
+        if name.endswith(":in") and rows.shape[1] % size == 0:
+            found[f"{name}:{kind}"] = out = numpy.zeros((rows.size // size, nbytes), numpy.uint8)
+            getattr(ggml, "quantize_row_" + kind)(
+                ctypes.c_void_p(rows.ctypes.data), ctypes.c_void_p(out.ctypes.data),
+                ctypes.c_int64(rows.size),
+            )
+numpy.savez(job["out"] + "/bytes.npz", **found)
+"""
+# What a block has beside its codes (`codes`): what one stands for, and their sum.
+_BLOCKS: Mapping[str, np.dtype[np.void]] = MappingProxyType({
+    "q8_0": np.dtype([("step", "<f2"), ("codes", "i1", 32)]),
+    "q8_1": np.dtype([("step", "<f2"), ("sum", "<f2"), ("codes", "i1", 32)]),
+    "q8_K": np.dtype([("step", "<f4"), ("codes", "i1", 256), ("sums", "<i2", 16)]),
+})
 Floats, Scores = npt.NDArray[np.float64], npt.NDArray[np.float32]
 
 
@@ -134,14 +170,20 @@ def main(argv: list[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("file")
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--exact", action="store_true")
+    way = parser.add_mutually_exclusive_group()
+    way.add_argument("--exact", action="store_true")
+    way.add_argument("--blas", action="store_true")
     parser.add_argument("--tokens", type=int, default=64, help="that continue each text")
     parser.add_argument("--threads", type=int, default=1, help="of llama.cpp, for its texts")
     chosen = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder:
+        if chosen.blas:
+            return int(compare_with_blas(chosen.file, folder, chosen))
         path = widened(chosen.file, folder) if chosen.exact else chosen.file
         failed = compare_scores(path, folder, chosen)
         failed |= compare_products(path, folder, chosen)
+        if not chosen.exact:
+            failed |= compare_bytes(folder, chosen)
         if chosen.tokens:
             failed |= compare_texts(path, chosen)
     return int(failed)
@@ -153,11 +195,7 @@ def compare_scores(path: str, folder: str, chosen: argparse.Namespace) -> bool:
     tokenizer = tokenizer_of(file.metadata)
     texts = [tokenizer.encode(text) for text in TEXTS]
     model = LanguageModel.from_gguf(file, exact=chosen.exact)
-    _ask(chosen.python, _PEER, {"file": path, "tokens": texts, "out": folder})
-    theirs, tiled = (
-        [np.load(Path(folder) / f"{way}-{number}.npy") for number in range(len(texts))]
-        for way in (0, 1)
-    )
+    theirs, tiled = their_scores(chosen.python, path, folder, texts, ways=(False, True))
     ours = [scores(model, text) for text in texts]
     found = [divergence(one, two) for one, two in zip(theirs, ours, strict=True)]
     for text, each in zip(TEXTS, found, strict=True):
@@ -170,6 +208,80 @@ def compare_scores(path: str, folder: str, chosen: argparse.Namespace) -> bool:
     least = mean_divergence(theirs, tiled)
     print(f"llama.cpp's from its own with attention by tiles: {least:.2e}")
     return mean >= max(MOST, least)
+
+
+def compare_with_blas(path: str, folder: str, chosen: argparse.Namespace) -> bool:
+    """Print how far exact scores are from llama.cpp's with BLAS; return whether that is too far.
+
+    Of each text with what we continue it by: each token that was chosen has to be its best as well.
+    """
+    settings = EngineSettings(context=256, rows=1, cache="f32", exact=True)
+    opened = open_to_ask(path, settings, chats=False)
+    prompts = [opened.tokenizer.encode(text) for text in TEXTS]
+    side = OurSide(opened)
+    texts = [[*each, *side(each, chosen.tokens).tokens] if chosen.tokens else each
+             for each in prompts]  # fmt: skip
+    opened.close()
+    file = GgufFile.open(path)
+    exact, rounding = (LanguageModel.from_gguf(file, exact=each) for each in (True, False))
+    (theirs,) = their_scores(chosen.python, path, folder, texts, least=BATCH)
+    ours = [scores(exact, text) for text in texts]
+    mean = mean_divergence(theirs, ours)
+    worst = max(float(np.abs(x - y).max()) for x, y in zip(theirs, ours, strict=True))
+    count = sum(map(len, texts))
+    print(f"mean divergence {mean:.2e} over {count} tokens, scores {worst:.1e} apart at most")
+    own = mean_divergence(ours, [scores(rounding, text) for text in texts])
+    print(f"ours from ours with activations as bytes: {own:.2e}")
+    far = 0
+    for prompt, text, found in zip(prompts, texts, theirs, strict=True):
+        rows = found[len(prompt) - 1 : -1] if chosen.tokens else found[:0]
+        behind = rows.max(-1) - rows[np.arange(len(rows)), text[len(prompt) :]]
+        far += int((behind > CLOSE).sum())
+        if (behind > 0).any():
+            print(f"another token {behind.max():.4f} better: {text[:8]}")
+    print(f"{far} of {len(texts) * chosen.tokens} tokens are neither the best nor close to it")
+    return mean >= MOST or far > 0
+
+
+def compare_bytes(folder: str, chosen: argparse.Namespace) -> bool:
+    """Print how many bytes of rows are not llama.cpp's, and return whether any is not.
+
+    The rows are those that its products took (`compare_products`).
+    """
+    sizes = {kind: (block["codes"].shape[0], block.itemsize) for kind, block in _BLOCKS.items()}
+    _ask(chosen.python, _ROUNDER, {"out": folder, "blocks": sizes})
+    others = count = 0
+    with np.load(f"{folder}/products.npz") as rows, np.load(f"{folder}/bytes.npz") as found:
+        for key in found:
+            name, _, kind = key.rpartition(":")
+            wanted = found[key].view(_BLOCKS[kind])[:, 0]
+            size = wanted["codes"].shape[1]
+            codes, step, kept = (
+                each.numpy().reshape(len(wanted), -1)
+                for each in quantised_rows(Tensor(rows[name]), size)
+            )
+            # Codes and their scale may both have the other sign.
+            sign = np.where(wanted["step"].astype(np.float64) * kept[:, 0] < 0, -1, 1)
+            others += int((wanted["codes"] * sign[:, None] != codes).sum())
+            others += int((wanted["step"] * sign != kept[:, 0].astype(wanted["step"].dtype)).sum())
+            if kind == "q8_1":
+                sums = codes.sum(-1, dtype=np.int32).astype(np.float32) * step[:, 0]
+                others += int((sums.astype(np.float16) != wanted["sum"]).sum())
+            count += codes.size
+    print(f"{count} numbers as bytes, their scales and sums: {others} are not llama.cpp's")
+    return bool(others or not count)
+
+
+def their_scores(
+    python: str, path: str, folder: str, texts: list[list[int]],
+    ways: tuple[bool, ...] = (False,), least: int = 0,
+) -> list[list[Scores]]:
+    """llama.cpp's scores of texts, by tiles of keys and not (`ways`), of `least` tokens at once."""
+    job = {"file": path, "tokens": texts, "out": folder, "ways": ways, "least": least}
+    _ask(python, _PEER, job)
+    return [
+        [np.load(f"{folder}/{way:d}-{number}.npy") for number in range(len(texts))] for way in ways
+    ]
 
 
 def compare_products(path: str, folder: str, chosen: argparse.Namespace) -> bool:
