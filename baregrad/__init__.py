@@ -8,7 +8,7 @@ Beside those in `__all__` it has PyTorch's functions and dtypes under their name
 from __future__ import annotations
 
 import importlib
-from types import MappingProxyType
+import sys
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -75,6 +75,18 @@ _ELSEWHERE = (
     ("baregrad.tensor.generators", (
         "Generator", "default_generator", "get_rng_state", "initial_seed", "seed", "set_rng_state",
     )),
+    ("baregrad.tensor.torch_running", (
+        "OutOfMemoryError", "compile", "frombuffer", "get_num_interop_threads",
+        "get_num_threads", "is_distributed", "is_inference_mode_enabled", "is_storage",
+        "set_default_dtype", "set_default_tensor_type", "set_flush_denormal",
+        "set_num_interop_threads", "set_num_threads", "set_printoptions", "sym_float", "sym_int",
+        "sym_max", "sym_min", "sym_not", "sym_sqrt", "sym_sum",
+    )),
+    ("baregrad.amp", ("GradScaler",)),
+    ("baregrad.cuda", ("Event", "Stream")),
+    ("baregrad.autograd.anomalies", (
+        "is_anomaly_check_nan_enabled", "is_anomaly_enabled", "set_anomaly_enabled",
+    )),
     ("baregrad.linalg.elimination", ("lu_unpack",)),
     ("baregrad.linalg.lowrank", ("lobpcg", "pca_lowrank", "svd_lowrank")),
     ("baregrad.linalg.older", ("chain_matmul", "vander")),
@@ -91,8 +103,10 @@ _ROOMS = (
     "amp", "array_api", "autograd", "cuda", "data", "distributions", "func", "io", "utils",
 )
 
-# Modules that PyTorch has at its top.
-_MODULES = MappingProxyType({"backends": "utils.backends", "random": "tensor.generators"})
+# Modules that PyTorch has at its top and that are elsewhere here.
+_MODULES = (
+    "accelerator", "backends", "distributed", "functional", "multiprocessing", "onnx", "random",
+)
 
 __all__ = [
     "BaregradError",
@@ -133,10 +147,8 @@ def __getattr__(name: str) -> Any:
     for module, names in _ELSEWHERE:
         if name in names:
             return getattr(importlib.import_module(module), name)
-    if name in _ROOMS:
+    if name in _ROOMS or name in _MODULES:
         return importlib.import_module(f"baregrad.{name}")
-    if name in _MODULES:
-        return importlib.import_module(f"baregrad.{_MODULES[name]}")
     if name.startswith("__"):
         raise AttributeError(f"module 'baregrad' has no attribute {name!r}")
     from baregrad.tensor import torch_names
@@ -147,3 +159,17 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(set(globals()) | set(__all__))
+
+
+class _Places:
+    """Where modules are that PyTorch has and no file of ours is called after."""
+
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> Any:
+        """Return how to make a module of this package, None for others: Python asks this last."""
+        if not name.startswith("baregrad."):
+            return None
+        return importlib.import_module("baregrad.utils.places").spec_of(name)
+
+
+sys.meta_path.append(_Places)

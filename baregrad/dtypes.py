@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal
 
 import numpy as np
 
@@ -82,6 +82,8 @@ class DType:
     def is_float(self) -> builtins.bool:
         """Whether it is a floating-point type."""
         return self.kind == "float"
+
+    is_floating_point = is_float  # as programs of PyTorch's ask
 
     @property
     def is_narrow(self) -> builtins.bool:
@@ -203,7 +205,6 @@ class _Table:
 dtypes: Final = namespace(_Table)
 DEFAULT_FLOAT: Final = dtypes.float32
 DEFAULT_INT: Final = dtypes.int64
-DEFAULT_COMPLEX: Final = dtypes.complex64
 COMPLEX: Final = (dtypes.complex64, dtypes.complex128)
 # Every dtype of a node, in the order of promotion, the storage-only and internal ones last.
 ALL: Final = tuple(
@@ -211,6 +212,17 @@ ALL: Final = tuple(
                   and row not in COMPLEX)
 )
 COMPUTED: Final = tuple(row for row in ALL if row.bits and not row.storage_only)
+
+
+class Defaults:
+    """The dtype of floats that have none of their own, as `set_default_dtype` sets it."""
+
+    float: ClassVar[DType] = DEFAULT_FLOAT
+
+
+def default_float(is_complex: builtins.bool = False) -> DType:
+    """Return the dtype of floats that have none of their own, or of complex numbers of such."""
+    return complex_of(Defaults.float) if is_complex else Defaults.float
 
 
 # ---- names --------------------------------------------------------------------------------------
@@ -235,9 +247,9 @@ def as_dtype(spec: object) -> DType:
     if spec is builtins.int:
         return DEFAULT_INT
     if spec is builtins.float:
-        return DEFAULT_FLOAT
+        return default_float()
     if spec is complex:
-        return DEFAULT_COMPLEX
+        return default_float(is_complex=True)
     if isinstance(spec, np.dtype) or (isinstance(spec, type) and issubclass(spec, np.generic)):
         return from_numpy(np.dtype(spec))
     raise DTypeError("not a dtype", found=repr(spec), wanted="a DType, its name or a NumPy dtype")
@@ -414,9 +426,9 @@ def scalar_dtype(scalar: object) -> DType:
     if isinstance(scalar, builtins.int | np.integer):
         return DEFAULT_INT
     if isinstance(scalar, builtins.float | np.floating):
-        return DEFAULT_FLOAT
+        return default_float()
     if isinstance(scalar, complex | np.complexfloating):
-        return DEFAULT_COMPLEX
+        return default_float(is_complex=True)
     raise DTypeError(
         "not a scalar that a tensor can meet",
         found=f"{type(scalar).__name__} {scalar!r}",

@@ -13,16 +13,19 @@ from baregrad.base.errors import ArgumentError
 from baregrad.base.namespaces import unknown_name
 from baregrad.func.custom import custom_gradient
 from baregrad.tensor.array.grad_mode import enable_grad, no_grad, set_grad_enabled
-from baregrad.tensor.autograd.backward import gradients
+from baregrad.tensor.autograd.backward import gradients, gradients_reached
 from baregrad.tensor.tensor import Tensor
 from baregrad.tensor.torch_names import inference_mode
 
 if TYPE_CHECKING:
     from baregrad.autograd import functional as functional
+    from baregrad.autograd.anomalies import detect_anomaly as detect_anomaly
+    from baregrad.autograd.anomalies import set_detect_anomaly as set_detect_anomaly
     from baregrad.autograd.checking import gradcheck as gradcheck
 
-__all__ = ["Function", "Variable", "backward", "enable_grad", "functional", "grad", "gradcheck",
-           "inference_mode", "no_grad", "set_grad_enabled"]  # fmt: skip
+__all__ = ["Function", "Variable", "backward", "detect_anomaly", "enable_grad", "functional",
+           "grad", "gradcheck", "inference_mode", "no_grad", "set_detect_anomaly",
+           "set_grad_enabled"]  # fmt: skip
 
 
 def _several(given: Any) -> list[Any]:
@@ -34,17 +37,22 @@ def grad(
     grad_outputs: Tensor | Sequence[Tensor | None] | None = None,
     retain_graph: bool | None = None, create_graph: bool = False, allow_unused: bool | None = None,
     materialize_grads: bool = False,
-) -> tuple[Tensor, ...]:
+) -> tuple[Any, ...]:
     """Return the gradients of the sum of outputs by inputs; `grad` of no leaf changes.
 
-    Graphs are kept as long as their tensors are, so `retain_graph` says nothing. Unlike PyTorch's,
-    what is not reached has zeros with `allow_unused`. Raises GradientError, ShapeError.
+    Graphs are kept as long as their tensors are, so `retain_graph` says nothing. What is not
+    reached has None with `allow_unused`, zeros with `materialize_grads`, and else raises
+    GradientError. Raises ShapeError for gradients of other shapes.
     """
     roots = _several(outputs)
     seeds = [None] * len(roots) if grad_outputs is None else _several(grad_outputs)
     if len(seeds) != len(roots):
         raise ArgumentError("a gradient for each output", found=len(seeds), wanted=len(roots))
-    return gradients(
+    if materialize_grads and allow_unused is False:
+        raise ArgumentError("zeros for what is not reached", found="allow_unused=False",
+                            wanted="materialize_grads alone")  # fmt: skip
+    find = gradients if materialize_grads else gradients_reached
+    return find(
         roots, _several(inputs), seeds, create_graph, bool(allow_unused or materialize_grads)
     )
 
@@ -142,4 +150,8 @@ def __getattr__(name: str) -> object:
         return importlib.import_module(f"{__name__}.{name}")
     if name == "gradcheck":
         return importlib.import_module(f"{__name__}.checking").gradcheck
+    if name in ("detect_anomaly", "set_detect_anomaly"):
+        return getattr(importlib.import_module(f"{__name__}.anomalies"), name)
+    if name in ("function", "grad_mode", "variable"):
+        return importlib.import_module(f"{__name__}.{name}")
     raise unknown_name("baregrad.autograd", name, __all__)

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from baregrad.distributions.constraints import ValueSet
-from baregrad.dtypes import DEFAULT_FLOAT, dtypes
+from baregrad.dtypes import default_float, dtypes
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explain_arguments, explain_constructor
 from baregrad.tensor.torch_names import broadcast_shapes
@@ -35,7 +35,7 @@ def parameters(*values: Any) -> tuple[Tensor, ...]:
                 "a parameter is a number or a tensor", found=f"{type(one).__name__} {one!r:.40}"
             )
     like = next((one for one in tensors if one.dtype.is_float), None)
-    dtype = DEFAULT_FLOAT if like is None else like.dtype
+    dtype = default_float() if like is None else like.dtype
     device = tensors[0].device if tensors else None
     made = [one if isinstance(one, Tensor) else Tensor(float(one), dtype=dtype, device=device)
             for one in values]
@@ -46,7 +46,7 @@ def parameters(*values: Any) -> tuple[Tensor, ...]:
 
 def as_floats(x: Tensor) -> Tensor:
     """A tensor as one of floats, as a parameter is."""
-    return x if x.dtype.is_float else x.cast(DEFAULT_FLOAT)
+    return x if x.dtype.is_float else x.cast(default_float())
 
 
 def as_shape(shape: Any) -> Shape:

@@ -516,6 +516,11 @@ class _Process:
 _process = _Process()
 
 
+def opened_devices(session: Session) -> list[str]:
+    """The names of the devices that a session used so far."""
+    return list(session._backends)
+
+
 def current_session() -> Session:
     """The session in force: the innermost `use_session`, else the process's own."""
     return _current.get() or _process.session or _process.default()

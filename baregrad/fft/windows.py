@@ -12,14 +12,14 @@ from typing import Any
 import numpy as np
 
 from baregrad.base.errors import ArgumentError, DTypeError
-from baregrad.dtypes import DEFAULT_FLOAT, as_dtype
+from baregrad.dtypes import as_dtype, default_float
 from baregrad.tensor import Tensor
 
 
 def _made(
     values: np.ndarray[Any, Any], count: int, dtype: object, device: str | None, requires_grad: bool
 ) -> Tensor:
-    found = DEFAULT_FLOAT if dtype is None else as_dtype(dtype)
+    found = default_float() if dtype is None else as_dtype(dtype)
     if not found.is_float:
         raise DTypeError("a window is of floats", found=found)
     made = Tensor(values[:count], device=device).cast(found)

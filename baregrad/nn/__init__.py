@@ -54,6 +54,7 @@ from baregrad.nn.convolution import (
     ConvTranspose2d,
     ConvTranspose3d,
 )
+from baregrad.nn.hooks import IncompatibleKeys
 from baregrad.nn.layers import (
     AlphaDropout,
     Bilinear,
@@ -94,7 +95,7 @@ from baregrad.nn.losses import (
     TripletMarginLoss,
     TripletMarginWithDistanceLoss,
 )
-from baregrad.nn.module import IncompatibleKeys, Module
+from baregrad.nn.module import Module
 from baregrad.nn.normalisation import (
     BatchNorm1d,
     BatchNorm2d,
@@ -395,7 +396,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name == "utils":
+    if name in ("utils", "modules", "parallel", "common_types"):
         return importlib.import_module(f"{__name__}.{name}")
     for file, names in _LATER:
         if name in names:

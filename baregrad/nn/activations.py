@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from baregrad.base.errors import ShapeError
+from baregrad.dtypes import default_float
 from baregrad.nn import functional
 from baregrad.nn.module import Module
 from baregrad.nn.parameter import parameter
@@ -54,9 +55,15 @@ class PReLU(Module):
         device: str | None = None,
         dtype: object = None,
     ) -> None:
-        found = "float32" if dtype is None else dtype
+        found = default_float() if dtype is None else dtype
         made = Tensor.full((num_parameters,), init, dtype=found, device=device)
+        self.num_parameters, self.init = num_parameters, init
         self.weight = parameter(made)
+
+    def reset_parameters(self) -> None:
+        """Begin anew."""
+        with Tensor.no_grad():
+            self.weight.fill_(self.init)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the function of each element. Raises ShapeError for other channels."""

@@ -8,8 +8,9 @@ from contextlib import contextmanager
 from enum import IntEnum
 
 from baregrad.base.errors import ArgumentError, ShapeError
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import default_float
 from baregrad.nn import init
+from baregrad.nn.init import begin, refill
 from baregrad.nn.layers import Linear
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
@@ -93,7 +94,7 @@ class MultiheadAttention(Module):
             self.v_proj_weight = drawn(embed_dim, self.vdim)
         self.in_proj_bias: Tensor | None = None
         if bias:
-            found = dtypes.float32 if dtype is None else dtype
+            found = default_float() if dtype is None else dtype
             self.in_proj_bias = Tensor.zeros(
                 3 * embed_dim, dtype=found, device=device, requires_grad=True
             )
@@ -109,6 +110,19 @@ class MultiheadAttention(Module):
                 Tensor.normal(0.0, std, (1, 1, embed_dim), dtype=dtype, device=device,
                               requires_grad=True) for _ in range(2)
             )  # fmt: skip
+        begin(self, MultiheadAttention, "_reset_parameters")
+
+    def _reset_parameters(self) -> None:
+        """Draw first values anew, as models that override it call."""
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight,
+                       self.v_proj_weight):  # fmt: skip
+            if weight is not None:
+                init.xavier_uniform_(weight)
+        refill(None, self.in_proj_bias)
+        refill(None, self.out_proj.bias)
+        for added in (self.bias_k, self.bias_v):
+            if added is not None:
+                init.xavier_normal_(added)
 
     def forward(
         self,

@@ -276,6 +276,19 @@ def _held(value: Tensor) -> Tensor:
     return value if value.is_leaf and value.requires_grad else parameter(value)
 
 
+class DistributedDataParallel(Module):
+    """PyTorch's module that several processes train, a name alone: a program is one process.
+
+    Making one raises UnsupportedError.
+    """
+
+    def __init__(self, module: Module, *args: Any, **kwargs: Any) -> None:
+        raise UnsupportedError(
+            "a program is one process here", found="DistributedDataParallel(...)",
+            hint="train the module itself; nn.DataParallel takes it as it is, on one device",
+        )
+
+
 class DataParallel(Module):
     """A module that is called as it is: one device computes each batch as a whole.
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.nn import init
+from baregrad.nn.init import begin, redraw
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.convolution import per_axis
@@ -57,6 +58,11 @@ class _Convolution(Module):
         self.bias = (
             init.drawn(out_channels, fan=fan, dtype=dtype, device=device) if bias else None
         )
+        begin(self, _Convolution)
+
+    def reset_parameters(self) -> None:
+        """Draw first values anew."""
+        redraw(init.fans(self.weight)[0], self.weight, self.bias)
 
     def extra_repr(self) -> str:
         """Return the settings."""

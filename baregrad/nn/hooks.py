@@ -1,18 +1,25 @@
-"""Hooks: functions that are called around each call of a module, and around its state."""
+"""Hooks: functions that are called around each call of a module, and around its state.
+
+And states: values put into tensors by their names.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple, Self
 
-from baregrad.base.errors import ArgumentError, UnsupportedError
+from baregrad.base.errors import ArgumentError, DTypeError, ShapeError, UnsupportedError
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.autograd.hooks import passed_through
 
 # By what name a state holds what is no tensor.
 EXTRA_STATE = "_extra_state"
+
+
+_SHOWN = 6  # names of one kind in an error
 
 
 class _Hook(NamedTuple):
@@ -261,3 +268,63 @@ class Hooked(StateHooks):
             found = hook.function(self, *given)
             output = output if found is None else found
         return output
+
+
+class StateDict(OrderedDict[str, Any]):
+    """Tensors by dotted paths, and what is told of each module, by its path."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._metadata: dict[str, dict[str, Any]] = {}
+        super().__init__(*args, **kwargs)
+
+
+class IncompatibleKeys(NamedTuple):
+    """Names that `load_state_dict` wanted and did not get, and got and did not want."""
+
+    missing_keys: list[str]
+    unexpected_keys: list[str]
+
+
+def load_into(
+    own: Mapping[str, Tensor], state: Mapping[str, Tensor], strict: bool, what: str,
+    only_checked: bool = False,
+) -> IncompatibleKeys:
+    """Put the values of `state` into the tensors `own`; see `Module.load_state_dict`.
+
+    only_checked: look whether they fit, and leave them.
+    """
+    for name, value in state.items():
+        if name in own and not isinstance(value, Tensor):
+            raise DTypeError(
+                f"the state of {what} holds no tensor at {name!r}",
+                found=f"{type(value).__name__} {value!r:.40}",
+                hint="wrap it: Tensor(...)",
+            )
+    missing = [name for name in own if name not in state]
+    unexpected = [name for name in state if name not in own]
+    shapes = [
+        f"{name} ({list(state[name].shape)} for {list(tensor.shape)})"
+        for name, tensor in own.items()
+        if name in state and state[name].shape != tensor.shape
+    ]
+    problems = [("of another shape", shapes)]
+    if strict:
+        problems = [("missing", missing), ("unexpected", unexpected), *problems]
+    if any(names for _, names in problems):
+        raise ShapeError(
+            f"the state does not fit {what}",
+            found="; ".join(f"{kind}: {some_names(names)}" for kind, names in problems if names),
+            wanted=f"{len(own)} tensors by the names and shapes of state_dict()",
+            hint="strict=False loads what has a place" if strict and not shapes else None,
+        )
+    with Tensor.no_grad():
+        for name, tensor in own.items():
+            if name in state and not only_checked:
+                tensor.copy_(state[name].detach())
+    return IncompatibleKeys(missing, unexpected)
+
+
+def some_names(names: Sequence[str]) -> str:
+    """The first of several names, and how many there are besides."""
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

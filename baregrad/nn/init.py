@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -267,7 +268,33 @@ def drawn(*shape: int, fan: int, dtype: object = None, device: str | None = None
     )
 
 
+def redraw(fan: int, *tensors: Tensor | None) -> None:
+    """Write values uniform within 1/sqrt(fan) of 0 over tensors."""
+    bound = fan**-0.5 if fan > 0 else 0.0
+    for held in tensors:
+        if held is not None:
+            uniform_(held, -bound, bound)
+
+
+def refill(weight: Tensor | None, bias: Tensor | None) -> None:
+    """Write ones over a weight and zeros over a bias."""
+    if weight is not None:
+        ones_(weight)
+    if bias is not None:
+        zeros_(bias)
+
+
+def begin(module: Any, kind: type, name: str = "reset_parameters") -> None:
+    """Let a class made of the layer `kind` write first values of its own, if it does."""
+    own = getattr(type(module), name)
+    if own is not getattr(kind, name):
+        own(module)
+
+
 def __getattr__(name: str) -> object:
+    if name == "_calculate_fan_in_and_fan_out":
+        # PyTorch's own, which published models call.
+        return fans
     known = [each for each in globals() if each.endswith("_") and not each.startswith("_")]
     # PyTorch's older names have no line behind them.
     meant = {name: f"{name}_"} if f"{name}_" in known else {}

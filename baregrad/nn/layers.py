@@ -7,6 +7,7 @@ from typing import Any, Self
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.nn import functional, init
 from baregrad.nn.functional.looking_up import row_of
+from baregrad.nn.init import begin, redraw
 from baregrad.nn.module import Module
 from baregrad.nn.parameter import parameter
 from baregrad.tensor import Tensor
@@ -40,6 +41,11 @@ class Linear(Module):
         self.bias = (
             init.drawn(out_features, fan=in_features, dtype=dtype, device=device) if bias else None
         )
+        begin(self, Linear)
+
+    def reset_parameters(self) -> None:
+        """Draw first values anew."""
+        redraw(self.in_features, self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x @ weight.T + bias. Raises ShapeError unless the last axes agree."""
@@ -71,6 +77,14 @@ class _Table(Module):
             rows = Tensor.arange(num_embeddings, device=self.weight.device)
             self.weight = rows.eq(self.padding_idx).unsqueeze(1).where(0, self.weight)
         self.weight.requires_grad_()
+        begin(self, _Table)
+
+    def reset_parameters(self) -> None:
+        """Draw first values anew."""
+        init.normal_(self.weight)
+        if self.padding_idx is not None:
+            with Tensor.no_grad():
+                self.weight[self.padding_idx] = 0
 
     @classmethod
     def from_pretrained(cls, embeddings: Tensor, freeze: bool = True, **settings: Any) -> Self:
@@ -91,7 +105,7 @@ class Embedding(_Table):
     """A table of vectors looked up by number: (...) integers -> (..., embedding_dim).
 
     weight (num_embeddings, embedding_dim) begins standard normal. The row `padding_idx` begins as
-    zeros and gets no gradient.
+    zeros and gets no gradient. max_norm, norm_type, scale_grad_by_freq: see `functional.embedding`.
     """
 
     def __init__(
@@ -99,15 +113,27 @@ class Embedding(_Table):
         num_embeddings: int,
         embedding_dim: int,
         padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        _weight: Tensor | None = None,
+        _freeze: bool = False,
         device: str | None = None,
         dtype: object = None,
-        _weight: Tensor | None = None,
     ) -> None:
+        self.max_norm, self.norm_type = max_norm, norm_type
+        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         self._fill(num_embeddings, embedding_dim, padding_idx, _weight, device, dtype)
+        if _freeze:
+            self.weight.requires_grad_(False)
 
     def forward(self, index: Tensor) -> Tensor:
         """Return the rows of the table. Raises DTypeError unless `index` is of integers."""
-        return functional.embedding(index, self.weight, self.padding_idx)
+        return functional.embedding(
+            index, self.weight, self.padding_idx, self.max_norm, self.norm_type,
+            self.scale_grad_by_freq, self.sparse,
+        )
 
 
 class EmbeddingBag(_Table):
@@ -117,13 +143,19 @@ class EmbeddingBag(_Table):
         self,
         num_embeddings: int,
         embedding_dim: int,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
         mode: str = "mean",
+        sparse: bool = False,
+        _weight: Tensor | None = None,
         include_last_offset: bool = False,
         padding_idx: int | None = None,
         device: str | None = None,
         dtype: object = None,
-        _weight: Tensor | None = None,
     ) -> None:
+        self.max_norm, self.norm_type = max_norm, norm_type
+        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
         self._fill(num_embeddings, embedding_dim, padding_idx, _weight, device, dtype)
         self.mode = mode
         self.include_last_offset = include_last_offset
@@ -133,7 +165,8 @@ class EmbeddingBag(_Table):
     ) -> Tensor:
         """Return a vector for each bag. Raises ShapeError, ArgumentError."""
         return functional.embedding_bag(
-            x, self.weight, offsets, mode=self.mode, per_sample_weights=per_sample_weights,
+            x, self.weight, offsets, self.max_norm, self.norm_type, self.scale_grad_by_freq,
+            self.mode, self.sparse, per_sample_weights=per_sample_weights,
             include_last_offset=self.include_last_offset, padding_idx=self.padding_idx,
         )
 
@@ -156,6 +189,11 @@ class Bilinear(Module):
         kind: Any = {"fan": in1_features, "dtype": dtype, "device": device}
         self.weight = init.drawn(out_features, in1_features, in2_features, **kind)
         self.bias = init.drawn(out_features, **kind) if bias else None
+        begin(self, Bilinear)
+
+    def reset_parameters(self) -> None:
+        """Draw first values anew."""
+        redraw(self.weight.shape[1], self.weight, self.bias)
 
     def forward(self, x: Tensor, other: Tensor) -> Tensor:
         """Return the bilinear form. Raises ShapeError for other widths."""

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self, cast
 
 from baregrad.base.errors import ArgumentError, ShapeError
 from baregrad.base.options import options
-from baregrad.dtypes import DType, as_dtype, dtypes
+from baregrad.dtypes import DType, as_dtype, default_float
 from baregrad.nn.convolution import (
     Conv1d,
     Conv2d,
@@ -61,7 +61,7 @@ class UninitializedParameter(Tensor):
     def __init__(
         self, requires_grad: bool = True, device: str | None = None, dtype: object = None
     ) -> None:
-        kind = dtypes.float32 if dtype is None else as_dtype(dtype)
+        kind = default_float() if dtype is None else as_dtype(dtype)
         self._storage = cast(Storage, _Nothing(kind, device or options.device, requires_grad))
         self._steps = ()
         self._cached = self._layout = self._look = self._gradient = None

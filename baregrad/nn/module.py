@@ -6,13 +6,23 @@ recorded operations. `register_buffer` makes it a buffer instead: part of the st
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FunctionType, MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
-from baregrad.base.errors import ArgumentError, BaregradError, DTypeError, ShapeError, is_ours
+from baregrad.base.errors import ArgumentError, BaregradError, ShapeError, is_ours
 from baregrad.dtypes import DType, as_dtype, dtypes
-from baregrad.nn.hooks import EXTRA_STATE, Hooked, Loading, Passage, StateHooks
+from baregrad.nn.hooks import (
+    EXTRA_STATE,
+    Hooked,
+    IncompatibleKeys,
+    Loading,
+    Passage,
+    StateDict,
+    StateHooks,
+    load_into,
+    some_names,
+)
 from baregrad.nn.parameter import Buffer, Parameter, in_place_of
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import (
@@ -23,16 +33,8 @@ from baregrad.tensor.array.arguments import (
 from baregrad.tensor.array.core import realize_storages
 from baregrad.tensor.ops.shapes import as_format, preserve_format
 
-_SHOWN = 6  # names of one kind in an error
 Named = Iterator[tuple[str, Tensor]]
 NOTHING: Mapping[int, Any] = MappingProxyType({})
-
-
-class IncompatibleKeys(NamedTuple):
-    """Names that `load_state_dict` wanted and did not get, and got and did not want."""
-
-    missing_keys: list[str]
-    unexpected_keys: list[str]
 
 
 class Module(Hooked):
@@ -43,6 +45,8 @@ class Module(Hooked):
     """
 
     training: bool = True
+    # What PyTorch's state dicts tell of a module.
+    _version: ClassVar[int] = 1
     # Whether parameters are made by the first call alone.
     is_unmade: ClassVar[bool] = False
 
@@ -145,7 +149,7 @@ class Module(Hooked):
             if not isinstance(found, Module):
                 raise ArgumentError(
                     f"{type(self).__name__} has no module there", found=repr(target),
-                    wanted=f"one of {_some([path for path, _ in self.named_modules() if path])}",
+                    wanted=f"one of {some_names([p for p, _ in self.named_modules() if p])}",
                 )
         held: Module = found
         return held
@@ -164,7 +168,7 @@ class Module(Hooked):
         if not name or not isinstance(there, Module | None):
             raise ArgumentError(
                 "the path of a module is to be given", found=repr(target),
-                wanted=f"one of {_some([path for path, _ in self.named_modules() if path])}",
+                wanted=f"one of {some_names([p for p, _ in self.named_modules() if p])}",
             )
         setattr(holder, name, module)
 
@@ -182,7 +186,7 @@ class Module(Hooked):
         if name not in held:
             raise ArgumentError(
                 f"{type(self).__name__} has no {'buffer' if buffers else 'parameter'} there",
-                found=repr(target), wanted=f"one of {_some(list(held))}",
+                found=repr(target), wanted=f"one of {some_names(list(held))}",
             )
         return held[name]
 
@@ -275,9 +279,10 @@ class Module(Hooked):
     # --- modes ------------------------------------------------------------------------------------
 
     def train(self, mode: bool = True) -> Self:
-        """Set `training` here and below; return the module."""
-        for module in self.modules():
-            module.training = mode
+        """Set `training` here and, by their own `train`, below; return the module."""
+        self.training = mode
+        for child in self.children():
+            child.train(mode)
         return self
 
     def eval(self) -> Self:
@@ -304,7 +309,7 @@ class Module(Hooked):
 
     def to(
         self, *args: Any, dtype: object = None, device: str | None = None,
-        memory_format: object = preserve_format,
+        non_blocking: bool = False, memory_format: object = preserve_format,
     ) -> Self:
         """Move parameters and buffers to a device, a dtype (floating-point ones), or both.
 
@@ -314,9 +319,11 @@ class Module(Hooked):
         """
         layout = as_format(memory_format)
         for arg in args:
-            if isinstance(arg, str) and not hasattr(dtypes, arg):
+            if isinstance(arg, Tensor):
+                dtype, device = arg.dtype, arg.device
+            elif isinstance(arg, str) and not hasattr(dtypes, arg):
                 device = arg
-            else:
+            elif not isinstance(arg, bool):
                 dtype = arg
         wanted = None if dtype is None else as_dtype(dtype)
         moved: dict[int, tuple[Tensor, Tensor]] = {}
@@ -342,8 +349,10 @@ class Module(Hooked):
     def _make_later(self, dtype: DType | None, device: str | None) -> None:
         """Note what parameters are to be made as, where there are none yet."""
 
-    def cuda(self, device: int = 0) -> Self:
+    def cuda(self, device: int | str | None = None) -> Self:
         """Move parameters and buffers to a GPU of the device CUDA; return the module."""
+        if isinstance(device, str):
+            return self.to(device=device)
         return self.to(device=f"CUDA:{device}" if device else "CUDA")
 
     def cpu(self) -> Self:
@@ -366,26 +375,47 @@ class Module(Hooked):
         """Make floating-point parameters and buffers bfloat16; return the module."""
         return self.to(dtypes.bfloat16)
 
+    def type(self, dst_type: object) -> Self:
+        """Make floating-point parameters and buffers of a dtype; return the module."""
+        return self.to(dst_type)
+
+    def to_empty(self, *, device: str | None, recurse: bool = True) -> Self:
+        """Move parameters and buffers to a device; their values are not to be relied on."""
+        return self.to(device=device)
+
+    def share_memory(self) -> Self:
+        """Return the module, whose tensors other threads see; processes have copies of them."""
+        return self
+
+    def compile(self, *args: Any, **kwargs: Any) -> None:
+        """Do nothing: what a module computes is compiled whoever calls it; see `jit`."""
+
+    def _get_name(self) -> str:
+        return type(self).__name__
+
     # --- state ------------------------------------------------------------------------------------
 
     def state_dict(
-        self, *, destination: dict[str, Any] | None = None, prefix: str = "",
-        keep_vars: bool = False,
+        self, destination: dict[str, Any] | None = None, prefix: str = "", keep_vars: bool = False
     ) -> dict[str, Any]:
         """Return parameters and persistent buffers by dotted paths, in PyTorch's order and names.
 
         The tensors alias those of the module, and are detached but with `keep_vars`. destination:
-        what they are put into. prefix: what paths begin with.
+        what they are put into. prefix: what paths begin with. The attribute `_metadata` of what is
+        returned tells each module's `_version`.
         """
-        found: dict[str, Any] = {} if destination is None else destination
+        found: dict[str, Any] = StateDict() if destination is None else destination
         held = vars(self)
+        told = {"version": self._version}
+        if isinstance(found, StateDict):
+            found._metadata[prefix.removesuffix(".")] = told
         for hook in held.get("_before_state", ()):
             hook.function(self, prefix, keep_vars)
         self._save_to_state_dict(found, prefix, keep_vars)
         for name, child in self.named_children():
             child.state_dict(destination=found, prefix=f"{prefix}{name}.", keep_vars=keep_vars)
         for hook in held.get("_after_state", ()):
-            instead = hook.function(self, found, prefix, {})
+            instead = hook.function(self, found, prefix, told)
             found = found if instead is None else instead
         return found
 
@@ -494,8 +524,8 @@ class Module(Hooked):
         if strict and (found.missing_keys or found.unexpected_keys):
             raise ShapeError(
                 f"the state does not fit {type(self).__name__}",
-                found=f"missing: {_some(found.missing_keys)}; "
-                f"unexpected: {_some(found.unexpected_keys)}",
+                found=f"missing: {some_names(found.missing_keys)}; "
+                f"unexpected: {some_names(found.unexpected_keys)}",
             )
         return found
 
@@ -546,50 +576,6 @@ class Module(Hooked):
     def extra_repr(self) -> str:
         """Return what `repr` shows of the module's settings."""
         return ""
-
-
-def load_into(
-    own: Mapping[str, Tensor], state: Mapping[str, Tensor], strict: bool, what: str,
-    only_checked: bool = False,
-) -> IncompatibleKeys:
-    """Put the values of `state` into the tensors `own`; see `Module.load_state_dict`.
-
-    only_checked: look whether they fit, and leave them.
-    """
-    for name, value in state.items():
-        if name in own and not isinstance(value, Tensor):
-            raise DTypeError(
-                f"the state of {what} holds no tensor at {name!r}",
-                found=f"{type(value).__name__} {value!r:.40}",
-                hint="wrap it: Tensor(...)",
-            )
-    missing = [name for name in own if name not in state]
-    unexpected = [name for name in state if name not in own]
-    shapes = [
-        f"{name} ({list(state[name].shape)} for {list(tensor.shape)})"
-        for name, tensor in own.items()
-        if name in state and state[name].shape != tensor.shape
-    ]
-    problems = [("of another shape", shapes)]
-    if strict:
-        problems = [("missing", missing), ("unexpected", unexpected), *problems]
-    if any(names for _, names in problems):
-        raise ShapeError(
-            f"the state does not fit {what}",
-            found="; ".join(f"{kind}: {_some(names)}" for kind, names in problems if names),
-            wanted=f"{len(own)} tensors by the names and shapes of state_dict()",
-            hint="strict=False loads what has a place" if strict and not shapes else None,
-        )
-    with Tensor.no_grad():
-        for name, tensor in own.items():
-            if name in state and not only_checked:
-                tensor.copy_(state[name].detach())
-    return IncompatibleKeys(missing, unexpected)
-
-
-def _some(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_SHOWN])
-    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
 
 
 explain_arguments(Module)

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from baregrad.base.errors import ShapeError
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import default_float, dtypes
+from baregrad.nn.init import begin, refill
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.link import session
@@ -15,12 +16,12 @@ from baregrad.tensor.ops.creation import as_shape
 
 
 def _ones(shape: Sequence[int], device: str | None, dtype: object) -> Tensor:
-    found = dtypes.float32 if dtype is None else dtype
+    found = default_float() if dtype is None else dtype
     return Tensor.ones(*shape, device=device, dtype=found, requires_grad=True)
 
 
 def _zeros(shape: Sequence[int], device: str | None, dtype: object) -> Tensor:
-    found = dtypes.float32 if dtype is None else dtype
+    found = default_float() if dtype is None else dtype
     return Tensor.zeros(*shape, device=device, dtype=found, requires_grad=True)
 
 
@@ -58,6 +59,12 @@ class BatchNorm(Module):
         self.register_buffer("running_mean", mean)
         self.register_buffer("running_var", variance)
         self.register_buffer("num_batches_tracked", count)
+        begin(self, BatchNorm)
+
+    def reset_parameters(self) -> None:
+        """Begin anew: weights of 1, biases of 0, no batches."""
+        self.reset_running_stats()
+        refill(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` normalised. Raises ShapeError for another number of axes or channels."""
@@ -206,6 +213,10 @@ class _LastAxes(Module):
         self.eps = eps
         self.weight = _ones(self.normalized_shape, device, dtype) if elementwise_affine else None
 
+    def reset_parameters(self) -> None:
+        """Begin anew: weights of 1, biases of 0."""
+        refill(self.weight, getattr(self, "bias", None))
+
     def extra_repr(self) -> str:
         """Return the settings."""
         return f"{self.normalized_shape}, eps={self.eps}"
@@ -228,6 +239,7 @@ class LayerNorm(_LastAxes):
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
         has_bias = elementwise_affine and bias
         self.bias = _zeros(self.normalized_shape, device, dtype) if has_bias else None
+        begin(self, LayerNorm)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` normalised. Raises ShapeError unless it ends in normalized_shape."""
@@ -246,6 +258,7 @@ class RMSNorm(_LastAxes):
         dtype: object = None,
     ) -> None:
         super().__init__(normalized_shape, eps, elementwise_affine, device, dtype)
+        begin(self, RMSNorm)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` normalised. Raises ShapeError unless it ends in normalized_shape."""
@@ -277,6 +290,11 @@ class GroupNorm(Module):
         self.eps = eps
         self.weight = _ones((num_channels,), device, dtype) if affine else None
         self.bias = _zeros((num_channels,), device, dtype) if affine else None
+        begin(self, GroupNorm)
+
+    def reset_parameters(self) -> None:
+        """Begin anew: weights of 1, biases of 0."""
+        refill(self.weight, self.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return `x` normalised. Raises ShapeError for other channels."""

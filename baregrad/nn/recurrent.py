@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.nn import init
+from baregrad.nn.init import begin, redraw
 from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
 from baregrad.tensor.ops.shapes import stored
@@ -110,6 +111,11 @@ class RNNCellBase(Module):
         self.weight_hh = draw(rows, hidden_size)
         self.bias_ih = draw(rows) if bias else None
         self.bias_hh = draw(rows) if bias else None
+        begin(self, RNNCellBase)
+
+    def reset_parameters(self) -> None:
+        """Draw first values anew."""
+        redraw(self.hidden_size, *self.parameters())
 
     def _next(self, step: _Step, x: Tensor, state: State | None) -> State:
         size = self.hidden_size
@@ -232,6 +238,11 @@ class RNNBase(Module):
                 for name, shape in shapes.items():
                     made = init.drawn(*shape, fan=hidden_size, dtype=dtype, device=device)
                     setattr(self, f"{name}_l{layer}{way}", made)
+        begin(self, RNNBase)
+
+    def reset_parameters(self) -> None:
+        """Draw first values anew."""
+        redraw(self.hidden_size, *self.parameters())
 
     @property
     def all_weights(self) -> list[list[Tensor]]:

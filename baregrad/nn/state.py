@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 from types import ModuleType
 from typing import Any
 
-from baregrad.nn.module import IncompatibleKeys, Module, load_into
+from baregrad.nn.hooks import IncompatibleKeys, load_into
+from baregrad.nn.module import Module
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, DTypeError
-from baregrad.dtypes import dtypes
+from baregrad.dtypes import default_float
 from baregrad.nn import init
 from baregrad.nn.attention import MultiheadAttention
 from baregrad.nn.containers import ModuleList
@@ -246,6 +246,10 @@ class Transformer(Module):
         self.d_model = d_model
         self.nhead = nhead
         self.batch_first = batch_first
+        self._reset_parameters()
+
+    def _reset_parameters(self) -> None:
+        """Draw first values of all matrices anew."""
         for weight in self.parameters():
             if weight.ndim > 1:
                 init.xavier_uniform_(weight)
@@ -273,5 +277,5 @@ class Transformer(Module):
         size: int, device: str | None = None, dtype: object = None
     ) -> Tensor:
         """Return what is added to scores (size, size) so that no position sees later ones."""
-        found = dtypes.float32 if dtype is None else dtype
+        found = default_float() if dtype is None else dtype
         return Tensor.full((size, size), float("-inf"), dtype=found, device=device).triu(1)

@@ -17,12 +17,10 @@ from baregrad.optim.adaptive import (
     RAdam,
     Rprop,
 )
-from baregrad.optim.cycles import CyclicLR, OneCycleLR
 from baregrad.optim.grad_scaler import GradScaler
-from baregrad.optim.lbfgs import LBFGS
-from baregrad.optim.matrices import Adafactor, Muon
 from baregrad.optim.optimizer import Optimizer, ParamGroup
 from baregrad.optim.rmsprop import RMSprop
+from baregrad.optim.scheduler import LRScheduler
 from baregrad.optim.schedules import (
     ChainedScheduler,
     ConstantLR,
@@ -32,7 +30,6 @@ from baregrad.optim.schedules import (
     LambdaLR,
     LinearLR,
     LinearWarmup,
-    LRScheduler,
     MultiplicativeLR,
     MultiStepLR,
     PolynomialLR,
@@ -45,6 +42,17 @@ from baregrad.tensor.clipping import clip_grad_norm_, clip_grad_value_
 
 if TYPE_CHECKING:
     from baregrad.optim import swa_utils as swa_utils
+    from baregrad.optim.cycles import CyclicLR as CyclicLR
+    from baregrad.optim.cycles import OneCycleLR as OneCycleLR
+    from baregrad.optim.lbfgs import LBFGS as LBFGS
+    from baregrad.optim.matrices import Adafactor as Adafactor
+    from baregrad.optim.matrices import Muon as Muon
+
+# Names by the module that has them, which is imported with the first of them.
+_LATER = (
+    ("cycles", ("CyclicLR", "OneCycleLR")), ("lbfgs", ("LBFGS",)),
+    ("matrices", ("Adafactor", "Muon")),
+)  # fmt: skip
 
 __all__ = [
     "ASGD",
@@ -91,4 +99,14 @@ __all__ = [
 def __getattr__(name: str) -> object:
     if name == "swa_utils":
         return importlib.import_module(f"{__name__}.{name}")
+    for module, names in _LATER:
+        if name in names:
+            found = globals()[name] = getattr(
+                importlib.import_module(f"{__name__}.{module}"), name
+            )
+            return found
     raise unknown_name("baregrad.optim", name, __all__)
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

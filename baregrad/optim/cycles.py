@@ -10,7 +10,7 @@ from typing import NamedTuple
 from baregrad.base.errors import ArgumentError
 from baregrad.dtypes import dtypes
 from baregrad.optim.optimizer import Optimizer, ParamGroup
-from baregrad.optim.schedules import Following, LRScheduler
+from baregrad.optim.scheduler import Following, LRScheduler
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.link import session
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from baregrad.base.namespaces import unknown_name
-from baregrad.optim.cycles import CyclicLR, OneCycleLR
+from baregrad.optim.scheduler import LRScheduler
 from baregrad.optim.schedules import (
     ChainedScheduler,
     ConstantLR,
@@ -12,7 +14,6 @@ from baregrad.optim.schedules import (
     ExponentialLR,
     LambdaLR,
     LinearLR,
-    LRScheduler,
     MultiplicativeLR,
     MultiStepLR,
     PolynomialLR,
@@ -20,6 +21,10 @@ from baregrad.optim.schedules import (
     SequentialLR,
     StepLR,
 )
+
+if TYPE_CHECKING:
+    from baregrad.optim.cycles import CyclicLR as CyclicLR
+    from baregrad.optim.cycles import OneCycleLR as OneCycleLR
 
 __all__ = [
     "ChainedScheduler",
@@ -41,5 +46,12 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> object:
+def __getattr__(name: str) -> Any:
+    if name in ("CyclicLR", "OneCycleLR"):
+        from baregrad.optim import cycles
+
+        return getattr(cycles, name)
+    if name == "_LRScheduler":
+        # What PyTorch called it before, of which programs make classes of their own.
+        return LRScheduler
     raise unknown_name("baregrad.optim.lr_scheduler", name, __all__)

@@ -9,144 +9,15 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from baregrad.base.errors import ArgumentError, JitError
 from baregrad.dtypes import dtypes
 from baregrad.optim.optimizer import Optimizer
+from baregrad.optim.scheduler import Following, LRScheduler, Others, kept_rate
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explain_arguments, explain_constructor
 from baregrad.tensor.array.link import session
-
-# Of the first rate, how far from the end of a curve counts as there: more than rounding makes.
-_AT_END = 1e-9
-
-
-# What takes the place of a rate that something else set, of it and of the rate of count 0.
-Following = Callable[[Tensor, float], Tensor]
-
-
-class _Others:
-    """What tells, for each group of parameters, whether something else set its rate."""
-
-    def __init__(self) -> None:
-        # What the rates would be now if nothing else had set them.
-        self._own: dict[int, Tensor] = {}
-
-    @property
-    def tensors(self) -> list[Tensor]:
-        """What is kept from step to step."""
-        return list(self._own.values())
-
-    def set(
-        self, place: int, there: Tensor, base: float, rate: Tensor, following: Following
-    ) -> None:
-        """Set a group's rate: the one of the count, or what follows the one that is there."""
-        if place not in self._own:
-            self._own[place] = there.full_like(base)
-        own = self._own[place]
-        # Computed once, so that what is there and what is compared with it are the same number.
-        rate = rate.cast(there.dtype).contiguous()
-        followed = following(there.cast(dtypes.float64), base).cast(there.dtype)
-        there.copy_((there != own).where(followed, rate).contiguous())
-        own.copy_(rate)
-
-
-def _kept(rate: Tensor, base: float) -> Tensor:
-    """A rate that was loaded with the optimiser's state stays."""
-    return rate
-
-
-class LRScheduler:
-    """The base of schedules; a subclass writes `rate`. Made, it sets the rates of step 0.
-
-    A rate is a function of the count of steps. Those that PyTorch computes of the rate before go on
-    from what something else set in the meantime, as PyTorch's do (`is_followed`); the others, whose
-    rates it computes of the count alone, set theirs whatever there is.
-    """
-
-    # Whether a rate that something else set is gone on from.
-    is_followed: ClassVar[bool] = False
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        explain_constructor(cls)
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-        first = optimizer.param_groups[0]["lr"]
-        self.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
-        self.steps = Tensor(0.0, dtype=dtypes.float64, device=first.device)
-        self._others = _Others()
-        self._set(self.begun)
-
-    def rate(self, base: float, steps: Tensor) -> Tensor:
-        """Return the rate after `steps` steps, a float64 scalar, where `base` is that of 0."""
-        raise NotImplementedError(f"{type(self).__name__} has no rate()")
-
-    def begun(self, rate: Tensor, base: float) -> Tensor:
-        """Return what the schedule starts at where something else set another rate before."""
-        return rate * (self.rate(base, self.steps) / base) if base else rate
-
-    def moved(self, rate: Tensor, base: float, steps: Tensor) -> Tensor:
-        """Return what follows a rate that something else set one step before `steps`.
-
-        Its distance to the end of the curve changes by the share that the curve's does.
-        """
-        if not self.is_followed:
-            return self.rate(base, steps)
-        end = self.end()
-        before, now = self.rate(base, steps - 1) - end, self.rate(base, steps) - end
-        # Where the curve was at its end there is no share, and it changes by as much.
-        is_there = before.abs() <= _AT_END * abs(base)
-        share = now / is_there.where(1.0, before)
-        return is_there.where(rate + (now - before), end + (rate - end) * share)
-
-    def end(self) -> float:
-        """Return the rate that distances are counted from."""
-        return 0.0
-
-    def step(self) -> None:
-        """Move on by one step and change the rates of the optimiser."""
-        with Tensor.no_grad():
-            self.steps.add_(1)
-        self._set(lambda rate, base: self.moved(rate, base, self.steps))
-
-    def _set(self, following: Following) -> None:
-        """Set the rates of the count, or what follows those that something else set."""
-        with Tensor.no_grad():
-            groups = zip(self.optimizer.param_groups, self.base_lrs, strict=True)
-            for place, (group, base) in enumerate(groups):
-                rate = self.rate(base, self.steps)
-                if self.is_followed:
-                    self._others.set(place, group["lr"], base, rate, following)
-                else:
-                    group["lr"].copy_(rate.contiguous())
-        # Computed with the optimiser's next step, and not later: the count would grow a chain.
-        session().watching.companions.extend(
-            weakref.ref(each._storage) for each in (self.steps, *self._others.tensors)
-        )
-
-    def get_last_lr(self) -> list[float]:
-        """Return the present rate of each group; computes them."""
-        return [group["lr"].item() for group in self.optimizer.param_groups]
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the step count and the base rates."""
-        return {"last_epoch": round(self.steps.item()), "base_lrs": list(self.base_lrs)}
-
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what `state_dict` (or PyTorch's) returned.
-
-        Rates that the optimiser's state brought stay as they are, and are gone on from.
-        """
-        self._count_from(state_dict)
-        self._set(_kept)
-
-    def _count_from(self, state_dict: Mapping[str, Any]) -> None:
-        self.base_lrs = [float(rate) for rate in state_dict["base_lrs"]]
-        with Tensor.no_grad():
-            self.steps.copy_(Tensor(float(state_dict["last_epoch"]), dtype=dtypes.float64))
 
 
 class StepLR(LRScheduler):
@@ -154,10 +25,12 @@ class StepLR(LRScheduler):
 
     is_followed = True
 
-    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
+    def __init__(
+        self, optimizer: Optimizer, step_size: int, gamma: float = 0.1, last_epoch: int = -1
+    ) -> None:
         self.step_size = step_size
         self.gamma = gamma
-        super().__init__(optimizer)
+        super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, steps: Tensor) -> Tensor:
         """Return the rate after `steps` steps."""
@@ -171,11 +44,12 @@ class MultiStepLR(LRScheduler):
     is_followed = True
 
     def __init__(
-        self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1
+        self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1,
+        last_epoch: int = -1,
     ) -> None:
         self.milestones = sorted(milestones)
         self.gamma = gamma
-        super().__init__(optimizer)
+        super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, steps: Tensor) -> Tensor:
         """Return the rate after `steps` steps."""
@@ -190,9 +64,9 @@ class ExponentialLR(LRScheduler):
 
     is_followed = True
 
-    def __init__(self, optimizer: Optimizer, gamma: float) -> None:
+    def __init__(self, optimizer: Optimizer, gamma: float, last_epoch: int = -1) -> None:
         self.gamma = gamma
-        super().__init__(optimizer)
+        super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, steps: Tensor) -> Tensor:
         """Return the rate after `steps` steps."""
@@ -212,10 +86,11 @@ class CosineAnnealingLR(LRScheduler):
         optimizer: Optimizer,
         T_max: int,  # noqa: N803 - PyTorch's name
         eta_min: float = 0.0,
+        last_epoch: int = -1,
     ) -> None:
         self.T_max = T_max
         self.eta_min = eta_min
-        super().__init__(optimizer)
+        super().__init__(optimizer, last_epoch)
 
     def end(self) -> float:
         """Return the rate that distances are counted from."""
@@ -241,13 +116,14 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         T_0: int,  # noqa: N803 - PyTorch's names
         T_mult: int = 1,  # noqa: N803
         eta_min: float = 0.0,
+        last_epoch: int = -1,
     ) -> None:
         if T_0 < 1 or T_mult < 1:
             raise ArgumentError("T_0 and T_mult are integers from 1 on", found=f"{T_0}, {T_mult}")
         self.T_0 = T_0
         self.T_mult = T_mult
         self.eta_min = eta_min
-        super().__init__(optimizer)
+        super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, steps: Tensor) -> Tensor:
         """Return the rate after `steps` steps."""
@@ -270,11 +146,12 @@ class ConstantLR(LRScheduler):
     is_followed = True
 
     def __init__(
-        self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5
+        self, optimizer: Optimizer, factor: float = 1 / 3, total_iters: int = 5,
+        last_epoch: int = -1,
     ) -> None:
         self.factor = factor
         self.total_iters = total_iters
-        super().__init__(optimizer)
+        super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, steps: Tensor) -> Tensor:
         """Return the rate after `steps` steps."""
@@ -286,10 +163,12 @@ class PolynomialLR(LRScheduler):
 
     is_followed = True
 
-    def __init__(self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0) -> None:
+    def __init__(
+        self, optimizer: Optimizer, total_iters: int = 5, power: float = 1.0, last_epoch: int = -1
+    ) -> None:
         self.total_iters = total_iters
         self.power = power
-        super().__init__(optimizer)
+        super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, steps: Tensor) -> Tensor:
         """Return the rate after `steps` steps."""
@@ -308,11 +187,12 @@ class LinearLR(LRScheduler):
         start_factor: float = 1 / 3,
         end_factor: float = 1.0,
         total_iters: int = 5,
+        last_epoch: int = -1,
     ) -> None:
         self.start_factor = start_factor
         self.end_factor = end_factor
         self.total_iters = total_iters
-        super().__init__(optimizer)
+        super().__init__(optimizer, last_epoch)
 
     def rate(self, base: float, steps: Tensor) -> Tensor:
         """Return the rate after `steps` steps."""
@@ -377,6 +257,7 @@ class LambdaLR(LRScheduler):
         self,
         optimizer: Optimizer,
         lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]],
+        last_epoch: int = -1,
     ) -> None:
         functions: list[Any] = [lr_lambda] * len(optimizer.param_groups)
         if isinstance(lr_lambda, Sequence):
@@ -386,20 +267,10 @@ class LambdaLR(LRScheduler):
                 f"{len(functions)} functions for {len(optimizer.param_groups)} groups"
             )
         self.lr_lambdas = functions
-        super().__init__(optimizer)
-
-    def _step_count(self) -> int:
-        """The number of steps, read. Raises JitError inside a captured function."""
-        if session().watching.downloads:
-            raise JitError(
-                f"{type(self).__name__} computes its rate in Python, which a replay would not",
-                hint="step it outside the captured function, which sees its rates",
-            )
-        count: int = round(self.steps.item())
-        return count
+        super().__init__(optimizer, last_epoch)
 
     def _set(self, following: Following) -> None:
-        count = self._step_count()
+        count = self._count_read()
         groups = self.optimizer.param_groups
         for group, base, function in zip(groups, self.base_lrs, self.lr_lambdas, strict=True):
             group["lr"] = base * function(count)
@@ -409,7 +280,7 @@ class MultiplicativeLR(LambdaLR):
     """At each step, the rate before times a Python function of the step count: see `LambdaLR`."""
 
     def _set(self, following: Following) -> None:
-        count = self._step_count()
+        count = self._count_read()
         for group, function in zip(self.optimizer.param_groups, self.lr_lambdas, strict=True):
             if count:
                 group["lr"] = group["lr"].item() * function(count)
@@ -440,7 +311,7 @@ class ChainedScheduler:
             raise ArgumentError("schedules of one optimiser are chained", found="several")
         self._schedulers = given
         self.base_lrs = list(given[0].base_lrs)
-        self._others = _Others()
+        self._others = Others()
         self._set(self._begun)
 
     def step(self) -> None:
@@ -489,7 +360,7 @@ class ChainedScheduler:
         self.base_lrs = [float(rate) for rate in state_dict["base_lrs"]]
         for one, state in zip(self._schedulers, state_dict["_schedulers"], strict=True):
             one._count_from(state)
-        self._set(_kept)
+        self._set(kept_rate)
 
 
 class ReduceLROnPlateau:
@@ -577,7 +448,5 @@ class ReduceLROnPlateau:
             setattr(self, name, state_dict[name])
 
 
-explain_constructor(LRScheduler)
-explain_arguments(LRScheduler)
 explain_constructor(ReduceLROnPlateau)
 explain_arguments(ReduceLROnPlateau)

@@ -19,7 +19,7 @@ from baregrad.dtypes import dtypes
 from baregrad.nn.module import Module
 from baregrad.nn.normalisation import BatchNorm
 from baregrad.optim.optimizer import Optimizer
-from baregrad.optim.schedules import Following, LRScheduler
+from baregrad.optim.scheduler import Following, LRScheduler
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explained
 from baregrad.tensor.array.link import session

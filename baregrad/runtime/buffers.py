@@ -161,6 +161,9 @@ class Trimmed(Protocol):
     def trim(self) -> object:
         """Give what is not used back."""
 
+    def forget_peak(self) -> object:
+        """Let the most bytes at once be those in use now."""
+
 
 class MemoryDevice(ABC):
     """A place with memory: what a device is to its buffers.
@@ -189,6 +192,11 @@ class MemoryDevice(ABC):
     @abstractmethod
     def memory_stats(self) -> MemoryStats:
         """Return how much memory is in use."""
+
+    def forget_peak(self) -> None:
+        """Let the most bytes at once, as `memory_stats` tells them, be those in use now."""
+        if self.allocator is not None:
+            self.allocator.forget_peak()
 
     def trim(self) -> None:
         """Give memory that no buffer uses back to the system; nothing where none is kept.

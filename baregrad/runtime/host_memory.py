@@ -114,6 +114,12 @@ class HostAllocator:
             self._take_back()
             return MemoryStats(self._in_use_nbytes, self._peak_nbytes, self._reserved_nbytes)
 
+    def forget_peak(self) -> None:
+        """Let the most bytes at once be those that are in use now."""
+        with self._lock:
+            self._take_back()
+            self._peak_nbytes = self._in_use_nbytes
+
     def trim(self) -> None:
         """Give all large pieces that are not in use back to the system."""
         with self._lock:

@@ -93,6 +93,10 @@ class NullDevice(Device):
         self._check_transfer(buffer, target.nbytes)
         target[:] = 0
 
+    def forget_peak(self) -> None:
+        """Let the most bytes at once be those that are in use now."""
+        self._peak_nbytes = self._in_use_nbytes
+
     def memory_stats(self) -> MemoryStats:
         """Return the bytes that the host would have in use, and at most; none are held."""
         return MemoryStats(self._in_use_nbytes, self._peak_nbytes, 0)

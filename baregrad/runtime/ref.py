@@ -61,6 +61,10 @@ class RefDevice(Device):
         """Return the bytes in use and at most; nothing is kept in reserve."""
         return MemoryStats(self._in_use_nbytes, self._peak_nbytes, self._in_use_nbytes)
 
+    def forget_peak(self) -> None:
+        """Let the most bytes at once be those that are in use now."""
+        self._peak_nbytes = self._in_use_nbytes
+
     def close(self) -> None:
         """Do nothing: buffers free their own memory."""
         return

@@ -151,14 +151,24 @@ def initial_seed() -> int:
     return key
 
 
+def state_on(device: str) -> Tensor:
+    """Return the state of a device's random numbers: 16 bytes (uint8)."""
+    return _shown(state(device))
+
+
+def go_on_from(new_state: Tensor, device: str) -> None:
+    """Let a device's random numbers go on from a state."""
+    state(device).restart(*_read(new_state))
+
+
 def get_rng_state() -> Tensor:
     """Return the state of the default device's random numbers: 16 bytes (uint8)."""
-    return _shown(state(session().default_device()))
+    return state_on(session().default_device())
 
 
 def set_rng_state(new_state: Tensor) -> None:
     """Let the default device's random numbers go on from a state that `get_rng_state` gave."""
-    state(session().default_device()).restart(*_read(new_state))
+    go_on_from(new_state, session().default_device())
 
 
 @contextmanager

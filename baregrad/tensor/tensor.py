@@ -240,6 +240,9 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
     __len__ = convert.length
     __iter__ = convert.iterate
     __repr__ = convert.text
+    __format__ = convert.as_format_spec
+    __contains__ = convert.contains
+    __reversed__ = convert.backwards
     __float__ = convert.as_float
     __int__ = convert.as_int
     __complex__ = convert.as_complex

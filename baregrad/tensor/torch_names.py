@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
 from baregrad.base.namespaces import unknown_name
 from baregrad.base.options import options
-from baregrad.dtypes import DEFAULT_FLOAT, DType, FloatInfo, as_dtype, dtypes, promote
+from baregrad.dtypes import DType, FloatInfo, as_dtype, default_float, dtypes, promote
 from baregrad.dtypes import finfo as float_limits
 from baregrad.dtypes import result_type as joined_dtype
 from baregrad.tensor.array import grad_mode
@@ -85,7 +85,7 @@ def get_float32_matmul_precision() -> str:
 
 def get_default_dtype() -> DType:
     """Return the dtype that floats have unless told: float32."""
-    return DEFAULT_FLOAT
+    return default_float()
 
 
 def promote_types(first: object, second: object) -> DType:
@@ -104,7 +104,7 @@ def result_type(first: Any, second: Any) -> DType:
 
 def finfo(dtype: object = None) -> FloatInfo:
     """Return the limits of a dtype of floats, float32 unless told. Raises DTypeError."""
-    return float_limits(DEFAULT_FLOAT if dtype is None else as_dtype(dtype))
+    return float_limits(default_float() if dtype is None else as_dtype(dtype))
 
 
 class IntegerInfo(NamedTuple):
@@ -222,7 +222,7 @@ def logspace(
         first, last = int(first), int(last)
     exponents = Tensor.linspace(first, last, steps, dtype="float64", device=device)
     powers = Tensor(float(base), dtype="float64", device=device).pow(exponents)
-    return powers.cast(dtype or DEFAULT_FLOAT).requires_grad_(requires_grad)
+    return powers.cast(dtype or default_float()).requires_grad_(requires_grad)
 
 
 def tril_indices(
@@ -253,7 +253,7 @@ def scalar_tensor(
     value: Any, *, dtype: object = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Return a number as a tensor without axes, of floats unless told."""
-    return Tensor(value, dtype or DEFAULT_FLOAT, device, requires_grad)
+    return Tensor(value, dtype or default_float(), device, requires_grad)
 
 
 @explained
@@ -306,7 +306,7 @@ def range(
     if not finite or not step or (last - first) / step < 0:
         raise ArgumentError("steps that lead to the end", found=f"{first} to {last} by {step}")
     count = math.floor((last - first) / step) + 1
-    wanted = as_dtype(dtype or DEFAULT_FLOAT)
+    wanted = as_dtype(dtype or default_float())
     places = Tensor.arange(count, dtype="int64" if wanted.is_int else "float64", device=device)
     return (places * step + first).cast(wanted).requires_grad_(requires_grad)
 
@@ -490,10 +490,7 @@ _COPYING = frozenset(f"{name}_copy" for name in (
 # What is a property of a tensor.
 _PROPERTIES = frozenset(("real", "imag"))
 _MEANT = MappingProxyType({
-    "compile": "jit",
     "igamma": "lgamma",
-    "set_default_dtype": "options", "set_num_threads": "options",
-    "get_num_threads": "options",
     "frobenius_norm": "norm", "nuclear_norm": "norm",
 })  # fmt: skip
 

@@ -50,6 +50,9 @@ __all__ = [
     "random_split",
 ]
 
+# PyTorch has modules below it: see `places`.
+__path__: tuple[str, ...] = ()
+
 
 def default_collate(batch: list[Any]) -> Any:
     """Return samples as one value of tensors on the CPU; see `baregrad.data.loading.collate`."""

@@ -18,16 +18,36 @@ def row_of(padding_idx: int | None, weight: Tensor) -> int | None:
     return padding_idx % count
 
 
-def _refuse(max_norm: float | None, scale_grad_by_freq: bool, sparse: bool) -> None:
-    for name, asked in (
-        ("max_norm", max_norm is not None), ("scale_grad_by_freq", scale_grad_by_freq),
-        ("sparse", sparse),
-    ):
-        if asked:
-            raise UnsupportedError(
-                f"an embedding without `{name}` is what there is",
-                hint="gradients are whole tensors; renorm_ the table before the step",
-            )
+def _prepare(
+    x: Tensor, weight: Tensor, max_norm: float | None, norm_type: float, sparse: bool
+) -> None:
+    """Scale the rows that are read down to `max_norm`, in place."""
+    if sparse:
+        raise UnsupportedError(
+            "an embedding without `sparse` is what there is", hint="gradients are whole tensors"
+        )
+    if max_norm is None:
+        return
+    check_integer(x, "indices")
+    with Tensor.no_grad():
+        norms = weight.norm(norm_type, dim=1, keepdim=True)
+        is_long = (_counts(x, weight) > 0).unsqueeze(1) & (norms > max_norm)
+        # What is added is PyTorch's.
+        weight.copy_(is_long.where(weight * (max_norm / (norms + 1e-7)), weight))
+
+
+def _counts(x: Tensor, weight: Tensor) -> Tensor:
+    """How often indices name each row."""
+    flat = x.reshape(-1).cast("int64")
+    blank = Tensor.zeros(weight.shape[0], dtype="int64", device=weight.device)
+    return blank.scatter_add(0, flat, flat.ones_like())
+
+
+def _by_frequency(found: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+    """Rows that were read, whose gradients are divided by how often each was."""
+    often = _counts(x, weight).embedding(x).cast(found.dtype).unsqueeze(-1)
+    scaled = found / often
+    return found.detach() + (scaled - scaled.detach())
 
 
 @explained
@@ -37,13 +57,18 @@ def embedding(
 ) -> Tensor:
     """Return the rows of `weight` (N, D) that integers (...) name: (..., D).
 
-    The row `padding_idx` gets no gradient. Raises UnsupportedError for `max_norm`,
-    `scale_grad_by_freq` and `sparse`.
+    The row `padding_idx` gets no gradient. max_norm: rows that are read and whose norm of
+    `norm_type` is above it are scaled down to it first, in place. scale_grad_by_freq: gradients are
+    divided by how often their row is read. Raises UnsupportedError for `sparse`.
     """
-    _refuse(max_norm, scale_grad_by_freq, sparse)
+    _prepare(x, weight, max_norm, norm_type, sparse)
     found = weight.embedding(x)
     row = row_of(padding_idx, weight)
-    if row is None or not weight.requires_grad:
+    if not weight.requires_grad:
+        return found
+    if scale_grad_by_freq:
+        found = _by_frequency(found, x, weight)
+    if row is None:
         return found
     return x.eq(row).unsqueeze(-1).where(found.detach(), found)
 
@@ -59,9 +84,13 @@ def embedding_bag(
 
     Bags are the rows of `x` (bags, length), or begin at `offsets` in `x` (all,); an empty one gives
     zeros, and the row `padding_idx` counts for nothing. `per_sample_weights`, of the shape of `x`,
-    scale the rows of sums. Raises ShapeError, ArgumentError, and as `embedding` does.
+    scale the rows of sums. Raises ShapeError, ArgumentError, and
+    UnsupportedError for `scale_grad_by_freq` and `sparse`.
     """
-    _refuse(max_norm, scale_grad_by_freq, sparse)
+    if scale_grad_by_freq:
+        raise UnsupportedError("bags have gradients as they are", found="scale_grad_by_freq=True",
+                               hint="functional.embedding takes it")  # fmt: skip
+    _prepare(x, weight, max_norm, norm_type, sparse)
     if mode not in ("sum", "mean", "max"):
         raise ArgumentError(f"mode is 'sum', 'mean' or 'max', not {mode!r}")
     if per_sample_weights is not None and mode != "sum":

@@ -87,6 +87,12 @@ class CachingAllocator:
             reserved = sum(self._segments.values())
             return MemoryStats(self._in_use_nbytes, self._peak_nbytes, reserved)
 
+    def forget_peak(self) -> None:
+        """Let the most bytes at once be those that are in use now."""
+        with self._lock:
+            self._take_back()
+            self._peak_nbytes = self._in_use_nbytes
+
     def trim(self) -> int:
         """Give every segment that nobody uses back to the driver; return how many bytes."""
         with self._lock:

@@ -20,6 +20,7 @@ from baregrad.dtypes import (
     DType,
     check_computed,
     cut_to_integer,
+    default_float,
     dtypes,
     result_type,
 )
@@ -231,7 +232,7 @@ def as_tensor(value: Tensor | Scalar | Node, beside: Tensor, dtype: DType) -> Te
 
 def float_dtype(dtype: DType) -> DType:
     """The dtype of a float function's result: the float32 default for integers and bools."""
-    return dtype if dtype.kind == "float" else DEFAULT_FLOAT
+    return dtype if dtype.kind == "float" else default_float()
 
 
 def accumulator(dtype: DType) -> DType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from baregrad.base.errors import GradientError, ShapeError
 from baregrad.ir.core.node import Node, const
@@ -17,6 +17,28 @@ from baregrad.tensor.autograd.gradients import below, pull_back
 
 if TYPE_CHECKING:
     from baregrad.tensor.array.tensor_like import Tensor
+
+
+class Anomalies:
+    """The mode of the process, as `autograd.set_detect_anomaly` sets it."""
+
+    detected: ClassVar[bool] = False
+    nan_checked: ClassVar[bool] = True
+
+
+def check_gradient(x: Tensor, total: Node, leaf: Any) -> None:
+    """Raise GradientError where a leaf's gradient, which is computed here, has a NaN.
+
+    Inside `jit` nothing is looked at: its function reads no numbers.
+    """
+    if not Anomalies.nan_checked or session().watching.downloads:
+        return
+    gradient: Any = type(x)._make(total, leaf.device)
+    if gradient.isnan().any().item():
+        raise GradientError(
+            "backward() made a gradient with NaN", found=f"at a leaf of shape {list(leaf.shape)}",
+            hint="look at the values before it; a NaN comes from 0 * inf, inf - inf or log(-1)",
+        )
 
 
 def _seed(x: Tensor, gradient: Tensor | None, what: str) -> Node:
@@ -53,7 +75,8 @@ def backward(x: Tensor, gradient: Tensor | None = None, *, create_graph: bool = 
     with the next that are, and its graph is freed then. Raises GradientError, ShapeError or
     DTypeError.
     """
-    if not create_graph and put_off_gradients(x, gradient):
+    detected = Anomalies.detected
+    if not create_graph and not detected and put_off_gradients(x, gradient):
         return
     seed = _seed(x, gradient, "backward()")
     found = pull_back((x._value(),), (seed,), again=create_graph)
@@ -70,6 +93,8 @@ def backward(x: Tensor, gradient: Tensor | None = None, *, create_graph: bool = 
         if owner is None:
             continue
         hooks = leaf.hooks
+        if detected:
+            check_gradient(x, total, owner)
         _accumulate(owner, total if hooks is None else hooks.changed(total), create_graph)
         if hooks is not None:
             for hook in hooks.after:
@@ -112,12 +137,25 @@ def gradients(
     allow_unused: bool,
 ) -> tuple[Tensor, ...]:
     """The gradients of the sum of `outputs` by `inputs`; see `gradient`."""
+    found = gradients_reached(outputs, inputs, grad_outputs, create_graph, allow_unused)
+    return tuple([x.zeros_like() if one is None else one
+                  for x, one in zip(inputs, found, strict=True)])  # fmt: skip
+
+
+def gradients_reached(
+    outputs: Sequence[Tensor],
+    inputs: Sequence[Tensor],
+    grad_outputs: Sequence[Tensor | None],
+    create_graph: bool,
+    allow_unused: bool,
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the sum of `outputs` by `inputs`, None for those that are not reached."""
     seeds = [_seed(x, seed, "gradient()") for x, seed in zip(outputs, grad_outputs, strict=True)]
     roots = [x._value() for x in outputs]
     targets = [_targets(x, position, roots) for position, x in enumerate(inputs)]
     wanted = [node for group in targets for node in group]
     found = pull_back(roots, seeds, wanted, create_graph)
-    results = []
+    results: list[Tensor | None] = []
     for position, (tensor, group) in enumerate(zip(inputs, targets, strict=True)):
         parts = [found[node] for node in group if node in found]
         if not parts:
@@ -126,9 +164,10 @@ def gradients(
                     f"tensor {position} of gradient() is not reached from the result",
                     found=f"shape {list(tensor.shape)}, dtype {tensor.dtype}",
                     hint="the result does not depend on it by differentiable operations; "
-                    "allow_unused=True gives zeros instead",
+                    "allow_unused=True allows it",
                 )
-            parts = [nodes.zeros_like(tensor._value())]
+            results.append(None)
+            continue
         total = parts[0]
         for part in parts[1:]:
             total = nodes.add(total, part)

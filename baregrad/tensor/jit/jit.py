@@ -21,6 +21,7 @@ from baregrad.base.collecting import uncollected
 from baregrad.base.errors import JitError
 from baregrad.base.locks import give_lock
 from baregrad.base.options import Options, options
+from baregrad.dtypes import default_float
 from baregrad.engine.session import Session, current_session
 from baregrad.tensor.array.grad_mode import grad_enabled
 from baregrad.tensor.jit.check import run_checked
@@ -176,7 +177,7 @@ class Jit(Generic[P, R]):
 
 def _key_of(session: Session, settings: Mapping[str, Any], call: Call) -> tuple[Any, ...]:
     """What calls of one kind, which are replayed by one entry, have in common."""
-    read = settings["device"], settings["matmul_precision"]
+    read = settings["device"], settings["matmul_precision"], default_float()
     return (call.key, id(session), grad_enabled(), *read)
 
 

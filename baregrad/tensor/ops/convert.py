@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import mmap
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -31,6 +32,14 @@ from baregrad.tensor.ops.shapes import as_format, laid_out, preserve_format
 PRINTED = 1000  # elements from which printing shortens
 
 
+class Printing:
+    """How values are shown, as `set_printoptions` says."""
+
+    settings: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"precision": 4, "threshold": PRINTED}
+    )
+
+
 # --- dtypes and devices -------------------------------------------------------------------------
 
 
@@ -44,13 +53,19 @@ def cast(x: Tensor, dtype: object) -> Tensor:
 
 def to(
     x: Tensor, *args: Any, dtype: object = None, device: str | None = None,
-    memory_format: object = preserve_format,
+    non_blocking: bool = False, copy: bool = False, memory_format: object = preserve_format,
 ) -> Tensor:
     """Return the values in another dtype, on another device, or both; `x` itself if it fits.
 
-    Positional arguments may be a dtype, a device's name, or a tensor to be like. memory_format: how
-    the result lies, such as baregrad.channels_last.
+    Positional arguments may be a dtype, a device's name, or a tensor to be like, and `non_blocking`
+    and `copy` behind them. copy: a new tensor if it fits too. non_blocking says nothing: nobody
+    waits before the values are read. memory_format: how the result lies, such as
+    baregrad.channels_last.
     """
+    flags = [arg for arg in args if arg.__class__ is bool]
+    if flags:
+        args = tuple([arg for arg in args if arg.__class__ is not bool])
+        copy = copy or any(flags[1:])
     for arg in args:
         if isinstance(arg, TensorLike):
             dtype, device = arg.dtype, arg.device
@@ -67,7 +82,8 @@ def to(
         node = Node(Ops.COPY, x.dtype, (x.node,), where)
         y = type(x)._make(node, where, x.requires_grad)
     y = y if dtype is None else y.cast(dtype)
-    return laid_out(y, as_format(memory_format))
+    y = laid_out(y, as_format(memory_format))
+    return y.clone() if copy and y is x else y
 
 
 def cpu(x: Tensor) -> Tensor:
@@ -75,10 +91,13 @@ def cpu(x: Tensor) -> Tensor:
     return to(x, device="CPU")
 
 
-def cuda(x: Tensor, device: int | str | None = None) -> Tensor:
-    """Return the values on a GPU of the device CUDA, the first unless given."""
+def cuda(
+    x: Tensor, device: int | str | None = None, non_blocking: bool = False,
+    memory_format: object = preserve_format,
+) -> Tensor:
+    """Return the values on a GPU of the device CUDA, the first unless given; see `to`."""
     named = device if isinstance(device, str) else f"CUDA:{device}" if device else "CUDA"
-    return to(x, device=named)
+    return to(x, device=named, memory_format=memory_format)
 
 
 def pin_memory(x: Tensor) -> Tensor:
@@ -430,6 +449,31 @@ def _is_constant(array: np.ndarray[Any, Any]) -> bool:
 # --- text ---------------------------------------------------------------------------------------
 
 
+def as_format_spec(x: Tensor, spec: str) -> str:
+    """Return the one number of a tensor without axes as a format says; others as text.
+
+    Raises TypeError for a format of a tensor with axes, as PyTorch does.
+    """
+    if x.ndim == 0 and not x.is_unmade:
+        return format(x.item(), spec)
+    return object.__format__(x, spec)
+
+
+def contains(x: Tensor, value: Any) -> bool:
+    """Return whether an element equals a number, or a tensor beside it; computes it."""
+    if not isinstance(value, TensorLike | int | float | complex):
+        raise DTypeError(
+            "a tensor contains numbers", found=f"{type(value).__name__} {value!r:.40}",
+            wanted="a number or a tensor",
+        )
+    return truth(x.eq(value).any())
+
+
+def backwards(x: Tensor) -> Tensor:
+    """Return the elements along the first axis from the last to the first."""
+    return x.flip(0) if x.ndim else x
+
+
 def text(x: Tensor) -> str:
     """Return the values as text, shortened when there are many; computes them."""
     facts = [f"dtype={x.dtype}"]
@@ -441,7 +485,7 @@ def text(x: Tensor) -> str:
         return f"Tensor(shape={list(x.shape)}, {', '.join(facts)})"
     raw = x._raw()
     values = raw.view(x.dtype.numpy) if x.dtype.numpy is not None else decode(raw, x.dtype)
-    with np.printoptions(precision=4, threshold=PRINTED):
+    with np.printoptions(**Printing.settings):
         shown = np.array2string(values, separator=", ", prefix="Tensor(")
     if not values.size and values.ndim != 1:
         facts.insert(0, f"shape={values.shape}")

@@ -12,11 +12,11 @@ import numpy as np
 
 from baregrad.base.errors import ArgumentError, DeviceError, DTypeError, ShapeError
 from baregrad.dtypes import (
-    DEFAULT_FLOAT,
     DType,
     array_dtype,
     as_dtype,
     decode,
+    default_float,
     dtypes,
     encode,
     from_numpy,
@@ -219,7 +219,7 @@ def _dtype_of_python(array: np.ndarray[Any, Any]) -> DType:
         return dtypes.bool
     if array.dtype.kind in "iu":
         return scalar_dtype(0)
-    return DEFAULT_FLOAT
+    return default_float()
 
 
 def _as_array(data: Any) -> np.ndarray[Any, Any]:
@@ -301,12 +301,13 @@ def _full_complex(
 def zeros(
     cls: type[Tensor],
     *shape: Extents,
-    dtype: object = DEFAULT_FLOAT,
+    dtype: object = None,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor of zeros; the shape is given as (2, 3) or as 2, 3."""
-    return full(cls, as_shape(shape), 0, dtype=dtype, device=device, requires_grad=requires_grad)
+    found = default_float() if dtype is None else dtype
+    return full(cls, as_shape(shape), 0, dtype=found, device=device, requires_grad=requires_grad)
 
 
 def stored_zeros(
@@ -329,18 +330,19 @@ def stored_zeros(
 def ones(
     cls: type[Tensor],
     *shape: Extents,
-    dtype: object = DEFAULT_FLOAT,
+    dtype: object = None,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Return a tensor of ones; the shape is given as (2, 3) or as 2, 3."""
-    return full(cls, as_shape(shape), 1, dtype=dtype, device=device, requires_grad=requires_grad)
+    found = default_float() if dtype is None else dtype
+    return full(cls, as_shape(shape), 1, dtype=found, device=device, requires_grad=requires_grad)
 
 
 def empty(
     cls: type[Tensor],
     *shape: Extents,
-    dtype: object = DEFAULT_FLOAT,
+    dtype: object = None,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
@@ -539,7 +541,7 @@ def linspace(
     requires_grad: bool = False,
 ) -> Tensor:
     """Return `steps` evenly spaced values from start to stop, both included."""
-    found = DEFAULT_FLOAT if dtype is None else array_dtype(dtype)
+    found = default_float() if dtype is None else array_dtype(dtype)
     # Of tensors as well.
     start, stop = [one if isinstance(one, int) else float(one) for one in (start, stop)]
     if found.is_int:
@@ -564,14 +566,14 @@ def eye(
     rows: int,
     columns: int | None = None,
     *,
-    dtype: object = DEFAULT_FLOAT,
+    dtype: object = None,
     device: str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
     """Return a matrix with ones on its diagonal, square unless `columns` is given."""
     shape = as_shape((rows, rows if columns is None else columns))
     check_count(shape)
-    found = as_dtype(dtype)
+    found = default_float() if dtype is None else as_dtype(dtype)
     same = nodes.alu(Ops.CMPEQ, nodes.iota_along(shape, 0), nodes.iota_along(shape, 1))
     made = cls._make(nodes.cast(same, array_dtype(part_of(found))), choose_device(device))
     made = made.cast(found) if found.is_complex else made

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
-from baregrad.dtypes import DType, dtypes
+from baregrad.dtypes import DType, default_float
 from baregrad.ir.core import index
 from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Op, Ops
@@ -417,12 +417,12 @@ def heaviside(x: Tensor, values: Operand) -> Tensor:
 
 def deg2rad(x: Tensor) -> Tensor:
     """Return degrees as radians."""
-    return (x if x.dtype.kind == "float" else x.cast(dtypes.float32)) * (math.pi / 180)
+    return (x if x.dtype.kind == "float" else x.cast(default_float())) * (math.pi / 180)
 
 
 def rad2deg(x: Tensor) -> Tensor:
     """Return radians as degrees."""
-    return (x if x.dtype.kind == "float" else x.cast(dtypes.float32)) * (180 / math.pi)
+    return (x if x.dtype.kind == "float" else x.cast(default_float())) * (180 / math.pi)
 
 
 @through_float32

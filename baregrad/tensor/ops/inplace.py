@@ -15,12 +15,19 @@ from baregrad.tensor.ops.indexing import _fit, check_writable, fitting_shape
 
 
 def copy_(x: Tensor, value: Operand) -> Tensor:
-    """Write a value, broadcast and cast, over the whole of `x`; return `x`."""
+    """Write a value, broadcast and cast, over the whole of `x`; return `x`.
+
+    A tensor of any real dtype is cast, floats to integers towards 0. Raises DTypeError for a
+    number of a higher category than `x`, and for complex numbers into real ones.
+    """
     lifted = lift(value, x)
-    check_writable(x.dtype.kind, lifted)
+    if not isinstance(lifted, TensorLike) or lifted.dtype.is_complex:
+        check_writable(x.dtype.kind, lifted)
     if isinstance(lifted, TensorLike):
         if lifted.device != x.device:
             lifted = lifted.to(x.device)
+        if x.dtype.kind not in ("float", "complex"):
+            lifted = lifted.detach()
     _write(x, lifted)
     return x
 

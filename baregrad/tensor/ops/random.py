@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from baregrad.base.errors import ArgumentError, DTypeError, ShapeError
-from baregrad.dtypes import DEFAULT_FLOAT, DType, array_dtype, as_dtype, dtypes, part_of
+from baregrad.dtypes import DType, array_dtype, as_dtype, default_float, dtypes, part_of
 from baregrad.ir.core import index
 from baregrad.ir.core.attrs import Slice
 from baregrad.ir.core.node import Node, const
@@ -160,7 +160,7 @@ def _drop(seed: Tensor, x: Tensor, p: float) -> Tensor:
 
 
 def _float_shape(shape: tuple[Extents, ...], dtype: object, what: str) -> tuple[Any, DType]:
-    found = DEFAULT_FLOAT if dtype is None else array_dtype(dtype)
+    found = default_float() if dtype is None else array_dtype(dtype)
     check_float(found, what)
     return as_shape(shape), found
 
@@ -448,7 +448,7 @@ def _over(
     x: Tensor, make: Callable[[Any], Any], generator: RandomSource | None
 ) -> Tensor:
     """Write what is made of numbers uniform in (0, 1] over `x`; return `x`."""
-    wide = x.dtype if x.dtype.is_float else DEFAULT_FLOAT
+    wide = x.dtype if x.dtype.is_float else default_float()
     drawn = 1 - rand(type(x), x.shape, dtype=wide, device=x.device, generator=generator)
     x.copy_(make(drawn).cast(x.dtype))
     return x
