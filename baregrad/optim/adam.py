@@ -59,7 +59,7 @@ class Adam(Optimizer):
         """Return the parameter after one step; see the class."""
         beta, beta_squares = group["betas"]
         decay = group["weight_decay"]
-        lr: Tensor = group["lr"]
+        lr: Tensor = group.lr
         if decay and self._DECOUPLED:
             p = p * (1 - lr * decay)
         elif decay:

@@ -75,7 +75,7 @@ class Adagrad(Optimizer):
         """Return the parameter after one step; see the class."""
         gradient = decayed(gradient, p, group)
         total = written(state, "sum", state["sum"] + gradient * gradient)
-        rate = group["lr"] / (1 + (step_of(state) - 1) * group["lr_decay"])
+        rate = group.lr / (1 + (step_of(state) - 1) * group["lr_decay"])
         changed: Tensor = p - rate * gradient / (total.sqrt() + group["eps"])
         return changed
 
@@ -108,7 +108,7 @@ class Adadelta(Optimizer):
         past = state["acc_delta"]
         delta = (past + eps).sqrt() / (square + eps).sqrt() * gradient
         written(state, "acc_delta", past * rho + delta * delta * (1 - rho))
-        changed: Tensor = p - group["lr"] * delta
+        changed: Tensor = p - group.lr * delta
         return changed
 
 
@@ -139,7 +139,7 @@ class Adamax(Optimizer):
         mean = written(state, "exp_avg", mean + (gradient - mean) * (1 - beta))
         largest = (state["exp_inf"] * beta_largest).maximum(gradient.abs() + group["eps"])
         written(state, "exp_inf", largest)
-        changed: Tensor = p - group["lr"] / (1 - beta ** step_of(state)) * (mean / largest)
+        changed: Tensor = p - group.lr / (1 - beta ** step_of(state)) * (mean / largest)
         return changed
 
 
@@ -167,7 +167,7 @@ class NAdam(Optimizer):
     def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
         """Return the parameter after one step; see the class."""
         beta, beta_squares = group["betas"]
-        lr: Tensor = group["lr"]
+        lr: Tensor = group.lr
         if group["decoupled_weight_decay"]:
             p = p * (1 - lr * group["weight_decay"])
         else:
@@ -209,7 +209,7 @@ class RAdam(Optimizer):
     def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
         """Return the parameter after one step; see the class."""
         beta, beta_squares = group["betas"]
-        lr: Tensor = group["lr"]
+        lr: Tensor = group.lr
         if group["decoupled_weight_decay"]:
             p = p * (1 - lr * group["weight_decay"])
         else:
@@ -248,7 +248,7 @@ class Rprop(Optimizer):
 
     def initial_state(self, p: Tensor, group: ParamGroup) -> State:
         """Return the step sizes to begin with, and no gradient before."""
-        size = (p.zeros_like() + group["lr"]).cast(p.dtype)
+        size = (p.zeros_like() + group.lr).cast(p.dtype)
         return {"prev": zeros_beside(p), "step_size": size}
 
     def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
@@ -289,7 +289,7 @@ class ASGD(Optimizer):
     def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
         """Return the parameter after one step; see the class."""
         gradient = decayed(gradient, p, group)
-        lr, before = group["lr"], step_of(state) - 1
+        lr, before = group.lr, step_of(state) - 1
         # The rate of a step is made from the count before it, and the first is lr itself.
         rate = lr / (1 + group["lambd"] * lr * before) ** group["alpha"]
         changed: Tensor = p * (1 - group["lambd"] * rate) - rate * gradient

@@ -196,4 +196,4 @@ def _cycled(group: ParamGroup) -> Tensor:
         raise ArgumentError(
             "the optimiser has no momentum to cycle", hint="give cycle_momentum=False"
         )
-    return Tensor(0.0, dtype=dtypes.float64, device=group["lr"].device)
+    return Tensor(0.0, dtype=dtypes.float64, device=group.lr.device)

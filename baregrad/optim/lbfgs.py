@@ -104,7 +104,7 @@ class LBFGS(Optimizer):
     def _direction(self, gradient: Tensor) -> tuple[Tensor, float]:
         """Where to go, and how far to begin with."""
         group = self.param_groups[0]
-        lr = float(group["lr"].item())
+        lr = float(group.lr.item())
         self._rounds += 1
         if self._last is None:
             shrunk = min(1.0, 1.0 / max(gradient.abs().sum().item(), 1e-38))

@@ -55,7 +55,7 @@ class Muon(Optimizer):
 
     def update(self, p: Tensor, gradient: Tensor, state: State, group: ParamGroup) -> Tensor:
         """Return the parameter after one step; see the class."""
-        momentum, lr = group["momentum"], group["lr"]
+        momentum, lr = group["momentum"], group.lr
         held = state["momentum_buffer"]
         held = written(state, "momentum_buffer", held.lerp(gradient, 1 - momentum))
         moved = gradient.lerp(held, momentum) if group["nesterov"] else held
@@ -122,7 +122,7 @@ class Adafactor(Optimizer):
         """Return the parameter after one step; see the class."""
         least, smallest = group["eps"]
         least = finfo(p.dtype).eps if least is None else least
-        step, lr = step_of(state), group["lr"]
+        step, lr = step_of(state), group.lr
         share = step ** group["beta2_decay"]
         root = math.sqrt(p.numel())
         size = (p.norm() / root).clamp(min=smallest) * lr.minimum(1 / step.sqrt())

@@ -22,8 +22,19 @@ class ParamGroup(dict[str, Any]):
     """Parameters with their settings: a dict with the keys "params", "lr" and others.
 
     "lr" is a float64 tensor of one element, whose value a number assigned to it replaces: a
-    captured step reads what it holds at each replay.
+    captured step reads what it holds at each replay. Read, it is a tensor of the present value.
     """
+
+    @property
+    def lr(self) -> Tensor:
+        """The tensor that holds the rate, which steps read."""
+        held: Tensor = dict.__getitem__(self, "lr")
+        return held
+
+    def __getitem__(self, key: str) -> Any:
+        found = dict.__getitem__(self, key)
+        # What programs keep of it, as in a list of rates, changes no more.
+        return found.detach().clone() if key == "lr" and isinstance(found, Tensor) else found
 
     def __setitem__(self, key: str, value: Any) -> None:
         known = self.get("lr")
@@ -176,7 +187,7 @@ class Optimizer:
         """
         groups = {id(group): group for _, _, group in active}
         settled = [t for p, state, _ in active for t in (p, *state.values())]
-        settled += [group["lr"] for group in groups.values()]
+        settled += [group.lr for group in groups.values()]
         storages = dict.fromkeys(tensor._storage for tensor in settled)
         pending: dict[str, list[Storage]] = {}
         for storage in storages:
@@ -250,7 +261,7 @@ class Optimizer:
     def _realize(self) -> None:
         changed = self._held()
         changed += [t._storage for state in self._states.values() for t in state.values()]
-        changed += [group["lr"]._storage for group in self.param_groups]
+        changed += [group.lr._storage for group in self.param_groups]
         realize_storages(dict.fromkeys(changed))
 
     # --- state ------------------------------------------------------------------------------------
@@ -266,7 +277,7 @@ class Optimizer:
                 key: _number(value) for key, value in group.items() if key not in ("params", "lr")
             }
             numbers = [places[id(p)] for p in group["params"]]
-            groups.append({"lr": group["lr"].item(), **kept, "params": numbers})
+            groups.append({"lr": group.lr.item(), **kept, "params": numbers})
         states = {
             places[key]: {name: tensor.detach() for name, tensor in state.items()}
             for key, state in self._states.items()

@@ -64,6 +64,6 @@ class RMSprop(Optimizer):
         if has_momentum(group):
             moved = state["momentum_buffer"] * group["momentum"] + moved
             state["momentum_buffer"].copy_(moved)
-        lr: Tensor = group["lr"]
+        lr: Tensor = group.lr
         changed: Tensor = p - lr * moved
         return changed

@@ -77,7 +77,7 @@ class LRScheduler:
         if not isinstance(optimizer, Optimizer):
             raise ArgumentError("a schedule is of an optimiser", found=type(optimizer).__name__)
         self.optimizer = optimizer
-        first = optimizer.param_groups[0]["lr"]
+        first = optimizer.param_groups[0].lr
         self.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]
         self.steps = Tensor(last_epoch + 1.0, dtype=dtypes.float64, device=first.device)
         self._others = Others()
@@ -158,9 +158,9 @@ class LRScheduler:
             for place, (group, base) in enumerate(groups):
                 rate = self.rate(base, self.steps)
                 if self.is_followed:
-                    self._others.set(place, group["lr"], base, rate, following)
+                    self._others.set(place, group.lr, base, rate, following)
                 else:
-                    group["lr"].copy_(rate.contiguous())
+                    group.lr.copy_(rate.contiguous())
         # Computed with the optimiser's next step, and not later: the count would grow a chain.
         session().watching.companions.extend(
             weakref.ref(each._storage) for each in (self.steps, *self._others.tensors)
@@ -168,7 +168,7 @@ class LRScheduler:
 
     def get_last_lr(self) -> list[float]:
         """Return the present rate of each group; computes them."""
-        return [group["lr"].item() for group in self.optimizer.param_groups]
+        return [group.lr.item() for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the step count and the base rates."""

@@ -283,7 +283,7 @@ class MultiplicativeLR(LambdaLR):
         count = self._count_read()
         for group, function in zip(self.optimizer.param_groups, self.lr_lambdas, strict=True):
             if count:
-                group["lr"] = group["lr"].item() * function(count)
+                group["lr"] = group.lr.item() * function(count)
 
 
 class ChainedScheduler:
@@ -342,13 +342,13 @@ class ChainedScheduler:
             groups = zip(self.optimizer.param_groups, self.base_lrs, strict=True)
             for place, (group, base) in enumerate(groups):
                 if base:
-                    self._others.set(place, group["lr"], base, self._rate(base), following)
+                    self._others.set(place, group.lr, base, self._rate(base), following)
         kept = [*[one.steps for one in self._schedulers], *self._others.tensors]
         session().watching.companions.extend(weakref.ref(each._storage) for each in kept)
 
     def get_last_lr(self) -> list[float]:
         """Return the present rate of each group; computes them."""
-        return [group["lr"].item() for group in self.optimizer.param_groups]
+        return [group.lr.item() for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states of all schedules."""
@@ -426,14 +426,14 @@ class ReduceLROnPlateau:
 
     def _reduce(self) -> None:
         for group in self.optimizer.param_groups:
-            old = group["lr"].item()
+            old = group.lr.item()
             new = max(old * self.factor, self.min_lr)
             if old - new > self.eps:
                 group["lr"] = new
 
     def get_last_lr(self) -> list[float]:
         """Return the present rate of each group; computes them."""
-        return [group["lr"].item() for group in self.optimizer.param_groups]
+        return [group.lr.item() for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was counted and the best figure."""

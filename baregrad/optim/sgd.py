@@ -56,5 +56,5 @@ class SGD(Optimizer):
                 total = known * momentum + gradient * (1 - group["dampening"])
                 known.copy_(total)
             gradient = gradient + momentum * total if group["nesterov"] else total
-        lr: Tensor = group["lr"]
+        lr: Tensor = group.lr
         return p - lr * gradient

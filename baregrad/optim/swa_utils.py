@@ -215,7 +215,7 @@ class SWALR(LRScheduler):
         before, now = self._share(steps - 1), self._share(steps)
         with Tensor.no_grad():
             for group in self.optimizer.param_groups:
-                aim, held = group["swa_lr"], group["lr"]
+                aim, held = group["swa_lr"], group.lr
                 # What it came from, by the rate that there is: others may have set that.
                 is_there = before == 1
                 start = (held - before * aim) / is_there.where(1.0, 1 - before)

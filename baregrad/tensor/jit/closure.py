@@ -253,8 +253,8 @@ def _parts(holder: Any, name: str) -> Iterator[tuple[Look, Any, str]]:
             yield partial(_item, holder), position, f"{name}[{position}]"
     elif isinstance(holder, dict):
         yield _length, holder, f"len({name})"
-        # A dict of a class of its own may make what is not there.
-        look = holder.get if type(holder) is dict else partial(_item, holder)
+        # What is held, whatever a class of its own makes of it, or of what is not there.
+        look = partial(dict.get, holder)
         for key in list(holder):
             yield look, key, f"{name}[{key!r}]"
     elif dataclasses.is_dataclass(holder) and not hasattr(holder, "__dict__"):
