@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +14,8 @@ from baregrad.bridges.torch_program import TorchProgram
 from baregrad.engine.session import current_session
 from baregrad.tensor import Tensor
 
+# Sets of sizes whose captures a graph keeps; the one that was used last stays longest.
+PROGRAMS_KEPT = 64
 # What they check is a result of ours beside the graph's, and is looked at after the run.
 _CHECKS = ("_assert_async", "_assert_scalar", "_functional_assert_async")
 
@@ -57,7 +59,7 @@ class TorchGraph:
     """A traced graph that computes with our kernels; called with and returning PyTorch's tensors.
 
     Numbers among the arguments (sizes that change) are part of what a call is known by: each set of
-    them has a capture of its own. An argument that is a result is returned itself. All other
+    them has a capture of its own, the last `PROGRAMS_KEPT` of which are kept. An argument that is a result is returned itself. All other
     results lie apart, also where one node is two of them, of which one is kept for the backward
     pass: who writes to one changes no other. calls: how often it ran.
 
@@ -90,7 +92,7 @@ class TorchGraph:
             for node in self._nodes
             if node.op == "get_attr"
         }
-        self._programs: dict[tuple[Any, ...], TorchProgram] = {}
+        self._programs: OrderedDict[tuple[Any, ...], TorchProgram] = OrderedDict()
 
     def __call__(self, *arguments: Any) -> list[Any]:
         """Run the graph. Raises RuntimeError, as PyTorch does, if what it asserts does not hold."""
@@ -103,10 +105,12 @@ class TorchGraph:
         numbers = tuple(
             None if isinstance(one, torch.Tensor) else one for one in arguments
         ) if len(tensors) < len(arguments) else ()
-        program = self._programs.get((device, *numbers))
+        program = self._programs.get(key := (device, *numbers))
         if program is None:
-            program = TorchProgram(self._function(numbers), device)
-            self._programs[device, *numbers] = program
+            program = self._programs[key] = TorchProgram(self._function(numbers), device)
+            if len(self._programs) > PROGRAMS_KEPT:
+                self._programs.popitem(last=False)
+        self._programs.move_to_end(key)
         made = program([*self._constants.values(), *tensors])
         for place, order in enumerate(self._orders):
             if order is not None:

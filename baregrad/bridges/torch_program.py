@@ -13,7 +13,7 @@ from baregrad.ir.core.node import Node
 from baregrad.ir.core.op import Ops
 from baregrad.runtime.buffers import Buffer, Memory, MemoryDevice
 from baregrad.tensor import Tensor
-from baregrad.tensor.jit.jit import jit
+from baregrad.tensor.jit.jit import CAPTURES_KEPT, jit
 from baregrad.tensor.jit.over_memory import OverMemory
 
 # What shows all elements of its operand in their order, and what shows some or in another order.
@@ -40,6 +40,8 @@ class _Source:
 _LARGE_NBYTES = 128 << 10
 # The memory that PyTorch's tensors lie in, which they keep: a buffer there begins at its address.
 _READ, _WRITTEN = Memory(0, 0, readonly=True), Memory(0, 0)
+# Kinds of arguments that are known at once, as many as `jit` captures: at one more all are forgotten.
+KINDS_KEPT = CAPTURES_KEPT
 # The shapes and dtypes of a call's arguments.
 _Kind = tuple[tuple[tuple[int, ...], Any], ...]
 
@@ -141,6 +143,10 @@ class TorchProgram:
     def __init__(self, function: Callable[..., list[Any]], device: str) -> None:
         self.device = device
         self._function = function
+        self._forget()
+
+    def _forget(self) -> None:
+        """Know of no call."""
         self._jitted = jit(self._traced)
         self._results: dict[_Kind, list[Any]] = {}
         self._replays: dict[_Kind, _Replays] = {}
@@ -169,6 +175,8 @@ class TorchProgram:
         """The results by way of our tensors; later calls are replayed where that is known."""
         lent = [lend(one, self.device) for one in arguments]
         kind = _kind_of(lent)
+        if kind not in self._results and len(self._results) >= KINDS_KEPT:
+            self._forget()
         made: list[Any] = []
         lying: set[int] = set()
         for one in map(give, self._jitted(*lent)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -87,6 +88,11 @@ class _Draft:
     refused: str = ""
 
 
+# Programs that stay in memory, some kilobytes each; those used last stay longest. What goes is read
+# from the disk again, or compiled again.
+PROGRAMS_KEPT = 8192
+
+
 class Compiler:
     """Compiles kernels for one target; owns its program cache.
 
@@ -99,7 +105,7 @@ class Compiler:
         self.renderer = renderer
         self.assembler = assembler
         self.cache = cache
-        self._programs: dict[Job, Program] = {}
+        self._programs: OrderedDict[Job, Program] = OrderedDict()
         self._kernels: weakref.WeakValueDictionary[Job, Kernel] = weakref.WeakValueDictionary()
         self.compiled = 0
         self.loaded = 0
@@ -154,6 +160,8 @@ class Compiler:
                 progress()
             else:
                 found[job] = self._kernels[job] = device.load(self._programs[job])
+        while len(self._programs) > PROGRAMS_KEPT:
+            self._programs.popitem(last=False)
         return {job[0]: found[job] for job in jobs}
 
     def _chosen(self, kernels: Sequence[Node], device: Device) -> dict[Node, Schedule]:
@@ -169,6 +177,7 @@ class Compiler:
         missing: dict[Job, str] = {}
         for job in jobs:
             if job in self._programs:
+                self._programs.move_to_end(job)
                 progress()
                 continue
             if self.cache is None:

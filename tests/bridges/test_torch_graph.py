@@ -6,6 +6,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from baregrad.base.errors import UnsupportedDevice
 from baregrad.base.options import options
+from baregrad.bridges import torch_graph, torch_program
 from baregrad.bridges.torch_graph import TorchGraph, missing
 
 
@@ -23,6 +24,21 @@ def test_a_graph_gives_what_pytorch_does_again_and_again() -> None:
             for found, wanted in zip(run(x, y), function(x, y), strict=True):
                 torch.testing.assert_close(found, wanted)
     assert run.calls == 4
+
+
+def test_sizes_that_were_used_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And come out right when they are there again: of numbers given, and of arguments' shapes."""
+    monkeypatch.setattr(torch_graph, "PROGRAMS_KEPT", 3)
+    monkeypatch.setattr(torch_program, "KINDS_KEPT", 2)
+    traced = make_fx(lambda x, n: x * n + x.sum(), tracing_mode="symbolic")(torch.zeros(3), 2)
+    run, counts = TorchGraph(traced), (0, 1, 2, 3, 4, 0, 4, 1, 1, 1, 3)
+    with options.override(device="CPU"):
+        for size in (4, 5, 6, 4, 4, 4, 6):
+            for n in counts:
+                x = torch.randn(size)
+                torch.testing.assert_close(run(x, n)[0], x * n + x.sum())
+                assert len(run._programs) <= 3
+                assert all(len(each._results) <= 2 for each in run._programs.values())
 
 
 def test_constants_of_the_graph_are_read() -> None:

@@ -95,6 +95,20 @@ def test_a_kernel_is_compiled_and_loaded_once() -> None:
     assert again[second] is found[second] and again[first] is found[first]
 
 
+def test_programs_that_were_used_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "PROGRAMS_KEPT", 2)
+    own = compiler()
+    first, second, third = (k.elementwise(2 + extent) for extent in range(3))
+    # More than are kept, at once.
+    assert len(load(own, first, second, third)) == 3
+    assert own.compiled == 3
+    load(own, second)
+    load(own, first)
+    assert own.compiled == 4
+    load(own, second)
+    assert own.compiled == 4
+
+
 def test_many_kernels_are_assembled_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TOGETHER", 3)
     own = compiler()
