@@ -76,8 +76,11 @@ _ELSEWHERE = (
         "Generator", "default_generator", "get_rng_state", "initial_seed", "seed", "set_rng_state",
     )),
     ("baregrad.tensor.torch_running", (
-        "OutOfMemoryError", "compile", "frombuffer", "get_num_interop_threads",
+        "OutOfMemoryError", "compile", "dropout_", "empty_strided", "fill", "frobenius_norm",
+        "frombuffer", "get_deterministic_debug_mode", "get_num_interop_threads",
         "get_num_threads", "is_distributed", "is_inference_mode_enabled", "is_storage",
+        "is_warn_always_enabled", "norm_except_dim", "nuclear_norm",
+        "set_deterministic_debug_mode", "set_warn_always",
         "set_default_dtype", "set_default_tensor_type", "set_flush_denormal",
         "set_num_interop_threads", "set_num_threads", "set_printoptions", "sym_float", "sym_int",
         "sym_max", "sym_min", "sym_not", "sym_sqrt", "sym_sum",

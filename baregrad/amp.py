@@ -13,6 +13,9 @@ from baregrad.tensor.array.grad_mode import autocast, cast_dtype
 
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd", "is_autocast_available"]
 
+# PyTorch has modules below it: see `utils.places`.
+__path__: tuple[str, ...] = ()
+
 
 class _Scaler(grad_scaler.GradScaler):
     """`optim.GradScaler` with the device first, as PyTorch has it: "cuda", "cpu" and others."""

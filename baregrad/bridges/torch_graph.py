@@ -59,9 +59,10 @@ class TorchGraph:
     """A traced graph that computes with our kernels; called with and returning PyTorch's tensors.
 
     Numbers among the arguments (sizes that change) are part of what a call is known by: each set of
-    them has a capture of its own, the last `PROGRAMS_KEPT` of which are kept. An argument that is a result is returned itself. All other
-    results lie apart, also where one node is two of them, of which one is kept for the backward
-    pass: who writes to one changes no other. calls: how often it ran.
+    them has a capture of its own, the last `PROGRAMS_KEPT` of which are kept. An argument that is
+    a result is returned itself. All other results lie apart, also where one node is two of them, of
+    which one is kept for the backward pass: who writes to one changes no other. calls: how often it
+    ran.
 
     shown: how many results PyTorch looks at, all by default. Elements of those lie in the order
     that the graph was traced with, since PyTorch may take views of them by strides.

@@ -40,7 +40,8 @@ class _Source:
 _LARGE_NBYTES = 128 << 10
 # The memory that PyTorch's tensors lie in, which they keep: a buffer there begins at its address.
 _READ, _WRITTEN = Memory(0, 0, readonly=True), Memory(0, 0)
-# Kinds of arguments that are known at once, as many as `jit` captures: at one more all are forgotten.
+# Kinds of arguments that are known at once, as many as `jit` captures: one more, and all are
+# forgotten.
 KINDS_KEPT = CAPTURES_KEPT
 # The shapes and dtypes of a call's arguments.
 _Kind = tuple[tuple[tuple[int, ...], Any], ...]

@@ -90,7 +90,8 @@ class DeviceProperties(NamedTuple):
 
 def get_device_properties(device: int | str | None = None) -> DeviceProperties:
     """Return what a GPU is. Raises IndexOutOfRange, ArgumentError."""
-    driver, place = Driver(), ordinal(device)
+    place = ordinal(device)
+    driver = Driver()
     number = driver.device(place)
     return DeviceProperties(
         driver.device_name(number), *get_device_capability(place), driver.total_nbytes(number),

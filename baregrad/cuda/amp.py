@@ -9,6 +9,8 @@ from baregrad.tensor.array import grad_mode
 
 __all__ = ["GradScaler", "autocast", "custom_bwd", "custom_fwd"]
 
+# PyTorch has modules below it: see `utils.places`.
+__path__: tuple[str, ...] = ()
 
 custom_fwd, custom_bwd = amp.custom_fwd, amp.custom_bwd
 

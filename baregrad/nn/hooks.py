@@ -247,6 +247,9 @@ class Hooked(StateHooks):
         """
         return self._register("_after_backward", hook, prepend, False)
 
+    # PyTorch's older name, whose hooks some programs register still.
+    register_backward_hook = register_full_backward_hook
+
     def _begun(
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -8,6 +8,7 @@ from typing import Any
 from baregrad.base.errors import ArgumentError, DTypeError, GradientError, ShapeError
 from baregrad.dtypes import DType, dtypes
 from baregrad.engine.session import current_session
+from baregrad.optim.step_hooks import WithHooks
 from baregrad.tensor import Tensor
 from baregrad.tensor.array.arguments import explain_arguments, explain_constructor
 from baregrad.tensor.array.core import realize_storages
@@ -82,7 +83,7 @@ def _number(value: Any) -> Any:
     return value.item() if isinstance(value, Tensor) else value
 
 
-class Optimizer:
+class Optimizer(WithHooks):
     """The base of optimisers; a subclass writes `update`.
 
     params: tensors that require gradients, or dicts with the key "params" and settings that differ
@@ -152,9 +153,13 @@ class Optimizer:
         changed in place, such as running statistics. `closure` computes the loss first, which is
         returned.
         """
+        if "_hooks" in vars(self):
+            self._called("before_step", () if closure is None else (closure,), {})
         loss = None if closure is None else closure()
         self._take()
         self._realize()
+        if "_hooks" in vars(self):
+            self._called("after_step", () if closure is None else (closure,), {})
         return loss
 
     @Tensor.no_grad()
@@ -268,6 +273,7 @@ class Optimizer:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the states by the parameters' positions, and the settings, as PyTorch does."""
+        self._called("before_state")
         places: dict[int, int] = {}
         groups = []
         for group in self.param_groups:
@@ -282,13 +288,14 @@ class Optimizer:
             places[key]: {name: tensor.detach() for name, tensor in state.items()}
             for key, state in self._states.items()
         }
-        return {"state": states, "param_groups": groups}
+        return self._called("after_state", {"state": states, "param_groups": groups})  # type: ignore[no-any-return]
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over states and settings that `state_dict` (or PyTorch's) returned.
 
         Raises ShapeError when groups, parameters or shapes do not fit.
         """
+        state_dict = self._called("before_loading", state_dict)
         sizes = [len(group["params"]) for group in state_dict["param_groups"]]
         if sizes != [len(group["params"]) for group in self.param_groups]:
             raise ShapeError(
@@ -313,6 +320,7 @@ class Optimizer:
                 if key != "params":
                     group[key] = value
         self._states = loaded
+        self._called("after_loading")
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{key}={value}" for key, value in self.defaults.items())

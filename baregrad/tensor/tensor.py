@@ -29,11 +29,7 @@ from baregrad.tensor.special import complex_numbers
 _P = ParamSpec("_P")
 # What is nearest by meaning to methods of PyTorch's that are not here.
 _MEANT = MappingProxyType({
-    "apply_": "numpy", "map_": "numpy", "grad_fn": "requires_grad",
-    "resize_": "reshape", "resize_as_": "reshape", "set_": "copy_", "storage": "numpy",
-    "untyped_storage": "numpy", "share_memory_": "numpy", "to_dense": "contiguous",
-    "to_sparse": "nonzero", "storage_offset": "stride", "symeig": "svd", "eig": "svd",
-    "solve": "inverse", "lstsq": "pinverse",
+    "to_sparse": "nonzero", "symeig": "svd", "eig": "svd", "solve": "inverse", "lstsq": "pinverse",
 })  # fmt: skip
 
 
@@ -208,6 +204,8 @@ class Tensor(Arithmetic, Structure, Layers, Conveniences):
     is_ipu = is_maia = is_mkldnn = is_mtia = is_nested = is_sparse_csr = is_meta
     is_vulkan = is_xla = is_meta
     is_signed = convert.is_signed
+    is_pinned = is_coalesced = is_distributed = is_shared = convert.is_lazily
+    to_dense = coalesce = convert.itself
     is_conj = is_neg = is_inference = convert.is_lazily
     resolve_neg = convert.itself
     get_device = convert.get_device

@@ -475,6 +475,7 @@ _OWN = frozenset({
 })  # fmt: skip
 _CONSTANTS = MappingProxyType(
     {"pi": math.pi, "e": math.e, "inf": math.inf, "nan": math.nan, "newaxis": None}
+    | {"strided": "strided"}
     | {one.name: one for one in LAYOUTS}
 )
 _CLASSES = MappingProxyType({"Size": tuple, "dtype": DType, "memory_format": MemoryFormat})
@@ -489,12 +490,6 @@ _COPYING = frozenset(f"{name}_copy" for name in (
 ))  # fmt: skip
 # What is a property of a tensor.
 _PROPERTIES = frozenset(("real", "imag"))
-_MEANT = MappingProxyType({
-    "igamma": "lgamma",
-    "frobenius_norm": "norm", "nuclear_norm": "norm",
-})  # fmt: skip
-
-
 def named(name: str) -> Any:
     """What PyTorch's `torch.<name>` is here. Raises AttributeError that names the nearest."""
     if name in _OWN:
@@ -517,7 +512,7 @@ def named(name: str) -> Any:
         found = getattr(Tensor, _BY_METHOD.get(name, name), None)
         if callable(found):
             return found
-    raise unknown_name("module 'baregrad'", name, known(), _MEANT)
+    raise unknown_name("module 'baregrad'", name, known())
 
 
 def known() -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any, TypeVar
 
@@ -161,6 +161,63 @@ def frombuffer(
         )
     array = np.frombuffer(buffer, wanted, found, offset)
     return Tensor(array.copy(), dtype, requires_grad=requires_grad)
+
+
+def empty_strided(
+    size: Sequence[int], stride: Sequence[int], *, dtype: object = None,
+    device: str | None = None, requires_grad: bool = False, pin_memory: bool = False,
+) -> Tensor:
+    """Return a tensor of a size; its values are not to be relied on, and lie in row-major order."""
+    beside = Tensor.zeros(0, dtype=dtype, device=device)
+    return beside.new_empty_strided(size, stride, requires_grad=requires_grad)
+
+
+def norm_except_dim(v: Tensor, pow: int = 2, dim: int = 0) -> Tensor:
+    """Return the norms over all axes but one, which are kept with one element; -1 for all."""
+    if dim == -1:
+        return v.norm(pow)
+    return v.norm(pow, dim=[axis for axis in range(v.ndim) if axis != dim % v.ndim], keepdim=True)
+
+
+def frobenius_norm(x: Tensor, dim: Sequence[int] = (), keepdim: bool = False) -> Tensor:
+    """Return the roots of sums of squares over axes, all by default."""
+    return x.norm(2, dim=list(dim) or None, keepdim=keepdim)
+
+
+def nuclear_norm(x: Tensor, dim: Sequence[int] = (-2, -1), keepdim: bool = False) -> Tensor:
+    """Return the sums of singular values of matrices along two axes."""
+    from importlib import import_module
+
+    found: Tensor = import_module("baregrad.linalg").matrix_norm(x, "nuc", tuple(dim), keepdim)
+    return found
+
+
+def fill(x: Tensor, value: Tensor | float) -> Tensor:
+    """Return a tensor like `x` of one value."""
+    return x.clone().fill_(value)
+
+
+def dropout_(x: Tensor, p: float, train: bool) -> Tensor:
+    """Write zeros at this share of the elements over `x`, others scaled; return `x`."""
+    return x.copy_(x.dropout(p, train))
+
+
+def get_deterministic_debug_mode() -> int:
+    """Return 2: results are the same each time."""
+    return 2
+
+
+def set_deterministic_debug_mode(debug_mode: int | str) -> None:
+    """Do nothing: the same program has the same bits each time."""
+
+
+def is_warn_always_enabled() -> bool:
+    """Return false: a warning is shown once for each place."""
+    return False
+
+
+def set_warn_always(b: bool) -> None:
+    """Do nothing: `warnings` says how often each is shown."""
 
 
 def sym_max(a: Any, b: Any) -> Any:

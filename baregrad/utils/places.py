@@ -20,7 +20,7 @@ _PACKAGE = "baregrad."
 # PyTorch's packages, and the module of ours that has their names.
 _PACKAGES = (
     ("accelerator", "cuda.accelerator"), ("backends", "utils.backends"),
-    ("distributed", "utils.processes"), ("functional", ""),
+    ("distributed", "utils.processes"), ("functional", ""), ("jit", "tensor.jit.jit"),
     ("multiprocessing", "utils.multiprocessing"), ("nn.modules", "nn"), ("nn.parallel", "nn"),
     ("nn.common_types", "utils.repeating"), ("onnx", "utils.onnx_writing"),
     ("random", "tensor.generators"),
@@ -102,6 +102,9 @@ class _Loader:
         path, _, name = module.__name__.rpartition(".")
         if path == f"{_PACKAGE}backends":
             sys.modules[module.__name__] = getattr(module, name)
+        elif module.__name__ == f"{_PACKAGE}jit":
+            # A function that has the names as attributes.
+            sys.modules[module.__name__] = module.jit
 
 
 def spec_of(name: str) -> ModuleSpec | None:

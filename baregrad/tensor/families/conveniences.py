@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from baregrad.tensor.array.tensor_like import TensorLike
-from baregrad.tensor.composed import arithmetic, arranging, lent, searching
+from baregrad.tensor.composed import arithmetic, arranging, lent, memory, searching
 from baregrad.tensor.ops import elementwise, functions, products, random, scans, special
 from baregrad.tensor.ops.inplace import in_place
 from baregrad.tensor.special import bessel, complex_numbers, gamma, normal
@@ -99,6 +99,29 @@ class Conveniences(TensorLike):
     matrix_exp = lent.matrix_exp
     stft = lent.stft
     istft = lent.istft
+
+    storage = untyped_storage = memory.storage
+    storage_offset = memory.storage_offset
+    data_ptr = const_data_ptr = memory.data_ptr
+    is_set_to = memory.is_set_to
+    share_memory_ = memory.share_memory_
+    record_stream = memory.record_stream
+    grad_fn = property(memory.grad_fn)
+    name = property(memory.no_name)
+    output_nr = property(memory.first_output)
+    layout = property(memory.strided)
+    apply_ = memory.apply_
+    map_ = memory.map_
+    resize_ = memory.resize_
+    resize_as_ = memory.resize_as_
+    set_ = memory.set_
+    new_empty_strided = memory.new_empty_strided
+    as_strided_scatter = memory.as_strided_scatter
+    frexp = memory.frexp
+    cfloat = memory.to_complex64
+    cdouble = memory.to_complex128
+    histogram = memory.histogram
+    dim_order = memory.dim_order
 
     fill_diagonal_ = arranging.fill_diagonal_
     put_ = in_place(arranging.put, "put_")

@@ -15,7 +15,7 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, Final, Generic, ParamSpec, TypeVar, cast, overload
 
 from baregrad.base.collecting import uncollected
 from baregrad.base.errors import JitError
@@ -225,3 +225,22 @@ def jit(
 
 
 TinyJit = jit
+
+
+def _as_it_is(function: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """A function, class or module itself: PyTorch's compiler of Python's text has none here."""
+    return function if function is not None else _as_it_is
+
+
+def _is_not() -> bool:
+    """False: nothing is traced or read as text."""
+    return False
+
+
+# What programs ask of `torch.jit`, which is a module there.
+for _name in ("export", "ignore", "interface", "script", "script_if_tracing", "unused"):
+    setattr(jit, _name, _as_it_is)
+for _name in ("is_scripting", "is_tracing", "_is_tracing"):
+    setattr(jit, _name, _is_not)
+setattr(jit, "Final", Final)  # noqa: B010 - a function has no such attribute for mypy
+setattr(jit, "annotate", lambda kind, value: value)  # noqa: B010

@@ -37,6 +37,8 @@ _NOT_COMPARED = frozenset(
     if any(word in how for word in ("other numbers", "ours alone", "saturate"))
 ) | {
     "cdist", "to_device", "cuda", "pin_memory", "empty", "new", "new_empty", "empty_like",
+    "new_empty_strided", "data_ptr", "const_data_ptr", "resize_", "set_", "is_shared", "storage",
+    "untyped_storage",
 }  # fmt: skip
 
 
