@@ -8,18 +8,8 @@ from typing import TYPE_CHECKING
 from baregrad.base.namespaces import unknown_name
 from baregrad.optim import lr_scheduler
 from baregrad.optim.adam import Adam, AdamW
-from baregrad.optim.adaptive import (
-    ASGD,
-    Adadelta,
-    Adagrad,
-    Adamax,
-    NAdam,
-    RAdam,
-    Rprop,
-)
 from baregrad.optim.grad_scaler import GradScaler
 from baregrad.optim.optimizer import Optimizer, ParamGroup
-from baregrad.optim.rmsprop import RMSprop
 from baregrad.optim.scheduler import LRScheduler
 from baregrad.optim.schedules import (
     ChainedScheduler,
@@ -42,15 +32,24 @@ from baregrad.tensor.clipping import clip_grad_norm_, clip_grad_value_
 
 if TYPE_CHECKING:
     from baregrad.optim import swa_utils as swa_utils
+    from baregrad.optim.adaptive import ASGD as ASGD
+    from baregrad.optim.adaptive import Adadelta as Adadelta
+    from baregrad.optim.adaptive import Adagrad as Adagrad
+    from baregrad.optim.adaptive import Adamax as Adamax
+    from baregrad.optim.adaptive import NAdam as NAdam
+    from baregrad.optim.adaptive import RAdam as RAdam
+    from baregrad.optim.adaptive import Rprop as Rprop
     from baregrad.optim.cycles import CyclicLR as CyclicLR
     from baregrad.optim.cycles import OneCycleLR as OneCycleLR
     from baregrad.optim.lbfgs import LBFGS as LBFGS
     from baregrad.optim.matrices import Adafactor as Adafactor
     from baregrad.optim.matrices import Muon as Muon
+    from baregrad.optim.rmsprop import RMSprop as RMSprop
 
 # Names by the module that has them, which is imported with the first of them.
 _LATER = (
-    ("cycles", ("CyclicLR", "OneCycleLR")), ("lbfgs", ("LBFGS",)),
+    ("adaptive", ("ASGD", "Adadelta", "Adagrad", "Adamax", "NAdam", "RAdam", "Rprop")),
+    ("rmsprop", ("RMSprop",)), ("cycles", ("CyclicLR", "OneCycleLR")), ("lbfgs", ("LBFGS",)),
     ("matrices", ("Adafactor", "Muon")),
 )  # fmt: skip
 

@@ -288,7 +288,9 @@ class Optimizer(WithHooks):
             places[key]: {name: tensor.detach() for name, tensor in state.items()}
             for key, state in self._states.items()
         }
-        return self._called("after_state", {"state": states, "param_groups": groups})  # type: ignore[no-any-return]
+        shown = {"state": states, "param_groups": groups}
+        found: dict[str, Any] = self._called("after_state", shown)
+        return found
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over states and settings that `state_dict` (or PyTorch's) returned.

@@ -127,12 +127,13 @@ class CosineAnnealingWarmRestarts(LRScheduler):
 
     def rate(self, base: float, steps: Tensor) -> Tensor:
         """Return the rate after `steps` steps."""
-        # The half keeps a count that is a cycle's first on its own side of rounding.
+        # What is added keeps a count that is a cycle's first on its own side of rounding, and of
+        # fractions.
         if self.T_mult == 1:
-            begin = ((steps + 0.5) / self.T_0).floor() * self.T_0
+            begin = ((steps + 2.0**-14) / self.T_0).floor() * self.T_0
             length: Tensor | int = self.T_0
         else:
-            done = (steps + 0.5) * ((self.T_mult - 1) / self.T_0) + 1
+            done = (steps + 2.0**-14) * ((self.T_mult - 1) / self.T_0) + 1
             times = self.T_mult ** (done.log() / math.log(self.T_mult)).floor()
             begin = self.T_0 * (times - 1) / (self.T_mult - 1)
             length = self.T_0 * times

@@ -96,3 +96,33 @@ def test_backward_wants_a_gradient_for_each_tensor() -> None:
     x = Tensor([1.0, 2.0]).requires_grad_()
     with pytest.raises(ArgumentError, match="a gradient for each tensor"):
         baregrad.autograd.backward([x.sum(), x.sum()], [None])
+
+
+def test_what_is_not_reached_has_no_gradient() -> None:
+    for package in (torch, baregrad):
+        t: Any = package
+        x, other = t.ones(2, requires_grad=True), t.ones(3, requires_grad=True)
+        found = t.autograd.grad(x.sum(), [x, other], allow_unused=True)
+        assert found[0].tolist() == [1, 1] and found[1] is None
+        (zeros,) = t.autograd.grad((x * 2).sum(), other, materialize_grads=True)
+        assert zeros.tolist() == [0, 0, 0]
+    with pytest.raises(ArgumentError, match="materialize_grads alone"):
+        baregrad.autograd.grad(x.sum(), x, allow_unused=False, materialize_grads=True)
+
+
+def test_anomalies_are_found_where_they_are_looked_for() -> None:
+    x = Tensor([0.0, 4.0], requires_grad=True)
+    assert not baregrad.is_anomaly_enabled()
+    with baregrad.autograd.detect_anomaly():
+        assert baregrad.is_anomaly_enabled()
+        (x * 2).sum().backward()
+        with pytest.raises(GradientError, match="with NaN"):
+            (x.sqrt() * 0).sum().backward()
+        with baregrad.autograd.detect_anomaly(check_nan=False):
+            (x.sqrt() * 0).sum().backward()
+    assert not baregrad.is_anomaly_enabled()
+    baregrad.autograd.set_detect_anomaly(True)
+    assert baregrad.is_anomaly_enabled() and baregrad.is_anomaly_check_nan_enabled()
+    with baregrad.autograd.set_detect_anomaly(False):
+        (x.sqrt() * 0).sum().backward()
+    baregrad.autograd.set_detect_anomaly(False)

@@ -163,6 +163,7 @@ def test_gpus_that_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
             return "sm_90a"
 
     monkeypatch.setattr(cuda, "Driver", Two)
+    monkeypatch.setattr(cuda.devices, "Driver", Two)
     assert cuda.is_available() and cuda.get_device_name("cuda:1") == "GPU 41"
     assert cuda.get_device_capability() == (9, 0)
     with pytest.raises(IndexOutOfRange, match="no GPU 2"):

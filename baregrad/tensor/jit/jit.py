@@ -192,6 +192,26 @@ def _differ_in_numbers(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
     )
 
 
+def _as_it_is(function: Any = None, *args: Any, **kwargs: Any) -> Any:
+    """A function, class or module itself: PyTorch's compiler of Python's text has none here."""
+    return function if function is not None else _as_it_is
+
+
+def _is_not() -> bool:
+    """False: nothing is traced or read as text."""
+    return False
+
+
+def _with_names_of_pytorch(function: R) -> R:
+    """A function with what programs ask of `torch.jit`, which is a module there."""
+    for name in ("export", "ignore", "interface", "script", "script_if_tracing", "unused"):
+        setattr(function, name, _as_it_is)
+    for name in ("is_scripting", "is_tracing", "_is_tracing"):
+        setattr(function, name, _is_not)
+    vars(function).update(Final=Final, annotate=lambda kind, value: value)
+    return function
+
+
 @overload
 def jit(function: Callable[P, R], *, beam: int | None = None) -> Jit[P, R]: ...
 
@@ -202,6 +222,7 @@ def jit(
 ) -> Callable[[Callable[P, R]], Jit[P, R]]: ...
 
 
+@_with_names_of_pytorch
 def jit(
     function: Callable[P, R] | None = None, *, beam: int | None = None
 ) -> Jit[P, R] | Callable[[Callable[P, R]], Jit[P, R]]:
@@ -225,22 +246,3 @@ def jit(
 
 
 TinyJit = jit
-
-
-def _as_it_is(function: Any = None, *args: Any, **kwargs: Any) -> Any:
-    """A function, class or module itself: PyTorch's compiler of Python's text has none here."""
-    return function if function is not None else _as_it_is
-
-
-def _is_not() -> bool:
-    """False: nothing is traced or read as text."""
-    return False
-
-
-# What programs ask of `torch.jit`, which is a module there.
-for _name in ("export", "ignore", "interface", "script", "script_if_tracing", "unused"):
-    setattr(jit, _name, _as_it_is)
-for _name in ("is_scripting", "is_tracing", "_is_tracing"):
-    setattr(jit, _name, _is_not)
-setattr(jit, "Final", Final)  # noqa: B010 - a function has no such attribute for mypy
-setattr(jit, "annotate", lambda kind, value: value)  # noqa: B010
