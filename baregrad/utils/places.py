@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Sequence
+from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -88,7 +89,7 @@ class _Place(ModuleType):
         return dir(importlib.import_module(f"{_PACKAGE}{self._of}".rstrip(".")))
 
 
-class _Loader:
+class _Loader(Loader):
     """Makes a `_Place`."""
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
@@ -121,10 +122,7 @@ def spec_of(name: str) -> ModuleSpec | None:
             found = module
     if found is None:
         return None
-    return ModuleSpec(
-        name, _Loader(),  # type: ignore[arg-type] - what is asked of it, it has
-        loader_state=found, is_package=is_package,
-    )
+    return ModuleSpec(name, _Loader(), loader_state=found, is_package=is_package)
 
 
 def child(package: str, name: str, known: Sequence[str]) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 
 from baregrad.base.errors import ArgumentError
 from baregrad.bridges.torch_memory import dtype_of
+from baregrad.nn.functional.counting import ctc_loss
 from baregrad.nn.functional.windows import largest_of_shares
 from baregrad.tensor import Tensor
 
@@ -352,6 +353,33 @@ def _addbmm(bias: Tensor, x: Tensor, y: Tensor, *, beta: Any = 1, alpha: Any = 1
     return (bias if beta == 1 else bias * beta) + (product if alpha == 1 else product * alpha)
 
 
+def _ctc_loss(
+    scores: Tensor, labels: Tensor, steps: Any, counts: Any, blank: int = 0,
+    zero_infinity: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Losses of samples, and room for what PyTorch's gradient reads; ours computes it again."""
+    # What is infinite is made 0 behind it.
+    loss = ctc_loss(scores, labels, steps, counts, blank, "none")
+    alone = loss.reshape(1) if scores.ndim == 2 else loss
+    return loss, Tensor.zeros(alone.shape[0], scores.shape[0], 1, dtype=scores.dtype)
+
+
+def _ctc_loss_backward(
+    grad: Tensor, scores: Tensor, labels: Tensor, steps: Any, counts: Any, loss: Tensor,
+    log_alpha: Tensor, blank: int, zero_infinity: bool = False,
+) -> Tensor:
+    """PyTorch's: that of the scores before a softmax, which the softmax's own leaves as it is."""
+    x = leaf(scores)
+    made = ctc_loss(x, labels, steps, counts, blank, "none", zero_infinity)
+    (found,) = gradients(made, [x], grad)
+    taken = steps if isinstance(steps, Tensor) else Tensor(list(steps))
+    places = Tensor.arange(scores.shape[0]).reshape(-1, *[1] * (scores.ndim - 1))
+    counted = places < taken.reshape(*taken.shape[-1:] * (scores.ndim - 2), 1)
+    if zero_infinity:
+        counted = counted & loss.isfinite().unsqueeze(-1)
+    return counted.where(found + scores.exp() * grad.unsqueeze(-1), 0.0)
+
+
 LAYERS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     "mm": lambda x, y: x @ y, "bmm": lambda x, y: x @ y, "mv": lambda x, y: x @ y,
     "dot": lambda x, y: (x * y).sum(), "addmm": _addmm, "baddbmm": _addmm,
@@ -363,6 +391,7 @@ LAYERS: MappingProxyType[str, Callable[..., Any]] = MappingProxyType({
     "adaptive_max_pool2d": _adaptive_max_pool(2), "adaptive_max_pool3d": _adaptive_max_pool(3),
     "adaptive_max_pool2d_backward": _adaptive_max_pool_backward(2),
     "adaptive_max_pool3d_backward": _adaptive_max_pool_backward(3),
+    "_ctc_loss": _ctc_loss, "_ctc_loss_backward": _ctc_loss_backward,
     "avg_pool2d": _avg_pool(2), "avg_pool3d": _avg_pool(3),
     "avg_pool2d_backward": _avg_pool_backward, "avg_pool3d_backward": _avg_pool_backward,
     "_adaptive_avg_pool2d": _adaptive, "_adaptive_avg_pool2d_backward": _adaptive_backward,

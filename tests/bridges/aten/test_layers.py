@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
+from baregrad.base.options import options
+from baregrad.bridges.torch_graph import TorchGraph
 from tests.bridges.aten.cases import check, draw
 
 X = draw(2, 4, 6, 6)
@@ -68,3 +71,22 @@ def test_attention_backward() -> None:
     grad = draw(2, 3, 5, 8, seed=4)
     check("_scaled_dot_product_flash_attention_for_cpu_backward",
           grad, q, k, v, result, sums, 0.0, False)
+
+
+@pytest.mark.parametrize("zero_infinity", [False, True])
+def test_labels_whose_places_are_not_known(zero_infinity: bool) -> None:
+    """The losses and the gradients; the third sample has more labels than steps."""
+    scores = draw(7, 3, 5).log_softmax(2)
+    labels, steps = torch.tensor([[1, 2, 2], [3, 1, 0], [4, 4, 4]]), torch.tensor([7, 5, 3])
+    counts, grad = torch.tensor([3, 2, 3]), draw(3)
+    given = (scores, labels, steps, counts, 0, zero_infinity)
+
+    def losses(*arguments: Any) -> Any:
+        return torch.ops.aten._ctc_loss.Tensor(*arguments, 0, zero_infinity)[0]
+
+    graph = make_fx(losses)(*given[:4])
+    wanted, alpha = torch.ops.aten._ctc_loss.Tensor(*given)
+    with options.override(device="CPU"):
+        torch.testing.assert_close(TorchGraph(graph)(*given[:4])[0], wanted)
+    if zero_infinity:
+        check("_ctc_loss_backward", grad, *given[:4], wanted, alpha, 0, True, overload="Tensor")
