@@ -85,11 +85,11 @@ def check_equations(A: Tensor, B: Tensor) -> list[Tensor]:  # noqa: N803 - PyTor
 
 
 def refuse_if(wrong: Callable[[], Tensor], message: str, hint: str) -> None:
-    """Raise LinAlgError if any of some bools is true; where nobody can look, nobody does."""
+    """Raise LinAlgError if any of some bools, or integers, is true; where nobody can look, pass."""
     if session().watching.downloads:
         return
     found = wrong()
-    if not is_captured(found) and bool(found.any().item()):
+    if not is_captured(found) and bool(found.numpy().any()):
         raise LinAlgError(message, hint=hint)
 
 

@@ -82,13 +82,10 @@ class _Factors(NamedTuple):
     upper_corners: Tensor
 
 
-def _factors(x: Tensor, lower: Tensor, upper: Tensor, order: Tensor) -> _Factors:
-    return _Factors(x, lower, upper, order, *_corners(lower, upper))
-
-
 @block
-def _corners(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor]:
-    return inverse_corners(lower), inverse_corners(upper.mT)
+def _corners(lower: Tensor, upper: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The corners of factors, and where U has a 0 on its diagonal."""
+    return inverse_corners(lower), inverse_corners(upper.mT), first_zero(upper)
 
 
 @block
@@ -203,10 +200,10 @@ def solve_ex(
     with no_grad():
         given = batch(A)
         lower, upper, order, _ = lu_factor(given)
-        info = first_zero(upper)
+        *corners, info = _corners(lower, upper)
         if check_errors:
-            refuse_if(lambda: info != 0, *_SINGULAR)
-        factors = _factors(given, lower, upper, order)
+            refuse_if(lambda: info, *_SINGULAR)
+        factors = _Factors(given, lower, upper, order, *corners)
         # Of matrices that are broadcast, each once.
         info = info.reshape(*A.shape[:-2])
         for axis, (extent, own) in enumerate(zip(A.shape[-3::-1], shape[::-1], strict=False)):
