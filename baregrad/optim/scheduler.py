@@ -135,7 +135,7 @@ class LRScheduler:
     def step(self, epoch: float | None = None) -> None:
         """Move on by one step, or to a count of them, and change the rates of the optimiser."""
         if epoch is not None:
-            self.last_epoch = epoch  # type: ignore[assignment]
+            self.last_epoch = epoch
             self._set(lambda rate, base: self.rate(base, self.steps))
             return
         with Tensor.no_grad():

@@ -194,7 +194,9 @@ def nuclear_norm(x: Tensor, dim: Sequence[int] = (-2, -1), keepdim: bool = False
 
 def fill(x: Tensor, value: Tensor | float) -> Tensor:
     """Return a tensor like `x` of one value."""
-    return x.clone().fill_(value)
+    made = x.clone()
+    made[...] = value
+    return made
 
 
 def dropout_(x: Tensor, p: float, train: bool) -> Tensor:

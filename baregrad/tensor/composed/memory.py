@@ -17,7 +17,7 @@ class MemoryOf(NamedTuple):
     """The memory that a tensor and its views share, as far as programs ask about it."""
 
     identity: int
-    count: int
+    length: int
     itemsize: int
 
     def data_ptr(self) -> int:
@@ -26,11 +26,11 @@ class MemoryOf(NamedTuple):
 
     def nbytes(self) -> int:
         """Return how many bytes it has."""
-        return self.count * self.itemsize
+        return self.length * self.itemsize
 
     def size(self) -> int:
         """Return how many elements it has."""
-        return self.count
+        return self.length
 
     def element_size(self) -> int:
         """Return the bytes of an element."""
@@ -52,8 +52,7 @@ class History(NamedTuple):
 
 def storage(x: Tensor) -> MemoryOf:
     """Return the memory that the tensor and its views share."""
-    count = math.prod(x._storage.node.shape)
-    return MemoryOf(id(x._storage) << 40, count, x.element_size())
+    return MemoryOf(id(x._storage) << 40, math.prod(x._storage.node.shape), x.dtype.itemsize)
 
 
 def storage_offset(x: Tensor) -> int:
@@ -69,7 +68,7 @@ def data_ptr(x: Tensor) -> int:
     """
     if not x.numel():
         return 0
-    return (id(x._storage) << 40) + storage_offset(x) * x.element_size()
+    return (id(x._storage) << 40) + storage_offset(x) * x.dtype.itemsize
 
 
 def is_set_to(x: Tensor, tensor: Tensor) -> bool:
@@ -162,7 +161,8 @@ def set_(x: Tensor, source: Tensor | None = None) -> Tensor:
     if x.requires_grad:
         raise GradientError("a tensor that requires gradients keeps its memory",
                             hint="x.data = other writes other values into it")  # fmt: skip
-    found = type(x).zeros(0, dtype=x.dtype) if source is None else source.detach()
+    kind: Any = type(x)
+    found: Tensor = kind.zeros(0, dtype=x.dtype) if source is None else source.detach()
     if found.dtype is not x.dtype:
         raise DTypeError("memory of its dtype", found=found.dtype, wanted=x.dtype)
     x._storage, x._steps = found._storage, found._steps
@@ -177,9 +177,11 @@ def new_empty_strided(
     """Return a tensor of a size; its values are not to be relied on, and lie in row-major order."""
     if len(size) != len(stride):
         raise ShapeError("a stride for each axis", found=list(stride), wanted=list(size))
-    return type(x).zeros(
+    kind: Any = type(x)
+    made: Tensor = kind.zeros(
         *size, dtype=dtype or x.dtype, device=device or x.device, requires_grad=requires_grad
     )
+    return made
 
 
 def as_strided_scatter(
@@ -187,12 +189,15 @@ def as_strided_scatter(
     storage_offset: int | None = None,
 ) -> Tensor:
     """Return a copy of `x` with `src` at the elements that `as_strided` would show."""
-    places = type(x).arange(x.numel(), device=x.device).reshape(x.shape)
+    kind: Any = type(x)
+    places = kind.arange(x.numel(), device=x.device).reshape(x.shape)
     chosen = places.as_strided(size, stride, storage_offset or 0)
     if tuple(src.shape) != tuple(size):
         raise ShapeError("what is written has the size", found=list(src.shape), wanted=list(size))
-    flat = x.reshape(-1).scatter(0, chosen.reshape(-1), src.cast(x.dtype).reshape(-1))
-    return flat.reshape(x.shape)
+    flat: Any = x.reshape(-1)
+    made = flat.scatter(0, chosen.reshape(-1), src.cast(x.dtype).reshape(-1))
+    found: Tensor = made.reshape(x.shape)
+    return found
 
 
 def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -203,7 +208,7 @@ def frexp(x: Tensor) -> tuple[Tensor, Tensor]:
     """
     if not x.dtype.is_float:
         raise DTypeError("frexp is of floats", found=x.dtype, hint="cast them: x.float()")
-    given = x.detach()
+    given: Any = x.detach()
     wide = given if x.dtype.bits >= 32 else given.cast(dtypes.float32)
     digits, bias = (52, 1023) if wide.dtype is dtypes.float64 else (23, 127)
     word = dtypes.int64 if digits == 52 else dtypes.int32

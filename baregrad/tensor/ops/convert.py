@@ -466,7 +466,8 @@ def contains(x: Tensor, value: Any) -> bool:
             "a tensor contains numbers", found=f"{type(value).__name__} {value!r:.40}",
             wanted="a number or a tensor",
         )
-    return truth(x.eq(value).any())
+    found: Any = x == value
+    return truth(found.any())
 
 
 def backwards(x: Tensor) -> Tensor:
