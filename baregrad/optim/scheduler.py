@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from baregrad.base.errors import ArgumentError, JitError
+from baregrad.base.errors import JitError
 from baregrad.dtypes import dtypes
 from baregrad.optim.optimizer import Optimizer
 from baregrad.tensor import Tensor
@@ -74,8 +74,6 @@ class LRScheduler:
     def __init__(
         self, optimizer: Optimizer, last_epoch: int = -1, verbose: object = False
     ) -> None:
-        if not isinstance(optimizer, Optimizer):
-            raise ArgumentError("a schedule is of an optimiser", found=type(optimizer).__name__)
         self.optimizer = optimizer
         first = optimizer.param_groups[0].lr
         self.base_lrs = [group["initial_lr"] for group in optimizer.param_groups]

@@ -104,5 +104,3 @@ def test_a_schedule_in_python_is_not_captured() -> None:
     with pytest.raises(JitError, match="in Python"):
         for _ in range(3):
             step(baregrad.ones(1))
-    with pytest.raises(ArgumentError, match="of an optimiser"):
-        Own(3)  # type: ignore[arg-type]

@@ -11,6 +11,7 @@ import numpy as np
 from baregrad.base.errors import DTypeError, GradientError, ShapeError
 from baregrad.dtypes import dtypes
 from baregrad.tensor.array.tensor_like import Tensor
+from baregrad.tensor.ops.creation import as_shape
 
 
 class MemoryOf(NamedTuple):
@@ -139,10 +140,9 @@ def resize_(x: Tensor, *sizes: Any) -> Tensor:
     if x.requires_grad:
         raise GradientError("a tensor that requires gradients keeps its sizes",
                             hint="reshape makes another one")  # fmt: skip
-    given = sizes[0] if len(sizes) == 1 and isinstance(sizes[0], tuple | list) else sizes
-    shape = tuple(int(one) for one in given)
-    if any(one < 0 for one in shape):
-        raise ShapeError("sizes are from 0 on", found=list(shape))
+    shape = as_shape(sizes)
+    if not all(isinstance(one, int) and one >= 0 for one in shape):
+        raise ShapeError("sizes are integers from 0 on", found=list(shape))
     count, wanted = x.numel(), math.prod(shape)
     flat = x.reshape(-1)[: min(count, wanted)]
     made = flat.pad((0, wanted - flat.shape[0])).reshape(shape).clone()
