@@ -92,6 +92,10 @@ class CompiledBackend:
                     plan = self._plan(program, donated)
                     if key is not None:
                         self._plans.keep(key, plan)
+            if self.device.overlaps:
+                from baregrad.engine.plans.unpacked_beside import unpacked_beside
+
+                plan = unpacked_beside(plan, self.compiler.target)
             with span("compile"):
                 return Executable(plan, self.device, self.compiler)
 
@@ -107,7 +111,7 @@ class CompiledBackend:
         return KeptPlans(self.compiler)
 
     def _plan(self, program: Canonical, donated: Mapping[int, int]) -> Plan:
-        from baregrad.engine.groups import grouped
+        from baregrad.engine.plans.groups import grouped
         from baregrad.graph import canonicalise
         from baregrad.schedule import make_plan
 

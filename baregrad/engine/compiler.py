@@ -453,7 +453,11 @@ def _without_code(kernel: Node, loop: Node, linear: Node, text: str, target: Any
         access = "w" if slot in written else "r"
         if slot in written and (slot in reads or slot in accumulated):
             access = "rw"
-        specs.append(ParamSpec(node.arg.name or f"p{slot}", node.dtype.name, None, access))
+        # Of launches that are to run beside others it is known how far they reach; others follow
+        # each other in chains, though parts of one array may be apart.
+        size = index.mul(index.product(node.arg.shape), node.dtype.itemsize)
+        nbytes = launch_expr(size) if kernel.arg.beside else None
+        specs.append(ParamSpec(node.arg.name or f"p{slot}", node.dtype.name, nbytes, access))
     cost = cost_of(kernel)
     meta = Resources(
         scratch_nbytes=0 if gpu else scratch_nbytes(linear),

@@ -98,7 +98,7 @@ class Executable:
             # The kernels are known already, but for those that write parts alone.
             moved = plan.written_over(chosen)
             if self._compiler.target.kind == "gpu" and moved.kernels != plan.kernels:
-                from baregrad.engine.groups import grouped
+                from baregrad.engine.plans.groups import grouped
 
                 # What writes a part of an array alone is small, and may be one of a group.
                 moved = grouped(moved)

@@ -134,9 +134,11 @@ class CommandDevice(MemoryDevice):
     """A device to its command lists: memory, and a way to run them.
 
     `copier` gives a kernel that copies so many bytes from its second array to its first, or None
-    where the device's own way of copying is better. Without one, that is so of all.
+    where the device's own way of copying is better. Without one, that is so of all. `overlaps`:
+    kernels of a list that touch nothing of each other run beside each other.
     """
 
+    overlaps = False
     copier: Callable[[int], Kernel | None] | None = None
     # Of so many runs of a list, one after the other, one is timed command by command where what
     # that costs shall not be felt; the others as a whole, but for some at first.

@@ -28,7 +28,7 @@ from baregrad.schedule import Launch, Plan, PlannedBuffer
 # not import what plans.
 KEPT_FROM = 1
 # What makes plans, beside what compiles their kernels.
-_PLANNING = ("graph", "schedule", "engine/groups.py", "engine/kept")
+_PLANNING = ("graph", "schedule", "engine/plans", "engine/kept")
 
 
 class KeptPlans:

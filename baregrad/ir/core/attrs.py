@@ -230,6 +230,7 @@ class KernelInfo(NamedTuple):
     `grain` iterations of the pool's loop, which divide it, are one chunk. `copiers` are warps
     behind those of `block` that make a block's copies. `resident` blocks at least a multiprocessor
     is to hold at once, which limits the registers of a thread; 0 where nobody said how many.
+    `beside`: it may run beside another launch.
     """
 
     name: str = "kernel"
@@ -242,6 +243,7 @@ class KernelInfo(NamedTuple):
     grain: int = 1
     copiers: int = 0
     resident: int = 0
+    beside: bool = False
 
 
 @ATTRIBUTES(Ops.ALLOC)

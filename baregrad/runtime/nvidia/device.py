@@ -89,6 +89,7 @@ class NvDevice(Device):
     """
 
     allocator: DeviceAllocator
+    overlaps = True
 
     def __init__(
         self,

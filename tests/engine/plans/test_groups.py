@@ -10,7 +10,7 @@ import pytest
 from baregrad import optim, render
 from baregrad.dtypes import dtypes
 from baregrad.engine.compiler import Compiler
-from baregrad.engine.groups import LARGE, MOST_MEMBERS, MOST_SMALL, grouped
+from baregrad.engine.plans.groups import LARGE, MOST_MEMBERS, MOST_SMALL, grouped
 from baregrad.engine.session import current_session
 from baregrad.graph import canonicalise
 from baregrad.ir.core.attrs import Param, Reduce
