@@ -15,7 +15,12 @@ from math import prod
 from baregrad.dtypes import dtypes
 from baregrad.graph.affine_index import affine_index_of
 from baregrad.graph.radix import sorted_by_digits, sums_before
-from baregrad.graph.scatters import cells_in_any_order, has_any_order, in_any_order
+from baregrad.graph.scatters import (
+    cost_in_any_order,
+    cost_of_atomics,
+    has_any_order,
+    in_any_order,
+)
 from baregrad.graph.sorts import (
     LAUNCH,
     cost_of_sorting,
@@ -51,11 +56,9 @@ MOST_ASKED = 1 << 22
 # From LONG on, writes in order take longer than any sort; up to MOST_SORTED, a sort is fast.
 LONG = 4096
 MOST_SORTED = 1 << 20
-# What a write in order takes, in elements that are moved; kernels of atomic writes, and cells of
-# theirs that are written and read as fast as an element moved; kernels of the sums of sorted
-# writes, and those of each level of parts.
+# What a write in order takes, in elements that are moved; kernels of the sums of sorted writes, and
+# those of each level of parts.
 WRITE = 1 << 15
-ATOMIC_LAUNCHES, CELLS_OF_A_WORD = 3, 3
 SUM_LAUNCHES, PART_LAUNCHES = 3, 5
 # The most addends that one thread adds up at a time: a power of two.
 STEPS = 128
@@ -134,10 +137,12 @@ def _visit(node: Node) -> Node | None:
         return None if longest is None else _visit(longest)
     if _are_few(node, rows):
         return _by_asking(node, rows)
-    if has_any_order(node) and _is_sooner(node, rows, cells_in_any_order(node)):
+    if has_any_order(node) and _is_sooner(node, rows, cost_in_any_order(node)):
         return in_any_order(node)
-    if monoid is None and _is_sooner(node, rows, prod(base.shape[axis] for axis in rows.chosen)):
-        return _by_last(node, rows)
+    if monoid is None:
+        cells = prod(base.shape[axis] for axis in rows.chosen)
+        if _is_sooner(node, rows, cost_of_atomics(prod(values.shape), cells)):
+            return _by_last(node, rows)
     return _by_rows(node, rows) if _is_worth_sorting(node, rows) else None
 
 
@@ -216,11 +221,10 @@ def _adds(node: Node) -> bool:
     return node.arg.monoid is not None and node.arg.monoid.primitive is Ops.ADD
 
 
-def _is_sooner(node: Node, rows: _Rows, cells: int) -> bool:
+def _is_sooner(node: Node, rows: _Rows, cost: int) -> bool:
     """Whether writes in any order are made sooner than sorted ones, or than such in order."""
     base, values, *_ = node.src
     moved = prod(values.shape)
-    cost = ATOMIC_LAUNCHES * LAUNCH + moved + cells // CELLS_OF_A_WORD
     if not _is_worth_sorting(node, rows):
         return bool(cost < _writes_alone(node, rows) * WRITE)
     count = prod(values.shape[axis] for axis in rows.writes)

@@ -14,11 +14,13 @@ summed at the end.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from math import prod
 
 from baregrad.base.bits import greatest_divisor
 from baregrad.dtypes import dtypes
 from baregrad.graph.affine_index import AffineIndex, affine_index_of
+from baregrad.graph.sorts import LAUNCH
 from baregrad.graph.traced import Traced, rewrite
 from baregrad.graph.views import constant_of, counting, expand, full, permute, reshape, stored
 from baregrad.ir.core import index
@@ -43,8 +45,14 @@ MOST_BITS = 30
 WRITES = 64
 MOST_APART = 1 << 18
 MOST_COPIES = 64
-# The exponent of a float32 that is no finite number.
+# Kernels of atomic writes, and cells of theirs that are written and read as fast as an element is
+# moved.
+ATOMIC_LAUNCHES, CELLS_OF_A_WORD = 3, 3
+# The exponent of a float32 that is no finite number, and the bits of a significand.
 _SPECIAL = 255
+_SIGNIFICAND = 24
+# As far below the greatest exponent of a sum an addend is nothing.
+_MOST_BELOW = 62
 
 
 # --- by place -------------------------------------------------------------------------------------
@@ -126,14 +134,28 @@ def has_any_order(node: Node) -> bool:
     return node.dtype.bits >= 32 and (node.dtype.is_int or node.dtype.is_float)
 
 
-def cells_in_any_order(node: Node) -> int:
-    """The integers of 64 bits that a scatter in any order takes beside its base."""
+def cost_in_any_order(node: Node) -> int:
+    """What a scatter in any order takes, in elements that are moved."""
     base, values, *_ = node.src
     elements, count = prod(base.shape), prod(values.shape)
-    copies = _copies(elements, count)
-    if node.dtype.is_float and _adds(node.arg.monoid):
-        return int(copies * (_planes(count)[1] + 1) * elements)
-    return int(copies * elements) if copies > 1 else 0
+    if not node.dtype.is_float or not _adds(node.arg.monoid):
+        copies = _copies(elements, count)
+        return cost_of_atomics(count, copies * elements if copies > 1 else 0)
+    return min(_cost_of_planes(elements, count), _cost_by_greatest(elements, count))
+
+
+def cost_of_atomics(count: int, cells: int) -> int:
+    """What so many atomic writes take, to so many cells of 64 bits that are zeroed and read."""
+    return int(ATOMIC_LAUNCHES * LAUNCH + count + cells // CELLS_OF_A_WORD)
+
+
+def _cost_of_planes(elements: int, count: int) -> int:
+    return cost_of_atomics(count, _copies(elements, count) * (_planes(count)[1] + 1) * elements)
+
+
+def _cost_by_greatest(elements: int, count: int) -> int:
+    """Of sums by the greatest exponent of each: one more kernel, a cell and half a cell of each."""
+    return cost_of_atomics(2 * count, elements + elements // 2) + LAUNCH
 
 
 def in_any_order(node: Node) -> Node:
@@ -141,7 +163,9 @@ def in_any_order(node: Node) -> Node:
     base, values, *places = node.src
     op, dtype = node.arg.monoid.primitive, node.dtype
     if dtype.is_float and op is Ops.ADD:
-        return _exact_sums(node)
+        elements, count = prod(base.shape), prod(values.shape)
+        is_sooner = _cost_by_greatest(elements, count) < _cost_of_planes(elements, count)
+        return _sums_by_greatest(node) if is_sooner else _exact_sums(node)
     if dtype.is_float:
         base, values = _ordered(base, op), _ordered(values, op)
     monoid = primitive(op, base.dtype)
@@ -189,7 +213,49 @@ def _exact_sums(node: Node) -> Node:
     places[axis:axis] = [plane]
     copies = _copies(prod(base.shape), count)
     sums = _copied(primitive(Ops.ADD, word.dtype), copies, word, places, shape)
-    total = _from_fixed(sums, width, axis + 1)
+    return _on_base(node, _from_fixed(sums, width, axis + 1))
+
+
+def _sums_by_greatest(node: Node) -> Node:
+    """A scatter that adds up float32, of so many sums that each is to be one integer.
+
+    The exponent of the greatest addend of each sum is found first. All its addends are multiples of
+    a power of two relative to that one, rounded where they have bits below it: what is lost by it is
+    less than what one addition of floats loses, unless millions of addends are.
+    """
+    base, values, *places = node.src
+    number = _parts_of(values)
+    power = cast(number.power, dtypes.int32)
+    nobody = full(const(0, power.dtype), base.shape)
+    how = Scatter(primitive(Ops.MAX, power.dtype), atomic=True)
+    top = Node(Ops.SCATTER, power.dtype, (nobody, power, *places), how)
+    mine = Node(Ops.GATHER, power.dtype, (top, *places), True)
+    shift = _shift_by_greatest(prod(values.shape))
+    below = alu(Ops.MAX, alu(Ops.SUB, mine, power), _like(0, power))
+    below = cast(alu(Ops.MIN, below, _like(_MOST_BELOW, below)), dtypes.int64)
+    word = alu(Ops.SHL, number.significand, _like(shift, below))
+    half = alu(Ops.SHR, alu(Ops.SHL, _like(1, below), below), _like(1, below))
+    word = number.signed(alu(Ops.SHR, alu(Ops.ADD, word, half), below))
+    # Beside what is no finite number, finite ones are nothing.
+    rest = alu(Ops.WHERE, number.ends, number.special, _like(0, word))
+    word = alu(Ops.WHERE, alu(Ops.CMPEQ, mine, _like(_SPECIAL, mine)), rest, word)
+    zeros = full(const(0, word.dtype), base.shape)
+    how = Scatter(primitive(Ops.ADD, word.dtype), atomic=True)
+    sums = Node(Ops.SCATTER, word.dtype, (zeros, word, *places), how)
+    scale = _power_of_two(alu(Ops.SUB, cast(top, sums.dtype), _like(150 + shift, sums)))
+    finite = alu(Ops.MUL, cast(sums, dtypes.float64), scale)
+    ends = alu(Ops.CMPEQ, top, _like(_SPECIAL, top))
+    return _on_base(node, alu(Ops.WHERE, ends, _not_finite(sums), finite))
+
+
+def _shift_by_greatest(count: int) -> int:
+    """How far significands are shifted up, so that sums of so many stay below 2**63."""
+    return 63 - _SIGNIFICAND - count.bit_length()
+
+
+def _on_base(node: Node, total: Node) -> Node:
+    """Sums in float64 on what a scatter writes to."""
+    base = node.src[0]
     start = constant_of(base)
     if start is not None and start.arg == 0:
         return cast(total, node.dtype)
@@ -229,8 +295,26 @@ def _planes(count: int) -> tuple[int, int]:
     return width, (_SPECIAL - 1) // width + 1
 
 
-def _fixed(values: Node, width: int, planes: int) -> tuple[Node, Node]:
-    """The plane of each float32, and the integer that it is there."""
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """Float32 as integers: significand * 2**(power - 150), and their signs.
+
+    power: from 1 on, in uint32. significand: in int64. ends: what is no finite number; `special`
+    counts such a one, an infinity by its sign, a NaN as both.
+    """
+
+    power: Node
+    significand: Node
+    negative: Node
+    ends: Node
+    special: Node
+
+    def signed(self, word: Node) -> Node:
+        """An integer with the number's sign."""
+        return alu(Ops.WHERE, self.negative, alu(Ops.SUB, _like(0, word), word), word)
+
+
+def _parts_of(values: Node) -> _Parts:
     bits = Node(Ops.BITCAST, dtypes.uint32, (values,))
     exponent = alu(Ops.AND, alu(Ops.SHR, bits, _like(23, bits)), _like(_SPECIAL, bits))
     fraction = alu(Ops.AND, bits, _like((1 << 23) - 1, bits))
@@ -239,18 +323,23 @@ def _fixed(values: Node, width: int, planes: int) -> tuple[Node, Node]:
     normal = alu(Ops.CMPLT, _like(0, bits), exponent)
     leading = alu(Ops.WHERE, normal, _like(1 << 23, bits), _like(0, bits))
     power = alu(Ops.MAX, exponent, _like(1, bits))
-    plane = alu(Ops.FLOORDIV, power, _like(width, bits))
-    shift = alu(Ops.SUB, power, alu(Ops.MUL, plane, _like(width, bits)))
-    word = cast(alu(Ops.OR, fraction, leading), dtypes.int64)
-    word = alu(Ops.SHL, word, cast(shift, dtypes.int64))
-    word = alu(Ops.WHERE, negative, alu(Ops.SUB, _like(0, word), word), word)
-    # An infinity is counted by its sign, a NaN is as both.
-    infinite = alu(Ops.WHERE, negative, _like(1 << 32, word), _like(1, word))
+    significand = cast(alu(Ops.OR, fraction, leading), dtypes.int64)
+    infinite = alu(Ops.WHERE, negative, _like(1 << 32, significand), _like(1, significand))
     is_number = alu(Ops.CMPLT, _like(0, bits), fraction)
-    special = alu(Ops.WHERE, is_number, _like((1 << 32) + 1, word), infinite)
+    special = alu(Ops.WHERE, is_number, _like((1 << 32) + 1, significand), infinite)
     ends = alu(Ops.CMPEQ, exponent, _like(_SPECIAL, bits))
-    plane = cast(alu(Ops.WHERE, ends, _like(planes, bits), plane), dtypes.int32)
-    return plane, alu(Ops.WHERE, ends, special, word)
+    return _Parts(power, significand, negative, ends, special)
+
+
+def _fixed(values: Node, width: int, planes: int) -> tuple[Node, Node]:
+    """The plane of each float32, and the integer that it is there."""
+    number = _parts_of(values)
+    power = number.power
+    plane = alu(Ops.FLOORDIV, power, _like(width, power))
+    shift = alu(Ops.SUB, power, alu(Ops.MUL, plane, _like(width, power)))
+    word = number.signed(alu(Ops.SHL, number.significand, cast(shift, dtypes.int64)))
+    plane = cast(alu(Ops.WHERE, number.ends, _like(planes, power), plane), dtypes.int32)
+    return plane, alu(Ops.WHERE, number.ends, number.special, word)
 
 
 def _from_fixed(sums: Node, width: int, axis: int) -> Node:
@@ -260,20 +349,30 @@ def _from_fixed(sums: Node, width: int, axis: int) -> Node:
     """
     wide = dtypes.float64
     plane = counting(sums.shape, axis)
-    power = alu(Ops.ADD, alu(Ops.MUL, plane, _like(width, plane)), _like(1023 - 150, plane))
-    scale = Node(Ops.BITCAST, wide, (alu(Ops.SHL, power, _like(52, power)),))
-    finite = alu(Ops.MUL, cast(sums, wide), scale)
-    zero = _like(0, finite)
+    power = alu(Ops.ADD, alu(Ops.MUL, plane, _like(width, plane)), _like(-150, plane))
+    finite = alu(Ops.MUL, cast(sums, wide), _power_of_two(power))
+    ends = alu(Ops.CMPEQ, plane, _like(sums.shape[axis] - 1, plane))
+    found = alu(Ops.WHERE, ends, _not_finite(sums), finite)
+    return Node(Ops.REDUCE, wide, (found,), Reduce(primitive(Ops.ADD, wide), (0, axis)))
+
+
+def _power_of_two(power: Node) -> Node:
+    """2**power in float64, of integers of 64 bits for which that is a normal number."""
+    bits = alu(Ops.SHL, alu(Ops.ADD, power, _like(1023, power)), _like(52, power))
+    return Node(Ops.BITCAST, dtypes.float64, (bits,))
+
+
+def _not_finite(sums: Node) -> Node:
+    """The float64 that counts of infinities and NaNs come to; 0 where there are none."""
     parts = []
     for number, value in (
         (alu(Ops.AND, sums, _like((1 << 32) - 1, sums)), math.inf),
         (alu(Ops.SHR, sums, _like(32, sums)), -math.inf),
     ):
         none = alu(Ops.CMPEQ, number, _like(0, number))
-        parts.append(alu(Ops.WHERE, none, zero, _like(value, finite)))
-    ends = alu(Ops.CMPEQ, plane, _like(sums.shape[axis] - 1, plane))
-    found = alu(Ops.WHERE, ends, alu(Ops.ADD, *parts), finite)
-    return Node(Ops.REDUCE, wide, (found,), Reduce(primitive(Ops.ADD, wide), (0, axis)))
+        zero = full(const(0, dtypes.float64), sums.shape)
+        parts.append(alu(Ops.WHERE, none, zero, _like(value, zero)))
+    return alu(Ops.ADD, *parts)
 
 
 def _like(value: float, like: Node) -> Node:

@@ -19,6 +19,8 @@ from baregrad.schedule.fusion import Fusion
 # The kernels of one plan by their OUT nodes as they were built: layers repeat. With each, which of
 # the slots that were built for reading it reads.
 Kernels = dict[tuple[Node, ...], tuple[Node, list[int]]]
+# Kernels between two that read nothing, at most, where the second is moved to the first.
+NEAR = 4
 
 
 @dataclass(slots=True, eq=False)
@@ -136,7 +138,25 @@ def _run_order(fusion: Fusion, steps: dict[Draft, Step]) -> list[Draft]:
         if state[draft] == 1:
             state[draft] = 2
             order.append(draft)
-    return order
+    return _fills_together(order, steps, needs) if fusion.gpu else order
+
+
+def _fills_together(
+    order: list[Draft], steps: dict[Draft, Step], needs: dict[Draft, list[Draft]]
+) -> list[Draft]:
+    """What reads nothing beside such a kernel shortly before it: a GPU launches them as one."""
+    found: list[Draft] = []
+    last: int | None = None
+    for draft in order:
+        is_fill = not steps[draft].read and not needs[draft]
+        if is_fill and last is not None and len(found) - last <= NEAR:
+            last += 1
+            found.insert(last, draft)
+            continue
+        if is_fill:
+            last = len(found)
+        found.append(draft)
+    return found
 
 
 def _needs(fusion: Fusion, draft: Draft, step: Step) -> list[Draft]:
